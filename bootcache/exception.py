@@ -1,0 +1,37 @@
+"""The errors that bootcache raises, each with a message that names the thing at fault and the cure."""
+
+
+class BootcacheError(Exception):
+    """Base of all errors of this project; the message is meant for an operator."""
+
+
+class InvalidProperty(BootcacheError):
+    """An image property has a value that cannot be used."""
+
+
+class InvalidWorkingSet(BootcacheError):
+    """A working set does not fit the image that it claims to be of."""
+
+
+class InvalidManifest(BootcacheError):
+    """A manifest cannot be read, is of an unknown version, or disagrees with the files beside it."""
+
+
+class ImageRefused(BootcacheError):
+    """A tenant's image file is not safe to be opened, or not of a kind that can be served."""
+
+
+class StorageDaemonError(BootcacheError):
+    """qemu-storage-daemon did not start, did not answer, or refused a command."""
+
+
+class BuildFailed(BootcacheError):
+    """A cache image could not be built, or is not what it should be."""
+
+
+class ProfileBootFailed(BootcacheError):
+    """A profile boot did not start, did not end in its time, or its record was lost."""
+
+
+class Cancelled(BootcacheError):
+    """The work was given up because its image was deleted or opted out."""

@@ -1,0 +1,44 @@
+"""How images, files, nodes and exports are named, the same on every host.
+
+The file name of a host's cache image is the sha1 of the image's id, as Nova names its bases:
+stock Nova code takes the base name of an overlay's backing file for a name below ``_base``, so
+with this one a server that moves to a stock host gets the right base there.
+"""
+
+import hashlib
+import uuid
+
+EXPORT_BASE = 'base'
+EXPORT_CACHE = 'cache'
+EXPORT_RECORDING = 'recording'
+
+
+def canonical_image_id(image_id: str) -> str:
+    """Return the image id in its canonical form.
+
+    :raises ValueError: if it is not a UUID; nothing else may become part of a path.
+    """
+    return str(uuid.UUID(image_id))
+
+
+def cache_file_name(image_id: str) -> str:
+    """Return the name of the image's cache image on a compute host (40 hexadecimal digits)."""
+    return hashlib.sha1(image_id.encode(), usedforsecurity=False).hexdigest()
+
+
+def node_name(kind: str, image_id: str) -> str:
+    """Return a block node name: QEMU allows 31 characters and wants a letter first.
+
+    :param kind: one or two letters that tell the image's nodes apart.
+    """
+    return f'{kind}-{cache_file_name(image_id)[:28 - len(kind)]}'
+
+
+def export_name(kind: str, image_id: str) -> str:
+    """Return the NBD export name of an image's base, cache image file or recording."""
+    return f'{kind}-{image_id}'
+
+
+def nbd_unix_uri(socket_path: str, export: str) -> str:
+    """Return the NBD URI of an export behind a unix socket, as QEMU's headers and libvirt take it."""
+    return f'nbd+unix:///{export}?socket={socket_path}'

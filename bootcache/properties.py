@@ -1,0 +1,105 @@
+"""What an image's properties ask of bootcache, and what bootcache says through them. Pure."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import regex
+from oslo_utils import strutils
+
+from bootcache import exception
+
+MODE = 'bootcache_mode'
+QUOTA = 'bootcache_quota'
+BOOT_MARKER = 'bootcache_boot_marker'
+STATE = 'bootcache_state'
+REASON = 'bootcache_reason'
+
+MODES = ('auto', 'off')
+MIN_QUOTA = 1 << 20
+MAX_MARKER_LENGTH = 256
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """How one image is to be treated.
+
+    :ivar mode: ``auto`` or ``off``.
+    :ivar quota: bytes that its cache image may have.
+    :ivar boot_marker: regular expression that a console line of a finished boot matches.
+    """
+
+    mode: str
+    quota: int
+    boot_marker: str
+
+
+def parse_size(text: str) -> int:
+    """Return bytes for a number with an optional unit: ``536870912``, ``512MiB``, ``512M``.
+
+    :raises ValueError: if it is no size.
+    """
+    text = str(text).strip()
+    if text.isascii() and text.isdigit():
+        return int(text)
+    return int(strutils.string_to_bytes(text, unit_system='mixed', return_int=True))
+
+
+def parse(properties: Mapping[str, Any], *, default_quota: int, max_quota: int,
+          default_marker: str) -> Policy:
+    """Read an image's properties.
+
+    :param default_quota: bytes, where the image has no ``bootcache_quota``.
+    :param max_quota: bytes; the operator's bound on ``bootcache_quota``.
+    :param default_marker: where the image has no ``bootcache_boot_marker``.
+    :raises InvalidProperty: if a value cannot be used; the message names the property and the cure.
+    """
+    mode = str(properties.get(MODE, 'auto')).strip().lower()
+    if mode not in MODES:
+        raise exception.InvalidProperty(
+            f'{MODE}={mode[:40]!r} is not one of: {", ".join(MODES)}')
+    quota = default_quota
+    if QUOTA in properties:
+        raw = str(properties[QUOTA])
+        try:
+            quota = parse_size(raw)
+        except ValueError:
+            raise exception.InvalidProperty(
+                f'{QUOTA}={raw[:40]!r} is not a size; give bytes or a unit, as in 512MiB') from None
+        if not MIN_QUOTA <= quota <= max_quota:
+            raise exception.InvalidProperty(
+                f'{QUOTA}={raw[:40]!r} is not between {MIN_QUOTA} and {max_quota} bytes')
+    marker = str(properties.get(BOOT_MARKER, default_marker))
+    try:
+        compile_marker(marker)
+    except ValueError as error:
+        raise exception.InvalidProperty(f'{BOOT_MARKER}: {error}') from None
+    return Policy(mode, quota, marker)
+
+
+def compile_marker(marker: str) -> Any:
+    """Compile a boot marker.
+
+    :raises ValueError: if it is empty, too long or no regular expression.
+    """
+    if not marker or len(marker) > MAX_MARKER_LENGTH:
+        raise ValueError(f'a marker has 1 to {MAX_MARKER_LENGTH} characters')
+    try:
+        return regex.compile(marker)
+    except regex.error as error:
+        raise ValueError(f'{marker!r} is not a regular expression: {error}') from None
+
+
+def marker_seen(marker: Any, console: str) -> bool:
+    """Tell whether a line of a console's text matches a compiled marker.
+
+    A tenant writes the expression and the text: each line has a time limit, and only a line's
+    first 1,024 characters are looked at.
+    """
+    for line in console.splitlines():
+        try:
+            if marker.search(line[:1024], timeout=0.2):
+                return True
+        except TimeoutError:
+            return False
+    return False

@@ -1,0 +1,120 @@
+"""The storage service's RPC API: its client and what its messages mean.
+
+History:
+
+* 1.0: image_registered, plan_boot, recording_progress, report_working_set, list_images, get_image,
+  get_working_set, build_image, delete_image.
+"""
+
+from typing import Any
+
+import oslo_messaging as messaging
+from oslo_config import cfg
+
+from bootcache import conf as bootcache_conf
+
+EXCHANGE = 'bootcache'
+TOPIC = 'bootcache'
+VERSION = '1.0'
+
+# Answers of plan_boot.
+ACTION_CACHE = 'cache'
+ACTION_RECORD = 'record'
+ACTION_STOCK = 'stock'
+
+
+def target(**extra: Any) -> messaging.Target:
+    """Return the RPC target; the exchange is ours, as Nova and Glance default to their own."""
+    return messaging.Target(exchange=EXCHANGE, topic=TOPIC, version=VERSION, **extra)
+
+
+def get_transport(conf: cfg.ConfigOpts) -> messaging.Transport:
+    """Return the transport that ``[bootcache]transport_url`` names."""
+    return messaging.get_rpc_transport(conf, url=conf[bootcache_conf.GROUP].transport_url)
+
+
+class StorageAPI:
+    """Client of the storage service.
+
+    Calls raise oslo.messaging's MessagingTimeout if nobody answers, MessageDeliveryFailure if the
+    bus is away, and RemoteError for errors of the service.
+
+    :param conf: configuration with the shared options registered.
+    :param version_cap: highest version that the service is known to speak, for rolling upgrades.
+    """
+
+    def __init__(self, conf: cfg.ConfigOpts, version_cap: str = VERSION):
+        self._client = messaging.get_rpc_client(get_transport(conf), target(),
+                                                version_cap=version_cap)
+        self._timeout = conf[bootcache_conf.GROUP].rpc_timeout
+
+    def _call(self, method: str, **arguments: Any) -> Any:
+        # Without a retry limit a call waits for ever for a bus that is away.
+        return self._client.prepare(timeout=self._timeout, retry=1).call({}, method, **arguments)
+
+    def _cast(self, method: str, **arguments: Any) -> None:
+        self._client.prepare(retry=1).cast({}, method, **arguments)
+
+    def image_registered(self, image_id: str) -> None:
+        """Tell that an image is being imported; the service waits until it is active."""
+        self._cast('image_registered', image_id=image_id)
+
+    def plan_boot(self, image_id: str, host: str, server_id: str,
+                  profile_token: str | None) -> dict[str, Any]:
+        """Ask how a server is to boot from an image.
+
+        :param host: the compute host's name.
+        :param profile_token: what the server's metadata says to prove that it is a profile boot.
+        :returns: ``action`` (cache, record or stock), ``reason`` for stock; else ``virtual_bytes``,
+            ``server`` (host and port of the exporter), ``base_export``, and for cache
+            ``cache_export`` and ``cache_image`` (:class:`bootcache.manifest.CacheInfo`).
+        """
+        answer: dict[str, Any] = self._call('plan_boot', image_id=image_id, host=host,
+                                            server_id=server_id, profile_token=profile_token)
+        return answer
+
+    def recording_progress(self, image_id: str, profile_token: str, recorded_bytes: int,
+                           idle_seconds: float) -> None:
+        """Tell how far a profile boot's recording is.
+
+        :param recorded_bytes: size of the growing store.
+        :param idle_seconds: since it grew last.
+        """
+        self._cast('recording_progress', image_id=image_id, profile_token=profile_token,
+                   recorded_bytes=recorded_bytes, idle_seconds=idle_seconds)
+
+    def report_working_set(self, image_id: str, profile_token: str, granularity: int,
+                           extents: list[list[Any]]) -> None:
+        """Report what a profile boot read: extents, never data.
+
+        :param extents: ``[offset, length, seconds]``, in first-read order.
+        """
+        self._call('report_working_set', image_id=image_id, profile_token=profile_token,
+                   granularity=granularity, extents=extents)
+
+    def list_images(self) -> list[dict[str, Any]]:
+        """Return all images' manifests, with the progress of what is in hand."""
+        answer: list[dict[str, Any]] = self._call('list_images')
+        return answer
+
+    def get_image(self, image_id: str) -> dict[str, Any] | None:
+        """Return an image's manifest, with its progress, or None if it is not known."""
+        answer: dict[str, Any] | None = self._call('get_image', image_id=image_id)
+        return answer
+
+    def get_working_set(self, image_id: str) -> dict[str, Any] | None:
+        """Return an image's working set document, or None if it has none."""
+        answer: dict[str, Any] | None = self._call('get_working_set', image_id=image_id)
+        return answer
+
+    def build_image(self, image_id: str) -> None:
+        """Record and build an image anew, also if it failed or is ready."""
+        self._call('build_image', image_id=image_id)
+
+    def delete_image(self, image_id: str) -> bool:
+        """Forget an image's cache image and working set; Glance's image is not touched.
+
+        :returns: False if nothing was known of it.
+        """
+        answer: bool = self._call('delete_image', image_id=image_id)
+        return answer

@@ -1,0 +1,67 @@
+"""Writing files that outlive the process: temporary name, fsync, rename, fsync of the directory."""
+
+import hashlib
+import json
+import os
+import tempfile
+from typing import Any
+
+_CHUNK = 1 << 20
+
+
+def fsync_directory(path: str) -> None:
+    """Make renames within a directory durable.
+
+    :raises OSError: if the directory cannot be opened or synced.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def commit(temporary: str, final: str) -> None:
+    """Sync ``temporary`` and rename it to ``final``, so that a crash leaves the old or the new file.
+
+    :raises OSError: if a step fails; ``final`` is then unchanged.
+    """
+    fd = os.open(temporary, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    os.rename(temporary, final)
+    fsync_directory(os.path.dirname(final))
+
+
+def write_json(path: str, document: dict[str, Any]) -> None:
+    """Replace ``path`` by a JSON document, atomically.
+
+    :raises OSError: if it cannot be written; the old file is then untouched.
+    """
+    fd, temporary = tempfile.mkstemp(prefix=os.path.basename(path) + '.', suffix='.tmp',
+                                     dir=os.path.dirname(path))
+    try:
+        with os.fdopen(fd, 'w') as stream:
+            json.dump(document, stream, indent=1, sort_keys=True)
+            stream.write('\n')
+        os.chmod(temporary, 0o644)
+        commit(temporary, path)
+    except BaseException:
+        if os.path.exists(temporary):
+            os.unlink(temporary)
+        raise
+
+
+def file_digest(path: str, algorithm: str = 'sha256') -> str:
+    """Return the hexadecimal digest of a file's bytes.
+
+    :raises OSError: if it cannot be read.
+    :raises ValueError: if hashlib does not know the algorithm.
+    """
+    digest = hashlib.new(algorithm)
+    with open(path, 'rb') as stream:
+        while chunk := stream.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -1,0 +1,335 @@
+"""One stock qemu-storage-daemon, started or adopted, and steered over QMP.
+
+It outlives the service that started it: a new service process finds it by its monitor socket and
+goes on with it. What is known of its faults (version 7.2) shapes this module: the listening socket
+is made here with TCP_NODELAY, no iothreads are used, and every command has a time limit, because
+a second client on the monitor waits in silence.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from oslo_log import log as logging
+from qemu.qmp import ExecuteError, QMPClient, QMPError
+
+from bootcache import exception
+
+LOG = logging.getLogger(__name__)
+
+_COMMAND_SECONDS = 30
+_START_SECONDS = 20
+_BACKLOG = 1024
+
+
+@dataclasses.dataclass(frozen=True)
+class UnixListener:
+    """NBD is served on a unix socket.
+
+    :ivar path: of the socket; at most 107 bytes.
+    """
+
+    path: str
+
+
+@dataclasses.dataclass(frozen=True)
+class TcpListener:
+    """NBD is served on a TCP port.
+
+    :ivar host: address to listen on.
+    :ivar port: TCP port.
+    """
+
+    host: str
+    port: int
+
+
+class _LoopThread:
+    """One asyncio loop in a native thread, for all daemons of this process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards the making of the loop
+        self._pid = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def run(self, coroutine: Any, timeout: float) -> Any:
+        with self._lock:
+            if self._loop is None or self._pid != os.getpid():
+                self._start()
+        assert self._loop is not None
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result(timeout)
+        except TimeoutError:
+            future.cancel()
+            raise
+
+    def _start(self) -> None:
+        native = threading
+        patcher = sys.modules.get('eventlet.patcher')
+        if patcher is not None and patcher.is_monkey_patched('thread'):
+            # A patched thread is a greenlet, in which an asyncio loop would block all others.
+            native = patcher.original('threading')
+        self._loop = asyncio.new_event_loop()
+        native.Thread(target=self._loop.run_forever, name='bootcache-qmp', daemon=True).start()
+        self._pid = os.getpid()
+
+
+_LOOP = _LoopThread()
+
+
+class Session:
+    """One connection to a daemon's monitor; ``execute`` sends a command and returns its answer."""
+
+    def __init__(self, daemon: 'StorageDaemon', client: QMPClient):
+        self._daemon = daemon
+        self._client = client
+
+    def execute(self, command: str, /, **arguments: Any) -> Any:
+        """Send a QMP command.
+
+        :param arguments: as QMP names them, with underscores for hyphens at the top level.
+        :raises StorageDaemonError: if it is refused or not answered in time.
+        """
+        named = {key.rstrip('_').replace('_', '-'): value for key, value in arguments.items()}
+        try:
+            return _LOOP.run(self._client.execute(command, named or None), _COMMAND_SECONDS)
+        except ExecuteError as error:
+            raise exception.StorageDaemonError(
+                f'{self._daemon.name}: {command} was refused: {error}') from error
+        except (QMPError, TimeoutError, OSError, EOFError) as error:
+            raise exception.StorageDaemonError(
+                f'{self._daemon.name}: {command} was not answered: {error!r}') from error
+
+
+class StorageDaemon:
+    """A qemu-storage-daemon with its own directory for monitor socket, pid file and log.
+
+    :param name: for messages and file names, for instance ``exporter``.
+    :param directory: made if missing; short, as unix socket paths end at 107 bytes.
+    :param listener: where NBD is served.
+    :param binary: the program.
+    :param umask: of the daemon; decides who may connect to its unix socket.
+    """
+
+    def __init__(self, name: str, directory: str, listener: UnixListener | TcpListener,
+                 binary: str = 'qemu-storage-daemon', umask: int = 0o007):
+        self.name = name
+        self.directory = directory
+        self.listener = listener
+        self._binary = binary
+        self._umask = umask
+        self.monitor_path = os.path.join(directory, f'{name}.qmp')
+        self.pid_path = os.path.join(directory, f'{name}.pid')
+        self.log_path = os.path.join(directory, f'{name}.log')
+        # Guards the monitor within this process (it serves one client) and starting.
+        self._lock = threading.RLock()
+
+    def ensure_running(self) -> bool:
+        """Adopt the daemon if it answers, else start it.
+
+        :returns: True if it was started, and so is empty.
+        :raises StorageDaemonError: if it does not come up.
+        """
+        with self._lock:
+            if self.answers():
+                return False
+            self.stop()
+            self._start()
+            return True
+
+    def answers(self) -> bool:
+        """Tell whether the daemon's monitor answers."""
+        if not os.path.exists(self.monitor_path):
+            return False
+        try:
+            with self.session() as session:
+                session.execute('query-version')
+            return True
+        except exception.StorageDaemonError:
+            return False
+
+    @contextlib.contextmanager
+    def session(self) -> Iterator[Session]:
+        """Connect to the monitor for a group of commands; no other thread gets in between.
+
+        :raises StorageDaemonError: if it does not answer.
+        """
+        with self._lock:
+            client = QMPClient(self.name)
+            try:
+                _LOOP.run(client.connect(self.monitor_path), _COMMAND_SECONDS)
+            except (QMPError, TimeoutError, OSError, EOFError) as error:
+                raise exception.StorageDaemonError(
+                    f'{self.name}: no answer on {self.monitor_path}: {error!r}') from error
+            try:
+                yield Session(self, client)
+            finally:
+                # A peer that died makes this raise, which tells nothing new.
+                with contextlib.suppress(QMPError, TimeoutError, OSError, EOFError):
+                    _LOOP.run(client.disconnect(), _COMMAND_SECONDS)
+
+    def _listen(self) -> tuple[list[str], list[int]]:
+        if isinstance(self.listener, UnixListener):
+            if len(self.listener.path.encode()) > 107:
+                raise exception.StorageDaemonError(
+                    f'{self.name}: the socket path {self.listener.path} is longer than 107 bytes;'
+                    ' choose a shorter directory')
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.listener.path)
+            return ['--nbd-server',
+                    f'addr.type=unix,addr.path={self.listener.path},max-connections=0'], []
+        listening = socket.create_server((self.listener.host, self.listener.port),
+                                         backlog=_BACKLOG, reuse_port=False)
+        # Accepted sockets inherit it; without it each answer may wait 40 ms for an acknowledgement.
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        fd = listening.detach()
+        return ['--nbd-server', f'addr.type=fd,addr.str={fd},max-connections=0'], [fd]
+
+    def _start(self) -> None:
+        os.makedirs(self.directory, mode=0o755, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.monitor_path)
+        try:
+            nbd, fds = self._listen()
+        except OSError as error:
+            raise exception.StorageDaemonError(
+                f'{self.name}: cannot listen on {self.listener}: {error}') from error
+        command = [self._binary,
+                   '--chardev', f'socket,path={self.monitor_path},server=on,wait=off,id=monitor',
+                   '--monitor', 'chardev=monitor', '--pidfile', self.pid_path, *nbd]
+        try:
+            with open(self.log_path, 'ab') as log:
+                process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log,
+                                           stderr=log, pass_fds=fds, start_new_session=True,
+                                           umask=self._umask)
+        except OSError as error:
+            raise exception.StorageDaemonError(
+                f'{self.name}: cannot start {self._binary}: {error}') from error
+        finally:
+            for fd in fds:
+                os.close(fd)
+        # So that the kernel's table is rid of it when it ends while this process lives.
+        threading.Thread(target=process.wait, name=f'{self.name}-reaper', daemon=True).start()
+        deadline = time.monotonic() + _START_SECONDS
+        while time.monotonic() < deadline:
+            if process.poll() is not None:
+                break
+            if os.path.exists(self.monitor_path) and self.answers():
+                LOG.info('%s: started %s, pid %d', self.name, self._binary, process.pid)
+                return
+            time.sleep(0.02)
+        raise exception.StorageDaemonError(
+            f'{self.name}: {self._binary} did not come up; see {self.log_path}')
+
+    def pid(self) -> int | None:
+        """Return the daemon's process id, or None if it does not run."""
+        try:
+            with open(self.pid_path) as stream:
+                pid = int(stream.read())
+            with open(f'/proc/{pid}/cmdline', 'rb') as stream:
+                # A pid may have been given to another process since.
+                return pid if self.monitor_path.encode() in stream.read() else None
+        except (OSError, ValueError):
+            return None
+
+    def stop(self, grace: float = 5) -> None:
+        """End the daemon: SIGTERM, after ``grace`` seconds SIGKILL."""
+        pid = self.pid()
+        if pid is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+            deadline = time.monotonic() + grace
+            while time.monotonic() < deadline and self.pid() == pid:
+                time.sleep(0.02)
+            if self.pid() == pid:
+                os.kill(pid, signal.SIGKILL)
+                while self.pid() == pid:
+                    time.sleep(0.02)
+
+    # Nodes and exports, by the names that naming.py makes.
+
+    def nodes(self) -> set[str]:
+        """Return the names of the block nodes that have one of ours."""
+        with self.session() as session:
+            answer = session.execute('query-named-block-nodes', flat=True)
+        return {node['node-name'] for node in answer if not node['node-name'].startswith('#')}
+
+    def exports(self) -> dict[str, str]:
+        """Return the exports' ids with the names of their nodes."""
+        with self.session() as session:
+            return {entry['id']: entry['node-name']
+                    for entry in session.execute('query-block-exports')
+                    if not entry['shutting-down']}
+
+    def add_nodes(self, *nodes: dict[str, Any]) -> None:
+        """Add block nodes, lowest first; what was added before a failure is removed again.
+
+        :raises StorageDaemonError: if one is refused.
+        """
+        with self.session() as session:
+            added: list[str] = []
+            try:
+                for node in nodes:
+                    session.execute('blockdev-add', **node)
+                    added.append(node['node-name'])
+            except exception.StorageDaemonError:
+                for name in reversed(added):
+                    with contextlib.suppress(exception.StorageDaemonError):
+                        session.execute('blockdev-del', node_name=name)
+                raise
+
+    def remove_nodes(self, *names: str) -> None:
+        """Remove block nodes, highest first; closing a qcow2 writes its tables out.
+
+        :raises StorageDaemonError: if one is in use.
+        """
+        with self.session() as session:
+            for name in names:
+                session.execute('blockdev-del', node_name=name)
+
+    def add_export(self, export: str, node: str, writable: bool = False) -> None:
+        """Serve a node over NBD under a name, which is the export's id as well.
+
+        :raises StorageDaemonError: if the name is taken.
+        """
+        # Export ids must look like QEMU ids; ours (kind, hyphen, UUID) do.
+        with self.session() as session:
+            session.execute('block-export-add', type='nbd', id=export, node_name=node, name=export,
+                            writable=writable)
+
+    def remove_export(self, export: str, disconnect: bool, timeout: float = 10) -> bool:
+        """Stop serving an export.
+
+        :param disconnect: also if there are clients, who then are cut off.
+        :param timeout: seconds to wait until it is gone.
+        :returns: False if it has clients and ``disconnect`` is not wanted.
+        :raises StorageDaemonError: if it does not go away.
+        """
+        try:
+            with self.session() as session:
+                session.execute('block-export-del', id=export,
+                                mode='hard' if disconnect else 'safe')
+        except exception.StorageDaemonError as error:
+            if not disconnect and 'in use' in str(error):
+                return False
+            raise
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            # The command returns before the export is gone.
+            with self.session() as session:
+                if all(entry['id'] != export
+                       for entry in session.execute('query-block-exports')):
+                    return True
+            time.sleep(0.02)
+        raise exception.StorageDaemonError(f'{self.name}: export {export} does not go away')

@@ -1,0 +1,1 @@
+"""The ``bootcache`` command: one file a topic."""

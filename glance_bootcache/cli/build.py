@@ -1,0 +1,110 @@
+"""``bootcache build``: a cache image of an image file, without any OpenStack."""
+
+import argparse
+import os
+import time
+import uuid
+from typing import Any
+
+from cliff import show
+
+from bootcache import cacheimage, exception, properties, recorder, savefile
+from bootcache.cacheimage import Base
+from bootcache.workingset import WorkingSet
+from glance_bootcache import inspection
+from glance_bootcache.cli.progress import Progress
+from glance_bootcache.conf import DEFAULT_MARKER
+from glance_bootcache.profileboot import direct, ending
+
+
+def size(text: str) -> int:
+    """Parse a size given on the command line."""
+    try:
+        return properties.parse_size(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f'{text!r} is not a size; give bytes or a unit, as in 512MiB') from None
+
+
+class BuildFile(show.ShowOne):  # type: ignore[misc]
+    """Boot an image file with libvirt, record what it reads, and build its cache image.
+
+    The image file itself is not changed. Chain a disk to the result with "qemu-img create -b".
+    """
+
+    def get_parser(self, prog_name: str) -> Any:
+        """Add our arguments."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument('file', help='image file')
+        parser.add_argument('-o', '--output', metavar='FILE',
+                            help='cache image to write (default: FILE.cache.qcow2)')
+        parser.add_argument('--format', choices=inspection.FORMATS, default='qcow2',
+                            dest='image_format',
+                            help='format of the image file (default: qcow2)')
+        parser.add_argument('--quota', type=size, default=512 << 20, metavar='SIZE',
+                            help='size that the cache image may have (default: 512MiB)')
+        parser.add_argument('--cluster-size', type=int, choices=(4096, 65536), default=65536,
+                            help='cluster size in bytes (default: 65536)')
+        parser.add_argument('--backing', metavar='NAME',
+                            help='file name or NBD URI of the base, for the header'
+                                 ' (default: the image file)')
+        parser.add_argument('--marker', default=DEFAULT_MARKER, metavar='REGEX',
+                            help='console line that ends the boot (default: a login prompt)')
+        parser.add_argument('--timeout', type=float, default=900, metavar='SECONDS',
+                            help='longest boot (default: 900)')
+        parser.add_argument('--silence', type=float, default=60, metavar='SECONDS',
+                            help='time without reads that ends a boot without a marker'
+                                 ' (default: 60)')
+        parser.add_argument('--memory', type=int, default=1024, metavar='MIB',
+                            help='memory of the machine (default: 1024)')
+        parser.add_argument('--connection', default=direct.EMBEDDED, metavar='URI',
+                            help='libvirt URI (default: a private QEMU driver)')
+        parser.add_argument('--allow-tcg', action='store_true',
+                            help='boot the image although KVM does not run here; only for images'
+                                 ' that you trust')
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Any:
+        """Record, build, and say what came out."""
+        path = os.path.abspath(parsed_args.file)
+        output = os.path.abspath(parsed_args.output or f'{path}.cache.qcow2')
+        try:
+            properties.compile_marker(parsed_args.marker)
+        except ValueError as error:
+            raise exception.BootcacheError(f'--marker: {error}') from None
+        if os.path.exists(output):
+            raise exception.BootcacheError(f'{output} exists; remove it or name another --output')
+        inspected = inspection.inspect(path, parsed_args.image_format)
+        base = Base(path, inspected.image_format, inspected.virtual_bytes)
+        progress = Progress()
+        try:
+            outcome = direct.record(
+                base, str(uuid.uuid4()),
+                properties.Policy('auto', parsed_args.quota, parsed_args.marker),
+                ending.Limits(parsed_args.quota, 20, parsed_args.silence, parsed_args.timeout),
+                direct.Machine(parsed_args.connection, parsed_args.memory,
+                               allow_tcg=parsed_args.allow_tcg),
+                lambda text: progress.show('recording', text))
+            progress.show('building')
+            working_set = WorkingSet(os.path.basename(path), 'sha256:' + savefile.file_digest(path),
+                                     base.virtual_bytes, recorder.GRANULARITY,
+                                     tuple(outcome.extents))
+            began = time.monotonic()
+            built = cacheimage.build(base, outcome.extents, output, quota=parsed_args.quota,
+                                     cluster_bytes=parsed_args.cluster_size,
+                                     backing_uri=parsed_args.backing or path,
+                                     backing_format='raw' if parsed_args.backing
+                                     else inspected.image_format)
+            seconds = time.monotonic() - began
+            savefile.write_json(f'{output}.working-set.json', working_set.to_json())
+        finally:
+            progress.end()
+        rows = {'cache_image': output, 'cache_bytes': built.bytes,
+                'cache_data_bytes': built.data_bytes, 'cache_extents': len(built.extents),
+                'sha256': built.sha256,
+                'working_set': f'{output}.working-set.json',
+                'working_set_bytes': working_set.bytes,
+                'working_set_extents': len(working_set.extents), 'ended_by': outcome.ended_by,
+                'boot_seconds': round(outcome.boot_seconds, 1),
+                'build_seconds': round(seconds, 2)}
+        return tuple(rows), tuple(rows.values())

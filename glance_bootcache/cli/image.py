@@ -1,0 +1,153 @@
+"""``bootcache image``: what the storage service knows of images."""
+
+import argparse
+import time
+from typing import Any
+
+from cliff import command, lister, show
+from oslo_utils import uuidutils
+
+from bootcache import exception
+from glance_bootcache.cli.progress import Progress
+
+
+def image_id(text: str) -> str:
+    """Check an image id given on the command line."""
+    if not uuidutils.is_uuid_like(text):
+        raise argparse.ArgumentTypeError(f'{text!r} is not an image id;'
+                                         ' "openstack image list" shows them')
+    return text
+
+
+def _columns(image: dict[str, Any]) -> tuple[tuple[str, ...], tuple[Any, ...]]:
+    working_set = image['working_set'] or {}
+    cache_image = image['cache_image'] or {}
+    progress = image.get('progress') or {}
+    rows = {
+        'image_id': image['image_id'], 'state': image['state'], 'reason': image['reason'],
+        'recorded_bytes': progress.get('recorded_bytes'), 'recording_host': progress.get('host'),
+        'image_format': image['image_format'], 'stored_bytes': image['stored_bytes'],
+        'virtual_bytes': image['virtual_bytes'], 'image_hash': image['image_hash'],
+        'working_set_bytes': working_set.get('bytes'),
+        'working_set_extents': working_set.get('extents'),
+        'boot_seconds': working_set.get('boot_seconds'), 'ended_by': working_set.get('ended_by'),
+        'cache_bytes': cache_image.get('bytes'), 'cache_data_bytes': cache_image.get('data_bytes'),
+        'cache_extents': cache_image.get('extents'),
+        'cache_cluster_bytes': cache_image.get('cluster_bytes'),
+        'cache_sha256': cache_image.get('sha256'), 'quota': cache_image.get('quota'),
+        'build_seconds': cache_image.get('build_seconds'), 'updated_at': image['updated_at']}
+    return tuple(rows), tuple(rows.values())
+
+
+def wait_until_done(api: Any, wanted: str, timeout: float) -> dict[str, Any]:
+    """Show an image's progress until nothing is in hand for it.
+
+    :param wanted: the image's id.
+    :param timeout: seconds.
+    :returns: the image.
+    :raises BootcacheError: if it is not known, or not done in time.
+    """
+    progress = Progress()
+    deadline = time.monotonic() + timeout
+    try:
+        while True:
+            image: dict[str, Any] | None = api.get_image(wanted)
+            if image is not None:
+                recorded = (image.get('progress') or {}).get('recorded_bytes') or 0
+                progress.show(image['state'],
+                              f'{recorded / 1e6:.1f} MB recorded' if recorded else '')
+                if not image['in_hand'] and image.get('progress') is None:
+                    return image
+            if time.monotonic() > deadline:
+                raise exception.BootcacheError(
+                    f'image {wanted} is not done after {timeout:.0f} s;'
+                    f' it is {image["state"] if image else "not known to the storage service"}')
+            time.sleep(1)
+    finally:
+        progress.end()
+
+
+class List(lister.Lister):  # type: ignore[misc]
+    """List the images that the storage service knows."""
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Any:
+        """Ask and tabulate."""
+        images = self.app.storage_api().list_images()
+        return (('image_id', 'state', 'working_set_bytes', 'cache_bytes', 'reason'),
+                [(image['image_id'], image['state'], (image['working_set'] or {}).get('bytes'),
+                  (image['cache_image'] or {}).get('bytes'), image['reason'])
+                 for image in images])
+
+
+class Show(show.ShowOne):  # type: ignore[misc]
+    """Show an image's state, working set and cache image."""
+
+    def get_parser(self, prog_name: str) -> Any:
+        """Add our arguments."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument('image', type=image_id, help='id of the image')
+        parser.add_argument('--wait', action='store_true',
+                            help='wait until recording and building are over, showing progress')
+        parser.add_argument('--timeout', type=float, default=1800, metavar='SECONDS',
+                            help='how long to wait (default: 1800)')
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Any:
+        """Ask and tabulate."""
+        api = self.app.storage_api()
+        if parsed_args.wait:
+            return _columns(wait_until_done(api, parsed_args.image, parsed_args.timeout))
+        image = api.get_image(parsed_args.image)
+        if image is None:
+            raise exception.BootcacheError(
+                f'image {parsed_args.image} is not known to the storage service;'
+                ' "bootcache image build" records it')
+        return _columns(image)
+
+
+class Build(show.ShowOne):  # type: ignore[misc]
+    """Record an image's boot and build its cache image, also if there is one."""
+
+    def get_parser(self, prog_name: str) -> Any:
+        """Add our arguments."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument('image', type=image_id, help='id of the image')
+        parser.add_argument('--wait', action='store_true',
+                            help='wait until it is done, showing progress')
+        parser.add_argument('--timeout', type=float, default=1800, metavar='SECONDS',
+                            help='how long to wait (default: 1800)')
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Any:
+        """Ask for it, and show what becomes of it."""
+        api = self.app.storage_api()
+        api.build_image(parsed_args.image)
+        if parsed_args.wait:
+            return _columns(wait_until_done(api, parsed_args.image, parsed_args.timeout))
+        image = api.get_image(parsed_args.image)
+        if image is None:
+            raise exception.BootcacheError(f'Glance has no image {parsed_args.image}')
+        return _columns(image)
+
+
+class Delete(command.Command):  # type: ignore[misc]
+    """Delete an image's cache image and working set; the image itself stays in Glance.
+
+    It is not recorded again by itself, only by "bootcache image build".
+    """
+
+    def get_parser(self, prog_name: str) -> Any:
+        """Add our arguments."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument('images', type=image_id, nargs='+', metavar='image',
+                            help='ids of images')
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> int:
+        """Delete them all; unknown ones are named and make the command fail."""
+        api = self.app.storage_api()
+        unknown = [image for image in parsed_args.images if not api.delete_image(image)]
+        if unknown:
+            raise exception.BootcacheError(
+                f'not known to the storage service: {", ".join(unknown)}')
+        return 0

@@ -1,0 +1,240 @@
+"""Options of the storage service and of the Glance hook, in the group ``[bootcache]``."""
+
+from keystoneauth1 import loading as ks_loading
+from oslo_config import cfg
+
+from bootcache import conf as shared
+from bootcache import properties
+
+AUTH_GROUP = 'service_auth'
+DEFAULT_MARKER = r'(^|\s)login:\s*$'
+
+opts = [
+    cfg.StrOpt('state_dir',
+               default='/var/lib/bootcache',
+               help="""
+Directory of the storage service's state: one directory an image, with its
+manifest, working set and cache image.
+"""),
+    cfg.StrOpt('run_dir',
+               default='/run/bootcache',
+               help="""
+Directory for the exporter's monitor socket, pid file and log. Unix socket paths
+end at 107 bytes, so keep it short.
+"""),
+    cfg.HostAddressOpt('export_host',
+                       default='127.0.0.1',
+                       help="""
+Address on which the exporter serves bases and cache images over NBD.
+
+The protocol is not encrypted: bind it to an address of the storage network
+that only compute hosts reach.
+"""),
+    cfg.PortOpt('export_port',
+                default=10810,
+                help="""
+TCP port on which the exporter serves NBD.
+"""),
+    cfg.HostAddressOpt('advertise_host',
+                       help="""
+Address that compute hosts are told to connect to.
+
+Possible values:
+
+* An address or host name that reaches the exporter from every compute host.
+* Unset: the value of ``export_host``.
+"""),
+    cfg.PortOpt('advertise_port',
+                help="""
+TCP port that compute hosts are told to connect to.
+
+Possible values:
+
+* A port.
+* Unset: the value of ``export_port``.
+"""),
+    cfg.ListOpt('glance_store_dirs',
+                default=[],
+                help="""
+Directories in which Glance's file store keeps its images, if the storage
+service runs where it can read them. A base found there is served as it is;
+all others are downloaded through Glance's API into ``state_dir``. Either way
+the bytes are checked against Glance's hash first.
+
+Related options:
+
+* ``filesystem_store_datadir`` of glance-api.conf.
+"""),
+    cfg.StrOpt('default_quota',
+               default='512MiB',
+               help="""
+Size that a cache image may have, where the image has no ``bootcache_quota``.
+
+Possible values:
+
+* Bytes, or a number with a unit: 512MiB.
+
+Related options:
+
+* ``max_quota``
+"""),
+    cfg.StrOpt('max_quota',
+               default='2GiB',
+               help="""
+Upper bound on an image's ``bootcache_quota``.
+
+Possible values:
+
+* Bytes, or a number with a unit: 2GiB.
+"""),
+    cfg.IntOpt('cluster_size',
+               default=65536,
+               choices=[(4096, 'the smallest files'),
+                        (65536, 'fewer misses and cheaper reads')],
+               help="""
+Cluster size of cache images, in bytes.
+"""),
+    cfg.BoolOpt('build_snapshots',
+                default=False,
+                help="""
+Whether images that are snapshots of servers (image_type=snapshot) get a
+profile boot and a cache image. If not, their state becomes skipped.
+"""),
+    cfg.IntOpt('concurrent_builds',
+               default=1,
+               min=1,
+               max=64,
+               help="""
+How many images are recorded and built at the same time.
+"""),
+    cfg.IntOpt('poll_interval',
+               default=30,
+               min=1,
+               help="""
+Seconds between two looks at images whose import was announced but that are not
+active yet, and at exports that wait for their last reader.
+"""),
+    cfg.StrOpt('notification_topic',
+               default='notifications',
+               help="""
+Topic of Glance's notifications.
+
+Related options:
+
+* ``topics`` in ``[oslo_messaging_notifications]`` of glance-api.conf.
+"""),
+    cfg.StrOpt('notification_pool',
+               default='bootcache',
+               help="""
+Pool in which the storage service listens, so that other listeners of the topic
+get every message too.
+"""),
+    cfg.StrOpt('boot_marker',
+               default=DEFAULT_MARKER,
+               help="""
+Regular expression that a console line matches when a boot is over, where the
+image has no ``bootcache_boot_marker``.
+"""),
+    cfg.StrOpt('profile_flavor',
+               help="""
+Name of the flavor of profile boots.
+
+Possible values:
+
+* A flavor's name.
+* Unset: the smallest flavor, by memory, that fits the image's min_ram and
+  min_disk, the base's size and ``profile_min_ram``.
+"""),
+    cfg.IntOpt('profile_min_ram',
+               default=512,
+               min=64,
+               help="""
+Memory in MiB that the flavor of a profile boot has at least, where
+``profile_flavor`` is unset.
+"""),
+    cfg.StrOpt('profile_availability_zone',
+               help="""
+Availability zone of profile boots. They have to run on a host with bootcache's
+compute driver; name a zone of such hosts where there are others too.
+"""),
+    cfg.IntOpt('profile_timeout',
+               default=900,
+               min=10,
+               help="""
+Seconds after which a profile boot is ended. What it read until then becomes the
+working set; a boot that read nothing has failed.
+"""),
+    cfg.IntOpt('profile_silence',
+               default=60,
+               min=5,
+               help="""
+Seconds without a first read from the base after which a boot counts as over
+although no boot marker was seen.
+"""),
+    cfg.IntOpt('profile_linger',
+               default=20,
+               min=0,
+               help="""
+Longest time in seconds for which a profile boot goes on after its marker was
+seen, so that what starts beside the login prompt is recorded too. It ends
+earlier when nothing new was read for five seconds.
+"""),
+]
+
+
+def auth_opts() -> list[cfg.Opt]:
+    """Return the options of the credentials, for sample configurations."""
+    return ks_loading.get_auth_common_conf_options() + ks_loading.get_auth_plugin_conf_options(
+        'v3password') + ks_loading.get_session_conf_options() \
+        + ks_loading.get_adapter_conf_options()
+
+
+def register_opts(conf: cfg.ConfigOpts) -> None:
+    """Register the storage side's options, the shared ones included."""
+    shared.register_opts(conf)
+    conf.register_opts(opts, group=shared.GROUP)
+    ks_loading.register_auth_conf_options(conf, AUTH_GROUP)
+    ks_loading.register_session_conf_options(conf, AUTH_GROUP)
+    ks_loading.register_adapter_conf_options(conf, AUTH_GROUP)
+
+
+def list_opts() -> list[tuple[str, list[cfg.Opt]]]:
+    """Return the options for oslo-config-generator."""
+    return [(shared.GROUP, opts), (AUTH_GROUP, auth_opts())]
+
+
+def check(conf: cfg.ConfigOpts) -> None:
+    """Check values that belong together.
+
+    :raises ValueError: naming the option and the cure.
+    """
+    group = conf[shared.GROUP]
+    sizes = {}
+    for name in ('default_quota', 'max_quota'):
+        try:
+            sizes[name] = properties.parse_size(group[name])
+        except ValueError:
+            raise ValueError(f'[bootcache]{name}={group[name]!r} is not a size;'
+                             ' give bytes or a unit, as in 512MiB') from None
+    if sizes['default_quota'] < properties.MIN_QUOTA:
+        raise ValueError(f'[bootcache]default_quota={group.default_quota} is below'
+                         f' {properties.MIN_QUOTA} bytes; raise it')
+    if sizes['default_quota'] > sizes['max_quota']:
+        raise ValueError(f'[bootcache]default_quota={group.default_quota} is over max_quota='
+                         f'{group.max_quota}; raise max_quota or lower default_quota')
+    try:
+        properties.compile_marker(group.boot_marker)
+    except ValueError as error:
+        raise ValueError(f'[bootcache]boot_marker: {error}') from None
+
+
+def image_policy(conf: cfg.ConfigOpts, image_properties: dict[str, object]) -> properties.Policy:
+    """Return how an image is to be treated, by its properties and the operator's bounds.
+
+    :raises InvalidProperty: if a property cannot be used.
+    """
+    group = conf[shared.GROUP]
+    return properties.parse(image_properties,
+                            default_quota=properties.parse_size(group.default_quota),
+                            max_quota=properties.parse_size(group.max_quota),
+                            default_marker=group.boot_marker)

@@ -1,0 +1,77 @@
+"""The Glance hook: an import plugin (stevedore name ``bootcache``).
+
+It runs in glance-api for imported images, before they become active. It marks the image as pending,
+or as skipped where a property is wrong, so that whoever imports sees at once that bootcache is on,
+and announces the image to the storage service. Images that are uploaded directly pass no plugin;
+the storage service's notification listener covers both.
+"""
+
+from typing import Any
+
+from oslo_config import cfg
+from oslo_log import log as logging
+from taskflow import task
+from taskflow.patterns import linear_flow
+
+from bootcache import conf as bootcache_conf
+from bootcache import exception, properties, rpcapi
+from bootcache.manifest import State
+from glance_bootcache import conf as glance_conf
+
+LOG = logging.getLogger(__name__)
+
+_api: rpcapi.StorageAPI | None = None
+
+
+def _storage_api() -> rpcapi.StorageAPI:
+    global _api
+    if _api is None:
+        _api = rpcapi.StorageAPI(cfg.CONF)
+    return _api
+
+
+class AnnounceImage(task.Task):  # type: ignore[misc]
+    """Marks an image and announces it; never fails an import.
+
+    :param action_wrapper: Glance's access to the image that is imported.
+    """
+
+    def __init__(self, task_id: str, task_type: str, action_wrapper: Any):
+        self._action_wrapper = action_wrapper
+        super().__init__(name=f'{task_type}-Bootcache-{task_id}')
+
+    def execute(self) -> None:
+        """Set the image's state property, and tell the storage service."""
+        try:
+            with self._action_wrapper as action:
+                state, reason = _first_state(dict(action.image_extra_properties))
+                values = {properties.STATE: state.value}
+                if reason:
+                    values[properties.REASON] = reason[:255]
+                action.set_image_extra_properties(values)
+            _storage_api().image_registered(self._action_wrapper.image_id)
+        except Exception as error:
+            # The storage service hears of the image by notification as well.
+            LOG.warning('image %s could not be announced to bootcache: %s',
+                        self._action_wrapper.image_id, error)
+
+
+def _first_state(image_properties: dict[str, Any]) -> tuple[State, str]:
+    try:
+        policy = glance_conf.image_policy(cfg.CONF, image_properties)
+    except exception.InvalidProperty as error:
+        return State.SKIPPED, str(error)
+    if policy.mode == 'off':
+        return State.SKIPPED, f'{properties.MODE}=off'
+    return State.PENDING, ''
+
+
+def get_flow(**kwargs: Any) -> Any:
+    """Return the task flow for an import, as Glance's plugin interface wants it.
+
+    :param kwargs: ``task_id``, ``task_type`` and ``action_wrapper`` are used.
+    """
+    if bootcache_conf.GROUP not in cfg.CONF:
+        glance_conf.register_opts(cfg.CONF)
+    return linear_flow.Flow(kwargs['task_type']).add(
+        AnnounceImage(kwargs['task_id'], kwargs['task_type'], kwargs['action_wrapper']))

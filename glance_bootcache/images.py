@@ -1,0 +1,92 @@
+"""Glance's API as the storage service uses it: facts of an image, its data, its state properties."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import glanceclient
+from glanceclient import exc
+from keystoneauth1 import loading as ks_loading
+from oslo_config import cfg
+from oslo_log import log as logging
+
+from bootcache import properties
+from bootcache.manifest import State
+from glance_bootcache.conf import AUTH_GROUP
+from glance_bootcache.decisions import ImageFacts
+
+LOG = logging.getLogger(__name__)
+
+_OWN = ('id', 'status', 'disk_format', 'container_format', 'size', 'os_hash_algo', 'os_hash_value',
+        'min_ram', 'min_disk')
+
+
+def session(conf: cfg.ConfigOpts) -> Any:
+    """Return a Keystone session with the service's credentials."""
+    auth = ks_loading.load_auth_from_conf_options(conf, AUTH_GROUP)
+    return ks_loading.load_session_from_conf_options(conf, AUTH_GROUP, auth=auth)
+
+
+def facts(image: Any) -> ImageFacts:
+    """Turn Glance's description of an image into plain values."""
+    algorithm, value = image.get('os_hash_algo'), image.get('os_hash_value')
+    return ImageFacts(
+        image_id=image['id'], status=image['status'],
+        disk_format=image.get('disk_format') or 'unset',
+        container_format=image.get('container_format') or 'unset',
+        stored_bytes=image.get('size') or 0,
+        image_hash=f'{algorithm}:{value}' if algorithm and value else '',
+        min_ram=image.get('min_ram') or 0, min_disk=image.get('min_disk') or 0,
+        properties={key: image[key] for key in image if key not in _OWN})
+
+
+class Images:
+    """Glance's images.
+
+    :param conf: configuration with the credentials.
+    """
+
+    def __init__(self, conf: cfg.ConfigOpts):
+        region = conf[AUTH_GROUP].region_name
+        self._client = glanceclient.Client('2', session=session(conf), region_name=region)
+
+    def get(self, image_id: str) -> ImageFacts | None:
+        """Return an image's facts, or None if Glance does not have it.
+
+        :raises Exception: keystoneauth's or glanceclient's, if Glance cannot be asked.
+        """
+        try:
+            return facts(self._client.images.get(image_id))
+        except exc.HTTPNotFound:
+            return None
+
+    def download(self, image_id: str) -> Iterable[bytes]:
+        """Return an image's stored bytes in pieces; glanceclient checks their hash as well.
+
+        :raises Exception: keystoneauth's or glanceclient's, if Glance cannot be asked.
+        """
+        data: Iterable[bytes] = self._client.images.data(image_id)
+        return data
+
+    def show_state(self, image_id: str, state: State, reason: str) -> None:
+        """Set ``bootcache_state`` and ``bootcache_reason`` on an image.
+
+        They inform people only. A failure is logged and nothing else: the state itself is in the
+        image's manifest.
+        """
+        values = {properties.STATE: state.value}
+        remove = []
+        if reason:
+            values[properties.REASON] = reason[:255]
+        else:
+            remove.append(properties.REASON)
+        try:
+            image = self._client.images.get(image_id)
+            if all(image.get(key) == value for key, value in values.items()) \
+                    and not any(key in image for key in remove):
+                return
+            self._client.images.update(image_id, remove_props=remove, **values)
+        except exc.HTTPNotFound:
+            return
+        except Exception as error:
+            LOG.warning('image %s: %s=%s cannot be set: %s', image_id, properties.STATE,
+                        state.value, error)

@@ -1,0 +1,260 @@
+"""Profile boots by libvirt on this machine, for clouds' storage nodes and for the command line.
+
+QEMU without KVM is not a security boundary (QEMU's own security page), so an image boots here with
+TCG only if whoever asks says so.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+from xml.sax import saxutils
+
+from oslo_log import log as logging
+
+from bootcache import exception, naming, properties, qemuimg
+from bootcache.cacheimage import Base
+from bootcache.recorder import Recording
+from bootcache.storagedaemon import StorageDaemon, UnixListener
+from bootcache.workingset import Extent
+from glance_bootcache.profileboot import acceleration, ending
+
+LOG = logging.getLogger(__name__)
+
+EMBEDDED = 'embedded'
+_POLL_SECONDS = 0.5
+_QEMU_CONF = """\
+security_driver = "none"
+user = "{user}"
+group = "{group}"
+dynamic_ownership = 0
+remember_owner = 0
+stdio_handler = "file"
+namespaces = []
+cgroup_controllers = []
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """The machine that an image boots on.
+
+    :ivar connection: a libvirt URI, or ``embedded`` for a private QEMU driver in this process.
+    :ivar memory: MiB.
+    :ivar vcpus: how many.
+    :ivar allow_tcg: boot it although KVM does not run guests here.
+    """
+
+    connection: str = EMBEDDED
+    memory: int = 1024
+    vcpus: int = 1
+    allow_tcg: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What a direct profile boot gave.
+
+    :ivar extents: in first-read order, aligned to the recorder's granularity.
+    :ivar ended_by: marker, silence, quota or timeout.
+    :ivar boot_seconds: from the start to the boot's end.
+    """
+
+    extents: list[Extent]
+    ended_by: str
+    boot_seconds: float
+
+
+def domain_xml(name: str, machine: Machine, accelerator: str, disk: str, console: str,
+               config_drive: str | None) -> str:
+    """Return the domain's definition: disk by virtio, console to a file, no network. Pure.
+
+    :param accelerator: kvm or qemu.
+    """
+    quote = saxutils.quoteattr
+    cpu = "<cpu mode='host-model'/>" if accelerator == 'kvm' else ''
+    seed = '' if config_drive is None else (
+        f"<disk type='file' device='disk'><driver name='qemu' type='raw'/>"
+        f"<source file={quote(config_drive)}/><target dev='vdb' bus='virtio'/><readonly/></disk>")
+    return f"""<domain type='{accelerator}'>
+  <name>{saxutils.escape(name)}</name>
+  <memory unit='MiB'>{machine.memory}</memory><vcpu>{machine.vcpus}</vcpu>
+  <os><type arch='x86_64' machine='pc'>hvm</type><boot dev='hd'/></os>
+  <features><acpi/><apic/></features>{cpu}
+  <on_poweroff>destroy</on_poweroff><on_reboot>restart</on_reboot><on_crash>destroy</on_crash>
+  <devices>
+    <disk type='file' device='disk'><driver name='qemu' type='qcow2' cache='unsafe'/>
+      <source file={quote(disk)}/><target dev='vda' bus='virtio'/></disk>{seed}
+    <serial type='file'><source path={quote(console)}/><target port='0'/></serial>
+    <rng model='virtio'><backend model='random'>/dev/urandom</backend></rng>
+    <memballoon model='none'/>
+  </devices>
+</domain>"""
+
+
+def record(base: Base, name: str, policy: properties.Policy, limits: ending.Limits,
+           machine: Machine, tell: Callable[[str], None] = lambda text: None) -> Outcome:
+    """Boot an image on this machine and record what it reads; nothing is left behind.
+
+    :param name: a UUID that names nodes and exports.
+    :param tell: called about once a second with how far it is.
+    :raises ProfileBootFailed: with what went wrong and the cure.
+    """
+    accelerator = 'kvm' if acceleration.kvm_works() else 'qemu'
+    if accelerator == 'qemu' and not machine.allow_tcg:
+        raise exception.ProfileBootFailed(
+            'KVM does not run guests on this machine, and QEMU without it does not keep a hostile'
+            ' image in; if you trust the image, allow it with --allow-tcg')
+    # In /tmp, whose path is short: unix socket paths end at 107 bytes.
+    scratch = tempfile.mkdtemp(prefix='bootcache-profile-')
+    socket_path = os.path.join(scratch, 'nbd')
+    daemon = StorageDaemon('profile', scratch, UnixListener(socket_path))
+    try:
+        daemon.ensure_running()
+        recording = Recording(daemon, name, base.nodes('base'), base.virtual_bytes,
+                              os.path.join(scratch, 'store.qcow2'))
+        overlay = os.path.join(scratch, 'overlay.qcow2')
+        with _connection(machine, scratch) as connection:
+            progress = _Store()
+            recording.open(progress.grew)
+            qemuimg.create_overlay(overlay, base.virtual_bytes,
+                                   naming.nbd_unix_uri(socket_path, recording.export), 'raw',
+                                   cluster_bytes=128 << 10, subclusters=True)
+            console = os.path.join(scratch, 'console.log')
+            xml = domain_xml(f'bootcache-profile-{name}', machine, accelerator, overlay, console,
+                             _config_drive(scratch, name))
+            began = time.monotonic()
+            domain = _create(connection, xml)
+            try:
+                ended_by = _watch(domain, console, policy, limits, progress, began, tell)
+                seconds = time.monotonic() - began
+            finally:
+                with contextlib.suppress(Exception):
+                    domain.destroy()
+        return Outcome(recording.finish(), ended_by, seconds)
+    finally:
+        daemon.stop()
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+class _Store:
+    """How large the growing store is, as the recorder last told."""
+
+    recorded_bytes = 0
+    idle_seconds = 0.0
+
+    def grew(self, recorded_bytes: int, idle_seconds: float) -> None:
+        self.recorded_bytes, self.idle_seconds = recorded_bytes, idle_seconds
+
+
+def _watch(domain: Any, console: str, policy: properties.Policy, limits: ending.Limits,
+           store: _Store, began: float, tell: Callable[[str], None]) -> str:
+    marker = properties.compile_marker(policy.boot_marker)
+    marker_at: float | None = None
+    told = 0.0
+    while True:
+        time.sleep(_POLL_SECONDS)
+        now = time.monotonic()
+        if not domain.isActive():
+            raise exception.ProfileBootFailed('the image\'s machine switched itself off')
+        if marker_at is None and properties.marker_seen(marker, _tail(console)):
+            marker_at = now
+        ended_by = ending.ended_by(
+            ending.Progress(now - began, store.recorded_bytes, store.idle_seconds,
+                            None if marker_at is None else now - marker_at), limits)
+        if now - told >= 1:
+            told = now
+            tell(f'{store.recorded_bytes / 1e6:.1f} MB recorded')
+        if ended_by == 'timeout' and not store.recorded_bytes:
+            raise exception.ProfileBootFailed(
+                f'the image read nothing from its disk in {limits.timeout:.0f} s')
+        if ended_by:
+            return ended_by
+
+
+def _tail(path: str) -> str:
+    try:
+        with open(path, 'rb') as stream:
+            stream.seek(max(0, os.path.getsize(path) - (64 << 10)))
+            return stream.read().decode(errors='replace')
+    except OSError:
+        return ''
+
+
+def _config_drive(directory: str, name: str) -> str | None:
+    """Make a config drive as Nova does, so that cloud-init finds what it would find there."""
+    tree = os.path.join(directory, 'config')
+    for version in ('latest', '2018-08-27'):
+        os.makedirs(os.path.join(tree, 'openstack', version))
+        with open(os.path.join(tree, 'openstack', version, 'meta_data.json'), 'w') as stream:
+            json.dump({'uuid': str(uuid.UUID(name)), 'name': 'profile', 'hostname': 'profile',
+                       'launch_index': 0}, stream)
+    target = os.path.join(directory, 'config.iso')
+    try:
+        subprocess.run(['genisoimage', '-quiet', '-o', target, '-ldots', '-allow-lowercase',
+                        '-allow-multidot', '-l', '-V', 'config-2', '-r', '-J', tree], check=True,
+                       stdin=subprocess.DEVNULL, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        LOG.warning('no config drive, cloud-init may wait for one: %s', error)
+        return None
+    return target
+
+
+def _create(connection: Any, xml: str) -> Any:
+    import libvirt
+    try:
+        return connection.createXML(xml, 0)
+    except libvirt.libvirtError as error:
+        raise exception.ProfileBootFailed(f'libvirt cannot start the image: {error}') from error
+
+
+@contextlib.contextmanager
+def _connection(machine: Machine, scratch: str) -> Iterator[Any]:
+    try:
+        import libvirt
+    except ImportError as error:
+        raise exception.ProfileBootFailed(
+            f'libvirt\'s Python binding is missing ({error}); install python3-libvirt') from error
+    libvirt.registerErrorHandler(lambda _context, _error: None, None)
+    uri = machine.connection
+    stopped = threading.Event()
+    if uri == EMBEDDED:
+        root = os.path.join(scratch, 'libvirt')
+        os.makedirs(os.path.join(root, 'etc'))
+        with open(os.path.join(root, 'etc', 'qemu.conf'), 'w') as stream:
+            stream.write(_QEMU_CONF.format(user=os.geteuid(), group=os.getegid())
+                         .replace('"0"', '"root"'))
+        uri = f'qemu:///embed?root={root}'
+        libvirt.virEventRegisterDefaultImpl()
+
+        def loop() -> None:
+            while not stopped.is_set():
+                libvirt.virEventRunDefaultImpl()
+
+        # The embedded driver speaks to QEMU in this process, and needs its event loop to turn.
+        timer = libvirt.virEventAddTimeout(200, lambda *_arguments: None, None)
+        thread = threading.Thread(target=loop, name='bootcache-libvirt', daemon=True)
+        thread.start()
+    try:
+        connection = libvirt.open(uri)
+    except libvirt.libvirtError as error:
+        stopped.set()
+        raise exception.ProfileBootFailed(f'libvirt at {uri}: {error}') from error
+    try:
+        yield connection
+    finally:
+        connection.close()
+        if machine.connection == EMBEDDED:
+            stopped.set()
+            thread.join(timeout=5)
+            libvirt.virEventRemoveTimeout(timer)
+
+

@@ -1,0 +1,53 @@
+"""When a profile boot is over. Pure."""
+
+import dataclasses
+
+# Nothing new for this long after the marker: the boot's tail has been read.
+_QUIET_SECONDS = 5.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """When to end a profile boot.
+
+    :ivar quota: bytes; more than that would not fit the cache image.
+    :ivar linger: seconds after the marker, at most.
+    :ivar silence: seconds without a first read that end a boot without a marker.
+    :ivar timeout: seconds in all.
+    """
+
+    quota: int
+    linger: float
+    silence: float
+    timeout: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """How far a profile boot is.
+
+    :ivar seconds: since its server was asked for.
+    :ivar recorded_bytes: size of the growing store; 0 if the recording has not begun.
+    :ivar idle_seconds: since the store grew last.
+    :ivar marker_age: seconds since the marker was seen, or None.
+    """
+
+    seconds: float
+    recorded_bytes: int
+    idle_seconds: float
+    marker_age: float | None
+
+
+def ended_by(progress: Progress, limits: Limits) -> str | None:
+    """Return what ends the boot now (marker, quota, silence or timeout), or None."""
+    if progress.marker_age is not None and progress.recorded_bytes and (
+            progress.marker_age >= limits.linger
+            or (progress.idle_seconds >= _QUIET_SECONDS and progress.marker_age >= _QUIET_SECONDS)):
+        return 'marker'
+    if progress.recorded_bytes >= limits.quota:
+        return 'quota'
+    if progress.recorded_bytes and progress.idle_seconds >= limits.silence:
+        return 'silence'
+    if progress.seconds >= limits.timeout:
+        return 'timeout'
+    return None

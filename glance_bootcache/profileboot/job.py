@@ -1,0 +1,61 @@
+"""What is in hand for one image, shared by the worker that does it and the RPC calls that report."""
+
+import dataclasses
+import secrets
+import threading
+import time
+
+from bootcache import exception
+from bootcache.workingset import WorkingSet
+
+
+@dataclasses.dataclass
+class Job:
+    """One recording and building.
+
+    All attributes are set by one thread each; ``changed`` wakes the worker.
+
+    :ivar image_id: the image.
+    :ivar forced: asked for by an operator.
+    :ivar token: secret that proves a server or a report to belong to this profile boot.
+    :ivar cancelled: set when the image was deleted or opted out.
+    :ivar host: the compute host that records, once it has asked.
+    :ivar recorded_bytes: size of the growing store.
+    :ivar idle_seconds: of the store, when it was last heard of.
+    :ivar heard_at: monotonic time of that.
+    :ivar working_set: what was reported.
+    """
+
+    image_id: str
+    forced: bool = False
+    token: str = dataclasses.field(default_factory=lambda: secrets.token_hex(16))
+    cancelled: threading.Event = dataclasses.field(default_factory=threading.Event)
+    changed: threading.Event = dataclasses.field(default_factory=threading.Event)
+    host: str = ''
+    recorded_bytes: int = 0
+    idle_seconds: float = 0.0
+    heard_at: float = 0.0
+    working_set: WorkingSet | None = None
+
+    def owns(self, token: str | None) -> bool:
+        """Tell whether a token is this job's, in constant time."""
+        return token is not None and secrets.compare_digest(token, self.token)
+
+    def heard(self, recorded_bytes: int, idle_seconds: float) -> None:
+        """Note a host's progress message."""
+        self.recorded_bytes = recorded_bytes
+        self.idle_seconds = idle_seconds
+        self.heard_at = time.monotonic()
+
+    def check_cancelled(self) -> None:
+        """Give up if told so.
+
+        :raises Cancelled: if the image was deleted or opted out.
+        """
+        if self.cancelled.is_set():
+            raise exception.Cancelled(f'image {self.image_id} was deleted or opted out')
+
+    def cancel(self) -> None:
+        """Tell the worker to give up."""
+        self.cancelled.set()
+        self.changed.set()

@@ -1,0 +1,221 @@
+"""Profile boots through Nova: a server in the service project, without a network.
+
+An untrusted image so runs where tenants' images run. The compute host that gets the server records
+it below its overlay, and reports the extents when the server is deleted.
+"""
+
+import dataclasses
+import re
+import time
+
+from keystoneauth1 import exceptions as ks_exceptions
+from novaclient import client as nova_client
+from novaclient import exceptions as nova_exceptions
+from oslo_config import cfg
+from oslo_log import log as logging
+
+from bootcache import conf as bootcache_conf
+from bootcache import exception, properties
+from bootcache.workingset import WorkingSet
+from glance_bootcache import images
+from glance_bootcache.conf import AUTH_GROUP
+from glance_bootcache.decisions import ImageFacts
+from glance_bootcache.profileboot import ending
+from glance_bootcache.profileboot.job import Job
+
+LOG = logging.getLogger(__name__)
+
+# 2.37 for servers without a network, 2.79 is old enough for every supported Nova.
+_API_VERSION = '2.79'
+METADATA_KEY = 'bootcache_profile'
+NAME_PREFIX = 'bootcache-profile-'
+_POLL_SECONDS = 1.0
+_REPORT_SECONDS = 90.0
+# A server that runs while no host has asked for a recording is on a host without the driver.
+_UNHEARD_SECONDS = 30.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Flavor:
+    """A flavor's size.
+
+    :ivar flavor_id: its id.
+    :ivar name: its name.
+    :ivar ram: MiB.
+    :ivar disk: GiB; 0 means the image's own size.
+    """
+
+    flavor_id: str
+    name: str
+    ram: int
+    disk: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What a profile boot gave.
+
+    :ivar working_set: what it read.
+    :ivar ended_by: marker, silence, quota or timeout.
+    :ivar boot_seconds: from the request to the boot's end.
+    """
+
+    working_set: WorkingSet
+    ended_by: str
+    boot_seconds: float
+
+
+def choose_flavor(flavors: list[Flavor], wanted_name: str | None, min_ram: int, min_disk: int,
+                  virtual_bytes: int) -> Flavor:
+    """Return the flavor for a profile boot. Pure.
+
+    :param wanted_name: the operator's choice, or None for the smallest that fits.
+    :param min_ram: MiB.
+    :param min_disk: GiB.
+    :raises ProfileBootFailed: if there is none.
+    """
+    if wanted_name:
+        for flavor in flavors:
+            if flavor.name == wanted_name:
+                return flavor
+        raise exception.ProfileBootFailed(
+            f'there is no flavor {wanted_name}; correct [bootcache]profile_flavor')
+    disk = max(min_disk, -(-virtual_bytes // (1 << 30)))
+    fitting = [flavor for flavor in flavors
+               if flavor.ram >= min_ram and (flavor.disk == 0 or flavor.disk >= disk)]
+    if not fitting:
+        raise exception.ProfileBootFailed(
+            f'no flavor has {min_ram} MiB of memory and {disk} GiB of disk;'
+            ' make one and name it in [bootcache]profile_flavor')
+    return min(fitting, key=lambda flavor: (flavor.ram, flavor.disk, flavor.name))
+
+
+class NovaProfileBoots:
+    """Runs profile boots as Nova servers.
+
+    :param conf: configuration of the storage service.
+    """
+
+    recorded_by = 'nova'
+
+    def __init__(self, conf: cfg.ConfigOpts):
+        self._conf = conf[bootcache_conf.GROUP]
+        self._client = nova_client.Client(_API_VERSION, session=images.session(conf),
+                                          region_name=conf[AUTH_GROUP].region_name)
+
+    def remove_leftovers(self) -> int:
+        """Delete the servers of profile boots that an earlier process did not end.
+
+        :returns: how many.
+        :raises Exception: keystoneauth's or novaclient's, if Nova cannot be asked.
+        """
+        found = self._client.servers.list(
+            search_opts={'name': f'^{re.escape(NAME_PREFIX)}'})
+        mine = [server for server in found if METADATA_KEY in server.metadata]
+        for server in mine:
+            LOG.info('deleting server %s, left over from a profile boot', server.id)
+            self._delete(server.id)
+        return len(mine)
+
+    def run(self, image: ImageFacts, virtual_bytes: int, policy: properties.Policy,
+            job: Job) -> Result:
+        """Boot a server, wait until its boot is over, delete it, and wait for the report.
+
+        :raises ProfileBootFailed: with what went wrong and the cure.
+        :raises Cancelled: if the job is; the server is deleted all the same.
+        """
+        try:
+            return self._run(image, virtual_bytes, policy, job)
+        except (nova_exceptions.ClientException, ks_exceptions.ClientException) as error:
+            raise exception.ProfileBootFailed(f'Nova refused a profile boot: {error}') from error
+
+    def _run(self, image: ImageFacts, virtual_bytes: int, policy: properties.Policy,
+             job: Job) -> Result:
+        flavor = choose_flavor(
+            [Flavor(entry.id, entry.name, entry.ram, entry.disk)
+             for entry in self._client.flavors.list(is_public=None)],
+            self._conf.profile_flavor, max(image.min_ram, self._conf.profile_min_ram),
+            image.min_disk, virtual_bytes)
+        began = time.monotonic()
+        server = self._client.servers.create(
+            name=f'{NAME_PREFIX}{image.image_id}', image=image.image_id, flavor=flavor.flavor_id,
+            nics='none', config_drive=True, meta={METADATA_KEY: job.token},
+            availability_zone=self._conf.profile_availability_zone)
+        LOG.info('image %s: profile boot as server %s, flavor %s', image.image_id, server.id,
+                 flavor.name)
+        try:
+            ended_by = self._watch(server.id, policy, job, began)
+            boot_seconds = time.monotonic() - began
+        finally:
+            self._delete(server.id)
+        working_set = self._report(job)
+        LOG.info('image %s: profile boot ended by %s after %.0f s, %d bytes in %d extents',
+                 image.image_id, ended_by, boot_seconds, working_set.bytes,
+                 len(working_set.extents))
+        return Result(working_set, ended_by, boot_seconds)
+
+    def _watch(self, server_id: str, policy: properties.Policy, job: Job, began: float) -> str:
+        marker = properties.compile_marker(policy.boot_marker)
+        limits = ending.Limits(policy.quota, self._conf.profile_linger, self._conf.profile_silence,
+                               self._conf.profile_timeout)
+        marker_at: float | None = None
+        active_at: float | None = None
+        while True:
+            job.check_cancelled()
+            server = self._client.servers.get(server_id)
+            now = time.monotonic()
+            if server.status == 'ERROR':
+                fault = getattr(server, 'fault', {}).get('message', 'no reason given')
+                raise exception.ProfileBootFailed(f'the profile boot\'s server failed: {fault}')
+            if server.status == 'ACTIVE':
+                active_at = active_at or now
+                if not job.host and now - active_at > _UNHEARD_SECONDS:
+                    raise exception.ProfileBootFailed(
+                        'the server runs on a host without bootcache\'s driver; name a zone of'
+                        ' such hosts in [bootcache]profile_availability_zone')
+                if marker_at is None and properties.marker_seen(marker, self._console(server_id)):
+                    marker_at = now
+            idle = job.idle_seconds + (now - job.heard_at if job.heard_at else 0.0)
+            ended_by = ending.ended_by(
+                ending.Progress(now - began, job.recorded_bytes, idle,
+                                None if marker_at is None else now - marker_at), limits)
+            if ended_by == 'timeout' and not job.recorded_bytes:
+                raise exception.ProfileBootFailed(
+                    f'the profile boot read nothing in {limits.timeout} s'
+                    f' (server {server.status})')
+            if ended_by:
+                return ended_by
+            job.changed.wait(_POLL_SECONDS)
+            job.changed.clear()
+
+    def _console(self, server_id: str) -> str:
+        try:
+            return self._client.servers.get_console_output(server_id, length=200) or ''
+        except nova_exceptions.ClientException:
+            # Not there yet, or this cloud has none; silence ends such boots.
+            return ''
+
+    def _report(self, job: Job) -> WorkingSet:
+        deadline = time.monotonic() + _REPORT_SECONDS
+        while job.working_set is None:
+            job.check_cancelled()
+            if time.monotonic() > deadline:
+                raise exception.ProfileBootFailed(
+                    f'compute host {job.host or "(none)"} did not report the working set;'
+                    ' see its nova-compute log')
+            job.changed.wait(_POLL_SECONDS)
+            job.changed.clear()
+        return job.working_set
+
+    def _delete(self, server_id: str) -> None:
+        for _attempt in range(30):
+            try:
+                self._client.servers.delete(server_id)
+                return
+            except nova_exceptions.NotFound:
+                return
+            except Exception as error:
+                LOG.warning('server %s cannot be deleted yet: %s', server_id, error)
+                time.sleep(2)
+        LOG.error('server %s of a profile boot could not be deleted; the next start of the storage'
+                  ' service tries again', server_id)

@@ -1,0 +1,116 @@
+"""The storage service's state on disk: one directory an image (doc/source/formats.rst)."""
+
+import os
+import secrets
+import shutil
+
+from oslo_log import log as logging
+
+from bootcache import exception, naming, savefile
+from bootcache.manifest import Manifest
+from bootcache.workingset import WorkingSet
+
+LOG = logging.getLogger(__name__)
+
+_MANIFEST = 'manifest.json'
+
+
+class ImageStore:
+    """The images' directories below ``state_dir``.
+
+    :param state_dir: made if missing.
+    """
+
+    def __init__(self, state_dir: str):
+        self._images = os.path.join(state_dir, 'images')
+        os.makedirs(self._images, mode=0o750, exist_ok=True)
+
+    def directory(self, image_id: str) -> str:
+        """Return an image's directory.
+
+        :raises ValueError: if the id is no UUID.
+        """
+        return os.path.join(self._images, naming.canonical_image_id(image_id))
+
+    def path(self, image_id: str, name: str) -> str:
+        """Return the path of a file of an image."""
+        return os.path.join(self.directory(image_id), name)
+
+    def new_name(self, kind: str, suffix: str) -> str:
+        """Return a file name that was not used before, as ``cache-4f1c9d02.qcow2``."""
+        return f'{kind}-{secrets.token_hex(4)}{suffix}'
+
+    def load(self, image_id: str) -> Manifest | None:
+        """Return an image's manifest, or None if there is none that can be used.
+
+        A damaged one is logged and counts as none: everything in it can be made again.
+        """
+        path = self.path(image_id, _MANIFEST)
+        if not os.path.exists(path):
+            return None
+        try:
+            return Manifest.load(path)
+        except exception.InvalidManifest as error:
+            LOG.warning('image %s: %s; it is built again', image_id, error)
+            return None
+
+    def save(self, manifest: Manifest) -> None:
+        """Make a manifest the image's state, then remove the files that it does not name.
+
+        :raises OSError: if it cannot be written.
+        """
+        os.makedirs(self.directory(manifest.image_id), mode=0o750, exist_ok=True)
+        manifest.save(self.path(manifest.image_id, _MANIFEST))
+        self.sweep(manifest)
+
+    def sweep(self, manifest: Manifest) -> None:
+        """Remove what a manifest does not name: replaced files, and left-overs of a crash."""
+        named = {_MANIFEST, os.path.basename(manifest.base_path)}
+        if manifest.working_set:
+            named.add(manifest.working_set.file)
+        if manifest.cache_image:
+            named.add(manifest.cache_image.file)
+        directory = self.directory(manifest.image_id)
+        for name in os.listdir(directory):
+            if name not in named:
+                os.unlink(os.path.join(directory, name))
+
+    def save_working_set(self, image_id: str, working_set: WorkingSet) -> str:
+        """Write a working set under a new name, and return the name.
+
+        It counts when a manifest names it.
+        """
+        name = self.new_name('working-set', '.json')
+        savefile.write_json(self.path(image_id, name), working_set.to_json())
+        return name
+
+    def load_working_set(self, manifest: Manifest) -> WorkingSet | None:
+        """Return the working set that a manifest names, or None if there is none to be used."""
+        if manifest.working_set is None:
+            return None
+        try:
+            return WorkingSet.load(self.path(manifest.image_id, manifest.working_set.file))
+        except exception.InvalidWorkingSet as error:
+            LOG.warning('image %s: %s', manifest.image_id, error)
+            return None
+
+    def manifests(self) -> list[Manifest]:
+        """Return the manifests of all images, by id."""
+        found = []
+        for name in sorted(os.listdir(self._images)):
+            try:
+                manifest = self.load(name)
+            except ValueError:
+                continue
+            if manifest is not None:
+                found.append(manifest)
+        return found
+
+    def remove(self, image_id: str) -> None:
+        """Forget an image; the manifest goes first, so that a crash leaves no half-true state."""
+        directory = self.directory(image_id)
+        for path in (os.path.join(directory, _MANIFEST),):
+            if os.path.exists(path):
+                os.unlink(path)
+                savefile.fsync_directory(directory)
+        shutil.rmtree(directory, ignore_errors=True)

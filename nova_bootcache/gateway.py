@@ -1,0 +1,116 @@
+"""The gateway: one stock qemu-storage-daemon a host, through which servers reach what is remote.
+
+libvirt drops NBD's reconnect settings, so no server's own QEMU speaks to a storage node: each
+reaches its base by an export of the gateway on a unix socket.
+"""
+
+import dataclasses
+import threading
+from typing import Any
+
+from oslo_log import log as logging
+
+from bootcache import naming
+from bootcache.storagedaemon import StorageDaemon, UnixListener
+
+LOG = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Remote:
+    """A base on a storage node.
+
+    :ivar image_id: the image.
+    :ivar host: of the exporter.
+    :ivar port: of the exporter.
+    :ivar export: the exporter's name for the base.
+    """
+
+    image_id: str
+    host: str
+    port: int
+    export: str
+
+    @classmethod
+    def from_answer(cls, image_id: str, answer: dict[str, Any]) -> 'Remote':
+        """Read it out of ``plan_boot``'s answer."""
+        host, port = answer['server']
+        return cls(image_id, str(host), int(port), str(answer['base_export']))
+
+
+class Gateway:
+    """The gateway of this host.
+
+    :param run_dir: of its monitor socket.
+    :param socket_path: where servers connect.
+    :param reconnect_delay: seconds for which reads wait while the storage node is away.
+    """
+
+    def __init__(self, run_dir: str, socket_path: str, reconnect_delay: int):
+        self.socket_path = socket_path
+        self.daemon = StorageDaemon('gateway', run_dir, UnixListener(socket_path))
+        self._reconnect_delay = reconnect_delay
+        # Guards looking and adding as one step; held for milliseconds.
+        self._lock = threading.Lock()
+
+    def start(self) -> bool:
+        """Adopt the gateway that runs, or start one.
+
+        :returns: True if it was started, and so serves nothing yet.
+        :raises StorageDaemonError: if it does not come up.
+        """
+        return self.daemon.ensure_running()
+
+    def remote_node(self, kind: str, remote: Remote) -> dict[str, Any]:
+        """Return the block node of a base on a storage node.
+
+        :param kind: tells apart the nodes of one image.
+        """
+        return {'driver': 'nbd', 'node-name': naming.node_name(kind, remote.image_id),
+                'read-only': True, 'export': remote.export,
+                'reconnect-delay': self._reconnect_delay,
+                # A storage node that is frozen, not dead, is found out by the kernel.
+                'server': {'type': 'inet', 'host': remote.host, 'port': str(remote.port),
+                           'keep-alive': True}}
+
+    def ensure_base(self, remote: Remote) -> str:
+        """Serve a base to this host's servers.
+
+        :returns: the export's name.
+        :raises StorageDaemonError: if the storage node cannot be reached, or the daemon refuses.
+        """
+        export = naming.export_name(naming.EXPORT_BASE, remote.image_id)
+        with self._lock:
+            self.daemon.ensure_running()
+            if export in self.daemon.exports():
+                return export
+            # The exported node stays when what is below it is exchanged.
+            top = {'driver': 'raw', 'node-name': naming.node_name('g', remote.image_id),
+                   'read-only': True, 'file': naming.node_name('n', remote.image_id)}
+            present = self.daemon.nodes()
+            self.daemon.remove_nodes(*(name for name in self._names(remote.image_id)
+                                       if name in present))
+            self.daemon.add_nodes(self.remote_node('n', remote), top)
+            self.daemon.add_export(export, str(top['node-name']))
+        return export
+
+    def remove_base(self, image_id: str) -> bool:
+        """Stop serving a base.
+
+        :returns: False if a server is connected to it.
+        :raises StorageDaemonError: if the daemon refuses.
+        """
+        export = naming.export_name(naming.EXPORT_BASE, image_id)
+        with self._lock:
+            if not self.daemon.answers():
+                return True
+            if export in self.daemon.exports() \
+                    and not self.daemon.remove_export(export, disconnect=False):
+                return False
+            present = self.daemon.nodes()
+            self.daemon.remove_nodes(*(name for name in self._names(image_id) if name in present))
+        return True
+
+    @staticmethod
+    def _names(image_id: str) -> tuple[str, str]:
+        return naming.node_name('g', image_id), naming.node_name('n', image_id)

@@ -1,4 +1,4 @@
-"""The errors that bootcache raises, each with a message that names the thing at fault and the cure."""
+"""The errors of bootcache; each message names the thing at fault and the cure."""
 
 
 class BootcacheError(Exception):
@@ -14,7 +14,7 @@ class InvalidWorkingSet(BootcacheError):
 
 
 class InvalidManifest(BootcacheError):
-    """A manifest cannot be read, is of an unknown version, or disagrees with the files beside it."""
+    """A manifest cannot be read, is of another version, or disagrees with its files."""
 
 
 class ImageRefused(BootcacheError):

@@ -40,5 +40,5 @@ def export_name(kind: str, image_id: str) -> str:
 
 
 def nbd_unix_uri(socket_path: str, export: str) -> str:
-    """Return the NBD URI of an export behind a unix socket, as QEMU's headers and libvirt take it."""
+    """Return the URI of an export behind a unix socket, as QEMU's headers and libvirt take it."""
     return f'nbd+unix:///{export}?socket={socket_path}'

@@ -15,6 +15,7 @@ _ENVIRONMENT = ('env', 'LC_ALL=C', 'qemu-img')
 def _run(*arguments: str, limits: processutils.ProcessLimits | None = None,
          timeout: int = 600, check_exit_code: tuple[int, ...] = (0,)) -> str:
     try:
+        out: str
         out, _err = processutils.execute(*_ENVIRONMENT, *arguments, prlimit=limits,
                                          timeout=timeout, check_exit_code=list(check_exit_code))
     except processutils.ProcessExecutionError as error:

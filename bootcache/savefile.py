@@ -22,7 +22,7 @@ def fsync_directory(path: str) -> None:
 
 
 def commit(temporary: str, final: str) -> None:
-    """Sync ``temporary`` and rename it to ``final``, so that a crash leaves the old or the new file.
+    """Sync ``temporary`` and rename it to ``final``: a crash leaves the old file or the new one.
 
     :raises OSError: if a step fails; ``final`` is then unchanged.
     """

@@ -119,7 +119,8 @@ def uncovered(wanted: Iterable[Extent], have: Iterable[Extent]) -> int:
 
 def _checked_extents(raw: Any, virtual_bytes: int) -> tuple[Extent, ...]:
     if not isinstance(raw, list | tuple) or len(raw) > MAX_EXTENTS:
-        raise exception.InvalidWorkingSet(f'extents must be a list of at most {MAX_EXTENTS} entries')
+        raise exception.InvalidWorkingSet(
+            f'extents must be a list of at most {MAX_EXTENTS} entries')
     extents = []
     for entry in raw:
         if not isinstance(entry, list | tuple) or len(entry) not in (2, 3):

@@ -184,9 +184,9 @@ earlier when nothing new was read for five seconds.
 
 def auth_opts() -> list[cfg.Opt]:
     """Return the options of the credentials, for sample configurations."""
-    return ks_loading.get_auth_common_conf_options() + ks_loading.get_auth_plugin_conf_options(
-        'v3password') + ks_loading.get_session_conf_options() \
-        + ks_loading.get_adapter_conf_options()
+    return [*ks_loading.get_auth_common_conf_options(),
+            *ks_loading.get_auth_plugin_conf_options('v3password'),
+            *ks_loading.get_session_conf_options(), *ks_loading.get_adapter_conf_options()]
 
 
 def register_opts(conf: cfg.ConfigOpts) -> None:

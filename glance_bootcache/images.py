@@ -1,4 +1,4 @@
-"""Glance's API as the storage service uses it: facts of an image, its data, its state properties."""
+"""Glance's API as the storage service uses it: an image's facts, data and state properties."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -38,8 +38,7 @@ class BuildFile(show.ShowOne):  # type: ignore[misc]
         parser.add_argument('file', help='image file')
         parser.add_argument('-o', '--output', metavar='FILE',
                             help='cache image to write (default: FILE.cache.qcow2)')
-        parser.add_argument('--format', choices=inspection.FORMATS, default='qcow2',
-                            dest='image_format',
+        parser.add_argument('--image-format', choices=inspection.FORMATS, default='qcow2',
                             help='format of the image file (default: qcow2)')
         parser.add_argument('--quota', type=size, default=512 << 20, metavar='SIZE',
                             help='size that the cache image may have (default: 512MiB)')

@@ -7,7 +7,7 @@ from bootcache import exception
 from bootcache.workingset import Extent, WorkingSet
 
 # Readable for people with any colour vision, also in grey.
-COLOURS = {'cache image': '#0072b2', 'base': '#d55e00', 'zeros': '#999999', 'base (miss)': '#cc79a7'}
+COLOURS = {'cache image': '#0072b2', 'base': '#d55e00', 'overlay': '#999999'}
 
 
 def read_pattern(path: str, working_set: WorkingSet, *, over: str = 'time', title: str = '',

@@ -1,4 +1,4 @@
-"""Telling people how far something is: a line that renews itself on a terminal, plain lines else."""
+"""Telling people how far something is: one line that renews itself, or plain lines."""
 
 import sys
 import time

@@ -230,8 +230,9 @@ def _connection(machine: Machine, scratch: str) -> Iterator[Any]:
         root = os.path.join(scratch, 'libvirt')
         os.makedirs(os.path.join(root, 'etc'))
         with open(os.path.join(root, 'etc', 'qemu.conf'), 'w') as stream:
-            stream.write(_QEMU_CONF.format(user=os.geteuid(), group=os.getegid())
-                         .replace('"0"', '"root"'))
+            stream.write(_QEMU_CONF.format(user=f'+{os.geteuid()}', group=f'+{os.getegid()}'))
+        # The embedded driver would tell its start-up on standard error; errors are raised anyway.
+        os.environ.setdefault('LIBVIRT_LOG_OUTPUTS', '4:stderr')
         uri = f'qemu:///embed?root={root}'
         libvirt.virEventRegisterDefaultImpl()
 

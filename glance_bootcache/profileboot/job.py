@@ -1,4 +1,4 @@
-"""What is in hand for one image, shared by the worker that does it and the RPC calls that report."""
+"""What is in hand for one image, shared by its worker and the RPC calls that report."""
 
 import dataclasses
 import secrets

@@ -1,0 +1,56 @@
+"""``glance-bootcache``: reads the configuration and runs the storage service."""
+
+import os
+import socket
+import sys
+
+import fasteners
+import oslo_messaging as messaging
+from oslo_config import cfg
+from oslo_log import log as logging
+from oslo_service import service
+
+from bootcache import conf as bootcache_conf
+from bootcache import exception, rpcapi
+from glance_bootcache import conf as glance_conf
+from glance_bootcache.service import StorageService
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the storage service until it is told to stop.
+
+    :returns: the process's exit code.
+    """
+    conf = cfg.CONF
+    logging.register_options(conf)
+    glance_conf.register_opts(conf)
+    conf.register_opt(cfg.HostAddressOpt('host', default=socket.gethostname(), help="""
+Name of this storage service on the message bus.
+"""))
+    messaging.set_transport_defaults(control_exchange=rpcapi.EXCHANGE)
+    try:
+        conf(sys.argv[1:] if argv is None else argv, project='bootcache', prog='glance-bootcache')
+        glance_conf.check(conf)
+        lock = _only_one(conf[bootcache_conf.GROUP].state_dir)
+    except (cfg.Error, ValueError, OSError, exception.BootcacheError) as error:
+        print(f'glance-bootcache: {error}', file=sys.stderr)
+        return 1
+    logging.setup(conf, 'glance-bootcache')
+    try:
+        service.launch(conf, StorageService(conf), workers=1).wait()
+    finally:
+        lock.release()
+    return 0
+
+
+def _only_one(state_dir: str) -> fasteners.InterProcessLock:
+    os.makedirs(state_dir, mode=0o750, exist_ok=True)
+    lock = fasteners.InterProcessLock(os.path.join(state_dir, 'lock'))
+    if not lock.acquire(blocking=False):
+        raise exception.BootcacheError(
+            f'another glance-bootcache works on [bootcache]state_dir {state_dir}')
+    return lock
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,0 +1,120 @@
+"""bootcache in the one-host cloud: storage service, Glance hook, compute driver, and a wire tap.
+
+The tap is a stock nbdkit with its log filter between gateway and exporter. It writes a line for
+each request, so that what crosses the wire is measured and not computed.
+"""
+
+import contextlib
+import functools
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+from tools.cloud import config
+from tools.cloud.cloud import Cloud, Progress
+from tools.cloud.layout import VENV
+from tools.cloud.processes import port_open
+from tools.cloud.records import queue_served
+
+EXPORT_PORT = 10810
+TAP_PORT = 10811
+STORAGE_SERVICE = "glance-bootcache"
+TAP = "nbd-tap"
+STOCK_DRIVER = "libvirt.LibvirtDriver"
+DRIVER = "bootcache.BootCacheLibvirtDriver"
+
+
+class BootcacheCloud(Cloud):
+    """The cloud with bootcache installed; new servers go the stock way until use_driver()."""
+
+    def __init__(self, home: Path | None = None, progress: Progress | None = None) -> None:
+        super().__init__(home, progress=progress)
+        layout = self.layout
+        self.run_directory = layout.run / "bootcache"
+        self.state_directory = layout.home / "bootcache"
+        self.config_file = layout.etc / "bootcache" / "bootcache.conf"
+        self.tap_log = layout.log / "nbd-tap.log"
+        self.add_service(
+            TAP,
+            ["nbdkit", "--foreground", "--ipaddr", "127.0.0.1",
+             "--port", str(TAP_PORT), "--threads", "32", "--filter=log", "nbd",
+             "hostname=127.0.0.1", f"port={EXPORT_PORT}", "dynamic-export=true", "retry=5",
+             f"logfile={self.tap_log}", "logappend=true"],
+            ready=functools.partial(port_open, TAP_PORT), port=TAP_PORT,
+        )  # fmt: skip
+        self.add_service(
+            STORAGE_SERVICE,
+            [str(VENV / "bin" / "glance-bootcache"), "--config-file", str(self.config_file),
+             "--config-dir", str(layout.layers(STORAGE_SERVICE))],
+            ready=functools.partial(queue_served, layout, "bootcache"),
+        )  # fmt: skip
+
+    def configure_bootcache(self) -> None:
+        """Write the storage service's configuration, and switch the Glance hook on."""
+        self.home.mkdir(parents=True, exist_ok=True)
+        self._make_directories()
+        config.write_all(self.layout)
+        self.run_directory.mkdir(parents=True, exist_ok=True)
+        self.layout.layers(STORAGE_SERVICE).mkdir(parents=True, exist_ok=True)
+        self.config_file.parent.mkdir(parents=True, exist_ok=True)
+        shared = {"gateway_socket": self.run_directory / "gateway.sock"}
+        config.put(self.config_file, config.render({
+            "DEFAULT": {"transport_url": self.transport_url, "debug": "false",
+                        "log_file": self.layout.log / "glance-bootcache.log"},
+            "bootcache": {**shared, "state_dir": self.state_directory,
+                          "run_dir": self.run_directory, "export_port": EXPORT_PORT,
+                          "advertise_port": TAP_PORT, "glance_store_dirs": str(self.layout.images),
+                          "poll_interval": 5},
+            "service_auth": config.service_user(self.layout),
+        }))  # fmt: skip
+        self.layer("glance", "60-bootcache", {
+            "image_import_opts": {"image_import_plugins": "[bootcache]"},
+            "bootcache": {"transport_url": self.transport_url},
+        })  # fmt: skip
+        self.layer("nova", "60-bootcache", {
+            "DEFAULT": {"non_inheritable_image_properties": ",".join((
+                "cache_in_nova", "bittorrent", "img_signature_hash_method", "img_signature",
+                "img_signature_key_type", "img_signature_certificate_uuid",
+                "bootcache_state", "bootcache_reason"))},
+            "bootcache": {**shared, "gateway_run_dir": self.run_directory},
+        })  # fmt: skip
+
+    def up(self) -> None:
+        """Bring everything up, bootcache included."""
+        self.configure_bootcache()
+        super().up()
+
+    def use_driver(self, driver: str) -> None:
+        """Let nova-compute run with a driver; guests survive the change."""
+        if self.override("compute", "DEFAULT", "compute_driver", driver):
+            self.restart("compute")
+
+    def gateway_pid(self) -> int | None:
+        """The gateway's pid, if it runs."""
+        return self._daemon_pid("gateway")
+
+    def exporter_pid(self) -> int | None:
+        """The exporter's pid, if it runs."""
+        return self._daemon_pid("exporter")
+
+    def _daemon_pid(self, name: str) -> int | None:
+        with contextlib.suppress(OSError, ValueError):
+            pid = int((self.run_directory / f"{name}.pid").read_text())
+            if b"qemu-storage-daemon" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                return pid
+        return None
+
+    def kill_exporter(self) -> None:
+        """End the exporter as a crash would."""
+        if pid := self.exporter_pid():
+            os.kill(pid, signal.SIGKILL)
+
+    @contextlib.contextmanager
+    def storage_service_down(self) -> Iterator[None]:
+        """The storage service is stopped in between."""
+        self.stop(STORAGE_SERVICE)
+        try:
+            yield
+        finally:
+            self.start(STORAGE_SERVICE)

@@ -1,0 +1,221 @@
+"""Where the cloud keeps its files, which ports it uses, and how its parts find each other."""
+
+import os
+import secrets
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+TOOLS = Path(__file__).resolve().parent
+VENV = Path(sys.prefix)
+REGION = "RegionOne"
+# Environment variables by which the cloud's processes are recognised.
+CLOUD_TAG = "BOOTCACHE_CLOUD"
+SERVICE_TAG = "BOOTCACHE_SERVICE"
+
+
+def default_home() -> Path:
+    """$BOOTCACHE_HOME/cloud, $BOOTCACHE_HOME being ~/.cache/bootcache unless set."""
+    base = os.environ.get("BOOTCACHE_HOME") or str(Path.home() / ".cache" / "bootcache")
+    return Path(base).absolute() / "cloud"
+
+
+@dataclass(frozen=True)
+class Ports:
+    """TCP ports on 127.0.0.1."""
+
+    epmd: int = 4369
+    rabbit_distribution: int = 25672
+    rabbit: int = 5672
+    keystone: int = 5000
+    placement: int = 8778
+    glance: int = 9292
+    nova_api: int = 8774
+    network: int = 9696
+
+
+@dataclass(frozen=True)
+class Host:
+    """A compute host: a libvirtd in private namespaces and a nova-compute that talks to it.
+
+    A second host would be one more entry in Layout.hosts, with its own number and address; only
+    its separate network reachability for migrations is not made yet.
+    """
+
+    home: Path
+    number: int = 1
+    address: str = "127.0.0.1"
+
+    @property
+    def suffix(self) -> str:
+        """Nothing for the first host, the number for the others."""
+        return "" if self.number == 1 else str(self.number)
+
+    @property
+    def compute(self) -> str:
+        """Name of its nova-compute among the services."""
+        return f"compute{self.suffix}"
+
+    @property
+    def libvirtd(self) -> str:
+        """Name of its libvirtd among the services."""
+        return f"libvirtd{self.suffix}"
+
+    @property
+    def hostname(self) -> str:
+        """Its name in Nova. libvirt takes only a name with a dot for a migration's address."""
+        return f"compute{self.number}.bootcache.test"
+
+    @property
+    def uuid(self) -> str:
+        """The host's UUID for libvirt."""
+        return f"b007cac4-e000-4000-8000-{self.number:012d}"
+
+    @property
+    def libvirt(self) -> Path:
+        """What its libvirtd sees as /etc, /run, /var/lib, /var/log and /var/cache libvirt."""
+        return self.home / f"libvirt{self.suffix}"
+
+    @property
+    def libvirt_socket(self) -> Path:
+        """The socket of its libvirtd."""
+        return self.libvirt / "run" / "libvirt-sock"
+
+    @property
+    def state(self) -> Path:
+        """nova-compute's state_path."""
+        return self.home / "state" / self.compute
+
+    @property
+    def instances(self) -> Path:
+        """nova-compute's instances_path."""
+        return self.home / f"instances{self.suffix}"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Everything that is derived from the cloud's home directory."""
+
+    home: Path
+    ports: Ports = field(default_factory=Ports)
+
+    @cached_property
+    def hosts(self) -> tuple[Host, ...]:
+        """The compute hosts."""
+        return (Host(self.home),)
+
+    @property
+    def etc(self) -> Path:
+        """Configuration files."""
+        return self.home / "etc"
+
+    @property
+    def state(self) -> Path:
+        """Databases, and what has been done once for all."""
+        return self.home / "state"
+
+    @property
+    def log(self) -> Path:
+        """One file per service, and Glance's access log."""
+        return self.home / "log"
+
+    @property
+    def run(self) -> Path:
+        """Pid files."""
+        return self.home / "run"
+
+    @property
+    def images(self) -> Path:
+        """Glance's file store."""
+        return self.home / "images"
+
+    @property
+    def access_log(self) -> Path:
+        """Glance's requests, as JSON lines."""
+        return self.log / "glance-access.log"
+
+    @property
+    def openrc(self) -> Path:
+        """The administrator's environment, to be sourced by a shell."""
+        return self.home / "openrc"
+
+    @property
+    def demo_openrc(self) -> Path:
+        """The tenant's environment."""
+        return self.home / "demo-openrc"
+
+    @cached_property
+    def password(self) -> str:
+        """The one password of all users, made up on first use: others may use this machine too."""
+        file = self.etc / "password"
+        if not file.exists():
+            self.etc.mkdir(parents=True, exist_ok=True)
+            with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as stream:
+                stream.write(secrets.token_hex(12))
+        return file.read_text()
+
+    @property
+    def transport_url(self) -> str:
+        """oslo.messaging's address of the broker."""
+        return f"rabbit://openstack:{self.password}@127.0.0.1:{self.ports.rabbit}/"
+
+    def database(self, name: str) -> Path:
+        """The file of a SQLite database."""
+        return self.state / f"{name}.db"
+
+    def database_url(self, name: str) -> str:
+        """SQLAlchemy's address of a database."""
+        return f"sqlite:///{self.database(name)}"
+
+    def url(self, port: int, path: str = "") -> str:
+        """An HTTP address in this cloud."""
+        return f"http://127.0.0.1:{port}{path}"
+
+    @property
+    def auth_url(self) -> str:
+        """Keystone."""
+        return self.url(self.ports.keystone, "/v3")
+
+    def layers(self, service: str) -> Path:
+        """The directory of a service's extra configuration files."""
+        return self.etc / f"{service}.d"
+
+    def openstack_environment(self, user: str) -> dict[str, str]:
+        """OS_* variables for `admin` or `demo`, each in the project of the same name."""
+        return {
+            "OS_AUTH_URL": self.auth_url,
+            "OS_IDENTITY_API_VERSION": "3",
+            "OS_USERNAME": user,
+            "OS_PASSWORD": self.password,
+            "OS_PROJECT_NAME": user,
+            "OS_USER_DOMAIN_NAME": "Default",
+            "OS_PROJECT_DOMAIN_NAME": "Default",
+            "OS_REGION_NAME": REGION,
+            "OS_COMPUTE_API_VERSION": "2.96",
+        }
+
+    def environment(self, extra: Mapping[str, str] | None = None) -> dict[str, str]:
+        """The environment of a process: the caller's, without proxies and Python settings."""
+        dropped = ("PYTHON", "OS_", "LC_", "RABBITMQ_")
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(dropped) and not name.lower().endswith("_proxy")
+        }
+        search = os.environ.get("PATH", os.defpath)
+        return {
+            **kept,
+            "PATH": f"{VENV / 'bin'}:{search}:/usr/sbin:/sbin",
+            "HOME": str(self.home),
+            "LANG": "C.UTF-8",
+            "no_proxy": "*",
+            "PYTHONWARNINGS": "ignore",
+            CLOUD_TAG: str(self.home),
+            **(extra or {}),
+        }
+
+    def openstack_process_environment(self) -> dict[str, str]:
+        """The environment of a process that opens the SQLite databases."""
+        return self.environment({"PYTHONPATH": str(TOOLS / "shims")})

@@ -1,0 +1,141 @@
+"""What is recorded once in the running cloud: catalog, users, flavors; and Nova's own records."""
+
+import contextlib
+import sqlite3
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from tools.cloud.layout import REGION, Host, Layout
+
+FLAVORS = (
+    # name, MB of memory, GB of disk, virtual CPUs
+    ("m1.tiny", 192, 1, 1),
+    ("m1.small", 512, 5, 1),
+    ("m1.medium", 1024, 10, 1),
+)
+HEARTBEAT_AGE = timedelta(seconds=45)
+
+
+class Identity:
+    """Keystone's API and Nova's, as the administrator."""
+
+    def __init__(self, layout: Layout) -> None:
+        from keystoneauth1.identity import v3
+        from keystoneauth1.session import Session
+
+        self.layout = layout
+        names = {"user_domain_name": "Default", "project_domain_name": "Default"}
+        self.session = Session(
+            v3.Password(
+                layout.auth_url,
+                username="admin",
+                password=layout.password,
+                project_name="admin",
+                **names,
+            )
+        )
+
+    def create_catalog(self) -> None:
+        """Services with their endpoints, the users `svc` and `demo` with their projects."""
+        ports = self.layout.ports
+        for name, kind, url in (
+            ("placement", "placement", self.layout.url(ports.placement)),
+            ("glance", "image", self.layout.url(ports.glance)),
+            ("nova", "compute", self.layout.url(ports.nova_api, "/v2.1")),
+            ("network-stub", "network", self.layout.url(ports.network)),
+        ):
+            service = self._ensure("service", {"name": name}, {"type": kind})
+            for interface in ("public", "internal", "admin"):
+                key = {"service_id": service, "interface": interface, "region_id": REGION}
+                self._ensure("endpoint", key, {"url": url})
+        self._user("svc", "service", ("admin", "service"))
+        self._user("demo", "demo", ("member",))
+
+    def create_flavors(self) -> None:
+        """The flavors of the demo."""
+        api = self.layout.url(self.layout.ports.nova_api, "/v2.1")
+        known = {flavor["name"] for flavor in self._call("GET", f"{api}/flavors")["flavors"]}
+        for name, ram, disk, cpus in FLAVORS:
+            if name not in known:
+                body = {"name": name, "id": name, "ram": ram, "disk": disk, "vcpus": cpus}
+                self._call("POST", f"{api}/flavors", {"flavor": body})
+
+    def _user(self, name: str, project: str, roles: tuple[str, ...]) -> None:
+        project_id = self._ensure("project", {"name": project}, {"domain_id": "default"})
+        settings = {"domain_id": "default", "default_project_id": project_id}
+        user = self._ensure("user", {"name": name}, {**settings, "password": self.layout.password})
+        for role in roles:
+            found = self._call("GET", self._identity(f"roles?name={role}"))["roles"][0]["id"]
+            path = f"projects/{project_id}/users/{user}/roles/{found}"
+            self._call("PUT", self._identity(path))
+
+    def _ensure(self, kind: str, key: dict[str, str], settings: dict[str, str]) -> str:
+        """The id of the record with this key, created if need be."""
+        query = "&".join(f"{name}={value}" for name, value in key.items())
+        found = self._call("GET", self._identity(f"{kind}s?{query}"))[f"{kind}s"]
+        if not found:
+            body = {kind: {**key, **settings}}
+            found = [self._call("POST", self._identity(f"{kind}s"), body)[kind]]
+        return str(found[0]["id"])
+
+    def _identity(self, path: str) -> str:
+        return f"{self.layout.auth_url}/{path}"
+
+    def _call(self, method: str, url: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        response = self.session.request(url, method, json=body)
+        return dict(response.json()) if response.content else {}
+
+
+def _query(database: Path, statement: str, *arguments: str) -> bool:
+    """Whether a query finds any row; False also while the table does not exist."""
+    with contextlib.suppress(sqlite3.OperationalError):
+        connection = sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=10)
+        with contextlib.closing(connection):
+            return connection.execute(statement, arguments).fetchone() is not None
+    return False
+
+
+def compute_registered(layout: Layout, host: Host, since: float) -> bool:
+    """Whether the nova-compute started at `since` has reported and takes servers."""
+    started = datetime.fromtimestamp(int(since), UTC)
+    oldest = datetime.now(UTC) - HEARTBEAT_AGE
+    cell = layout.database("nova_cell1")
+    return (
+        _query(
+            cell,
+            "SELECT 1 FROM compute_nodes WHERE deleted = 0 AND host = ?"
+            " AND COALESCE(updated_at, created_at) >= ?",
+            host.hostname, _stamp(started),
+        )
+        and _query(
+            cell,
+            "SELECT 1 FROM services WHERE deleted = 0 AND binary = 'nova-compute' AND host = ?"
+            " AND COALESCE(last_seen_up, created_at) >= ?",
+            host.hostname, _stamp(oldest),
+        )
+        and _query(
+            layout.database("nova_api"),
+            "SELECT 1 FROM host_mappings WHERE host = ?",
+            host.hostname,
+        )
+    )  # fmt: skip
+
+
+def _stamp(moment: datetime) -> str:
+    return moment.strftime("%Y-%m-%d %H:%M:%S")
+
+
+def queue_served(layout: Layout, queue: str) -> bool:
+    """Whether some process consumes this queue of the broker."""
+    from kombu.connection import Connection
+    from kombu.exceptions import KombuError
+
+    url = layout.transport_url.replace("rabbit:", "pyamqp:")
+    with Connection(url, connect_timeout=5) as broker:  # type: ignore[no-untyped-call]
+        errors = (KombuError, OSError, *broker.channel_errors, *broker.connection_errors)
+        try:
+            declared = broker.channel().queue_declare(queue, passive=True)
+        except errors:
+            return False
+        return bool(declared.consumer_count)

@@ -124,7 +124,7 @@ Related options:
 * ``topics`` in ``[oslo_messaging_notifications]`` of glance-api.conf.
 """),
     cfg.StrOpt('notification_pool',
-               default='bootcache',
+               default='bootcache-images',
                help="""
 Pool in which the storage service listens, so that other listeners of the topic
 get every message too.

@@ -93,18 +93,24 @@ class ComputeHost:
         :param root_bytes: size of the disk; None for the base's own.
         :param has_stock_base: whether Nova's own base of the image is on this host.
         :returns: False if the server is to go the stock way; the reason is logged.
+        :raises ProfileBootFailed: if the storage service knows the server as its profile boot, and
+            it cannot be recorded: nobody has a use for it then.
         """
-        reason = placement.stock_reason(server, self._conf.enabled, has_stock_base)
+        # A profile boot is recorded all the same: its server is for nothing else.
+        reason = placement.stock_reason(server, self._conf.enabled,
+                                        has_stock_base and profile_token is None)
         if not reason:
             assert server.image_id is not None
             try:
                 reason = self._make(server.image_id, server_id, profile_token, path, root_bytes)
+            except exception.ProfileBootFailed:
+                self._discard_recording(server_id)
+                raise
             except (exception.BootcacheError, messaging.MessagingException, OSError,
                     ValueError, KeyError) as error:
                 reason = f'{type(error).__name__}: {error}'
         if reason:
             LOG.info('bootcache: server %s goes the stock way: %s', server_id, reason)
-            self._discard_recording(server_id)
         return not reason
 
     def _make(self, image_id: str, server_id: str, profile_token: str | None, path: str,
@@ -125,9 +131,13 @@ class ComputeHost:
         size = root_bytes or answer['virtual_bytes']
         if plan.chain is Chain.RECORDING:
             assert profile_token is not None
-            export = self._start_recording(server_id, remote, answer['virtual_bytes'],
-                                           profile_token)
-            self._create(path, size, naming.nbd_unix_uri(self.gateway.socket_path, export), 'raw')
+            try:
+                export = self._start_recording(server_id, remote, answer['virtual_bytes'],
+                                               profile_token)
+                self._create(path, size, naming.nbd_unix_uri(self.gateway.socket_path, export),
+                             'raw')
+            except (exception.BootcacheError, OSError) as error:
+                raise exception.ProfileBootFailed(f'it cannot be recorded: {error}') from error
             return ''
         assert plan.cache_image is not None
         if plan.fetch:

@@ -68,9 +68,12 @@ class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
                         has_trusted_certs=bool(trusted_certs),
                         is_unshelving=instance.vm_state == vm_states.SHELVED_OFFLOADED,
                         preallocates=self.preallocate)
-        return self.bootcache.make_overlay(
-            server, instance.uuid, (instance.metadata or {}).get(_PROFILE_METADATA), self.path,
-            size, os.path.exists(stock_base))
+        try:
+            return self.bootcache.make_overlay(
+                server, instance.uuid, (instance.metadata or {}).get(_PROFILE_METADATA), self.path,
+                size, os.path.exists(stock_base))
+        except exception.ProfileBootFailed as error:
+            raise nova_exception.InternalError(f'Profile boot of {image_id}: {error}') from error
 
     def _keep(self, image_id: str, size: int | None) -> None:
         try:

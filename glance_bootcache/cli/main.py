@@ -39,7 +39,8 @@ class BootcacheApp(app.App):  # type: ignore[misc]
         :raises BootcacheError: if it cannot be read.
         """
         if self._conf is None:
-            conf = cfg.ConfigOpts()
+            # The global one: oslo.messaging registers some options nowhere else.
+            conf = cfg.CONF
             logging.register_options(conf)
             glance_conf.register_opts(conf)
             files = self.options.config_file

@@ -37,7 +37,8 @@ class BootcacheCloud(Cloud):
         self.tap_log = layout.log / "nbd-tap.log"
         self.add_service(
             TAP,
-            ["nbdkit", "--foreground", "--ipaddr", "127.0.0.1",
+            # In the foreground nbdkit ends with its parent, so it gets one that stays.
+            ["sh", "-c", '"$@" & wait', "sh", "nbdkit", "--foreground", "--ipaddr", "127.0.0.1",
              "--port", str(TAP_PORT), "--threads", "32", "--filter=log", "nbd",
              "hostname=127.0.0.1", f"port={EXPORT_PORT}", "dynamic-export=true", "retry=5",
              f"logfile={self.tap_log}", "logappend=true"],

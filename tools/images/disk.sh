@@ -4,7 +4,7 @@
 GRUB=/usr/lib/grub/i386-pc
 PART_START=1048576
 
-# Modules and fonts as grub-install leaves them: core.img holds what reads the file system, and the rest comes from it.
+# Modules as grub-install leaves them: core.img holds what reads the file system, and the rest comes from it.
 grub_files() { # ROOT
     mkdir -p "$1/boot/grub/i386-pc"
     cp "$GRUB"/*.mod "$GRUB"/*.lst "$1/boot/grub/i386-pc/"
@@ -15,7 +15,7 @@ make_disk() { # ROOT WORK MIB UUID
     truncate -s "${mib}M" "$raw"
     printf 'label: dos\nlabel-id: 0x%s\nstart=2048, type=83, bootable\n' "${uuid%%-*}" | sfdisk -q --no-tell-kernel "$raw" >&2
     # Everything is initialised here, so that the guest's kernel does not write in the background what no test asked for.
-    run mke2fs -q -F -t ext4 -L root -U "$uuid" -d "$root" \
+    run mke2fs -q -F -t ext4 -b 4096 -L root -U "$uuid" -d "$root" \
         -E "offset=$PART_START,hash_seed=$uuid,lazy_itable_init=0,lazy_journal_init=0" \
         "$raw" "$((mib * 1024 - PART_START / 1024))k"
     grub-mkimage -O i386-pc -o "$work/core.img" -p '(hd0,msdos1)/boot/grub' biosdisk part_msdos ext2

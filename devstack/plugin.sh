@@ -1,0 +1,299 @@
+#!/bin/bash
+# The bootcache plugin: devstack sources this file once for each phase, with the phase as arguments.
+#
+# Which pieces a node gets follows from its services, so the same plugin serves one node or many:
+#   g-bootcache           the storage service (glance-bootcache) and its exporter
+#   g-api                 the Glance hook, and notifications
+#   n-cpu                 the compute driver
+#   n-bootcache-gateway   the gateway
+#   n-api                 what snapshots do not inherit
+
+BOOTCACHE_XTRACE=$(set +o | grep xtrace)
+set +o xtrace
+
+function is_bootcache_here {
+    is_service_enabled g-bootcache || is_service_enabled g-api || is_service_enabled n-cpu
+}
+
+function bootcache_python {
+    if [[ "${GLOBAL_VENV:-False}" == "True" ]]; then
+        echo "$DEVSTACK_VENV/bin/python"
+    else
+        echo python3
+    fi
+}
+
+function bootcache_purelib {
+    "$(bootcache_python)" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
+}
+
+function bootcache_bin_dir {
+    if [[ "${GLOBAL_VENV:-False}" == "True" ]]; then
+        echo "$DEVSTACK_VENV/bin"
+    else
+        get_python_exec_prefix
+    fi
+}
+
+# Packages
+# --------
+
+function install_bootcache_packages {
+    if ! is_ubuntu; then
+        die $LINENO "the bootcache plugin knows Debian and Ubuntu only"
+    fi
+    # qemu-storage-daemon is in qemu-system-common. is_ubuntu is true for Debian as well.
+    install_package qemu-utils qemu-system-common
+    if is_service_enabled g-bootcache; then
+        install_package qemu-block-extra python3-libnbd
+    fi
+}
+
+# The distribution's libnbd binding belongs to the distribution's Python. A virtual environment made
+# from that Python borrows just these files.
+function link_bootcache_libnbd {
+    local site path
+    if [[ "${GLOBAL_VENV:-False}" != "True" ]]; then
+        return 0
+    fi
+    site=$(bootcache_purelib)
+    dpkg -L python3-libnbd \
+        | grep -E '^/usr/lib/python3/dist-packages/[^/]+(\.egg-info|\.dist-info|\.py|\.so)$' \
+        | while read -r path; do
+            ln -sfn "$path" "$site/$(basename "$path")"
+        done
+}
+
+# Code
+# ----
+
+# Nova's loader takes drivers from below nova.virt only, so setup.cfg installs our shim as
+# nova.virt.bootcache in site-packages. That is right beside an installed Nova. devstack's Nova is
+# an editable install: its files are in $NOVA_DIR, and a folder "nova" in site-packages would hide
+# all of it ("import nova" finds the folder and nothing in it). So the shim goes to Nova's own tree
+# as a link, and the folder in site-packages goes away.
+function link_bootcache_driver {
+    local site
+    if [[ ! -d "$NOVA_DIR/nova/virt" ]]; then
+        return 0
+    fi
+    site=$(bootcache_purelib)
+    ln -sfn "$BOOTCACHE_DIR/nova_bootcache/shim" "$NOVA_DIR/nova/virt/bootcache"
+    if [[ ! -e "$site/nova/__init__.py" ]]; then
+        sudo rm -rf "$site/nova/virt/bootcache"
+        # Only if they are empty now.
+        sudo rmdir "$site/nova/virt" "$site/nova" || true
+    fi
+}
+
+function install_bootcache {
+    # Not setup_develop: an editable install of bootcache maps nova.virt.bootcache by an import hook
+    # that Nova's loader does not reach. pip installs a local folder anew each time.
+    pip_install "$BOOTCACHE_DIR"
+    link_bootcache_driver
+    if is_service_enabled g-bootcache; then
+        link_bootcache_libnbd
+    fi
+}
+
+# Configuration
+# -------------
+
+function configure_bootcache_service {
+    sudo install -d -o "$STACK_USER" "$BOOTCACHE_CONF_DIR" "$BOOTCACHE_STATE_DIR"
+    rm -f "$BOOTCACHE_CONF"
+    iniset "$BOOTCACHE_CONF" DEFAULT debug "$ENABLE_DEBUG_LOG_LEVEL"
+    iniset_rpc_backend bootcache "$BOOTCACHE_CONF"
+    iniset_rpc_backend bootcache "$BOOTCACHE_CONF" bootcache
+    iniset "$BOOTCACHE_CONF" bootcache state_dir "$BOOTCACHE_STATE_DIR"
+    iniset "$BOOTCACHE_CONF" bootcache run_dir "$BOOTCACHE_RUN_DIR"
+    iniset "$BOOTCACHE_CONF" bootcache gateway_socket "$BOOTCACHE_GATEWAY_SOCKET"
+    iniset "$BOOTCACHE_CONF" bootcache export_host "$BOOTCACHE_EXPORT_HOST"
+    iniset "$BOOTCACHE_CONF" bootcache export_port "$BOOTCACHE_EXPORT_PORT"
+    iniset "$BOOTCACHE_CONF" bootcache default_quota "$BOOTCACHE_DEFAULT_QUOTA"
+    iniset "$BOOTCACHE_CONF" bootcache profile_timeout "$BOOTCACHE_PROFILE_TIMEOUT"
+    if is_service_enabled g-api; then
+        iniset "$BOOTCACHE_CONF" bootcache glance_store_dirs "$GLANCE_IMAGE_DIR"
+    fi
+
+    iniset "$BOOTCACHE_CONF" service_auth auth_type password
+    iniset "$BOOTCACHE_CONF" service_auth auth_url "$KEYSTONE_SERVICE_URI"
+    iniset "$BOOTCACHE_CONF" service_auth username "$BOOTCACHE_USER"
+    iniset "$BOOTCACHE_CONF" service_auth password "$SERVICE_PASSWORD"
+    iniset "$BOOTCACHE_CONF" service_auth user_domain_name "$SERVICE_DOMAIN_NAME"
+    iniset "$BOOTCACHE_CONF" service_auth project_name "$SERVICE_PROJECT_NAME"
+    iniset "$BOOTCACHE_CONF" service_auth project_domain_name "$SERVICE_DOMAIN_NAME"
+    iniset "$BOOTCACHE_CONF" service_auth region_name "$REGION_NAME"
+    if is_service_enabled tls-proxy; then
+        iniset "$BOOTCACHE_CONF" service_auth cafile "$SSL_BUNDLE_FILE"
+    fi
+    setup_logging "$BOOTCACHE_CONF"
+}
+
+# Adds bootcache to the import plugins that are configured already; "no_op" means none.
+function configure_bootcache_hook {
+    local plugins
+    plugins=$(iniget "$GLANCE_IMAGE_IMPORT_CONF" image_import_opts image_import_plugins)
+    plugins=$(echo "$plugins" | tr -d "[]'\" " | tr ',' '\n' \
+        | grep -vxE 'no_op|bootcache|' | tr '\n' ',' || true)
+    iniset "$GLANCE_IMAGE_IMPORT_CONF" image_import_opts image_import_plugins \
+        "[${plugins}bootcache]"
+    iniset_rpc_backend bootcache "$GLANCE_API_CONF" bootcache
+    # Uploads pass no import plugin: the storage service hears of them by notification.
+    iniset "$GLANCE_API_CONF" oslo_messaging_notifications driver messagingv2
+    iniset "$GLANCE_API_CONF" oslo_messaging_notifications topics notifications
+}
+
+# Settings for nova-compute. devstack makes nova-cpu.conf from nova.conf after this phase, so that
+# nova.conf has to have them; nova-cpu.conf gets them as well if it is there already.
+function configure_bootcache_driver {
+    local conf
+    for conf in "$NOVA_CONF" "$NOVA_CPU_CONF"; do
+        if [[ "$conf" == "$NOVA_CPU_CONF" && ! -e "$conf" ]]; then
+            continue
+        fi
+        iniset "$conf" DEFAULT compute_driver bootcache.BootCacheLibvirtDriver
+        # nova-compute's own bus is its cell's; the storage service is on the main one.
+        iniset_rpc_backend bootcache "$conf" bootcache
+        iniset "$conf" bootcache gateway_socket "$BOOTCACHE_GATEWAY_SOCKET"
+        iniset "$conf" bootcache gateway_run_dir "$BOOTCACHE_RUN_DIR"
+    done
+}
+
+# A snapshot is another image: it must not say that it is ready because its original was.
+function configure_bootcache_snapshots {
+    local names name
+    names=$(iniget "$NOVA_CONF" DEFAULT non_inheritable_image_properties)
+    names=${names:-cache_in_nova,bittorrent}
+    for name in bootcache_state bootcache_reason; do
+        if [[ ",$names," != *",$name,"* ]]; then
+            names="$names,$name"
+        fi
+    done
+    iniset "$NOVA_CONF" DEFAULT non_inheritable_image_properties "$names"
+}
+
+function configure_bootcache {
+    if is_service_enabled g-bootcache; then
+        configure_bootcache_service
+    fi
+    if is_service_enabled g-api; then
+        configure_bootcache_hook
+    fi
+    if is_service_enabled n-cpu; then
+        configure_bootcache_driver
+    fi
+    if is_service_enabled n-api; then
+        configure_bootcache_snapshots
+    fi
+}
+
+# Reads all tenants' images and sets their state; starts servers in the service project.
+function create_bootcache_account {
+    create_service_user "$BOOTCACHE_USER" admin
+}
+
+# Processes
+# ---------
+
+function bootcache_guest_group {
+    local group
+    for group in $BOOTCACHE_GUEST_GROUP libvirt-qemu kvm; do
+        if getent group "$group" >/dev/null; then
+            echo "$group"
+            return 0
+        fi
+    done
+    die $LINENO "no group of libvirt's QEMU: set BOOTCACHE_GUEST_GROUP"
+}
+
+# The gateway has to be there before nova-compute, which would start one of its own otherwise.
+function start_bootcache_gateway {
+    local group nbd monitor pidfile
+    group=$(bootcache_guest_group)
+    sudo install -d -o "$STACK_USER" "$BOOTCACHE_RUN_DIR" "$(dirname "$BOOTCACHE_GATEWAY_SOCKET")"
+    nbd="addr.type=unix,addr.path=$BOOTCACHE_GATEWAY_SOCKET,max-connections=0"
+    monitor="socket,path=$BOOTCACHE_RUN_DIR/gateway.qmp,server=on,wait=off,id=monitor"
+    pidfile="$BOOTCACHE_RUN_DIR/gateway.pid"
+    rm -f "$pidfile"
+    # No umask in devstack's units: the group needs to write to a socket to connect to it.
+    run_process n-bootcache-gateway "/bin/sh -c \"umask 0007; exec qemu-storage-daemon\
+ --chardev $monitor --monitor chardev=monitor --pidfile $pidfile --nbd-server $nbd\"" "$group"
+}
+
+function start_bootcache_service {
+    sudo install -d -o "$STACK_USER" "$BOOTCACHE_RUN_DIR"
+    run_process g-bootcache "$(bootcache_bin_dir)/glance-bootcache --config-file $BOOTCACHE_CONF"
+}
+
+# The exporter outlives the storage service on purpose; here it goes too.
+function stop_bootcache_exporter {
+    local pid
+    pid=$(cat "$BOOTCACHE_RUN_DIR/exporter.pid" 2>/dev/null || true)
+    if [[ -n "$pid" ]] && grep -qs "$BOOTCACHE_RUN_DIR/exporter.qmp" "/proc/$pid/cmdline"; then
+        sudo kill "$pid" || true
+    fi
+}
+
+function stop_bootcache {
+    if is_service_enabled g-bootcache; then
+        stop_process g-bootcache
+        stop_bootcache_exporter
+    fi
+    if is_service_enabled n-bootcache-gateway; then
+        stop_process n-bootcache-gateway
+    fi
+}
+
+function cleanup_bootcache {
+    sudo rm -rf "$BOOTCACHE_STATE_DIR" "$BOOTCACHE_CONF_DIR" "$BOOTCACHE_RUN_DIR"
+    if [[ -L "$NOVA_DIR/nova/virt/bootcache" ]]; then
+        rm -f "$NOVA_DIR/nova/virt/bootcache"
+    fi
+    if [[ -n "${NOVA_INSTANCES_PATH:-}" ]]; then
+        sudo rm -rf "$NOVA_INSTANCES_PATH/_bootcache"
+    fi
+}
+
+# Phases
+# ------
+
+if is_bootcache_here; then
+    case "$1:${2:-}" in
+        stack:pre-install)
+            echo_summary "Installing packages for bootcache"
+            install_bootcache_packages
+            ;;
+        stack:install)
+            echo_summary "Installing bootcache"
+            install_bootcache
+            ;;
+        stack:post-config)
+            echo_summary "Configuring bootcache"
+            configure_bootcache
+            if is_service_enabled g-bootcache; then
+                create_bootcache_account
+            fi
+            if is_service_enabled n-bootcache-gateway; then
+                start_bootcache_gateway
+            fi
+            ;;
+        stack:extra)
+            if is_service_enabled g-bootcache; then
+                echo_summary "Starting glance-bootcache"
+                start_bootcache_service
+            fi
+            ;;
+        stack:test-config)
+            # Nothing of Tempest's depends on bootcache.
+            ;;
+        unstack:*)
+            stop_bootcache
+            ;;
+        clean:*)
+            cleanup_bootcache
+            ;;
+    esac
+fi
+
+$BOOTCACHE_XTRACE

@@ -1,0 +1,22 @@
+"""What all unit tests share: no processes, no network, files only in pytest's own directories."""
+
+import hypothesis
+import pytest
+from oslo_config import cfg
+
+from bootcache import conf as bootcache_conf
+from glance_bootcache import conf as glance_conf
+
+hypothesis.settings.register_profile('unit', deadline=None, max_examples=150, database=None)
+hypothesis.settings.load_profile('unit')
+
+
+@pytest.fixture
+def storage_conf(tmp_path):
+    """The storage service's configuration, with its state below pytest's directory."""
+    conf = cfg.ConfigOpts()
+    conf([], project='bootcache', default_config_files=[], default_config_dirs=[])
+    glance_conf.register_opts(conf)
+    conf.set_override('state_dir', str(tmp_path / 'state'), bootcache_conf.GROUP)
+    conf.set_override('run_dir', str(tmp_path / 'run'), bootcache_conf.GROUP)
+    return conf

@@ -1,0 +1,53 @@
+"""The storage side's options: a wrong value is named before the service starts."""
+
+import pytest
+
+from bootcache import conf as bootcache_conf
+from bootcache import exception
+from glance_bootcache import conf as glance_conf
+
+
+def test_the_defaults_are_right(storage_conf):
+    glance_conf.check(storage_conf)
+
+
+@pytest.mark.parametrize('values, named', [
+    ({'default_quota': 'much'}, ['default_quota', 'much']),
+    ({'max_quota': 'much'}, ['max_quota', 'much']),
+    ({'default_quota': ''}, ['default_quota']),
+    ({'default_quota': '1023KiB'}, ['default_quota', '1048576']),
+    ({'default_quota': '3GiB'}, ['default_quota', 'max_quota', '3GiB', '2GiB']),
+    ({'max_quota': '1MiB'}, ['default_quota', 'max_quota']),
+    ({'boot_marker': '('}, ['boot_marker', '(']),
+    ({'boot_marker': ''}, ['boot_marker'])])
+def test_a_wrong_value_names_its_option(storage_conf, values, named):
+    for name, value in values.items():
+        storage_conf.set_override(name, value, bootcache_conf.GROUP)
+    with pytest.raises(ValueError) as caught:
+        glance_conf.check(storage_conf)
+    for word in named:
+        assert word in str(caught.value)
+    assert '[bootcache]' in str(caught.value)
+
+
+def test_an_images_policy_is_bounded_by_the_operators(storage_conf):
+    storage_conf.set_override('default_quota', '4MiB', bootcache_conf.GROUP)
+    storage_conf.set_override('max_quota', '8MiB', bootcache_conf.GROUP)
+    assert glance_conf.image_policy(storage_conf, {}).quota == 4 << 20
+    assert glance_conf.image_policy(storage_conf, {}).boot_marker == glance_conf.DEFAULT_MARKER
+    assert glance_conf.image_policy(storage_conf, {'bootcache_quota': '8MiB'}).quota == 8 << 20
+    with pytest.raises(exception.InvalidProperty, match='bootcache_quota'):
+        glance_conf.image_policy(storage_conf, {'bootcache_quota': '9MiB'})
+
+
+def test_every_option_has_help_and_comes_once():
+    from nova_bootcache import conf as nova_conf
+    storage = {option.name for group, options in glance_conf.list_opts() for option in options
+               if group == bootcache_conf.GROUP}
+    compute = {option.name for _group, options in nova_conf.list_opts() for option in options}
+    shared = {option.name for _group, options in bootcache_conf.list_opts() for option in options}
+    assert not storage & compute and not storage & shared and not compute & shared
+    for options in (*glance_conf.list_opts()[:1], *nova_conf.list_opts(),
+                    *bootcache_conf.list_opts()):
+        for option in options[1]:
+            assert option.help and option.help.strip(), option.name

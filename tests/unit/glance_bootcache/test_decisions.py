@@ -1,0 +1,149 @@
+"""What is to be done about an image: every action, in a table."""
+
+import dataclasses
+import itertools
+
+import pytest
+
+from bootcache.manifest import CacheInfo, Manifest, State, WorkingSetInfo
+from bootcache.properties import Policy
+from glance_bootcache import decisions
+from glance_bootcache.decisions import Action, Decision, ImageFacts
+
+MIB = 1 << 20
+IMAGE = ImageFacts('7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f', 'active', 'qcow2', 'bare', 5 * MIB,
+                   'sha512:00', 0, 0, {})
+SET = WorkingSetInfo('set', 900, 3, 4096, 'nova', 'marker', 12.5, 'login:')
+CACHE = CacheInfo('cache', 1000, 900, 3, 'ab', 1 << 30, 65536, 512 * MIB, 'nbd://', 1.5, 1)
+READY = Manifest(IMAGE.image_id, State.READY, '', 'sha512:00', 'qcow2', 5 * MIB, 1 << 30, '/base',
+                 False, SET, CACHE)
+POLICY = Policy('auto', 512 * MIB, 'login:')
+
+
+def decide(image=IMAGE, manifest=None, **options):
+    return decisions.decide(image, manifest, **{
+        'default_quota': 512 * MIB, 'max_quota': 2048 * MIB, 'default_marker': 'login:',
+        'build_snapshots': False, **options})
+
+
+def image(properties=None, **changes):
+    return dataclasses.replace(IMAGE, properties=properties or {}, **changes)
+
+
+def manifest(**changes):
+    return dataclasses.replace(READY, **changes)
+
+
+RECORD = Decision(Action.RECORD, policy=POLICY)
+NOTHING = Decision(Action.NOTHING)
+
+TABLE = {
+    'new image': (IMAGE, None, RECORD),
+    'raw image': (image(disk_format='raw'), None, RECORD),
+    'ready': (IMAGE, READY, NOTHING),
+    'restart while pending': (IMAGE, manifest(state=State.PENDING), RECORD),
+    'restart while recording': (IMAGE, manifest(state=State.RECORDING), RECORD),
+    'restart while building': (IMAGE, manifest(state=State.BUILDING), RECORD),
+    'content changed': (image(image_hash='sha512:11'), READY, RECORD),
+    'content changed after a failure': (
+        image(image_hash='sha512:11'), manifest(state=State.FAILED, cache_image=None), RECORD),
+    'failed': (IMAGE, manifest(state=State.FAILED, cache_image=None), NOTHING),
+    'refused': (IMAGE, manifest(state=State.SKIPPED, cache_image=None), NOTHING),
+    'skipped by a property that is right now': (
+        IMAGE, Manifest(IMAGE.image_id, State.SKIPPED, 'bootcache_mode=off'), RECORD),
+    'held': (IMAGE, manifest(state=State.SKIPPED, held=True, cache_image=None), NOTHING),
+    'held and content changed': (image(image_hash='sha512:11'),
+                                 manifest(state=State.SKIPPED, held=True), NOTHING),
+    'working set lost': (IMAGE, manifest(working_set=None), RECORD),
+    'cache image lost': (IMAGE, manifest(cache_image=None), RECORD),
+    'marker changed': (image({'bootcache_boot_marker': 'up'}), READY,
+                       Decision(Action.RECORD, policy=Policy('auto', 512 * MIB, 'up'))),
+    'quota changed': (image({'bootcache_quota': '64MiB'}), READY,
+                      Decision(Action.REBUILD, policy=Policy('auto', 64 * MIB, 'login:'))),
+    'quota said another way': (image({'bootcache_quota': '536870912'}), READY, NOTHING),
+    'quota and marker changed': (
+        image({'bootcache_quota': '64MiB', 'bootcache_boot_marker': 'up'}), READY,
+        Decision(Action.RECORD, policy=Policy('auto', 64 * MIB, 'up'))),
+    'own state properties': (image({'bootcache_state': 'ready', 'bootcache_reason': 'x'}), READY,
+                             NOTHING),
+    'opted out': (image({'bootcache_mode': 'off'}), None,
+                  Decision(Action.SKIP, 'bootcache_mode=off')),
+    'opted out while ready': (image({'bootcache_mode': 'off'}), READY,
+                              Decision(Action.SKIP, 'bootcache_mode=off')),
+    'opted out while queued': (image({'bootcache_mode': 'off'}, status='queued'), None,
+                               Decision(Action.SKIP, 'bootcache_mode=off')),
+    'plain kernel id left empty': (image({'kernel_id': ''}), None, RECORD),
+    'no volumes': (image({'block_device_mapping': '[]'}), None, RECORD),
+}
+
+
+@pytest.mark.parametrize('name', TABLE)
+def test_table(name):
+    given, known, expected = TABLE[name]
+    assert decide(given, known) == expected
+
+
+@pytest.mark.parametrize('status', ['queued', 'saving', 'uploading', 'importing'])
+@pytest.mark.parametrize('known', [None, READY])
+def test_wait_until_glance_has_it(status, known):
+    assert decide(image(status=status, disk_format='unset'), known) == Decision(Action.WAIT)
+
+
+@pytest.mark.parametrize('status', ['deactivated', 'killed', 'deleted', 'pending_delete', 'other'])
+def test_no_boot_from_an_image_that_is_not_active(status):
+    decision = decide(image(status=status), READY)
+    assert decision.action is Action.SKIP and status in decision.reason
+
+
+@pytest.mark.parametrize('changes, word', [
+    *(({'disk_format': name}, name) for name in ('iso', 'vmdk', 'vhd', 'vhdx', 'vdi', 'ami', 'aki',
+                                                 'ploop', 'unset')),
+    *(({'container_format': name}, name) for name in ('ovf', 'ova', 'docker', 'compressed')),
+    ({'stored_bytes': 0}, 'no data'),
+    *(({'properties': {name: 'x'}}, name) for name in (
+        'kernel_id', 'ramdisk_id', 'block_device_mapping', 'cinder_encryption_key_id',
+        'os_encrypt_format')),
+    ({'properties': {'image_type': 'snapshot'}}, 'build_snapshots')])
+@pytest.mark.parametrize('known, forced', [(None, False), (READY, False), (READY, True)])
+def test_what_cannot_be_served_is_skipped_with_its_reason(changes, word, known, forced):
+    decision = decide(dataclasses.replace(IMAGE, **changes), known, forced=forced)
+    assert decision.action is Action.SKIP and word in decision.reason
+
+
+def test_snapshots_where_the_operator_wants_them():
+    assert decide(image({'image_type': 'snapshot'}), build_snapshots=True) == RECORD
+
+
+@pytest.mark.parametrize('properties, name', [
+    ({'bootcache_mode': 'on'}, 'bootcache_mode'), ({'bootcache_quota': 'all'}, 'bootcache_quota'),
+    ({'bootcache_quota': '3GiB'}, 'bootcache_quota'),
+    ({'bootcache_boot_marker': '('}, 'bootcache_boot_marker')])
+@pytest.mark.parametrize('known', [None, READY])
+def test_bad_properties_are_skipped_with_the_propertys_name(properties, name, known):
+    decision = decide(image(properties), known)
+    assert decision.action is Action.SKIP and name in decision.reason
+
+
+@pytest.mark.parametrize('state', State)
+@pytest.mark.parametrize('held', [False, True])
+def test_an_operator_gets_a_new_recording_whatever_is_there(state, held):
+    assert decide(IMAGE, manifest(state=state, held=held), forced=True) == RECORD
+
+
+def test_an_operator_cannot_force_what_its_owner_opted_out():
+    assert decide(image({'bootcache_mode': 'off'}), READY, forced=True).action is Action.SKIP
+
+
+def test_every_combination_gives_what_its_action_needs():
+    for status, mode, quota, state, held, cache, forced in itertools.product(
+            ('queued', 'active', 'deactivated'), ('auto', 'off', 'x'), ('', '1MiB', '512MiB'),
+            (None, *State), (False, True), (None, CACHE), (False, True)):
+        known = None if state is None else manifest(state=state, held=held, cache_image=cache)
+        given = image({'bootcache_mode': mode, **({'bootcache_quota': quota} if quota else {})},
+                      status=status)
+        decision = decide(given, known, forced=forced)
+        assert bool(decision.reason) == (decision.action is Action.SKIP)
+        assert (decision.policy is not None) == (
+            decision.action in (Action.RECORD, Action.REBUILD))
+        if decision.action is Action.REBUILD:
+            assert known is not None and known.working_set is not None and not forced

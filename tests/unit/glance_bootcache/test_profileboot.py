@@ -1,0 +1,136 @@
+"""Profile boots: when one is over, on which flavor it runs, and whose report counts."""
+
+import threading
+
+import pytest
+
+from bootcache import exception
+from glance_bootcache.profileboot import direct
+from glance_bootcache.profileboot.ending import Limits, Progress, ended_by
+from glance_bootcache.profileboot.job import Job
+from glance_bootcache.profileboot.throughnova import Flavor, choose_flavor
+
+LIMITS = Limits(quota=1000, linger=20, silence=60, timeout=900)
+
+
+@pytest.mark.parametrize('progress, expected', [
+    # seconds, recorded bytes, idle seconds, marker age
+    ((0, 0, 0, None), None),
+    ((899, 500, 59, None), None),
+    ((900, 500, 0, None), 'timeout'),
+    ((900, 0, 0, None), 'timeout'),
+    ((10, 1000, 0, None), 'quota'),
+    ((10, 999, 0, None), None),
+    ((80, 500, 60, None), 'silence'),
+    # Nothing was read yet: the server is not running.
+    ((80, 0, 70, None), None),
+    ((100, 500, 0, 0), None),
+    ((100, 500, 4.9, 19.9), None),
+    ((100, 500, 5, 5), 'marker'),
+    # Silence before the marker is no silence after it.
+    ((100, 500, 30, 4.9), None),
+    ((100, 500, 0, 20), 'marker'),
+    # A marker without a recording is a host without the driver, or a lie.
+    ((100, 0, 0, 20), None),
+    ((900, 0, 0, 20), 'timeout'),
+    # What is nearest to the truth wins.
+    ((900, 1000, 60, 20), 'marker'),
+    ((900, 1000, 60, None), 'quota'),
+    ((900, 500, 60, None), 'silence')])
+def test_when_a_boot_is_over(progress, expected):
+    assert ended_by(Progress(*progress), LIMITS) == expected
+
+
+def test_no_linger_ends_with_the_marker():
+    assert ended_by(Progress(10, 1, 0, 0), Limits(1000, 0, 60, 900)) == 'marker'
+
+
+FLAVORS = [Flavor('1', 'big', 4096, 40), Flavor('2', 'small', 512, 5), Flavor('3', 'tiny', 64, 0),
+           Flavor('4', 'bare', 512, 0), Flavor('5', 'twin', 512, 5)]
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize('wanted, min_ram, min_disk, size, expected', [
+    (None, 64, 0, 1, 'tiny'),
+    (None, 512, 0, 1, 'bare'),
+    (None, 513, 0, 40 * GIB, 'big'),
+    (None, 512, 6, 1, 'bare'),
+    ('big', 64, 0, 1, 'big'),
+    # The operator knows better.
+    ('tiny', 4096, 40, 99 * GIB, 'tiny'),
+    ('', 64, 0, 1, 'tiny')])
+def test_flavor(wanted, min_ram, min_disk, size, expected):
+    assert choose_flavor(FLAVORS, wanted, min_ram, min_disk, size).name == expected
+
+
+@pytest.mark.parametrize('size, fits', [(5 * GIB, True), (5 * GIB + 1, False), (1, True)])
+def test_the_base_has_to_fit_the_flavors_disk(size, fits):
+    flavors = [Flavor('2', 'small', 512, 5)]
+    if fits:
+        assert choose_flavor(flavors, None, 512, 0, size).name == 'small'
+    else:
+        with pytest.raises(exception.ProfileBootFailed, match='6 GiB'):
+            choose_flavor(flavors, None, 512, 0, size)
+
+
+def test_equal_flavors_have_an_order():
+    assert choose_flavor([FLAVORS[4], FLAVORS[1]], None, 512, 5, 1).name == 'small'
+    assert choose_flavor([FLAVORS[1], FLAVORS[4]], None, 512, 5, 1).name == 'small'
+
+
+@pytest.mark.parametrize('flavors, wanted, option', [
+    ([], None, 'profile_flavor'), (FLAVORS, 'huge', 'profile_flavor'),
+    ([FLAVORS[2]], None, 'profile_flavor')])
+def test_no_flavor_names_the_option(flavors, wanted, option):
+    with pytest.raises(exception.ProfileBootFailed, match=option):
+        choose_flavor(flavors, wanted, 512, 1, GIB)
+
+
+def test_tokens_are_secret_and_compared_whole():
+    one, two = Job('image'), Job('image')
+    assert one.token != two.token and len(one.token) >= 32
+    assert one.owns(one.token) is True
+    for token in (two.token, '', None, one.token[:-1], one.token + 'x', one.token.upper() + ' '):
+        assert one.owns(token) is False
+
+
+@pytest.mark.xfail(strict=True, raises=TypeError,
+                   reason='job.py owns(): compare_digest refuses str that is not ASCII')
+def test_a_token_of_strange_letters_is_just_wrong():
+    assert Job('image').owns('tökén') is False
+
+
+def test_cancelling_wakes_the_worker():
+    job = Job('image')
+    job.check_cancelled()
+    woken = threading.Event()
+    waiter = threading.Thread(target=lambda: (job.changed.wait(30), woken.set()))
+    waiter.start()
+    job.cancel()
+    waiter.join(30)
+    assert woken.is_set()
+    with pytest.raises(exception.Cancelled):
+        job.check_cancelled()
+
+
+def test_a_host_is_heard():
+    job = Job('image')
+    job.heard(5, 0.5)
+    assert (job.recorded_bytes, job.idle_seconds) == (5, 0.5) and job.heard_at > 0
+
+
+def test_a_domain_of_strange_names_stays_well_formed():
+    from xml.etree import ElementTree
+    xml = direct.domain_xml('a<b>&c', direct.Machine(memory=128), 'qemu', "/x'\"<&>", '/c&d',
+                            '/drive')
+    tree = ElementTree.fromstring(xml)
+    sources = [node.get('file') for node in tree.iter('source') if node.get('file')]
+    assert sources == ["/x'\"<&>", '/drive'] and tree.findtext('name') == 'a<b>&c'
+    assert tree.find('.//interface') is None
+    assert tree.get('type') == 'qemu'
+
+
+def test_untrusted_images_do_not_boot_without_kvm(monkeypatch):
+    monkeypatch.setattr(direct.acceleration, 'kvm_works', lambda: False)
+    with pytest.raises(exception.ProfileBootFailed, match='--allow-tcg'):
+        direct.record(None, 'x', None, LIMITS, direct.Machine())

@@ -1,0 +1,147 @@
+"""The state on disk: what a crash leaves is swept, what is damaged counts as none."""
+
+import dataclasses
+import os
+
+import pytest
+
+from bootcache import savefile
+from bootcache.manifest import CacheInfo, Manifest, State, WorkingSetInfo
+from bootcache.workingset import Extent, WorkingSet
+from glance_bootcache.store import ImageStore
+
+IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+OTHER = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+SET = WorkingSet(IMAGE, 'sha512:00', 8192, 4096, (Extent(4096, 4096), Extent(0, 4096)))
+
+
+@pytest.fixture
+def store(tmp_path):
+    return ImageStore(str(tmp_path / 'state'))
+
+
+def names(store, image=IMAGE):
+    return sorted(os.listdir(store.directory(image)))
+
+
+def fill(store):
+    """An image with a base, a working set and a cache image."""
+    store.save(Manifest(IMAGE))
+    for name in ('base-1.img', 'cache-1.qcow2'):
+        with open(store.path(IMAGE, name), 'w') as stream:
+            stream.write(name)
+    file = store.save_working_set(IMAGE, SET)
+    manifest = Manifest(
+        IMAGE, State.READY, base_path=store.path(IMAGE, 'base-1.img'),
+        working_set=WorkingSetInfo(file, 8192, 2, 4096, 'nova', 'marker', 1.0, 'login:'),
+        cache_image=CacheInfo('cache-1.qcow2', 13, 8192, 2, 'ab', 8192, 4096, 1 << 20, 'nbd:', 1.0,
+                              1))
+    store.save(manifest)
+    return manifest
+
+
+def test_an_image_comes_back(store):
+    manifest = fill(store)
+    assert store.load(IMAGE) == manifest
+    assert store.load_working_set(manifest) == SET
+    assert store.manifests() == [manifest]
+    assert names(store) == ['base-1.img', 'cache-1.qcow2', 'manifest.json',
+                            manifest.working_set.file]
+
+
+def test_nothing_is_known_of_an_unknown_image(store):
+    assert store.load(IMAGE) is None and store.manifests() == []
+    assert store.load_working_set(Manifest(IMAGE)) is None
+
+
+def test_a_new_manifest_removes_what_it_does_not_name(store):
+    manifest = fill(store)
+    for name in ('cache-2.qcow2', 'cache-1.qcow2.partial', 'manifest.json.abc.tmp',
+                 'working-set-0.json', 'base-0.img'):
+        with open(store.path(IMAGE, name), 'w'):
+            pass
+    store.save(dataclasses.replace(manifest, cache_image=None))
+    assert names(store) == ['base-1.img', 'manifest.json', manifest.working_set.file]
+
+
+def test_a_base_outside_is_not_touched(store, tmp_path):
+    outside = tmp_path / 'glance' / IMAGE
+    outside.parent.mkdir()
+    outside.write_text('base')
+    manifest = Manifest(IMAGE, base_path=str(outside))
+    store.save(manifest)
+    store.sweep(manifest)
+    store.save(Manifest(IMAGE))
+    store.remove(IMAGE)
+    assert outside.read_text() == 'base'
+
+
+@pytest.mark.parametrize('content', ['', '{', '[]', '{"version": 99}'])
+def test_a_damaged_manifest_counts_as_none(store, content):
+    fill(store)
+    with open(store.path(IMAGE, 'manifest.json'), 'w') as stream:
+        stream.write(content)
+    assert store.load(IMAGE) is None
+    assert store.manifests() == []
+
+
+def test_a_damaged_working_set_counts_as_none(store):
+    manifest = fill(store)
+    with open(store.path(IMAGE, manifest.working_set.file), 'w') as stream:
+        stream.write('{"version": 1}')
+    assert store.load_working_set(manifest) is None
+
+
+def test_removing_leaves_the_others(store):
+    fill(store)
+    store.save(Manifest(OTHER))
+    store.remove(IMAGE)
+    assert not os.path.exists(store.directory(IMAGE))
+    assert [manifest.image_id for manifest in store.manifests()] == [OTHER]
+    store.remove(IMAGE)
+
+
+def test_the_manifest_goes_first(store, monkeypatch):
+    """A crash right after it leaves files that nobody names, and no half-true state."""
+    fill(store)
+
+    def crash(path):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(savefile, 'fsync_directory', crash)
+    with pytest.raises(KeyboardInterrupt):
+        store.remove(IMAGE)
+    assert 'manifest.json' not in names(store) and 'cache-1.qcow2' in names(store)
+    assert store.manifests() == []
+
+
+def test_a_failed_save_leaves_the_old_state_and_its_files(store, monkeypatch):
+    manifest = fill(store)
+    before = names(store)
+
+    def refuse(source, target):
+        raise OSError('no')
+
+    monkeypatch.setattr(os, 'rename', refuse)
+    with pytest.raises(OSError):
+        store.save(Manifest(IMAGE))
+    assert store.load(IMAGE) == manifest and names(store) == before
+
+
+def test_strange_directories_are_left_alone(store, tmp_path):
+    fill(store)
+    (tmp_path / 'state' / 'images' / 'lost+found').mkdir()
+    assert [manifest.image_id for manifest in store.manifests()] == [IMAGE]
+
+
+@pytest.mark.parametrize('image', ['..', '../x', '', 'x', '/etc'])
+def test_only_image_ids_become_paths(store, image):
+    for call in (store.directory, store.load, store.remove):
+        with pytest.raises(ValueError):
+            call(image)
+
+
+def test_names_are_new_each_time(store):
+    made = {store.new_name('cache', '.qcow2') for _ in range(200)}
+    assert len(made) == 200
+    assert all(name.startswith('cache-') and name.endswith('.qcow2') for name in made)

@@ -1,0 +1,181 @@
+"""What a host holds: only a whole, right file with a right entry counts."""
+
+import dataclasses
+import json
+import os
+
+import pytest
+
+from bootcache import cacheimage, exception, naming, savefile
+from bootcache.manifest import CacheInfo
+from nova_bootcache.gateway import Remote
+from nova_bootcache.hostcache import Entry, HostCache
+
+IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+OTHER = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+SOCKET = '/run/bootcache/gateway.sock'
+
+
+@pytest.fixture
+def cache(tmp_path):
+    cache = HostCache(str(tmp_path / '_bootcache'), SOCKET)
+    cache.prepare()
+    return cache
+
+
+def place(cache, image=IMAGE, content=b'x' * 512, **changes):
+    """Put a small file with its entry into the cache, as a fetch does."""
+    path = cache.path(image)
+    with open(path, 'wb') as stream:
+        stream.write(content)
+    info = CacheInfo('cache-1', len(content), 900, 3, savefile.file_digest(path), 1 << 30, 65536,
+                     1 << 29, 'nbd:', 1.5, cacheimage.VERIFY_RULES)
+    entry = Entry(Remote(image, '10.0.0.1', 10810, f'base-{image}'),
+                  dataclasses.replace(info, **changes), info.sha256)
+    entry.save(f'{path}.json')
+    return entry
+
+
+def another_process(cache):
+    """A cache on the same directory that has verified nothing yet."""
+    return HostCache(cache.directory, SOCKET)
+
+
+def test_a_placed_file_counts(cache):
+    entry = place(cache)
+    assert cache.entry(IMAGE) == entry and cache.entries() == [entry]
+    assert another_process(cache).entry(IMAGE) == entry
+    assert cache.entry(OTHER) is None
+
+
+def test_the_files_name_is_what_nova_takes_for_a_bases(cache):
+    assert os.path.basename(cache.path(IMAGE)) == naming.cache_file_name(IMAGE)
+
+
+@pytest.mark.parametrize('content', [b'', b'x' * 511, b'x' * 513, b'x' * 511 + b'y'],
+                         ids=['empty', 'truncated', 'longer', 'flipped'])
+def test_a_damaged_file_does_not_count(cache, content):
+    place(cache)
+    with open(cache.path(IMAGE), 'wb') as stream:
+        stream.write(content)
+    assert cache.entry(IMAGE) is None
+
+
+def test_damage_is_seen_after_a_first_good_look(cache):
+    place(cache)
+    assert cache.entry(IMAGE) is not None
+    with open(cache.path(IMAGE), 'r+b') as stream:
+        stream.write(b'y')
+    status = os.stat(cache.path(IMAGE))
+    os.utime(cache.path(IMAGE), ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+    assert cache.entry(IMAGE) is None
+
+
+def test_the_content_is_read_once_a_process(cache, monkeypatch):
+    place(cache)
+    looks = []
+    real = cacheimage.verify
+    monkeypatch.setattr(cacheimage, 'verify',
+                        lambda *arguments: looks.append(1) or real(*arguments))
+    for _ in range(3):
+        assert cache.entry(IMAGE) is not None
+        cache.touch(IMAGE)
+    assert len(looks) == 1
+    assert another_process(cache).entry(IMAGE) is not None
+    assert len(looks) == 2
+
+
+def test_a_file_verified_under_older_rules_is_verified_each_time(cache, monkeypatch):
+    place(cache, verify_rules=cacheimage.VERIFY_RULES - 1)
+    looks = []
+    real = cacheimage.verify
+    monkeypatch.setattr(cacheimage, 'verify',
+                        lambda *arguments: looks.append(1) or real(*arguments))
+    assert cache.entry(IMAGE) is not None and cache.entry(IMAGE) is not None
+    assert len(looks) == 2
+
+
+def test_a_file_without_an_entry_does_not_count(cache):
+    place(cache)
+    os.unlink(f'{cache.path(IMAGE)}.json')
+    assert cache.entry(IMAGE) is None and cache.entries() == []
+
+
+def test_an_entry_without_a_file_does_not_count(cache):
+    place(cache)
+    os.unlink(cache.path(IMAGE))
+    assert cache.entry(IMAGE) is None
+
+
+@pytest.mark.parametrize('change', [
+    {'version': 2}, {'version': None}, {'remote': None}, {'remote': {'image_id': IMAGE}},
+    {'cache_image': None}, {'cache_image': {}}], ids=repr)
+def test_a_damaged_entry_does_not_count_and_hides_no_other(cache, change):
+    place(cache)
+    other = place(cache, OTHER)
+    path = f'{cache.path(IMAGE)}.json'
+    with open(path) as stream:
+        document = json.load(stream)
+    with open(path, 'w') as stream:
+        json.dump({**document, **change}, stream)
+    with pytest.raises(exception.InvalidManifest):
+        Entry.load(path)
+    assert cache.entry(IMAGE) is None
+    assert cache.entries() == [other]
+
+
+@pytest.mark.parametrize('content', [b'', b'{', b'[]', b'null', b'5', b'\xff'])
+def test_no_document_does_not_count(cache, content):
+    place(cache)
+    with open(f'{cache.path(IMAGE)}.json', 'wb') as stream:
+        stream.write(content)
+    assert cache.entry(IMAGE) is None and cache.entries() == []
+
+
+def test_what_a_crash_left_is_removed(cache):
+    entry = place(cache)
+    for name in ('a.partial', 'b.json.x1.tmp', f'{naming.cache_file_name(OTHER)}.partial'):
+        with open(os.path.join(cache.directory, name), 'w'):
+            pass
+    cache.prepare()
+    assert sorted(os.listdir(cache.directory)) == sorted(
+        [naming.cache_file_name(IMAGE), naming.cache_file_name(IMAGE) + '.json'])
+    assert cache.entry(IMAGE) == entry
+
+
+def test_which_paths_are_cache_images(cache):
+    assert cache.holds_path(cache.path(IMAGE)) is True
+    for path in (None, '', '/', cache.directory, os.path.join(cache.directory, 'sub', 'x'),
+                 f'/var/lib/nova/instances/_base/{naming.cache_file_name(IMAGE)}',
+                 naming.cache_file_name(IMAGE)):
+        assert cache.holds_path(path) is False
+
+
+def test_age_and_touch(cache):
+    place(cache)
+    path = cache.path(IMAGE)
+    written = os.stat(path).st_mtime_ns
+    os.utime(path, ns=(0, written))
+    assert cache.age(IMAGE) > 10**9
+    cache.touch(IMAGE)
+    assert cache.age(IMAGE) < 10**6
+    # The content's time is what says that it was verified.
+    assert os.stat(path).st_mtime_ns == written
+    assert cache.age(OTHER) == 0.0
+
+
+def test_removing(cache):
+    place(cache)
+    assert cache.entry(IMAGE) is not None
+    cache.remove(IMAGE)
+    assert os.listdir(cache.directory) == [] and cache.entry(IMAGE) is None
+    cache.remove(IMAGE)
+
+
+def test_a_remote_out_of_an_answer():
+    assert Remote.from_answer(IMAGE, {'server': ['host', '10810'], 'base_export': 'base-x'}) \
+        == Remote(IMAGE, 'host', 10810, 'base-x')
+    for answer in ({}, {'server': ['host', 1]}, {'server': ['host', 'port'], 'base_export': 'x'},
+                   {'server': ['host'], 'base_export': 'x'}):
+        with pytest.raises((KeyError, ValueError)):
+            Remote.from_answer(IMAGE, answer)

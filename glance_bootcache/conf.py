@@ -7,7 +7,8 @@ from bootcache import conf as shared
 from bootcache import properties
 
 AUTH_GROUP = 'service_auth'
-DEFAULT_MARKER = r'(^|\s)login:\s*$'
+# A prompt's line goes on where the kernel or cloud-init writes to the console as well.
+DEFAULT_MARKER = r'(^|\s)login:(\s|$)'
 
 opts = [
     cfg.StrOpt('state_dir',

@@ -24,6 +24,7 @@ class Endpoints:
 
     def image_registered(self, ctxt: Any, image_id: str) -> None:
         """The Glance hook saw an import."""
+        LOG.info('image %s: announced by the Glance hook', image_id)
         self._manager.consider(image_id)
 
     def plan_boot(self, ctxt: Any, image_id: str, host: str, server_id: str,

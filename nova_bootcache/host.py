@@ -115,38 +115,49 @@ class ComputeHost:
 
     def _make(self, image_id: str, server_id: str, profile_token: str | None, path: str,
               root_bytes: int | None) -> str:
-        if self._api is None:
-            return 'the driver is not started'
-        try:
-            answer = self._api.plan_boot(image_id, self._hostname, server_id, profile_token)
-        except (messaging.MessagingTimeout, messaging.MessageDeliveryFailure) as error:
-            return f'the storage service does not answer: {error}'
+        answer = self._ask(image_id, server_id, profile_token)
         entry = self.cache.entry(image_id)
-        plan = placement.plan(answer, entry.cache_image.sha256 if entry else None)
+        plan = placement.plan(answer, entry.cache_image if entry else None)
         if plan.chain is Chain.STOCK:
             return plan.reason
-        if root_bytes is not None and root_bytes < answer['virtual_bytes']:
+        if answer is None:
+            assert entry is not None
+            LOG.info('bootcache: the storage service does not answer; server %s boots from the'
+                     ' cache image that is here', server_id)
+            remote, virtual_bytes = entry.remote, entry.cache_image.virtual_bytes
+        else:
+            remote, virtual_bytes = Remote.from_answer(image_id, answer), answer['virtual_bytes']
+        if root_bytes is not None and root_bytes < virtual_bytes:
             return 'the flavor\'s disk is smaller than the image'
-        remote = Remote.from_answer(image_id, answer)
-        size = root_bytes or answer['virtual_bytes']
+        size = root_bytes or virtual_bytes
         if plan.chain is Chain.RECORDING:
             assert profile_token is not None
             try:
-                export = self._start_recording(server_id, remote, answer['virtual_bytes'],
-                                               profile_token)
+                export = self._start_recording(server_id, remote, virtual_bytes, profile_token)
                 self._create(path, size, naming.nbd_unix_uri(self.gateway.socket_path, export),
                              'raw')
             except (exception.BootcacheError, OSError) as error:
                 raise exception.ProfileBootFailed(f'it cannot be recorded: {error}') from error
             return ''
-        assert plan.cache_image is not None
         if plan.fetch:
+            assert answer is not None and plan.cache_image is not None
             self.cache.fetch(remote, plan.cache_image, answer['cache_export'])
         self.gateway.ensure_base(remote)
         self.cache.touch(image_id)
         self._create(path, size, self.cache.path(image_id), 'qcow2')
         LOG.info('bootcache: server %s boots from the cache image of %s', server_id, image_id)
         return ''
+
+    def _ask(self, image_id: str, server_id: str,
+             profile_token: str | None) -> dict[str, Any] | None:
+        """Ask the storage service; None if it does not answer."""
+        if self._api is None:
+            raise exception.BootcacheError('the driver is not started')
+        try:
+            return self._api.plan_boot(image_id, self._hostname, server_id, profile_token)
+        except (messaging.MessagingTimeout, messaging.MessageDeliveryFailure) as error:
+            LOG.warning('bootcache: the storage service does not answer: %s', error)
+            return None
 
     @staticmethod
     def _create(path: str, size: int, backing: str, backing_format: str) -> None:
@@ -168,19 +179,12 @@ class ComputeHost:
         """
         entry = self.cache.entry(image_id)
         if entry is None:
-            if self._api is None:
-                raise exception.BootcacheError('the driver is not started')
-            try:
-                answer = self._api.plan_boot(image_id, self._hostname, '', None)
-            except messaging.MessagingException as error:
-                raise exception.BootcacheError(
-                    f'the cache image of {image_id} is gone from this host and the storage service'
-                    f' does not answer: {error}') from error
+            answer = self._ask(image_id, '', None)
             plan = placement.plan(answer, None)
-            if plan.cache_image is None:
+            if answer is None or plan.cache_image is None:
                 raise exception.BootcacheError(
-                    f'the cache image of {image_id} is gone from this host, and the storage service'
-                    f' has none: {plan.reason}')
+                    f'the cache image of {image_id} is gone from this host and cannot be fetched:'
+                    f' {plan.reason}')
             entry = self.cache.fetch(Remote.from_answer(image_id, answer), plan.cache_image,
                                      answer['cache_export'])
         self.gateway.ensure_base(entry.remote)

@@ -43,7 +43,7 @@ class Plan:
     :ivar chain: what the overlay is put on.
     :ivar reason: for the stock way.
     :ivar fetch: whether the host has to fetch the cache image.
-    :ivar cache_image: for CACHE: the storage service's newest one.
+    :ivar cache_image: for CACHE: the one to chain to.
     """
 
     chain: Chain
@@ -73,15 +73,19 @@ def stock_reason(server: Server, enabled: bool, host_has_stock_base: bool) -> st
     return ''
 
 
-def plan(answer: dict[str, Any], host_sha256: str | None) -> Plan:
+def plan(answer: dict[str, Any] | None, host_cache: CacheInfo | None) -> Plan:
     """Return what to do, given the storage service's answer.
 
     SC13, Algorithm 1: if a cache image exists on the compute node, chain to it; if one exists on
     the storage node, create the compute node's from it.
 
-    :param answer: of ``plan_boot``; see bootcache/rpcapi.py.
-    :param host_sha256: of the host's cache image, None if it has none.
+    :param answer: of ``plan_boot``, see bootcache/rpcapi.py; None if the service does not answer.
+    :param host_cache: the host's cache image, None if it has none.
     """
+    if answer is None:
+        if host_cache is None:
+            return Plan(Chain.STOCK, 'the storage service does not answer')
+        return Plan(Chain.CACHE, cache_image=host_cache)
     action = answer.get('action')
     if action == rpcapi.ACTION_RECORD:
         return Plan(Chain.RECORDING)
@@ -90,5 +94,6 @@ def plan(answer: dict[str, Any], host_sha256: str | None) -> Plan:
             cache_image = CacheInfo.from_dict(answer.get('cache_image'))
         except exception.InvalidManifest as error:
             return Plan(Chain.STOCK, f'the storage service\'s answer is not understood: {error}')
-        return Plan(Chain.CACHE, fetch=host_sha256 != cache_image.sha256, cache_image=cache_image)
+        return Plan(Chain.CACHE, cache_image=cache_image,
+                    fetch=host_cache is None or host_cache.sha256 != cache_image.sha256)
     return Plan(Chain.STOCK, str(answer.get('reason') or 'the storage service gave no reason'))

@@ -1,6 +1,8 @@
 #!/bin/bash
 # Install what the demo and the tests need: Debian packages, and Python packages into a virtual
 # environment with pinned constraints. Safe to run again: what is there is reused.
+set -euo pipefail
+# shellcheck source=tools/common.sh
 . "$(dirname "$0")/common.sh"
 
 DEBIAN_PACKAGES=(
@@ -20,8 +22,8 @@ install_debian_packages() {
     local missing policy=/usr/sbin/policy-rc.d made=
     missing=$(missing_debian_packages)
     [ -n "$missing" ] || return 0
-    [ "$(id -u)" = 0 ] || die "run as root: Debian packages are missing:" $missing
-    say "installing Debian packages:" $missing
+    [ "$(id -u)" = 0 ] || die "run as root: Debian packages are missing: $missing"
+    say "installing Debian packages: ${missing//$'\n'/ }"
     # The packages' own services stay off: the cloud starts its own, on loopback, and stops them.
     if [ ! -e "$policy" ]; then
         printf '#!/bin/sh\nexit 101\n' >"$policy"; chmod 755 "$policy"; made=1

@@ -50,7 +50,10 @@ class Devstack:
         self.log = home / 'log'
         self.nova = home / 'nova' / 'nova' / 'virt'
         self.site = home / 'venv' / 'site-packages'
-        for directory in (self.nova, self.site / 'nova' / 'virt' / 'bootcache', home / 'etc',
+        # Not this tree: a wrong link must not end up in it.
+        self.source = home / 'bootcache'
+        for directory in (self.nova, self.source / 'nova_bootcache' / 'shim',
+                          self.site / 'nova' / 'virt' / 'bootcache', home / 'etc',
                           home / 'venv' / 'bin', home / 'run'):
             directory.mkdir(parents=True)
         python = home / 'venv' / 'bin' / 'python'
@@ -60,7 +63,8 @@ class Devstack:
             'PATH': os.environ['PATH'], 'LOG': str(self.log), 'ENABLED': services,
             'DISTRIBUTION': 'debian', 'GUEST_GROUP': 'libvirt-qemu', 'GLOBAL_VENV': 'True',
             'DEVSTACK_VENV': str(home / 'venv'), 'DEST': str(home), 'DATA_DIR': str(home / 'data'),
-            'BOOTCACHE_DIR': str(TOP), 'BOOTCACHE_CONF_DIR': str(home / 'etc' / 'bootcache'),
+            'BOOTCACHE_DIR': str(self.source),
+            'BOOTCACHE_CONF_DIR': str(home / 'etc' / 'bootcache'),
             'BOOTCACHE_RUN_DIR': str(home / 'run'),
             'BOOTCACHE_GATEWAY_SOCKET': str(home / 'run' / 'gateway.sock'),
             'HOST_IP': '192.0.2.7', 'STACK_USER': getpass.getuser(),
@@ -140,9 +144,10 @@ def test_pre_install_refuses_other_distributions(tmp_path):
 def test_install_goes_through_pip_and_leaves_nova_whole(tmp_path):
     devstack = Devstack(tmp_path, ALL)
     calls = devstack.run('stack', 'install')
-    assert names(calls, 'pip_install') == [str(TOP)]
+    assert names(calls, 'pip_install') == [str(devstack.source)]
     assert not names(calls, 'setup_develop')
-    assert (devstack.nova / 'bootcache').resolve() == TOP / 'nova_bootcache' / 'shim'
+    assert (devstack.nova / 'bootcache').resolve() == devstack.source / 'nova_bootcache' / 'shim'
+    assert (TOP / 'nova_bootcache' / 'shim' / '__init__.py').exists()
     # A folder "nova" here would hide an editable Nova.
     assert not (devstack.site / 'nova').exists()
     assert (devstack.site / 'nbd.py').is_symlink()
@@ -163,7 +168,7 @@ def test_install_twice(tmp_path):
     devstack.run('stack', 'install')
     devstack.run('stack', 'install')
     assert (devstack.nova / 'bootcache').is_symlink()
-    assert not (devstack.nova / 'bootcache' / 'shim').exists()
+    assert list((devstack.source / 'nova_bootcache' / 'shim').iterdir()) == []
 
 
 def test_post_config_service(tmp_path):

@@ -1,4 +1,4 @@
-"""Fill ROOT/data with files that are the same each time and do not compress, and list their sums below ROOT/etc."""
+"""Fill ROOT/data with the same incompressible files each time; list their sums in ROOT/etc."""
 import hashlib
 import os
 import sys
@@ -13,14 +13,14 @@ BOOT_EVERY = 18
 def main(root):
     lists = {name: [] for name in ("data", "boot")}
     for group in range(GROUPS):
-        directory = "data/%02d" % group
+        directory = f"data/{group:02d}"
         os.makedirs(os.path.join(root, directory))
         for number, size in enumerate(SIZES):
-            path = "%s/%d" % (directory, number)
+            path = f"{directory}/{number}"
             content = hashlib.shake_128(path.encode()).digest(size)
             with open(os.path.join(root, path), "wb") as out:
                 out.write(content)
-            line = "%s  /%s\n" % (hashlib.sha256(content).hexdigest(), path)
+            line = f"{hashlib.sha256(content).hexdigest()}  /{path}\n"
             lists["data"].append(line)
             if group % BOOT_EVERY == 5:
                 lists["boot"].append(line)

@@ -1,0 +1,199 @@
+"""One real cloud for all tests: the demo's, with small guests. See tools/cloud.
+
+``BOOTCACHE_E2E_KEEP=1`` leaves it up for the next run.
+"""
+
+import os
+import subprocess
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tools.cloud.bootcache import DRIVER, BootcacheCloud
+from tools.cloud.client import OpenStack
+from tools.cloud.cloud import print_progress
+from tools.cloud.wire import Wire
+
+TOP = Path(__file__).resolve().parents[2]
+
+
+def wait_until(condition: Callable[[], object], what: str, timeout: float = 90) -> object:
+    """Poll until a condition gives something true, and return that."""
+    deadline = time.monotonic() + timeout
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f'{what}: not within {timeout} s'
+        time.sleep(0.3)
+    return found
+
+
+def guest_image(kind: str) -> Path:
+    done = subprocess.run([str(TOP / 'tools' / 'images' / 'make.sh'), kind], check=True,
+                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    return Path(done.stdout.strip())
+
+
+@pytest.fixture(scope='session')
+def small_image() -> Path:
+    """A qcow2 of a guest that boots in seconds and checks its own data."""
+    return guest_image('small')
+
+
+@pytest.fixture(scope='session')
+def cloud() -> Iterator[BootcacheCloud]:
+    """The cloud, up, with bootcache's driver."""
+    cloud = BootcacheCloud(progress=print_progress())
+    try:
+        cloud.up()
+        cloud.use_driver(DRIVER)
+        yield cloud
+    finally:
+        if not os.environ.get('BOOTCACHE_E2E_KEEP'):
+            cloud.down(wipe=True)
+
+
+@pytest.fixture(scope='session')
+def wire(cloud) -> Wire:
+    """What crosses the wire between gateway and exporter, and from Glance."""
+    return Wire(cloud.tap_log, cloud.access_log)
+
+
+class Tenant:
+    """What a test does with the cloud; everything that it made is deleted at its end."""
+
+    def __init__(self, cloud: BootcacheCloud):
+        self.cloud = cloud
+        self.openstack = OpenStack(cloud)
+        self._images: list[str] = []
+        self._servers: list[str] = []
+
+    def image(self, file: Path, *, by_import: bool = False, **properties: str) -> str:
+        """Register an image under a name of its own; its id."""
+        arguments = ['image', 'create', '--disk-format', 'qcow2', '--container-format', 'bare']
+        for name, value in properties.items():
+            arguments += ['--property', f'{name}={value}']
+        if by_import:
+            arguments.append('--import')
+        arguments += ['--file', str(file), f'e2e-{uuid.uuid4().hex[:8]}']
+        image = self.openstack.json(*arguments)['id']
+        self._images.append(image)
+        return image
+
+    def delete_image(self, image: str) -> None:
+        self.openstack.run('image', 'delete', image)
+        self._images.remove(image)
+
+    def property(self, image: str, name: str) -> str | None:
+        return self.openstack.json('image', 'show', image)['properties'].get(name)
+
+    def wait_state(self, image: str, state: str, timeout: float = 120) -> dict:
+        """Wait for an image's state in the storage service and on Glance's image."""
+        def reached():
+            found = self.show(image)
+            if found is None:
+                return None
+            assert found['state'] in (state, 'pending', 'recording', 'building') \
+                or found['in_hand'], found
+            return found if found['state'] == state else None
+        found = wait_until(reached, f'image {image} {state}', timeout)
+        wait_until(lambda: self.property(image, 'bootcache_state') == state,
+                   f'bootcache_state={state} of {image}')
+        return found
+
+    def show(self, image: str) -> dict | None:
+        """What the storage service knows of an image."""
+        from oslo_config import cfg
+
+        from bootcache import rpcapi
+        if not hasattr(self.cloud, 'storage_api'):
+            from oslo_log import log
+
+            from glance_bootcache import conf as glance_conf
+            log.register_options(cfg.CONF)
+            glance_conf.register_opts(cfg.CONF)
+            cfg.CONF([], default_config_files=[str(self.cloud.config_file)])
+            self.cloud.storage_api = rpcapi.StorageAPI(cfg.CONF)
+        return self.cloud.storage_api.get_image(image)
+
+    def server(self, image: str, flavor: str = 'm1.tiny', *more: str) -> str:
+        """Boot a server and wait until it is ACTIVE; its id."""
+        server = self.openstack.create_server(f'e2e-{uuid.uuid4().hex[:8]}', image, flavor, *more)
+        self._servers.append(server)
+        self.openstack.wait_active(server)
+        return server
+
+    def login(self, server: str) -> str:
+        """Wait for the small guest's prompt, check its word on its data; the console."""
+        console = self.openstack.wait_console(server, 'small login:', 120)
+        assert 'bootcache-check: ok' in console, console
+        return console
+
+    def delete_server(self, server: str) -> None:
+        self.openstack.delete_server(server)
+        self._servers.remove(server)
+
+    def backing(self, server: str) -> list[str]:
+        """The files of a server's chain, top first, read from their headers."""
+        import json
+        out = subprocess.run(['qemu-img', 'info', '-U', '--backing-chain', '--output=json',
+                              str(self.openstack.disk(server))], check=True,
+                             capture_output=True, text=True).stdout
+        return [layer['filename'] for layer in json.loads(out)]
+
+    def clean(self) -> None:
+        for server in list(self._servers):
+            self.delete_server(server)
+        for image in list(self._images):
+            self.delete_image(image)
+
+
+@pytest.fixture
+def tenant(cloud) -> Iterator[Tenant]:
+    """A user of the cloud."""
+    tenant = Tenant(cloud)
+    yield tenant
+    tenant.clean()
+
+
+@pytest.fixture(scope='module')
+def module_tenant(cloud) -> Iterator[Tenant]:
+    """A user whose things live as long as a test module."""
+    tenant = Tenant(cloud)
+    yield tenant
+    tenant.clean()
+
+
+@pytest.fixture(scope='module')
+def ready_image(module_tenant, small_image) -> str:
+    """A small image, imported, with its cache image ready."""
+    image = module_tenant.image(small_image, by_import=True)
+    module_tenant.wait_state(image, 'ready')
+    return image
+
+
+class Log:
+    """The lines that a service adds to its log during a test."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._begin = path.stat().st_size if path.exists() else 0
+
+    def text(self) -> str:
+        return self._path.read_bytes()[self._begin:].decode(errors='replace')
+
+    def wait(self, text: str, timeout: float = 60) -> None:
+        wait_until(lambda: text in self.text(), f'{text!r} in {self._path.name}', timeout)
+
+
+@pytest.fixture
+def compute_log(cloud) -> Log:
+    """nova-compute's log."""
+    return Log(cloud.layout.log / 'compute.log')
+
+
+@pytest.fixture
+def storage_log(cloud) -> Log:
+    """The storage service's log."""
+    return Log(cloud.layout.log / 'glance-bootcache.log')

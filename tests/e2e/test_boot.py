@@ -1,0 +1,166 @@
+"""Servers that boot from a cache image, and what happens when something is missing."""
+
+import json
+import os
+import signal
+import subprocess
+
+from tests.e2e.conftest import guest_image, wait_until
+from tools.cloud.bootcache import DRIVER, STOCK_DRIVER
+
+
+def base_requests(wire, begin):
+    return [request for request in wire.requests(begin, wire.position())
+            if request.export.startswith('base-')]
+
+
+def test_first_boot_fetches_the_cache_image_and_the_second_nothing(tenant, ready_image, wire,
+                                                                   cloud):
+    cache = tenant.show(ready_image)['cache_image']
+    begin = wire.position()
+    first = tenant.server(ready_image)
+    tenant.login(first)
+    chain = tenant.backing(first)
+    assert len(chain) == 3, chain
+    assert '/_bootcache/' in chain[1] and 'gateway.sock' in chain[2]
+    fetched = [request for request in wire.requests(begin, wire.position())
+               if request.export.startswith('cache-')]
+    assert cache['bytes'] * 0.9 <= sum(request.length for request in fetched) <= cache['bytes']
+    assert sum(request.length for request in base_requests(wire, begin)) \
+        < 0.01 * tenant.show(ready_image)['working_set']['bytes']
+    assert wire.downloaded(begin, wire.position(), ready_image) == 0
+
+    begin = wire.position()
+    second = tenant.server(ready_image)
+    tenant.login(second)
+    assert wire.requests(begin, wire.position()) == []
+    tenant.delete_server(second)
+    assert not tenant.openstack.disk(second).exists()
+    tenant.delete_server(first)
+
+
+def test_overlays_have_subclusters(tenant, ready_image):
+    server = tenant.server(ready_image)
+    details = json.loads(subprocess.run(
+        ['qemu-img', 'info', '-U', '--output=json', str(tenant.openstack.disk(server))],
+        check=True, capture_output=True, text=True).stdout)
+    assert details['cluster-size'] == 128 << 10
+    assert details['format-specific']['data']['extended-l2'] is True
+    assert details['backing-filename-format'] == 'qcow2'
+
+
+def test_the_chain_is_the_image_bit_for_bit(tenant, ready_image, small_image, cloud):
+    tenant.server(ready_image)
+    from bootcache.naming import cache_file_name
+    cache = cloud.layout.hosts[0].instances / '_bootcache' / cache_file_name(ready_image)
+    done = subprocess.run(['qemu-img', 'compare', '-f', 'qcow2', '-F', 'qcow2', str(cache),
+                           str(small_image)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_an_opted_out_image_boots_the_stock_way(tenant, small_image, compute_log):
+    image = tenant.image(small_image, bootcache_mode='off')
+    tenant.wait_state(image, 'skipped')
+    server = tenant.server(image)
+    tenant.login(server)
+    assert '/_base/' in tenant.backing(server)[1]
+    assert f'server {server} goes the stock way: the image is skipped: bootcache_mode=off' \
+        in compute_log.text()
+
+
+def test_without_the_storage_service_servers_boot_the_stock_way(tenant, small_image, cloud,
+                                                                compute_log):
+    image = tenant.image(small_image)
+    tenant.wait_state(image, 'ready')
+    with cloud.storage_service_down():
+        server = tenant.server(image)
+        tenant.login(server)
+    assert '/_base/' in tenant.backing(server)[1]
+    assert f'server {server} goes the stock way: the storage service does not answer' \
+        in compute_log.text()
+
+
+def test_a_warm_host_needs_no_storage_service(tenant, ready_image, cloud, wire):
+    tenant.login(tenant.server(ready_image))
+    begin = wire.position()
+    with cloud.storage_service_down():
+        server = tenant.server(ready_image)
+        tenant.login(server)
+    assert '/_bootcache/' in tenant.backing(server)[1]
+    assert wire.requests(begin, wire.position()) == []
+
+
+def test_a_damaged_cache_image_is_fetched_again(tenant, ready_image, cloud, compute_log):
+    server = tenant.server(ready_image)
+    cache = tenant.backing(server)[1]
+    tenant.delete_server(server)
+    with open(cache, 'r+b') as stream:
+        stream.seek(100_000)
+        stream.write(b'rot')
+    server = tenant.server(ready_image)
+    tenant.login(server)
+    assert tenant.backing(server)[1] == cache
+    assert 'cannot be used and is fetched again' in compute_log.text()
+
+
+def test_the_gateway_killed_comes_back_with_its_bases(tenant, ready_image, cloud):
+    tenant.server(ready_image)
+    killed = cloud.gateway_pid()
+    os.kill(killed, signal.SIGKILL)
+    wait_until(lambda: cloud.gateway_pid() not in (None, killed), 'a new gateway', 60)
+    server = tenant.server(ready_image)
+    tenant.login(server)
+    assert '/_bootcache/' in tenant.backing(server)[1]
+
+
+def test_the_exporter_killed_comes_back(tenant, small_image, cloud):
+    image = tenant.image(small_image)
+    tenant.wait_state(image, 'ready')
+    killed = cloud.exporter_pid()
+    cloud.kill_exporter()
+    wait_until(lambda: cloud.exporter_pid() not in (None, killed), 'a new exporter', 60)
+    server = tenant.server(image)
+    tenant.login(server)
+    assert '/_bootcache/' in tenant.backing(server)[1]
+
+
+def test_servers_survive_a_restart_of_nova_compute_and_a_hard_reboot(tenant, ready_image, cloud):
+    server = tenant.server(ready_image)
+    tenant.login(server)
+    gateway = cloud.gateway_pid()
+    cloud.restart('compute')
+    assert cloud.gateway_pid() == gateway, 'the gateway is adopted, not started anew'
+    guests = cloud.guests()
+    assert guests
+    tenant.openstack.run('server', 'reboot', '--hard', server)
+    wait_until(lambda: set(cloud.guests()) - set(guests), 'a new guest process')
+    tenant.openstack.wait_active(server)
+    wait_until(lambda: 'boot number 2' in tenant.openstack.console(server), 'the second boot', 120)
+    console = tenant.openstack.console(server)
+    assert 'mark: ok' in console and 'BAD' not in console
+
+
+def test_stock_driver_and_back_leaves_servers_alone(tenant, ready_image, cloud):
+    """An operator takes the plugin out and puts it in again while a server runs."""
+    server = tenant.server(ready_image)
+    tenant.login(server)
+    guests = cloud.guests()
+    cloud.use_driver(STOCK_DRIVER)
+    try:
+        assert cloud.guests() == guests
+    finally:
+        cloud.use_driver(DRIVER)
+    assert cloud.guests() == guests
+    assert '/_bootcache/' in tenant.backing(server)[1]
+
+
+def test_a_real_distribution(tenant, wire):
+    """Debian with systemd and cloud-init, as the demo boots it."""
+    image = tenant.image(guest_image('debian'), by_import=True)
+    found = tenant.wait_state(image, 'ready', 400)
+    assert found['cache_image']['bytes'] <= 1.02 * found['cache_image']['data_bytes']
+    server = tenant.server(image, 'm1.small')
+    begin = wire.position()
+    tenant.openstack.wait_console(server, 'login:', 300)
+    assert sum(request.length for request in base_requests(wire, begin)) \
+        < 0.01 * found['working_set']['bytes']

@@ -1,0 +1,129 @@
+"""Images that come into Glance: each way, each kind."""
+
+import os
+import signal
+import subprocess
+
+import pytest
+
+from tests.e2e.conftest import wait_until
+from tools.cloud.bootcache import STORAGE_SERVICE
+from tools.cloud.client import ClientError
+
+
+def profile_servers(tenant):
+    return [server for server in tenant.openstack.nova.servers.list(search_opts={'all_tenants': 1})
+            if server.name.startswith('bootcache-profile-')]
+
+
+def test_import_is_announced_by_the_hook_and_recorded_once(tenant, small_image, storage_log):
+    image = tenant.image(small_image, by_import=True)
+    found = tenant.wait_state(image, 'ready')
+    text = storage_log.text()
+    assert f'image {image}: announced by the Glance hook' in text
+    # The hook and the notification both tell of it.
+    assert text.count(f'image {image}: profile boot as server') == 1
+    assert found['working_set']['ended_by'] == 'marker'
+    assert found['working_set']['bytes'] > 5_000_000
+    assert not profile_servers(tenant)
+
+
+def test_direct_upload_is_recorded_once(tenant, small_image, storage_log):
+    image = tenant.image(small_image)
+    tenant.wait_state(image, 'ready')
+    text = storage_log.text()
+    assert f'image {image}: announced' not in text
+    assert text.count(f'image {image}: profile boot as server') == 1
+
+
+def test_a_marker_of_the_users_choice_ends_the_recording(tenant, small_image):
+    image = tenant.image(small_image, bootcache_boot_marker='^boot number [0-9]+',
+                         bootcache_quota='2MiB')
+    found = tenant.wait_state(image, 'ready')
+    assert found['working_set']['boot_marker'] == '^boot number [0-9]+'
+    assert found['cache_image']['quota'] == 2 << 20
+    assert found['cache_image']['bytes'] <= 2 << 20
+    # A new quota needs no new boot.
+    tenant.openstack.run('image', 'set', '--property', 'bootcache_quota=256MiB', image)
+    wait_until(lambda: (tenant.show(image)['cache_image'] or {}).get('quota') == 256 << 20,
+               'the cache image of the new quota')
+    tenant.wait_state(image, 'ready')
+
+
+@pytest.mark.parametrize('properties, reason', [
+    ({'bootcache_mode': 'off'}, 'bootcache_mode=off'),
+    ({'bootcache_mode': 'sometimes'}, "bootcache_mode='sometimes' is not one of: auto, off"),
+    ({'bootcache_quota': 'plenty'}, "bootcache_quota='plenty' is not a size"),
+    ({'bootcache_quota': '9TiB'}, 'is not between'),
+    ({'bootcache_boot_marker': '(['}, 'is not a regular expression'),
+    ({'kernel_id': 'deadbeef'}, 'a separate kernel'),
+])
+def test_images_that_are_skipped_say_why(tenant, small_image, properties, reason):
+    image = tenant.image(small_image, **properties)
+    found = tenant.wait_state(image, 'skipped')
+    assert reason in found['reason']
+    assert reason in tenant.property(image, 'bootcache_reason')
+
+
+def test_opting_out_and_in_again(tenant, small_image, cloud):
+    image = tenant.image(small_image)
+    tenant.wait_state(image, 'ready')
+    tenant.openstack.run('image', 'set', '--property', 'bootcache_mode=off', image)
+    wait_until(lambda: tenant.show(image)['state'] == 'skipped', 'opting out')
+    assert not list((cloud.state_directory / 'images' / image).glob('cache-*'))
+    tenant.openstack.run('image', 'set', '--property', 'bootcache_mode=auto', image)
+    wait_until(lambda: tenant.show(image)['state'] == 'ready', 'opting in again', 120)
+
+
+def test_an_image_deleted_while_it_is_recorded_leaves_nothing(tenant, small_image, cloud):
+    image = tenant.image(small_image)
+    wait_until(lambda: (tenant.show(image) or {}).get('state') == 'recording'
+               and (tenant.show(image)['progress'] or {}).get('recorded_bytes'), 'recording')
+    assert profile_servers(tenant)
+    tenant.openstack.run('image', 'delete', image)
+    tenant._images.remove(image)
+    wait_until(lambda: not profile_servers(tenant), 'the profile server is deleted')
+    wait_until(lambda: tenant.show(image) is None, 'the image is forgotten')
+    assert not (cloud.state_directory / 'images' / image).exists()
+    listed = subprocess.run(['nbdinfo', '--list', 'nbd://127.0.0.1:10810'], capture_output=True,
+                            text=True, check=False).stdout
+    assert image not in listed
+
+
+def test_a_hostile_image_is_refused(tenant, tmp_path, cloud, storage_log):
+    """Glance itself refuses a backing file on upload; where it is told to look the other way the
+    storage service refuses it by itself."""
+    hostile = tmp_path / 'hostile.qcow2'
+    subprocess.run(['qemu-img', 'create', '-q', '-f', 'qcow2', '-u', '-b', '/etc/passwd', '-F',
+                    'raw', str(hostile), '64M'], check=True)
+    try:
+        image = tenant.image(hostile)
+    except ClientError:
+        # Put the content below an image that Glance has checked.
+        good = tmp_path / 'good.qcow2'
+        subprocess.run(['qemu-img', 'create', '-q', '-f', 'qcow2', str(good), '64M'], check=True)
+        cloud.override('glance', 'image_format', 'require_image_format_match', False)
+        cloud.override('glance', 'image_format', 'gpt_safety_checks_nonfatal', True)
+        cloud.restart('glance')
+        image = tenant.image(hostile)
+    found = tenant.wait_state(image, 'skipped')
+    assert 'not safe' in found['reason'] or 'backing file' in found['reason']
+    assert not profile_servers(tenant)
+
+
+def test_the_service_killed_in_mid_recording_starts_again(tenant, small_image, cloud, storage_log):
+    image = tenant.image(small_image)
+    wait_until(lambda: (tenant.show(image)['progress'] or {}).get('recorded_bytes')
+               if tenant.show(image) else None, 'recording')
+    before = profile_servers(tenant)
+    assert len(before) == 1
+    pid = cloud.services()[STORAGE_SERVICE]
+    children = subprocess.run(['pgrep', '-P', str(pid)], capture_output=True, text=True,
+                              check=False).stdout.split()
+    for victim in (pid, *map(int, children)):
+        os.kill(victim, signal.SIGKILL)
+    cloud.start(STORAGE_SERVICE)
+    storage_log.wait(f'deleting server {before[0].id}, left over from a profile boot')
+    found = tenant.wait_state(image, 'ready', 150)
+    assert found['cache_image']['bytes'] > 0
+    wait_until(lambda: not profile_servers(tenant), 'no profile server is left')

@@ -1,0 +1,181 @@
+"""What the functional tests share: real daemons in short directories, ended whatever happens.
+
+Unix socket paths end at 107 bytes, so everything lives in /tmp/bc..., not in pytest's tmp_path.
+"""
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+
+import hypothesis
+import pytest
+from oslo_config import cfg
+
+from bootcache import conf as bootcache_conf
+from bootcache.storagedaemon import StorageDaemon, UnixListener
+from glance_bootcache import conf as glance_conf
+
+hypothesis.settings.register_profile('functional', deadline=None, max_examples=25, database=None)
+hypothesis.settings.load_profile('functional')
+
+PATIENCE = 60
+
+
+def until(condition, what='the condition', patience=PATIENCE):
+    """Wait until something is so, and return what the condition gave."""
+    deadline = time.monotonic() + patience
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f'{what} did not come about'
+        time.sleep(0.01)
+    return value
+
+
+def free_port():
+    """Return a TCP port of the loopback interface that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(('127.0.0.1', 0))
+        return probe.getsockname()[1]
+
+
+def processes_of(directory):
+    """Return the ids of the processes that have a directory in their command line."""
+    found = []
+    for name in os.listdir('/proc'):
+        with contextlib.suppress(OSError, ValueError):
+            with open(f'/proc/{int(name)}/cmdline', 'rb') as stream:
+                if f'{directory}/'.encode() in stream.read() and int(name) != os.getpid():
+                    found.append(int(name))
+    return found
+
+
+def qemu_img(*arguments):
+    """Run qemu-img and return what it prints."""
+    return subprocess.run(['qemu-img', *map(str, arguments)], check=True, capture_output=True,
+                          text=True, stdin=subprocess.DEVNULL).stdout
+
+
+@pytest.fixture
+def directory(monkeypatch):
+    """A short directory, also for temporary files; a process that stays behind fails the test."""
+    path = tempfile.mkdtemp(prefix='bc', dir='/tmp')
+    monkeypatch.setattr(tempfile, 'tempdir', path)
+    yield path
+    left = processes_of(path)
+    for pid in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    shutil.rmtree(path)
+    assert not left, f'processes {left} were left behind'
+
+
+@pytest.fixture
+def daemons(directory):
+    """Makes storage daemons on a unix socket, each in its own directory; they end with the test."""
+    made = []
+
+    def make(name='daemon', listener=None, **options):
+        home = os.path.join(directory, name)
+        daemon = StorageDaemon(name, home, listener or UnixListener(os.path.join(home, 'nbd')),
+                               **options)
+        made.append(daemon)
+        return daemon
+
+    yield make
+    for daemon in made:
+        daemon.stop()
+
+
+@pytest.fixture
+def storage_conf(directory):
+    """The storage service's configuration, with state, sockets and port of its own."""
+    conf = cfg.ConfigOpts()
+    conf([], project='bootcache', default_config_files=[], default_config_dirs=[])
+    glance_conf.register_opts(conf)
+    for name, value in {'state_dir': f'{directory}/state', 'run_dir': f'{directory}/run',
+                        'export_port': free_port(), 'cluster_size': 4096,
+                        'gateway_socket': f'{directory}/gateway/nbd'}.items():
+        conf.set_override(name, value, bootcache_conf.GROUP)
+    return conf
+
+
+@pytest.fixture
+def make_base(directory):
+    """Makes base images: random data in pieces, holes and written zeros between them."""
+    def make(path, virtual_bytes, pieces, image_format='raw', seed=0):
+        raw = f'{path}.raw' if image_format != 'raw' else path
+        source = random.Random(seed)
+        with open(raw, 'wb') as stream:
+            stream.truncate(virtual_bytes)
+            for offset, length, kind in pieces:
+                length = min(length, virtual_bytes - offset)
+                stream.seek(offset)
+                stream.write(source.randbytes(length) if kind == 'data' else bytes(length))
+        if image_format != 'raw':
+            # -S 0 would keep written zeros as data; without it they become holes.
+            qemu_img('convert', '-f', 'raw', '-O', image_format, raw, path)
+            os.unlink(raw)
+        return path
+
+    return make
+
+
+@pytest.fixture(scope='session')
+def rabbit():
+    """A private RabbitMQ on loopback ports of its own; gives its transport URL."""
+    home = tempfile.mkdtemp(prefix='bcmq', dir='/tmp')
+    port, names_port = free_port(), free_port()
+    environment = {
+        'PATH': os.environ['PATH'], 'HOME': home, 'ERL_EPMD_PORT': str(names_port),
+        'ERL_EPMD_ADDRESS': '127.0.0.1', 'RABBITMQ_DIST_PORT': str(free_port()),
+        'RABBITMQ_CONF_ENV_FILE': f'{home}/env.conf', 'RABBITMQ_CONFIG_FILE': f'{home}/rabbit.conf',
+        'RABBITMQ_ENABLED_PLUGINS_FILE': f'{home}/plugins', 'RABBITMQ_LOG_BASE': f'{home}/log',
+        'RABBITMQ_NODENAME': f'bootcache-{os.getpid()}@localhost',
+        'RABBITMQ_MNESIA_BASE': f'{home}/mnesia', 'RABBITMQ_PID_FILE': f'{home}/pid',
+        'RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS': '-kernel inet_dist_use_interface {127,0,0,1}',
+        'RABBITMQ_SERVER_START_ARGS': '+S 1:1'}
+    for name, text in {'env.conf': '', 'plugins': '[].', 'rabbit.conf':
+                       f'listeners.tcp.1 = 127.0.0.1:{port}\nlog.file.level = warning\n'
+                       'vm_memory_high_watermark.absolute = 1GB\n'
+                       'disk_free_limit.absolute = 50MB\n'}.items():
+        with open(f'{home}/{name}', 'w') as stream:
+            stream.write(text)
+    started = []
+
+    def start(*command):
+        with open(f'{home}/out', 'ab') as out:
+            started.append(subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL,
+                                            stdout=out, stderr=out, start_new_session=True))
+        return started[-1]
+
+    def listens(port, process):
+        if process.poll() is not None:
+            with open(f'{home}/out') as stream:
+                pytest.fail(f'{process.args[0]} ended:\n{stream.read()}')
+        with contextlib.suppress(OSError), socket.create_connection(('127.0.0.1', port), 1):
+            return True
+
+    try:
+        names = start('epmd', '-address', '127.0.0.1', '-port', str(names_port))
+        until(lambda: listens(names_port, names), 'epmd')
+        server = start('/usr/lib/rabbitmq/bin/rabbitmq-server')
+        until(lambda: listens(port, server), 'RabbitMQ')
+        yield f'rabbit://guest:guest@127.0.0.1:{port}/'
+    finally:
+        for process in reversed(started):
+            # Each is the leader of its own group: the script, Erlang's machine and its helpers.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                pass
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        shutil.rmtree(home, ignore_errors=True)

@@ -1,0 +1,156 @@
+"""RPC and notifications through a real RabbitMQ."""
+
+import queue
+
+import oslo_messaging as messaging
+import pytest
+from oslo_messaging import conffixture
+
+from bootcache import conf as bootcache_conf
+from bootcache import rpcapi
+from glance_bootcache.endpoints import Endpoints
+from glance_bootcache.listener import ImageEvents, get_listener
+
+IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+PATIENCE = 30
+
+
+class Manager:
+    """Stands for the manager: notes what reaches it, and answers."""
+
+    def __init__(self):
+        self.calls = queue.Queue()
+
+    def __getattr__(self, name):
+        def method(*arguments, **named):
+            self.calls.put((name, arguments, named))
+            if name == 'get_image' and arguments[0] != IMAGE:
+                raise RuntimeError('out of order')
+            return {'plan_boot': {'action': 'stock', 'reason': 'why not'}, 'forget': True,
+                    'list_images': [{'image_id': IMAGE}], 'get_image': {'image_id': IMAGE},
+                    'get_working_set': None}.get(name)
+        return method
+
+
+@pytest.fixture
+def conf(storage_conf, rabbit):
+    storage_conf.set_override('transport_url', rabbit, bootcache_conf.GROUP)
+    storage_conf.set_override('rpc_timeout', PATIENCE, bootcache_conf.GROUP)
+    # oslo.messaging registers some of its options with the global configuration only.
+    conffixture.ConfFixture(storage_conf)
+    return storage_conf
+
+
+@pytest.fixture
+def manager(conf):
+    """A manager that is served."""
+    manager = Manager()
+    server = messaging.get_rpc_server(rpcapi.get_transport(conf), rpcapi.target(server='storage'),
+                                      [Endpoints(manager)], executor='threading')
+    server.start()
+    yield manager
+    server.stop()
+    server.wait()
+
+
+@pytest.mark.parametrize('method, arguments, reached, answer', [
+    ('plan_boot', (IMAGE, 'host', 'server', 'token'),
+     ('plan_boot', (IMAGE, 'host', 'server', 'token'), {}), {'action': 'stock',
+                                                            'reason': 'why not'}),
+    ('plan_boot', (IMAGE, 'host', 'server', None),
+     ('plan_boot', (IMAGE, 'host', 'server', None), {}), {'action': 'stock', 'reason': 'why not'}),
+    ('recording_progress', (IMAGE, 'token', 5, 0.5),
+     ('recording_progress', (IMAGE, 'token', 5, 0.5), {}), None),
+    ('report_working_set', (IMAGE, 'token', 4096, [[0, 4096, 0.5], [4096, 1]]),
+     ('report_working_set', (IMAGE, 'token', 4096, [[0, 4096, 0.5], [4096, 1]]), {}), None),
+    ('list_images', (), ('list_images', (), {}), [{'image_id': IMAGE}]),
+    ('get_image', (IMAGE,), ('get_image', (IMAGE,), {}), {'image_id': IMAGE}),
+    ('get_working_set', (IMAGE,), ('get_working_set', (IMAGE,), {}), None),
+    ('build_image', (IMAGE,), ('consider', (IMAGE,), {'forced': True}), None),
+    ('delete_image', (IMAGE,), ('forget', (IMAGE,), {'held': True}), True),
+    ('image_registered', (IMAGE,), ('consider', (IMAGE,), {}), None)])
+def test_every_method_reaches_the_manager(conf, manager, method, arguments, reached, answer):
+    assert getattr(rpcapi.StorageAPI(conf), method)(*arguments) == answer
+    assert manager.calls.get(timeout=PATIENCE) == reached
+
+
+def test_every_method_of_the_client_is_tried_above():
+    tried = {entry[0] for mark in test_every_method_reaches_the_manager.pytestmark
+             for entry in mark.args[1]}
+    assert tried == {name for name in vars(rpcapi.StorageAPI) if not name.startswith('_')}
+
+
+def test_a_long_report_arrives_whole(conf, manager):
+    extents = [[number * 4096, 4096, number / 1000] for number in range(50000)]
+    rpcapi.StorageAPI(conf).report_working_set(IMAGE, 'token', 4096, extents)
+    assert manager.calls.get(timeout=PATIENCE)[1][3] == extents
+
+
+def test_an_error_of_the_service_is_raised(conf, manager):
+    with pytest.raises(messaging.RemoteError, match='out of order'):
+        rpcapi.StorageAPI(conf).get_image('00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f')
+    with pytest.raises(messaging.RemoteError, match='ValueError'):
+        rpcapi.StorageAPI(conf).get_image('../../etc/passwd')
+
+
+def test_nobody_serves(conf):
+    conf.set_override('rpc_timeout', 1, bootcache_conf.GROUP)
+    with pytest.raises(messaging.MessagingTimeout):
+        rpcapi.StorageAPI(conf).plan_boot(IMAGE, 'host', 'server', None)
+
+
+def test_a_service_of_an_older_version_is_not_asked_for_more(conf, manager):
+    api = rpcapi.StorageAPI(conf, version_cap='0.9')
+    with pytest.raises(messaging.RPCVersionCapError):
+        api.list_images()
+    assert manager.calls.empty()
+
+
+@pytest.fixture
+def events(conf):
+    """What Glance's notifications lead to: (consider or forget, image id)."""
+    conf.set_override('notification_topic', 'images_of_a_test', bootcache_conf.GROUP)
+    events = queue.Queue()
+
+    def consider(image_id):
+        if image_id == 'faulty':
+            raise RuntimeError('a fault')
+        events.put(('consider', image_id))
+
+    listener = get_listener(conf, ImageEvents(
+        consider, lambda image_id: events.put(('forget', image_id))))
+    listener.start()
+    yield events
+    listener.stop()
+    listener.wait()
+
+
+@pytest.fixture
+def glance(conf, rabbit):
+    """Notifies as glance-api does, in its exchange."""
+    conf.set_override('control_exchange', 'glance')
+    transport = messaging.get_notification_transport(conf, url=rabbit)
+    notifier = messaging.Notifier(transport, publisher_id='image.localhost', driver='messagingv2',
+                                  topics=['images_of_a_test'])
+    yield notifier
+    transport.cleanup()
+
+
+def test_notifications_lead_to_events(glance, events):
+    glance.info({}, 'image.activate', {'id': '1'})
+    glance.info({}, 'image.update', {'id': '2'})
+    glance.info({}, 'image.delete', {'id': '3'})
+    got = sorted(events.get(timeout=PATIENCE) for _ in range(3))
+    assert got == [('consider', '1'), ('consider', '2'), ('forget', '3')]
+
+
+def test_what_does_not_concern_us_is_passed_over(glance, events):
+    for event in ('image.create', 'image.upload', 'image.send', 'image.prepare', 'image.activated',
+                  'compute.image.activate'):
+        glance.info({}, event, {'id': 'other'})
+    for payload in ({}, {'id': None}, {'id': 5}, [], 'text', None, {'id': 'faulty'}):
+        glance.info({}, 'image.activate', payload)
+    glance.error({}, 'image.activate', {'id': 'error'})
+    glance.info({}, 'image.delete', {'id': 'last'})
+    assert events.get(timeout=PATIENCE) == ('forget', 'last')
+    assert events.empty()

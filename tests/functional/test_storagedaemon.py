@@ -1,0 +1,306 @@
+"""One real qemu-storage-daemon: started, adopted, killed, and steered."""
+
+import ctypes
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+
+import nbd
+import pytest
+from conftest import free_port, until
+
+from bootcache import exception
+from bootcache.cacheimage import Base
+from bootcache.storagedaemon import StorageDaemon, TcpListener, UnixListener
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def base(directory, make_base):
+    path = make_base(f'{directory}/base', MIB, [(0, MIB, 'data')])
+    return Base(path, 'raw', MIB)
+
+
+def connect(socket_path, export):
+    handle = nbd.NBD()
+    handle.set_export_name(export)
+    handle.connect_unix(socket_path)
+    return handle
+
+
+def kill(daemon):
+    """End it as a crash does, and wait until the kernel is rid of it."""
+    pid = daemon.pid()
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: daemon.pid() is None, 'the end of the daemon')
+    return pid
+
+
+def test_start_and_stop(daemons):
+    daemon = daemons()
+    assert daemon.answers() is False and daemon.pid() is None
+    assert daemon.ensure_running() is True
+    assert daemon.answers() is True and daemon.pid() > 1
+    assert daemon.ensure_running() is False
+    assert daemon.nodes() == set() and daemon.exports() == {}
+    pid = daemon.pid()
+    daemon.stop()
+    assert daemon.answers() is False and daemon.pid() is None
+    assert not os.path.exists(f'/proc/{pid}')
+    daemon.stop()
+
+
+def test_another_object_adopts_it(daemons, base):
+    first, second = daemons(), daemons()
+    first.ensure_running()
+    first.add_nodes(*base.nodes('b-1'))
+    first.add_export('base-1', 'b-1')
+    assert second.ensure_running() is False
+    assert second.pid() == first.pid()
+    assert second.exports() == {'base-1': 'b-1'} and second.nodes() == {'b-1', 'b-1f'}
+    second.stop()
+    assert first.answers() is False
+
+
+def test_started_anew_after_a_crash(daemons, base):
+    daemon = daemons()
+    daemon.ensure_running()
+    daemon.add_nodes(*base.nodes('b-1'))
+    old = kill(daemon)
+    assert daemon.answers() is False
+    assert daemon.ensure_running() is True
+    assert daemon.pid() != old and daemon.nodes() == set()
+    # Its socket serves again as well.
+    daemon.add_nodes(*base.nodes('b-1'))
+    daemon.add_export('base-1', 'b-1')
+    handle = connect(daemon.listener.path, 'base-1')
+    assert handle.get_size() == MIB
+    handle.shutdown()
+
+
+def test_commands_fail_clearly_when_it_is_gone(daemons):
+    daemon = daemons()
+    daemon.ensure_running()
+    kill(daemon)
+    for call in (daemon.nodes, daemon.exports):
+        with pytest.raises(exception.StorageDaemonError, match='daemon'):
+            call()
+
+
+def test_a_frozen_monitor_of_a_stranger_is_not_adopted(daemons, directory):
+    """A pid file that names another process: that one is not ended."""
+    daemon = daemons()
+    other = subprocess.Popen(['sleep', '600'])
+    try:
+        os.makedirs(daemon.directory)
+        with open(daemon.pid_path, 'w') as stream:
+            stream.write(str(other.pid))
+        assert daemon.pid() is None
+        assert daemon.ensure_running() is True
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
+
+
+@pytest.mark.parametrize('content', ['', 'x', '999999999'])
+def test_a_damaged_pid_file(daemons, content):
+    daemon = daemons()
+    os.makedirs(daemon.directory)
+    with open(daemon.pid_path, 'w') as stream:
+        stream.write(content)
+    assert daemon.pid() is None and daemon.ensure_running() is True
+
+
+def test_many_threads_start_one(daemons):
+    daemon = daemons()
+    answers = []
+    threads = [threading.Thread(target=lambda: answers.append(daemon.ensure_running()))
+               for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(answers) == [False] * 7 + [True]
+
+
+def test_many_threads_share_the_monitor(daemons, base):
+    daemon = daemons()
+    daemon.ensure_running()
+    failures = []
+
+    def work(number):
+        try:
+            for turn in range(3):
+                daemon.add_nodes(*base.nodes(f'n{number}-{turn}'))
+                daemon.remove_nodes(f'n{number}-{turn}', f'n{number}-{turn}f')
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == [] and daemon.nodes() == set()
+
+
+def test_what_was_added_before_a_refusal_is_removed(daemons, base):
+    daemon = daemons()
+    daemon.ensure_running()
+    with pytest.raises(exception.StorageDaemonError, match='blockdev-add'):
+        daemon.add_nodes(*base.nodes('b-1'), {'driver': 'raw', 'node-name': 'top', 'file': 'none'})
+    assert daemon.nodes() == set()
+    with pytest.raises(exception.StorageDaemonError, match='none/at/all'):
+        daemon.add_nodes(*Base('/none/at/all', 'raw', 1).nodes('b-2'))
+    assert daemon.nodes() == set()
+
+
+def test_names_are_taken_once(daemons, base):
+    daemon = daemons()
+    daemon.ensure_running()
+    daemon.add_nodes(*base.nodes('b-1'))
+    daemon.add_export('base-1', 'b-1')
+    with pytest.raises(exception.StorageDaemonError):
+        daemon.add_export('base-1', 'b-1')
+    with pytest.raises(exception.StorageDaemonError):
+        daemon.remove_nodes('b-1')
+    assert daemon.exports() == {'base-1': 'b-1'}
+
+
+def test_an_export_in_use_goes_only_when_told(daemons, base):
+    daemon = daemons()
+    daemon.ensure_running()
+    daemon.add_nodes(*base.nodes('b-1'))
+    daemon.add_export('base-1', 'b-1')
+    handle = connect(daemon.listener.path, 'base-1')
+    with open(base.path, 'rb') as stream:
+        content = stream.read()
+    assert daemon.remove_export('base-1', disconnect=False) is False
+    assert handle.pread(MIB, 0) == content and daemon.exports() == {'base-1': 'b-1'}
+    assert daemon.remove_export('base-1', disconnect=True) is True
+    with pytest.raises(nbd.Error):
+        handle.pread(512, 0)
+    assert daemon.exports() == {}
+    daemon.remove_nodes('b-1', 'b-1f')
+    assert daemon.nodes() == set()
+
+
+def test_an_export_without_clients_goes_at_once(daemons, base):
+    daemon = daemons()
+    daemon.ensure_running()
+    daemon.add_nodes(*base.nodes('b-1'))
+    daemon.add_export('base-1', 'b-1')
+    connect(daemon.listener.path, 'base-1').shutdown()
+    assert until(lambda: daemon.remove_export('base-1', disconnect=False), 'the client to be gone')
+    with pytest.raises(exception.StorageDaemonError):
+        daemon.remove_export('base-1', disconnect=False)
+
+
+def test_nobody_writes_to_a_plain_export(daemons, base):
+    daemon = daemons()
+    daemon.ensure_running()
+    daemon.add_nodes(*base.nodes('b-1'))
+    daemon.add_export('base-1', 'b-1')
+    handle = connect(daemon.listener.path, 'base-1')
+    assert handle.is_read_only()
+    handle.shutdown()
+
+
+def test_a_socket_path_that_is_too_long_is_named(daemons, directory):
+    path = f'{directory}/{"s" * 107}'
+    daemon = daemons(listener=UnixListener(path))
+    with pytest.raises(exception.StorageDaemonError, match='107 bytes'):
+        daemon.ensure_running()
+    assert daemon.pid() is None
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError,
+                   reason='storagedaemon.py _start(): the monitor\'s path is not checked; the error'
+                          ' says "did not come up" only')
+def test_a_monitor_path_that_is_too_long_is_named(directory):
+    daemon = StorageDaemon('d', f'{directory}/{"m" * 107}', UnixListener(f'{directory}/nbd'))
+    with pytest.raises(exception.StorageDaemonError) as caught:
+        daemon.ensure_running()
+    assert '107 bytes' in str(caught.value)
+
+
+def test_a_program_that_is_missing(daemons):
+    daemon = daemons(binary='/no/such/program')
+    with pytest.raises(exception.StorageDaemonError, match='/no/such/program'):
+        daemon.ensure_running()
+
+
+def test_a_program_that_ends_at_once_names_its_log(daemons):
+    daemon = daemons(binary='/bin/false')
+    with pytest.raises(exception.StorageDaemonError, match='daemon.log'):
+        daemon.ensure_running()
+
+
+def test_a_taken_port(daemons):
+    with socket.create_server(('127.0.0.1', 0)) as taken:
+        daemon = daemons(listener=TcpListener('127.0.0.1', taken.getsockname()[1]))
+        with pytest.raises(exception.StorageDaemonError, match='cannot listen'):
+            daemon.ensure_running()
+    assert daemon.ensure_running() is True
+
+
+@pytest.mark.parametrize('umask, mode', [(0o007, 0o770), (0o077, 0o700)])
+def test_the_umask_decides_who_may_connect(daemons, umask, mode):
+    daemon = daemons(umask=umask)
+    daemon.ensure_running()
+    assert stat.S_IMODE(os.stat(daemon.listener.path).st_mode) == mode
+
+
+def nodelay_of_accepted_sockets(pid, port):
+    """Ask the kernel for TCP_NODELAY on a process's accepted sockets of a port."""
+    found = []
+    pidfd = os.pidfd_open(pid)
+    try:
+        for name in os.listdir(f'/proc/{pid}/fd'):
+            if not os.readlink(f'/proc/{pid}/fd/{name}').startswith('socket:'):
+                continue
+            # pidfd_getfd(2), which Python has no name for.
+            fd = ctypes.CDLL(None, use_errno=True).syscall(438, pidfd, int(name), 0)
+            if fd < 0:
+                pytest.skip('pidfd_getfd is not allowed here')
+            with socket.socket(fileno=fd) as copy:
+                if copy.family != socket.AF_INET or copy.getsockname()[1] != port:
+                    continue
+                if not copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    found.append(copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+    finally:
+        os.close(pidfd)
+    return found
+
+
+def test_tcp_answers_do_not_wait_for_acknowledgements(daemons, base):
+    port = free_port()
+    daemon = daemons(listener=TcpListener('127.0.0.1', port))
+    daemon.ensure_running()
+    daemon.add_nodes(*base.nodes('b-1'))
+    daemon.add_export('base-1', 'b-1')
+    handle = nbd.NBD()
+    handle.set_export_name('base-1')
+    handle.connect_tcp('127.0.0.1', str(port))
+    assert handle.get_size() == MIB
+    options = nodelay_of_accepted_sockets(daemon.pid(), port)
+    handle.shutdown()
+    assert options and all(options)
+
+
+def test_it_outlives_who_started_it(directory):
+    """A service that ends leaves its exporter serving."""
+    code = ('import sys; from bootcache.storagedaemon import StorageDaemon, UnixListener;'
+            f'StorageDaemon("d", "{directory}/d", UnixListener("{directory}/d/nbd"))'
+            '.ensure_running()')
+    subprocess.run([sys.executable, '-c', code], check=True)
+    daemon = StorageDaemon('d', f'{directory}/d', UnixListener(f'{directory}/d/nbd'))
+    assert daemon.ensure_running() is False
+    daemon.stop()
+    assert daemon.answers() is False

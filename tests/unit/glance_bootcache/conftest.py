@@ -1,0 +1,71 @@
+"""A manager among stand-ins; see fakes_manager.py for what they stand for."""
+
+import contextlib
+import types
+
+import fakes_manager
+import pytest
+
+from bootcache import cacheimage, exception, savefile, workingset
+from bootcache.cacheimage import CacheImage
+from glance_bootcache import inspection
+from glance_bootcache.inspection import Inspected
+from glance_bootcache.manager import Manager
+from glance_bootcache.store import ImageStore
+
+
+@pytest.fixture
+def no_qemu(monkeypatch):
+    """Inspecting and building without QEMU, which tests/functional runs for real."""
+    controls = types.SimpleNamespace(refuse=None, building=lambda: None, builds=[])
+
+    def inspect(path, disk_format):
+        if controls.refuse:
+            raise exception.ImageRefused(controls.refuse)
+        return Inspected(disk_format, fakes_manager.SIZE)
+
+    def build(base, extents, target, *, quota, cluster_bytes, backing_uri):
+        controls.building()
+        controls.builds.append((list(extents), quota))
+        with open(target, 'wb') as stream:
+            stream.write(b'cache image')
+        return CacheImage(target, 11, workingset.total_bytes(extents),
+                          savefile.file_digest(target), base.virtual_bytes, cluster_bytes,
+                          tuple(extents))
+
+    monkeypatch.setattr(inspection, 'inspect', inspect)
+    monkeypatch.setattr(cacheimage, 'build', build)
+    return controls
+
+
+@pytest.fixture
+def house(storage_conf, no_qemu):
+    """A manager with its neighbours; ``restart`` makes another one on the same state."""
+    with contextlib.ExitStack() as stack:
+        house = types.SimpleNamespace(
+            images=fakes_manager.FakeImages(), exporter=fakes_manager.FakeExporter(),
+            boots=fakes_manager.FakeBoots(), qemu=no_qemu, conf=storage_conf,
+            store=ImageStore(storage_conf.bootcache.state_dir))
+
+        def restart():
+            house.manager = Manager(storage_conf, house.store, house.images, house.exporter,
+                                    house.boots)
+            stack.callback(give_up, house.manager)
+            return house.manager
+
+        def give_up(manager):
+            # Manager.stop waits a second for idle threads; tests would take minutes.
+            manager._stopping.set()
+            for job in list(manager._jobs.values()):
+                job.cancel()
+            fakes_manager.until(lambda: not manager._jobs, 'the end of all jobs')
+            manager._workers.shutdown(wait=False)
+
+        def idle():
+            return not house.manager._jobs
+
+        house.restart = restart
+        house.settle = lambda: fakes_manager.until(idle, 'the end of all jobs')
+        house.state = lambda image: (house.manager.get_image(image) or {}).get('state')
+        restart()
+        yield house

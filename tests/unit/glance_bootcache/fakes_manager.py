@@ -1,0 +1,135 @@
+"""Small stand-ins for the services around the manager: Glance, the exporter, Nova.
+
+They stand for services which the e2e tests run for real, and exist here only so that a test can
+decide when something happens: an image is deleted while its boot runs, for instance.
+"""
+
+import hashlib
+import threading
+import time
+
+from bootcache import exception
+from bootcache.workingset import WorkingSet
+from glance_bootcache.decisions import ImageFacts
+from glance_bootcache.profileboot.throughnova import Result
+
+SIZE = 1 << 20
+PATIENCE = 20
+
+
+def until(condition, what='the condition'):
+    """Wait until something is so."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, f'{what} did not come about'
+        time.sleep(0.002)
+
+
+class FakeImages:
+    """Glance with images of one megabyte, downloads included."""
+
+    def __init__(self):
+        self.images = {}
+        self.shown = []
+        self.on_show = lambda image_id, state: None
+        self.away = False
+
+    def put(self, image_id, content=b'\0' * SIZE, status='active', **properties):
+        """Register or change an image."""
+        digest = hashlib.sha512(content).hexdigest()
+        self.images[image_id] = content, ImageFacts(
+            image_id, status, 'raw', 'bare', len(content), f'sha512:{digest}', 0, 0,
+            {f'bootcache_{key}': value for key, value in properties.items()})
+
+    def get(self, image_id):
+        """As Images.get."""
+        if self.away:
+            raise RuntimeError('Glance is away')
+        return self.images[image_id][1] if image_id in self.images else None
+
+    def download(self, image_id):
+        """As Images.download."""
+        yield self.images[image_id][0]
+
+    def show_state(self, image_id, state, reason):
+        """As Images.show_state."""
+        self.shown.append((image_id, state.value, reason))
+        self.on_show(image_id, state)
+
+    def states(self, image_id):
+        """The states that people saw, in order."""
+        return [state for image, state, _reason in self.shown if image == image_id]
+
+
+class FakeExporter:
+    """An exporter that remembers what it serves; readers keep a base from being retired."""
+
+    def __init__(self):
+        self.serving = {}
+        self.readers = set()
+        self.fails = None
+
+    def start(self):
+        """As Exporter.start: nothing was lost."""
+        return False
+
+    def ensure(self, manifest, cache_path):
+        """As Exporter.ensure."""
+        if self.fails:
+            raise self.fails
+        self.serving[manifest.image_id] = manifest.base_path, cache_path
+
+    def retire(self, image_id):
+        """As Exporter.retire."""
+        if image_id in self.readers:
+            return False
+        self.serving.pop(image_id, None)
+        return True
+
+    def describe(self, manifest):
+        """As Exporter.describe."""
+        return {'server': ['storage', 1], 'virtual_bytes': manifest.virtual_bytes,
+                'base_export': f'base-{manifest.image_id}',
+                'cache_image': manifest.cache_image and manifest.cache_image.to_dict()}
+
+
+class FakeBoots:
+    """Profile boots that read two clusters as soon as the test opens the gate."""
+
+    recorded_by = 'nova'
+
+    def __init__(self):
+        self.jobs = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.fails = None
+        self.leftovers_removed = 0
+        self.running = 0
+        self.most_at_once = 0
+
+    def remove_leftovers(self):
+        """As NovaProfileBoots.remove_leftovers."""
+        self.leftovers_removed += 1
+        return 0
+
+    def run(self, image, virtual_bytes, policy, job):
+        """As NovaProfileBoots.run: ends with the gate, with a cancelled job, or with an error."""
+        self.jobs.append(job)
+        self.running += 1
+        self.most_at_once = max(self.most_at_once, self.running)
+        try:
+            while not self.gate.wait(0.002):
+                job.check_cancelled()
+            if self.fails:
+                raise self.fails
+            job.check_cancelled()
+            return Result(job.working_set or WorkingSet.from_wire(
+                image.image_id, image.image_hash, virtual_bytes, 4096,
+                [[65536, 4096, 0.0], [0, 4096, 0.5]]), 'marker', 1.5)
+        finally:
+            self.running -= 1
+
+
+def failed(text):
+    """An error of a profile boot."""
+    return exception.ProfileBootFailed(text)

@@ -1,0 +1,282 @@
+"""An image's life in the storage service.
+
+Glance, the exporter, QEMU and Nova are stand-ins here (fakes_manager.py, conftest.py): they stand
+for services which the tests in tests/functional and tests/e2e run for real.
+"""
+
+import os
+
+import pytest
+from fakes_manager import failed, until
+
+from bootcache import exception
+from bootcache.manifest import Manifest, State
+
+IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+OTHER = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+
+
+def ready(house, image=IMAGE, **properties):
+    house.images.put(image, **properties)
+    house.manager.consider(image)
+    house.settle()
+    assert house.state(image) == 'ready'
+
+
+def recording(house, image=IMAGE):
+    """Begin a recording and stop in the midst of it."""
+    house.boots.gate.clear()
+    house.images.put(image)
+    before = len(house.boots.jobs)
+    house.manager.consider(image)
+    until(lambda: len(house.boots.jobs) > before, 'a profile boot')
+    return house.boots.jobs[-1]
+
+
+def test_a_registered_image_becomes_ready(house):
+    ready(house)
+    assert house.images.states(IMAGE) == ['recording', 'recording', 'building', 'building', 'ready']
+    document = house.manager.get_image(IMAGE)
+    assert document['in_hand'] is False and document['progress'] is None
+    assert document['working_set']['bytes'] == 8192 and document['cache_image']['bytes'] == 11
+    assert [extent[0] for extent in house.manager.get_working_set(IMAGE)['extents']] == [65536, 0]
+    assert house.manager.list_images() == [document]
+    base, cache = house.exporter.serving[IMAGE]
+    assert os.path.exists(base) and cache.endswith(document['cache_image']['file'])
+    assert sorted(os.listdir(house.store.directory(IMAGE))) == sorted(
+        ['manifest.json', os.path.basename(base), document['cache_image']['file'],
+         document['working_set']['file']])
+
+
+def test_hook_and_notifications_together_give_one_recording(house):
+    house.images.put(IMAGE, status='importing')
+    house.manager.consider(IMAGE)
+    assert house.state(IMAGE) == 'pending' and not house.boots.jobs
+    recording(house)
+    for _ in range(3):
+        house.manager.consider(IMAGE)
+    house.boots.gate.set()
+    house.settle()
+    house.manager.consider(IMAGE)
+    house.settle()
+    assert house.state(IMAGE) == 'ready' and len(house.boots.jobs) == 1
+
+
+def test_our_own_property_updates_start_nothing(house):
+    """Each state that is shown makes Glance send image.update."""
+    house.images.on_show = lambda image_id, state: house.manager.consider(image_id)
+    ready(house)
+    assert len(house.boots.jobs) == 1 and len(house.qemu.builds) == 1
+
+
+def test_no_more_boots_at_once_than_the_operator_allows(house):
+    house.boots.gate.clear()
+    for image in (IMAGE, OTHER):
+        house.images.put(image)
+        house.manager.consider(image)
+    until(lambda: house.boots.running, 'a profile boot')
+    assert [house.state(image) for image in (IMAGE, OTHER)] == ['recording', 'pending']
+    house.boots.gate.set()
+    house.settle()
+    assert house.boots.most_at_once == 1
+    assert [house.state(image) for image in (IMAGE, OTHER)] == ['ready', 'ready']
+
+
+def test_deleted_while_recording(house):
+    job = recording(house)
+    del house.images.images[IMAGE]
+    assert house.manager.forget(IMAGE) is True
+    house.settle()
+    assert job.cancelled.is_set() and house.state(IMAGE) is None
+    assert IMAGE not in house.exporter.serving and not house.qemu.builds
+    assert not os.path.exists(house.store.directory(IMAGE))
+
+
+def test_deleted_while_building(house):
+    def delete():
+        del house.images.images[IMAGE]
+        house.manager.forget(IMAGE)
+
+    house.qemu.building = delete
+    house.images.put(IMAGE)
+    house.manager.consider(IMAGE)
+    house.settle()
+    assert house.state(IMAGE) is None and IMAGE not in house.exporter.serving
+    assert not os.path.exists(house.store.directory(IMAGE))
+    assert 'ready' not in house.images.states(IMAGE)
+
+
+def test_deleted_while_a_server_reads_from_its_base(house):
+    ready(house)
+    house.exporter.readers.add(IMAGE)
+    house.manager.forget(IMAGE)
+    base = house.store.load(IMAGE).base_path
+    assert os.path.exists(base) and house.state(IMAGE) == 'skipped'
+    assert house.manager.plan_boot(IMAGE, 'host', 'server', None)['action'] == 'stock'
+    house.exporter.readers.clear()
+    house.manager._retry_retiring()
+    assert house.state(IMAGE) is None and not os.path.exists(base)
+
+
+def test_deleted_and_nobody_told(house):
+    ready(house)
+    del house.images.images[IMAGE]
+    house.manager.consider(IMAGE)
+    assert house.state(IMAGE) is None
+
+
+def test_forgetting_what_is_not_known(house):
+    assert house.manager.forget(IMAGE) is False
+    assert house.manager.forget(IMAGE, held=True) is False
+
+
+def test_opted_out_while_recording_and_in_again(house):
+    first = recording(house)
+    house.images.put(IMAGE, mode='off')
+    house.manager.consider(IMAGE)
+    assert first.cancelled.is_set() and house.state(IMAGE) == 'skipped'
+    # Before the first recording is on its way out.
+    house.images.put(IMAGE)
+    house.manager.consider(IMAGE)
+    house.boots.gate.set()
+    until(lambda: house.state(IMAGE) == 'ready', 'ready')
+    assert len(house.boots.jobs) == 2
+    assert house.images.shown[-1] == (IMAGE, 'ready', '')
+
+
+def test_opted_out_when_ready(house):
+    ready(house)
+    house.images.put(IMAGE, mode='off')
+    house.manager.consider(IMAGE)
+    assert house.images.shown[-1] == (IMAGE, 'skipped', 'bootcache_mode=off')
+    assert IMAGE not in house.exporter.serving
+    assert os.listdir(house.store.directory(IMAGE)) == ['manifest.json']
+    ready(house)
+    assert len(house.boots.jobs) == 2
+
+
+def test_a_bad_property_is_told_and_its_correction_is_seen(house):
+    house.images.put(IMAGE, quota='all')
+    house.manager.consider(IMAGE)
+    assert house.state(IMAGE) == 'skipped'
+    assert 'bootcache_quota' in house.images.shown[-1][2] and not house.boots.jobs
+    ready(house, quota='1MiB')
+
+
+def test_a_new_quota_builds_without_a_boot(house):
+    ready(house)
+    ready(house, quota='1MiB')
+    assert len(house.boots.jobs) == 1
+    assert [quota for _extents, quota in house.qemu.builds] == [512 << 20, 1 << 20]
+
+
+def test_a_new_marker_boots_again(house):
+    ready(house)
+    ready(house, boot_marker='up')
+    assert len(house.boots.jobs) == 2
+
+
+def test_a_refused_image_is_skipped_and_not_tried_again_by_itself(house):
+    house.qemu.refuse = 'the image has a backing file'
+    house.images.on_show = lambda image_id, state: house.manager.consider(image_id)
+    house.images.put(IMAGE)
+    house.manager.consider(IMAGE)
+    house.settle()
+    house.manager.consider(IMAGE)
+    house.settle()
+    assert house.images.shown[-1] == (IMAGE, 'skipped', 'the image has a backing file')
+    assert house.images.states(IMAGE).count('recording') == 1 and not house.boots.jobs
+    # Another content is another matter.
+    house.qemu.refuse = None
+    house.images.put(IMAGE, content=b'\1' * (1 << 20))
+    house.manager.consider(IMAGE)
+    house.settle()
+    assert house.state(IMAGE) == 'ready'
+
+
+@pytest.mark.parametrize('error, reason', [
+    (failed('no flavor'), 'no flavor'), (RuntimeError('a fault of ours'), 'a fault of ours')])
+def test_a_failed_boot_is_told_and_an_operator_can_try_again(house, error, reason):
+    house.boots.fails = error
+    house.images.put(IMAGE)
+    house.manager.consider(IMAGE)
+    house.settle()
+    house.manager.consider(IMAGE)
+    house.settle()
+    assert house.state(IMAGE) == 'failed' and reason in house.images.shown[-1][2]
+    assert len(house.boots.jobs) == 1
+    house.boots.fails = None
+    house.manager.consider(IMAGE, forced=True)
+    house.settle()
+    assert house.state(IMAGE) == 'ready'
+
+
+def test_a_failed_build_is_told(house):
+    def fail():
+        raise exception.BuildFailed('differs')
+
+    house.qemu.building = fail
+    house.images.put(IMAGE)
+    house.manager.consider(IMAGE)
+    house.settle()
+    assert house.images.shown[-1] == (IMAGE, 'failed', 'differs')
+
+
+def test_held_until_an_operator_wants_it_again(house):
+    ready(house)
+    assert house.manager.forget(IMAGE, held=True) is True
+    house.manager.consider(IMAGE)
+    house.settle()
+    assert house.state(IMAGE) == 'skipped' and house.store.load(IMAGE).held
+    assert 'image build' in house.images.shown[-1][2] and len(house.boots.jobs) == 1
+    house.restart()
+    house.manager._recover()
+    house.settle()
+    assert house.state(IMAGE) == 'skipped'
+    house.manager.consider(IMAGE, forced=True)
+    house.settle()
+    assert house.state(IMAGE) == 'ready' and not house.store.load(IMAGE).held
+
+
+def test_held_while_recording(house):
+    recording(house)
+    house.manager.forget(IMAGE, held=True)
+    house.boots.gate.set()
+    house.settle()
+    assert house.state(IMAGE) == 'skipped' and not house.qemu.builds
+
+
+def test_nothing_is_begun_when_glance_cannot_be_asked(house):
+    house.images.away = True
+    with pytest.raises(RuntimeError):
+        house.manager.consider(IMAGE)
+    assert house.state(IMAGE) is None
+
+
+@pytest.mark.parametrize('image', ['', '../x', 'x'])
+def test_only_image_ids(house, image):
+    for call in (house.manager.consider, house.manager.forget):
+        with pytest.raises(ValueError):
+            call(image)
+
+
+@pytest.mark.parametrize('state', [State.PENDING, State.RECORDING, State.BUILDING])
+def test_a_restart_in_the_midst_starts_again(house, state):
+    house.images.put(IMAGE)
+    house.store.save(Manifest(IMAGE, state))
+    house.restart()
+    assert house.manager._recover() is True
+    house.settle()
+    assert house.state(IMAGE) == 'ready'
+    assert house.boots.leftovers_removed == 1 and len(house.boots.jobs) == 1
+
+
+def test_stopping_keeps_the_image_for_the_next_start(house):
+    job = recording(house)
+    house.manager.stop()
+    assert job.cancelled.is_set() and house.store.load(IMAGE).state is State.RECORDING
+    house.boots.gate.set()
+    house.restart()
+    house.manager._recover()
+    house.settle()
+    assert house.state(IMAGE) == 'ready'

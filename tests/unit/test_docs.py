@@ -1,0 +1,214 @@
+"""Documents, samples and units say what the code does."""
+
+import dataclasses
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from bootcache import conf as shared_conf
+from bootcache import exception, manifest, properties
+from bootcache.storagedaemon import StorageDaemon, UnixListener
+from glance_bootcache import conf as glance_conf
+from nova_bootcache import conf as nova_conf
+
+TOP = pathlib.Path(__file__).resolve().parents[2]
+PACKAGES = ('bootcache', 'glance_bootcache', 'nova_bootcache')
+PAGES = TOP / 'doc' / 'source'
+SAMPLES = TOP / 'etc' / 'bootcache'
+UNITS = TOP / 'etc' / 'systemd'
+
+
+# Sample configurations.
+
+@pytest.mark.parametrize('name', ['bootcache', 'nova-bootcache'])
+def test_samples_are_up_to_date(tmp_path, name):
+    # As a module in TOP, so that this tree's options are read and not those of an installation.
+    done = subprocess.run(
+        [sys.executable, '-W', 'ignore', '-m', 'oslo_config.generator', '--config-file',
+         str(SAMPLES / f'{name}-config-generator.conf'), '--output-file', str(tmp_path / 'sample')],
+        cwd=TOP, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert (SAMPLES / f'{name}.conf.sample').read_text() == (tmp_path / 'sample').read_text(), \
+        'run oslo-config-generator; see CONTRIBUTING.md'
+
+
+def options_in(sample: str) -> dict[str, set[str]]:
+    """Return the options that a sample has, by section."""
+    sections: dict[str, set[str]] = {}
+    section = ''
+    for line in sample.splitlines():
+        if match := re.fullmatch(r'\[(\w+)\]', line):
+            section = match[1]
+        elif match := re.match(r'#(\w+) =', line):
+            sections.setdefault(section, set()).add(match[1])
+    return sections
+
+
+@pytest.mark.parametrize(('name', 'sources'), [
+    ('bootcache', [shared_conf, glance_conf]), ('nova-bootcache', [shared_conf, nova_conf])])
+def test_every_option_is_in_its_sample(name, sources):
+    present = options_in((SAMPLES / f'{name}.conf.sample').read_text())
+    for source in sources:
+        for group, opts in source.list_opts():
+            wanted = {opt.dest for opt in opts}
+            assert wanted and wanted <= present[group or 'DEFAULT']
+
+
+def test_options_of_both_sides_do_not_clash():
+    names = [opt.dest for source in (shared_conf, glance_conf, nova_conf)
+             for group, opts in source.list_opts() if group == shared_conf.GROUP for opt in opts]
+    assert len(names) == len(set(names))
+
+
+# The picture of the house.
+
+def picture() -> set[str]:
+    """Return the paths that overview.rst's picture names in the three packages."""
+    text = (PAGES / 'overview.rst').read_text().split('The picture of the house')[1]
+    found: set[str] = set()
+    folders: list[str] = []
+    for line in text.splitlines():
+        match = re.match(r'    ( *)([\w/]+(?:\.py|/)) {2,}\S', line)
+        if match:
+            depth = len(match[1]) // 2
+            folders[depth:] = [match[2].rstrip('/')]
+            found.add('/'.join(folders[:depth + 1]))
+    return {path for path in found if path.split('/')[0] in PACKAGES}
+
+
+def modules() -> set[str]:
+    """Return the modules and packages that there are; __init__.py stands for its folder."""
+    found = set()
+    for package in PACKAGES:
+        for path in (TOP / package).rglob('*.py'):
+            where = path.parent if path.name == '__init__.py' else path
+            found.add(str(where.relative_to(TOP)))
+    return found
+
+
+def test_picture_and_packages_are_the_same():
+    assert picture() == modules()
+
+
+@pytest.mark.parametrize('folder', ['devstack', 'doc', 'etc', 'releasenotes', 'tests', 'tools'])
+def test_picture_names_the_other_folders(folder):
+    assert (TOP / folder).is_dir()
+    assert f'    {folder}/ ' in (PAGES / 'overview.rst').read_text()
+
+
+def test_files_that_overview_points_to_exist():
+    text = (PAGES / 'overview.rst').read_text()
+    paths = re.findall(r'``((?:\w+/)+\w+\.py)``', text)
+    assert paths
+    assert [path for path in paths if not (TOP / path).exists()] == []
+
+
+# Formats and properties.
+
+@pytest.mark.parametrize('document', [manifest.Manifest, manifest.WorkingSetInfo,
+                                      manifest.CacheInfo])
+def test_formats_name_every_entry(document):
+    text = (PAGES / 'formats.rst').read_text()
+    assert [field.name for field in dataclasses.fields(document)
+            if f'* - ``{field.name}``' not in text] == []
+
+
+def test_properties_page_names_every_property_and_state():
+    text = (PAGES / 'image-properties.rst').read_text()
+    for name in (properties.MODE, properties.QUOTA, properties.BOOT_MARKER, properties.STATE,
+                 properties.REASON, *properties.MODES, *(state.value for state in manifest.State)):
+        assert f'``{name}``' in text
+
+
+def test_snapshots_do_not_inherit_what_the_service_sets():
+    text = (PAGES / 'install.rst').read_text()
+    line = next(line for line in text.splitlines() if 'non_inheritable_image_properties' in line)
+    assert {properties.STATE, properties.REASON} <= set(line.split('=')[1].strip().split(','))
+
+
+# systemd units.
+
+def unit(name: str) -> list[str]:
+    """Return a unit's lines, continued ones joined."""
+    text = (UNITS / name).read_text().replace('\\\n', ' ')
+    return [' '.join(line.split()) for line in text.splitlines() if not line.startswith('#')]
+
+
+def test_gateway_unit_runs_what_the_driver_would_start(tmp_path):
+    binary = tmp_path / 'daemon'
+    binary.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >{tmp_path}/arguments\n')
+    binary.chmod(0o755)
+    daemon = StorageDaemon('gateway', str(tmp_path), UnixListener(f'{tmp_path}/gateway.sock'),
+                           binary=str(binary))
+    with pytest.raises(exception.StorageDaemonError):
+        daemon.ensure_running()
+    wanted = (tmp_path / 'arguments').read_text().replace(str(tmp_path), '/run/bootcache').split()
+    start = next(line for line in unit('bootcache-gateway.service')
+                 if line.startswith('ExecStart='))
+    assert start.split()[1:] == wanted
+    options = {opt.dest: opt.default for opt in [*shared_conf.opts, *nova_conf.opts]}
+    assert options['gateway_run_dir'] == '/run/bootcache'
+    assert options['gateway_socket'] == '/run/bootcache/gateway.sock'
+
+
+def test_gateway_unit_keeps_the_monitor_to_itself():
+    lines = unit('bootcache-gateway.service')
+    assert 'UMask=0077' in lines
+    opened = 'chmod 0660 /run/bootcache/gateway.sock'
+    assert any(line.startswith('ExecStartPost=') and opened in line for line in lines)
+    assert {'Restart=always', 'RuntimeDirectoryPreserve=yes'} <= set(lines)
+
+
+def test_the_exporter_outlives_the_storage_service():
+    lines = unit('glance-bootcache.service')
+    assert {'KillMode=process', 'RuntimeDirectoryPreserve=yes', 'User=glance',
+            'StateDirectory=bootcache'} <= set(lines)
+    # A state directory with a mount of its own cannot hold links into Glance's store.
+    assert not {'ProtectSystem=strict', 'DynamicUser=yes'} & set(lines)
+
+
+@pytest.mark.skipif(not shutil.which('systemd-analyze'), reason='systemd-analyze is missing')
+@pytest.mark.parametrize('name', ['bootcache-gateway.service', 'glance-bootcache.service'])
+def test_units_are_valid(tmp_path, name):
+    # The programs need not be installed where the tests run.
+    copy = tmp_path / name
+    copy.write_text(re.sub(r'/usr/bin/(glance-bootcache|qemu-storage-daemon)', '/bin/true',
+                           (UNITS / name).read_text()))
+    done = subprocess.run(['systemd-analyze', 'verify', '--man=no', str(copy)],
+                          capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert name not in done.stderr
+
+
+# The pages themselves.
+
+@pytest.mark.parametrize('builder', ['html', 'man'])
+def test_pages_build_without_warnings(tmp_path, builder):
+    pytest.importorskip('sphinx')
+    done = subprocess.run(
+        [sys.executable, '-W', 'ignore', '-m', 'sphinx', '-q', '-W', '--keep-going', '-b', builder,
+         '-d', str(tmp_path / 'doctrees'), str(PAGES), str(tmp_path / 'out')],
+        cwd=TOP, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stderr
+    if builder == 'man':
+        assert {path.name for path in (tmp_path / 'out').glob('*.1')} \
+            == {'bootcache.1', 'glance-bootcache.1'}
+        page = (tmp_path / 'out' / 'bootcache.1').read_text().replace('\\-', '-')
+        assert 'working-set plot' in page
+    else:
+        assert 'Daily commands' in (tmp_path / 'out' / 'contributing.html').read_text()
+
+
+def test_release_notes_can_be_read():
+    yaml = pytest.importorskip('yaml')
+    notes = list((TOP / 'releasenotes' / 'notes').glob('*.yaml'))
+    assert notes
+    sections = {'prelude', 'features', 'upgrade', 'deprecations', 'critical', 'security', 'fixes',
+                'issues', 'other'}
+    for note in notes:
+        assert re.search(r'-[0-9a-f]{16}\.yaml$', note.name)
+        assert set(yaml.safe_load(note.read_text())) <= sections

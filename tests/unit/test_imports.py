@@ -1,0 +1,81 @@
+"""The house's rules, read off the source: imports run one way, and what is public is described."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ('bootcache', 'glance_bootcache', 'nova_bootcache')
+FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob('*.py'))
+FORBIDDEN = {
+    'bootcache': {'nova', 'glance', 'nova_bootcache', 'glance_bootcache'},
+    'glance_bootcache': {'nova', 'nova_bootcache'},
+    'nova_bootcache': {'glance', 'glance_bootcache'},
+}
+# Who may use what Nova does not promise to keep; tests/unit/test_nova_internals.py fences it.
+NOVA_INTERNALS = {'nova_bootcache/driver.py', 'nova_bootcache/imagebackend.py'}
+
+
+def name(path):
+    return str(path.relative_to(ROOT))
+
+
+def imports(tree):
+    """Return the top-level names of all modules that a file imports, also within functions."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split('.')[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, 'imports are absolute'
+            found.add((node.module or '').split('.')[0])
+    return found
+
+
+def undescribed(tree):
+    """Yield the public classes, functions and methods without a docstring."""
+    def walk(body, prefix):
+        for node in body:
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) \
+                    or node.name.startswith('_'):
+                continue
+            if not ast.get_docstring(node):
+                yield f'{prefix}{node.name}'
+            if isinstance(node, ast.ClassDef):
+                yield from walk(node.body, f'{prefix}{node.name}.')
+    return list(walk(tree.body, ''))
+
+
+def test_the_packages_are_there():
+    assert {path.relative_to(ROOT).parts[0] for path in FILES} == set(PACKAGES)
+
+
+@pytest.mark.parametrize('path', FILES, ids=name)
+def test_imports_run_one_way(path):
+    package = path.relative_to(ROOT).parts[0]
+    found = imports(ast.parse(path.read_text()))
+    assert not found & FORBIDDEN[package]
+    if 'nova' in found:
+        assert name(path) in NOVA_INTERNALS
+
+
+@pytest.mark.parametrize('path', FILES, ids=name)
+def test_what_is_public_has_a_docstring(path):
+    tree = ast.parse(path.read_text())
+    assert ast.get_docstring(tree), 'the module itself'
+    assert undescribed(tree) == []
+
+
+@pytest.mark.parametrize('source, found', [
+    ('import nova.conf', {'nova'}), ('from nova import conf', {'nova'}),
+    ('def f():\n    from glance.api import x as y', {'glance'}), ('import a, b.c', {'a', 'b'})])
+def test_no_import_is_overlooked(source, found):
+    assert imports(ast.parse(source)) == found
+
+
+@pytest.mark.parametrize('source, found', [
+    ('def f(): pass', ['f']), ('class A:\n    """Yes."""\n    def m(self): pass', ['A.m']),
+    ('def _f(): pass', []), ('async def f(): pass', ['f']), ('def f():\n    """Yes."""', [])])
+def test_no_missing_docstring_is_overlooked(source, found):
+    assert undescribed(ast.parse(source)) == found

@@ -1,0 +1,91 @@
+"""tools/demo.sh after set-up: bring the cloud up, run the steps, write the report."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from tools.cloud.bootcache import BootcacheCloud
+from tools.cloud.client import ClientError
+from tools.cloud.cloud import print_progress
+from tools.cloud.processes import ServiceError
+from tools.demo import report
+from tools.demo.steps import Demo
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="tools/demo.sh", description=__doc__)
+    parser.add_argument("--image", type=Path, required=True, help=argparse.SUPPRESS)
+    parser.add_argument("--report", type=Path, default=Path("demo-report"), metavar="DIRECTORY",
+                        help="where the report goes (default: demo-report)")  # fmt: skip
+    parser.add_argument("--repeat", type=int, default=1, metavar="N",
+                        help="repeat the second and later boots N times, to see their spread"
+                        " (default: 1)")  # fmt: skip
+    parser.add_argument("--keep", action="store_true",
+                        help="leave the cloud up, and say how to use and stop it")  # fmt: skip
+    return parser.parse_args()
+
+
+def run(cloud: BootcacheCloud, options: argparse.Namespace) -> list[str]:
+    """Run the demo; the promises that do not hold."""
+    options.report.mkdir(parents=True, exist_ok=True)
+    cloud.up()
+    demo = Demo(cloud, options.image, options.report, cloud.progress)
+    cloud.progress("== 1. stock Nova, the baseline")
+    demo.baseline(options.repeat)
+    cloud.progress("== 2. the same image, registered with bootcache on")
+    image = demo.register()
+    cloud.progress("== 3. servers that boot from the cache image")
+    demo.boot_with_bootcache(image["image_id"], options.repeat)
+    identical = demo.compare(image["image_id"])
+    cloud.progress("== 4. the report")
+    kvm = (cloud.layout.state / "kvm").read_text().split()[1] == "yes"
+    document = {
+        "image": {"virtual_bytes": image["virtual_bytes"], "stored_bytes": image["stored_bytes"]},
+        "working_set": {"bytes": image["working_set_bytes"],
+                        "extents": image["working_set_extents"],
+                        "boot_seconds": image["boot_seconds"], "ended_by": image["ended_by"]},
+        "cache_image": {"bytes": image["cache_bytes"], "data_bytes": image["cache_data_bytes"],
+                        "cluster_bytes": image["cache_cluster_bytes"],
+                        "extents": image["cache_extents"],
+                        "build_seconds": image["build_seconds"], "sha256": image["cache_sha256"]},
+        "virtualization": "kvm" if kvm else "tcg",
+        "identical_to_base": identical,
+    }  # fmt: skip
+    report.write(options.report, document, demo.boots)
+    demo.draw_pattern(image["image_id"])
+    note = "" if kvm else " (TCG: the guest's CPU hides most of the gain)"
+    report.draw_times(options.report / "boot-times.png", demo.boots, f"Boot times{note}")
+    print(report.table(demo.boots))
+    print(f"image {image['stored_bytes'] / 1e6:.1f} MB, working set"
+          f" {image['working_set_bytes'] / 1e6:.1f} MB in {image['working_set_extents']} extents,"
+          f" cache image {image['cache_bytes'] / 1e6:.1f} MB, built in"
+          f" {image['build_seconds']:.2f} s")  # fmt: skip
+    print(report.seconds_verdict(demo.boots) + note)
+    print(f"written: {options.report}/report.json, read-pattern.png, boot-times.png")
+    return report.broken_promises(document, demo.boots)
+
+
+def main() -> int:
+    """Run it; 0 only if every step really happened and every promise holds."""
+    options = parse_arguments()
+    cloud = BootcacheCloud(progress=print_progress())
+    try:
+        broken = run(cloud, options)
+    except (ClientError, ServiceError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        broken = ["the demo did not run to its end"]
+    finally:
+        if options.keep:
+            print(f"The cloud stays up. Use it:   . {cloud.openrc}\n"
+                  f"bootcache's command:          bootcache --config-file {cloud.config_file}\n"
+                  "Stop it:                      tools/demo.sh --down")  # fmt: skip
+        else:
+            cloud.down(wipe=True)
+    for promise in broken:
+        print(f"BROKEN: {promise}", file=sys.stderr)
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,182 @@
+"""The demo's steps: baseline, registration, boots from the cache image, comparison."""
+
+import json
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bootcache.workingset import Extent, WorkingSet
+from glance_bootcache.cli import plot
+from tools.cloud.bootcache import DRIVER, STOCK_DRIVER, BootcacheCloud
+from tools.cloud.client import ClientError, OpenStack
+from tools.cloud.wire import Wire
+from tools.demo.report import Boot
+
+FLAVOR = "m1.small"
+LOGIN = "login:"
+
+
+class Demo:
+    """Runs the steps on a cloud that is up.
+
+    :param cloud: the cloud.
+    :param image_file: a qcow2 of a distribution.
+    :param report_directory: where pictures go.
+    :param tell: tells people what happens.
+    """
+
+    def __init__(self, cloud: BootcacheCloud, image_file: Path, report_directory: Path,
+                 tell: Callable[[str], None]) -> None:  # fmt: skip
+        self._cloud = cloud
+        self._image_file = image_file
+        self._directory = report_directory
+        self._tell = tell
+        self.openstack = OpenStack(cloud, tell)
+        self._wire = Wire(cloud.tap_log, cloud.access_log)
+        self.boots: list[Boot] = []
+
+    def baseline(self, repeat: int) -> None:
+        """Boot the image under stock Nova: first on this host, and again."""
+        self._cloud.use_driver(STOCK_DRIVER)
+        image = self.openstack.json(
+            "image", "create", "--disk-format", "qcow2", "--container-format", "bare",
+            "--min-ram", "512", "--property", "bootcache_mode=off", "--file",
+            str(self._image_file), "demo-stock")["id"]  # fmt: skip
+        self._boot("stock-first", image)
+        for _number in range(repeat):
+            self._boot("stock-second", image)
+        self.openstack.run("image", "delete", image)
+        self._cloud.use_driver(DRIVER)
+
+    def register(self) -> dict[str, Any]:
+        """Import the image again with bootcache on, and wait until its cache image is ready.
+
+        :raises ClientError: if the hook did not fire or the image does not become ready.
+        """
+        log = self._cloud.layout.log / "glance-bootcache.log"
+        before = log.stat().st_size
+        image = self.openstack.json(
+            "image", "create", "--disk-format", "qcow2", "--container-format", "bare",
+            "--min-ram", "512", "--import", "--file", str(self._image_file),
+            "demo-bootcache")["id"]  # fmt: skip
+        found = self.openstack.bootcache(self._cloud.config_file, "image", "show", image, "--wait",
+                                         show_progress=True)  # fmt: skip
+        if found["state"] != "ready":
+            raise ClientError(f"the image is {found['state']}: {found['reason']}")
+        if f"image {image}: announced by the Glance hook" not in log.read_text()[before:]:
+            raise ClientError("the image became ready, but the Glance hook did not announce it")
+        shown = self._property(image, "bootcache_state")
+        if shown != "ready":
+            raise ClientError(f"Glance shows bootcache_state={shown}, not ready")
+        leftover = self.openstack.json("server", "list", "--all-projects")
+        if leftover:
+            raise ClientError(f"the profile boot's server is still there: {leftover}")
+        result: dict[str, Any] = found
+        return result
+
+    def _property(self, image: str, name: str) -> str | None:
+        # Glance hears of the state right after the storage service's own record.
+        for _attempt in range(20):
+            value = self.openstack.json("image", "show", image)["properties"].get(name)
+            if value == "ready":
+                return str(value)
+            time.sleep(0.5)
+        return None if value is None else str(value)
+
+    def boot_with_bootcache(self, image: str, repeat: int) -> None:
+        """Boot servers on the registered image: the first fetches the cache image."""
+        self._boot("bootcache-first", image)
+        for _number in range(repeat):
+            self._boot("bootcache-again", image)
+
+    def _boot(self, kind: str, image: str) -> None:
+        begin = self._wire.position()
+        began = time.monotonic()
+        server = self.openstack.create_server(kind, image, FLAVOR)
+        self.openstack.wait_active(server)
+        active = time.monotonic()
+        self.openstack.wait_console(server, LOGIN)
+        login = time.monotonic()
+        guest = self.openstack.bytes_read(server)
+        end = self._wire.position()
+        if kind.startswith("bootcache"):
+            self._check_chain(server)
+        requests = self._wire.requests(begin, end)
+        from_base = [request for request in requests if request.export.startswith("base-")]
+        boot = Boot(
+            kind, round(active - began, 2), round(login - active, 2),
+            self._wire.downloaded(begin, end, image) + sum(request.length for request in requests),
+            guest, sum(request.length for request in from_base), len(from_base),
+        )  # fmt: skip
+        self.boots.append(boot)
+        self._tell(f"{kind}: ACTIVE after {boot.spawn_seconds:.1f} s,"
+                   f" login {boot.login_seconds:.1f} s later,"
+                   f" {boot.bytes_to_host / 1e6:.1f} MB to the host,"
+                   f" {boot.requests_to_base} requests to the base")  # fmt: skip
+        self.openstack.delete_server(server)
+
+    def _check_chain(self, server: str) -> None:
+        layers = json.loads(_qemu_img("info", "-U", "--backing-chain", "--output=json",
+                                      str(self.openstack.disk(server))))  # fmt: skip
+        names = [layer["filename"] for layer in layers]
+        cache = self._cloud.layout.hosts[0].instances / "_bootcache"
+        if len(names) != 3 or not names[1].startswith(f"{cache}/") \
+                or str(self._cloud.run_directory) not in names[2]:  # fmt: skip
+            raise ClientError(f"server {server} does not run from overlay, cache image and gateway,"
+                            f" but from {names}")  # fmt: skip
+
+    def compare(self, image: str) -> bool:
+        """Whether a fresh overlay's chain, through the gateway, equals the image."""
+        overlay = self._fresh_overlay(image)
+        done = subprocess.run(
+            ["qemu-img", "compare", "-f", "qcow2", "-F", "qcow2", str(overlay),
+             str(self._image_file)], check=False, capture_output=True, text=True,
+        )  # fmt: skip
+        overlay.unlink()
+        self._tell(f"qemu-img compare of the chain and the image: {done.stdout.strip()}")
+        return done.returncode == 0
+
+    def _fresh_overlay(self, image: str) -> Path:
+        from bootcache.naming import cache_file_name
+
+        cache = self._cloud.layout.hosts[0].instances / "_bootcache" / cache_file_name(image)
+        overlay = self._cloud.run_directory / "compare.qcow2"
+        _qemu_img("create", "-q", "-f", "qcow2", "-b", str(cache), "-F", "qcow2", str(overlay))
+        return overlay
+
+    def draw_pattern(self, image: str) -> None:
+        """Draw what the profile boot read, coloured by the layer that serves it on the host."""
+        file = self._directory / "read-pattern.png"
+        document = self._working_set(image)
+        overlay = self._fresh_overlay(image)
+        layers = json.loads(_qemu_img("map", "-U", "--output=json", str(overlay)))
+        overlay.unlink()
+        held = sorted((entry["start"], entry["start"] + entry["length"]) for entry in layers
+                      if entry["depth"] == 1)  # fmt: skip
+
+        def served_by(extent: Extent) -> str:
+            inside = any(start <= extent.offset and extent.end <= end for start, end in held)
+            return "cache image" if inside else "base"
+
+        plot.read_pattern(
+            str(file), WorkingSet.from_json(document), served_by=served_by,
+            title=f"What one boot reads: {document['bytes'] / 1e6:.0f} MB of"
+            f" {document['virtual_bytes'] / 1e6:.0f} MB, and what serves it afterwards",
+        )  # fmt: skip
+
+    def _working_set(self, image: str) -> dict[str, Any]:
+        names = list((self._cloud.state_directory / "images" / image).glob("working-set-*.json"))
+        if len(names) != 1:
+            raise ClientError(f"image {image} has {len(names)} working sets on disk")
+        document: dict[str, Any] = json.loads(names[0].read_text())
+        document["bytes"] = sum(extent[1] for extent in document["extents"])
+        return document
+
+
+def _qemu_img(*arguments: str) -> str:
+    done = subprocess.run(["qemu-img", *arguments], check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise ClientError(f"qemu-img {' '.join(arguments)}: {done.stderr.strip()}")
+    return done.stdout

@@ -34,7 +34,7 @@ Possible values:
                max=300,
                help="""
 Seconds to wait for an answer of the storage service. A compute host that gets
-none boots the server the stock way.
+none uses the cache image that it has, or boots the server the stock way.
 
 Related options:
 

@@ -92,7 +92,7 @@ class WorkingSetInfo:
     :ivar extents: how many extents.
     :ivar granularity: bytes to which the recorder rounded.
     :ivar recorded_by: ``nova`` or ``direct``.
-    :ivar ended_by: ``marker``, ``silence`` or ``quota``: what ended the profile boot.
+    :ivar ended_by: ``marker``, ``silence``, ``quota`` or ``timeout``: what ended the profile boot.
     :ivar boot_seconds: from the server's start to the boot's end.
     :ivar boot_marker: the marker in force.
     """

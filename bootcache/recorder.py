@@ -73,6 +73,22 @@ def extents_from_map(entries: Sequence[dict[str, Any]], samples: Sequence[Sample
     return extents
 
 
+_STORE, _FILTER = 'rs', 'rf'
+
+
+def discard_leftovers(daemon: StorageDaemon) -> None:
+    """Remove exports and nodes of recordings that an earlier process did not finish.
+
+    :raises StorageDaemonError: if the daemon does not answer or refuses.
+    """
+    for export, node in daemon.exports().items():
+        if not export.startswith(f'{naming.EXPORT_RECORDING}-'):
+            continue
+        daemon.remove_export(export, disconnect=True)
+        store = node.replace(f'{_FILTER}-', f'{_STORE}-', 1)
+        daemon.remove_nodes(*(name for name in (node, store) if name in daemon.nodes()))
+
+
 class Recording:
     """A growing store on top of a base in a storage daemon, exported read-only for one overlay.
 
@@ -90,8 +106,8 @@ class Recording:
         self._virtual_bytes = virtual_bytes
         self.store_path = store_path
         self.export = naming.export_name(naming.EXPORT_RECORDING, image_id)
-        self._store_node = naming.node_name('rs', image_id)
-        self._filter_node = naming.node_name('rf', image_id)
+        self._store_node = naming.node_name(_STORE, image_id)
+        self._filter_node = naming.node_name(_FILTER, image_id)
         self._samples: list[Sample] = []
         self._stopped = threading.Event()
         self._sampler: threading.Thread | None = None

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import dataclasses
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -118,16 +119,20 @@ class StorageDaemon:
     :param directory: made if missing; short, as unix socket paths end at 107 bytes.
     :param listener: where NBD is served.
     :param binary: the program.
-    :param umask: of the daemon; decides who may connect to its unix socket.
+    :param autostart: whether ``ensure_running`` may start it, or only adopt it.
+    :param group: that may connect to its NBD socket; None for the process's own. Nobody else may,
+        and nobody but the daemon's user may reach its monitor.
     """
 
     def __init__(self, name: str, directory: str, listener: UnixListener | TcpListener,
-                 binary: str = 'qemu-storage-daemon', umask: int = 0o007):
+                 binary: str = 'qemu-storage-daemon', autostart: bool = True,
+                 group: str | None = None):
         self.name = name
         self.directory = directory
         self.listener = listener
         self._binary = binary
-        self._umask = umask
+        self._autostart = autostart
+        self._group = group
         self.monitor_path = os.path.join(directory, f'{name}.qmp')
         self.pid_path = os.path.join(directory, f'{name}.pid')
         self.log_path = os.path.join(directory, f'{name}.log')
@@ -143,6 +148,9 @@ class StorageDaemon:
         with self._lock:
             if self.answers():
                 return False
+            if not self._autostart:
+                raise exception.StorageDaemonError(
+                    f'{self.name}: nothing answers on {self.monitor_path}; start its systemd unit')
             self.stop()
             self._start()
             return True
@@ -211,7 +219,7 @@ class StorageDaemon:
             with open(self.log_path, 'ab') as log:
                 process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log,
                                            stderr=log, pass_fds=fds, start_new_session=True,
-                                           umask=self._umask)
+                                           umask=0o077)
         except OSError as error:
             raise exception.StorageDaemonError(
                 f'{self.name}: cannot start {self._binary}: {error}') from error
@@ -225,11 +233,25 @@ class StorageDaemon:
             if process.poll() is not None:
                 break
             if os.path.exists(self.monitor_path) and self.answers():
+                self._open_socket()
                 LOG.info('%s: started %s, pid %d', self.name, self._binary, process.pid)
                 return
             time.sleep(0.02)
         raise exception.StorageDaemonError(
             f'{self.name}: {self._binary} did not come up; see {self.log_path}')
+
+    def _open_socket(self) -> None:
+        if not isinstance(self.listener, UnixListener):
+            return
+        try:
+            if self._group is not None:
+                shutil.chown(self.listener.path, group=self._group)
+            os.chmod(self.listener.path, 0o660)
+        except (OSError, LookupError) as error:
+            self.stop()
+            raise exception.StorageDaemonError(
+                f'{self.name}: its socket cannot be given to group {self._group}: {error}'
+            ) from error
 
     def pid(self) -> int | None:
         """Return the daemon's process id, or None if it does not run."""

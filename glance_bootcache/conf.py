@@ -1,5 +1,7 @@
 """Options of the storage service and of the Glance hook, in the group ``[bootcache]``."""
 
+import socket
+
 from keystoneauth1 import loading as ks_loading
 from oslo_config import cfg
 
@@ -18,7 +20,7 @@ Directory of the storage service's state: one directory an image, with its
 manifest, working set and cache image.
 """),
     cfg.StrOpt('run_dir',
-               default='/run/bootcache',
+               default='/run/glance-bootcache',
                help="""
 Directory for the exporter's monitor socket, pid file and log. Unix socket paths
 end at 107 bytes, so keep it short.
@@ -183,6 +185,16 @@ earlier when nothing new was read for five seconds.
 ]
 
 
+default_opts = [
+    cfg.HostAddressOpt('host',
+                       default=socket.gethostname(),
+                       sample_default='<your_hostname>',
+                       help="""
+Name of this storage service on the message bus.
+"""),
+]
+
+
 def auth_opts() -> list[cfg.Opt]:
     """Return the options of the credentials, for sample configurations."""
     return [*ks_loading.get_auth_common_conf_options(),
@@ -201,7 +213,7 @@ def register_opts(conf: cfg.ConfigOpts) -> None:
 
 def list_opts() -> list[tuple[str, list[cfg.Opt]]]:
     """Return the options for oslo-config-generator."""
-    return [(shared.GROUP, opts), (AUTH_GROUP, auth_opts())]
+    return [('DEFAULT', default_opts), (shared.GROUP, opts), (AUTH_GROUP, auth_opts())]
 
 
 def check(conf: cfg.ConfigOpts) -> None:

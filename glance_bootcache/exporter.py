@@ -13,7 +13,7 @@ from oslo_log import log as logging
 from bootcache import conf as bootcache_conf
 from bootcache import naming
 from bootcache.cacheimage import Base
-from bootcache.manifest import Manifest, State
+from bootcache.manifest import Manifest
 from bootcache.storagedaemon import StorageDaemon, TcpListener
 
 LOG = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class Exporter:
         answer: dict[str, Any] = {
             'server': self._address, 'virtual_bytes': manifest.virtual_bytes,
             'base_export': naming.export_name(naming.EXPORT_BASE, manifest.image_id)}
-        if manifest.state is State.READY and manifest.cache_image is not None:
+        if manifest.cache_image is not None:
             answer['cache_export'] = self._cache_export(manifest)
             answer['cache_image'] = manifest.cache_image.to_dict()
         return answer

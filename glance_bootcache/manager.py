@@ -79,7 +79,7 @@ class Manager:
             except exception.BootcacheError as error:
                 LOG.error('the exporter is in trouble: %s', error)
             for manifest in self._store.manifests():
-                if manifest.state is State.PENDING and manifest.image_id not in self._jobs:
+                if manifest.state in IN_HAND and manifest.image_id not in self._jobs:
                     with contextlib.suppress(Exception):
                         self.consider(manifest.image_id)
             self._stopping.wait(self._conf.poll_interval)
@@ -267,10 +267,8 @@ class Manager:
         inspected = inspection.inspect(path, image.disk_format)
         manifest = self._set(job, dataclasses.replace(
             manifest, image_hash=image.image_hash, image_format=inspected.image_format,
-            stored_bytes=image.stored_bytes, virtual_bytes=inspected.virtual_bytes, base_path=path,
-            working_set=None, cache_image=None), State.RECORDING)
-        # An older content's base may still be served under this name.
-        self._exporter.retire(image.image_id)
+            stored_bytes=image.stored_bytes, virtual_bytes=inspected.virtual_bytes, base_path=path
+        ), State.RECORDING)
         self._exporter.ensure(manifest, None)
         result = self._profile_boots.run(image, inspected.virtual_bytes, policy, job)
         job.check_cancelled()
@@ -316,9 +314,11 @@ class Manager:
             job.check_cancelled()
             LOG.warning('image %s: %s: %s', job.image_id, state.value, reason)
             manifest = self._store.load(job.image_id) or Manifest(job.image_id)
+            if state is State.FAILED and manifest.cache_image is not None:
+                state, reason = State.READY, f'the older cache image serves, as {reason}'
             # With the hash it is not tried again by itself for the same content.
-            self._set(job, dataclasses.replace(manifest, image_hash=image.image_hash,
-                                               cache_image=None), state, reason)
+            self._set(job, dataclasses.replace(manifest, image_hash=image.image_hash), state,
+                      reason)
 
     @staticmethod
     def _stamped(manifest: Manifest) -> Manifest:
@@ -343,7 +343,8 @@ class Manager:
             return {'action': rpcapi.ACTION_RECORD, **self._exporter.describe(manifest)}
         if manifest is None:
             return _stock('the image is not known to the storage service')
-        if manifest.state is not State.READY or manifest.cache_image is None:
+        # While an image is recorded or built anew, and if that fails, the old one still serves.
+        if manifest.cache_image is None:
             return _stock(f'the image is {manifest.state.value}'
                           + (f': {manifest.reason}' if manifest.reason else ''))
         self._exporter.ensure(manifest,

@@ -35,6 +35,30 @@ Related options:
 
 * ``gateway_socket``
 """),
+    cfg.BoolOpt('gateway_autostart',
+                default=True,
+                help="""
+Whether the driver starts a gateway where none answers. Switch it off where
+systemd runs bootcache-gateway.service, so that only one of them starts it.
+
+A gateway that the driver starts runs as Nova's user and ends with
+nova-compute's control group.
+
+Related options:
+
+* ``gateway_group``
+"""),
+    cfg.StrOpt('gateway_group',
+               help="""
+Group that may connect to the socket of a gateway which the driver starts. It
+has to be one of libvirt's QEMU processes, and Nova's user has to be a member.
+
+Possible values:
+
+* A group's name, such as kvm.
+* Unset: the group of Nova's user. That is enough where QEMU runs as root or as
+  Nova's user.
+"""),
     cfg.IntOpt('reconnect_delay',
                default=10,
                min=0,

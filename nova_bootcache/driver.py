@@ -13,6 +13,7 @@ from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
 from nova_bootcache import conf as bootcache_nova_conf
+from nova_bootcache import snapshots
 from nova_bootcache.host import ComputeHost
 from nova_bootcache.imagebackend import BootCacheQcow2
 
@@ -24,7 +25,7 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
     """libvirt driver whose servers boot from cache images where there are some."""
 
     def __init__(self, virtapi: Any, read_only: bool = False):
-        """Put our image backend in the place of Nova's for qcow2; others stay as they are."""
+        """Put our image backend in the place of Nova's for qcow2, and let snapshots see it."""
         super().__init__(virtapi, read_only)
         bootcache_nova_conf.register_opts(CONF)
         directory = CONF[bootcache_conf.GROUP].cache_directory \
@@ -35,6 +36,7 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
         for name, stock in list(table.items()):
             if stock is imagebackend.Qcow2:
                 table[name] = backend
+        snapshots.allow_on(self.bootcache.cache)
 
     def init_host(self, host: str) -> None:
         """Start the gateway first: Nova's own start may boot servers that were running."""

@@ -44,11 +44,15 @@ class Gateway:
     :param run_dir: of its monitor socket.
     :param socket_path: where servers connect.
     :param reconnect_delay: seconds for which reads wait while the storage node is away.
+    :param autostart: whether one is started where none answers.
+    :param group: that may connect to one that is started.
     """
 
-    def __init__(self, run_dir: str, socket_path: str, reconnect_delay: int):
+    def __init__(self, run_dir: str, socket_path: str, reconnect_delay: int,
+                 autostart: bool = True, group: str | None = None):
         self.socket_path = socket_path
-        self.daemon = StorageDaemon('gateway', run_dir, UnixListener(socket_path))
+        self.daemon = StorageDaemon('gateway', run_dir, UnixListener(socket_path),
+                                    autostart=autostart, group=group)
         self._reconnect_delay = reconnect_delay
         # Guards looking and adding as one step; held for milliseconds.
         self._lock = threading.Lock()

@@ -36,7 +36,8 @@ class ComputeHost:
         self._all_conf = conf
         self.cache = HostCache(cache_directory, self._conf.gateway_socket)
         self.gateway = Gateway(self._conf.gateway_run_dir, self._conf.gateway_socket,
-                               self._conf.reconnect_delay)
+                               self._conf.reconnect_delay, self._conf.gateway_autostart,
+                               self._conf.gateway_group)
         self._api: rpcapi.StorageAPI | None = None
         self._hostname = ''
         # Recordings by server id, with their tokens. Guarded by the lock, which is held for
@@ -52,12 +53,14 @@ class ComputeHost:
         self._hostname = hostname
         self._api = rpcapi.StorageAPI(self._all_conf)
         try:
-            self.cache.prepare()
             self.gateway.start()
+            # Whoever recorded is gone; the storage service notices and tries again.
+            recorder.discard_leftovers(self.gateway.daemon)
+            self.cache.prepare()
             self._reconcile()
         except (exception.BootcacheError, OSError) as error:
-            LOG.error('bootcache: the gateway is not ready, new servers boot the stock way: %s',
-                      error)
+            LOG.error('bootcache: the gateway is not ready, servers that need it boot the'
+                      ' stock way: %s', error)
         threading.Thread(target=self._watch_gateway, name='bootcache-gateway', daemon=True).start()
 
     def _watch_gateway(self) -> None:

@@ -183,13 +183,15 @@ class HostCache:
         LOG.info('image %s: cache image removed', image_id)
 
     def age(self, image_id: str) -> float:
-        """Return the seconds since a cache image was last chained to, or placed."""
+        """Return the seconds since a cache image was last used, or placed."""
         try:
-            return time.time() - os.stat(self.path(image_id)).st_atime
+            return time.time() - os.stat(f'{self.path(image_id)}.json').st_mtime
         except FileNotFoundError:
             return 0.0
 
     def touch(self, image_id: str) -> None:
-        """Note that a cache image is used now; its content's time stays."""
-        path = self.path(image_id)
-        os.utime(path, ns=(time.time_ns(), os.stat(path).st_mtime_ns))
+        """Note that a cache image is used now: the entry's time is that of the last use.
+
+        libvirt may have given the file itself to its own user; the entry stays ours.
+        """
+        os.utime(f'{self.path(image_id)}.json')

@@ -1,7 +1,8 @@
 """``glance-bootcache``: reads the configuration and runs the storage service."""
 
+import importlib.util
 import os
-import socket
+import shutil
 import sys
 
 import fasteners
@@ -24,13 +25,12 @@ def main(argv: list[str] | None = None) -> int:
     conf = cfg.CONF
     logging.register_options(conf)
     glance_conf.register_opts(conf)
-    conf.register_opt(cfg.HostAddressOpt('host', default=socket.gethostname(), help="""
-Name of this storage service on the message bus.
-"""))
+    conf.register_opts(glance_conf.default_opts)
     messaging.set_transport_defaults(control_exchange=rpcapi.EXCHANGE)
     try:
         conf(sys.argv[1:] if argv is None else argv, project='bootcache', prog='glance-bootcache')
         glance_conf.check(conf)
+        _check_tools()
         lock = _only_one(conf[bootcache_conf.GROUP].state_dir)
     except (cfg.Error, ValueError, OSError, exception.BootcacheError) as error:
         print(f'glance-bootcache: {error}', file=sys.stderr)
@@ -41,6 +41,17 @@ Name of this storage service on the message bus.
     finally:
         lock.release()
     return 0
+
+
+def _check_tools() -> None:
+    for program in ('qemu-img', 'qemu-storage-daemon'):
+        if shutil.which(program) is None:
+            raise exception.BootcacheError(
+                f'{program} is not installed; Debian has it in qemu-utils and qemu-system-common')
+    if importlib.util.find_spec('nbd') is None:
+        raise exception.BootcacheError(
+            'libnbd\'s Python binding is missing; install python3-libnbd, and link nbd.py and'
+            ' libnbdmod*.so into the virtual environment if there is one')
 
 
 def _only_one(state_dir: str) -> fasteners.InterProcessLock:

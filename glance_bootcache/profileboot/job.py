@@ -39,7 +39,14 @@ class Job:
 
     def owns(self, token: str | None) -> bool:
         """Tell whether a token is this job's, in constant time."""
-        return token is not None and secrets.compare_digest(token, self.token)
+        return token is not None and secrets.compare_digest(token.encode(), self.token.encode())
+
+    def restart(self) -> None:
+        """Begin anew with another server; reports that belong to the old one do not count."""
+        self.token = secrets.token_hex(16)
+        self.host = ''
+        self.recorded_bytes, self.idle_seconds, self.heard_at = 0, 0.0, 0.0
+        self.working_set = None
 
     def heard(self, recorded_bytes: int, idle_seconds: float) -> None:
         """Note a host's progress message."""

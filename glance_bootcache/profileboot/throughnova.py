@@ -90,6 +90,10 @@ def choose_flavor(flavors: list[Flavor], wanted_name: str | None, min_ram: int, 
     return min(fitting, key=lambda flavor: (flavor.ram, flavor.disk, flavor.name))
 
 
+class _RecordingLost(exception.ProfileBootFailed):
+    """The compute host that recorded is gone, or has forgotten."""
+
+
 class NovaProfileBoots:
     """Runs profile boots as Nova servers.
 
@@ -125,7 +129,13 @@ class NovaProfileBoots:
         :raises Cancelled: if the job is; the server is deleted all the same.
         """
         try:
-            return self._run(image, virtual_bytes, policy, job)
+            try:
+                return self._run(image, virtual_bytes, policy, job)
+            except _RecordingLost as error:
+                LOG.warning('image %s: %s; the profile boot is tried once more', image.image_id,
+                            error)
+                job.restart()
+                return self._run(image, virtual_bytes, policy, job)
         except (nova_exceptions.ClientException, ks_exceptions.ClientException) as error:
             raise exception.ProfileBootFailed(f'Nova refused a profile boot: {error}') from error
 
@@ -175,7 +185,11 @@ class NovaProfileBoots:
                         ' such hosts in [bootcache]profile_availability_zone')
                 if marker_at is None and properties.marker_seen(marker, self._console(server_id)):
                     marker_at = now
-            idle = job.idle_seconds + (now - job.heard_at if job.heard_at else 0.0)
+            silent = now - job.heard_at if job.heard_at else 0.0
+            if silent > _UNHEARD_SECONDS:
+                raise _RecordingLost(f'compute host {job.host} stopped reporting; was nova-compute'
+                                     ' restarted?')
+            idle = job.idle_seconds + silent
             ended_by = ending.ended_by(
                 ending.Progress(now - began, job.recorded_bytes, idle,
                                 None if marker_at is None else now - marker_at), limits)

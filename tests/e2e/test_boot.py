@@ -140,6 +140,29 @@ def test_servers_survive_a_restart_of_nova_compute_and_a_hard_reboot(tenant, rea
     assert 'mark: ok' in console and 'BAD' not in console
 
 
+def test_a_snapshot_of_a_running_server_is_its_disk(tenant, ready_image, tmp_path):
+    server = tenant.server(ready_image)
+    tenant.login(server)
+    name = f'snapshot-of-{server}'
+    tenant.openstack.run('server', 'image', 'create', '--name', name, '--wait', server)
+    snapshot = tenant.openstack.json('image', 'show', name)
+    tenant._images.append(snapshot['id'])
+    assert snapshot['status'] == 'active'
+    assert 'bootcache_state' not in snapshot['properties'] \
+        or snapshot['properties']['bootcache_state'] == 'skipped'
+    file = tmp_path / 'snapshot.qcow2'
+    tenant.openstack.run('image', 'save', '--file', str(file), snapshot['id'])
+    # The small guest writes nothing while it waits at its prompt.
+    tenant.openstack.run('server', 'pause', server)
+    done = subprocess.run(['qemu-img', 'compare', '-U', '-f', 'qcow2', '-F', 'qcow2',
+                           str(tenant.openstack.disk(server)), str(file)],
+                          capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    tenant.openstack.run('server', 'unpause', server)
+    found = tenant.wait_state(snapshot['id'], 'skipped')
+    assert 'a snapshot of a server' in found['reason']
+
+
 def test_stock_driver_and_back_leaves_servers_alone(tenant, ready_image, cloud):
     """An operator takes the plugin out and puts it in again while a server runs."""
     server = tenant.server(ready_image)

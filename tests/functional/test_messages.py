@@ -7,7 +7,7 @@ import pytest
 from oslo_messaging import conffixture
 
 from bootcache import conf as bootcache_conf
-from bootcache import rpcapi
+from bootcache import exception, rpcapi
 from glance_bootcache.endpoints import Endpoints
 from glance_bootcache.listener import ImageEvents, get_listener
 
@@ -26,6 +26,8 @@ class Manager:
             self.calls.put((name, arguments, named))
             if name == 'get_image' and arguments[0] != IMAGE:
                 raise RuntimeError('out of order')
+            if name == 'report_working_set' and arguments[0] != IMAGE:
+                raise exception.InvalidWorkingSet('outside')
             return {'plan_boot': {'action': 'stock', 'reason': 'why not'}, 'forget': True,
                     'list_images': [{'image_id': IMAGE}], 'get_image': {'image_id': IMAGE},
                     'get_working_set': None}.get(name)
@@ -86,11 +88,15 @@ def test_a_long_report_arrives_whole(conf, manager):
     assert manager.calls.get(timeout=PATIENCE)[1][3] == extents
 
 
-def test_an_error_of_the_service_is_raised(conf, manager):
-    with pytest.raises(messaging.RemoteError, match='out of order'):
-        rpcapi.StorageAPI(conf).get_image('00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f')
-    with pytest.raises(messaging.RemoteError, match='ValueError'):
-        rpcapi.StorageAPI(conf).get_image('../../etc/passwd')
+def test_errors_of_the_service_are_raised(conf, manager):
+    api = rpcapi.StorageAPI(conf)
+    # Python's own errors keep their type on the way, ours become a RemoteError.
+    with pytest.raises(RuntimeError, match='out of order'):
+        api.get_image('00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f')
+    with pytest.raises(ValueError):
+        api.get_image('../../etc/passwd')
+    with pytest.raises(messaging.RemoteError, match='outside'):
+        api.report_working_set('00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f', 'token', 4096, [])
 
 
 def test_nobody_serves(conf):

@@ -127,7 +127,7 @@ def draw_times(path: Path, boots: Sequence[Boot], note: str) -> None:
     axes.set_xlim(right=1.25 * max(boot.spawn_seconds + boot.login_seconds for boot in boots))
     axes.set_xlabel("seconds")
     axes.set_title(note)
-    axes.legend(loc="lower right")
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2)
     figure.tight_layout()
     figure.savefig(path)
     pyplot.close(figure)

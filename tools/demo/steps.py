@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bootcache.workingset import Extent, WorkingSet
+from bootcache.workingset import Extent, WorkingSet, uncovered
 from glance_bootcache.cli import plot
 from tools.cloud.bootcache import DRIVER, STOCK_DRIVER, BootcacheCloud
 from tools.cloud.client import ClientError, OpenStack
@@ -153,12 +153,10 @@ class Demo:
         overlay = self._fresh_overlay(image)
         layers = json.loads(_qemu_img("map", "-U", "--output=json", str(overlay)))
         overlay.unlink()
-        held = sorted((entry["start"], entry["start"] + entry["length"]) for entry in layers
-                      if entry["depth"] == 1)  # fmt: skip
+        held = [Extent(entry["start"], entry["length"]) for entry in layers if entry["depth"] == 1]
 
         def served_by(extent: Extent) -> str:
-            inside = any(start <= extent.offset and extent.end <= end for start, end in held)
-            return "cache image" if inside else "base"
+            return "base" if uncovered([extent], held) else "cache image"
 
         plot.read_pattern(
             str(file), WorkingSet.from_json(document), served_by=served_by,

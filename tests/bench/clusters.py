@@ -1,0 +1,90 @@
+"""4 KiB or 64 KiB clusters for cache images: size, building time, and what other boots miss.
+
+Records several direct profile boots of one image. From each, a cache image is built with either
+cluster size, and the bytes that the other boots read beyond it are counted: exact figures but for
+the seconds, which are medians. Run by ``tools/bench.sh clusters``.
+"""
+
+import argparse
+import itertools
+import json
+import statistics
+import sys
+import tempfile
+import time
+import uuid
+from pathlib import Path
+
+from bootcache import cacheimage, properties, workingset
+from bootcache.cacheimage import Base
+from bootcache.workingset import Extent
+from glance_bootcache import inspection
+from glance_bootcache.conf import DEFAULT_MARKER
+from glance_bootcache.profileboot import direct, ending
+
+CLUSTERS = (4096, 65536)
+QUOTA = 2 << 30
+BUILDS = 5
+
+
+def record(base: Base, count: int) -> list[list[Extent]]:
+    """Record boots of a base; their extents."""
+    policy = properties.Policy('auto', QUOTA, DEFAULT_MARKER)
+    limits = ending.Limits(QUOTA, 20, 60, 900)
+    boots = []
+    for number in range(count):
+        outcome = direct.record(base, str(uuid.uuid4()), policy, limits,
+                                direct.Machine(memory=512, allow_tcg=True))
+        print(f'boot {number + 1}: {workingset.total_bytes(outcome.extents) / 1e6:.2f} MB,'
+              f' {outcome.boot_seconds:.0f} s, ended by {outcome.ended_by}', file=sys.stderr)
+        boots.append(outcome.extents)
+    return boots
+
+
+def measure(base: Base, boots: list[list[Extent]], cluster_bytes: int) -> dict[str, object]:
+    """Build from each boot, and count what the other boots miss."""
+    seconds, sizes, ratios = [], [], []
+    missed = []
+    with tempfile.TemporaryDirectory() as directory:
+        for extents in boots:
+            for _build in range(BUILDS):
+                target = Path(directory, 'cache.qcow2')
+                target.unlink(missing_ok=True)
+                began = time.monotonic()
+                built = cacheimage.build(base, extents, str(target), quota=QUOTA,
+                                         cluster_bytes=cluster_bytes, backing_uri=None)
+                seconds.append(time.monotonic() - began)
+            sizes.append(built.bytes)
+            ratios.append(built.bytes / built.data_bytes)
+        for first, second in itertools.permutations(boots, 2):
+            held = workingset.align(first, cluster_bytes, base.virtual_bytes)
+            missed.append(workingset.uncovered(second, held))
+    return {'cluster_bytes': cluster_bytes, 'cache_bytes': statistics.median(sizes),
+            'bytes_to_data_bytes': round(statistics.median(ratios), 4),
+            'build_seconds': round(statistics.median(seconds), 3),
+            'build_seconds_spread': round(max(seconds) - min(seconds), 3),
+            'missed_bytes_median': statistics.median(missed), 'missed_bytes_max': max(missed)}
+
+
+def main() -> int:
+    """Measure and write the report."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('image', type=Path)
+    parser.add_argument('--boots', type=int, default=3)
+    parser.add_argument('--report', type=Path, default=Path('bench-report/clusters.json'))
+    options = parser.parse_args()
+    inspected = inspection.inspect(str(options.image), 'qcow2')
+    base = Base(str(options.image.absolute()), 'qcow2', inspected.virtual_bytes)
+    boots = record(base, options.boots)
+    rows = [measure(base, boots, cluster_bytes) for cluster_bytes in CLUSTERS]
+    document = {'boots': len(boots), 'virtual_bytes': base.virtual_bytes,
+                'working_set_bytes': [workingset.total_bytes(extents) for extents in boots],
+                'clusters': rows}
+    options.report.parent.mkdir(parents=True, exist_ok=True)
+    options.report.write_text(json.dumps(document, indent=1) + '\n')
+    print(json.dumps(document, indent=1))
+    return 0
+
+
+if __name__ == '__main__':
+    raise SystemExit(main())

@@ -1,0 +1,100 @@
+"""The ``bootcache`` command against the running storage service, as the README shows it."""
+
+import json
+import os
+import subprocess
+
+import pytest
+
+from tools.cloud.client import ClientError
+from tools.cloud.layout import VENV
+
+
+@pytest.fixture
+def bootcache(cloud, tenant):
+    def run(*arguments):
+        return tenant.openstack.bootcache(cloud.config_file, *arguments)
+    return run
+
+
+def plain(cloud, *arguments):
+    return subprocess.run([str(VENV / 'bin' / 'bootcache'), '--config-file',
+                           str(cloud.config_file), *arguments], capture_output=True, text=True,
+                          stdin=subprocess.DEVNULL, check=False,
+                          env={**cloud.layout.environment()})
+
+
+def test_list_and_show(bootcache, ready_image):
+    listed = {image['image_id']: image for image in bootcache('image', 'list')}
+    assert listed[ready_image]['state'] == 'ready'
+    shown = bootcache('image', 'show', ready_image)
+    assert shown['cache_bytes'] == listed[ready_image]['cache_bytes'] > 0
+    assert len(shown['cache_sha256']) == 64
+
+
+def test_delete_holds_until_build(bootcache, tenant, small_image, cloud):
+    image = tenant.image(small_image)
+    tenant.wait_state(image, 'ready')
+    assert plain(cloud, 'image', 'delete', image).returncode == 0
+    assert tenant.wait_state(image, 'skipped')['held'] is True
+    # Its own property's change must not start it again.
+    assert bootcache('image', 'show', image)['state'] == 'skipped'
+    built = bootcache('image', 'build', image, '--wait')
+    assert built['state'] == 'ready'
+
+
+def test_working_set_show_and_plot(bootcache, cloud, ready_image, tmp_path):
+    extents = bootcache('working-set', 'show', ready_image)
+    shown = bootcache('image', 'show', ready_image)
+    assert sum(extent['length'] for extent in extents) == shown['working_set_bytes']
+    assert any(extent['seconds'] for extent in extents)
+    picture = tmp_path / 'pattern.png'
+    done = plain(cloud, 'working-set', 'plot', ready_image, '-o', str(picture))
+    assert done.returncode == 0, done.stderr
+    assert picture.read_bytes().startswith(b'\x89PNG')
+
+
+def test_progress_is_shown_while_one_waits(cloud, ready_image):
+    done = plain(cloud, 'image', 'show', ready_image, '--wait')
+    assert 'ready' in done.stderr
+
+
+@pytest.mark.parametrize('arguments, message', [
+    (('image', 'show', '00000000-0000-4000-8000-000000000000'), 'is not known'),
+    (('image', 'show', '../../etc'), 'is not an image id'),
+    (('working-set', 'show', 'nonsense'), 'neither a file nor an image id'),
+    (('image', 'build', '00000000-0000-4000-8000-000000000000'), 'Glance has no image'),
+])
+def test_bad_input_says_what_is_wrong(cloud, ready_image, arguments, message):
+    done = plain(cloud, *arguments)
+    assert done.returncode != 0
+    assert message in done.stderr
+    assert 'Traceback' not in done.stderr
+
+
+def test_without_the_service_the_command_says_so(cloud, bootcache, ready_image):
+    with cloud.storage_service_down():
+        with pytest.raises(ClientError, match='does not answer'):
+            bootcache('image', 'list')
+
+
+def test_build_of_a_file_needs_no_cloud(small_image, tmp_path):
+    """With libvirt alone: a private QEMU driver, TCG where KVM runs no guest."""
+    environment = {'PATH': os.environ['PATH'], 'HOME': str(tmp_path), 'PYTHONWARNINGS': 'ignore'}
+    output = tmp_path / 'cache.qcow2'
+    command = [str(VENV / 'bin' / 'bootcache'), 'build', str(small_image), '--allow-tcg',
+               '--memory', '192', '-o', str(output), '-f', 'json']
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL,
+                          check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result['ended_by'] == 'marker'
+    assert 5_000_000 < result['working_set_bytes'] < result['cache_bytes'] * 1.1
+    compared = subprocess.run(['qemu-img', 'compare', '-f', 'qcow2', '-F', 'qcow2', str(output),
+                               str(small_image)], capture_output=True, text=True, check=False)
+    assert compared.returncode == 0, compared.stdout
+    again = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL,
+                           check=False, env=environment)
+    assert again.returncode == 1 and 'exists' in again.stderr
+
+

@@ -1,0 +1,238 @@
+"""Building cache images with the real tools: right to the bit, within the quota, in order."""
+
+import json
+import os
+import tempfile
+
+import nbd
+import pytest
+from conftest import qemu_img
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from bootcache import cacheimage, exception, naming, qemuimg, savefile, workingset
+from bootcache.cacheimage import Base
+from bootcache.storagedaemon import StorageDaemon
+from bootcache.workingset import Extent
+
+MIB = 1 << 20
+URI = naming.nbd_unix_uri('/run/bootcache/gateway.sock', 'base-x')
+
+
+@st.composite
+def cases(draw):
+    """A base, a working set, a cluster size and a quota."""
+    sectors = draw(st.integers(1, 24 * MIB // 512))
+    virtual_bytes = sectors * 512
+    pieces = []
+    for _ in range(draw(st.integers(0, 6))):
+        pieces.append((draw(st.integers(0, virtual_bytes - 1)), draw(st.integers(1, 600_000)),
+                       draw(st.sampled_from(['data', 'data', 'zeros']))))
+    extents = []
+    for _ in range(draw(st.integers(1, 10))):
+        offset = draw(st.integers(0, virtual_bytes - 1))
+        extents.append(Extent(offset, draw(st.integers(1, min(400_000, virtual_bytes - offset)))))
+    cluster = draw(st.sampled_from([4096, 65536]))
+    quota = draw(st.sampled_from([20 * cluster, MIB + 12345, 3 * MIB, 64 * MIB]))
+    return (virtual_bytes, pieces, draw(st.sampled_from(['raw', 'qcow2'])), extents, cluster, quota,
+            draw(st.integers(0, 99)))
+
+
+def allocated(path):
+    """Return what a qcow2 itself says: its data entries with host offsets, and its zero entries."""
+    entries = json.loads(qemu_img('map', '--output=json', qemuimg.file_node(path, 'qcow2')))
+    return ([entry for entry in entries if entry['data']],
+            [entry for entry in entries if entry.get('present') and entry['zero']])
+
+
+def pieces_between(extents, entries):
+    """Map every cluster-sized place of the extents to its host offset, None where there is none."""
+    for extent in extents:
+        for entry in entries:
+            start = max(extent.offset, entry['start'])
+            end = min(extent.end, entry['start'] + entry['length'])
+            if start < end:
+                yield start, entry['offset'] + start - entry['start']
+
+
+@given(case=cases())
+@example(case=(MIB + 512, [(0, MIB + 512, 'data')], 'raw', [Extent(MIB, 512), Extent(0, 4096)],
+               65536, 64 * MIB, 1))
+@example(case=(512, [(0, 512, 'data')], 'qcow2', [Extent(0, 512)], 4096, MIB, 1))
+# All of it a hole, and all of it written zeros.
+@example(case=(4 * MIB, [], 'raw', [Extent(MIB, MIB)], 4096, 64 * MIB, 1))
+@example(case=(4 * MIB, [(0, 4 * MIB, 'zeros')], 'raw', [Extent(MIB, MIB)], 65536, 64 * MIB, 1))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+def test_any_cache_image_chained_to_its_base_is_the_base(directory, make_base, case):
+    virtual_bytes, pieces, image_format, extents, cluster, quota, seed = case
+    with tempfile.TemporaryDirectory(dir=directory) as home:
+        base = Base(make_base(f'{home}/base', virtual_bytes, pieces, image_format, seed),
+                    image_format, virtual_bytes)
+        target = f'{home}/cache'
+        built = cacheimage.build(base, extents, target, quota=quota, cluster_bytes=cluster,
+                                 backing_uri=URI)
+        assert os.listdir(directory) == [os.path.basename(home)]
+        assert sorted(os.listdir(home)) == ['base', 'cache']
+        # The file is what it is said to be.
+        assert built.path == target and built.bytes == os.path.getsize(target) <= quota
+        assert built.bytes % 512 == 0
+        cacheimage.verify(target, built.sha256, built.bytes)
+        kept = cacheimage.fit(workingset.align(extents, cluster, virtual_bytes), quota, cluster,
+                              virtual_bytes)
+        assert built.extents == tuple(kept)
+        assert built.data_bytes == workingset.total_bytes(kept)
+        info = json.loads(qemu_img('info', '--output=json', qemuimg.file_node(target, 'qcow2')))
+        assert (info['virtual-size'], info['cluster-size']) == (virtual_bytes, cluster)
+        with open(target, 'rb') as stream:
+            assert URI.encode() in stream.read(cluster)
+        # Data lies in first-read order; all of the set is there, as data or as zeros.
+        data, zeros = allocated(target)
+        places = [offset for _start, offset in pieces_between(kept, data)]
+        assert places == sorted(places)
+        present = [Extent(entry['start'], entry['length']) for entry in (*data, *zeros)]
+        assert workingset.uncovered(kept, present) == 0
+        # And nothing but the set costs a byte of data.
+        assert workingset.uncovered([Extent(entry['start'], entry['length']) for entry in data],
+                                    kept) == 0
+        qemu_img('check', qemuimg.file_node(target, 'qcow2'))
+        qemu_img('rebase', '-u', '-f', 'qcow2', '-b', base.path, '-F', image_format, target)
+        # It exits with 1 at the first byte that differs.
+        qemu_img('compare', '-f', 'qcow2', '-F', image_format, target, base.path)
+
+
+@pytest.fixture
+def base(directory, make_base):
+    """Two megabytes of data, one of zeros, one of data again."""
+    os.mkdir(f'{directory}/images')
+    path = make_base(f'{directory}/images/base', 4 * MIB, [(0, 2 * MIB, 'data'),
+                                                           (3 * MIB, MIB, 'data')])
+    return Base(path, 'raw', 4 * MIB)
+
+
+def build(base, extents, **changes):
+    return cacheimage.build(base, extents, f'{os.path.dirname(base.path)}/cache', **{
+        'quota': 64 * MIB, 'cluster_bytes': 65536, 'backing_uri': URI, **changes})
+
+
+@pytest.mark.parametrize('cluster', [4096, 65536])
+def test_the_set_and_zero_areas_are_served_with_the_base_gone(base, directory, daemons, cluster):
+    extents = [Extent(3 * MIB + 5, 70000), Extent(100000, 300000)]
+    with open(base.path, 'rb') as stream:
+        content = stream.read()
+    built = build(base, extents, cluster_bytes=cluster)
+    os.unlink(base.path)
+    daemon = daemons('reader')
+    daemon.ensure_running()
+    daemon.add_nodes(*Base(built.path, 'qcow2', 4 * MIB).nodes('c'),
+                     # What is not in the cache image fails instead of reading as zeros.
+                     {'driver': 'null-co', 'node-name': 'nothing', 'size': 4 * MIB},
+                     {'driver': 'blkdebug', 'node-name': 'fault', 'image': 'nothing',
+                      'inject-error': [{'event': 'none', 'iotype': 'read', 'errno': 5}]},
+                     {'driver': 'qcow2', 'node-name': 'chain', 'file': 'cf', 'backing': 'fault',
+                      'read-only': True})
+    daemon.add_export('chain', 'chain')
+    handle = nbd.NBD()
+    handle.set_export_name('chain')
+    handle.connect_unix(daemon.listener.path)
+    for extent in (*extents, *built.extents, Extent(2 * MIB, MIB)):
+        assert handle.pread(extent.length, extent.offset) \
+            == content[extent.offset:extent.end]
+    with pytest.raises(nbd.Error):
+        handle.pread(4096, MIB)
+
+
+def test_without_a_pointer_there_is_none(base):
+    built = build(base, [Extent(0, MIB)], backing_uri=None)
+    assert 'backing-filename' not in json.loads(qemu_img('info', '--output=json', built.path))
+
+
+def test_the_same_set_twice_gives_the_same_file(base):
+    one = build(base, [Extent(MIB, MIB), Extent(0, 4096)])
+    os.unlink(one.path)
+    assert build(base, [Extent(MIB, MIB), Extent(0, 4096)]).sha256 == one.sha256
+
+
+def test_an_older_file_is_replaced_and_its_readers_keep_it(base):
+    one = build(base, [Extent(0, MIB)])
+    with open(one.path, 'rb') as reader:
+        two = build(base, [Extent(MIB, MIB)])
+        assert savefile.file_digest(one.path) == two.sha256 != one.sha256
+        assert len(reader.read()) == one.bytes
+
+
+def test_everybody_may_read_it(base):
+    assert os.stat(build(base, [Extent(0, 1)]).path).st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize('extents, quota', [([Extent(0, 4096)], 65536), ([Extent(0, 4096)], 0),
+                                            ([], 64 * MIB)])
+def test_no_room_is_told(base, extents, quota):
+    with pytest.raises(exception.BuildFailed):
+        build(base, extents, quota=quota)
+    assert os.listdir(os.path.dirname(base.path)) == ['base']
+
+
+def leaves_nothing(base, directory):
+    assert os.listdir(os.path.dirname(base.path)) == ['base']
+    assert os.listdir(directory) == ['images']
+
+
+@pytest.mark.parametrize('step', ['_fill', '_compare', '_pad'])
+def test_a_failure_leaves_nothing(base, directory, monkeypatch, step):
+    def fail(*arguments):
+        raise exception.BuildFailed('a fault')
+
+    monkeypatch.setattr(cacheimage, step, fail)
+    with pytest.raises(exception.BuildFailed, match='a fault'):
+        build(base, [Extent(0, MIB)])
+    leaves_nothing(base, directory)
+
+
+def test_a_wrong_cache_image_is_found_out(base, directory, monkeypatch):
+    real = cacheimage._fill
+
+    def fill(daemon, base, path, extents, cluster_bytes):
+        real(daemon, base, path, extents, cluster_bytes)
+        with open(path, 'r+b') as stream:
+            stream.seek(-1, os.SEEK_END)
+            last = stream.read()
+            stream.seek(-1, os.SEEK_END)
+            stream.write(bytes([last[0] ^ 1]))
+
+    monkeypatch.setattr(cacheimage, '_fill', fill)
+    with pytest.raises(exception.BuildFailed, match='differs from the base'):
+        build(base, [Extent(0, MIB)])
+    leaves_nothing(base, directory)
+
+
+def test_a_file_that_grew_over_its_quota_is_refused(base, directory, monkeypatch):
+    monkeypatch.setattr(cacheimage, 'metadata_bytes', lambda *arguments: 0)
+    with pytest.raises(exception.BuildFailed, match='over its quota'):
+        build(base, [Extent(0, MIB)], quota=MIB)
+    leaves_nothing(base, directory)
+
+
+def test_a_base_that_is_gone(base, directory):
+    with pytest.raises(exception.StorageDaemonError):
+        build(Base(f'{base.path}-not', 'raw', 4 * MIB), [Extent(0, MIB)])
+    leaves_nothing(base, directory)
+
+
+def test_a_base_of_another_format(base, directory):
+    with pytest.raises(exception.StorageDaemonError):
+        build(Base(base.path, 'qcow2', 4 * MIB), [Extent(0, MIB)])
+    leaves_nothing(base, directory)
+
+
+def test_a_daemon_that_dies_in_the_midst(base, directory, monkeypatch):
+    real = StorageDaemon.add_export
+
+    def die(daemon, export, *arguments, **named):
+        real(daemon, export, *arguments, **named)
+        if export == 'base':
+            os.kill(daemon.pid(), 9)
+
+    monkeypatch.setattr(StorageDaemon, 'add_export', die)
+    with pytest.raises((exception.BootcacheError, nbd.Error)):
+        build(base, [Extent(0, MIB)])
+    leaves_nothing(base, directory)

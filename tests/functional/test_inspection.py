@@ -1,0 +1,217 @@
+"""Tenants' image files, harmless and hostile, made with the real qemu-img."""
+
+import os
+import struct
+import subprocess
+
+import pytest
+from conftest import qemu_img
+
+from bootcache import exception
+from glance_bootcache import inspection
+from glance_bootcache.inspection import Inspected
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def path(directory):
+    return f'{directory}/image'
+
+
+def create(path, *options, size=4 * MIB, image_format='qcow2'):
+    qemu_img('create', '-q', '-f', image_format, *options, path, size)
+
+
+def partition_table(path, kind):
+    """Write what the inspector takes for a disk with a partition table."""
+    with open(path, 'wb') as stream:
+        stream.truncate(4 * MIB)
+        entry = b'\x80\0\x02\0' + (b'\xee' if kind == 'gpt' else b'\x83') + b'\xff\xff\xff' \
+            + struct.pack('<II', 1, 8191)
+        stream.seek(446)
+        stream.write(entry)
+        stream.seek(510)
+        stream.write(b'\x55\xaa')
+        if kind == 'gpt':
+            stream.write(b'EFI PART')
+
+
+def test_a_qcow2(path):
+    create(path)
+    assert inspection.inspect(path, 'qcow2') == Inspected('qcow2', 4 * MIB)
+
+
+@pytest.mark.parametrize('options', ['compat=0.10', 'cluster_size=4k', 'lazy_refcounts=on',
+                                     'compression_type=zstd'])
+def test_kinds_of_qcow2(path, options):
+    create(path, '-o', options)
+    assert inspection.inspect(path, 'qcow2') == Inspected('qcow2', 4 * MIB)
+
+
+def test_a_raw_file(path):
+    with open(path, 'wb') as stream:
+        stream.write(os.urandom(MIB))
+    assert inspection.inspect(path, 'raw') == Inspected('raw', MIB)
+
+
+@pytest.mark.parametrize('kind', ['mbr', 'gpt'])
+def test_a_raw_disk_with_partitions(path, kind):
+    partition_table(path, kind)
+    assert inspection.inspect(path, 'raw') == Inspected('raw', 4 * MIB)
+
+
+def backing_file(path):
+    create(path, '-u', '-b', '/etc/passwd', '-F', 'raw')
+
+
+def backing_protocol(path):
+    create(path, '-u', '-b', 'nbd://127.0.0.1:1/x', '-F', 'raw')
+
+
+def data_file(path):
+    create(path, '-o', f'data_file={path}.data,data_file_raw=on')
+
+
+def luks_inside(path):
+    create(path)
+    patch(path, 32, struct.pack('>I', 2))
+
+
+def old_encryption(path):
+    create(path)
+    patch(path, 32, struct.pack('>I', 1))
+
+
+def patch(path, offset, content):
+    with open(path, 'r+b') as stream:
+        stream.seek(offset)
+        stream.write(content)
+
+
+def unknown_feature(path):
+    create(path)
+    patch(path, 72, struct.pack('>Q', 1 << 40))
+
+
+def version_nine(path):
+    create(path)
+    patch(path, 4, struct.pack('>I', 9))
+
+
+def truncated(path):
+    create(path)
+    os.truncate(path, 60)
+
+
+def empty(path):
+    with open(path, 'wb'):
+        pass
+
+
+def wild_tables(path):
+    """The inspector reads the header only; the rest is for qemu-img to refuse."""
+    create(path)
+    patch(path, 36, struct.pack('>I', 0xffffffff))
+
+
+def huge(path):
+    create(path)
+    patch(path, 24, struct.pack('>Q', (1 << 63) + 512))
+
+
+def vmdk(path):
+    create(path, image_format='vmdk')
+
+
+def vmdk_descriptor(path):
+    with open(path, 'w') as stream:
+        stream.write('# Disk DescriptorFile\nversion=1\nCID=fffffffe\nparentCID=ffffffff\n'
+                     'createType="monolithicFlat"\nRW 8192 FLAT "/etc/passwd" 0\n')
+        stream.truncate(65536)
+
+
+def iso(path):
+    with open(path, 'wb') as stream:
+        stream.seek(32768)
+        stream.write(b'\x01CD001\x01' + bytes(2041))
+
+
+def luks(path):
+    with open(path, 'wb') as stream:
+        stream.write(b'LUKS\xba\xbe\0\x01' + b'aes'.ljust(32, b'\0') + b'xts-plain64'.ljust(32, b'\0')
+                     + b'sha256'.ljust(32, b'\0') + struct.pack('>II', 4096, 64))
+        stream.truncate(4 * MIB)
+
+
+def extended_l2(path):
+    """Harmless, but oslo.utils does not know the feature yet."""
+    create(path, '-o', 'extended_l2=on')
+
+
+def raw(path):
+    with open(path, 'wb') as stream:
+        stream.write(os.urandom(MIB))
+
+
+def missing(path):
+    """Nothing is there."""
+
+
+def a_directory(path):
+    os.mkdir(path)
+
+
+def odd_raw(path):
+    with open(path, 'wb') as stream:
+        stream.write(os.urandom(MIB + 1))
+
+
+def qcow2(path):
+    create(path)
+
+
+def vhdx(path):
+    create(path, image_format='vhdx')
+
+
+@pytest.mark.parametrize('make, disk_format', [
+    *((make, 'qcow2') for make in (
+        backing_file, backing_protocol, data_file, luks_inside, old_encryption, unknown_feature,
+        extended_l2, version_nine, truncated, empty, wild_tables, huge, vmdk, vmdk_descriptor, iso, luks, raw,
+        missing, a_directory)),
+    *((make, 'raw') for make in (
+        qcow2, backing_file, vmdk, vhdx, iso, luks, empty, missing, a_directory)),
+    *((qcow2, name) for name in ('vmdk', 'iso', 'vhd', 'ami', '', 'unset', 'QCOW2'))])
+def test_all_others_are_refused(path, make, disk_format):
+    make(path)
+    with pytest.raises(exception.ImageRefused) as caught:
+        inspection.inspect(path, disk_format)
+    assert str(caught.value)
+
+
+def test_a_raw_file_of_a_broken_sector(path):
+    """QEMU rounds it up, so that its last bytes read as zeros."""
+    odd_raw(path)
+    assert inspection.inspect(path, 'raw') == Inspected('raw', MIB + 512)
+
+
+def test_nothing_but_the_named_file_is_opened(path, directory):
+    """A backing file would be seen by its lock or its access time; strace sees it for sure."""
+    if subprocess.run(['which', 'strace'], capture_output=True).returncode:
+        pytest.skip('strace is not installed')
+    create(f'{directory}/secret')
+    create(path, '-b', f'{directory}/secret', '-F', 'qcow2')
+    out = subprocess.run(['strace', '-f', '-e', 'trace=openat', 'qemu-img', 'info', '-U',
+                          inspection.qemuimg.file_node(path, 'qcow2')], capture_output=True,
+                         text=True, check=True)
+    assert f'"{path}"' in out.stderr and f'"{directory}/secret"' not in out.stderr
+
+
+def test_looking_has_limits(path, monkeypatch):
+    """With next to no memory the look ends in a refusal, not in an error of ours."""
+    create(path)
+    monkeypatch.setattr(inspection.qemuimg, 'INSPECT_LIMITS',
+                        inspection.qemuimg.processutils.ProcessLimits(address_space=1 << 20))
+    with pytest.raises(exception.ImageRefused):
+        inspection.inspect(path, 'qcow2')

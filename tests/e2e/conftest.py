@@ -4,6 +4,7 @@
 """
 
 import os
+import shutil
 import subprocess
 import time
 import uuid
@@ -50,6 +51,9 @@ def cloud() -> Iterator[BootcacheCloud]:
         cloud.use_driver(DRIVER)
         yield cloud
     finally:
+        # The services' logs outlive the cloud, for whoever has to look why a test failed.
+        shutil.rmtree(cloud.home.parent / 'e2e-log', ignore_errors=True)
+        shutil.copytree(cloud.layout.log, cloud.home.parent / 'e2e-log')
         if not os.environ.get('BOOTCACHE_E2E_KEEP'):
             cloud.down(wipe=True)
 

@@ -11,53 +11,14 @@ import signal
 import socket
 import subprocess
 import tempfile
-import time
 
-import hypothesis
 import pytest
+from functional_tools import free_port, processes_of, qemu_img, until
 from oslo_config import cfg
 
 from bootcache import conf as bootcache_conf
 from bootcache.storagedaemon import StorageDaemon, UnixListener
 from glance_bootcache import conf as glance_conf
-
-hypothesis.settings.register_profile('functional', deadline=None, max_examples=25, database=None)
-hypothesis.settings.load_profile('functional')
-
-PATIENCE = 60
-
-
-def until(condition, what='the condition', patience=PATIENCE):
-    """Wait until something is so, and return what the condition gave."""
-    deadline = time.monotonic() + patience
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f'{what} did not come about'
-        time.sleep(0.01)
-    return value
-
-
-def free_port():
-    """Return a TCP port of the loopback interface that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(('127.0.0.1', 0))
-        return probe.getsockname()[1]
-
-
-def processes_of(directory):
-    """Return the ids of the processes that have a directory in their command line."""
-    found = []
-    for name in os.listdir('/proc'):
-        with contextlib.suppress(OSError, ValueError):
-            with open(f'/proc/{int(name)}/cmdline', 'rb') as stream:
-                if f'{directory}/'.encode() in stream.read() and int(name) != os.getpid():
-                    found.append(int(name))
-    return found
-
-
-def qemu_img(*arguments):
-    """Run qemu-img and return what it prints."""
-    return subprocess.run(['qemu-img', *map(str, arguments)], check=True, capture_output=True,
-                          text=True, stdin=subprocess.DEVNULL).stdout
 
 
 @pytest.fixture
@@ -171,10 +132,8 @@ def rabbit():
             # Each is the leader of its own group: the script, Erlang's machine and its helpers.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(30)
-            except subprocess.TimeoutExpired:
-                pass
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()

@@ -6,7 +6,7 @@ import tempfile
 
 import nbd
 import pytest
-from conftest import qemu_img
+from functional_tools import qemu_img
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -62,7 +62,8 @@ def pieces_between(extents, entries):
 # All of it a hole, and all of it written zeros.
 @example(case=(4 * MIB, [], 'raw', [Extent(MIB, MIB)], 4096, 64 * MIB, 1))
 @example(case=(4 * MIB, [(0, 4 * MIB, 'zeros')], 'raw', [Extent(MIB, MIB)], 65536, 64 * MIB, 1))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=25, deadline=None, database=None,
+          suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_any_cache_image_chained_to_its_base_is_the_base(directory, make_base, case):
     virtual_bytes, pieces, image_format, extents, cluster, quota, seed = case
     with tempfile.TemporaryDirectory(dir=directory) as home:

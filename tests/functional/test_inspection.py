@@ -5,7 +5,7 @@ import struct
 import subprocess
 
 import pytest
-from conftest import qemu_img
+from functional_tools import qemu_img
 
 from bootcache import exception
 from glance_bootcache import inspection
@@ -139,8 +139,8 @@ def iso(path):
 
 def luks(path):
     with open(path, 'wb') as stream:
-        stream.write(b'LUKS\xba\xbe\0\x01' + b'aes'.ljust(32, b'\0') + b'xts-plain64'.ljust(32, b'\0')
-                     + b'sha256'.ljust(32, b'\0') + struct.pack('>II', 4096, 64))
+        stream.write(b'LUKS\xba\xbe\0\x01' + b'aes'.ljust(32, b'\0')
+                     + b'xts-plain64'.ljust(32, b'\0') + b'sha256'.ljust(32, b'\0') + struct.pack('>II', 4096, 64))
         stream.truncate(4 * MIB)
 
 
@@ -178,8 +178,8 @@ def vhdx(path):
 @pytest.mark.parametrize('make, disk_format', [
     *((make, 'qcow2') for make in (
         backing_file, backing_protocol, data_file, luks_inside, old_encryption, unknown_feature,
-        extended_l2, version_nine, truncated, empty, wild_tables, huge, vmdk, vmdk_descriptor, iso, luks, raw,
-        missing, a_directory)),
+        extended_l2, version_nine, truncated, empty, wild_tables, huge, vmdk, vmdk_descriptor,
+        iso, luks, raw, missing, a_directory)),
     *((make, 'raw') for make in (
         qcow2, backing_file, vmdk, vhdx, iso, luks, empty, missing, a_directory)),
     *((qcow2, name) for name in ('vmdk', 'iso', 'vhd', 'ami', '', 'unset', 'QCOW2'))])

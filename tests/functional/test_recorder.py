@@ -5,7 +5,7 @@ import os
 
 import nbd
 import pytest
-from conftest import qemu_img, until
+from functional_tools import qemu_img, until
 
 from bootcache import cacheimage, exception, naming, qemuimg, workingset
 from bootcache.cacheimage import Base

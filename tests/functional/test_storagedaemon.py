@@ -1,6 +1,7 @@
 """One real qemu-storage-daemon: started, adopted, killed, and steered."""
 
 import ctypes
+import grp
 import os
 import signal
 import socket
@@ -11,7 +12,7 @@ import threading
 
 import nbd
 import pytest
-from conftest import free_port, until
+from functional_tools import free_port, until
 
 from bootcache import exception
 from bootcache.cacheimage import Base
@@ -238,7 +239,7 @@ def test_a_program_that_is_missing(daemons):
 
 def test_a_program_that_ends_at_once_names_its_log(daemons):
     daemon = daemons(binary='/bin/false')
-    with pytest.raises(exception.StorageDaemonError, match='daemon.log'):
+    with pytest.raises(exception.StorageDaemonError, match=r'daemon\.log'):
         daemon.ensure_running()
 
 
@@ -250,11 +251,28 @@ def test_a_taken_port(daemons):
     assert daemon.ensure_running() is True
 
 
-@pytest.mark.parametrize('umask, mode', [(0o007, 0o770), (0o077, 0o700)])
-def test_the_umask_decides_who_may_connect(daemons, umask, mode):
-    daemon = daemons(umask=umask)
+def test_its_group_may_connect_and_nobody_else(daemons):
+    daemon = daemons(group=grp.getgrgid(os.getgid()).gr_name)
     daemon.ensure_running()
-    assert stat.S_IMODE(os.stat(daemon.listener.path).st_mode) == mode
+    status = os.stat(daemon.listener.path)
+    assert stat.S_IMODE(status.st_mode) == 0o660 and status.st_gid == os.getgid()
+    # The monitor could do everything; it is for the daemon's user only.
+    assert stat.S_IMODE(os.stat(daemon.monitor_path).st_mode) & 0o077 == 0
+
+
+def test_a_group_that_is_missing_is_named(daemons):
+    daemon = daemons(group='no-such-group')
+    with pytest.raises(exception.StorageDaemonError, match='no-such-group'):
+        daemon.ensure_running()
+    assert daemon.pid() is None
+
+
+def test_one_that_systemd_starts_is_only_adopted(daemons):
+    waiting, other = daemons(autostart=False), daemons()
+    with pytest.raises(exception.StorageDaemonError, match='systemd'):
+        waiting.ensure_running()
+    assert other.ensure_running() is True
+    assert waiting.ensure_running() is False
 
 
 def nodelay_of_accepted_sockets(pid, port):

@@ -50,7 +50,7 @@ def test_fit_wastes_little():
 
 
 def test_metadata_of_a_known_layout():
-    # 4 KiB clusters: a table reaches 2 MiB. Two tables, one L1 cluster, 2 refcount clusters, header.
+    # 4 KiB clusters, so a table reaches 2 MiB: two tables, L1, refcounts, header.
     assert cacheimage.metadata_bytes([Extent(0, 4096), Extent(3 << 20, 4096)], 4096, 4 << 20) \
         == (2 + 1 + 2 + 8) * 4096
 

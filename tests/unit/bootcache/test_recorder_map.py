@@ -24,13 +24,15 @@ def zero(start, length, present=True):
 def test_order_is_the_order_in_the_file_and_zeros_come_last():
     entries = [zero(0, CLUSTER), data(CLUSTER, CLUSTER, HEADER + CLUSTER),
                data(5 * CLUSTER, CLUSTER, HEADER), zero(6 * CLUSTER, 10 * CLUSTER, present=False)]
-    samples = [Sample(0.0, HEADER), Sample(2.0, HEADER + CLUSTER), Sample(3.5, HEADER + 2 * CLUSTER)]
+    samples = [Sample(0.0, HEADER), Sample(2.0, HEADER + CLUSTER),
+               Sample(3.5, HEADER + 2 * CLUSTER)]
     assert extents_from_map(entries, samples) == [
         Extent(5 * CLUSTER, CLUSTER, 0.0), Extent(CLUSTER, CLUSTER, 1.5), Extent(0, CLUSTER)]
 
 
 def test_an_entry_is_split_where_the_file_grew():
-    samples = [Sample(0.0, HEADER), Sample(1.0, HEADER + CLUSTER), Sample(2.0, HEADER + 3 * CLUSTER)]
+    samples = [Sample(0.0, HEADER), Sample(1.0, HEADER + CLUSTER),
+               Sample(2.0, HEADER + 3 * CLUSTER)]
     assert extents_from_map([data(0, 4 * CLUSTER, HEADER)], samples) == [
         Extent(0, CLUSTER, 0.0), Extent(CLUSTER, 2 * CLUSTER, 1.0),
         # Beyond the last look: nobody knows when.

@@ -28,7 +28,8 @@ def test_facts_of_an_active_image():
 def test_facts_of_an_image_without_data():
     assert facts({'id': IMAGE, 'status': 'queued', 'disk_format': None, 'container_format': None,
                   'size': None, 'os_hash_algo': None, 'os_hash_value': None, 'min_ram': None,
-                  'min_disk': None}) == ImageFacts(IMAGE, 'queued', 'unset', 'unset', 0, '', 0, 0, {})
+                  'min_disk': None}) \
+        == ImageFacts(IMAGE, 'queued', 'unset', 'unset', 0, '', 0, 0, {})
 
 
 class Glance:

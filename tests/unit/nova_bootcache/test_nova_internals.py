@@ -13,7 +13,9 @@ from nova.virt.libvirt import driver, imagebackend, imagecache
 from nova.virt.libvirt import utils as libvirt_utils
 
 from bootcache import naming
+from nova_bootcache import snapshots
 from nova_bootcache.driver import BootCacheLibvirtDriver
+from nova_bootcache.hostcache import HostCache
 from nova_bootcache.imagebackend import BootCacheQcow2
 
 OVERRIDDEN = {
@@ -112,6 +114,25 @@ def test_the_root_disk_is_made_with_the_images_id():
     assert '_try_fetch_image_cache(' in root
     # The fallback where Glance has lost the image names none: there we stay out of the way.
     assert "filename=filename)" in fetch
+
+
+def test_snapshots_on_our_cache_images_only(monkeypatch):
+    """Nova's create_image is ours for our backing files, and stock for all others."""
+    assert list(inspect.signature(libvirt_utils.create_image).parameters)[:4] \
+        == ['path', 'disk_format', 'disk_size', 'backing_file']
+    assert 'libvirt_utils.create_image(' in inspect.getsource(driver.LibvirtDriver._live_snapshot)
+    stock, ours = [], []
+    monkeypatch.setattr(libvirt_utils, 'create_image', lambda *a, **named: stock.append((a, named)))
+    monkeypatch.setattr(snapshots.qemuimg, 'create_overlay', lambda *a, **named: ours.append(a))
+    # Twice, as the driver may be made twice in a process.
+    for _ in range(2):
+        snapshots.allow_on(HostCache('/cache', '/s'))
+    libvirt_utils.create_image('/delta', 'qcow2', '5', backing_file='/cache/abc')
+    libvirt_utils.create_image('/delta', 'qcow2', '5', backing_file='/_base/abc', safe=True)
+    libvirt_utils.create_image('/delta', 'raw', '5')
+    assert ours == [('/delta', 5, '/cache/abc', 'qcow2')]
+    assert stock == [(('/delta', 'qcow2', '5', '/_base/abc'), {'safe': True}),
+                     (('/delta', 'raw', '5', None), {})]
 
 
 def test_novas_loader_finds_us_below_nova_virt():

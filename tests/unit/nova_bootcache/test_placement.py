@@ -1,5 +1,6 @@
 """What a server's root disk is chained to: every combination of what decides it."""
 
+import dataclasses
 import itertools
 
 import pytest
@@ -38,13 +39,17 @@ def test_a_disk_without_an_image(image):
     assert placement.stock_reason(Server(image, 'disk', '', False, False, False), True, False)
 
 
-@pytest.mark.parametrize('host, fetch', [(None, True), ('old', True), ('new', False), ('', True)])
+OLD = dataclasses.replace(NEW, sha256='old')
+SAME = dataclasses.replace(NEW, file='another-name')
+
+
+@pytest.mark.parametrize('host, fetch', [(None, True), (OLD, True), (NEW, False), (SAME, False)])
 def test_chain_to_the_cache_image(host, fetch):
     assert placement.plan({'action': 'cache', 'cache_image': NEW.to_dict()}, host) \
         == Plan(Chain.CACHE, '', fetch, NEW)
 
 
-@pytest.mark.parametrize('host', [None, 'old', 'new'])
+@pytest.mark.parametrize('host', [None, OLD, NEW])
 def test_a_recording_does_not_look_at_what_the_host_has(host):
     assert placement.plan({'action': 'record'}, host) == Plan(Chain.RECORDING)
 
@@ -58,8 +63,14 @@ def test_a_recording_does_not_look_at_what_the_host_has(host):
                                               'not understood'),
     ({'action': 'cache', 'cache_image': {'sha256': 'new'}}, 'not understood'),
     ({'action': 'cache', 'cache_image': {**NEW.to_dict(), 'more': 1}}, 'not understood')])
-@pytest.mark.parametrize('host', [None, 'new'])
+@pytest.mark.parametrize('host', [None, NEW])
 def test_everything_else_is_stock_with_a_reason(answer, word, host):
     plan = placement.plan(answer, host)
     assert plan.chain is Chain.STOCK and word in plan.reason
     assert plan.cache_image is None and not plan.fetch
+
+
+def test_a_warm_host_needs_no_storage_service():
+    assert placement.plan(None, OLD) == Plan(Chain.CACHE, '', False, OLD)
+    cold = placement.plan(None, None)
+    assert cold.chain is Chain.STOCK and 'does not answer' in cold.reason

@@ -1,0 +1,42 @@
+"""Small helpers of the functional tests."""
+
+import contextlib
+import os
+import socket
+import subprocess
+import time
+
+PATIENCE = 60
+
+
+def until(condition, what='the condition', patience=PATIENCE):
+    """Wait until something is so, and return what the condition gave."""
+    deadline = time.monotonic() + patience
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f'{what} did not come about'
+        time.sleep(0.01)
+    return value
+
+
+def free_port():
+    """Return a TCP port of the loopback interface that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(('127.0.0.1', 0))
+        return probe.getsockname()[1]
+
+
+def processes_of(directory):
+    """Return the ids of the processes that have a directory in their command line."""
+    found = []
+    for name in os.listdir('/proc'):
+        with contextlib.suppress(OSError, ValueError):
+            with open(f'/proc/{int(name)}/cmdline', 'rb') as stream:
+                if f'{directory}/'.encode() in stream.read() and int(name) != os.getpid():
+                    found.append(int(name))
+    return found
+
+
+def qemu_img(*arguments):
+    """Run qemu-img and return what it prints."""
+    return subprocess.run(['qemu-img', *map(str, arguments)], check=True, capture_output=True,
+                          text=True, stdin=subprocess.DEVNULL).stdout

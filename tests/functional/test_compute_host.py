@@ -1,0 +1,201 @@
+"""A compute host with real daemons: overlays, recordings, cleaning. The RPC is a stand-in."""
+
+import os
+import signal
+
+import oslo_messaging as messaging
+import pytest
+from functional_tools import qemu_img, until
+from oslo_config import cfg
+from storage_node import IMAGE, MIB, SIZE, Node
+
+from bootcache import exception, naming, rpcapi
+from bootcache.workingset import Extent, WorkingSet
+from nova_bootcache import conf as nova_conf
+from nova_bootcache.host import ComputeHost
+from nova_bootcache.placement import Server
+
+SERVER = Server(IMAGE, 'disk', '', False, False, False)
+SET = Extent(4 * MIB, 300_000), Extent(0, 4096)
+
+
+class Service:
+    """Stands for the storage service: answers with what the node has, notes what is reported."""
+
+    def __init__(self, node):
+        self.node, self.reports, self.frozen, self.away = node, [], None, False
+
+    def freeze(self):
+        """Go on with what is known now."""
+        self.frozen = self.node.answer()
+
+    def plan_boot(self, image_id, host, server_id, profile_token):
+        if self.away:
+            raise messaging.MessagingTimeout('nobody')
+        return {'action': 'record' if profile_token else 'cache',
+                **(self.frozen or self.node.answer())}
+
+    def recording_progress(self, *arguments):
+        pass
+
+    def report_working_set(self, image_id, profile_token, granularity, extents):
+        self.reports.append((profile_token, WorkingSet.from_wire(image_id, '', SIZE, granularity,
+                                                                 extents)))
+
+
+@pytest.fixture
+def node(storage_conf, directory, make_base):
+    node = Node(storage_conf, directory, make_base)
+    yield node
+    node.exporter.stop()
+
+
+@pytest.fixture
+def hosts(node, storage_conf, directory, monkeypatch):
+    """Makes the driver's host object; a second one is the driver after its restart."""
+    service = Service(node)
+    monkeypatch.setattr(rpcapi, 'StorageAPI', lambda conf: service)
+    # It looks after the gateway for ever, also after the test.
+    monkeypatch.setattr(ComputeHost, '_watch_gateway', lambda host: None)
+    os.mkdir(f'{directory}/gateway')
+    made = []
+
+    def make():
+        conf = cfg.ConfigOpts()
+        conf([], project='nova', default_config_files=[], default_config_dirs=[])
+        nova_conf.register_opts(conf)
+        conf.set_override('gateway_run_dir', f'{directory}/gateway', 'bootcache')
+        conf.set_override('gateway_socket', storage_conf.bootcache.gateway_socket, 'bootcache')
+        host = ComputeHost(conf, f'{directory}/host')
+        made.append(host)
+        host.start('host-1')
+        host.service = service
+        return host
+
+    yield make
+    for host in made:
+        host.gateway.daemon.stop()
+
+
+def boot(host, path, token=None, size=SIZE):
+    return host.make_overlay(SERVER, f'server-{os.path.basename(path)}', token, path, size, False)
+
+
+def compare(path, node):
+    qemu_img('compare', '-f', 'qcow2', '-F', 'qcow2', path, node.base)
+
+
+@pytest.mark.parametrize('size', [SIZE, None, SIZE + MIB])
+def test_a_servers_disk_is_the_base(hosts, node, directory, size):
+    node.build(*SET)
+    host = hosts()
+    assert boot(host, f'{directory}/disk', size=size) is True
+    compare(f'{directory}/disk', node)
+    assert not os.path.exists(f'{directory}/disk.partial')
+
+
+def test_the_second_server_fetches_nothing(hosts, node, directory):
+    node.build(*SET)
+    host = hosts()
+    assert boot(host, f'{directory}/one') is True
+    inode = os.stat(host.cache.path(IMAGE)).st_ino
+    os.unlink(node.cache_path)
+    assert boot(host, f'{directory}/two') is True
+    assert os.stat(host.cache.path(IMAGE)).st_ino == inode
+    compare(f'{directory}/two', node)
+
+
+def test_a_warm_host_goes_on_when_the_driver_and_the_gateway_restart(hosts, node, directory):
+    node.build(*SET)
+    host = hosts()
+    boot(host, f'{directory}/disk')
+    os.kill(host.gateway.daemon.pid(), signal.SIGKILL)
+    until(lambda: host.gateway.daemon.pid() is None, 'the end of the gateway')
+    again = hosts()
+    assert again.gateway.daemon.exports() == {f'base-{IMAGE}': naming.node_name('g', IMAGE)}
+    again.keep_chain(IMAGE)
+    compare(f'{directory}/disk', node)
+
+
+def test_a_warm_host_needs_no_storage_service_and_a_cold_one_goes_stock(hosts, node, directory):
+    node.build(*SET)
+    host = hosts()
+    host.service.away = True
+    assert boot(host, f'{directory}/cold') is False
+    host.service.away = False
+    assert boot(host, f'{directory}/one') is True
+    host.service.away = True
+    assert boot(host, f'{directory}/two') is True
+    compare(f'{directory}/two', node)
+
+
+def test_a_recording_of_an_earlier_driver_is_removed(hosts, node, directory):
+    node.serve()
+    host = hosts()
+    boot(host, f'{directory}/profile', token='secret')
+    assert f'recording-{IMAGE}' in host.gateway.daemon.exports()
+    again = hosts()
+    assert again.gateway.daemon.exports() == {} and os.listdir(again.cache.directory) == []
+    # The next profile boot starts from nothing.
+    assert boot(again, f'{directory}/next', token='secret') is True
+    again.finish_recording('server-next')
+    assert len(again.service.reports) == 1
+
+
+def test_a_lost_cache_image_is_fetched_again_for_a_server_that_has_it(hosts, node, directory):
+    node.build(*SET)
+    host = hosts()
+    boot(host, f'{directory}/disk')
+    host.cache.remove(IMAGE)
+    host.keep_chain(IMAGE)
+    compare(f'{directory}/disk', node)
+
+
+def test_a_storage_node_that_is_away_leaves_no_half_disk(hosts, node, directory):
+    node.build(*SET)
+    host = hosts()
+    host.service.freeze()
+    node.exporter.stop()
+    assert boot(host, f'{directory}/disk') is False
+    assert sorted(name for name in os.listdir(directory) if name.startswith('disk')) == []
+    assert os.listdir(host.cache.directory) == []
+
+
+def test_a_profile_boot_reports_what_it_read(hosts, node, directory):
+    node.serve()
+    host = hosts()
+    path = f'{directory}/profile'
+    assert boot(host, path, token='secret') is True
+    qemu_img('bench', '-c', '1', '-s', '8192', '-o', 5 * MIB, '-f', 'qcow2', path)
+    qemu_img('bench', '-c', '1', '-s', '4096', '-o', 0, '-f', 'qcow2', path)
+    host.finish_recording('server-profile')
+    (token, reported), = host.service.reports
+    assert token == 'secret'
+    assert [(extent.offset, extent.length) for extent in reported.extents] == [(5 * MIB, 8192),
+                                                                              (0, 4096)]
+    assert os.listdir(host.cache.directory) == [] and host.gateway.daemon.nodes() == set()
+    host.finish_recording('server-profile')
+    assert len(host.service.reports) == 1
+
+
+def test_a_profile_boot_that_cannot_be_recorded_fails_and_leaves_nothing(hosts, node, directory):
+    node.serve()
+    host = hosts()
+    host.service.freeze()
+    node.exporter.stop()
+    with pytest.raises(exception.ProfileBootFailed):
+        boot(host, f'{directory}/profile', token='secret')
+    assert host._recordings == {} and os.listdir(host.cache.directory) == []
+    host.finish_recording('server-profile')
+    assert host.service.reports == []
+
+
+def test_unused_cache_images_are_removed(hosts, node, directory):
+    node.build(*SET)
+    host = hosts()
+    boot(host, f'{directory}/disk')
+    host.remove_unused([IMAGE], 0)
+    host.remove_unused([], 3600)
+    assert host.cache.entry(IMAGE) is not None
+    host.remove_unused([], 0)
+    assert os.listdir(host.cache.directory) == [] and host.gateway.daemon.exports() == {}

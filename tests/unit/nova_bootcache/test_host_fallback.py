@@ -1,0 +1,122 @@
+"""What becomes of a server when the storage side is away, old, broken or lying: the stock way.
+
+The storage service is a stand-in that answers wrongly; tests/functional/test_compute_host.py has
+real daemons, tests/e2e the real service.
+"""
+
+import os
+
+import oslo_messaging as messaging
+import pytest
+from oslo_config import cfg
+
+from bootcache import exception
+from bootcache.manifest import CacheInfo
+from nova_bootcache import conf as nova_conf
+from nova_bootcache.host import ComputeHost
+from nova_bootcache.placement import Server
+
+IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+SERVER = Server(IMAGE, 'disk', '', False, False, False)
+INFO = CacheInfo('cache', 1000, 900, 3, 'ab', 1 << 30, 65536, 1 << 29, 'nbd://', 1.5, 1).to_dict()
+CACHE = {'action': 'cache', 'virtual_bytes': 1 << 30, 'server': ['127.0.0.1', 1],
+         'base_export': 'base-x', 'cache_export': 'cache-x', 'cache_image': INFO}
+
+
+class Service:
+    """Answers ``plan_boot`` with a value or an error."""
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    def plan_boot(self, image_id, host, server_id, profile_token):
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+@pytest.fixture
+def host(tmp_path):
+    conf = cfg.ConfigOpts()
+    conf([], project='nova', default_config_files=[], default_config_dirs=[])
+    nova_conf.register_opts(conf)
+    conf.set_override('gateway_run_dir', str(tmp_path / 'run'), 'bootcache')
+    conf.set_override('gateway_socket', str(tmp_path / 'run' / 's'), 'bootcache')
+    host = ComputeHost(conf, str(tmp_path / 'cache'))
+    host.cache.prepare()
+    return host
+
+
+def goes_stock(host, answer, tmp_path, caplog, root_bytes=2 << 30):
+    host._api = Service(answer)
+    with caplog.at_level('INFO'):
+        made = host.make_overlay(SERVER, 'server-1', None, str(tmp_path / 'disk'), root_bytes,
+                                 False)
+    lines = [record.getMessage() for record in caplog.records if 'server-1' in record.getMessage()]
+    assert made is False and len(lines) == 1 and 'stock way: ' in lines[0]
+    assert not os.path.exists(tmp_path / 'disk')
+    return lines[0]
+
+
+@pytest.mark.parametrize('answer, word', [
+    ({'action': 'stock', 'reason': 'the image is recording'}, 'recording'),
+    (messaging.MessagingTimeout('x'), 'does not answer'),
+    (messaging.MessageDeliveryFailure('x'), 'does not answer'),
+    (messaging.RemoteError('StorageDaemonError', 'refused'), 'refused'),
+    (messaging.RPCVersionCapError(version='1.0', version_cap='0.9'), 'version'),
+    (OSError('no socket'), 'no socket'), (ValueError('bad'), 'bad'), ({}, 'no reason'),
+    ({'action': 'cache'}, 'not understood'),
+    *(({key: value for key, value in CACHE.items() if key != missing}, missing)
+      for missing in ('virtual_bytes', 'server', 'base_export', 'cache_export')),
+    ({**CACHE, 'server': ['127.0.0.1', 'port']}, 'ValueError')])
+def test_the_stock_way_with_one_line_that_says_why(host, tmp_path, caplog, answer, word):
+    assert word in goes_stock(host, answer, tmp_path, caplog)
+
+
+@pytest.mark.xfail(strict=True,
+                   reason='host.py make_overlay(): Python\'s own errors keep their type over RPC'
+                          ' (see test_messages.py) and are not caught: the boot fails')
+@pytest.mark.parametrize('answer', [
+    RuntimeError('a fault of the service'), TypeError('a fault of the service'),
+    AttributeError('a fault of the service'), AssertionError('a fault of the service'), [],
+    {**CACHE, 'server': None}, {**CACHE, 'virtual_bytes': None}, {**CACHE, 'virtual_bytes': 'x'}],
+    ids=repr)
+def test_no_fault_of_the_service_fails_a_boot(host, tmp_path, caplog, answer):
+    goes_stock(host, answer, tmp_path, caplog)
+
+
+def test_a_disk_that_is_too_small(host, tmp_path, caplog):
+    assert 'smaller' in goes_stock(host, CACHE, tmp_path, caplog, root_bytes=1 << 20)
+
+
+def test_before_the_driver_is_started(host, tmp_path):
+    assert host.make_overlay(SERVER, 'server-1', None, str(tmp_path / 'disk'), None, False) is False
+
+
+def test_nobody_is_asked_where_stock_is_sure(host, tmp_path):
+    host._api = Service(AssertionError('asked'))
+    assert host.make_overlay(SERVER, 'server-1', None, str(tmp_path / 'disk'), None, True) is False
+
+
+@pytest.mark.parametrize('answer, word', [
+    (messaging.MessagingTimeout('x'), 'does not answer'),
+    ({'action': 'stock', 'reason': 'the image was deleted'}, 'deleted')])
+def test_a_chain_that_cannot_be_kept_says_why(host, answer, word):
+    host._api = Service(answer)
+    with pytest.raises(exception.BootcacheError, match=word):
+        host.keep_chain(IMAGE)
+
+
+def test_a_server_that_was_no_profile_boot_reports_nothing(host):
+    host._api = Service(AssertionError('asked'))
+    host.finish_recording('server-1')
+
+
+def test_a_record_that_is_lost_fails_no_delete(host):
+    class Broken:
+        def finish(self):
+            raise exception.StorageDaemonError('the gateway died')
+
+    host._recordings['server-1'] = Broken(), IMAGE, 'token'
+    host.finish_recording('server-1')
+    assert host._recordings == {}

@@ -157,9 +157,9 @@ class Manifest:
         return dataclasses.replace(
             manifest, state=state,
             working_set=_from_dict(WorkingSetInfo, manifest.working_set)
-            if manifest.working_set else None,
+            if manifest.working_set is not None else None,
             cache_image=CacheInfo.from_dict(manifest.cache_image)
-            if manifest.cache_image else None)
+            if manifest.cache_image is not None else None)
 
     @classmethod
     def load(cls, path: str) -> 'Manifest':

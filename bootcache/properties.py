@@ -1,6 +1,8 @@
 """What an image's properties ask of bootcache, and what bootcache says through them. Pure."""
 
 import dataclasses
+import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +20,11 @@ REASON = 'bootcache_reason'
 MODES = ('auto', 'off')
 MIN_QUOTA = 1 << 20
 MAX_MARKER_LENGTH = 256
+# Counts are unrolled in memory when an expression is compiled, and nested ones multiply.
+_COUNTS = re.compile(r'\{(\d*),?(\d*)\}')
+_MAX_REPEATS = 10_000
+# It allows blanks within a count, and so would hide one.
+_VERBOSE = re.compile(r'\(\?[\^A-Za-z0-9]*x')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +49,12 @@ def parse_size(text: str) -> int:
     text = str(text).strip()
     if text.isascii() and text.isdigit():
         return int(text)
-    return int(strutils.string_to_bytes(text, unit_system='mixed', return_int=True))
+    if text[-1:] in ('K', 'M', 'G', 'T'):
+        text += 'iB'
+    try:
+        return int(strutils.string_to_bytes(text, unit_system='mixed', return_int=True))
+    except OverflowError as error:
+        raise ValueError(f'{text} is too large') from error
 
 
 def parse(properties: Mapping[str, Any], *, default_quota: int, max_quota: int,
@@ -84,6 +96,13 @@ def compile_marker(marker: str) -> Any:
     """
     if not marker or len(marker) > MAX_MARKER_LENGTH:
         raise ValueError(f'a marker has 1 to {MAX_MARKER_LENGTH} characters')
+    if _VERBOSE.search(marker):
+        raise ValueError(f'{marker!r} asks for the verbose syntax, which is not served')
+    repeats = math.prod(max(int(low or 0), int(high or 0), 1)
+                        for low, high in _COUNTS.findall(marker))
+    if repeats > _MAX_REPEATS:
+        raise ValueError(f'{marker!r} counts up to {repeats}, more than {_MAX_REPEATS};'
+                         ' use * or + instead')
     try:
         return regex.compile(marker)
     except regex.error as error:

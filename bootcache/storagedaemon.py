@@ -186,12 +186,16 @@ class StorageDaemon:
                 with contextlib.suppress(QMPError, TimeoutError, OSError, EOFError):
                     _LOOP.run(client.disconnect(), _COMMAND_SECONDS)
 
+    def _check_length(self, path: str) -> None:
+        if len(os.fsencode(path)) > 107:
+            raise exception.StorageDaemonError(
+                f'{self.name}: the socket path {path} is longer than 107 bytes;'
+                ' choose a shorter directory')
+
     def _listen(self) -> tuple[list[str], list[int]]:
+        self._check_length(self.monitor_path)
         if isinstance(self.listener, UnixListener):
-            if len(self.listener.path.encode()) > 107:
-                raise exception.StorageDaemonError(
-                    f'{self.name}: the socket path {self.listener.path} is longer than 107 bytes;'
-                    ' choose a shorter directory')
+            self._check_length(self.listener.path)
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self.listener.path)
             return ['--nbd-server',

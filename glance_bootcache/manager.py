@@ -162,6 +162,8 @@ class Manager:
                 self._store.save(self._stamped(pending))
                 self._workers.submit(self._work, image, decision, job)
         if decision.action is Action.SKIP:
+            if manifest is not None:
+                self._retire(image_id)
             self._images.show_state(image_id, State.SKIPPED, decision.reason)
 
     def forget(self, image_id: str, held: bool = False) -> bool:
@@ -189,7 +191,7 @@ class Manager:
                 self._store.save(self._stamped(dataclasses.replace(
                     manifest, state=State.SKIPPED, reason=reason, held=held, working_set=None,
                     cache_image=None)))
-            self._retire(image_id)
+        self._retire(image_id)
         if held:
             self._images.show_state(image_id, State.SKIPPED, reason)
         return True
@@ -203,8 +205,6 @@ class Manager:
         self._store.save(self._stamped(dataclasses.replace(
             manifest or Manifest(image.image_id), state=State.SKIPPED, reason=reason,
             image_hash='', working_set=None, cache_image=None)))
-        if manifest is not None:
-            self._retire(image.image_id)
 
     def _retire(self, image_id: str) -> None:
         try:
@@ -265,6 +265,11 @@ class Manager:
         path = base.obtain(image, self._store, self._images, self._conf.glance_store_dirs,
                            job.cancelled)
         inspected = inspection.inspect(path, image.disk_format)
+        if manifest.image_hash != image.image_hash:
+            manifest = dataclasses.replace(manifest, working_set=None, cache_image=None)
+            if not self._exporter.retire(image.image_id):
+                raise exception.BuildFailed('compute hosts still read the image\'s older content;'
+                                            ' build it again when their servers are gone')
         manifest = self._set(job, dataclasses.replace(
             manifest, image_hash=image.image_hash, image_format=inspected.image_format,
             stored_bytes=image.stored_bytes, virtual_bytes=inspected.virtual_bytes, base_path=path
@@ -316,6 +321,8 @@ class Manager:
             manifest = self._store.load(job.image_id) or Manifest(job.image_id)
             if state is State.FAILED and manifest.cache_image is not None:
                 state, reason = State.READY, f'the older cache image serves, as {reason}'
+            elif state is State.SKIPPED:
+                manifest = dataclasses.replace(manifest, cache_image=None)
             # With the hash it is not tried again by itself for the same content.
             self._set(job, dataclasses.replace(manifest, image_hash=image.image_hash), state,
                       reason)
@@ -344,7 +351,7 @@ class Manager:
         if manifest is None:
             return _stock('the image is not known to the storage service')
         # While an image is recorded or built anew, and if that fails, the old one still serves.
-        if manifest.cache_image is None:
+        if manifest.cache_image is None or manifest.state is State.SKIPPED:
             return _stock(f'the image is {manifest.state.value}'
                           + (f': {manifest.reason}' if manifest.reason else ''))
         self._exporter.ensure(manifest,

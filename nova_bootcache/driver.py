@@ -46,6 +46,11 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
         self.bootcache.start(host)
         super().init_host(host)
 
+    def cleanup_host(self, host: str) -> None:
+        """Stop the thread that looks after the gateway."""
+        self.bootcache.stop()
+        super().cleanup_host(host)
+
     def destroy(self, context: Any, instance: Any, network_info: Any,
                 block_device_info: Any = None, destroy_disks: bool = True,
                 destroy_secrets: bool = True) -> None:

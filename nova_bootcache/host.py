@@ -44,6 +44,7 @@ class ComputeHost:
         # dictionary steps only.
         self._recordings: dict[str, tuple[Recording, str, str]] = {}
         self._lock = threading.Lock()
+        self._stopped = threading.Event()
 
     def start(self, hostname: str) -> None:
         """Bring up the gateway and serve the bases of all cache images that are here.
@@ -63,9 +64,12 @@ class ComputeHost:
                       ' stock way: %s', error)
         threading.Thread(target=self._watch_gateway, name='bootcache-gateway', daemon=True).start()
 
+    def stop(self) -> None:
+        """Stop looking after the gateway, which goes on serving this host's servers."""
+        self._stopped.set()
+
     def _watch_gateway(self) -> None:
-        pause = threading.Event()
-        while not pause.wait(_WATCH_SECONDS):
+        while not self._stopped.wait(_WATCH_SECONDS):
             try:
                 self.gateway.start()
                 self._reconcile()
@@ -112,6 +116,10 @@ class ComputeHost:
             except (exception.BootcacheError, messaging.MessagingException, OSError,
                     ValueError, KeyError) as error:
                 reason = f'{type(error).__name__}: {error}'
+            except Exception as error:
+                # Whatever it is: the server boots.
+                LOG.exception('bootcache: unexpected error')
+                reason = f'unexpected {type(error).__name__}: {error}'
         if reason:
             LOG.info('bootcache: server %s goes the stock way: %s', server_id, reason)
         return not reason
@@ -176,9 +184,8 @@ class ComputeHost:
     def keep_chain(self, image_id: str) -> None:
         """See to it that a server's existing chain can be opened: cache image and gateway.
 
-        :raises BootcacheError: if the cache image is gone and cannot be fetched, or the base cannot
-            be reached; the server cannot start until it can.
-        :raises OSError: if the directory cannot be written.
+        :raises Exception: if the cache image is gone and cannot be fetched, or the base cannot be
+            reached; the server cannot start until it can.
         """
         entry = self.cache.entry(image_id)
         if entry is None:

@@ -78,7 +78,7 @@ class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
     def _keep(self, image_id: str, size: int | None) -> None:
         try:
             self.bootcache.keep_chain(image_id)
-        except (exception.BootcacheError, OSError) as error:
+        except Exception as error:
             raise nova_exception.InternalError(
                 f'The disk of server {self._instance.uuid} cannot be opened: {error}') from error
         if size and size > self.get_disk_size(self.path):

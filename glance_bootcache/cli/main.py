@@ -53,26 +53,37 @@ class BootcacheApp(app.App):  # type: ignore[misc]
             self._conf = conf
         return self._conf
 
-    def storage_api(self) -> rpcapi.StorageAPI:
+    def storage_api(self) -> 'ServiceClient':
         """Return a client of the storage service.
 
         :raises BootcacheError: if the configuration cannot be read.
         """
-        return rpcapi.StorageAPI(self.conf)
+        return ServiceClient(rpcapi.StorageAPI(self.conf))
 
-    def run_subcommand(self, argv: list[str]) -> int:
-        """Turn errors that an operator can mend into one line."""
-        try:
-            return int(super().run_subcommand(argv) or 0)
-        except exception.BootcacheError as error:
-            message = str(error)
-        except (messaging.MessagingTimeout, messaging.MessageDeliveryFailure) as error:
-            message = (f'the storage service does not answer ({error}); is glance-bootcache'
-                       ' running, and is [bootcache]transport_url right?')
-        except messaging.RemoteError as error:
-            message = f'the storage service refused: {error.value}'
-        print(f'bootcache: {message}', file=sys.stderr)
-        return 1
+
+class ServiceClient:
+    """The storage service's client, with errors that tell an operator what to do.
+
+    :param api: what it calls; it has the same methods.
+    """
+
+    def __init__(self, api: rpcapi.StorageAPI):
+        self._api = api
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._api, name)
+
+        def call(*arguments: Any) -> Any:
+            try:
+                return method(*arguments)
+            except (messaging.MessagingTimeout, messaging.MessageDeliveryFailure) as error:
+                raise exception.BootcacheError(
+                    f'the storage service does not answer ({error}); is glance-bootcache running,'
+                    ' and is [bootcache]transport_url right?') from error
+            except messaging.RemoteError as error:
+                raise exception.BootcacheError(
+                    f'the storage service refused: {error.value}') from error
+        return call
 
 
 def _version() -> str:

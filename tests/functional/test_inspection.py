@@ -140,7 +140,8 @@ def iso(path):
 def luks(path):
     with open(path, 'wb') as stream:
         stream.write(b'LUKS\xba\xbe\0\x01' + b'aes'.ljust(32, b'\0')
-                     + b'xts-plain64'.ljust(32, b'\0') + b'sha256'.ljust(32, b'\0') + struct.pack('>II', 4096, 64))
+                     + b'xts-plain64'.ljust(32, b'\0') + b'sha256'.ljust(32, b'\0')
+                     + struct.pack('>II', 4096, 64))
         stream.truncate(4 * MIB)
 
 

@@ -35,12 +35,22 @@ class Manager:
 
 
 @pytest.fixture
-def conf(storage_conf, rabbit):
+def conf(storage_conf, rabbit, monkeypatch):
+    """The service's configuration on the private RabbitMQ; every connection is closed again."""
+    opened = []
+
+    def keep(real):
+        return lambda *arguments, **named: opened.append(real(*arguments, **named)) or opened[-1]
+
+    for name in ('get_rpc_transport', 'get_notification_transport'):
+        monkeypatch.setattr(messaging, name, keep(getattr(messaging, name)))
     storage_conf.set_override('transport_url', rabbit, bootcache_conf.GROUP)
     storage_conf.set_override('rpc_timeout', PATIENCE, bootcache_conf.GROUP)
     # oslo.messaging registers some of its options with the global configuration only.
     conffixture.ConfFixture(storage_conf)
-    return storage_conf
+    yield storage_conf
+    for transport in opened:
+        transport.cleanup()
 
 
 @pytest.fixture
@@ -138,8 +148,7 @@ def glance(conf, rabbit):
     transport = messaging.get_notification_transport(conf, url=rabbit)
     notifier = messaging.Notifier(transport, publisher_id='image.localhost', driver='messagingv2',
                                   topics=['images_of_a_test'])
-    yield notifier
-    transport.cleanup()
+    return notifier
 
 
 def test_notifications_lead_to_events(glance, events):

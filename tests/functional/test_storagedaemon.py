@@ -221,9 +221,6 @@ def test_a_socket_path_that_is_too_long_is_named(daemons, directory):
     assert daemon.pid() is None
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError,
-                   reason='storagedaemon.py _start(): the monitor\'s path is not checked; the error'
-                          ' says "did not come up" only')
 def test_a_monitor_path_that_is_too_long_is_named(directory):
     daemon = StorageDaemon('d', f'{directory}/{"m" * 107}', UnixListener(f'{directory}/nbd'))
     with pytest.raises(exception.StorageDaemonError) as caught:

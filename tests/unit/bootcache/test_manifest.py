@@ -39,8 +39,7 @@ def test_what_is_in_hand():
 @pytest.mark.parametrize('change', [
     {'version': 0}, {'version': 2}, {'version': '1'}, {'version': None}, {'state': 'done'},
     {'state': None}, {'surprise': 1}, {'cache_image': 'x'},
-    pytest.param({'cache_image': {}}, marks=pytest.mark.xfail(
-        strict=True, reason='manifest.py from_json(): empty counts as none')),
+    {'cache_image': {}},
     {'cache_image': {**CACHE.to_dict(), 'more': 1}}, {'working_set': [1]},
     {'working_set': {'file': 'x'}}])
 def test_a_damaged_document_is_refused(change):

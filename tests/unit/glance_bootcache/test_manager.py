@@ -299,9 +299,6 @@ def test_the_older_cache_image_serves_while_and_after_a_new_recording_fails(hous
     assert house.manager.plan_boot(IMAGE, 'host', 'server', None)['cache_image'] == older
 
 
-@pytest.mark.xfail(strict=True,
-                   reason='manager.py _record(): a cache image of another content is kept, and'
-                          ' served on top of the new base')
 def test_a_cache_image_of_another_content_is_not_served(house):
     ready(house)
     house.boots.gate.clear()

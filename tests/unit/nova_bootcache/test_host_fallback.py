@@ -73,9 +73,6 @@ def test_the_stock_way_with_one_line_that_says_why(host, tmp_path, caplog, answe
     assert word in goes_stock(host, answer, tmp_path, caplog)
 
 
-@pytest.mark.xfail(strict=True,
-                   reason='host.py make_overlay(): Python\'s own errors keep their type over RPC'
-                          ' (see test_messages.py) and are not caught: the boot fails')
 @pytest.mark.parametrize('answer', [
     RuntimeError('a fault of the service'), TypeError('a fault of the service'),
     AttributeError('a fault of the service'), AssertionError('a fault of the service'), [],

@@ -22,6 +22,7 @@ OVERRIDDEN = {
     (BootCacheLibvirtDriver, driver.LibvirtDriver): {
         '__init__': '(self, virtapi, read_only=False)',
         'init_host': '(self, host)',
+        'cleanup_host': '(self, host)',
         'destroy': '(self, context, instance, network_info, block_device_info=None,'
                    ' destroy_disks=True, destroy_secrets=True)',
         'manage_image_cache': '(self, context, all_instances)',
@@ -73,6 +74,8 @@ def test_the_driver_has_the_table_where_we_change_it():
 def test_our_backend_takes_the_place_of_qcow2_only(monkeypatch, tmp_path):
     monkeypatch.setattr(driver.LibvirtDriver, '__init__', lambda self, virtapi, read_only: setattr(
         self, 'image_backend', imagebackend.Backend(True)))
+    # The driver changes it for good; the test gives it back.
+    monkeypatch.setattr(libvirt_utils, 'create_image', libvirt_utils.create_image)
     table = BootCacheLibvirtDriver(None).image_backend.BACKEND
     assert issubclass(table['qcow2'], BootCacheQcow2) and table['default'] is table['qcow2']
     stock = imagebackend.Backend(True).BACKEND

@@ -73,7 +73,8 @@ def extents_from_map(entries: Sequence[dict[str, Any]], samples: Sequence[Sample
     return extents
 
 
-_STORE, _FILTER = 'rs', 'rf'
+# Kinds of nodes; of one length, so that they differ in nothing else.
+_FILTER, _STORE, BASE = 'rf', 'rs', 'rb'
 
 
 def discard_leftovers(daemon: StorageDaemon) -> None:
@@ -85,29 +86,31 @@ def discard_leftovers(daemon: StorageDaemon) -> None:
         if not export.startswith(f'{naming.EXPORT_RECORDING}-'):
             continue
         daemon.remove_export(export, disconnect=True)
-        store = node.replace(f'{_FILTER}-', f'{_STORE}-', 1)
-        daemon.remove_nodes(*(name for name in (node, store) if name in daemon.nodes()))
+        names = [node.replace(f'{_FILTER}-', f'{kind}-', 1) for kind in (_FILTER, _STORE, BASE)]
+        present = daemon.nodes()
+        daemon.remove_nodes(*(name for name in names if name in present))
 
 
 class Recording:
     """A growing store on top of a base in a storage daemon, exported read-only for one overlay.
 
     :param daemon: where the nodes live.
-    :param image_id: names the nodes and the export.
+    :param name: of the nodes and the export, for instance the server's id; two recordings of one
+        image may overlap, as one server goes while the next one starts.
     :param base_nodes: block nodes of the base, lowest first; the last one is the base itself.
     :param virtual_bytes: size of the base.
     :param store_path: the growing store; made new, removed at the end.
     """
 
-    def __init__(self, daemon: StorageDaemon, image_id: str, base_nodes: Sequence[dict[str, Any]],
+    def __init__(self, daemon: StorageDaemon, name: str, base_nodes: Sequence[dict[str, Any]],
                  virtual_bytes: int, store_path: str):
         self._daemon = daemon
         self._base_nodes = list(base_nodes)
         self._virtual_bytes = virtual_bytes
         self.store_path = store_path
-        self.export = naming.export_name(naming.EXPORT_RECORDING, image_id)
-        self._store_node = naming.node_name(_STORE, image_id)
-        self._filter_node = naming.node_name(_FILTER, image_id)
+        self.export = naming.export_name(naming.EXPORT_RECORDING, name)
+        self._store_node = naming.node_name(_STORE, name)
+        self._filter_node = naming.node_name(_FILTER, name)
         self._samples: list[Sample] = []
         self._stopped = threading.Event()
         self._sampler: threading.Thread | None = None

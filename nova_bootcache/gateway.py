@@ -5,15 +5,18 @@ reaches its base by an export of the gateway on a unix socket.
 """
 
 import dataclasses
+import socket
 import threading
 from typing import Any
 
 from oslo_log import log as logging
 
-from bootcache import naming
+from bootcache import exception, naming
 from bootcache.storagedaemon import StorageDaemon, UnixListener
 
 LOG = logging.getLogger(__name__)
+
+_REACH_SECONDS = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +39,19 @@ class Remote:
         """Read it out of ``plan_boot``'s answer."""
         host, port = answer['server']
         return cls(image_id, str(host), int(port), str(answer['base_export']))
+
+
+def _check_reachable(remote: Remote) -> None:
+    """Try to connect: while the daemon itself tries, it takes no new servers' connections.
+
+    :raises StorageDaemonError: if the exporter does not answer at once.
+    """
+    try:
+        socket.create_connection((remote.host, remote.port), timeout=_REACH_SECONDS).close()
+    except OSError as error:
+        raise exception.StorageDaemonError(
+            f'gateway: the exporter at {remote.host}:{remote.port} cannot be reached: {error}'
+        ) from error
 
 
 class Gateway:
@@ -65,12 +81,12 @@ class Gateway:
         """
         return self.daemon.ensure_running()
 
-    def remote_node(self, kind: str, remote: Remote) -> dict[str, Any]:
+    def remote_node(self, name: str, remote: Remote) -> dict[str, Any]:
         """Return the block node of a base on a storage node.
 
-        :param kind: tells apart the nodes of one image.
+        :param name: of the node.
         """
-        return {'driver': 'nbd', 'node-name': naming.node_name(kind, remote.image_id),
+        return {'driver': 'nbd', 'node-name': name,
                 'read-only': True, 'export': remote.export,
                 'reconnect-delay': self._reconnect_delay,
                 # A storage node that is frozen, not dead, is found out by the kernel.
@@ -94,7 +110,8 @@ class Gateway:
             present = self.daemon.nodes()
             self.daemon.remove_nodes(*(name for name in self._names(remote.image_id)
                                        if name in present))
-            self.daemon.add_nodes(self.remote_node('n', remote), top)
+            _check_reachable(remote)
+            self.daemon.add_nodes(self.remote_node(str(top['file']), remote), top)
             self.daemon.add_export(export, str(top['node-name']))
         return export
 

@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -22,6 +23,7 @@ LOG = logging.getLogger(__name__)
 # With 4 KiB subclusters a guest's small write fetches nothing from below (doc/source/overview.rst).
 _OVERLAY_CLUSTER = 128 << 10
 _WATCH_SECONDS = 10
+_LONGEST_PAUSE = 600
 
 
 class ComputeHost:
@@ -45,6 +47,8 @@ class ComputeHost:
         self._recordings: dict[str, tuple[Recording, str, str]] = {}
         self._lock = threading.Lock()
         self._stopped = threading.Event()
+        # Bases that could not be served again: the next pause, and when to try. One thread's own.
+        self._patience: dict[str, tuple[float, float]] = {}
 
     def start(self, hostname: str) -> None:
         """Bring up the gateway and serve the bases of all cache images that are here.
@@ -82,11 +86,18 @@ class ComputeHost:
         for entry in self.cache.entries():
             image_id = entry.remote.image_id
             if naming.export_name(naming.EXPORT_BASE, image_id) in served:
+                self._patience.pop(image_id, None)
+                continue
+            pause, not_before = self._patience.get(image_id, (_WATCH_SECONDS, 0.0))
+            if time.monotonic() < not_before:
                 continue
             try:
                 self.gateway.ensure_base(entry.remote)
                 LOG.info('image %s: the gateway serves its base', image_id)
             except exception.BootcacheError as error:
+                # Each try costs the gateway time, and the image may be gone for good.
+                self._patience[image_id] = (min(2 * pause, _LONGEST_PAUSE),
+                                            time.monotonic() + pause)
                 LOG.warning('image %s: the gateway cannot serve its base: %s', image_id, error)
 
     # Root disks.
@@ -205,9 +216,9 @@ class ComputeHost:
     def _start_recording(self, server_id: str, remote: Remote, virtual_bytes: int,
                          token: str) -> str:
         self.gateway.start()
-        store = f'{self.cache.path(remote.image_id)}.recording.partial'
-        recording = Recording(self.gateway.daemon, remote.image_id,
-                              [self.gateway.remote_node('r', remote)], virtual_bytes, store)
+        store = os.path.join(self.cache.directory, f'{server_id}.partial')
+        base = self.gateway.remote_node(naming.node_name(recorder.BASE, server_id), remote)
+        recording = Recording(self.gateway.daemon, server_id, [base], virtual_bytes, store)
         api = self._api
         assert api is not None
 

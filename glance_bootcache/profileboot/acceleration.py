@@ -3,6 +3,7 @@
 import os
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 # A boot sector that does what a guest's kernel needs: it enters 64-bit mode with paging, turns SSE
@@ -20,8 +21,15 @@ GREETING = b"bootcache"
 TIMEOUT = 10.0
 
 
-def guest_runs(accelerator: str, timeout: float = TIMEOUT) -> bool:
-    """Boot the trial guest with QEMU's `accelerator` and say whether its greeting arrived."""
+def guest_runs(
+    accelerator: str, timeout: float = TIMEOUT, env: Mapping[str, str] | None = None
+) -> bool:
+    """Boot the trial guest with an accelerator of QEMU's, and say whether its greeting arrived.
+
+    :param accelerator: kvm or tcg.
+    :param timeout: seconds.
+    :param env: environment of the trial's process; None for this process's own.
+    """
     with tempfile.TemporaryDirectory(prefix="bootcache-kvm-") as directory:
         disk = Path(directory, "disk")
         disk.write_bytes(BOOT_SECTOR.ljust(510, b"\0") + b"\x55\xaa" + bytes(1 << 20))
@@ -30,13 +38,15 @@ def guest_runs(accelerator: str, timeout: float = TIMEOUT) -> bool:
         argv += ["-chardev", "stdio,id=out", "-device", "isa-debugcon,iobase=0xe9,chardev=out"]
         argv += ["-device", "isa-debug-exit,iobase=0xf4"]
         try:
-            done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                  stderr=subprocess.DEVNULL, timeout=timeout, check=False)
+            done = subprocess.run(
+                argv, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL, timeout=timeout, check=False,
+            )  # fmt: skip
         except (OSError, subprocess.TimeoutExpired):
             return False
         return GREETING in done.stdout
 
 
-def kvm_works(timeout: float = TIMEOUT) -> bool:
-    """Whether a guest runs with KVM on this machine."""
-    return os.access("/dev/kvm", os.R_OK | os.W_OK) and guest_runs("kvm", timeout)
+def kvm_works(timeout: float = TIMEOUT, env: Mapping[str, str] | None = None) -> bool:
+    """Say whether a guest runs with KVM on this machine; a failing trial takes all its time."""
+    return os.access("/dev/kvm", os.R_OK | os.W_OK) and guest_runs("kvm", timeout, env)

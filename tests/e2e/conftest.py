@@ -73,9 +73,10 @@ class Tenant:
         self._images: list[str] = []
         self._servers: list[str] = []
 
-    def image(self, file: Path, *, by_import: bool = False, **properties: str) -> str:
+    def image(self, file: Path, *, by_import: bool = False, disk_format: str = 'qcow2',
+              **properties: str) -> str:
         """Register an image under a name of its own; its id."""
-        arguments = ['image', 'create', '--disk-format', 'qcow2', '--container-format', 'bare']
+        arguments = ['image', 'create', '--disk-format', disk_format, '--container-format', 'bare']
         for name, value in properties.items():
             arguments += ['--property', f'{name}={value}']
         if by_import:

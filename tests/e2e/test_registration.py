@@ -90,25 +90,39 @@ def test_an_image_deleted_while_it_is_recorded_leaves_nothing(tenant, small_imag
     assert image not in listed
 
 
-def test_a_hostile_image_is_refused(tenant, tmp_path, cloud, storage_log):
-    """Glance itself refuses a backing file on upload; where it is told to look the other way the
-    storage service refuses it by itself."""
-    hostile = tmp_path / 'hostile.qcow2'
+@pytest.fixture
+def careless_glance(cloud):
+    """Glance lets through what is not of the format that it is said to be."""
+    cloud.override('glance', 'image_format', 'require_image_format_match', 'false')
+    cloud.restart('glance')
+    yield
+    cloud.override('glance', 'image_format', 'require_image_format_match', None)
+    cloud.restart('glance')
+
+
+def hostile(path):
     subprocess.run(['qemu-img', 'create', '-q', '-f', 'qcow2', '-u', '-b', '/etc/passwd', '-F',
-                    'raw', str(hostile), '64M'], check=True)
-    try:
-        image = tenant.image(hostile)
-    except ClientError:
-        # Put the content below an image that Glance has checked.
-        good = tmp_path / 'good.qcow2'
-        subprocess.run(['qemu-img', 'create', '-q', '-f', 'qcow2', str(good), '64M'], check=True)
-        cloud.override('glance', 'image_format', 'require_image_format_match', False)
-        cloud.override('glance', 'image_format', 'gpt_safety_checks_nonfatal', True)
-        cloud.restart('glance')
-        image = tenant.image(hostile)
+                    'raw', str(path), '64M'], check=True)
+    return path
+
+
+def test_a_hostile_image_is_refused_by_glance_already(tenant, tmp_path):
+    """tests/functional/test_inspection.py has what happens to one that gets through."""
+    with pytest.raises(ClientError, match='415'):
+        tenant.image(hostile(tmp_path / 'hostile.qcow2'))
+
+
+def test_an_image_that_lies_about_its_format_is_refused(tenant, tmp_path, careless_glance):
+    """Said to be raw, but a qcow2: whoever probes it would follow what its header says."""
+    liar = tmp_path / 'liar.qcow2'
+    subprocess.run(['qemu-img', 'create', '-q', '-f', 'qcow2', str(liar), '64M'], check=True)
+    image = tenant.image(liar, disk_format='raw')
     found = tenant.wait_state(image, 'skipped')
-    assert 'not safe' in found['reason'] or 'backing file' in found['reason']
+    assert 'the content is qcow2, but disk_format says raw' in found['reason']
     assert not profile_servers(tenant)
+    # It is not tried again and again.
+    tenant.openstack.run('image', 'set', '--property', 'something=else', image)
+    assert tenant.show(image)['updated_at'] == found['updated_at']
 
 
 def test_the_service_killed_in_mid_recording_starts_again(tenant, small_image, cloud, storage_log):
@@ -122,6 +136,7 @@ def test_the_service_killed_in_mid_recording_starts_again(tenant, small_image, c
                               check=False).stdout.split()
     for victim in (pid, *map(int, children)):
         os.kill(victim, signal.SIGKILL)
+    wait_until(lambda: cloud.services()[STORAGE_SERVICE] is None, 'the service is dead')
     cloud.start(STORAGE_SERVICE)
     storage_log.wait(f'deleting server {before[0].id}, left over from a profile boot')
     found = tenant.wait_state(image, 'ready', 150)

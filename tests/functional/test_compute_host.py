@@ -133,13 +133,27 @@ def test_a_recording_of_an_earlier_driver_is_removed(hosts, node, directory):
     node.serve()
     host = hosts()
     boot(host, f'{directory}/profile', token='secret')
-    assert f'recording-{IMAGE}' in host.gateway.daemon.exports()
+    assert 'recording-server-profile' in host.gateway.daemon.exports()
     again = hosts()
     assert again.gateway.daemon.exports() == {} and os.listdir(again.cache.directory) == []
     # The next profile boot starts from nothing.
     assert boot(again, f'{directory}/next', token='secret') is True
     again.finish_recording('server-next')
     assert len(again.service.reports) == 1
+
+
+def test_two_recordings_of_one_image_do_not_touch_each_other(hosts, node, directory):
+    """A server whose deletion takes its time, while the profile boot is tried once more."""
+    node.serve()
+    host = hosts()
+    boot(host, f'{directory}/first', token='one')
+    boot(host, f'{directory}/second', token='two')
+    compare(f'{directory}/first', node)
+    host.finish_recording('server-first')
+    compare(f'{directory}/second', node)
+    host.finish_recording('server-second')
+    assert len(host.service.reports) == 2
+    assert host.gateway.daemon.exports() == {} and host.gateway.daemon.nodes() == set()
 
 
 def test_a_lost_cache_image_is_fetched_again_for_a_server_that_has_it(hosts, node, directory):

@@ -40,7 +40,7 @@ class BootcacheCloud(Cloud):
             # In the foreground nbdkit ends with its parent, so it gets one that stays.
             ["sh", "-c", '"$@" & wait', "sh", "nbdkit", "--foreground", "--ipaddr", "127.0.0.1",
              "--port", str(TAP_PORT), "--threads", "32", "--filter=log", "nbd",
-             "hostname=127.0.0.1", f"port={EXPORT_PORT}", "dynamic-export=true", "retry=5",
+             "hostname=127.0.0.1", f"port={EXPORT_PORT}", "dynamic-export=true",
              f"logfile={self.tap_log}", "logappend=true"],
             ready=functools.partial(port_open, TAP_PORT), port=TAP_PORT,
         )  # fmt: skip

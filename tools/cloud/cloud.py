@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from tools.cloud import config, kvm, records
+from glance_bootcache.profileboot import acceleration
+from tools.cloud import config, records
 from tools.cloud.layout import REGION, SERVICE_TAG, TOOLS, VENV, Layout, Ports, default_home
 from tools.cloud.processes import (
     Daemons,
@@ -273,7 +274,7 @@ class Cloud:
             works = known[1] == "yes"
         else:
             kill_all(self.daemons.leftovers("kvm-trial"))
-            works = kvm.kvm_works(env=self.layout.environment({SERVICE_TAG: "kvm-trial"}))
+            works = acceleration.kvm_works(env=self.layout.environment({SERVICE_TAG: "kvm-trial"}))
         config.put(file, f"{boot} {'yes' if works else 'no'}\n")
         config.virtualization(self.layout, works)
         self.progress("guests run with KVM" if works else "KVM does not work, guests run with TCG")

@@ -16,6 +16,9 @@ from glance_bootcache import conf as glance_conf
 class BootcacheApp(app.App):  # type: ignore[misc]
     """Looks after cache images, and builds them without any OpenStack."""
 
+    # Warnings and errors; -v shows more.
+    DEFAULT_VERBOSE_LEVEL = 0
+
     def __init__(self) -> None:
         super().__init__(description=self.__doc__, version=_version(),
                          command_manager=commandmanager.CommandManager('bootcache.cli'),

@@ -47,7 +47,8 @@ cgroup_controllers = []
 class Machine:
     """The machine that an image boots on.
 
-    :ivar connection: a libvirt URI, or ``embedded`` for a private QEMU driver in this process.
+    :ivar connection: a libvirt URI, or ``embedded`` for a private QEMU driver in this process;
+        libvirt allows a process one of those in its life.
     :ivar memory: MiB.
     :ivar vcpus: how many.
     :ivar allow_tcg: boot it although KVM does not run guests here.
@@ -218,6 +219,9 @@ def _create(connection: Any, xml: str) -> Any:
 
 @contextlib.contextmanager
 def _connection(machine: Machine, scratch: str) -> Iterator[Any]:
+    # The embedded driver would tell its start-up on standard error; errors are raised anyway. The
+    # library looks at this when it is loaded.
+    os.environ.setdefault('LIBVIRT_LOG_OUTPUTS', f'3:file:{scratch}/libvirt.log')
     try:
         import libvirt
     except ImportError as error:
@@ -231,8 +235,6 @@ def _connection(machine: Machine, scratch: str) -> Iterator[Any]:
         os.makedirs(os.path.join(root, 'etc'))
         with open(os.path.join(root, 'etc', 'qemu.conf'), 'w') as stream:
             stream.write(_QEMU_CONF.format(user=f'+{os.geteuid()}', group=f'+{os.getegid()}'))
-        # The embedded driver would tell its start-up on standard error; errors are raised anyway.
-        os.environ.setdefault('LIBVIRT_LOG_OUTPUTS', '4:stderr')
         uri = f'qemu:///embed?root={root}'
         libvirt.virEventRegisterDefaultImpl()
 

@@ -9,40 +9,41 @@ import argparse
 import itertools
 import json
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
-import uuid
 from pathlib import Path
 
-from bootcache import cacheimage, properties, workingset
+from bootcache import cacheimage, workingset
 from bootcache.cacheimage import Base
-from bootcache.workingset import Extent
+from bootcache.workingset import Extent, WorkingSet
 from glance_bootcache import inspection
-from glance_bootcache.conf import DEFAULT_MARKER
-from glance_bootcache.profileboot import direct, ending
 
 CLUSTERS = (4096, 65536)
 QUOTA = 2 << 30
 BUILDS = 5
 
 
-def record(base: Base, count: int) -> list[list[Extent]]:
-    """Record boots of a base; their extents."""
-    policy = properties.Policy('auto', QUOTA, DEFAULT_MARKER)
-    limits = ending.Limits(QUOTA, 20, 60, 900)
+def record(image: Path, count: int) -> list[list[Extent]]:
+    """Record boots of an image with ``bootcache build``; their extents."""
     boots = []
     for number in range(count):
-        outcome = direct.record(base, str(uuid.uuid4()), policy, limits,
-                                direct.Machine(memory=512, allow_tcg=True))
-        print(f'boot {number + 1}: {workingset.total_bytes(outcome.extents) / 1e6:.2f} MB,'
-              f' {outcome.boot_seconds:.0f} s, ended by {outcome.ended_by}', file=sys.stderr)
-        boots.append(outcome.extents)
+        with tempfile.TemporaryDirectory() as directory:
+            output = Path(directory, 'cache.qcow2')
+            subprocess.run([str(Path(sys.executable).with_name('bootcache')), 'build', str(image),
+                            '--allow-tcg', '--memory', '512', '--quota', str(QUOTA),
+                            '-o', str(output)], check=True, stdin=subprocess.DEVNULL,
+                           stdout=subprocess.DEVNULL)
+            boots.append(list(WorkingSet.load(f'{output}.working-set.json').extents))
+        print(f'boot {number + 1}: {workingset.total_bytes(boots[-1]) / 1e6:.2f} MB',
+              file=sys.stderr)
     return boots
 
 
-def measure(base: Base, boots: list[list[Extent]], cluster_bytes: int) -> dict[str, object]:
-    """Build from each boot, and count what the other boots miss."""
+def measure(base: Base, boots: list[list[Extent]], others: list[list[Extent]],
+            cluster_bytes: int) -> dict[str, object]:
+    """Build from each boot, and count what the other boots, and ``others``, miss."""
     seconds, sizes, ratios = [], [], []
     missed = []
     with tempfile.TemporaryDirectory() as directory:
@@ -56,7 +57,7 @@ def measure(base: Base, boots: list[list[Extent]], cluster_bytes: int) -> dict[s
                 seconds.append(time.monotonic() - began)
             sizes.append(built.bytes)
             ratios.append(built.bytes / built.data_bytes)
-        for first, second in itertools.permutations(boots, 2):
+        for first, second in [*itertools.permutations(boots, 2), *itertools.product(boots, others)]:
             held = workingset.align(first, cluster_bytes, base.virtual_bytes)
             missed.append(workingset.uncovered(second, held))
     return {'cluster_bytes': cluster_bytes, 'cache_bytes': statistics.median(sizes),
@@ -71,13 +72,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('image', type=Path)
     parser.add_argument('--boots', type=int, default=3)
+    parser.add_argument('--others', type=Path, nargs='*', default=[], metavar='FILE',
+                        help='working sets of boots elsewhere, such as the demo\'s')
     parser.add_argument('--report', type=Path, default=Path('bench-report/clusters.json'))
     options = parser.parse_args()
     inspected = inspection.inspect(str(options.image), 'qcow2')
     base = Base(str(options.image.absolute()), 'qcow2', inspected.virtual_bytes)
-    boots = record(base, options.boots)
-    rows = [measure(base, boots, cluster_bytes) for cluster_bytes in CLUSTERS]
-    document = {'boots': len(boots), 'virtual_bytes': base.virtual_bytes,
+    boots = record(options.image, options.boots)
+    others = [list(WorkingSet.load(str(path)).extents) for path in options.others]
+    rows = [measure(base, boots, others, cluster_bytes) for cluster_bytes in CLUSTERS]
+    document = {'boots': len(boots), 'others': len(others), 'virtual_bytes': base.virtual_bytes,
                 'working_set_bytes': [workingset.total_bytes(extents) for extents in boots],
                 'clusters': rows}
     options.report.parent.mkdir(parents=True, exist_ok=True)

@@ -62,7 +62,8 @@ def run(cloud: BootcacheCloud, options: argparse.Namespace) -> list[str]:
           f" cache image {image['cache_bytes'] / 1e6:.1f} MB, built in"
           f" {image['build_seconds']:.2f} s")  # fmt: skip
     print(report.seconds_verdict(demo.boots) + note)
-    print(f"written: {options.report}/report.json, read-pattern.png, boot-times.png")
+    print(f"written: {options.report}/report.json, working-set.json, read-pattern.png,"
+          " boot-times.png")
     return report.broken_promises(document, demo.boots)
 
 

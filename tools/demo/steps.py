@@ -169,6 +169,7 @@ class Demo:
         if len(names) != 1:
             raise ClientError(f"image {image} has {len(names)} working sets on disk")
         document: dict[str, Any] = json.loads(names[0].read_text())
+        (self._directory / "working-set.json").write_text(json.dumps(document, indent=1) + "\n")
         document["bytes"] = sum(extent[1] for extent in document["extents"])
         return document
 

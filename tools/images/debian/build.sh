@@ -24,7 +24,7 @@ build() { # WORK SOURCE
 
     # shellcheck disable=SC2016  # $1 is for the shell that runs the hook
     # INITRD: the kernel's package would make the initramfs, and again each later package that has a hook in it.
-    INITRD=No run mmdebstrap --mode=root --variant=important \
+    INITRD=No run mmdebstrap --quiet --mode=root --variant=important \
         --dpkgopt=force-unsafe-io --aptopt='Acquire::Languages "none"' --aptopt='Apt::Install-Recommends "false"' \
         --include="$(IFS=,; echo "${DEBIAN_CONTENT[*]}")" \
         --essential-hook='echo "man-db man-db/auto-update boolean false" | chroot "$1" debconf-set-selections' \

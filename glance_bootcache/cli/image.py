@@ -4,7 +4,7 @@ import argparse
 import time
 from typing import Any
 
-from cliff import command, lister, show
+from cliff import lister, show
 from oslo_utils import uuidutils
 
 from bootcache import exception
@@ -130,7 +130,7 @@ class Build(show.ShowOne):  # type: ignore[misc]
         return _columns(image)
 
 
-class Delete(command.Command):  # type: ignore[misc]
+class Delete(lister.Lister):  # type: ignore[misc]
     """Delete an image's cache image and working set; the image itself stays in Glance.
 
     It is not recorded again by itself, only by "bootcache image build".
@@ -143,11 +143,11 @@ class Delete(command.Command):  # type: ignore[misc]
                             help='ids of images')
         return parser
 
-    def take_action(self, parsed_args: argparse.Namespace) -> int:
+    def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Delete them all; unknown ones are named and make the command fail."""
         api = self.app.storage_api()
         unknown = [image for image in parsed_args.images if not api.delete_image(image)]
         if unknown:
             raise exception.BootcacheError(
                 f'not known to the storage service: {", ".join(unknown)}')
-        return 0
+        return ('image_id', 'deleted'), [(image, True) for image in parsed_args.images]

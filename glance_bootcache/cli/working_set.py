@@ -4,7 +4,7 @@ import argparse
 import os
 from typing import Any
 
-from cliff import command, lister
+from cliff import lister, show
 
 from bootcache import exception
 from bootcache.workingset import WorkingSet
@@ -42,7 +42,7 @@ class Show(lister.Lister):  # type: ignore[misc]
                 [(extent.offset, extent.length, extent.seconds) for extent in working_set.extents])
 
 
-class Plot(command.Command):  # type: ignore[misc]
+class Plot(show.ShowOne):  # type: ignore[misc]
     """Draw a working set: offset in the base over time, or over bytes read."""
 
     def get_parser(self, prog_name: str) -> Any:
@@ -57,13 +57,14 @@ class Plot(command.Command):  # type: ignore[misc]
                             help='what goes to the right (default: time)')
         return parser
 
-    def take_action(self, parsed_args: argparse.Namespace) -> int:
-        """Draw."""
+    def take_action(self, parsed_args: argparse.Namespace) -> Any:
+        """Draw, and say where the picture is."""
         from glance_bootcache.cli import plot
         working_set = _load(self.app, parsed_args.source)
         try:
             plot.read_pattern(parsed_args.output, working_set, over=parsed_args.over)
         except (OSError, ValueError) as error:
             raise exception.BootcacheError(f'{parsed_args.output}: {error}') from error
-        self.app.stdout.write(f'{parsed_args.output}\n')
-        return 0
+        return (('file', 'bytes', 'extents'),
+                (os.path.abspath(parsed_args.output), working_set.bytes,
+                 len(working_set.extents)))

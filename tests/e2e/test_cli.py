@@ -35,7 +35,7 @@ def test_list_and_show(bootcache, ready_image):
 def test_delete_holds_until_build(bootcache, tenant, small_image, cloud):
     image = tenant.image(small_image)
     tenant.wait_state(image, 'ready')
-    assert plain(cloud, 'image', 'delete', image).returncode == 0
+    assert bootcache('image', 'delete', image) == [{'image_id': image, 'deleted': True}]
     assert tenant.wait_state(image, 'skipped')['held'] is True
     # Its own property's change must not start it again.
     assert bootcache('image', 'show', image)['state'] == 'skipped'
@@ -49,8 +49,8 @@ def test_working_set_show_and_plot(bootcache, cloud, ready_image, tmp_path):
     assert sum(extent['length'] for extent in extents) == shown['working_set_bytes']
     assert any(extent['seconds'] for extent in extents)
     picture = tmp_path / 'pattern.png'
-    done = plain(cloud, 'working-set', 'plot', ready_image, '-o', str(picture))
-    assert done.returncode == 0, done.stderr
+    drawn = bootcache('working-set', 'plot', ready_image, '-o', str(picture))
+    assert drawn['file'] == str(picture) and drawn['bytes'] == shown['working_set_bytes']
     assert picture.read_bytes().startswith(b'\x89PNG')
 
 

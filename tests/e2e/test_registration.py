@@ -65,6 +65,27 @@ def test_images_that_are_skipped_say_why(tenant, small_image, properties, reason
     assert reason in tenant.property(image, 'bootcache_reason')
 
 
+@pytest.fixture
+def remote_and_impatient(cloud):
+    """The storage service cannot read Glance's store, and ends silent boots soon."""
+    cloud.layer(STORAGE_SERVICE, '50-test',
+                {'bootcache': {'glance_store_dirs': '', 'profile_silence': 8}})
+    cloud.restart(STORAGE_SERVICE)
+    yield
+    cloud.layer(STORAGE_SERVICE, '50-test', None)
+    cloud.restart(STORAGE_SERVICE)
+
+
+def test_a_downloaded_base_and_a_boot_that_silence_ends(tenant, small_image, cloud,
+                                                        remote_and_impatient):
+    image = tenant.image(small_image, bootcache_boot_marker='never on this console')
+    found = tenant.wait_state(image, 'ready')
+    assert found['working_set']['ended_by'] == 'silence'
+    base, = (cloud.state_directory / 'images' / image).glob('base-*')
+    assert base.stat().st_nlink == 1, 'downloaded, not linked'
+    assert base.read_bytes() == small_image.read_bytes()
+
+
 def test_opting_out_and_in_again(tenant, small_image, cloud):
     image = tenant.image(small_image)
     tenant.wait_state(image, 'ready')

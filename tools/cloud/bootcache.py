@@ -107,9 +107,13 @@ class BootcacheCloud(Cloud):
         return None
 
     def kill_exporter(self) -> None:
-        """End the exporter as a crash would."""
+        """End the exporter as a crash would, and with it the connections to it.
+
+        The tap would keep its clients' connections and answer with errors, which no network does.
+        """
         if pid := self.exporter_pid():
             os.kill(pid, signal.SIGKILL)
+        self.restart(TAP)
 
     @contextlib.contextmanager
     def storage_service_down(self) -> Iterator[None]:

@@ -30,6 +30,8 @@ VERIFY_RULES = 1
 # libnbd and QEMU take up to 32 MiB a request; less keeps a build interruptible.
 _REQUEST_BYTES = 8 << 20
 _HEADER_CLUSTERS = 8
+# Zero areas that are marked at most; further ones are asked from the base.
+_MAX_ZERO_AREAS = 100_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +82,12 @@ class CacheImage:
     extents: tuple[Extent, ...]
 
 
+def _reaches(extents: Sequence[Extent], reach: int) -> list[int]:
+    """Return the L2 tables that extents need, as multiples of a table's reach, ascending."""
+    return sorted({index for extent in extents
+                   for index in range(extent.offset // reach, (extent.end - 1) // reach + 1)})
+
+
 def metadata_bytes(extents: Sequence[Extent], cluster_bytes: int, virtual_bytes: int) -> int:
     """Return an upper bound of what qcow2 tables take for these extents, in bytes. Pure.
 
@@ -87,8 +95,7 @@ def metadata_bytes(extents: Sequence[Extent], cluster_bytes: int, virtual_bytes:
     the L1 table, refcounts (16 bits a cluster) and the header.
     """
     reach = cluster_bytes * (cluster_bytes // 8)
-    tables = len({index for extent in extents
-                  for index in range(extent.offset // reach, (extent.end - 1) // reach + 1)})
+    tables = len(_reaches(extents, reach))
     l1 = -(-(-(-virtual_bytes // reach) * 8) // cluster_bytes)
     data = -(-workingset.total_bytes(extents) // cluster_bytes)
     refcounts = -(-(data + tables + l1) * 2 // cluster_bytes) + 1
@@ -105,8 +112,7 @@ def zero_areas(status: Sequence[Extent], extents: Sequence[Extent], cluster_byte
     :param extents: what the cache image holds.
     """
     reach = cluster_bytes * (cluster_bytes // 8)
-    touched = {index for extent in extents
-               for index in range(extent.offset // reach, (extent.end - 1) // reach + 1)}
+    touched = set(_reaches(extents, reach))
     areas: list[Extent] = []
     for area in status:
         start = -(-area.offset // cluster_bytes) * cluster_bytes
@@ -194,7 +200,9 @@ def _connect(socket_path: str, export: str, status: bool = False) -> Any:
     return handle
 
 
-def _zero_status(handle: Any, virtual_bytes: int) -> list[Extent]:
+def _zero_status(handle: Any, extents: Sequence[Extent], reach: int,
+                 virtual_bytes: int) -> list[Extent]:
+    """Ask a base for its zero areas, where ``extents`` have tables; a hostile one has many."""
     import nbd
     zeros: list[Extent] = []
     position = 0
@@ -210,8 +218,10 @@ def _zero_status(handle: Any, virtual_bytes: int) -> list[Extent]:
             offset += length
         position = offset
 
-    while position < virtual_bytes:
-        handle.block_status(min(1 << 30, virtual_bytes - position), position, note)
+    for index in _reaches(extents, reach):
+        position, end = max(position, index * reach), min((index + 1) * reach, virtual_bytes)
+        while position < end and len(zeros) < _MAX_ZERO_AREAS:
+            handle.block_status(min(1 << 30, end - position), position, note)
     return [Extent(zero.offset, min(zero.length, virtual_bytes - zero.offset)) for zero in zeros
             if zero.offset < virtual_bytes]
 
@@ -239,7 +249,8 @@ def _fill(daemon: StorageDaemon, base: Base, path: str, extents: Sequence[Extent
     try:
         for offset, length in _requests(extents):
             handle.cache(length, offset)
-        status = _zero_status(original, base.virtual_bytes)
+        status = _zero_status(original, extents, cluster_bytes * (cluster_bytes // 8),
+                              base.virtual_bytes)
         for area in zero_areas(status, extents, cluster_bytes, base.virtual_bytes):
             handle.zero(area.length, area.offset)
         handle.flush()

@@ -1,6 +1,7 @@
 """qemu-img, always with explicit formats and under limits of time and memory."""
 
 import json
+import subprocess
 from typing import Any
 
 from oslo_concurrency import processutils
@@ -14,10 +15,18 @@ _ENVIRONMENT = ('env', 'LC_ALL=C', 'qemu-img')
 
 def _run(*arguments: str, limits: processutils.ProcessLimits | None = None,
          timeout: int = 600, check_exit_code: tuple[int, ...] = (0,)) -> str:
+    started: list[Any] = []
     try:
         out: str
         out, _err = processutils.execute(*_ENVIRONMENT, *arguments, prlimit=limits,
-                                         timeout=timeout, check_exit_code=list(check_exit_code))
+                                         timeout=timeout, check_exit_code=list(check_exit_code),
+                                         on_execute=started.append)
+    except subprocess.TimeoutExpired as error:
+        for process in started:
+            process.kill()
+            process.wait()
+        raise exception.BootcacheError(
+            f'qemu-img {arguments[0]} was not done after {timeout} s') from error
     except processutils.ProcessExecutionError as error:
         detail = (error.stderr or error.stdout or '').strip()
         raise exception.BootcacheError(

@@ -161,17 +161,20 @@ class WorkingSet:
 
     @classmethod
     def from_wire(cls, image_id: str, image_hash: str, virtual_bytes: int, granularity: int,
-                  raw: Any) -> 'WorkingSet':
+                  raw: Any, limit: int | None = None) -> 'WorkingSet':
         """Make a working set from a report, which may be wrong or hostile.
 
         :param raw: a list of ``[offset, length]`` or ``[offset, length, seconds]``.
+        :param limit: bytes of extents to keep, the first ones; None for all.
         :raises InvalidWorkingSet: if an extent lies outside the base, or the values are no numbers.
         """
         if type(granularity) is not int or not 512 <= granularity <= 1 << 21 \
                 or granularity & (granularity - 1):
             raise exception.InvalidWorkingSet(
                 f'granularity {granularity!r} is not a power of two from 512 to 2 MiB')
-        extents = _checked_extents(raw, virtual_bytes)
+        extents: Sequence[Extent] = _checked_extents(raw, virtual_bytes)
+        if limit is not None:
+            extents = clip(extents, limit)
         return cls(image_id, image_hash, virtual_bytes, granularity,
                    tuple(align(extents, granularity, virtual_bytes)))
 

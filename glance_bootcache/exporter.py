@@ -86,18 +86,19 @@ class Exporter:
         self._daemon.add_nodes(*nodes)
         self._daemon.add_export(export, str(nodes[-1]['node-name']))
 
-    def retire(self, image_id: str) -> bool:
+    def retire(self, image_id: str, with_base: bool) -> bool:
         """Stop serving an image.
 
-        Its cache image goes at once; its base when no compute host is connected to it any more, as
+        Its cache image goes at once; its base only if no compute host is connected to it, as
         servers that run may still read from it.
 
+        :param with_base: whether the base may go at all.
         :returns: True if nothing is served any more, False if it has to be asked again later.
+        :raises StorageDaemonError: if the daemon does not answer.
         """
+        base = naming.export_name(naming.EXPORT_BASE, image_id)
         with self._lock:
-            if not self._daemon.answers():
-                return True
-            return self._retire(image_id, keep=set())
+            return self._retire(image_id, keep=set() if with_base else {base}) and with_base
 
     def _retire(self, image_id: str, keep: set[str]) -> bool:
         base_export = naming.export_name(naming.EXPORT_BASE, image_id)

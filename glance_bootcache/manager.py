@@ -11,7 +11,7 @@ from oslo_config import cfg
 from oslo_log import log as logging
 from oslo_utils import timeutils
 
-from bootcache import cacheimage, exception, naming, properties, rpcapi
+from bootcache import cacheimage, exception, naming, properties, recorder, rpcapi
 from bootcache import conf as bootcache_conf
 from bootcache.cacheimage import Base
 from bootcache.manifest import IN_HAND, CacheInfo, Manifest, State, WorkingSetInfo
@@ -48,6 +48,7 @@ class Manager:
         self._lock = threading.RLock()
         self._jobs: dict[str, Job] = {}
         self._retiring: set[str] = set()
+        self._recovered = False
         self._stopping = threading.Event()
 
     # Starting and stopping.
@@ -68,21 +69,25 @@ class Manager:
         self._workers.shutdown(wait=True)
 
     def _housekeeping(self) -> None:
-        recovered = False
+        steps = [self._recover, self._keep_serving, self._retry_retiring, self._go_on]
         while not self._stopping.is_set():
-            if not recovered:
-                recovered = self._recover()
-            try:
-                if self._exporter.start():
-                    self._serve_all()
-                self._retry_retiring()
-            except exception.BootcacheError as error:
-                LOG.error('the exporter is in trouble: %s', error)
-            for manifest in self._store.manifests():
-                if manifest.state in IN_HAND and manifest.image_id not in self._jobs:
-                    with contextlib.suppress(Exception):
-                        self.consider(manifest.image_id)
+            for step in steps:
+                try:
+                    step()
+                except Exception as error:
+                    LOG.warning('%s: it is tried again in %d s', error, self._conf.poll_interval)
+                    break
             self._stopping.wait(self._conf.poll_interval)
+
+    def _keep_serving(self) -> None:
+        if self._exporter.start():
+            self._serve_all()
+
+    def _go_on(self) -> None:
+        """Take up images that wait: announced but not active yet, or left by an earlier process."""
+        for manifest in self._store.manifests():
+            if manifest.state in IN_HAND and manifest.image_id not in self._jobs:
+                self.consider(manifest.image_id)
 
     def _serve_all(self) -> None:
         """Serve every base again: servers may run from any, and the exporter may be a new one."""
@@ -98,19 +103,20 @@ class Manager:
             if manifest.state is State.SKIPPED:
                 self._retiring.add(manifest.image_id)
 
-    def _recover(self) -> bool:
-        try:
-            self._profile_boots.remove_leftovers()
-        except Exception as error:
-            LOG.warning('Nova cannot be asked for left-over profile boots yet: %s', error)
-            return False
+    def _recover(self) -> None:
+        """End what an earlier process left, before anything is begun; once."""
+        if self._recovered:
+            return
+        with self._lock:
+            tokens = {job.token for job in self._jobs.values()}
+        self._profile_boots.remove_leftovers(tokens)
         for manifest in self._store.manifests():
-            self._store.sweep(manifest)
-            try:
-                self.consider(manifest.image_id)
-            except Exception:
-                LOG.exception('image %s: it could not be looked at', manifest.image_id)
-        return True
+            with self._lock:
+                current = self._store.load(manifest.image_id)
+                if current is not None and manifest.image_id not in self._jobs:
+                    self._store.sweep(current)
+            self.consider(manifest.image_id)
+        self._recovered = True
 
     def _retry_retiring(self) -> None:
         with self._lock:
@@ -129,7 +135,14 @@ class Manager:
         :raises Exception: keystoneauth's or glanceclient's, if Glance cannot be asked.
         """
         image_id = naming.canonical_image_id(image_id)
-        image = self._images.get(image_id)
+        try:
+            image = self._images.get(image_id)
+        except Exception:
+            with self._lock:
+                if self._store.load(image_id) is None:
+                    # So that it is looked at again.
+                    self._store.save(self._stamped(Manifest(image_id)))
+            raise
         if image is None:
             self.forget(image_id)
             return
@@ -207,20 +220,29 @@ class Manager:
             image_hash='', working_set=None, cache_image=None)))
 
     def _retire(self, image_id: str) -> None:
+        """Stop serving a skipped image; its base stays while Nova has servers of the image."""
+        with self._lock:
+            manifest = self._store.load(image_id)
+            self._retiring.discard(image_id)
+            if manifest is not None and manifest.state is not State.SKIPPED:
+                return
         try:
-            gone = self._exporter.retire(image_id)
+            in_use = self._profile_boots.has_servers(image_id)
+        except Exception as error:
+            LOG.warning('image %s: Nova cannot be asked for its servers: %s', image_id, error)
+            in_use = True
+        try:
+            gone = self._exporter.retire(image_id, with_base=not in_use)
         except exception.BootcacheError as error:
             LOG.warning('image %s: cannot be retired yet: %s', image_id, error)
             gone = False
         with self._lock:
-            if not gone:
-                self._retiring.add(image_id)
-                return
-            self._retiring.discard(image_id)
             manifest = self._store.load(image_id)
             if manifest is None or manifest.state is not State.SKIPPED:
                 return
-            if manifest.reason == _DELETED:
+            if not gone:
+                self._retiring.add(image_id)
+            elif manifest.reason == _DELETED:
                 self._store.remove(image_id)
             elif manifest.base_path:
                 self._store.save(self._stamped(dataclasses.replace(manifest, base_path='')))
@@ -267,7 +289,7 @@ class Manager:
         inspected = inspection.inspect(path, image.disk_format)
         if manifest.image_hash != image.image_hash:
             manifest = dataclasses.replace(manifest, working_set=None, cache_image=None)
-            if not self._exporter.retire(image.image_id):
+            if not self._exporter.retire(image.image_id, with_base=True):
                 raise exception.BuildFailed('compute hosts still read the image\'s older content;'
                                             ' build it again when their servers are gone')
         manifest = self._set(job, dataclasses.replace(
@@ -379,8 +401,13 @@ class Manager:
         if job is None or manifest is None or not job.owns(profile_token):
             LOG.info('image %s: a report that belongs to no recording is ignored', image_id)
             return
-        job.working_set = WorkingSet.from_wire(image_id, manifest.image_hash,
-                                               manifest.virtual_bytes, granularity, extents)
+        if granularity != recorder.GRANULARITY:
+            raise exception.InvalidWorkingSet(
+                f'granularity {granularity!r} is not {recorder.GRANULARITY}')
+        # No cache image holds more; and a host that lies shall not have us count for ever.
+        job.working_set = WorkingSet.from_wire(
+            image_id, manifest.image_hash, manifest.virtual_bytes, granularity, extents,
+            limit=properties.parse_size(self._conf.max_quota))
         job.changed.set()
 
     # What operators ask.

@@ -58,10 +58,10 @@ class ComputeHost:
         self._hostname = hostname
         self._api = rpcapi.StorageAPI(self._all_conf)
         try:
+            self.cache.prepare()
             self.gateway.start()
             # Whoever recorded is gone; the storage service notices and tries again.
             recorder.discard_leftovers(self.gateway.daemon)
-            self.cache.prepare()
             self._reconcile()
         except (exception.BootcacheError, OSError) as error:
             LOG.error('bootcache: the gateway is not ready, servers that need it boot the'
@@ -149,6 +149,8 @@ class ComputeHost:
             remote, virtual_bytes = entry.remote, entry.cache_image.virtual_bytes
         else:
             remote, virtual_bytes = Remote.from_answer(image_id, answer), answer['virtual_bytes']
+            if entry is not None and entry.remote != remote:
+                entry = self.cache.move(entry, remote)
         if root_bytes is not None and root_bytes < virtual_bytes:
             return 'the flavor\'s disk is smaller than the image'
         size = root_bytes or virtual_bytes

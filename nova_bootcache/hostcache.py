@@ -118,6 +118,15 @@ class HostCache:
             self._verified.add(seen)
         return entry
 
+    def move(self, entry: Entry, remote: Remote) -> Entry:
+        """Note that a cache image's base is elsewhere now.
+
+        :raises OSError: if the entry cannot be written.
+        """
+        moved = dataclasses.replace(entry, remote=remote)
+        moved.save(f'{self.path(remote.image_id)}.json')
+        return moved
+
     def entries(self) -> list[Entry]:
         """Return the entries of all cache images, without a look at their content."""
         found = []

@@ -26,8 +26,7 @@ esac
 begin=$SECONDS
 "$TOP/tools/setup.sh"
 image=$("$TOP/tools/images/make.sh" debian)
-cd "$TOP"
 status=0
-"$VENV/bin/python" -m tools.demo --image "$image" "$@" || status=$?
+PYTHONPATH=$TOP "$VENV/bin/python" -m tools.demo --image "$image" "$@" || status=$?
 say "demo: $((SECONDS - begin)) s, set-up included"
 exit "$status"

@@ -7,6 +7,7 @@ it below its overlay, and reports the extents when the server is deleted.
 import dataclasses
 import re
 import time
+from collections.abc import Collection
 
 from keystoneauth1 import exceptions as ks_exceptions
 from novaclient import client as nova_client
@@ -107,15 +108,25 @@ class NovaProfileBoots:
         self._client = nova_client.Client(_API_VERSION, session=images.session(conf),
                                           region_name=conf[AUTH_GROUP].region_name)
 
-    def remove_leftovers(self) -> int:
-        """Delete the servers of profile boots that an earlier process did not end.
+    def has_servers(self, image_id: str) -> bool:
+        """Tell whether Nova has servers of an image, in any project and state.
 
+        :raises Exception: keystoneauth's or novaclient's, if Nova cannot be asked.
+        """
+        return bool(self._client.servers.list(
+            search_opts={'all_tenants': True, 'image': image_id}, limit=1))
+
+    def remove_leftovers(self, tokens: Collection[str] = ()) -> int:
+        """Delete the servers of profile boots that nobody waits for, as of an earlier process.
+
+        :param tokens: of the profile boots that are in hand.
         :returns: how many.
         :raises Exception: keystoneauth's or novaclient's, if Nova cannot be asked.
         """
         found = self._client.servers.list(
             search_opts={'name': f'^{re.escape(NAME_PREFIX)}'})
-        mine = [server for server in found if METADATA_KEY in server.metadata]
+        mine = [server for server in found
+                if server.metadata.get(METADATA_KEY) not in (None, *tokens)]
         for server in mine:
             LOG.info('deleting server %s, left over from a profile boot', server.id)
             self._delete(server.id)
@@ -147,10 +158,19 @@ class NovaProfileBoots:
             self._conf.profile_flavor, max(image.min_ram, self._conf.profile_min_ram),
             image.min_disk, virtual_bytes)
         began = time.monotonic()
-        server = self._client.servers.create(
-            name=f'{NAME_PREFIX}{image.image_id}', image=image.image_id, flavor=flavor.flavor_id,
-            nics='none', config_drive=True, meta={METADATA_KEY: job.token},
-            availability_zone=self._conf.profile_availability_zone)
+        try:
+            server = self._client.servers.create(
+                name=f'{NAME_PREFIX}{image.image_id}', image=image.image_id,
+                flavor=flavor.flavor_id, nics='none', config_drive=True,
+                meta={METADATA_KEY: job.token},
+                availability_zone=self._conf.profile_availability_zone)
+        except Exception:
+            # The answer may be lost, and the server there all the same.
+            for lost in self._client.servers.list(search_opts={
+                    'name': f'^{re.escape(NAME_PREFIX + image.image_id)}'}):
+                if job.owns(lost.metadata.get(METADATA_KEY)):
+                    self._delete(lost.id)
+            raise
         LOG.info('image %s: profile boot as server %s, flavor %s', image.image_id, server.id,
                  flavor.name)
         try:
@@ -170,10 +190,18 @@ class NovaProfileBoots:
                                self._conf.profile_timeout)
         marker_at: float | None = None
         active_at: float | None = None
+        answered_at = began
         while True:
             job.check_cancelled()
-            server = self._client.servers.get(server_id)
             now = time.monotonic()
+            try:
+                server = self._client.servers.get(server_id)
+                answered_at = now
+            except (nova_exceptions.ClientException, ks_exceptions.ClientException):
+                if now - answered_at > _UNHEARD_SECONDS:
+                    raise
+                job.changed.wait(_POLL_SECONDS)
+                continue
             if server.status == 'ERROR':
                 fault = getattr(server, 'fault', {}).get('message', 'no reason given')
                 raise exception.ProfileBootFailed(f'the profile boot\'s server failed: {fault}')

@@ -53,7 +53,8 @@ def cloud() -> Iterator[BootcacheCloud]:
     finally:
         # The services' logs outlive the cloud, for whoever has to look why a test failed.
         shutil.rmtree(cloud.home.parent / 'e2e-log', ignore_errors=True)
-        shutil.copytree(cloud.layout.log, cloud.home.parent / 'e2e-log')
+        if cloud.layout.log.is_dir():
+            shutil.copytree(cloud.layout.log, cloud.home.parent / 'e2e-log')
         if not os.environ.get('BOOTCACHE_E2E_KEEP'):
             cloud.down(wipe=True)
 

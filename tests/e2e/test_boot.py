@@ -5,6 +5,8 @@ import os
 import signal
 import subprocess
 
+import pytest
+
 from tests.e2e.conftest import guest_image, wait_until
 from tools.cloud.bootcache import DRIVER, STOCK_DRIVER
 
@@ -189,6 +191,7 @@ def test_stock_driver_and_back_leaves_servers_alone(tenant, ready_image, cloud):
     assert '/_bootcache/' in tenant.backing(server)[1]
 
 
+@pytest.mark.timeout(1200)
 def test_a_real_distribution(tenant, wire):
     """Debian with systemd and cloud-init, as the demo boots it."""
     image = tenant.image(guest_image('debian'), by_import=True)

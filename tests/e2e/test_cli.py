@@ -32,12 +32,13 @@ def test_list_and_show(bootcache, ready_image):
     assert len(shown['cache_sha256']) == 64
 
 
-def test_delete_holds_until_build(bootcache, tenant, small_image, cloud):
+def test_delete_holds_until_build(bootcache, tenant, small_image, cloud, storage_log):
     image = tenant.image(small_image)
     tenant.wait_state(image, 'ready')
     assert bootcache('image', 'delete', image) == [{'image_id': image, 'deleted': True}]
     assert tenant.wait_state(image, 'skipped')['held'] is True
     # Its own property's change must not start it again.
+    storage_log.wait(f'image {image}: nothing')
     assert bootcache('image', 'show', image)['state'] == 'skipped'
     built = bootcache('image', 'build', image, '--wait')
     assert built['state'] == 'ready'

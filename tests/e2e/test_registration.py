@@ -133,7 +133,8 @@ def test_a_hostile_image_is_refused_by_glance_already(tenant, tmp_path):
         tenant.image(hostile(tmp_path / 'hostile.qcow2'))
 
 
-def test_an_image_that_lies_about_its_format_is_refused(tenant, tmp_path, careless_glance):
+def test_an_image_that_lies_about_its_format_is_refused(tenant, tmp_path, careless_glance,
+                                                        storage_log):
     """Said to be raw, but a qcow2: whoever probes it would follow what its header says."""
     liar = tmp_path / 'liar.qcow2'
     subprocess.run(['qemu-img', 'create', '-q', '-f', 'qcow2', str(liar), '64M'], check=True)
@@ -143,6 +144,7 @@ def test_an_image_that_lies_about_its_format_is_refused(tenant, tmp_path, carele
     assert not profile_servers(tenant)
     # It is not tried again and again.
     tenant.openstack.run('image', 'set', '--property', 'something=else', image)
+    storage_log.wait(f'image {image}: nothing')
     assert tenant.show(image)['updated_at'] == found['updated_at']
 
 

@@ -42,6 +42,27 @@ def kill(daemon):
     return pid
 
 
+def test_under_eventlet_other_greenlets_go_on(directory):
+    """nova-compute may still run with eventlet; the patching needs a process of its own."""
+    script = f"""
+import eventlet; eventlet.monkey_patch()
+from bootcache.storagedaemon import StorageDaemon, UnixListener
+daemon = StorageDaemon('green', {directory!r}, UnixListener({directory!r} + '/nbd'))
+ticks = []
+def tick():
+    while True:
+        ticks.append(1); eventlet.sleep(0)
+eventlet.spawn(tick)
+try:
+    print(daemon.ensure_running(), daemon.ensure_running(), daemon.nodes(), len(ticks) > 3)
+finally:
+    daemon.stop()
+"""
+    done = subprocess.run([sys.executable, '-W', 'ignore', '-c', script], text=True, timeout=60,
+                          capture_output=True, check=False)
+    assert done.stdout.split() == ['True', 'False', 'set()', 'True'], done.stderr
+
+
 def test_start_and_stop(daemons):
     daemon = daemons()
     assert daemon.answers() is False and daemon.pid() is None
@@ -52,7 +73,7 @@ def test_start_and_stop(daemons):
     pid = daemon.pid()
     daemon.stop()
     assert daemon.answers() is False and daemon.pid() is None
-    assert not os.path.exists(f'/proc/{pid}')
+    until(lambda: not os.path.exists(f'/proc/{pid}'), 'the end of the process')
     daemon.stop()
 
 

@@ -61,7 +61,7 @@ class BootcacheCloud(Cloud):
         self.config_file.parent.mkdir(parents=True, exist_ok=True)
         shared = {"gateway_socket": self.run_directory / "gateway.sock"}
         config.put(self.config_file, config.render({
-            "DEFAULT": {"transport_url": self.transport_url, "debug": "false",
+            "DEFAULT": {"transport_url": self.transport_url, "debug": "true",
                         "log_file": self.layout.log / "glance-bootcache.log"},
             "bootcache": {**shared, "state_dir": self.state_directory,
                           "run_dir": self.run_directory, "export_port": EXPORT_PORT,

@@ -1,6 +1,7 @@
 """tools/demo.sh after set-up: bring the cloud up, run the steps, write the report."""
 
 import argparse
+import shutil
 import sys
 from pathlib import Path
 
@@ -52,6 +53,7 @@ def run(cloud: BootcacheCloud, options: argparse.Namespace) -> list[str]:
         "virtualization": "kvm" if kvm else "tcg",
         "identical_to_base": identical,
     }  # fmt: skip
+    document["seconds"] = report.seconds_verdict(demo.boots)
     report.write(options.report, document, demo.boots)
     demo.draw_pattern(image["image_id"])
     note = "" if kvm else " (TCG: the guest's CPU hides most of the gain)"
@@ -71,17 +73,20 @@ def main() -> int:
     """Run it; 0 only if every step really happened and every promise holds."""
     options = parse_arguments()
     cloud = BootcacheCloud(progress=print_progress())
+    broken = ["the demo did not run to its end"]
     try:
         broken = run(cloud, options)
     except (ClientError, ServiceError) as error:
         print(f"error: {error}", file=sys.stderr)
-        broken = ["the demo did not run to its end"]
     finally:
         if options.keep:
             print(f"The cloud stays up. Use it:   . {cloud.openrc}\n"
                   f"bootcache's command:          bootcache --config-file {cloud.config_file}\n"
                   "Stop it:                      tools/demo.sh --down")  # fmt: skip
         else:
+            if broken:
+                shutil.copytree(cloud.layout.log, options.report / "log", dirs_exist_ok=True)
+                print(f"the services' logs are in {options.report}/log", file=sys.stderr)
             cloud.down(wipe=True)
     for promise in broken:
         print(f"BROKEN: {promise}", file=sys.stderr)

@@ -79,9 +79,9 @@ class FakeExporter:
             raise self.fails
         self.serving[manifest.image_id] = manifest.base_path, cache_path
 
-    def retire(self, image_id):
+    def retire(self, image_id, with_base):
         """As Exporter.retire."""
-        if image_id in self.readers:
+        if image_id in self.readers or not with_base:
             return False
         self.serving.pop(image_id, None)
         return True
@@ -104,11 +104,21 @@ class FakeBoots:
         self.gate.set()
         self.fails = None
         self.leftovers_removed = 0
+        self.servers = set()
+        self.away = False
         self.running = 0
         self.most_at_once = 0
 
-    def remove_leftovers(self):
+    def has_servers(self, image_id):
+        """As NovaProfileBoots.has_servers."""
+        if self.away:
+            raise RuntimeError('Nova is away')
+        return image_id in self.servers
+
+    def remove_leftovers(self, tokens=()):
         """As NovaProfileBoots.remove_leftovers."""
+        if self.away:
+            raise RuntimeError('Nova is away')
         self.leftovers_removed += 1
         return 0
 

@@ -246,11 +246,46 @@ def test_held_while_recording(house):
     assert house.state(IMAGE) == 'skipped' and not house.qemu.builds
 
 
-def test_nothing_is_begun_when_glance_cannot_be_asked(house):
+def test_an_image_that_glance_cannot_be_asked_about_is_looked_at_again(house):
     house.images.away = True
     with pytest.raises(RuntimeError):
         house.manager.consider(IMAGE)
-    assert house.state(IMAGE) is None
+    assert house.state(IMAGE) is State.PENDING and not house.boots.jobs
+    house.images.away = False
+    house.images.put(IMAGE)
+    house.manager.consider(IMAGE)
+    until(lambda: house.state(IMAGE) is State.READY)
+
+
+@pytest.mark.parametrize('away', [False, True])
+def test_a_deleted_images_base_stays_while_nova_has_servers_of_it(house, away):
+    house.images.put(IMAGE)
+    house.manager.consider(IMAGE)
+    until(lambda: house.state(IMAGE) is State.READY)
+    house.boots.servers, house.boots.away = {IMAGE}, away
+    base = house.manager._store.load(IMAGE).base_path
+    del house.images.images[IMAGE]
+    house.manager.forget(IMAGE)
+    assert house.state(IMAGE) is State.SKIPPED and os.path.exists(base)
+    house.boots.servers, house.boots.away = set(), False
+    house.manager._retry_retiring()
+    assert house.state(IMAGE) is None and not os.path.exists(base)
+
+
+def test_an_image_that_is_opted_in_again_is_not_retired_any_more(house):
+    house.images.put(IMAGE)
+    house.manager.consider(IMAGE)
+    until(lambda: house.state(IMAGE) is State.READY)
+    house.boots.servers = {IMAGE}
+    house.images.put(IMAGE, mode='off')
+    house.manager.consider(IMAGE)
+    assert house.manager._retiring == {IMAGE}
+    house.images.put(IMAGE)
+    house.manager.consider(IMAGE)
+    until(lambda: house.state(IMAGE) is State.READY)
+    house.boots.servers = set()
+    house.manager._retry_retiring()
+    assert IMAGE in house.exporter.serving and not house.manager._retiring
 
 
 @pytest.mark.parametrize('image', ['', '../x', 'x'])
@@ -265,7 +300,8 @@ def test_a_restart_in_the_midst_starts_again(house, state):
     house.images.put(IMAGE)
     house.store.save(Manifest(IMAGE, state))
     house.restart()
-    assert house.manager._recover() is True
+    house.manager._recover()
+    assert house.manager._recovered
     house.settle()
     assert house.state(IMAGE) == 'ready'
     assert house.boots.leftovers_removed == 1 and len(house.boots.jobs) == 1

@@ -17,6 +17,9 @@ EXCHANGE = 'bootcache'
 TOPIC = 'bootcache'
 VERSION = '1.0'
 
+# Key of a server's metadata whose value proves it to be a profile boot (plan_boot's token).
+PROFILE_METADATA = 'bootcache_profile'
+
 # Answers of plan_boot.
 ACTION_CACHE = 'cache'
 ACTION_RECORD = 'record'

@@ -41,6 +41,12 @@ def total_bytes(extents: Iterable[Extent]) -> int:
     return sum(extent.length for extent in extents)
 
 
+def to_wire(extents: Iterable[Extent]) -> list[list[Any]]:
+    """Return extents as lists for JSON and RPC: ``[offset, length]`` or with the seconds."""
+    return [[e.offset, e.length] if e.seconds is None else [e.offset, e.length, e.seconds]
+            for e in extents]
+
+
 def _merge(pieces: Iterable[Extent]) -> list[Extent]:
     merged: list[Extent] = []
     for piece in pieces:
@@ -180,8 +186,7 @@ class WorkingSet:
 
     def wire_extents(self) -> list[list[Any]]:
         """Return the extents as lists for JSON and RPC."""
-        return [[e.offset, e.length] if e.seconds is None else [e.offset, e.length, e.seconds]
-                for e in self.extents]
+        return to_wire(self.extents)
 
     def to_json(self) -> dict[str, Any]:
         """Return the document that doc/source/formats.rst describes."""

@@ -109,8 +109,8 @@ class ImageStore:
     def remove(self, image_id: str) -> None:
         """Forget an image; the manifest goes first, so that a crash leaves no half-true state."""
         directory = self.directory(image_id)
-        for path in (os.path.join(directory, _MANIFEST),):
-            if os.path.exists(path):
-                os.unlink(path)
-                savefile.fsync_directory(directory)
+        path = os.path.join(directory, _MANIFEST)
+        if os.path.exists(path):
+            os.unlink(path)
+            savefile.fsync_directory(directory)
         shutil.rmtree(directory, ignore_errors=True)

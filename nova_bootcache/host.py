@@ -11,7 +11,7 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
-from bootcache import exception, naming, qemuimg, recorder, rpcapi
+from bootcache import exception, naming, qemuimg, recorder, rpcapi, workingset
 from bootcache.recorder import Recording
 from nova_bootcache import placement
 from nova_bootcache.gateway import Gateway, Remote
@@ -245,11 +245,9 @@ class ComputeHost:
         recording, image_id, token = found
         try:
             extents = recording.finish()
-            wire: list[list[Any]] = [[extent.offset, extent.length] if extent.seconds is None
-                                     else [extent.offset, extent.length, extent.seconds]
-                                     for extent in extents]
             assert self._api is not None
-            self._api.report_working_set(image_id, token, recorder.GRANULARITY, wire)
+            self._api.report_working_set(image_id, token, recorder.GRANULARITY,
+                                         workingset.to_wire(extents))
             LOG.info('bootcache: image %s: reported %d extents', image_id, len(extents))
         except Exception:
             LOG.exception('bootcache: image %s: the profile boot\'s record is lost', image_id)

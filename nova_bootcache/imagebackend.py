@@ -9,14 +9,11 @@ from nova.virt.libvirt import imagebackend
 from nova.virt.libvirt import utils as libvirt_utils
 from oslo_log import log as logging
 
-from bootcache import exception
+from bootcache import exception, rpcapi
 from nova_bootcache.host import ComputeHost
 from nova_bootcache.placement import Server
 
 LOG = logging.getLogger(__name__)
-
-# What marks a profile boot's server; the storage service checks the value.
-_PROFILE_METADATA = 'bootcache_profile'
 
 
 class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
@@ -69,9 +66,9 @@ class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
                         is_unshelving=instance.vm_state == vm_states.SHELVED_OFFLOADED,
                         preallocates=self.preallocate)
         try:
-            return self.bootcache.make_overlay(
-                server, instance.uuid, (instance.metadata or {}).get(_PROFILE_METADATA), self.path,
-                size, os.path.exists(stock_base))
+            token = (instance.metadata or {}).get(rpcapi.PROFILE_METADATA)
+            return self.bootcache.make_overlay(server, instance.uuid, token, self.path, size,
+                                               os.path.exists(stock_base))
         except exception.ProfileBootFailed as error:
             raise nova_exception.InternalError(f'Profile boot of {image_id}: {error}') from error
 

@@ -16,7 +16,7 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
-from bootcache import exception, properties
+from bootcache import exception, properties, rpcapi
 from bootcache.workingset import WorkingSet
 from glance_bootcache import images
 from glance_bootcache.conf import AUTH_GROUP
@@ -28,7 +28,6 @@ LOG = logging.getLogger(__name__)
 
 # 2.37 for servers without a network, 2.79 is old enough for every supported Nova.
 _API_VERSION = '2.79'
-METADATA_KEY = 'bootcache_profile'
 NAME_PREFIX = 'bootcache-profile-'
 _POLL_SECONDS = 1.0
 _REPORT_SECONDS = 90.0
@@ -126,7 +125,7 @@ class NovaProfileBoots:
         found = self._client.servers.list(
             search_opts={'name': f'^{re.escape(NAME_PREFIX)}'})
         mine = [server for server in found
-                if server.metadata.get(METADATA_KEY) not in (None, *tokens)]
+                if server.metadata.get(rpcapi.PROFILE_METADATA) not in (None, *tokens)]
         for server in mine:
             LOG.info('deleting server %s, left over from a profile boot', server.id)
             self._delete(server.id)
@@ -162,13 +161,13 @@ class NovaProfileBoots:
             server = self._client.servers.create(
                 name=f'{NAME_PREFIX}{image.image_id}', image=image.image_id,
                 flavor=flavor.flavor_id, nics='none', config_drive=True,
-                meta={METADATA_KEY: job.token},
+                meta={rpcapi.PROFILE_METADATA: job.token},
                 availability_zone=self._conf.profile_availability_zone)
         except Exception:
             # The answer may be lost, and the server there all the same.
             for lost in self._client.servers.list(search_opts={
                     'name': f'^{re.escape(NAME_PREFIX + image.image_id)}'}):
-                if job.owns(lost.metadata.get(METADATA_KEY)):
+                if job.owns(lost.metadata.get(rpcapi.PROFILE_METADATA)):
                     self._delete(lost.id)
             raise
         LOG.info('image %s: profile boot as server %s, flavor %s', image.image_id, server.id,

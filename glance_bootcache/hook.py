@@ -13,7 +13,6 @@ from oslo_log import log as logging
 from taskflow import task
 from taskflow.patterns import linear_flow
 
-from bootcache import conf as bootcache_conf
 from bootcache import exception, properties, rpcapi
 from bootcache.manifest import State
 from glance_bootcache import conf as glance_conf
@@ -71,7 +70,6 @@ def get_flow(**kwargs: Any) -> Any:
 
     :param kwargs: ``task_id``, ``task_type`` and ``action_wrapper`` are used.
     """
-    if bootcache_conf.GROUP not in cfg.CONF:
-        glance_conf.register_opts(cfg.CONF)
+    glance_conf.register_opts(cfg.CONF)
     return linear_flow.Flow(kwargs['task_type']).add(
         AnnounceImage(kwargs['task_id'], kwargs['task_type'], kwargs['action_wrapper']))

@@ -40,6 +40,35 @@ Related options:
 
 * ``rpc_response_timeout`` of oslo.messaging does not apply here.
 """),
+    cfg.IntOpt('high_watermark',
+               default=95,
+               min=1,
+               max=100,
+               help="""
+How full a tier (a directory of cache images) may become, in percent of its
+quota, before the least recently used cache images are evicted. Those that a
+server has open and those that are pinned stay.
+
+Related options:
+
+* ``low_watermark``
+"""),
+    cfg.IntOpt('low_watermark',
+               default=85,
+               min=0,
+               max=99,
+               help="""
+Down to which percentage of a tier's quota cache images are evicted, once there
+would be more than ``high_watermark``.
+
+Possible values:
+
+* A percentage below ``high_watermark``.
+
+Related options:
+
+* ``high_watermark``
+"""),
 ]
 
 

@@ -35,3 +35,7 @@ class ProfileBootFailed(BootcacheError):
 
 class Cancelled(BootcacheError):
     """The work was given up because its image was deleted or opted out."""
+
+
+class ConfigurationError(BootcacheError, ValueError):
+    """A configuration cannot be used; the message names the option and the cure."""

@@ -21,6 +21,7 @@ class State(enum.StrEnum):
     PENDING = 'pending'
     RECORDING = 'recording'
     BUILDING = 'building'
+    SERVED = 'served'
     READY = 'ready'
     FAILED = 'failed'
     SKIPPED = 'skipped'
@@ -91,10 +92,12 @@ class WorkingSetInfo:
     :ivar bytes: sum of its extents' lengths.
     :ivar extents: how many extents.
     :ivar granularity: bytes to which the recorder rounded.
-    :ivar recorded_by: ``nova`` or ``direct``.
-    :ivar ended_by: ``marker``, ``silence``, ``quota`` or ``timeout``: what ended the profile boot.
+    :ivar recorded_by: ``nova`` or ``direct``, of profile boots, or ``server``.
+    :ivar ended_by: ``marker``, ``silence``, ``quota``, ``timeout`` or ``shutdown``: what ended the
+        boot.
     :ivar boot_seconds: from the server's start to the boot's end.
     :ivar boot_marker: the marker in force.
+    :ivar version: 1, and one more with each refinement by a later boot.
     """
 
     file: str
@@ -105,6 +108,7 @@ class WorkingSetInfo:
     ended_by: str
     boot_seconds: float
     boot_marker: str
+    version: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,6 +124,10 @@ class Manifest:
     :ivar virtual_bytes: size of the base.
     :ivar base_path: the image file that is served as the base, empty if none.
     :ivar held: an operator deleted the cache image; only an operator makes a new one.
+    :ivar pinned: an operator wants the cache image to stay in every tier.
+    :ivar quota: bytes that its cache image may have.
+    :ivar boot_marker: the marker in force.
+    :ivar settle: whether its servers are to be settled.
     :ivar updated_at: ISO 8601, UTC.
     """
 
@@ -135,6 +143,10 @@ class Manifest:
     working_set: WorkingSetInfo | None = None
     cache_image: CacheInfo | None = None
     updated_at: str = ''
+    pinned: bool = False
+    quota: int = 0
+    boot_marker: str = ''
+    settle: bool = True
 
     def to_json(self) -> dict[str, Any]:
         """Return the document as it is stored."""

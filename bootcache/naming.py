@@ -11,6 +11,7 @@ import uuid
 EXPORT_BASE = 'base'
 EXPORT_CACHE = 'cache'
 EXPORT_RECORDING = 'recording'
+EXPORT_STORED = 'stored'
 
 
 def canonical_image_id(image_id: str) -> str:
@@ -35,7 +36,7 @@ def node_name(kind: str, image_id: str) -> str:
 
 
 def export_name(kind: str, image_id: str) -> str:
-    """Return the NBD export name of an image's base, cache image file or recording."""
+    """Return the NBD export name of an image's base, cache image, recording or stored file."""
     return f'{kind}-{image_id}'
 
 

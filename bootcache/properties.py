@@ -14,6 +14,7 @@ from bootcache import exception
 MODE = 'bootcache_mode'
 QUOTA = 'bootcache_quota'
 BOOT_MARKER = 'bootcache_boot_marker'
+SETTLE = 'bootcache_settle'
 STATE = 'bootcache_state'
 REASON = 'bootcache_reason'
 
@@ -34,11 +35,13 @@ class Policy:
     :ivar mode: ``auto`` or ``off``.
     :ivar quota: bytes that its cache image may have.
     :ivar boot_marker: regular expression that a console line of a finished boot matches.
+    :ivar settle: whether its servers are to be settled.
     """
 
     mode: str
     quota: int
     boot_marker: str
+    settle: bool = True
 
 
 def parse_size(text: str) -> int:
@@ -86,7 +89,13 @@ def parse(properties: Mapping[str, Any], *, default_quota: int, max_quota: int,
         compile_marker(marker)
     except ValueError as error:
         raise exception.InvalidProperty(f'{BOOT_MARKER}: {error}') from None
-    return Policy(mode, quota, marker)
+    settle = str(properties.get(SETTLE, 'yes'))
+    try:
+        settles = strutils.bool_from_string(settle, strict=True)
+    except ValueError:
+        raise exception.InvalidProperty(
+            f'{SETTLE}={settle[:40]!r} is not one of: yes, no') from None
+    return Policy(mode, quota, marker, settles)
 
 
 def compile_marker(marker: str) -> Any:

@@ -4,6 +4,9 @@ History:
 
 * 1.0: image_registered, plan_boot, recording_progress, report_working_set, list_images, get_image,
   get_working_set, build_image, delete_image.
+* 1.1: plan_boot's actions cold and wait, its entries medium, has_memory, image_hash, pinned and
+  watch, and the base's place also with stock; report_boot, report_use, promote_image, pin_image,
+  serve_stored.
 """
 
 from typing import Any
@@ -15,14 +18,16 @@ from bootcache import conf as bootcache_conf
 
 EXCHANGE = 'bootcache'
 TOPIC = 'bootcache'
-VERSION = '1.0'
+VERSION = '1.1'
 
 # Key of a server's metadata whose value proves it to be a profile boot (plan_boot's token).
 PROFILE_METADATA = 'bootcache_profile'
 
 # Answers of plan_boot.
 ACTION_CACHE = 'cache'
+ACTION_COLD = 'cold'
 ACTION_RECORD = 'record'
+ACTION_WAIT = 'wait'
 ACTION_STOCK = 'stock'
 
 
@@ -68,9 +73,12 @@ class StorageAPI:
 
         :param host: the compute host's name.
         :param profile_token: what the server's metadata says to prove that it is a profile boot.
-        :returns: ``action`` (cache, record or stock), ``reason`` for stock; else ``virtual_bytes``,
-            ``server`` (host and port of the exporter), ``base_export``, and for cache
-            ``cache_export`` and ``cache_image`` (:class:`bootcache.manifest.CacheInfo`).
+        :returns: ``action`` (cache, cold, record, wait or stock) and ``reason`` for the last two;
+            where the base is served also ``virtual_bytes``, ``image_hash``, ``server`` (host and
+            port of the exporter), ``base_export`` and ``pinned``; for cache ``cache_export``,
+            ``cache_image`` (:class:`bootcache.manifest.CacheInfo`), ``medium`` (disk or memory)
+            and ``has_memory``; and ``watch`` (quota in bytes, linger, silence and timeout in
+            seconds, marker) if a report of what the boot reads is wanted.
         """
         answer: dict[str, Any] = self._call('plan_boot', image_id=image_id, host=host,
                                             server_id=server_id, profile_token=profile_token)
@@ -94,6 +102,50 @@ class StorageAPI:
         """
         self._call('report_working_set', image_id=image_id, profile_token=profile_token,
                    granularity=granularity, extents=extents)
+
+    def report_boot(self, image_id: str, image_hash: str, host: str, granularity: int,
+                    extents: list[list[Any]], ended_by: str, boot_seconds: float) -> None:
+        """Report what a server's boot read from the base for the first time on its host.
+
+        :param image_hash: of the content that it read, as ``plan_boot`` told it.
+        :param granularity: bytes to which the record is rounded.
+        :param extents: ``[offset, length, seconds]``, in first-read order.
+        :param ended_by: marker, silence, quota, timeout or shutdown.
+        :param boot_seconds: from the overlay's making to the boot's end.
+        """
+        self._call('report_boot', image_id=image_id, image_hash=image_hash, host=host,
+                   granularity=granularity, extents=extents, ended_by=ended_by,
+                   boot_seconds=boot_seconds)
+
+    def report_use(self, host: str, images: dict[str, list[Any]]) -> None:
+        """Tell what a host holds, for the cloud-level eviction (SC13 section 3.4).
+
+        :param images: by image id the time of the last use, in seconds since the epoch, and the
+            tier (disk or memory).
+        """
+        self._cast('report_use', host=host, images=images)
+
+    def promote_image(self, image_id: str) -> None:
+        """Ask the storage node to copy an image's cache image to its memory tier."""
+        self._cast('promote_image', image_id=image_id)
+
+    def pin_image(self, image_id: str, pinned: bool) -> bool:
+        """Keep an image's cache image in every tier that it is in, or no longer.
+
+        :returns: False if the image is not known.
+        """
+        answer: bool = self._call('pin_image', image_id=image_id, pinned=pinned)
+        return answer
+
+    def serve_stored(self, image_id: str) -> dict[str, Any] | None:
+        """Have an image's stored bytes served, to complete a local base from.
+
+        :returns: ``server`` (host and port of the exporter), ``export``, ``stored_bytes``,
+            ``image_hash``, ``image_format`` (qcow2 or raw) and ``settle`` (whether the image's
+            servers are to be settled); None if the image has no base here.
+        """
+        answer: dict[str, Any] | None = self._call('serve_stored', image_id=image_id)
+        return answer
 
     def list_images(self) -> list[dict[str, Any]]:
         """Return all images' manifests, with the progress of what is in hand."""

@@ -1,12 +1,14 @@
 """Options of the storage service and of the Glance hook, in the group ``[bootcache]``."""
 
+import os
 import socket
 
 from keystoneauth1 import loading as ks_loading
 from oslo_config import cfg
 
 from bootcache import conf as shared
-from bootcache import properties
+from bootcache import properties, tier
+from bootcache.exception import ConfigurationError
 
 AUTH_GROUP = 'service_auth'
 # A prompt's line goes on where the kernel or cloud-init writes to the console as well.
@@ -17,7 +19,12 @@ opts = [
                default='/var/lib/bootcache',
                help="""
 Directory of the storage service's state: one directory an image, with its
-manifest, working set and cache image.
+manifest, working set and cache image. Its cache images are the storage disk
+tier.
+
+Related options:
+
+* ``storage_disk_quota``
 """),
     cfg.StrOpt('run_dir',
                default='/run/glance-bootcache',
@@ -90,6 +97,54 @@ Possible values:
 
 * Bytes, or a number with a unit: 2GiB.
 """),
+    cfg.StrOpt('storage_disk_quota',
+               default='100GiB',
+               help="""
+Size that all cache images in ``state_dir`` may have together. When they come
+near it, those that were booted from the longest time ago are evicted; pinned
+ones stay. Bases are not counted.
+
+Possible values:
+
+* Bytes, or a number with a unit: 100GiB. At least ``max_quota``.
+
+Related options:
+
+* ``max_quota``
+* ``high_watermark``
+* ``low_watermark``
+"""),
+    cfg.StrOpt('storage_memory_directory',
+               help="""
+Directory in memory into which the cache images that compute hosts ask for are
+copied, and from which they are served then. They lie in ``state_dir`` as well.
+
+Possible values:
+
+* An absolute path on a tmpfs that is larger than ``storage_memory_quota``. The
+  directory has to be there; only the storage service may use it.
+* Unset: cache images are served from ``state_dir``.
+
+Related options:
+
+* ``storage_memory_quota``
+"""),
+    cfg.StrOpt('storage_memory_quota',
+               default='4GiB',
+               help="""
+Size that all cache images in ``storage_memory_directory`` may have together.
+One that does not fit is served from ``state_dir``.
+
+Possible values:
+
+* Bytes, or a number with a unit: 4GiB.
+
+Related options:
+
+* ``storage_memory_directory``
+* ``high_watermark``
+* ``low_watermark``
+"""),
     cfg.IntOpt('cluster_size',
                default=65536,
                choices=[(4096, 'the smallest files'),
@@ -137,6 +192,22 @@ get every message too.
                help="""
 Regular expression that a console line matches when a boot is over, where the
 image has no ``bootcache_boot_marker``.
+"""),
+    cfg.BoolOpt('profile_boots',
+                default=True,
+                help="""
+Whether an image is booted once when it is registered, to record what a boot
+reads. If not, the first server that boots from it is recorded, and waits for
+the storage node meanwhile. Images from which servers boot before they were
+recorded are treated so in any case.
+"""),
+    cfg.IntOpt('refine_boots',
+               default=3,
+               min=0,
+               max=100,
+               help="""
+How many times an image's working set may be refined by what later boots read
+beyond it. Each time warm hosts fetch the new cache image.
 """),
     cfg.StrOpt('profile_flavor',
                help="""
@@ -219,7 +290,7 @@ def list_opts() -> list[tuple[str, list[cfg.Opt]]]:
 def check(conf: cfg.ConfigOpts) -> None:
     """Check values that belong together.
 
-    :raises ValueError: naming the option and the cure.
+    :raises ConfigurationError: naming the option and the cure.
     """
     group = conf[shared.GROUP]
     sizes = {}
@@ -227,18 +298,58 @@ def check(conf: cfg.ConfigOpts) -> None:
         try:
             sizes[name] = properties.parse_size(group[name])
         except ValueError:
-            raise ValueError(f'[bootcache]{name}={group[name]!r} is not a size;'
-                             ' give bytes or a unit, as in 512MiB') from None
+            raise ConfigurationError(f'[bootcache]{name}={group[name]!r} is not a size;'
+                                     ' give bytes or a unit, as in 512MiB') from None
     if sizes['default_quota'] < properties.MIN_QUOTA:
-        raise ValueError(f'[bootcache]default_quota={group.default_quota} is below'
-                         f' {properties.MIN_QUOTA} bytes; raise it')
+        raise ConfigurationError(f'[bootcache]default_quota={group.default_quota} is below'
+                                 f' {properties.MIN_QUOTA} bytes; raise it')
     if sizes['default_quota'] > sizes['max_quota']:
-        raise ValueError(f'[bootcache]default_quota={group.default_quota} is over max_quota='
-                         f'{group.max_quota}; raise max_quota or lower default_quota')
+        raise ConfigurationError(f'[bootcache]default_quota={group.default_quota} is over'
+                                 f' max_quota={group.max_quota}; raise max_quota or lower'
+                                 ' default_quota')
     try:
         properties.compile_marker(group.boot_marker)
     except ValueError as error:
-        raise ValueError(f'[bootcache]boot_marker: {error}') from None
+        raise ConfigurationError(f'[bootcache]boot_marker: {error}') from None
+    disk_limits(conf)
+    memory_limits(conf)
+
+
+def disk_limits(conf: cfg.ConfigOpts) -> tier.Limits:
+    """Return the limits of the storage disk tier; the largest cache image fits it.
+
+    :raises ConfigurationError: naming the option and the cure.
+    """
+    group = conf[shared.GROUP]
+    return tier.parse_limits('storage_disk_quota', group.storage_disk_quota, group.high_watermark,
+                             group.low_watermark, minimum=properties.parse_size(group.max_quota))
+
+
+def memory_limits(conf: cfg.ConfigOpts) -> tier.Limits:
+    """Return the limits of the storage memory tier.
+
+    :raises ConfigurationError: naming the option and the cure.
+    """
+    group = conf[shared.GROUP]
+    return tier.parse_limits('storage_memory_quota', group.storage_memory_quota,
+                             group.high_watermark, group.low_watermark,
+                             minimum=properties.MIN_QUOTA)
+
+
+def check_tiers(conf: cfg.ConfigOpts) -> None:
+    """Check the tiers' directories; only where the storage service itself is about to run.
+
+    :raises ConfigurationError: naming the option and the cure.
+    """
+    group = conf[shared.GROUP]
+    tier.check_directory('state_dir', group.state_dir, make=True, mode=0o750)
+    memory = group.storage_memory_directory
+    if memory is None:
+        return
+    tier.check_directory('storage_memory_directory', memory)
+    tier.check_apart({'state_dir': group.state_dir, 'storage_memory_directory': memory})
+    tier.check_memory('storage_memory_directory', memory, 'storage_memory_quota',
+                      memory_limits(conf).quota)
 
 
 def image_policy(conf: cfg.ConfigOpts, image_properties: dict[str, object]) -> properties.Policy:

@@ -43,6 +43,7 @@ class Action(enum.Enum):
     NOTHING = 'nothing'
     WAIT = 'wait'          # until Glance says that it is active
     SKIP = 'skip'          # drop what there is, and say why
+    SERVE = 'serve'        # the base only: the next server's boot is recorded
     RECORD = 'record'      # profile boot, then build
     REBUILD = 'rebuild'    # build from the working set that there is
 
@@ -52,7 +53,7 @@ class Decision:
     """An action, with what it needs.
 
     :ivar reason: for SKIP.
-    :ivar policy: for RECORD and REBUILD.
+    :ivar policy: for SERVE, RECORD and REBUILD; also for NOTHING, where the image is served.
     """
 
     action: Action
@@ -80,11 +81,14 @@ def skip_reason(image: ImageFacts, build_snapshots: bool) -> str:
 
 
 def decide(image: ImageFacts, manifest: Manifest | None, *, default_quota: int, max_quota: int,
-           default_marker: str, build_snapshots: bool, forced: bool = False) -> Decision:
+           default_marker: str, build_snapshots: bool, forced: bool = False,
+           profile_boots: bool = True, booting: bool = False) -> Decision:
     """Decide about an image that was registered, changed, or asked for.
 
     :param manifest: what is known of it, None if nothing.
     :param forced: the operator asks for a new recording.
+    :param profile_boots: whether images are booted to be recorded; if not, servers' boots are.
+    :param booting: a server boots from the image just now, and can be recorded.
     """
     try:
         policy = properties.parse(image.properties, default_quota=default_quota,
@@ -101,18 +105,22 @@ def decide(image: ImageFacts, manifest: Manifest | None, *, default_quota: int, 
     if reason:
         return Decision(Action.SKIP, reason)
     record = Decision(Action.RECORD, policy=policy)
-    if forced or manifest is None or manifest.state in IN_HAND:
+    first = record if profile_boots and not booting else Decision(Action.SERVE, policy=policy)
+    nothing = Decision(Action.NOTHING, policy=policy)
+    if forced:
         return record
+    if manifest is None or (manifest.state in IN_HAND and profile_boots):
+        return first if manifest is None else record
     if manifest.held:
         return Decision(Action.NOTHING)
-    if manifest.image_hash != image.image_hash:
-        return record
-    if manifest.state in (State.FAILED, State.SKIPPED):
+    if manifest.image_hash != image.image_hash or manifest.state in IN_HAND:
+        return first
+    if manifest.state in (State.FAILED, State.SKIPPED, State.SERVED):
         # Not by itself: each change of a property would start the same failure again.
-        return Decision(Action.NOTHING)
+        return nothing
     if manifest.working_set is None or manifest.cache_image is None \
             or manifest.working_set.boot_marker != policy.boot_marker:
-        return record
+        return record if profile_boots else nothing
     if manifest.cache_image.quota != policy.quota:
         return Decision(Action.REBUILD, policy=policy)
-    return Decision(Action.NOTHING)
+    return nothing

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import threading
-import time
+from collections.abc import Callable
 from typing import Any
 
 import futurist
@@ -11,23 +11,25 @@ from oslo_config import cfg
 from oslo_log import log as logging
 from oslo_utils import timeutils
 
-from bootcache import cacheimage, exception, naming, properties, recorder, rpcapi
 from bootcache import conf as bootcache_conf
-from bootcache.cacheimage import Base
-from bootcache.manifest import IN_HAND, CacheInfo, Manifest, State, WorkingSetInfo
-from bootcache.workingset import WorkingSet
-from glance_bootcache import base, decisions, inspection
+from bootcache import exception, naming, properties
+from bootcache.manifest import IN_HAND, Manifest, State, WorkingSetInfo
+from glance_bootcache import decisions
 from glance_bootcache.decisions import Action, ImageFacts
 from glance_bootcache.exporter import Exporter
 from glance_bootcache.images import Images
+from glance_bootcache.imagework import ImageWork
 from glance_bootcache.profileboot.job import Job
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 from glance_bootcache.store import ImageStore
+from glance_bootcache.tiers import StorageTiers
 
 LOG = logging.getLogger(__name__)
 
+_CONCURRENT_BASES = 2
 _DELETED = 'the image was deleted in Glance'
 _HELD = ('deleted with "bootcache image delete"; "bootcache image build" makes it again')
+
 
 class Manager:
     """Keeps one manifest an image, and works on images whose cache image is wanted.
@@ -36,18 +38,24 @@ class Manager:
     """
 
     def __init__(self, conf: cfg.ConfigOpts, store: ImageStore, images: Images, exporter: Exporter,
-                 profile_boots: NovaProfileBoots):
+                 tiers: StorageTiers, profile_boots: NovaProfileBoots):
         self._conf = conf[bootcache_conf.GROUP]
         self._store = store
         self._images = images
         self._exporter = exporter
+        self._tiers = tiers
         self._profile_boots = profile_boots
+        self._image_work = ImageWork(conf, store, images, exporter, tiers, profile_boots,
+                                     self._set, self._evict)
+        # Bases are got beside profile boots: a server that boots meanwhile needs its base now.
+        self._bases = futurist.ThreadPoolExecutor(max_workers=_CONCURRENT_BASES)
         self._workers = futurist.ThreadPoolExecutor(max_workers=self._conf.concurrent_builds)
         # Guards the dictionaries below and each read-decide-write of a manifest; held for
         # milliseconds, never over a copy, a boot or a call to another service.
         self._lock = threading.RLock()
         self._jobs: dict[str, Job] = {}
         self._retiring: set[str] = set()
+        self._preparing: set[str] = set()
         self._recovered = False
         self._stopping = threading.Event()
 
@@ -57,6 +65,7 @@ class Manager:
         """Start the exporter, end what an earlier process left, and go on with its work."""
         self._exporter.start()
         self._serve_all()
+        self._tiers.start(self._store.manifests())
         threading.Thread(target=self._housekeeping, name='bootcache-housekeeping',
                          daemon=True).start()
 
@@ -66,10 +75,13 @@ class Manager:
         with self._lock:
             for job in self._jobs.values():
                 job.cancel()
-        self._workers.shutdown(wait=True)
+        for executor in (self._bases, self._workers):
+            executor.shutdown(wait=True)
+        self._tiers.stop()
 
     def _housekeeping(self) -> None:
-        steps = [self._recover, self._keep_serving, self._retry_retiring, self._go_on]
+        steps = [self._recover, self._keep_serving, self._retry_retiring, self._go_on,
+                 self._tiers.save_usage, self._image_work.keep_quota]
         while not self._stopping.is_set():
             for step in steps:
                 try:
@@ -94,10 +106,8 @@ class Manager:
         for manifest in self._store.manifests():
             if not manifest.base_path or not manifest.virtual_bytes:
                 continue
-            cache = manifest.cache_image
             try:
-                self._exporter.ensure(
-                    manifest, self._store.path(manifest.image_id, cache.file) if cache else None)
+                self._exporter.ensure(manifest, self._store.cache_path(manifest))
             except exception.BootcacheError as error:
                 LOG.warning('image %s: its base cannot be served: %s', manifest.image_id, error)
             if manifest.state is State.SKIPPED:
@@ -126,12 +136,13 @@ class Manager:
 
     # Events.
 
-    def consider(self, image_id: str, forced: bool = False) -> None:
+    def consider(self, image_id: str, forced: bool = False, booting: bool = False) -> None:
         """Look at an image that was registered or changed, and do what follows from it.
 
         Safe to be called any number of times: an image is recorded once for each content.
 
         :param forced: record it anew whatever is there.
+        :param booting: a server boots from it just now.
         :raises Exception: keystoneauth's or glanceclient's, if Glance cannot be asked.
         """
         image_id = naming.canonical_image_id(image_id)
@@ -151,7 +162,8 @@ class Manager:
                 return
             manifest = self._store.load(image_id)
             decision = decisions.decide(
-                image, manifest, forced=forced,
+                image, manifest, forced=forced, booting=booting,
+                profile_boots=self._conf.profile_boots,
                 default_quota=properties.parse_size(self._conf.default_quota),
                 max_quota=properties.parse_size(self._conf.max_quota),
                 default_marker=self._conf.boot_marker,
@@ -165,19 +177,91 @@ class Manager:
             elif decision.action is Action.WAIT:
                 if manifest is None:
                     self._store.save(self._stamped(Manifest(image_id)))
-            elif decision.action in (Action.RECORD, Action.REBUILD) and job is None:
+            elif decision.action is Action.NOTHING:
+                if manifest is not None and decision.policy is not None:
+                    self._note_policy(manifest, decision.policy)
+            elif job is None:
                 assert decision.policy is not None
                 job = self._jobs[image_id] = Job(image_id, forced)
                 pending = dataclasses.replace(manifest or Manifest(image_id), reason='',
                                               held=False)
-                if decision.action is Action.RECORD:
+                if decision.action is not Action.REBUILD:
                     pending = dataclasses.replace(pending, state=State.PENDING)
-                self._store.save(self._stamped(pending))
-                self._workers.submit(self._work, image, decision, job)
+                self._note_policy(pending, decision.policy, always=True)
+                self._bases.submit(self._work, image, decision, job)
         if decision.action is Action.SKIP:
             if manifest is not None:
                 self._retire(image_id)
             self._images.show_state(image_id, State.SKIPPED, decision.reason)
+
+    def _note_policy(self, manifest: Manifest, policy: properties.Policy,
+                     always: bool = False) -> None:
+        noted = dataclasses.replace(manifest, quota=policy.quota, settle=policy.settle,
+                                    boot_marker=policy.boot_marker)
+        if always or noted != manifest:
+            self._store.save(self._stamped(noted))
+
+    def rebuild(self, image_id: str) -> bool:
+        """Build an image's cache image from the working set that there is.
+
+        :returns: False if something is in hand for it already.
+        """
+        with self._lock:
+            if image_id in self._jobs or self._stopping.is_set():
+                return False
+            job = self._jobs[image_id] = Job(image_id)
+            self._workers.submit(self._guarded, job, lambda: self._image_work.build_again(job))
+        return True
+
+    def set_working_set(self, manifest: Manifest, info: WorkingSetInfo) -> bool:
+        """Make a working set that was reported an image's own.
+
+        :param manifest: what the report was compared with.
+        :returns: False if the image has changed since.
+        """
+        with self._lock:
+            current = self._store.load(manifest.image_id)
+            if current is None or manifest.image_id in self._jobs \
+                    or (current.image_hash, current.working_set, current.state) \
+                    != (manifest.image_hash, manifest.working_set, manifest.state):
+                return False
+            self._store.save(self._stamped(dataclasses.replace(current, working_set=info)))
+        return True
+
+    def job(self, image_id: str) -> Job | None:
+        """Return what is in hand for an image, if anything is."""
+        with self._lock:
+            return self._jobs.get(image_id)
+
+    def prepare(self, image_id: str) -> None:
+        """Get the base of an image from which a server boots, in the background."""
+        with self._lock:
+            if image_id in self._preparing or image_id in self._jobs or self._stopping.is_set():
+                return
+            self._preparing.add(image_id)
+        self._bases.submit(self._prepare_soon, image_id)
+
+    def _prepare_soon(self, image_id: str) -> None:
+        try:
+            self.consider(image_id, booting=True)
+        except Exception as error:
+            LOG.warning('image %s: Glance cannot be asked: %s', image_id, error)
+        finally:
+            with self._lock:
+                self._preparing.discard(image_id)
+
+    def pin(self, image_id: str, pinned: bool) -> bool:
+        """Keep an image's cache image in every tier, or no longer.
+
+        :returns: False if the image is not known.
+        """
+        with self._lock:
+            manifest = self._store.load(image_id)
+            if manifest is None:
+                return False
+            if manifest.pinned != pinned:
+                self._store.save(self._stamped(dataclasses.replace(manifest, pinned=pinned)))
+        return True
 
     def forget(self, image_id: str, held: bool = False) -> bool:
         """Drop an image's cache image and working set.
@@ -236,6 +320,7 @@ class Manager:
         except exception.BootcacheError as error:
             LOG.warning('image %s: cannot be retired yet: %s', image_id, error)
             gone = False
+        self._tiers.forget(image_id)
         with self._lock:
             manifest = self._store.load(image_id)
             if manifest is None or manifest.state is not State.SKIPPED:
@@ -247,96 +332,90 @@ class Manager:
             elif manifest.base_path:
                 self._store.save(self._stamped(dataclasses.replace(manifest, base_path='')))
 
-    # The work on one image, in a worker's thread.
+    # The work on one image: its base in one executor's threads, the rest in the other's.
 
     def _work(self, image: ImageFacts, decision: decisions.Decision, job: Job) -> None:
-        image_id = image.image_id
+        policy = decision.policy
+        assert policy is not None
+
+        def first() -> bool:
+            if decision.action is not Action.REBUILD:
+                self._image_work.get_base(image, job)
+            if decision.action is Action.SERVE:
+                manifest = self._store.load(job.image_id)
+                assert manifest is not None
+                self._set(job, manifest, State.READY if manifest.cache_image else State.SERVED)
+                return True
+            self._workers.submit(self._guarded, job, second, image)
+            return False
+
+        def second() -> bool:
+            self._image_work.record_and_build(image, policy, job,
+                                              decision.action is Action.RECORD)
+            return True
+
+        self._guarded(job, first, image)
+
+    def _guarded(self, job: Job, work: Callable[[], bool], image: ImageFacts | None = None) -> None:
+        """Do a part of a job: whatever happens, the image's state tells of it.
+
+        :param work: says whether the job is done with it.
+        :param image: whose content a failure is of; None for the one that is served.
+        """
+        done = True
         try:
             job.check_cancelled()
-            self._record_and_build(image, decision, job)
+            done = work()
         except exception.Cancelled as error:
-            LOG.info('image %s: given up: %s', image_id, error)
+            LOG.info('image %s: given up: %s', job.image_id, error)
         except exception.ImageRefused as error:
             self._end(job, image, State.SKIPPED, str(error))
         except exception.BootcacheError as error:
             self._end(job, image, State.FAILED, str(error))
         except Exception as error:
-            if not job.cancelled.is_set():
-                LOG.exception('image %s: unexpected error', image_id)
-            self._end(job, image, State.FAILED, f'unexpected error: {error}')
-        finally:
-            with self._lock:
-                self._jobs.pop(image_id, None)
+            if not job.cancelled.is_set() and not self._stopping.is_set():
+                LOG.exception('image %s: unexpected error', job.image_id)
+                self._end(job, image, State.FAILED, f'unexpected error: {error}')
+        if not done:
+            return
+        with self._lock:
+            self._jobs.pop(job.image_id, None)
         if job.cancelled.is_set():
             # It may have been opted in again while this job was on its way out.
             with contextlib.suppress(Exception):
-                self.consider(image_id)
-
-    def _record_and_build(self, image: ImageFacts, decision: decisions.Decision, job: Job) -> None:
-        assert decision.policy is not None
-        manifest = self._store.load(image.image_id) or Manifest(image.image_id)
-        working_set = self._store.load_working_set(manifest)
-        if decision.action is Action.RECORD or working_set is None \
-                or not manifest.base_path:
-            manifest, working_set = self._record(image, manifest, decision.policy, job)
-        self._build(manifest, working_set, decision.policy, job)
-
-    def _record(self, image: ImageFacts, manifest: Manifest, policy: properties.Policy,
-                job: Job) -> tuple[Manifest, WorkingSet]:
-        manifest = self._set(job, manifest, State.RECORDING)
-        path = base.obtain(image, self._store, self._images, self._conf.glance_store_dirs,
-                           job.cancelled)
-        inspected = inspection.inspect(path, image.disk_format)
-        if manifest.image_hash != image.image_hash:
-            manifest = dataclasses.replace(manifest, working_set=None, cache_image=None)
-            if not self._exporter.retire(image.image_id, with_base=True):
-                raise exception.BuildFailed('compute hosts still read the image\'s older content;'
-                                            ' build it again when their servers are gone')
-        manifest = self._set(job, dataclasses.replace(
-            manifest, image_hash=image.image_hash, image_format=inspected.image_format,
-            stored_bytes=image.stored_bytes, virtual_bytes=inspected.virtual_bytes, base_path=path
-        ), State.RECORDING)
-        self._exporter.ensure(manifest, None)
-        result = self._profile_boots.run(image, inspected.virtual_bytes, policy, job)
-        job.check_cancelled()
-        name = self._store.save_working_set(image.image_id, result.working_set)
-        info = WorkingSetInfo(name, result.working_set.bytes, len(result.working_set.extents),
-                              result.working_set.granularity, self._profile_boots.recorded_by,
-                              result.ended_by, round(result.boot_seconds, 1), policy.boot_marker)
-        return (self._set(job, dataclasses.replace(manifest, working_set=info), State.BUILDING),
-                result.working_set)
-
-    def _build(self, manifest: Manifest, working_set: WorkingSet, policy: properties.Policy,
-               job: Job) -> None:
-        manifest = self._set(job, manifest, State.BUILDING)
-        name = self._store.new_name('cache', '.qcow2')
-        backing_uri = naming.nbd_unix_uri(
-            self._conf.gateway_socket,
-            naming.export_name(naming.EXPORT_BASE, manifest.image_id))
-        began = time.monotonic()
-        built = cacheimage.build(
-            Base(manifest.base_path, manifest.image_format, manifest.virtual_bytes),
-            working_set.extents, self._store.path(manifest.image_id, name), quota=policy.quota,
-            cluster_bytes=self._conf.cluster_size, backing_uri=backing_uri)
-        seconds = time.monotonic() - began
-        info = CacheInfo(name, built.bytes, built.data_bytes, len(built.extents), built.sha256,
-                         built.virtual_bytes, built.cluster_bytes, policy.quota, backing_uri,
-                         round(seconds, 3), cacheimage.VERIFY_RULES)
-        job.check_cancelled()
-        self._exporter.ensure(dataclasses.replace(manifest, cache_image=info), built.path)
-        self._set(job, dataclasses.replace(manifest, cache_image=info), State.READY)
-        LOG.info('image %s: cache image of %d bytes built in %.2f s', manifest.image_id,
-                 built.bytes, seconds)
+                self.consider(job.image_id)
 
     def _set(self, job: Job, manifest: Manifest, state: State, reason: str = '') -> Manifest:
         with self._lock:
             job.check_cancelled()
-            manifest = self._stamped(dataclasses.replace(manifest, state=state, reason=reason))
+            # What people changed meanwhile stays.
+            current = self._store.load(manifest.image_id) or manifest
+            manifest = self._stamped(dataclasses.replace(
+                manifest, state=state, reason=reason, pinned=current.pinned, quota=current.quota,
+                boot_marker=current.boot_marker, settle=current.settle))
             self._store.save(manifest)
         self._images.show_state(manifest.image_id, state, reason)
         return manifest
 
-    def _end(self, job: Job, image: ImageFacts, state: State, reason: str) -> None:
+    def _evict(self, image_id: str) -> bool:
+        """Drop a cache image from the storage disk tier; its next boot has it built again.
+
+        :returns: False if something is in hand for it, or a host is fetching it.
+        """
+        with self._lock:
+            manifest = self._store.load(image_id)
+            if manifest is None or manifest.cache_image is None:
+                return True
+            if image_id in self._jobs or not self._exporter.withdraw_cache(manifest):
+                return False
+            state = State.SERVED if manifest.state is State.READY else manifest.state
+            self._store.save(self._stamped(dataclasses.replace(manifest, cache_image=None,
+                                                               state=state)))
+        self._tiers.forget(image_id)
+        LOG.info('image %s: its cache image is evicted from storage disk', image_id)
+        return True
+
+    def _end(self, job: Job, image: ImageFacts | None, state: State, reason: str) -> None:
         with contextlib.suppress(exception.Cancelled):
             job.check_cancelled()
             LOG.warning('image %s: %s: %s', job.image_id, state.value, reason)
@@ -345,70 +424,16 @@ class Manager:
                 state, reason = State.READY, f'the older cache image serves, as {reason}'
             elif state is State.SKIPPED:
                 manifest = dataclasses.replace(manifest, cache_image=None)
-            # With the hash it is not tried again by itself for the same content.
-            self._set(job, dataclasses.replace(manifest, image_hash=image.image_hash), state,
-                      reason)
+            if image is not None:
+                # With the hash it is not tried again by itself for the same content.
+                manifest = dataclasses.replace(manifest, image_hash=image.image_hash)
+            self._set(job, manifest, state, reason)
 
     @staticmethod
     def _stamped(manifest: Manifest) -> Manifest:
         return dataclasses.replace(manifest,
                                    updated_at=timeutils.utcnow(with_timezone=True).isoformat(
                                        timespec='seconds'))
-
-    # What compute hosts ask and report; see bootcache/rpcapi.py.
-
-    def plan_boot(self, image_id: str, host: str, server_id: str,
-                  profile_token: str | None) -> dict[str, Any]:
-        """Answer a compute host that starts a server."""
-        with self._lock:
-            manifest = self._store.load(image_id)
-            job = self._jobs.get(image_id)
-        if profile_token is not None:
-            if manifest is None or job is None or not job.owns(profile_token) \
-                    or manifest.state is not State.RECORDING:
-                return _stock('the server claims to be a profile boot, but none is in hand')
-            self._exporter.ensure(manifest, None)
-            job.host = host
-            return {'action': rpcapi.ACTION_RECORD, **self._exporter.describe(manifest)}
-        if manifest is None:
-            return _stock('the image is not known to the storage service')
-        # While an image is recorded or built anew, and if that fails, the old one still serves.
-        if manifest.cache_image is None or manifest.state is State.SKIPPED:
-            return _stock(f'the image is {manifest.state.value}'
-                          + (f': {manifest.reason}' if manifest.reason else ''))
-        self._exporter.ensure(manifest,
-                              self._store.path(image_id, manifest.cache_image.file))
-        LOG.debug('server %s on %s boots from the cache image of %s', server_id, host, image_id)
-        return {'action': rpcapi.ACTION_CACHE, **self._exporter.describe(manifest)}
-
-    def recording_progress(self, image_id: str, profile_token: str, recorded_bytes: int,
-                           idle_seconds: float) -> None:
-        """Note a compute host's progress message; one that belongs to no job is ignored."""
-        with self._lock:
-            job = self._jobs.get(image_id)
-        if job is not None and job.owns(profile_token):
-            job.heard(int(recorded_bytes), float(idle_seconds))
-
-    def report_working_set(self, image_id: str, profile_token: str, granularity: int,
-                           extents: list[Any]) -> None:
-        """Take a compute host's report.
-
-        :raises InvalidWorkingSet: if it does not fit the image.
-        """
-        with self._lock:
-            job = self._jobs.get(image_id)
-            manifest = self._store.load(image_id)
-        if job is None or manifest is None or not job.owns(profile_token):
-            LOG.info('image %s: a report that belongs to no recording is ignored', image_id)
-            return
-        if granularity != recorder.GRANULARITY:
-            raise exception.InvalidWorkingSet(
-                f'granularity {granularity!r} is not {recorder.GRANULARITY}')
-        # No cache image holds more; and a host that lies shall not have us count for ever.
-        job.working_set = WorkingSet.from_wire(
-            image_id, manifest.image_hash, manifest.virtual_bytes, granularity, extents,
-            limit=properties.parse_size(self._conf.max_quota))
-        job.changed.set()
 
     # What operators ask.
 
@@ -436,7 +461,3 @@ class Manager:
         manifest = self._store.load(image_id)
         working_set = manifest and self._store.load_working_set(manifest)
         return working_set.to_json() if working_set else None
-
-
-def _stock(reason: str) -> dict[str, Any]:
-    return {'action': rpcapi.ACTION_STOCK, 'reason': reason}

@@ -7,6 +7,7 @@ from oslo_service import service
 
 from bootcache import conf as bootcache_conf
 from bootcache import rpcapi
+from glance_bootcache.boots import Boots
 from glance_bootcache.endpoints import Endpoints
 from glance_bootcache.exporter import Exporter
 from glance_bootcache.images import Images
@@ -14,6 +15,7 @@ from glance_bootcache.listener import ImageEvents, get_listener
 from glance_bootcache.manager import Manager
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 from glance_bootcache.store import ImageStore
+from glance_bootcache.tiers import StorageTiers
 
 LOG = logging.getLogger(__name__)
 
@@ -33,14 +35,17 @@ class StorageService(service.Service):  # type: ignore[misc]
         super().start()
         conf = self._conf
         store = ImageStore(conf[bootcache_conf.GROUP].state_dir)
-        self._manager = Manager(conf, store, Images(conf), Exporter(conf), NovaProfileBoots(conf))
+        exporter = Exporter(conf)
+        tiers = StorageTiers(conf, store, exporter)
+        self._manager = Manager(conf, store, Images(conf), exporter, tiers, NovaProfileBoots(conf))
+        boots = Boots(conf, store, exporter, self._manager, tiers)
         self._manager.start()
         self._listener = get_listener(
             conf, ImageEvents(self._manager.consider, self._manager.forget))
         self._listener.start()
         self._server = messaging.get_rpc_server(
             rpcapi.get_transport(conf), rpcapi.target(server=conf.host),
-            [Endpoints(self._manager)], executor='threading')
+            [Endpoints(self._manager, boots, tiers)], executor='threading')
         self._server.start()
         LOG.info('glance-bootcache serves')
 

@@ -36,6 +36,11 @@ class ImageStore:
         """Return the path of a file of an image."""
         return os.path.join(self.directory(image_id), name)
 
+    def cache_path(self, manifest: Manifest) -> str | None:
+        """Return the path of an image's cache image, None if it has none."""
+        cache = manifest.cache_image
+        return self.path(manifest.image_id, cache.file) if cache else None
+
     def new_name(self, kind: str, suffix: str) -> str:
         """Return a file name that was not used before, as ``cache-4f1c9d02.qcow2``."""
         return f'{kind}-{secrets.token_hex(4)}{suffix}'

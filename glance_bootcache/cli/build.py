@@ -8,13 +8,13 @@ from typing import Any
 
 from cliff import show
 
-from bootcache import cacheimage, exception, properties, recorder, savefile
+from bootcache import cacheimage, ending, exception, properties, recorder, savefile
 from bootcache.cacheimage import Base
 from bootcache.workingset import WorkingSet
 from glance_bootcache import inspection
 from glance_bootcache.cli.progress import Progress
 from glance_bootcache.conf import DEFAULT_MARKER
-from glance_bootcache.profileboot import direct, ending
+from glance_bootcache.profileboot import direct
 
 
 def size(text: str) -> int:

@@ -32,6 +32,7 @@ def main(argv: list[str] | None = None) -> int:
         glance_conf.check(conf)
         _check_tools()
         lock = _only_one(conf[bootcache_conf.GROUP].state_dir)
+        glance_conf.check_tiers(conf)
     except (cfg.Error, ValueError, OSError, exception.BootcacheError) as error:
         print(f'glance-bootcache: {error}', file=sys.stderr)
         return 1

@@ -20,12 +20,12 @@ from xml.sax import saxutils
 
 from oslo_log import log as logging
 
-from bootcache import exception, naming, properties, qemuimg
+from bootcache import ending, exception, naming, properties, qemuimg
 from bootcache.cacheimage import Base
 from bootcache.recorder import Recording
 from bootcache.storagedaemon import StorageDaemon, UnixListener
 from bootcache.workingset import Extent
-from glance_bootcache.profileboot import acceleration, ending
+from glance_bootcache.profileboot import acceleration
 
 LOG = logging.getLogger(__name__)
 

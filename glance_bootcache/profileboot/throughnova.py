@@ -16,12 +16,11 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
-from bootcache import exception, properties, rpcapi
+from bootcache import ending, exception, properties, rpcapi
 from bootcache.workingset import WorkingSet
 from glance_bootcache import images
 from glance_bootcache.conf import AUTH_GROUP
 from glance_bootcache.decisions import ImageFacts
-from glance_bootcache.profileboot import ending
 from glance_bootcache.profileboot.job import Job
 
 LOG = logging.getLogger(__name__)

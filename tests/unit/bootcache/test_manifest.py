@@ -33,7 +33,7 @@ def test_round_trip_through_a_file(tmp_path):
 
 
 def test_what_is_in_hand():
-    assert frozenset(State) - {State.READY, State.FAILED, State.SKIPPED} == IN_HAND
+    assert frozenset(State) - {State.READY, State.FAILED, State.SKIPPED, State.SERVED} == IN_HAND
 
 
 @pytest.mark.parametrize('change', [

@@ -9,6 +9,7 @@ import pytest
 from bootcache import cacheimage, exception, savefile, workingset
 from bootcache.cacheimage import CacheImage
 from glance_bootcache import inspection
+from glance_bootcache.boots import Boots
 from glance_bootcache.inspection import Inspected
 from glance_bootcache.manager import Manager
 from glance_bootcache.store import ImageStore
@@ -44,12 +45,15 @@ def house(storage_conf, no_qemu):
     with contextlib.ExitStack() as stack:
         house = types.SimpleNamespace(
             images=fakes_manager.FakeImages(), exporter=fakes_manager.FakeExporter(),
-            boots=fakes_manager.FakeBoots(), qemu=no_qemu, conf=storage_conf,
+            boots=fakes_manager.FakeBoots(), tiers=fakes_manager.FakeTiers(), qemu=no_qemu,
+            conf=storage_conf,
             store=ImageStore(storage_conf.bootcache.state_dir))
 
         def restart():
             house.manager = Manager(storage_conf, house.store, house.images, house.exporter,
-                                    house.boots)
+                                    house.tiers, house.boots)
+            house.hosts = Boots(storage_conf, house.store, house.exporter, house.manager,
+                                house.tiers)
             stack.callback(give_up, house.manager)
             return house.manager
 
@@ -59,10 +63,12 @@ def house(storage_conf, no_qemu):
             for job in list(manager._jobs.values()):
                 job.cancel()
             fakes_manager.until(lambda: not manager._jobs, 'the end of all jobs')
+            fakes_manager.until(lambda: not manager._preparing, 'the end of all preparing')
             manager._workers.shutdown(wait=False)
+            manager._bases.shutdown(wait=False)
 
         def idle():
-            return not house.manager._jobs
+            return not house.manager._jobs and not house.manager._preparing
 
         house.restart = restart
         house.settle = lambda: fakes_manager.until(idle, 'the end of all jobs')

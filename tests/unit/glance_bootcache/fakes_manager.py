@@ -9,6 +9,7 @@ import threading
 import time
 
 from bootcache import exception
+from bootcache.tier import Medium, Room
 from bootcache.workingset import WorkingSet
 from glance_bootcache.decisions import ImageFacts
 from glance_bootcache.profileboot.throughnova import Result
@@ -67,6 +68,7 @@ class FakeExporter:
     def __init__(self):
         self.serving = {}
         self.readers = set()
+        self.fetching = set()
         self.fails = None
 
     def start(self):
@@ -86,11 +88,64 @@ class FakeExporter:
         self.serving.pop(image_id, None)
         return True
 
+    def withdraw_cache(self, manifest):
+        """As Exporter.withdraw_cache."""
+        return manifest.image_id not in self.fetching
+
+    def ensure_stored(self, manifest):
+        """As Exporter.ensure_stored."""
+        return f'stored-{manifest.image_id}'
+
     def describe(self, manifest):
         """As Exporter.describe."""
+        cache = manifest.cache_image
         return {'server': ['storage', 1], 'virtual_bytes': manifest.virtual_bytes,
                 'base_export': f'base-{manifest.image_id}',
-                'cache_image': manifest.cache_image and manifest.cache_image.to_dict()}
+                **({'cache_image': cache.to_dict(), 'cache_export': 'cache-x'} if cache else {})}
+
+
+class FakeTiers:
+    """Tiers that remember what they were told."""
+
+    def __init__(self):
+        self.noted = []
+        self.promoted = []
+        self.forgotten = []
+        self.evict = []
+        self.fits = True
+
+    def note_use(self, image_id, when):
+        """As StorageTiers.note_use."""
+        self.noted.append((image_id, when))
+
+    has_memory = False
+
+    def medium(self, image_id):
+        """As StorageTiers.medium."""
+        return Medium.DISK
+
+    def start(self, manifests):
+        """As StorageTiers.start."""
+
+    def stop(self):
+        """As StorageTiers.stop."""
+
+    def save_usage(self):
+        """As StorageTiers.save_usage."""
+
+    def forget(self, image_id):
+        """As StorageTiers.forget."""
+        self.forgotten.append(image_id)
+
+    def plan_disk(self, manifests, incoming=0, busy=()):
+        """As StorageTiers.plan_disk: what the test wants, and what is not busy."""
+        held = {manifest.image_id for manifest in manifests if manifest.cache_image}
+        return Room(self.fits, tuple(image for image in self.evict
+                                     if image in held and image not in busy))
+
+    def promote(self, manifest):
+        """As StorageTiers.promote."""
+        self.promoted.append(manifest.image_id)
 
 
 class FakeBoots:

@@ -35,7 +35,9 @@ def manifest(**changes):
 
 
 RECORD = Decision(Action.RECORD, policy=POLICY)
-NOTHING = Decision(Action.NOTHING)
+NOTHING = Decision(Action.NOTHING, policy=POLICY)
+HELD = Decision(Action.NOTHING)
+SERVE = Decision(Action.SERVE, policy=POLICY)
 
 TABLE = {
     'new image': (IMAGE, None, RECORD),
@@ -51,9 +53,9 @@ TABLE = {
     'refused': (IMAGE, manifest(state=State.SKIPPED, cache_image=None), NOTHING),
     'skipped by a property that is right now': (
         IMAGE, Manifest(IMAGE.image_id, State.SKIPPED, 'bootcache_mode=off'), RECORD),
-    'held': (IMAGE, manifest(state=State.SKIPPED, held=True, cache_image=None), NOTHING),
+    'held': (IMAGE, manifest(state=State.SKIPPED, held=True, cache_image=None), HELD),
     'held and content changed': (image(image_hash='sha512:11'),
-                                 manifest(state=State.SKIPPED, held=True), NOTHING),
+                                 manifest(state=State.SKIPPED, held=True), HELD),
     'working set lost': (IMAGE, manifest(working_set=None), RECORD),
     'cache image lost': (IMAGE, manifest(cache_image=None), RECORD),
     'marker changed': (image({'bootcache_boot_marker': 'up'}), READY,
@@ -75,6 +77,29 @@ TABLE = {
     'plain kernel id left empty': (image({'kernel_id': ''}), None, RECORD),
     'no volumes': (image({'block_device_mapping': '[]'}), None, RECORD),
 }
+
+
+SERVING_TABLE = {
+    'a server boots an unknown image': ({'booting': True}, None, SERVE),
+    'a server boots an image in hand': ({'booting': True}, manifest(state=State.RECORDING), RECORD),
+    'a server boots a served image': (
+        {'booting': True}, manifest(state=State.SERVED, cache_image=None), NOTHING),
+    'a server boots a ready image': ({'booting': True}, READY, NOTHING),
+    'a server boots a failed image': (
+        {'booting': True}, manifest(state=State.FAILED, cache_image=None), NOTHING),
+    'an operator wants no profile boots': ({'profile_boots': False}, None, SERVE),
+    'nor after a restart': ({'profile_boots': False}, manifest(state=State.PENDING), SERVE),
+    'but asks for one': ({'profile_boots': False, 'forced': True}, READY, RECORD),
+    'a served image is looked at again': ({}, manifest(state=State.SERVED), NOTHING),
+    'a lost working set without profile boots': (
+        {'profile_boots': False}, manifest(working_set=None), NOTHING),
+}
+
+
+@pytest.mark.parametrize('name', SERVING_TABLE)
+def test_serving_table(name):
+    options, known, expected = SERVING_TABLE[name]
+    assert decide(IMAGE, known, **options) == expected
 
 
 @pytest.mark.parametrize('name', TABLE)
@@ -143,7 +168,7 @@ def test_every_combination_gives_what_its_action_needs():
                       status=status)
         decision = decide(given, known, forced=forced)
         assert bool(decision.reason) == (decision.action is Action.SKIP)
-        assert (decision.policy is not None) == (
-            decision.action in (Action.RECORD, Action.REBUILD))
+        if decision.action in (Action.RECORD, Action.REBUILD, Action.SERVE):
+            assert decision.policy is not None
         if decision.action is Action.REBUILD:
             assert known is not None and known.working_set is not None and not forced

@@ -35,7 +35,7 @@ def recording(house, image=IMAGE):
 
 def test_a_registered_image_becomes_ready(house):
     ready(house)
-    assert house.images.states(IMAGE) == ['recording', 'recording', 'building', 'building', 'ready']
+    assert house.images.states(IMAGE) == ['pending', 'recording', 'building', 'building', 'ready']
     document = house.manager.get_image(IMAGE)
     assert document['in_hand'] is False and document['progress'] is None
     assert document['working_set']['bytes'] == 8192 and document['cache_image']['bytes'] == 11
@@ -112,7 +112,7 @@ def test_deleted_while_a_server_reads_from_its_base(house):
     house.manager.forget(IMAGE)
     base = house.store.load(IMAGE).base_path
     assert os.path.exists(base) and house.state(IMAGE) == 'skipped'
-    assert house.manager.plan_boot(IMAGE, 'host', 'server', None)['action'] == 'stock'
+    assert house.hosts.plan_boot(IMAGE, 'host', 'server', None)['action'] == 'stock'
     house.exporter.readers.clear()
     house.manager._retry_retiring()
     assert house.state(IMAGE) is None and not os.path.exists(base)
@@ -185,7 +185,7 @@ def test_a_refused_image_is_skipped_and_not_tried_again_by_itself(house):
     house.manager.consider(IMAGE)
     house.settle()
     assert house.images.shown[-1] == (IMAGE, 'skipped', 'the image has a backing file')
-    assert house.images.states(IMAGE).count('recording') == 1 and not house.boots.jobs
+    assert 'recording' not in house.images.states(IMAGE) and not house.boots.jobs
     # Another content is another matter.
     house.qemu.refuse = None
     house.images.put(IMAGE, content=b'\1' * (1 << 20))
@@ -324,7 +324,7 @@ def test_the_older_cache_image_serves_while_and_after_a_new_recording_fails(hous
     house.boots.gate.clear()
     house.manager.consider(IMAGE, forced=True)
     until(lambda: len(house.boots.jobs) == 2, 'the second profile boot')
-    answer = house.manager.plan_boot(IMAGE, 'host', 'server', None)
+    answer = house.hosts.plan_boot(IMAGE, 'host', 'server', None)
     assert answer['action'] == 'cache' and answer['cache_image'] == older
     house.boots.fails = failed('no flavor')
     house.boots.gate.set()
@@ -332,7 +332,7 @@ def test_the_older_cache_image_serves_while_and_after_a_new_recording_fails(hous
     document = house.manager.get_image(IMAGE)
     assert document['state'] == 'ready' and 'no flavor' in document['reason']
     assert document['cache_image'] == older
-    assert house.manager.plan_boot(IMAGE, 'host', 'server', None)['cache_image'] == older
+    assert house.hosts.plan_boot(IMAGE, 'host', 'server', None)['cache_image'] == older
 
 
 def test_a_cache_image_of_another_content_is_not_served(house):
@@ -341,5 +341,5 @@ def test_a_cache_image_of_another_content_is_not_served(house):
     house.images.put(IMAGE, content=b'\1' * (1 << 20))
     house.manager.consider(IMAGE)
     until(lambda: len(house.boots.jobs) == 2, 'the second profile boot')
-    answer = house.manager.plan_boot(IMAGE, 'host', 'server', None)
-    assert answer['action'] == 'stock'
+    answer = house.hosts.plan_boot(IMAGE, 'host', 'server', None)
+    assert answer['action'] == 'cold'

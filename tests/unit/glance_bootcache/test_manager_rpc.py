@@ -1,9 +1,12 @@
 """What compute hosts ask and report. The neighbours are stand-ins, see test_manager.py."""
 
+import dataclasses
+
 import pytest
 from fakes_manager import SIZE, until
 
 from bootcache import exception
+from bootcache.manifest import State
 from bootcache.workingset import WorkingSet
 from glance_bootcache.endpoints import Endpoints
 
@@ -25,36 +28,212 @@ def finish(house):
     house.settle()
 
 
-def test_an_unknown_image_goes_the_stock_way(house):
-    assert house.manager.plan_boot(IMAGE, 'host', 'server', None) == {
-        'action': 'stock', 'reason': 'the image is not known to the storage service'}
+def plan(house, server='server'):
+    return house.hosts.plan_boot(IMAGE, 'host', server, None)
 
 
-def test_an_image_in_hand_goes_the_stock_way(house, job):
-    answer = house.manager.plan_boot(IMAGE, 'host', 'server', None)
-    assert answer['action'] == 'stock' and 'recording' in answer['reason']
+def test_a_server_boots_cold_from_an_image_that_was_not_known(house):
+    house.images.put(IMAGE)
+    assert plan(house) == {'action': 'wait', 'reason': 'the image\'s base is being prepared'}
+    house.settle()
+    assert house.state(IMAGE) == 'served' and not house.boots.jobs
+    answer = plan(house)
+    assert answer['action'] == 'cold' and answer['base_export'] == f'base-{IMAGE}'
+    assert answer['watch'] == {'quota': 512 << 20, 'marker': house.conf.bootcache.boot_marker,
+                               'linger': 20, 'silence': 60, 'timeout': 900}
+    assert answer['image_hash'].startswith('sha512:') and answer['pinned'] is False
+
+
+def test_an_image_that_glance_does_not_have_goes_the_stock_way(house):
+    assert plan(house)['action'] == 'wait'
+    house.settle()
+    assert house.state(IMAGE) is None
+    house.images.put(IMAGE, mode='off')
+    plan(house)
+    house.settle()
+    assert plan(house) == {'action': 'stock', 'reason': 'the image is skipped: bootcache_mode=off'}
+
+
+def test_an_image_in_hand_boots_cold(house, job):
+    answer = plan(house)
+    assert answer['action'] == 'cold' and answer['watch']
     assert job.host == ''
+    # What the server read is not looked at: the profile boot will tell.
+    house.hosts.report_boot(IMAGE, house.store.load(IMAGE).image_hash, 'host', 65536, [[0, 65536]],
+                            'marker', 1.0)
+    assert house.manager.get_working_set(IMAGE) is None
+
+
+def test_an_image_that_waits_for_its_profile_boot_boots_cold(house, job):
+    other = IMAGE.replace('7', '8', 1)
+    house.images.put(other)
+    house.manager.consider(other)
+    until(lambda: house.store.load(other).base_path, 'the base')
+    assert house.state(other) == 'pending'
+    assert house.hosts.plan_boot(other, 'host', 'server', None)['action'] == 'cold'
+
+
+def report(house, extents, image_hash=None, granularity=65536):
+    house.hosts.report_boot(IMAGE, image_hash or house.store.load(IMAGE).image_hash, 'host',
+                            granularity, extents, 'marker', 12.34)
+    house.settle()
+
+
+def cold(house, **properties):
+    house.images.put(IMAGE, **properties)
+    plan(house)
+    house.settle()
+
+
+def test_a_cold_boots_report_makes_the_cache_image(house):
+    cold(house)
+    report(house, [[65536, 65536, 0.0], [0, 65536, 0.5]])
+    manifest = house.store.load(IMAGE)
+    assert manifest.state == 'ready' and manifest.cache_image is not None
+    info = manifest.working_set
+    assert (info.recorded_by, info.ended_by, info.boot_seconds, info.version) \
+        == ('server', 'marker', 12.3, 1)
+    assert plan(house)['action'] == 'cache' and not house.boots.jobs
+
+
+@pytest.mark.parametrize('hash_', ['sha512:00', ''])
+def test_a_report_of_another_content_is_ignored(house, hash_):
+    cold(house)
+    house.hosts.report_boot(IMAGE, hash_, 'host', 65536, [[0, 65536]], 'marker', 1.0)
+    house.hosts.report_boot(IMAGE.replace('7', '8', 1), hash_, 'host', 65536, [], 'marker', 1.0)
+    assert house.state(IMAGE) == 'served'
+
+
+@pytest.mark.parametrize('granularity, extents', [
+    (65536, [[0, SIZE + 1]]), (65536, [[-1, 5]]), (512, [[0, 512]]), ('x', []), (65536, 'no'),
+    (65536, [['0', 5]])])
+def test_a_servers_report_that_cannot_be_is_refused(house, granularity, extents):
+    cold(house)
+    with pytest.raises(exception.InvalidWorkingSet):
+        report(house, extents, granularity=granularity)
+    assert house.state(IMAGE) == 'served'
+
+
+def test_boots_refine_the_working_set_until_they_bring_nothing_new(house):
+    cold(house)
+    report(house, [[0, 65536]])
+    assert plan(house)['watch']
+    report(house, [[0, 65536], [131072, 65536]])
+    manifest = house.store.load(IMAGE)
+    assert manifest.working_set.version == 2 and len(house.qemu.builds) == 2
+    assert [extent[0] for extent in house.manager.get_working_set(IMAGE)['extents']] == [0, 131072]
+    for _boot in range(3):
+        assert plan(house)['watch']
+        report(house, [[131072, 65536]])
+    assert 'watch' not in plan(house)
+    assert house.store.load(IMAGE).working_set.version == 2 and len(house.qemu.builds) == 2
+
+
+def test_no_more_versions_than_the_operator_wants(house):
+    house.conf.set_override('refine_boots', 1, 'bootcache')
+    cold(house)
+    report(house, [[0, 65536]])
+    report(house, [[131072, 65536]])
+    assert house.store.load(IMAGE).working_set.version == 2
+    assert 'watch' not in plan(house)
+
+
+def test_without_profile_boots_registering_serves_the_base(house):
+    house.conf.set_override('profile_boots', False, 'bootcache')
+    house.images.put(IMAGE)
+    house.manager.consider(IMAGE)
+    house.settle()
+    assert house.state(IMAGE) == 'served' and not house.boots.jobs
+    house.manager.consider(IMAGE, forced=True)
+    house.settle()
+    assert house.state(IMAGE) == 'ready' and len(house.boots.jobs) == 1
+
+
+def test_an_evicted_cache_image_is_built_again_when_a_server_boots(house):
+    cold(house)
+    report(house, [[0, 65536]])
+    manifest = house.store.load(IMAGE)
+    house.store.save(dataclasses.replace(manifest, state=State.SERVED, cache_image=None))
+    assert plan(house)['action'] == 'cold'
+    house.settle()
+    assert plan(house)['action'] == 'cache'
+
+
+def test_building_evicts_what_was_used_least_recently(house):
+    cold(house)
+    report(house, [[0, 65536]])
+    other = IMAGE.replace('7', '8', 1)
+    house.tiers.evict = [IMAGE]
+    house.images.put(other)
+    house.manager.consider(other)
+    house.settle()
+    evicted = house.store.load(IMAGE)
+    assert evicted.state == 'served' and evicted.cache_image is None and evicted.working_set
+    assert IMAGE in house.tiers.forgotten and house.state(other) == 'ready'
+
+
+def test_what_is_being_fetched_is_not_evicted(house):
+    cold(house)
+    report(house, [[0, 65536]])
+    house.exporter.fetching.add(IMAGE)
+    house.tiers.evict = [IMAGE]
+    house.manager._image_work.keep_quota()
+    assert house.store.load(IMAGE).cache_image is not None
+
+
+def test_without_room_on_storage_disk_nothing_is_built(house):
+    house.tiers.fits = False
+    house.images.put(IMAGE)
+    house.manager.consider(IMAGE)
+    house.settle()
+    assert house.state(IMAGE) == 'failed'
+    assert 'storage_disk_quota' in house.manager.get_image(IMAGE)['reason']
+    # Servers boot cold.
+    assert plan(house)['action'] == 'cold'
+
+
+def test_stored_bytes_for_settling(house):
+    assert house.hosts.serve_stored(IMAGE) is None
+    cold(house, settle='no')
+    answer = house.hosts.serve_stored(IMAGE)
+    assert answer == {'server': ['storage', 1], 'export': f'stored-{IMAGE}', 'stored_bytes': SIZE,
+                      'image_hash': house.store.load(IMAGE).image_hash, 'image_format': 'raw',
+                      'settle': False}
+
+
+def test_a_deleted_images_servers_find_its_base(house, job):
+    finish(house)
+    house.boots.servers.add(IMAGE)
+    house.exporter.readers.add(IMAGE)
+    del house.images.images[IMAGE]
+    house.manager.consider(IMAGE)
+    answer = plan(house)
+    assert answer['action'] == 'stock' and answer['base_export'] == f'base-{IMAGE}'
+    assert 'cache_image' not in answer
 
 
 def test_a_ready_image_is_served(house, job):
     finish(house)
     house.exporter.serving.clear()
-    answer = house.manager.plan_boot(IMAGE, 'host', 'server', None)
+    answer = house.hosts.plan_boot(IMAGE, 'host', 'server', None)
     assert answer['action'] == 'cache' and answer['virtual_bytes'] == SIZE
     assert answer['cache_image'] == house.manager.get_image(IMAGE)['cache_image']
     # An exporter that was restarted, and so was empty, serves it again.
     assert IMAGE in house.exporter.serving
 
 
-def test_a_failed_image_tells_its_reason(house, job):
+def test_a_failed_profile_boot_leaves_it_to_servers(house, job):
     house.boots.fails = exception.ProfileBootFailed('no flavor')
     finish(house)
-    assert house.manager.plan_boot(IMAGE, 'host', 'server', None) == {
-        'action': 'stock', 'reason': 'the image is failed: no flavor'}
+    assert house.manager.get_image(IMAGE)['reason'] == 'no flavor'
+    # Its base is there: a server boots cold, and is recorded in the profile boot's place.
+    assert plan(house)['action'] == 'cold'
+    report(house, [[0, 65536]])
+    assert house.state(IMAGE) == 'ready'
 
 
 def test_the_profile_boot_itself_records(house, job):
-    answer = house.manager.plan_boot(IMAGE, 'host', 'server', job.token)
+    answer = house.hosts.plan_boot(IMAGE, 'host', 'server', job.token)
     assert answer['action'] == 'record' and answer['server'] == ['storage', 1]
     assert job.host == 'host'
     assert house.manager.get_image(IMAGE)['progress'] == {'host': 'host', 'recorded_bytes': 0}
@@ -62,24 +241,24 @@ def test_the_profile_boot_itself_records(house, job):
 
 @pytest.mark.parametrize('token', ['', 'x', 'f' * 32])
 def test_a_wrong_token_records_nothing(house, job, token):
-    assert house.manager.plan_boot(IMAGE, 'host', 'server', token)['action'] == 'stock'
+    assert house.hosts.plan_boot(IMAGE, 'host', 'server', token)['action'] == 'stock'
     assert job.host == ''
-    house.manager.recording_progress(IMAGE, token, 5, 0.0)
+    house.hosts.recording_progress(IMAGE, token, 5, 0.0)
     assert job.recorded_bytes == 0
-    house.manager.report_working_set(IMAGE, token, 4096, [[0, 4096]])
+    house.hosts.report_working_set(IMAGE, token, 4096, [[0, 4096]])
     assert job.working_set is None
 
 
 def test_a_token_is_over_with_its_job(house, job):
     finish(house)
     before = house.manager.get_working_set(IMAGE)
-    assert house.manager.plan_boot(IMAGE, 'host', 'server', job.token)['action'] == 'stock'
-    house.manager.report_working_set(IMAGE, job.token, 4096, [[8192, 4096]])
+    assert house.hosts.plan_boot(IMAGE, 'host', 'server', job.token)['action'] == 'stock'
+    house.hosts.report_working_set(IMAGE, job.token, 4096, [[8192, 4096]])
     assert house.manager.get_working_set(IMAGE) == before
 
 
 def test_progress_is_shown(house, job):
-    house.manager.recording_progress(IMAGE, job.token, 12345, 1.5)
+    house.hosts.recording_progress(IMAGE, job.token, 12345, 1.5)
     document = house.manager.get_image(IMAGE)
     assert document['in_hand'] is True and document['progress']['recorded_bytes'] == 12345
     assert job.idle_seconds == 1.5
@@ -90,12 +269,12 @@ def test_progress_is_shown(house, job):
     (7, [[0, 4096]]), (4096, [[0, 4096], [0]])])
 def test_a_report_outside_the_base_is_refused(house, job, granularity, extents):
     with pytest.raises(exception.InvalidWorkingSet):
-        house.manager.report_working_set(IMAGE, job.token, granularity, extents)
+        house.hosts.report_working_set(IMAGE, job.token, granularity, extents)
     assert job.working_set is None
 
 
 def test_a_report_is_what_is_built(house, job):
-    house.manager.report_working_set(IMAGE, job.token, 4096, [[8192, 100, 0.0], [0, 1, 0.1]])
+    house.hosts.report_working_set(IMAGE, job.token, 4096, [[8192, 100, 0.0], [0, 1, 0.1]])
     assert job.changed.is_set()
     finish(house)
     document = house.manager.get_working_set(IMAGE)
@@ -105,7 +284,7 @@ def test_a_report_is_what_is_built(house, job):
 
 
 def test_endpoints_hand_on(house, job):
-    endpoints = Endpoints(house.manager)
+    endpoints = Endpoints(house.manager, house.hosts, house.tiers)
     upper = IMAGE.upper()
     assert endpoints.plan_boot({}, upper, 'host', 'server', job.token)['action'] == 'record'
     endpoints.recording_progress({}, IMAGE, job.token, 5, 0.5)
@@ -119,6 +298,13 @@ def test_endpoints_hand_on(house, job):
     endpoints.build_image({}, upper)
     house.settle()
     assert endpoints.get_image({}, IMAGE)['state'] == 'ready' and len(house.boots.jobs) == 2
+    assert endpoints.pin_image({}, upper, True) is True
+    assert endpoints.get_image({}, IMAGE)['pinned'] is True
+    endpoints.report_use({}, 'host', {upper: [2e12, 'disk']})
+    assert house.tiers.noted[0][0] == IMAGE and house.tiers.noted[0][1] < 2e12
+    endpoints.promote_image({}, upper)
+    assert house.tiers.promoted == [IMAGE]
+    assert endpoints.serve_stored({}, upper)['export'] == f'stored-{IMAGE}'
     del house.images.images[IMAGE]
     endpoints.image_registered({}, IMAGE)
     assert endpoints.get_image({}, IMAGE) is None
@@ -130,4 +316,5 @@ def test_endpoints_hand_on(house, job):
     ('report_working_set', ('token', 4096, []))])
 def test_endpoints_take_only_image_ids(house, method, arguments):
     with pytest.raises(ValueError):
-        getattr(Endpoints(house.manager), method)({}, '../../etc', *arguments)
+        getattr(Endpoints(house.manager, house.hosts, house.tiers), method)({}, '../../etc',
+                                                                            *arguments)

@@ -5,9 +5,9 @@ import threading
 import pytest
 
 from bootcache import exception
+from bootcache.ending import Limits, Progress, ended_by
 from bootcache.workingset import WorkingSet
 from glance_bootcache.profileboot import direct
-from glance_bootcache.profileboot.ending import Limits, Progress, ended_by
 from glance_bootcache.profileboot.job import Job
 from glance_bootcache.profileboot.throughnova import Flavor, choose_flavor
 

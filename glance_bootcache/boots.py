@@ -1,0 +1,210 @@
+"""Servers' boots, as compute hosts ask and report: see bootcache/rpcapi.py for the messages."""
+
+import dataclasses
+import threading
+import time
+from typing import Any
+
+from oslo_config import cfg
+from oslo_log import log as logging
+
+from bootcache import conf as bootcache_conf
+from bootcache import exception, properties, recorder, refinement, rpcapi
+from bootcache.manifest import Manifest, State, WorkingSetInfo
+from bootcache.workingset import WorkingSet
+from glance_bootcache.exporter import Exporter
+from glance_bootcache.manager import Manager
+from glance_bootcache.store import ImageStore
+from glance_bootcache.tiers import StorageTiers
+
+LOG = logging.getLogger(__name__)
+
+# What hosts round the records of servers' boots to.
+_GRANULARITIES = (4096, 65536)
+# So many boots in a row that bring nothing new, and no more reports are asked for until a restart.
+_ENOUGH_BOOTS = 3
+
+
+class Boots:
+    """Answers compute hosts, and makes working sets out of their reports.
+
+    :param conf: configuration of the storage service.
+    """
+
+    def __init__(self, conf: cfg.ConfigOpts, store: ImageStore, exporter: Exporter,
+                 manager: Manager, tiers: StorageTiers):
+        self._tiers = tiers
+        self._conf = conf[bootcache_conf.GROUP]
+        self._store = store
+        self._exporter = exporter
+        self._manager = manager
+        # Boots in a row that brought nothing new, by image. Guarded by the lock, which makes
+        # reading, deciding on and writing a manifest one step as well; held for milliseconds.
+        self._nothing_new: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def plan_boot(self, image_id: str, host: str, server_id: str,
+                  profile_token: str | None) -> dict[str, Any]:
+        """Answer a compute host that starts a server."""
+        manifest = self._store.load(image_id)
+        if profile_token is not None:
+            return self._plan_profile(manifest, image_id, host, profile_token)
+        if manifest is None or (not manifest.base_path and manifest.state in _COMING):
+            self._manager.prepare(image_id)
+            return {'action': rpcapi.ACTION_WAIT, 'reason': 'the image\'s base is being prepared'}
+        if not manifest.base_path:
+            return _stock(manifest)
+        cache = manifest.cache_image
+        self._exporter.ensure(manifest, self._store.cache_path(manifest))
+        described = {**self._exporter.describe(manifest), 'image_hash': manifest.image_hash,
+                     'pinned': manifest.pinned}
+        if manifest.state is State.SKIPPED:
+            # Servers that run from it may have lost their cache image.
+            for entry in ('cache_export', 'cache_image'):
+                described.pop(entry, None)
+            return {**_stock(manifest), **described}
+        if server_id:
+            self._tiers.note_use(image_id, time.time())
+        if cache is None:
+            if manifest.working_set is not None:
+                # It was evicted; this boot does without.
+                self._manager.rebuild(image_id)
+            described = {'action': rpcapi.ACTION_COLD, **described}
+        else:
+            described = {'action': rpcapi.ACTION_CACHE, **described,
+                         'medium': self._tiers.medium(image_id).value,
+                         'has_memory': self._tiers.has_memory}
+        LOG.debug('server %s on %s: %s boot from %s', server_id, host, described['action'],
+                  image_id)
+        if server_id and self._wants_report(manifest):
+            described['watch'] = {
+                'quota': manifest.quota, 'marker': manifest.boot_marker,
+                'linger': self._conf.profile_linger, 'silence': self._conf.profile_silence,
+                'timeout': self._conf.profile_timeout}
+        return described
+
+    def _plan_profile(self, manifest: Manifest | None, image_id: str, host: str,
+                      token: str) -> dict[str, Any]:
+        job = self._manager.job(image_id)
+        if manifest is None or job is None or not job.owns(token) \
+                or manifest.state is not State.RECORDING:
+            return {'action': rpcapi.ACTION_STOCK,
+                    'reason': 'the server claims to be a profile boot, but none is in hand'}
+        self._exporter.ensure(manifest, None)
+        job.host = host
+        return {'action': rpcapi.ACTION_RECORD, **self._exporter.describe(manifest)}
+
+    def _wants_report(self, manifest: Manifest) -> bool:
+        known = manifest.working_set
+        if not manifest.boot_marker or not manifest.quota:
+            # Of an older version of this service: known with its next change.
+            return False
+        if known is None:
+            return True
+        with self._lock:
+            return known.version <= self._conf.refine_boots \
+                and self._nothing_new.get(manifest.image_id, 0) < _ENOUGH_BOOTS
+
+    def recording_progress(self, image_id: str, profile_token: str, recorded_bytes: int,
+                           idle_seconds: float) -> None:
+        """Note a compute host's progress message; one that belongs to no job is ignored."""
+        job = self._manager.job(image_id)
+        if job is not None and job.owns(profile_token):
+            job.heard(int(recorded_bytes), float(idle_seconds))
+
+    def report_working_set(self, image_id: str, profile_token: str, granularity: int,
+                           extents: list[Any]) -> None:
+        """Take a compute host's report of a profile boot.
+
+        :raises InvalidWorkingSet: if it does not fit the image.
+        """
+        job = self._manager.job(image_id)
+        manifest = self._store.load(image_id)
+        if job is None or manifest is None or not job.owns(profile_token):
+            LOG.info('image %s: a report that belongs to no recording is ignored', image_id)
+            return
+        if granularity != recorder.GRANULARITY:
+            raise exception.InvalidWorkingSet(
+                f'granularity {granularity!r} is not {recorder.GRANULARITY}')
+        job.working_set = self._read(manifest, granularity, extents)
+        job.changed.set()
+
+    def report_boot(self, image_id: str, image_hash: str, host: str, granularity: int,
+                    extents: list[Any], ended_by: str, boot_seconds: float) -> None:
+        """Take a compute host's report of a server's boot: the first one, or another one.
+
+        :raises InvalidWorkingSet: if it does not fit the image.
+        """
+        manifest = self._store.load(image_id)
+        if manifest is None or not manifest.base_path or manifest.image_hash != image_hash \
+                or manifest.state is State.SKIPPED:
+            LOG.info('image %s: a report of another content, or of none, is ignored', image_id)
+            return
+        if granularity not in _GRANULARITIES:
+            raise exception.InvalidWorkingSet(
+                f'granularity {granularity!r} is not one of {_GRANULARITIES}')
+        seen = self._read(manifest, granularity, extents)
+        job = self._manager.job(image_id)
+        if job is not None and not job.cancelled.is_set():
+            LOG.info('image %s: a boot on %s is not looked at: a recording or building is in hand',
+                     image_id, host)
+            return
+        with self._lock:
+            improved = self._improve(manifest, seen)
+            if improved is None:
+                self._nothing_new[image_id] = self._nothing_new.get(image_id, 0) + 1
+                return
+            self._nothing_new.pop(image_id, None)
+            version = manifest.working_set.version + 1 if manifest.working_set else 1
+            name = self._store.save_working_set(image_id, improved)
+            info = WorkingSetInfo(name, improved.bytes, len(improved.extents),
+                                  improved.granularity, 'server', str(ended_by)[:16],
+                                  round(float(boot_seconds), 1), manifest.boot_marker, version)
+            if not self._manager.set_working_set(manifest, info):
+                return
+        LOG.info('image %s: working set version %d of %d bytes, with a boot on %s (%s)', image_id,
+                 version, improved.bytes, host, info.ended_by)
+        self._manager.rebuild(image_id)
+
+    def _improve(self, manifest: Manifest, seen: WorkingSet) -> WorkingSet | None:
+        have = self._store.load_working_set(manifest)
+        if have is None:
+            return seen if seen.extents else None
+        if have.image_hash != manifest.image_hash:
+            return None
+        union = refinement.refine(
+            have.extents, seen.extents, quota=manifest.quota, granularity=have.granularity,
+            cluster_bytes=self._conf.cluster_size, virtual_bytes=manifest.virtual_bytes)
+        return None if union is None else dataclasses.replace(have, extents=tuple(union))
+
+    def _read(self, manifest: Manifest, granularity: int, extents: list[Any]) -> WorkingSet:
+        # No cache image holds more; and a host that lies shall not have us count for ever.
+        return WorkingSet.from_wire(
+            manifest.image_id, manifest.image_hash, manifest.virtual_bytes, granularity, extents,
+            limit=properties.parse_size(self._conf.max_quota))
+
+    def promote(self, image_id: str) -> None:
+        """Have an image's cache image copied to the storage memory tier, in the background."""
+        manifest = self._store.load(image_id)
+        if manifest is not None:
+            self._tiers.promote(manifest)
+
+    def serve_stored(self, image_id: str) -> dict[str, Any] | None:
+        """Serve an image's stored bytes to a host that settles its servers."""
+        manifest = self._store.load(image_id)
+        if manifest is None or not manifest.base_path:
+            return None
+        export = self._exporter.ensure_stored(manifest)
+        return {'server': self._exporter.describe(manifest)['server'], 'export': export,
+                'stored_bytes': manifest.stored_bytes, 'image_hash': manifest.image_hash,
+                'image_format': manifest.image_format, 'settle': manifest.settle}
+
+
+# States in which an image without a base gets one.
+_COMING = frozenset({State.PENDING, State.RECORDING, State.BUILDING, State.SERVED})
+
+
+def _stock(manifest: Manifest) -> dict[str, Any]:
+    reason = f'the image is {manifest.state.value}'
+    return {'action': rpcapi.ACTION_STOCK,
+            'reason': reason + (f': {manifest.reason}' if manifest.reason else '')}

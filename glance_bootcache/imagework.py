@@ -1,0 +1,164 @@
+"""The work on one image: get its base, record its boot, build its cache image, make room for it."""
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from oslo_config import cfg
+from oslo_log import log as logging
+
+from bootcache import cacheimage, exception, naming, properties, workingset
+from bootcache import conf as bootcache_conf
+from bootcache.cacheimage import Base
+from bootcache.manifest import CacheInfo, Manifest, State, WorkingSetInfo
+from bootcache.workingset import WorkingSet
+from glance_bootcache import base, inspection
+from glance_bootcache.decisions import ImageFacts
+from glance_bootcache.exporter import Exporter
+from glance_bootcache.images import Images
+from glance_bootcache.profileboot.job import Job
+from glance_bootcache.profileboot.throughnova import NovaProfileBoots
+from glance_bootcache.store import ImageStore
+from glance_bootcache.tiers import StorageTiers
+
+LOG = logging.getLogger(__name__)
+
+
+class ImageWork:
+    """Does what takes long, in the manager's threads.
+
+    :param conf: configuration of the storage service.
+    :param set_state: writes a manifest in a state, unless the job is cancelled.
+    :param evict: drops an image's cache image; False if that is not possible now.
+    """
+
+    def __init__(self, conf: cfg.ConfigOpts, store: ImageStore, images: Images, exporter: Exporter,
+                 tiers: StorageTiers, profile_boots: NovaProfileBoots,
+                 set_state: Callable[..., Manifest], evict: Callable[[str], bool]):
+        self._conf: Any = conf[bootcache_conf.GROUP]
+        self._store = store
+        self._images = images
+        self._exporter = exporter
+        self._tiers = tiers
+        self._profile_boots = profile_boots
+        self._set = set_state
+        self._evict = evict
+
+    def get_base(self, image: ImageFacts, job: Job) -> Manifest:
+        """Get an image's base, look into it, and serve it.
+
+        :returns: the manifest, with the base.
+        :raises BootcacheError: if it cannot be had, or not be served.
+        """
+        manifest = self._store.load(image.image_id) or Manifest(image.image_id)
+        if manifest.base_path and manifest.image_hash == image.image_hash \
+                and os.path.exists(manifest.base_path):
+            self._exporter.ensure(manifest, self._store.cache_path(manifest))
+            return manifest
+        path = base.obtain(image, self._store, self._images, self._conf.glance_store_dirs,
+                           job.cancelled)
+        inspected = inspection.inspect(path, image.disk_format)
+        if manifest.image_hash != image.image_hash:
+            manifest = dataclasses.replace(manifest, working_set=None, cache_image=None)
+            if not self._exporter.retire(image.image_id, with_base=True):
+                raise exception.BuildFailed('compute hosts still read the image\'s older content;'
+                                            ' build it again when their servers are gone')
+        manifest = self._set(job, dataclasses.replace(
+            manifest, image_hash=image.image_hash, image_format=inspected.image_format,
+            stored_bytes=image.stored_bytes, virtual_bytes=inspected.virtual_bytes, base_path=path
+        ), State.PENDING)
+        self._exporter.ensure(manifest, self._store.cache_path(manifest))
+        return manifest
+
+    def record_and_build(self, image: ImageFacts, policy: properties.Policy, job: Job,
+                         record: bool) -> None:
+        """Run a profile boot and build from what it read.
+
+        :param record: False to use the working set that there is, if there is one.
+        :raises BootcacheError: with what went wrong and the cure.
+        """
+        manifest = self._store.load(job.image_id) or Manifest(job.image_id)
+        working_set = None if record else self._store.load_working_set(manifest)
+        if working_set is None or not manifest.base_path:
+            if not manifest.base_path:
+                manifest = self.get_base(image, job)
+            manifest, working_set = self._record(image, manifest, policy, job)
+        self._build(manifest, working_set, job)
+
+    def _record(self, image: ImageFacts, manifest: Manifest, policy: properties.Policy,
+                job: Job) -> tuple[Manifest, WorkingSet]:
+        manifest = self._set(job, manifest, State.RECORDING)
+        result = self._profile_boots.run(image, manifest.virtual_bytes, policy, job)
+        job.check_cancelled()
+        name = self._store.save_working_set(image.image_id, result.working_set)
+        info = WorkingSetInfo(name, result.working_set.bytes, len(result.working_set.extents),
+                              result.working_set.granularity, self._profile_boots.recorded_by,
+                              result.ended_by, round(result.boot_seconds, 1), policy.boot_marker)
+        return (self._set(job, dataclasses.replace(manifest, working_set=info), State.BUILDING),
+                result.working_set)
+
+    def build_again(self, job: Job) -> bool:
+        """Build from the working set that there is.
+
+        :returns: True: the job is done.
+        """
+        manifest = self._store.load(job.image_id)
+        working_set = manifest and self._store.load_working_set(manifest)
+        if manifest is not None and working_set and manifest.base_path:
+            self._build(manifest, working_set, job)
+        return True
+
+    def _build(self, manifest: Manifest, working_set: WorkingSet, job: Job) -> None:
+        manifest = self._set(job, manifest, State.BUILDING)
+        clusters = workingset.align(working_set.extents, self._conf.cluster_size,
+                                    manifest.virtual_bytes)
+        self._make_room(manifest.image_id, min(
+            manifest.quota, workingset.total_bytes(clusters) + cacheimage.metadata_bytes(
+                clusters, self._conf.cluster_size, manifest.virtual_bytes)))
+        name = self._store.new_name('cache', '.qcow2')
+        backing_uri = naming.nbd_unix_uri(
+            self._conf.gateway_socket,
+            naming.export_name(naming.EXPORT_BASE, manifest.image_id))
+        began = time.monotonic()
+        built = cacheimage.build(
+            Base(manifest.base_path, manifest.image_format, manifest.virtual_bytes),
+            working_set.extents, self._store.path(manifest.image_id, name), quota=manifest.quota,
+            cluster_bytes=self._conf.cluster_size, backing_uri=backing_uri)
+        seconds = time.monotonic() - began
+        info = CacheInfo(name, built.bytes, built.data_bytes, len(built.extents), built.sha256,
+                         built.virtual_bytes, built.cluster_bytes, manifest.quota, backing_uri,
+                         round(seconds, 3), cacheimage.VERIFY_RULES)
+        job.check_cancelled()
+        self._exporter.ensure(dataclasses.replace(manifest, cache_image=info), built.path)
+        self._set(job, dataclasses.replace(manifest, cache_image=info), State.READY)
+        # What it replaces may be in memory; and it is not the least recently used one.
+        self._tiers.forget(manifest.image_id)
+        self._tiers.note_use(manifest.image_id, time.time())
+        LOG.info('image %s: cache image of %d bytes built in %.2f s', manifest.image_id,
+                 built.bytes, seconds)
+
+    def keep_quota(self) -> None:
+        """Evict what is over the storage disk tier's quota, as after it was lowered."""
+        self._make_room('', 0)
+
+    def _make_room(self, image_id: str, incoming: int) -> None:
+        """Evict least recently used cache images from storage disk (SC13 section 3.4).
+
+        :param image_id: whose cache image comes in.
+        :param incoming: bytes of it, at most.
+        :raises BuildFailed: if there is no room.
+        """
+        busy: set[str] = set()
+        while True:
+            others = [manifest for manifest in self._store.manifests()
+                      if manifest.image_id != image_id]
+            room = self._tiers.plan_disk(others, incoming, busy)
+            if not room.fits and incoming:
+                raise exception.BuildFailed('the storage disk tier has no room; raise'
+                                            ' [bootcache]storage_disk_quota or unpin images')
+            refused = [victim for victim in room.evict if not self._evict(victim)]
+            if not refused:
+                return
+            busy.update(refused)

@@ -1,0 +1,341 @@
+"""The storage node's tiers: every cache image lies on its disk, those in demand in its memory too.
+
+SC13 section 6, Algorithm 1: a storage node copies a cache image that a compute node asks for from
+its disk to a tmpfs and serves it from there. Each tier evicts by the cloud's least recent use
+(section 3.4): this service hears of every boot, so its record of uses is that of the whole cloud.
+"""
+
+import dataclasses
+import datetime
+import os
+import re
+import threading
+import time
+from collections.abc import Collection, Iterable
+
+import futurist
+from oslo_config import cfg
+from oslo_log import log as logging
+
+from bootcache import cacheimage, exception, savefile, tier
+from bootcache import conf as bootcache_conf
+from bootcache.manifest import CacheInfo, Manifest
+from bootcache.tier import Item, Medium, Room
+from glance_bootcache import conf as glance_conf
+from glance_bootcache.exporter import Exporter
+from glance_bootcache.store import ImageStore
+from glance_bootcache.usage import Usage
+
+LOG = logging.getLogger(__name__)
+
+# A compute host fetches a cache image right after it has asked for it. QEMU cannot be asked for
+# an export's clients without the risk of cutting one off, so this is how long one counts as being
+# fetched. Demoting it meanwhile would disturb nobody; it would only copy to and fro.
+_FETCH_SECONDS = 30
+_CHUNK = 1 << 20
+# The hash in the name ties a file to one build of one image's cache image.
+_NAME = re.compile(r'([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})-([0-9a-f]{64})'
+                   r'\.qcow2(\.partial)?')
+
+
+@dataclasses.dataclass(frozen=True)
+class _Held:
+    """A cache image in memory: its file, and the manifest that it was verified against."""
+
+    path: str
+    manifest: Manifest
+
+
+def _cache_bytes(manifest: Manifest) -> int:
+    return manifest.cache_image.bytes if manifest.cache_image is not None else 0
+
+
+def _sha256(manifest: Manifest) -> str:
+    return manifest.cache_image.sha256 if manifest.cache_image is not None else ''
+
+
+class StorageTiers:
+    """The storage disk tier (``state_dir``) and the storage memory tier, if there is one.
+
+    :param conf: configuration of the storage service, checked by ``check`` and ``check_tiers``.
+    :raises ConfigurationError: if it was not.
+    """
+
+    def __init__(self, conf: cfg.ConfigOpts, store: ImageStore, exporter: Exporter):
+        group = conf[bootcache_conf.GROUP]
+        self._store = store
+        self._exporter = exporter
+        self._directory: str | None = group.storage_memory_directory
+        self._disk = glance_conf.disk_limits(conf)
+        self._memory = glance_conf.memory_limits(conf)
+        self._usage = Usage(os.path.join(group.state_dir, 'usage.json'))
+        self._worker = futurist.ThreadPoolExecutor(max_workers=1)
+        # Guards what is below; held for a switch of milliseconds, never over a copy.
+        self._lock = threading.RLock()
+        self._held: dict[str, _Held] = {}
+        self._wanted: dict[str, Manifest] = {}  # whose copying waits or goes on
+        self._damaged: set[CacheInfo | None] = set()  # whose file on the disk is another
+        self._stopping = False
+
+    # Starting and stopping.
+
+    def start(self, manifests: Iterable[Manifest]) -> None:
+        """Take over what an earlier process left in memory, in the background.
+
+        What is not exactly some image's cache image is removed, and exports that an adopted
+        exporter serves from there return to the disk.
+
+        :param manifests: all that there are, after the exporter was told to serve them.
+        :raises OSError: if the storage memory directory cannot be read.
+        """
+        present = list(manifests)
+        self._usage.keep_only({manifest.image_id for manifest in present})
+        known = {(manifest.image_id, manifest.cache_image.sha256): manifest
+                 for manifest in present if manifest.cache_image is not None}
+        leftovers = []
+        with self._lock:
+            for name in sorted(os.listdir(self._directory)) if self._directory else ():
+                match = _NAME.fullmatch(name)
+                if match is None:
+                    LOG.warning('%s in the storage memory directory is no cache image; it is left'
+                                ' alone and not counted', name)
+                    continue
+                manifest = known.get((match[1], match[2])) if match[3] is None else None
+                leftovers.append((name, manifest))
+                if manifest is not None:
+                    self._wanted[manifest.image_id] = manifest
+            self._worker.submit(self._take_over, leftovers, list(known.values()))
+
+    def stop(self) -> None:
+        """Give up what is being copied and write the last uses down; the exporter serves on."""
+        with self._lock:
+            self._stopping = True
+            self._wanted.clear()
+        self._worker.shutdown(wait=True)
+        self._usage.save(at_once=True)
+
+    def _take_over(self, leftovers: list[tuple[str, Manifest | None]],
+                   manifests: list[Manifest]) -> None:
+        for name, manifest in leftovers:
+            path = os.path.join(self._directory or '', name)
+            if manifest is None:
+                self._unlink(path)
+            else:
+                self._bring_in(manifest, path, leftover=True)
+        try:
+            places = self._exporter.cache_places()
+            for manifest in manifests:
+                with self._lock:
+                    place = places.get(self._exporter.cache_export(manifest))
+                    if place not in (None, self._disk_path(manifest)) \
+                            and manifest.image_id not in self._held and not self._stopping:
+                        self._exporter.switch_cache(manifest, self._disk_path(manifest))
+        except exception.BootcacheError as error:
+            LOG.warning('the exporter cannot be asked what it serves from memory: %s', error)
+
+    # The cloud's last uses.
+
+    def note_use(self, image_id: str, when: float) -> None:
+        """Note that a server boots from an image's cache image; an unknown image is ignored.
+
+        :param when: seconds since the epoch.
+        :raises ValueError: if the id is no UUID.
+        """
+        # Compute hosts tell of uses, and what is noted has an end.
+        if os.path.isdir(self._store.directory(image_id)):
+            self._usage.note(image_id, when)
+
+    def save_usage(self) -> None:
+        """Write the last uses to ``usage.json``, at most once a minute; call it now and then."""
+        self._usage.save()
+
+    def last_used(self, manifest: Manifest) -> float:
+        """Return when an image was last used; one that never was counts from its last change."""
+        noted = self._usage.last(manifest.image_id)
+        if noted is not None:
+            return noted
+        try:
+            return datetime.datetime.fromisoformat(manifest.updated_at).timestamp()
+        except ValueError:
+            return 0
+
+    def plan_disk(self, manifests: Iterable[Manifest], incoming: int = 0,
+                  busy: Collection[str] = ()) -> Room:
+        """Plan which images' cache images leave the storage disk tier.
+
+        :param manifests: of all images, without the one whose cache image comes in.
+        :param incoming: bytes of that.
+        :param busy: ids of those that ``Exporter.withdraw_cache`` found being fetched.
+        """
+        return tier.make_room([self._item(manifest, manifest.image_id in busy)
+                               for manifest in manifests if manifest.cache_image is not None],
+                              self._disk, incoming)
+
+    def _item(self, manifest: Manifest, busy: bool) -> Item:
+        return Item(manifest.image_id, _cache_bytes(manifest), self.last_used(manifest),
+                    bool(getattr(manifest, 'pinned', False)), busy)
+
+    # The storage memory tier.
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether there is a storage memory tier."""
+        return self._directory is not None
+
+    def medium(self, image_id: str) -> Medium:
+        """Return from where an image's cache image is served."""
+        with self._lock:
+            held = self._held.get(image_id)
+            return Medium.MEMORY if held is not None and self._serves(held) else Medium.DISK
+
+    def _serves(self, held: _Held) -> bool:
+        # An exporter that came up anew has refused a file that was not the same any more.
+        return self._exporter.cache_place(held.manifest) == held.path
+
+    def promote(self, manifest: Manifest) -> None:
+        """Have a cache image copied to memory and served from there (SC13 Algorithm 1).
+
+        Returns at once. Without a memory tier, or where it has no room that could be made, the disk
+        serves on; so it does after any error, which is logged.
+        """
+        if self._directory is None or manifest.cache_image is None:
+            return
+        image_id, sha256 = manifest.image_id, manifest.cache_image.sha256
+        with self._lock:
+            held = self._held.get(image_id)
+            if held is not None and _sha256(held.manifest) == sha256 and self._serves(held):
+                # It may have been pinned since.
+                self._held[image_id] = dataclasses.replace(held, manifest=manifest)
+                return
+            wanted = self._wanted.get(image_id)
+            if self._stopping or manifest.cache_image in self._damaged \
+                    or (wanted is not None and _sha256(wanted) == sha256):
+                return
+            self._wanted[image_id] = manifest
+            path = os.path.join(self._directory, f'{image_id}-{sha256}.qcow2')
+            self._worker.submit(self._bring_in, manifest, path)
+
+    def demote(self, image_id: str) -> None:
+        """Serve a cache image from the disk again, and remove it from memory; readers go on.
+
+        :raises StorageDaemonError: if the exporter refuses; it then stays in memory.
+        """
+        with self._lock:
+            held = self._held.get(image_id)
+            if held is None:
+                return
+            self._exporter.switch_cache(held.manifest, self._disk_path(held.manifest))
+            self._discard(image_id)
+        LOG.info('image %s: its cache image left memory', image_id)
+
+    def forget(self, image_id: str) -> None:
+        """Remove an image's cache image from memory, as it was removed or replaced.
+
+        Call it when the exporter serves it no more. Copying it is given up.
+        """
+        with self._lock:
+            self._wanted.pop(image_id, None)
+            self._discard(image_id)
+
+    def _disk_path(self, manifest: Manifest) -> str:
+        assert manifest.cache_image is not None
+        return self._store.path(manifest.image_id, manifest.cache_image.file)
+
+    def _discard(self, image_id: str) -> None:
+        held = self._held.pop(image_id, None)
+        if held is not None:
+            self._unlink(held.path)
+
+    @staticmethod
+    def _unlink(path: str) -> None:
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            LOG.error('%s cannot be removed from memory: %s', path, error)
+
+    # The work, in the worker's thread.
+
+    def _bring_in(self, manifest: Manifest, path: str, leftover: bool = False) -> None:
+        """Copy a cache image unless it is a leftover, verify it, and have it served from there."""
+        image_id, began, entered = manifest.image_id, time.monotonic(), False
+        try:
+            if self._make_room(manifest):
+                if leftover:
+                    cacheimage.verify(path, _sha256(manifest), _cache_bytes(manifest))
+                else:
+                    self._copy(manifest, path)
+                entered = self._enter(manifest, path)
+        except exception.Cancelled:
+            LOG.debug('image %s: copying it to memory was given up', image_id)
+        except exception.InvalidManifest as error:
+            LOG.error('image %s: not served from memory: %s%s', image_id, error, '' if leftover
+                      else '; its file on the disk is damaged, build the image again')
+            if not leftover:
+                self._damaged.add(manifest.cache_image)
+        except (exception.BootcacheError, OSError) as error:
+            LOG.error('image %s: not served from memory: %s', image_id, error)
+        except Exception:
+            LOG.exception('image %s: unexpected error while it was copied to memory', image_id)
+        with self._lock:
+            if self._wanted.get(image_id) is manifest:
+                del self._wanted[image_id]
+            if not entered and leftover and not self._stopping:
+                self._let_go(manifest, path)
+            elif not entered and not leftover:
+                self._unlink(path)
+        if entered:
+            LOG.info('image %s: cache image of %d bytes in memory after %.2f s', image_id,
+                     _cache_bytes(manifest), time.monotonic() - began)
+
+    def _let_go(self, manifest: Manifest, path: str) -> None:
+        """Remove a leftover that is not taken over; the exporter may be serving it."""
+        try:
+            self._exporter.switch_cache(manifest, self._disk_path(manifest))
+        except exception.BootcacheError as error:
+            LOG.error('image %s: %s', manifest.image_id, error)
+        self._unlink(path)
+
+    def _check_wanted(self, manifest: Manifest) -> None:
+        if self._wanted.get(manifest.image_id) is not manifest:
+            raise exception.Cancelled('the cache image is not wanted in memory any more')
+
+    def _make_room(self, manifest: Manifest) -> bool:
+        with self._lock:
+            self._check_wanted(manifest)
+            # Of another build, or damaged since.
+            self._discard(manifest.image_id)
+            now = time.time()
+            room = tier.make_room(
+                [self._item(held.manifest,
+                            abs(now - self.last_used(held.manifest)) < _FETCH_SECONDS)
+                 for held in self._held.values()], self._memory, _cache_bytes(manifest))
+        if not room.fits:
+            LOG.info('image %s: no room in memory for its cache image of %d bytes; the disk'
+                     ' serves it', manifest.image_id, _cache_bytes(manifest))
+            return False
+        for image_id in room.evict:
+            self.demote(image_id)
+        return True
+
+    def _copy(self, manifest: Manifest, path: str) -> None:
+        partial = f'{path}.partial'
+        self._unlink(partial)
+        try:
+            fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            with open(fd, 'wb') as target, open(self._disk_path(manifest), 'rb') as source:
+                while chunk := source.read(_CHUNK):
+                    self._check_wanted(manifest)
+                    target.write(chunk)
+            cacheimage.verify(partial, _sha256(manifest), _cache_bytes(manifest))
+            savefile.commit(partial, path)
+        finally:
+            self._unlink(partial)
+
+    def _enter(self, manifest: Manifest, path: str) -> bool:
+        with self._lock:
+            self._check_wanted(manifest)
+            self._exporter.switch_cache(manifest, path)
+            self._held[manifest.image_id] = _Held(path, manifest)
+        return True

@@ -1,0 +1,83 @@
+"""The cloud's record of last uses, by which the storage node's tiers evict (SC13 section 3.4)."""
+
+import json
+import math
+import threading
+import time
+from collections.abc import Collection
+
+from oslo_log import log as logging
+
+from bootcache import savefile
+
+LOG = logging.getLogger(__name__)
+
+VERSION = 1
+_SAVE_SECONDS = 60
+
+
+class Usage:
+    """When each image's cache image was last used in the cloud, as a file.
+
+    :param path: of the file; a damaged one counts as empty.
+    """
+
+    def __init__(self, path: str):
+        self._path = path
+        self._lock = threading.Lock()  # guards the dictionary and the two below it
+        self._last = self._load()
+        self._changed = False
+        self._saved = -math.inf
+
+    def _load(self) -> dict[str, float]:
+        try:
+            with open(self._path) as stream:
+                document = json.load(stream)
+            if document['version'] != VERSION:
+                raise ValueError(f'version {document["version"]} is not {VERSION}')
+            last = {str(image_id): float(when) for image_id, when in document['last_used'].items()}
+            if not all(math.isfinite(when) and when >= 0 for when in last.values()):
+                raise ValueError('a time that is none')
+            return last
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            LOG.warning('%s cannot be used (%s): last uses count from now on', self._path, error)
+            return {}
+
+    def note(self, image_id: str, when: float) -> None:
+        """Note a use, in seconds since the epoch; an older one than is known changes nothing."""
+        with self._lock:
+            if when > self._last.get(image_id, -1):
+                self._last[image_id] = when
+                self._changed = True
+
+    def last(self, image_id: str) -> float | None:
+        """Return when an image was last used, in seconds since the epoch; None if it never was."""
+        with self._lock:
+            return self._last.get(image_id)
+
+    def keep_only(self, image_ids: Collection[str]) -> None:
+        """Drop what is known of all other images."""
+        with self._lock:
+            kept = {key: when for key, when in self._last.items() if key in image_ids}
+            self._changed = self._changed or len(kept) < len(self._last)
+            self._last = kept
+
+    def save(self, at_once: bool = False) -> None:
+        """Write the file if something changed, and the last writing was a minute ago.
+
+        :param at_once: do not wait for the minute.
+        """
+        with self._lock:
+            now = time.monotonic()
+            if not self._changed or (not at_once and now - self._saved < _SAVE_SECONDS):
+                return
+            document = {'version': VERSION, 'last_used': dict(self._last)}
+            self._changed, self._saved = False, now
+        try:
+            savefile.write_json(self._path, document)
+        except OSError as error:
+            LOG.warning('%s cannot be written: %s', self._path, error)
+            with self._lock:
+                self._changed = True

@@ -1,8 +1,19 @@
 """Options of the compute driver, in nova.conf's group ``[bootcache]``."""
 
+import dataclasses
+import os
+
 from oslo_config import cfg
+from oslo_log import log as logging
 
 from bootcache import conf as shared
+from bootcache import tier
+from bootcache.tier import Limits
+from nova_bootcache import growingstore
+
+LOG = logging.getLogger(__name__)
+
+_MIB = 1 << 20
 
 opts = [
     cfg.BoolOpt('enabled',
@@ -24,6 +35,92 @@ Possible values:
 Related options:
 
 * ``[DEFAULT]instances_path``
+"""),
+    cfg.StrOpt('compute_disk_quota',
+               default='10GiB',
+               help="""
+Size of all cache images on this host's disk. When it is nearly reached, those
+go that were used least recently; never one that a running server has open.
+The space is reserved in what the host reports to Placement, if the directory
+is on the file system of Nova's instances.
+
+Possible values:
+
+* Bytes, or a number with a unit: 10GiB.
+
+Related options:
+
+* ``high_watermark`` and ``low_watermark``
+"""),
+    cfg.StrOpt('compute_memory_directory',
+               help="""
+Directory on a tmpfs for cache images in this host's memory. They are read
+faster, and Nova's cache mode none does not keep servers from sharing them.
+What does not fit goes onto the disk. Mount a tmpfs with a size of its own.
+
+Possible values:
+
+* An absolute path of a directory on a tmpfs.
+* Unset: no cache images in memory.
+
+Related options:
+
+* ``compute_memory_quota``
+"""),
+    cfg.StrOpt('compute_memory_quota',
+               default='1GiB',
+               help="""
+Size of all cache images in this host's memory. It is reserved in what the host
+reports to Placement.
+
+Possible values:
+
+* Bytes, or a number with a unit: 1GiB. The tmpfs has to have that size.
+
+Related options:
+
+* ``compute_memory_directory``
+"""),
+    cfg.StrOpt('store_quota',
+               default='512MiB',
+               help="""
+Size of an image's growing store: what the servers of this host read of an
+image that has no cache image yet. At the limit it stops to grow, and further
+reads go to the storage node.
+
+Possible values:
+
+* Bytes, or a number with a unit, from 1MiB up.
+"""),
+    cfg.IntOpt('cold_wait',
+               default=60,
+               min=0,
+               max=600,
+               help="""
+Seconds for which a server waits while the storage service prepares the base of
+an image that it did not know before. After that it boots the stock way.
+"""),
+    cfg.StrOpt('settle_bandwidth',
+               default='50MiB',
+               help="""
+Bytes a second at which this host completes local bases and moves running
+servers onto them, so that they depend on nothing of bootcache any more.
+
+Possible values:
+
+* Bytes, or a number with a unit: 50MiB.
+* 0: servers are never settled; what a boot does not read is read from the
+  storage node on demand, for as long as the server lives.
+
+Related options:
+
+* ``settle_delay``
+"""),
+    cfg.IntOpt('settle_delay',
+               default=60,
+               min=0,
+               help="""
+Seconds from a server's start to its settling: boots have precedence.
 """),
     cfg.StrOpt('gateway_run_dir',
                default='/run/bootcache',
@@ -84,3 +181,62 @@ def register_opts(conf: cfg.ConfigOpts) -> None:
 def list_opts() -> list[tuple[str, list[cfg.Opt]]]:
     """Return the options for oslo-config-generator."""
     return [(shared.GROUP, opts)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Tiers:
+    """The tiers of a compute host, checked.
+
+    :ivar disk: limits of compute disk.
+    :ivar memory_directory: of compute memory, None if there is none.
+    :ivar memory: its limits.
+    :ivar store_limit: bytes that a growing store may have.
+    """
+
+    disk: Limits
+    memory_directory: str | None
+    memory: Limits | None
+    store_limit: int
+
+
+def tiers(conf: cfg.ConfigOpts, cache_directory: str, direct_io: bool = True) -> Tiers:
+    """Check the tiers' options, their directories included.
+
+    A memory tier in which O_DIRECT does not work is left out with a warning, where Nova's cache
+    mode asks for it: the disk tier has the cache images then.
+
+    :param cache_directory: of the disk tier.
+    :param direct_io: whether servers' disks are opened with O_DIRECT.
+    :raises ConfigurationError: naming the option and the cure.
+    """
+    group = conf[shared.GROUP]
+    marks = group.high_watermark, group.low_watermark
+    disk = tier.parse_limits('compute_disk_quota', group.compute_disk_quota, *marks, _MIB)
+    store = tier.parse_limits('store_quota', group.store_quota, *marks, growingstore.MIN_LIMIT)
+    if not os.path.isabs(cache_directory):
+        tier.check_directory('cache_directory', cache_directory)
+    tier.check_directory('cache_directory', cache_directory, make=True)
+    directory = group.compute_memory_directory
+    if directory is None:
+        return Tiers(disk, None, None, store.quota)
+    memory = tier.parse_limits('compute_memory_quota', group.compute_memory_quota, *marks, _MIB)
+    tier.check_directory('compute_memory_directory', directory)
+    tier.check_apart({'cache_directory': cache_directory, 'compute_memory_directory': directory})
+    tier.check_memory('compute_memory_directory', directory, 'compute_memory_quota', memory.quota)
+    if direct_io and not tier.direct_io_works(directory):
+        LOG.warning('[bootcache]compute_memory_directory=%s: O_DIRECT does not work there, as on'
+                    ' tmpfs before Linux 6.6, and servers\' disks are opened so; cache images stay'
+                    ' on disk. Set [libvirt]disk_cachemodes=file=writeback to use it.', directory)
+        return Tiers(disk, None, None, store.quota)
+    return Tiers(disk, directory, memory, store.quota)
+
+
+def bandwidth(conf: cfg.ConfigOpts) -> int:
+    """Return the bytes a second for settling; 0 if servers are never settled.
+
+    :raises ConfigurationError: if it is not a size.
+    """
+    text = conf[shared.GROUP].settle_bandwidth
+    if text.strip() == '0':
+        return 0
+    return tier.parse_limits('settle_bandwidth', text, 100, 0, 1 << 16).quota

@@ -13,6 +13,7 @@ from oslo_log import log as logging
 
 from bootcache import exception, naming
 from bootcache.storagedaemon import StorageDaemon, UnixListener
+from nova_bootcache import growingstore
 
 LOG = logging.getLogger(__name__)
 
@@ -41,8 +42,8 @@ class Remote:
         return cls(image_id, str(host), int(port), str(answer['base_export']))
 
 
-def _check_reachable(remote: Remote) -> None:
-    """Try to connect: while the daemon itself tries, it takes no new servers' connections.
+def check_reachable(remote: Remote) -> None:
+    """Try to connect: while the daemon itself tries, or waits in vain, it takes no new connections.
 
     :raises StorageDaemonError: if the exporter does not answer at once.
     """
@@ -104,16 +105,18 @@ class Gateway:
             self.daemon.ensure_running()
             if export in self.daemon.exports():
                 return export
-            # The exported node stays when what is below it is exchanged.
-            top = {'driver': 'raw', 'node-name': naming.node_name('g', remote.image_id),
-                   'read-only': True, 'file': naming.node_name('n', remote.image_id)}
-            present = self.daemon.nodes()
-            self.daemon.remove_nodes(*(name for name in self._names(remote.image_id)
-                                       if name in present))
-            _check_reachable(remote)
+            self._remove_nodes(remote.image_id)
+            check_reachable(remote)
+            growingstore.ensure_unlimited(self.daemon)
+            top = growingstore.top_node(remote.image_id, growingstore.REMOTE)
             self.daemon.add_nodes(self.remote_node(str(top['file']), remote), top)
             self.daemon.add_export(export, str(top['node-name']))
         return export
+
+    def serves(self, image_id: str) -> bool:
+        """Tell whether a base is served to this host's servers."""
+        return self.daemon.answers() and naming.export_name(
+            naming.EXPORT_BASE, image_id) in self.daemon.exports()
 
     def remove_base(self, image_id: str) -> bool:
         """Stop serving a base.
@@ -128,10 +131,12 @@ class Gateway:
             if export in self.daemon.exports() \
                     and not self.daemon.remove_export(export, disconnect=False):
                 return False
-            present = self.daemon.nodes()
-            self.daemon.remove_nodes(*(name for name in self._names(image_id) if name in present))
+            self._remove_nodes(image_id)
         return True
 
-    @staticmethod
-    def _names(image_id: str) -> tuple[str, str]:
-        return naming.node_name('g', image_id), naming.node_name('n', image_id)
+    def _remove_nodes(self, image_id: str) -> None:
+        growingstore.discard(self.daemon, image_id)
+        present = self.daemon.nodes()
+        names = [naming.node_name(kind, image_id)
+                 for kind in (growingstore.TOP, growingstore.REMOTE)]
+        self.daemon.remove_nodes(*(name for name in names if name in present))

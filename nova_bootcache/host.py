@@ -1,9 +1,10 @@
 """What happens on a compute host when a server's root disk is made, and when its server goes."""
 
+import contextlib
 import os
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import oslo_messaging as messaging
@@ -11,19 +12,29 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
-from bootcache import exception, naming, qemuimg, recorder, rpcapi, workingset
-from bootcache.recorder import Recording
-from nova_bootcache import placement
+from bootcache import exception, naming, qemuimg, recorder, rpcapi, tier
+from bootcache.tier import Medium
+from nova_bootcache import conf as nova_conf
+from nova_bootcache import growingstore, offer, placement
+from nova_bootcache.bootwatch import BootWatch
+from nova_bootcache.cacheentry import Entry
 from nova_bootcache.gateway import Gateway, Remote
+from nova_bootcache.growingstore import GrowingStore, StoreKeeper
 from nova_bootcache.hostcache import HostCache
-from nova_bootcache.placement import Chain, Server
+from nova_bootcache.offer import Offered
+from nova_bootcache.placement import Held, Host, Offer, Server, Step
+from nova_bootcache.profilerecordings import ProfileRecordings
 
 LOG = logging.getLogger(__name__)
 
 # With 4 KiB subclusters a guest's small write fetches nothing from below (doc/source/overview.rst).
 _OVERLAY_CLUSTER = 128 << 10
-_WATCH_SECONDS = 10
-_LONGEST_PAUSE = 600
+_ASK_AGAIN_SECONDS = 1.0
+_REPORT_SECONDS = 20.0
+
+
+def _no_console() -> str:
+    return ''
 
 
 class ComputeHost:
@@ -31,85 +42,76 @@ class ComputeHost:
 
     :param conf: Nova's configuration, with the driver's options registered.
     :param cache_directory: of the host's cache images.
+    :param direct_io: whether servers' disks are opened with O_DIRECT.
+    :raises ConfigurationError: if the tiers' options make no sense.
     """
 
-    def __init__(self, conf: cfg.ConfigOpts, cache_directory: str):
+    def __init__(self, conf: cfg.ConfigOpts, cache_directory: str, direct_io: bool = True):
         self._conf = conf[bootcache_conf.GROUP]
         self._all_conf = conf
-        self.cache = HostCache(cache_directory, self._conf.gateway_socket)
+        tiers = nova_conf.tiers(conf, cache_directory, direct_io)
+        self.cache = HostCache(cache_directory, self._conf.gateway_socket, tiers.disk,
+                               tiers.memory_directory, tiers.memory)
         self.gateway = Gateway(self._conf.gateway_run_dir, self._conf.gateway_socket,
                                self._conf.reconnect_delay, self._conf.gateway_autostart,
                                self._conf.gateway_group)
+        self._store_limit = tiers.store_limit
+        self.stores = StoreKeeper(lambda store, _error: self._forget_store(store.image_id))
+        self.cache.drop_store = self.drop_store
+        self.recordings = ProfileRecordings(self.gateway, cache_directory, lambda: self.api)
         self._api: rpcapi.StorageAPI | None = None
-        self._hostname = ''
-        # Recordings by server id, with their tokens. Guarded by the lock, which is held for
-        # dictionary steps only.
-        self._recordings: dict[str, tuple[Recording, str, str]] = {}
+        self.hostname = ''
+        # Boots that are watched, by server id. Guarded by the lock, held for dictionary steps.
+        self._watches: dict[str, BootWatch] = {}
         self._lock = threading.Lock()
-        self._stopped = threading.Event()
-        # Bases that could not be served again: the next pause, and when to try. One thread's own.
-        self._patience: dict[str, tuple[float, float]] = {}
+        # One growing store an image; held while one is opened, a few milliseconds of QMP.
+        self._grow_lock = threading.Lock()
+
+    @property
+    def api(self) -> rpcapi.StorageAPI:
+        """The storage service's client.
+
+        :raises BootcacheError: if the driver is not started.
+        """
+        if self._api is None:
+            raise exception.BootcacheError('the driver is not started')
+        return self._api
 
     def start(self, hostname: str) -> None:
-        """Bring up the gateway and serve the bases of all cache images that are here.
+        """Bring up the gateway, and end what an earlier process left in it.
 
         A gateway that does not come up is logged: new servers then boot the stock way.
         """
-        self._hostname = hostname
+        self.hostname = hostname
         self._api = rpcapi.StorageAPI(self._all_conf)
         try:
             self.cache.prepare()
             self.gateway.start()
             # Whoever recorded is gone; the storage service notices and tries again.
             recorder.discard_leftovers(self.gateway.daemon)
-            self._reconcile()
+            for entry in self.cache.entries():
+                growingstore.drop_filter(self.gateway.daemon, entry.remote.image_id)
         except (exception.BootcacheError, OSError) as error:
             LOG.error('bootcache: the gateway is not ready, servers that need it boot the'
                       ' stock way: %s', error)
-        threading.Thread(target=self._watch_gateway, name='bootcache-gateway', daemon=True).start()
 
     def stop(self) -> None:
-        """Stop looking after the gateway, which goes on serving this host's servers."""
-        self._stopped.set()
-
-    def _watch_gateway(self) -> None:
-        while not self._stopped.wait(_WATCH_SECONDS):
-            try:
-                self.gateway.start()
-                self._reconcile()
-            except Exception as error:
-                LOG.warning('bootcache: the gateway is not ready: %s', error)
-
-    def _reconcile(self) -> None:
-        """Give a gateway that was restarted, and so is empty, its bases again."""
-        served = self.gateway.daemon.exports()
-        for entry in self.cache.entries():
-            image_id = entry.remote.image_id
-            if naming.export_name(naming.EXPORT_BASE, image_id) in served:
-                self._patience.pop(image_id, None)
-                continue
-            pause, not_before = self._patience.get(image_id, (_WATCH_SECONDS, 0.0))
-            if time.monotonic() < not_before:
-                continue
-            try:
-                self.gateway.ensure_base(entry.remote)
-                LOG.info('image %s: the gateway serves its base', image_id)
-            except exception.BootcacheError as error:
-                # Each try costs the gateway time, and the image may be gone for good.
-                self._patience[image_id] = (min(2 * pause, _LONGEST_PAUSE),
-                                            time.monotonic() + pause)
-                LOG.warning('image %s: the gateway cannot serve its base: %s', image_id, error)
+        """Stop all recording; the gateway goes on serving this host's servers."""
+        self.stores.stop()
 
     # Root disks.
 
     def make_overlay(self, server: Server, server_id: str, profile_token: str | None, path: str,
-                     root_bytes: int | None, has_stock_base: bool) -> bool:
+                     root_bytes: int | None, has_stock_base: bool,
+                     console: Callable[[], str] = _no_console, is_moving: bool = False) -> bool:
         """Make a server's root disk as an overlay on a cache image or a recording.
 
         :param profile_token: from the server's metadata, None for servers of people.
         :param path: of the overlay.
         :param root_bytes: size of the disk; None for the base's own.
         :param has_stock_base: whether Nova's own base of the image is on this host.
+        :param console: gives the end of the server's console.
+        :param is_moving: whether the server comes from another host: it has booted there.
         :returns: False if the server is to go the stock way; the reason is logged.
         :raises ProfileBootFailed: if the storage service knows the server as its profile boot, and
             it cannot be recorded: nobody has a use for it then.
@@ -120,9 +122,10 @@ class ComputeHost:
         if not reason:
             assert server.image_id is not None
             try:
-                reason = self._make(server.image_id, server_id, profile_token, path, root_bytes)
+                reason = self._make(server.image_id, server_id, profile_token, path, root_bytes,
+                                    console, is_moving)
             except exception.ProfileBootFailed:
-                self._discard_recording(server_id)
+                self.recordings.discard(server_id)
                 raise
             except (exception.BootcacheError, messaging.MessagingException, OSError,
                     ValueError, KeyError) as error:
@@ -136,49 +139,100 @@ class ComputeHost:
         return not reason
 
     def _make(self, image_id: str, server_id: str, profile_token: str | None, path: str,
-              root_bytes: int | None) -> str:
-        answer = self._ask(image_id, server_id, profile_token)
+              root_bytes: int | None, console: Callable[[], str], is_moving: bool) -> str:
+        offered = self._ask_patiently(image_id, server_id, profile_token)
+        if is_moving:
+            offered = offered.for_a_move()
         entry = self.cache.entry(image_id)
-        plan = placement.plan(answer, entry.cache_image if entry else None)
-        if plan.chain is Chain.STOCK:
-            return plan.reason
-        if answer is None:
-            assert entry is not None
-            LOG.info('bootcache: the storage service does not answer; server %s boots from the'
-                     ' cache image that is here', server_id)
-            remote, virtual_bytes = entry.remote, entry.cache_image.virtual_bytes
-        else:
-            remote, virtual_bytes = Remote.from_answer(image_id, answer), answer['virtual_bytes']
-            if entry is not None and entry.remote != remote:
-                entry = self.cache.move(entry, remote)
+        plan = placement.plan(self._facts(image_id, entry, offered), offered.storage)
+        LOG.debug('bootcache: server %s: %s', server_id, ', '.join(step.name for step in plan))
+        if plan == (Step.STOCK,):
+            return offered.reason
+        if entry is not None and offered.remote is not None:
+            entry = self.cache.update(entry, offered.remote, offered.pinned)
+        remote = offered.remote or (entry.remote if entry else None)
+        virtual_bytes = offered.virtual_bytes or (entry.virtual_bytes if entry else 0)
+        assert remote is not None
         if root_bytes is not None and root_bytes < virtual_bytes:
             return 'the flavor\'s disk is smaller than the image'
         size = root_bytes or virtual_bytes
-        if plan.chain is Chain.RECORDING:
-            assert profile_token is not None
-            try:
-                export = self._start_recording(server_id, remote, virtual_bytes, profile_token)
-                self._create(path, size, naming.nbd_unix_uri(self.gateway.socket_path, export),
-                             'raw')
-            except (exception.BootcacheError, OSError) as error:
-                raise exception.ProfileBootFailed(f'it cannot be recorded: {error}') from error
+        if plan == (Step.PROFILE,):
+            self._make_profile(server_id, remote, virtual_bytes, profile_token or '', path, size)
             return ''
-        if plan.fetch:
-            assert answer is not None and plan.cache_image is not None
-            self.cache.fetch(remote, plan.cache_image, answer['cache_export'])
-        self.gateway.ensure_base(remote)
+        if offered.storage.offer is Offer.AWAY:
+            LOG.info('bootcache: the storage service does not answer; server %s boots from the'
+                     ' cache image that is here', server_id)
+        store = self._carry_out(plan, image_id, remote, virtual_bytes, offered)
         self.cache.touch(image_id)
         self._create(path, size, self.cache.path(image_id), 'qcow2')
-        LOG.info('bootcache: server %s boots from the cache image of %s', server_id, image_id)
+        if store is not None and offered.watch is not None and Step.WATCH in plan:
+            self._watch_boot(server_id, store, remote, offered, console)
+        LOG.info('bootcache: server %s boots from %s of %s', server_id,
+                 'the cache image' if (entry and entry.cache_image) or offered.cache_image
+                 else 'an empty cache image', image_id)
         return ''
 
-    def _ask(self, image_id: str, server_id: str,
-             profile_token: str | None) -> dict[str, Any] | None:
-        """Ask the storage service; None if it does not answer."""
-        if self._api is None:
-            raise exception.BootcacheError('the driver is not started')
+    def _make_profile(self, server_id: str, remote: Remote, virtual_bytes: int, token: str,
+                      path: str, size: int) -> None:
         try:
-            return self._api.plan_boot(image_id, self._hostname, server_id, profile_token)
+            export = self.recordings.start(server_id, remote, virtual_bytes, token)
+            self._create(path, size, naming.nbd_unix_uri(self.gateway.socket_path, export), 'raw')
+        except (exception.BootcacheError, OSError) as error:
+            raise exception.ProfileBootFailed(f'it cannot be recorded: {error}') from error
+
+    def _carry_out(self, plan: placement.Plan, image_id: str, remote: Remote, virtual_bytes: int,
+                   offered: Offered) -> GrowingStore | None:
+        """Do a plan's steps up to the overlay; the growing store, if the plan has one."""
+        store = None
+        for step in plan:
+            if step is Step.PROMOTE:
+                self.api.promote_image(image_id)
+            elif step in (Step.FETCH_TO_MEMORY, Step.FETCH_TO_DISK):
+                assert offered.cache_image is not None
+                medium = Medium.MEMORY if step is Step.FETCH_TO_MEMORY else Medium.DISK
+                self.cache.fetch(remote, offered.cache_image, offered.cache_export, medium,
+                                 offered.pinned)
+            elif step is Step.MAKE_EMPTY:
+                self.cache.make_empty(remote, virtual_bytes)
+            elif step is Step.SERVE_BASE:
+                self.gateway.ensure_base(remote)
+            elif step is Step.GROW:
+                store = self._grow(image_id, virtual_bytes)
+        return store
+
+    def _facts(self, image_id: str, entry: Entry | None, offered: Offered) -> Host:
+        info = offered.cache_image
+        if entry is None:
+            held = Held.NOTHING
+        elif entry.cache_image is None:
+            held = Held.EMPTY
+        elif info is None or entry.cache_image.sha256 == info.sha256:
+            held = Held.CURRENT
+        else:
+            held = Held.OLDER
+        room = {medium: info is not None and self.cache.has_room(medium, image_id, info.bytes)
+                for medium in Medium}
+        return Host(held, room[Medium.MEMORY], room[Medium.DISK],
+                    self.stores.get(image_id) is not None
+                    or self.room_for('', self._store_limit) is not None)
+
+    def _ask_patiently(self, image_id: str, server_id: str, profile_token: str | None) -> Offered:
+        """Ask the storage service, again while it prepares the image's base."""
+        deadline = time.monotonic() + self._conf.cold_wait
+        while True:
+            offered = offer.parse(image_id, self.ask(image_id, server_id, profile_token))
+            if offered.storage.offer is not Offer.WAIT or time.monotonic() >= deadline:
+                return offered
+            time.sleep(_ASK_AGAIN_SECONDS)
+
+    def ask(self, image_id: str, server_id: str,
+            profile_token: str | None = None) -> dict[str, Any] | None:
+        """Ask the storage service for an image; None if it does not answer.
+
+        :raises BootcacheError: if the driver is not started.
+        """
+        try:
+            return self.api.plan_boot(image_id, self.hostname, server_id, profile_token)
         except (messaging.MessagingTimeout, messaging.MessageDeliveryFailure) as error:
             LOG.warning('bootcache: the storage service does not answer: %s', error)
             return None
@@ -197,66 +251,148 @@ class ComputeHost:
     def keep_chain(self, image_id: str) -> None:
         """See to it that a server's existing chain can be opened: cache image and gateway.
 
-        :raises Exception: if the cache image is gone and cannot be fetched, or the base cannot be
-            reached; the server cannot start until it can.
+        A cache image that is gone is fetched again; where there is none any more an empty one
+        takes its place, as the base has all the data.
+
+        :raises Exception: if the base cannot be reached; the server cannot start until it can.
         """
         entry = self.cache.entry(image_id)
         if entry is None:
-            answer = self._ask(image_id, '', None)
-            plan = placement.plan(answer, None)
-            if answer is None or plan.cache_image is None:
+            offered = offer.parse(image_id, self.ask(image_id, ''))
+            if offered.remote is None:
                 raise exception.BootcacheError(
                     f'the cache image of {image_id} is gone from this host and cannot be fetched:'
-                    f' {plan.reason}')
-            entry = self.cache.fetch(Remote.from_answer(image_id, answer), plan.cache_image,
-                                     answer['cache_export'])
+                    f' {offered.reason}')
+            entry = self._replace_lost(image_id, offered, offered.remote)
         self.gateway.ensure_base(entry.remote)
         self.cache.touch(image_id)
 
-    # Recordings.
+    def adopt(self, image_id: str, path: str) -> bool:
+        """Put an overlay whose base is not on this host onto the host's cache image.
 
-    def _start_recording(self, server_id: str, remote: Remote, virtual_bytes: int,
-                         token: str) -> str:
-        self.gateway.start()
-        store = os.path.join(self.cache.directory, f'{server_id}.partial')
-        base = self.gateway.remote_node(naming.node_name(recorder.BASE, server_id), remote)
-        recording = Recording(self.gateway.daemon, server_id, [base], virtual_bytes, store)
-        api = self._api
-        assert api is not None
-
-        def tell(recorded_bytes: int, idle_seconds: float) -> None:
-            api.recording_progress(remote.image_id, token, recorded_bytes, idle_seconds)
-
-        with self._lock:
-            self._recordings[server_id] = recording, remote.image_id, token
-        recording.open(tell)
-        LOG.info('bootcache: server %s is a profile boot of %s', server_id, remote.image_id)
-        return recording.export
-
-    def finish_recording(self, server_id: str) -> None:
-        """Report what a profile boot read, if this server was one; its domain is gone already.
-
-        A failure is logged; the storage service waits for the report and gives up in the end.
+        :param path: of the overlay; not in use.
+        :returns: False if stock Nova has to get the base.
+        :raises BootcacheError: if the overlay cannot be changed.
         """
-        with self._lock:
-            found = self._recordings.pop(server_id, None)
-        if found is None:
-            return
-        recording, image_id, token = found
         try:
-            extents = recording.finish()
-            assert self._api is not None
-            self._api.report_working_set(image_id, token, recorder.GRANULARITY,
-                                         workingset.to_wire(extents))
-            LOG.info('bootcache: image %s: reported %d extents', image_id, len(extents))
-        except Exception:
-            LOG.exception('bootcache: image %s: the profile boot\'s record is lost', image_id)
+            self.keep_chain(image_id)
+        except (exception.BootcacheError, messaging.MessagingException) as error:
+            LOG.info('bootcache: %s gets a stock base: %s', path, error)
+            return False
+        qemuimg.set_backing_pointer(path, self.cache.path(image_id), 'qcow2')
+        LOG.info('bootcache: %s stands on the cache image of %s', path, image_id)
+        return True
 
-    def _discard_recording(self, server_id: str) -> None:
+    def room_for(self, image_id: str, size: int) -> Medium | None:
+        """Return the tier in which a file of an image has room, memory first (section 5.1).
+
+        :param size: bytes.
+        """
+        for medium in (Medium.MEMORY, Medium.DISK):
+            if self.cache.has_room(medium, image_id, size):
+                return medium
+        return None
+
+    def _replace_lost(self, image_id: str, offered: Offered, remote: Remote) -> Entry:
+        info = offered.cache_image
+        medium = self.room_for(image_id, info.bytes) if info is not None else None
+        if info is not None and medium is not None:
+            with contextlib.suppress(exception.BootcacheError):
+                return self.cache.fetch(remote, info, offered.cache_export, medium, offered.pinned)
+        return self.cache.make_empty(remote, offered.virtual_bytes)
+
+    # Growing stores, and boots that are watched.
+
+    def _grow(self, image_id: str, virtual_bytes: int) -> GrowingStore | None:
+        with self._grow_lock:
+            store = self.stores.get(image_id)
+            if store is not None:
+                return store
+            medium = self.room_for('', self._store_limit)
+            if medium is None:
+                return None
+            try:
+                self.cache.reserve(f'store:{image_id}', medium, self._store_limit)
+                path = self.cache.store_path(image_id, medium)
+                store = GrowingStore(self.gateway.daemon, image_id, virtual_bytes, path,
+                                     self._store_limit)
+                growingstore.discard(self.gateway.daemon, image_id)
+                store.open()
+            except exception.BootcacheError as error:
+                self.cache.release(f'store:{image_id}')
+                LOG.warning('image %s: it is read without a growing store: %s', image_id, error)
+                return None
+            self.stores.add(store)
+            return store
+
+    def _watch_boot(self, server_id: str, store: GrowingStore, remote: Remote, offered: Offered,
+                    console: Callable[[], str]) -> None:
+        assert offered.watch is not None
+
+        def report(granularity: int, extents: list[list[Any]], ended_by: str,
+                   seconds: float) -> None:
+            self.api.report_boot(remote.image_id, offered.image_hash, self.hostname, granularity,
+                                 extents, ended_by, seconds)
+
+        watch = BootWatch(server_id, store, remote, offered.watch, console, report,
+                          self._boot_over)
         with self._lock:
-            found = self._recordings.pop(server_id, None)
-        if found is not None:
-            found[0].discard()
+            self._watches[server_id] = watch
+        watch.start()
+
+    def _boot_over(self, watch: BootWatch) -> None:
+        """Stop the growth of a warm image's store: what boots miss is known now.
+
+        That of a cold image goes on growing to its limit, as servers share it.
+        """
+        image_id = watch.store.image_id
+        with self._lock:
+            self._watches.pop(watch.server_id, None)
+            others = any(other.store is watch.store for other in self._watches.values())
+        entry = self.cache.entry(image_id)
+        if not others and entry is not None and entry.cache_image is not None:
+            with contextlib.suppress(exception.BootcacheError):
+                self.drop_store(image_id)
+
+    def server_goes(self, server_id: str) -> None:
+        """Report what a watched boot read until now, as its server is stopped, moved or deleted."""
+        with self._lock:
+            watch = self._watches.get(server_id)
+        if watch is not None:
+            watch.end()
+            watch.join(_REPORT_SECONDS)
+
+    def is_booting(self, image_id: str) -> bool:
+        """Tell whether a boot from an image is watched."""
+        with self._lock:
+            return any(watch.store.image_id == image_id for watch in self._watches.values())
+
+    def drop_store(self, image_id: str) -> None:
+        """Remove an image's growing store; servers that run read from the base again.
+
+        :raises StorageDaemonError: if the gateway does not answer.
+        """
+        store = self.stores.remove(image_id)
+        try:
+            if store is not None:
+                store.close()
+            else:
+                growingstore.discard(self.gateway.daemon, image_id)
+        finally:
+            self.cache.release(f'store:{image_id}')
+
+    def _forget_store(self, image_id: str) -> None:
+        store = self.stores.remove(image_id)
+        self.cache.release(f'store:{image_id}')
+        if store is not None:
+            store.grows = False
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(store.path)
+
+    def gateway_restarted(self) -> None:
+        """Forget all growing stores: a new gateway has none of their nodes."""
+        for store in self.stores.stores():
+            self._forget_store(store.image_id)
 
     # Cleaning.
 
@@ -269,10 +405,25 @@ class ComputeHost:
         used = set(used_image_ids)
         for entry in self.cache.entries():
             image_id = entry.remote.image_id
-            if image_id in used or self.cache.age(image_id) < minimum_age:
+            if image_id in used or entry.pinned or self.cache.age(image_id) < minimum_age \
+                    or tier.is_open(self.cache.path(image_id)):
                 continue
             try:
-                if self.gateway.remove_base(image_id):
+                if self.stop_serving(image_id):
                     self.cache.remove(image_id)
             except (exception.BootcacheError, OSError) as error:
                 LOG.warning('image %s: its cache image cannot be removed: %s', image_id, error)
+
+    def stop_serving(self, image_id: str) -> bool:
+        """Take an image's base out of the gateway, and its growing store with it.
+
+        :returns: False if a server is connected to it.
+        :raises StorageDaemonError: if the gateway refuses.
+        """
+        if not self.gateway.remove_base(image_id):
+            return False
+        self._forget_store(image_id)
+        for medium in Medium:
+            with contextlib.suppress(FileNotFoundError, KeyError):
+                os.unlink(self.cache.store_path(image_id, medium))
+        return True

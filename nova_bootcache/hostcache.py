@@ -1,98 +1,101 @@
-"""The cache images that a host holds: fetched, verified, placed atomically, removed when unused.
+"""The cache images that a host holds: fetched, verified, placed atomically, evicted.
 
-Beside each file lies its entry, a JSON document that names the image, the file's hash and where its
+Every cache image has one name, ``<sha1 of the image id>`` in the directory of the disk tier, which
+is what overlays have in their headers. One in the memory tier is a symbolic link of that name, so
+that it can move between tiers, and be lost with a reboot, without a change to any overlay.
+
+Beside the name lies its entry, a JSON document that names the image, the file's hash and where its
 base is (doc/source/formats.rst). A file without an entry does not count.
 """
 
+import contextlib
 import dataclasses
-import json
 import os
 import threading
 import time
+from collections.abc import Callable, Iterator
 
 from oslo_concurrency import lockutils
 from oslo_log import log as logging
 
-from bootcache import cacheimage, exception, naming, qemuimg, savefile
+from bootcache import cacheimage, exception, naming, qemuimg, savefile, tier
 from bootcache.manifest import CacheInfo
+from bootcache.tier import Item, Limits, Medium
+from nova_bootcache import growingstore
+from nova_bootcache.cacheentry import Entry
 from nova_bootcache.gateway import Remote
 
 LOG = logging.getLogger(__name__)
 
-VERSION = 1
-
-
-@dataclasses.dataclass(frozen=True)
-class Entry:
-    """A cache image on this host.
-
-    :ivar remote: where its base is.
-    :ivar cache_image: the storage service's description of it.
-    :ivar file_sha256: of the file as it lies here; another than the storage service's where the
-        header had to be rewritten.
-    """
-
-    remote: Remote
-    cache_image: CacheInfo
-    file_sha256: str
-
-    @classmethod
-    def load(cls, path: str) -> 'Entry':
-        """Read an entry.
-
-        :raises InvalidManifest: if it cannot be read, is damaged or of another version.
-        """
-        try:
-            with open(path) as stream:
-                document = json.load(stream)
-            if document['version'] != VERSION:
-                raise exception.InvalidManifest(f'{path} is not of version {VERSION}')
-            return cls(Remote(**document['remote']), CacheInfo.from_dict(document['cache_image']),
-                       document['file_sha256'])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise exception.InvalidManifest(f'{path}: {error}') from error
-
-    def save(self, path: str) -> None:
-        """Replace the entry atomically.
-
-        :raises OSError: if it cannot be written.
-        """
-        savefile.write_json(path, {'version': VERSION, 'remote': dataclasses.asdict(self.remote),
-                                   'cache_image': self.cache_image.to_dict(),
-                                   'file_sha256': self.file_sha256})
+# An empty cache image is a header and its first tables.
+_EMPTY_CLUSTER = 65536
 
 
 class HostCache:
-    """The directory of this host's cache images.
+    """This host's cache images, in one tier or two.
 
-    :param directory: made if missing.
+    :param directory: of the disk tier, and of all names; made if missing.
     :param gateway_socket: has to be in every header.
+    :param disk: limits of the disk tier.
+    :param memory_directory: of the memory tier; None if there is none.
+    :param memory: its limits.
     """
 
-    def __init__(self, directory: str, gateway_socket: str):
+    def __init__(self, directory: str, gateway_socket: str, disk: Limits,
+                 memory_directory: str | None = None, memory: Limits | None = None):
         self.directory = directory
         self._gateway_socket = gateway_socket
-        # Files verified by this process, by inode, time and size; guarded by the lock.
+        self._directories = {Medium.DISK: directory}
+        self._limits = {Medium.DISK: disk}
+        if memory_directory is not None:
+            assert memory is not None
+            self._directories[Medium.MEMORY] = memory_directory
+            self._limits[Medium.MEMORY] = memory
+        # Called with an image's id before its file is evicted; says whether it may be.
+        self.may_evict: Callable[[str], bool] = lambda image_id: True
+        # Called with an image's id to have its growing store removed.
+        self.drop_store: Callable[[str], None] = lambda image_id: None
+        # Files verified by this process, by inode, time and size; and room that is promised to
+        # what is being fetched or grows, by key. Guarded by the lock, held for dictionary steps.
         self._verified: set[tuple[int, int, int]] = set()
+        self._reserved: dict[str, tuple[Medium, int]] = {}
         self._lock = threading.Lock()
+        # Makes looking for room and taking it one step; held over evictions, which are unlinks.
+        self._room_lock = threading.Lock()
 
     def prepare(self) -> None:
-        """Make the directory, and remove what a crash left half-made.
+        """Make the directories, and remove what a crash left half-made.
 
-        :raises OSError: if it cannot be written.
+        :raises OSError: if one cannot be written.
         """
-        os.makedirs(self.directory, mode=0o755, exist_ok=True)
-        for name in os.listdir(self.directory):
-            if name.endswith(('.partial', '.tmp')):
-                os.unlink(os.path.join(self.directory, name))
+        for directory in self._directories.values():
+            os.makedirs(directory, mode=0o755, exist_ok=True)
+            for name in os.listdir(directory):
+                if name.endswith(('.partial', '.tmp')):
+                    os.unlink(os.path.join(directory, name))
+        memory = self._directories.get(Medium.MEMORY)
+        for name in os.listdir(memory) if memory else ():
+            if os.path.realpath(os.path.join(self.directory, name)) \
+                    != os.path.realpath(os.path.join(memory or '', name)):
+                os.unlink(os.path.join(memory or '', name))
+
+    # Names and entries.
 
     def path(self, image_id: str) -> str:
         """Return where an image's cache image is, or would be."""
         return os.path.join(self.directory, naming.cache_file_name(image_id))
 
+    def store_path(self, image_id: str, medium: Medium) -> str:
+        """Return where an image's growing store is, or would be."""
+        return os.path.join(self._directories[medium], f'{image_id}{growingstore.SUFFIX}')
+
     def holds_path(self, path: str | None) -> bool:
         """Tell whether a path, such as an overlay's backing file, is a cache image's."""
         return path is not None and os.path.dirname(path) == self.directory
+
+    def medium(self, image_id: str) -> Medium:
+        """Return which tier an image's cache image is in."""
+        return Medium.MEMORY if os.path.islink(self.path(image_id)) else Medium.DISK
 
     def entry(self, image_id: str) -> Entry | None:
         """Return an image's entry if its file is there, whole and right; else None.
@@ -105,9 +108,9 @@ class HostCache:
             entry = Entry.load(f'{path}.json')
             status = os.stat(path)
             seen = (status.st_ino, status.st_mtime_ns, status.st_size)
+            rules = entry.cache_image.verify_rules if entry.cache_image else cacheimage.VERIFY_RULES
             with self._lock:
-                if seen in self._verified \
-                        and entry.cache_image.verify_rules == cacheimage.VERIFY_RULES:
+                if seen in self._verified and rules == cacheimage.VERIFY_RULES:
                     return entry
             cacheimage.verify(path, entry.file_sha256, status.st_size)
         except (exception.InvalidManifest, FileNotFoundError) as error:
@@ -118,14 +121,19 @@ class HostCache:
             self._verified.add(seen)
         return entry
 
-    def move(self, entry: Entry, remote: Remote) -> Entry:
-        """Note that a cache image's base is elsewhere now.
+    def update(self, entry: Entry, remote: Remote, pinned: bool) -> Entry:
+        """Note where a cache image's base is now, and whether it is pinned.
 
         :raises OSError: if the entry cannot be written.
         """
-        moved = dataclasses.replace(entry, remote=remote)
-        moved.save(f'{self.path(remote.image_id)}.json')
-        return moved
+        if (entry.remote, entry.pinned) == (remote, pinned):
+            return entry
+        changed = dataclasses.replace(entry, remote=remote, pinned=pinned)
+        path = f'{self.path(remote.image_id)}.json'
+        used = os.stat(path).st_mtime
+        changed.save(path)
+        os.utime(path, (used, used))
+        return changed
 
     def entries(self) -> list[Entry]:
         """Return the entries of all cache images, without a look at their content."""
@@ -138,44 +146,75 @@ class HostCache:
                     LOG.warning('%s', error)
         return found
 
-    def fetch(self, remote: Remote, cache_image: CacheInfo, cache_export: str) -> Entry:
+    # Placing.
+
+    def fetch(self, remote: Remote, cache_image: CacheInfo, cache_export: str,
+              medium: Medium = Medium.DISK, pinned: bool = False) -> Entry:
         """Get a cache image from a storage node, verify it, and put it into its place.
 
         Servers that run from an older one keep its inode. Two servers of one image that start
         together fetch once.
 
         :param cache_export: the exporter's name for the file.
-        :raises BootcacheError: if it cannot be fetched or is not what was announced.
+        :param medium: the tier.
+        :raises BootcacheError: if it has no room, cannot be fetched or is not what was announced.
         :raises OSError: if the directory cannot be written.
         """
-        final = self.path(remote.image_id)
-        partial = f'{final}.partial'
-        with lockutils.lock(f'bootcache-{naming.cache_file_name(remote.image_id)}'):
-            entry = self.entry(remote.image_id)
-            if entry is not None and entry.cache_image.sha256 == cache_image.sha256:
+        image_id = remote.image_id
+        with lockutils.lock(f'bootcache-{naming.cache_file_name(image_id)}'):
+            entry = self.entry(image_id)
+            if entry is not None and entry.cache_image is not None \
+                    and entry.cache_image.sha256 == cache_image.sha256:
                 return entry
-            began = time.monotonic()
+            with self.reserved(f'fetch:{image_id}', medium, cache_image.bytes):
+                began = time.monotonic()
+                partial = os.path.join(self._directories[medium],
+                                       f'{naming.cache_file_name(image_id)}.partial')
+                try:
+                    qemuimg.copy_raw(f'nbd://{remote.host}:{remote.port}/{cache_export}', partial)
+                    cacheimage.verify(partial, cache_image.sha256, cache_image.bytes)
+                    file_sha256 = self._point_home(partial, image_id, cache_image)
+                    entry = Entry(remote, cache_image, file_sha256, cache_image.virtual_bytes,
+                                  pinned)
+                    self._place(partial, entry, medium)
+                finally:
+                    if os.path.exists(partial):
+                        os.unlink(partial)
+            LOG.info('image %s: cache image of %d bytes fetched into compute %s in %.2f s',
+                     image_id, cache_image.bytes, medium.value, time.monotonic() - began)
+            return entry
+
+    def make_empty(self, remote: Remote, virtual_bytes: int) -> Entry:
+        """Make a cache image without data: the name that a whole one replaces later.
+
+        SC13, Algorithm 1: "create Cache on C, chain Cache to Base".
+
+        :param virtual_bytes: size of the base.
+        :raises BootcacheError: if qemu-img refuses.
+        :raises OSError: if the directory cannot be written.
+        """
+        image_id = remote.image_id
+        with lockutils.lock(f'bootcache-{naming.cache_file_name(image_id)}'):
+            entry = self.entry(image_id)
+            if entry is not None:
+                return entry
+            partial = f'{self.path(image_id)}.partial'
             try:
-                qemuimg.copy_raw(f'nbd://{remote.host}:{remote.port}/{cache_export}', partial)
-                cacheimage.verify(partial, cache_image.sha256, cache_image.bytes)
-                file_sha256 = self._point_home(partial, remote.image_id, cache_image)
-                os.chmod(partial, 0o644)
-                entry = Entry(remote, cache_image, file_sha256)
-                # An older file loses its entry first: no entry ever describes another file.
-                if os.path.exists(f'{final}.json'):
-                    os.unlink(f'{final}.json')
-                savefile.commit(partial, final)
-                entry.save(f'{final}.json')
+                qemuimg.create_overlay(partial, virtual_bytes, self._base_uri(image_id), 'raw',
+                                       cluster_bytes=_EMPTY_CLUSTER, open_backing=False)
+                entry = Entry(remote, None, savefile.file_digest(partial), virtual_bytes)
+                self._place(partial, entry, Medium.DISK)
             finally:
                 if os.path.exists(partial):
                     os.unlink(partial)
-            LOG.info('image %s: cache image of %d bytes fetched in %.2f s', remote.image_id,
-                     cache_image.bytes, time.monotonic() - began)
             return entry
 
+    def _base_uri(self, image_id: str) -> str:
+        return naming.nbd_unix_uri(self._gateway_socket,
+                                   naming.export_name(naming.EXPORT_BASE, image_id))
+
     def _point_home(self, path: str, image_id: str, cache_image: CacheInfo) -> str:
-        wanted = naming.nbd_unix_uri(self._gateway_socket,
-                                     naming.export_name(naming.EXPORT_BASE, image_id))
+        wanted = self._base_uri(image_id)
         if cache_image.backing_uri == wanted:
             return cache_image.sha256
         LOG.info('image %s: the header names %s; it is rewritten for this host\'s'
@@ -183,13 +222,138 @@ class HostCache:
         qemuimg.set_backing_pointer(path, wanted, 'raw')
         return savefile.file_digest(path)
 
+    def _place(self, partial: str, entry: Entry, medium: Medium) -> None:
+        final = self.path(entry.remote.image_id)
+        os.chmod(partial, 0o644)
+        # An older file loses its entry first: no entry ever describes another file.
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f'{final}.json')
+        stale = self._memory_path(entry.remote.image_id)
+        if medium is Medium.MEMORY:
+            assert stale is not None
+            savefile.commit(partial, stale)
+            link = f'{final}.tmp'
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(link)
+            os.symlink(stale, link)
+            os.rename(link, final)
+            savefile.fsync_directory(self.directory)
+        else:
+            savefile.commit(partial, final)
+            if stale is not None and os.path.exists(stale):
+                os.unlink(stale)
+        entry.save(f'{final}.json')
+
+    def _memory_path(self, image_id: str) -> str | None:
+        directory = self._directories.get(Medium.MEMORY)
+        return directory and os.path.join(directory, naming.cache_file_name(image_id))
+
+    # Room.
+
+    def quotas(self, instances_path: str) -> dict[str, int]:
+        """Return the tiers' quotas in bytes, by Placement's resource class that they take from.
+
+        :param instances_path: whose file system is what Nova reports as the host's disk.
+        """
+        found = {}
+        if os.stat(self.directory).st_dev == os.stat(instances_path).st_dev:
+            found['DISK_GB'] = self._limits[Medium.DISK].quota
+        if Medium.MEMORY in self._limits:
+            found['MEMORY_MB'] = self._limits[Medium.MEMORY].quota
+        return found
+
+    def _items(self, medium: Medium, but: str) -> list[Item]:
+        """Return what is in a tier: cache images, growing stores, and what is promised."""
+        items = []
+        for entry in self.entries():
+            image_id = entry.remote.image_id
+            if image_id == but or self.medium(image_id) is not medium:
+                continue
+            path = self.path(image_id)
+            with contextlib.suppress(FileNotFoundError):
+                items.append(Item(image_id, os.stat(path).st_size,
+                                  os.stat(f'{path}.json').st_mtime, entry.pinned,
+                                  tier.is_open(path)))
+        with self._lock:
+            promised = dict(self._reserved)
+        directory = self._directories[medium]
+        for name in os.listdir(directory):
+            key = f'store:{name.removesuffix(growingstore.SUFFIX)}'
+            if name.endswith(growingstore.SUFFIX) and key not in promised:
+                with contextlib.suppress(FileNotFoundError):
+                    status = os.stat(os.path.join(directory, name))
+                    items.append(Item(key, status.st_size, status.st_mtime))
+        items.extend(Item(key, size, 0.0, busy=True) for key, (there, size) in promised.items()
+                     if there is medium)
+        return items
+
+    def has_room(self, medium: Medium, image_id: str, size: int) -> bool:
+        """Tell whether a file of an image would fit a tier, after evictions if need be.
+
+        :param size: bytes.
+        """
+        return medium in self._limits and tier.make_room(
+            self._items(medium, image_id), self._limits[medium], size).fits
+
+    @contextlib.contextmanager
+    def reserved(self, key: str, medium: Medium, size: int) -> Iterator[None]:
+        """Make room in a tier, and keep it while the block runs: for a fetch.
+
+        :raises BootcacheError: if there is none.
+        """
+        self.reserve(key, medium, size)
+        try:
+            yield
+        finally:
+            self.release(key)
+
+    def reserve(self, key: str, medium: Medium, size: int) -> None:
+        """Make room in a tier, least recently used first, and keep it until it is released.
+
+        :param key: ``fetch:`` or ``store:`` and the image's id.
+        :raises BootcacheError: if there is none.
+        """
+        with self._room_lock:
+            kind, _colon, image_id = key.partition(':')
+            # What is fetched takes the place of the image's older file.
+            room = tier.make_room(self._items(medium, image_id if kind == 'fetch' else ''),
+                                  self._limits[medium], size)
+            if not room.fits:
+                raise exception.BootcacheError(
+                    f'compute {medium.value} has no room for {size} bytes; raise'
+                    f' [bootcache]compute_{medium.value}_quota')
+            with self._lock:
+                self._reserved[key] = medium, size
+            for victim in room.evict:
+                self._evict(victim)
+
+    def release(self, key: str) -> None:
+        """Give back what was reserved."""
+        with self._lock:
+            self._reserved.pop(key, None)
+
+    def _evict(self, key: str) -> None:
+        kind, _colon, image_id = key.rpartition(':')
+        try:
+            if kind == 'store':
+                self.drop_store(image_id)
+                for directory in self._directories.values():
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(os.path.join(directory, f'{image_id}{growingstore.SUFFIX}'))
+            elif self.may_evict(image_id):
+                self.remove(image_id)
+        except (exception.BootcacheError, OSError) as error:
+            LOG.warning('image %s: cannot be evicted: %s', image_id, error)
+
     def remove(self, image_id: str) -> None:
         """Remove a cache image; a server that still runs from it keeps its inode."""
         path = self.path(image_id)
-        for name in (f'{path}.json', path):
-            if os.path.exists(name):
+        for name in (f'{path}.json', path, self._memory_path(image_id)):
+            if name is not None and os.path.lexists(name):
                 os.unlink(name)
         LOG.info('image %s: cache image removed', image_id)
+
+    # Last use.
 
     def age(self, image_id: str) -> float:
         """Return the seconds since a cache image was last used, or placed."""

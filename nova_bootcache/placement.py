@@ -1,19 +1,50 @@
-"""What a server's root disk is chained to: the compute side of SC13's Algorithm 1. Pure."""
+"""What a server's root disk is chained to: Algorithm 1 of SC13, section 6. Pure.
+
+``stock_reason`` tells whether bootcache has anything to do with a disk at all; ``plan`` is the
+algorithm. Both take plain values and give plain values, so that they can be tested over all of
+their input space, and run unchanged in a simulation.
+"""
 
 import dataclasses
 import enum
-from typing import Any
 
-from bootcache import exception, rpcapi
-from bootcache.manifest import CacheInfo
+from bootcache.tier import Medium
 
 
-class Chain(enum.Enum):
-    """What the overlay is put on."""
+class Step(enum.Enum):
+    """One thing to do; a plan has them in the order in which they are done."""
 
-    STOCK = 'stock'          # Nova's own way
-    CACHE = 'cache'          # the host's cache image, fetched first where the host lacks it
-    RECORDING = 'recording'  # a growing store on the base: this is a profile boot
+    STOCK = 'boot Nova\'s own way'
+    PROFILE = 'record a profile boot in a store of its own'
+    PROMOTE = 'ask the storage node to copy its cache image to tmpfs'
+    FETCH_TO_MEMORY = 'fetch the cache image into compute memory'
+    FETCH_TO_DISK = 'fetch the cache image onto compute disk'
+    USE_LOCAL = 'use the cache image that is here'
+    MAKE_EMPTY = 'make an empty cache image'
+    SERVE_BASE = 'serve the base through the gateway'
+    GROW = 'copy on read into the growing store'
+    WATCH = 'report what the boot reads'
+    CHAIN = 'put the overlay on the cache image'
+
+
+class Offer(enum.Enum):
+    """What the storage side has for an image."""
+
+    AWAY = 'the storage service does not answer'
+    STOCK = 'nothing, for a reason'
+    WAIT = 'the base is being prepared'
+    COLD = 'the base only'
+    CACHE = 'a cache image'
+    PROFILE = 'this server is its profile boot'
+
+
+class Held(enum.Enum):
+    """What the host has for an image."""
+
+    NOTHING = 'nothing'
+    EMPTY = 'an empty cache image: servers of the image booted cold here'
+    OLDER = 'a cache image, but not the one that is offered'
+    CURRENT = 'the cache image that is offered, or the only one there is to have'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,19 +68,38 @@ class Server:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
-    """What to do.
+class Host:
+    """The compute node, C in the paper.
 
-    :ivar chain: what the overlay is put on.
-    :ivar reason: for the stock way.
-    :ivar fetch: whether the host has to fetch the cache image.
-    :ivar cache_image: for CACHE: the one to chain to.
+    :ivar held: what it has for the image.
+    :ivar memory_room: whether the cache image fits its memory tier, after eviction if need be.
+    :ivar disk_room: the same of its disk tier.
+    :ivar store_room: whether there is room for a growing store in any tier.
     """
 
-    chain: Chain
-    reason: str = ''
-    fetch: bool = False
-    cache_image: CacheInfo | None = None
+    held: Held
+    memory_room: bool
+    disk_room: bool
+    store_room: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Storage:
+    """The storage node, S in the paper.
+
+    :ivar offer: what it has for the image.
+    :ivar medium: where its cache image lies.
+    :ivar has_memory: whether it has a memory tier.
+    :ivar wants_report: whether it can use another record of what a boot reads.
+    """
+
+    offer: Offer
+    medium: Medium = Medium.DISK
+    has_memory: bool = False
+    wants_report: bool = False
+
+
+Plan = tuple[Step, ...]
 
 
 def stock_reason(server: Server, enabled: bool, host_has_stock_base: bool) -> str:
@@ -73,27 +123,51 @@ def stock_reason(server: Server, enabled: bool, host_has_stock_base: bool) -> st
     return ''
 
 
-def plan(answer: dict[str, Any] | None, host_cache: CacheInfo | None) -> Plan:
-    """Return what to do, given the storage service's answer.
+def plan(host: Host, storage: Storage) -> Plan:
+    """Return the steps by which an overlay comes to be: SC13, Algorithm 1.
 
-    SC13, Algorithm 1: if a cache image exists on the compute node, chain to it; if one exists on
-    the storage node, create the compute node's from it.
+    The paper's lines, and where they are here:
 
-    :param answer: of ``plan_boot``, see bootcache/rpcapi.py; None if the service does not answer.
-    :param host_cache: the host's cache image, None if it has none.
+    1. *if Cache exists in C: return Cache*: branch 1. Also while the storage service is away, as
+       the exporter and the gateway do not need it. An older cache image of the same image is as
+       right as the offered one, and is used where the new one has no room.
+    2. *if Cache exists in S*: branch 2.
+    3. *if Cache is on disk: copy it to tmpfs*: PROMOTE. The exporter switches under its readers.
+    4. *create NewCache on C, chain it to Cache, return NewCache*: FETCH. The new one is whole
+       before the server starts, so it needs no chain to the storage node's: what it lacks is in
+       the base. In compute memory first, as in section 5.1, else on compute disk; without room in
+       either the boot reads from the base.
+    5. *create Cache on C, chain it to Base, return Cache*: branch 3. The empty cache image is the
+       name that is replaced once there is a whole one; the data is in the gateway's growing store.
+    6. *copy Cache to S on VM shutdown*: WATCH. Extents travel, never data, and at the boot's end.
+
+    The paper has no words for what is not to be had: STOCK. WAIT is asked again by the caller, and
+    the stock way when its patience ends.
     """
-    if answer is None:
-        if host_cache is None:
-            return Plan(Chain.STOCK, 'the storage service does not answer')
-        return Plan(Chain.CACHE, cache_image=host_cache)
-    action = answer.get('action')
-    if action == rpcapi.ACTION_RECORD:
-        return Plan(Chain.RECORDING)
-    if action == rpcapi.ACTION_CACHE:
-        try:
-            cache_image = CacheInfo.from_dict(answer.get('cache_image'))
-        except exception.InvalidManifest as error:
-            return Plan(Chain.STOCK, f'the storage service\'s answer is not understood: {error}')
-        return Plan(Chain.CACHE, cache_image=cache_image,
-                    fetch=host_cache is None or host_cache.sha256 != cache_image.sha256)
-    return Plan(Chain.STOCK, str(answer.get('reason') or 'the storage service gave no reason'))
+    offer = storage.offer
+    if offer is Offer.PROFILE:
+        return (Step.PROFILE,)
+    if offer in (Offer.STOCK, Offer.WAIT):
+        return (Step.STOCK,)
+    watch = (Step.GROW, Step.WATCH) if storage.wants_report and host.store_room else ()
+    ending = (Step.SERVE_BASE, *watch, Step.CHAIN)
+    fetch = _fetch(host) if offer is Offer.CACHE else None
+    # 1. A cache image exists in C.
+    if host.held is Held.CURRENT or (host.held is Held.OLDER and fetch is None):
+        return (Step.USE_LOCAL, *ending)
+    if offer is Offer.AWAY and host.held is Held.NOTHING:
+        return (Step.STOCK,)
+    # 2. One exists in S.
+    if fetch is not None:
+        promote = storage.has_memory and storage.medium is Medium.DISK
+        return (*((Step.PROMOTE,) if promote else ()), fetch, *ending)
+    # 3. None anywhere, or no room for it.
+    grow = (Step.GROW,) if host.store_room and Step.GROW not in watch else ()
+    make = () if host.held is Held.EMPTY else (Step.MAKE_EMPTY,)
+    return (*make, Step.SERVE_BASE, *grow, *watch, Step.CHAIN)
+
+
+def _fetch(host: Host) -> Step | None:
+    if host.memory_room:
+        return Step.FETCH_TO_MEMORY
+    return Step.FETCH_TO_DISK if host.disk_room else None

@@ -13,12 +13,18 @@ import subprocess
 import tempfile
 
 import pytest
+from compute_host import Service
 from functional_tools import free_port, processes_of, qemu_img, until
 from oslo_config import cfg
+from storage_node import Node
 
 from bootcache import conf as bootcache_conf
+from bootcache import rpcapi
 from bootcache.storagedaemon import StorageDaemon, UnixListener
 from glance_bootcache import conf as glance_conf
+from nova_bootcache import conf as nova_conf
+from nova_bootcache.host import ComputeHost
+from nova_bootcache.upkeep import Upkeep
 
 
 @pytest.fixture
@@ -84,6 +90,44 @@ def make_base(directory):
         return path
 
     return make
+
+
+@pytest.fixture
+def node(storage_conf, directory, make_base):
+    """A storage node with one image."""
+    node = Node(storage_conf, directory, make_base)
+    yield node
+    node.exporter.stop()
+
+
+@pytest.fixture
+def hosts(node, storage_conf, directory, monkeypatch):
+    """Makes the driver's host object; a second one is the driver after its restart."""
+    service = Service(node)
+    monkeypatch.setattr(rpcapi, 'StorageAPI', lambda conf: service)
+    os.mkdir(f'{directory}/gateway')
+    made = []
+
+    def make(**options):
+        conf = cfg.ConfigOpts()
+        conf([], project='nova', default_config_files=[], default_config_dirs=[])
+        nova_conf.register_opts(conf)
+        for name, value in {'gateway_run_dir': f'{directory}/gateway',
+                            'gateway_socket': storage_conf.bootcache.gateway_socket,
+                            **options}.items():
+            conf.set_override(name, value, bootcache_conf.GROUP)
+        host = ComputeHost(conf, f'{directory}/host')
+        made.append(host)
+        host.start('host-1')
+        host.upkeep = Upkeep(host)
+        host.upkeep.serve_bases()
+        host.service = service
+        return host
+
+    yield make
+    for host in made:
+        host.stop()
+        host.gateway.daemon.stop()
 
 
 @pytest.fixture(scope='session')

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import random
 import socket
 import subprocess
 import time
@@ -19,10 +20,16 @@ def until(condition, what='the condition', patience=PATIENCE):
 
 
 def free_port():
-    """Return a TCP port of the loopback interface that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(('127.0.0.1', 0))
-        return probe.getsockname()[1]
+    """Return a TCP port of the loopback interface that nobody listens on.
+
+    It is below those that the kernel gives to outgoing connections: one of these would be in the
+    way of a daemon that is started again.
+    """
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(('127.0.0.1', port))
+            return port
 
 
 def processes_of(directory):

@@ -3,86 +3,15 @@
 import os
 import signal
 
-import oslo_messaging as messaging
 import pytest
+from compute_host import boot, compare
 from functional_tools import qemu_img, until
-from oslo_config import cfg
-from storage_node import IMAGE, MIB, SIZE, Node
+from storage_node import IMAGE, MIB, SIZE
 
-from bootcache import exception, naming, rpcapi
-from bootcache.workingset import Extent, WorkingSet
-from nova_bootcache import conf as nova_conf
-from nova_bootcache.host import ComputeHost
-from nova_bootcache.placement import Server
+from bootcache import exception, naming
+from bootcache.workingset import Extent
 
-SERVER = Server(IMAGE, 'disk', '', False, False, False)
 SET = Extent(4 * MIB, 300_000), Extent(0, 4096)
-
-
-class Service:
-    """Stands for the storage service: answers with what the node has, notes what is reported."""
-
-    def __init__(self, node):
-        self.node, self.reports, self.frozen, self.away = node, [], None, False
-
-    def freeze(self):
-        """Go on with what is known now."""
-        self.frozen = self.node.answer()
-
-    def plan_boot(self, image_id, host, server_id, profile_token):
-        if self.away:
-            raise messaging.MessagingTimeout('nobody')
-        return {'action': 'record' if profile_token else 'cache',
-                **(self.frozen or self.node.answer())}
-
-    def recording_progress(self, *arguments):
-        pass
-
-    def report_working_set(self, image_id, profile_token, granularity, extents):
-        self.reports.append((profile_token, WorkingSet.from_wire(image_id, '', SIZE, granularity,
-                                                                 extents)))
-
-
-@pytest.fixture
-def node(storage_conf, directory, make_base):
-    node = Node(storage_conf, directory, make_base)
-    yield node
-    node.exporter.stop()
-
-
-@pytest.fixture
-def hosts(node, storage_conf, directory, monkeypatch):
-    """Makes the driver's host object; a second one is the driver after its restart."""
-    service = Service(node)
-    monkeypatch.setattr(rpcapi, 'StorageAPI', lambda conf: service)
-    # It looks after the gateway for ever, also after the test.
-    monkeypatch.setattr(ComputeHost, '_watch_gateway', lambda host: None)
-    os.mkdir(f'{directory}/gateway')
-    made = []
-
-    def make():
-        conf = cfg.ConfigOpts()
-        conf([], project='nova', default_config_files=[], default_config_dirs=[])
-        nova_conf.register_opts(conf)
-        conf.set_override('gateway_run_dir', f'{directory}/gateway', 'bootcache')
-        conf.set_override('gateway_socket', storage_conf.bootcache.gateway_socket, 'bootcache')
-        host = ComputeHost(conf, f'{directory}/host')
-        made.append(host)
-        host.start('host-1')
-        host.service = service
-        return host
-
-    yield make
-    for host in made:
-        host.gateway.daemon.stop()
-
-
-def boot(host, path, token=None, size=SIZE):
-    return host.make_overlay(SERVER, f'server-{os.path.basename(path)}', token, path, size, False)
-
-
-def compare(path, node):
-    qemu_img('compare', '-f', 'qcow2', '-F', 'qcow2', path, node.base)
 
 
 @pytest.mark.parametrize('size', [SIZE, None, SIZE + MIB])
@@ -138,7 +67,7 @@ def test_a_recording_of_an_earlier_driver_is_removed(hosts, node, directory):
     assert again.gateway.daemon.exports() == {} and os.listdir(again.cache.directory) == []
     # The next profile boot starts from nothing.
     assert boot(again, f'{directory}/next', token='secret') is True
-    again.finish_recording('server-next')
+    again.recordings.finish('server-next')
     assert len(again.service.reports) == 1
 
 
@@ -149,9 +78,9 @@ def test_two_recordings_of_one_image_do_not_touch_each_other(hosts, node, direct
     boot(host, f'{directory}/first', token='one')
     boot(host, f'{directory}/second', token='two')
     compare(f'{directory}/first', node)
-    host.finish_recording('server-first')
+    host.recordings.finish('server-first')
     compare(f'{directory}/second', node)
-    host.finish_recording('server-second')
+    host.recordings.finish('server-second')
     assert len(host.service.reports) == 2
     assert host.gateway.daemon.exports() == {} and host.gateway.daemon.nodes() == set()
 
@@ -182,13 +111,13 @@ def test_a_profile_boot_reports_what_it_read(hosts, node, directory):
     assert boot(host, path, token='secret') is True
     qemu_img('bench', '-c', '1', '-s', '8192', '-o', 5 * MIB, '-f', 'qcow2', path)
     qemu_img('bench', '-c', '1', '-s', '4096', '-o', 0, '-f', 'qcow2', path)
-    host.finish_recording('server-profile')
+    host.recordings.finish('server-profile')
     (token, reported), = host.service.reports
     assert token == 'secret'
     assert [(extent.offset, extent.length) for extent in reported.extents] == [(5 * MIB, 8192),
                                                                               (0, 4096)]
     assert os.listdir(host.cache.directory) == [] and host.gateway.daemon.nodes() == set()
-    host.finish_recording('server-profile')
+    host.recordings.finish('server-profile')
     assert len(host.service.reports) == 1
 
 
@@ -199,8 +128,8 @@ def test_a_profile_boot_that_cannot_be_recorded_fails_and_leaves_nothing(hosts, 
     node.exporter.stop()
     with pytest.raises(exception.ProfileBootFailed):
         boot(host, f'{directory}/profile', token='secret')
-    assert host._recordings == {} and os.listdir(host.cache.directory) == []
-    host.finish_recording('server-profile')
+    assert host.recordings._recordings == {} and os.listdir(host.cache.directory) == []
+    host.recordings.finish('server-profile')
     assert host.service.reports == []
 
 

@@ -7,22 +7,17 @@ import threading
 import nbd
 import pytest
 from functional_tools import qemu_img, until
-from storage_node import IMAGE, MIB, SIZE, Node, content
+from storage_node import IMAGE, MIB, SIZE, content
 
 from bootcache import exception, naming, qemuimg, savefile
 from bootcache.manifest import CacheInfo, Manifest
+from bootcache.tier import Limits
 from bootcache.workingset import Extent
 from nova_bootcache.gateway import Gateway
 from nova_bootcache.hostcache import HostCache
 
+LIMITS = Limits(64 * MIB, 60 * MIB, 50 * MIB)
 OTHER = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
-
-
-@pytest.fixture
-def node(storage_conf, directory, make_base):
-    node = Node(storage_conf, directory, make_base)
-    yield node
-    node.exporter.stop()
 
 
 @pytest.fixture
@@ -35,7 +30,8 @@ def gateway(storage_conf, directory):
 
 @pytest.fixture
 def cache(storage_conf, directory):
-    cache = HostCache(f'{directory}/host', storage_conf.bootcache.gateway_socket)
+    cache = HostCache(f'{directory}/host', storage_conf.bootcache.gateway_socket,
+                      LIMITS)
     cache.prepare()
     return cache
 
@@ -78,7 +74,7 @@ def test_a_server_s_chain_is_the_base(node, gateway, cache, directory):
 def test_a_header_for_another_socket_is_rewritten(node, gateway, directory, storage_conf):
     storage_conf.set_override('gateway_socket', '/run/elsewhere.sock', 'bootcache')
     node.build(*SET)
-    cache = HostCache(f'{directory}/host', gateway.socket_path)
+    cache = HostCache(f'{directory}/host', gateway.socket_path, LIMITS)
     cache.prepare()
     gateway.ensure_base(node.remote())
     entry = fetch(cache, node)

@@ -106,7 +106,7 @@ def test_a_chain_that_cannot_be_kept_says_why(host, answer, word):
 
 def test_a_server_that_was_no_profile_boot_reports_nothing(host):
     host._api = Service(AssertionError('asked'))
-    host.finish_recording('server-1')
+    host.recordings.finish('server-1')
 
 
 def test_a_record_that_is_lost_fails_no_delete(host):
@@ -114,6 +114,6 @@ def test_a_record_that_is_lost_fails_no_delete(host):
         def finish(self):
             raise exception.StorageDaemonError('the gateway died')
 
-    host._recordings['server-1'] = Broken(), IMAGE, 'token'
-    host.finish_recording('server-1')
-    assert host._recordings == {}
+    host.recordings._recordings['server-1'] = Broken(), IMAGE, 'token'
+    host.recordings.finish('server-1')
+    assert host.recordings._recordings == {}

@@ -8,17 +8,20 @@ import pytest
 
 from bootcache import cacheimage, exception, naming, savefile
 from bootcache.manifest import CacheInfo
+from bootcache.tier import Limits
 from nova_bootcache.gateway import Remote
-from nova_bootcache.hostcache import Entry, HostCache
+from nova_bootcache.cacheentry import Entry
+from nova_bootcache.hostcache import HostCache
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 SOCKET = '/run/bootcache/gateway.sock'
+LIMITS = Limits(1 << 30, 1 << 29, 1 << 28)
 
 
 @pytest.fixture
 def cache(tmp_path):
-    cache = HostCache(str(tmp_path / '_bootcache'), SOCKET)
+    cache = HostCache(str(tmp_path / '_bootcache'), SOCKET, LIMITS)
     cache.prepare()
     return cache
 
@@ -31,14 +34,14 @@ def place(cache, image=IMAGE, content=b'x' * 512, **changes):
     info = CacheInfo('cache-1', len(content), 900, 3, savefile.file_digest(path), 1 << 30, 65536,
                      1 << 29, 'nbd:', 1.5, cacheimage.VERIFY_RULES)
     entry = Entry(Remote(image, '10.0.0.1', 10810, f'base-{image}'),
-                  dataclasses.replace(info, **changes), info.sha256)
+                  dataclasses.replace(info, **changes), info.sha256, info.virtual_bytes)
     entry.save(f'{path}.json')
     return entry
 
 
 def another_process(cache):
     """A cache on the same directory that has verified nothing yet."""
-    return HostCache(cache.directory, SOCKET)
+    return HostCache(cache.directory, SOCKET, LIMITS)
 
 
 def test_a_placed_file_counts(cache):
@@ -108,8 +111,8 @@ def test_an_entry_without_a_file_does_not_count(cache):
 
 
 @pytest.mark.parametrize('change', [
-    {'version': 2}, {'version': None}, {'remote': None}, {'remote': {'image_id': IMAGE}},
-    {'cache_image': None}, {'cache_image': {}}], ids=repr)
+    {'version': 3}, {'version': None}, {'remote': None}, {'remote': {'image_id': IMAGE}},
+    {'cache_image': {}}, {'cache_image': None, 'virtual_bytes': 'x'}], ids=repr)
 def test_a_damaged_entry_does_not_count_and_hides_no_other(cache, change):
     place(cache)
     other = place(cache, OTHER)
@@ -122,6 +125,18 @@ def test_a_damaged_entry_does_not_count_and_hides_no_other(cache, change):
         Entry.load(path)
     assert cache.entry(IMAGE) is None
     assert cache.entries() == [other]
+
+
+def test_an_entry_of_version_1_counts(cache):
+    entry = place(cache)
+    path = f'{cache.path(IMAGE)}.json'
+    with open(path) as stream:
+        document = json.load(stream)
+    for name in ('virtual_bytes', 'pinned'):
+        del document[name]
+    with open(path, 'w') as stream:
+        json.dump({**document, 'version': 1}, stream)
+    assert cache.entry(IMAGE) == entry
 
 
 @pytest.mark.parametrize('content', [b'', b'{', b'[]', b'null', b'5', b'\xff'])

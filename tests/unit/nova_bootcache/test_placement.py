@@ -1,16 +1,14 @@
 """What a server's root disk is chained to: every combination of what decides it."""
 
-import dataclasses
 import itertools
 
 import pytest
 
-from bootcache.manifest import CacheInfo
+from bootcache.tier import Medium
 from nova_bootcache import placement
-from nova_bootcache.placement import Chain, Plan, Server
+from nova_bootcache.placement import Held, Host, Offer, Server, Step, Storage, plan
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
-NEW = CacheInfo('cache', 1000, 900, 3, 'new', 1 << 30, 65536, 1 << 29, 'nbd://', 1.5, 1)
 
 # In the order in which they are told: the first that applies is the reason.
 REASONS = ['enabled is off', 'not a root disk', 'not made from an image', 'kernel', 'signature',
@@ -39,38 +37,94 @@ def test_a_disk_without_an_image(image):
     assert placement.stock_reason(Server(image, 'disk', '', False, False, False), True, False)
 
 
-OLD = dataclasses.replace(NEW, sha256='old')
-SAME = dataclasses.replace(NEW, file='another-name')
+EVERYTHING = [
+    (Host(held, *rooms), Storage(offer, medium, has_memory, wants))
+    for held in Held for rooms in itertools.product((False, True), repeat=3)
+    for offer in Offer for medium in Medium
+    for has_memory, wants in itertools.product((False, True), repeat=2)]
+FETCHES = {Step.FETCH_TO_MEMORY, Step.FETCH_TO_DISK}
 
 
-@pytest.mark.parametrize('host, fetch', [(None, True), (OLD, True), (NEW, False), (SAME, False)])
-def test_chain_to_the_cache_image(host, fetch):
-    assert placement.plan({'action': 'cache', 'cache_image': NEW.to_dict()}, host) \
-        == Plan(Chain.CACHE, '', fetch, NEW)
+def paper(host, storage):
+    """Algorithm 1 as it is printed, over what the paper knows: where a cache is, and its medium."""
+    steps = []
+    if host.held is Held.CURRENT:
+        return [Step.USE_LOCAL, Step.SERVE_BASE, Step.CHAIN]
+    if storage.offer is Offer.CACHE:
+        if storage.medium is Medium.DISK:
+            steps.append(Step.PROMOTE)
+        steps.append(Step.FETCH_TO_MEMORY)
+        return [*steps, Step.SERVE_BASE, Step.CHAIN]
+    return [Step.MAKE_EMPTY, Step.SERVE_BASE, Step.GROW, Step.WATCH, Step.CHAIN]
 
 
-@pytest.mark.parametrize('host', [None, OLD, NEW])
-def test_a_recording_does_not_look_at_what_the_host_has(host):
-    assert placement.plan({'action': 'record'}, host) == Plan(Chain.RECORDING)
+def test_it_is_the_papers_algorithm_where_the_paper_speaks():
+    """Room everywhere, memory on both sides, a storage side that answers."""
+    for held, offer, medium in itertools.product(
+            (Held.NOTHING, Held.CURRENT), (Offer.CACHE, Offer.COLD), Medium):
+        if offer is Offer.COLD and held is Held.CURRENT:
+            continue  # a cache of the host's own making, which the paper copies back at shutdown
+        host = Host(held, True, True, True)
+        storage = Storage(offer, medium, has_memory=True, wants_report=offer is Offer.COLD)
+        assert list(plan(host, storage)) == paper(host, storage)
 
 
-@pytest.mark.parametrize('answer, word', [
-    ({'action': 'stock', 'reason': 'the image is pending'}, 'pending'),
-    ({'action': 'stock'}, 'no reason'), ({'action': 'stock', 'reason': ''}, 'no reason'),
-    ({'action': 'stock', 'reason': None}, 'no reason'),
-    ({'action': 'of tomorrow'}, 'no reason'), ({}, 'no reason'), ({'action': None}, 'no reason'),
-    ({'action': 'cache'}, 'not understood'), ({'action': 'cache', 'cache_image': None},
-                                              'not understood'),
-    ({'action': 'cache', 'cache_image': {'sha256': 'new'}}, 'not understood'),
-    ({'action': 'cache', 'cache_image': {**NEW.to_dict(), 'more': 1}}, 'not understood')])
-@pytest.mark.parametrize('host', [None, NEW])
-def test_everything_else_is_stock_with_a_reason(answer, word, host):
-    plan = placement.plan(answer, host)
-    assert plan.chain is Chain.STOCK and word in plan.reason
-    assert plan.cache_image is None and not plan.fetch
+def test_the_whole_input_space():
+    assert len(EVERYTHING) == 4 * 8 * 6 * 2 * 4
+    for host, storage in EVERYTHING:
+        steps = plan(host, storage)
+        assert len(set(steps)) == len(steps)
+        if steps in ((Step.STOCK,), (Step.PROFILE,)):
+            assert (steps == (Step.PROFILE,)) == (storage.offer is Offer.PROFILE)
+            continue
+        # Whatever it is, the base is there before the overlay, and the overlay is the last step.
+        assert steps[-1] is Step.CHAIN and steps.count(Step.SERVE_BASE) == 1
+        assert Step.STOCK not in steps and Step.PROFILE not in steps
+        assert storage.offer in (Offer.CACHE, Offer.COLD, Offer.AWAY)
+        # There is something to chain to: here already, fetched, or made.
+        sources = [step for step in steps if step in FETCHES | {Step.USE_LOCAL, Step.MAKE_EMPTY}]
+        assert len(sources) == 1 or (host.held is Held.EMPTY and sources == [])
+        if Step.USE_LOCAL in steps:
+            assert host.held in (Held.CURRENT, Held.OLDER)
+        if FETCHES & set(steps):
+            assert storage.offer is Offer.CACHE and host.held is not Held.CURRENT
+            assert Step.FETCH_TO_DISK not in steps or not host.memory_room
+            assert host.memory_room if Step.FETCH_TO_MEMORY in steps else host.disk_room
+        if Step.PROMOTE in steps:
+            assert storage.has_memory and storage.medium is Medium.DISK
+            assert steps.index(Step.PROMOTE) < min(steps.index(step) for step in FETCHES
+                                                   if step in steps)
+        # What grows has room, what is watched grows, and both come before the server.
+        assert Step.GROW not in steps or host.store_room
+        assert Step.WATCH not in steps or (Step.GROW in steps and storage.wants_report)
+        if Step.WATCH in steps:
+            assert steps.index(Step.GROW) < steps.index(Step.WATCH) < steps.index(Step.CHAIN)
 
 
-def test_a_warm_host_needs_no_storage_service():
-    assert placement.plan(None, OLD) == Plan(Chain.CACHE, '', False, OLD)
-    cold = placement.plan(None, None)
-    assert cold.chain is Chain.STOCK and 'does not answer' in cold.reason
+def test_a_cache_image_that_is_here_is_used_whatever_the_storage_side_does():
+    for host, storage in EVERYTHING:
+        if host.held is Held.CURRENT and storage.offer in (Offer.AWAY, Offer.CACHE, Offer.COLD):
+            assert plan(host, storage)[0] is Step.USE_LOCAL
+
+
+def test_an_older_one_is_used_only_where_the_new_one_cannot_be_had():
+    for host, storage in EVERYTHING:
+        if host.held is Held.OLDER and storage.offer in (Offer.AWAY, Offer.CACHE, Offer.COLD):
+            new = storage.offer is Offer.CACHE and (host.memory_room or host.disk_room)
+            assert (Step.USE_LOCAL in plan(host, storage)) == (not new)
+
+
+def test_a_refusal_is_a_refusal():
+    for host, storage in EVERYTHING:
+        stock = storage.offer in (Offer.STOCK, Offer.WAIT) or (
+            storage.offer is Offer.AWAY and host.held is Held.NOTHING)
+        assert (plan(host, storage) == (Step.STOCK,)) == stock
+
+
+def test_a_cold_boot_grows_where_there_is_room_and_is_watched_where_it_is_wanted():
+    for host, storage in EVERYTHING:
+        if storage.offer is Offer.COLD and host.held in (Held.NOTHING, Held.EMPTY):
+            steps = plan(host, storage)
+            assert (Step.GROW in steps) == host.store_room
+            assert (Step.WATCH in steps) == (host.store_room and storage.wants_report)
+            assert (Step.MAKE_EMPTY in steps) == (host.held is Held.NOTHING)

@@ -1,0 +1,24 @@
+"""What cache images take of a host's space, in what it reports to Placement. Pure."""
+
+from collections.abc import Mapping
+from typing import Any
+
+_UNITS = {'DISK_GB': 1 << 30, 'MEMORY_MB': 1 << 20}
+
+
+def with_reserve(inventory: Mapping[str, Mapping[str, Any]],
+                 quotas: Mapping[str, int]) -> dict[str, dict[str, Any]]:
+    """Return an inventory in which the tiers' quotas are reserved, beside what Nova reserves.
+
+    All of a quota, whatever is in the tier now: the rest may come with the next boot. No more than
+    there is can be reserved.
+
+    :param inventory: by resource class, as Nova has it.
+    :param quotas: bytes by resource class, DISK_GB and MEMORY_MB.
+    """
+    changed = {name: dict(fields) for name, fields in inventory.items()}
+    for name, quota in quotas.items():
+        if name in changed:
+            reserved = changed[name].get('reserved', 0) + -(-quota // _UNITS[name])
+            changed[name]['reserved'] = min(reserved, changed[name]['total'])
+    return changed

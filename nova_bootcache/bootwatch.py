@@ -1,0 +1,109 @@
+"""Watching a server's boot, to report what it read from the base for the first time.
+
+The paper copies the warmed cache to the storage node when the server shuts down (SC13, Algorithm
+1); here extents travel, as soon as the boot is over, and the data stays where it is.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from oslo_log import log as logging
+
+from bootcache import ending, exception, properties, workingset
+from nova_bootcache import gateway, growingstore
+from nova_bootcache.gateway import Remote
+from nova_bootcache.growingstore import GrowingStore
+from nova_bootcache.offer import Watch
+
+LOG = logging.getLogger(__name__)
+
+_LOOK_SECONDS = 1.0
+# What ended a boot, beside ending.ended_by's: its server was stopped, moved or deleted.
+SHUTDOWN = 'shutdown'
+# report(granularity, extents as lists, ended_by, seconds)
+Report = Callable[[int, list[list[Any]], str, float], None]
+
+
+class BootWatch:
+    """One server's boot, watched by a thread of its own until it is over.
+
+    :param server_id: the server.
+    :param store: the growing store below its chain.
+    :param remote: the base's place, which has to answer when the record is read.
+    :param watch: when the boot is over.
+    :param console: gives the end of the server's console, an empty text if there is none.
+    :param report: told what was read, if anything was.
+    :param over: called at the end, whatever it was.
+    """
+
+    def __init__(self, server_id: str, store: GrowingStore, remote: Remote, watch: Watch,
+                 console: Callable[[], str], report: Report, over: Callable[['BootWatch'], None]):
+        self.server_id = server_id
+        self.store = store
+        self._remote = remote
+        self._watch = watch
+        self._console = console
+        self._report = report
+        self._over = over
+        self._begin = store.mark()
+        self._shutdown = threading.Event()
+        self._thread = threading.Thread(target=self._run, name='bootcache-boot', daemon=True)
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._thread.start()
+
+    def end(self) -> None:
+        """Say that the server is about to go: what was read until now is reported, soon."""
+        self._shutdown.set()
+
+    def join(self, timeout: float) -> None:
+        """Wait until the report is made.
+
+        :param timeout: seconds, at most.
+        """
+        self._thread.join(timeout)
+
+    def _run(self) -> None:
+        began = time.monotonic()
+        try:
+            ended_by = self._wait(began)
+            seconds = time.monotonic() - began
+            # While the storage node is away, reading the record would hold up all readers.
+            gateway.check_reachable(self._remote)
+            extents = self.store.extents_since(self._begin)
+            read = workingset.total_bytes(extents)
+            LOG.info('bootcache: server %s booted in %.0f s (%s), %d bytes in %d extents were read'
+                     ' for the first time on this host', self.server_id, seconds, ended_by, read,
+                     len(extents))
+            if extents:
+                self._report(growingstore.GRANULARITY, workingset.to_wire(extents), ended_by,
+                             round(seconds, 1))
+        except exception.BootcacheError as error:
+            LOG.warning('bootcache: what server %s read while it booted is lost: %s',
+                        self.server_id, error)
+        except Exception:
+            LOG.exception('bootcache: what server %s read while it booted is lost', self.server_id)
+        finally:
+            self._over(self)
+
+    def _wait(self, began: float) -> str:
+        marker = properties.compile_marker(self._watch.marker)
+        seen_at: float | None = None
+        while not self._shutdown.wait(_LOOK_SECONDS):
+            now = time.monotonic()
+            if seen_at is None and properties.marker_seen(marker, self._console()):
+                seen_at = now
+            # At least one byte: a boot that misses nothing ends as well.
+            grown = max(1, self.store.size() - self._begin.file_bytes)
+            idle = now - max(began, self.store.idle_since())
+            ended_by = ending.ended_by(
+                ending.Progress(now - began, grown, idle,
+                                None if seen_at is None else now - seen_at), self._watch.limits)
+            if ended_by is None and not self.store.grows:
+                ended_by = 'quota'
+            if ended_by is not None:
+                return ended_by
+        return SHUTDOWN

@@ -1,0 +1,61 @@
+"""What a host notes of a cache image beside the file: doc/source/formats.rst."""
+
+import dataclasses
+import json
+
+from bootcache import exception, savefile
+from bootcache.manifest import CacheInfo
+from nova_bootcache.gateway import Remote
+
+VERSION = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A cache image on this host.
+
+    :ivar remote: where its base is.
+    :ivar cache_image: the storage service's description of it; None of an empty one.
+    :ivar file_sha256: of the file as it lies here; another than the storage service's where the
+        header had to be rewritten.
+    :ivar virtual_bytes: size of the base.
+    :ivar pinned: an operator wants it to stay.
+    """
+
+    remote: Remote
+    cache_image: CacheInfo | None
+    file_sha256: str
+    virtual_bytes: int
+    pinned: bool = False
+
+    @classmethod
+    def load(cls, path: str) -> 'Entry':
+        """Read an entry.
+
+        :raises InvalidManifest: if it cannot be read, is damaged or of another version.
+        """
+        try:
+            with open(path) as stream:
+                document = json.load(stream)
+            # Version 1 had no empty cache images and no pins.
+            if document['version'] not in (1, VERSION):
+                raise exception.InvalidManifest(f'{path} is not of version {VERSION}')
+            raw = document['cache_image']
+            cache_image = None if raw is None else CacheInfo.from_dict(raw)
+            virtual_bytes = document['virtual_bytes'] if cache_image is None \
+                else cache_image.virtual_bytes
+            return cls(Remote(**document['remote']), cache_image, document['file_sha256'],
+                       int(virtual_bytes), bool(document.get('pinned', False)))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise exception.InvalidManifest(f'{path}: {error}') from error
+
+    def save(self, path: str) -> None:
+        """Replace the entry atomically.
+
+        :raises OSError: if it cannot be written.
+        """
+        savefile.write_json(path, {
+            'version': VERSION, 'remote': dataclasses.asdict(self.remote),
+            'cache_image': None if self.cache_image is None else self.cache_image.to_dict(),
+            'file_sha256': self.file_sha256, 'virtual_bytes': self.virtual_bytes,
+            'pinned': self.pinned})

@@ -1,0 +1,355 @@
+"""The growing store: what servers read of a base on this host, kept by copy-on-read in the gateway.
+
+SC13 section 3.2 and figure 5: a cache that fills while the first server boots, and stops to grow at
+its quota. It lies between the gateway's export and the storage node, so that all servers of the
+host share it; its map, in the order of the file, is what they read for the first time.
+
+The quota is kept by dropping the copy-on-read filter (blockdev-reopen: a millisecond, readers do
+not notice). As a medium that runs full is a read error in the guest, writes to the store are slowed
+down the nearer the limit is, so that whoever watches has the time to drop it.
+"""
+
+import contextlib
+import dataclasses
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from oslo_log import log as logging
+
+from bootcache import exception, naming, qemuimg, recorder, workingset
+from bootcache.recorder import Sample
+from bootcache.storagedaemon import StorageDaemon
+from bootcache.workingset import Extent
+
+LOG = logging.getLogger(__name__)
+
+SUFFIX = '.store'
+# What cache images have by default: the record is rounded to it anyway when one is built.
+GRANULARITY = 65536
+# A store smaller than that holds nothing worth it beside its tables.
+MIN_LIMIT = 1 << 20
+_LOOK_SECONDS = 0.05
+# Within this time a look at the size comes, also on a busy host; the rest of the quota must last.
+_SLOWEST_LOOK = 1.0
+_MOST_RESERVE = 32 << 20
+_LEAST_RESERVE = 384 << 10
+
+# Kinds of nodes: the one on top, which is exported and stays, and what comes and goes below.
+TOP, REMOTE, _FILTER, _STORE, _THROTTLE, _FILE = 'g', 'n', 'f', 's', 't', 'u'
+
+
+# A throttle group without limits.
+_UNLIMITED = 'unlimited'
+
+
+def top_node(image_id: str, below: str) -> dict[str, Any]:
+    """Return the node that is exported, for adding it and for exchanging what is below it.
+
+    A filter, not a raw node: through a raw node, NBD's block status calls what the store lacks
+    unallocated, although the base has it, and whoever copies by it (a snapshot) copies zeros.
+
+    :param below: kind of the node below.
+    """
+    return {'driver': 'throttle', 'node-name': naming.node_name(TOP, image_id), 'read-only': True,
+            'throttle-group': _UNLIMITED, 'file': naming.node_name(below, image_id)}
+
+
+def ensure_unlimited(daemon: StorageDaemon) -> None:
+    """Make what ``top_node`` needs, if it is not there.
+
+    :raises StorageDaemonError: if the daemon refuses.
+    """
+    with daemon.session() as session:
+        if not any(entry['name'] == _UNLIMITED
+                   for entry in session.execute('qom-list', path='/objects')):
+            session.execute('object-add', **{'qom-type': 'throttle-group', 'id': _UNLIMITED})
+
+
+def reserve(limit: int) -> int:
+    """Return the bytes before a limit at which a store stops to grow. Pure."""
+    return min(_MOST_RESERVE, max(_LEAST_RESERVE, limit // 8))
+
+
+def write_rate(limit: int, size: int) -> int:
+    """Return the bytes a second with which a store may grow: the rest lasts a look's time. Pure.
+
+    :param size: of the store, in bytes.
+    """
+    rest = max(limit - size, 0)
+    # Powers of two, so that it changes a few times only.
+    return max(1 << 16, 1 << max(rest - 1, 1).bit_length() - 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Mark:
+    """A place in a store's growth: what comes later was read for the first time after it.
+
+    :ivar file_bytes: size of the store's file.
+    :ivar samples: how many samples of its size had been taken.
+    """
+
+    file_bytes: int
+    samples: int
+
+
+class GrowingStore:
+    """One image's growing store in the gateway.
+
+    :param daemon: the gateway's.
+    :param image_id: the image.
+    :param virtual_bytes: size of its base.
+    :param path: of the store's file; made new, removed at the end.
+    :param limit: bytes that the file may have.
+    """
+
+    def __init__(self, daemon: StorageDaemon, image_id: str, virtual_bytes: int, path: str,
+                 limit: int):
+        self._daemon = daemon
+        self.image_id = image_id
+        self.path = path
+        self.limit = limit
+        self._virtual_bytes = virtual_bytes
+        self.grows = False
+        self._samples: list[Sample] = []
+        self._rate = 0
+        # Guards the store's nodes; held for one change of them, which takes milliseconds, or the
+        # reconnect delay if the storage node goes away in the midst of it.
+        self._lock = threading.RLock()
+
+    def _name(self, kind: str) -> str:
+        return naming.node_name(kind, self.image_id)
+
+    def _group(self) -> str:
+        return f'throttle-{self._name(_THROTTLE)}'
+
+    def _store_node(self) -> dict[str, Any]:
+        return {'driver': 'qcow2', 'node-name': self._name(_STORE), 'read-only': False,
+                'backing': self._name(REMOTE), 'file': self._name(_THROTTLE),
+                'l2-cache-size': 8 << 20}
+
+    def open(self) -> None:
+        """Put the store between the gateway's export of the base and the storage node.
+
+        :raises BootcacheError: if qemu-img or the gateway refuses; the base is then read directly.
+        """
+        qemuimg.create_standalone(self.path, self._virtual_bytes, GRANULARITY)
+        size = os.stat(self.path).st_size
+        if size + reserve(self.limit) >= self.limit:
+            os.unlink(self.path)
+            raise exception.StorageDaemonError(
+                f'a growing store of {self.limit} bytes has no room beside its own tables')
+        try:
+            with self._daemon.session() as session:
+                self._rate = write_rate(self.limit, size)
+                session.execute('object-add', **{'qom-type': 'throttle-group', 'id': self._group(),
+                                                 'limits': {'bps-write': self._rate}})
+            self._daemon.add_nodes(
+                {'driver': 'file', 'node-name': self._name(_FILE), 'filename': self.path},
+                {'driver': 'throttle', 'node-name': self._name(_THROTTLE),
+                 'throttle-group': self._group(), 'file': self._name(_FILE)},
+                self._store_node(),
+                {'driver': 'copy-on-read', 'node-name': self._name(_FILTER),
+                 'file': self._name(_STORE)})
+            self._reopen(top_node(self.image_id, _FILTER))
+        except exception.BootcacheError:
+            self.close()
+            raise
+        self.grows = True
+
+    def _reopen(self, *nodes: dict[str, Any]) -> None:
+        with self._daemon.session() as session:
+            session.execute('blockdev-reopen', options=list(nodes))
+
+    def size(self) -> int:
+        """Return the size of the store's file in bytes, 0 if it is gone."""
+        with contextlib.suppress(OSError):
+            return os.stat(self.path).st_size
+        return 0
+
+    def look(self, now: float) -> bool:
+        """Note the store's size, and keep its limit.
+
+        :param now: monotonic seconds.
+        :returns: whether it still grows.
+        :raises StorageDaemonError: if the gateway does not answer.
+        """
+        size = self.size()
+        if not self._samples or self._samples[-1].file_bytes != size:
+            self._samples.append(Sample(now, size))
+        with self._lock:
+            if self.grows:
+                self._keep_limit(size)
+            return self.grows
+
+    def _keep_limit(self, size: int) -> None:
+        if size + reserve(self.limit) >= self.limit:
+            LOG.info('image %s: its growing store has %d of %d bytes and stops to grow',
+                     self.image_id, size, self.limit)
+            self.stop_growing()
+        elif (rate := write_rate(self.limit, size)) != self._rate:
+            with self._daemon.session() as session:
+                session.execute('qom-set', path=f'/objects/{self._group()}', property='limits',
+                                value={'bps-write': rate})
+            self._rate = rate
+
+    def stop_growing(self) -> None:
+        """Drop the copy-on-read filter; what is in the store goes on being read from there.
+
+        :raises StorageDaemonError: if the gateway refuses.
+        """
+        with self._lock:
+            self.grows = False
+            drop_filter(self._daemon, self.image_id)
+
+    def mark(self) -> Mark:
+        """Return the present place in the store's growth."""
+        return Mark(self.size(), len(self._samples))
+
+    def idle_since(self) -> float:
+        """Return the monotonic time at which it grew last, or was looked at first."""
+        return self._samples[-1].seconds if self._samples else 0.0
+
+    def extents_since(self, mark: Mark) -> list[Extent]:
+        """Return what was read for the first time since a mark, in that order.
+
+        To be called only while the storage node answers: the store's tables are written out by
+        opening it anew, which waits for requests that are under way.
+
+        :raises BootcacheError: if the gateway refuses or the store cannot be read.
+        """
+        with self._lock:
+            # Identical options: nothing changes, but the tables are written.
+            self._reopen(self._store_node())
+        entries = _from(qemuimg.allocation_map(self.path), mark.file_bytes)
+        samples = self._samples[max(mark.samples - 1, 0):]
+        return workingset.align(recorder.extents_from_map(entries, samples), GRANULARITY,
+                                self._virtual_bytes)
+
+    def close(self) -> None:
+        """Take the store out from below the export, and remove it; readers do not notice.
+
+        :raises StorageDaemonError: if the gateway does not answer.
+        """
+        self.grows = False
+        try:
+            with self._lock:
+                discard(self._daemon, self.image_id)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.path)
+
+
+def _from(entries: list[dict[str, Any]], file_bytes: int) -> list[dict[str, Any]]:
+    """Return the part of a store's map that lies after a place in its file."""
+    found = []
+    for entry in entries:
+        before = max(0, file_bytes - entry['offset']) if 'offset' in entry else 0
+        if before < entry['length']:
+            found.append({**entry, 'start': entry['start'] + before,
+                          'length': entry['length'] - before,
+                          **({'offset': entry['offset'] + before} if 'offset' in entry else {})})
+    return found
+
+
+def drop_filter(daemon: StorageDaemon, image_id: str) -> None:
+    """Stop a store's growth, whoever opened it, for instance an earlier process.
+
+    :raises StorageDaemonError: if the daemon refuses.
+    """
+    names = {kind: naming.node_name(kind, image_id) for kind in (TOP, _FILTER, _STORE)}
+    if names[_FILTER] not in daemon.nodes():
+        return
+    with daemon.session() as session:
+        session.execute('blockdev-reopen', options=[
+            top_node(image_id, _STORE)])
+        session.execute('blockdev-del', node_name=names[_FILTER])
+
+
+def discard(daemon: StorageDaemon, image_id: str) -> None:
+    """Take what there is of a store out of the daemon; a base that is served goes on being served.
+
+    :raises StorageDaemonError: if the daemon refuses.
+    """
+    names = {kind: naming.node_name(kind, image_id)
+             for kind in (TOP, REMOTE, _FILTER, _STORE, _THROTTLE, _FILE)}
+    present = daemon.nodes()
+    kinds = [kind for kind in (_FILTER, _STORE, _THROTTLE, _FILE) if names[kind] in present]
+    with daemon.session() as session:
+        if kinds and {names[TOP], names[REMOTE]} <= present:
+            session.execute('blockdev-reopen', options=[top_node(image_id, REMOTE)])
+        for kind in kinds:
+            session.execute('blockdev-del', node_name=names[kind])
+        # Left by a crash between making it and the node, or in use no more.
+        with contextlib.suppress(exception.StorageDaemonError):
+            session.execute('object-del', id=f'throttle-{names[_THROTTLE]}')
+
+
+class StoreKeeper:
+    """Watches the growing stores of this host, and keeps their limits.
+
+    :param failed: called with a store whose gateway does not answer.
+    """
+
+    def __init__(self, failed: Callable[[GrowingStore, Exception], None] | None = None):
+        self._failed = failed
+        # By image id; guarded by the lock, which is held for dictionary steps only.
+        self._stores: dict[str, GrowingStore] = {}
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._stopped = threading.Event()
+        self._wanted = threading.Event()
+
+    def add(self, store: GrowingStore) -> None:
+        """Begin to watch a store; the thread that looks is started with the first one."""
+        with self._lock:
+            self._stores[store.image_id] = store
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._watch, name='bootcache-stores',
+                                                daemon=True)
+                self._thread.start()
+        self._wanted.set()
+
+    def get(self, image_id: str) -> GrowingStore | None:
+        """Return an image's store, if there is one."""
+        with self._lock:
+            return self._stores.get(image_id)
+
+    def stores(self) -> list[GrowingStore]:
+        """Return all stores."""
+        with self._lock:
+            return list(self._stores.values())
+
+    def remove(self, image_id: str) -> GrowingStore | None:
+        """Stop watching an image's store, and return it."""
+        with self._lock:
+            return self._stores.pop(image_id, None)
+
+    def stop(self) -> None:
+        """Stop all growth: nobody looks from now on."""
+        self._stopped.set()
+        self._wanted.set()
+        for store in self.stores():
+            with contextlib.suppress(exception.BootcacheError):
+                store.stop_growing()
+
+    def _watch(self) -> None:
+        while not self._stopped.is_set():
+            growing = False
+            for store in self.stores():
+                try:
+                    growing |= store.look(time.monotonic())
+                except Exception as error:
+                    LOG.warning('image %s: its growing store is lost: %s', store.image_id, error)
+                    self.remove(store.image_id)
+                    store.grows = False
+                    if self._failed is not None:
+                        self._failed(store, error)
+            if growing:
+                self._stopped.wait(_LOOK_SECONDS)
+            else:
+                self._wanted.clear()
+                # A store that does not grow may still be asked for how long it has been idle.
+                self._wanted.wait(1.0)

@@ -1,0 +1,141 @@
+"""What a compute host does by itself, now and then: in one thread, beside Nova's own.
+
+The gateway is kept alive and filled, empty cache images are replaced by whole ones, and the storage
+service is told what was used.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable
+
+import oslo_messaging as messaging
+from oslo_log import log as logging
+
+from bootcache import exception, naming
+from nova_bootcache import offer
+from nova_bootcache.cacheentry import Entry
+from nova_bootcache.host import ComputeHost
+from nova_bootcache.placement import Offer
+
+LOG = logging.getLogger(__name__)
+
+PERIOD_SECONDS = 10
+_LONGEST_PAUSE = 600
+_USE_SECONDS = 60
+
+
+class Upkeep:
+    """Looks after one host's gateway and cache images.
+
+    :param host: the host.
+    :param needs_base: tells whether servers of the host need an image's base.
+    """
+
+    def __init__(self, host: ComputeHost, needs_base: Callable[[str], bool] = lambda image: True):
+        self._host = host
+        self._needs_base = needs_base
+        self._stopped = threading.Event()
+        # What could not be done: the next pause in seconds, and when to try. This thread's own.
+        self._patience: dict[str, tuple[float, float]] = {}
+        self._told: dict[str, float] = {}
+        self._tell_at = 0.0
+
+    def start(self) -> None:
+        """Serve the bases of all cache images that are here, and go on looking after them."""
+        self._try(self.serve_bases)
+        threading.Thread(target=self._run, name='bootcache-upkeep', daemon=True).start()
+
+    def stop(self) -> None:
+        """Stop looking; the gateway goes on serving this host's servers."""
+        self._stopped.set()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(PERIOD_SECONDS):
+            self.once()
+
+    def once(self) -> None:
+        """Do all of it once; failures are logged."""
+        for step in (self._keep_gateway, self.serve_bases, self.replace_empty, self.tell_use):
+            self._try(step)
+
+    @staticmethod
+    def _try(step: Callable[[], None]) -> None:
+        try:
+            step()
+        except (exception.BootcacheError, OSError) as error:
+            LOG.warning('bootcache: the gateway is not ready: %s', error)
+        except Exception:
+            LOG.exception('bootcache: unexpected error')
+
+    def _keep_gateway(self) -> None:
+        if self._host.gateway.start():
+            self._host.gateway_restarted()
+
+    def _is_time(self, what: str) -> bool:
+        return time.monotonic() >= self._patience.get(what, (0.0, 0.0))[1]
+
+    def _postpone(self, what: str) -> None:
+        pause = self._patience.get(what, (PERIOD_SECONDS, 0.0))[0]
+        self._patience[what] = min(2 * pause, _LONGEST_PAUSE), time.monotonic() + pause
+
+    def serve_bases(self) -> None:
+        """Give a gateway that was restarted, and so is empty, its bases again.
+
+        :raises BootcacheError: if the gateway does not answer.
+        """
+        served = self._host.gateway.daemon.exports()
+        for entry in self._host.cache.entries():
+            image_id = entry.remote.image_id
+            if naming.export_name(naming.EXPORT_BASE, image_id) in served:
+                self._patience.pop(f'serve:{image_id}', None)
+            elif self._is_time(f'serve:{image_id}') and self._needs_base(image_id):
+                try:
+                    self._host.gateway.ensure_base(entry.remote)
+                    LOG.info('image %s: the gateway serves its base', image_id)
+                except exception.BootcacheError as error:
+                    # Each try costs the gateway time, and the image may be gone for good.
+                    self._postpone(f'serve:{image_id}')
+                    LOG.warning('image %s: the gateway cannot serve its base: %s', image_id, error)
+
+    def replace_empty(self) -> None:
+        """Replace empty cache images by whole ones, where the storage service has built them."""
+        for entry in self._host.cache.entries():
+            image_id = entry.remote.image_id
+            if entry.cache_image is not None or self._host.is_booting(image_id):
+                self._patience.pop(f'empty:{image_id}', None)
+            elif self._is_time(f'empty:{image_id}'):
+                self._postpone(f'empty:{image_id}')
+                self._replace(entry)
+
+    def _replace(self, entry: Entry) -> None:
+        image_id = entry.remote.image_id
+        offered = offer.parse(image_id, self._host.ask(image_id, ''))
+        if offered.storage.offer is Offer.CACHE and offered.remote is not None \
+                and offered.cache_image is not None:
+            medium = self._host.room_for(image_id, offered.cache_image.bytes)
+            if medium is not None:
+                self._host.cache.fetch(offered.remote, offered.cache_image, offered.cache_export,
+                                       medium, offered.pinned)
+                LOG.info('image %s: a whole cache image takes the empty one\'s place', image_id)
+
+    def tell_use(self) -> None:
+        """Tell the storage service when this host's cache images were used last."""
+        if time.monotonic() < self._tell_at:
+            return
+        self._tell_at = time.monotonic() + _USE_SECONDS
+        cache = self._host.cache
+        used = {}
+        for entry in cache.entries():
+            if entry.cache_image is not None:
+                image_id = entry.remote.image_id
+                used[image_id] = os.stat(f'{cache.path(image_id)}.json').st_mtime
+        if used != self._told:
+            try:
+                self._host.api.report_use(
+                    self._host.hostname,
+                    {image_id: [when, cache.medium(image_id).value]
+                     for image_id, when in used.items()})
+                self._told = used
+            except messaging.MessagingException as error:
+                LOG.debug('bootcache: the last uses cannot be told: %s', error)

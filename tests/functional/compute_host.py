@@ -1,0 +1,59 @@
+"""A compute host with real daemons, as several tests need it; the RPC is a stand-in."""
+
+import os
+
+import oslo_messaging as messaging
+from functional_tools import qemu_img
+from storage_node import IMAGE, SIZE
+
+from bootcache.workingset import WorkingSet
+from nova_bootcache.placement import Server
+
+SERVER = Server(IMAGE, 'disk', '', False, False, False)
+
+
+class Service:
+    """Stands for the storage service: answers with what the node has, notes what is reported."""
+
+    def __init__(self, node):
+        self.node, self.reports, self.frozen, self.away = node, [], None, False
+        self.watch, self.extra, self.boots, self.used, self.promoted = None, {}, [], [], []
+
+    def freeze(self):
+        """Go on with what is known now."""
+        self.frozen = self.node.answer()
+
+    def plan_boot(self, image_id, host, server_id, profile_token):
+        if self.away:
+            raise messaging.MessagingTimeout('nobody')
+        answer = self.frozen or self.node.answer()
+        action = 'record' if profile_token else 'cache' if 'cache_image' in answer else 'cold'
+        return {'action': action, 'watch': self.watch, 'image_hash': 'sha512:ab', **answer,
+                **self.extra}
+
+    def report_boot(self, *arguments):
+        self.boots.append(arguments)
+
+    def report_use(self, host, images):
+        self.used.append((host, images))
+
+    def promote_image(self, image_id):
+        self.promoted.append(image_id)
+
+    def recording_progress(self, *arguments):
+        pass
+
+    def report_working_set(self, image_id, profile_token, granularity, extents):
+        self.reports.append((profile_token, WorkingSet.from_wire(image_id, '', SIZE, granularity,
+                                                                 extents)))
+
+
+def boot(host, path, token=None, size=SIZE, **more):
+    """Make a server's root disk, as the image backend does."""
+    return host.make_overlay(SERVER, f'server-{os.path.basename(path)}', token, path, size, False,
+                             **more)
+
+
+def compare(path, node):
+    """Check that a chain has the base's content."""
+    qemu_img('compare', '-f', 'qcow2', '-F', 'qcow2', path, node.base)

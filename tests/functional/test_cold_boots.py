@@ -1,0 +1,304 @@
+"""Servers that boot where no cache image is, and hosts with little room, with real daemons."""
+
+import dataclasses
+import os
+import subprocess
+
+import nbd
+import pytest
+from compute_host import boot, compare
+from functional_tools import qemu_img, until
+from storage_node import IMAGE, MIB, SIZE, content
+
+from bootcache import exception, naming
+from bootcache.tier import Medium
+from bootcache.workingset import Extent
+
+SET = Extent(4 * MIB, 300_000), Extent(0, 4096)
+WATCH = {'quota': 64 * MIB, 'linger': 1, 'silence': 60, 'timeout': 100, 'marker': 'login:'}
+
+
+def read(host, offset, length):
+    """Read as a server's QEMU does, through the gateway."""
+    handle = nbd.NBD()
+    handle.connect_uri(naming.nbd_unix_uri(host.gateway.socket_path, f'base-{IMAGE}'))
+    try:
+        return handle.pread(length, offset)
+    finally:
+        handle.shutdown()
+
+
+def cold(node, host):
+    node.serve()
+    host.service.watch = WATCH
+    return host
+
+
+def test_a_cold_server_s_disk_is_the_base_and_its_reads_are_reported(hosts, node, directory):
+    host = cold(node, hosts())
+    console = []
+    assert boot(host, f'{directory}/disk', console=lambda: ''.join(console)) is True
+    compare(f'{directory}/disk', node)
+    entry = host.cache.entry(IMAGE)
+    assert entry.cache_image is None and entry.virtual_bytes == SIZE
+    console.append('\nsmall login: ')
+    until(lambda: host.service.boots, 'the report')
+    image, hash_, name, granularity, extents, ended_by, seconds = host.service.boots[0]
+    assert (image, hash_, name, granularity, ended_by) \
+        == (IMAGE, 'sha512:ab', 'host-1', 65536, 'marker')
+    assert sum(extent[1] for extent in extents) > 3 * MIB and seconds > 0
+
+
+def test_a_second_cold_server_fetches_nothing_twice(hosts, node, directory):
+    host = cold(node, hosts())
+    boot(host, f'{directory}/one')
+    all_of_it = read(host, 0, SIZE)
+    assert all_of_it == content(node)
+    size = host.stores.get(IMAGE).size()
+    boot(host, f'{directory}/two')
+    # All of it is in the store now: the storage node may go.
+    node.kill()
+    assert read(host, 0, SIZE) == all_of_it
+    assert host.stores.get(IMAGE).size() == size
+
+
+def test_what_a_server_read_until_it_was_stopped_is_reported(hosts, node, directory):
+    host = cold(node, hosts())
+    boot(host, f'{directory}/disk')
+    read(host, 5 * MIB, 4096)
+    host.server_goes('server-disk')
+    (*_rest, extents, ended_by, _seconds), = host.service.boots
+    assert ended_by == 'shutdown'
+    assert [extent[:2] for extent in extents] == [[5 * MIB, 65536]]
+    host.server_goes('server-disk')
+    assert len(host.service.boots) == 1
+
+
+def test_the_whole_cache_image_takes_the_empty_ones_place(hosts, node, directory):
+    host = cold(node, hosts())
+    boot(host, f'{directory}/disk')
+    host.server_goes('server-disk')
+    empty = os.stat(host.cache.path(IMAGE)).st_ino
+    opened = open(host.cache.path(IMAGE), 'rb')
+    node.build(*SET)
+    host.upkeep.once()
+    assert host.cache.entry(IMAGE).cache_image is not None
+    assert os.stat(host.cache.path(IMAGE)).st_ino != empty
+    # Who runs from the old one goes on with it.
+    assert os.fstat(opened.fileno()).st_ino == empty
+    opened.close()
+    compare(f'{directory}/disk', node)
+
+
+def test_a_warm_boots_misses_are_reported_and_its_store_goes(hosts, node, directory):
+    node.build(*SET)
+    host = hosts()
+    host.service.watch = WATCH
+    boot(host, f'{directory}/disk', console=lambda: 'small login:')
+    read(host, 5 * MIB, 4096)
+    until(lambda: host.service.boots, 'the report')
+    assert [extent[:2] for extent in host.service.boots[0][4]] == [[5 * MIB, 65536]]
+    until(lambda: host.stores.get(IMAGE) is None, 'the end of the store')
+    until(lambda: not any(name.endswith('.store') for name in os.listdir(host.cache.directory)),
+          'the end of its file')
+    compare(f'{directory}/disk', node)
+
+
+def test_a_warm_boot_that_misses_nothing_reports_nothing(hosts, node, directory):
+    node.build(*SET)
+    host = hosts()
+    host.service.watch = WATCH
+    boot(host, f'{directory}/disk', console=lambda: 'small login:')
+    until(lambda: host.stores.get(IMAGE) is None, 'the end of the store')
+    assert host.service.boots == []
+
+
+def test_a_base_that_is_being_prepared_is_waited_for(hosts, node, directory, monkeypatch):
+    node.serve()
+    host = hosts()
+    answers = [{'action': 'wait', 'reason': 'the image\'s base is being prepared'}] * 2
+    real = host.service.plan_boot
+    monkeypatch.setattr(host.service, 'plan_boot', lambda *arguments: answers.pop() if answers
+                        else real(*arguments))
+    assert boot(host, f'{directory}/disk') is True
+    compare(f'{directory}/disk', node)
+
+
+def test_patience_ends_in_the_stock_way(hosts, node, directory, monkeypatch):
+    host = hosts(cold_wait=0)
+    monkeypatch.setattr(host.service, 'plan_boot', lambda *arguments: {'action': 'wait'})
+    assert boot(host, f'{directory}/disk') is False
+
+
+def test_without_room_for_anything_a_server_still_boots(hosts, node, directory):
+    node.build(*SET)
+    host = hosts(compute_disk_quota='1MiB', store_quota='64MiB')
+    host.cache.reserve('fetch:other', Medium.DISK, 900_000)
+    assert boot(host, f'{directory}/disk') is True
+    assert host.cache.entry(IMAGE).cache_image is None and host.stores.get(IMAGE) is None
+    compare(f'{directory}/disk', node)
+
+
+def test_a_restarted_gateway_has_no_stores(hosts, node, directory):
+    host = cold(node, hosts())
+    boot(host, f'{directory}/disk')
+    read(host, 3 * MIB, MIB)
+    host.gateway.daemon.stop()
+    host.upkeep.once()
+    assert host.stores.stores() == []
+    assert not any(name.endswith('.store') for name in os.listdir(host.cache.directory))
+    compare(f'{directory}/disk', node)
+
+
+def test_a_restarted_driver_stops_the_growth(hosts, node, directory):
+    host = cold(node, hosts())
+    boot(host, f'{directory}/disk')
+    read(host, 3 * MIB, MIB)
+    again = hosts()
+    size = os.path.getsize(host.stores.get(IMAGE).path)
+    read(again, 5 * MIB, MIB)
+    assert os.path.getsize(host.stores.get(IMAGE).path) == size
+    compare(f'{directory}/disk', node)
+    # The next cold server begins with a new one.
+    host.stores.remove(IMAGE)
+    assert boot(again, f'{directory}/next') is True
+    compare(f'{directory}/next', node)
+    assert again.stores.get(IMAGE) is not None
+
+
+def test_a_lost_cache_image_of_an_image_that_is_gone_is_replaced_by_an_empty_one(hosts, node,
+                                                                                directory):
+    node.build(*SET)
+    host = hosts()
+    boot(host, f'{directory}/disk')
+    host.cache.remove(IMAGE)
+    host.service.extra = {'action': 'stock', 'reason': 'the image was deleted in Glance'}
+    host.keep_chain(IMAGE)
+    compare(f'{directory}/disk', node)
+
+
+def test_an_overlay_from_another_host_is_adopted(hosts, node, directory):
+    node.build(*SET)
+    host = hosts()
+    qemu_img('create', '-u', '-f', 'qcow2', '-b', '/nowhere/base', '-F', 'raw',
+             f'{directory}/disk', SIZE)
+    assert host.adopt(IMAGE, f'{directory}/disk') is True
+    compare(f'{directory}/disk', node)
+
+
+def test_an_overlay_that_cannot_be_adopted_is_left_to_nova(hosts, node, directory):
+    host = hosts()
+    host.service.away = True
+    assert host.adopt(IMAGE, f'{directory}/disk') is False
+
+
+def test_a_server_that_moves_needs_no_image_in_glance(hosts, node, directory):
+    node.serve()
+    host = hosts()
+    host.service.extra = {'action': 'stock', 'reason': 'the image was deleted in Glance'}
+    assert boot(host, f'{directory}/new') is False
+    assert boot(host, f'{directory}/disk', is_moving=True) is True
+    compare(f'{directory}/disk', node)
+    assert host.service.boots == []
+
+
+@pytest.fixture
+def memory(directory):
+    """A tmpfs."""
+    path = f'{directory}/memory'
+    os.mkdir(path)
+    subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=16m', 'tmpfs', path], check=True)
+    yield path
+    subprocess.run(['umount', path], check=True)
+
+
+def test_compute_memory_comes_first_and_is_lost_with_a_reboot(hosts, node, directory, memory):
+    node.build(*SET)
+    host = hosts(compute_memory_directory=memory, compute_memory_quota='8MiB')
+    boot(host, f'{directory}/disk')
+    assert host.cache.medium(IMAGE) is Medium.MEMORY
+    assert os.path.realpath(host.cache.path(IMAGE)).startswith(memory)
+    compare(f'{directory}/disk', node)
+    for name in os.listdir(memory):
+        os.unlink(f'{memory}/{name}')
+    assert host.cache.entry(IMAGE) is None
+    host.keep_chain(IMAGE)
+    compare(f'{directory}/disk', node)
+
+
+def test_what_does_not_fit_memory_goes_to_disk(hosts, node, directory, memory):
+    node.build(*SET)
+    host = hosts(compute_memory_directory=memory, compute_memory_quota='1MiB')
+    host.cache.reserve('fetch:other', Medium.MEMORY, 900_000)
+    boot(host, f'{directory}/disk')
+    assert host.cache.medium(IMAGE) is Medium.DISK
+
+
+OTHERS = [IMAGE.replace('7', digit, 1) for digit in '1234']
+
+
+def place(host, node, image, used):
+    """Put another image's cache image into the tier, used last at a time."""
+    path = host.cache.path(image)
+    entry = host.cache.entry(IMAGE)
+    with open(path, 'wb') as stream:
+        stream.truncate(300_000)
+    dataclasses.replace(entry, remote=dataclasses.replace(entry.remote, image_id=image)).save(
+        f'{path}.json')
+    os.utime(f'{path}.json', (used, used))
+
+
+def test_the_least_recently_used_go_but_not_what_a_server_has_open(hosts, node, directory):
+    node.build(*SET)
+    host = hosts(compute_disk_quota='2MiB', store_quota='1MiB')
+    boot(host, f'{directory}/disk')
+    for number, image in enumerate(OTHERS):
+        place(host, node, image, 1000 + number)
+    # A qcow2 that a process has open, as QEMU has a backing file.
+    qemu_img('create', '-q', '-f', 'qcow2', host.cache.path(OTHERS[0]), '1M')
+    holder = subprocess.Popen(['qemu-io', '-r', '-f', 'qcow2', host.cache.path(OTHERS[0])],
+                             stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        holder.stdin.write(b'read 0 512\n')
+        holder.stdin.flush()
+        holder.stdout.readline()
+        host.cache.reserve('fetch:new', Medium.DISK, 900_000)
+        left = {entry.remote.image_id for entry in host.cache.entries()}
+        assert OTHERS[0] in left and OTHERS[1] not in left and OTHERS[2] not in left
+        assert IMAGE in left
+    finally:
+        holder.communicate(b'quit\n')
+
+
+def test_pinned_ones_stay(hosts, node, directory):
+    node.build(*SET)
+    host = hosts(compute_disk_quota='1MiB', store_quota='1MiB')
+    host.service.extra = {'pinned': True}
+    boot(host, f'{directory}/disk')
+    with pytest.raises(exception.BootcacheError, match='compute_disk_quota'):
+        host.cache.reserve('fetch:new', Medium.DISK, 1_000_000)
+    host.service.extra = {'pinned': False}
+    boot(host, f'{directory}/again')
+    host.cache.reserve('fetch:new', Medium.DISK, 1_000_000)
+    assert host.cache.entry(IMAGE) is None
+
+
+def test_last_uses_are_told_once_a_change(hosts, node, directory):
+    node.build(*SET)
+    host = hosts()
+    boot(host, f'{directory}/disk')
+    host.upkeep.tell_use()
+    (name, images), = host.service.used
+    assert name == 'host-1' and list(images) == [IMAGE] and images[IMAGE][1] == 'disk'
+    host.upkeep._tell_at = 0
+    host.upkeep.tell_use()
+    assert len(host.service.used) == 1
+
+
+def test_the_storage_node_is_asked_to_promote(hosts, node, directory):
+    node.build(*SET)
+    host = hosts()
+    host.service.extra = {'has_memory': True, 'medium': 'disk'}
+    boot(host, f'{directory}/disk')
+    boot(host, f'{directory}/again')
+    assert host.service.promoted == [IMAGE]

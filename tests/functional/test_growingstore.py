@@ -1,0 +1,189 @@
+"""The growing store below real servers' reads, in a real gateway, on real and on full media."""
+
+import os
+import subprocess
+
+import pytest
+from functional_tools import qemu_img, until
+from storage_node import IMAGE, MIB, SIZE, content
+
+from bootcache import exception, naming
+from nova_bootcache import growingstore
+from nova_bootcache.gateway import Gateway
+from nova_bootcache.growingstore import GrowingStore, StoreKeeper
+
+
+@pytest.fixture
+def gateway(node, directory):
+    node.serve()
+    gateway = Gateway(f'{directory}/gw', f'{directory}/gw/sock', 5)
+    gateway.start()
+    yield gateway
+    gateway.daemon.stop()
+
+
+@pytest.fixture
+def keeper(gateway):
+    keeper = StoreKeeper()
+    yield keeper
+    keeper.stop()
+
+
+def uri(gateway):
+    return naming.nbd_unix_uri(gateway.socket_path, f'base-{IMAGE}')
+
+
+def make(gateway, node, directory, limit=64 * MIB):
+    gateway.ensure_base(node.remote())
+    store = GrowingStore(gateway.daemon, IMAGE, SIZE, f'{directory}/{IMAGE}.store', limit)
+    store.open()
+    return store
+
+
+def pread(gateway, offset, length):
+    import nbd
+    handle = nbd.NBD()
+    handle.connect_uri(uri(gateway))
+    try:
+        return handle.pread(length, offset)
+    finally:
+        handle.shutdown()
+
+
+def test_what_was_read_once_is_read_without_the_storage_node(gateway, node, keeper, directory):
+    wanted = content(node)
+    store = make(gateway, node, directory)
+    keeper.add(store)
+    assert pread(gateway, 3 * MIB, MIB) == wanted[3 * MIB:4 * MIB]
+    node.kill()
+    assert pread(gateway, 3 * MIB, MIB) == wanted[3 * MIB:4 * MIB]
+    store.close()
+    assert not os.path.exists(store.path)
+
+
+def test_the_record_is_in_the_order_of_the_first_reads(gateway, node, keeper, directory):
+    store = make(gateway, node, directory)
+    keeper.add(store)
+    begin = store.mark()
+    for offset in (5 * MIB, 0, 3 * MIB, 5 * MIB):
+        pread(gateway, offset, 65536)
+    until(lambda: store.mark().file_bytes > begin.file_bytes, 'growth')
+    assert [(extent.offset, extent.length) for extent in store.extents_since(begin)] \
+        == [(5 * MIB, 65536), (0, 65536), (3 * MIB, 65536)]
+    middle = store.mark()
+    pread(gateway, 4 * MIB, 65536)
+    assert [extent.offset for extent in store.extents_since(middle)] == [4 * MIB]
+
+
+def test_block_status_does_not_hide_the_base(gateway, node, keeper, directory):
+    """Whoever copies by it, as a snapshot does, copies all of the base."""
+    store = make(gateway, node, directory)
+    keeper.add(store)
+    pread(gateway, 3 * MIB, 65536)
+    for _state in ('growing', 'stopped'):
+        qemu_img('compare', '-f', 'raw', '-F', 'qcow2', uri(gateway), node.base)
+        store.stop_growing()
+    store.close()
+    qemu_img('compare', '-f', 'raw', '-F', 'qcow2', uri(gateway), node.base)
+
+
+def test_two_readers_fetch_once(gateway, node, keeper, directory):
+    store = make(gateway, node, directory)
+    keeper.add(store)
+    pread(gateway, 3 * MIB, 2 * MIB)
+    size = store.size()
+    pread(gateway, 3 * MIB, 2 * MIB)
+    assert store.size() == size
+
+
+def test_a_base_is_served_on_when_the_store_comes_and_goes(gateway, node, keeper, directory):
+    """A reader stays connected all the time."""
+    import nbd
+    wanted = content(node)
+    gateway.ensure_base(node.remote())
+    handle = nbd.NBD()
+    handle.connect_uri(uri(gateway))
+    for _round in range(5):
+        store = GrowingStore(gateway.daemon, IMAGE, SIZE, f'{directory}/{IMAGE}.store', 64 * MIB)
+        store.open()
+        keeper.add(store)
+        assert handle.pread(MIB, 3 * MIB) == wanted[3 * MIB:4 * MIB]
+        store.stop_growing()
+        assert handle.pread(MIB, 3 * MIB) == wanted[3 * MIB:4 * MIB]
+        assert handle.pread(65536, 5 * MIB) == wanted[5 * MIB:5 * MIB + 65536]
+        keeper.remove(IMAGE)
+        store.close()
+        assert handle.pread(MIB, 3 * MIB) == wanted[3 * MIB:4 * MIB]
+    handle.shutdown()
+    assert gateway.daemon.nodes() == {naming.node_name('g', IMAGE), naming.node_name('n', IMAGE)}
+    assert gateway.remove_base(IMAGE) and gateway.daemon.nodes() == set()
+
+
+@pytest.fixture
+def small_tmpfs(directory):
+    """A tmpfs of one size after the other."""
+    mounted = []
+
+    def mount(size):
+        path = f'{directory}/tmpfs'
+        os.makedirs(path, exist_ok=True)
+        subprocess.run(['mount', '-t', 'tmpfs', '-o', f'size={size}', 'tmpfs', path], check=True)
+        mounted.append(path)
+        return path
+
+    yield mount
+    for path in mounted:
+        subprocess.run(['umount', path], check=True)
+
+
+@pytest.mark.parametrize('limit', [MIB, MIB + 300_000, 2 * MIB, 5 * MIB])
+def test_a_full_quota_is_no_error_for_the_reader(gateway, node, keeper, directory, small_tmpfs,
+                                                 limit):
+    """The medium has just the quota; the reader reads all of the base as fast as it can."""
+    medium = small_tmpfs(limit)
+    gateway.ensure_base(node.remote())
+    store = GrowingStore(gateway.daemon, IMAGE, SIZE, f'{medium}/{IMAGE}.store', limit)
+    store.open()
+    keeper.add(store)
+    wanted = content(node)
+    for offset in range(0, SIZE, 65536):
+        assert pread(gateway, offset, min(65536, SIZE - offset)) == wanted[offset:offset + 65536]
+    until(lambda: not store.grows, 'the end of the growth')
+    assert store.size() <= limit
+    assert pread(gateway, 0, SIZE) == wanted
+    store.close()
+
+
+def test_too_little_for_a_store(gateway, node, directory):
+    gateway.ensure_base(node.remote())
+    store = GrowingStore(gateway.daemon, IMAGE, SIZE, f'{directory}/{IMAGE}.store', 300_000)
+    with pytest.raises(exception.StorageDaemonError, match='no room'):
+        store.open()
+    assert not os.path.exists(store.path)
+
+
+def test_what_an_earlier_process_left_stops_growing_and_goes(gateway, node, directory):
+    store = make(gateway, node, directory)
+    wanted = content(node)
+    pread(gateway, 3 * MIB, MIB)
+    growingstore.drop_filter(gateway.daemon, IMAGE)
+    growingstore.drop_filter(gateway.daemon, IMAGE)
+    size = os.path.getsize(store.path)
+    assert pread(gateway, 0, SIZE) == wanted
+    assert os.path.getsize(store.path) == size
+    growingstore.discard(gateway.daemon, IMAGE)
+    growingstore.discard(gateway.daemon, IMAGE)
+    assert pread(gateway, 0, SIZE) == wanted
+
+
+def test_a_dead_gateway_ends_the_watching(gateway, node, directory):
+    lost = []
+    keeper = StoreKeeper(lambda store, error: lost.append(store.image_id))
+    store = make(gateway, node, directory, MIB)
+    keeper.add(store)
+    gateway.daemon.stop()
+    with open(store.path, 'ab') as stream:
+        stream.truncate(MIB)
+    until(lambda: lost == [IMAGE], 'the news')
+    assert keeper.get(IMAGE) is None
+    keeper.stop()

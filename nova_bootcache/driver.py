@@ -1,21 +1,26 @@
-"""The compute driver: Nova's libvirt driver with another image backend.
+"""The compute driver: Nova's libvirt driver with another image backend, and servers that settle.
 
-Each method that is overridden has its reason in its docstring; tests/unit/test_nova_internals.py
-holds the list, so that an upgrade of Nova is checked in a minute.
+Each method that is overridden has its reason in its docstring; tests/unit/nova_bootcache holds the
+list, so that an upgrade of Nova is checked in a minute.
 """
 
 import os
+import threading
 from typing import Any
 
 from nova.virt.libvirt import driver as libvirt_driver
 from nova.virt.libvirt import imagebackend
+from nova.virt.libvirt import utils as libvirt_utils
 from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
+from nova_bootcache import accounting, snapshots
 from nova_bootcache import conf as bootcache_nova_conf
-from nova_bootcache import snapshots
 from nova_bootcache.host import ComputeHost
 from nova_bootcache.imagebackend import BootCacheQcow2
+from nova_bootcache.novaservers import NovaServers
+from nova_bootcache.settling import Settler
+from nova_bootcache.upkeep import Upkeep
 
 LOG = logging.getLogger(__name__)
 CONF = libvirt_driver.CONF
@@ -28,9 +33,15 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
         """Put our image backend in the place of Nova's for qcow2, and let snapshots see it."""
         super().__init__(virtapi, read_only)
         bootcache_nova_conf.register_opts(CONF)
-        directory = CONF[bootcache_conf.GROUP].cache_directory \
-            or os.path.join(CONF.instances_path, '_bootcache')
-        self.bootcache = ComputeHost(CONF, os.path.abspath(directory))
+        directory = os.path.abspath(CONF[bootcache_conf.GROUP].cache_directory
+                                    or os.path.join(CONF.instances_path, '_bootcache'))
+        self.bootcache = ComputeHost(CONF, directory, self._opens_directly())
+        self.settler = Settler(self.bootcache, NovaServers(self._host),
+                               bootcache_nova_conf.bandwidth(CONF),
+                               CONF[bootcache_conf.GROUP].settle_delay)
+        self.upkeep = Upkeep(self.bootcache, self.settler.needs_base)
+        # Servers that are about to leave this host in the form that stock Nova knows.
+        self._leaving = threading.local()
         backend = BootCacheQcow2.bound_to(self.bootcache)
         table = self.image_backend.BACKEND
         for name, stock in list(table.items()):
@@ -38,28 +49,157 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
                 table[name] = backend
         snapshots.allow_on(self.bootcache.cache)
 
+    @staticmethod
+    def _opens_directly() -> bool:
+        """Tell whether servers' disks are opened with O_DIRECT: Nova's default, where it works."""
+        modes = dict(mode.partition('=')[::2] for mode in CONF.libvirt.disk_cachemodes)
+        return modes.get('file', 'none') in ('none', 'directsync', 'default')
+
     def init_host(self, host: str) -> None:
-        """Start the gateway first: Nova's own start may boot servers that were running."""
+        """Start the gateway and mend disks first: Nova's own start may boot servers."""
         if CONF.libvirt.images_type not in ('qcow2', 'default') or not CONF.use_cow_images:
             LOG.warning('bootcache: [libvirt]images_type=%s is served the stock way; use qcow2',
                         CONF.libvirt.images_type)
         self.bootcache.start(host)
+        self.upkeep.start()
         super().init_host(host)
+        # Needs the connection to libvirt; before Nova's compute manager resumes servers.
+        self.settler.recover()
+        self.settler.start()
 
     def cleanup_host(self, host: str) -> None:
-        """Stop the thread that looks after the gateway."""
+        """Stop our threads; what is under way is given up."""
+        self.settler.stop()
+        self.upkeep.stop()
         self.bootcache.stop()
         super().cleanup_host(host)
+
+    # Operations on a server have precedence over its settling.
+
+    def _open_chain(self, instance: Any, directory: str | None = None) -> None:
+        """See to it that a server's root disk can be opened, whatever the host went through.
+
+        :raises InternalError: if it cannot.
+        """
+        directory = directory or libvirt_utils.get_instance_path(instance)
+        self.settler.recover_server(directory)
+        disk = self.image_backend.by_name(instance, 'disk')
+        if isinstance(disk, BootCacheQcow2):
+            disk.open_chain(os.path.join(directory, 'disk'))
 
     def destroy(self, context: Any, instance: Any, network_info: Any,
                 block_device_info: Any = None, destroy_disks: bool = True,
                 destroy_secrets: bool = True) -> None:
-        """Report what a profile boot read, once its domain is gone."""
-        try:
-            super().destroy(context, instance, network_info, block_device_info, destroy_disks,
-                            destroy_secrets)
-        finally:
-            self.bootcache.finish_recording(instance.uuid)
+        """End its settling; report what its boot read, before and once its domain is gone."""
+        self.bootcache.server_goes(instance.uuid)
+        with self.settler.held(instance.uuid):
+            try:
+                super().destroy(context, instance, network_info, block_device_info, destroy_disks,
+                                destroy_secrets)
+            finally:
+                self.bootcache.recordings.finish(instance.uuid)
+
+    def power_off(self, instance: Any, timeout: int = 0, retry_interval: int = 0) -> None:
+        """End its settling. A server that leaves gets its disk named as stock Nova names it."""
+        self.bootcache.server_goes(instance.uuid)
+        with self.settler.held(instance.uuid):
+            super().power_off(instance, timeout, retry_interval)
+            if getattr(self._leaving, 'server_id', None) == instance.uuid:
+                disk = self.image_backend.by_name(instance, 'disk')
+                if isinstance(disk, BootCacheQcow2):
+                    disk.name_stock_base()
+
+    def reboot(self, context: Any, instance: Any, network_info: Any, reboot_type: str,
+               block_device_info: Any = None, bad_volumes_callback: Any = None,
+               accel_info: Any = None, share_info: Any = None) -> None:
+        """End its settling."""
+        with self.settler.held(instance.uuid):
+            super().reboot(context, instance, network_info, reboot_type, block_device_info,
+                           bad_volumes_callback, accel_info, share_info)
+
+    def _hard_reboot(self, context: Any, instance: Any, network_info: Any, share_info: Any,
+                     block_device_info: Any = None, accel_info: Any = None) -> None:
+        """See that the chain can be opened: Nova looks at it only with a user's token.
+
+        Starting a server and resuming those that ran when the host went down come here too.
+        """
+        with self.settler.held(instance.uuid):
+            self._open_chain(instance)
+            super()._hard_reboot(context, instance, network_info, share_info, block_device_info,
+                                 accel_info)
+
+    def suspend(self, context: Any, instance: Any) -> None:
+        """End its settling."""
+        with self.settler.held(instance.uuid):
+            super().suspend(context, instance)
+
+    def resume(self, context: Any, instance: Any, network_info: Any,
+               block_device_info: Any = None, share_info: Any = None) -> None:
+        """See that the chain can be opened: the host may have been down meanwhile."""
+        with self.settler.held(instance.uuid):
+            self._open_chain(instance)
+            super().resume(context, instance, network_info, block_device_info, share_info)
+
+    def rescue(self, context: Any, instance: Any, network_info: Any, image_meta: Any,
+               rescue_password: Any, block_device_info: Any, share_info: Any) -> None:
+        """End its settling."""
+        with self.settler.held(instance.uuid):
+            super().rescue(context, instance, network_info, image_meta, rescue_password,
+                           block_device_info, share_info)
+
+    def snapshot(self, context: Any, instance: Any, image_id: str,
+                 update_task_state: Any) -> None:
+        """End its settling, which Nova would kill; a stopped server's chain is read here."""
+        with self.settler.held(instance.uuid):
+            self._open_chain(instance)
+            super().snapshot(context, instance, image_id, update_task_state)
+
+    def live_migration(self, context: Any, instance: Any, dest: str, post_method: Any,
+                       recover_method: Any, block_migration: bool = False,
+                       migrate_data: Any = None) -> None:
+        """End its settling: with a block job under way the server would go to ERROR."""
+        self.bootcache.server_goes(instance.uuid)
+        with self.settler.held(instance.uuid):
+            super().live_migration(context, instance, dest, post_method, recover_method,
+                                   block_migration, migrate_data)
+
+    def migrate_disk_and_power_off(self, context: Any, instance: Any, dest: str, flavor: Any,
+                                   network_info: Any, block_device_info: Any = None,
+                                   timeout: int = 0, retry_interval: int = 0) -> str:
+        """Send the disk in the form that any host knows, with this driver or stock Nova's."""
+        with self.settler.held(instance.uuid):
+            self._leaving.server_id = instance.uuid
+            try:
+                disk_info: str = super().migrate_disk_and_power_off(
+                    context, instance, dest, flavor, network_info, block_device_info, timeout,
+                    retry_interval)
+            finally:
+                self._leaving.server_id = None
+        return disk_info
+
+    def finish_revert_migration(self, context: Any, instance: Any, network_info: Any,
+                                migration: Any, block_device_info: Any = None,
+                                power_on: bool = True, share_info: Any = None) -> None:
+        """See that the chain can be opened: Nova starts the server from the disk as it is."""
+        directory = libvirt_utils.get_instance_path(instance)
+        for place in (f'{directory}_resize', directory):
+            if os.path.exists(os.path.join(place, 'disk')):
+                self._open_chain(instance, place)
+                break
+        super().finish_revert_migration(context, instance, network_info, migration,
+                                        block_device_info, power_on, share_info)
+
+    # The host.
+
+    def update_provider_tree(self, provider_tree: Any, nodename: str,
+                             allocations: Any = None) -> None:
+        """Reserve the tiers' space: Placement shall not give it to servers."""
+        super().update_provider_tree(provider_tree, nodename, allocations)
+        inventory = provider_tree.data(nodename).inventory
+        reserved = accounting.with_reserve(
+            inventory, self.bootcache.cache.quotas(CONF.instances_path))
+        if reserved != inventory:
+            provider_tree.update_inventory(nodename, reserved)
 
     def manage_image_cache(self, context: Any, all_instances: Any) -> None:
         """Remove our unused files as well; Nova's manager looks at ``_base`` only."""

@@ -29,6 +29,8 @@ LOG = logging.getLogger(__name__)
 
 # An empty cache image is a header and its first tables.
 _EMPTY_CLUSTER = 65536
+# A server whose overlay was just made has not opened its cache image yet.
+_FRESH_SECONDS = 120
 
 
 class HostCache:
@@ -271,9 +273,9 @@ class HostCache:
                 continue
             path = self.path(image_id)
             with contextlib.suppress(FileNotFoundError):
-                items.append(Item(image_id, os.stat(path).st_size,
-                                  os.stat(f'{path}.json').st_mtime, entry.pinned,
-                                  tier.is_open(path)))
+                used = os.stat(f'{path}.json').st_mtime
+                busy = abs(time.time() - used) < _FRESH_SECONDS or tier.is_open(path)
+                items.append(Item(image_id, os.stat(path).st_size, used, entry.pinned, busy))
         with self._lock:
             promised = dict(self._reserved)
         directory = self._directories[medium]

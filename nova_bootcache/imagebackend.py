@@ -1,19 +1,24 @@
 """Nova's qcow2 image backend, with root disks as overlays on cache images."""
 
+import contextlib
 import os
 from typing import Any
 
+import nova.privsep.path
 from nova import exception as nova_exception
-from nova.compute import vm_states
+from nova.compute import task_states, vm_states
 from nova.virt.libvirt import imagebackend
 from nova.virt.libvirt import utils as libvirt_utils
 from oslo_log import log as logging
 
-from bootcache import exception, rpcapi
+from bootcache import exception, naming, qemuimg, rpcapi
 from nova_bootcache.host import ComputeHost
 from nova_bootcache.placement import Server
 
 LOG = logging.getLogger(__name__)
+
+_CONSOLE_BYTES = 16 << 10
+_MOVES = frozenset({task_states.MIGRATING, task_states.RESIZE_MIGRATED, task_states.RESIZE_FINISH})
 
 
 class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
@@ -38,16 +43,16 @@ class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
               *args: Any, **kwargs: Any) -> None:
         """Make the disk if it is not there, and what is below it.
 
-        Three cases: no overlay yet, where the chain is made; an overlay on a cache image, where the
-        chain is kept; everything else is stock Nova's.
+        Three cases: no overlay yet, where the chain is made; an overlay on a cache image, or on a
+        stock base that is not here, where the chain is kept; everything else is stock Nova's.
 
         :param filename: Nova's name for the base: sha1 of the image id, or ephemeral or swap names.
         :param size: of the disk, in bytes; None for the base's own.
         """
         if self.exists():
-            backing = libvirt_utils.get_disk_backing_file(self.path, basename=False)
-            if self.bootcache.cache.holds_path(backing):
-                self._keep(kwargs.get('image_id') or self._instance.image_ref, size)
+            if self._keeps_chain(self.path, kwargs.get('image_id')):
+                if size and size > self.get_disk_size(self.path):
+                    self.resize_image(size)
                 return
         elif self._make(filename, size, **kwargs):
             return
@@ -58,8 +63,6 @@ class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
         instance = self._instance
         if instance is None or image_id is None:
             return False
-        stock_base = os.path.join(imagebackend.CONF.instances_path,
-                                  imagebackend.CONF.image_cache.subdirectory_name, filename)
         server = Server(image_id=image_id, disk_name=os.path.basename(self.path),
                         kernel_id=instance.kernel_id or '',
                         has_trusted_certs=bool(trusted_certs),
@@ -67,16 +70,82 @@ class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
                         preallocates=self.preallocate)
         try:
             token = (instance.metadata or {}).get(rpcapi.PROFILE_METADATA)
-            return self.bootcache.make_overlay(server, instance.uuid, token, self.path, size,
-                                               os.path.exists(stock_base))
+            return self.bootcache.make_overlay(
+                server, instance.uuid, token, self.path, size,
+                os.path.exists(self._stock_base(filename)), self._console,
+                is_moving=instance.task_state in _MOVES)
         except exception.ProfileBootFailed as error:
             raise nova_exception.InternalError(f'Profile boot of {image_id}: {error}') from error
 
-    def _keep(self, image_id: str, size: int | None) -> None:
+    def _console(self) -> str:
+        path = os.path.join(os.path.dirname(self.path), 'console.log')
+        with contextlib.suppress(OSError):
+            text, _left = nova.privsep.path.last_bytes(path, _CONSOLE_BYTES)
+            return str(text.decode(errors='replace'))
+        return ''
+
+    @staticmethod
+    def _stock_base(filename: str) -> str:
+        return os.path.join(imagebackend.CONF.instances_path,
+                            imagebackend.CONF.image_cache.subdirectory_name, filename)
+
+    # Disks that are there.
+
+    def open_chain(self, path: str) -> None:
+        """See to it that a root disk of ours can be opened; another one is left alone.
+
+        :param path: of the disk; it may not be in its usual place just now.
+        :raises InternalError: if it cannot.
+        """
+        if os.path.exists(path):
+            self._keeps_chain(path, None)
+
+    def _keeps_chain(self, path: str, image_id: str | None) -> bool:
+        """Keep a disk's chain if it is one of ours.
+
+        :param image_id: Nova's word for the image, None for the server's own.
+        :raises InternalError: if it is ours and cannot be opened.
+        """
+        image_id = image_id or self._instance.image_ref
+        backing = libvirt_utils.get_disk_backing_file(path, basename=False)
+        if not image_id or os.path.basename(path) != 'disk':
+            return False
+        ours = self.bootcache.cache.holds_path(backing)
+        if not ours and (backing != self._stock_base(naming.cache_file_name(image_id))
+                         or os.path.exists(backing)):
+            return False
         try:
-            self.bootcache.keep_chain(image_id)
+            if ours:
+                self.bootcache.keep_chain(self._image_of(backing, image_id))
+                return True
+            # It came from a host that names it as stock Nova does, or was to leave for one.
+            return self.bootcache.adopt(image_id, path)
         except Exception as error:
             raise nova_exception.InternalError(
                 f'The disk of server {self._instance.uuid} cannot be opened: {error}') from error
-        if size and size > self.get_disk_size(self.path):
-            self.resize_image(size)
+
+    def _image_of(self, backing: str, image_id: str) -> str:
+        """Return whose cache image a backing file is; a name of another image is an error."""
+        if os.path.basename(backing) != naming.cache_file_name(image_id):
+            image_ref = self._instance.image_ref
+            if os.path.basename(backing) == naming.cache_file_name(image_ref):
+                return str(image_ref)
+            raise exception.BootcacheError(f'{backing} is not the cache image of {image_id}')
+        return image_id
+
+    def name_stock_base(self) -> None:
+        """Let a stopped disk's header name Nova's own base, as every host knows it.
+
+        The base need not be here: the host that gets the disk makes its own, and this one finds
+        the cache image again. An error leaves the header as it is.
+        """
+        backing = libvirt_utils.get_disk_backing_file(self.path, basename=False)
+        if self.bootcache.cache.holds_path(backing):
+            base = self._stock_base(os.path.basename(backing))
+            image_format = 'raw' if imagebackend.CONF.force_raw_images \
+                else self._instance.image_meta.disk_format
+            try:
+                qemuimg.set_backing_pointer(self.path, base, image_format)
+            except exception.BootcacheError as error:
+                LOG.warning('bootcache: disk %s keeps its chain; a host without bootcache\'s driver'
+                            ' cannot start it: %s', self.path, error)

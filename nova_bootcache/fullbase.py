@@ -1,0 +1,200 @@
+"""Completes a full base at stock Nova's own path, in the form that stock Nova makes it.
+
+The bytes come from the storage node that serves the image, not from Glance's API: slowly, so that
+servers notice nothing, and they count only once their hash is Glance's. What is under way lies
+beside the base under a name that Nova's image cache manager does not take for its own.
+"""
+
+import contextlib
+import hashlib
+import os
+import shutil
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from oslo_log import log as logging
+from oslo_utils.imageutils import format_inspector
+
+from bootcache import exception, qemuimg, savefile
+
+LOG = logging.getLogger(__name__)
+
+SUFFIX = '.bootcache'
+FORMATS = ('qcow2', 'raw')
+_CHUNK = 1 << 20
+_SECTOR = 512
+# A copy that is slower than this fails: a frozen storage node is not noticed otherwise.
+_SLOWEST = 1 << 20
+_GRACE_SECONDS = 600
+
+
+def nbd_node(host: str, port: int, export: str) -> dict[str, Any]:
+    """Return the block node of a file that an exporter serves.
+
+    It does not reconnect: QEMU 7.2's exporter cuts a client off at a read error, and a client that
+    reconnects would ask again without end. Whoever copies tries again later.
+
+    :param port: TCP port.
+    :param export: the exporter's name for the file.
+    """
+    return {'driver': 'nbd', 'export': export,
+            'server': {'type': 'inet', 'host': host, 'port': str(port), 'keep-alive': True}}
+
+
+def complete(source: Mapping[str, Any], stored_bytes: int, image_hash: str, image_format: str,
+             target: str, *, raw: bool, rate: int, keep_free: int, cancelled: threading.Event,
+             lock: contextlib.AbstractContextManager[Any]) -> bool:
+    """Make a full base: ``target`` appears whole and verified, or not at all.
+
+    One caller at a time for a target.
+
+    :param source: block node of the stored image file, see ``nbd_node``; its size is
+        ``stored_bytes`` rounded up to a sector.
+    :param stored_bytes: size of the image file as Glance has it.
+    :param image_hash: Glance's hash of that file, ``algorithm:hexadecimal``.
+    :param image_format: qcow2 or raw, as Glance says; never probed.
+    :param target: Nova's path of the base.
+    :param raw: whether Nova converts bases ([DEFAULT]force_raw_images).
+    :param rate: bytes a second that are copied, hashed and converted at most; 0 for no limit.
+    :param keep_free: bytes of the file system that have to stay free.
+    :param cancelled: when it is set, the work is given up within a second.
+    :param lock: Nova's lock of the base's name; entered for the last step only.
+    :returns: False if somebody else completed the base meanwhile; theirs stays.
+    :raises Cancelled: if ``cancelled`` was set.
+    :raises ImageRefused: if stock Nova would refuse the image as well.
+    :raises BootcacheError: if it cannot be copied, is not what Glance has, or the space is short.
+    """
+    if image_format not in FORMATS:
+        raise exception.ImageRefused(f'{target}: format {image_format} is not served; boot its'
+                                     ' servers the stock way')
+    work = _Work(target, rate, keep_free, cancelled)
+    stored, converted = f'{target}{SUFFIX}', f'{target}{SUFFIX}.raw'
+    began = time.monotonic()
+    try:
+        _remove(stored, converted)
+        work.check()
+        work.fetch(source, stored_bytes, stored)
+        work.verify(stored, image_hash)
+        virtual_bytes = _inspect(stored, image_format)
+        made = stored
+        if raw and image_format != 'raw':
+            work.copy(_file_node(stored, image_format), virtual_bytes, converted)
+            _inspect(converted, 'raw')
+            made = converted
+        # As Nova leaves them; libvirt gives the file to its own user when a server starts.
+        os.chmod(made, 0o644)
+        work.check()
+        with lock:
+            if os.path.exists(target):
+                LOG.info('base %s has been made by somebody else meanwhile', target)
+                return False
+            savefile.commit(made, target)
+    except OSError as error:
+        raise exception.BootcacheError(f'base {target} cannot be completed: {error}') from error
+    finally:
+        _remove(stored, converted)
+    LOG.info('base %s completed in %.0f s', target, time.monotonic() - began)
+    return True
+
+
+def sweep(directory: str) -> None:
+    """Remove what a crash left half-made beside the bases; nobody may be at work there.
+
+    :param directory: Nova's ``_base``; need not exist.
+    :raises OSError: if something cannot be removed.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        for name in os.listdir(directory):
+            if name.endswith((SUFFIX, f'{SUFFIX}.raw')):
+                os.unlink(os.path.join(directory, name))
+
+
+class _Work:
+    """The steps that take long, and what may end them."""
+
+    def __init__(self, target: str, rate: int, keep_free: int, cancelled: threading.Event):
+        self._target = target
+        self._rate = rate
+        self._keep_free = keep_free
+        self._cancelled = cancelled
+
+    def check(self) -> None:
+        """Raise where there is a reason to end."""
+        if self._cancelled.is_set():
+            raise exception.Cancelled(f'base {self._target} is not completed now')
+        free = shutil.disk_usage(os.path.dirname(self._target)).free
+        if free < self._keep_free:
+            raise exception.BootcacheError(
+                f'base {self._target} is not completed: {free} bytes are free, and'
+                f' {self._keep_free} have to stay so; make room in the instances directory')
+
+    def copy(self, source: Mapping[str, Any], length: int, path: str) -> None:
+        """Copy ``length`` bytes at the rate."""
+        seconds = _GRACE_SECONDS + 3 * length / (self._rate or _SLOWEST)
+        qemuimg.copy_paced(source, path, rate=self._rate, seconds=seconds, check=self.check)
+
+    def fetch(self, source: Mapping[str, Any], stored_bytes: int, path: str) -> None:
+        """Copy the stored file, and cut off what NBD's rounding up to sectors added."""
+        length = -(-stored_bytes // _SECTOR) * _SECTOR
+        # With a size, a longer file cannot fill the disk before its hash is found wrong.
+        self.copy({'driver': 'raw', 'size': length, 'file': source}, length, path)
+        os.truncate(path, stored_bytes)
+
+    def verify(self, path: str, image_hash: str) -> None:
+        """Read the file once and compare its hash with Glance's."""
+        algorithm, _, wanted = image_hash.partition(':')
+        try:
+            digest = hashlib.new(algorithm)
+        except ValueError as error:
+            raise exception.BootcacheError(
+                f'base {self._target} cannot be verified: Glance\'s hash is {image_hash!r}, whose'
+                ' algorithm is not known here') from error
+        began, done = time.monotonic(), 0
+        with open(path, 'rb') as stream:
+            while chunk := stream.read(_CHUNK):
+                digest.update(chunk)
+                done += len(chunk)
+                self.check()
+                ahead = done / self._rate - (time.monotonic() - began) if self._rate else 0.0
+                # A sleep of nothing lets others run under eventlet.
+                time.sleep(min(max(ahead, 0.0), 0.5))
+        if digest.hexdigest() != wanted.lower():
+            raise exception.BootcacheError(
+                f'base {self._target} is not completed: what the storage node serves has'
+                f' {algorithm} {digest.hexdigest()}, but Glance says {wanted}; register the image'
+                ' anew (bootcache image build)')
+
+
+def _file_node(path: str, image_format: str) -> dict[str, Any]:
+    return {'driver': image_format, 'backing': None, 'read-only': True,
+            'file': {'driver': 'file', 'filename': path, 'read-only': True}}
+
+
+def _inspect(path: str, image_format: str) -> int:
+    """Refuse what Nova's ``images.fetch_to_raw`` refuses; return the virtual size in bytes."""
+    try:
+        inspector = format_inspector.detect_file_format(path)
+        inspector.safety_check()
+    except (format_inspector.SafetyCheckFailed, format_inspector.ImageFormatError) as error:
+        raise exception.ImageRefused(f'{path} is not safe to open: {error}') from error
+    found = str(inspector)
+    # An image with a partition table is raw for Glance.
+    if found != image_format and not (image_format == 'raw' and found == 'gpt'):
+        raise exception.ImageRefused(f'{path} is {found}, but has to be {image_format}')
+    details = qemuimg.info(path, image_format)
+    specific = details.get('format-specific', {}).get('data', {})
+    for fault, present in (('a backing file', details.get('full-backing-filename')
+                            or details.get('backing-filename')),
+                           ('an external data file', specific.get('data-file')),
+                           ('encryption', details.get('encrypted'))):
+        if present:
+            raise exception.ImageRefused(f'{path} has {fault}, which Nova does not take')
+    return int(details['virtual-size'])
+
+
+def _remove(*paths: str) -> None:
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)

@@ -1,0 +1,92 @@
+"""What settling needs of Nova: its servers on this host, their domains, and its locks."""
+
+import contextlib
+import datetime
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import libvirt
+from nova import context as nova_context
+from nova import exception as nova_exception
+from nova import objects
+from nova.compute import vm_states
+from nova.virt.libvirt import imagebackend
+from nova.virt.libvirt import utils as libvirt_utils
+from oslo_concurrency import lockutils
+from oslo_utils import timeutils
+
+from nova_bootcache.settling import LocalServer
+
+CONF = imagebackend.CONF
+
+# Suspended ones have their memory on disk, with the chain that they had.
+_SETTLES = frozenset({vm_states.ACTIVE, vm_states.PAUSED, vm_states.STOPPED})
+
+
+class NovaServers:
+    """This host's servers, as settling asks for them.
+
+    :param host: Nova's connection to libvirt.
+    """
+
+    def __init__(self, host: Any):
+        self._host = host
+        self.base_directory = os.path.join(CONF.instances_path,
+                                           CONF.image_cache.subdirectory_name)
+        self.force_raw = bool(CONF.force_raw_images)
+        self.keep_free = int(CONF.reserved_host_disk_mb) << 20
+
+    def servers(self) -> list[LocalServer]:
+        """Return this host's servers."""
+        found = objects.InstanceList.get_by_host(nova_context.get_admin_context(), CONF.host,
+                                                 expected_attrs=[])
+        return [self._local(instance) for instance in found]
+
+    def server(self, server_id: str) -> LocalServer | None:
+        """Return one of them, as it is now; None if it is gone."""
+        try:
+            instance = objects.Instance.get_by_uuid(nova_context.get_admin_context(), server_id,
+                                                    expected_attrs=[])
+        except nova_exception.InstanceNotFound:
+            return None
+        return self._local(instance) if instance.host == CONF.host else None
+
+    @staticmethod
+    def _local(instance: Any) -> LocalServer:
+        started = instance.launched_at or datetime.datetime.now(datetime.UTC)
+        directory = libvirt_utils.get_instance_path(instance)
+        age = (timeutils.utcnow(with_timezone=True) - started).total_seconds()
+        return LocalServer(instance.uuid, instance.image_ref or '',
+                           instance.task_state is None and instance.vm_state in _SETTLES,
+                           age, directory,
+                           os.path.basename(instance.root_device_name or 'vda'))
+
+    def domain(self, server_id: str) -> Any:
+        """Return its libvirt domain, None if it has none."""
+        try:
+            return self._host.get_connection().lookupByUUIDString(server_id)
+        except libvirt.libvirtError as error:
+            if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
+                return None
+            raise
+
+    @contextlib.contextmanager
+    def instance_lock(self, server_id: str) -> Iterator[None]:
+        """Take Nova's lock of a server, as its compute manager does."""
+        with lockutils.lock(server_id, lock_file_prefix='nova-'):
+            yield
+
+    @contextlib.contextmanager
+    def base_lock(self, name: str) -> Iterator[None]:
+        """Take Nova's lock of a base, as its image backends do."""
+        path = os.path.join(CONF.instances_path, 'locks')
+        with lockutils.lock(name, lock_file_prefix='nova-', external=True, lock_path=path):
+            yield
+
+    def directories(self) -> list[str]:
+        """Return the directories of all servers that have one on this host."""
+        with contextlib.suppress(FileNotFoundError):
+            return [entry.path for entry in os.scandir(CONF.instances_path)
+                    if entry.is_dir() and not entry.name.startswith('_')]
+        return []

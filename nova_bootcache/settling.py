@@ -1,0 +1,322 @@
+"""Settling: servers come to stand on a full local base, as if stock Nova had made them.
+
+Once an image and host the full base is completed at Nova's own path, at a limited bandwidth; then
+each server is moved onto it. Every Nova operation has precedence: it ends what is under way for
+its server, which leaves the server as it was, and settling tries again later.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import os
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import oslo_messaging as messaging
+from oslo_log import log as logging
+
+from bootcache import exception, naming, qemuimg
+from nova_bootcache import fullbase, pivot, rebase
+from nova_bootcache.host import ComputeHost
+from nova_bootcache.pivot import Pivot
+
+LOG = logging.getLogger(__name__)
+
+_PERIOD_SECONDS = 5
+_PAUSE_SECONDS = 60
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalServer:
+    """A server on this host, as Nova knows it.
+
+    :ivar server_id: its id.
+    :ivar image_id: its image; empty if it has none.
+    :ivar settles: whether it is in a state in which it can be settled.
+    :ivar age: seconds since it started.
+    :ivar directory: of its disks.
+    :ivar target: the root disk's name in the guest.
+    """
+
+    server_id: str
+    image_id: str
+    settles: bool
+    age: float
+    directory: str
+    target: str
+
+    @property
+    def disk(self) -> str:
+        """The path of its root disk."""
+        return os.path.join(self.directory, 'disk')
+
+
+class Nova(Protocol):
+    """What settling needs of Nova: see nova_bootcache/novaservers.py."""
+
+    base_directory: str
+    force_raw: bool
+    keep_free: int
+
+    def servers(self) -> list[LocalServer]:
+        """Return this host's servers."""
+
+    def server(self, server_id: str) -> LocalServer | None:
+        """Return one of them, as it is now; None if it is gone."""
+
+    def domain(self, server_id: str) -> Any:
+        """Return its libvirt domain, None if it has none."""
+
+    def instance_lock(self, server_id: str) -> contextlib.AbstractContextManager[Any]:
+        """Return Nova's lock of a server."""
+
+    def base_lock(self, name: str) -> contextlib.AbstractContextManager[Any]:
+        """Return Nova's lock of a base."""
+
+    def directories(self) -> list[str]:
+        """Return the directories of all servers that have one on this host."""
+
+
+class Settler:
+    """Settles this host's servers, one at a time, in a thread of its own.
+
+    :param host: the host.
+    :param nova: what it needs of Nova.
+    :param bandwidth: bytes a second; 0: nothing is ever settled.
+    :param delay: seconds from a server's start.
+    """
+
+    def __init__(self, host: ComputeHost, nova: Nova, bandwidth: int, delay: float):
+        self._host = host
+        self._nova = nova
+        self._bandwidth = bandwidth
+        self._delay = delay
+        self._stopped = threading.Event()
+        # Servers that Nova works on, and what is under way; guarded by the lock, which is held
+        # while a pivot begins, ends or is given up: a fraction of a second.
+        self._held: collections.Counter[str] = collections.Counter()
+        self._pivots: dict[str, tuple[Pivot, threading.Event]] = {}
+        self._lock = threading.RLock()
+        # Inodes of disks that do not stand on a cache image, by server; this thread's own.
+        self._settled: dict[str, int] = {}
+        self._not_before: dict[str, float] = {}
+        self._unsettled_images: set[str] | None = None
+
+    # Starting and stopping.
+
+    def recover(self) -> None:
+        """End what an earlier process left half-done, before Nova starts any server."""
+        with contextlib.suppress(OSError):
+            fullbase.sweep(self._nova.base_directory)
+        for directory in self._nova.directories():
+            self.recover_server(directory)
+
+    def recover_server(self, directory: str) -> None:
+        """End what was left half-done for one server; a failure is logged.
+
+        :param directory: of its disks.
+        """
+        if not pivot.is_under_way(directory):
+            return
+        try:
+            server_id = os.path.basename(directory).removesuffix('_resize')
+            pivot.recover(directory, self._nova.domain(server_id))
+        except Exception:
+            LOG.exception('bootcache: what settling left in %s cannot be ended', directory)
+
+    def start(self) -> None:
+        """Begin to look for servers that can be settled."""
+        threading.Thread(target=self._run, name='bootcache-settling', daemon=True).start()
+
+    def stop(self) -> None:
+        """Give up what is under way; the servers stay as they are."""
+        self._stopped.set()
+        with self._lock:
+            under_way = list(self._pivots)
+        for server_id in under_way:
+            self._give_up(server_id)
+
+    # Precedence of Nova.
+
+    @contextlib.contextmanager
+    def held(self, server_id: str) -> Iterator[None]:
+        """Keep settling away from a server while Nova works on it."""
+        with self._lock:
+            self._held[server_id] += 1
+        try:
+            self._give_up(server_id)
+            yield
+        finally:
+            with self._lock:
+                self._held[server_id] -= 1
+                if not self._held[server_id]:
+                    del self._held[server_id]
+            self._settled.pop(server_id, None)
+
+    def _give_up(self, server_id: str) -> None:
+        with self._lock:
+            found = self._pivots.pop(server_id, None)
+            if found is None:
+                return
+            under_way, cancelled = found
+            cancelled.set()
+            try:
+                under_way.abort()
+                LOG.info('bootcache: server %s is not settled now, as Nova works on it', server_id)
+            except Exception:
+                LOG.exception('bootcache: the settling of server %s cannot be ended', server_id)
+
+    # The work.
+
+    def needs_base(self, image_id: str) -> bool:
+        """Tell whether servers of this host read what a cache image lacks through the gateway."""
+        return self._unsettled_images is None or image_id in self._unsettled_images
+
+    def _run(self) -> None:
+        while not self._stopped.wait(_PERIOD_SECONDS):
+            try:
+                self.once()
+            except Exception:
+                LOG.exception('bootcache: settling goes on in a while')
+
+    def once(self) -> None:
+        """Look at all servers, and settle what can be settled."""
+        unsettled: dict[str, list[LocalServer]] = {}
+        present = self._nova.servers()
+        for server in present:
+            with self._lock:
+                left_behind = server.settles and server.server_id not in self._pivots \
+                    and not self._held[server.server_id]
+            if left_behind and pivot.is_under_way(server.directory):
+                # libvirt was away when it was to be ended; the guest may stand still.
+                with self._nova.instance_lock(server.server_id):
+                    self.recover_server(server.directory)
+            if server.image_id and self._is_chained(server):
+                unsettled.setdefault(server.image_id, []).append(server)
+        gone = (self._unsettled_images or set()) - set(unsettled)
+        self._unsettled_images = set(unsettled)
+        # Nova is at work on these: a chain may be in the making that nobody has opened yet.
+        in_hand = {server.image_id for server in present if not server.settles}
+        for image_id in (gone | self._idle_images(set(unsettled))) - in_hand:
+            self._let_go(image_id)
+        if not self._bandwidth:
+            return
+        for image_id, servers in unsettled.items():
+            if self._stopped.is_set() or time.monotonic() < self._not_before.get(image_id, 0.0):
+                continue
+            ready = [server for server in servers
+                     if server.settles and server.age >= self._delay]
+            if ready and not self._host.is_booting(image_id):
+                self._settle(image_id, ready)
+
+    def _is_chained(self, server: LocalServer) -> bool:
+        try:
+            inode = os.stat(server.disk).st_ino
+            if self._settled.get(server.server_id) == inode:
+                return False
+            backing = qemuimg.info(server.disk, 'qcow2').get('full-backing-filename')
+        except (OSError, exception.BootcacheError):
+            # Not there yet, or of another kind.
+            return False
+        if self._host.cache.holds_path(backing):
+            return True
+        self._settled[server.server_id] = inode
+        return False
+
+    def _idle_images(self, unsettled: set[str]) -> set[str]:
+        """Return images whose base is served here although no server needs it."""
+        return {entry.remote.image_id for entry in self._host.cache.entries()
+                if entry.remote.image_id not in unsettled
+                and os.path.exists(self._base_path(entry.remote.image_id))}
+
+    def _let_go(self, image_id: str) -> None:
+        """Take what nobody uses any more out of the gateway."""
+        if self._host.is_booting(image_id) or not self._host.gateway.serves(image_id):
+            return
+        if self._host.stop_serving(image_id):
+            LOG.info('image %s: no server of this host needs the gateway for it any more', image_id)
+
+    def _base_path(self, image_id: str) -> str:
+        return os.path.join(self._nova.base_directory, naming.cache_file_name(image_id))
+
+    def _settle(self, image_id: str, servers: list[LocalServer]) -> None:
+        try:
+            if self._complete_base(image_id):
+                for server in servers:
+                    if self._stopped.is_set():
+                        return
+                    self._settle_server(server)
+                return
+        except exception.Cancelled:
+            return
+        except (exception.BootcacheError, OSError, messaging.MessagingException) as error:
+            LOG.warning('image %s: its servers are not settled yet: %s', image_id, error)
+        self._not_before[image_id] = time.monotonic() + _PAUSE_SECONDS
+
+    def _complete_base(self, image_id: str) -> bool:
+        target = self._base_path(image_id)
+        stored = self._host.api.serve_stored(image_id)
+        if stored is None:
+            if not os.path.exists(target):
+                raise exception.BootcacheError('the storage service does not serve the image')
+        elif not stored['settle']:
+            return False
+        elif not os.path.exists(target):
+            host, port = stored['server']
+            LOG.info('image %s: its full base is completed, at %d bytes a second', image_id,
+                     self._bandwidth)
+            fullbase.complete(
+                fullbase.nbd_node(str(host), int(port), str(stored['export'])),
+                int(stored['stored_bytes']), str(stored['image_hash']),
+                str(stored['image_format']), target, raw=self._nova.force_raw,
+                rate=self._bandwidth, keep_free=self._nova.keep_free, cancelled=self._stopped,
+                lock=self._nova.base_lock(os.path.basename(target)))
+        return True
+
+    def _settle_server(self, server: LocalServer) -> None:
+        """Move one server; what cannot be done now is tried again later."""
+        server_id = server.server_id
+        try:
+            under_way = self._begin(server)
+            if under_way is not None:
+                self._finish(server_id, *under_way)
+        except exception.Cancelled:
+            return
+        except exception.BootcacheError as error:
+            LOG.warning('bootcache: server %s is not settled yet: %s', server_id, error)
+            self._not_before[server.image_id] = time.monotonic() + _PAUSE_SECONDS
+            with self._lock:
+                self._give_up(server_id)
+
+    def _begin(self, server: LocalServer) -> tuple[Pivot, threading.Event] | None:
+        with self._nova.instance_lock(server.server_id), self._lock:
+            now = self._nova.server(server.server_id)
+            if now is None or not now.settles or self._held[server.server_id]:
+                return None
+            base = self._base_path(server.image_id)
+            cache_image = self._host.cache.path(server.image_id)
+
+            def find_domain() -> Any:
+                return self._nova.domain(server.server_id)
+
+            domain = find_domain()
+            if domain is None or not domain.isActive():
+                rebase.rebase_stopped(now.directory, cache_image, base, pivot.base_format(base),
+                                      domain)
+                LOG.info('bootcache: server %s, which is stopped, is settled', server.server_id)
+                return None
+            under_way = Pivot(find_domain, now.directory, base, pivot.base_format(base),
+                              cache_image, self._bandwidth, now.target)
+            under_way.begin()
+            found = self._pivots[server.server_id] = under_way, threading.Event()
+            return found
+
+    def _finish(self, server_id: str, under_way: Pivot, cancelled: threading.Event) -> None:
+        under_way.wait_ready(cancelled)
+        with self._nova.instance_lock(server_id), self._lock:
+            if self._pivots.pop(server_id, None) is None:
+                return
+            under_way.finish()
+        LOG.info('bootcache: server %s is settled', server_id)

@@ -445,6 +445,8 @@ class Manager:
         answer['progress'] = None if job is None else {
             'host': job.host, 'recorded_bytes': job.recorded_bytes}
         answer['in_hand'] = manifest.state in IN_HAND
+        answer['medium'] = self._tiers.medium(manifest.image_id).value \
+            if manifest.cache_image else None
         return answer
 
     def list_images(self) -> list[dict[str, Any]]:

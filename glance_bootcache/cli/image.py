@@ -31,11 +31,14 @@ def _columns(image: dict[str, Any]) -> tuple[tuple[str, ...], tuple[Any, ...]]:
         'working_set_bytes': working_set.get('bytes'),
         'working_set_extents': working_set.get('extents'),
         'boot_seconds': working_set.get('boot_seconds'), 'ended_by': working_set.get('ended_by'),
+        'recorded_by': working_set.get('recorded_by'),
+        'working_set_version': working_set.get('version'),
         'cache_bytes': cache_image.get('bytes'), 'cache_data_bytes': cache_image.get('data_bytes'),
         'cache_extents': cache_image.get('extents'),
         'cache_cluster_bytes': cache_image.get('cluster_bytes'),
         'cache_sha256': cache_image.get('sha256'), 'quota': cache_image.get('quota'),
-        'build_seconds': cache_image.get('build_seconds'), 'updated_at': image['updated_at']}
+        'build_seconds': cache_image.get('build_seconds'), 'medium': image.get('medium'),
+        'pinned': image.get('pinned'), 'settle': image.get('settle'), 'updated_at': image['updated_at']}
     return tuple(rows), tuple(rows.values())
 
 

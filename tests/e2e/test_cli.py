@@ -44,6 +44,12 @@ def test_delete_holds_until_build(bootcache, tenant, small_image, cloud, storage
     assert built['state'] == 'ready'
 
 
+def test_pin_and_unpin(bootcache, ready_image):
+    for command, pinned in (('pin', True), ('unpin', False)):
+        assert bootcache(command, ready_image) == [{'image_id': ready_image, 'pinned': pinned}]
+        assert bootcache('image', 'show', ready_image)['pinned'] is pinned
+
+
 def test_working_set_show_and_plot(bootcache, cloud, ready_image, tmp_path):
     extents = bootcache('working-set', 'show', ready_image)
     shown = bootcache('image', 'show', ready_image)

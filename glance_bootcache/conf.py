@@ -1,6 +1,5 @@
 """Options of the storage service and of the Glance hook, in the group ``[bootcache]``."""
 
-import os
 import socket
 
 from keystoneauth1 import loading as ks_loading

@@ -135,6 +135,13 @@ class GrowingStore:
 
         :raises BootcacheError: if qemu-img or the gateway refuses; the base is then read directly.
         """
+        with self._daemon.session() as session:
+            drivers = {node['node-name']: node['drv']
+                       for node in session.execute('query-named-block-nodes', flat=True)}
+        if drivers.get(self._name(TOP)) != 'throttle':
+            raise exception.StorageDaemonError(
+                'the gateway is of an earlier version of bootcache; restart it when the servers of'
+                ' the image have settled')
         qemuimg.create_standalone(self.path, self._virtual_bytes, GRANULARITY)
         size = os.stat(self.path).st_size
         if size + reserve(self.limit) >= self.limit:
@@ -162,6 +169,13 @@ class GrowingStore:
     def _reopen(self, *nodes: dict[str, Any]) -> None:
         with self._daemon.session() as session:
             session.execute('blockdev-reopen', options=list(nodes))
+
+    def is_there(self) -> bool:
+        """Tell whether the gateway still has it; one that was restarted has not.
+
+        :raises StorageDaemonError: if the gateway does not answer.
+        """
+        return self._name(_STORE) in self._daemon.nodes()
 
     def size(self) -> int:
         """Return the size of the store's file in bytes, 0 if it is gone."""

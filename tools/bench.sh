@@ -1,13 +1,13 @@
 #!/bin/bash
-# Benchmarks, set-up included; each writes bench-report/NAME.json: tools/bench.sh clusters [options]
+# Benchmarks, set-up included; each writes bench-report/NAME.json: tools/bench.sh clusters|refinement [options]
 set -euo pipefail
 # shellcheck source=tools/common.sh
 . "$(dirname "$0")/common.sh"
 
 name=${1:-}
 case $name in
-clusters) ;;
-*) die "usage: tools/bench.sh clusters [--boots N]" ;;
+clusters | refinement) ;;
+*) die "usage: tools/bench.sh clusters|refinement [--boots N]" ;;
 esac
 shift
 

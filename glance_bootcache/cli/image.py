@@ -38,7 +38,8 @@ def _columns(image: dict[str, Any]) -> tuple[tuple[str, ...], tuple[Any, ...]]:
         'cache_cluster_bytes': cache_image.get('cluster_bytes'),
         'cache_sha256': cache_image.get('sha256'), 'quota': cache_image.get('quota'),
         'build_seconds': cache_image.get('build_seconds'), 'medium': image.get('medium'),
-        'pinned': image.get('pinned'), 'settle': image.get('settle'), 'updated_at': image['updated_at']}
+        'pinned': image.get('pinned'), 'settle': image.get('settle'),
+        'updated_at': image['updated_at']}
     return tuple(rows), tuple(rows.values())
 
 

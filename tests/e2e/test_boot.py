@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 
@@ -193,12 +194,18 @@ def test_stock_driver_and_back_leaves_servers_alone(tenant, ready_image, cloud):
 
 @pytest.mark.timeout(1200)
 def test_a_real_distribution(tenant, wire):
-    """Debian with systemd and cloud-init, as the demo boots it."""
-    image = tenant.image(guest_image('debian'), by_import=True)
+    """Debian with systemd and cloud-init, recorded up to a unit that starts after the login."""
+    unit = r'Reached target .*cloud-init\.target'
+    image = tenant.image(guest_image('debian'), by_import=True, bootcache_boot_marker=unit)
     found = tenant.wait_state(image, 'ready', 400)
+    assert found['working_set']['ended_by'] == 'marker'
+    assert found['working_set']['boot_marker'] == unit
     assert found['cache_image']['bytes'] <= 1.02 * found['cache_image']['data_bytes']
     server = tenant.server(image, 'm1.small')
     begin = wire.position()
-    tenant.openstack.wait_console(server, 'login:', 300)
+    console = tenant.openstack.wait_console(server, 'login:', 300)
+    wait_until(lambda: re.search(unit, tenant.openstack.console(server)), 'the unit', 120)
+    login = console.index('login:')
+    assert re.search(unit, tenant.openstack.console(server)).start() > login
     assert sum(request.length for request in base_requests(wire, begin)) \
         < 0.01 * found['working_set']['bytes']

@@ -79,14 +79,13 @@ def test_the_whole_cache_image_takes_the_empty_ones_place(hosts, node, directory
     boot(host, f'{directory}/disk')
     host.server_goes('server-disk')
     empty = os.stat(host.cache.path(IMAGE)).st_ino
-    opened = open(host.cache.path(IMAGE), 'rb')
     node.build(*SET)
-    host.upkeep.once()
-    assert host.cache.entry(IMAGE).cache_image is not None
-    assert os.stat(host.cache.path(IMAGE)).st_ino != empty
-    # Who runs from the old one goes on with it.
-    assert os.fstat(opened.fileno()).st_ino == empty
-    opened.close()
+    with open(host.cache.path(IMAGE), 'rb') as opened:
+        host.upkeep.once()
+        assert host.cache.entry(IMAGE).cache_image is not None
+        assert os.stat(host.cache.path(IMAGE)).st_ino != empty
+        # Who runs from the old one goes on with it.
+        assert os.fstat(opened.fileno()).st_ino == empty
     compare(f'{directory}/disk', node)
 
 

@@ -1,11 +1,13 @@
 """Documents, samples and units say what the code does."""
 
+import ast
 import dataclasses
 import pathlib
 import re
 import shutil
 import subprocess
 import sys
+import tomllib
 
 import pytest
 
@@ -14,6 +16,9 @@ from bootcache import exception, manifest, properties
 from bootcache.storagedaemon import StorageDaemon, UnixListener
 from glance_bootcache import conf as glance_conf
 from nova_bootcache import conf as nova_conf
+from nova_bootcache import placement
+from nova_bootcache.cacheentry import Entry
+from nova_bootcache.pivotstate import Marker, Phase
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
 PACKAGES = ('bootcache', 'glance_bootcache', 'nova_bootcache')
@@ -110,7 +115,7 @@ def test_files_that_overview_points_to_exist():
 # Formats and properties.
 
 @pytest.mark.parametrize('document', [manifest.Manifest, manifest.WorkingSetInfo,
-                                      manifest.CacheInfo])
+                                      manifest.CacheInfo, Entry, Marker])
 def test_formats_name_every_entry(document):
     text = (PAGES / 'formats.rst').read_text()
     assert [field.name for field in dataclasses.fields(document)
@@ -119,9 +124,57 @@ def test_formats_name_every_entry(document):
 
 def test_properties_page_names_every_property_and_state():
     text = (PAGES / 'image-properties.rst').read_text()
-    for name in (properties.MODE, properties.QUOTA, properties.BOOT_MARKER, properties.STATE,
-                 properties.REASON, *properties.MODES, *(state.value for state in manifest.State)):
+    for name in (properties.MODE, properties.QUOTA, properties.BOOT_MARKER, properties.SETTLE,
+                 properties.STATE, properties.REASON, *properties.MODES,
+                 *(state.value for state in manifest.State)):
         assert f'``{name}``' in text
+
+
+def test_pages_name_every_step_and_phase():
+    text = (PAGES / 'tiers.rst').read_text()
+    assert [step.name for step in placement.Step if f'``{step.name}``' not in text] == []
+    text = (PAGES / 'settling.rst').read_text()
+    assert [phase.value for phase in Phase if f'* - ``{phase.value}``' not in text] == []
+
+
+def messages() -> list[re.Pattern[str]]:
+    """Return the texts of the three packages that can be log lines, with any value anywhere."""
+    found = []
+    for package in PACKAGES:
+        for path in (TOP / package).rglob('*.py'):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str) \
+                        and ' ' in node.value and '\n' not in node.value:
+                    pieces = re.split(r'%(?:\.\d)?[sdf]', node.value)
+                    # One that is all values would be any line.
+                    if sum(map(len, pieces)) > 20:
+                        found.append(re.compile('.+'.join(map(re.escape, pieces))))
+    return found
+
+
+@pytest.mark.parametrize('page', ['tiers', 'settling'])
+def test_log_lines_that_pages_name_are_logged(page):
+    known = messages()
+    tables = re.findall(r'   \* - line\n(.*?)\n(?=\S|$)', (PAGES / f'{page}.rst').read_text(),
+                        re.DOTALL)
+    lines = [' '.join(line.split()) for table in tables
+             for line in re.findall(r'\* - ``(.*?)``', table, re.DOTALL)]
+    assert len(lines) > 5
+    prefixes = ('', 'bootcache: ', 'image ...: ', 'disk: ')
+    assert [line for line in lines
+            if not any(message.fullmatch(prefix + line) for message in known
+                       for prefix in prefixes)] == []
+
+
+def test_commands_that_pages_name_exist():
+    entries = tomllib.loads((TOP / 'pyproject.toml').read_text())['project']['entry-points']
+    known = {name.replace('_', ' ') for name in entries['bootcache.cli']} | {'working-set'}
+    known |= {name.split()[0] for name in known}
+    for page in [*PAGES.glob('*.rst'), TOP / 'README.md']:
+        for command in re.findall(r'(?:^ +|^|``)bootcache ((?:image )?[a-z-]+)\b', page.read_text(),
+                                  re.MULTILINE):
+            # "bootcache is" begins a sentence.
+            assert command in known | {'is'}, (page.name, command)
 
 
 def test_snapshots_do_not_inherit_what_the_service_sets():

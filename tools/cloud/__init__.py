@@ -1,1 +1,1 @@
-"""A real one-host OpenStack on loopback, for the demo and the end-to-end tests."""
+"""A real OpenStack on loopback, of one or two hosts, for the demo and the end-to-end tests."""

@@ -1,4 +1,4 @@
-"""Bring a one-host OpenStack up and down: python -m tools.cloud up|down|status|env|restart."""
+"""Bring a real OpenStack up and down: python -m tools.cloud up|down|status|env|restart."""
 
 import argparse
 import sys
@@ -6,6 +6,7 @@ import sys
 from tools.cloud.bootcache import DRIVER, STOCK_DRIVER, BootcacheCloud
 from tools.cloud.cloud import print_progress
 from tools.cloud.config import openrc
+from tools.cloud.layout import MOST_HOSTS, default_home, recorded_hosts
 from tools.cloud.processes import ServiceError
 
 
@@ -13,11 +14,13 @@ def parse_arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(
         prog="python -m tools.cloud",
-        description="A real one-host OpenStack on loopback, in $BOOTCACHE_HOME/cloud.",
+        description="A real OpenStack on loopback, in $BOOTCACHE_HOME/cloud.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     up = commands.add_parser("up", help="start what does not run yet")
     up.add_argument("--stock", action="store_true", help="nova-compute with Nova's own driver")
+    up.add_argument("--hosts", type=int, choices=range(1, MOST_HOSTS + 1),
+                    help="compute hosts (default: as many as it had, else 1)")  # fmt: skip
     down = commands.add_parser("down", help="stop everything, guests too")
     down.add_argument("--wipe", action="store_true", help="remove all files of the cloud")
     commands.add_parser("status", help="list the services and guests")
@@ -41,8 +44,7 @@ def status(cloud: BootcacheCloud) -> int:
 def run(cloud: BootcacheCloud, options: argparse.Namespace) -> int:
     """Do what the command line asks for."""
     if options.command == "up":
-        cloud.up()
-        cloud.use_driver(STOCK_DRIVER if options.stock else DRIVER)
+        cloud.up(STOCK_DRIVER if options.stock else DRIVER)
     elif options.command == "down":
         cloud.down(wipe=options.wipe)
     elif options.command == "env":
@@ -58,7 +60,8 @@ def run(cloud: BootcacheCloud, options: argparse.Namespace) -> int:
 def main() -> int:
     options = parse_arguments()
     try:
-        return run(BootcacheCloud(progress=print_progress()), options)
+        hosts = getattr(options, "hosts", None) or recorded_hosts(default_home())
+        return run(BootcacheCloud(progress=print_progress(), hosts=hosts), options)
     except (ServiceError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -1,4 +1,4 @@
-"""bootcache in the one-host cloud: storage service, Glance hook, compute driver, and a wire tap.
+"""bootcache in the cloud: storage service, Glance hook, compute driver, and a wire tap.
 
 The tap is a stock nbdkit with its log filter between gateway and exporter. It writes a line for
 each request, so that what crosses the wire is measured and not computed.
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tools.cloud import config
 from tools.cloud.cloud import Cloud, Progress
-from tools.cloud.layout import VENV
+from tools.cloud.layout import VENV, Host
 from tools.cloud.processes import port_open
 from tools.cloud.records import queue_served
 
@@ -26,12 +26,18 @@ DRIVER = "bootcache.BootCacheLibvirtDriver"
 
 
 class BootcacheCloud(Cloud):
-    """The cloud with bootcache installed; new servers go the stock way until use_driver()."""
+    """The cloud with bootcache installed; hosts run the stock driver until told otherwise.
 
-    def __init__(self, home: Path | None = None, progress: Progress | None = None) -> None:
-        super().__init__(home, progress=progress)
+    :ivar run_directory: of the gateways' sockets: this path on every host, and Host.gateway from
+        outside.
+    """
+
+    def __init__(self, home: Path | None = None, progress: Progress | None = None,
+                 hosts: int = 1) -> None:  # fmt: skip
+        super().__init__(home, progress=progress, hosts=hosts)
         layout = self.layout
-        self.run_directory = layout.run / "bootcache"
+        self.run_directory = layout.gateway
+        self.exporter_directory = layout.run / "glance-bootcache"
         self.state_directory = layout.home / "bootcache"
         self.config_file = layout.etc / "bootcache" / "bootcache.conf"
         self.tap_log = layout.log / "nbd-tap.log"
@@ -56,7 +62,6 @@ class BootcacheCloud(Cloud):
         self.home.mkdir(parents=True, exist_ok=True)
         self._make_directories()
         config.write_all(self.layout)
-        self.run_directory.mkdir(parents=True, exist_ok=True)
         self.layout.layers(STORAGE_SERVICE).mkdir(parents=True, exist_ok=True)
         self.config_file.parent.mkdir(parents=True, exist_ok=True)
         shared = {"gateway_socket": self.run_directory / "gateway.sock"}
@@ -64,7 +69,7 @@ class BootcacheCloud(Cloud):
             "DEFAULT": {"transport_url": self.transport_url, "debug": "true",
                         "log_file": self.layout.log / "glance-bootcache.log"},
             "bootcache": {**shared, "state_dir": self.state_directory,
-                          "run_dir": self.run_directory, "export_port": EXPORT_PORT,
+                          "run_dir": self.exporter_directory, "export_port": EXPORT_PORT,
                           "advertise_port": TAP_PORT, "glance_store_dirs": str(self.layout.images),
                           "poll_interval": 5},
             "service_auth": config.service_user(self.layout),
@@ -81,30 +86,36 @@ class BootcacheCloud(Cloud):
             "bootcache": {**shared, "gateway_run_dir": self.run_directory},
         })  # fmt: skip
 
-    def up(self) -> None:
-        """Bring everything up, bootcache included."""
+    def up(self, driver: str | None = None) -> None:
+        """Bring everything up, bootcache included.
+
+        :param driver: that all hosts are to run with; None leaves them as they are.
+        """
         self.configure_bootcache()
+        late = [] if driver is None else self._set_driver(driver, *self.hosts)
         super().up()
+        self.restart(*late)
 
-    def use_driver(self, driver: str) -> None:
-        """Let nova-compute run with a driver; guests survive the change."""
-        if self.override("compute", "DEFAULT", "compute_driver", driver):
-            self.restart("compute")
+    def use_driver(self, driver: str, *hosts: Host) -> None:
+        """Let nova-compute run with a driver; guests survive the change.
 
-    def gateway_pid(self) -> int | None:
-        """The gateway's pid, if it runs."""
-        return self._daemon_pid("gateway")
+        :param hosts: the first one, if not given.
+        """
+        self.restart(*self._set_driver(driver, *(hosts or self.hosts[:1])))
+
+    def _set_driver(self, driver: str, *hosts: Host) -> list[str]:
+        """Set the driver; the services that run with another one until they are restarted."""
+        changed = [host.compute for host in hosts
+                   if self.override(host.compute, "DEFAULT", "compute_driver", driver)]  # fmt: skip
+        return [name for name in changed if self.daemons.pid(name)]
+
+    def gateway_pid(self, host: Host | None = None) -> int | None:
+        """The pid of a host's gateway, the first host's if not given; None if it does not run."""
+        return _daemon_pid((host or self.hosts[0]).gateway / "gateway.pid")
 
     def exporter_pid(self) -> int | None:
         """The exporter's pid, if it runs."""
-        return self._daemon_pid("exporter")
-
-    def _daemon_pid(self, name: str) -> int | None:
-        with contextlib.suppress(OSError, ValueError):
-            pid = int((self.run_directory / f"{name}.pid").read_text())
-            if b"qemu-storage-daemon" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                return pid
-        return None
+        return _daemon_pid(self.exporter_directory / "exporter.pid")
 
     def kill_exporter(self) -> None:
         """End the exporter as a crash would, and with it the connections to it.
@@ -123,3 +134,11 @@ class BootcacheCloud(Cloud):
             yield
         finally:
             self.start(STORAGE_SERVICE)
+
+
+def _daemon_pid(file: Path) -> int | None:
+    with contextlib.suppress(OSError, ValueError):
+        pid = int(file.read_text())
+        if b"qemu-storage-daemon" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            return pid
+    return None

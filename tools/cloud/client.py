@@ -1,14 +1,16 @@
 """The plain openstack client, as a user would type it, and a session to wait with."""
 
+import contextlib
 import json
+import re
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from tools.cloud.cloud import Cloud
-from tools.cloud.layout import VENV
+from tools.cloud.layout import VENV, Host
 
 POLL = 0.2
 
@@ -88,13 +90,23 @@ class OpenStack:
 
         :raises ClientError: if it goes to ERROR or takes too long.
         """
+        self.wait_status(server, "ACTIVE", timeout)
+
+    def wait_status(self, server: str, status: str, timeout: float = 300) -> None:
+        """Wait until a server has a status and Nova does nothing more with it.
+
+        :raises ClientError: if it goes to ERROR or takes too long.
+        """
         deadline = time.monotonic() + timeout
-        while (found := self.nova.servers.get(server)).status != "ACTIVE":
+        while (found := self.nova.servers.get(server)).status != status or (
+            getattr(found, "OS-EXT-STS:task_state") is not None
+        ):
             if found.status == "ERROR":
                 fault = getattr(found, "fault", {}).get("message", "no reason given")
                 raise ClientError(f"server {server} went to ERROR: {fault}")
             if time.monotonic() > deadline:
-                raise ClientError(f"server {server} is {found.status} after {timeout:.0f} s")
+                raise ClientError(f"server {server} is {found.status}, not {status}, after"
+                                f" {timeout:.0f} s")  # fmt: skip
             time.sleep(POLL)
 
     def delete_server(self, server: str, timeout: float = 120) -> None:
@@ -114,9 +126,29 @@ class OpenStack:
             time.sleep(POLL)
         raise ClientError(f"server {server} is still there {timeout:.0f} s after its deletion")
 
+    def host_of(self, server: str) -> Host:
+        """The host that a server is on, by Nova's word.
+
+        :raises ClientError: if it is on none.
+        """
+        name = getattr(self.nova.servers.get(server), "OS-EXT-SRV-ATTR:host")
+        for host in self._cloud.hosts:
+            if host.hostname == name:
+                return host
+        raise ClientError(f"server {server} is on no host of the cloud: {name}")
+
+    def _directory(self, server: str) -> Path:
+        """A server's directory, from outside; that of a deleted server does not exist."""
+        directories = [host.instances / server for host in self._cloud.hosts]
+        present = [directory for directory in directories if directory.exists()]
+        # While it migrates, or was evacuated from a host that is still off, both have one.
+        if len(present) > 1:
+            return self.host_of(server).instances / server
+        return (present or directories)[0]
+
     def console(self, server: str) -> str:
-        """What a server wrote to its console so far."""
-        file = self._cloud.layout.hosts[0].instances / server / "console.log"
+        """What a server wrote to its console so far, on the host where it is now."""
+        file = self._directory(server) / "console.log"
         return file.read_text(errors="replace") if file.exists() else ""
 
     def wait_console(self, server: str, text: str, timeout: float = 400) -> str:
@@ -132,18 +164,57 @@ class OpenStack:
             time.sleep(POLL)
         return console
 
+    def type(self, server: str, line: str, answer: str, timeout: float = 60) -> str:
+        """Type a line on a server's serial console; what it wrote until the answer's line ended.
+
+        :param answer: a regular expression for the answer's line, without its end.
+        :raises ClientError: if no such line comes.
+        """
+        pattern = re.compile(rf"^{answer}\r?$", re.MULTILINE)
+        begin = len(self.console(server))
+        deadline = time.monotonic() + timeout
+        with self.domain(server) as domain:
+            import libvirt
+
+            stream = domain.connect().newStream(0)
+            domain.openConsole(None, stream, libvirt.VIR_DOMAIN_CONSOLE_FORCE)
+            stream.send(f"{line}\n".encode())
+            # QEMU reads what was typed only while somebody has the terminal open.
+            while not (found := pattern.search(written := self.console(server)[begin:])):
+                if time.monotonic() > deadline:
+                    raise ClientError(f"{server} did not answer to {line!r} within {timeout:.0f} s:"
+                                    f" {written!r}")  # fmt: skip
+                time.sleep(POLL)
+            stream.abort()
+        return written[: found.end()]
+
     def disk(self, server: str) -> Path:
         """The file of a server's root disk."""
-        return self._cloud.layout.hosts[0].instances / server / "disk"
+        return self._directory(server) / "disk"
 
     def bytes_read(self, server: str) -> int:
         """Bytes that a guest has read from its root disk, counted by QEMU."""
+        with self.domain(server) as domain:
+            return int(domain.blockStats("vda")[1])
+
+    def inventory(self, host: Host) -> dict[str, Any]:
+        """What Placement knows of a host's resources, by resource class."""
+        session = self.nova.client.session
+        placement = {"service_type": "placement"}
+        found = session.get(f"/resource_providers?name={host.hostname}", endpoint_filter=placement)
+        provider = found.json()["resource_providers"][0]["uuid"]
+        answer = session.get(f"/resource_providers/{provider}/inventories",
+                             endpoint_filter=placement)  # fmt: skip
+        return dict(answer.json()["inventories"])
+
+    @contextlib.contextmanager
+    def domain(self, server: str) -> Iterator[Any]:
+        """libvirt's domain of a server."""
         import libvirt
 
-        uri = f"qemu+unix:///system?socket={self._cloud.layout.hosts[0].libvirt_socket}"
-        connection = libvirt.open(uri)
+        socket = self.host_of(server).libvirt_socket
+        connection = libvirt.open(f"qemu+unix:///system?socket={socket}")
         try:
-            statistics = connection.lookupByUUIDString(server).blockStats("vda")
+            yield connection.lookupByUUIDString(server)
         finally:
             connection.close()
-        return int(statistics[1])

@@ -1,11 +1,12 @@
 """The cloud as a whole: bring it up, take it down, change the options of its services."""
 
 import contextlib
+import dataclasses
 import fcntl
+import functools
 import os
 import re
 import shutil
-import sqlite3
 import subprocess
 import sys
 import time
@@ -14,8 +15,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from glance_bootcache.profileboot import acceleration
-from tools.cloud import config, records
-from tools.cloud.layout import REGION, SERVICE_TAG, TOOLS, VENV, Layout, Ports, default_home
+from tools.cloud import config, databases, records
+from tools.cloud.layout import (
+    MOST_HOSTS,
+    SERVICE_TAG,
+    Host,
+    Layout,
+    Ports,
+    default_home,
+    recorded_hosts,
+)
 from tools.cloud.processes import (
     Daemons,
     ProcessInfo,
@@ -25,11 +34,12 @@ from tools.cloud.processes import (
     port_open,
     port_owner,
 )
-from tools.cloud.services import Service, in_namespace_of, service_table
+from tools.cloud.services import NETWORK, Service, on_host, service_table
 
-DATABASES = ("keystone", "placement", "glance", "nova_api", "nova_cell0", "nova_cell1")
 # The length of sockaddr_un.sun_path, less the terminating zero.
 LONGEST_SOCKET = 107
+# What other services live on; they end last.
+BASE = ("epmd", "rabbit", "libvirtd", "machine")
 Progress = Callable[[str], None]
 
 
@@ -44,7 +54,7 @@ def print_progress() -> Progress:
 
 
 class Cloud:
-    """A one-host OpenStack on loopback that keeps all its files in `home`.
+    """An OpenStack on loopback, of one or two hosts, that keeps all its files in `home`.
 
     The object has no state of its own that matters: services are found by their pid files, so
     another process may take down what this one brought up.
@@ -55,8 +65,9 @@ class Cloud:
         home: Path | None = None,
         ports: Ports | None = None,
         progress: Progress | None = None,
+        hosts: int = 1,
     ) -> None:
-        self.layout = Layout(home or default_home(), ports or Ports())
+        self.layout = Layout(home or default_home(), ports or Ports(), hosts)
         self.daemons = Daemons(str(self.home), self.layout.run, self.layout.log)
         self.progress = progress or (lambda message: None)
         self._services = service_table(self.layout)
@@ -66,6 +77,11 @@ class Cloud:
     def home(self) -> Path:
         """The directory that holds everything."""
         return self.layout.home
+
+    @property
+    def hosts(self) -> tuple[Host, ...]:
+        """The compute hosts."""
+        return self.layout.hosts
 
     @property
     def openrc(self) -> Path:
@@ -119,12 +135,42 @@ class Cloud:
         """Stop a service."""
         self.daemons.stop(name)
 
-    def restart(self, name: str) -> None:
-        """Stop and start a service. Guests survive this for compute and libvirtd."""
-        service = self._service(name)
-        self.daemons.stop(name)
-        self._launch(service)
-        self._wait(service)
+    def restart(self, *names: str) -> None:
+        """Stop and start services. Guests survive this for compute and libvirtd."""
+        services = [self._service(name) for name in names]
+        self._stop_all(list(names))
+        for service in services:
+            self._launch(service)
+        for service in services:
+            self._wait(service)
+
+    def inside(self, host: Host, *command: str) -> list[str]:
+        """A command that sees what a host's processes see, as a command for subprocess.
+
+        :raises ServiceError: if the host is off.
+        """
+        pid = self.daemons.pid(host.machine)
+        if pid is None:
+            raise ServiceError(f"{host.hostname} is off")
+        return ["nsenter", "--target", str(pid), "--mount", "--uts", "--", *command]
+
+    def power_off(self, host: Host) -> None:
+        """End all processes of a host at once, guests too, and empty what it has below /run.
+
+        What they had written stays, also what a real machine would lose in its page cache.
+        """
+        while found := [process for process in all_processes() if on_host(host, process.pid)]:
+            kill_all(found, terminate=False)
+        for name in (host.compute, host.libvirtd, host.machine):
+            self.daemons.stop(name)
+        for directory in (host.libvirt / "run", host.gateway):
+            shutil.rmtree(directory)
+            directory.mkdir()
+
+    def power_on(self, host: Host) -> None:
+        """Start a host that is off; its guests stay off, as Nova leaves them."""
+        for name in (host.machine, host.libvirtd, host.compute):
+            self.start(name)
 
     def override(self, service: str, section: str, option: str, value: object | None) -> bool:
         """Set one option of a service over its main configuration; None removes the override.
@@ -153,6 +199,7 @@ class Cloud:
         self._check_machine()
         self.home.mkdir(parents=True, exist_ok=True)
         with self._lock():
+            self._check_hosts()
             self._make_directories()
             config.write_all(self.layout)
             self._check_ports()
@@ -169,13 +216,14 @@ class Cloud:
             return
         with self._lock():
             recorded = self.daemons.recorded()
-            base = {"epmd", "rabbit", *(host.libvirtd for host in self.layout.hosts)}
-            own = set(self._core) - base
-            self._stop_all([name for name in recorded if name in own])
+            # Whoever brought it up may have given it more hosts than this object knows.
+            core = set(service_table(dataclasses.replace(self.layout, host_count=MOST_HOSTS)))
+            base = {name for name in core if name.startswith(BASE)}
+            self._stop_all([name for name in recorded if name in core - base])
             self.progress("OpenStack is stopped")
             kill_all(self._guests(), grace=5)
-            self._stop_all([name for name in recorded if name not in self._core])
-            self._stop_all([name for name in recorded if name in base - {"epmd"}])
+            self._stop_all([name for name in recorded if name not in core])
+            self._stop_all([name for name in recorded if name.startswith(("rabbit", "libvirtd"))])
             kill_all(self._guests() + self.daemons.leftovers())
             for name in recorded:
                 self.daemons.stop(name)
@@ -205,7 +253,7 @@ class Cloud:
         # nova-compute loses ten seconds when it asks a conductor that does not listen yet.
         self._wait_all("conductor")
         _results(hypervisors, virtualization)
-        computes = [host.compute for host in self.layout.hosts]
+        computes = [host.compute for host in self.hosts]
         for name in computes:
             self._launch(self._services[name])
         _results(*apis)
@@ -214,9 +262,13 @@ class Cloud:
         self._wait_all(*computes)
 
     def _hypervisors(self) -> None:
-        for host in self.layout.hosts:
+        self._start_all(NETWORK, *(host.machine for host in self.hosts))
+        for host in self.hosts:
+            known = self.hosts[0].libvirt / "cache" / "qemu" / "capabilities"
+            if host != self.hosts[0] and not (host.libvirt / "cache" / "qemu").exists():
+                shutil.copytree(known, host.libvirt / "cache" / "qemu" / "capabilities")
             self._start_all(host.libvirtd)
-            # Its first answer takes many seconds, as it tries what QEMU can do.
+            # Its first answer takes many seconds, as it tries what QEMU can do. The others copy.
             uri = f"qemu+unix:///system?socket={host.libvirt_socket}"
             subprocess.run(
                 ["virsh", "--connect", uri, "capabilities"], env=self.layout.environment(),
@@ -233,37 +285,8 @@ class Cloud:
         self._start_all(service)
 
     def _database(self, project: str) -> None:
-        self._once(f"database-{project}", lambda: self._make_database(project))
-
-    def _make_database(self, project: str) -> None:
-        name = f"database-{project}"
-        # What an interrupted attempt left cannot be continued.
-        kill_all(self.daemons.leftovers(name))
-        for database_name in DATABASES:
-            if database_name.startswith(project):
-                file = self.layout.database(database_name)
-                for suffix in ("", "-wal", "-shm"):
-                    file.with_name(file.name + suffix).unlink(missing_ok=True)
-                # Write-ahead logging is a property of the file.
-                with contextlib.closing(sqlite3.connect(file)) as database:
-                    database.execute("PRAGMA journal_mode=WAL")
-        arguments = {
-            "keystone": ["keystone.conf", self.layout.password, self.layout.auth_url, REGION],
-            "placement": ["placement.conf"],
-            "glance": ["glance-api.conf"],
-            "nova": ["nova.conf", *map(self.layout.database_url, ("nova_cell0", "nova_cell1")),
-                     self.transport_url],
-        }[project]  # fmt: skip
-        arguments[0] = str(self.layout.etc / project / arguments[0])
-        command = [str(VENV / "bin" / "python"), "-P", str(TOOLS / "database_setup.py")]
-        with self.daemons.log_file(name).open("w") as log:
-            done = subprocess.run(
-                [*command, project, *arguments],
-                env={**self.layout.openstack_process_environment(), SERVICE_TAG: name},
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False,
-            )  # fmt: skip
-        if done.returncode:
-            raise ServiceError(f"{name} failed; the end of its log:\n{self.daemons.tail(name)}")
+        make = functools.partial(databases.make, self.layout, self.daemons, project)
+        self._once(f"database-{project}", make)
 
     def _virtualization(self) -> None:
         """Try KVM, once per boot of the machine, as a failing trial takes its time."""
@@ -334,26 +357,35 @@ class Cloud:
     def _check_machine(self) -> None:
         if os.geteuid() != 0:
             raise ServiceError("the cloud must be started as root, for libvirtd's namespaces")
-        for host in self.layout.hosts:
+        for host in self.hosts:
             if len(os.fsencode(host.libvirt_socket)) > LONGEST_SOCKET:
                 raise ServiceError(f"{self.home}: this path is too long for libvirtd's socket")
+
+    def _check_hosts(self) -> None:
+        """A host that Nova knows would be missed: their number may only grow."""
+        known = recorded_hosts(self.home)
+        if known > len(self.hosts):
+            raise ServiceError(f"the cloud in {self.home} has {known} hosts, not {len(self.hosts)}:"
+                             " first run python -m tools.cloud down --wipe")  # fmt: skip
+        config.put(self.layout.state / "hosts", f"{len(self.hosts)}\n")
 
     def _make_directories(self) -> None:
         self.home.chmod(0o711)
         layout = self.layout
         names = ("staging", "tasks", "lock", "rabbit")
         directories = [layout.state, layout.log, layout.run, layout.images, layout.etc]
-        for host in layout.hosts:
-            directories += [host.state, host.instances]
+        for host in self.hosts:
+            directories += [host.state, host.instances, host.gateway]
         for directory in (*directories, *(self.home / name for name in names)):
             directory.mkdir(parents=True, exist_ok=True)
 
     def _guests(self) -> list[ProcessInfo]:
+        hosts = [Host(self.home, number + 1) for number in range(MOST_HOSTS)]
         return [
             process
             for process in all_processes()
-            if process.name.startswith("qemu")
-            and any(in_namespace_of(host, process.pid) for host in self.layout.hosts)
+            if process.name.startswith("qemu-system")
+            and any(on_host(host, process.pid) for host in hosts)
         ]
 
     @contextlib.contextmanager

@@ -8,6 +8,8 @@ from tools.cloud.layout import REGION, VENV, Host, Layout
 
 Sections = Mapping[str, Mapping[str, object]]
 
+MIGRATION_PORT = 49152
+MIGRATION_PORTS = 100
 NOVA_SERVICES = ("nova-api", "conductor", "scheduler")
 
 
@@ -48,6 +50,7 @@ def write_all(layout: Layout) -> None:
     for host in layout.hosts:
         put(layout.etc / "nova" / f"{host.compute}.conf", render(compute(layout, host)))
         libvirt(host)
+    _host_names(layout)
     rabbit(layout)
     _link_layers(layout)
     for path, user in ((layout.openrc, "admin"), (layout.demo_openrc, "demo")):
@@ -237,7 +240,7 @@ def compute(layout: Layout, host: Host) -> Sections:
             "host": host.hostname,
             "my_ip": host.address,
             "state_path": host.state,
-            "instances_path": host.instances,
+            "instances_path": layout.instances,
         },
         "libvirt": {
             "connection_uri": f"qemu+unix:///system?socket={host.libvirt_socket}",
@@ -274,6 +277,20 @@ def rabbit(layout: Layout) -> None:
     put(directory / "enabled_plugins", "[].\n")
 
 
+def _host_names(layout: Layout) -> None:
+    """Where a host's name leads: an address for libvirt, a pid file for tools/cloud/remote."""
+    lines = ["127.0.0.1 localhost", *(f"{host.address} {host.hostname}" for host in layout.hosts)]
+    # It is bound over /etc/hosts, so it stays the same file.
+    if not layout.host_names.exists() or layout.host_names.read_text().splitlines() != lines:
+        layout.host_names.write_text("".join(f"{line}\n" for line in lines))
+        layout.host_names.chmod(0o644)
+    for host in layout.hosts:
+        for name in (host.address, host.hostname):
+            link = _made(layout.ssh_hosts) / name
+            if not link.is_symlink():
+                link.symlink_to(layout.run / f"{host.machine}.pid")
+
+
 def libvirt(host: Host) -> None:
     """The private directories of a libvirtd, and its configuration."""
     for name in ("run", "lib", "log", "cache"):
@@ -287,9 +304,15 @@ def libvirt(host: Host) -> None:
         "auth_unix_rw": '"none"',
         "unix_sock_group": '"root"',
         "unix_sock_rw_perms": '"0700"',
+        # Within the hosts' own network only.
+        "listen_tls": "0",
+        "listen_tcp": "1",
+        "listen_addr": f'"{host.address}"',
+        "auth_tcp": '"none"',
         "host_uuid": f'"{host.uuid}"',
         "log_outputs": '"2:stderr"',
     }
+    first_port = MIGRATION_PORT + (host.number - 1) * MIGRATION_PORTS
     # Guests run as root: as an unprivileged user the first one took 50 s to start. Their output
     # goes to files, as there is no virtlogd here.
     qemu = {
@@ -301,6 +324,9 @@ def libvirt(host: Host) -> None:
         "cgroup_controllers": "[ ]",
         "namespaces": "[ ]",
         "stdio_handler": '"file"',
+        # The hosts have their network in common: none may take what another one listens on.
+        "migration_port_min": str(first_port),
+        "migration_port_max": str(first_port + MIGRATION_PORTS - 1),
     }
     for file, settings in (("libvirtd.conf", daemon), ("qemu.conf", qemu)):
         put(etc / file, "".join(f"{name} = {value}\n" for name, value in settings.items()))

@@ -14,12 +14,21 @@ REGION = "RegionOne"
 # Environment variables by which the cloud's processes are recognised.
 CLOUD_TAG = "BOOTCACHE_CLOUD"
 SERVICE_TAG = "BOOTCACHE_SERVICE"
+MOST_HOSTS = 2
 
 
 def default_home() -> Path:
     """$BOOTCACHE_HOME/cloud, $BOOTCACHE_HOME being ~/.cache/bootcache unless set."""
     base = os.environ.get("BOOTCACHE_HOME") or str(Path.home() / ".cache" / "bootcache")
     return Path(base).absolute() / "cloud"
+
+
+def recorded_hosts(home: Path) -> int:
+    """With how many hosts the cloud in this directory was last brought up; 1 if it was not."""
+    try:
+        return int((home / "state" / "hosts").read_text())
+    except OSError:
+        return 1
 
 
 @dataclass(frozen=True)
@@ -38,20 +47,29 @@ class Ports:
 
 @dataclass(frozen=True)
 class Host:
-    """A compute host: a libvirtd in private namespaces and a nova-compute that talks to it.
+    """A compute host: a libvirtd and a nova-compute in a mount namespace of their own.
 
-    A second host would be one more entry in Layout.hosts, with its own number and address; only
-    its separate network reachability for migrations is not made yet.
+    What is private to a host has the same path on all of them, as paths travel with a server. The
+    attributes here are where others find these files.
     """
 
     home: Path
     number: int = 1
-    address: str = "127.0.0.1"
+
+    @property
+    def address(self) -> str:
+        """Its address, in the network of all hosts' libvirtds and in Nova."""
+        return f"127.0.0.{self.number}"
 
     @property
     def suffix(self) -> str:
         """Nothing for the first host, the number for the others."""
         return "" if self.number == 1 else str(self.number)
+
+    @property
+    def machine(self) -> str:
+        """Name, among the services, of the process that holds its namespaces."""
+        return f"machine{self.suffix}"
 
     @property
     def compute(self) -> str:
@@ -90,8 +108,13 @@ class Host:
 
     @property
     def instances(self) -> Path:
-        """nova-compute's instances_path."""
+        """What its nova-compute and libvirtd see as Layout.instances."""
         return self.home / f"instances{self.suffix}"
+
+    @property
+    def gateway(self) -> Path:
+        """What its nova-compute and guests see as Layout.gateway."""
+        return self.home / "run" / f"bootcache{self.suffix}"
 
 
 @dataclass(frozen=True)
@@ -100,11 +123,32 @@ class Layout:
 
     home: Path
     ports: Ports = field(default_factory=Ports)
+    host_count: int = 1
 
     @cached_property
     def hosts(self) -> tuple[Host, ...]:
         """The compute hosts."""
-        return (Host(self.home),)
+        return tuple(Host(self.home, number + 1) for number in range(self.host_count))
+
+    @property
+    def instances(self) -> Path:
+        """nova-compute's instances_path, which is another directory on each host."""
+        return self.home / "instances"
+
+    @property
+    def gateway(self) -> Path:
+        """The directory of a host's gateway's sockets, another one on each host."""
+        return self.run / "bootcache"
+
+    @property
+    def host_names(self) -> Path:
+        """The hosts' /etc/hosts."""
+        return self.etc / "hosts"
+
+    @property
+    def ssh_hosts(self) -> Path:
+        """Directory with a link from each host's names to the pid file of its machine."""
+        return self.etc / "ssh-hosts"
 
     @property
     def etc(self) -> Path:

@@ -76,10 +76,13 @@ def process_tags(pid: int) -> tuple[str, str] | None:
     return environ[CLOUD_TAG.encode()].decode(), environ.get(SERVICE_TAG.encode(), b"").decode()
 
 
-def kill_all(processes: Iterable[ProcessInfo], grace: float = 3.0) -> None:
-    """End processes: SIGTERM, and after `grace` seconds SIGKILL."""
+def kill_all(
+    processes: Iterable[ProcessInfo], grace: float = 3.0, terminate: bool = True
+) -> None:
+    """End processes: SIGTERM (unless `terminate` is false), and after `grace` seconds SIGKILL."""
     remaining = list(processes)
-    for signum, patience in ((signal.SIGTERM, grace), (signal.SIGKILL, 5.0)):
+    steps = [(signal.SIGTERM, grace), (signal.SIGKILL, 5.0)]
+    for signum, patience in steps if terminate else steps[1:]:
         for process in remaining:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, signum)

@@ -1,5 +1,6 @@
 """The services of the cloud: how each is started and how one knows that it is ready."""
 
+import contextlib
 import functools
 import os
 from collections.abc import Callable, Mapping
@@ -10,13 +11,21 @@ from tools.cloud import config, records
 from tools.cloud.layout import TOOLS, VENV, Host, Layout
 from tools.cloud.processes import http_answers, port_open, socket_answers
 
-# libvirtd sees private directories in place of the machine's, and a network of only loopback.
-LIBVIRTD_SCRIPT = """
-directory=$1; hostname "$2"; ip link set lo up
-bind() { mkdir -p "$2"; mount --bind "$directory/$1" "$2"; }
-bind run /run/libvirt; bind etc /etc/libvirt; bind lib /var/lib/libvirt
-bind log /var/log/libvirt; bind cache /var/cache/libvirt
-exec libvirtd -p /run/libvirt/libvirtd.pid
+# One network for all hosts, with nothing but loopback: libvirt's migrations stay in there.
+NETWORK = "machine-network"
+NETWORK_SCRIPT = "ip link set lo up; exec sleep infinity"
+
+# A host is a mount namespace in which directories of its own lie over the paths that all share.
+MACHINE_SCRIPT = """
+hostname "$1"; shift
+while [ $# -gt 0 ]; do [ -e "$2" ] || mkdir -p "$2"; mount --bind "$1" "$2"; shift 2; done
+exec sleep infinity
+"""
+
+# Namespaces are entered by the pid of who holds them, which is known only when all is running.
+ENTER_SCRIPT = """
+read -r machine rest <"$1"; [ -z "$2" ] || read -r network rest <"$2"; shift 2
+exec nsenter --target "$machine" --mount --uts ${network:+--net=/proc/$network/ns/net} -- "$@"
 """
 
 
@@ -39,6 +48,13 @@ def service_table(layout: Layout) -> dict[str, Service]:
     services = [
         _epmd(layout),
         _rabbit(layout),
+        Service(
+            NETWORK,
+            ["unshare", "--net", "--", "sh", "-ec", NETWORK_SCRIPT],
+            layout.environment(),
+            functools.partial(_holds, layout, NETWORK),
+        ),
+        *(_machine(layout, host) for host in layout.hosts),
         *(_libvirtd(layout, host) for host in layout.hosts),
         _wsgi(layout, "keystone", "keystone.wsgi.api", ports.keystone),
         _wsgi(layout, "placement", "placement.wsgi.api", ports.placement),
@@ -103,11 +119,47 @@ def _rabbit(layout: Layout) -> Service:
     )
 
 
+def _machine(layout: Layout, host: Host) -> Service:
+    places = {
+        host.libvirt / "run": "/run/libvirt",
+        host.libvirt / "etc": "/etc/libvirt",
+        host.libvirt / "lib": "/var/lib/libvirt",
+        host.libvirt / "log": "/var/log/libvirt",
+        host.libvirt / "cache": "/var/cache/libvirt",
+        layout.host_names: "/etc/hosts",
+        host.instances: layout.instances,
+        host.gateway: layout.gateway,
+    }
+    binds = [str(path) for pair in places.items() for path in pair]
+    return Service(
+        host.machine,
+        ["unshare", "--mount", "--uts", "--", "sh", "-ec", MACHINE_SCRIPT, "sh", host.hostname,
+         *binds],
+        layout.environment(),
+        functools.partial(_holds, layout, host.machine),
+    )  # fmt: skip
+
+
+def _holds(layout: Layout, name: str) -> bool:
+    """Whether a holder of namespaces has set them up: it then sleeps."""
+    with contextlib.suppress(OSError):
+        pid = (layout.run / f"{name}.pid").read_text().split()[0]
+        return Path(f"/proc/{pid}/comm").read_text() == "sleep\n"
+    return False
+
+
+def _enter(layout: Layout, host: Host, *argv: str, network: bool = False) -> list[str]:
+    """A command as a command in a host's namespaces."""
+    pid_files = [str(layout.run / f"{host.machine}.pid"),
+                 str(layout.run / f"{NETWORK}.pid") if network else ""]  # fmt: skip
+    return ["sh", "-ec", ENTER_SCRIPT, "sh", *pid_files, *argv]
+
+
 def _libvirtd(layout: Layout, host: Host) -> Service:
-    namespaces = ["unshare", "--net", "--mount", "--uts", "--"]
+    daemon = ("libvirtd", "--listen", "-p", "/run/libvirt/libvirtd.pid")
     return Service(
         host.libvirtd,
-        [*namespaces, "sh", "-ec", LIBVIRTD_SCRIPT, "sh", str(host.libvirt), host.hostname],
+        _enter(layout, host, *daemon, network=True),
         layout.environment(),
         functools.partial(socket_answers, host.libvirt_socket),
         f"socket {host.libvirt_socket}",
@@ -150,10 +202,13 @@ def _nova(layout: Layout, name: str, *own_files: str) -> Service:
 
 def _compute(layout: Layout, host: Host) -> Service:
     files = (f"{host.compute}.conf", "virtualization.conf")
+    environment = layout.openstack_process_environment()
+    # Before the real ssh and scp: those of the cloud, which reach the other host.
+    environment["PATH"] = f"{TOOLS / 'remote'}:{environment['PATH']}"
     return Service(
         host.compute,
-        _nova_command(layout, host.compute, "nova-compute", *files),
-        layout.openstack_process_environment(),
+        _enter(layout, host, *_nova_command(layout, host.compute, "nova-compute", *files)),
+        environment,
         functools.partial(_compute_ready, layout, host),
         "registration with the conductor",
     )
@@ -166,8 +221,8 @@ def _compute_ready(layout: Layout, host: Host) -> bool:
     )
 
 
-def in_namespace_of(host: Host, pid: int) -> bool:
-    """Whether a process sees the private directories of this host's libvirtd: guests do."""
+def on_host(host: Host, pid: int) -> bool:
+    """Whether a process sees this host's private directories, as all of its processes do."""
     try:
         return os.path.samefile(f"/proc/{pid}/root/run/libvirt", Path(host.libvirt, "run"))
     except OSError:

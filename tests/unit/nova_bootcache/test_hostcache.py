@@ -9,8 +9,8 @@ import pytest
 from bootcache import cacheimage, exception, naming, savefile
 from bootcache.manifest import CacheInfo
 from bootcache.tier import Limits
-from nova_bootcache.gateway import Remote
 from nova_bootcache.cacheentry import Entry
+from nova_bootcache.gateway import Remote
 from nova_bootcache.hostcache import HostCache
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'

@@ -1,0 +1,132 @@
+"""Whether another boot makes a working set better, against a model that counts clusters."""
+
+import pytest
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+
+from bootcache import cacheimage, workingset
+from bootcache.refinement import refine
+from bootcache.workingset import Extent
+
+BASE = 1 << 20
+CLUSTER = 512
+# More than a cache image of all of the base takes.
+PLENTY = 8 * BASE
+GRANULARITIES = st.sampled_from([512, 1024, 4096])
+QUOTAS = st.integers(0, 2 * BASE)
+
+
+@st.composite
+def boots(draw, least=0):
+    """What a boot read, as it comes: of any size, at any place, in any order."""
+    extents = []
+    for _ in range(draw(st.integers(least, 8))):
+        offset = draw(st.integers(0, BASE - 1))
+        length = draw(st.integers(1, min(200_000, BASE - offset)))
+        extents.append(Extent(offset, length, draw(st.sampled_from([None, 0.5, 1.0]))))
+    return extents
+
+
+@st.composite
+def improvements(draw):
+    """A working set, its granularity, a boot that read something else, and a quota with room."""
+    granularity = draw(GRANULARITIES)
+    half = BASE // 2
+    have = [extent for extent in workingset.align(draw(boots()), granularity, BASE)
+            if extent.end <= half]
+    seen = [*draw(boots()), Extent(draw(st.integers(half, half + half // 2)), half // 4)]
+    room = draw(st.just(PLENTY) | st.integers(0, BASE // 2))
+    return have, draw(st.permutations(seen)), size_of(have) + room, granularity
+
+
+def clusters(extents, size=CLUSTER):
+    """The clusters that extents touch, in the order in which they come."""
+    return list(dict.fromkeys(cluster for extent in extents for cluster in
+                              range(extent.offset // size, (extent.end - 1) // size + 1)))
+
+
+def cached(extents, quota):
+    """The clusters that a cache image of a working set has at a quota."""
+    aligned = workingset.align(extents, CLUSTER, BASE)
+    return clusters(cacheimage.fit(aligned, quota, CLUSTER, BASE))
+
+
+def refined(have, seen, quota, granularity=CLUSTER):
+    return refine(have, seen, quota=quota, cluster_bytes=CLUSTER, granularity=granularity,
+                  virtual_bytes=BASE)
+
+
+def size_of(extents):
+    """The bytes that a cache image of some extents may take."""
+    aligned = workingset.align(extents, CLUSTER, BASE)
+    return workingset.total_bytes(aligned) + cacheimage.metadata_bytes(aligned, CLUSTER, BASE)
+
+
+@given(improvements())
+def test_a_new_version_has_the_old_one_first_and_in_its_order(case):
+    have, seen, quota, granularity = case
+    union = refined(have, seen, quota, granularity)
+    assume(union is not None)
+    assert clusters(union, granularity)[:len(clusters(have, granularity))] \
+        == clusters(have, granularity)
+    assert set(clusters(union, granularity)) \
+        == set(clusters(have, granularity)) | set(clusters(seen, granularity))
+
+
+@given(improvements())
+def test_a_new_version_misses_nothing_that_the_old_one_had(case):
+    have, seen, quota, granularity = case
+    union = refined(have, seen, quota, granularity)
+    assume(union is not None)
+    assert set(cached(have, quota)) <= set(cached(union, quota))
+
+
+@given(boots(), boots(), QUOTAS)
+@example([Extent(0, 100 * CLUSTER)], [Extent(1 << 19, CLUSTER)], 2 * BASE)
+@example([Extent(0, 101 * CLUSTER)], [Extent(1 << 19, CLUSTER)], 2 * BASE)
+def test_a_new_version_has_to_spare_the_boot_a_hundredth(have, seen, quota):
+    have = workingset.align(have, CLUSTER, BASE)
+    wanted = set(clusters(seen))
+    before = set(cached(have, quota))
+    after = set(cached(workingset.union(have, seen, CLUSTER, BASE), quota))
+    spared = len(wanted - before) - len(wanted - after)
+    worth_it = spared > 0 and 100 * spared >= len(before)
+    assert (refined(have, seen, quota) is not None) == worth_it
+
+
+@given(boots(least=1), boots())
+def test_at_its_quota_there_is_no_new_version(have, seen):
+    assert refined(have, seen, size_of(have)) is None
+
+
+@given(improvements())
+def test_what_fits_of_a_new_version_is_never_over_the_quota(case):
+    have, seen, quota, granularity = case
+    union = refined(have, seen, quota, granularity)
+    assume(union is not None)
+    kept = cacheimage.fit(workingset.align(union, CLUSTER, BASE), quota, CLUSTER, BASE)
+    assert kept and size_of(kept) <= quota
+
+
+@given(boots(least=1), QUOTAS, st.data())
+def test_a_boot_that_reads_what_is_known_brings_nothing(have, quota, data):
+    have = workingset.align(have, CLUSTER, BASE)
+    seen = data.draw(st.permutations(have))
+    assert refined(have, seen[:data.draw(st.integers(0, len(seen)))], quota) is None
+
+
+@given(boots(least=1))
+def test_the_first_boot_is_worth_it_where_there_was_nothing(seen):
+    assert clusters(refined([], seen, PLENTY)) == clusters(seen)
+
+
+def test_only_the_first_boots_times_are_kept():
+    union = refined([Extent(0, CLUSTER, 1.5)], [Extent(CLUSTER, CLUSTER, 0.5),
+                                                Extent(0, CLUSTER, 9.0)], BASE)
+    assert union == [Extent(0, CLUSTER, 1.5), Extent(CLUSTER, CLUSTER, None)]
+
+
+@pytest.mark.parametrize('offset', [0, BASE - CLUSTER - 1])
+def test_a_report_of_another_granularity_is_taken(offset):
+    union = refined([Extent(4096, 4096)], [Extent(offset, 1)], BASE, granularity=4096)
+    assert union == [Extent(4096, 4096), Extent(offset // 4096 * 4096, 4096)]

@@ -1,0 +1,255 @@
+"""When a watched boot is over, and what is told of it.
+
+Time is a stand-in: each look at the boot is a second later than the one before. The store is one,
+too: tests/functional/test_growingstore.py has real ones.
+"""
+
+import threading
+
+import pytest
+
+from bootcache import exception
+from bootcache.ending import Limits
+from bootcache.workingset import Extent
+from nova_bootcache import bootwatch, growingstore
+from nova_bootcache.bootwatch import BootWatch
+from nova_bootcache.gateway import Remote
+from nova_bootcache.growingstore import Mark
+from nova_bootcache.offer import Watch
+
+REMOTE = Remote('7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f', '10.0.0.1', 10810, 'base-x')
+LIMITS = Limits(quota=1 << 30, linger=30, silence=60, timeout=900)
+EXTENTS = [Extent(65536, 65536, 0.5), Extent(0, 65536)]
+TABLES = 300_000
+
+
+class Clock:
+    """Stands for the module ``time``."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def monotonic(self):
+        return self.now
+
+
+class Looks:
+    """Stands for the event that ends a watch: waiting for it lets a second pass."""
+
+    def __init__(self, clock, boot):
+        self._clock, self._boot, self._set = clock, boot, False
+
+    def set(self):
+        self._set = True
+
+    def wait(self, seconds):
+        if self._set:
+            return True
+        self._clock.now += seconds
+        self._boot.second += 1
+        assert self._boot.second < 10_000, 'the watch does not end'
+        self._boot.happens(self._boot.second)
+        return self._set
+
+
+class Boot:
+    """A boot, as a script says it: what happens at which second. It is its own store and console.
+
+    :param script: by second a callable that gets the boot.
+    """
+
+    def __init__(self, clock, script):
+        self._clock, self._script = clock, script
+        self.second, self.text = 0, ''
+        self.bytes, self.grown_at, self.grows = TABLES, clock.monotonic(), True
+        self.marks = []
+
+    def happens(self, second):
+        if second in self._script:
+            self._script[second](self)
+
+    # What a script does.
+
+    def read(self, count):
+        self.bytes += count
+        self.grown_at = self._clock.monotonic()
+
+    def say(self, text):
+        self.text += f'{text}\n'
+
+    # What the watch asks of a store.
+
+    def mark(self):
+        return Mark(self.bytes, 1)
+
+    def size(self):
+        return self.bytes
+
+    def idle_since(self):
+        return self.grown_at
+
+    def extents_since(self, mark):
+        self.marks.append(mark)
+        return list(EXTENTS)
+
+
+@pytest.fixture
+def watched(monkeypatch):
+    """Watches a scripted boot to its end; gives the boot, the reports, and who was told."""
+    clock = Clock()
+    monkeypatch.setattr(bootwatch, 'time', clock)
+    monkeypatch.setattr(bootwatch.gateway, 'check_reachable', lambda remote: None)
+
+    def watch(script=(), marker='boot finished', limits=LIMITS, report=None, console=None):
+        boot = Boot(clock, dict(script))
+        reports, over = [], []
+        looks = Looks(clock, boot)
+        found = BootWatch('server-1', boot, REMOTE, Watch(limits, marker),
+                          console or (lambda: boot.text),
+                          report or (lambda *arguments: reports.append(arguments)), over.append)
+        found._shutdown = looks
+        boot.watch = found
+        found._run()
+        assert over == [found]
+        boot.reports = reports
+        return boot
+
+    return watch
+
+
+def reading(*seconds):
+    return {second: lambda boot: boot.read(65536) for second in seconds}
+
+
+def ended_by(boot):
+    assert len(boot.reports) == 1
+    return boot.reports[0][2:]
+
+
+def test_a_marker_ends_it_once_it_is_quiet(watched):
+    boot = watched({**reading(1, 2, 3), 10: lambda boot: boot.say('[  OK  ] boot finished.')})
+    # Five seconds after the marker nothing had been read for longer than that.
+    assert ended_by(boot) == ('marker', 15.0)
+
+
+def test_what_is_read_after_the_marker_is_waited_for_but_not_for_ever(watched):
+    boot = watched({**reading(*range(1, 100)), 10: lambda boot: boot.say('boot finished')})
+    assert ended_by(boot) == ('marker', 40.0)
+
+
+def test_a_marker_counts_wherever_it_is_on_the_console(watched):
+    boot = watched({1: lambda boot: boot.say('x\n' * 50 + 'boot finished\nlogin:')})
+    assert ended_by(boot) == ('marker', 6.0)
+
+
+def test_a_marker_that_scrolled_away_was_seen(watched):
+    def scroll(boot):
+        boot.text = 'much else'
+
+    boot = watched({**reading(1), 2: lambda boot: boot.say('boot finished'), 4: scroll})
+    assert ended_by(boot) == ('marker', 7.0)
+
+
+def test_silence_ends_it(watched):
+    boot = watched(reading(1, 2, 7))
+    assert ended_by(boot) == ('silence', 67.0)
+
+
+def test_a_boot_that_reads_nothing_new_ends_as_well(watched):
+    assert ended_by(watched()) == ('silence', 60.0)
+
+
+def test_a_boot_that_never_ends_does(watched):
+    assert ended_by(watched(reading(*range(1, 1000, 30)))) == ('timeout', 900.0)
+
+
+def test_reading_as_much_as_the_cache_image_may_have_ends_it(watched):
+    boot = watched({5: lambda boot: boot.read(1 << 20), 9: lambda boot: boot.read(3 << 20)},
+                   limits=Limits(4 << 20, 30, 60, 900))
+    assert ended_by(boot) == ('quota', 9.0)
+
+
+def test_what_the_store_had_before_does_not_count(watched):
+    boot = watched(reading(1), limits=Limits(TABLES, 30, 60, 900))
+    assert ended_by(boot)[0] == 'silence'
+
+
+def test_a_store_that_stopped_to_grow_ends_it(watched):
+    def stop(boot):
+        boot.grows = False
+
+    assert ended_by(watched({**reading(1, 2), 8: stop})) == ('quota', 8.0)
+
+
+def test_a_server_that_goes_ends_it(watched):
+    boot = watched({**reading(1), 3: lambda boot: boot.watch.end()})
+    assert ended_by(boot) == (bootwatch.SHUTDOWN, 3.0)
+
+
+def test_the_report_says_what_was_read_since_the_boot_began(watched):
+    boot = watched(reading(1))
+    assert boot.marks == [Mark(TABLES, 1)]
+    assert boot.reports == [(growingstore.GRANULARITY, [[65536, 65536, 0.5], [0, 65536]],
+                             'silence', 61.0)]
+
+
+def test_nothing_is_reported_if_nothing_was_read(watched, monkeypatch):
+    monkeypatch.setattr(Boot, 'extents_since', lambda boot, mark: [])
+    assert watched(reading(1)).reports == []
+
+
+def lost(boot, caplog):
+    lines = [record for record in caplog.records if 'is lost' in record.getMessage()]
+    assert boot.reports == [] and len(lines) == 1 and 'server-1' in lines[0].getMessage()
+    return lines[0]
+
+
+def test_a_storage_node_that_is_away_is_not_waited_for(watched, monkeypatch, caplog):
+    def away(remote):
+        assert remote is REMOTE
+        raise exception.StorageDaemonError('10.0.0.1 cannot be reached')
+
+    monkeypatch.setattr(bootwatch.gateway, 'check_reachable', away)
+    boot = watched(reading(1))
+    assert boot.marks == [], 'reading the record waits for the storage node'
+    line = lost(boot, caplog)
+    assert 'cannot be reached' in line.getMessage() and line.levelname == 'WARNING'
+
+
+def test_a_store_that_cannot_be_read_is_logged(watched, monkeypatch, caplog):
+    def broken(boot, mark):
+        raise exception.StorageDaemonError('gateway: refused')
+
+    monkeypatch.setattr(Boot, 'extents_since', broken)
+    assert lost(watched(reading(1)), caplog).levelname == 'WARNING'
+
+
+@pytest.mark.parametrize('error', [RuntimeError('bus'), OSError('bus'), KeyError('bus')], ids=repr)
+def test_a_report_that_cannot_be_made_is_logged(watched, caplog, error):
+    def report(*_arguments):
+        raise error
+
+    assert lost(watched(reading(1), report=report), caplog).levelname == 'ERROR'
+
+
+def test_a_marker_that_is_no_expression_is_logged(watched, caplog):
+    lost(watched(reading(1), marker='('), caplog)
+
+
+def test_a_console_that_cannot_be_read_is_logged(watched, caplog):
+    def console():
+        raise RuntimeError('no console')
+
+    lost(watched(reading(1), console=console), caplog)
+
+
+def test_it_runs_in_a_thread_of_its_own_until_it_is_told_to_end(monkeypatch):
+    monkeypatch.setattr(bootwatch.gateway, 'check_reachable', lambda remote: None)
+    reports, over = [], threading.Event()
+    watch = BootWatch('server-1', Boot(bootwatch.time, {}), REMOTE, Watch(LIMITS, 'never'),
+                      lambda: '', lambda *arguments: reports.append(arguments),
+                      lambda watch: over.set())
+    watch.start()
+    watch.end()
+    watch.join(60)
+    assert over.is_set() and [report[2] for report in reports] == [bootwatch.SHUTDOWN]

@@ -1,0 +1,328 @@
+"""What a compute host looks after by itself, and how patiently.
+
+Time, gateway, cache and storage service are stand-ins; tests/functional has real ones.
+"""
+
+import dataclasses
+import os
+
+import oslo_messaging as messaging
+import pytest
+
+from bootcache import exception
+from bootcache.manifest import CacheInfo
+from bootcache.tier import Medium
+from nova_bootcache import upkeep
+from nova_bootcache.cacheentry import Entry
+from nova_bootcache.gateway import Remote
+from nova_bootcache.upkeep import Upkeep
+
+IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+OTHER = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+INFO = CacheInfo('cache', 1000, 900, 3, 'ab', 1 << 30, 65536, 1 << 29, 'nbd://', 1.5, 1)
+# Doubled each time, to ten minutes.
+TRIES = [0, 10, 30, 70, 150, 310, 630, 1230, 1830]
+
+
+def offered(image=IMAGE):
+    return {'action': 'cache', 'virtual_bytes': 1 << 30, 'server': ['10.0.0.1', 10810],
+            'base_export': f'base-{image}', 'cache_export': 'cache-x',
+            'cache_image': INFO.to_dict()}
+
+
+class Clock:
+    """Stands for the module ``time``."""
+
+    def __init__(self):
+        self.now = 5000.0
+
+    def monotonic(self):
+        return self.now
+
+
+class Host:
+    """Stands for a compute host with its gateway, cache and storage service."""
+
+    def __init__(self, directory):
+        self.directory, self.hostname = str(directory), 'host-1'
+        self.gateway = self.daemon = self.cache = self.api = self
+        self.held, self.served, self.booting, self.answers = {}, {}, set(), {}
+        self.broken, self.started_anew, self.tries, self.asked = set(), False, [], []
+        self.fetched, self.told, self.room = [], [], Medium.DISK
+
+    def holds(self, image, whole=True, used=1000.0):
+        """Put a cache image, or an empty one, into the cache."""
+        remote = Remote(image, '10.0.0.1', 10810, f'base-{image}')
+        self.held[image] = Entry(remote, INFO if whole else None, 'ab', 1 << 30)
+        with open(f'{self.path(image)}.json', 'w'):
+            pass
+        os.utime(f'{self.path(image)}.json', (used, used))
+
+    def fails(self, what):
+        if what in self.broken:
+            raise exception.StorageDaemonError(f'{what} does not answer')
+
+    # Gateway.
+
+    def start(self):
+        self.fails('start')
+        started, self.started_anew = self.started_anew, False
+        return started
+
+    def gateway_restarted(self):
+        self.told.append('restarted')
+
+    def exports(self):
+        self.fails('exports')
+        return dict(self.served)
+
+    def ensure_base(self, remote):
+        self.tries.append(remote.image_id)
+        self.fails('ensure_base')
+        self.served[f'base-{remote.image_id}'] = 'node'
+
+    # Cache.
+
+    def path(self, image_id):
+        return os.path.join(self.directory, image_id)
+
+    def entries(self):
+        return list(self.held.values())
+
+    def medium(self, image_id):
+        return Medium.DISK
+
+    def room_for(self, image_id, size):
+        assert size == INFO.bytes
+        return self.room
+
+    def fetch(self, remote, cache_image, cache_export, medium, pinned):
+        self.fails('fetch')
+        self.fetched.append((remote.image_id, cache_image, cache_export, medium, pinned))
+        self.held[remote.image_id] = dataclasses.replace(self.held[remote.image_id],
+                                                         cache_image=cache_image)
+
+    # Boots, and the storage service.
+
+    def is_booting(self, image_id):
+        return image_id in self.booting
+
+    def ask(self, image_id, server_id):
+        assert server_id == '', 'no server boots'
+        self.asked.append(image_id)
+        return self.answers.get(image_id)
+
+    def report_use(self, hostname, images):
+        if 'bus' in self.broken:
+            raise messaging.MessageDeliveryFailure('no bus')
+        self.told.append((hostname, images))
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(upkeep, 'time', clock)
+    return clock
+
+
+@pytest.fixture
+def host(tmp_path):
+    return Host(tmp_path)
+
+
+def looks(clock, step, count, seconds=upkeep.PERIOD_SECONDS):
+    """Do a step now and then; give the seconds at which something was noted in a list."""
+    began = clock.now
+    for _ in range(count):
+        step()
+        yield clock.now - began
+        clock.now += seconds
+
+
+def times_of(clock, step, noted, count=190):
+    """Return when, in seconds, a step added to a list of what was tried."""
+    found, before = [], len(noted)
+    for now in looks(clock, step, count):
+        found += [now] * (len(noted) - before)
+        before = len(noted)
+    return found
+
+
+# Bases.
+
+def test_a_gateway_that_lost_its_bases_gets_them_again(host, clock):
+    host.holds(IMAGE)
+    host.holds(OTHER, whole=False)
+    host.served[f'base-{OTHER}'] = 'node'
+    Upkeep(host).serve_bases()
+    assert host.tries == [IMAGE] and set(host.served) == {f'base-{IMAGE}', f'base-{OTHER}'}
+
+
+def test_a_base_that_no_server_needs_is_not_served(host, clock):
+    host.holds(IMAGE)
+    host.holds(OTHER)
+    Upkeep(host, lambda image: image == OTHER).serve_bases()
+    assert host.tries == [OTHER]
+
+
+def test_a_base_that_cannot_be_served_is_tried_ever_less_often(host, clock):
+    host.holds(IMAGE)
+    host.broken = {'ensure_base'}
+    assert times_of(clock, Upkeep(host).serve_bases, host.tries) == TRIES
+
+
+def test_patience_with_one_base_is_none_with_another(host, clock):
+    host.holds(IMAGE)
+    host.broken = {'ensure_base'}
+    keeper = Upkeep(host)
+    list(looks(clock, keeper.serve_bases, 60))
+    host.tries.clear()
+    host.holds(OTHER)
+    keeper.serve_bases()
+    assert host.tries == [OTHER]
+
+
+def test_a_base_that_was_served_again_is_tried_at_once_when_it_is_lost_again(host, clock):
+    host.holds(IMAGE)
+    host.broken = {'ensure_base'}
+    keeper = Upkeep(host)
+    list(looks(clock, keeper.serve_bases, 60))
+    host.served[f'base-{IMAGE}'] = 'node'
+    keeper.serve_bases()
+    host.served.clear()
+    host.tries.clear()
+    assert times_of(clock, keeper.serve_bases, host.tries, 10) == TRIES[:4]
+
+
+# Empty cache images.
+
+def test_an_empty_cache_image_is_replaced_by_a_whole_one(host, clock):
+    host.holds(IMAGE, whole=False)
+    host.answers = {IMAGE: {**offered(), 'pinned': True}}
+    keeper = Upkeep(host)
+    keeper.replace_empty()
+    assert host.fetched == [(IMAGE, INFO, 'cache-x', Medium.DISK, True)]
+    list(looks(clock, keeper.replace_empty, 100))
+    assert len(host.fetched) == 1 and len(host.asked) == 1
+
+
+def test_it_goes_where_there_is_room(host, clock):
+    host.holds(IMAGE, whole=False)
+    host.answers, host.room = {IMAGE: offered()}, Medium.MEMORY
+    Upkeep(host).replace_empty()
+    assert [fetch[3] for fetch in host.fetched] == [Medium.MEMORY]
+
+
+def test_it_stays_where_there_is_none(host, clock):
+    host.holds(IMAGE, whole=False)
+    host.answers, host.room = {IMAGE: offered()}, None
+    Upkeep(host).replace_empty()
+    assert host.asked == [IMAGE] and host.fetched == []
+
+
+def test_a_whole_cache_image_is_left_alone(host, clock):
+    host.holds(IMAGE)
+    host.answers = {IMAGE: offered()}
+    Upkeep(host).replace_empty()
+    assert host.asked == []
+
+
+def test_a_boot_that_is_watched_is_not_disturbed(host, clock):
+    host.holds(IMAGE, whole=False)
+    host.holds(OTHER, whole=False)
+    host.answers = {IMAGE: offered(), OTHER: offered(OTHER)}
+    host.booting = {IMAGE}
+    keeper = Upkeep(host)
+    keeper.replace_empty()
+    assert [fetch[0] for fetch in host.fetched] == [OTHER]
+    host.booting.clear()
+    keeper.replace_empty()
+    assert [fetch[0] for fetch in host.fetched] == [OTHER, IMAGE]
+
+
+@pytest.mark.parametrize('answer', [
+    None, {'action': 'wait'}, {'action': 'stock', 'reason': 'skipped'},
+    {**offered(), 'action': 'stock'}, {'action': 'cache'},
+    {key: value for key, value in {**offered(), 'action': 'cold'}.items()
+     if not key.startswith('cache_')}], ids=['away', 'wait', 'stock', 'base', 'damaged', 'cold'])
+def test_the_service_is_asked_ever_less_often_while_there_is_none(host, clock, answer):
+    host.holds(IMAGE, whole=False)
+    host.answers = {IMAGE: answer}
+    assert times_of(clock, Upkeep(host).replace_empty, host.asked) == TRIES
+    assert host.fetched == []
+
+
+def test_after_a_boot_the_service_is_asked_at_once(host, clock):
+    host.holds(IMAGE, whole=False)
+    keeper = Upkeep(host)
+    list(looks(clock, keeper.replace_empty, 100))
+    host.booting = {IMAGE}
+    keeper.replace_empty()
+    host.booting.clear()
+    host.asked.clear()
+    keeper.replace_empty()
+    assert host.asked == [IMAGE]
+
+
+# Last uses.
+
+def test_the_service_is_told_of_last_uses(host, clock):
+    host.holds(IMAGE, used=1234.5)
+    host.holds(OTHER, whole=False)
+    Upkeep(host).tell_use()
+    assert host.told == [('host-1', {IMAGE: [1234.5, 'disk']})]
+
+
+def test_it_is_told_once_a_minute_and_only_what_changed(host, clock):
+    host.holds(IMAGE, used=1.0)
+    keeper = Upkeep(host)
+    assert times_of(clock, keeper.tell_use, host.told, 30) == [0]
+    host.holds(IMAGE, used=2.0)
+    keeper.tell_use()
+    assert len(host.told) == 2
+    host.holds(IMAGE, used=3.0)
+    assert times_of(clock, keeper.tell_use, host.told, 30) == [60]
+
+
+def test_nothing_is_told_of_a_host_that_has_nothing(host, clock):
+    assert times_of(clock, Upkeep(host).tell_use, host.told, 30) == []
+
+
+def test_it_is_told_again_after_the_bus_was_away(host, clock):
+    host.holds(IMAGE)
+    host.broken = {'bus'}
+    keeper = Upkeep(host)
+    list(looks(clock, keeper.tell_use, 7))
+    host.broken.clear()
+    list(looks(clock, keeper.tell_use, 7))
+    assert len(host.told) == 1
+
+
+# All of it.
+
+@pytest.mark.parametrize('broken', ['start', 'exports', 'ensure_base', 'fetch', 'bus'])
+def test_what_fails_keeps_nothing_else_from_being_done(host, clock, broken, caplog):
+    host.holds(IMAGE, whole=False)
+    host.holds(OTHER)
+    host.answers = {IMAGE: offered()}
+    host.broken = {broken}
+    Upkeep(host).once()
+    assert ('base-' + OTHER in host.served) == (broken not in ('exports', 'ensure_base'))
+    assert bool(host.fetched) == (broken != 'fetch')
+    assert bool(host.told) == (broken != 'bus')
+
+
+def test_a_fault_of_ours_ends_no_upkeep(host, clock, monkeypatch, caplog):
+    host.holds(IMAGE)
+    monkeypatch.setattr(host, 'exports', lambda: {}[''], raising=False)
+    Upkeep(host).once()
+    assert host.told and 'unexpected' in caplog.text
+
+
+def test_a_gateway_that_was_started_anew_has_no_stores(host, clock):
+    host.started_anew = True
+    keeper = Upkeep(host)
+    keeper.once()
+    assert host.told == ['restarted']
+    keeper.once()
+    assert host.told == ['restarted']

@@ -1,0 +1,42 @@
+"""The databases of the cloud: files of SQLite."""
+
+import contextlib
+import sqlite3
+import subprocess
+
+from tools.cloud.layout import REGION, SERVICE_TAG, TOOLS, VENV, Layout
+from tools.cloud.processes import Daemons, ServiceError, kill_all
+
+DATABASES = ("keystone", "placement", "glance", "nova_api", "nova_cell0", "nova_cell1")
+
+
+def make(layout: Layout, daemons: Daemons, project: str) -> None:
+    """Make the databases of one project: keystone, placement, glance or nova."""
+    name = f"database-{project}"
+    # What an interrupted attempt left cannot be continued.
+    kill_all(daemons.leftovers(name))
+    for database_name in DATABASES:
+        if database_name.startswith(project):
+            file = layout.database(database_name)
+            for suffix in ("", "-wal", "-shm"):
+                file.with_name(file.name + suffix).unlink(missing_ok=True)
+            # Write-ahead logging is a property of the file.
+            with contextlib.closing(sqlite3.connect(file)) as database:
+                database.execute("PRAGMA journal_mode=WAL")
+    arguments = {
+        "keystone": ["keystone.conf", layout.password, layout.auth_url, REGION],
+        "placement": ["placement.conf"],
+        "glance": ["glance-api.conf"],
+        "nova": ["nova.conf", *map(layout.database_url, ("nova_cell0", "nova_cell1")),
+                 layout.transport_url],
+    }[project]  # fmt: skip
+    arguments[0] = str(layout.etc / project / arguments[0])
+    command = [str(VENV / "bin" / "python"), "-P", str(TOOLS / "database_setup.py")]
+    with daemons.log_file(name).open("w") as log:
+        done = subprocess.run(
+            [*command, project, *arguments],
+            env={**layout.openstack_process_environment(), SERVICE_TAG: name},
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=False,
+        )  # fmt: skip
+    if done.returncode:
+        raise ServiceError(f"{name} failed; the end of its log:\n{daemons.tail(name)}")

@@ -133,14 +133,16 @@ def fit(extents: Sequence[Extent], quota: int, cluster_bytes: int,
     :param extents: aligned to ``cluster_bytes``, in first-read order.
     :param quota: bytes.
     """
-    budget = quota
-    while True:
-        kept = workingset.clip(extents, budget // cluster_bytes * cluster_bytes)
-        over = workingset.total_bytes(kept) + metadata_bytes(kept, cluster_bytes,
-                                                             virtual_bytes) - quota
-        if over <= 0 or not kept:
-            return kept
-        budget = min(budget, workingset.total_bytes(kept)) - max(over, cluster_bytes)
+    def size(clusters: int) -> int:
+        kept = workingset.clip(extents, clusters * cluster_bytes)
+        return workingset.total_bytes(kept) + metadata_bytes(kept, cluster_bytes, virtual_bytes)
+
+    # The size grows with the number of clusters: the largest number that fits is looked for.
+    fits, most = 0, min(quota, workingset.total_bytes(extents) + cluster_bytes) // cluster_bytes
+    while fits < most:
+        middle = (fits + most + 1) // 2
+        fits, most = (middle, most) if size(middle) <= quota else (fits, middle - 1)
+    return workingset.clip(extents, fits * cluster_bytes)
 
 
 def build(base: Base, extents: Sequence[Extent], target: str, *, quota: int, cluster_bytes: int,

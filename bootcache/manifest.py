@@ -128,6 +128,8 @@ class Manifest:
     :ivar quota: bytes that its cache image may have.
     :ivar boot_marker: the marker in force.
     :ivar settle: whether its servers are to be settled.
+    :ivar base_hash: ``algorithm:hexadecimal`` of the file at ``base_path``; unlike ``image_hash``
+        it stays while an image is skipped.
     :ivar updated_at: ISO 8601, UTC.
     """
 
@@ -147,6 +149,7 @@ class Manifest:
     quota: int = 0
     boot_marker: str = ''
     settle: bool = True
+    base_hash: str = ''
 
     def to_json(self) -> dict[str, Any]:
         """Return the document as it is stored."""

@@ -116,12 +116,13 @@ def check(path: str) -> None:
     _run('check', '-q', file_node(path, 'qcow2'))
 
 
-def copy_raw(source: str, target: str) -> None:
+def copy_raw(source: str, target: str, timeout: int = 600) -> None:
     """Copy the bytes behind a file name or an NBD URI into a new file.
 
+    :param timeout: seconds.
     :raises BootcacheError: if the source does not answer or the target cannot be written.
     """
-    _run('convert', '-f', 'raw', '-O', 'raw', source, target)
+    _run('convert', '-f', 'raw', '-O', 'raw', source, target, timeout=timeout)
 
 
 def copy_paced(source: Mapping[str, Any], target: str, *, rate: int, seconds: float,

@@ -19,6 +19,10 @@ from bootcache import conf as bootcache_conf
 EXCHANGE = 'bootcache'
 TOPIC = 'bootcache'
 VERSION = '1.1'
+# What a message asks for at least: a service of an earlier version then answers what it knows.
+_FIRST = '1.0'
+_SINCE = dict.fromkeys(('report_boot', 'report_use', 'promote_image', 'pin_image', 'serve_stored'),
+                       '1.1')
 
 # Key of a server's metadata whose value proves it to be a profile boot (plan_boot's token).
 PROFILE_METADATA = 'bootcache_profile'
@@ -58,10 +62,12 @@ class StorageAPI:
 
     def _call(self, method: str, **arguments: Any) -> Any:
         # Without a retry limit a call waits for ever for a bus that is away.
-        return self._client.prepare(timeout=self._timeout, retry=1).call({}, method, **arguments)
+        return self._client.prepare(timeout=self._timeout, retry=1, version=_SINCE.get(
+            method, _FIRST)).call({}, method, **arguments)
 
     def _cast(self, method: str, **arguments: Any) -> None:
-        self._client.prepare(retry=1).cast({}, method, **arguments)
+        self._client.prepare(retry=1, version=_SINCE.get(method, _FIRST)).cast(
+            {}, method, **arguments)
 
     def image_registered(self, image_id: str) -> None:
         """Tell that an image is being imported; the service waits until it is active."""

@@ -174,6 +174,12 @@ class StorageDaemon:
         with self._lock:
             if self.answers():
                 return False
+            pid = self.pid()
+            if pid is not None and os.path.exists(self.monitor_path):
+                # Whoever reads through it shall not suffer for a monitor that is busy.
+                raise exception.StorageDaemonError(
+                    f'{self.name}: pid {pid} runs, but does not answer on {self.monitor_path};'
+                    ' it is left alone. A storage node may hang, or another has the monitor open.')
             if not self._autostart:
                 raise exception.StorageDaemonError(
                     f'{self.name}: nothing answers on {self.monitor_path}; start its systemd unit')

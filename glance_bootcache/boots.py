@@ -1,6 +1,7 @@
 """Servers' boots, as compute hosts ask and report: see bootcache/rpcapi.py for the messages."""
 
 import dataclasses
+import os
 import threading
 import time
 from typing import Any
@@ -38,8 +39,8 @@ class Boots:
         self._store = store
         self._exporter = exporter
         self._manager = manager
-        # Boots in a row that brought nothing new, by image. Guarded by the lock, which makes
-        # reading, deciding on and writing a manifest one step as well; held for milliseconds.
+        # Boots in a row that brought nothing new, by image. Guarded by the lock, which is held for
+        # dictionary steps only.
         self._nothing_new: dict[str, int] = {}
         self._lock = threading.Lock()
 
@@ -56,7 +57,7 @@ class Boots:
             return _stock(manifest)
         cache = manifest.cache_image
         self._exporter.ensure(manifest, self._store.cache_path(manifest))
-        described = {**self._exporter.describe(manifest), 'image_hash': manifest.image_hash,
+        described = {**self._exporter.describe(manifest), 'image_hash': _base_hash(manifest),
                      'pinned': manifest.pinned}
         if manifest.state is State.SKIPPED:
             # Servers that run from it may have lost their cache image.
@@ -66,7 +67,7 @@ class Boots:
         if server_id:
             self._tiers.note_use(image_id, time.time())
         if cache is None:
-            if manifest.working_set is not None:
+            if manifest.working_set is not None and server_id:
                 # It was evicted; this boot does without.
                 self._manager.rebuild(image_id)
             described = {'action': rpcapi.ACTION_COLD, **described}
@@ -136,7 +137,7 @@ class Boots:
         :raises InvalidWorkingSet: if it does not fit the image.
         """
         manifest = self._store.load(image_id)
-        if manifest is None or not manifest.base_path or manifest.image_hash != image_hash \
+        if manifest is None or not manifest.base_path or _base_hash(manifest) != image_hash \
                 or manifest.state is State.SKIPPED:
             LOG.info('image %s: a report of another content, or of none, is ignored', image_id)
             return
@@ -149,19 +150,26 @@ class Boots:
             LOG.info('image %s: a boot on %s is not looked at: a recording or building is in hand',
                      image_id, host)
             return
-        with self._lock:
-            improved = self._improve(manifest, seen)
-            if improved is None:
+        if not self._wants_report(manifest):
+            LOG.info('image %s: a boot on %s is not looked at: no report was asked for', image_id,
+                     host)
+            return
+        # Without a lock: a large report takes seconds to compare.
+        improved = self._improve(manifest, seen)
+        if improved is None:
+            with self._lock:
                 self._nothing_new[image_id] = self._nothing_new.get(image_id, 0) + 1
-                return
+            return
+        version = manifest.working_set.version + 1 if manifest.working_set else 1
+        name = self._store.save_working_set(image_id, improved)
+        info = WorkingSetInfo(name, improved.bytes, len(improved.extents),
+                              improved.granularity, 'server', str(ended_by)[:16],
+                              round(float(boot_seconds), 1), manifest.boot_marker, version)
+        if not self._manager.set_working_set(manifest, info):
+            os.unlink(self._store.path(image_id, name))
+            return
+        with self._lock:
             self._nothing_new.pop(image_id, None)
-            version = manifest.working_set.version + 1 if manifest.working_set else 1
-            name = self._store.save_working_set(image_id, improved)
-            info = WorkingSetInfo(name, improved.bytes, len(improved.extents),
-                                  improved.granularity, 'server', str(ended_by)[:16],
-                                  round(float(boot_seconds), 1), manifest.boot_marker, version)
-            if not self._manager.set_working_set(manifest, info):
-                return
         LOG.info('image %s: working set version %d of %d bytes, with a boot on %s (%s)', image_id,
                  version, improved.bytes, host, info.ended_by)
         self._manager.rebuild(image_id)
@@ -196,12 +204,17 @@ class Boots:
             return None
         export = self._exporter.ensure_stored(manifest)
         return {'server': self._exporter.describe(manifest)['server'], 'export': export,
-                'stored_bytes': manifest.stored_bytes, 'image_hash': manifest.image_hash,
+                'stored_bytes': manifest.stored_bytes, 'image_hash': _base_hash(manifest),
                 'image_format': manifest.image_format, 'settle': manifest.settle}
 
 
 # States in which an image without a base gets one.
 _COMING = frozenset({State.PENDING, State.RECORDING, State.BUILDING, State.SERVED})
+
+
+def _base_hash(manifest: Manifest) -> str:
+    # Manifests of earlier versions have the image's only.
+    return manifest.base_hash or manifest.image_hash
 
 
 def _stock(manifest: Manifest) -> dict[str, Any]:

@@ -67,8 +67,8 @@ class ImageWork:
                                             ' build it again when their servers are gone')
         manifest = self._set(job, dataclasses.replace(
             manifest, image_hash=image.image_hash, image_format=inspected.image_format,
-            stored_bytes=image.stored_bytes, virtual_bytes=inspected.virtual_bytes, base_path=path
-        ), State.PENDING)
+            stored_bytes=image.stored_bytes, virtual_bytes=inspected.virtual_bytes, base_path=path,
+            base_hash=image.image_hash), State.PENDING)
         self._exporter.ensure(manifest, self._store.cache_path(manifest))
         return manifest
 

@@ -14,6 +14,7 @@ from oslo_utils import timeutils
 from bootcache import conf as bootcache_conf
 from bootcache import exception, naming, properties
 from bootcache.manifest import IN_HAND, Manifest, State, WorkingSetInfo
+from bootcache.tier import Medium
 from glance_bootcache import decisions
 from glance_bootcache.decisions import Action, ImageFacts
 from glance_bootcache.exporter import Exporter
@@ -150,7 +151,7 @@ class Manager:
             image = self._images.get(image_id)
         except Exception:
             with self._lock:
-                if self._store.load(image_id) is None:
+                if not booting and self._store.load(image_id) is None:
                     # So that it is looked at again.
                     self._store.save(self._stamped(Manifest(image_id)))
             raise
@@ -260,7 +261,11 @@ class Manager:
             if manifest is None:
                 return False
             if manifest.pinned != pinned:
-                self._store.save(self._stamped(dataclasses.replace(manifest, pinned=pinned)))
+                manifest = self._stamped(dataclasses.replace(manifest, pinned=pinned))
+                self._store.save(manifest)
+        if self._tiers.medium(image_id) is Medium.MEMORY:
+            # It is there already, and is to stay there.
+            self._tiers.promote(manifest)
         return True
 
     def forget(self, image_id: str, held: bool = False) -> bool:
@@ -412,6 +417,8 @@ class Manager:
             self._store.save(self._stamped(dataclasses.replace(manifest, cache_image=None,
                                                                state=state)))
         self._tiers.forget(image_id)
+        if state is State.SERVED:
+            self._images.show_state(image_id, state, '')
         LOG.info('image %s: its cache image is evicted from storage disk', image_id)
         return True
 

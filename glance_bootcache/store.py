@@ -1,5 +1,6 @@
 """The storage service's state on disk: one directory an image (doc/source/formats.rst)."""
 
+import contextlib
 import os
 import secrets
 import shutil
@@ -13,6 +14,16 @@ from bootcache.workingset import WorkingSet
 LOG = logging.getLogger(__name__)
 
 _MANIFEST = 'manifest.json'
+
+
+def _named(manifest: Manifest) -> set[str]:
+    """Return the names of a manifest's files; a base that lies elsewhere is not one of them."""
+    names = {os.path.basename(manifest.base_path)} if manifest.base_path else set()
+    if manifest.working_set:
+        names.add(manifest.working_set.file)
+    if manifest.cache_image:
+        names.add(manifest.cache_image.file)
+    return names
 
 
 class ImageStore:
@@ -60,21 +71,22 @@ class ImageStore:
             return None
 
     def save(self, manifest: Manifest) -> None:
-        """Make a manifest the image's state, then remove the files that it does not name.
+        """Make a manifest the image's state, then remove the files that only the last one named.
+
+        What is being written meanwhile has no manifest that names it yet, and stays.
 
         :raises OSError: if it cannot be written.
         """
         os.makedirs(self.directory(manifest.image_id), mode=0o750, exist_ok=True)
+        replaced = self.load(manifest.image_id)
         manifest.save(self.path(manifest.image_id, _MANIFEST))
-        self.sweep(manifest)
+        for name in _named(replaced) - _named(manifest) if replaced else ():
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.path(manifest.image_id, name))
 
     def sweep(self, manifest: Manifest) -> None:
-        """Remove what a manifest does not name: replaced files, and left-overs of a crash."""
-        named = {_MANIFEST, os.path.basename(manifest.base_path)}
-        if manifest.working_set:
-            named.add(manifest.working_set.file)
-        if manifest.cache_image:
-            named.add(manifest.cache_image.file)
+        """Remove what a manifest does not name: left-overs of a crash. Nothing may be in hand."""
+        named = _named(manifest) | {_MANIFEST}
         directory = self.directory(manifest.image_id)
         for name in os.listdir(directory):
             if name not in named:

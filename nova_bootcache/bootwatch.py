@@ -34,7 +34,7 @@ class BootWatch:
     :param remote: the base's place, which has to answer when the record is read.
     :param watch: when the boot is over.
     :param console: gives the end of the server's console, an empty text if there is none.
-    :param report: told what was read, if anything was.
+    :param report: told what was read.
     :param over: called at the end, whatever it was.
     """
 
@@ -78,9 +78,9 @@ class BootWatch:
             LOG.info('bootcache: server %s booted in %.0f s (%s), %d bytes in %d extents were read'
                      ' for the first time on this host', self.server_id, seconds, ended_by, read,
                      len(extents))
-            if extents:
-                self._report(growingstore.GRANULARITY, workingset.to_wire(extents), ended_by,
-                             round(seconds, 1))
+            # Also that nothing was missed: then no more is to be learned from such boots.
+            self._report(growingstore.GRANULARITY, workingset.to_wire(extents), ended_by,
+                         round(seconds, 1))
         except exception.BootcacheError as error:
             LOG.warning('bootcache: what server %s read while it booted is lost: %s',
                         self.server_id, error)

@@ -7,7 +7,7 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from bootcache import conf as shared
-from bootcache import tier
+from bootcache import exception, tier
 from bootcache.tier import Limits
 from nova_bootcache import growingstore
 
@@ -159,7 +159,7 @@ Possible values:
     cfg.IntOpt('reconnect_delay',
                default=10,
                min=0,
-               max=60,
+               max=20,
                help="""
 Seconds for which reads of the base wait while the storage node is away, before
 they fail.
@@ -167,7 +167,7 @@ they fail.
 Possible values:
 
 * 0: they fail at once.
-* Up to 60. A larger value also makes stopping the gateway take that long.
+* Up to 20. A larger value also makes stopping the gateway take that long.
 """),
 ]
 
@@ -199,7 +199,8 @@ class Tiers:
     store_limit: int
 
 
-def tiers(conf: cfg.ConfigOpts, cache_directory: str, direct_io: bool = True) -> Tiers:
+def tiers(conf: cfg.ConfigOpts, cache_directory: str, direct_io: bool = True,
+          base_directory: str | None = None) -> Tiers:
     """Check the tiers' options, their directories included.
 
     A memory tier in which O_DIRECT does not work is left out with a warning, where Nova's cache
@@ -207,28 +208,43 @@ def tiers(conf: cfg.ConfigOpts, cache_directory: str, direct_io: bool = True) ->
 
     :param cache_directory: of the disk tier.
     :param direct_io: whether servers' disks are opened with O_DIRECT.
+    :param base_directory: Nova's ``_base``, whose files have the names of ours.
     :raises ConfigurationError: naming the option and the cure.
     """
     group = conf[shared.GROUP]
     marks = group.high_watermark, group.low_watermark
     disk = tier.parse_limits('compute_disk_quota', group.compute_disk_quota, *marks, _MIB)
     store = tier.parse_limits('store_quota', group.store_quota, *marks, growingstore.MIN_LIMIT)
+    if base_directory is not None and os.path.realpath(base_directory) \
+            == os.path.realpath(cache_directory):
+        raise exception.ConfigurationError(
+            f'[bootcache]cache_directory={cache_directory} is Nova\'s own directory of bases, whose'
+            ' files have the same names; name another one')
     if not os.path.isabs(cache_directory):
         tier.check_directory('cache_directory', cache_directory)
     tier.check_directory('cache_directory', cache_directory, make=True)
     directory = group.compute_memory_directory
     if directory is None:
+        _check_store(store, disk)
         return Tiers(disk, None, None, store.quota)
     memory = tier.parse_limits('compute_memory_quota', group.compute_memory_quota, *marks, _MIB)
     tier.check_directory('compute_memory_directory', directory)
     tier.check_apart({'cache_directory': cache_directory, 'compute_memory_directory': directory})
     tier.check_memory('compute_memory_directory', directory, 'compute_memory_quota', memory.quota)
+    _check_store(store, max(disk, memory, key=lambda limits: limits.quota))
     if direct_io and not tier.direct_io_works(directory):
         LOG.warning('[bootcache]compute_memory_directory=%s: O_DIRECT does not work there, as on'
                     ' tmpfs before Linux 6.6, and servers\' disks are opened so; cache images stay'
                     ' on disk. Set [libvirt]disk_cachemodes=file=writeback to use it.', directory)
         return Tiers(disk, None, None, store.quota)
     return Tiers(disk, directory, memory, store.quota)
+
+
+def _check_store(store: Limits, largest: Limits) -> None:
+    if store.quota > largest.quota:
+        raise exception.ConfigurationError(
+            f'[bootcache]store_quota is {store.quota} bytes, more than the {largest.quota} of the'
+            ' largest tier; lower it, or raise compute_disk_quota')
 
 
 def bandwidth(conf: cfg.ConfigOpts) -> int:

@@ -8,12 +8,14 @@ import os
 import threading
 from typing import Any
 
+from nova import exception as nova_exception
 from nova.virt.libvirt import driver as libvirt_driver
 from nova.virt.libvirt import imagebackend
 from nova.virt.libvirt import utils as libvirt_utils
 from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
+from bootcache import exception
 from nova_bootcache import accounting, snapshots
 from nova_bootcache import conf as bootcache_nova_conf
 from nova_bootcache.host import ComputeHost
@@ -33,10 +35,12 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
         """Put our image backend in the place of Nova's for qcow2, and let snapshots see it."""
         super().__init__(virtapi, read_only)
         bootcache_nova_conf.register_opts(CONF)
-        directory = os.path.abspath(CONF[bootcache_conf.GROUP].cache_directory
-                                    or os.path.join(CONF.instances_path, '_bootcache'))
-        self.bootcache = ComputeHost(CONF, directory, self._opens_directly())
-        self.settler = Settler(self.bootcache, NovaServers(self._host),
+        directory = CONF[bootcache_conf.GROUP].cache_directory \
+            or os.path.abspath(os.path.join(CONF.instances_path, '_bootcache'))
+        servers = NovaServers(self._host)
+        self.bootcache = ComputeHost(CONF, directory, self._opens_directly(),
+                                     servers.base_directory)
+        self.settler = Settler(self.bootcache, servers,
                                bootcache_nova_conf.bandwidth(CONF),
                                CONF[bootcache_conf.GROUP].settle_delay)
         self.upkeep = Upkeep(self.bootcache, self.settler.needs_base)
@@ -82,7 +86,12 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
         :raises InternalError: if it cannot.
         """
         directory = directory or libvirt_utils.get_instance_path(instance)
-        self.settler.recover_server(directory)
+        try:
+            self.settler.recover_server(directory)
+        except exception.BootcacheError as error:
+            # To start it from the wrong one of two disks would lose what the guest wrote.
+            raise nova_exception.InternalError(
+                f'The disk of server {instance.uuid} cannot be told: {error}') from error
         disk = self.image_backend.by_name(instance, 'disk')
         if isinstance(disk, BootCacheQcow2):
             disk.open_chain(os.path.join(directory, 'disk'))
@@ -142,10 +151,17 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
 
     def rescue(self, context: Any, instance: Any, network_info: Any, image_meta: Any,
                rescue_password: Any, block_device_info: Any, share_info: Any) -> None:
-        """End its settling."""
+        """End its settling; the rescue system gets the server's own disk beside its own."""
         with self.settler.held(instance.uuid):
+            self._open_chain(instance)
             super().rescue(context, instance, network_info, image_meta, rescue_password,
                            block_device_info, share_info)
+
+    def unrescue(self, context: Any, instance: Any) -> None:
+        """See that the chain can be opened."""
+        with self.settler.held(instance.uuid):
+            self._open_chain(instance)
+            super().unrescue(context, instance)
 
     def snapshot(self, context: Any, instance: Any, image_id: str,
                  update_task_state: Any) -> None:
@@ -182,12 +198,13 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
                                 power_on: bool = True, share_info: Any = None) -> None:
         """See that the chain can be opened: Nova starts the server from the disk as it is."""
         directory = libvirt_utils.get_instance_path(instance)
-        for place in (f'{directory}_resize', directory):
-            if os.path.exists(os.path.join(place, 'disk')):
-                self._open_chain(instance, place)
-                break
-        super().finish_revert_migration(context, instance, network_info, migration,
-                                        block_device_info, power_on, share_info)
+        with self.settler.held(instance.uuid):
+            for place in (f'{directory}_resize', directory):
+                if os.path.exists(os.path.join(place, 'disk')):
+                    self._open_chain(instance, place)
+                    break
+            super().finish_revert_migration(context, instance, network_info, migration,
+                                            block_device_info, power_on, share_info)
 
     # The host.
 

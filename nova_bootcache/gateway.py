@@ -48,7 +48,12 @@ def check_reachable(remote: Remote) -> None:
     :raises StorageDaemonError: if the exporter does not answer at once.
     """
     try:
-        socket.create_connection((remote.host, remote.port), timeout=_REACH_SECONDS).close()
+        with socket.create_connection((remote.host, remote.port),
+                                      timeout=_REACH_SECONDS) as connection:
+            # The server speaks first; one that is frozen takes connections all the same.
+            connection.settimeout(_REACH_SECONDS)
+            if connection.recv(8) != b'NBDMAGIC':
+                raise OSError('it does not speak NBD')
     except OSError as error:
         raise exception.StorageDaemonError(
             f'gateway: the exporter at {remote.host}:{remote.port} cannot be reached: {error}'

@@ -162,7 +162,8 @@ class GrowingStore:
                  'file': self._name(_STORE)})
             self._reopen(top_node(self.image_id, _FILTER))
         except exception.BootcacheError:
-            self.close()
+            with contextlib.suppress(exception.BootcacheError):
+                self.close()
             raise
         self.grows = True
 
@@ -247,13 +248,12 @@ class GrowingStore:
 
         :raises StorageDaemonError: if the gateway does not answer.
         """
-        self.grows = False
-        try:
-            with self._lock:
-                discard(self._daemon, self.image_id)
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self.path)
+        with self._lock:
+            self.grows = False
+            discard(self._daemon, self.image_id)
+        # If that was refused it may still be written to, and goes on being counted.
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.path)
 
 
 def _from(entries: list[dict[str, Any]], file_bytes: int) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import oslo_messaging as messaging
@@ -15,7 +15,7 @@ from bootcache import conf as bootcache_conf
 from bootcache import exception, naming, qemuimg, recorder, rpcapi, tier
 from bootcache.tier import Medium
 from nova_bootcache import conf as nova_conf
-from nova_bootcache import growingstore, offer, placement
+from nova_bootcache import gateway, growingstore, offer, placement
 from nova_bootcache.bootwatch import BootWatch
 from nova_bootcache.cacheentry import Entry
 from nova_bootcache.gateway import Gateway, Remote
@@ -31,10 +31,20 @@ LOG = logging.getLogger(__name__)
 _OVERLAY_CLUSTER = 128 << 10
 _ASK_AGAIN_SECONDS = 1.0
 _REPORT_SECONDS = 20.0
+# Nova may wait for the network, five minutes by default, between a disk's making and its opening.
+_OPENED_SECONDS = 900
 
 
 def _no_console() -> str:
     return ''
+
+
+def _was_opened(path: str, made_at: int) -> bool:
+    """Tell whether a disk is open, or was written since a time in nanoseconds, or is gone."""
+    try:
+        return tier.is_open(path) or os.stat(path).st_mtime_ns != made_at
+    except FileNotFoundError:
+        return True
 
 
 class ComputeHost:
@@ -43,13 +53,15 @@ class ComputeHost:
     :param conf: Nova's configuration, with the driver's options registered.
     :param cache_directory: of the host's cache images.
     :param direct_io: whether servers' disks are opened with O_DIRECT.
+    :param base_directory: Nova's own directory of bases.
     :raises ConfigurationError: if the tiers' options make no sense.
     """
 
-    def __init__(self, conf: cfg.ConfigOpts, cache_directory: str, direct_io: bool = True):
+    def __init__(self, conf: cfg.ConfigOpts, cache_directory: str, direct_io: bool = True,
+                 base_directory: str | None = None):
         self._conf = conf[bootcache_conf.GROUP]
         self._all_conf = conf
-        tiers = nova_conf.tiers(conf, cache_directory, direct_io)
+        tiers = nova_conf.tiers(conf, cache_directory, direct_io, base_directory)
         self.cache = HostCache(cache_directory, self._conf.gateway_socket, tiers.disk,
                                tiers.memory_directory, tiers.memory)
         self.gateway = Gateway(self._conf.gateway_run_dir, self._conf.gateway_socket,
@@ -58,14 +70,19 @@ class ComputeHost:
         self._store_limit = tiers.store_limit
         self.stores = StoreKeeper(lambda store, _error: self._forget_store(store.image_id))
         self.cache.drop_store = self.drop_store
+        self.cache.evicted = self._evicted
+        self.cache.is_wanted = self.is_in_making
         self.recordings = ProfileRecordings(self.gateway, cache_directory, lambda: self.api)
         self._api: rpcapi.StorageAPI | None = None
         self.hostname = ''
         # Boots that are watched, by server id. Guarded by the lock, held for dictionary steps.
         self._watches: dict[str, BootWatch] = {}
         self._lock = threading.Lock()
-        # One growing store an image; held while one is opened, a few milliseconds of QMP.
-        self._grow_lock = threading.Lock()
+        # Makes opening and dropping of growing stores one step; some milliseconds of QMP.
+        self._grow_lock = threading.RLock()
+        # Disks that were just made or are about to be opened: their images, until when that is
+        # believed in monotonic seconds, and their files' time. Guarded by the lock.
+        self._in_making: dict[str, tuple[str, float, int]] = {}
 
     @property
     def api(self) -> rpcapi.StorageAPI:
@@ -86,14 +103,22 @@ class ComputeHost:
         self._api = rpcapi.StorageAPI(self._all_conf)
         try:
             self.cache.prepare()
+        except OSError as error:
+            LOG.error('bootcache: the tiers cannot be cleaned: %s', error)
+        try:
             self.gateway.start()
             # Whoever recorded is gone; the storage service notices and tries again.
             recorder.discard_leftovers(self.gateway.daemon)
-            for entry in self.cache.entries():
-                growingstore.drop_filter(self.gateway.daemon, entry.remote.image_id)
-        except (exception.BootcacheError, OSError) as error:
+        except exception.BootcacheError as error:
             LOG.error('bootcache: the gateway is not ready, servers that need it boot the'
                       ' stock way: %s', error)
+            return
+        for entry in self.cache.entries():
+            try:
+                growingstore.drop_filter(self.gateway.daemon, entry.remote.image_id)
+            except exception.BootcacheError as error:
+                LOG.warning('image %s: its growing store goes on growing: %s',
+                            entry.remote.image_id, error)
 
     def stop(self) -> None:
         """Stop all recording; the gateway goes on serving this host's servers."""
@@ -162,15 +187,44 @@ class ComputeHost:
         if offered.storage.offer is Offer.AWAY:
             LOG.info('bootcache: the storage service does not answer; server %s boots from the'
                      ' cache image that is here', server_id)
-        store = self._carry_out(plan, image_id, remote, virtual_bytes, offered)
-        self.cache.touch(image_id)
-        self._create(path, size, self.cache.path(image_id), 'qcow2')
+        with self._making(image_id, path):
+            store = self._carry_out(plan, image_id, remote, virtual_bytes, offered)
+            self.cache.touch(image_id)
+            self._create(path, size, self.cache.path(image_id), 'qcow2')
         if store is not None and offered.watch is not None and Step.WATCH in plan:
             self._watch_boot(server_id, store, remote, offered, console)
+        entry = self.cache.known(image_id)
         LOG.info('bootcache: server %s boots from %s of %s', server_id,
-                 'the cache image' if (entry and entry.cache_image) or offered.cache_image
-                 else 'an empty cache image', image_id)
+                 'the cache image' if entry and entry.cache_image else 'an empty cache image',
+                 image_id)
         return ''
+
+    @contextlib.contextmanager
+    def _making(self, image_id: str, path: str) -> Iterator[None]:
+        """Keep what a chain needs until its disk is opened, or is not going to be."""
+        until = time.monotonic() + _OPENED_SECONDS
+        with self._lock:
+            self._in_making[path] = image_id, until, 0
+        try:
+            yield
+            with self._lock:
+                self._in_making[path] = image_id, until, os.stat(path).st_mtime_ns
+        except BaseException:
+            with self._lock:
+                self._in_making.pop(path, None)
+            raise
+
+    def is_in_making(self, image_id: str) -> bool:
+        """Tell whether a chain was made, or mended, that nobody has opened yet."""
+        now = time.monotonic()
+        with self._lock:
+            pending = list(self._in_making.items())
+        for path, (_image_id, until, made_at) in pending:
+            if now > until or (made_at and _was_opened(path, made_at)):
+                with self._lock:
+                    self._in_making.pop(path, None)
+        with self._lock:
+            return any(image == image_id for image, _until, _made in self._in_making.values())
 
     def _make_profile(self, server_id: str, remote: Remote, virtual_bytes: int, token: str,
                       path: str, size: int) -> None:
@@ -190,8 +244,13 @@ class ComputeHost:
             elif step in (Step.FETCH_TO_MEMORY, Step.FETCH_TO_DISK):
                 assert offered.cache_image is not None
                 medium = Medium.MEMORY if step is Step.FETCH_TO_MEMORY else Medium.DISK
-                self.cache.fetch(remote, offered.cache_image, offered.cache_export, medium,
-                                 offered.pinned)
+                try:
+                    self.cache.fetch(remote, offered.cache_image, offered.cache_export, medium,
+                                     offered.pinned)
+                except (exception.BootcacheError, OSError) as error:
+                    LOG.warning('image %s: its cache image cannot be fetched: %s', image_id, error)
+                    # An older one is as right; so is an empty one, as all is in the base.
+                    self.cache.make_empty(remote, virtual_bytes)
             elif step is Step.MAKE_EMPTY:
                 self.cache.make_empty(remote, virtual_bytes)
             elif step is Step.SERVE_BASE:
@@ -248,24 +307,48 @@ class ComputeHost:
             if os.path.exists(partial):
                 os.unlink(partial)
 
-    def keep_chain(self, image_id: str) -> None:
+    def keep_chain(self, image_id: str, path: str = '') -> None:
         """See to it that a server's existing chain can be opened: cache image and gateway.
 
         A cache image that is gone is fetched again; where there is none any more an empty one
         takes its place, as the base has all the data.
 
+        :param path: of the overlay that is about to be opened; empty if none is.
         :raises Exception: if the base cannot be reached; the server cannot start until it can.
         """
         entry = self.cache.entry(image_id)
         if entry is None:
-            offered = offer.parse(image_id, self.ask(image_id, ''))
-            if offered.remote is None:
+            offered = self._ask_patiently(image_id, '', None)
+            known = self.cache.known(image_id)
+            if offered.remote is not None:
+                entry = self._replace_lost(image_id, offered, offered.remote)
+            elif known is not None:
+                # Its file is gone, as a memory tier's is when the host reboots; the base is not.
+                entry = self.cache.make_empty(known.remote, known.virtual_bytes)
+            else:
                 raise exception.BootcacheError(
                     f'the cache image of {image_id} is gone from this host and cannot be fetched:'
                     f' {offered.reason}')
-            entry = self._replace_lost(image_id, offered, offered.remote)
-        self.gateway.ensure_base(entry.remote)
-        self.cache.touch(image_id)
+        with self._making(image_id, path) if path else contextlib.nullcontext():
+            self.serve_base(entry)
+            self.cache.touch(image_id)
+
+    def serve_base(self, entry: Entry) -> None:
+        """Serve a base to this host's servers, wherever it is now.
+
+        :raises Exception: if it cannot be reached.
+        """
+        try:
+            self.gateway.ensure_base(entry.remote)
+        except exception.BootcacheError:
+            offered = offer.parse(entry.remote.image_id, self.ask(entry.remote.image_id, ''))
+            if offered.remote in (None, entry.remote):
+                raise
+            assert offered.remote is not None
+            LOG.info('image %s: its base is at %s:%d now', entry.remote.image_id,
+                     offered.remote.host, offered.remote.port)
+            entry = self.cache.update(entry, offered.remote, offered.pinned)
+            self.gateway.ensure_base(entry.remote)
 
     def adopt(self, image_id: str, path: str) -> bool:
         """Put an overlay whose base is not on this host onto the host's cache image.
@@ -274,8 +357,10 @@ class ComputeHost:
         :returns: False if stock Nova has to get the base.
         :raises BootcacheError: if the overlay cannot be changed.
         """
+        if not self._conf.enabled:
+            return False
         try:
-            self.keep_chain(image_id)
+            self.keep_chain(image_id, path)
         except (exception.BootcacheError, messaging.MessagingException) as error:
             LOG.info('bootcache: %s gets a stock base: %s', path, error)
             return False
@@ -306,8 +391,10 @@ class ComputeHost:
     def _grow(self, image_id: str, virtual_bytes: int) -> GrowingStore | None:
         with self._grow_lock:
             store = self.stores.get(image_id)
-            if store is not None:
+            if store is not None and store.is_there():
                 return store
+            if store is not None:
+                self._forget_store(image_id)
             medium = self.room_for('', self._store_limit)
             if medium is None:
                 return None
@@ -318,7 +405,7 @@ class ComputeHost:
                                      self._store_limit)
                 growingstore.discard(self.gateway.daemon, image_id)
                 store.open()
-            except exception.BootcacheError as error:
+            except (exception.BootcacheError, OSError) as error:
                 self.cache.release(f'store:{image_id}')
                 LOG.warning('image %s: it is read without a growing store: %s', image_id, error)
                 return None
@@ -341,18 +428,30 @@ class ComputeHost:
         watch.start()
 
     def _boot_over(self, watch: BootWatch) -> None:
-        """Stop the growth of a warm image's store: what boots miss is known now.
-
-        That of a cold image goes on growing to its limit, as servers share it.
-        """
-        image_id = watch.store.image_id
         with self._lock:
-            self._watches.pop(watch.server_id, None)
-            others = any(other.store is watch.store for other in self._watches.values())
-        entry = self.cache.entry(image_id)
-        if not others and entry is not None and entry.cache_image is not None:
-            with contextlib.suppress(exception.BootcacheError):
-                self.drop_store(image_id)
+            if self._watches.get(watch.server_id) is watch:
+                del self._watches[watch.server_id]
+        self.tidy_stores()
+
+    def tidy_stores(self) -> None:
+        """Remove the growing stores that are of no more use, and give back what they do not need.
+
+        That of a cold image goes on growing to its limit, as servers share it; once there is a
+        whole cache image, and no boot is watched, nobody gains by it. While the storage node is
+        away it stays: what it has is all that servers can read.
+        """
+        for store in self.stores.stores():
+            entry = self.cache.known(store.image_id)
+            try:
+                if entry is not None and entry.cache_image is not None \
+                        and not self.is_booting(store.image_id):
+                    gateway.check_reachable(entry.remote)
+                    self.drop_store(store.image_id)
+                elif not store.grows:
+                    # From now on it counts with what it has, and may be evicted.
+                    self.cache.release(f'store:{store.image_id}')
+            except exception.BootcacheError as error:
+                LOG.info('image %s: its growing store stays for now: %s', store.image_id, error)
 
     def server_goes(self, server_id: str) -> None:
         """Report what a watched boot read until now, as its server is stopped, moved or deleted."""
@@ -372,27 +471,38 @@ class ComputeHost:
 
         :raises StorageDaemonError: if the gateway does not answer.
         """
-        store = self.stores.remove(image_id)
-        try:
-            if store is not None:
-                store.close()
-            else:
-                growingstore.discard(self.gateway.daemon, image_id)
-        finally:
-            self.cache.release(f'store:{image_id}')
+        with self._grow_lock:
+            store = self.stores.remove(image_id)
+            try:
+                if store is not None:
+                    store.close()
+                else:
+                    growingstore.discard(self.gateway.daemon, image_id)
+            finally:
+                self.cache.release(f'store:{image_id}')
+
+    def _evicted(self, image_id: str) -> None:
+        """Let the gateway go of an image whose cache image was evicted, if nobody is connected."""
+        with contextlib.suppress(exception.BootcacheError):
+            self.stop_serving(image_id)
 
     def _forget_store(self, image_id: str) -> None:
-        store = self.stores.remove(image_id)
-        self.cache.release(f'store:{image_id}')
-        if store is not None:
-            store.grows = False
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(store.path)
+        with self._grow_lock:
+            store = self.stores.remove(image_id)
+            self.cache.release(f'store:{image_id}')
+            if store is not None:
+                store.grows = False
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(store.path)
 
-    def gateway_restarted(self) -> None:
-        """Forget all growing stores: a new gateway has none of their nodes."""
+    def forget_lost_stores(self) -> None:
+        """Forget growing stores that a gateway which was restarted does not have any more.
+
+        :raises StorageDaemonError: if the gateway does not answer.
+        """
         for store in self.stores.stores():
-            self._forget_store(store.image_id)
+            if not store.is_there():
+                self._forget_store(store.image_id)
 
     # Cleaning.
 
@@ -417,13 +527,14 @@ class ComputeHost:
     def stop_serving(self, image_id: str) -> bool:
         """Take an image's base out of the gateway, and its growing store with it.
 
-        :returns: False if a server is connected to it.
+        :returns: False if a server is connected to it, or about to be.
         :raises StorageDaemonError: if the gateway refuses.
         """
-        if not self.gateway.remove_base(image_id):
-            return False
-        self._forget_store(image_id)
-        for medium in Medium:
-            with contextlib.suppress(FileNotFoundError, KeyError):
-                os.unlink(self.cache.store_path(image_id, medium))
+        with self._grow_lock:
+            if self.is_in_making(image_id) or not self.gateway.remove_base(image_id):
+                return False
+            self._forget_store(image_id)
+            for medium in Medium:
+                with contextlib.suppress(FileNotFoundError, KeyError):
+                    os.unlink(self.cache.store_path(image_id, medium))
         return True

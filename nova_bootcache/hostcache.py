@@ -11,6 +11,8 @@ base is (doc/source/formats.rst). A file without an entry does not count.
 import contextlib
 import dataclasses
 import os
+import re
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,14 +25,18 @@ from bootcache.manifest import CacheInfo
 from bootcache.tier import Item, Limits, Medium
 from nova_bootcache import growingstore
 from nova_bootcache.cacheentry import Entry
-from nova_bootcache.gateway import Remote
+from nova_bootcache.gateway import Remote, check_reachable
 
 LOG = logging.getLogger(__name__)
 
+_NAME = re.compile('[0-9a-f]{40}')
+_LEFTOVER = re.compile(r'[0-9a-f-]{36,40}(\.json\..*\.tmp|\.tmp|\.partial)')
+_ATTEMPTS = 5
+# A boot waits for the fetch; one that is slower than this would be no gain.
+_GRACE_SECONDS = 30
+_SLOWEST = 2 << 20
 # An empty cache image is a header and its first tables.
 _EMPTY_CLUSTER = 65536
-# A server whose overlay was just made has not opened its cache image yet.
-_FRESH_SECONDS = 120
 
 
 class HostCache:
@@ -53,8 +59,10 @@ class HostCache:
             assert memory is not None
             self._directories[Medium.MEMORY] = memory_directory
             self._limits[Medium.MEMORY] = memory
-        # Called with an image's id before its file is evicted; says whether it may be.
-        self.may_evict: Callable[[str], bool] = lambda image_id: True
+        # Tells whether a server is about to open an image's cache image.
+        self.is_wanted: Callable[[str], bool] = lambda image_id: False
+        # Called with an image's id after its file was evicted.
+        self.evicted: Callable[[str], None] = lambda image_id: None
         # Called with an image's id to have its growing store removed.
         self.drop_store: Callable[[str], None] = lambda image_id: None
         # Files verified by this process, by inode, time and size; and room that is promised to
@@ -62,7 +70,7 @@ class HostCache:
         self._verified: set[tuple[int, int, int]] = set()
         self._reserved: dict[str, tuple[Medium, int]] = {}
         self._lock = threading.Lock()
-        # Makes looking for room and taking it one step; held over evictions, which are unlinks.
+        # Makes looking for room and taking it one step; held for milliseconds.
         self._room_lock = threading.Lock()
 
     def prepare(self) -> None:
@@ -73,12 +81,17 @@ class HostCache:
         for directory in self._directories.values():
             os.makedirs(directory, mode=0o755, exist_ok=True)
             for name in os.listdir(directory):
-                if name.endswith(('.partial', '.tmp')):
+                if _LEFTOVER.fullmatch(name):
                     os.unlink(os.path.join(directory, name))
         memory = self._directories.get(Medium.MEMORY)
+        for name in os.listdir(self.directory):
+            path = os.path.join(self.directory, name)
+            if os.path.islink(path) and (memory is None or os.readlink(path)
+                                         != os.path.join(memory, name)):
+                # Of a memory tier that there was; it is fetched again when it is asked for.
+                os.unlink(path)
         for name in os.listdir(memory) if memory else ():
-            if os.path.realpath(os.path.join(self.directory, name)) \
-                    != os.path.realpath(os.path.join(memory or '', name)):
+            if _NAME.fullmatch(name) and not os.path.islink(os.path.join(self.directory, name)):
                 os.unlink(os.path.join(memory or '', name))
 
     # Names and entries.
@@ -123,6 +136,12 @@ class HostCache:
             self._verified.add(seen)
         return entry
 
+    def known(self, image_id: str) -> Entry | None:
+        """Return what is noted of an image's cache image, also if its file is gone."""
+        with contextlib.suppress(exception.InvalidManifest):
+            return Entry.load(f'{self.path(image_id)}.json')
+        return None
+
     def update(self, entry: Entry, remote: Remote, pinned: bool) -> Entry:
         """Note where a cache image's base is now, and whether it is pinned.
 
@@ -130,11 +149,14 @@ class HostCache:
         """
         if (entry.remote, entry.pinned) == (remote, pinned):
             return entry
-        changed = dataclasses.replace(entry, remote=remote, pinned=pinned)
         path = f'{self.path(remote.image_id)}.json'
-        used = os.stat(path).st_mtime
-        changed.save(path)
-        os.utime(path, (used, used))
+        with lockutils.lock(f'bootcache-{naming.cache_file_name(remote.image_id)}'):
+            # It may have been replaced meanwhile.
+            changed = dataclasses.replace(self.known(remote.image_id) or entry, remote=remote,
+                                          pinned=pinned)
+            used = os.stat(path).st_mtime
+            changed.save(path)
+            os.utime(path, (used, used))
         return changed
 
     def entries(self) -> list[Entry]:
@@ -173,7 +195,9 @@ class HostCache:
                 partial = os.path.join(self._directories[medium],
                                        f'{naming.cache_file_name(image_id)}.partial')
                 try:
-                    qemuimg.copy_raw(f'nbd://{remote.host}:{remote.port}/{cache_export}', partial)
+                    check_reachable(remote)
+                    qemuimg.copy_raw(f'nbd://{remote.host}:{remote.port}/{cache_export}', partial,
+                                     timeout=_GRACE_SECONDS + cache_image.bytes // _SLOWEST)
                     cacheimage.verify(partial, cache_image.sha256, cache_image.bytes)
                     file_sha256 = self._point_home(partial, image_id, cache_image)
                     entry = Entry(remote, cache_image, file_sha256, cache_image.virtual_bytes,
@@ -274,7 +298,7 @@ class HostCache:
             path = self.path(image_id)
             with contextlib.suppress(FileNotFoundError):
                 used = os.stat(f'{path}.json').st_mtime
-                busy = abs(time.time() - used) < _FRESH_SECONDS or tier.is_open(path)
+                busy = self.is_wanted(image_id) or tier.is_open(path)
                 items.append(Item(image_id, os.stat(path).st_size, used, entry.pinned, busy))
         with self._lock:
             promised = dict(self._reserved)
@@ -315,19 +339,33 @@ class HostCache:
         :param key: ``fetch:`` or ``store:`` and the image's id.
         :raises BootcacheError: if there is none.
         """
-        with self._room_lock:
-            kind, _colon, image_id = key.partition(':')
-            # What is fetched takes the place of the image's older file.
-            room = tier.make_room(self._items(medium, image_id if kind == 'fetch' else ''),
-                                  self._limits[medium], size)
+        kind, _colon, image_id = key.partition(':')
+        # What is fetched takes the place of the image's older file.
+        but = image_id if kind == 'fetch' else ''
+        for _attempt in range(_ATTEMPTS):
+            with self._room_lock:
+                room = tier.make_room(self._items(medium, but), self._limits[medium], size)
+                if room.fits and not room.evict:
+                    self._check_free(medium, size)
+                    with self._lock:
+                        self._reserved[key] = medium, size
+                    return
             if not room.fits:
-                raise exception.BootcacheError(
-                    f'compute {medium.value} has no room for {size} bytes; raise'
-                    f' [bootcache]compute_{medium.value}_quota')
-            with self._lock:
-                self._reserved[key] = medium, size
+                break
+            # Not under the lock: what goes may have a growing store, which has locks of its own.
             for victim in room.evict:
                 self._evict(victim)
+        raise exception.BootcacheError(
+            f'compute {medium.value} has no room for {size} bytes; raise'
+            f' [bootcache]compute_{medium.value}_quota')
+
+    def _check_free(self, medium: Medium, size: int) -> None:
+        """Check the medium itself: servers may still hold what has lost its name already."""
+        free = shutil.disk_usage(self._directories[medium]).free
+        if free < size:
+            raise exception.BootcacheError(
+                f'compute {medium.value}: {free} bytes are free at {self._directories[medium]},'
+                f' not {size}')
 
     def release(self, key: str) -> None:
         """Give back what was reserved."""
@@ -342,8 +380,9 @@ class HostCache:
                 for directory in self._directories.values():
                     with contextlib.suppress(FileNotFoundError):
                         os.unlink(os.path.join(directory, f'{image_id}{growingstore.SUFFIX}'))
-            elif self.may_evict(image_id):
+            else:
                 self.remove(image_id)
+                self.evicted(image_id)
         except (exception.BootcacheError, OSError) as error:
             LOG.warning('image %s: cannot be evicted: %s', image_id, error)
 

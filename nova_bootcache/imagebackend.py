@@ -116,7 +116,7 @@ class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
             return False
         try:
             if ours:
-                self.bootcache.keep_chain(self._image_of(backing, image_id))
+                self.bootcache.keep_chain(self._image_of(backing, image_id), path)
                 return True
             # It came from a host that names it as stock Nova does, or was to leave for one.
             return self.bootcache.adopt(image_id, path)
@@ -139,6 +139,9 @@ class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
         The base need not be here: the host that gets the disk makes its own, and this one finds
         the cache image again. An error leaves the header as it is.
         """
+        if not self.exists():
+            # It boots from a volume.
+            return
         backing = libvirt_utils.get_disk_backing_file(self.path, basename=False)
         if self.bootcache.cache.holds_path(backing):
             base = self._stock_base(os.path.basename(backing))

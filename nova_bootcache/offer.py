@@ -73,7 +73,8 @@ def parse(image_id: str, answer: dict[str, Any] | None) -> Offered:
         return Offered(Storage(Offer.AWAY), 'the storage service does not answer')
     try:
         return _parse(image_id, answer)
-    except (exception.BootcacheError, KeyError, ValueError, TypeError, AttributeError) as error:
+    except (exception.BootcacheError, KeyError, ValueError, TypeError, AttributeError,
+            OverflowError) as error:
         return Offered(Storage(Offer.STOCK),
                        f'the storage service\'s answer is not understood: {error!r}')
 

@@ -11,10 +11,11 @@ import dataclasses
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import oslo_messaging as messaging
+from oslo_concurrency import lockutils
 from oslo_log import log as logging
 
 from bootcache import exception, naming, qemuimg
@@ -24,8 +25,9 @@ from nova_bootcache.pivot import Pivot
 
 LOG = logging.getLogger(__name__)
 
-_PERIOD_SECONDS = 5
+_PERIOD_SECONDS = 10
 _PAUSE_SECONDS = 60
+_LONGEST_PAUSE = 6 * 3600
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +81,26 @@ class Nova(Protocol):
         """Return the directories of all servers that have one on this host."""
 
 
+class _Unwanted(threading.Event):
+    """Is set when settling stops, or the last server that wanted a base is gone."""
+
+    def __init__(self, stopped: threading.Event, is_wanted: Callable[[], bool]):
+        super().__init__()
+        self._stopped = stopped
+        self._is_wanted = is_wanted
+        self._asked_at = time.monotonic()
+
+    def is_set(self) -> bool:
+        """Ask Nova as well, but not each time."""
+        if not super().is_set() and time.monotonic() - self._asked_at > _PERIOD_SECONDS:
+            self._asked_at = time.monotonic()
+            # Nova may be away; that is no reason to begin again from the start.
+            with contextlib.suppress(Exception):
+                if not self._is_wanted():
+                    self.set()
+        return super().is_set() or self._stopped.is_set()
+
+
 class Settler:
     """Settles this host's servers, one at a time, in a thread of its own.
 
@@ -94,14 +116,18 @@ class Settler:
         self._bandwidth = bandwidth
         self._delay = delay
         self._stopped = threading.Event()
-        # Servers that Nova works on, and what is under way; guarded by the lock, which is held
-        # while a pivot begins, ends or is given up: a fraction of a second.
+        # Servers that Nova works on, and what is under way; guarded by the lock, which is held for
+        # dictionary steps. Beginning, ending and giving up are one step each for a server by a
+        # lock of its own (see _one_step).
         self._held: collections.Counter[str] = collections.Counter()
         self._pivots: dict[str, tuple[Pivot, threading.Event]] = {}
-        self._lock = threading.RLock()
-        # Inodes of disks that do not stand on a cache image, by server; this thread's own.
-        self._settled: dict[str, int] = {}
-        self._not_before: dict[str, float] = {}
+        self._lock = threading.Lock()
+        # Inodes of disks, and whether they stand on a cache image, by server.
+        self._chained: dict[str, tuple[int, bool]] = {}
+        # What did not come off, by image: the next pause in seconds, and when to try again.
+        self._patience: dict[str, tuple[float, float]] = {}
+        # Images whose base is to leave the gateway.
+        self._gone: set[str] = set()
         self._unsettled_images: set[str] | None = None
 
     # Starting and stopping.
@@ -111,20 +137,25 @@ class Settler:
         with contextlib.suppress(OSError):
             fullbase.sweep(self._nova.base_directory)
         for directory in self._nova.directories():
+            self._recover_quietly(directory)
+
+    def _recover_quietly(self, directory: str) -> None:
+        try:
             self.recover_server(directory)
+        except Exception:
+            LOG.exception('bootcache: what settling left in %s cannot be ended; the server cannot'
+                          ' be started until it is', directory)
 
     def recover_server(self, directory: str) -> None:
-        """End what was left half-done for one server; a failure is logged.
+        """End what was left half-done for one server, by a crash or as libvirt was away.
 
         :param directory: of its disks.
+        :raises BootcacheError: if that is not possible, or which of two disks is the right one
+            cannot be told: the server must not be started then.
         """
-        if not pivot.is_under_way(directory):
-            return
-        try:
+        if pivot.is_under_way(directory):
             server_id = os.path.basename(directory).removesuffix('_resize')
             pivot.recover(directory, self._nova.domain(server_id))
-        except Exception:
-            LOG.exception('bootcache: what settling left in %s cannot be ended', directory)
 
     def start(self) -> None:
         """Begin to look for servers that can be settled."""
@@ -153,11 +184,18 @@ class Settler:
                 self._held[server_id] -= 1
                 if not self._held[server_id]:
                     del self._held[server_id]
-            self._settled.pop(server_id, None)
+            self._chained.pop(server_id, None)
+
+    @staticmethod
+    @contextlib.contextmanager
+    def _one_step(server_id: str) -> Iterator[None]:
+        with lockutils.lock(f'bootcache-settling-{server_id}'):
+            yield
 
     def _give_up(self, server_id: str) -> None:
-        with self._lock:
-            found = self._pivots.pop(server_id, None)
+        with self._one_step(server_id):
+            with self._lock:
+                found = self._pivots.pop(server_id, None)
             if found is None:
                 return
             under_way, cancelled = found
@@ -192,19 +230,24 @@ class Settler:
             if left_behind and pivot.is_under_way(server.directory):
                 # libvirt was away when it was to be ended; the guest may stand still.
                 with self._nova.instance_lock(server.server_id):
-                    self.recover_server(server.directory)
+                    self._recover_quietly(server.directory)
             if server.image_id and self._is_chained(server):
                 unsettled.setdefault(server.image_id, []).append(server)
-        gone = (self._unsettled_images or set()) - set(unsettled)
+        self._gone |= (self._unsettled_images or set()) | self._idle_images()
+        self._gone -= set(unsettled)
         self._unsettled_images = set(unsettled)
         # Nova is at work on these: a chain may be in the making that nobody has opened yet.
         in_hand = {server.image_id for server in present if not server.settles}
-        for image_id in (gone | self._idle_images(set(unsettled))) - in_hand:
-            self._let_go(image_id)
+        for image_id in self._gone - in_hand:
+            if self._let_go(image_id):
+                self._gone.discard(image_id)
         if not self._bandwidth:
             return
-        for image_id, servers in unsettled.items():
-            if self._stopped.is_set() or time.monotonic() < self._not_before.get(image_id, 0.0):
+        # Servers whose base is here first: to complete one takes long.
+        for image_id, servers in sorted(
+                unsettled.items(), key=lambda item: not os.path.exists(self._base_path(item[0]))):
+            if self._stopped.is_set() \
+                    or time.monotonic() < self._patience.get(image_id, (0.0, 0.0))[1]:
                 continue
             ready = [server for server in servers
                      if server.settles and server.age >= self._delay]
@@ -214,29 +257,36 @@ class Settler:
     def _is_chained(self, server: LocalServer) -> bool:
         try:
             inode = os.stat(server.disk).st_ino
-            if self._settled.get(server.server_id) == inode:
-                return False
+            known = self._chained.get(server.server_id)
+            if known is not None and known[0] == inode:
+                return known[1]
             backing = qemuimg.info(server.disk, 'qcow2').get('full-backing-filename')
         except (OSError, exception.BootcacheError):
             # Not there yet, or of another kind.
             return False
-        if self._host.cache.holds_path(backing):
-            return True
-        self._settled[server.server_id] = inode
-        return False
+        # Only Nova's work on the server, and settling itself, change it.
+        self._chained[server.server_id] = inode, self._host.cache.holds_path(backing)
+        return self._chained[server.server_id][1]
 
-    def _idle_images(self, unsettled: set[str]) -> set[str]:
-        """Return images whose base is served here although no server needs it."""
+    def _idle_images(self) -> set[str]:
+        """Return images whose base is here: new servers do not need the gateway for them."""
         return {entry.remote.image_id for entry in self._host.cache.entries()
-                if entry.remote.image_id not in unsettled
-                and os.path.exists(self._base_path(entry.remote.image_id))}
+                if os.path.exists(self._base_path(entry.remote.image_id))}
 
-    def _let_go(self, image_id: str) -> None:
-        """Take what nobody uses any more out of the gateway."""
-        if self._host.is_booting(image_id) or not self._host.gateway.serves(image_id):
-            return
-        if self._host.stop_serving(image_id):
-            LOG.info('image %s: no server of this host needs the gateway for it any more', image_id)
+    def _let_go(self, image_id: str) -> bool:
+        """Take what nobody uses any more out of the gateway; False if that is not possible now."""
+        try:
+            if self._host.is_booting(image_id):
+                return False
+            if not self._host.gateway.serves(image_id):
+                return True
+            if not self._host.stop_serving(image_id):
+                return False
+        except exception.BootcacheError as error:
+            LOG.warning('image %s: its base stays in the gateway for now: %s', image_id, error)
+            return False
+        LOG.info('image %s: no server of this host needs the gateway for it any more', image_id)
+        return True
 
     def _base_path(self, image_id: str) -> str:
         return os.path.join(self._nova.base_directory, naming.cache_file_name(image_id))
@@ -244,16 +294,27 @@ class Settler:
     def _settle(self, image_id: str, servers: list[LocalServer]) -> None:
         try:
             if self._complete_base(image_id):
+                before = self._patience.get(image_id)
                 for server in servers:
                     if self._stopped.is_set():
                         return
                     self._settle_server(server)
+                if self._patience.get(image_id) == before:
+                    self._patience.pop(image_id, None)
                 return
+            self._postpone(image_id)
         except exception.Cancelled:
             return
         except (exception.BootcacheError, OSError, messaging.MessagingException) as error:
-            LOG.warning('image %s: its servers are not settled yet: %s', image_id, error)
-        self._not_before[image_id] = time.monotonic() + _PAUSE_SECONDS
+            pause = self._postpone(image_id)
+            LOG.warning('image %s: its servers are not settled yet, and tried again in %.0f s: %s',
+                        image_id, pause, error)
+
+    def _postpone(self, image_id: str) -> float:
+        """Try again later, and later each time: a base that is wrong is so for good."""
+        pause = self._patience.get(image_id, (_PAUSE_SECONDS, 0.0))[0]
+        self._patience[image_id] = min(2 * pause, _LONGEST_PAUSE), time.monotonic() + pause
+        return pause
 
     def _complete_base(self, image_id: str) -> bool:
         target = self._base_path(image_id)
@@ -263,17 +324,25 @@ class Settler:
                 raise exception.BootcacheError('the storage service does not serve the image')
         elif not stored['settle']:
             return False
+        elif not stored['image_hash']:
+            raise exception.BootcacheError('the storage service does not know the image\'s hash')
         elif not os.path.exists(target):
             host, port = stored['server']
+            # Nova makes it with its own first base.
+            os.makedirs(self._nova.base_directory, exist_ok=True)
             LOG.info('image %s: its full base is completed, at %d bytes a second', image_id,
                      self._bandwidth)
             fullbase.complete(
                 fullbase.nbd_node(str(host), int(port), str(stored['export'])),
                 int(stored['stored_bytes']), str(stored['image_hash']),
                 str(stored['image_format']), target, raw=self._nova.force_raw,
-                rate=self._bandwidth, keep_free=self._nova.keep_free, cancelled=self._stopped,
+                rate=self._bandwidth, keep_free=self._nova.keep_free,
+                cancelled=_Unwanted(self._stopped, lambda: self._is_wanted(image_id)),
                 lock=self._nova.base_lock(os.path.basename(target)))
         return True
+
+    def _is_wanted(self, image_id: str) -> bool:
+        return any(server.image_id == image_id for server in self._nova.servers())
 
     def _settle_server(self, server: LocalServer) -> None:
         """Move one server; what cannot be done now is tried again later."""
@@ -286,14 +355,18 @@ class Settler:
             return
         except exception.BootcacheError as error:
             LOG.warning('bootcache: server %s is not settled yet: %s', server_id, error)
-            self._not_before[server.image_id] = time.monotonic() + _PAUSE_SECONDS
-            with self._lock:
+            self._postpone(server.image_id)
+            with self._nova.instance_lock(server_id):
                 self._give_up(server_id)
+        finally:
+            self._chained.pop(server_id, None)
 
     def _begin(self, server: LocalServer) -> tuple[Pivot, threading.Event] | None:
-        with self._nova.instance_lock(server.server_id), self._lock:
+        with self._nova.instance_lock(server.server_id), self._one_step(server.server_id):
             now = self._nova.server(server.server_id)
-            if now is None or not now.settles or self._held[server.server_id]:
+            with self._lock:
+                is_held = self._held[server.server_id] > 0
+            if now is None or not now.settles or is_held:
                 return None
             base = self._base_path(server.image_id)
             cache_image = self._host.cache.path(server.image_id)
@@ -310,13 +383,16 @@ class Settler:
             under_way = Pivot(find_domain, now.directory, base, pivot.base_format(base),
                               cache_image, self._bandwidth, now.target)
             under_way.begin()
-            found = self._pivots[server.server_id] = under_way, threading.Event()
+            found = under_way, threading.Event()
+            with self._lock:
+                self._pivots[server.server_id] = found
             return found
 
     def _finish(self, server_id: str, under_way: Pivot, cancelled: threading.Event) -> None:
         under_way.wait_ready(cancelled)
-        with self._nova.instance_lock(server_id), self._lock:
-            if self._pivots.pop(server_id, None) is None:
-                return
+        with self._nova.instance_lock(server_id), self._one_step(server_id):
+            with self._lock:
+                if self._pivots.pop(server_id, None) is None:
+                    return
             under_way.finish()
         LOG.info('bootcache: server %s is settled', server_id)

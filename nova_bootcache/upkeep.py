@@ -56,7 +56,8 @@ class Upkeep:
 
     def once(self) -> None:
         """Do all of it once; failures are logged."""
-        for step in (self._keep_gateway, self.serve_bases, self.replace_empty, self.tell_use):
+        for step in (self._keep_gateway, self.serve_bases, self.replace_empty,
+                     self._host.tidy_stores, self.tell_use):
             self._try(step)
 
     @staticmethod
@@ -69,8 +70,8 @@ class Upkeep:
             LOG.exception('bootcache: unexpected error')
 
     def _keep_gateway(self) -> None:
-        if self._host.gateway.start():
-            self._host.gateway_restarted()
+        self._host.gateway.start()
+        self._host.forget_lost_stores()
 
     def _is_time(self, what: str) -> bool:
         return time.monotonic() >= self._patience.get(what, (0.0, 0.0))[1]
@@ -91,7 +92,7 @@ class Upkeep:
                 self._patience.pop(f'serve:{image_id}', None)
             elif self._is_time(f'serve:{image_id}') and self._needs_base(image_id):
                 try:
-                    self._host.gateway.ensure_base(entry.remote)
+                    self._host.serve_base(entry)
                     LOG.info('image %s: the gateway serves its base', image_id)
                 except exception.BootcacheError as error:
                     # Each try costs the gateway time, and the image may be gone for good.

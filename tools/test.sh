@@ -23,7 +23,7 @@ lint() {
     say "== lint"
     "$VENV/bin/ruff" check .
     "$VENV/bin/mypy"
-    git ls-files -z '*.sh' devstack | xargs -0 grep -lZE '^#!/bin/(ba)?sh|shellcheck shell' \
+    git ls-files -z '*.sh' devstack tools/cloud/remote | xargs -0 grep -lZE '^#!/bin/(ba)?sh|shellcheck shell' \
         | xargs -0 shellcheck -x
 }
 

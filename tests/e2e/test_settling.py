@@ -124,7 +124,9 @@ def slow(cloud, module_tenant, small_image):
     base = base_of(cloud, image)
     away = base.with_name('away')
     base.rename(away)
-    cloud.layer('nova', '80-slow', {'bootcache': {'settle_bandwidth': '128KiB'}})
+    # The delay leaves the time to put the base there before the host begins to complete one.
+    cloud.layer('nova', '80-slow', {'bootcache': {'settle_bandwidth': '128KiB',
+                                                  'settle_delay': 30}})
     for host in cloud.hosts:
         cloud.restart(host.compute)
     yield image, base, away

@@ -54,13 +54,24 @@ def test_nothing_is_known_of_an_unknown_image(store):
     assert store.load_working_set(Manifest(IMAGE)) is None
 
 
-def test_a_new_manifest_removes_what_it_does_not_name(store):
+def test_a_new_manifest_removes_what_only_the_last_one_named(store):
+    """What is being written meanwhile has no manifest yet, and stays."""
+    manifest = fill(store)
+    with open(store.path(IMAGE, 'cache-2.qcow2.partial'), 'w'):
+        pass
+    store.save(dataclasses.replace(manifest, cache_image=None))
+    assert names(store) == ['base-1.img', 'cache-2.qcow2.partial', 'manifest.json',
+                            manifest.working_set.file]
+
+
+def test_sweeping_removes_what_a_crash_left(store):
     manifest = fill(store)
     for name in ('cache-2.qcow2', 'cache-1.qcow2.partial', 'manifest.json.abc.tmp',
                  'working-set-0.json', 'base-0.img'):
         with open(store.path(IMAGE, name), 'w'):
             pass
     store.save(dataclasses.replace(manifest, cache_image=None))
+    store.sweep(store.load(IMAGE))
     assert names(store) == ['base-1.img', 'manifest.json', manifest.working_set.file]
 
 

@@ -3,12 +3,14 @@
 import dataclasses
 import json
 import os
+import types
 
 import pytest
 
 from bootcache import cacheimage, exception, naming, savefile
 from bootcache.manifest import CacheInfo
-from bootcache.tier import Limits
+from bootcache.tier import Limits, Medium
+from nova_bootcache import hostcache
 from nova_bootcache.cacheentry import Entry
 from nova_bootcache.gateway import Remote
 from nova_bootcache.hostcache import HostCache
@@ -149,12 +151,15 @@ def test_no_document_does_not_count(cache, content):
 
 def test_what_a_crash_left_is_removed(cache):
     entry = place(cache)
-    for name in ('a.partial', 'b.json.x1.tmp', f'{naming.cache_file_name(OTHER)}.partial'):
+    other = naming.cache_file_name(OTHER)
+    for name in (f'{OTHER}.partial', f'{other}.json.x1.tmp', f'{other}.partial', f'{other}.tmp',
+                 'of-somebody-else.partial'):
         with open(os.path.join(cache.directory, name), 'w'):
             pass
     cache.prepare()
     assert sorted(os.listdir(cache.directory)) == sorted(
-        [naming.cache_file_name(IMAGE), naming.cache_file_name(IMAGE) + '.json'])
+        [naming.cache_file_name(IMAGE), naming.cache_file_name(IMAGE) + '.json',
+         'of-somebody-else.partial'])
     assert cache.entry(IMAGE) == entry
 
 
@@ -194,3 +199,51 @@ def test_a_remote_out_of_an_answer():
                    {'server': ['host'], 'base_export': 'x'}):
         with pytest.raises((KeyError, ValueError)):
             Remote.from_answer(IMAGE, answer)
+
+
+@pytest.fixture
+def two_tiers(tmp_path):
+    """A disk tier and a memory tier; what the memory lies on does not matter here."""
+    (tmp_path / 'memory').mkdir()
+    return HostCache(str(tmp_path / '_bootcache'), SOCKET, LIMITS, str(tmp_path / 'memory'), LIMITS)
+
+
+def test_what_is_not_ours_in_the_memory_directory_stays(two_tiers, tmp_path):
+    two_tiers.prepare()
+    memory = tmp_path / 'memory'
+    (memory / 'directory').mkdir()
+    for name in ('of-somebody-else', f'{IMAGE}.store', naming.cache_file_name(OTHER)):
+        (memory / name).touch()
+    two_tiers.prepare()
+    # A cache image without a name in the disk tier is nobody's; a store may be the gateway's.
+    assert sorted(file.name for file in memory.iterdir()) == sorted(
+        ['directory', 'of-somebody-else', f'{IMAGE}.store'])
+
+
+def test_names_of_a_memory_tier_that_is_gone_are_removed(two_tiers, tmp_path):
+    two_tiers.prepare()
+    place(two_tiers)
+    path = two_tiers.path(IMAGE)
+    os.rename(path, tmp_path / 'memory' / os.path.basename(path))
+    os.symlink(tmp_path / 'memory' / os.path.basename(path), path)
+    two_tiers.prepare()
+    assert two_tiers.entry(IMAGE) is not None
+    without = HostCache(two_tiers.directory, SOCKET, LIMITS)
+    without.prepare()
+    assert without.entry(IMAGE) is None and without.known(IMAGE) is not None
+
+
+def test_the_medium_itself_has_to_have_room(cache, monkeypatch):
+    monkeypatch.setattr(hostcache.shutil, 'disk_usage',
+                        lambda path: types.SimpleNamespace(free=1000))
+    with pytest.raises(exception.BootcacheError, match='1000 bytes are free'):
+        cache.reserve('fetch:x', Medium.DISK, 1001)
+    cache.reserve('fetch:x', Medium.DISK, 1000)
+
+
+def test_an_update_does_not_bring_an_older_file_back(cache):
+    older = place(cache)
+    newer = place(cache, content=b'y' * 512)
+    moved = Remote(IMAGE, '10.0.0.2', 10810, f'base-{IMAGE}')
+    assert cache.update(older, moved, True).file_sha256 == newer.file_sha256
+    assert cache.entry(IMAGE).remote == moved

@@ -81,7 +81,9 @@ class HostCache:
         for directory in self._directories.values():
             os.makedirs(directory, mode=0o755, exist_ok=True)
             for name in os.listdir(directory):
-                if _LEFTOVER.fullmatch(name):
+                # The disk tier's directory is ours; the other one may be somebody else's as well.
+                if name.endswith(('.partial', '.tmp')) \
+                        and (directory == self.directory or _LEFTOVER.fullmatch(name)):
                     os.unlink(os.path.join(directory, name))
         memory = self._directories.get(Medium.MEMORY)
         for name in os.listdir(self.directory):

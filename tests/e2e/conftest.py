@@ -53,7 +53,8 @@ def cloud() -> Iterator[BootcacheCloud]:
     try:
         cloud.configure_bootcache()
         # Settling soon; only images that ask for it are settled, see Tenant.image.
-        cloud.layer('nova', '70-e2e', {'bootcache': {'settle_delay': 3}})
+        cloud.layer('nova', '70-e2e', {'DEFAULT': {'default_ephemeral_format': 'ext4'},
+                                       'bootcache': {'settle_delay': 3}})
         cloud.up(DRIVER)
         ours = True
         make_flavors(cloud)

@@ -103,13 +103,91 @@ def test_a_warm_boots_misses_are_reported_and_its_store_goes(hosts, node, direct
     compare(f'{directory}/disk', node)
 
 
-def test_a_warm_boot_that_misses_nothing_reports_nothing(hosts, node, directory):
+def test_a_warm_boot_that_misses_nothing_says_so(hosts, node, directory):
     node.build(*SET)
     host = hosts()
     host.service.watch = WATCH
     boot(host, f'{directory}/disk', console=lambda: 'small login:')
     until(lambda: host.stores.get(IMAGE) is None, 'the end of the store')
-    assert host.service.boots == []
+    assert host.service.boots[0][4] == []
+
+
+def test_a_gateway_that_somebody_else_restarted_has_no_stores(hosts, node, directory):
+    """As systemd does; the driver adopts what it finds."""
+    host = cold(node, hosts())
+    boot(host, f'{directory}/disk')
+    host.gateway.daemon.stop()
+    again = type(host.gateway)(host.gateway.daemon.directory, host.gateway.socket_path, 5)
+    again.start()
+    assert boot(host, f'{directory}/next') is True
+    read(host, 3 * MIB, MIB)
+    assert host.stores.get(IMAGE).is_there() and host.stores.get(IMAGE).size() > MIB
+    compare(f'{directory}/disk', node)
+
+
+def test_a_gateway_of_an_earlier_version_goes_on_without_stores(hosts, node, directory):
+    host = cold(node, hosts())
+    daemon, below = host.gateway.daemon, naming.node_name('n', IMAGE)
+    daemon.add_nodes(host.gateway.remote_node(below, node.remote()),
+                     {'driver': 'raw', 'node-name': naming.node_name('g', IMAGE),
+                      'read-only': True, 'file': below})
+    daemon.add_export(f'base-{IMAGE}', naming.node_name('g', IMAGE))
+    assert boot(host, f'{directory}/disk') is True
+    compare(f'{directory}/disk', node)
+    assert host.stores.get(IMAGE) is None
+    assert host.stop_serving(IMAGE) is False, 'its server is about to start'
+    os.unlink(f'{directory}/disk')
+    assert host.stop_serving(IMAGE) is True and daemon.nodes() == set()
+
+
+def test_memory_that_was_lost_while_the_storage_service_is_away(hosts, node, directory):
+    node.build(*SET)
+    host = hosts()
+    boot(host, f'{directory}/disk')
+    os.unlink(host.cache.path(IMAGE))
+    host.service.away = True
+    host.keep_chain(IMAGE)
+    compare(f'{directory}/disk', node)
+    assert host.cache.entry(IMAGE).cache_image is None
+
+
+def test_a_store_goes_with_the_whole_cache_image_but_not_while_the_storage_node_is_away(
+        hosts, node, directory):
+    host = cold(node, hosts())
+    boot(host, f'{directory}/disk')
+    data = read(host, 3 * MIB, MIB)
+    host.server_goes('server-disk')
+    node.build(*SET)
+    host.upkeep.replace_empty()
+    node.kill()
+    host.tidy_stores()
+    # What it has is all that servers can read now.
+    assert read(host, 3 * MIB, MIB) == data
+    node.serve()
+    until(lambda: host.tidy_stores() or host.stores.get(IMAGE) is None, 'the end of the store')
+    assert host.cache.has_room(Medium.DISK, '', host.cache._limits[Medium.DISK].quota // 2)
+
+
+def test_a_cache_image_that_cannot_be_fetched_is_done_without(hosts, node, directory):
+    node.build(*SET)
+    host = hosts()
+    host.service.extra = {'cache_export': 'cache-that-is-not-there'}
+    assert boot(host, f'{directory}/disk') is True
+    assert host.cache.entry(IMAGE).cache_image is None
+    compare(f'{directory}/disk', node)
+
+
+def test_a_storage_node_that_moved_is_asked_for(hosts, node, directory):
+    node.build(*SET)
+    host = hosts()
+    boot(host, f'{directory}/disk')
+    entry = host.cache.entry(IMAGE)
+    away = dataclasses.replace(entry.remote, port=1)
+    host.cache.update(entry, away, False)
+    os.unlink(f'{directory}/disk')
+    assert host.stop_serving(IMAGE)
+    host.keep_chain(IMAGE)
+    assert host.cache.entry(IMAGE).remote == node.remote()
 
 
 def test_a_base_that_is_being_prepared_is_waited_for(hosts, node, directory, monkeypatch):
@@ -131,7 +209,7 @@ def test_patience_ends_in_the_stock_way(hosts, node, directory, monkeypatch):
 
 def test_without_room_for_anything_a_server_still_boots(hosts, node, directory):
     node.build(*SET)
-    host = hosts(compute_disk_quota='1MiB', store_quota='64MiB')
+    host = hosts(compute_disk_quota='1MiB', store_quota='1MiB')
     host.cache.reserve('fetch:other', Medium.DISK, 900_000)
     assert boot(host, f'{directory}/disk') is True
     assert host.cache.entry(IMAGE).cache_image is None and host.stores.get(IMAGE) is None
@@ -279,9 +357,11 @@ def test_pinned_ones_stay(hosts, node, directory):
     host.service.extra = {'pinned': False}
     boot(host, f'{directory}/again')
     with pytest.raises(exception.BootcacheError):
-        # Just used: a server may be about to open it.
+        # Their servers are about to open it.
         host.cache.reserve('fetch:new', Medium.DISK, 1_000_000)
-    os.utime(f'{host.cache.path(IMAGE)}.json', (1000, 1000))
+    with open(f'{directory}/disk', 'ab') as disk:
+        disk.write(b'as a guest that has run')
+    os.unlink(f'{directory}/again')
     host.cache.reserve('fetch:new', Medium.DISK, 1_000_000)
     assert host.cache.entry(IMAGE) is None
 

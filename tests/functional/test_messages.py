@@ -30,7 +30,8 @@ class Manager:
                 raise exception.InvalidWorkingSet('outside')
             return {'plan_boot': {'action': 'stock', 'reason': 'why not'}, 'forget': True,
                     'list_images': [{'image_id': IMAGE}], 'get_image': {'image_id': IMAGE},
-                    'get_working_set': None}.get(name)
+                    'get_working_set': None, 'pin': True,
+                    'serve_stored': {'export': 'stored-x'}}.get(name)
         return method
 
 
@@ -58,7 +59,7 @@ def manager(conf):
     """A manager that is served."""
     manager = Manager()
     server = messaging.get_rpc_server(rpcapi.get_transport(conf), rpcapi.target(server='storage'),
-                                      [Endpoints(manager)], executor='threading')
+                                      [Endpoints(manager, manager, manager)], executor='threading')
     server.start()
     yield manager
     server.stop()
@@ -75,6 +76,13 @@ def manager(conf):
      ('recording_progress', (IMAGE, 'token', 5, 0.5), {}), None),
     ('report_working_set', (IMAGE, 'token', 4096, [[0, 4096, 0.5], [4096, 1]]),
      ('report_working_set', (IMAGE, 'token', 4096, [[0, 4096, 0.5], [4096, 1]]), {}), None),
+    ('report_boot', (IMAGE, 'sha512:ab', 'host', 65536, [[0, 65536, 0.5]], 'marker', 12.5),
+     ('report_boot', (IMAGE, 'sha512:ab', 'host', 65536, [[0, 65536, 0.5]], 'marker', 12.5), {}),
+     None),
+    ('report_use', ('host', {IMAGE: [1000.5, 'disk']}), ('note_use', (IMAGE, 1000.5), {}), None),
+    ('promote_image', (IMAGE,), ('promote', (IMAGE,), {}), None),
+    ('pin_image', (IMAGE, True), ('pin', (IMAGE, True), {}), True),
+    ('serve_stored', (IMAGE,), ('serve_stored', (IMAGE,), {}), {'export': 'stored-x'}),
     ('list_images', (), ('list_images', (), {}), [{'image_id': IMAGE}]),
     ('get_image', (IMAGE,), ('get_image', (IMAGE,), {}), {'image_id': IMAGE}),
     ('get_working_set', (IMAGE,), ('get_working_set', (IMAGE,), {}), None),
@@ -113,6 +121,14 @@ def test_nobody_serves(conf):
     conf.set_override('rpc_timeout', 1, bootcache_conf.GROUP)
     with pytest.raises(messaging.MessagingTimeout):
         rpcapi.StorageAPI(conf).plan_boot(IMAGE, 'host', 'server', None)
+
+
+def test_a_service_of_the_first_version_is_asked_for_what_it_knows(conf, manager, monkeypatch):
+    monkeypatch.setattr(Endpoints, 'target', messaging.Target(version='1.0'))
+    api = rpcapi.StorageAPI(conf)
+    assert api.plan_boot(IMAGE, 'host', 'server', None)['action'] == 'stock'
+    with pytest.raises(messaging.RemoteError, match=r'1\.1'):
+        api.serve_stored(IMAGE)
 
 
 def test_a_service_of_an_older_version_is_not_asked_for_more(conf, manager):

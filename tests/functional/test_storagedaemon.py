@@ -340,3 +340,17 @@ def test_it_outlives_who_started_it(directory):
     assert daemon.ensure_running() is False
     daemon.stop()
     assert daemon.answers() is False
+
+
+def test_a_daemon_that_does_not_answer_is_left_alone(daemons):
+    """It may hang on a storage node; others read through it."""
+    daemon = daemons()
+    daemon.ensure_running()
+    pid = daemon.pid()
+    with daemon.session():
+        # The monitor serves one client only.
+        other = StorageDaemon(daemon.name, daemon.directory, daemon.listener)
+        other.answers = lambda: False
+        with pytest.raises(exception.StorageDaemonError, match=f'pid {pid} runs'):
+            other.ensure_running()
+    assert daemon.pid() == pid and daemon.ensure_running() is False

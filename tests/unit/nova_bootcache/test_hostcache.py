@@ -158,8 +158,7 @@ def test_what_a_crash_left_is_removed(cache):
             pass
     cache.prepare()
     assert sorted(os.listdir(cache.directory)) == sorted(
-        [naming.cache_file_name(IMAGE), naming.cache_file_name(IMAGE) + '.json',
-         'of-somebody-else.partial'])
+        [naming.cache_file_name(IMAGE), naming.cache_file_name(IMAGE) + '.json'])
     assert cache.entry(IMAGE) == entry
 
 
@@ -212,12 +211,13 @@ def test_what_is_not_ours_in_the_memory_directory_stays(two_tiers, tmp_path):
     two_tiers.prepare()
     memory = tmp_path / 'memory'
     (memory / 'directory').mkdir()
-    for name in ('of-somebody-else', f'{IMAGE}.store', naming.cache_file_name(OTHER)):
+    for name in ('of-somebody-else', 'theirs.partial', f'{IMAGE}.store',
+                 naming.cache_file_name(OTHER)):
         (memory / name).touch()
     two_tiers.prepare()
     # A cache image without a name in the disk tier is nobody's; a store may be the gateway's.
     assert sorted(file.name for file in memory.iterdir()) == sorted(
-        ['directory', 'of-somebody-else', f'{IMAGE}.store'])
+        ['directory', 'of-somebody-else', 'theirs.partial', f'{IMAGE}.store'])
 
 
 def test_names_of_a_memory_tier_that_is_gone_are_removed(two_tiers, tmp_path):

@@ -138,7 +138,8 @@ def test_servers_that_start_together_fetch_once(node, cache, monkeypatch):
     node.build(*SET)
     copies, entries = [], []
     real = qemuimg.copy_raw
-    monkeypatch.setattr(qemuimg, 'copy_raw', lambda *names, **limits: copies.append(1) or real(*names))
+    monkeypatch.setattr(qemuimg, 'copy_raw',
+                        lambda *names, **limits: copies.append(1) or real(*names))
     threads = [threading.Thread(target=lambda: entries.append(fetch(cache, node)))
                for _ in range(4)]
     for thread in threads:

@@ -2,25 +2,21 @@
 
 import contextlib
 import os
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import oslo_messaging as messaging
 from oslo_config import cfg
 from oslo_log import log as logging
 
-from bootcache import conf as bootcache_conf
-from bootcache import exception, naming, qemuimg, recorder, rpcapi, tier
+from bootcache import exception, naming, qemuimg, recorder, rpcapi
 from bootcache.tier import Medium
-from nova_bootcache import conf as nova_conf
-from nova_bootcache import gateway, growingstore, offer, placement
-from nova_bootcache.bootwatch import BootWatch
+from nova_bootcache import growingstore, offer, placement
 from nova_bootcache.cacheentry import Entry
-from nova_bootcache.gateway import Gateway, Remote
-from nova_bootcache.growingstore import GrowingStore, StoreKeeper
-from nova_bootcache.hostcache import HostCache
+from nova_bootcache.gateway import Remote
+from nova_bootcache.growingstore import GrowingStore
+from nova_bootcache.hoststores import HostStores
 from nova_bootcache.offer import Offered
 from nova_bootcache.placement import Held, Host, Offer, Server, Step
 from nova_bootcache.profilerecordings import ProfileRecordings
@@ -30,59 +26,21 @@ LOG = logging.getLogger(__name__)
 # With 4 KiB subclusters a guest's small write fetches nothing from below (doc/source/overview.rst).
 _OVERLAY_CLUSTER = 128 << 10
 _ASK_AGAIN_SECONDS = 1.0
-_REPORT_SECONDS = 20.0
-# Nova may wait for the network, five minutes by default, between a disk's making and its opening.
-_OPENED_SECONDS = 900
 
 
 def _no_console() -> str:
     return ''
 
 
-def _was_opened(path: str, made_at: int) -> bool:
-    """Tell whether a disk is open, or was written since a time in nanoseconds, or is gone."""
-    try:
-        return tier.is_open(path) or os.stat(path).st_mtime_ns != made_at
-    except FileNotFoundError:
-        return True
-
-
-class ComputeHost:
-    """Cache images, gateway and recordings of one compute host.
-
-    :param conf: Nova's configuration, with the driver's options registered.
-    :param cache_directory: of the host's cache images.
-    :param direct_io: whether servers' disks are opened with O_DIRECT.
-    :param base_directory: Nova's own directory of bases.
-    :raises ConfigurationError: if the tiers' options make no sense.
-    """
+class ComputeHost(HostStores):
+    """Makes and keeps the chains of one compute host's servers."""
 
     def __init__(self, conf: cfg.ConfigOpts, cache_directory: str, direct_io: bool = True,
                  base_directory: str | None = None):
-        self._conf = conf[bootcache_conf.GROUP]
+        super().__init__(conf, cache_directory, direct_io, base_directory)
         self._all_conf = conf
-        tiers = nova_conf.tiers(conf, cache_directory, direct_io, base_directory)
-        self.cache = HostCache(cache_directory, self._conf.gateway_socket, tiers.disk,
-                               tiers.memory_directory, tiers.memory)
-        self.gateway = Gateway(self._conf.gateway_run_dir, self._conf.gateway_socket,
-                               self._conf.reconnect_delay, self._conf.gateway_autostart,
-                               self._conf.gateway_group)
-        self._store_limit = tiers.store_limit
-        self.stores = StoreKeeper(lambda store, _error: self._forget_store(store.image_id))
-        self.cache.drop_store = self.drop_store
-        self.cache.evicted = self._evicted
-        self.cache.is_wanted = self.is_in_making
-        self.recordings = ProfileRecordings(self.gateway, cache_directory, lambda: self.api)
         self._api: rpcapi.StorageAPI | None = None
-        self.hostname = ''
-        # Boots that are watched, by server id. Guarded by the lock, held for dictionary steps.
-        self._watches: dict[str, BootWatch] = {}
-        self._lock = threading.Lock()
-        # Makes opening and dropping of growing stores one step; some milliseconds of QMP.
-        self._grow_lock = threading.RLock()
-        # Disks that were just made or are about to be opened: their images, until when that is
-        # believed in monotonic seconds, and their files' time. Guarded by the lock.
-        self._in_making: dict[str, tuple[str, float, int]] = {}
+        self.recordings = ProfileRecordings(self.gateway, cache_directory, lambda: self.api)
 
     @property
     def api(self) -> rpcapi.StorageAPI:
@@ -198,33 +156,6 @@ class ComputeHost:
                  'the cache image' if entry and entry.cache_image else 'an empty cache image',
                  image_id)
         return ''
-
-    @contextlib.contextmanager
-    def _making(self, image_id: str, path: str) -> Iterator[None]:
-        """Keep what a chain needs until its disk is opened, or is not going to be."""
-        until = time.monotonic() + _OPENED_SECONDS
-        with self._lock:
-            self._in_making[path] = image_id, until, 0
-        try:
-            yield
-            with self._lock:
-                self._in_making[path] = image_id, until, os.stat(path).st_mtime_ns
-        except BaseException:
-            with self._lock:
-                self._in_making.pop(path, None)
-            raise
-
-    def is_in_making(self, image_id: str) -> bool:
-        """Tell whether a chain was made, or mended, that nobody has opened yet."""
-        now = time.monotonic()
-        with self._lock:
-            pending = list(self._in_making.items())
-        for path, (_image_id, until, made_at) in pending:
-            if now > until or (made_at and _was_opened(path, made_at)):
-                with self._lock:
-                    self._in_making.pop(path, None)
-        with self._lock:
-            return any(image == image_id for image, _until, _made in self._in_making.values())
 
     def _make_profile(self, server_id: str, remote: Remote, virtual_bytes: int, token: str,
                       path: str, size: int) -> None:
@@ -368,16 +299,6 @@ class ComputeHost:
         LOG.info('bootcache: %s stands on the cache image of %s', path, image_id)
         return True
 
-    def room_for(self, image_id: str, size: int) -> Medium | None:
-        """Return the tier in which a file of an image has room, memory first (section 5.1).
-
-        :param size: bytes.
-        """
-        for medium in (Medium.MEMORY, Medium.DISK):
-            if self.cache.has_room(medium, image_id, size):
-                return medium
-        return None
-
     def _replace_lost(self, image_id: str, offered: Offered, remote: Remote) -> Entry:
         info = offered.cache_image
         medium = self.room_for(image_id, info.bytes) if info is not None else None
@@ -385,156 +306,3 @@ class ComputeHost:
             with contextlib.suppress(exception.BootcacheError):
                 return self.cache.fetch(remote, info, offered.cache_export, medium, offered.pinned)
         return self.cache.make_empty(remote, offered.virtual_bytes)
-
-    # Growing stores, and boots that are watched.
-
-    def _grow(self, image_id: str, virtual_bytes: int) -> GrowingStore | None:
-        with self._grow_lock:
-            store = self.stores.get(image_id)
-            if store is not None and store.is_there():
-                return store
-            if store is not None:
-                self._forget_store(image_id)
-            medium = self.room_for('', self._store_limit)
-            if medium is None:
-                return None
-            try:
-                self.cache.reserve(f'store:{image_id}', medium, self._store_limit)
-                path = self.cache.store_path(image_id, medium)
-                store = GrowingStore(self.gateway.daemon, image_id, virtual_bytes, path,
-                                     self._store_limit)
-                growingstore.discard(self.gateway.daemon, image_id)
-                store.open()
-            except (exception.BootcacheError, OSError) as error:
-                self.cache.release(f'store:{image_id}')
-                LOG.warning('image %s: it is read without a growing store: %s', image_id, error)
-                return None
-            self.stores.add(store)
-            return store
-
-    def _watch_boot(self, server_id: str, store: GrowingStore, remote: Remote, offered: Offered,
-                    console: Callable[[], str]) -> None:
-        assert offered.watch is not None
-
-        def report(granularity: int, extents: list[list[Any]], ended_by: str,
-                   seconds: float) -> None:
-            self.api.report_boot(remote.image_id, offered.image_hash, self.hostname, granularity,
-                                 extents, ended_by, seconds)
-
-        watch = BootWatch(server_id, store, remote, offered.watch, console, report,
-                          self._boot_over)
-        with self._lock:
-            self._watches[server_id] = watch
-        watch.start()
-
-    def _boot_over(self, watch: BootWatch) -> None:
-        with self._lock:
-            if self._watches.get(watch.server_id) is watch:
-                del self._watches[watch.server_id]
-        self.tidy_stores()
-
-    def tidy_stores(self) -> None:
-        """Remove the growing stores that are of no more use, and give back what they do not need.
-
-        That of a cold image goes on growing to its limit, as servers share it; once there is a
-        whole cache image, and no boot is watched, nobody gains by it. While the storage node is
-        away it stays: what it has is all that servers can read.
-        """
-        for store in self.stores.stores():
-            entry = self.cache.known(store.image_id)
-            try:
-                if entry is not None and entry.cache_image is not None \
-                        and not self.is_booting(store.image_id):
-                    gateway.check_reachable(entry.remote)
-                    self.drop_store(store.image_id)
-                elif not store.grows:
-                    # From now on it counts with what it has, and may be evicted.
-                    self.cache.release(f'store:{store.image_id}')
-            except exception.BootcacheError as error:
-                LOG.info('image %s: its growing store stays for now: %s', store.image_id, error)
-
-    def server_goes(self, server_id: str) -> None:
-        """Report what a watched boot read until now, as its server is stopped, moved or deleted."""
-        with self._lock:
-            watch = self._watches.get(server_id)
-        if watch is not None:
-            watch.end()
-            watch.join(_REPORT_SECONDS)
-
-    def is_booting(self, image_id: str) -> bool:
-        """Tell whether a boot from an image is watched."""
-        with self._lock:
-            return any(watch.store.image_id == image_id for watch in self._watches.values())
-
-    def drop_store(self, image_id: str) -> None:
-        """Remove an image's growing store; servers that run read from the base again.
-
-        :raises StorageDaemonError: if the gateway does not answer.
-        """
-        with self._grow_lock:
-            store = self.stores.remove(image_id)
-            try:
-                if store is not None:
-                    store.close()
-                else:
-                    growingstore.discard(self.gateway.daemon, image_id)
-            finally:
-                self.cache.release(f'store:{image_id}')
-
-    def _evicted(self, image_id: str) -> None:
-        """Let the gateway go of an image whose cache image was evicted, if nobody is connected."""
-        with contextlib.suppress(exception.BootcacheError):
-            self.stop_serving(image_id)
-
-    def _forget_store(self, image_id: str) -> None:
-        with self._grow_lock:
-            store = self.stores.remove(image_id)
-            self.cache.release(f'store:{image_id}')
-            if store is not None:
-                store.grows = False
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(store.path)
-
-    def forget_lost_stores(self) -> None:
-        """Forget growing stores that a gateway which was restarted does not have any more.
-
-        :raises StorageDaemonError: if the gateway does not answer.
-        """
-        for store in self.stores.stores():
-            if not store.is_there():
-                self._forget_store(store.image_id)
-
-    # Cleaning.
-
-    def remove_unused(self, used_image_ids: Iterable[str], minimum_age: float) -> None:
-        """Remove cache images that no server on this host uses, and what the gateway serves them.
-
-        :param used_image_ids: images of this host's servers.
-        :param minimum_age: seconds since the last use.
-        """
-        used = set(used_image_ids)
-        for entry in self.cache.entries():
-            image_id = entry.remote.image_id
-            if image_id in used or entry.pinned or self.cache.age(image_id) < minimum_age \
-                    or tier.is_open(self.cache.path(image_id)):
-                continue
-            try:
-                if self.stop_serving(image_id):
-                    self.cache.remove(image_id)
-            except (exception.BootcacheError, OSError) as error:
-                LOG.warning('image %s: its cache image cannot be removed: %s', image_id, error)
-
-    def stop_serving(self, image_id: str) -> bool:
-        """Take an image's base out of the gateway, and its growing store with it.
-
-        :returns: False if a server is connected to it, or about to be.
-        :raises StorageDaemonError: if the gateway refuses.
-        """
-        with self._grow_lock:
-            if self.is_in_making(image_id) or not self.gateway.remove_base(image_id):
-                return False
-            self._forget_store(image_id)
-            for medium in Medium:
-                with contextlib.suppress(FileNotFoundError, KeyError):
-                    os.unlink(self.cache.store_path(image_id, medium))
-        return True

@@ -133,16 +133,26 @@ def fit(extents: Sequence[Extent], quota: int, cluster_bytes: int,
     :param extents: aligned to ``cluster_bytes``, in first-read order.
     :param quota: bytes.
     """
+    def first(clusters: int) -> list[Extent]:
+        # The base's end may lie within a cluster, whose place in the order may be any.
+        whole = [dataclasses.replace(extent, length=-(-extent.length // cluster_bytes)
+                                     * cluster_bytes) for extent in extents]
+        return [dataclasses.replace(extent, length=min(extent.length,
+                                                       virtual_bytes - extent.offset))
+                for extent in workingset.clip(whole, clusters * cluster_bytes)]
+
     def size(clusters: int) -> int:
-        kept = workingset.clip(extents, clusters * cluster_bytes)
-        return workingset.total_bytes(kept) + metadata_bytes(kept, cluster_bytes, virtual_bytes)
+        return clusters * cluster_bytes + metadata_bytes(first(clusters), cluster_bytes,
+                                                         virtual_bytes)
 
     # The size grows with the number of clusters: the largest number that fits is looked for.
-    fits, most = 0, min(quota, workingset.total_bytes(extents) + cluster_bytes) // cluster_bytes
+    fits = 0
+    most = min(quota // cluster_bytes,
+               sum(-(-extent.length // cluster_bytes) for extent in extents))
     while fits < most:
         middle = (fits + most + 1) // 2
         fits, most = (middle, most) if size(middle) <= quota else (fits, middle - 1)
-    return workingset.clip(extents, fits * cluster_bytes)
+    return first(fits)
 
 
 def build(base: Base, extents: Sequence[Extent], target: str, *, quota: int, cluster_bytes: int,

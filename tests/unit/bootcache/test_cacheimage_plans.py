@@ -1,7 +1,7 @@
 """What goes into a cache image, decided without any file; building is in tests/functional."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bootcache import cacheimage, exception, savefile, workingset
@@ -24,13 +24,31 @@ def aligned_sets(draw):
     return cluster, virtual_bytes, workingset.align(raw, cluster, virtual_bytes)
 
 
+def _clusters(extents, cluster):
+    return sum(-(-extent.length // cluster) for extent in extents)
+
+
 @given(aligned_sets(), st.integers(0, 1 << 23))
+@example((512, 513, [Extent(512, 1), Extent(0, 512)]), 6656)
 def test_fit_keeps_the_longest_start_that_is_within_the_quota(case, quota):
     cluster, virtual_bytes, extents = case
     kept = cacheimage.fit(extents, quota, cluster, virtual_bytes)
-    size = workingset.total_bytes(kept)
-    assert kept == workingset.clip(extents, size)
-    assert not kept or size + cacheimage.metadata_bytes(kept, cluster, virtual_bytes) <= quota
+    assert kept[:-1] == extents[:len(kept)][:-1]
+    assert not kept or kept[-1].offset == extents[len(kept) - 1].offset
+    count = _clusters(kept, cluster)
+    assert not kept or count * cluster \
+        + cacheimage.metadata_bytes(kept, cluster, virtual_bytes) <= quota
+    if count < _clusters(extents, cluster):
+        # One more cluster would not have fitted: maximal.
+        more = cacheimage.fit(extents, 1 << 62, cluster, virtual_bytes)
+        longer, left = [], count + 1
+        for extent in more:
+            here = min(left, -(-extent.length // cluster))
+            if here:
+                longer.append(Extent(extent.offset, min(here * cluster, extent.length)))
+            left -= here
+        assert (count + 1) * cluster \
+            + cacheimage.metadata_bytes(longer, cluster, virtual_bytes) > quota
     assert all(extent.offset % cluster == 0 for extent in kept)
     assert all(extent.length % cluster == 0 or extent.end == virtual_bytes for extent in kept)
 

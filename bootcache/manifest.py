@@ -130,6 +130,9 @@ class Manifest:
     :ivar settle: whether its servers are to be settled.
     :ivar base_hash: ``algorithm:hexadecimal`` of the file at ``base_path``; unlike ``image_hash``
         it stays while an image is skipped.
+    :ivar generation: one more each time that hosts are to let go of what they hold: after an
+        operator's eviction, or when fewer people may see the image.
+    :ivar visibility: Glance's, as last seen; empty while not known.
     :ivar updated_at: ISO 8601, UTC.
     """
 
@@ -150,6 +153,8 @@ class Manifest:
     boot_marker: str = ''
     settle: bool = True
     base_hash: str = ''
+    generation: int = 0
+    visibility: str = ''
 
     def to_json(self) -> dict[str, Any]:
         """Return the document as it is stored."""

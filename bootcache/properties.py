@@ -15,10 +15,14 @@ MODE = 'bootcache_mode'
 QUOTA = 'bootcache_quota'
 BOOT_MARKER = 'bootcache_boot_marker'
 SETTLE = 'bootcache_settle'
+REQUIRE = 'bootcache_require'
 STATE = 'bootcache_state'
 REASON = 'bootcache_reason'
 
 MODES = ('auto', 'off')
+REQUIRE_DRIVER = 'driver'
+REQUIRE_WARM = 'warm'
+REQUIREMENTS = (REQUIRE_DRIVER, REQUIRE_WARM)
 MIN_QUOTA = 1 << 20
 MAX_MARKER_LENGTH = 256
 # Counts are unrolled in memory when an expression is compiled, and nested ones multiply.
@@ -96,6 +100,20 @@ def parse(properties: Mapping[str, Any], *, default_quota: int, max_quota: int,
         raise exception.InvalidProperty(
             f'{SETTLE}={settle[:40]!r} is not one of: yes, no') from None
     return Policy(mode, quota, marker, settles)
+
+
+def requirement(properties: Mapping[str, Any]) -> str | None:
+    """Return what an image requires of the hosts of its servers: driver, warm, or None.
+
+    :raises InvalidProperty: if it is something else.
+    """
+    required = str(properties.get(REQUIRE, '')).strip().lower()
+    if not required:
+        return None
+    if required not in REQUIREMENTS:
+        raise exception.InvalidProperty(
+            f'{REQUIRE}={required[:40]!r} is not one of: {", ".join(REQUIREMENTS)}')
+    return required
 
 
 def compile_marker(marker: str) -> Any:

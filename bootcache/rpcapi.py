@@ -7,6 +7,8 @@ History:
 * 1.1: plan_boot's actions cold and wait, its entries medium, has_memory, image_hash, pinned and
   watch, and the base's place also with stock; report_boot, report_use, promote_image, pin_image,
   serve_stored.
+* 1.2: plan_boot's entry generation; report_holdings, which takes report_use's place, report_warm,
+  list_hosts, image_hosts, evict_image, warm_image, get_warming.
 """
 
 from typing import Any
@@ -18,11 +20,13 @@ from bootcache import conf as bootcache_conf
 
 EXCHANGE = 'bootcache'
 TOPIC = 'bootcache'
-VERSION = '1.1'
+VERSION = '1.2'
 # What a message asks for at least: a service of an earlier version then answers what it knows.
 _FIRST = '1.0'
-_SINCE = dict.fromkeys(('report_boot', 'report_use', 'promote_image', 'pin_image', 'serve_stored'),
-                       '1.1')
+_SINCE = {
+    **dict.fromkeys(('report_boot', 'promote_image', 'pin_image', 'serve_stored'), '1.1'),
+    **dict.fromkeys(('report_holdings', 'report_warm', 'list_hosts', 'image_hosts', 'evict_image',
+                     'warm_image', 'get_warming'), '1.2')}
 
 # Key of a server's metadata whose value proves it to be a profile boot (plan_boot's token).
 PROFILE_METADATA = 'bootcache_profile'
@@ -33,6 +37,14 @@ ACTION_COLD = 'cold'
 ACTION_RECORD = 'record'
 ACTION_WAIT = 'wait'
 ACTION_STOCK = 'stock'
+
+# What came of warming a host: Nova's own words for its precache API, and what there is before.
+WARM_WAITING = 'waiting'
+WARM_CACHED = 'cached'
+WARM_EXISTING = 'existing'
+WARM_UNSUPPORTED = 'unsupported'
+WARM_ERROR = 'error'
+WARM_OUTCOMES = (WARM_CACHED, WARM_EXISTING, WARM_UNSUPPORTED, WARM_ERROR)
 
 
 def target(**extra: Any) -> messaging.Target:
@@ -82,8 +94,9 @@ class StorageAPI:
         :returns: ``action`` (cache, cold, record, wait or stock) and ``reason`` for the last two;
             where the base is served also ``virtual_bytes``, ``image_hash``, ``server`` (host and
             port of the exporter), ``base_export`` and ``pinned``; for cache ``cache_export``,
-            ``cache_image`` (:class:`bootcache.manifest.CacheInfo`), ``medium`` (disk or memory)
-            and ``has_memory``; and ``watch`` (quota in bytes, linger, silence and timeout in
+            ``cache_image`` (:class:`bootcache.manifest.CacheInfo`), ``medium`` (disk or memory),
+            ``has_memory`` and ``generation`` (a host that holds an earlier one is to let go of
+            it); and ``watch`` (quota in bytes, linger, silence and timeout in
             seconds, marker) if a report of what the boot reads is wanted.
         """
         answer: dict[str, Any] = self._call('plan_boot', image_id=image_id, host=host,
@@ -123,13 +136,27 @@ class StorageAPI:
                    granularity=granularity, extents=extents, ended_by=ended_by,
                    boot_seconds=boot_seconds)
 
-    def report_use(self, host: str, images: dict[str, list[Any]]) -> None:
-        """Tell what a host holds, for the cloud-level eviction (SC13 section 3.4).
+    def report_holdings(self, host: str, report: dict[str, Any] | None) -> dict[str, Any]:
+        """Tell what a host holds, and hear what it is to let go of.
 
-        :param images: by image id the time of the last use, in seconds since the epoch, and the
-            tier (disk or memory).
+        The last uses are for the cloud-level eviction (SC13 section 3.4).
+
+        :param report: ``images``: by image id the time of the last use in seconds since the epoch,
+            the tier (disk or memory), the generation that ``plan_boot`` told, and the file's
+            bytes; ``quotas``: bytes by tier. None if nothing has changed since the last report.
+        :returns: ``drop``: ids of images whose cache image is to go as soon as no server of the
+            host needs it; ``resend``: the service does not know the host's last report.
         """
-        self._cast('report_use', host=host, images=images)
+        answer: dict[str, Any] = self._call('report_holdings', host=host, report=report)
+        return answer
+
+    def report_warm(self, image_id: str, host: str, outcome: str, reason: str) -> None:
+        """Tell what came of Nova's request to warm a host.
+
+        :param outcome: one of ``WARM_OUTCOMES``.
+        :param reason: of an error.
+        """
+        self._cast('report_warm', image_id=image_id, host=host, outcome=outcome, reason=reason)
 
     def promote_image(self, image_id: str) -> None:
         """Ask the storage node to copy an image's cache image to its memory tier."""
@@ -151,6 +178,50 @@ class StorageAPI:
             servers are to be settled); None if the image has no base here.
         """
         answer: dict[str, Any] | None = self._call('serve_stored', image_id=image_id)
+        return answer
+
+    def list_hosts(self) -> list[dict[str, Any]]:
+        """Return the hosts that have reported: ``host``, ``seen`` (seconds ago), ``images``,
+        ``bytes`` and ``quotas`` (both by tier)."""
+        answer: list[dict[str, Any]] = self._call('list_hosts')
+        return answer
+
+    def image_hosts(self, image_id: str) -> dict[str, Any] | None:
+        """Return where an image's cache image is, or None if the image is not known.
+
+        :returns: ``storage`` (disk, memory or None), ``hosts``: a list of ``host``, ``medium``,
+            ``bytes``, ``last_use`` (seconds since the epoch), ``seen`` (seconds since the host's
+            report) and ``leaving`` (it is to let go of it).
+        """
+        answer: dict[str, Any] | None = self._call('image_hosts', image_id=image_id)
+        return answer
+
+    def evict_image(self, image_id: str, hosts: list[str] | None) -> list[str]:
+        """Have hosts let go of an image's cache image, as soon as no server of theirs needs it.
+
+        :param hosts: names of hosts; None for all of them, and the storage node's memory tier.
+        :returns: names of the hosts that hold it.
+        """
+        answer: list[str] = self._call('evict_image', image_id=image_id, hosts=hosts)
+        return answer
+
+    def warm_image(self, image_id: str, aggregates: list[str]) -> list[dict[str, Any]]:
+        """Have Nova precache an image on the hosts of aggregates.
+
+        :param aggregates: names.
+        :returns: as of :meth:`get_warming`.
+        """
+        answer: list[dict[str, Any]] = self._call('warm_image', image_id=image_id,
+                                                  aggregates=aggregates)
+        return answer
+
+    def get_warming(self, image_id: str) -> list[dict[str, Any]]:
+        """Return how far the warming of an image is, for each aggregate asked for.
+
+        :returns: a list of ``aggregate``, ``done``, and ``hosts``: by name ``outcome`` (waiting or
+            one of ``WARM_OUTCOMES``), ``reason`` and ``attempts``.
+        """
+        answer: list[dict[str, Any]] = self._call('get_warming', image_id=image_id)
         return answer
 
     def list_images(self) -> list[dict[str, Any]]:

@@ -1,0 +1,87 @@
+"""The filter: servers of images that ask for it go only to hosts that run the driver, or are warm.
+
+``[filter_scheduler]enabled_filters = ...,BootCacheFilter`` with ``available_filters`` naming
+``nova_bootcache.scheduler.filters.BootCacheFilter`` beside Nova's own.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import cachetools
+from nova.image import glance
+from nova.scheduler import filters
+from oslo_log import log as logging
+
+from bootcache import exception, properties
+from nova_bootcache import warmth
+from nova_bootcache.scheduler import hosts
+from nova_bootcache.warmth import Level
+
+LOG = logging.getLogger(__name__)
+
+# An image's properties seldom change; a request of many servers asks Glance once.
+_REMEMBERED_SECONDS = 60
+_REMEMBERED_IMAGES = 1024
+
+
+class BootCacheFilter(filters.BaseHostFilter):  # type: ignore[misc]
+    """Keeps hosts without the driver, or cold ones, from servers whose image says so.
+
+    Nova's scheduler is not given properties that Nova does not know: Glance is asked for them, as
+    the user who asks for the server, once a minute for an image. Where Glance does not answer all
+    hosts pass.
+    """
+
+    # What a host publishes does not change during a request.
+    run_filter_once_per_request = True
+    # A server that is rebuilt stays where it is.
+    RUN_ON_REBUILD = False
+
+    def __init__(self) -> None:
+        """Remember nothing yet."""
+        self._required: Any = cachetools.TTLCache(_REMEMBERED_IMAGES, _REMEMBERED_SECONDS)
+
+    def filter_all(self, filter_obj_list: Iterable[Any], spec_obj: Any) -> Iterator[Any]:
+        """Yield the hosts that pass; the image is looked up once."""
+        image_id = hosts.requested_image(spec_obj)
+        required = self._requirement(image_id, spec_obj) if image_id else None
+        for host_state in filter_obj_list:
+            if required is None or self._passes(host_state, image_id, required):
+                yield host_state
+
+    def host_passes(self, host_state: Any, filter_properties: Any) -> bool:
+        """Tell whether one host passes."""
+        return bool(list(self.filter_all([host_state], filter_properties)))
+
+    @staticmethod
+    def _passes(host_state: Any, image_id: str | None, required: str) -> bool:
+        assert image_id is not None
+        if warmth.STATS_KEY not in (getattr(host_state, 'stats', None) or {}):
+            LOG.info('host %s: does not run bootcache\'s driver, which image %s asks for by %s=%s',
+                     host_state.host, image_id, properties.REQUIRE, required)
+            return False
+        if required == properties.REQUIRE_WARM:
+            level = hosts.HOSTS.entry(host_state).level(warmth.image_key(image_id))
+            if level in (Level.COLD, Level.ARRIVING):
+                LOG.info('host %s: is not warm for image %s, which asks for it by %s=%s;'
+                         ' "bootcache warm" warms the hosts of an aggregate', host_state.host,
+                         image_id, properties.REQUIRE, required)
+                return False
+        return True
+
+    def _requirement(self, image_id: str, request_spec: Any) -> str | None:
+        """Return what an image asks for: driver, warm, or None."""
+        if image_id in self._required:
+            return self._required[image_id]  # type: ignore[no-any-return]
+        try:
+            image = glance.API().get(request_spec._context, image_id)
+            required = properties.requirement(image.get('properties') or {})
+        except exception.InvalidProperty as error:
+            LOG.warning('image %s: %s; all hosts pass', image_id, error)
+            required = None
+        except Exception as error:
+            LOG.warning('image %s: Glance cannot be asked what it requires of hosts (%s); all'
+                        ' hosts pass', image_id, error)
+            return None
+        self._required[image_id] = required
+        return required

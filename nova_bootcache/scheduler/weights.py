@@ -1,0 +1,59 @@
+"""The weigher: hosts that hold an image's cache image are preferred for its servers.
+
+``[filter_scheduler]weight_classes = nova.scheduler.weights.all_weighers,
+nova_bootcache.scheduler.weights.BootCacheWeigher``
+"""
+
+from typing import Any
+
+import nova.conf
+from nova.scheduler import utils, weights
+
+from nova_bootcache import warmth
+from nova_bootcache.scheduler import conf, hosts
+from nova_bootcache.warmth import Level
+
+CONF = nova.conf.CONF
+conf.register_opts(CONF)
+
+# From a local memory tier over a local disk to what is on its way; the full base last of the warm
+# ones, as such a host needs no cache image and others may come to need theirs.
+WEIGHTS = {Level.MEMORY: 1.0, Level.DISK: 0.95, Level.ARRIVING: 0.9, Level.BASE: 0.85,
+           Level.COLD: 0.0}
+
+
+class BootCacheWeigher(weights.BaseHostWeigher):  # type: ignore[misc]
+    """Weighs hosts by how warm they are for the requested image, from 0 (cold) to 1.
+
+    Where no host is warm, or no image is asked for, all weigh the same.
+    """
+
+    # Else Nova stretches small differences, such as that between disk and memory, to all of it.
+    minval = 0.0
+    maxval = 1.0
+
+    def __init__(self) -> None:
+        """Follow the scheduler's choices from now on."""
+        hosts.follow_choices()
+
+    def weight_multiplier(self, host_state: Any) -> float:
+        """Return the multiplier: the host's aggregate's, else the option's."""
+        multiplier: float = utils.get_weight_multiplier(
+            host_state, conf.MULTIPLIER, CONF.filter_scheduler[conf.MULTIPLIER])
+        return multiplier
+
+    def _weigh_object(self, host_state: Any, request_spec: Any) -> float:
+        """Weigh one host."""
+        return self._weigh([host_state], request_spec)[0]
+
+    def weigh_objects(self, weighed_obj_list: Any, weight_properties: Any) -> list[float]:
+        """Weigh all hosts of a request: what they have in common is looked up once."""
+        return self._weigh([weighed.obj for weighed in weighed_obj_list], weight_properties)
+
+    @staticmethod
+    def _weigh(host_states: list[Any], request_spec: Any) -> list[float]:
+        image_id = hosts.requested_image(request_spec)
+        if image_id is None:
+            return [0.0] * len(host_states)
+        return [WEIGHTS[level]
+                for level in hosts.HOSTS.levels(host_states, warmth.image_key(image_id))]

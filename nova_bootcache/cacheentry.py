@@ -20,6 +20,8 @@ class Entry:
         header had to be rewritten.
     :ivar virtual_bytes: size of the base.
     :ivar pinned: an operator wants it to stay.
+    :ivar generation: the storage service's count when it was placed, or used last: a host that
+        holds an earlier one than there is lets go of it.
     """
 
     remote: Remote
@@ -27,6 +29,7 @@ class Entry:
     file_sha256: str
     virtual_bytes: int
     pinned: bool = False
+    generation: int = 0
 
     @classmethod
     def load(cls, path: str) -> 'Entry':
@@ -45,7 +48,8 @@ class Entry:
             virtual_bytes = document['virtual_bytes'] if cache_image is None \
                 else cache_image.virtual_bytes
             return cls(Remote(**document['remote']), cache_image, document['file_sha256'],
-                       int(virtual_bytes), bool(document.get('pinned', False)))
+                       int(virtual_bytes), bool(document.get('pinned', False)),
+                       int(document.get('generation', 0)))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise exception.InvalidManifest(f'{path}: {error}') from error
 
@@ -58,4 +62,4 @@ class Entry:
             'version': VERSION, 'remote': dataclasses.asdict(self.remote),
             'cache_image': None if self.cache_image is None else self.cache_image.to_dict(),
             'file_sha256': self.file_sha256, 'virtual_bytes': self.virtual_bytes,
-            'pinned': self.pinned})
+            'pinned': self.pinned, 'generation': self.generation})

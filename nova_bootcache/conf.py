@@ -122,6 +122,31 @@ Related options:
                help="""
 Seconds from a server's start to its settling: boots have precedence.
 """),
+    cfg.StrOpt('warm_bandwidth',
+               default='0',
+               help="""
+Bytes a second at which this host fetches a cache image when it is warmed, by
+Nova's API for precaching images or by the storage service. A server that
+starts meanwhile does not wait for it: the fetch goes on at full speed then.
+
+Possible values:
+
+* Bytes, or a number with a unit: 20MiB. At least 64KiB.
+* 0: no limit.
+
+Related options:
+
+* ``[image_cache]precache_concurrency`` of nova-conductor: how many hosts of an
+  aggregate are warmed at the same time.
+"""),
+    cfg.IntOpt('report_interval',
+               default=60,
+               min=1,
+               max=600,
+               help="""
+Seconds between two reports to the storage service of what this host holds, and
+so the time after which it hears of what it is to let go of.
+"""),
     cfg.StrOpt('gateway_run_dir',
                default='/run/bootcache',
                help="""
@@ -247,12 +272,13 @@ def _check_store(store: Limits, largest: Limits) -> None:
             ' largest tier; lower it, or raise compute_disk_quota')
 
 
-def bandwidth(conf: cfg.ConfigOpts) -> int:
-    """Return the bytes a second for settling; 0 if servers are never settled.
+def bandwidth(conf: cfg.ConfigOpts, name: str) -> int:
+    """Return the bytes a second of an option of which 0 is a value of its own.
 
+    :param name: settle_bandwidth or warm_bandwidth.
     :raises ConfigurationError: if it is not a size.
     """
-    text = conf[shared.GROUP].settle_bandwidth
+    text = conf[shared.GROUP][name]
     if text.strip() == '0':
         return 0
-    return tier.parse_limits('settle_bandwidth', text, 100, 0, 1 << 16).quota
+    return tier.parse_limits(name, text, 100, 0, 1 << 16).quota

@@ -15,17 +15,22 @@ from nova.virt.libvirt import utils as libvirt_utils
 from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
-from bootcache import exception
-from nova_bootcache import accounting, snapshots
+from bootcache import exception, naming
+from nova_bootcache import accounting, snapshots, warmth
 from nova_bootcache import conf as bootcache_nova_conf
+from nova_bootcache.holdings import Holdings
 from nova_bootcache.host import ComputeHost
 from nova_bootcache.imagebackend import BootCacheQcow2
 from nova_bootcache.novaservers import NovaServers
 from nova_bootcache.settling import Settler
 from nova_bootcache.upkeep import Upkeep
+from nova_bootcache.warming import Warming
 
 LOG = logging.getLogger(__name__)
 CONF = libvirt_driver.CONF
+
+# Flavors and images can require it: resources trait:CUSTOM_BOOTCACHE=required.
+TRAIT = 'CUSTOM_BOOTCACHE'
 
 
 class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc]
@@ -41,9 +46,13 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
         self.bootcache = ComputeHost(CONF, directory, self._opens_directly(),
                                      servers.base_directory)
         self.settler = Settler(self.bootcache, servers,
-                               bootcache_nova_conf.bandwidth(CONF),
+                               bootcache_nova_conf.bandwidth(CONF, 'settle_bandwidth'),
                                CONF[bootcache_conf.GROUP].settle_delay)
-        self.upkeep = Upkeep(self.bootcache, self.settler.needs_base)
+        self.bootcache.needs_base = self.settler.needs_base
+        self.holdings = Holdings(self.bootcache, servers.base_directory)
+        self.upkeep = Upkeep(self.bootcache, self.holdings)
+        self.warming = Warming(self.bootcache,
+                               bootcache_nova_conf.bandwidth(CONF, 'warm_bandwidth'))
         # Servers that are about to leave this host in the form that stock Nova knows.
         self._leaving = threading.local()
         backend = BootCacheQcow2.bound_to(self.bootcache)
@@ -208,15 +217,39 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
 
     # The host.
 
+    def get_available_resource(self, nodename: str) -> dict[str, Any]:
+        """Publish what this host holds, for the scheduler's weigher and filter."""
+        resources: dict[str, Any] = super().get_available_resource(nodename)
+        if self.bootcache.enabled:
+            try:
+                resources['stats'][warmth.STATS_KEY] = self.holdings.published()
+            except Exception:
+                # The host counts without: nothing that is here may take it out of Nova's count.
+                LOG.exception('bootcache: what this host holds is not published')
+        return resources
+
     def update_provider_tree(self, provider_tree: Any, nodename: str,
                              allocations: Any = None) -> None:
-        """Reserve the tiers' space: Placement shall not give it to servers."""
+        """Reserve the tiers' space, and tell by a trait that this driver runs here."""
         super().update_provider_tree(provider_tree, nodename, allocations)
         inventory = provider_tree.data(nodename).inventory
         reserved = accounting.with_reserve(
             inventory, self.bootcache.cache.quotas(CONF.instances_path))
         if reserved != inventory:
             provider_tree.update_inventory(nodename, reserved)
+        if self.bootcache.enabled:
+            provider_tree.add_traits(nodename, TRAIT)
+        else:
+            provider_tree.remove_traits(nodename, TRAIT)
+
+    def cache_image(self, context: Any, image_id: str) -> bool:
+        """Warm this host by the cache image; stock Nova fetches the whole image."""
+        base = os.path.join(CONF.instances_path, CONF.image_cache.subdirectory_name,
+                            naming.cache_file_name(image_id))
+
+        def stock() -> bool:
+            return bool(super(BootCacheLibvirtDriver, self).cache_image(context, image_id))
+        return self.warming.cache_image(image_id, os.path.exists(base), stock)
 
     def manage_image_cache(self, context: Any, all_instances: Any) -> None:
         """Remove our unused files as well; Nova's manager looks at ``_base`` only."""

@@ -127,12 +127,13 @@ class ComputeHost(HostStores):
         if is_moving:
             offered = offered.for_a_move()
         entry = self.cache.entry(image_id)
-        plan = placement.plan(self._facts(image_id, entry, offered), offered.storage)
+        plan = placement.plan(self.facts(image_id, entry, offered), offered.storage)
         LOG.debug('bootcache: server %s: %s', server_id, ', '.join(step.name for step in plan))
         if plan == (Step.STOCK,):
             return offered.reason
         if entry is not None and offered.remote is not None:
-            entry = self.cache.update(entry, offered.remote, offered.pinned)
+            entry = self.cache.update(entry, offered.remote, offered.pinned,
+                                      offered.generation)
         remote = offered.remote or (entry.remote if entry else None)
         virtual_bytes = offered.virtual_bytes or (entry.virtual_bytes if entry else 0)
         assert remote is not None
@@ -172,12 +173,9 @@ class ComputeHost(HostStores):
         for step in plan:
             if step is Step.PROMOTE:
                 self.api.promote_image(image_id)
-            elif step in (Step.FETCH_TO_MEMORY, Step.FETCH_TO_DISK):
-                assert offered.cache_image is not None
-                medium = Medium.MEMORY if step is Step.FETCH_TO_MEMORY else Medium.DISK
+            elif step in placement.MEDIUM:
                 try:
-                    self.cache.fetch(remote, offered.cache_image, offered.cache_export, medium,
-                                     offered.pinned)
+                    self.fetch(offered, placement.MEDIUM[step])
                 except (exception.BootcacheError, OSError) as error:
                     LOG.warning('image %s: its cache image cannot be fetched: %s', image_id, error)
                     # An older one is as right; so is an empty one, as all is in the base.
@@ -190,7 +188,19 @@ class ComputeHost(HostStores):
                 store = self._grow(image_id, virtual_bytes)
         return store
 
-    def _facts(self, image_id: str, entry: Entry | None, offered: Offered) -> Host:
+    def fetch(self, offered: Offered, medium: Medium, rate: int = 0) -> Entry:
+        """Get the cache image that is offered.
+
+        :param rate: bytes a second at most, 0 for no limit.
+        :raises BootcacheError: if it has no room, cannot be fetched or is not what was announced.
+        :raises OSError: if the tier cannot be written.
+        """
+        assert offered.remote is not None and offered.cache_image is not None
+        return self.cache.fetch(offered.remote, offered.cache_image, offered.cache_export, medium,
+                                offered.pinned, offered.generation, rate)
+
+    def facts(self, image_id: str, entry: Entry | None, offered: Offered) -> Host:
+        """Return what placement has to know of this host, for one image."""
         info = offered.cache_image
         if entry is None:
             held = Held.NOTHING
@@ -278,7 +288,7 @@ class ComputeHost(HostStores):
             assert offered.remote is not None
             LOG.info('image %s: its base is at %s:%d now', entry.remote.image_id,
                      offered.remote.host, offered.remote.port)
-            entry = self.cache.update(entry, offered.remote, offered.pinned)
+            entry = self.cache.update(entry, offered.remote, offered.pinned, offered.generation)
             self.gateway.ensure_base(entry.remote)
 
     def adopt(self, image_id: str, path: str) -> bool:
@@ -304,5 +314,5 @@ class ComputeHost(HostStores):
         medium = self.room_for(image_id, info.bytes) if info is not None else None
         if info is not None and medium is not None:
             with contextlib.suppress(exception.BootcacheError):
-                return self.cache.fetch(remote, info, offered.cache_export, medium, offered.pinned)
+                return self.fetch(offered, medium)
         return self.cache.make_empty(remote, offered.virtual_bytes)

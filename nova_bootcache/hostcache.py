@@ -1,17 +1,8 @@
-"""The cache images that a host holds: fetched, verified, placed atomically, evicted.
+"""The cache images that a host holds: fetched, verified, placed atomically, evicted."""
 
-Every cache image has one name, ``<sha1 of the image id>`` in the directory of the disk tier, which
-is what overlays have in their headers. One in the memory tier is a symbolic link of that name, so
-that it can move between tiers, and be lost with a reboot, without a change to any overlay.
-
-Beside the name lies its entry, a JSON document that names the image, the file's hash and where its
-base is (doc/source/formats.rst). A file without an entry does not count.
-"""
-
+import collections
 import contextlib
-import dataclasses
 import os
-import re
 import shutil
 import threading
 import time
@@ -26,11 +17,11 @@ from bootcache.tier import Item, Limits, Medium
 from nova_bootcache import growingstore
 from nova_bootcache.cacheentry import Entry
 from nova_bootcache.gateway import Remote, check_reachable
+from nova_bootcache.hostfiles import HostFiles
 
 LOG = logging.getLogger(__name__)
 
-_NAME = re.compile('[0-9a-f]{40}')
-_LEFTOVER = re.compile(r'[0-9a-f-]{36,40}(\.json\..*\.tmp|\.tmp|\.partial)')
+_FETCH = 'fetch:'
 _ATTEMPTS = 5
 # A boot waits for the fetch; one that is slower than this would be no gain.
 _GRACE_SECONDS = 30
@@ -39,8 +30,10 @@ _SLOWEST = 2 << 20
 _EMPTY_CLUSTER = 65536
 
 
-class HostCache:
+class HostCache(HostFiles):
     """This host's cache images, in one tier or two.
+
+    :ivar limits: by tier.
 
     :param directory: of the disk tier, and of all names; made if missing.
     :param gateway_socket: has to be in every header.
@@ -51,131 +44,31 @@ class HostCache:
 
     def __init__(self, directory: str, gateway_socket: str, disk: Limits,
                  memory_directory: str | None = None, memory: Limits | None = None):
-        self.directory = directory
+        super().__init__(directory, memory_directory)
         self._gateway_socket = gateway_socket
-        self._directories = {Medium.DISK: directory}
-        self._limits = {Medium.DISK: disk}
+        self.limits = {Medium.DISK: disk}
         if memory_directory is not None:
             assert memory is not None
-            self._directories[Medium.MEMORY] = memory_directory
-            self._limits[Medium.MEMORY] = memory
+            self.limits[Medium.MEMORY] = memory
         # Tells whether a server is about to open an image's cache image.
         self.is_wanted: Callable[[str], bool] = lambda image_id: False
         # Called with an image's id after its file was evicted.
         self.evicted: Callable[[str], None] = lambda image_id: None
         # Called with an image's id to have its growing store removed.
         self.drop_store: Callable[[str], None] = lambda image_id: None
-        # Files verified by this process, by inode, time and size; and room that is promised to
-        # what is being fetched or grows, by key. Guarded by the lock, held for dictionary steps.
-        self._verified: set[tuple[int, int, int]] = set()
+        # How many boots wait for an image's fetch. Guarded by the lock of the files.
+        self._waiting: collections.Counter[str] = collections.Counter()
+        # Room that is promised to what is being fetched or grows, by key. Guarded by the lock of
+        # the files, held for dictionary steps.
         self._reserved: dict[str, tuple[Medium, int]] = {}
-        self._lock = threading.Lock()
         # Makes looking for room and taking it one step; held for milliseconds.
         self._room_lock = threading.Lock()
-
-    def prepare(self) -> None:
-        """Make the directories, and remove what a crash left half-made.
-
-        :raises OSError: if one cannot be written.
-        """
-        for directory in self._directories.values():
-            os.makedirs(directory, mode=0o755, exist_ok=True)
-            for name in os.listdir(directory):
-                # The disk tier's directory is ours; the other one may be somebody else's as well.
-                if name.endswith(('.partial', '.tmp')) \
-                        and (directory == self.directory or _LEFTOVER.fullmatch(name)):
-                    os.unlink(os.path.join(directory, name))
-        memory = self._directories.get(Medium.MEMORY)
-        for name in os.listdir(self.directory):
-            path = os.path.join(self.directory, name)
-            if os.path.islink(path) and (memory is None or os.readlink(path)
-                                         != os.path.join(memory, name)):
-                # Of a memory tier that there was; it is fetched again when it is asked for.
-                os.unlink(path)
-        for name in os.listdir(memory) if memory else ():
-            if _NAME.fullmatch(name) and not os.path.islink(os.path.join(self.directory, name)):
-                os.unlink(os.path.join(memory or '', name))
-
-    # Names and entries.
-
-    def path(self, image_id: str) -> str:
-        """Return where an image's cache image is, or would be."""
-        return os.path.join(self.directory, naming.cache_file_name(image_id))
-
-    def store_path(self, image_id: str, medium: Medium) -> str:
-        """Return where an image's growing store is, or would be."""
-        return os.path.join(self._directories[medium], f'{image_id}{growingstore.SUFFIX}')
-
-    def holds_path(self, path: str | None) -> bool:
-        """Tell whether a path, such as an overlay's backing file, is a cache image's."""
-        return path is not None and os.path.dirname(path) == self.directory
-
-    def medium(self, image_id: str) -> Medium:
-        """Return which tier an image's cache image is in."""
-        return Medium.MEMORY if os.path.islink(self.path(image_id)) else Medium.DISK
-
-    def entry(self, image_id: str) -> Entry | None:
-        """Return an image's entry if its file is there, whole and right; else None.
-
-        The content is read once for each process and file, and after that only if the file's
-        inode, time or size is another.
-        """
-        path = self.path(image_id)
-        try:
-            entry = Entry.load(f'{path}.json')
-            status = os.stat(path)
-            seen = (status.st_ino, status.st_mtime_ns, status.st_size)
-            rules = entry.cache_image.verify_rules if entry.cache_image else cacheimage.VERIFY_RULES
-            with self._lock:
-                if seen in self._verified and rules == cacheimage.VERIFY_RULES:
-                    return entry
-            cacheimage.verify(path, entry.file_sha256, status.st_size)
-        except (exception.InvalidManifest, FileNotFoundError) as error:
-            if os.path.exists(path):
-                LOG.warning('cache image %s cannot be used and is fetched again: %s', path, error)
-            return None
-        with self._lock:
-            self._verified.add(seen)
-        return entry
-
-    def known(self, image_id: str) -> Entry | None:
-        """Return what is noted of an image's cache image, also if its file is gone."""
-        with contextlib.suppress(exception.InvalidManifest):
-            return Entry.load(f'{self.path(image_id)}.json')
-        return None
-
-    def update(self, entry: Entry, remote: Remote, pinned: bool) -> Entry:
-        """Note where a cache image's base is now, and whether it is pinned.
-
-        :raises OSError: if the entry cannot be written.
-        """
-        if (entry.remote, entry.pinned) == (remote, pinned):
-            return entry
-        path = f'{self.path(remote.image_id)}.json'
-        with lockutils.lock(f'bootcache-{naming.cache_file_name(remote.image_id)}'):
-            # It may have been replaced meanwhile.
-            changed = dataclasses.replace(self.known(remote.image_id) or entry, remote=remote,
-                                          pinned=pinned)
-            used = os.stat(path).st_mtime
-            changed.save(path)
-            os.utime(path, (used, used))
-        return changed
-
-    def entries(self) -> list[Entry]:
-        """Return the entries of all cache images, without a look at their content."""
-        found = []
-        for name in sorted(os.listdir(self.directory)):
-            if name.endswith('.json'):
-                try:
-                    found.append(Entry.load(os.path.join(self.directory, name)))
-                except exception.InvalidManifest as error:
-                    LOG.warning('%s', error)
-        return found
 
     # Placing.
 
     def fetch(self, remote: Remote, cache_image: CacheInfo, cache_export: str,
-              medium: Medium = Medium.DISK, pinned: bool = False) -> Entry:
+              medium: Medium = Medium.DISK, pinned: bool = False, generation: int = 0,
+              rate: int = 0) -> Entry:
         """Get a cache image from a storage node, verify it, and put it into its place.
 
         Servers that run from an older one keep its inode. Two servers of one image that start
@@ -183,27 +76,30 @@ class HostCache:
 
         :param cache_export: the exporter's name for the file.
         :param medium: the tier.
+        :param generation: the storage service's count.
+        :param rate: bytes a second at most; 0 for a server that waits for it: no limit.
+        :raises Cancelled: if it was paced, and a server came to wait for it.
         :raises BootcacheError: if it has no room, cannot be fetched or is not what was announced.
         :raises OSError: if the directory cannot be written.
         """
         image_id = remote.image_id
-        with lockutils.lock(f'bootcache-{naming.cache_file_name(image_id)}'):
+        with self._hurrying(image_id, rate), \
+                lockutils.lock(f'bootcache-{naming.cache_file_name(image_id)}'):
             entry = self.entry(image_id)
             if entry is not None and entry.cache_image is not None \
                     and entry.cache_image.sha256 == cache_image.sha256:
                 return entry
-            with self.reserved(f'fetch:{image_id}', medium, cache_image.bytes):
+            with self.reserved(f'{_FETCH}{image_id}', medium, cache_image.bytes):
                 began = time.monotonic()
                 partial = os.path.join(self._directories[medium],
                                        f'{naming.cache_file_name(image_id)}.partial')
                 try:
                     check_reachable(remote)
-                    qemuimg.copy_raw(f'nbd://{remote.host}:{remote.port}/{cache_export}', partial,
-                                     timeout=_GRACE_SECONDS + cache_image.bytes // _SLOWEST)
+                    self._copy(remote, cache_export, cache_image.bytes, partial, rate)
                     cacheimage.verify(partial, cache_image.sha256, cache_image.bytes)
                     file_sha256 = self._point_home(partial, image_id, cache_image)
                     entry = Entry(remote, cache_image, file_sha256, cache_image.virtual_bytes,
-                                  pinned)
+                                  pinned, generation)
                     self._place(partial, entry, medium)
                 finally:
                     if os.path.exists(partial):
@@ -211,6 +107,44 @@ class HostCache:
             LOG.info('image %s: cache image of %d bytes fetched into compute %s in %.2f s',
                      image_id, cache_image.bytes, medium.value, time.monotonic() - began)
             return entry
+
+    @contextlib.contextmanager
+    def _hurrying(self, image_id: str, rate: int) -> Iterator[None]:
+        """Have a paced fetch of an image end, as a server waits for it."""
+        if rate:
+            yield
+            return
+        with self._lock:
+            self._waiting[image_id] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._waiting[image_id] -= 1
+                if not self._waiting[image_id]:
+                    del self._waiting[image_id]
+
+    def _check_patience(self, image_id: str) -> None:
+        with self._lock:
+            if self._waiting[image_id]:
+                raise exception.Cancelled(f'a server waits for the cache image of {image_id}')
+
+    def _copy(self, remote: Remote, export: str, size: int, partial: str, rate: int) -> None:
+        if not rate:
+            qemuimg.copy_raw(f'nbd://{remote.host}:{remote.port}/{export}', partial,
+                             timeout=_GRACE_SECONDS + size // _SLOWEST)
+            return
+        server = {'type': 'inet', 'host': remote.host, 'port': str(remote.port)}
+        node = {'driver': 'raw', 'file': {'driver': 'nbd', 'server': server, 'export': export}}
+        qemuimg.copy_paced(node, partial, rate=rate,
+                           check=lambda: self._check_patience(remote.image_id),
+                           seconds=_GRACE_SECONDS + 2 * size / min(rate, _SLOWEST))
+
+    def arriving(self) -> list[str]:
+        """Return the ids of images whose cache image is being fetched."""
+        with self._lock:
+            promised = list(self._reserved)
+        return [key.removeprefix(_FETCH) for key in promised if key.startswith(_FETCH)]
 
     def make_empty(self, remote: Remote, virtual_bytes: int) -> Entry:
         """Make a cache image without data: the name that a whole one replaces later.
@@ -272,10 +206,6 @@ class HostCache:
                 os.unlink(stale)
         entry.save(f'{final}.json')
 
-    def _memory_path(self, image_id: str) -> str | None:
-        directory = self._directories.get(Medium.MEMORY)
-        return directory and os.path.join(directory, naming.cache_file_name(image_id))
-
     # Room.
 
     def quotas(self, instances_path: str) -> dict[str, int]:
@@ -285,9 +215,9 @@ class HostCache:
         """
         found = {}
         if os.stat(self.directory).st_dev == os.stat(instances_path).st_dev:
-            found['DISK_GB'] = self._limits[Medium.DISK].quota
-        if Medium.MEMORY in self._limits:
-            found['MEMORY_MB'] = self._limits[Medium.MEMORY].quota
+            found['DISK_GB'] = self.limits[Medium.DISK].quota
+        if Medium.MEMORY in self.limits:
+            found['MEMORY_MB'] = self.limits[Medium.MEMORY].quota
         return found
 
     def _items(self, medium: Medium, but: str) -> list[Item]:
@@ -320,8 +250,8 @@ class HostCache:
 
         :param size: bytes.
         """
-        return medium in self._limits and tier.make_room(
-            self._items(medium, image_id), self._limits[medium], size).fits
+        return medium in self.limits and tier.make_room(
+            self._items(medium, image_id), self.limits[medium], size).fits
 
     @contextlib.contextmanager
     def reserved(self, key: str, medium: Medium, size: int) -> Iterator[None]:
@@ -346,7 +276,7 @@ class HostCache:
         but = image_id if kind == 'fetch' else ''
         for _attempt in range(_ATTEMPTS):
             with self._room_lock:
-                room = tier.make_room(self._items(medium, but), self._limits[medium], size)
+                room = tier.make_room(self._items(medium, but), self.limits[medium], size)
                 if room.fits and not room.evict:
                     self._check_free(medium, size)
                     with self._lock:
@@ -387,27 +317,3 @@ class HostCache:
                 self.evicted(image_id)
         except (exception.BootcacheError, OSError) as error:
             LOG.warning('image %s: cannot be evicted: %s', image_id, error)
-
-    def remove(self, image_id: str) -> None:
-        """Remove a cache image; a server that still runs from it keeps its inode."""
-        path = self.path(image_id)
-        for name in (f'{path}.json', path, self._memory_path(image_id)):
-            if name is not None and os.path.lexists(name):
-                os.unlink(name)
-        LOG.info('image %s: cache image removed', image_id)
-
-    # Last use.
-
-    def age(self, image_id: str) -> float:
-        """Return the seconds since a cache image was last used, or placed."""
-        try:
-            return time.time() - os.stat(f'{self.path(image_id)}.json').st_mtime
-        except FileNotFoundError:
-            return 0.0
-
-    def touch(self, image_id: str) -> None:
-        """Note that a cache image is used now: the entry's time is that of the last use.
-
-        libvirt may have given the file itself to its own user; the entry stays ours.
-        """
-        os.utime(f'{self.path(image_id)}.json')

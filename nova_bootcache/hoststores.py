@@ -69,6 +69,8 @@ class HostStores:
         self.cache.drop_store = self.drop_store
         self.cache.evicted = self._evicted
         self.cache.is_wanted = self.is_in_making
+        # Tells whether servers of the host need an image's base; settling knows.
+        self.needs_base: Callable[[str], bool] = lambda image_id: True
         self.hostname = ''
         # Boots that are watched, by server id. Guarded by the lock, held for dictionary steps.
         self._watches: dict[str, BootWatch] = {}
@@ -78,6 +80,16 @@ class HostStores:
         # Disks that were just made or are about to be opened: their images, until when that is
         # believed in monotonic seconds, and their files' time. Guarded by the lock.
         self._in_making: dict[str, tuple[str, float, int]] = {}
+
+    @property
+    def enabled(self) -> bool:
+        """Whether new servers boot from cache images."""
+        return bool(self._conf.enabled)
+
+    @property
+    def report_interval(self) -> int:
+        """Seconds between two reports of what this host holds."""
+        return int(self._conf.report_interval)
 
     @property
     def api(self) -> rpcapi.StorageAPI:
@@ -261,10 +273,27 @@ class HostStores:
                     or tier.is_open(self.cache.path(image_id)):
                 continue
             try:
-                if self.stop_serving(image_id):
-                    self.cache.remove(image_id)
+                self._remove(image_id)
             except (exception.BootcacheError, OSError) as error:
                 LOG.warning('image %s: its cache image cannot be removed: %s', image_id, error)
+
+    def let_go(self, image_id: str) -> bool:
+        """Remove a cache image that the storage service withdraws, if no server needs it.
+
+        :returns: False if one does; it is to be tried again.
+        :raises BootcacheError: if the gateway refuses.
+        :raises OSError: if it cannot be removed.
+        """
+        if self.needs_base(image_id) or self.is_booting(image_id) \
+                or tier.is_open(self.cache.path(image_id)):
+            return False
+        return self._remove(image_id)
+
+    def _remove(self, image_id: str) -> bool:
+        if not self.stop_serving(image_id):
+            return False
+        self.cache.remove(image_id)
+        return True
 
     def stop_serving(self, image_id: str) -> bool:
         """Take an image's base out of the gateway, and its growing store with it.

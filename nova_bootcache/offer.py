@@ -39,6 +39,7 @@ class Offered:
     :ivar cache_export: the exporter's name for it.
     :ivar pinned: an operator wants hosts to keep it.
     :ivar watch: how to watch the boot, None if its reads are of no use.
+    :ivar generation: a host that holds an earlier one than this is to let go of it.
     """
 
     storage: Storage
@@ -50,6 +51,7 @@ class Offered:
     cache_export: str = ''
     pinned: bool = False
     watch: Watch | None = None
+    generation: int = 0
 
     def for_a_move(self) -> 'Offered':
         """Return what is offered to a server that comes from another host.
@@ -99,4 +101,4 @@ def _parse(image_id: str, answer: dict[str, Any]) -> Offered:
     return Offered(storage, reason, Remote.from_answer(image_id, answer),
                    int(answer['virtual_bytes']), str(answer.get('image_hash', '')), cache_image,
                    str(answer['cache_export']) if cache_image else '',
-                   bool(answer.get('pinned', False)), watch)
+                   bool(answer.get('pinned', False)), watch, int(answer.get('generation', 0)))

@@ -27,6 +27,10 @@ class Step(enum.Enum):
     CHAIN = 'put the overlay on the cache image'
 
 
+# Where the two fetching steps put a cache image.
+MEDIUM = {Step.FETCH_TO_MEMORY: Medium.MEMORY, Step.FETCH_TO_DISK: Medium.DISK}
+
+
 class Offer(enum.Enum):
     """What the storage side has for an image."""
 
@@ -171,3 +175,22 @@ def _fetch(host: Host) -> Step | None:
     if host.memory_room:
         return Step.FETCH_TO_MEMORY
     return Step.FETCH_TO_DISK if host.disk_room else None
+
+
+def plan_warming(host: Host, storage: Storage) -> Plan:
+    """Return the steps by which a host is warmed before a server asks: the same, without a server.
+
+    An empty plan: there is nothing to have now, and may be later. STOCK: the image is none of
+    bootcache's. The base is not served before it is needed, as that takes milliseconds.
+    """
+    if storage.offer in (Offer.STOCK, Offer.PROFILE):
+        return (Step.STOCK,)
+    if storage.offer is Offer.WAIT:
+        return ()
+    fetch = _fetch(host) if storage.offer is Offer.CACHE else None
+    if host.held is Held.CURRENT or (host.held is Held.OLDER and fetch is None):
+        return (Step.USE_LOCAL,)
+    if fetch is None:
+        return ()
+    promote = storage.has_memory and storage.medium is Medium.DISK
+    return (*((Step.PROMOTE,) if promote else ()), fetch)

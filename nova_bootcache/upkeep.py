@@ -1,20 +1,19 @@
 """What a compute host does by itself, now and then: in one thread, beside Nova's own.
 
 The gateway is kept alive and filled, empty cache images are replaced by whole ones, and the storage
-service is told what was used.
+service is told what is here.
 """
 
-import os
 import threading
 import time
 from collections.abc import Callable
 
-import oslo_messaging as messaging
 from oslo_log import log as logging
 
 from bootcache import exception, naming
 from nova_bootcache import offer
 from nova_bootcache.cacheentry import Entry
+from nova_bootcache.holdings import Holdings
 from nova_bootcache.host import ComputeHost
 from nova_bootcache.placement import Offer
 
@@ -22,24 +21,22 @@ LOG = logging.getLogger(__name__)
 
 PERIOD_SECONDS = 10
 _LONGEST_PAUSE = 600
-_USE_SECONDS = 60
 
 
 class Upkeep:
     """Looks after one host's gateway and cache images.
 
     :param host: the host.
-    :param needs_base: tells whether servers of the host need an image's base.
+    :param holdings: tells others what the host holds.
     """
 
-    def __init__(self, host: ComputeHost, needs_base: Callable[[str], bool] = lambda image: True):
+    def __init__(self, host: ComputeHost, holdings: Holdings):
         self._host = host
-        self._needs_base = needs_base
+        self._holdings = holdings
         self._stopped = threading.Event()
         # What could not be done: the next pause in seconds, and when to try. This thread's own.
         self._patience: dict[str, tuple[float, float]] = {}
-        self._told: dict[str, float] = {}
-        self._tell_at = 0.0
+        self._exchange_at = 0.0
 
     def start(self) -> None:
         """Serve the bases of all cache images that are here, and go on looking after them."""
@@ -57,7 +54,7 @@ class Upkeep:
     def once(self) -> None:
         """Do all of it once; failures are logged."""
         for step in (self._keep_gateway, self.serve_bases, self.replace_empty,
-                     self._host.tidy_stores, self.tell_use):
+                     self._host.tidy_stores, self.exchange_holdings):
             self._try(step)
 
     @staticmethod
@@ -90,7 +87,7 @@ class Upkeep:
             image_id = entry.remote.image_id
             if naming.export_name(naming.EXPORT_BASE, image_id) in served:
                 self._patience.pop(f'serve:{image_id}', None)
-            elif self._is_time(f'serve:{image_id}') and self._needs_base(image_id):
+            elif self._is_time(f'serve:{image_id}') and self._host.needs_base(image_id):
                 try:
                     self._host.serve_base(entry)
                     LOG.info('image %s: the gateway serves its base', image_id)
@@ -116,27 +113,11 @@ class Upkeep:
                 and offered.cache_image is not None:
             medium = self._host.room_for(image_id, offered.cache_image.bytes)
             if medium is not None:
-                self._host.cache.fetch(offered.remote, offered.cache_image, offered.cache_export,
-                                       medium, offered.pinned)
+                self._host.fetch(offered, medium)
                 LOG.info('image %s: a whole cache image takes the empty one\'s place', image_id)
 
-    def tell_use(self) -> None:
-        """Tell the storage service when this host's cache images were used last."""
-        if time.monotonic() < self._tell_at:
-            return
-        self._tell_at = time.monotonic() + _USE_SECONDS
-        cache = self._host.cache
-        used = {}
-        for entry in cache.entries():
-            if entry.cache_image is not None:
-                image_id = entry.remote.image_id
-                used[image_id] = os.stat(f'{cache.path(image_id)}.json').st_mtime
-        if used != self._told:
-            try:
-                self._host.api.report_use(
-                    self._host.hostname,
-                    {image_id: [when, cache.medium(image_id).value]
-                     for image_id, when in used.items()})
-                self._told = used
-            except messaging.MessagingException as error:
-                LOG.debug('bootcache: the last uses cannot be told: %s', error)
+    def exchange_holdings(self) -> None:
+        """Tell the storage service what is here, and let go of what is not to be."""
+        if time.monotonic() >= self._exchange_at:
+            self._exchange_at = time.monotonic() + self._host.report_interval
+            self._holdings.exchange()

@@ -18,6 +18,7 @@ class Service:
     def __init__(self, node):
         self.node, self.reports, self.frozen, self.away = node, [], None, False
         self.watch, self.extra, self.boots, self.used, self.promoted = None, {}, [], [], []
+        self.dropped, self.warmed = set(), []
 
     def freeze(self):
         """Go on with what is known now."""
@@ -34,8 +35,12 @@ class Service:
     def report_boot(self, *arguments):
         self.boots.append(arguments)
 
-    def report_use(self, host, images):
-        self.used.append((host, images))
+    def report_holdings(self, host, report):
+        self.used.append((host, report))
+        return {'drop': list(self.dropped), 'resend': False}
+
+    def report_warm(self, image_id, host, outcome, reason):
+        self.warmed.append((image_id, host, outcome, reason))
 
     def promote_image(self, image_id):
         self.promoted.append(image_id)

@@ -183,7 +183,7 @@ def test_a_storage_node_that_moved_is_asked_for(hosts, node, directory):
     boot(host, f'{directory}/disk')
     entry = host.cache.entry(IMAGE)
     away = dataclasses.replace(entry.remote, port=1)
-    host.cache.update(entry, away, False)
+    host.cache.update(entry, away, False, 0)
     os.unlink(f'{directory}/disk')
     assert host.stop_serving(IMAGE)
     host.keep_chain(IMAGE)

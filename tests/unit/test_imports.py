@@ -15,7 +15,9 @@ FORBIDDEN = {
 }
 # Who may use what Nova does not promise to keep; tests/unit/test_nova_internals.py fences it.
 NOVA_INTERNALS = {'nova_bootcache/driver.py', 'nova_bootcache/imagebackend.py',
-                  'nova_bootcache/snapshots.py', 'nova_bootcache/novaservers.py'}
+                  'nova_bootcache/snapshots.py', 'nova_bootcache/novaservers.py',
+                  'nova_bootcache/scheduler/hosts.py', 'nova_bootcache/scheduler/weights.py',
+                  'nova_bootcache/scheduler/filters.py'}
 
 
 def name(path):

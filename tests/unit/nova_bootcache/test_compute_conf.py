@@ -180,16 +180,26 @@ def test_direct_io_does_not_matter_to_servers_that_do_not_use_it(conf, tmp_path,
     ('0', 0), (' 0 ', 0), ('50MiB', 50 << 20), ('65536', 65536), ('1G', GIB)])
 def test_a_bandwidth(conf, text, bandwidth):
     conf.set_override('settle_bandwidth', text, 'bootcache')
-    assert nova_conf.bandwidth(conf) == bandwidth
+    assert nova_conf.bandwidth(conf, 'settle_bandwidth') == bandwidth
 
 
 @pytest.mark.parametrize('text', ['', 'much', '-1', '65535', '1', '50MiB/s'])
 def test_a_bandwidth_that_makes_no_sense(conf, text):
     conf.set_override('settle_bandwidth', text, 'bootcache')
     with pytest.raises(ConfigurationError) as caught:
-        nova_conf.bandwidth(conf)
+        nova_conf.bandwidth(conf, 'settle_bandwidth')
     assert str(caught.value).startswith(f'[bootcache]settle_bandwidth={text}: ')
 
 
 def test_the_default_bandwidth(conf):
-    assert nova_conf.bandwidth(conf) == 50 << 20
+    assert nova_conf.bandwidth(conf, 'settle_bandwidth') == 50 << 20
+
+
+def test_the_default_rate_of_warming(conf):
+    assert nova_conf.bandwidth(conf, 'warm_bandwidth') == 0
+
+
+def test_a_rate_of_warming_that_makes_no_sense(conf):
+    conf.set_override('warm_bandwidth', 'fast', 'bootcache')
+    with pytest.raises(ConfigurationError, match=r'^\[bootcache\]warm_bandwidth=fast: '):
+        nova_conf.bandwidth(conf, 'warm_bandwidth')

@@ -245,5 +245,5 @@ def test_an_update_does_not_bring_an_older_file_back(cache):
     older = place(cache)
     newer = place(cache, content=b'y' * 512)
     moved = Remote(IMAGE, '10.0.0.2', 10810, f'base-{IMAGE}')
-    assert cache.update(older, moved, True).file_sha256 == newer.file_sha256
-    assert cache.entry(IMAGE).remote == moved
+    assert cache.update(older, moved, True, 3).file_sha256 == newer.file_sha256
+    assert (cache.entry(IMAGE).remote, cache.entry(IMAGE).generation) == (moved, 3)

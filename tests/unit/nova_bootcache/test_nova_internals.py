@@ -46,6 +46,8 @@ OVERRIDDEN = {
                                       ' block_device_info=None, timeout=0, retry_interval=0)',
         'finish_revert_migration': None,
         'update_provider_tree': '(self, provider_tree, nodename, allocations=None)',
+        'get_available_resource': '(self, nodename)',
+        'cache_image': '(self, context, image_id)',
     },
     (BootCacheQcow2, imagebackend.Qcow2): {
         '__init__': '(self, instance=None, disk_name=None, path=None, disk_info_mapping=None)',

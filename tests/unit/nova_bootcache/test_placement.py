@@ -1,5 +1,6 @@
 """What a server's root disk is chained to: every combination of what decides it."""
 
+import dataclasses
 import itertools
 
 import pytest
@@ -128,3 +129,20 @@ def test_a_cold_boot_grows_where_there_is_room_and_is_watched_where_it_is_wanted
             assert (Step.GROW in steps) == host.store_room
             assert (Step.WATCH in steps) == (host.store_room and storage.wants_report)
             assert (Step.MAKE_EMPTY in steps) == (host.held is Held.NOTHING)
+
+
+# Before a server asks.
+
+def test_warming_over_the_whole_input_space():
+    for host, storage in EVERYTHING:
+        steps = placement.plan_warming(host, storage)
+        if storage.offer in (Offer.STOCK, Offer.PROFILE):
+            assert steps == (Step.STOCK,)
+            continue
+        if storage.offer is Offer.WAIT:
+            assert steps == ()
+            continue
+        boot = plan(host, dataclasses.replace(storage, wants_report=False))
+        # What a server would find, it finds; what a boot would fetch, is fetched; no more.
+        same = {Step.USE_LOCAL, Step.PROMOTE, *FETCHES}
+        assert list(steps) == [step for step in boot if step in same], (host, storage)

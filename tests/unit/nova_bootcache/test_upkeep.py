@@ -6,7 +6,6 @@ Time, gateway, cache and storage service are stand-ins; tests/functional has rea
 import dataclasses
 import os
 
-import oslo_messaging as messaging
 import pytest
 
 from bootcache import exception
@@ -49,6 +48,7 @@ class Host:
         self.held, self.served, self.booting, self.answers = {}, {}, set(), {}
         self.broken, self.started_anew, self.tries, self.asked = set(), False, [], []
         self.fetched, self.told, self.room, self.stores = [], [], Medium.DISK, []
+        self.needed = None
 
     def holds(self, image, whole=True, used=1000.0):
         """Put a cache image, or an empty one, into the cache."""
@@ -102,11 +102,13 @@ class Host:
         assert size == INFO.bytes
         return self.room
 
-    def fetch(self, remote, cache_image, cache_export, medium, pinned):
+    def fetch(self, offered, medium):
         self.fails('fetch')
-        self.fetched.append((remote.image_id, cache_image, cache_export, medium, pinned))
-        self.held[remote.image_id] = dataclasses.replace(self.held[remote.image_id],
-                                                         cache_image=cache_image)
+        image_id = offered.remote.image_id
+        self.fetched.append((image_id, offered.cache_image, offered.cache_export, medium,
+                             offered.pinned))
+        self.held[image_id] = dataclasses.replace(self.held[image_id],
+                                                  cache_image=offered.cache_image)
 
     # Boots, and the storage service.
 
@@ -118,10 +120,16 @@ class Host:
         self.asked.append(image_id)
         return self.answers.get(image_id)
 
-    def report_use(self, hostname, images):
-        if 'bus' in self.broken:
-            raise messaging.MessageDeliveryFailure('no bus')
-        self.told.append((hostname, images))
+    # Holdings.
+
+    report_interval = 60
+
+    def needs_base(self, image_id):
+        return self.needed is None or image_id in self.needed
+
+    def exchange(self):
+        self.fails('bus')
+        self.told.append(self.hostname)
 
 
 @pytest.fixture
@@ -160,27 +168,28 @@ def test_a_gateway_that_lost_its_bases_gets_them_again(host, clock):
     host.holds(IMAGE)
     host.holds(OTHER, whole=False)
     host.served[f'base-{OTHER}'] = 'node'
-    Upkeep(host).serve_bases()
+    Upkeep(host, host).serve_bases()
     assert host.tries == [IMAGE] and set(host.served) == {f'base-{IMAGE}', f'base-{OTHER}'}
 
 
 def test_a_base_that_no_server_needs_is_not_served(host, clock):
     host.holds(IMAGE)
     host.holds(OTHER)
-    Upkeep(host, lambda image: image == OTHER).serve_bases()
+    host.needed = {OTHER}
+    Upkeep(host, host).serve_bases()
     assert host.tries == [OTHER]
 
 
 def test_a_base_that_cannot_be_served_is_tried_ever_less_often(host, clock):
     host.holds(IMAGE)
     host.broken = {'ensure_base'}
-    assert times_of(clock, Upkeep(host).serve_bases, host.tries) == TRIES
+    assert times_of(clock, Upkeep(host, host).serve_bases, host.tries) == TRIES
 
 
 def test_patience_with_one_base_is_none_with_another(host, clock):
     host.holds(IMAGE)
     host.broken = {'ensure_base'}
-    keeper = Upkeep(host)
+    keeper = Upkeep(host, host)
     list(looks(clock, keeper.serve_bases, 60))
     host.tries.clear()
     host.holds(OTHER)
@@ -191,7 +200,7 @@ def test_patience_with_one_base_is_none_with_another(host, clock):
 def test_a_base_that_was_served_again_is_tried_at_once_when_it_is_lost_again(host, clock):
     host.holds(IMAGE)
     host.broken = {'ensure_base'}
-    keeper = Upkeep(host)
+    keeper = Upkeep(host, host)
     list(looks(clock, keeper.serve_bases, 60))
     host.served[f'base-{IMAGE}'] = 'node'
     keeper.serve_bases()
@@ -205,7 +214,7 @@ def test_a_base_that_was_served_again_is_tried_at_once_when_it_is_lost_again(hos
 def test_an_empty_cache_image_is_replaced_by_a_whole_one(host, clock):
     host.holds(IMAGE, whole=False)
     host.answers = {IMAGE: {**offered(), 'pinned': True}}
-    keeper = Upkeep(host)
+    keeper = Upkeep(host, host)
     keeper.replace_empty()
     assert host.fetched == [(IMAGE, INFO, 'cache-x', Medium.DISK, True)]
     list(looks(clock, keeper.replace_empty, 100))
@@ -215,21 +224,21 @@ def test_an_empty_cache_image_is_replaced_by_a_whole_one(host, clock):
 def test_it_goes_where_there_is_room(host, clock):
     host.holds(IMAGE, whole=False)
     host.answers, host.room = {IMAGE: offered()}, Medium.MEMORY
-    Upkeep(host).replace_empty()
+    Upkeep(host, host).replace_empty()
     assert [fetch[3] for fetch in host.fetched] == [Medium.MEMORY]
 
 
 def test_it_stays_where_there_is_none(host, clock):
     host.holds(IMAGE, whole=False)
     host.answers, host.room = {IMAGE: offered()}, None
-    Upkeep(host).replace_empty()
+    Upkeep(host, host).replace_empty()
     assert host.asked == [IMAGE] and host.fetched == []
 
 
 def test_a_whole_cache_image_is_left_alone(host, clock):
     host.holds(IMAGE)
     host.answers = {IMAGE: offered()}
-    Upkeep(host).replace_empty()
+    Upkeep(host, host).replace_empty()
     assert host.asked == []
 
 
@@ -238,7 +247,7 @@ def test_a_boot_that_is_watched_is_not_disturbed(host, clock):
     host.holds(OTHER, whole=False)
     host.answers = {IMAGE: offered(), OTHER: offered(OTHER)}
     host.booting = {IMAGE}
-    keeper = Upkeep(host)
+    keeper = Upkeep(host, host)
     keeper.replace_empty()
     assert [fetch[0] for fetch in host.fetched] == [OTHER]
     host.booting.clear()
@@ -254,13 +263,13 @@ def test_a_boot_that_is_watched_is_not_disturbed(host, clock):
 def test_the_service_is_asked_ever_less_often_while_there_is_none(host, clock, answer):
     host.holds(IMAGE, whole=False)
     host.answers = {IMAGE: answer}
-    assert times_of(clock, Upkeep(host).replace_empty, host.asked) == TRIES
+    assert times_of(clock, Upkeep(host, host).replace_empty, host.asked) == TRIES
     assert host.fetched == []
 
 
 def test_after_a_boot_the_service_is_asked_at_once(host, clock):
     host.holds(IMAGE, whole=False)
-    keeper = Upkeep(host)
+    keeper = Upkeep(host, host)
     list(looks(clock, keeper.replace_empty, 100))
     host.booting = {IMAGE}
     keeper.replace_empty()
@@ -270,38 +279,11 @@ def test_after_a_boot_the_service_is_asked_at_once(host, clock):
     assert host.asked == [IMAGE]
 
 
-# Last uses.
+# What the storage service hears.
 
-def test_the_service_is_told_of_last_uses(host, clock):
-    host.holds(IMAGE, used=1234.5)
-    host.holds(OTHER, whole=False)
-    Upkeep(host).tell_use()
-    assert host.told == [('host-1', {IMAGE: [1234.5, 'disk']})]
-
-
-def test_it_is_told_once_a_minute_and_only_what_changed(host, clock):
-    host.holds(IMAGE, used=1.0)
-    keeper = Upkeep(host)
-    assert times_of(clock, keeper.tell_use, host.told, 30) == [0]
-    host.holds(IMAGE, used=2.0)
-    keeper.tell_use()
-    assert len(host.told) == 2
-    host.holds(IMAGE, used=3.0)
-    assert times_of(clock, keeper.tell_use, host.told, 30) == [60]
-
-
-def test_nothing_is_told_of_a_host_that_has_nothing(host, clock):
-    assert times_of(clock, Upkeep(host).tell_use, host.told, 30) == []
-
-
-def test_it_is_told_again_after_the_bus_was_away(host, clock):
-    host.holds(IMAGE)
-    host.broken = {'bus'}
-    keeper = Upkeep(host)
-    list(looks(clock, keeper.tell_use, 7))
-    host.broken.clear()
-    list(looks(clock, keeper.tell_use, 7))
-    assert len(host.told) == 1
+def test_holdings_are_told_at_intervals(host, clock):
+    keeper = Upkeep(host, host)
+    assert times_of(clock, keeper.exchange_holdings, host.told, 30) == [0, 60, 120, 180, 240]
 
 
 # All of it.
@@ -312,7 +294,7 @@ def test_what_fails_keeps_nothing_else_from_being_done(host, clock, broken, capl
     host.holds(OTHER)
     host.answers = {IMAGE: offered()}
     host.broken = {broken}
-    Upkeep(host).once()
+    Upkeep(host, host).once()
     assert ('base-' + OTHER in host.served) == (broken not in ('exports', 'ensure_base'))
     assert bool(host.fetched) == (broken != 'fetch')
     assert bool(host.told) == (broken != 'bus')
@@ -321,13 +303,13 @@ def test_what_fails_keeps_nothing_else_from_being_done(host, clock, broken, capl
 def test_a_fault_of_ours_ends_no_upkeep(host, clock, monkeypatch, caplog):
     host.holds(IMAGE)
     monkeypatch.setattr(host, 'exports', lambda: {}[''], raising=False)
-    Upkeep(host).once()
+    Upkeep(host, host).once()
     assert host.told and 'unexpected' in caplog.text
 
 
 def test_stores_are_looked_after_each_time(host, clock):
     """A gateway may have been restarted by whoever it was, systemd for instance."""
-    keeper = Upkeep(host)
+    keeper = Upkeep(host, host)
     keeper.once()
     keeper.once()
     assert host.stores == ['looked for lost ones', 'tidied'] * 2

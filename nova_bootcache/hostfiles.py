@@ -1,0 +1,175 @@
+"""The files of a host's cache images: names, entries, and when they were used last.
+
+Every cache image has one name, ``<sha1 of the image id>`` in the directory of the disk tier, which
+is what overlays have in their headers. One in the memory tier is a symbolic link of that name, so
+that it can move between tiers, and be lost with a reboot, without a change to any overlay.
+
+Beside the name lies its entry, a JSON document that names the image, the file's hash and where its
+base is (doc/source/formats.rst). A file without an entry does not count.
+"""
+
+import contextlib
+import dataclasses
+import os
+import re
+import threading
+import time
+
+from oslo_concurrency import lockutils
+from oslo_log import log as logging
+
+from bootcache import cacheimage, exception, naming
+from bootcache.tier import Medium
+from nova_bootcache import growingstore
+from nova_bootcache.cacheentry import Entry
+from nova_bootcache.gateway import Remote
+
+LOG = logging.getLogger(__name__)
+
+_NAME = re.compile('[0-9a-f]{40}')
+_LEFTOVER = re.compile(r'[0-9a-f-]{36,40}(\.json\..*\.tmp|\.tmp|\.partial)')
+
+
+class HostFiles:
+    """The cache images of one host, by their names.
+
+    :param directory: of the disk tier, and of all names; made if missing.
+    :param memory_directory: of the memory tier; None if there is none.
+    """
+
+    def __init__(self, directory: str, memory_directory: str | None = None):
+        self.directory = directory
+        self._directories = {Medium.DISK: directory}
+        if memory_directory is not None:
+            self._directories[Medium.MEMORY] = memory_directory
+        # Files verified by this process, by inode, time and size. Guarded by the lock, held for
+        # dictionary steps.
+        self._verified: set[tuple[int, int, int]] = set()
+        self._lock = threading.Lock()
+
+    def prepare(self) -> None:
+        """Make the directories, and remove what a crash left half-made.
+
+        :raises OSError: if one cannot be written.
+        """
+        for directory in self._directories.values():
+            os.makedirs(directory, mode=0o755, exist_ok=True)
+            for name in os.listdir(directory):
+                # The disk tier's directory is ours; the other one may be somebody else's as well.
+                if name.endswith(('.partial', '.tmp')) \
+                        and (directory == self.directory or _LEFTOVER.fullmatch(name)):
+                    os.unlink(os.path.join(directory, name))
+        memory = self._directories.get(Medium.MEMORY)
+        for name in os.listdir(self.directory):
+            path = os.path.join(self.directory, name)
+            if os.path.islink(path) and (memory is None or os.readlink(path)
+                                         != os.path.join(memory, name)):
+                # Of a memory tier that there was; it is fetched again when it is asked for.
+                os.unlink(path)
+        for name in os.listdir(memory) if memory else ():
+            if _NAME.fullmatch(name) and not os.path.islink(os.path.join(self.directory, name)):
+                os.unlink(os.path.join(memory or '', name))
+
+    # Names and entries.
+
+    def path(self, image_id: str) -> str:
+        """Return where an image's cache image is, or would be."""
+        return os.path.join(self.directory, naming.cache_file_name(image_id))
+
+    def store_path(self, image_id: str, medium: Medium) -> str:
+        """Return where an image's growing store is, or would be."""
+        return os.path.join(self._directories[medium], f'{image_id}{growingstore.SUFFIX}')
+
+    def holds_path(self, path: str | None) -> bool:
+        """Tell whether a path, such as an overlay's backing file, is a cache image's."""
+        return path is not None and os.path.dirname(path) == self.directory
+
+    def medium(self, image_id: str) -> Medium:
+        """Return which tier an image's cache image is in."""
+        return Medium.MEMORY if os.path.islink(self.path(image_id)) else Medium.DISK
+
+    def entry(self, image_id: str) -> Entry | None:
+        """Return an image's entry if its file is there, whole and right; else None.
+
+        The content is read once for each process and file, and after that only if the file's
+        inode, time or size is another.
+        """
+        path = self.path(image_id)
+        try:
+            entry = Entry.load(f'{path}.json')
+            status = os.stat(path)
+            seen = (status.st_ino, status.st_mtime_ns, status.st_size)
+            rules = entry.cache_image.verify_rules if entry.cache_image else cacheimage.VERIFY_RULES
+            with self._lock:
+                if seen in self._verified and rules == cacheimage.VERIFY_RULES:
+                    return entry
+            cacheimage.verify(path, entry.file_sha256, status.st_size)
+        except (exception.InvalidManifest, FileNotFoundError) as error:
+            if os.path.exists(path):
+                LOG.warning('cache image %s cannot be used and is fetched again: %s', path, error)
+            return None
+        with self._lock:
+            self._verified.add(seen)
+        return entry
+
+    def known(self, image_id: str) -> Entry | None:
+        """Return what is noted of an image's cache image, also if its file is gone."""
+        with contextlib.suppress(exception.InvalidManifest):
+            return Entry.load(f'{self.path(image_id)}.json')
+        return None
+
+    def update(self, entry: Entry, remote: Remote, pinned: bool, generation: int) -> Entry:
+        """Note where a cache image's base is now, and what the storage service says of it.
+
+        :raises OSError: if the entry cannot be written.
+        """
+        if (entry.remote, entry.pinned, entry.generation) == (remote, pinned, generation):
+            return entry
+        path = f'{self.path(remote.image_id)}.json'
+        with lockutils.lock(f'bootcache-{naming.cache_file_name(remote.image_id)}'):
+            # It may have been replaced meanwhile.
+            changed = dataclasses.replace(self.known(remote.image_id) or entry, remote=remote,
+                                          pinned=pinned, generation=generation)
+            used = os.stat(path).st_mtime
+            changed.save(path)
+            os.utime(path, (used, used))
+        return changed
+
+    def entries(self) -> list[Entry]:
+        """Return the entries of all cache images, without a look at their content."""
+        found = []
+        for name in sorted(os.listdir(self.directory)):
+            if name.endswith('.json'):
+                try:
+                    found.append(Entry.load(os.path.join(self.directory, name)))
+                except exception.InvalidManifest as error:
+                    LOG.warning('%s', error)
+        return found
+
+    def _memory_path(self, image_id: str) -> str | None:
+        directory = self._directories.get(Medium.MEMORY)
+        return directory and os.path.join(directory, naming.cache_file_name(image_id))
+
+    def remove(self, image_id: str) -> None:
+        """Remove a cache image; a server that still runs from it keeps its inode."""
+        path = self.path(image_id)
+        for name in (f'{path}.json', path, self._memory_path(image_id)):
+            if name is not None and os.path.lexists(name):
+                os.unlink(name)
+        LOG.info('image %s: cache image removed', image_id)
+
+    # Last use.
+
+    def age(self, image_id: str) -> float:
+        """Return the seconds since a cache image was last used, or placed."""
+        try:
+            return time.time() - os.stat(f'{self.path(image_id)}.json').st_mtime
+        except FileNotFoundError:
+            return 0.0
+
+    def touch(self, image_id: str) -> None:
+        """Note that a cache image is used now: the entry's time is that of the last use.
+
+        libvirt may have given the file itself to its own user; the entry stays ours.
+        """
+        os.utime(f'{self.path(image_id)}.json')

@@ -1,0 +1,98 @@
+"""Warming a host before a server asks for an image: what Nova's precache API comes down to."""
+
+from collections.abc import Callable
+
+import oslo_messaging as messaging
+from oslo_log import log as logging
+
+from bootcache import exception, rpcapi
+from bootcache.tier import Medium
+from nova_bootcache import offer, placement
+from nova_bootcache.host import ComputeHost
+from nova_bootcache.offer import Offered
+from nova_bootcache.placement import Offer, Step
+
+LOG = logging.getLogger(__name__)
+
+
+class Warming:
+    """Fetches cache images for servers that are to come, and tells the storage service.
+
+    :param host: the host.
+    :param rate: bytes a second at which one cache image is fetched at most; 0 for no limit.
+    """
+
+    def __init__(self, host: ComputeHost, rate: int):
+        self._host = host
+        self._rate = rate
+
+    def cache_image(self, image_id: str, has_stock_base: bool,
+                    stock: Callable[[], bool]) -> bool:
+        """Have an image ready for servers, as Nova's ``cache_image`` means it.
+
+        :param has_stock_base: whether Nova's own base of the image is on this host.
+        :param stock: Nova's own way, for images that are none of bootcache's: the whole image.
+        :returns: True if it was fetched, False if it was there.
+        :raises Exception: if it cannot be had; Nova logs it, and answers ``error``.
+        """
+        try:
+            fetched = self._cache_image(image_id, has_stock_base, stock)
+        except NotImplementedError:
+            self._tell(image_id, rpcapi.WARM_UNSUPPORTED, 'the driver cannot cache images')
+            raise
+        except Exception as error:
+            self._tell(image_id, rpcapi.WARM_ERROR, str(error))
+            raise
+        self._tell(image_id, rpcapi.WARM_CACHED if fetched else rpcapi.WARM_EXISTING, '')
+        return fetched
+
+    def _cache_image(self, image_id: str, has_stock_base: bool, stock: Callable[[], bool]) -> bool:
+        # A host with the full base is warm; stock Nova's way only renews its time.
+        if has_stock_base or not self._host.enabled:
+            return stock()
+        offered = offer.parse(image_id, self._host.ask(image_id, ''))
+        entry = self._host.cache.entry(image_id)
+        plan = placement.plan_warming(self._host.facts(image_id, entry, offered), offered.storage)
+        LOG.debug('bootcache: image %s is to be warmed: %s', image_id,
+                  ', '.join(step.name for step in plan))
+        if plan == (Step.STOCK,):
+            LOG.info('bootcache: image %s is cached the stock way: %s', image_id, offered.reason)
+            return stock()
+        if plan == (Step.USE_LOCAL,):
+            if entry is not None and offered.remote is not None:
+                self._host.cache.update(entry, offered.remote, offered.pinned, offered.generation)
+            self._host.cache.touch(image_id)
+            return False
+        if not plan:
+            raise exception.BootcacheError(_why_not(image_id, offered))
+        for step in plan:
+            if step is Step.PROMOTE:
+                self._host.api.promote_image(image_id)
+            else:
+                self._fetch(offered, placement.MEDIUM[step])
+        return True
+
+    def _fetch(self, offered: Offered, medium: Medium) -> None:
+        try:
+            self._host.fetch(offered, medium, self._rate)
+        except exception.Cancelled as error:
+            LOG.info('bootcache: warming goes on at full speed: %s', error)
+            self._host.fetch(offered, medium)
+
+    def _tell(self, image_id: str, outcome: str, reason: str) -> None:
+        try:
+            self._host.api.report_warm(image_id, self._host.hostname, outcome, reason)
+        except (exception.BootcacheError, messaging.MessagingException) as error:
+            LOG.warning('bootcache: image %s: the storage service is not told that warming ended'
+                        ' with %s: %s', image_id, outcome, error)
+
+
+def _why_not(image_id: str, offered: Offered) -> str:
+    kind = offered.storage.offer
+    if kind is Offer.CACHE and offered.cache_image is not None:
+        return (f'image {image_id}: no tier of this host has room for its cache image of'
+                f' {offered.cache_image.bytes} bytes; raise [bootcache]compute_disk_quota')
+    if kind is Offer.AWAY:
+        return f'image {image_id}: {offered.reason}'
+    return (f'image {image_id} has no cache image yet; "bootcache image show {image_id} --wait"'
+            ' waits for it')

@@ -1,0 +1,170 @@
+"""What a host tells of itself; gateway and storage service are stand-ins, the files are real."""
+
+import os
+
+import oslo_messaging as messaging
+import pytest
+
+from bootcache import exception, naming
+from bootcache.manifest import CacheInfo
+from bootcache.tier import Limits, Medium
+from nova_bootcache import warmth
+from nova_bootcache.cacheentry import Entry
+from nova_bootcache.gateway import Remote
+from nova_bootcache.holdings import Holdings
+from nova_bootcache.hostcache import HostCache
+from nova_bootcache.warmth import Level
+
+IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+OTHER = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+THIRD = '11111111-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+INFO = CacheInfo('cache', 5, 5, 3, 'ab', 1 << 30, 65536, 1 << 29, 'nbd://', 1.5, 1)
+LIMITS = Limits(1 << 30, 1 << 29, 1 << 28)
+
+
+class Host:
+    """Stands for a compute host and for the storage service; its cache's files are real."""
+
+    def __init__(self, directory):
+        os.makedirs(os.path.join(directory, 'memory'))
+        self.cache = HostCache(os.path.join(directory, 'cache'), '/run/gateway.sock', LIMITS,
+                               os.path.join(directory, 'memory'), LIMITS)
+        self.cache.prepare()
+        self.api, self.hostname = self, 'host-1'
+        self.reports, self.answers, self.gone, self.kept = [], [], [], set()
+        self.broken = None
+
+    def holds(self, image, medium=Medium.DISK, whole=True, used=1000.0, generation=0):
+        """Put a cache image into the cache; its content is of no concern."""
+        path = self.cache.path(image)
+        target = path
+        if medium is Medium.MEMORY:
+            target = os.path.join(os.path.dirname(self.cache.directory), 'memory',
+                                  os.path.basename(path))
+            os.symlink(target, path)
+        with open(target, 'wb') as stream:
+            stream.write(b'12345')
+        remote = Remote(image, '10.0.0.1', 10810, f'base-{image}')
+        Entry(remote, INFO if whole else None, 'ab', 1 << 30,
+              generation=generation).save(f'{path}.json')
+        os.utime(f'{path}.json', (used, used))
+
+    def report_holdings(self, host, report):
+        if self.broken is not None:
+            raise self.broken
+        self.reports.append((host, report))
+        return self.answers.pop(0) if self.answers else {'drop': [], 'resend': False}
+
+    def let_go(self, image_id):
+        if image_id == THIRD:
+            raise exception.StorageDaemonError('the gateway does not answer')
+        self.gone.append(image_id)
+        return image_id not in self.kept
+
+
+@pytest.fixture
+def host(tmp_path):
+    return Host(str(tmp_path))
+
+
+@pytest.fixture
+def base(tmp_path):
+    return str(tmp_path / '_base')
+
+
+def levels(holdings):
+    entry = warmth.decode(holdings.published())
+    return [entry.level(warmth.image_key(image)) for image in (IMAGE, OTHER, THIRD)]
+
+
+def test_what_is_published(host, base):
+    assert levels(Holdings(host, base)) == [Level.COLD] * 3
+    host.holds(IMAGE)
+    host.holds(OTHER, Medium.MEMORY)
+    os.mkdir(base)
+    for name in (naming.cache_file_name(THIRD), 'swap_1', f'{naming.cache_file_name(THIRD)}_20'):
+        with open(os.path.join(base, name), 'w'):
+            pass
+    assert levels(Holdings(host, base)) == [Level.DISK, Level.MEMORY, Level.BASE]
+
+
+def test_what_is_being_fetched_arrives(host, base):
+    with host.cache.reserved(f'fetch:{IMAGE}', Medium.DISK, 1):
+        assert levels(Holdings(host, base)) == [Level.ARRIVING, Level.COLD, Level.COLD]
+    assert levels(Holdings(host, base)) == [Level.COLD] * 3
+
+
+def test_a_growing_store_does_not_arrive(host, base):
+    with host.cache.reserved(f'store:{IMAGE}', Medium.DISK, 1):
+        assert levels(Holdings(host, base)) == [Level.COLD] * 3
+
+
+def test_an_empty_cache_image_is_not_warm(host, base):
+    host.holds(IMAGE, whole=False)
+    assert levels(Holdings(host, base)) == [Level.COLD] * 3
+
+
+def test_damaged_and_lost_ones_count_for_nothing(host, base, tmp_path):
+    host.holds(IMAGE)
+    with open(f'{host.cache.path(IMAGE)}.json', 'w') as stream:
+        stream.write('{"version": 99}')
+    host.holds(OTHER, Medium.MEMORY)
+    os.unlink(tmp_path / 'memory' / naming.cache_file_name(OTHER))
+    host.holds(THIRD)
+    assert levels(Holdings(host, base)) == [Level.COLD, Level.COLD, Level.DISK]
+
+
+def test_a_thousand_images_are_published_in_32_kib(host, base):
+    for number in range(1000):
+        host.holds(f'{number:08d}-1f2b-4c3d-8e9f-0a1b2c3d4e5f', used=float(number))
+    text = Holdings(host, base).published()
+    assert len(text) <= 32 << 10
+    entry = warmth.decode(text)
+    assert all(entry.level(warmth.image_key(f'{number:08d}-1f2b-4c3d-8e9f-0a1b2c3d4e5f'))
+               is Level.DISK for number in range(1000))
+
+
+# The storage service.
+
+def test_all_is_told_and_then_only_changes(host, base):
+    host.holds(IMAGE, used=1234.5, generation=3)
+    host.holds(OTHER, Medium.MEMORY)
+    host.holds(THIRD, whole=False)
+    holdings = Holdings(host, base)
+    holdings.exchange()
+    holdings.exchange()
+    everything = {'images': {IMAGE: [1234.5, 'disk', 3, 5], OTHER: [1000.0, 'memory', 0, 5]},
+                  'quotas': {'disk': 1 << 30, 'memory': 1 << 30}}
+    assert host.reports == [('host-1', everything), ('host-1', None)]
+    host.cache.touch(IMAGE)
+    holdings.exchange()
+    assert host.reports[-1][1]['images'][IMAGE][0] > 1234.5
+
+
+def test_a_service_that_was_restarted_hears_all_again(host, base):
+    host.holds(IMAGE)
+    holdings = Holdings(host, base)
+    holdings.exchange()
+    host.answers = [{'drop': [], 'resend': True}]
+    holdings.exchange()
+    assert [report is None for _host, report in host.reports] == [False, True, False]
+
+
+@pytest.mark.parametrize('error', [messaging.MessagingTimeout('nobody'),
+                                   messaging.RemoteError('UnsupportedVersion', '1.2')])
+def test_it_is_told_again_after_nobody_heard_it(host, base, error):
+    host.holds(IMAGE)
+    holdings = Holdings(host, base)
+    holdings.exchange()
+    host.broken = error
+    holdings.exchange()
+    host.broken = None
+    holdings.exchange()
+    assert host.reports[-1][1] is not None
+
+
+def test_what_is_withdrawn_goes(host, base):
+    host.answers = [{'drop': [IMAGE.upper(), THIRD, 'no image', OTHER], 'resend': False}]
+    host.kept = {OTHER}
+    Holdings(host, base).exchange()
+    assert host.gone == [IMAGE, OTHER], 'one that fails keeps no other from going'

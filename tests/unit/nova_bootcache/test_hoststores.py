@@ -1,0 +1,266 @@
+"""When a host may let go of what is below its servers' disks: chains in the making, and stores.
+
+The gateway is a stand-in; tests/functional/test_compute_host.py and test_cold_boots.py have a real
+one. A disk is opened here as QEMU opens it: with its image lock.
+"""
+
+import contextlib
+import dataclasses
+import fcntl
+import os
+import struct
+
+import pytest
+from oslo_config import cfg
+
+from bootcache import exception, tier
+from bootcache.manifest import CacheInfo
+from bootcache.tier import Medium
+from nova_bootcache import conf as nova_conf
+from nova_bootcache import gateway, hoststores
+from nova_bootcache.cacheentry import Entry
+from nova_bootcache.gateway import Remote
+from nova_bootcache.host import ComputeHost
+
+IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+OTHER = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+MIB = 1 << 20
+
+
+class Clock:
+    """Stands for the module ``time``."""
+
+    def __init__(self):
+        self.now = 5000.0
+
+    def monotonic(self):
+        return self.now
+
+
+class Store:
+    """Stands for a growing store."""
+
+    def __init__(self, image_id, path):
+        self.image_id, self.path, self.grows, self.closed = image_id, path, True, False
+
+    def look(self, now):
+        return self.grows
+
+    def stop_growing(self):
+        self.grows = False
+
+    def close(self):
+        self.closed = True
+        os.unlink(self.path)
+
+
+@pytest.fixture
+def host(tmp_path, monkeypatch):
+    conf = cfg.ConfigOpts()
+    conf([], project='nova', default_config_files=[], default_config_dirs=[])
+    nova_conf.register_opts(conf)
+    for name, value in {'gateway_run_dir': str(tmp_path / 'run'), 'compute_disk_quota': '4MiB',
+                        'gateway_socket': str(tmp_path / 'run' / 's'), 'store_quota': '3MiB',
+                        'high_watermark': 100}.items():
+        conf.set_override(name, value, 'bootcache')
+    host = ComputeHost(conf, str(tmp_path / 'cache'))
+    host.cache.prepare()
+    host.removed = []
+    monkeypatch.setattr(host.gateway, 'remove_base',
+                        lambda image_id: not host.removed.append(image_id))
+    monkeypatch.setattr(gateway, 'check_reachable', lambda remote: None)
+    host.clock = Clock()
+    monkeypatch.setattr(hoststores, 'time', host.clock)
+    yield host
+    host.stop()
+
+
+def place(host, image=IMAGE, size=MIB):
+    """Put a cache image into the cache, unused for long."""
+    path = host.cache.path(image)
+    with open(path, 'wb') as stream:
+        stream.truncate(size)
+    Entry(Remote(image, '10.0.0.1', 10810, f'base-{image}'), None, 'ab', size).save(f'{path}.json')
+    os.utime(f'{path}.json', (1, 1))
+
+
+def make_disk(host, path, image=IMAGE):
+    with host._making(image, str(path)):
+        path.write_bytes(b'overlay')
+
+
+@contextlib.contextmanager
+def opened(path):
+    """A process has a disk open: it holds QEMU's image lock of it."""
+    with open(path, 'rb') as stream:
+        fcntl.fcntl(stream, fcntl.F_OFD_SETLK,
+                    struct.pack('hhqqi', fcntl.F_RDLCK, os.SEEK_SET, 100, 1, 0))
+        yield
+
+
+# Chains in the making.
+
+def evict(host):
+    """Want all of the tier's room; tell what is left."""
+    with contextlib.suppress(exception.BootcacheError):
+        host.cache.reserve('fetch:new', Medium.DISK, 4 * MIB)
+        host.cache.release('fetch:new')
+    return {entry.remote.image_id for entry in host.cache.entries()}
+
+
+def test_a_chain_whose_disk_nobody_has_opened_yet_is_kept(host, tmp_path):
+    for image in (IMAGE, OTHER):
+        place(host, image)
+    make_disk(host, tmp_path / 'disk')
+    assert host.is_in_making(IMAGE) and not host.is_in_making(OTHER)
+    assert host.stop_serving(IMAGE) is False and host.removed == []
+    assert host.stop_serving(OTHER) is True and host.removed == [OTHER]
+    host.cache.reserve('fetch:new', Medium.DISK, 3 * MIB)
+    assert [entry.remote.image_id for entry in host.cache.entries()] == [IMAGE]
+    assert host.removed == [OTHER, OTHER], 'what is evicted leaves the gateway'
+    host.remove_unused([], 0)
+    assert host.cache.known(IMAGE) is not None
+
+
+def test_it_is_kept_while_it_is_being_made(host, tmp_path):
+    place(host)
+    with host._making(IMAGE, str(tmp_path / 'disk')):
+        # Fetching and making the disk may take longer than any patience with Nova.
+        assert host.is_in_making(IMAGE) and host.stop_serving(IMAGE) is False
+        assert evict(host) == {IMAGE}
+        (tmp_path / 'disk').touch()
+        assert host.is_in_making(IMAGE)
+
+
+def test_it_is_a_server_s_own_once_its_disk_is_open(host, tmp_path):
+    place(host)
+    make_disk(host, tmp_path / 'disk')
+    with opened(tmp_path / 'disk'):
+        assert not host.is_in_making(IMAGE)
+    assert not host.is_in_making(IMAGE), 'it was opened'
+    assert host.stop_serving(IMAGE) is True and evict(host) == set()
+
+
+@pytest.mark.parametrize('end', ['written', 'deleted', 'late'])
+def test_it_is_nobodys_any_more(host, tmp_path, end):
+    place(host)
+    make_disk(host, tmp_path / 'disk')
+    host.clock.now += hoststores._OPENED_SECONDS
+    assert host.is_in_making(IMAGE)
+    if end == 'written':
+        # The server was started, and stopped, between two looks.
+        os.utime(tmp_path / 'disk', (1, 1))
+    elif end == 'deleted':
+        (tmp_path / 'disk').unlink()
+    else:
+        host.clock.now += 1
+    assert not host.is_in_making(IMAGE) and host._in_making == {}
+    assert host.stop_serving(IMAGE) is True and evict(host) == set()
+
+
+def test_a_chain_that_was_not_made_keeps_nothing(host, tmp_path):
+    place(host)
+    with pytest.raises(RuntimeError), host._making(IMAGE, str(tmp_path / 'disk')):
+        raise RuntimeError('no room')
+    assert not host.is_in_making(IMAGE) and host.stop_serving(IMAGE) is True
+
+
+def test_two_servers_of_one_image(host, tmp_path):
+    place(host)
+    make_disk(host, tmp_path / 'one')
+    make_disk(host, tmp_path / 'two')
+    with opened(tmp_path / 'one'):
+        assert host.is_in_making(IMAGE), 'the other one is still to be started'
+        with opened(tmp_path / 'two'):
+            assert not host.is_in_making(IMAGE)
+
+
+def test_a_chain_that_was_mended_is_kept_until_the_server_starts(host, tmp_path, monkeypatch):
+    """``keep_chain`` before a start: its disk has long been there."""
+    place(host)
+    (tmp_path / 'disk').write_bytes(b'overlay')
+    os.utime(tmp_path / 'disk', (1, 1))
+    entry = host.cache.known(IMAGE)
+    monkeypatch.setattr(host.cache, 'entry', lambda image_id: entry)
+    monkeypatch.setattr(host.gateway, 'ensure_base', lambda remote: 'base-x')
+    host.keep_chain(IMAGE)
+    assert not host.is_in_making(IMAGE), 'no disk is about to be opened'
+    host.keep_chain(IMAGE, str(tmp_path / 'disk'))
+    assert host.is_in_making(IMAGE) and host.stop_serving(IMAGE) is False
+    with opened(tmp_path / 'disk'):
+        assert not host.is_in_making(IMAGE)
+
+
+def test_the_cache_asks_for_chains_in_the_making(host, tmp_path):
+    """What is busy is asked of the host itself, each time."""
+    place(host)
+    busy = [item.busy for item in host.cache._items(Medium.DISK, '')]
+    make_disk(host, tmp_path / 'disk')
+    assert busy + [item.busy for item in host.cache._items(Medium.DISK, '')] == [False, True]
+    assert not tier.is_open(host.cache.path(IMAGE))
+
+
+# Room for growing stores.
+
+@pytest.fixture
+def store(host):
+    """A store that grows, with all of its room reserved."""
+    path = host.cache.store_path(IMAGE, Medium.DISK)
+    host.cache.reserve(f'store:{IMAGE}', Medium.DISK, 3 * MIB)
+    with open(path, 'wb') as stream:
+        stream.truncate(MIB)
+    os.utime(path, (1, 1))
+    store = Store(IMAGE, path)
+    host.stores.add(store)
+    return store
+
+
+def test_a_store_that_grows_has_all_of_its_room(host, store):
+    host.tidy_stores()
+    assert host.room_for(OTHER, MIB) is Medium.DISK
+    assert host.room_for(OTHER, 2 * MIB) is None
+    with pytest.raises(exception.BootcacheError, match='compute_disk_quota'):
+        host.cache.reserve('fetch:new', Medium.DISK, 2 * MIB)
+    assert os.path.exists(store.path) and not store.closed
+
+
+def test_a_store_that_stopped_growing_gives_back_what_it_does_not_need(host, store):
+    store.grows = False
+    assert host.room_for(OTHER, 2 * MIB) is None, 'not before it is looked after'
+    host.tidy_stores()
+    # It counts with what it has, and stays: servers read from it.
+    host.cache.reserve('fetch:new', Medium.DISK, 3 * MIB)
+    assert os.path.exists(store.path) and not store.closed
+    assert host.stores.get(IMAGE) is store
+
+
+def test_a_store_that_stopped_growing_may_be_evicted(host, store):
+    store.grows = False
+    host.tidy_stores()
+    host.cache.reserve('fetch:new', Medium.DISK, 4 * MIB)
+    assert store.closed and not os.path.exists(store.path) and host.stores.get(IMAGE) is None
+
+
+@pytest.mark.parametrize('away', [False, True])
+def test_a_store_goes_with_the_whole_cache_image_unless_the_storage_node_is_away(
+        host, store, monkeypatch, away):
+    def check_reachable(remote):
+        if away:
+            raise exception.StorageDaemonError('away')
+
+    monkeypatch.setattr(gateway, 'check_reachable', check_reachable)
+    place(host)
+    path = f'{host.cache.path(IMAGE)}.json'
+    entry = Entry.load(path)
+    dataclasses.replace(entry, cache_image=_info()).save(path)
+    monkeypatch.setattr(host, 'is_booting', lambda image_id: True)
+    host.tidy_stores()
+    assert not store.closed, 'its boot is watched'
+    monkeypatch.setattr(host, 'is_booting', lambda image_id: False)
+    host.tidy_stores()
+    assert store.closed is not away
+    assert (host.room_for(OTHER, 3 * MIB) is None) is away
+
+
+def _info():
+    return CacheInfo('cache', 1000, 900, 3, 'ab', MIB, 65536, MIB, 'nbd:', 1.5, 1)

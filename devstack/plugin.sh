@@ -7,12 +7,14 @@
 #   n-cpu                 the compute driver
 #   n-bootcache-gateway   the gateway
 #   n-api                 what snapshots do not inherit
+#   n-sch                 the weigher and the filter
 
 BOOTCACHE_XTRACE=$(set +o | grep xtrace)
 set +o xtrace
 
 function is_bootcache_here {
-    is_service_enabled g-bootcache || is_service_enabled g-api || is_service_enabled n-cpu
+    is_service_enabled g-bootcache || is_service_enabled g-api || is_service_enabled n-cpu \
+        || is_service_enabled n-sch
 }
 
 function bootcache_python {
@@ -173,6 +175,21 @@ function configure_bootcache_snapshots {
     iniset "$NOVA_CONF" DEFAULT non_inheritable_image_properties "$names"
 }
 
+# Adds the weigher and the filter to what is configured already.
+function configure_bootcache_scheduler {
+    local filters package=nova_bootcache.scheduler
+    iniset "$NOVA_CONF" filter_scheduler weight_classes \
+        "nova.scheduler.weights.all_weighers,$package.weights.BootCacheWeigher"
+    filters=$(iniget "$NOVA_CONF" filter_scheduler enabled_filters)
+    filters=${filters:-$BOOTCACHE_NOVA_FILTERS}
+    if [[ ",$filters," != *",BootCacheFilter,"* ]]; then
+        filters="$filters,BootCacheFilter"
+    fi
+    iniset "$NOVA_CONF" filter_scheduler enabled_filters "$filters"
+    iniset_multiline "$NOVA_CONF" filter_scheduler available_filters \
+        nova.scheduler.filters.all_filters "$package.filters.BootCacheFilter"
+}
+
 function configure_bootcache {
     if is_service_enabled g-bootcache; then
         configure_bootcache_service
@@ -185,6 +202,9 @@ function configure_bootcache {
     fi
     if is_service_enabled n-api; then
         configure_bootcache_snapshots
+    fi
+    if is_service_enabled n-sch; then
+        configure_bootcache_scheduler
     fi
 }
 

@@ -11,10 +11,13 @@ import shutil
 import subprocess
 
 import pytest
+from nova.conf import CONF
 
 from bootcache import conf as shared_conf
 from glance_bootcache import conf as glance_conf
 from nova_bootcache import conf as nova_conf
+from nova_bootcache.scheduler.filters import BootCacheFilter
+from nova_bootcache.scheduler.weights import BootCacheWeigher
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
 PLUGIN = TOP / 'devstack' / 'plugin.sh'
@@ -33,6 +36,7 @@ enable_service() { record enable_service "$@"; ENABLED=$ENABLED,$1; }
 is_service_enabled() { [[ ",$ENABLED," == *",$1,"* ]]; }
 is_ubuntu() { [[ $DISTRIBUTION == debian ]]; }
 iniset() { record iniset "$@"; }
+iniset_multiline() { record iniset_multiline "$@"; }
 iniget() { if [[ $3 == "${INIGET_OPTION:-}" ]]; then echo "$INIGET_VALUE"; fi; }
 iniset_rpc_backend() { record iniset "$2" "${3:-DEFAULT}" transport_url rabbit://main/; }
 getent() { [[ $1 == group && $2 == "$GUEST_GROUP" ]]; }
@@ -307,3 +311,30 @@ def test_clean_removes_what_is_ours(tmp_path):
         assert not os.path.lexists(tmp_path / gone)
     for kept in ('instances/_base', 'nova/nova/virt'):
         assert (tmp_path / kept).is_dir()
+
+
+# The scheduler.
+
+def test_a_controller_gets_the_weigher_and_the_filter(tmp_path):
+    calls = Devstack(tmp_path, 'n-sch').run('stack', 'post-config')
+    settings = settings_of(calls, 'nova.conf')
+    assert settings['filter_scheduler', 'weight_classes'] \
+        == f'nova.scheduler.weights.all_weighers,{BootCacheWeigher.__module__}.BootCacheWeigher'
+    # Nova's default, and ours.
+    assert settings['filter_scheduler', 'enabled_filters'].split(',') \
+        == [*CONF.filter_scheduler.enabled_filters, 'BootCacheFilter']
+    assert [call[1:] for call in calls if call[0] == 'iniset_multiline'] == [
+        ['nova.conf', 'filter_scheduler', 'available_filters', 'nova.scheduler.filters.all_filters',
+         f'{BootCacheFilter.__module__}.BootCacheFilter']]
+
+
+@pytest.mark.parametrize('there', ['ComputeFilter', 'ComputeFilter,BootCacheFilter'])
+def test_filters_that_are_configured_stay(tmp_path, there):
+    stack = Devstack(tmp_path, 'n-sch', INIGET_OPTION='enabled_filters', INIGET_VALUE=there)
+    settings = settings_of(stack.run('stack', 'post-config'), 'nova.conf')
+    assert settings['filter_scheduler', 'enabled_filters'] == 'ComputeFilter,BootCacheFilter'
+
+
+def test_no_scheduler_no_weigher(tmp_path):
+    calls = Devstack(tmp_path, 'n-cpu').run('stack', 'post-config')
+    assert not [key for key in settings_of(calls, 'nova.conf') if key[0] == 'filter_scheduler']

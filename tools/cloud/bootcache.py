@@ -23,6 +23,10 @@ STORAGE_SERVICE = "glance-bootcache"
 TAP = "nbd-tap"
 STOCK_DRIVER = "libvirt.LibvirtDriver"
 DRIVER = "bootcache.BootCacheLibvirtDriver"
+WEIGHER = "nova_bootcache.scheduler.weights.BootCacheWeigher"
+FILTER = "nova_bootcache.scheduler.filters.BootCacheFilter"
+NOVA_FILTERS = "ComputeFilter,ComputeCapabilitiesFilter,ImagePropertiesFilter,"\
+    "ServerGroupAntiAffinityFilter,ServerGroupAffinityFilter"
 
 
 class BootcacheCloud(Cloud):
@@ -84,6 +88,10 @@ class BootcacheCloud(Cloud):
                 "img_signature_key_type", "img_signature_certificate_uuid",
                 "bootcache_state", "bootcache_reason"))},
             "bootcache": {**shared, "gateway_run_dir": self.run_directory},
+            "filter_scheduler": {
+                "weight_classes": f"nova.scheduler.weights.all_weighers,{WEIGHER}",
+                "available_filters": ["nova.scheduler.filters.all_filters", FILTER],
+                "enabled_filters": f"{NOVA_FILTERS},{FILTER.rpartition('.')[2]}"},
         })  # fmt: skip
 
     def up(self, driver: str | None = None) -> None:

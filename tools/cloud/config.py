@@ -17,7 +17,12 @@ def render(sections: Sections) -> str:
     """Sections and options as an INI file."""
     lines: list[str] = []
     for section, options in sections.items():
-        lines += [f"[{section}]", *(f"{name} = {_text(options[name])}" for name in options), ""]
+        lines.append(f"[{section}]")
+        for name, value in options.items():
+            # A list is an option that is given several times.
+            values = value if isinstance(value, list) else [value]
+            lines += [f"{name} = {_text(each)}" for each in values]
+        lines.append("")
     return "\n".join(lines)
 
 

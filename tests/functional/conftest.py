@@ -23,6 +23,7 @@ from bootcache import rpcapi
 from bootcache.storagedaemon import StorageDaemon, UnixListener
 from glance_bootcache import conf as glance_conf
 from nova_bootcache import conf as nova_conf
+from nova_bootcache.holdings import Holdings
 from nova_bootcache.host import ComputeHost
 from nova_bootcache.upkeep import Upkeep
 
@@ -119,7 +120,8 @@ def hosts(node, storage_conf, directory, monkeypatch):
         host = ComputeHost(conf, f'{directory}/host')
         made.append(host)
         host.start('host-1')
-        host.upkeep = Upkeep(host)
+        host.holdings = Holdings(host, f'{directory}/_base')
+        host.upkeep = Upkeep(host, host.holdings)
         host.upkeep.serve_bases()
         host.service = service
         return host

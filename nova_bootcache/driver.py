@@ -95,15 +95,22 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
         :raises InternalError: if it cannot.
         """
         directory = directory or libvirt_utils.get_instance_path(instance)
-        try:
-            self.settler.recover_server(directory)
-        except exception.BootcacheError as error:
-            # To start it from the wrong one of two disks would lose what the guest wrote.
-            raise nova_exception.InternalError(
-                f'The disk of server {instance.uuid} cannot be told: {error}') from error
+        self._end_half_done(instance, directory)
         disk = self.image_backend.by_name(instance, 'disk')
         if isinstance(disk, BootCacheQcow2):
             disk.open_chain(os.path.join(directory, 'disk'))
+
+    def _end_half_done(self, instance: Any, directory: str) -> None:
+        """Put right what settling left half-done in a server's directory.
+
+        :raises InternalError: if it cannot be told which of two disks is the right one.
+        """
+        try:
+            self.settler.recover_server(directory)
+        except exception.BootcacheError as error:
+            # To start it from the wrong one, or to send that, would lose what the guest wrote.
+            raise nova_exception.InternalError(
+                f'The disk of server {instance.uuid} cannot be told: {error}') from error
 
     def destroy(self, context: Any, instance: Any, network_info: Any,
                 block_device_info: Any = None, destroy_disks: bool = True,
@@ -193,6 +200,11 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
                                    timeout: int = 0, retry_interval: int = 0) -> str:
         """Send the disk in the form that any host knows, with this driver or stock Nova's."""
         with self.settler.held(instance.uuid):
+            try:
+                self._end_half_done(instance, libvirt_utils.get_instance_path(instance))
+            except nova_exception.InternalError as error:
+                # The server stays as it is, and here.
+                raise nova_exception.InstanceFaultRollback(error) from error
             self._leaving.server_id = instance.uuid
             try:
                 disk_info: str = super().migrate_disk_and_power_off(

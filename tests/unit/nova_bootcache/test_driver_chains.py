@@ -1,0 +1,172 @@
+"""What becomes of Nova's operations where a server's disk cannot be told, and of disks that leave.
+
+The driver is our own, with Nova's methods noted; libvirt knows no domain.
+"""
+
+import os
+import types
+
+import pytest
+from nova import exception as nova_exception
+from nova.virt.libvirt import driver, imagebackend
+from nova.virt.libvirt import utils as libvirt_utils
+
+from bootcache import qemuimg
+from nova_bootcache.driver import BootCacheLibvirtDriver
+from nova_bootcache.imagebackend import BootCacheQcow2
+from nova_bootcache.pivotstate import DISK, MARKER, SPARE, Marker, Phase
+
+SERVER = '5f0d3e7a-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+STOCK = {'_hard_reboot': 4, 'resume': 3, 'rescue': 7, 'unrescue': 2, 'snapshot': 4,
+         'migrate_disk_and_power_off': 5, 'finish_revert_migration': 4}
+OPENING = sorted(set(STOCK) - {'migrate_disk_and_power_off'})
+
+
+@pytest.fixture
+def nova(monkeypatch, tmp_path):
+    """The driver; what Nova's own methods are called for is in ``did``."""
+    def stock(self, virtapi, read_only):
+        self.image_backend, self._host = imagebackend.Backend(True), None
+
+    did = []
+    monkeypatch.setattr(driver.LibvirtDriver, '__init__', stock)
+    for name in STOCK:
+        monkeypatch.setattr(driver.LibvirtDriver, name,
+                            lambda *_arguments, name=name: did.append(name))
+    monkeypatch.setattr(imagebackend.CONF, 'instances_path', str(tmp_path))
+    monkeypatch.setattr(libvirt_utils, 'create_image', libvirt_utils.create_image)
+    monkeypatch.setattr(BootCacheQcow2, 'open_chain',
+                        lambda disk, path: did.append(f'open {os.path.relpath(path, tmp_path)}'))
+    ours = BootCacheLibvirtDriver(None)
+    monkeypatch.setattr(ours.settler._nova, 'domain', lambda server_id: None)
+    instance = types.SimpleNamespace(uuid=SERVER, image_ref=IMAGE, name='instance-1')
+    (tmp_path / SERVER).mkdir()
+
+    def do(name):
+        arguments = [None] * STOCK[name]
+        arguments[0 if name == 'unrescue' else 1] = instance
+        if name == 'unrescue':
+            arguments = [None, instance]
+        getattr(ours, name)(*arguments)
+
+    return types.SimpleNamespace(driver=ours, did=did, do=do, instance=instance,
+                                 directory=tmp_path / SERVER)
+
+
+def leave(directory, phase, names, ran_on=False):
+    """What a crash leaves: overlays under names, and the marker."""
+    inodes = {}
+    for name, overlay in zip((DISK, SPARE), names, strict=True):
+        (directory / name).write_text(overlay)
+        inodes[overlay] = os.stat(directory / name).st_ino
+    Marker(phase, 'vda', '/base', 'raw', inodes['old'], inodes['new']).save(str(directory))
+    if ran_on:
+        late = os.stat(directory / MARKER).st_mtime + 3600
+        os.utime(directory / names_of(directory, 'new'), (late, late))
+
+
+def names_of(directory, overlay):
+    return next(name for name in (DISK, SPARE) if (directory / name).read_text() == overlay)
+
+
+def state(directory):
+    return {path.name: (path.read_bytes(), path.stat().st_ino, path.stat().st_mtime_ns)
+            for path in directory.iterdir()}
+
+
+@pytest.fixture(params=['conflict', 'unreadable'])
+def untold(nova, request):
+    """A server of which cannot be told which disk is the right one."""
+    leave(nova.directory, Phase.PIVOTING, ('new', 'old'), ran_on=True)
+    if request.param == 'unreadable':
+        (nova.directory / MARKER).write_text('{')
+    return nova
+
+
+@pytest.mark.parametrize('operation', OPENING)
+def test_a_disk_that_cannot_be_told_is_not_opened(untold, operation):
+    before = state(untold.directory)
+    with pytest.raises(nova_exception.InternalError, match=f'{SERVER} cannot be told') as caught:
+        untold.do(operation)
+    assert str(untold.directory) in str(caught.value), 'what an operator has to look at'
+    assert untold.did == [] and state(untold.directory) == before
+    assert untold.driver.settler._held == {}, 'Nova is done with it'
+
+
+def test_a_disk_that_cannot_be_told_does_not_leave(untold):
+    """Nova takes such an error for one that changed nothing: the server is not in ERROR."""
+    before = state(untold.directory)
+    with pytest.raises(nova_exception.InstanceFaultRollback) as caught:
+        untold.do('migrate_disk_and_power_off')
+    assert isinstance(caught.value.inner_exception, nova_exception.InternalError)
+    assert SERVER in str(caught.value)
+    assert untold.did == [] and state(untold.directory) == before
+
+
+@pytest.mark.parametrize('operation', STOCK)
+@pytest.mark.parametrize('phase, names, right', [
+    (Phase.COPYING, ('new', 'old'), 'old'), (Phase.PIVOTED, ('old', 'new'), 'new'),
+    (Phase.PIVOTING, ('old', 'new'), 'old')])
+def test_a_disk_that_can_be_told_is_put_right_first(nova, operation, phase, names, right):
+    leave(nova.directory, phase, names)
+    nova.do(operation)
+    assert (nova.directory / DISK).read_text() == right
+    assert not {SPARE, MARKER} & set(os.listdir(nova.directory))
+    opened = [f'open {SERVER}/disk'] if operation in OPENING else []
+    assert nova.did == [*opened, operation]
+
+
+def test_a_reverted_resize_opens_the_disk_where_it_was_kept(nova):
+    kept = nova.directory.rename(f'{nova.directory}_resize')
+    leave(kept, Phase.COPYING, ('new', 'old'))
+    nova.do('finish_revert_migration')
+    assert (kept / DISK).read_text() == 'old'
+    assert not {SPARE, MARKER} & set(os.listdir(kept))
+    assert nova.did == [f'open {SERVER}_resize/disk', 'finish_revert_migration']
+
+
+# Disks that leave.
+
+def backend(nova, path):
+    disk = nova.driver.image_backend.by_name(nova.instance, 'disk')
+    assert isinstance(disk, BootCacheQcow2)
+    disk.path = str(path)
+    return disk
+
+
+@pytest.fixture
+def pointed(monkeypatch):
+    """Notes which headers are rewritten."""
+    changes = []
+    monkeypatch.setattr(qemuimg, 'set_backing_pointer',
+                        lambda *arguments: changes.append(arguments))
+    return changes
+
+
+def test_a_server_without_a_disk_leaves_as_it_is(nova, pointed, monkeypatch):
+    """It boots from a volume: there is no file to look into."""
+    def look(*_arguments, **_named):
+        raise AssertionError('there is none')
+
+    monkeypatch.setattr(libvirt_utils, 'get_disk_backing_file', look)
+    backend(nova, nova.directory / DISK).name_stock_base()
+    assert pointed == [] and not (nova.directory / DISK).exists()
+
+
+@pytest.mark.parametrize('backing', ['{tmp}/_base/abc', None])
+def test_a_disk_that_is_not_ours_leaves_as_it_is(nova, pointed, monkeypatch, tmp_path, backing):
+    (nova.directory / DISK).touch()
+    monkeypatch.setattr(libvirt_utils, 'get_disk_backing_file',
+                        lambda *_a, **_n: backing and backing.format(tmp=tmp_path))
+    backend(nova, nova.directory / DISK).name_stock_base()
+    assert pointed == []
+
+
+def test_a_disk_of_ours_leaves_under_novas_name(nova, pointed, monkeypatch, tmp_path):
+    (nova.directory / DISK).touch()
+    cache_image = nova.driver.bootcache.cache.path(IMAGE)
+    monkeypatch.setattr(libvirt_utils, 'get_disk_backing_file', lambda *_a, **_n: cache_image)
+    backend(nova, nova.directory / DISK).name_stock_base()
+    base = tmp_path / '_base' / os.path.basename(cache_image)
+    assert pointed == [(str(nova.directory / DISK), str(base), 'raw')]

@@ -121,10 +121,13 @@ class HostStores:
         now = time.monotonic()
         with self._lock:
             pending = list(self._in_making.items())
-        for path, (_image_id, until, made_at) in pending:
+        for path, known in pending:
+            _image_id, until, made_at = known
             if now > until or (made_at and _was_opened(path, made_at)):
                 with self._lock:
-                    self._in_making.pop(path, None)
+                    # It may have been mended anew meanwhile.
+                    if self._in_making.get(path) == known:
+                        del self._in_making[path]
         with self._lock:
             return any(image == image_id for image, _until, _made in self._in_making.values())
 

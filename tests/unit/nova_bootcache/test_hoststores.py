@@ -165,6 +165,22 @@ def test_a_chain_that_was_not_made_keeps_nothing(host, tmp_path):
     assert not host.is_in_making(IMAGE) and host.stop_serving(IMAGE) is True
 
 
+def test_a_chain_that_is_mended_while_it_is_looked_at_is_kept(host, tmp_path, monkeypatch):
+    """The server was started and stopped long ago, and is started again just now."""
+    place(host)
+    make_disk(host, tmp_path / 'disk')
+    was_opened = hoststores._was_opened
+    with contextlib.ExitStack() as stack:
+        def look(path, made_at):
+            monkeypatch.setattr(hoststores, '_was_opened', was_opened)
+            stack.enter_context(host._making(IMAGE, path))
+            return True
+
+        monkeypatch.setattr(hoststores, '_was_opened', look)
+        host.is_in_making(OTHER)
+        assert host.is_in_making(IMAGE)
+
+
 def test_two_servers_of_one_image(host, tmp_path):
     place(host)
     make_disk(host, tmp_path / 'one')

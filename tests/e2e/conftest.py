@@ -54,7 +54,7 @@ def cloud() -> Iterator[BootcacheCloud]:
         cloud.configure_bootcache()
         # Settling soon; only images that ask for it are settled, see Tenant.image.
         cloud.layer('nova', '70-e2e', {'DEFAULT': {'default_ephemeral_format': 'ext4'},
-                                       'bootcache': {'settle_delay': 3}})
+                                       'bootcache': {'settle_delay': 3, 'report_interval': 3}})
         cloud.up(DRIVER)
         ours = True
         make_flavors(cloud)
@@ -253,9 +253,31 @@ class Tenant:
         out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         return [layer['filename'] for layer in json.loads(out)]
 
-    def clean(self) -> None:
+    def storm(self, image: str, count: int) -> list[Host]:
+        """Boot servers by one request, where Nova's scheduler wants them; their hosts."""
+        nova = self.openstack.nova
+        name = f'e2e-{uuid.uuid4().hex[:8]}'
+        nova.servers.create(name, image, nova.flavors.find(name='m1.tiny'), nics='none',
+                            min_count=count, max_count=count)
+        servers = [server.id for server in nova.servers.list(search_opts={'name': name})]
+        assert len(servers) == count
+        self._servers += servers
+        for server in servers:
+            self.openstack.wait_active(server)
+        return [self.host_of(server) for server in servers]
+
+    @contextlib.contextmanager
+    def aggregate(self, *hosts: Host, **metadata: str) -> Iterator[str]:
+        """An aggregate of hosts; its name."""
+        with self.openstack.aggregate(f'e2e-{uuid.uuid4().hex[:8]}', hosts, metadata) as name:
+            yield name
+
+    def clean_servers(self) -> None:
         for server in list(self._servers):
             self.delete_server(server)
+
+    def clean(self) -> None:
+        self.clean_servers()
         for image in list(self._images):
             self.delete_image(image)
 

@@ -5,7 +5,7 @@ import json
 import re
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +206,35 @@ class OpenStack:
         answer = session.get(f"/resource_providers/{provider}/inventories",
                              endpoint_filter=placement)  # fmt: skip
         return dict(answer.json()["inventories"])
+
+    def traits(self, host: Host) -> list[str]:
+        """The traits that a host has in Placement."""
+        session = self.nova.client.session
+        placement = {"service_type": "placement"}
+        version = {"OpenStack-API-Version": "placement 1.6"}
+        found = session.get(f"/resource_providers?name={host.hostname}", endpoint_filter=placement)
+        provider = found.json()["resource_providers"][0]["uuid"]
+        answer = session.get(f"/resource_providers/{provider}/traits", headers=version,
+                             endpoint_filter=placement)  # fmt: skip
+        return list(answer.json()["traits"])
+
+    @contextlib.contextmanager
+    def aggregate(self, name: str, hosts: Iterable[Host],
+                  metadata: dict[str, str]) -> Iterator[str]:  # fmt: skip
+        """An aggregate of hosts, that is removed afterwards; its name."""
+        aggregate = self.nova.aggregates.create(name, None)
+        joined = []
+        try:
+            if metadata:
+                aggregate.set_metadata(metadata)
+            for host in hosts:
+                aggregate.add_host(host.hostname)
+                joined.append(host)
+            yield name
+        finally:
+            for host in joined:
+                aggregate.remove_host(host.hostname)
+            aggregate.delete()
 
     @contextlib.contextmanager
     def domain(self, server: str) -> Iterator[Any]:

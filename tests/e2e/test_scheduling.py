@@ -1,0 +1,165 @@
+"""Where Nova's real scheduler puts servers, with the weigher and the filter and without them.
+
+Both hosts have the same size; each test makes the second one busier, so that without bootcache's
+weigher Nova chooses the first one.
+"""
+
+import contextlib
+import time
+import uuid
+
+import pytest
+
+from tests.e2e.conftest import Log, wait_until
+from tools.cloud.bootcache import DRIVER, STOCK_DRIVER
+from tools.cloud.client import ClientError
+
+NOVA_WEIGHERS = 'nova.scheduler.weights.all_weighers'
+
+
+@pytest.fixture(scope='module', autouse=True)
+def published_soon(cloud):
+    """Hosts publish what they hold every three seconds, not every minute."""
+    computes = [host.compute for host in cloud.hosts]
+    for compute in computes:
+        cloud.override(compute, 'DEFAULT', 'update_resources_interval', 3)
+    cloud.restart(*computes)
+    yield
+    for compute in computes:
+        cloud.override(compute, 'DEFAULT', 'update_resources_interval', None)
+    cloud.restart(*computes)
+
+
+@contextlib.contextmanager
+def scheduler_with(cloud, option, value):
+    """nova-scheduler runs with another value of an option in between, and remembers nothing."""
+    cloud.override('scheduler', 'filter_scheduler', option, value)
+    cloud.restart('scheduler')
+    try:
+        yield
+    finally:
+        cloud.override('scheduler', 'filter_scheduler', option, None)
+        cloud.restart('scheduler')
+
+
+def published():
+    """Wait until the hosts have published what they hold now."""
+    time.sleep(8)
+
+
+@pytest.fixture
+def warm(tenant, ready_image, cloud):
+    """The second host is warm for the image, and has a server; the first one is cold and empty."""
+    first, second = cloud.hosts
+    server = tenant.server(ready_image, host=second)
+    tenant.login(server)
+    published()
+    assert not (first.instances / '_bootcache').exists() \
+        or not list((first.instances / '_bootcache').glob('[0-9a-f]*[0-9a-f]'))
+    return server
+
+
+def anywhere(tenant, image, *more):
+    """Boot a server where Nova's scheduler wants it; its host."""
+    server = tenant.openstack.create_server(f'e2e-{uuid.uuid4().hex[:8]}', image, 'm1.tiny', *more)
+    tenant._servers.append(server)
+    tenant.openstack.wait_active(server)
+    return tenant.host_of(server)
+
+
+def test_the_second_server_goes_to_the_warm_host_and_without_the_weigher_it_does_not(
+        tenant, warm, ready_image, cloud):
+    first, second = cloud.hosts
+    # Restarted, the scheduler knows only what the hosts publish.
+    with scheduler_with(cloud, 'weight_classes', NOVA_WEIGHERS):
+        assert anywhere(tenant, ready_image) == first
+    tenant.clean_servers()
+    # The first host is warm now, too: it has to forget it.
+    forget(cloud, first)
+    server = tenant.server(ready_image, host=second)
+    published()
+    cloud.restart('scheduler')
+    assert anywhere(tenant, ready_image) == second, server
+
+
+def forget(cloud, host):
+    """Take all cache images away from a host without servers."""
+    for file in (host.instances / '_bootcache').iterdir():
+        file.unlink()
+    published()
+
+
+def test_an_aggregate_overrides_the_multiplier(tenant, ready_image, cloud):
+    first, second = cloud.hosts
+    forget(cloud, first)
+    tenant.server(ready_image, host=second)
+    published()
+    with tenant.aggregate(second, bootcache_weight_multiplier='0'):
+        assert anywhere(tenant, ready_image) == first
+    tenant.clean_servers()
+    forget(cloud, first)
+    tenant.server(ready_image, host=second)
+    published()
+    assert anywhere(tenant, ready_image) == second
+
+
+def test_a_storm_follows_the_first_server(tenant, small_image, cloud):
+    """Both hosts are cold, and nothing is published between the servers of one request."""
+    image = tenant.image(small_image)
+    tenant.wait_state(image, 'ready')
+    for host in cloud.hosts:
+        forget(cloud, host)
+    tenant.clean_servers()
+    assert len({host.hostname for host in tenant.storm(image, 3)}) == 1
+    tenant.clean_servers()
+    for host in cloud.hosts:
+        forget(cloud, host)
+    with scheduler_with(cloud, 'bootcache_weight_multiplier', 0):
+        assert len({host.hostname for host in tenant.storm(image, 3)}) == 2
+
+
+def test_an_image_requires_the_driver(tenant, small_image, cloud):
+    first, second = cloud.hosts
+    image = tenant.image(small_image, bootcache_require='driver', bootcache_mode='off')
+    log = Log(cloud.layout.log / 'scheduler.log')
+    tenant.server(image, host=second)
+    cloud.use_driver(STOCK_DRIVER, first)
+    try:
+        published()
+        assert anywhere(tenant, image) == second
+    finally:
+        cloud.use_driver(DRIVER, first)
+    log.wait(f'host {first.hostname}: does not run bootcache\'s driver, which image {image} asks')
+
+
+def test_an_image_requires_a_warm_host(tenant, small_image, cloud):
+    image = tenant.image(small_image, bootcache_require='warm')
+    tenant.wait_state(image, 'ready')
+    for host in cloud.hosts:
+        forget(cloud, host)
+    log = Log(cloud.layout.log / 'scheduler.log')
+    with pytest.raises(ClientError, match='No valid host'):
+        anywhere(tenant, image)
+    for host in cloud.hosts:
+        log.wait(f'host {host.hostname}: is not warm for image {image}, which asks for it')
+    with tenant.aggregate(cloud.hosts[1]) as aggregate:
+        tenant.openstack.run('aggregate', 'cache', 'image', aggregate, image)
+        wait_until(lambda: list((cloud.hosts[1].instances / '_bootcache').glob('*.json')),
+                   'the second host is warm')
+        published()
+    assert anywhere(tenant, image) == cloud.hosts[1]
+
+
+def test_hosts_have_the_trait_while_bootcache_is_on(tenant, cloud):
+    first, second = cloud.hosts
+    wait_until(lambda: all('CUSTOM_BOOTCACHE' in tenant.openstack.traits(host)
+                           for host in cloud.hosts), 'both hosts have the trait')
+    cloud.override(first.compute, 'bootcache', 'enabled', False)
+    cloud.restart(first.compute)
+    try:
+        wait_until(lambda: 'CUSTOM_BOOTCACHE' not in tenant.openstack.traits(first),
+                   'the trait is gone')
+        assert 'CUSTOM_BOOTCACHE' in tenant.openstack.traits(second)
+    finally:
+        cloud.override(first.compute, 'bootcache', 'enabled', None)
+        cloud.restart(first.compute)

@@ -24,6 +24,8 @@ LOG = logging.getLogger(__name__)
 _GRANULARITIES = (4096, 65536)
 # So many boots in a row that bring nothing new, and no more reports are asked for until a restart.
 _ENOUGH_BOOTS = 3
+# A report comes at the boot's time limit at the latest; the bus may be away for a while.
+_LATE_SECONDS = 600
 
 
 class Boots:
@@ -42,6 +44,8 @@ class Boots:
         # Boots in a row that brought nothing new, by image. Guarded by the lock, which is held for
         # dictionary steps only.
         self._nothing_new: dict[str, int] = {}
+        # Until when reports are expected, in monotonic seconds, by image and host; as above.
+        self._expected: dict[tuple[str, str], list[float]] = {}
         self._lock = threading.Lock()
 
     def plan_boot(self, image_id: str, host: str, server_id: str,
@@ -82,6 +86,7 @@ class Boots:
                 'quota': manifest.quota, 'marker': manifest.boot_marker,
                 'linger': self._conf.profile_linger, 'silence': self._conf.profile_silence,
                 'timeout': self._conf.profile_timeout}
+            self._expect_report(image_id, host)
         return described
 
     def _plan_profile(self, manifest: Manifest | None, image_id: str, host: str,
@@ -105,6 +110,24 @@ class Boots:
         with self._lock:
             return known.version <= self._conf.refine_boots \
                 and self._nothing_new.get(manifest.image_id, 0) < _ENOUGH_BOOTS
+
+    def _expect_report(self, image_id: str, host: str) -> None:
+        now = time.monotonic()
+        with self._lock:
+            # Of many no report ever comes: servers go the stock way, or hosts are lost.
+            self._expected = {key: later for key, until in self._expected.items()
+                              if (later := [end for end in until if end > now])}
+            self._expected.setdefault((image_id, host), []).append(
+                now + self._conf.profile_timeout + _LATE_SECONDS)
+
+    def _is_expected(self, image_id: str, host: str) -> bool:
+        """Tell whether a host was asked for a report; one that was asked for counts once."""
+        now = time.monotonic()
+        with self._lock:
+            later = [end for end in self._expected.pop((image_id, host), []) if end > now]
+            if later[1:]:
+                self._expected[image_id, host] = later[1:]
+        return bool(later)
 
     def recording_progress(self, image_id: str, profile_token: str, recorded_bytes: int,
                            idle_seconds: float) -> None:
@@ -134,12 +157,18 @@ class Boots:
                     extents: list[Any], ended_by: str, boot_seconds: float) -> None:
         """Take a compute host's report of a server's boot: the first one, or another one.
 
+        Only what was asked for is looked at: a new working set costs every host a fetch.
+
         :raises InvalidWorkingSet: if it does not fit the image.
         """
         manifest = self._store.load(image_id)
         if manifest is None or not manifest.base_path or _base_hash(manifest) != image_hash \
                 or manifest.state is State.SKIPPED:
             LOG.info('image %s: a report of another content, or of none, is ignored', image_id)
+            return
+        if not self._is_expected(image_id, str(host)):
+            LOG.info('image %s: a boot on %s is not looked at: no report was asked for', image_id,
+                     host)
             return
         if granularity not in _GRANULARITIES:
             raise exception.InvalidWorkingSet(
@@ -151,8 +180,8 @@ class Boots:
                      image_id, host)
             return
         if not self._wants_report(manifest):
-            LOG.info('image %s: a boot on %s is not looked at: no report was asked for', image_id,
-                     host)
+            LOG.info('image %s: a boot on %s is not looked at: enough was learned meanwhile',
+                     image_id, host)
             return
         # Without a lock: a large report takes seconds to compare.
         improved = self._improve(manifest, seen)

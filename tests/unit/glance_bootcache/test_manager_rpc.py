@@ -74,6 +74,8 @@ def test_an_image_that_waits_for_its_profile_boot_boots_cold(house, job):
 
 
 def report(house, extents, image_hash=None, granularity=65536):
+    """A host is asked for a report, and makes it."""
+    plan(house)
     house.hosts.report_boot(IMAGE, image_hash or house.store.load(IMAGE).image_hash, 'host',
                             granularity, extents, 'marker', 12.34)
     house.settle()

@@ -59,6 +59,9 @@ class Boots:
             return {'action': rpcapi.ACTION_WAIT, 'reason': 'the image\'s base is being prepared'}
         if not manifest.base_path:
             return _stock(manifest)
+        if manifest.cache_image is not None and not self._tiers.check(manifest):
+            # Whoever fetched it would find that out, and boot cold as well.
+            manifest = dataclasses.replace(manifest, cache_image=None)
         cache = manifest.cache_image
         self._exporter.ensure(manifest, self._store.cache_path(manifest))
         described = {**self._exporter.describe(manifest), 'image_hash': _base_hash(manifest),
@@ -72,7 +75,7 @@ class Boots:
             self._tiers.note_use(image_id, time.time())
         if cache is None:
             if manifest.working_set is not None and server_id:
-                # It was evicted; this boot does without.
+                # It was evicted, or is damaged; this boot does without.
                 self._manager.rebuild(image_id)
             described = {'action': rpcapi.ACTION_COLD, **described}
         else:

@@ -140,7 +140,10 @@ class ImageWork:
                  built.bytes, seconds)
 
     def keep_quota(self) -> None:
-        """Evict what is over the storage disk tier's quota, as after it was lowered."""
+        """Evict what is over the storage disk tier's quota, as after it was lowered; and damage."""
+        for manifest in self._store.manifests():
+            if self._tiers.is_damaged(manifest):
+                self._evict(manifest.image_id)
         self._make_room('', 0)
 
     def _make_room(self, image_id: str, incoming: int) -> None:

@@ -75,6 +75,7 @@ class StorageTiers:
         self._held: dict[str, _Held] = {}
         self._wanted: dict[str, Manifest] = {}  # whose copying waits or goes on
         self._damaged: set[CacheInfo | None] = set()  # whose file on the disk is another
+        self._checked: set[CacheInfo] = set()  # whose content was read, or is going to be
         self._stopping = False
 
     # Starting and stopping.
@@ -175,6 +176,54 @@ class StorageTiers:
         return Item(manifest.image_id, _cache_bytes(manifest), self.last_used(manifest),
                     bool(getattr(manifest, 'pinned', False)), busy)
 
+    # Files on the disk.
+
+    def check(self, manifest: Manifest) -> bool:
+        """Tell whether a cache image's file on the disk is the one that was built, as far as known.
+
+        Its size is looked at now; its content in the background, once a file and process.
+        """
+        info = manifest.cache_image
+        if info is None or self.is_damaged(manifest):
+            return False
+        path = self._disk_path(manifest)
+        try:
+            size = os.path.getsize(path)
+        except OSError as error:
+            self._note_damage(manifest, str(error))
+            return False
+        if size != info.bytes:
+            self._note_damage(manifest, f'{path} has {size} bytes, not {info.bytes}')
+            return False
+        with self._lock:
+            if info not in self._checked and not self._stopping:
+                self._checked.add(info)
+                self._worker.submit(self._verify, manifest)
+        return True
+
+    def is_damaged(self, manifest: Manifest) -> bool:
+        """Tell whether a cache image's file on the disk was found damaged."""
+        with self._lock:
+            return manifest.cache_image in self._damaged
+
+    def _verify(self, manifest: Manifest) -> None:
+        if self._stopping:
+            return
+        try:
+            cacheimage.verify(self._disk_path(manifest), _sha256(manifest), _cache_bytes(manifest))
+        except exception.InvalidManifest as error:
+            self._note_damage(manifest, str(error))
+
+    def _note_damage(self, manifest: Manifest, reason: str) -> None:
+        with self._lock:
+            current = self._store.load(manifest.image_id)
+            if current is None or current.cache_image != manifest.cache_image:
+                # It was replaced, or removed, meanwhile.
+                return
+            self._damaged.add(manifest.cache_image)
+        LOG.error('image %s: its cache image on storage disk is damaged, and is built again when a'
+                  ' server boots from it: %s', manifest.image_id, reason)
+
     # The storage memory tier.
 
     @property
@@ -270,10 +319,10 @@ class StorageTiers:
         except exception.Cancelled:
             LOG.debug('image %s: copying it to memory was given up', image_id)
         except exception.InvalidManifest as error:
-            LOG.error('image %s: not served from memory: %s%s', image_id, error, '' if leftover
-                      else '; its file on the disk is damaged, build the image again')
-            if not leftover:
-                self._damaged.add(manifest.cache_image)
+            if leftover:
+                LOG.error('image %s: not served from memory: %s', image_id, error)
+            else:
+                self._note_damage(manifest, str(error))
         except (exception.BootcacheError, OSError) as error:
             LOG.error('image %s: not served from memory: %s', image_id, error)
         except Exception:

@@ -147,6 +147,8 @@ def test_a_damaged_file_on_the_disk_is_not_promoted(house, damage, caplog):
     assert os.listdir(house.memory) == [] and house.served_from(manifest) == path
     assert manifest.image_id in caplog.text
     assert house.promote(manifest) is Medium.DISK
+    # The next boot has it built again, see tests/unit/glance_bootcache/test_damage.py.
+    assert house.tiers.check(manifest) is False and house.tiers.is_damaged(manifest)
 
 
 def test_without_a_memory_tier(house):

@@ -59,6 +59,7 @@ class House:
             cache_image=CacheInfo(name, size, size, 1, hashlib.sha256(data).hexdigest(), 4 * MIB,
                                   65536, 64 * MIB, '', 0.1, cacheimage.VERIFY_RULES))
         self.content[image_id] = data
+        self.store.save(manifest)
         self.serve(manifest)
         return manifest
 

@@ -120,6 +120,14 @@ class FakeTiers:
 
     has_memory = False
 
+    def check(self, manifest):
+        """As StorageTiers.check: nothing is damaged."""
+        return manifest.cache_image is not None
+
+    def is_damaged(self, manifest):
+        """As StorageTiers.is_damaged."""
+        return False
+
     def medium(self, image_id):
         """As StorageTiers.medium."""
         return Medium.DISK

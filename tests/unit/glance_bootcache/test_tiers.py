@@ -271,6 +271,7 @@ def test_copying_is_given_up(tiers, exporter, tmp_path, monkeypatch, give_up):
 
 def test_a_damaged_file_is_copied_once_only(tiers, monkeypatch):
     entry = on_disk(tiers, manifest(ONE))
+    tiers._store.save(entry)
     with open(tiers._disk_path(entry), 'r+b') as stream:
         stream.write(b'bad')
     for _ in range(3):

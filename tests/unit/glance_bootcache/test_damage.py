@@ -1,0 +1,166 @@
+"""A cache image that is damaged on storage disk is built again from its working set.
+
+The tiers are real, without a memory tier; the neighbours are stand-ins, see test_manager.py.
+tests/functional/test_storage_tiers.py has damage that is found on the way to memory.
+"""
+
+import dataclasses
+import os
+
+import pytest
+
+from bootcache import cacheimage, exception
+from glance_bootcache.tiers import StorageTiers
+
+IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+
+
+@pytest.fixture
+def ready(house, storage_conf):
+    """An image that is ready; nothing has looked at its cache image's file yet."""
+    house.tiers = StorageTiers(storage_conf, house.store, house.exporter)
+    house.restart()
+    house.images.put(IMAGE)
+    house.manager.consider(IMAGE)
+    house.settle()
+    assert house.state(IMAGE) == 'ready'
+    yield house
+    house.tiers._stopping = True
+    house.tiers._worker.shutdown(wait=False)
+
+
+def plan(house, server='server'):
+    """What a host is told; the work in the background is done afterwards."""
+    answer = house.hosts.plan_boot(IMAGE, 'host', server, None)
+    house.tiers._worker.submit(lambda: None).result()
+    house.settle()
+    return answer
+
+
+def path(house):
+    return house.store.cache_path(house.store.load(IMAGE))
+
+
+def damage(house, kind):
+    if kind == 'missing':
+        os.unlink(path(house))
+    elif kind == 'flipped':
+        with open(path(house), 'r+b') as stream:
+            stream.write(b'C')
+    else:
+        os.truncate(path(house), {'shorter': 5, 'longer': 50, 'empty': 0}[kind])
+
+
+def is_whole(house):
+    info = house.store.load(IMAGE).cache_image
+    try:
+        cacheimage.verify(path(house), info.sha256, info.bytes)
+    except exception.InvalidManifest:
+        return False
+    return True
+
+
+def test_a_whole_file_is_read_once(ready, monkeypatch):
+    looks, verify = [], cacheimage.verify
+    monkeypatch.setattr(cacheimage, 'verify', lambda *a: looks.append(1) or verify(*a))
+    for _ in range(5):
+        assert plan(ready)['action'] == 'cache'
+    assert looks == [1] and len(ready.qemu.builds) == 1
+
+
+@pytest.mark.parametrize('kind', ['missing', 'shorter', 'longer', 'empty'])
+def test_a_boot_has_a_file_of_another_size_built_again(ready, kind, caplog):
+    damage(ready, kind)
+    answer = plan(ready)
+    # That server does not wait, and is not sent after what it would refuse.
+    assert answer['action'] == 'cold' and 'cache_image' not in answer
+    assert f'image {IMAGE}: its cache image on storage disk is damaged' in caplog.text
+    assert ready.state(IMAGE) == 'ready' and is_whole(ready) and len(ready.qemu.builds) == 2
+    assert len(ready.boots.jobs) == 1, 'no second profile boot'
+    assert plan(ready)['action'] == 'cache'
+
+
+def test_other_content_is_found_by_the_first_boot_and_built_again_by_the_next(ready, caplog):
+    damage(ready, 'flipped')
+    assert plan(ready)['action'] == 'cache', 'it is read in the background'
+    assert f'image {IMAGE}: its cache image on storage disk is damaged' in caplog.text
+    assert plan(ready)['action'] == 'cold'
+    assert is_whole(ready) and len(ready.qemu.builds) == 2
+    assert plan(ready)['action'] == 'cache'
+    assert caplog.text.count('is damaged') == 1
+
+
+def test_meanwhile_it_is_evicted_also_if_it_is_pinned(ready, caplog):
+    ready.manager.pin(IMAGE, True)
+    damage(ready, 'flipped')
+    plan(ready)
+    with caplog.at_level('INFO'):
+        ready.manager._image_work.keep_quota()
+    manifest = ready.store.load(IMAGE)
+    assert (manifest.state, manifest.cache_image) == ('served', None)
+    assert manifest.working_set is not None and manifest.pinned
+    assert 'is evicted from storage disk' in caplog.text
+    assert ready.images.states(IMAGE)[-1] == 'served'
+    plan(ready)
+    assert ready.state(IMAGE) == 'ready' and is_whole(ready)
+    ready.manager._image_work.keep_quota()
+    assert ready.store.load(IMAGE).cache_image is not None
+
+
+def test_what_is_being_fetched_is_evicted_later(ready):
+    damage(ready, 'flipped')
+    plan(ready)
+    ready.exporter.fetching.add(IMAGE)
+    ready.manager._image_work.keep_quota()
+    assert ready.store.load(IMAGE).cache_image is not None
+    ready.exporter.fetching.clear()
+    ready.manager._image_work.keep_quota()
+    assert ready.store.load(IMAGE).cache_image is None
+
+
+def test_a_damaged_one_that_cannot_be_built_again_serves_nobody(ready):
+    def refuse():
+        raise exception.BuildFailed('no room')
+
+    damage(ready, 'missing')
+    ready.qemu.building = refuse
+    for _ in range(3):
+        assert plan(ready)['action'] == 'cold'
+    ready.manager._image_work.keep_quota()
+    assert ready.state(IMAGE) == 'served'
+    ready.qemu.building = lambda: None
+    plan(ready)
+    assert ready.state(IMAGE) == 'ready' and is_whole(ready)
+
+
+def test_asking_for_no_server_builds_nothing(ready):
+    """As hosts do for their upkeep: eviction sees to it."""
+    damage(ready, 'missing')
+    answer = plan(ready, server='')
+    assert 'cache_image' not in answer and len(ready.qemu.builds) == 1
+
+
+def test_a_file_that_was_replaced_meanwhile_is_not_damaged(ready, caplog):
+    older = ready.store.load(IMAGE)
+    ready.manager.rebuild(IMAGE)
+    ready.settle()
+    assert older.cache_image.file != ready.store.load(IMAGE).cache_image.file
+    assert ready.tiers.check(older) is False
+    assert not ready.tiers.is_damaged(older) and 'damaged' not in caplog.text
+    assert plan(ready)['action'] == 'cache'
+
+
+def test_a_new_service_reads_it_anew(ready, storage_conf):
+    plan(ready)
+    damage(ready, 'flipped')
+    for _ in range(2):
+        assert plan(ready)['action'] == 'cache', 'nobody reads it each time'
+    again = StorageTiers(storage_conf, ready.store, ready.exporter)
+    again.check(ready.store.load(IMAGE))
+    again._worker.shutdown(wait=True)
+    assert again.is_damaged(ready.store.load(IMAGE))
+
+
+def test_an_image_without_a_cache_image(ready):
+    manifest = dataclasses.replace(ready.store.load(IMAGE), cache_image=None)
+    assert ready.tiers.check(manifest) is False and not ready.tiers.is_damaged(manifest)

@@ -27,14 +27,13 @@ from tools.cloud.layout import (
 )
 from tools.cloud.processes import (
     Daemons,
-    ProcessInfo,
     ServiceError,
     all_processes,
     kill_all,
     port_open,
     port_owner,
 )
-from tools.cloud.services import NETWORK, Service, on_host, service_table
+from tools.cloud.services import NETWORK, Service, guest_processes, on_host, service_table
 
 # The length of sockaddr_un.sun_path, less the terminating zero.
 LONGEST_SOCKET = 107
@@ -221,10 +220,10 @@ class Cloud:
             base = {name for name in core if name.startswith(BASE)}
             self._stop_all([name for name in recorded if name in core - base])
             self.progress("OpenStack is stopped")
-            kill_all(self._guests(), grace=5)
+            kill_all(guest_processes(self.home), grace=5)
             self._stop_all([name for name in recorded if name not in core])
             self._stop_all([name for name in recorded if name.startswith(("rabbit", "libvirtd"))])
-            kill_all(self._guests() + self.daemons.leftovers())
+            kill_all(guest_processes(self.home) + self.daemons.leftovers())
             for name in recorded:
                 self.daemons.stop(name)
             if wipe and (self.layout.etc / "password").exists():
@@ -233,7 +232,7 @@ class Cloud:
 
     def guests(self) -> list[int]:
         """Pids of the guests' QEMU processes."""
-        return [process.pid for process in self._guests()]
+        return [process.pid for process in guest_processes(self.home)]
 
     def _up(self, pool: ThreadPoolExecutor) -> None:
         broker = pool.submit(self._start_all, "epmd", "rabbit")
@@ -378,15 +377,6 @@ class Cloud:
             directories += [host.state, host.instances, host.gateway]
         for directory in (*directories, *(self.home / name for name in names)):
             directory.mkdir(parents=True, exist_ok=True)
-
-    def _guests(self) -> list[ProcessInfo]:
-        hosts = [Host(self.home, number + 1) for number in range(MOST_HOSTS)]
-        return [
-            process
-            for process in all_processes()
-            if process.name.startswith("qemu-system")
-            and any(on_host(host, process.pid) for host in hosts)
-        ]
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:

@@ -8,8 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tools.cloud import config, records
-from tools.cloud.layout import TOOLS, VENV, Host, Layout
-from tools.cloud.processes import http_answers, port_open, socket_answers
+from tools.cloud.layout import MOST_HOSTS, TOOLS, VENV, Host, Layout
+from tools.cloud.processes import (
+    ProcessInfo,
+    all_processes,
+    http_answers,
+    port_open,
+    socket_answers,
+)
 
 # One network for all hosts, with nothing but loopback: libvirt's migrations stay in there.
 NETWORK = "machine-network"
@@ -227,3 +233,14 @@ def on_host(host: Host, pid: int) -> bool:
         return os.path.samefile(f"/proc/{pid}/root/run/libvirt", Path(host.libvirt, "run"))
     except OSError:
         return False
+
+
+def guest_processes(home: Path) -> list[ProcessInfo]:
+    """The guests' QEMU processes on a cloud's hosts, whoever started them."""
+    hosts = [Host(home, number + 1) for number in range(MOST_HOSTS)]
+    return [
+        process
+        for process in all_processes()
+        if process.name.startswith("qemu-system")
+        and any(on_host(host, process.pid) for host in hosts)
+    ]

@@ -27,13 +27,16 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def run(cloud: BootcacheCloud, options: argparse.Namespace) -> list[str]:
-    """Run the demo; the promises that do not hold."""
-    options.report.mkdir(parents=True, exist_ok=True)
+def bring_up(cloud: BootcacheCloud) -> None:
+    """Bring the cloud up, with bootcache configured."""
     cloud.configure_bootcache()
     # What is measured are boots; settling would fetch the base beside them.
     cloud.layer("nova", "70-demo", {"bootcache": {"settle_bandwidth": 0}})
     cloud.up()
+
+
+def run(cloud: BootcacheCloud, options: argparse.Namespace) -> list[str]:
+    """Run the demo; the promises that do not hold."""
     demo = Demo(cloud, options.image, options.report, cloud.progress)
     cloud.progress("== 1. stock Nova, the baseline")
     demo.baseline(options.repeat)
@@ -76,18 +79,27 @@ def main() -> int:
     """Run it; 0 only if every step really happened and every promise holds."""
     options = parse_arguments()
     cloud = BootcacheCloud(progress=print_progress())
+    # A cloud that cannot be brought up because it is somebody else's is not ours to end.
+    ours = not cloud.home.exists()
     broken = ["the demo did not run to its end"]
     try:
+        options.report.mkdir(parents=True, exist_ok=True)
+        bring_up(cloud)
+        ours = True
         broken = run(cloud, options)
     except (ClientError, ServiceError) as error:
         print(f"error: {error}", file=sys.stderr)
     finally:
-        if options.keep:
+        if not ours:
+            print(f"The cloud in {cloud.home} was there before, and is left as it is.\n"
+                  "End and remove it:            tools/demo.sh --down",
+                  file=sys.stderr)  # fmt: skip
+        elif options.keep:
             print(f"The cloud stays up. Use it:   . {cloud.openrc}\n"
                   f"bootcache's command:          bootcache --config-file {cloud.config_file}\n"
                   "Stop it:                      tools/demo.sh --down")  # fmt: skip
         else:
-            if broken:
+            if broken and cloud.layout.log.is_dir():
                 shutil.copytree(cloud.layout.log, options.report / "log", dirs_exist_ok=True)
                 print(f"the services' logs are in {options.report}/log", file=sys.stderr)
             cloud.down(wipe=True)

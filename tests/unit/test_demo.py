@@ -1,0 +1,83 @@
+"""When the demo ends a cloud, and whose. The cloud is a stand-in; tests/e2e has a real one."""
+
+import types
+
+import pytest
+
+from tools.cloud.processes import ServiceError
+from tools.demo import __main__ as demo
+
+
+@pytest.fixture
+def house(tmp_path, monkeypatch):
+    """The demo's cloud, and what becomes of it in ``did``."""
+    def up():
+        house.did.append('up')
+        if house.refused:
+            raise ServiceError('the cloud has 2 hosts, not 1')
+
+    def run(cloud, options):
+        house.did.append('run')
+        if isinstance(house.end, BaseException):
+            raise house.end
+        return house.end
+
+    def configure():
+        home.mkdir(exist_ok=True)
+
+    home = tmp_path / 'cloud'
+    house = types.SimpleNamespace(
+        home=home, did=[], refused=False, end=[], layout=types.SimpleNamespace(log=home / 'log'),
+        openrc=home / 'openrc', config_file=home / 'bootcache.conf', configure_bootcache=configure,
+        layer=lambda *arguments: None, up=up,
+        down=lambda wipe: house.did.append(f'down wipe={wipe}'))
+    monkeypatch.setattr(demo, 'BootcacheCloud', lambda **options: house)
+    monkeypatch.setattr(demo, 'run', run)
+
+    def start(*arguments):
+        monkeypatch.setattr(demo.sys, 'argv', ['demo', '--image', 'x', '--report',
+                                               str(tmp_path / 'report'), *arguments])
+        return demo.main()
+
+    house.start = start
+    return house
+
+
+@pytest.mark.parametrize('was_there', [False, True])
+@pytest.mark.parametrize('end, status', [([], 0), (['a promise'], 1), (ServiceError('died'), 1)])
+def test_a_cloud_that_came_up_is_ended(house, was_there, end, status):
+    """Also one that an earlier demo left up: this one takes it over."""
+    house.end = end
+    if was_there:
+        house.home.mkdir()
+    assert house.start() == status
+    assert house.did == ['up', 'run', 'down wipe=True']
+
+
+def test_somebody_elses_cloud_is_left_alone(house, capsys):
+    house.home.mkdir()
+    house.refused = True
+    for arguments in ((), ('--keep',)):
+        assert house.start(*arguments) == 1
+    assert house.did == ['up', 'up']
+    out, err = capsys.readouterr()
+    assert '2 hosts' in err and 'is left as it is' in err and 'stays up' not in out
+
+
+def test_a_cloud_that_did_not_come_up_is_ended_if_it_was_not_there(house):
+    house.refused = True
+    assert house.start() == 1 and house.did == ['up', 'down wipe=True']
+
+
+def test_the_logs_of_a_demo_that_failed_are_kept(house, tmp_path):
+    house.home.mkdir()
+    house.layout.log.mkdir()
+    (house.layout.log / 'compute.log').write_text('why')
+    house.end = ServiceError('died')
+    assert house.start() == 1
+    assert (tmp_path / 'report' / 'log' / 'compute.log').read_text() == 'why'
+
+
+def test_a_cloud_is_kept(house, capsys):
+    assert house.start('--keep') == 0
+    assert house.did == ['up', 'run'] and 'The cloud stays up' in capsys.readouterr().out

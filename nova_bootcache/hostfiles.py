@@ -65,6 +65,9 @@ class HostFiles:
             if os.path.islink(path) and (memory is None or os.readlink(path)
                                          != os.path.join(memory, name)):
                 # Of a memory tier that there was; it is fetched again when it is asked for.
+                if os.path.basename(os.readlink(path)) == name and _NAME.fullmatch(name):
+                    with contextlib.suppress(OSError):
+                        os.unlink(os.readlink(path))
                 os.unlink(path)
         for name in os.listdir(memory) if memory else ():
             if _NAME.fullmatch(name) and not os.path.islink(os.path.join(self.directory, name)):

@@ -30,6 +30,8 @@ _SINCE = {
 
 # Key of a server's metadata whose value proves it to be a profile boot (plan_boot's token).
 PROFILE_METADATA = 'bootcache_profile'
+# The hint by which nova-scheduler knows one; it proves nothing.
+PROFILE_HINT = 'bootcache_profile'
 
 # Answers of plan_boot.
 ACTION_CACHE = 'cache'

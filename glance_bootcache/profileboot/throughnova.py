@@ -161,6 +161,7 @@ class NovaProfileBoots:
                 name=f'{NAME_PREFIX}{image.image_id}', image=image.image_id,
                 flavor=flavor.flavor_id, nics='none', config_drive=True,
                 meta={rpcapi.PROFILE_METADATA: job.token},
+                scheduler_hints={rpcapi.PROFILE_HINT: 'yes'},
                 availability_zone=self._conf.profile_availability_zone)
         except Exception:
             # The answer may be lost, and the server there all the same.

@@ -45,6 +45,9 @@ class BootCacheFilter(filters.BaseHostFilter):  # type: ignore[misc]
         """Yield the hosts that pass; the image is looked up once."""
         image_id = hosts.requested_image(spec_obj)
         required = self._requirement(image_id, spec_obj) if image_id else None
+        if hosts.is_profile_boot(spec_obj):
+            # Only such a host can record it, and no host is warm before there is a record.
+            required = properties.REQUIRE_DRIVER
         for host_state in filter_obj_list:
             if required is None or self._passes(host_state, image_id, required):
                 yield host_state
@@ -57,8 +60,9 @@ class BootCacheFilter(filters.BaseHostFilter):  # type: ignore[misc]
     def _passes(host_state: Any, image_id: str | None, required: str) -> bool:
         assert image_id is not None
         if warmth.STATS_KEY not in (getattr(host_state, 'stats', None) or {}):
-            LOG.info('host %s: does not run bootcache\'s driver, which image %s asks for by %s=%s',
-                     host_state.host, image_id, properties.REQUIRE, required)
+            LOG.info('host %s: does not run bootcache\'s driver, which image %s asks for by %s=%s,'
+                     ' as profile boots do', host_state.host, image_id, properties.REQUIRE,
+                     required)
             return False
         if required == properties.REQUIRE_WARM:
             level = hosts.HOSTS.entry(host_state).level(warmth.image_key(image_id))

@@ -13,6 +13,7 @@ from typing import Any
 from nova.scheduler import host_manager
 from oslo_log import log as logging
 
+from bootcache import rpcapi
 from nova_bootcache import warmth
 from nova_bootcache.warmth import Entry, Level
 
@@ -28,6 +29,11 @@ def requested_image(request_spec: Any) -> str | None:
     if image is None or 'id' not in image or not image.id:
         return None
     return str(image.id)
+
+
+def is_profile_boot(request_spec: Any) -> bool:
+    """Tell whether a server says that it is a profile boot; it need not be true."""
+    return request_spec.get_scheduler_hint(rpcapi.PROFILE_HINT) is not None
 
 
 class HostWarmth:
@@ -122,7 +128,9 @@ def follow_choices(hosts: HostWarmth = HOSTS) -> None:
     def consume_from_request(self: Any, spec_obj: Any) -> Any:
         result = stock(self, spec_obj)
         image_id = requested_image(spec_obj)
-        if image_id is not None and warmth.STATS_KEY in (self.stats or {}):
+        # A profile boot leaves no cache image where it ran.
+        if image_id is not None and warmth.STATS_KEY in (self.stats or {}) \
+                and not is_profile_boot(spec_obj):
             hosts.choose(self, warmth.image_key(image_id))
         return result
 

@@ -78,15 +78,16 @@ def test_the_second_server_goes_to_the_warm_host_and_without_the_weigher_it_does
     forget(cloud, first)
     server = tenant.server(ready_image, host=second)
     published()
-    cloud.restart('scheduler')
     assert anywhere(tenant, ready_image) == second, server
 
 
-def forget(cloud, host):
-    """Take all cache images away from a host without servers."""
-    for file in (host.instances / '_bootcache').iterdir():
-        file.unlink()
+def forget(cloud, *hosts):
+    """Take all cache images away from hosts without servers; the scheduler does not know better."""
+    for host in hosts:
+        for file in (host.instances / '_bootcache').iterdir():
+            file.unlink()
     published()
+    cloud.restart('scheduler')
 
 
 def test_an_aggregate_overrides_the_multiplier(tenant, ready_image, cloud):
@@ -103,19 +104,18 @@ def test_an_aggregate_overrides_the_multiplier(tenant, ready_image, cloud):
     assert anywhere(tenant, ready_image) == second
 
 
-def test_a_storm_follows_the_first_server(tenant, small_image, cloud):
+def test_a_storm_follows_the_first_server_if_the_multiplier_says_so(tenant, small_image, cloud):
     """Both hosts are cold, and nothing is published between the servers of one request."""
     image = tenant.image(small_image)
     tenant.wait_state(image, 'ready')
-    for host in cloud.hosts:
-        forget(cloud, host)
+    forget(cloud, *cloud.hosts)
     tenant.clean_servers()
-    assert len({host.hostname for host in tenant.storm(image, 3)}) == 1
+    # Nova's weigher of I/O counts 1.0 against a host that builds a server, more than a warm one has.
+    assert len({host.hostname for host in tenant.storm(image, 3)}) == 2
     tenant.clean_servers()
-    for host in cloud.hosts:
-        forget(cloud, host)
-    with scheduler_with(cloud, 'bootcache_weight_multiplier', 0):
-        assert len({host.hostname for host in tenant.storm(image, 3)}) == 2
+    forget(cloud, *cloud.hosts)
+    with scheduler_with(cloud, 'bootcache_weight_multiplier', 4):
+        assert len({host.hostname for host in tenant.storm(image, 3)}) == 1
 
 
 def test_an_image_requires_the_driver(tenant, small_image, cloud):
@@ -135,8 +135,7 @@ def test_an_image_requires_the_driver(tenant, small_image, cloud):
 def test_an_image_requires_a_warm_host(tenant, small_image, cloud):
     image = tenant.image(small_image, bootcache_require='warm')
     tenant.wait_state(image, 'ready')
-    for host in cloud.hosts:
-        forget(cloud, host)
+    forget(cloud, *cloud.hosts)
     log = Log(cloud.layout.log / 'scheduler.log')
     with pytest.raises(ClientError, match='No valid host'):
         anywhere(tenant, image)

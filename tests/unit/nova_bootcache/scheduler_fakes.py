@@ -26,11 +26,12 @@ def host(name, stats=None, aggregates=()):
     return state
 
 
-def request(image=IMAGE):
+def request(image=IMAGE, **hints):
     """Return a request; None is for a server that boots from a volume."""
     spec = objects.RequestSpec(
         image=None if image is None else objects.ImageMeta(id=image),
         flavor=objects.Flavor(root_gb=1, ephemeral_gb=0, memory_mb=64, vcpus=1),
-        pci_requests=None, numa_topology=None, instance_uuid=OTHER)
+        pci_requests=None, numa_topology=None, instance_uuid=OTHER,
+        scheduler_hints={name: [value] for name, value in hints.items()})
     spec._context = context.RequestContext('user', 'project', is_admin=False)
     return spec

@@ -93,6 +93,13 @@ def test_a_request_of_many_servers_is_filtered_once(images):
     assert passing(STATES, index=1) == ALL
 
 
+@pytest.mark.parametrize('value', [None, 'warm', 'driver'])
+def test_a_profile_boot_needs_the_driver_and_finds_no_warm_host(images, value):
+    images.properties = {'bootcache_require': value} if value else {}
+    assert passing(STATES, request(bootcache_profile='yes')) \
+        == ['cold', 'arriving', 'base', 'disk', 'memory', 'other', 'damaged']
+
+
 def test_a_single_host(images):
     images.properties = {'bootcache_require': 'driver'}
     assert [BootCacheFilter().host_passes(state, request()) for state in STATES[:2]] \

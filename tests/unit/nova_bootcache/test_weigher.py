@@ -138,8 +138,10 @@ def test_what_a_chosen_host_has_counts_if_it_is_more(memory):
 
 
 @pytest.mark.parametrize('state, spec', [(host('a'), request()),
-                                         (host('a', published()), request(None))],
-                         ids=['stock driver', 'volume'])
+                                         (host('a', published()), request(None)),
+                                         (host('a', published()),
+                                          request(bootcache_profile='yes'))],
+                         ids=['stock driver', 'volume', 'profile boot'])
 def test_what_is_no_concern_is_not_remembered(memory, state, spec):
     state.consume_from_request(spec)
     assert memory.chosen(warmth.image_key(IMAGE)) == frozenset() and not memory._chosen

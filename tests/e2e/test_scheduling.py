@@ -110,7 +110,7 @@ def test_a_storm_follows_the_first_server_if_the_multiplier_says_so(tenant, smal
     tenant.wait_state(image, 'ready')
     forget(cloud, *cloud.hosts)
     tenant.clean_servers()
-    # Nova's weigher of I/O counts 1.0 against a host that builds a server, more than a warm one has.
+    # Nova's weigher of I/O counts more against a host that builds a server than warmth for it.
     assert len({host.hostname for host in tenant.storm(image, 3)}) == 2
     tenant.clean_servers()
     forget(cloud, *cloud.hosts)

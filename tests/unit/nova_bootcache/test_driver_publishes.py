@@ -1,0 +1,90 @@
+"""What the driver tells Nova of its host; Nova's own driver, and the host, are stand-ins."""
+
+import json
+
+import pytest
+from nova.compute import provider_tree
+from nova.virt.libvirt import driver as libvirt_driver
+
+from bootcache import naming
+from nova_bootcache import driver, warmth
+from nova_bootcache.driver import TRAIT, BootCacheLibvirtDriver
+
+IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+
+
+class Host:
+    """Stands for the host, its holdings and its warming."""
+
+    def __init__(self):
+        self.cache, self.enabled, self.broken, self.warmed = self, True, False, []
+
+    def published(self):
+        if self.broken:
+            raise OSError('input/output error')
+        return warmth.encode([])
+
+    def quotas(self, instances_path):
+        return {}
+
+    def cache_image(self, image_id, has_stock_base, stock):
+        self.warmed.append((image_id, has_stock_base))
+        return stock()
+
+
+@pytest.fixture
+def host():
+    return Host()
+
+
+@pytest.fixture
+def ours(host, monkeypatch, tmp_path):
+    """The driver, without Nova's own work."""
+    monkeypatch.setattr(libvirt_driver.LibvirtDriver, 'get_available_resource',
+                        lambda self, nodename: {'vcpus': 2, 'stats': {'uptime': 'long'}})
+    monkeypatch.setattr(libvirt_driver.LibvirtDriver, 'update_provider_tree',
+                        lambda self, tree, nodename, allocations=None: None)
+    monkeypatch.setattr(libvirt_driver.LibvirtDriver, 'cache_image',
+                        lambda self, context, image_id: 'fetched' if image_id == IMAGE else '')
+    monkeypatch.setattr(driver.CONF, 'instances_path', str(tmp_path))
+    made = BootCacheLibvirtDriver.__new__(BootCacheLibvirtDriver)
+    made.bootcache = made.holdings = made.warming = host
+    return made
+
+
+def test_what_the_host_holds_is_published_beside_novas_own(ours):
+    resources = ours.get_available_resource('node')
+    assert resources == {'vcpus': 2, 'stats': {'uptime': 'long',
+                                               warmth.STATS_KEY: warmth.encode([])}}
+    assert json.loads(json.dumps(resources)) == resources, 'it goes into a database'
+
+
+def test_the_host_counts_although_it_cannot_publish(ours, host, caplog):
+    host.broken = True
+    assert ours.get_available_resource('node') == {'vcpus': 2, 'stats': {'uptime': 'long'}}
+    assert 'is not published' in caplog.text
+
+
+def test_a_host_where_bootcache_is_off_publishes_nothing(ours, host):
+    host.enabled = False
+    assert ours.get_available_resource('node') == {'vcpus': 2, 'stats': {'uptime': 'long'}}
+
+
+def test_the_trait_follows_the_option(ours, host):
+    tree = provider_tree.ProviderTree()
+    tree.new_root('node', '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e60')
+    tree.add_traits('node', 'CUSTOM_OTHER')
+    ours.update_provider_tree(tree, 'node')
+    assert tree.data('node').traits == {'CUSTOM_OTHER', TRAIT}
+    host.enabled = False
+    ours.update_provider_tree(tree, 'node')
+    assert tree.data('node').traits == {'CUSTOM_OTHER'}
+
+
+def test_precaching_is_ours_and_stock_novas_where_we_say_so(ours, host, tmp_path):
+    assert ours.cache_image(None, IMAGE) is True
+    (tmp_path / '_base').mkdir()
+    (tmp_path / '_base' / naming.cache_file_name(IMAGE)).touch()
+    ours.cache_image(None, IMAGE)
+    assert host.warmed == [(IMAGE, False), (IMAGE, True)]
+    assert ours.cache_image(None, 'other') is False

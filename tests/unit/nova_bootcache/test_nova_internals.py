@@ -6,19 +6,26 @@ When a test fails after an upgrade, read Nova's change, adapt the override, then
 import inspect
 
 import pytest
+from nova import filters as nova_filters
 from nova import objects, utils
-from nova.compute import manager, task_states, vm_states
+from nova import weights as nova_weights
+from nova.compute import manager, resource_tracker, task_states, vm_states
 from nova.privsep import path
+from nova.scheduler import host_manager
+from nova.scheduler import manager as scheduler_manager
+from nova.scheduler.weights import ram
 from nova.virt import driver as virt_driver
 from nova.virt.libvirt import driver, imagebackend, imagecache
 from nova.virt.libvirt import utils as libvirt_utils
 
-from bootcache import naming
+from bootcache import naming, rpcapi
 from bootcache.tier import Limits
 from nova_bootcache import snapshots
 from nova_bootcache.driver import BootCacheLibvirtDriver
 from nova_bootcache.hostcache import HostCache
 from nova_bootcache.imagebackend import BootCacheQcow2
+
+objects.register_all()
 
 OVERRIDDEN = {
     (BootCacheLibvirtDriver, driver.LibvirtDriver): {
@@ -218,3 +225,41 @@ def test_a_new_overlay_is_what_novas_own_would_be():
     source = inspect.getsource(libvirt_utils.create_image)
     assert "'qemu-img', 'create', '-f', disk_format" in source
     assert 'cluster_size' in source
+
+
+# The scheduler.
+
+def test_choices_are_made_where_we_follow_them():
+    """nova_bootcache/scheduler/hosts.py wraps the method; the scheduler calls it on its choice."""
+    state = host_manager.HostState
+    assert list(inspect.signature(state.consume_from_request).parameters) == ['self', 'spec_obj']
+    source = inspect.getsource(scheduler_manager.SchedulerManager._consume_selected_host)
+    assert 'selected_host.consume_from_request(spec_obj)' in source
+    assert {'host', 'nodename', 'aggregates'} <= set(vars(state('host', 'node', 'cell')))
+
+
+def test_what_a_driver_publishes_reaches_the_host_states():
+    assert 'stats.digest_stats(resources.get(\'stats\'))' in inspect.getsource(
+        resource_tracker.ResourceTracker._copy_resources)
+    assert 'self.stats = compute.stats or {}' in inspect.getsource(
+        host_manager.HostState._update_from_compute_node)
+    assert 'data[\'stats\'] = {' in inspect.getsource(driver.LibvirtDriver.get_available_resource)
+
+
+def test_weighers_and_filters_are_what_ours_are_made_for():
+    """A weigher of Nova's own reads its multiplier as ours does; a request knows its image."""
+    assert inspect.getsource(ram.RAMWeigher.weight_multiplier).count(
+        'utils.get_weight_multiplier(') == 1
+    assert list(inspect.signature(nova_weights.BaseWeigher.weigh_objects).parameters) \
+        == ['self', 'weighed_obj_list', 'weight_properties']
+    assert list(inspect.signature(nova_filters.BaseFilter.filter_all).parameters) \
+        == ['self', 'filter_obj_list', 'spec_obj']
+    assert {'image', 'scheduler_hints'} <= set(objects.RequestSpec.fields)
+    assert not {name for name in objects.ImageMetaProps.fields if 'bootcache' in name}, \
+        'Nova knows our properties: the filter need not ask Glance any more'
+
+
+def test_precaching_takes_what_the_driver_answers():
+    source = inspect.getsource(manager.ComputeManager.cache_images)
+    for word in rpcapi.WARM_OUTCOMES:
+        assert f"results[image_id] = '{word}'" in source

@@ -1,15 +1,23 @@
 """When the demo ends a cloud, and whose. The cloud is a stand-in; tests/e2e has a real one."""
 
+import importlib
+import sys
 import types
 
 import pytest
 
 from tools.cloud.processes import ServiceError
-from tools.demo import __main__ as demo
 
 
 @pytest.fixture
-def house(tmp_path, monkeypatch):
+def demo(monkeypatch):
+    """The demo without its steps: they import the command, which chooses oslo.service's threads."""
+    monkeypatch.setitem(sys.modules, 'tools.demo.steps', types.SimpleNamespace(Demo=None))
+    return importlib.import_module('tools.demo.__main__')
+
+
+@pytest.fixture
+def house(demo, tmp_path, monkeypatch):
     """The demo's cloud, and what becomes of it in ``did``."""
     def up():
         house.did.append('up')
@@ -35,8 +43,8 @@ def house(tmp_path, monkeypatch):
     monkeypatch.setattr(demo, 'run', run)
 
     def start(*arguments):
-        monkeypatch.setattr(demo.sys, 'argv', ['demo', '--image', 'x', '--report',
-                                               str(tmp_path / 'report'), *arguments])
+        monkeypatch.setattr(sys, 'argv', ['demo', '--image', 'x', '--report',
+                                          str(tmp_path / 'report'), *arguments])
         return demo.main()
 
     house.start = start

@@ -5,12 +5,15 @@ weigher Nova chooses the first one.
 """
 
 import contextlib
-import time
 import uuid
 
 import pytest
 
+from bootcache import naming
+from nova_bootcache import warmth
+from nova_bootcache.warmth import Level
 from tests.e2e.conftest import Log, wait_until
+from tools.cloud import records
 from tools.cloud.bootcache import DRIVER, STOCK_DRIVER
 from tools.cloud.client import ClientError
 
@@ -19,10 +22,10 @@ NOVA_WEIGHERS = 'nova.scheduler.weights.all_weighers'
 
 @pytest.fixture(scope='module', autouse=True)
 def published_soon(cloud):
-    """Hosts publish what they hold every three seconds, not every minute."""
+    """Hosts publish what they hold every two seconds, not every minute."""
     computes = [host.compute for host in cloud.hosts]
     for compute in computes:
-        cloud.override(compute, 'DEFAULT', 'update_resources_interval', 3)
+        cloud.override(compute, 'DEFAULT', 'update_resources_interval', 2)
     cloud.restart(*computes)
     yield
     for compute in computes:
@@ -42,20 +45,21 @@ def scheduler_with(cloud, option, value):
         cloud.restart('scheduler')
 
 
-def published():
-    """Wait until the hosts have published what they hold now."""
-    time.sleep(8)
+def level(cloud, host, image):
+    """How warm a host is for an image, by what it has published; None if it publishes nothing."""
+    text = records.statistics(cloud.layout, host).get(warmth.STATS_KEY)
+    return None if text is None else warmth.decode(text).level(warmth.image_key(image))
 
 
-@pytest.fixture
-def warm(tenant, ready_image, cloud):
-    """The second host is warm for the image, and has a server; the first one is cold and empty."""
-    first, second = cloud.hosts
-    server = tenant.server(ready_image, host=second)
-    tenant.login(server)
-    published()
-    assert not (first.instances / '_bootcache').exists() \
-        or not list((first.instances / '_bootcache').glob('[0-9a-f]*[0-9a-f]'))
+def wait_level(cloud, host, image, wanted):
+    wait_until(lambda: level(cloud, host, image) is wanted,
+               f'{host.hostname} publishes {wanted} of {image}')
+
+
+def warmed(tenant, image, host):
+    """Boot a server on a host, and wait until the host says that it is warm; the server."""
+    server = tenant.server(image, host=host)
+    wait_level(tenant.cloud, host, image, Level.DISK)
     return server
 
 
@@ -68,39 +72,39 @@ def anywhere(tenant, image, *more):
 
 
 def test_the_second_server_goes_to_the_warm_host_and_without_the_weigher_it_does_not(
-        tenant, warm, ready_image, cloud):
+        tenant, ready_image, cloud):
     first, second = cloud.hosts
+    tenant.login(warmed(tenant, ready_image, second))
+    assert level(cloud, first, ready_image) is Level.COLD
     # Restarted, the scheduler knows only what the hosts publish.
     with scheduler_with(cloud, 'weight_classes', NOVA_WEIGHERS):
         assert anywhere(tenant, ready_image) == first
     tenant.clean_servers()
     # The first host is warm now, too: it has to forget it.
-    forget(cloud, first)
-    server = tenant.server(ready_image, host=second)
-    published()
-    assert anywhere(tenant, ready_image) == second, server
+    forget(cloud, ready_image, first)
+    warmed(tenant, ready_image, second)
+    assert anywhere(tenant, ready_image) == second
 
 
-def forget(cloud, *hosts):
-    """Take all cache images away from hosts without servers; the scheduler does not know better."""
+def forget(cloud, image, *hosts):
+    """Take an image's cache image away from hosts without servers; the scheduler forgets, too."""
     for host in hosts:
-        for file in (host.instances / '_bootcache').iterdir():
+        for file in (host.instances / '_bootcache').glob(f'{naming.cache_file_name(image)}*'):
             file.unlink()
-    published()
+    for host in hosts:
+        wait_level(cloud, host, image, Level.COLD)
     cloud.restart('scheduler')
 
 
 def test_an_aggregate_overrides_the_multiplier(tenant, ready_image, cloud):
     first, second = cloud.hosts
-    forget(cloud, first)
-    tenant.server(ready_image, host=second)
-    published()
+    forget(cloud, ready_image, first)
+    warmed(tenant, ready_image, second)
     with tenant.aggregate(second, bootcache_weight_multiplier='0'):
         assert anywhere(tenant, ready_image) == first
     tenant.clean_servers()
-    forget(cloud, first)
-    tenant.server(ready_image, host=second)
-    published()
+    forget(cloud, ready_image, first)
+    warmed(tenant, ready_image, second)
     assert anywhere(tenant, ready_image) == second
 
 
@@ -108,12 +112,10 @@ def test_a_storm_follows_the_first_server_if_the_multiplier_says_so(tenant, smal
     """Both hosts are cold, and nothing is published between the servers of one request."""
     image = tenant.image(small_image)
     tenant.wait_state(image, 'ready')
-    forget(cloud, *cloud.hosts)
-    tenant.clean_servers()
     # Nova's weigher of I/O counts more against a host that builds a server than warmth for it.
     assert len({host.hostname for host in tenant.storm(image, 3)}) == 2
     tenant.clean_servers()
-    forget(cloud, *cloud.hosts)
+    forget(cloud, image, *cloud.hosts)
     with scheduler_with(cloud, 'bootcache_weight_multiplier', 4):
         assert len({host.hostname for host in tenant.storm(image, 3)}) == 1
 
@@ -125,7 +127,7 @@ def test_an_image_requires_the_driver(tenant, small_image, cloud):
     tenant.server(image, host=second)
     cloud.use_driver(STOCK_DRIVER, first)
     try:
-        published()
+        wait_until(lambda: level(cloud, first, image) is None, 'the first host publishes nothing')
         assert anywhere(tenant, image) == second
     finally:
         cloud.use_driver(DRIVER, first)
@@ -135,7 +137,6 @@ def test_an_image_requires_the_driver(tenant, small_image, cloud):
 def test_an_image_requires_a_warm_host(tenant, small_image, cloud):
     image = tenant.image(small_image, bootcache_require='warm')
     tenant.wait_state(image, 'ready')
-    forget(cloud, *cloud.hosts)
     log = Log(cloud.layout.log / 'scheduler.log')
     with pytest.raises(ClientError, match='No valid host'):
         anywhere(tenant, image)
@@ -143,9 +144,7 @@ def test_an_image_requires_a_warm_host(tenant, small_image, cloud):
         log.wait(f'host {host.hostname}: is not warm for image {image}, which asks for it')
     with tenant.aggregate(cloud.hosts[1]) as aggregate:
         tenant.openstack.run('aggregate', 'cache', 'image', aggregate, image)
-        wait_until(lambda: list((cloud.hosts[1].instances / '_bootcache').glob('*.json')),
-                   'the second host is warm')
-        published()
+        wait_level(cloud, cloud.hosts[1], image, Level.DISK)
     assert anywhere(tenant, image) == cloud.hosts[1]
 
 

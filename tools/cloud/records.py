@@ -1,6 +1,7 @@
 """What is recorded once in the running cloud: catalog, users, flavors; and Nova's own records."""
 
 import contextlib
+import json
 import sqlite3
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -87,13 +88,14 @@ class Identity:
         return dict(response.json()) if response.content else {}
 
 
-def _query(database: Path, statement: str, *arguments: str) -> bool:
-    """Whether a query finds any row; False also while the table does not exist."""
+def _query(database: Path, statement: str, *arguments: str) -> tuple[Any, ...] | None:
+    """The first row that a query finds; None also while the table does not exist."""
     with contextlib.suppress(sqlite3.OperationalError):
         connection = sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=10)
         with contextlib.closing(connection):
-            return connection.execute(statement, arguments).fetchone() is not None
-    return False
+            row: tuple[Any, ...] | None = connection.execute(statement, arguments).fetchone()
+            return row
+    return None
 
 
 def compute_registered(layout: Layout, host: Host, since: float) -> bool:
@@ -101,7 +103,7 @@ def compute_registered(layout: Layout, host: Host, since: float) -> bool:
     started = datetime.fromtimestamp(int(since), UTC)
     oldest = datetime.now(UTC) - HEARTBEAT_AGE
     cell = layout.database("nova_cell1")
-    return (
+    return bool(
         _query(
             cell,
             "SELECT 1 FROM compute_nodes WHERE deleted = 0 AND host = ?"
@@ -120,6 +122,14 @@ def compute_registered(layout: Layout, host: Host, since: float) -> bool:
             host.hostname,
         )
     )  # fmt: skip
+
+
+def statistics(layout: Layout, host: Host) -> dict[str, str]:
+    """What a host's nova-compute published last in the statistics that Nova keeps of it."""
+    found = _query(layout.database("nova_cell1"),
+                   "SELECT stats FROM compute_nodes WHERE deleted = 0 AND host = ?",
+                   host.hostname)  # fmt: skip
+    return dict(json.loads(found[0] or "{}")) if found else {}
 
 
 def _stamp(moment: datetime) -> str:

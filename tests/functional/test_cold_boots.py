@@ -165,7 +165,7 @@ def test_a_store_goes_with_the_whole_cache_image_but_not_while_the_storage_node_
     assert read(host, 3 * MIB, MIB) == data
     node.serve()
     until(lambda: host.tidy_stores() or host.stores.get(IMAGE) is None, 'the end of the store')
-    assert host.cache.has_room(Medium.DISK, '', host.cache._limits[Medium.DISK].quota // 2)
+    assert host.cache.has_room(Medium.DISK, '', host.cache.limits[Medium.DISK].quota // 2)
 
 
 def test_a_cache_image_that_cannot_be_fetched_is_done_without(hosts, node, directory):

@@ -37,5 +37,9 @@ class Cancelled(BootcacheError):
     """The work was given up because its image was deleted or opted out."""
 
 
+class RequestRefused(BootcacheError):
+    """What an operator asks for cannot be done; the message says why, and the cure."""
+
+
 class ConfigurationError(BootcacheError, ValueError):
     """A configuration cannot be used; the message names the option and the cure."""

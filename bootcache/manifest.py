@@ -133,6 +133,7 @@ class Manifest:
     :ivar generation: one more each time that hosts are to let go of what they hold: after an
         operator's eviction, or when fewer people may see the image.
     :ivar visibility: Glance's, as last seen; empty while not known.
+    :ivar warm_due: hosts are still to be warmed, as it was registered.
     :ivar updated_at: ISO 8601, UTC.
     """
 
@@ -155,6 +156,7 @@ class Manifest:
     base_hash: str = ''
     generation: int = 0
     visibility: str = ''
+    warm_due: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return the document as it is stored."""

@@ -220,8 +220,9 @@ class StorageAPI:
     def get_warming(self, image_id: str) -> list[dict[str, Any]]:
         """Return how far the warming of an image is, for each aggregate asked for.
 
-        :returns: a list of ``aggregate``, ``done``, and ``hosts``: by name ``outcome`` (waiting or
-            one of ``WARM_OUTCOMES``), ``reason`` and ``attempts``.
+        :returns: a list of ``aggregate``, ``done``, ``reason`` (why Nova cannot be asked, or why
+            it ended without hosts; else empty), and ``hosts``: by name ``outcome`` (waiting or one
+            of ``WARM_OUTCOMES``), ``reason`` and ``attempts``.
         """
         answer: list[dict[str, Any]] = self._call('get_warming', image_id=image_id)
         return answer

@@ -65,7 +65,7 @@ class Boots:
         cache = manifest.cache_image
         self._exporter.ensure(manifest, self._store.cache_path(manifest))
         described = {**self._exporter.describe(manifest), 'image_hash': _base_hash(manifest),
-                     'pinned': manifest.pinned}
+                     'pinned': manifest.pinned, 'generation': manifest.generation}
         if manifest.state is State.SKIPPED:
             # Servers that run from it may have lost their cache image.
             for entry in ('cache_export', 'cache_image'):

@@ -8,6 +8,7 @@ from oslo_config import cfg
 from bootcache import conf as shared
 from bootcache import properties, tier
 from bootcache.exception import ConfigurationError
+from glance_bootcache import warmconf
 
 AUTH_GROUP = 'service_auth'
 # A prompt's line goes on where the kernel or cloud-init writes to the console as well.
@@ -275,7 +276,7 @@ def auth_opts() -> list[cfg.Opt]:
 def register_opts(conf: cfg.ConfigOpts) -> None:
     """Register the storage side's options, the shared ones included."""
     shared.register_opts(conf)
-    conf.register_opts(opts, group=shared.GROUP)
+    conf.register_opts([*opts, *warmconf.opts], group=shared.GROUP)
     ks_loading.register_auth_conf_options(conf, AUTH_GROUP)
     ks_loading.register_session_conf_options(conf, AUTH_GROUP)
     ks_loading.register_adapter_conf_options(conf, AUTH_GROUP)
@@ -283,7 +284,8 @@ def register_opts(conf: cfg.ConfigOpts) -> None:
 
 def list_opts() -> list[tuple[str, list[cfg.Opt]]]:
     """Return the options for oslo-config-generator."""
-    return [('DEFAULT', default_opts), (shared.GROUP, opts), (AUTH_GROUP, auth_opts())]
+    return [('DEFAULT', default_opts), (shared.GROUP, [*opts, *warmconf.opts]),
+            (AUTH_GROUP, auth_opts())]
 
 
 def check(conf: cfg.ConfigOpts) -> None:
@@ -312,6 +314,7 @@ def check(conf: cfg.ConfigOpts) -> None:
         raise ConfigurationError(f'[bootcache]boot_marker: {error}') from None
     disk_limits(conf)
     memory_limits(conf)
+    warmconf.aggregates(conf)
 
 
 def disk_limits(conf: cfg.ConfigOpts) -> tier.Limits:

@@ -24,6 +24,7 @@ class ImageFacts:
     :ivar min_ram: MiB.
     :ivar min_disk: GiB.
     :ivar properties: all other properties.
+    :ivar visibility: Glance's: public, community, shared or private; empty if it does not say.
     """
 
     image_id: str
@@ -35,6 +36,63 @@ class ImageFacts:
     min_ram: int
     min_disk: int
     properties: Mapping[str, Any]
+    visibility: str = ''
+
+
+# From whom everybody sees to whom the owner alone does.
+VISIBILITIES = ('public', 'community', 'shared', 'private')
+
+
+def seen(manifest: Manifest, visibility: str) -> Manifest:
+    """Return a manifest with an image's visibility as it is now.
+
+    Where fewer people may see the image than when it was seen last, its generation goes up: hosts
+    let go of what they hold. A word that Glance 33 does not know is neither more nor less.
+
+    :param visibility: Glance's; empty changes nothing.
+    """
+    if not visibility or visibility == manifest.visibility:
+        return manifest
+    known = {manifest.visibility, visibility} <= set(VISIBILITIES)
+    fewer = known and VISIBILITIES.index(visibility) > VISIBILITIES.index(manifest.visibility)
+    return dataclasses.replace(manifest, visibility=visibility,
+                               generation=manifest.generation + fewer)
+
+
+def has_new_content(image: ImageFacts, manifest: Manifest) -> bool:
+    """Tell whether an image's content never got a base here, as far as its manifest knows."""
+    return image.image_hash != manifest.image_hash or image.image_hash != manifest.base_hash
+
+
+def is_to_go(generation: int, manifest: Manifest | None, *, damaged: bool, ordered: bool) -> bool:
+    """Tell whether a host is to let go of a cache image as soon as no server of its needs it.
+
+    :param generation: that the host was told when it placed it, or used it last.
+    :param manifest: the image's; None if there is none.
+    :param damaged: there is one that cannot be read. Nothing follows from that.
+    :param ordered: an operator wants it gone from that host.
+    """
+    if damaged:
+        return False
+    return ordered or manifest is None or manifest.state is State.SKIPPED \
+        or generation < manifest.generation
+
+
+def why_not_warm(image_id: str, manifest: Manifest | None) -> str:
+    """Return why no host can be warmed for an image, with the cure; empty if they can be."""
+    build = f'"bootcache image build {image_id}"'
+    if manifest is None:
+        return f'image {image_id} is not known to the storage service; {build} records it'
+    if manifest.cache_image is not None and manifest.state is not State.SKIPPED:
+        return ''
+    what = f'image {image_id} has no cache image: it is {manifest.state.value}'
+    if manifest.state is State.SKIPPED:
+        return f'{what}: {manifest.reason}'
+    if manifest.state is State.FAILED:
+        return f'{what}: {manifest.reason}; {build} tries again'
+    if manifest.state in IN_HAND:
+        return f'{what}; "bootcache image show {image_id} --wait" waits for it'
+    return f'{what}; it gets one with the next boot of a server, or by {build}'
 
 
 class Action(enum.Enum):

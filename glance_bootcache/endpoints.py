@@ -8,13 +8,13 @@ from oslo_log import log as logging
 
 from bootcache import naming, rpcapi
 from glance_bootcache.boots import Boots
+from glance_bootcache.hosts import MOST_IMAGES, Hosts, use_time
 from glance_bootcache.manager import Manager
+from glance_bootcache.operators import Operators
 from glance_bootcache.tiers import StorageTiers
+from glance_bootcache.warming import Warming
 
 LOG = logging.getLogger(__name__)
-
-# Images of one report that are looked at.
-_MOST_IMAGES = 10_000
 
 
 class Endpoints:
@@ -23,14 +23,21 @@ class Endpoints:
     :param manager: keeps the images.
     :param boots: answers compute hosts.
     :param tiers: keep cache images under quotas.
+    :param hosts: know what compute hosts hold.
+    :param operators: answers operators.
+    :param warming: warms compute hosts.
     """
 
     target = messaging.Target(version=rpcapi.VERSION)
 
-    def __init__(self, manager: Manager, boots: Boots, tiers: StorageTiers):
+    def __init__(self, manager: Manager, boots: Boots, tiers: StorageTiers, hosts: Hosts,
+                 operators: Operators, warming: Warming):
         self._manager = manager
         self._boots = boots
         self._tiers = tiers
+        self._hosts = hosts
+        self._operators = operators
+        self._warming = warming
 
     def image_registered(self, ctxt: Any, image_id: str) -> None:
         """The Glance hook saw an import."""
@@ -61,11 +68,20 @@ class Endpoints:
                                 extents, ended_by, boot_seconds)
 
     def report_use(self, ctxt: Any, host: str, images: dict[str, list[Any]]) -> None:
-        """A compute host tells what it used last."""
+        """A compute host of version 1.1 tells what it used last."""
         now = time.time()
-        for image_id, (when, _medium) in list(images.items())[:_MOST_IMAGES]:
+        for image_id, (when, _medium) in list(images.items())[:MOST_IMAGES]:
             # A host's clock may be wrong; nothing is used in the future.
-            self._tiers.note_use(naming.canonical_image_id(image_id), min(float(when), now))
+            self._tiers.note_use(naming.canonical_image_id(image_id), use_time(when, now))
+
+    def report_holdings(self, ctxt: Any, host: str,
+                        report: dict[str, Any] | None) -> dict[str, Any]:
+        """A compute host tells what it holds."""
+        return self._hosts.report(host, report)
+
+    def report_warm(self, ctxt: Any, image_id: str, host: str, outcome: str, reason: str) -> None:
+        """A compute host was warmed, or could not be."""
+        self._warming.report(naming.canonical_image_id(image_id), host, outcome, reason)
 
     def promote_image(self, ctxt: Any, image_id: str) -> None:
         """A compute host is about to fetch a cache image."""
@@ -73,7 +89,7 @@ class Endpoints:
 
     def pin_image(self, ctxt: Any, image_id: str, pinned: bool) -> bool:
         """An operator wants a cache image to stay, or no longer."""
-        return self._manager.pin(naming.canonical_image_id(image_id), bool(pinned))
+        return self._operators.pin(naming.canonical_image_id(image_id), bool(pinned))
 
     def serve_stored(self, ctxt: Any, image_id: str) -> dict[str, Any] | None:
         """A compute host completes its local base."""
@@ -81,15 +97,35 @@ class Endpoints:
 
     def list_images(self, ctxt: Any) -> list[dict[str, Any]]:
         """An operator looks."""
-        return self._manager.list_images()
+        return self._operators.list_images()
 
     def get_image(self, ctxt: Any, image_id: str) -> dict[str, Any] | None:
         """An operator looks at one image."""
-        return self._manager.get_image(naming.canonical_image_id(image_id))
+        return self._operators.get_image(naming.canonical_image_id(image_id))
 
     def get_working_set(self, ctxt: Any, image_id: str) -> dict[str, Any] | None:
         """An operator looks at a working set."""
-        return self._manager.get_working_set(naming.canonical_image_id(image_id))
+        return self._operators.get_working_set(naming.canonical_image_id(image_id))
+
+    def list_hosts(self, ctxt: Any) -> list[dict[str, Any]]:
+        """An operator looks at the hosts."""
+        return self._operators.list_hosts()
+
+    def image_hosts(self, ctxt: Any, image_id: str) -> dict[str, Any] | None:
+        """An operator asks where an image's cache image is."""
+        return self._operators.image_hosts(naming.canonical_image_id(image_id))
+
+    def evict_image(self, ctxt: Any, image_id: str, hosts: list[str] | None) -> list[str]:
+        """An operator wants hosts to let go of a cache image."""
+        return self._operators.evict(naming.canonical_image_id(image_id), hosts)
+
+    def warm_image(self, ctxt: Any, image_id: str, aggregates: list[str]) -> list[dict[str, Any]]:
+        """An operator wants the hosts of aggregates to be warm."""
+        return self._warming.warm(naming.canonical_image_id(image_id), aggregates)
+
+    def get_warming(self, ctxt: Any, image_id: str) -> list[dict[str, Any]]:
+        """An operator looks how far the warming is."""
+        return self._warming.progress(naming.canonical_image_id(image_id))
 
     def build_image(self, ctxt: Any, image_id: str) -> None:
         """An operator wants an image recorded anew."""

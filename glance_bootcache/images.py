@@ -17,7 +17,7 @@ from glance_bootcache.decisions import ImageFacts
 LOG = logging.getLogger(__name__)
 
 _OWN = ('id', 'status', 'disk_format', 'container_format', 'size', 'os_hash_algo', 'os_hash_value',
-        'min_ram', 'min_disk')
+        'min_ram', 'min_disk', 'visibility')
 
 
 def session(conf: cfg.ConfigOpts) -> Any:
@@ -36,7 +36,8 @@ def facts(image: Any) -> ImageFacts:
         stored_bytes=image.get('size') or 0,
         image_hash=f'{algorithm}:{value}' if algorithm and value else '',
         min_ram=image.get('min_ram') or 0, min_disk=image.get('min_disk') or 0,
-        properties={key: image[key] for key in image if key not in _OWN})
+        properties={key: image[key] for key in image if key not in _OWN},
+        visibility=image.get('visibility') or '')
 
 
 class Images:

@@ -13,29 +13,34 @@ LOG = logging.getLogger(__name__)
 
 
 class ImageEvents:
-    """Endpoint for ``image.activate``, ``image.update`` and ``image.delete``.
+    """Endpoint for ``image.activate``, ``image.update``, ``image.delete`` and
+    ``image.member.delete``.
+
+    Deactivation and a change of visibility are updates.
 
     :param consider: called with the id of an image that came or changed.
     :param forget: called with the id of an image that was deleted.
+    :param let_go: called with the id of an image that one project less may see.
     """
 
-    filter_rule = messaging.NotificationFilter(event_type=r'^image\.(activate|update|delete)$')
+    filter_rule = messaging.NotificationFilter(
+        event_type=r'^image\.(activate|update|delete|member\.delete)$')
 
-    def __init__(self, consider: Callable[[str], Any], forget: Callable[[str], Any]):
-        self._consider = consider
-        self._forget = forget
+    def __init__(self, consider: Callable[[str], Any], forget: Callable[[str], Any],
+                 let_go: Callable[[str], Any]):
+        self._events = {'image.delete': ('id', forget),
+                        'image.member.delete': ('image_id', let_go)}
+        self._others = ('id', consider)
 
     def info(self, ctxt: Any, publisher_id: str, event_type: str, payload: Any,
              metadata: Any) -> None:
         """Take one notification; a failure is logged, as there is nobody to tell."""
-        image_id = payload.get('id') if isinstance(payload, dict) else None
+        entry, follow = self._events.get(event_type, self._others)
+        image_id = payload.get(entry) if isinstance(payload, dict) else None
         if not isinstance(image_id, str):
             return
         try:
-            if event_type == 'image.delete':
-                self._forget(image_id)
-            else:
-                self._consider(image_id)
+            follow(image_id)
         except Exception:
             LOG.exception('image %s: %s could not be followed', image_id, event_type)
 

@@ -4,32 +4,29 @@ import contextlib
 import dataclasses
 import threading
 from collections.abc import Callable
-from typing import Any
 
 import futurist
 from oslo_config import cfg
 from oslo_log import log as logging
-from oslo_utils import timeutils
 
 from bootcache import conf as bootcache_conf
 from bootcache import exception, naming, properties
-from bootcache.manifest import IN_HAND, Manifest, State, WorkingSetInfo
-from bootcache.tier import Medium
-from glance_bootcache import decisions
+from bootcache.manifest import Manifest, State, WorkingSetInfo
+from glance_bootcache import decisions, retiring
 from glance_bootcache.decisions import Action, ImageFacts
 from glance_bootcache.exporter import Exporter
 from glance_bootcache.images import Images
 from glance_bootcache.imagework import ImageWork
+from glance_bootcache.looks import Looks
 from glance_bootcache.profileboot.job import Job
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
+from glance_bootcache.retiring import Retiring
 from glance_bootcache.store import ImageStore
 from glance_bootcache.tiers import StorageTiers
 
 LOG = logging.getLogger(__name__)
 
 _CONCURRENT_BASES = 2
-_DELETED = 'the image was deleted in Glance'
-_HELD = ('deleted with "bootcache image delete"; "bootcache image build" makes it again')
 
 
 class Manager:
@@ -51,24 +48,15 @@ class Manager:
         # Bases are got beside profile boots: a server that boots meanwhile needs its base now.
         self._bases = futurist.ThreadPoolExecutor(max_workers=_CONCURRENT_BASES)
         self._workers = futurist.ThreadPoolExecutor(max_workers=self._conf.concurrent_builds)
-        # Guards the dictionaries below and each read-decide-write of a manifest; held for
-        # milliseconds, never over a copy, a boot or a call to another service.
-        self._lock = threading.RLock()
+        self.retiring = Retiring(store, exporter, tiers, profile_boots)
+        # Guards the dictionaries below as well: what is in hand has to agree with the manifests.
+        self._lock = store.lock
         self._jobs: dict[str, Job] = {}
-        self._retiring: set[str] = set()
+        # Images that changed while Glance could not be asked how.
+        self._unseen: set[str] = set()
+        self._looks = Looks()
         self._preparing: set[str] = set()
-        self._recovered = False
         self._stopping = threading.Event()
-
-    # Starting and stopping.
-
-    def start(self) -> None:
-        """Start the exporter, end what an earlier process left, and go on with its work."""
-        self._exporter.start()
-        self._serve_all()
-        self._tiers.start(self._store.manifests())
-        threading.Thread(target=self._housekeeping, name='bootcache-housekeeping',
-                         daemon=True).start()
 
     def stop(self) -> None:
         """Give up what is in hand: profile servers are deleted, the images stay pending."""
@@ -80,60 +68,9 @@ class Manager:
             executor.shutdown(wait=True)
         self._tiers.stop()
 
-    def _housekeeping(self) -> None:
-        steps = [self._recover, self._keep_serving, self._retry_retiring, self._go_on,
-                 self._tiers.save_usage, self._image_work.keep_quota]
-        while not self._stopping.is_set():
-            for step in steps:
-                try:
-                    step()
-                except Exception as error:
-                    LOG.warning('%s: it is tried again in %d s', error, self._conf.poll_interval)
-                    break
-            self._stopping.wait(self._conf.poll_interval)
-
-    def _keep_serving(self) -> None:
-        if self._exporter.start():
-            self._serve_all()
-
-    def _go_on(self) -> None:
-        """Take up images that wait: announced but not active yet, or left by an earlier process."""
-        for manifest in self._store.manifests():
-            if manifest.state in IN_HAND and manifest.image_id not in self._jobs:
-                self.consider(manifest.image_id)
-
-    def _serve_all(self) -> None:
-        """Serve every base again: servers may run from any, and the exporter may be a new one."""
-        for manifest in self._store.manifests():
-            if not manifest.base_path or not manifest.virtual_bytes:
-                continue
-            try:
-                self._exporter.ensure(manifest, self._store.cache_path(manifest))
-            except exception.BootcacheError as error:
-                LOG.warning('image %s: its base cannot be served: %s', manifest.image_id, error)
-            if manifest.state is State.SKIPPED:
-                self._retiring.add(manifest.image_id)
-
-    def _recover(self) -> None:
-        """End what an earlier process left, before anything is begun; once."""
-        if self._recovered:
-            return
-        with self._lock:
-            tokens = {job.token for job in self._jobs.values()}
-        self._profile_boots.remove_leftovers(tokens)
-        for manifest in self._store.manifests():
-            with self._lock:
-                current = self._store.load(manifest.image_id)
-                if current is not None and manifest.image_id not in self._jobs:
-                    self._store.sweep(current)
-            self.consider(manifest.image_id)
-        self._recovered = True
-
-    def _retry_retiring(self) -> None:
-        with self._lock:
-            retiring = list(self._retiring)
-        for image_id in retiring:
-            self._retire(image_id)
+    def keep_quota(self) -> None:
+        """Evict what is over the storage disk tier's quota, as after it was lowered."""
+        self._image_work.keep_quota()
 
     # Events.
 
@@ -147,60 +84,92 @@ class Manager:
         :raises Exception: keystoneauth's or glanceclient's, if Glance cannot be asked.
         """
         image_id = naming.canonical_image_id(image_id)
+        look = self._looks.begin(image_id)
         try:
             image = self._images.get(image_id)
         except Exception:
+            self._looks.give_up(image_id, look)
             with self._lock:
-                if not booting and self._store.load(image_id) is None:
+                if self._store.load(image_id) is not None:
+                    self._unseen.add(image_id)
+                elif not booting:
                     # So that it is looked at again.
-                    self._store.save(self._stamped(Manifest(image_id)))
+                    self._store.put(Manifest(image_id))
             raise
-        if image is None:
-            self.forget(image_id)
-            return
         with self._lock:
             if self._stopping.is_set():
                 return
-            manifest = self._store.load(image_id)
-            decision = decisions.decide(
-                image, manifest, forced=forced, booting=booting,
-                profile_boots=self._conf.profile_boots,
-                default_quota=properties.parse_size(self._conf.default_quota),
-                max_quota=properties.parse_size(self._conf.max_quota),
-                default_marker=self._conf.boot_marker,
-                build_snapshots=self._conf.build_snapshots)
-            job = self._jobs.get(image_id)
-            LOG.debug('image %s: %s %s', image_id, decision.action.value, decision.reason)
-            if decision.action is Action.SKIP:
-                if job is not None:
-                    job.cancel()
-                self._skip(image, manifest, decision.reason)
-            elif decision.action is Action.WAIT:
-                if manifest is None:
-                    self._store.save(self._stamped(Manifest(image_id)))
-            elif decision.action is Action.NOTHING:
-                if manifest is not None and decision.policy is not None:
-                    self._note_policy(manifest, decision.policy)
-            elif job is None:
-                assert decision.policy is not None
-                job = self._jobs[image_id] = Job(image_id, forced)
-                pending = dataclasses.replace(manifest or Manifest(image_id), reason='',
-                                              held=False)
-                if decision.action is not Action.REBUILD:
-                    pending = dataclasses.replace(pending, state=State.PENDING)
-                self._note_policy(pending, decision.policy, always=True)
-                self._bases.submit(self._work, image, decision, job)
-        if decision.action is Action.SKIP:
-            if manifest is not None:
-                self._retire(image_id)
+            fresh = self._looks.end(image_id, look)
+            if fresh:
+                self._unseen.discard(image_id)
+                if image is not None:
+                    known = self._store.load(image_id)
+                    decision = self._begin(image, known, forced, booting)
+        if not fresh:
+            self.consider(image_id, forced, booting)
+        elif image is None:
+            self.forget(image_id)
+        elif decision.action is Action.SKIP:
+            if known is not None:
+                self.retiring.retire(image_id)
             self._images.show_state(image_id, State.SKIPPED, decision.reason)
+
+    def _begin(self, image: ImageFacts, known: Manifest | None, forced: bool,
+               booting: bool) -> decisions.Decision:
+        """Decide, and begin what follows; under the lock."""
+        manifest = known and self._note_visibility(image, known)
+        decision = decisions.decide(
+            image, manifest, forced=forced, booting=booting,
+            profile_boots=self._conf.profile_boots,
+            default_quota=properties.parse_size(self._conf.default_quota),
+            max_quota=properties.parse_size(self._conf.max_quota),
+            default_marker=self._conf.boot_marker, build_snapshots=self._conf.build_snapshots)
+        image_id, job = image.image_id, self._jobs.get(image.image_id)
+        LOG.debug('image %s: %s %s', image_id, decision.action.value, decision.reason)
+        fresh = manifest or Manifest(image_id, visibility=image.visibility)
+        if decision.action is Action.SKIP:
+            if job is not None:
+                job.cancel()
+            self._skip(fresh, decision.reason)
+        elif decision.action is Action.WAIT:
+            if manifest is None:
+                self._store.put(fresh)
+        elif decision.action is Action.NOTHING:
+            if manifest is not None and decision.policy is not None:
+                self._note_policy(manifest, decision.policy)
+        elif job is None:
+            assert decision.policy is not None
+            job = self._jobs[image_id] = Job(image_id, forced)
+            pending = dataclasses.replace(fresh, reason='', held=False)
+            if decision.action is not Action.REBUILD:
+                pending = dataclasses.replace(
+                    pending, state=State.PENDING,
+                    warm_due=fresh.warm_due or decisions.has_new_content(image, fresh))
+            self._note_policy(pending, decision.policy, always=True)
+            self._bases.submit(self._work, image, decision, job)
+        return decision
+
+    def _note_visibility(self, image: ImageFacts, known: Manifest) -> Manifest:
+        manifest = decisions.seen(known, image.visibility)
+        if manifest.generation != known.generation:
+            LOG.info('image %s: %s, and was %s: hosts let go of its cache image', image.image_id,
+                     image.visibility, known.visibility)
+        return manifest if manifest == known else self._store.put(manifest)
+
+    def let_go(self, image_id: str) -> Manifest | None:
+        """Have all hosts let go of an image's cache image as soon as no server of theirs needs it.
+
+        :returns: the manifest, None if the image is not known.
+        """
+        return self._store.change(naming.canonical_image_id(image_id), lambda manifest:
+                                  dataclasses.replace(manifest, generation=manifest.generation + 1))
 
     def _note_policy(self, manifest: Manifest, policy: properties.Policy,
                      always: bool = False) -> None:
         noted = dataclasses.replace(manifest, quota=policy.quota, settle=policy.settle,
                                     boot_marker=policy.boot_marker)
         if always or noted != manifest:
-            self._store.save(self._stamped(noted))
+            self._store.put(noted)
 
     def rebuild(self, image_id: str) -> bool:
         """Build an image's cache image from the working set that there is.
@@ -226,13 +195,23 @@ class Manager:
                     or (current.image_hash, current.working_set, current.state) \
                     != (manifest.image_hash, manifest.working_set, manifest.state):
                 return False
-            self._store.save(self._stamped(dataclasses.replace(current, working_set=info)))
+            self._store.put(dataclasses.replace(current, working_set=info))
         return True
 
     def job(self, image_id: str) -> Job | None:
         """Return what is in hand for an image, if anything is."""
         with self._lock:
             return self._jobs.get(image_id)
+
+    def tokens(self) -> set[str]:
+        """Return what proves servers to be profile boots that are in hand."""
+        with self._lock:
+            return {job.token for job in self._jobs.values()}
+
+    def unseen(self) -> list[str]:
+        """Return the images that changed while Glance could not be asked how."""
+        with self._lock:
+            return list(self._unseen)
 
     def prepare(self, image_id: str) -> None:
         """Get the base of an image from which a server boots, in the background."""
@@ -251,23 +230,6 @@ class Manager:
             with self._lock:
                 self._preparing.discard(image_id)
 
-    def pin(self, image_id: str, pinned: bool) -> bool:
-        """Keep an image's cache image in every tier, or no longer.
-
-        :returns: False if the image is not known.
-        """
-        with self._lock:
-            manifest = self._store.load(image_id)
-            if manifest is None:
-                return False
-            if manifest.pinned != pinned:
-                manifest = self._stamped(dataclasses.replace(manifest, pinned=pinned))
-                self._store.save(manifest)
-        if self._tiers.medium(image_id) is Medium.MEMORY:
-            # It is there already, and is to stay there.
-            self._tiers.promote(manifest)
-        return True
-
     def forget(self, image_id: str, held: bool = False) -> bool:
         """Drop an image's cache image and working set.
 
@@ -278,7 +240,8 @@ class Manager:
         :returns: False if nothing was known.
         """
         image_id = naming.canonical_image_id(image_id)
-        reason = _HELD if held else _DELETED
+        self._looks.overtake(image_id)
+        reason = retiring.HELD if held else retiring.DELETED
         with self._lock:
             job = self._jobs.get(image_id)
             if job is not None:
@@ -290,52 +253,23 @@ class Manager:
                 return False
             if manifest.reason != reason:
                 LOG.info('image %s: dropped: %s', image_id, reason)
-                self._store.save(self._stamped(dataclasses.replace(
+                self._store.put(dataclasses.replace(
                     manifest, state=State.SKIPPED, reason=reason, held=held, working_set=None,
-                    cache_image=None)))
-        self._retire(image_id)
+                    cache_image=None))
+        self.retiring.retire(image_id)
         if held:
             self._images.show_state(image_id, State.SKIPPED, reason)
         return True
 
-    def _skip(self, image: ImageFacts, manifest: Manifest | None, reason: str) -> None:
-        if manifest is not None and manifest.state is State.SKIPPED and manifest.reason == reason:
+    def _skip(self, manifest: Manifest, reason: str) -> None:
+        if manifest.state is State.SKIPPED and manifest.reason == reason:
             return
-        LOG.info('image %s: skipped: %s', image.image_id, reason)
+        LOG.info('image %s: skipped: %s', manifest.image_id, reason)
         # The base stays for servers that run from it, until the last one has gone. Without the
         # hash the image is looked at again when its properties change.
-        self._store.save(self._stamped(dataclasses.replace(
-            manifest or Manifest(image.image_id), state=State.SKIPPED, reason=reason,
-            image_hash='', working_set=None, cache_image=None)))
-
-    def _retire(self, image_id: str) -> None:
-        """Stop serving a skipped image; its base stays while Nova has servers of the image."""
-        with self._lock:
-            manifest = self._store.load(image_id)
-            self._retiring.discard(image_id)
-            if manifest is not None and manifest.state is not State.SKIPPED:
-                return
-        try:
-            in_use = self._profile_boots.has_servers(image_id)
-        except Exception as error:
-            LOG.warning('image %s: Nova cannot be asked for its servers: %s', image_id, error)
-            in_use = True
-        try:
-            gone = self._exporter.retire(image_id, with_base=not in_use)
-        except exception.BootcacheError as error:
-            LOG.warning('image %s: cannot be retired yet: %s', image_id, error)
-            gone = False
-        self._tiers.forget(image_id)
-        with self._lock:
-            manifest = self._store.load(image_id)
-            if manifest is None or manifest.state is not State.SKIPPED:
-                return
-            if not gone:
-                self._retiring.add(image_id)
-            elif manifest.reason == _DELETED:
-                self._store.remove(image_id)
-            elif manifest.base_path:
-                self._store.save(self._stamped(dataclasses.replace(manifest, base_path='')))
+        self._store.put(dataclasses.replace(
+            manifest, state=State.SKIPPED, reason=reason, image_hash='', working_set=None,
+            cache_image=None))
 
     # The work on one image: its base in one executor's threads, the rest in the other's.
 
@@ -395,10 +329,11 @@ class Manager:
             job.check_cancelled()
             # What people changed meanwhile stays.
             current = self._store.load(manifest.image_id) or manifest
-            manifest = self._stamped(dataclasses.replace(
+            manifest = self._store.put(dataclasses.replace(
                 manifest, state=state, reason=reason, pinned=current.pinned, quota=current.quota,
-                boot_marker=current.boot_marker, settle=current.settle))
-            self._store.save(manifest)
+                boot_marker=current.boot_marker, settle=current.settle,
+                generation=current.generation, visibility=current.visibility,
+                warm_due=current.warm_due))
         self._images.show_state(manifest.image_id, state, reason)
         return manifest
 
@@ -414,8 +349,7 @@ class Manager:
             if image_id in self._jobs or not self._exporter.withdraw_cache(manifest):
                 return False
             state = State.SERVED if manifest.state is State.READY else manifest.state
-            self._store.save(self._stamped(dataclasses.replace(manifest, cache_image=None,
-                                                               state=state)))
+            self._store.put(dataclasses.replace(manifest, cache_image=None, state=state))
         self._tiers.forget(image_id)
         if state is State.SERVED:
             self._images.show_state(image_id, state, '')
@@ -435,38 +369,3 @@ class Manager:
                 # With the hash it is not tried again by itself for the same content.
                 manifest = dataclasses.replace(manifest, image_hash=image.image_hash)
             self._set(job, manifest, state, reason)
-
-    @staticmethod
-    def _stamped(manifest: Manifest) -> Manifest:
-        return dataclasses.replace(manifest,
-                                   updated_at=timeutils.utcnow(with_timezone=True).isoformat(
-                                       timespec='seconds'))
-
-    # What operators ask.
-
-    def describe(self, manifest: Manifest) -> dict[str, Any]:
-        """Return a manifest with the progress of what is in hand, as plain values."""
-        answer = manifest.to_json()
-        with self._lock:
-            job = self._jobs.get(manifest.image_id)
-        answer['progress'] = None if job is None else {
-            'host': job.host, 'recorded_bytes': job.recorded_bytes}
-        answer['in_hand'] = manifest.state in IN_HAND
-        answer['medium'] = self._tiers.medium(manifest.image_id).value \
-            if manifest.cache_image else None
-        return answer
-
-    def list_images(self) -> list[dict[str, Any]]:
-        """Return all images."""
-        return [self.describe(manifest) for manifest in self._store.manifests()]
-
-    def get_image(self, image_id: str) -> dict[str, Any] | None:
-        """Return an image, or None if it is not known."""
-        manifest = self._store.load(image_id)
-        return None if manifest is None else self.describe(manifest)
-
-    def get_working_set(self, image_id: str) -> dict[str, Any] | None:
-        """Return an image's working set document, or None."""
-        manifest = self._store.load(image_id)
-        working_set = manifest and self._store.load_working_set(manifest)
-        return working_set.to_json() if working_set else None

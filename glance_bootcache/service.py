@@ -10,12 +10,17 @@ from bootcache import rpcapi
 from glance_bootcache.boots import Boots
 from glance_bootcache.endpoints import Endpoints
 from glance_bootcache.exporter import Exporter
+from glance_bootcache.hosts import Hosts
 from glance_bootcache.images import Images
 from glance_bootcache.listener import ImageEvents, get_listener
 from glance_bootcache.manager import Manager
+from glance_bootcache.operators import Operators
+from glance_bootcache.precache import NovaPrecache
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 from glance_bootcache.store import ImageStore
 from glance_bootcache.tiers import StorageTiers
+from glance_bootcache.upkeep import Upkeep
+from glance_bootcache.warming import Warming
 
 LOG = logging.getLogger(__name__)
 
@@ -37,15 +42,21 @@ class StorageService(service.Service):  # type: ignore[misc]
         store = ImageStore(conf[bootcache_conf.GROUP].state_dir)
         exporter = Exporter(conf)
         tiers = StorageTiers(conf, store, exporter)
-        self._manager = Manager(conf, store, Images(conf), exporter, tiers, NovaProfileBoots(conf))
-        boots = Boots(conf, store, exporter, self._manager, tiers)
-        self._manager.start()
+        profile_boots = NovaProfileBoots(conf)
+        self._manager = manager = Manager(conf, store, Images(conf), exporter, tiers, profile_boots)
+        hosts = Hosts(store, tiers)
+        self._warming = Warming(conf, store, hosts, NovaPrecache(conf))
+        self._upkeep = Upkeep(conf, store, exporter, tiers, profile_boots, manager)
+        self._upkeep.start()
+        self._warming.start()
         self._listener = get_listener(
-            conf, ImageEvents(self._manager.consider, self._manager.forget))
+            conf, ImageEvents(manager.consider, manager.forget, manager.let_go))
         self._listener.start()
         self._server = messaging.get_rpc_server(
             rpcapi.get_transport(conf), rpcapi.target(server=conf.host),
-            [Endpoints(self._manager, boots, tiers)], executor='threading')
+            [Endpoints(manager, Boots(conf, store, exporter, manager, tiers), tiers, hosts,
+                       Operators(store, tiers, manager, hosts), self._warming)],
+            executor='threading')
         self._server.start()
         LOG.info('glance-bootcache serves')
 
@@ -53,5 +64,7 @@ class StorageService(service.Service):  # type: ignore[misc]
         """Stop taking work, give up what is in hand. The exporter goes on serving."""
         self._listener.stop()
         self._server.stop()
+        self._warming.stop()
+        self._upkeep.stop()
         self._manager.stop()
         super().stop(graceful)

@@ -1,11 +1,15 @@
 """The storage service's state on disk: one directory an image (doc/source/formats.rst)."""
 
 import contextlib
+import dataclasses
 import os
 import secrets
 import shutil
+import threading
+from collections.abc import Callable
 
 from oslo_log import log as logging
+from oslo_utils import timeutils
 
 from bootcache import exception, naming, savefile
 from bootcache.manifest import Manifest
@@ -26,15 +30,33 @@ def _named(manifest: Manifest) -> set[str]:
     return names
 
 
+def _file(path: str) -> tuple[int, ...] | None:
+    """Return what tells one manifest file from the one that replaces it; None if there is none.
+
+    Both are there when one replaces the other, so they are different inodes.
+    """
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_size
+
+
 class ImageStore:
     """The images' directories below ``state_dir``.
 
     :param state_dir: made if missing.
+    :ivar lock: guards each read-decide-write of a manifest, and what has to agree with it; held for
+        milliseconds, never over a copy, a boot or a call to another service.
     """
 
     def __init__(self, state_dir: str):
         self._images = os.path.join(state_dir, 'images')
         os.makedirs(self._images, mode=0o750, exist_ok=True)
+        self.lock = threading.RLock()
+        # What was read of each file, with which file that was: hosts' reports ask for hundreds of
+        # manifests each. No lock: each step is atomic, and what is read again does no harm.
+        self._read: dict[str, tuple[tuple[int, ...], Manifest | None]] = {}
 
     def directory(self, image_id: str) -> str:
         """Return an image's directory.
@@ -62,13 +84,26 @@ class ImageStore:
         A damaged one is logged and counts as none: everything in it can be made again.
         """
         path = self.path(image_id, _MANIFEST)
-        if not os.path.exists(path):
+        file = _file(path)
+        if file is None:
+            self._read.pop(path, None)
             return None
+        read = self._read.get(path)
+        if read is not None and read[0] == file:
+            return read[1]
+        manifest = None
         try:
-            return Manifest.load(path)
+            manifest = Manifest.load(path)
         except exception.InvalidManifest as error:
             LOG.warning('image %s: %s; it is built again', image_id, error)
-            return None
+        if _file(path) == file:
+            # Not replaced while it was read.
+            self._read[path] = file, manifest
+        return manifest
+
+    def is_damaged(self, image_id: str) -> bool:
+        """Tell whether an image has a manifest that cannot be used: nothing follows from it."""
+        return self.load(image_id) is None and os.path.exists(self.path(image_id, _MANIFEST))
 
     def save(self, manifest: Manifest) -> None:
         """Make a manifest the image's state, then remove the files that only the last one named.
@@ -83,6 +118,29 @@ class ImageStore:
         for name in _named(replaced) - _named(manifest) if replaced else ():
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self.path(manifest.image_id, name))
+
+    def put(self, manifest: Manifest) -> Manifest:
+        """Save a manifest with the time of now, and return it so.
+
+        :raises OSError: if it cannot be written.
+        """
+        stamped = dataclasses.replace(
+            manifest, updated_at=timeutils.utcnow(with_timezone=True).isoformat(timespec='seconds'))
+        self.save(stamped)
+        return stamped
+
+    def change(self, image_id: str, change: Callable[[Manifest], Manifest]) -> Manifest | None:
+        """Change an image's manifest, and return what it is then; None if there is none.
+
+        :param change: called under the lock; returns its argument to leave it as it is.
+        :raises OSError: if it cannot be written.
+        """
+        with self.lock:
+            manifest = self.load(image_id)
+            if manifest is None:
+                return None
+            changed = change(manifest)
+            return manifest if changed == manifest else self.put(changed)
 
     def sweep(self, manifest: Manifest) -> None:
         """Remove what a manifest does not name: left-overs of a crash. Nothing may be in hand."""

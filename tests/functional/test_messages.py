@@ -13,6 +13,7 @@ from glance_bootcache.listener import ImageEvents, get_listener
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 PATIENCE = 30
+HOLDINGS = {'images': {IMAGE: [1000.5, 'disk', 2, 7]}, 'quotas': {'disk': 100}}
 
 
 class Manager:
@@ -31,7 +32,12 @@ class Manager:
             return {'plan_boot': {'action': 'stock', 'reason': 'why not'}, 'forget': True,
                     'list_images': [{'image_id': IMAGE}], 'get_image': {'image_id': IMAGE},
                     'get_working_set': None, 'pin': True,
-                    'serve_stored': {'export': 'stored-x'}}.get(name)
+                    'serve_stored': {'export': 'stored-x'},
+                    'report': {'drop': [IMAGE], 'resend': False},
+                    'list_hosts': [{'host': 'one', 'seen': 1.5}],
+                    'image_hosts': {'storage': 'disk', 'hosts': []}, 'evict': ['one'],
+                    'warm': [{'aggregate': 'racks', 'done': False}],
+                    'progress': [{'aggregate': 'racks', 'done': True}]}.get(name)
         return method
 
 
@@ -59,7 +65,7 @@ def manager(conf):
     """A manager that is served."""
     manager = Manager()
     server = messaging.get_rpc_server(rpcapi.get_transport(conf), rpcapi.target(server='storage'),
-                                      [Endpoints(manager, manager, manager)], executor='threading')
+                                      [Endpoints(*[manager] * 6)], executor='threading')
     server.start()
     yield manager
     server.stop()
@@ -79,7 +85,19 @@ def manager(conf):
     ('report_boot', (IMAGE, 'sha512:ab', 'host', 65536, [[0, 65536, 0.5]], 'marker', 12.5),
      ('report_boot', (IMAGE, 'sha512:ab', 'host', 65536, [[0, 65536, 0.5]], 'marker', 12.5), {}),
      None),
-    ('report_use', ('host', {IMAGE: [1000.5, 'disk']}), ('note_use', (IMAGE, 1000.5), {}), None),
+    ('report_holdings', ('host', HOLDINGS), ('report', ('host', HOLDINGS), {}),
+     {'drop': [IMAGE], 'resend': False}),
+    ('report_holdings', ('host', None), ('report', ('host', None), {}),
+     {'drop': [IMAGE], 'resend': False}),
+    ('report_warm', (IMAGE, 'host', 'error', 'no room'),
+     ('report', (IMAGE, 'host', 'error', 'no room'), {}), None),
+    ('list_hosts', (), ('list_hosts', (), {}), [{'host': 'one', 'seen': 1.5}]),
+    ('image_hosts', (IMAGE,), ('image_hosts', (IMAGE,), {}), {'storage': 'disk', 'hosts': []}),
+    ('evict_image', (IMAGE, None), ('evict', (IMAGE, None), {}), ['one']),
+    ('evict_image', (IMAGE, ['one']), ('evict', (IMAGE, ['one']), {}), ['one']),
+    ('warm_image', (IMAGE, ['racks']), ('warm', (IMAGE, ['racks']), {}),
+     [{'aggregate': 'racks', 'done': False}]),
+    ('get_warming', (IMAGE,), ('progress', (IMAGE,), {}), [{'aggregate': 'racks', 'done': True}]),
     ('promote_image', (IMAGE,), ('promote', (IMAGE,), {}), None),
     ('pin_image', (IMAGE, True), ('pin', (IMAGE, True), {}), True),
     ('serve_stored', (IMAGE,), ('serve_stored', (IMAGE,), {}), {'export': 'stored-x'}),
@@ -98,6 +116,30 @@ def test_every_method_of_the_client_is_tried_above():
     tried = {entry[0] for mark in test_every_method_reaches_the_manager.pytestmark
              for entry in mark.args[1]}
     assert tried == {name for name in vars(rpcapi.StorageAPI) if not name.startswith('_')}
+
+
+def test_a_host_of_the_earlier_version_reports_its_uses(conf, manager):
+    client = messaging.get_rpc_client(rpcapi.get_transport(conf), rpcapi.target(),
+                                      version_cap='1.1')
+    client.prepare(version='1.1', timeout=PATIENCE).cast(
+        {}, 'report_use', host='host', images={IMAGE: [1000.5, 'disk']})
+    assert manager.calls.get(timeout=PATIENCE) == ('note_use', (IMAGE, 1000.5), {})
+
+
+def test_many_holdings_arrive_whole(conf, manager):
+    images = {f'{number:08x}-1f2b-4c3d-8e9f-0a1b2c3d4e5f': [1000.5, 'disk', 0, number]
+              for number in range(10_000)}
+    rpcapi.StorageAPI(conf).report_holdings('host', {'images': images, 'quotas': {}})
+    assert manager.calls.get(timeout=PATIENCE)[1][1]['images'] == images
+
+
+def test_what_operators_are_refused_is_said(conf, manager):
+    def refuse(*arguments):
+        raise exception.RequestRefused('it is pinned; unpin it first')
+
+    manager.evict = refuse
+    with pytest.raises(messaging.RemoteError, match='unpin it first'):
+        rpcapi.StorageAPI(conf).evict_image(IMAGE, None)
 
 
 def test_a_long_report_arrives_whole(conf, manager):
@@ -140,7 +182,7 @@ def test_a_service_of_an_older_version_is_not_asked_for_more(conf, manager):
 
 @pytest.fixture
 def events(conf):
-    """What Glance's notifications lead to: (consider or forget, image id)."""
+    """What Glance's notifications lead to: (consider, forget or let_go, image id)."""
     conf.set_override('notification_topic', 'images_of_a_test', bootcache_conf.GROUP)
     events = queue.Queue()
 
@@ -150,7 +192,8 @@ def events(conf):
         events.put(('consider', image_id))
 
     listener = get_listener(conf, ImageEvents(
-        consider, lambda image_id: events.put(('forget', image_id))))
+        consider, lambda image_id: events.put(('forget', image_id)),
+        lambda image_id: events.put(('let_go', image_id))))
     listener.start()
     yield events
     listener.stop()
@@ -171,13 +214,14 @@ def test_notifications_lead_to_events(glance, events):
     glance.info({}, 'image.activate', {'id': '1'})
     glance.info({}, 'image.update', {'id': '2'})
     glance.info({}, 'image.delete', {'id': '3'})
-    got = sorted(events.get(timeout=PATIENCE) for _ in range(3))
-    assert got == [('consider', '1'), ('consider', '2'), ('forget', '3')]
+    glance.info({}, 'image.member.delete', {'image_id': '4', 'member_id': 'project'})
+    got = sorted(events.get(timeout=PATIENCE) for _ in range(4))
+    assert got == [('consider', '1'), ('consider', '2'), ('forget', '3'), ('let_go', '4')]
 
 
 def test_what_does_not_concern_us_is_passed_over(glance, events):
     for event in ('image.create', 'image.upload', 'image.send', 'image.prepare', 'image.activated',
-                  'compute.image.activate'):
+                  'compute.image.activate', 'image.member.create', 'image.member.update'):
         glance.info({}, event, {'id': 'other'})
     for payload in ({}, {'id': None}, {'id': 5}, [], 'text', None, {'id': 'faulty'}):
         glance.info({}, 'image.activate', payload)

@@ -10,9 +10,14 @@ from bootcache import cacheimage, exception, savefile, workingset
 from bootcache.cacheimage import CacheImage
 from glance_bootcache import inspection
 from glance_bootcache.boots import Boots
+from glance_bootcache.endpoints import Endpoints
+from glance_bootcache.hosts import Hosts
 from glance_bootcache.inspection import Inspected
 from glance_bootcache.manager import Manager
+from glance_bootcache.operators import Operators
 from glance_bootcache.store import ImageStore
+from glance_bootcache.upkeep import Upkeep
+from glance_bootcache.warming import Warming
 
 
 @pytest.fixture
@@ -46,7 +51,7 @@ def house(storage_conf, no_qemu):
         house = types.SimpleNamespace(
             images=fakes_manager.FakeImages(), exporter=fakes_manager.FakeExporter(),
             boots=fakes_manager.FakeBoots(), tiers=fakes_manager.FakeTiers(), qemu=no_qemu,
-            conf=storage_conf,
+            conf=storage_conf, nova=fakes_manager.FakePrecache(), seconds=fakes_manager.Clock(),
             store=ImageStore(storage_conf.bootcache.state_dir))
 
         def restart():
@@ -54,6 +59,14 @@ def house(storage_conf, no_qemu):
                                     house.tiers, house.boots)
             house.hosts = Boots(storage_conf, house.store, house.exporter, house.manager,
                                 house.tiers)
+            house.upkeep = Upkeep(storage_conf, house.store, house.exporter, house.tiers,
+                                  house.boots, house.manager)
+            house.table = Hosts(house.store, house.tiers, house.seconds)
+            house.operators = Operators(house.store, house.tiers, house.manager, house.table)
+            house.warming = Warming(storage_conf, house.store, house.table, house.nova,
+                                    house.seconds)
+            house.endpoints = Endpoints(house.manager, house.hosts, house.tiers, house.table,
+                                        house.operators, house.warming)
             stack.callback(give_up, house.manager)
             return house.manager
 
@@ -72,6 +85,6 @@ def house(storage_conf, no_qemu):
 
         house.restart = restart
         house.settle = lambda: fakes_manager.until(idle, 'the end of all jobs')
-        house.state = lambda image: (house.manager.get_image(image) or {}).get('state')
+        house.state = lambda image: (house.operators.get_image(image) or {}).get('state')
         restart()
         yield house

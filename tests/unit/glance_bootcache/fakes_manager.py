@@ -12,6 +12,7 @@ from bootcache import exception
 from bootcache.tier import Medium, Room
 from bootcache.workingset import WorkingSet
 from glance_bootcache.decisions import ImageFacts
+from glance_bootcache.precache import Aggregate
 from glance_bootcache.profileboot.throughnova import Result
 
 SIZE = 1 << 20
@@ -35,12 +36,13 @@ class FakeImages:
         self.on_show = lambda image_id, state: None
         self.away = False
 
-    def put(self, image_id, content=b'\0' * SIZE, status='active', **properties):
+    def put(self, image_id, content=b'\0' * SIZE, status='active', visibility='shared',
+            **properties):
         """Register or change an image."""
         digest = hashlib.sha512(content).hexdigest()
         self.images[image_id] = content, ImageFacts(
             image_id, status, 'raw', 'bare', len(content), f'sha512:{digest}', 0, 0,
-            {f'bootcache_{key}': value for key, value in properties.items()})
+            {f'bootcache_{key}': value for key, value in properties.items()}, visibility)
 
     def get(self, image_id):
         """As Images.get."""
@@ -82,7 +84,9 @@ class FakeExporter:
         self.serving[manifest.image_id] = manifest.base_path, cache_path
 
     def retire(self, image_id, with_base):
-        """As Exporter.retire."""
+        """As Exporter.retire: the cache image goes at once."""
+        if image_id in self.serving:
+            self.serving[image_id] = self.serving[image_id][0], None
         if image_id in self.readers or not with_base:
             return False
         self.serving.pop(image_id, None)
@@ -110,6 +114,7 @@ class FakeTiers:
     def __init__(self):
         self.noted = []
         self.promoted = []
+        self.demoted = []
         self.forgotten = []
         self.evict = []
         self.fits = True
@@ -154,6 +159,46 @@ class FakeTiers:
     def promote(self, manifest):
         """As StorageTiers.promote."""
         self.promoted.append(manifest.image_id)
+
+
+    def demote(self, image_id):
+        """As StorageTiers.demote."""
+        self.demoted.append(image_id)
+
+
+class Clock:
+    """Monotonic seconds that pass when the test says so."""
+
+    def __init__(self):
+        self.now = 5000.0
+
+    def __call__(self):
+        return self.now
+
+
+class FakePrecache:
+    """Nova's aggregates, and what it was asked to warm."""
+
+    def __init__(self):
+        self.hosts = {'racks': ('one', 'two')}
+        self.asked = []
+        self.fails = None
+        self.ask_fails = None
+        self.on_ask = lambda image_id: None
+
+    def aggregates(self):
+        """As NovaPrecache.aggregates."""
+        if self.fails:
+            raise self.fails
+        return {name: Aggregate(number, hosts)
+                for number, (name, hosts) in enumerate(self.hosts.items())}
+
+    def ask(self, aggregate, image_id):
+        """As NovaPrecache.ask."""
+        if self.ask_fails:
+            raise self.ask_fails
+        self.asked.append((aggregate.hosts, image_id))
+        self.on_ask(image_id)
 
 
 class FakeBoots:

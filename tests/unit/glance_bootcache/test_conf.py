@@ -5,6 +5,7 @@ import pytest
 from bootcache import conf as bootcache_conf
 from bootcache import exception
 from glance_bootcache import conf as glance_conf
+from glance_bootcache import warmconf
 
 
 def test_the_defaults_are_right(storage_conf):
@@ -51,3 +52,29 @@ def test_every_option_has_help_and_comes_once():
                     *bootcache_conf.list_opts()):
         for option in options[1]:
             assert option.help and option.help.strip(), option.name
+
+
+@pytest.mark.parametrize('text, names', [
+    ('', []), ('none', []), ('racks', ['racks']), ('racks, edge,racks', ['racks', 'edge']),
+    ('nonesuch', ['nonesuch'])])
+def test_aggregates_that_are_warmed_at_registration(storage_conf, tmp_path, text, names):
+    (tmp_path / 'bootcache.conf').write_text(f'[bootcache]\nwarm_on_register = {text}\n')
+    storage_conf([], project='bootcache', default_config_files=[str(tmp_path / 'bootcache.conf')])
+    assert warmconf.aggregates(storage_conf) == names
+    glance_conf.check(storage_conf)
+
+
+@pytest.mark.parametrize('names', [['none', 'racks'], ['racks', 'none'], ['racks', ''],
+                                   ['x' * 256]])
+def test_aggregates_that_cannot_be(storage_conf, names):
+    storage_conf.set_override('warm_on_register', names, bootcache_conf.GROUP)
+    with pytest.raises(ValueError, match=r'\[bootcache\]warm_on_register'):
+        glance_conf.check(storage_conf)
+
+
+@pytest.mark.parametrize('name, value', [
+    ('warm_concurrency', 0), ('warm_concurrency', 65), ('warm_timeout', 0), ('warm_attempts', 0),
+    ('warm_attempts', 101)])
+def test_bounds_of_warming(storage_conf, name, value):
+    with pytest.raises(ValueError, match='Should be'):
+        storage_conf.set_override(name, value, bootcache_conf.GROUP)

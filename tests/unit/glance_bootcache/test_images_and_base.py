@@ -121,3 +121,9 @@ def test_without_a_hash_nothing_is_trusted(place, image_hash):
     (glance / IMAGE).write_bytes(CONTENT)
     with pytest.raises(exception.ImageRefused, match='os_hash_value'):
         base.obtain(image(image_hash), store, Glance([CONTENT]), [str(glance)], threading.Event())
+
+
+@pytest.mark.parametrize('visibility', ['public', 'community', 'shared', 'private'])
+def test_facts_say_who_may_see_an_image(visibility):
+    seen = facts({'id': IMAGE, 'status': 'active', 'visibility': visibility})
+    assert seen.visibility == visibility and seen.properties == {}

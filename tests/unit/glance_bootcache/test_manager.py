@@ -36,11 +36,11 @@ def recording(house, image=IMAGE):
 def test_a_registered_image_becomes_ready(house):
     ready(house)
     assert house.images.states(IMAGE) == ['pending', 'recording', 'building', 'building', 'ready']
-    document = house.manager.get_image(IMAGE)
+    document = house.operators.get_image(IMAGE)
     assert document['in_hand'] is False and document['progress'] is None
     assert document['working_set']['bytes'] == 8192 and document['cache_image']['bytes'] == 11
-    assert [extent[0] for extent in house.manager.get_working_set(IMAGE)['extents']] == [65536, 0]
-    assert house.manager.list_images() == [document]
+    assert [extent[0] for extent in house.operators.get_working_set(IMAGE)['extents']] == [65536, 0]
+    assert house.operators.list_images() == [document]
     base, cache = house.exporter.serving[IMAGE]
     assert os.path.exists(base) and cache.endswith(document['cache_image']['file'])
     assert sorted(os.listdir(house.store.directory(IMAGE))) == sorted(
@@ -114,7 +114,7 @@ def test_deleted_while_a_server_reads_from_its_base(house):
     assert os.path.exists(base) and house.state(IMAGE) == 'skipped'
     assert house.hosts.plan_boot(IMAGE, 'host', 'server', None)['action'] == 'stock'
     house.exporter.readers.clear()
-    house.manager._retry_retiring()
+    house.manager.retiring.retry()
     assert house.state(IMAGE) is None and not os.path.exists(base)
 
 
@@ -230,7 +230,7 @@ def test_held_until_an_operator_wants_it_again(house):
     assert house.state(IMAGE) == 'skipped' and house.store.load(IMAGE).held
     assert 'image build' in house.images.shown[-1][2] and len(house.boots.jobs) == 1
     house.restart()
-    house.manager._recover()
+    house.upkeep.recover()
     house.settle()
     assert house.state(IMAGE) == 'skipped'
     house.manager.consider(IMAGE, forced=True)
@@ -268,7 +268,7 @@ def test_a_deleted_images_base_stays_while_nova_has_servers_of_it(house, away):
     house.manager.forget(IMAGE)
     assert house.state(IMAGE) is State.SKIPPED and os.path.exists(base)
     house.boots.servers, house.boots.away = set(), False
-    house.manager._retry_retiring()
+    house.manager.retiring.retry()
     assert house.state(IMAGE) is None and not os.path.exists(base)
 
 
@@ -279,13 +279,13 @@ def test_an_image_that_is_opted_in_again_is_not_retired_any_more(house):
     house.boots.servers = {IMAGE}
     house.images.put(IMAGE, mode='off')
     house.manager.consider(IMAGE)
-    assert house.manager._retiring == {IMAGE}
+    assert house.manager.retiring.waiting == {IMAGE}
     house.images.put(IMAGE)
     house.manager.consider(IMAGE)
     until(lambda: house.state(IMAGE) is State.READY)
     house.boots.servers = set()
-    house.manager._retry_retiring()
-    assert IMAGE in house.exporter.serving and not house.manager._retiring
+    house.manager.retiring.retry()
+    assert IMAGE in house.exporter.serving and not house.manager.retiring.waiting
 
 
 @pytest.mark.parametrize('image', ['', '../x', 'x'])
@@ -300,8 +300,8 @@ def test_a_restart_in_the_midst_starts_again(house, state):
     house.images.put(IMAGE)
     house.store.save(Manifest(IMAGE, state))
     house.restart()
-    house.manager._recover()
-    assert house.manager._recovered
+    house.upkeep.recover()
+    assert house.upkeep.recovered
     house.settle()
     assert house.state(IMAGE) == 'ready'
     assert house.boots.leftovers_removed == 1 and len(house.boots.jobs) == 1
@@ -313,14 +313,14 @@ def test_stopping_keeps_the_image_for_the_next_start(house):
     assert job.cancelled.is_set() and house.store.load(IMAGE).state is State.RECORDING
     house.boots.gate.set()
     house.restart()
-    house.manager._recover()
+    house.upkeep.recover()
     house.settle()
     assert house.state(IMAGE) == 'ready'
 
 
 def test_the_older_cache_image_serves_while_and_after_a_new_recording_fails(house):
     ready(house)
-    older = house.manager.get_image(IMAGE)['cache_image']
+    older = house.operators.get_image(IMAGE)['cache_image']
     house.boots.gate.clear()
     house.manager.consider(IMAGE, forced=True)
     until(lambda: len(house.boots.jobs) == 2, 'the second profile boot')
@@ -329,7 +329,7 @@ def test_the_older_cache_image_serves_while_and_after_a_new_recording_fails(hous
     house.boots.fails = failed('no flavor')
     house.boots.gate.set()
     house.settle()
-    document = house.manager.get_image(IMAGE)
+    document = house.operators.get_image(IMAGE)
     assert document['state'] == 'ready' and 'no flavor' in document['reason']
     assert document['cache_image'] == older
     assert house.hosts.plan_boot(IMAGE, 'host', 'server', None)['cache_image'] == older

@@ -8,7 +8,6 @@ from fakes_manager import SIZE, until
 from bootcache import exception
 from bootcache.manifest import State
 from bootcache.workingset import WorkingSet
-from glance_bootcache.endpoints import Endpoints
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 
@@ -61,7 +60,7 @@ def test_an_image_in_hand_boots_cold(house, job):
     # What the server read is not looked at: the profile boot will tell.
     house.hosts.report_boot(IMAGE, house.store.load(IMAGE).image_hash, 'host', 65536, [[0, 65536]],
                             'marker', 1.0)
-    assert house.manager.get_working_set(IMAGE) is None
+    assert house.operators.get_working_set(IMAGE) is None
 
 
 def test_an_image_that_waits_for_its_profile_boot_boots_cold(house, job):
@@ -123,7 +122,8 @@ def test_boots_refine_the_working_set_until_they_bring_nothing_new(house):
     report(house, [[0, 65536], [131072, 65536]])
     manifest = house.store.load(IMAGE)
     assert manifest.working_set.version == 2 and len(house.qemu.builds) == 2
-    assert [extent[0] for extent in house.manager.get_working_set(IMAGE)['extents']] == [0, 131072]
+    document = house.operators.get_working_set(IMAGE)
+    assert [extent[0] for extent in document['extents']] == [0, 131072]
     for _boot in range(3):
         assert plan(house)['watch']
         report(house, [[131072, 65536]])
@@ -179,7 +179,7 @@ def test_what_is_being_fetched_is_not_evicted(house):
     report(house, [[0, 65536]])
     house.exporter.fetching.add(IMAGE)
     house.tiers.evict = [IMAGE]
-    house.manager._image_work.keep_quota()
+    house.manager.keep_quota()
     assert house.store.load(IMAGE).cache_image is not None
 
 
@@ -189,7 +189,7 @@ def test_without_room_on_storage_disk_nothing_is_built(house):
     house.manager.consider(IMAGE)
     house.settle()
     assert house.state(IMAGE) == 'failed'
-    assert 'storage_disk_quota' in house.manager.get_image(IMAGE)['reason']
+    assert 'storage_disk_quota' in house.operators.get_image(IMAGE)['reason']
     # Servers boot cold.
     assert plan(house)['action'] == 'cold'
 
@@ -219,7 +219,7 @@ def test_a_ready_image_is_served(house, job):
     house.exporter.serving.clear()
     answer = house.hosts.plan_boot(IMAGE, 'host', 'server', None)
     assert answer['action'] == 'cache' and answer['virtual_bytes'] == SIZE
-    assert answer['cache_image'] == house.manager.get_image(IMAGE)['cache_image']
+    assert answer['cache_image'] == house.operators.get_image(IMAGE)['cache_image']
     # An exporter that was restarted, and so was empty, serves it again.
     assert IMAGE in house.exporter.serving
 
@@ -227,7 +227,7 @@ def test_a_ready_image_is_served(house, job):
 def test_a_failed_profile_boot_leaves_it_to_servers(house, job):
     house.boots.fails = exception.ProfileBootFailed('no flavor')
     finish(house)
-    assert house.manager.get_image(IMAGE)['reason'] == 'no flavor'
+    assert house.operators.get_image(IMAGE)['reason'] == 'no flavor'
     # Its base is there: a server boots cold, and is recorded in the profile boot's place.
     assert plan(house)['action'] == 'cold'
     report(house, [[0, 65536]])
@@ -238,7 +238,7 @@ def test_the_profile_boot_itself_records(house, job):
     answer = house.hosts.plan_boot(IMAGE, 'host', 'server', job.token)
     assert answer['action'] == 'record' and answer['server'] == ['storage', 1]
     assert job.host == 'host'
-    assert house.manager.get_image(IMAGE)['progress'] == {'host': 'host', 'recorded_bytes': 0}
+    assert house.operators.get_image(IMAGE)['progress'] == {'host': 'host', 'recorded_bytes': 0}
 
 
 @pytest.mark.parametrize('token', ['', 'x', 'f' * 32])
@@ -253,15 +253,15 @@ def test_a_wrong_token_records_nothing(house, job, token):
 
 def test_a_token_is_over_with_its_job(house, job):
     finish(house)
-    before = house.manager.get_working_set(IMAGE)
+    before = house.operators.get_working_set(IMAGE)
     assert house.hosts.plan_boot(IMAGE, 'host', 'server', job.token)['action'] == 'stock'
     house.hosts.report_working_set(IMAGE, job.token, 4096, [[8192, 4096]])
-    assert house.manager.get_working_set(IMAGE) == before
+    assert house.operators.get_working_set(IMAGE) == before
 
 
 def test_progress_is_shown(house, job):
     house.hosts.recording_progress(IMAGE, job.token, 12345, 1.5)
-    document = house.manager.get_image(IMAGE)
+    document = house.operators.get_image(IMAGE)
     assert document['in_hand'] is True and document['progress']['recorded_bytes'] == 12345
     assert job.idle_seconds == 1.5
 
@@ -279,14 +279,14 @@ def test_a_report_is_what_is_built(house, job):
     house.hosts.report_working_set(IMAGE, job.token, 4096, [[8192, 100, 0.0], [0, 1, 0.1]])
     assert job.changed.is_set()
     finish(house)
-    document = house.manager.get_working_set(IMAGE)
+    document = house.operators.get_working_set(IMAGE)
     assert document['extents'] == [[8192, 4096, 0.0], [0, 4096, 0.1]]
     (built, _quota), = house.qemu.builds
     assert built == list(WorkingSet.from_json(document).extents)
 
 
 def test_endpoints_hand_on(house, job):
-    endpoints = Endpoints(house.manager, house.hosts, house.tiers)
+    endpoints = house.endpoints
     upper = IMAGE.upper()
     assert endpoints.plan_boot({}, upper, 'host', 'server', job.token)['action'] == 'record'
     endpoints.recording_progress({}, IMAGE, job.token, 5, 0.5)
@@ -318,5 +318,5 @@ def test_endpoints_hand_on(house, job):
     ('report_working_set', ('token', 4096, []))])
 def test_endpoints_take_only_image_ids(house, method, arguments):
     with pytest.raises(ValueError):
-        getattr(Endpoints(house.manager, house.hosts, house.tiers), method)({}, '../../etc',
+        getattr(house.endpoints, method)({}, '../../etc',
                                                                             *arguments)

@@ -7,7 +7,6 @@ working set is built here and fetched by every host, so none comes of a report t
 import pytest
 
 from glance_bootcache import boots
-from glance_bootcache.endpoints import Endpoints
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '8a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -44,7 +43,7 @@ def ask(house, host='host', image=IMAGE, server='server'):
 
 def report(house, extents, host='host', image=IMAGE):
     """A host reports; the version of the image's working set afterwards."""
-    Endpoints(house.manager, house.hosts, house.tiers).report_boot(
+    house.endpoints.report_boot(
         {}, image, house.store.load(image).image_hash, host, 65536, extents, 'marker', 1.0)
     house.settle()
     working_set = house.store.load(image).working_set

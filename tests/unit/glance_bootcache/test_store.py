@@ -156,3 +156,48 @@ def test_names_are_new_each_time(store):
     made = {store.new_name('cache', '.qcow2') for _ in range(200)}
     assert len(made) == 200
     assert all(name.startswith('cache-') and name.endswith('.qcow2') for name in made)
+
+
+# What is read is remembered, and never of an earlier file.
+
+def test_each_save_is_read(store):
+    for generation in range(50):
+        store.save(Manifest(IMAGE, generation=generation))
+        assert store.load(IMAGE).generation == generation
+        assert ImageStore(os.path.dirname(os.path.dirname(store.directory(IMAGE)))).load(
+            IMAGE).generation == generation
+
+
+def test_what_another_wrote_is_read(store):
+    """A manifest of the same size, put into place by rename within the same moment."""
+    store.save(Manifest(IMAGE, generation=1))
+    assert store.load(IMAGE).generation == 1
+    before = os.stat(store.path(IMAGE, 'manifest.json'))
+    Manifest(IMAGE, generation=2).save(store.path(IMAGE, 'manifest.json'))
+    os.utime(store.path(IMAGE, 'manifest.json'), ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert store.load(IMAGE).generation == 2
+
+
+def test_a_removed_manifest_is_not_remembered(store):
+    store.save(Manifest(IMAGE))
+    assert store.load(IMAGE) is not None
+    store.remove(IMAGE)
+    assert store.load(IMAGE) is None and store.is_damaged(IMAGE) is False
+
+
+def test_damage_is_told_from_absence(store):
+    store.save(Manifest(IMAGE))
+    assert store.is_damaged(IMAGE) is False
+    with open(store.path(IMAGE, 'manifest.json'), 'w') as stream:
+        stream.write('{')
+    assert store.load(IMAGE) is None and store.is_damaged(IMAGE) is True
+    store.save(Manifest(IMAGE))
+    assert store.load(IMAGE) is not None and store.is_damaged(IMAGE) is False
+
+
+def test_changes(store):
+    assert store.change(IMAGE, lambda manifest: pytest.fail('there is none')) is None
+    store.save(Manifest(IMAGE, updated_at='then'))
+    assert store.change(IMAGE, lambda manifest: manifest).updated_at == 'then'
+    changed = store.change(IMAGE, lambda manifest: dataclasses.replace(manifest, pinned=True))
+    assert changed.pinned and changed.updated_at != 'then' and store.load(IMAGE) == changed

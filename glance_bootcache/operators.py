@@ -1,0 +1,111 @@
+"""What operators ask of the storage service: to see images and hosts, to pin, and to evict."""
+
+import dataclasses
+from typing import Any
+
+from oslo_log import log as logging
+
+from bootcache import exception
+from bootcache.manifest import IN_HAND, Manifest
+from bootcache.tier import Medium
+from glance_bootcache.hosts import Hosts
+from glance_bootcache.manager import Manager
+from glance_bootcache.store import ImageStore
+from glance_bootcache.tiers import StorageTiers
+
+LOG = logging.getLogger(__name__)
+
+
+class Operators:
+    """Answers the command ``bootcache``; bootcache/rpcapi.py has the meaning of the answers.
+
+    :param manager: does what takes more than a change of a manifest.
+    :param hosts: what compute hosts hold.
+    """
+
+    def __init__(self, store: ImageStore, tiers: StorageTiers, manager: Manager, hosts: Hosts):
+        self._store = store
+        self._tiers = tiers
+        self._manager = manager
+        self._hosts = hosts
+
+    # Images.
+
+    def _describe(self, manifest: Manifest) -> dict[str, Any]:
+        """Return a manifest with the progress of what is in hand, as plain values."""
+        job = self._manager.job(manifest.image_id)
+        return {**manifest.to_json(),
+                'progress': None if job is None else {'host': job.host,
+                                                      'recorded_bytes': job.recorded_bytes},
+                'in_hand': manifest.state in IN_HAND, 'medium': self._medium(manifest)}
+
+    def _medium(self, manifest: Manifest) -> str | None:
+        return self._tiers.medium(manifest.image_id).value if manifest.cache_image else None
+
+    def list_images(self) -> list[dict[str, Any]]:
+        """Return all images."""
+        return [self._describe(manifest) for manifest in self._store.manifests()]
+
+    def get_image(self, image_id: str) -> dict[str, Any] | None:
+        """Return an image, or None if it is not known."""
+        manifest = self._store.load(image_id)
+        return None if manifest is None else self._describe(manifest)
+
+    def get_working_set(self, image_id: str) -> dict[str, Any] | None:
+        """Return an image's working set document, or None."""
+        manifest = self._store.load(image_id)
+        working_set = manifest and self._store.load_working_set(manifest)
+        return working_set.to_json() if working_set else None
+
+    def pin(self, image_id: str, pinned: bool) -> bool:
+        """Keep an image's cache image in every tier, or no longer.
+
+        :returns: False if the image is not known.
+        """
+        manifest = self._store.change(
+            image_id, lambda known: dataclasses.replace(known, pinned=pinned))
+        if manifest is None:
+            return False
+        if self._tiers.medium(image_id) is Medium.MEMORY:
+            # It is there already, and is to stay there.
+            self._tiers.promote(manifest)
+        return True
+
+    # Hosts.
+
+    def list_hosts(self) -> list[dict[str, Any]]:
+        """Return the hosts that have reported within a day."""
+        return self._hosts.describe()
+
+    def image_hosts(self, image_id: str) -> dict[str, Any] | None:
+        """Return where an image's cache image is.
+
+        :returns: None if the image is not known, and no host holds it.
+        """
+        manifest, hosts = self._store.load(image_id), self._hosts.holders(image_id)
+        if manifest is None and not hosts:
+            return None
+        return {'storage': manifest and self._medium(manifest), 'hosts': hosts}
+
+    def evict(self, image_id: str, hosts: list[str] | None) -> list[str]:
+        """Have hosts let go of an image's cache image as soon as no server of theirs needs it.
+
+        :param hosts: None for all of them, and the storage node's memory tier.
+        :returns: names of the hosts that hold it.
+        :raises RequestRefused: if the image or a host is not known, or the image is pinned.
+        :raises StorageDaemonError: if it cannot leave the memory tier; hosts are told all the same.
+        """
+        manifest = self._store.load(image_id)
+        if manifest is None:
+            raise exception.RequestRefused(
+                f'image {image_id} is not known to the storage service; "bootcache image list"'
+                ' shows those that are')
+        if manifest.pinned:
+            raise exception.RequestRefused(
+                f'image {image_id} is pinned; "bootcache unpin {image_id}" first')
+        if hosts is not None:
+            return self._hosts.order_eviction(image_id, hosts)
+        self._manager.let_go(image_id)
+        LOG.info('image %s: all hosts let go of its cache image, as an operator says', image_id)
+        self._tiers.demote(image_id)
+        return [entry['host'] for entry in self._hosts.holders(image_id)]

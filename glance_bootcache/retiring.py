@@ -1,0 +1,85 @@
+"""Images that are skipped: no longer given out at once, and forgotten when no server needs them."""
+
+import dataclasses
+
+from oslo_log import log as logging
+
+from bootcache import exception
+from bootcache.manifest import State
+from glance_bootcache.exporter import Exporter
+from glance_bootcache.profileboot.throughnova import NovaProfileBoots
+from glance_bootcache.store import ImageStore
+from glance_bootcache.tiers import StorageTiers
+
+LOG = logging.getLogger(__name__)
+
+DELETED = 'the image was deleted in Glance'
+HELD = 'deleted with "bootcache image delete"; "bootcache image build" makes it again'
+
+
+class Retiring:
+    """Stops serving images whose manifest says that they are skipped.
+
+    :param store: its lock guards what is waiting, too.
+    """
+
+    def __init__(self, store: ImageStore, exporter: Exporter, tiers: StorageTiers,
+                 profile_boots: NovaProfileBoots):
+        self._store = store
+        self._exporter = exporter
+        self._tiers = tiers
+        self._profile_boots = profile_boots
+        # Images whose base is still read, or could not be given up. Guarded by the store's lock.
+        self.waiting: set[str] = set()
+
+    def later(self, image_id: str) -> None:
+        """Look at a skipped image with the next ``retry``."""
+        with self._store.lock:
+            self.waiting.add(image_id)
+
+    def retry(self) -> None:
+        """Go on with the images whose base was in use."""
+        with self._store.lock:
+            waiting = list(self.waiting)
+        for image_id in waiting:
+            self.retire(image_id)
+
+    def retire(self, image_id: str) -> None:
+        """Stop serving a skipped image; its base stays while Nova has servers of the image."""
+        with self._store.lock:
+            manifest = self._store.load(image_id)
+            self.waiting.discard(image_id)
+            if manifest is not None and manifest.state is not State.SKIPPED:
+                return
+        gone = self._withdraw(image_id)
+        self._tiers.forget(image_id)
+        with self._store.lock:
+            manifest = self._store.load(image_id)
+            if manifest is None or manifest.state is not State.SKIPPED:
+                return
+            if not gone:
+                self.waiting.add(image_id)
+            elif manifest.reason == DELETED:
+                self._store.remove(image_id)
+            elif manifest.base_path:
+                self._store.put(dataclasses.replace(manifest, base_path=''))
+
+    def _withdraw(self, image_id: str) -> bool:
+        """Serve the cache image no more, and the base if no server needs it.
+
+        :returns: True if nothing of the image is served any more.
+        """
+        try:
+            # Before Nova is asked, which may take its time.
+            self._exporter.retire(image_id, with_base=False)
+            return self._exporter.retire(image_id, with_base=not self._has_servers(image_id))
+        except exception.BootcacheError as error:
+            LOG.warning('image %s: cannot be retired yet: %s', image_id, error)
+            return False
+
+    def _has_servers(self, image_id: str) -> bool:
+        try:
+            return self._profile_boots.has_servers(image_id)
+        except Exception as error:
+            LOG.warning('image %s: Nova cannot be asked for its servers: %s', image_id, error)
+            return True

@@ -1,0 +1,109 @@
+"""What the storage service does by itself, now and then: recovery, retries, serving, quotas."""
+
+import threading
+
+from oslo_config import cfg
+from oslo_log import log as logging
+
+from bootcache import conf as bootcache_conf
+from bootcache import exception
+from bootcache.manifest import IN_HAND, State
+from glance_bootcache.exporter import Exporter
+from glance_bootcache.manager import Manager
+from glance_bootcache.profileboot.throughnova import NovaProfileBoots
+from glance_bootcache.store import ImageStore
+from glance_bootcache.tiers import StorageTiers
+
+LOG = logging.getLogger(__name__)
+
+
+class Upkeep:
+    """Starts what serves, and looks after it every ``[bootcache]poll_interval`` seconds.
+
+    :param conf: configuration of the storage service.
+    """
+
+    def __init__(self, conf: cfg.ConfigOpts, store: ImageStore, exporter: Exporter,
+                 tiers: StorageTiers, profile_boots: NovaProfileBoots, manager: Manager):
+        self._conf = conf[bootcache_conf.GROUP]
+        self._store = store
+        self._exporter = exporter
+        self._tiers = tiers
+        self._profile_boots = profile_boots
+        self._manager = manager
+        self.recovered = False
+        self._stopping = threading.Event()
+
+    def start(self) -> None:
+        """Start the exporter, end what an earlier process left, and go on with its work."""
+        self._exporter.start()
+        self.serve_all()
+        self._tiers.start(self._store.manifests())
+        threading.Thread(target=self._run, name='bootcache-housekeeping', daemon=True).start()
+
+    def stop(self) -> None:
+        """Begin nothing more."""
+        self._stopping.set()
+
+    def _run(self) -> None:
+        steps = [self.recover, self.keep_serving, self._manager.retiring.retry, self.go_on,
+                 self._tiers.save_usage, self._manager.keep_quota]
+        while not self._stopping.is_set():
+            for step in steps:
+                try:
+                    step()
+                except Exception as error:
+                    LOG.warning('%s: it is tried again in %d s', error, self._conf.poll_interval)
+                    break
+            self._stopping.wait(self._conf.poll_interval)
+
+    def recover(self) -> None:
+        """End what an earlier process left, before anything is begun; once.
+
+        All images are looked at: they may have changed while nobody listened.
+
+        :raises Exception: keystoneauth's, glanceclient's or novaclient's, if one cannot be asked.
+        """
+        if self.recovered:
+            return
+        self._profile_boots.remove_leftovers(self._manager.tokens())
+        for manifest in self._store.manifests():
+            with self._store.lock:
+                current = self._store.load(manifest.image_id)
+                if current is not None and self._manager.job(manifest.image_id) is None:
+                    self._store.sweep(current)
+            self._manager.consider(manifest.image_id)
+        self.recovered = True
+
+    def keep_serving(self) -> None:
+        """Start the exporter if it has ended, and serve what it served.
+
+        :raises StorageDaemonError: if it does not come up.
+        """
+        if self._exporter.start():
+            self.serve_all()
+
+    def serve_all(self) -> None:
+        """Serve every base again: servers may run from any, and the exporter may be a new one."""
+        for manifest in self._store.manifests():
+            if not manifest.base_path or not manifest.virtual_bytes:
+                continue
+            try:
+                self._exporter.ensure(manifest, self._store.cache_path(manifest))
+            except exception.BootcacheError as error:
+                LOG.warning('image %s: its base cannot be served: %s', manifest.image_id, error)
+            if manifest.state is State.SKIPPED:
+                self._manager.retiring.later(manifest.image_id)
+
+    def go_on(self) -> None:
+        """Take up images that wait: announced but not active yet, or left by an earlier process.
+
+        First of all those that changed while Glance did not answer: they may be withdrawn.
+
+        :raises Exception: keystoneauth's or glanceclient's, if Glance cannot be asked.
+        """
+        for image_id in self._manager.unseen():
+            self._manager.consider(image_id)
+        for manifest in self._store.manifests():
+            if manifest.state in IN_HAND and self._manager.job(manifest.image_id) is None:
+                self._manager.consider(manifest.image_id)

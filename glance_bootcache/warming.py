@@ -1,0 +1,252 @@
+"""Warming hosts before a server asks for an image, through Nova's precache API.
+
+glance_bootcache/warmjobs.py has the rules; here is the thread that follows them.
+"""
+
+import dataclasses
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from oslo_config import cfg
+from oslo_log import log as logging
+
+from bootcache import conf as bootcache_conf
+from bootcache.exception import RequestRefused
+from bootcache.manifest import Manifest, State
+from glance_bootcache import decisions, precache, warmconf, warmjobs
+from glance_bootcache.hosts import Hosts
+from glance_bootcache.precache import NovaPrecache
+from glance_bootcache.store import ImageStore
+from glance_bootcache.warmjobs import Job, Phase
+
+LOG = logging.getLogger(__name__)
+
+_TICK_SECONDS = 1.0
+# What came of warming is remembered for so long, and of so many images and aggregates.
+_KEEP_SECONDS = 3600
+_MOST_JOBS = 1000
+
+
+class Warming:
+    """Has Nova warm hosts, and keeps the record of what came of it; a restart forgets the record.
+
+    :param conf: configuration of the storage service.
+    :param hosts: what compute hosts hold.
+    :param nova: its precache API.
+    :param clock: monotonic seconds, the same as of the hosts.
+    :raises ConfigurationError: if the configuration was not checked.
+    """
+
+    def __init__(self, conf: cfg.ConfigOpts, store: ImageStore, hosts: Hosts, nova: NovaPrecache,
+                 clock: Callable[[], float] = time.monotonic):
+        self._conf = conf[bootcache_conf.GROUP]
+        self._policy = warmconf.aggregates(conf)
+        self._store = store
+        self._hosts = hosts
+        self._nova = nova
+        self._clock = clock
+        self._lock = threading.Lock()  # guards the jobs; Nova is asked, and files read, without it
+        self._jobs: dict[tuple[str, str], Job] = {}
+        self._policy_at = clock()
+        self._wake = threading.Event()
+        self._stopping = False
+
+    # The thread.
+
+    def start(self) -> None:
+        """Begin to warm, also what an earlier process was about to."""
+        threading.Thread(target=self._run, name='bootcache-warming', daemon=True).start()
+
+    def stop(self) -> None:
+        """Ask Nova for nothing more; hosts that fetch go on."""
+        self._stopping = True
+        self._wake.set()
+
+    def _run(self) -> None:
+        while not self._stopping:
+            try:
+                self.step()
+            except Exception:
+                LOG.exception('unexpected error while hosts were to be warmed')
+            self._wake.wait(_TICK_SECONDS)
+            self._wake.clear()
+
+    def step(self) -> None:
+        """Do what is due: end attempts, begin others."""
+        now = self._clock()
+        if now >= self._policy_at:
+            self._policy_at = now + self._conf.poll_interval
+            self._follow_policy(now)
+        with self._lock:
+            begun = [job for job in self._jobs.values()
+                     if (job.phase is not Phase.DONE and job.hosts) or job.phase is Phase.ASKED]
+        for job in begun:
+            self._look(job)
+        with self._lock:
+            starting = warmjobs.may_start(self._jobs.values(), now, self._conf.warm_concurrency)
+        for job in starting:
+            self._ask(job)
+
+    def _look(self, job: Job) -> None:
+        manifest = self._store.load(job.image_id)
+        why_not = decisions.why_not_warm(job.image_id, manifest)
+        if why_not or manifest is None:
+            self._end(job, why_not)
+            return
+        holding = self._hosts.held_since(job.image_id, job.asked_at)
+        with self._lock:
+            before, now = job.phase, self._clock()
+            job.look(holding, manifest.generation, now)
+            cold = job.close(now, self._conf.warm_timeout, self._conf.warm_attempts)
+        if job.phase is not before:
+            self._log_attempt(job, cold, now)
+
+    def _log_attempt(self, job: Job, cold: list[str], now: float) -> None:
+        again = '' if job.phase is Phase.DONE else f'; asked again in {job.due - now:.0f} s'
+        for name in cold:
+            known = job.hosts[name]
+            LOG.warning('image %s: host %s of aggregate %s is not warm (%s, attempt %d of %d):'
+                        ' %s%s', job.image_id, name, job.aggregate, known.outcome, known.attempts,
+                        self._conf.warm_attempts, known.reason, '' if known.is_final else again)
+        if job.phase is Phase.DONE:
+            LOG.info('image %s: %d of %d hosts of aggregate %s are warm', job.image_id,
+                     len(job.hosts) - len(cold), len(job.hosts), job.aggregate)
+
+    def _end(self, job: Job, reason: str) -> None:
+        with self._lock:
+            job.end(self._clock(), reason)
+        LOG.warning('image %s: warming aggregate %s has ended: %s', job.image_id, job.aggregate,
+                    reason)
+
+    def _ask(self, job: Job) -> None:
+        """Have Nova ask the hosts of a job's aggregate. Whatever comes of it, the job tells."""
+        why_not = decisions.why_not_warm(job.image_id, self._store.load(job.image_id))
+        if why_not:
+            self._end(job, why_not)
+            return
+        try:
+            aggregate = precache.find(self._nova.aggregates(), job.aggregate)
+            held = self._hosts.held_since(job.image_id, -math.inf)
+            with self._lock:
+                # Before Nova is asked: a host may be faster than Nova's answer.
+                job.ask(aggregate.hosts, held, self._clock())
+            if aggregate.hosts:
+                LOG.info('image %s: Nova is asked to warm %d hosts of aggregate %s', job.image_id,
+                         len(aggregate.hosts), job.aggregate)
+                self._nova.ask(aggregate, job.image_id)
+        except RequestRefused as error:
+            with self._lock:
+                job.refused(str(error), self._clock(), self._conf.warm_attempts)
+            LOG.warning('image %s: aggregate %s cannot be warmed: %s', job.image_id, job.aggregate,
+                        error)
+        except Exception as error:
+            with self._lock:
+                job.not_answered(str(error), self._clock())
+                seconds = job.due - self._clock()
+            LOG.warning('image %s: aggregate %s cannot be warmed yet: %s; Nova is asked again in'
+                        ' %.0f s', job.image_id, job.aggregate, error, seconds)
+
+    # The policy at registration.
+
+    def _follow_policy(self, now: float) -> None:
+        """Begin with images that became ready for the first time, and note which are done."""
+        due = [manifest.image_id for manifest in self._store.manifests()
+               if manifest.warm_due and manifest.state is State.READY]
+        done = []
+        with self._lock:
+            for image_id in due:
+                jobs = [self._add(image_id, name, now, by_policy=True) for name in self._policy]
+                if all(job is not None and job.phase is Phase.DONE for job in jobs):
+                    done.append(image_id)
+        for image_id in done:
+            self._store.change(image_id, _is_warm)
+        undone = set(due) - set(done)
+        with self._lock:
+            for job in self._jobs.values():
+                job.by_policy = job.by_policy and job.image_id in undone
+
+    def _add(self, image_id: str, aggregate: str, now: float,
+             by_policy: bool = False) -> Job | None:
+        """Return the job of an image and an aggregate, a new one if need be; None for too many.
+
+        Call it with the lock held.
+        """
+        job = self._jobs.get((image_id, aggregate))
+        if job is None or (job.phase is Phase.DONE and not (by_policy and job.by_policy)):
+            self._forget(now, 1)
+            if len(self._jobs) >= _MOST_JOBS:
+                return None
+            job = self._jobs[image_id, aggregate] = Job(image_id, aggregate, now)
+        job.by_policy = job.by_policy or by_policy
+        return job
+
+    def _forget(self, now: float, room: int = 0) -> None:
+        """Forget what has ended long ago, and more for the room that is needed; lock held."""
+        ended = sorted((job for job in self._jobs.values()
+                        if job.phase is Phase.DONE and not job.by_policy),
+                       key=lambda job: job.ended_at)
+        over = len(self._jobs) + room - _MOST_JOBS
+        for number, job in enumerate(ended):
+            if number < over or now - job.ended_at > _KEEP_SECONDS:
+                del self._jobs[job.image_id, job.aggregate]
+
+    # What comes in by RPC.
+
+    def warm(self, image_id: str, aggregates: Iterable[str]) -> list[dict[str, Any]]:
+        """Begin to warm the hosts of aggregates for an image, in the background.
+
+        What is under way for one of them goes on, and is not begun again.
+
+        :param aggregates: names.
+        :returns: see ``get_warming`` in bootcache/rpcapi.py.
+        :raises RequestRefused: if the image has no cache image, an aggregate is not known, or too
+            much is to be warmed already; then nothing is begun.
+        """
+        names = list(dict.fromkeys(str(name) for name in aggregates))
+        why_not = decisions.why_not_warm(image_id, self._store.load(image_id))
+        if why_not:
+            raise RequestRefused(why_not)
+        try:
+            known = self._nova.aggregates()
+        except RequestRefused:
+            raise
+        except Exception as error:
+            # It is asked again, in the background.
+            LOG.warning('Nova cannot be asked for its aggregates yet: %s', error)
+        else:
+            for name in names:
+                precache.find(known, name)
+        now = self._clock()
+        with self._lock:
+            self._forget(now, len(names))
+            if len(self._jobs) + len(names) > _MOST_JOBS:
+                raise RequestRefused(f'{len(self._jobs)} aggregates are being warmed, and'
+                                     f' {_MOST_JOBS} at most can be; wait, or name fewer')
+            for name in names:
+                self._add(image_id, name, now)
+        self._wake.set()
+        return self.progress(image_id)
+
+    def report(self, image_id: str, host: str, outcome: str, reason: str) -> None:
+        """Take a host's report of what came of Nova's request; others' requests are passed over."""
+        with self._lock:
+            jobs = [job for job in self._jobs.values()
+                    if job.image_id == image_id and job.phase is not Phase.DONE]
+            known = [job for job in jobs
+                     if job.report(str(host), str(outcome), str(reason), self._clock())]
+        if known:
+            self._wake.set()
+        LOG.debug('image %s: host %s was warmed: %s %s', image_id, host, outcome, reason)
+
+    def progress(self, image_id: str) -> list[dict[str, Any]]:
+        """Return how far the warming of an image is: see ``get_warming`` in bootcache/rpcapi.py."""
+        with self._lock:
+            self._forget(self._clock())
+            return [job.describe() for job in self._jobs.values() if job.image_id == image_id]
+
+
+def _is_warm(manifest: Manifest) -> Manifest:
+    return dataclasses.replace(manifest, warm_due=False)

@@ -1,0 +1,209 @@
+"""The warming of one aggregate's hosts for one image: plain values, and what follows from them.
+
+Nova is asked for the aggregate; each host then reports by itself what came of it. Hosts that report
+an error, or nothing, are asked again, by asking Nova for the aggregate again: those that are warm
+answer ``existing`` at once. Nothing here does I/O, and time is handed in.
+"""
+
+import dataclasses
+import enum
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from bootcache import rpcapi
+
+_BACKOFF_SECONDS = 30.0
+_LONGEST_BACKOFF_SECONDS = 600.0
+_WARM = (rpcapi.WARM_CACHED, rpcapi.WARM_EXISTING)
+_LONGEST_REASON = 500
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How far one host is.
+
+    :ivar outcome: waiting, or one of ``rpcapi.WARM_OUTCOMES``.
+    :ivar reason: of the last error; empty if there was none, or it is warm.
+    :ivar attempts: how many times Nova was asked to warm it.
+    :ivar held: it held the image already when Nova was asked first.
+    """
+
+    outcome: str = rpcapi.WARM_WAITING
+    reason: str = ''
+    attempts: int = 0
+    held: bool = False
+
+    @property
+    def is_final(self) -> bool:
+        """Whether another attempt would change nothing."""
+        return self.outcome in (*_WARM, rpcapi.WARM_UNSUPPORTED)
+
+    def reported(self, outcome: str, reason: str) -> 'Outcome':
+        """Return what it is after the host's report; a host that is warm stays as it is."""
+        if self.outcome in _WARM or outcome not in rpcapi.WARM_OUTCOMES:
+            return self
+        return dataclasses.replace(self, outcome=outcome, reason='' if outcome in _WARM
+                                   else reason[:_LONGEST_REASON])
+
+
+class Phase(enum.Enum):
+    """Where a job is."""
+
+    WAITING = 'waiting'   # for its turn, or for the next attempt
+    ASKED = 'asked'       # hosts are at work
+    DONE = 'done'
+
+
+@dataclasses.dataclass
+class Job:
+    """One image's warming on one aggregate. Times are monotonic seconds.
+
+    :ivar hosts: by name; empty until Nova has told which they are.
+    :ivar reason: why Nova cannot be asked, or why the job has ended without hosts; else empty.
+    :ivar attempts: how many times Nova was asked, or refused.
+    :ivar unanswered: how many times in a row Nova did not answer.
+    :ivar due: when Nova is to be asked (again).
+    :ivar asked_at: when it was asked last.
+    :ivar heard_at: when it was asked last, or a host reported, whichever was later.
+    :ivar ended_at: when the job was done.
+    :ivar by_policy: it is remembered until the image's manifest says that its hosts are warm.
+    """
+
+    image_id: str
+    aggregate: str
+    due: float
+    phase: Phase = Phase.WAITING
+    hosts: dict[str, Outcome] = dataclasses.field(default_factory=dict)
+    reason: str = ''
+    attempts: int = 0
+    unanswered: int = 0
+    asked_at: float = 0.0
+    heard_at: float = 0.0
+    ended_at: float = 0.0
+    by_policy: bool = False
+
+    def ask(self, hosts: Iterable[str], held: Iterable[str], now: float) -> None:
+        """Note that Nova is about to be asked; hosts that have left the aggregate are left out.
+
+        :param held: hosts that hold the image by now.
+        """
+        present = set(held)
+        self.phase, self.reason = Phase.ASKED, ''
+        self.attempts += 1
+        self.asked_at = self.heard_at = now
+        before, self.hosts = self.hosts, {}
+        for name in hosts:
+            known = before.get(name, Outcome(held=name in present))
+            if not known.is_final:
+                known = dataclasses.replace(known, outcome=rpcapi.WARM_WAITING,
+                                            attempts=known.attempts + 1)
+            self.hosts[name] = known
+
+    def report(self, host: str, outcome: str, reason: str, now: float) -> bool:
+        """Take a host's report.
+
+        :returns: False if the host is none of the job's.
+        """
+        if host not in self.hosts:
+            return False
+        self.hosts[host] = self.hosts[host].reported(outcome, reason)
+        self.heard_at = now
+        return True
+
+    def look(self, holding: Mapping[str, int], generation: int, now: float) -> None:
+        """Count hosts as warm that hold the image, as their report of it may have been lost.
+
+        :param holding: by host, the generation held, of hosts that reported since Nova was asked.
+        :param generation: the image's.
+        """
+        for name, known in self.hosts.items():
+            if not known.is_final and holding.get(name, -1) >= generation:
+                self.report(name, rpcapi.WARM_EXISTING if known.held else rpcapi.WARM_CACHED, '',
+                            now)
+
+    def close(self, now: float, timeout: float, attempts: int) -> list[str]:
+        """End the attempt if all hosts have reported, or none did for a time.
+
+        :param timeout: seconds without a report.
+        :param attempts: how many there may be.
+        :returns: names of the hosts that are not warm, if the attempt is over by this.
+        """
+        waiting = [name for name, known in self.hosts.items()
+                   if known.outcome == rpcapi.WARM_WAITING]
+        reported = self.phase is Phase.ASKED and (not waiting or now - self.heard_at >= timeout)
+        # While it waits for the next attempt, a host may have been warmed otherwise.
+        needless = self.phase is Phase.WAITING and self.hosts and all(
+            known.is_final for known in self.hosts.values())
+        if not reported and not needless:
+            return []
+        for name in waiting:
+            self.hosts[name] = dataclasses.replace(
+                self.hosts[name], outcome=rpcapi.WARM_ERROR, reason=(
+                    f'no report within {timeout:g} s; is its nova-compute up, and does it run'
+                    ' bootcache\'s driver?'))
+        cold = [name for name, known in self.hosts.items() if known.outcome not in _WARM]
+        self.unanswered = 0
+        if any(not self.hosts[name].is_final for name in cold) and self.attempts < attempts:
+            self.postpone(now, self.attempts)
+        else:
+            self.end(now, '' if self.hosts else f'aggregate {self.aggregate} has no hosts')
+        return cold
+
+    def refused(self, reason: str, now: float, attempts: int) -> None:
+        """Nova was asked, and refused; it counts as an attempt."""
+        self._was_not_asked()
+        self.attempts += 1
+        self.reason = reason[:_LONGEST_REASON]
+        if self.attempts < attempts:
+            self.postpone(now, self.attempts)
+        else:
+            self.end(now, self.reason)
+
+    def not_answered(self, reason: str, now: float) -> None:
+        """Nova was asked, and did not answer; it counts as no attempt."""
+        self._was_not_asked()
+        self.unanswered += 1
+        self.reason = f'Nova does not answer: {reason}'[:_LONGEST_REASON]
+        self.postpone(now, self.unanswered)
+
+    def _was_not_asked(self) -> None:
+        """Take back what ``ask`` counted."""
+        if self.phase is Phase.ASKED:
+            self.attempts -= 1
+            self.hosts = {name: known if known.is_final else dataclasses.replace(
+                known, attempts=known.attempts - 1) for name, known in self.hosts.items()}
+
+    def postpone(self, now: float, times: int) -> None:
+        """Wait longer each time before Nova is asked again."""
+        self.phase, self.due = Phase.WAITING, now + backoff(times)
+
+    def end(self, now: float, reason: str) -> None:
+        """Nothing more is done."""
+        self.phase, self.ended_at, self.reason = Phase.DONE, now, reason
+        self.hosts = {name: known if known.outcome != rpcapi.WARM_WAITING else dataclasses.replace(
+            known, outcome=rpcapi.WARM_ERROR, reason=known.reason or reason)
+            for name, known in self.hosts.items()}
+
+    def describe(self) -> dict[str, Any]:
+        """Return it as plain values: see ``get_warming`` in bootcache/rpcapi.py."""
+        return {'aggregate': self.aggregate, 'done': self.phase is Phase.DONE,
+                'reason': self.reason,
+                'hosts': {name: {'outcome': known.outcome, 'reason': known.reason,
+                                 'attempts': known.attempts}
+                          for name, known in sorted(self.hosts.items())}}
+
+
+def backoff(times: int) -> float:
+    """Return how many seconds to wait after so many attempts in a row.
+
+    :param times: one or more.
+    """
+    return min(_BACKOFF_SECONDS * (1 << min(times - 1, 10)), _LONGEST_BACKOFF_SECONDS)
+
+
+def may_start(jobs: Iterable[Job], now: float, concurrency: int) -> list[Job]:
+    """Return the jobs whose turn it is, the longest waiting first."""
+    jobs = list(jobs)
+    free = concurrency - sum(job.phase is Phase.ASKED for job in jobs)
+    due = [job for job in jobs if job.phase is Phase.WAITING and job.due <= now]
+    return sorted(due, key=lambda job: job.due)[:max(free, 0)]

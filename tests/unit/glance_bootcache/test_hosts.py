@@ -1,0 +1,363 @@
+"""What hosts tell of their holdings, what they are told to drop, and what operators see of it."""
+
+import dataclasses
+import itertools
+import math
+import os
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bootcache import exception
+from bootcache.manifest import Manifest, State
+from bootcache.tier import Medium
+from glance_bootcache import decisions, hosts
+from glance_bootcache.hosts import Held, Holdings
+
+IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+OTHER = '8a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+NOW = 1e9
+
+
+def holding(*images, generation=0, medium='disk', used=1000.0, size=7):
+    """A host's report."""
+    return {'images': {image: [used, medium, generation, size] for image in images},
+            'quotas': {'disk': 100}}
+
+
+def ready(house, *images):
+    for image in images or (IMAGE,):
+        house.images.put(image)
+        house.manager.consider(image)
+    house.settle()
+
+
+# Reading what hosts say.
+
+def test_a_report_is_read():
+    assert hosts.parse({'images': {IMAGE.upper(): [5, 'memory', 2, 9]},
+                        'quotas': {'disk': 10, 'memory': 20}}, NOW) \
+        == Holdings({IMAGE: Held(5.0, Medium.MEMORY, 2, 9)}, {'disk': 10, 'memory': 20})
+
+
+@pytest.mark.parametrize('report', [
+    {}, [], 'all', 5, {'images': None, 'quotas': None}, {'images': [IMAGE]}, {'images': 'x'},
+    {'quotas': {'tape': 5, 'disk': 'all', 'memory': None}}])
+def test_a_report_without_sense_is_an_empty_one(report):
+    assert hosts.parse(report, NOW) == Holdings({}, {})
+
+
+@pytest.mark.parametrize('entry', [
+    None, [], 5, 'disk', [5.0, 'disk', 0], [5.0, 'disk', 0, 7, 1], [5.0, 'tape', 0, 7],
+    [None, 'disk', 0, 7], ['x', 'disk', 0, 7], [math.nan, 'disk', 0, 7], [math.inf, 'disk', 0, 7],
+    [5.0, 'disk', None, 7], [5.0, 'disk', math.inf, 7], [5.0, 'disk', 0, []], {'disk': 1}])
+def test_an_entry_without_sense_is_left_out_alone(entry):
+    report = {'images': {OTHER: entry, IMAGE: [5.0, 'disk', 0, 7]}}
+    assert hosts.parse(report, NOW).images == {IMAGE: Held(5.0, Medium.DISK, 0, 7)}
+
+
+@pytest.mark.parametrize('image', ['', 'x', '../../etc', None, 5, 5.0, ()])
+def test_only_image_ids_are_images(image):
+    assert hosts.parse({'images': {image: [5.0, 'disk', 0, 7]}}, NOW).images == {}
+
+
+@pytest.mark.parametrize('told, counts', [(NOW + 1, NOW), (NOW, NOW), (5, 5.0), (-5, 0.0)])
+def test_nothing_is_used_in_the_future(told, counts):
+    assert hosts.parse(holding(IMAGE, used=told), NOW).images[IMAGE].last_use == counts
+
+
+def test_a_report_has_an_end():
+    many = [f'{number:08x}-1f2b-4c3d-8e9f-0a1b2c3d4e5f' for number in range(hosts.MOST_IMAGES + 5)]
+    assert len(hosts.parse(holding(*many), NOW).images) == hosts.MOST_IMAGES
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+    | st.sampled_from([IMAGE, 'disk', 'memory', 'images', 'quotas']),
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(
+        st.text(max_size=3) | st.sampled_from([IMAGE, OTHER, 'images', 'quotas', 'disk']), inner,
+        max_size=4), max_leaves=20)
+
+
+@given(anything)
+def test_whatever_a_host_says_it_is_read(report):
+    for held in hosts.parse(report, NOW).images.values():
+        assert 0 <= held.last_use <= NOW
+        assert held.generation >= 0 and held.bytes >= 0 and held.medium in Medium
+
+
+# What a host is to let go of: every case.
+
+@pytest.mark.parametrize('state, generation, held, damaged, ordered', [
+    case for case in itertools.product((None, *State), (0, 1, 2), (0, 1, 2), (False, True),
+                                       (False, True))])
+def test_what_is_to_go(state, generation, held, damaged, ordered):
+    manifest = None if state is None else Manifest(IMAGE, state, generation=generation)
+    wanted = not damaged and (
+        ordered or state is None or state == 'skipped' or held < generation)
+    assert decisions.is_to_go(held, manifest, damaged=damaged, ordered=ordered) is wanted
+
+
+def test_a_host_keeps_what_it_may_hold(house):
+    ready(house)
+    assert house.table.report('one', holding(IMAGE)) == {'drop': [], 'resend': False}
+
+
+@pytest.mark.parametrize('state', [State.SERVED, State.FAILED, State.PENDING, State.BUILDING])
+def test_also_while_there_is_none_on_the_storage_node(house, state):
+    house.store.save(Manifest(IMAGE, state))
+    assert house.table.report('one', holding(IMAGE))['drop'] == []
+
+
+def test_what_is_not_known_goes(house):
+    assert house.table.report('one', holding(IMAGE))['drop'] == [IMAGE]
+
+
+def test_a_report_that_says_no_news_drops_as_well(house):
+    ready(house)
+    house.table.report('one', holding(IMAGE))
+    assert house.table.report('one', None) == {'drop': [], 'resend': False}
+    house.manager.forget(IMAGE, held=True)
+    assert house.table.report('one', None) == {'drop': [IMAGE], 'resend': False}
+    assert house.table.report('one', holding()) == {'drop': [], 'resend': False}
+
+
+@pytest.mark.parametrize('text', ['', '{', '[]', '{"version": 99}'])
+def test_a_damaged_manifest_drops_nothing(house, text, caplog):
+    ready(house)
+    with open(house.store.path(IMAGE, 'manifest.json'), 'w') as stream:
+        stream.write(text)
+    for _report in range(3):
+        assert house.table.report('one', holding(IMAGE))['drop'] == []
+    assert caplog.text.count('it is built again') == 1, 'said once, not with each report'
+    os.unlink(house.store.path(IMAGE, 'manifest.json'))
+    assert house.table.report('one', None)['drop'] == [IMAGE]
+
+
+def test_a_service_that_was_restarted_asks_for_the_holdings(house):
+    ready(house)
+    house.table.report('one', holding(IMAGE))
+    house.restart()
+    assert house.table.report('one', None) == {'drop': [], 'resend': True}
+    assert house.operators.list_hosts() == []
+    assert house.table.report('one', holding(IMAGE)) == {'drop': [], 'resend': False}
+    assert house.table.report('one', None) == {'drop': [], 'resend': False}
+
+
+# Generations.
+
+@pytest.mark.parametrize('before, after', itertools.product(
+    ('', *decisions.VISIBILITIES, 'odd'), repeat=2))
+def test_generations_and_visibility(before, after):
+    order = {'public': 4, 'community': 3, 'shared': 2, 'private': 1}
+    seen = decisions.seen(Manifest(IMAGE, visibility=before, generation=5), after)
+    fewer = before in order and after in order and order[after] < order[before]
+    assert (seen.visibility, seen.generation) == (after or before, 5 + fewer)
+
+
+def test_an_image_that_fewer_people_may_see_leaves_the_hosts(house):
+    house.images.put(IMAGE, visibility='public')
+    house.manager.consider(IMAGE)
+    house.settle()
+    plan = house.hosts.plan_boot(IMAGE, 'one', 'server', None)
+    assert (plan['action'], plan['generation']) == ('cache', 0)
+    house.images.put(IMAGE, visibility='private')
+    house.manager.consider(IMAGE)
+    assert house.table.report('one', holding(IMAGE))['drop'] == [IMAGE]
+    # Whoever may see it boots from its cache image as before.
+    plan = house.hosts.plan_boot(IMAGE, 'one', 'server', None)
+    assert (plan['action'], plan['generation']) == ('cache', 1)
+    assert house.table.report('one', holding(IMAGE, generation=1))['drop'] == []
+    assert len(house.boots.jobs) == 1 and house.state(IMAGE) == 'ready'
+
+
+def test_more_people_may_see_it(house):
+    ready(house)
+    house.images.put(IMAGE, visibility='public')
+    house.manager.consider(IMAGE)
+    assert house.store.load(IMAGE).visibility == 'public'
+    assert house.table.report('one', holding(IMAGE))['drop'] == []
+
+
+def test_a_change_while_the_service_was_down_is_seen_by_its_start(house):
+    house.images.put(IMAGE, visibility='public')
+    house.manager.consider(IMAGE)
+    house.settle()
+    house.images.put(IMAGE, visibility='shared')
+    house.restart()
+    house.upkeep.recover()
+    assert house.table.report('one', holding(IMAGE))['drop'] == [IMAGE]
+
+
+def test_an_image_of_an_earlier_version_has_no_visibility_yet(house):
+    ready(house)
+    house.store.save(dataclasses.replace(house.store.load(IMAGE), visibility=''))
+    house.images.put(IMAGE, visibility='private')
+    house.manager.consider(IMAGE)
+    manifest = house.store.load(IMAGE)
+    assert (manifest.visibility, manifest.generation) == ('private', 0)
+
+
+@pytest.mark.parametrize('status', ['queued', 'active', 'deactivated'])
+def test_visibility_is_noted_whatever_becomes_of_the_image(house, status):
+    house.images.put(IMAGE, status=status, visibility='public')
+    house.manager.consider(IMAGE)
+    house.settle()
+    assert house.store.load(IMAGE).visibility == 'public'
+    house.images.put(IMAGE, status=status, visibility='private')
+    house.manager.consider(IMAGE)
+    manifest = house.store.load(IMAGE)
+    assert (manifest.visibility, manifest.generation) == ('private', 1)
+
+
+def test_what_changes_while_it_is_recorded_is_not_lost(house):
+    house.boots.gate.clear()
+    house.images.put(IMAGE, visibility='public')
+    house.manager.consider(IMAGE)
+    house.images.put(IMAGE, visibility='private')
+    house.manager.consider(IMAGE)
+    house.manager.let_go(IMAGE)
+    house.boots.gate.set()
+    house.settle()
+    manifest = house.store.load(IMAGE)
+    assert (manifest.state, manifest.visibility, manifest.generation) == ('ready', 'private', 2)
+
+
+# Operators.
+
+def test_operators_see_hosts(house):
+    ready(house)
+    house.table.report('two', {})
+    house.seconds.now += 40
+    house.table.report('one', {
+        'images': {IMAGE: [1000.0, 'disk', 0, 7], OTHER: [NOW, 'memory', 0, 5]},
+        'quotas': {'disk': 100, 'memory': 50}})
+    house.seconds.now += 2
+    one, two = house.endpoints.list_hosts({})
+    assert one == {'host': 'one', 'seen': 2.0, 'images': 2, 'bytes': {'disk': 7, 'memory': 5},
+                   'quotas': {'disk': 100, 'memory': 50}}
+    assert two == {'host': 'two', 'seen': 42.0, 'images': 0, 'bytes': {}, 'quotas': {}}
+
+
+def test_operators_see_where_an_image_is(house):
+    assert house.endpoints.image_hosts({}, IMAGE) is None
+    ready(house)
+    assert house.endpoints.image_hosts({}, IMAGE.upper()) == {'storage': 'disk', 'hosts': []}
+    house.table.report('one', holding(IMAGE))
+    house.table.report('two', holding(OTHER))
+    house.seconds.now += 3
+    entry = {'host': 'one', 'medium': 'disk', 'bytes': 7, 'last_use': 1000.0, 'seen': 3.0}
+    assert house.endpoints.image_hosts({}, IMAGE)['hosts'] == [{**entry, 'leaving': False}]
+    house.manager.forget(IMAGE)
+    # It is deleted, and one can see whether it has left the hosts.
+    assert house.endpoints.image_hosts({}, IMAGE) \
+        == {'storage': None, 'hosts': [{**entry, 'leaving': True}]}
+    house.table.report('one', holding())
+    assert house.endpoints.image_hosts({}, IMAGE) is None
+
+
+def test_a_host_is_forgotten_after_a_day(house):
+    ready(house)
+    house.table.report('one', holding(IMAGE))
+    house.seconds.now += 86400
+    assert [host['seen'] for host in house.operators.list_hosts()] == [86400.0]
+    house.seconds.now += 1
+    assert house.operators.list_hosts() == [] and house.table.holders(IMAGE) == []
+    house.table.report('two', {})
+    assert house.table.report('one', None)['resend'] is True
+
+
+def test_there_is_an_end_to_hosts(house, monkeypatch):
+    monkeypatch.setattr(hosts, '_MOST_HOSTS', 3)
+    for number in range(5):
+        house.seconds.now += 1
+        house.table.report(f'host-{number}', {})
+    house.table.report('x' * 1000, {})
+    assert [host['host'] for host in house.operators.list_hosts()] \
+        == ['host-3', 'host-4', 'x' * 255]
+
+
+def test_evicting_from_all_hosts(house):
+    ready(house)
+    for host in ('two', 'one'):
+        house.table.report(host, holding(IMAGE))
+    house.table.report('three', holding())
+    assert house.endpoints.evict_image({}, IMAGE.upper(), None) == ['one', 'two']
+    assert house.tiers.demoted == [IMAGE]
+    for host in ('one', 'two'):
+        assert house.table.report(host, None)['drop'] == [IMAGE]
+    assert [entry['leaving'] for entry in house.table.holders(IMAGE)] == [True, True]
+    # A host that did not answer just then is told when it does, also by a restarted service.
+    house.restart()
+    assert house.table.report('away', holding(IMAGE))['drop'] == [IMAGE]
+    assert house.table.report('away', holding(IMAGE, generation=1))['drop'] == []
+
+
+def test_evicting_from_one_host(house):
+    ready(house)
+    for host in ('one', 'two'):
+        house.table.report(host, holding(IMAGE))
+    house.table.report('three', holding())
+    assert house.endpoints.evict_image({}, IMAGE, ['three', 'one']) == ['one']
+    assert house.tiers.demoted == [] and house.store.load(IMAGE).generation == 0
+    assert house.table.report('two', None)['drop'] == []
+    # Until it has done so; a server may need it for long.
+    for _minute in range(2):
+        assert house.table.report('one', None)['drop'] == [IMAGE]
+        assert house.table.report('one', holding(IMAGE))['drop'] == [IMAGE]
+    assert house.table.report('one', holding())['drop'] == []
+    # It may fetch it again.
+    assert house.table.report('one', holding(IMAGE))['drop'] == []
+
+
+@pytest.mark.parametrize('names', [None, ['one']])
+def test_a_pinned_image_is_not_evicted(house, names):
+    ready(house)
+    house.table.report('one', holding(IMAGE))
+    house.operators.pin(IMAGE, True)
+    with pytest.raises(exception.RequestRefused, match=f'bootcache unpin {IMAGE}'):
+        house.endpoints.evict_image({}, IMAGE, names)
+    assert house.table.report('one', None)['drop'] == []
+    house.operators.pin(IMAGE, False)
+    assert house.endpoints.evict_image({}, IMAGE, names) == ['one']
+
+
+@pytest.mark.parametrize('names', [None, ['one'], []])
+def test_an_unknown_image_is_named(house, names):
+    with pytest.raises(exception.RequestRefused, match=IMAGE):
+        house.endpoints.evict_image({}, IMAGE, names)
+
+
+def test_an_unknown_host_is_named_and_nothing_is_done(house):
+    ready(house)
+    house.table.report('one', holding(IMAGE))
+    with pytest.raises(exception.RequestRefused, match='elsewhere, nowhere') as caught:
+        house.endpoints.evict_image({}, IMAGE, ['one', 'nowhere', 'elsewhere'])
+    assert 'bootcache host list' in str(caught.value)
+    assert house.table.report('one', None)['drop'] == []
+
+
+# What comes in.
+
+def test_reports_feed_the_record_of_uses(house):
+    assert house.endpoints.report_holdings({}, 'one', {
+        'images': {IMAGE.upper(): [2e12, 'disk', 0, 7], OTHER: ['x', 'disk', 0, 7]}})['drop'] \
+        == [IMAGE]
+    (image, when), = house.tiers.noted
+    assert image == IMAGE and when <= time.time()
+    house.endpoints.report_holdings({}, 'one', None)
+    assert len(house.tiers.noted) == 1
+
+
+def test_a_manifest_that_did_not_change_is_not_read_again(house, monkeypatch):
+    """A thousand hosts ask each minute."""
+    ready(house)
+    house.table.report('one', holding(IMAGE))
+    with monkeypatch.context() as patch:
+        patch.setattr(Manifest, 'load', lambda path: pytest.fail('it is read'))
+        for _report in range(3):
+            assert house.table.report('one', None)['drop'] == []
+    house.manager.let_go(IMAGE)
+    assert house.table.report('one', None)['drop'] == [IMAGE]

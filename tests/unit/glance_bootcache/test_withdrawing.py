@@ -1,0 +1,217 @@
+"""What Glance withdraws is not given out from the moment at which its notification arrives.
+
+The notifications are those of Glance's own code; tests/functional has them through RabbitMQ.
+"""
+
+import threading
+
+import pytest
+from fakes_manager import until
+from glance import notifier as glance_notifier
+
+from bootcache.manifest import State
+from glance_bootcache.listener import ImageEvents
+from glance_bootcache.looks import Looks
+
+IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+
+
+@pytest.fixture
+def ready(house):
+    """An image that is ready, and Glance's notifications."""
+    house.events = ImageEvents(house.manager.consider, house.manager.forget, house.manager.let_go)
+    house.notify = lambda event, payload: house.events.info({}, 'image.host', event, payload, {})
+    house.images.put(IMAGE)
+    house.manager.consider(IMAGE)
+    house.settle()
+    assert plan(house)['action'] == 'cache' and house.exporter.serving[IMAGE][1]
+    return house
+
+
+def plan(house):
+    return house.hosts.plan_boot(IMAGE, 'host', 'server', None)
+
+
+def given_out(house):
+    """Whether anything of the cache image is: in an answer, by the exporter, or on a host."""
+    assert house.table.report('one', {'images': {IMAGE: [1.0, 'disk', 0, 7]}})['drop'] == [IMAGE]
+    answer = plan(house)
+    return answer['action'] not in ('stock', 'wait') or 'cache_image' in answer \
+        or house.exporter.serving.get(IMAGE, (None, None))[1] is not None
+
+
+@pytest.mark.parametrize('nova', ['answers', 'has servers', 'is away'])
+def test_a_deleted_image(ready, nova):
+    ready.boots.servers, ready.boots.away = {'has servers': {IMAGE}}.get(nova, set()), \
+        nova == 'is away'
+    del ready.images.images[IMAGE]
+    ready.notify('image.delete', {'id': IMAGE})
+    assert not given_out(ready)
+
+
+@pytest.mark.parametrize('nova', ['answers', 'has servers', 'is away'])
+def test_a_deactivated_image(ready, nova):
+    ready.boots.servers, ready.boots.away = {'has servers': {IMAGE}}.get(nova, set()), \
+        nova == 'is away'
+    ready.images.put(IMAGE, status='deactivated')
+    ready.notify('image.update', {'id': IMAGE})
+    assert not given_out(ready)
+    assert ready.store.load(IMAGE).reason == 'the image is deactivated'
+    # And active again: it is recorded anew.
+    ready.images.put(IMAGE)
+    ready.notify('image.update', {'id': IMAGE})
+    ready.settle()
+    assert plan(ready)['action'] == 'cache'
+
+
+def test_it_is_withdrawn_before_nova_is_asked(ready):
+    """Nova may take its time."""
+    def has_servers(image_id):
+        seen.append(given_out(ready))
+        return False
+
+    seen, ready.boots.has_servers = [], has_servers
+    ready.images.put(IMAGE, status='deactivated')
+    ready.notify('image.update', {'id': IMAGE})
+    assert seen == [False]
+
+
+@pytest.mark.parametrize('status', ['deactivated', None])
+def test_while_glance_does_not_answer_it_is_looked_at_again(ready, status, caplog):
+    if status:
+        ready.images.put(IMAGE, status=status)
+    else:
+        del ready.images.images[IMAGE]
+    ready.images.away = True
+    ready.notify('image.update', {'id': IMAGE})
+    assert 'could not be followed' in caplog.text and plan(ready)['action'] == 'cache'
+    with pytest.raises(RuntimeError):
+        ready.upkeep.go_on()
+    ready.images.away = False
+    ready.upkeep.go_on()
+    assert not given_out(ready) and ready.manager.unseen() == []
+
+
+def test_an_earlier_answer_of_glance_does_not_undo_a_later_one(ready):
+    """One thread hears that the image is active, and is slow; it is deactivated meanwhile."""
+    asked, go = threading.Event(), threading.Event()
+    get = ready.images.get
+
+    def slow(image_id):
+        answer = get(image_id)
+        asked.set()
+        assert go.wait(20)
+        return answer
+
+    ready.images.get = slow
+    thread = threading.Thread(target=ready.manager.consider, args=(IMAGE,))
+    thread.start()
+    assert asked.wait(20)
+    ready.images.get = get
+    ready.images.put(IMAGE, status='deactivated')
+    ready.notify('image.update', {'id': IMAGE})
+    go.set()
+    thread.join(20)
+    ready.settle()
+    assert ready.state(IMAGE) is State.SKIPPED and len(ready.boots.jobs) == 1
+    assert not given_out(ready)
+
+
+def test_nor_does_it_bring_a_deleted_image_back(ready):
+    asked, go = threading.Event(), threading.Event()
+    get = ready.images.get
+
+    def slow(image_id):
+        answer = get(image_id)
+        asked.set()
+        assert go.wait(20)
+        return answer
+
+    ready.images.get = slow
+    thread = threading.Thread(target=ready.manager.consider, args=(IMAGE, True))
+    thread.start()
+    assert asked.wait(20)
+    ready.images.get = get
+    del ready.images.images[IMAGE]
+    ready.notify('image.delete', {'id': IMAGE})
+    go.set()
+    thread.join(20)
+    until(lambda: ready.store.load(IMAGE) is None, 'the end of the image')
+    assert len(ready.boots.jobs) == 1
+
+
+def test_looks_one_after_the_other_all_count():
+    looks = Looks()
+    for _ in range(2):
+        assert looks.end(IMAGE, looks.begin(IMAGE)) is True
+
+
+def test_of_looks_at_the_same_time_the_first_to_end_counts():
+    looks = Looks()
+    one, two, other = looks.begin(IMAGE), looks.begin(IMAGE), looks.begin('other')
+    assert looks.end(IMAGE, two) is True
+    assert looks.end(IMAGE, one) is False
+    assert looks.end('other', other) is True
+    three, four = looks.begin(IMAGE), looks.begin(IMAGE)
+    looks.give_up(IMAGE, three)
+    assert looks.end(IMAGE, four) is True
+    five = looks.begin(IMAGE)
+    looks.overtake(IMAGE)
+    assert looks.end(IMAGE, five) is False
+    looks.give_up(IMAGE, five)
+    assert looks._under_way == {}, 'nothing is left of it'
+
+
+# One project less may see a shared image.
+
+def test_a_member_less(ready):
+    ready.notify('image.member.delete', {'image_id': IMAGE, 'member_id': 'project'})
+    assert ready.store.load(IMAGE).generation == 1
+    assert ready.table.report('one', {'images': {IMAGE: [1.0, 'disk', 0, 7]}})['drop'] == [IMAGE]
+    answer = plan(ready)
+    assert (answer['action'], answer['generation']) == ('cache', 1)
+
+
+@pytest.mark.parametrize('payload', [{}, {'id': IMAGE}, {'image_id': None}, {'image_id': 'x'}, None,
+                                     {'image_id': IMAGE.replace('7', '8', 1)}])
+def test_members_that_say_nothing(ready, payload):
+    ready.notify('image.member.delete', payload)
+    assert ready.store.load(IMAGE).generation == 0
+
+
+@pytest.mark.parametrize('event, taken', [
+    ('image.activate', True), ('image.update', True), ('image.delete', True),
+    ('image.member.delete', True), ('image.member.create', False), ('image.member.update', False),
+    ('image.create', False), ('image.deletes', False), ('image.member', False)])
+def test_what_is_listened_to(event, taken):
+    rule = ImageEvents.filter_rule
+    assert rule.match({}, 'image.host', event, {}, {}) is taken
+
+
+def test_glance_names_and_fills_its_notifications_so(monkeypatch):
+    """A fence around Glance's internals."""
+    sent = []
+
+    class Notifier:
+        @staticmethod
+        def info(event, payload):
+            sent.append((event, payload))
+
+    class Member:
+        image_id, member_id, status, created_at, updated_at = IMAGE, 'project', 'accepted', \
+            None, None
+
+    class Repo:
+        @staticmethod
+        def remove(member):
+            pass
+
+    monkeypatch.setattr(glance_notifier.timeutils, 'isotime', lambda at=None: 'now')
+    monkeypatch.setattr(glance_notifier, '_is_notification_enabled', lambda name: True)
+    monkeypatch.setattr(glance_notifier.domain_proxy.MemberRepo, 'remove',
+                        lambda self, member: None)
+    repo = glance_notifier.ImageMemberRepoProxy(Repo(), None, None, Notifier())
+    repo.remove(Member())
+    (event, payload), = sent
+    assert event == 'image.member.delete' and payload['image_id'] == IMAGE
+    assert 'id' not in payload

@@ -185,6 +185,7 @@ class ImageStore:
         """Forget an image; the manifest goes first, so that a crash leaves no half-true state."""
         directory = self.directory(image_id)
         path = os.path.join(directory, _MANIFEST)
+        self._read.pop(path, None)
         if os.path.exists(path):
             os.unlink(path)
             savefile.fsync_directory(directory)

@@ -1,16 +1,12 @@
-"""Warming hosts through Nova. Nova is a stand-in here; tests/e2e warms real hosts."""
-
-import types
+"""Warming hosts through Nova, which is a stand-in here: tests/e2e warms real hosts."""
 
 import pytest
 from fakes_manager import failed
 from keystoneauth1 import exceptions as ks_exceptions
-from novaclient import exceptions as nova_exceptions
 
 from bootcache import exception
 from bootcache.manifest import State
-from glance_bootcache import precache, warming
-from glance_bootcache.precache import Aggregate, NovaPrecache
+from glance_bootcache import warming
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '8a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -495,63 +491,3 @@ def test_more_images_than_may_be_warmed_at_once_wait(policy, monkeypatch):
     assert [policy.store.load(image).warm_due for image in (IMAGE, OTHER)] == [False, False]
     assert sorted(policy.nova.asked) == sorted(
         (hosts, image) for hosts in (('one', 'two'), ('three',)) for image in (IMAGE, OTHER))
-
-
-# Nova's client.
-
-class Client:
-    """Stands for novaclient; tests/e2e has Nova."""
-
-    def __init__(self, fails=None):
-        self.aggregates, self.asked, self.fails = self, [], fails
-
-    def list(self):
-        if self.fails:
-            raise self.fails
-        return [types.SimpleNamespace(id=7, name='racks', hosts=['one', 'two'])]
-
-    def cache_images(self, aggregate, images):
-        if self.fails:
-            raise self.fails
-        self.asked.append((aggregate, images))
-
-
-@pytest.fixture
-def nova():
-    made = NovaPrecache.__new__(NovaPrecache)
-    made._client = Client()
-    return made
-
-
-def test_nova_is_asked_for_one_image_and_one_aggregate(nova):
-    aggregate = precache.find(nova.aggregates(), 'racks')
-    assert aggregate == Aggregate(7, ('one', 'two'))
-    nova.ask(aggregate, IMAGE)
-    assert nova._client.asked == [(7, [IMAGE])]
-
-
-@pytest.mark.parametrize('error', [
-    nova_exceptions.Forbidden(403), nova_exceptions.BadRequest(400), nova_exceptions.NotFound(404),
-    ks_exceptions.Unauthorized()])
-def test_a_refusal_names_what_is_refused(nova, error):
-    nova._client.fails = error
-    with pytest.raises(exception.RequestRefused, match='Nova refuses to list') as caught:
-        nova.aggregates()
-    role = isinstance(error, nova_exceptions.Forbidden | ks_exceptions.Unauthorized)
-    assert ('role admin' in str(caught.value)) is role
-    with pytest.raises(exception.RequestRefused, match='Nova refuses to precache'):
-        nova.ask(Aggregate(7, ()), IMAGE)
-
-
-@pytest.mark.parametrize('error', [
-    AWAY, nova_exceptions.ClientException(503), ks_exceptions.ServiceUnavailable(),
-    ks_exceptions.EndpointNotFound()])
-def test_no_answer_is_no_refusal(nova, error):
-    nova._client.fails = error
-    with pytest.raises(type(error)):
-        nova.aggregates()
-
-
-def test_a_cloud_without_aggregates():
-    with pytest.raises(exception.RequestRefused, match='shows: none'):
-        precache.find({}, 'racks')

@@ -12,7 +12,6 @@ from bootcache import cacheimage, ending, exception, properties, recorder, savef
 from bootcache.cacheimage import Base
 from bootcache.workingset import WorkingSet
 from glance_bootcache import inspection
-from glance_bootcache.cli.progress import Progress
 from glance_bootcache.conf import DEFAULT_MARKER
 from glance_bootcache.profileboot import direct
 
@@ -75,7 +74,7 @@ class BuildFile(show.ShowOne):  # type: ignore[misc]
             raise exception.BootcacheError(f'{output} exists; remove it or name another --output')
         inspected = inspection.inspect(path, parsed_args.image_format)
         base = Base(path, inspected.image_format, inspected.virtual_bytes)
-        progress = Progress()
+        progress = self.app.progress()
         try:
             outcome = direct.record(
                 base, str(uuid.uuid4()),

@@ -1,6 +1,7 @@
 """``bootcache image``: what the storage service knows of images."""
 
 import argparse
+import datetime
 import time
 from typing import Any
 
@@ -8,6 +9,7 @@ from cliff import lister, show
 from oslo_utils import uuidutils
 
 from bootcache import exception
+from glance_bootcache.cli.client import printable
 from glance_bootcache.cli.progress import Progress
 
 
@@ -43,15 +45,15 @@ def _columns(image: dict[str, Any]) -> tuple[tuple[str, ...], tuple[Any, ...]]:
     return tuple(rows), tuple(rows.values())
 
 
-def wait_until_done(api: Any, wanted: str, timeout: float) -> dict[str, Any]:
+def wait_until_done(api: Any, wanted: str, timeout: float, progress: Progress) -> dict[str, Any]:
     """Show an image's progress until nothing is in hand for it.
 
     :param wanted: the image's id.
     :param timeout: seconds.
+    :param progress: where to show it.
     :returns: the image.
     :raises BootcacheError: if it is not known, or not done in time.
     """
-    progress = Progress()
     deadline = time.monotonic() + timeout
     try:
         while True:
@@ -69,6 +71,11 @@ def wait_until_done(api: Any, wanted: str, timeout: float) -> dict[str, Any]:
             time.sleep(1)
     finally:
         progress.end()
+
+
+def _not_known(image: str) -> exception.BootcacheError:
+    return exception.BootcacheError(f'image {image} is not known to the storage service;'
+                                    ' "bootcache image build" records it')
 
 
 class List(lister.Lister):  # type: ignore[misc]
@@ -100,13 +107,44 @@ class Show(show.ShowOne):  # type: ignore[misc]
         """Ask and tabulate."""
         api = self.app.storage_api()
         if parsed_args.wait:
-            return _columns(wait_until_done(api, parsed_args.image, parsed_args.timeout))
+            return _columns(wait_until_done(api, parsed_args.image, parsed_args.timeout,
+                                            self.app.progress()))
         image = api.get_image(parsed_args.image)
         if image is None:
-            raise exception.BootcacheError(
-                f'image {parsed_args.image} is not known to the storage service;'
-                ' "bootcache image build" records it')
+            raise _not_known(parsed_args.image)
         return _columns(image)
+
+
+def _utc(when: float) -> str:
+    """Return seconds since the epoch as ISO 8601."""
+    return datetime.datetime.fromtimestamp(when, datetime.UTC).isoformat(timespec='seconds')
+
+
+class Where(lister.Lister):  # type: ignore[misc]
+    """Show the tiers that an image's cache image is in, on the storage node and on hosts.
+
+    The seconds in the column "seen" are since the host's last report. A host that is leaving lets
+    go of the cache image as soon as no server of its needs it.
+    """
+
+    def get_parser(self, prog_name: str) -> Any:
+        """Add our arguments."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument('image', type=image_id, help='id of the image')
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Any:
+        """Ask and tabulate; the storage node comes first, and has no name."""
+        answer = self.app.storage_api().image_hosts(parsed_args.image)
+        if answer is None:
+            raise _not_known(parsed_args.image)
+        rows: list[tuple[Any, ...]] = []
+        if answer['storage']:
+            rows.append((None, f'storage {answer["storage"]}', None, None, None, None))
+        rows += [(printable(host['host']), f'compute {host["medium"]}', host['bytes'],
+                  _utc(host['last_use']), round(host['seen']), host['leaving'])
+                 for host in answer['hosts']]
+        return ('host', 'tier', 'bytes', 'last_use', 'seen', 'leaving'), rows
 
 
 class Build(show.ShowOne):  # type: ignore[misc]
@@ -127,7 +165,8 @@ class Build(show.ShowOne):  # type: ignore[misc]
         api = self.app.storage_api()
         api.build_image(parsed_args.image)
         if parsed_args.wait:
-            return _columns(wait_until_done(api, parsed_args.image, parsed_args.timeout))
+            return _columns(wait_until_done(api, parsed_args.image, parsed_args.timeout,
+                                            self.app.progress()))
         image = api.get_image(parsed_args.image)
         if image is None:
             raise exception.BootcacheError(f'Glance has no image {parsed_args.image}')

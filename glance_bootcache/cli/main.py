@@ -4,20 +4,21 @@ import argparse
 import sys
 from typing import Any
 
-import oslo_messaging as messaging
 from cliff import app, commandmanager
 from oslo_config import cfg
 from oslo_log import log as logging
 
 from bootcache import exception, rpcapi
 from glance_bootcache import conf as glance_conf
+from glance_bootcache.cli.client import ServiceClient
+from glance_bootcache.cli.progress import Progress
 
 
 class BootcacheApp(app.App):  # type: ignore[misc]
     """Looks after cache images, and builds them without any OpenStack."""
 
-    # Warnings and errors; -v shows more.
-    DEFAULT_VERBOSE_LEVEL = 0
+    # cliff counts from here with -v; -q is 0.
+    DEFAULT_VERBOSE_LEVEL = 1
 
     def __init__(self) -> None:
         super().__init__(description=self.__doc__, version=_version(),
@@ -34,6 +35,13 @@ class BootcacheApp(app.App):  # type: ignore[misc]
                             help='configuration of the storage service (default: bootcache.conf'
                                  ' where oslo.config looks, such as /etc/bootcache)')
         return parser
+
+    def configure_logging(self) -> None:
+        """Log warnings and errors; each -v shows more. cliff's own would begin with more."""
+        level = self.options.verbose_level
+        self.options.verbose_level = max(level - 1, 0)
+        super().configure_logging()
+        self.options.verbose_level = level
 
     @property
     def conf(self) -> cfg.ConfigOpts:
@@ -56,37 +64,16 @@ class BootcacheApp(app.App):  # type: ignore[misc]
             self._conf = conf
         return self._conf
 
-    def storage_api(self) -> 'ServiceClient':
+    def storage_api(self) -> ServiceClient:
         """Return a client of the storage service.
 
         :raises BootcacheError: if the configuration cannot be read.
         """
         return ServiceClient(rpcapi.StorageAPI(self.conf))
 
-
-class ServiceClient:
-    """The storage service's client, with errors that tell an operator what to do.
-
-    :param api: what it calls; it has the same methods.
-    """
-
-    def __init__(self, api: rpcapi.StorageAPI):
-        self._api = api
-
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self._api, name)
-
-        def call(*arguments: Any) -> Any:
-            try:
-                return method(*arguments)
-            except (messaging.MessagingTimeout, messaging.MessageDeliveryFailure) as error:
-                raise exception.BootcacheError(
-                    f'the storage service does not answer ({error}); is glance-bootcache running,'
-                    ' and is [bootcache]transport_url right?') from error
-            except messaging.RemoteError as error:
-                raise exception.BootcacheError(
-                    f'the storage service refused: {error.value}') from error
-        return call
+    def progress(self) -> Progress:
+        """Return what shows how far something is; with -q it shows nothing."""
+        return Progress(self.stderr, quiet=self.options.verbose_level == 0)
 
 
 def _version() -> str:

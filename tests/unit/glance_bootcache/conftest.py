@@ -3,6 +3,7 @@
 import contextlib
 import types
 
+import fakes_cli
 import fakes_manager
 import pytest
 
@@ -88,3 +89,9 @@ def house(storage_conf, no_qemu):
         house.state = lambda image: (house.operators.get_image(image) or {}).get('state')
         restart()
         yield house
+
+
+@pytest.fixture
+def cli(monkeypatch, tmp_path):
+    """The command ``bootcache`` with a fake of the RPC client, and with a fake of time."""
+    return fakes_cli.Cli(monkeypatch, tmp_path)

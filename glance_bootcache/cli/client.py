@@ -1,0 +1,61 @@
+"""The storage service as the commands ask it: its errors tell an operator what to do."""
+
+from typing import Any
+
+import oslo_messaging as messaging
+
+from bootcache import exception, rpcapi
+
+# What an oslo.messaging server answers that was written before a method, or before its version.
+_TOO_OLD = ('UnsupportedVersion', 'NoSuchMethod')
+
+
+class Away(exception.BootcacheError):
+    """The storage service does not answer."""
+
+
+class Refused(exception.BootcacheError):
+    """The storage service answers that it cannot do it, and why."""
+
+
+class TooOld(exception.BootcacheError):
+    """The storage service is of an earlier version than the command."""
+
+
+class ServiceClient:
+    """The storage service's client, with errors that tell an operator what to do.
+
+    :param api: what it calls; it has the same methods.
+    """
+
+    def __init__(self, api: rpcapi.StorageAPI):
+        self._api = api
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._api, name)
+
+        def call(*arguments: Any) -> Any:
+            try:
+                return method(*arguments)
+            except (messaging.MessagingTimeout, messaging.MessageDeliveryFailure) as error:
+                raise Away(
+                    f'the storage service does not answer ({error}); is glance-bootcache running,'
+                    ' and is [bootcache]transport_url right?') from error
+            except (messaging.UnsupportedVersion, messaging.NoSuchMethod) as error:
+                raise _too_old() from error
+            except messaging.RemoteError as error:
+                if error.exc_type in _TOO_OLD:
+                    raise _too_old() from error
+                raise Refused(
+                    f'the storage service refused: {printable(error.value)}') from error
+        return call
+
+
+def _too_old() -> TooOld:
+    return TooOld('the storage service is older than this command; upgrade it')
+
+
+def printable(text: Any) -> str:
+    """Return a text that came by the message bus as one line that changes no terminal."""
+    return ''.join(letter if letter.isprintable() else '?'
+                   for letter in ' '.join(str(text or '').split()))

@@ -1,0 +1,181 @@
+"""``bootcache warm``: compute hosts that hold a cache image before a server asks for it."""
+
+import argparse
+from typing import Any
+
+from bootcache import rpcapi
+from glance_bootcache.cli.client import Refused, printable
+from glance_bootcache.cli.progress import Progress
+from glance_bootcache.cli.waiting import WaitingLister, names
+
+_COLUMNS = ('image_id', 'aggregate', 'host', 'outcome', 'attempts', 'reason')
+_WARM = (rpcapi.WARM_CACHED, rpcapi.WARM_EXISTING)
+
+
+class _Watch:
+    """What is known of the warming of some images on some aggregates.
+
+    :ivar jobs: by image and aggregate, what the storage service tells of each.
+    """
+
+    def __init__(self, api: Any, aggregates: list[str], progress: Progress):
+        self._api = api
+        self._aggregates = aggregates
+        self._progress = progress
+        self.jobs: dict[tuple[str, str], dict[str, Any]] = {}
+        self._told: dict[tuple[str, ...], tuple[Any, ...]] = {}
+
+    def begin(self, image: str, reports: list[dict[str, Any]]) -> None:
+        """Watch an image, from the answer to what was asked for on."""
+        for aggregate in self._aggregates:
+            self.jobs[image, aggregate] = {'done': False, 'reason': '', 'hosts': {}}
+        self.take(image, reports)
+
+    def take(self, image: str, reports: list[dict[str, Any]]) -> list[str]:
+        """Note what is new, and tell people.
+
+        :returns: the aggregates that the storage service knows nothing of.
+        """
+        found = {report['aggregate']: report for report in reports}
+        for aggregate in self._aggregates:
+            if aggregate in found:
+                self.jobs[image, aggregate] = found[aggregate]
+                self._tell(image, aggregate, found[aggregate])
+        return [name for name in self._aggregates if name not in found]
+
+    def _tell(self, image: str, aggregate: str, job: dict[str, Any]) -> None:
+        if job['reason']:
+            self._line((image, aggregate), (job['reason'],),
+                       f'image {image}, aggregate {aggregate}: {printable(job["reason"])}')
+        for host, known in job['hosts'].items():
+            outcome = known['outcome']
+            if outcome == rpcapi.WARM_WAITING:
+                continue
+            text = f'image {image}, aggregate {aggregate}, host {printable(host)}: {outcome}'
+            if outcome not in _WARM:
+                text += f', attempt {known["attempts"]}: {printable(known["reason"])}'
+            self._line((image, aggregate, host), (outcome, known['attempts']), text)
+
+    def _line(self, what: tuple[str, ...], news: tuple[Any, ...], text: str) -> None:
+        if self._told.get(what) != news:
+            self._told[what] = news
+            self._progress.line(text, terminal=False)
+
+    def step(self) -> bool:
+        """Look once more at what is under way, and show where things are.
+
+        :returns: True if all is done.
+        """
+        for image in dict.fromkeys(image for image, _aggregate in self.jobs):
+            if all(job['done'] for (one, _aggregate), job in self.jobs.items() if one == image):
+                continue
+            forgotten = self.take(image, self._api.get_warming(image))
+            if forgotten:
+                self._ask_again(image, forgotten)
+        self.show()
+        return all(job['done'] for job in self.jobs.values())
+
+    def _ask_again(self, image: str, aggregates: list[str]) -> None:
+        """A storage service that was restarted has forgotten what it was asked for."""
+        self._progress.line(f'image {image}: the storage service was restarted; it is asked again')
+        try:
+            self.take(image, self._api.warm_image(image, aggregates))
+        except Refused as error:
+            for aggregate in aggregates:
+                job = self.jobs[image, aggregate]
+                hosts = {host: known if known['outcome'] in _WARM else
+                         {**known, 'outcome': rpcapi.WARM_ERROR, 'reason': str(error)}
+                         for host, known in job['hosts'].items()}
+                self.jobs[image, aggregate] = {**job, 'done': True, 'reason': str(error),
+                                               'hosts': hosts}
+
+    def show(self) -> None:
+        """Show how many hosts are done."""
+        hosts = [(known['outcome'], job['done'])
+                 for job in self.jobs.values() for known in job['hosts'].values()]
+        failed = sum(outcome not in (*_WARM, rpcapi.WARM_WAITING) for outcome, _done in hosts)
+        done = sum(outcome in _WARM or over for outcome, over in hosts)
+        details = [f'{failed} failed'] if failed else []
+        details += [printable(job['reason']) for job in self.jobs.values()
+                    if job['reason'] and not job['done']][:1]
+        if hosts:
+            self._progress.bar('warming', done, len(hosts), 'hosts', '  '.join(details))
+        else:
+            self._progress.show('waiting for Nova', '  '.join(details))
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        """Return the table; an aggregate whose hosts are not known has one row."""
+        rows: list[tuple[Any, ...]] = []
+        for (image, aggregate), job in self.jobs.items():
+            rows += [(image, aggregate, printable(host), known['outcome'], known['attempts'],
+                      printable(known['reason'])) for host, known in job['hosts'].items()]
+            if not job['hosts']:
+                outcome = rpcapi.WARM_ERROR if job['done'] else rpcapi.WARM_WAITING
+                rows.append((image, aggregate, None, outcome, 0, printable(job['reason'])))
+        return rows
+
+    def complaints(self, waited: float | None) -> list[str]:
+        """Return what did not come, for each image and aggregate.
+
+        :param waited: seconds until time ran out; None if it did not.
+        """
+        found = []
+        for (image, aggregate), job in self.jobs.items():
+            cold = [_with_reason(host, known) for host, known in job['hosts'].items()
+                    if known['outcome'] not in _WARM]
+            if job['hosts'] and not cold:
+                continue
+            reason = printable(job['reason'])
+            if not job['done'] and waited is not None:
+                what = f'not warm after {waited:g} s: {names(cold)}' if cold else \
+                    f'no host is asked yet after {waited:g} s' + (f' ({reason})' if reason else '')
+                what += '; the storage service goes on trying, and the same command watches it'
+            else:
+                what = f'not warm after all attempts: {names(cold)}' if cold else reason
+            found.append(f'image {image}, aggregate {aggregate}: {what}')
+        return found
+
+
+def _with_reason(host: str, known: dict[str, Any]) -> str:
+    if known['outcome'] == rpcapi.WARM_WAITING:
+        return printable(host)
+    return f'{printable(host)} ({printable(known["reason"] or known["outcome"])})'
+
+
+class Warm(WaitingLister):
+    """Have the hosts of aggregates fetch images' cache images before a server asks for them.
+
+    Nova's API for precaching images does it. Waits until each host has told what came of it; hosts
+    that fail are asked again, as the storage service's configuration says. When time runs out the
+    storage service goes on, and the hosts that are warm stay warm.
+    """
+
+    default_timeout = 3600
+
+    def get_parser(self, prog_name: str) -> Any:
+        """Add our arguments."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument('--aggregate', dest='aggregates', action='append', required=True,
+                            metavar='NAME',
+                            help='host aggregate whose hosts are to be warm; can be repeated')
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Any:
+        """Ask for it, and watch what comes of it."""
+        api = self.app.storage_api()
+        aggregates = list(dict.fromkeys(parsed_args.aggregates))
+        progress = self.app.progress()
+        watch = _Watch(api, aggregates, progress)
+        in_time = True
+        try:
+            answers = self.ask_each(parsed_args.images,
+                                    lambda image: api.warm_image(image, aggregates))
+            for image, reports in answers.items():
+                watch.begin(image, reports)
+            if not parsed_args.no_wait and watch.jobs:
+                in_time = self.wait(progress, watch.step, parsed_args.timeout)
+        finally:
+            progress.end()
+        if not parsed_args.no_wait:
+            self.complaints += watch.complaints(None if in_time else parsed_args.timeout)
+        return _COLUMNS, watch.rows()

@@ -1,0 +1,144 @@
+"""Commands that look, and what all commands share: output, bad input, a service that is away.
+
+The RPC client is a fake; see fakes_cli.py.
+"""
+
+import json
+
+import oslo_messaging as messaging
+import pytest
+from fakes_cli import IMAGE, OTHER, held, image, refusal
+
+HOSTS = [
+    {'host': 'one', 'seen': 12.4, 'images': 3, 'bytes': {'disk': 300, 'memory': 100},
+     'quotas': {'disk': 1000, 'memory': 500}},
+    {'host': 'two', 'seen': 300.1, 'images': 0, 'bytes': {}, 'quotas': {'disk': 1000}}]
+
+
+# Hosts.
+
+def test_hosts_are_listed_by_tier_and_silent_ones_are_marked(cli):
+    cli.api.hosts = HOSTS
+    assert cli.json('host', 'list') == [
+        {'host': 'one', 'seen': 12, 'state': 'reporting', 'images': 3, 'disk_bytes': 300,
+         'disk_quota': 1000, 'memory_bytes': 100, 'memory_quota': 500},
+        {'host': 'two', 'seen': 300, 'state': 'silent', 'images': 0, 'disk_bytes': 0,
+         'disk_quota': 1000, 'memory_bytes': None, 'memory_quota': None}]
+
+
+def test_tables_csv_and_columns(cli):
+    cli.api.hosts = HOSTS
+    table = cli('host', 'list').out
+    assert table.splitlines()[1].split('|')[1:4] == [' host ', ' seen ', ' state     ']
+    assert 'silent' in table.splitlines()[4]
+    assert cli('host', 'list', '-f', 'csv', '-c', 'host', '-c', 'state').out.splitlines() == [
+        '"host","state"', '"one","reporting"', '"two","silent"']
+
+
+def test_no_hosts_is_no_error(cli):
+    assert cli.json('host', 'list') == []
+
+
+def test_names_that_came_by_the_bus_change_no_terminal(cli):
+    cli.api.hosts = [{**HOSTS[0], 'host': 'one\x1b[2J\nroot#'}]
+    assert cli.json('host', 'list')[0]['host'] == 'one?[2J root#'
+
+
+# Where an image is.
+
+def test_where_an_image_is(cli):
+    cli.api.where[IMAGE] = {'storage': 'memory', 'hosts': [
+        held('one'), held('two', medium='memory', leaving=True)]}
+    assert cli.json('image', 'where', IMAGE) == [
+        {'host': None, 'tier': 'storage memory', 'bytes': None, 'last_use': None, 'seen': None,
+         'leaving': None},
+        {'host': 'one', 'tier': 'compute disk', 'bytes': 104857600,
+         'last_use': '2026-09-21T14:13:20+00:00', 'seen': 12, 'leaving': False},
+        {'host': 'two', 'tier': 'compute memory', 'bytes': 104857600,
+         'last_use': '2026-09-21T14:13:20+00:00', 'seen': 12, 'leaving': True}]
+
+
+def test_an_image_that_is_nowhere(cli):
+    cli.api.where[IMAGE] = {'storage': None, 'hosts': []}
+    assert cli.json('image', 'where', IMAGE) == []
+    done = cli('image', 'where', OTHER)
+    assert done.code == 1
+    assert done.err == (f'image {OTHER} is not known to the storage service;'
+                        ' "bootcache image build" records it\n')
+
+
+# Pins, and what else was there before.
+
+def test_pin_and_unpin(cli):
+    cli.api.images[IMAGE] = image(IMAGE)
+    for command, pinned in (('pin', True), ('unpin', False)):
+        assert cli.json(command, IMAGE) == [{'image_id': IMAGE, 'pinned': pinned}]
+        assert cli.api.calls[-1] == ('pin_image', IMAGE, pinned)
+    done = cli('pin', IMAGE, OTHER)
+    assert done.code == 1 and done.err == f'not known to the storage service: {OTHER}\n'
+
+
+def test_progress_of_an_image_until_it_is_done(cli):
+    cli.api.images[IMAGE] = image(IMAGE, state='recording', in_hand=True,
+                                  progress={'host': 'one', 'recorded_bytes': 5_000_000})
+    cli.time.after(3, lambda: cli.api.images.update({IMAGE: image(IMAGE)}))
+    done = cli('image', 'show', IMAGE, '--wait', '-f', 'json')
+    assert json.loads(done.out)['state'] == 'ready'
+    assert done.err == '     0 s  recording  5.0 MB recorded\n     3 s  ready\n'
+
+
+def test_an_image_that_is_not_done_in_time(cli):
+    cli.api.images[IMAGE] = image(IMAGE, state='building', in_hand=True)
+    done = cli('image', 'show', IMAGE, '--wait', '--timeout', '5')
+    assert done.code == 1 and not done.out
+    assert f'image {IMAGE} is not done after 5 s; it is building' in done.err
+
+
+# Errors.
+
+EVERY = [('host', 'list'), ('image', 'where', IMAGE), ('warm', IMAGE, '--aggregate', 'racks'),
+         ('evict', IMAGE)]
+
+
+@pytest.mark.parametrize('command', EVERY, ids=' '.join)
+@pytest.mark.parametrize('error', [
+    messaging.UnsupportedVersion('1.2', method='m'),
+    messaging.NoSuchMethod('m'),
+    messaging.RemoteError('UnsupportedVersion', 'Endpoint does not support RPC version 1.2', []),
+    messaging.RemoteError('NoSuchMethod', 'Endpoint does not support RPC method m', [])])
+def test_an_older_service_is_named(cli, command, error):
+    cli.api.fails = error
+    done = cli(*command)
+    assert done.code == 1 and not done.out
+    assert done.err == 'the storage service is older than this command; upgrade it\n'
+
+
+@pytest.mark.parametrize('command', EVERY, ids=' '.join)
+@pytest.mark.parametrize('error', [messaging.MessagingTimeout('10 s'),
+                                   messaging.MessageDeliveryFailure('no broker')])
+def test_a_service_that_is_away_is_named(cli, command, error):
+    cli.api.fails = error
+    done = cli(*command)
+    assert done.code == 1 and not done.out
+    assert done.err == (f'the storage service does not answer ({error}); is glance-bootcache'
+                        ' running, and is [bootcache]transport_url right?\n')
+
+
+def test_what_the_service_refuses_is_one_line(cli):
+    cli.api.fails = refusal('this is\nwhy')
+    assert cli('image', 'where', IMAGE).err == 'the storage service refused: this is why\n'
+
+
+@pytest.mark.parametrize('command', ['image where', 'warm --aggregate racks', 'evict', 'pin'])
+def test_what_is_no_image_id(cli, command):
+    done = cli(*command.split(), '../../etc')
+    assert done.code == 2 and cli.api.calls == []
+    assert "'../../etc' is not an image id; \"openstack image list\" shows them" in done.err
+
+
+@pytest.mark.parametrize('value', ['0', '-1', 'nan', 'inf', 'soon'])
+@pytest.mark.parametrize('command', ['warm --aggregate racks', 'evict'])
+def test_what_is_no_time(cli, command, value):
+    done = cli(*command.split(), IMAGE, f'--timeout={value}')
+    assert done.code == 2 and cli.api.calls == []
+    assert f'{value!r} is not a number of seconds above 0' in done.err

@@ -6,6 +6,7 @@ import subprocess
 
 import pytest
 
+from tests.e2e.conftest import wait_until
 from tools.cloud.client import ClientError
 from tools.cloud.layout import VENV
 
@@ -50,6 +51,61 @@ def test_pin_and_unpin(bootcache, ready_image):
         assert bootcache('image', 'show', ready_image)['pinned'] is pinned
 
 
+def holders(bootcache, image):
+    """The names of the hosts that have told that they hold an image's cache image."""
+    rows = bootcache('image', 'where', image)
+    assert rows[0]['tier'].startswith('storage') and rows[0]['host'] is None
+    assert all(row['tier'].startswith('compute') and row['bytes'] > 0 for row in rows[1:])
+    return [row['host'] for row in rows[1:]]
+
+
+def wait_holders(bootcache, image, *hosts):
+    names = sorted(host.hostname for host in hosts)
+    wait_until(lambda: holders(bootcache, image) == names, f'{names} hold {image}')
+
+
+def test_warm_where_and_evict(bootcache, tenant, ready_image, cloud):
+    first, second = cloud.hosts
+    with tenant.aggregate(first, second) as aggregate:
+        rows = bootcache('warm', ready_image, '--aggregate', aggregate)
+    assert [(row['aggregate'], row['host']) for row in rows] \
+        == [(aggregate, host) for host in sorted((first.hostname, second.hostname))]
+    assert {row['outcome'] for row in rows} <= {'cached', 'existing'}
+    wait_holders(bootcache, ready_image, first, second)
+    hosts = {row['host']: row for row in bootcache('host', 'list')}
+    for host in (first, second):
+        assert hosts[host.hostname]['state'] == 'reporting'
+        assert hosts[host.hostname]['images'] >= 1 and hosts[host.hostname]['disk_quota'] > 0
+    assert bootcache('evict', ready_image, '--host', second.hostname) \
+        == [{'image_id': ready_image, 'host': second.hostname, 'outcome': 'gone'}]
+    assert holders(bootcache, ready_image) == [first.hostname]
+    assert [row['outcome'] for row in bootcache('evict', ready_image)] == ['gone']
+    assert holders(bootcache, ready_image) == []
+
+
+def test_a_host_whose_server_uses_it_lets_go_later(bootcache, tenant, ready_image, cloud):
+    host = cloud.hosts[0]
+    server = tenant.server(ready_image, host=host)
+    tenant.login(server)
+    wait_holders(bootcache, ready_image, host)
+    # Hosts report every ten seconds here.
+    done = plain(cloud, 'evict', ready_image, '--timeout', '45', '-f', 'json')
+    assert done.returncode == 1
+    assert [row['outcome'] for row in json.loads(done.stdout)] == ['in use']
+    assert f'{host.hostname}: still in use' in done.stderr.splitlines()[-1]
+    tenant.delete_server(server)
+    wait_holders(bootcache, ready_image)
+
+
+def test_a_pinned_image_is_not_evicted(bootcache, cloud, ready_image):
+    bootcache('pin', ready_image)
+    try:
+        done = plain(cloud, 'evict', ready_image)
+        assert done.returncode == 1 and f'image {ready_image} is pinned' in done.stderr
+    finally:
+        bootcache('unpin', ready_image)
+
+
 def test_working_set_show_and_plot(bootcache, cloud, ready_image, tmp_path):
     extents = bootcache('working-set', 'show', ready_image)
     shown = bootcache('image', 'show', ready_image)
@@ -71,9 +127,14 @@ def test_progress_is_shown_while_one_waits(cloud, ready_image):
     (('image', 'show', '../../etc'), 'is not an image id'),
     (('working-set', 'show', 'nonsense'), 'neither a file nor an image id'),
     (('image', 'build', '00000000-0000-4000-8000-000000000000'), 'Glance has no image'),
+    (('image', 'where', '00000000-0000-4000-8000-000000000000'), 'is not known'),
+    (('warm', '../../etc', '--aggregate', 'racks'), 'is not an image id'),
+    (('warm', 'READY', '--aggregate', 'no-such'), 'there is no aggregate no-such'),
+    (('warm', '00000000-0000-4000-8000-000000000000', '--aggregate', 'no-such'), 'is not known'),
+    (('evict', 'READY', '--host', 'no-such'), 'not heard of: no-such'),
 ])
 def test_bad_input_says_what_is_wrong(cloud, ready_image, arguments, message):
-    done = plain(cloud, *arguments)
+    done = plain(cloud, *(ready_image if one == 'READY' else one for one in arguments))
     assert done.returncode != 0
     assert message in done.stderr
     assert 'Traceback' not in done.stderr
@@ -103,5 +164,3 @@ def test_build_of_a_file_needs_no_cloud(small_image, tmp_path):
     again = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL,
                            check=False, env=environment)
     assert again.returncode == 1 and 'exists' in again.stderr
-
-

@@ -1,0 +1,39 @@
+"""The manual page's examples run, on a fake of the RPC client; every command has one."""
+
+import pathlib
+import re
+import shlex
+
+import pytest
+from fakes_cli import OTHER, entry_points, held, image, report
+
+PAGE = pathlib.Path(__file__).resolve().parents[3] / 'doc' / 'source' / 'cli.rst'
+EXAMPLES = re.findall(r'^    bootcache (.*)$', PAGE.read_text(), re.MULTILINE)
+# These need QEMU and matplotlib; tests/e2e/test_cli.py runs them.
+ELSEWHERE = ('build ', 'working-set plot ')
+
+
+@pytest.mark.parametrize('name', [name.replace('_', ' ') for name in entry_points()])
+def test_every_command_has_an_example(name):
+    assert any(f'{example} '.startswith(f'{name} ') for example in EXAMPLES)
+
+
+@pytest.mark.parametrize('example', [example for example in EXAMPLES
+                                     if not example.startswith(ELSEWHERE)])
+def test_examples_run(cli, example):
+    cli.api.images[OTHER] = image(OTHER)
+    cli.api.hosts = [{'host': 'compute7', 'seen': 1, 'images': 1, 'bytes': {}, 'quotas': {}}]
+    cli.api.where[OTHER] = {'storage': 'disk', 'hosts': [held('compute7')]}
+    cli.api.warming[OTHER] = [report(name, True, compute7=('cached', 1, ''))
+                              for name in ('racks', 'edge')]
+    cli.time.after(2, lambda: cli.api.where[OTHER]['hosts'].clear())
+    done = cli(*shlex.split(example))
+    assert done.code == 0, done.err
+    assert 'compute7' in done.out or OTHER in done.out or '65536' in done.out
+
+
+def test_outcomes_are_described():
+    from glance_bootcache.cli import evict
+    words = [evict.GONE, evict.NOT_HELD, evict.LEAVING, evict.IN_USE, evict.SILENT, evict.KEPT]
+    text = PAGE.read_text()
+    assert [word for word in words if f'* - ``{word}``' not in text] == []

@@ -179,6 +179,8 @@ class Warming:
             self._forget(now, 1)
             if len(self._jobs) >= _MOST_JOBS:
                 return None
+            # What an operator asks for again is also what the policy asked for.
+            by_policy = by_policy or (job is not None and job.by_policy)
             job = self._jobs[image_id, aggregate] = Job(image_id, aggregate, now)
         job.by_policy = job.by_policy or by_policy
         return job

@@ -172,3 +172,14 @@ def test_every_combination_gives_what_its_action_needs():
             assert decision.policy is not None
         if decision.action is Action.REBUILD:
             assert known is not None and known.working_set is not None and not forced
+
+
+@pytest.mark.parametrize('noted, base, new', [
+    ('', '', True), ('sha512:00', 'sha512:00', False), ('sha512:11', 'sha512:11', True),
+    # It failed before there was a base.
+    ('sha512:00', '', True),
+    # It was skipped since.
+    ('', 'sha512:00', True), ('sha512:11', 'sha512:00', True), ('sha512:00', 'sha512:11', True)])
+def test_content_that_is_new(noted, base, new):
+    known = manifest(image_hash=noted, base_hash=base)
+    assert decisions.has_new_content(IMAGE, known) is new

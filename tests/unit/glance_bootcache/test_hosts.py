@@ -361,3 +361,12 @@ def test_a_manifest_that_did_not_change_is_not_read_again(house, monkeypatch):
             assert house.table.report('one', None)['drop'] == []
     house.manager.let_go(IMAGE)
     assert house.table.report('one', None)['drop'] == [IMAGE]
+
+
+@pytest.mark.parametrize('medium, promoted', [(Medium.MEMORY, [IMAGE]), (Medium.DISK, [])])
+def test_pinning_keeps_a_cache_image_in_memory_where_it_is(house, monkeypatch, medium, promoted):
+    ready(house)
+    monkeypatch.setattr(house.tiers, 'medium', lambda image_id: medium)
+    assert house.operators.pin(IMAGE, True) is True
+    assert house.tiers.promoted == promoted
+    assert house.operators.pin(OTHER, True) is False

@@ -306,6 +306,20 @@ def test_the_thread_goes_on_after_an_error(ready, monkeypatch, caplog):
     assert len(steps) == 3 and 'a fault of ours' in caplog.text
 
 
+def test_a_host_that_is_warmed_while_it_waits_for_its_next_attempt(ready):
+    warm(ready, 'edge')
+    step(ready)
+    tell(ready, 'three', 'error', 'no room')
+    step(ready)
+    assert done(ready) == [False]
+    ready.seconds.now += 1
+    ready.table.report('three', {'images': {IMAGE: [1.0, 'disk', 0, 7]}})
+    step(ready)
+    assert done(ready) == [True] and outcomes(ready) == {'edge': {'three': 'cached'}}
+    step(ready, 600)
+    assert len(ready.nova.asked) == 1
+
+
 # By the policy.
 
 @pytest.fixture
@@ -402,6 +416,35 @@ def test_an_image_that_is_opted_out_and_in_again_while_it_is_remembered(policy):
     make_ready(policy)
     scan(policy)
     assert len(policy.nova.asked) == 3
+
+
+def test_an_operator_may_ask_again_for_what_the_policy_has_done(policy):
+    make_ready(policy)
+    scan(policy)
+    for host in ('one', 'two'):
+        tell(policy, host)
+    step(policy)
+    # The other aggregate is not done.
+    assert done(policy) == [True, False]
+    policy.warming.warm(IMAGE, ['racks'])
+    assert sorted(done(policy)) == [False, False]
+    finish(policy)
+    scan(policy)
+    assert len(policy.nova.asked) == 3 and policy.store.load(IMAGE).warm_due is False
+
+
+def test_what_is_done_while_it_is_built_again_stays_done(policy):
+    make_ready(policy)
+    assert policy.store.load(IMAGE).warm_due
+
+    def building():
+        scan(policy)
+        policy.store.change(IMAGE, warming._is_warm)
+
+    policy.qemu.building = building
+    policy.manager.rebuild(IMAGE)
+    policy.settle()
+    assert policy.state(IMAGE) == 'ready' and policy.store.load(IMAGE).warm_due is False
 
 
 def test_a_restart_in_between_loses_nothing(policy):

@@ -187,6 +187,17 @@ def test_no_answer_counts_as_none():
     assert (job.attempts, job.hosts['one'].attempts, job.reason) == (1, 1, '')
 
 
+def test_the_waiting_for_nova_begins_anew_once_it_has_answered():
+    job = Job(IMAGE, 'racks', 0.0)
+    for _ in range(4):
+        job.not_answered('refused', 0.0)
+    job.ask(('one',), (), 500.0)
+    job.report('one', 'error', 'x', 501.0)
+    job.close(502.0, 60, 3)
+    job.not_answered('refused', 600.0)
+    assert job.due == 630.0
+
+
 def test_a_refusal_of_the_request_itself_counts_once():
     job = asked('one')
     job.refused('image not found', 101.0, 1)

@@ -1,0 +1,100 @@
+"""Which runs are made: the policies, and what changes with each of the operator's choices."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from nova import objects
+
+from tests.bench.cluster import policies, runs
+from tests.bench.cluster.calibration import Measured
+from tests.bench.cluster.policies import POLICIES, Policy
+from tests.bench.cluster.world import Cluster
+
+_GIB = 1 << 30
+MULTIPLIERS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 5.0)
+SKEWS = (0.5, 0.75, 1.0, 1.25, 1.5)
+DISK_QUOTAS = (0.5, 1, 2, 5, 10, 20)
+MEMORY_QUOTAS = (0, 0.25, 0.5, 1, 2, 4)
+STORAGE_QUOTAS = (0, 1, 4, 16, 64)
+CANDIDATES = (10, 50, 100, 250, 500)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale:
+    """How large a set of runs is.
+
+    :ivar sizes: hosts, images and boots of the comparisons of policies.
+    :ivar hosts: of the sweeps; likewise images and boots.
+    """
+
+    sizes: tuple[tuple[int, int, int], ...]
+    hosts: int
+    images: int
+    boots: int
+
+
+QUICK = Scale(((100, 100, 3000),), 100, 100, 2500)
+FULL = Scale(((100, 100, 5000), (1000, 1000, 20_000), (10_000, 1000, 100_000)), 500, 500, 10_000)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One run.
+
+    :ivar sweep: what it belongs to.
+    :ivar value: what is varied in it, in the sweep's own unit.
+    """
+
+    sweep: str
+    value: float
+    cluster: Cluster
+    policy: Policy
+
+
+def plan(scale: Scale) -> Iterator[Run]:
+    """Yield all runs."""
+    default = policies.weigher(1.0)
+    for hosts, images, boots in scale.sizes:
+        cluster = Cluster(hosts, runs.load(hosts, images, boots))
+        for policy in POLICIES:
+            # The largest size is for the two ends of what is compared, and takes minutes for each.
+            if hosts < 5000 or policy.name in ('stock', 'cache', 'cache, weigher'):
+                yield Run('policies', hosts, cluster, policy)
+    load = runs.load(scale.hosts, scale.images, scale.boots)
+    base = Cluster(scale.hosts, load)
+    # Without settling, as full bases of settled servers would hide what a quota does.
+    bare = dataclasses.replace(base, settle=False)
+    for multiplier in MULTIPLIERS:
+        yield Run('multiplier', multiplier, base, policies.weigher(multiplier))
+    for skew in SKEWS:
+        yield Run('skew', skew, dataclasses.replace(
+            base, load=dataclasses.replace(load, skew=skew)), default)
+        yield Run('skew, no weigher', skew, dataclasses.replace(
+            base, load=dataclasses.replace(load, skew=skew)), Policy('cache', cache=True))
+    for quota in DISK_QUOTAS:
+        yield Run('compute disk', quota, dataclasses.replace(
+            bare, disk_quota=int(quota * _GIB)), default)
+        yield Run('compute disk, no weigher', quota, dataclasses.replace(
+            bare, disk_quota=int(quota * _GIB)), Policy('cache', cache=True))
+    for quota in MEMORY_QUOTAS:
+        # Compute disk is small, so that memory counts.
+        yield Run('compute memory', quota, dataclasses.replace(
+            bare, disk_quota=_GIB, memory_quota=int(quota * _GIB)), default)
+    for quota in STORAGE_QUOTAS:
+        yield Run('storage memory', quota, dataclasses.replace(
+            bare, disk_quota=_GIB, node=dataclasses.replace(
+                base.node, memory_quota=int(quota * _GIB))), default)
+    for candidates in CANDIDATES:
+        yield Run('candidates', candidates, dataclasses.replace(base, candidates=candidates),
+                  default)
+    yield Run('settling', 0, bare, default)
+    yield Run('settling', 1, base, default)
+
+
+def one(task: tuple[Run, Measured, int]) -> dict[str, Any]:
+    """Make one run, in a process of its own; its figures."""
+    run, measured, seed = task
+    objects.register_all()
+    return {'sweep': run.sweep, 'value': run.value,
+            **runs.run(run.cluster, run.policy, measured, seed)}

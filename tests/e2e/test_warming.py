@@ -61,9 +61,9 @@ def test_an_aggregate_is_warmed_with_the_plain_client(tenant, image, cloud, wire
         tenant.openstack.run('aggregate', 'cache', 'image', aggregate, image)
         conductor.wait('0 cached, 2 existing, 0 errors, 0 unsupported')
     wait_warm(image, *cloud.hosts)
-    # Twice the cache image crossed the wire, never the image.
+    # Twice the cache image crossed the wire, but for its holes, and never the image.
     end = wire.position()
-    assert 2 * size <= crossed(wire, begin, end) < 2.2 * size
+    assert 1.9 * size <= crossed(wire, begin, end) <= 2 * size
     assert wire.downloaded(begin, end, image) == 0
     assert not [host for host in cloud.hosts
                 if (host.instances / '_base' / naming.cache_file_name(image)).exists()]

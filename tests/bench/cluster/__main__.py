@@ -43,6 +43,7 @@ def main() -> int:
         'constants': calibration.describe(measured, options.image),
         'assumptions': {
             'hardware': dataclasses.asdict(Hardware()), 'storage_node': dataclasses.asdict(Node()),
+            'storage_nodes': 'one for each 1,000 hosts or a part of them',
             'flavors': [dataclasses.asdict(flavor) for flavor in FLAVORS],
             'host_link_bytes_per_second': tasks[0][0].cluster.host_link,
             'server_life_mean_s': tasks[0][0].cluster.load.life,

@@ -12,7 +12,7 @@ from tests.bench.cluster.links import FairLink
 
 @dataclasses.dataclass(frozen=True)
 class Node:
-    """The storage node's size: assumptions but for the quotas, which are the operator's.
+    """The storage nodes' size, taken as one: assumptions but for the quota, the operator's.
 
     :ivar link: bytes a second.
     :ivar disk: bytes a second that its disk reads.
@@ -24,6 +24,13 @@ class Node:
     disk: float = 500e6
     memory_quota: int = 4 << 30
     round_trip: float = 0.0002
+
+
+def nodes_for(hosts: int) -> Node:
+    """Return the storage of a cluster: one node for each 1,000 hosts, or a part of them."""
+    count = -(-hosts // 1000)
+    one = Node()
+    return Node(count * one.link, count * one.disk, count * one.memory_quota, one.round_trip)
 
 
 class StorageNode:

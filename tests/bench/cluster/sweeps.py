@@ -9,6 +9,7 @@ from nova import objects
 from tests.bench.cluster import policies, runs
 from tests.bench.cluster.calibration import Measured
 from tests.bench.cluster.policies import POLICIES, Policy
+from tests.bench.cluster.storage import nodes_for
 from tests.bench.cluster.world import Cluster
 
 _GIB = 1 << 30
@@ -56,13 +57,13 @@ def plan(scale: Scale) -> Iterator[Run]:
     """Yield all runs."""
     default = policies.weigher(1.0)
     for hosts, images, boots in scale.sizes:
-        cluster = Cluster(hosts, runs.load(hosts, images, boots))
+        cluster = Cluster(hosts, runs.load(hosts, images, boots), node=nodes_for(hosts))
         for policy in POLICIES:
             # The largest size is for the two ends of what is compared, and takes minutes for each.
             if hosts < 5000 or policy.name in ('stock', 'cache', 'cache, weigher'):
                 yield Run('policies', hosts, cluster, policy)
     load = runs.load(scale.hosts, scale.images, scale.boots)
-    base = Cluster(scale.hosts, load)
+    base = Cluster(scale.hosts, load, node=nodes_for(scale.hosts))
     # Without settling, as full bases of settled servers would hide what a quota does.
     bare = dataclasses.replace(base, settle=False)
     for multiplier in MULTIPLIERS:

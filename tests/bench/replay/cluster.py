@@ -1,0 +1,164 @@
+"""One storage node and its hosts: made, used for boots that are counted, and removed."""
+
+import contextlib
+import dataclasses
+import hashlib
+import os
+import shutil
+import statistics
+import subprocess
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from bootcache.workingset import Extent
+from tests.bench.replay import children, netns, tap
+from tests.bench.replay.children import Child
+from tests.bench.replay.host import Boot, HostChild, Image
+from tests.bench.replay.node import HOST_DIRECTORY, Node
+from tests.bench.replay.peers import Peer
+from tests.bench.replay.tap import Traffic
+from tests.bench.replay.trace import Trace
+
+_GO_SECONDS = 0.3
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One peer's phase, once, on some hosts at the same time.
+
+    :ivar label: of the peer and the phase.
+    :ivar boots: of each host.
+    :ivar traffic: what the storage node was asked for, by kind of export.
+    :ivar copied: bytes of whole images that it sent.
+    """
+
+    label: str
+    boots: list[Boot]
+    traffic: dict[str, Traffic]
+    copied: int
+
+    @property
+    def seconds(self) -> float:
+        """The mean of the hosts' boot times, as the papers have it."""
+        return statistics.mean(boot.seconds for boot in self.boots)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the run's figures; all hosts' times, as quantiles hide much."""
+        mean = statistics.mean
+        return {
+            'label': self.label, 'hosts': len(self.boots), 'seconds': round(self.seconds, 4),
+            'slowest': round(max(boot.seconds for boot in self.boots), 4),
+            'disk_seconds': round(mean(boot.disk_seconds for boot in self.boots), 4),
+            'each': [round(boot.seconds, 3) for boot in self.boots],
+            'player_cpu_seconds': round(mean(boot.player_cpu_seconds for boot in self.boots), 4),
+            'chain_cpu_seconds': round(mean(boot.chain_cpu_seconds for boot in self.boots), 4),
+            'host_cpu_seconds': round(mean(boot.host_cpu_seconds for boot in self.boots), 4),
+            'host_bytes': round(mean(boot.disk_bytes for boot in self.boots)),
+            'digests': sorted({boot.digest for boot in self.boots}),
+            'traffic': {kind: dataclasses.asdict(one) for kind, one in self.traffic.items()},
+            'copied_bytes': self.copied}
+
+
+class Cluster:
+    """A storage node and hosts; see :func:`cluster`."""
+
+    def __init__(self, network: netns.Network, directory: Path, storage: Path):
+        self.network = network
+        self.directory = directory
+        self._storage = storage
+        self.node = Child(network.storage, lambda: Node(str(storage)))
+        self.hosts = [
+            Child(name, lambda name=name: HostChild(name, str(directory / name)))  # type: ignore
+            for name in network.hosts]
+        self._tap = tap.Tap(storage / 'tap.log')
+
+    def add_image(self, path: Path, image_format: str, virtual_bytes: int,
+                  extents: Sequence[Extent] = (), quota: int = 1 << 30,
+                  cluster_bytes: int = 65536) -> Image:
+        """Put an image onto the storage node, with a cache image of these extents if there are any.
+        """
+        image_id = str(uuid.UUID(hashlib.sha256(f'{path}{time.monotonic_ns()}'.encode())
+                                 .hexdigest()[:32]))
+        answer = self.node.call('add_image', image_id, str(path), image_format, virtual_bytes)
+        if extents:
+            answer = self.node.call('build', image_id, list(extents), quota, cluster_bytes)
+        raw = self._storage / f'{image_id}.raw'
+        subprocess.run(['qemu-img', 'convert', '-f', image_format, '-O', 'raw', str(path),
+                        str(raw)], check=True)
+        return Image(image_id, {**answer, 'raw_path': str(raw)}, image_format)
+
+    def run(self, peer: Peer, images: Sequence[Image], traces: Sequence[Trace], hosts: int, *,
+            scale: float = 1.0, verify: bool = True, patience: float = 7200) -> list[Run]:
+        """Boot a server on each of some hosts at the same time, in each of a peer's phases.
+
+        :param images: of the hosts, in turn, each with its trace.
+        :param scale: factor of the think times.
+        :param patience: seconds for one phase.
+        """
+        used = self.hosts[:hosts]
+        found = []
+        try:
+            for phase in peer.phases:
+                for index, host in enumerate(used):
+                    host.send('prepare', peer, images[index % len(images)], phase)
+                children.results(used, 120)
+                self._tap.read()
+                self.node.call('sent')
+                go = time.monotonic() + _GO_SECONDS
+                for index, host in enumerate(used):
+                    host.send('boot', phase, traces[index % len(traces)], scale, verify, go)
+                boots = children.results(used, patience)
+                found.append(Run(peer.label(phase), boots, tap.traffic(self._tap.read()),
+                                 sum(self.node.call('sent'))))
+                for host in used:
+                    host.send('finish', phase)
+                children.results(used, 60)
+        finally:
+            for host in used:
+                host.send('reset')
+            children.results(used, 120)
+        return found
+
+    def close(self) -> None:
+        """End the storage node and the hosts."""
+        for host in self.hosts:
+            host.close()
+        with contextlib.suppress(children.ChildError, OSError):
+            self.node.call('stop', seconds=20)
+        self.node.close()
+
+
+@contextlib.contextmanager
+def cluster(hosts: int, rate: int, media: Path = Path('/dev/shm'),
+            storage: Path = Path('/tmp')) -> Iterator[Cluster]:
+    """Make a storage node and hosts, and remove all of it whatever happens.
+
+    :param rate: of each link, bits a second; 0 for no limit.
+    :param media: where the hosts' files are. In memory the hosts do not wait for one common disk,
+        which real hosts do not have.
+    :param storage: where the storage node's files are.
+    """
+    name = f'bcr-{os.getpid()}'
+    directory, storage = media / name, storage / name
+    with netns.network(hosts, rate) as network:
+        made: Cluster | None = None
+        try:
+            for path in (directory, storage):
+                path.mkdir()
+            # The place where each host sees its own files; the same for all, so it is common.
+            Path(HOST_DIRECTORY).mkdir(exist_ok=True)
+            made = Cluster(network, directory, storage)
+            yield made
+        finally:
+            try:
+                if made is not None:
+                    made.close()
+            finally:
+                network.remove()
+                for path in (directory, storage):
+                    shutil.rmtree(path, ignore_errors=True)
+                with contextlib.suppress(OSError):
+                    Path(HOST_DIRECTORY).rmdir()

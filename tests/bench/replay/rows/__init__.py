@@ -1,0 +1,1 @@
+"""What is compared, one row of the papers' figures a module."""

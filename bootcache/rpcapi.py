@@ -17,10 +17,15 @@ import oslo_messaging as messaging
 from oslo_config import cfg
 
 from bootcache import conf as bootcache_conf
+from bootcache.bus import BusOpening
 
 EXCHANGE = 'bootcache'
 TOPIC = 'bootcache'
 VERSION = '1.2'
+# Added to a client's first call's limit.
+_OPENING_SECONDS = 2
+# Of no image: what is asked for to see whether anybody answers.
+NO_IMAGE = '00000000-0000-0000-0000-000000000000'
 # What a message asks for at least: a service of an earlier version then answers what it knows.
 _FIRST = '1.0'
 _SINCE = {
@@ -73,8 +78,12 @@ class StorageAPI:
         self._client = messaging.get_rpc_client(get_transport(conf), target(),
                                                 version_cap=version_cap)
         self._timeout = conf[bootcache_conf.GROUP].rpc_timeout
+        self._opening = BusOpening(
+            lambda seconds: self._client.prepare(timeout=seconds, retry=0, version=_FIRST).call(
+                {}, 'get_image', image_id=NO_IMAGE))
 
     def _call(self, method: str, **arguments: Any) -> Any:
+        self._opening.wait(self._timeout + _OPENING_SECONDS)
         # Without a retry limit a call waits for ever for a bus that is away.
         return self._client.prepare(timeout=self._timeout, retry=1, version=_SINCE.get(
             method, _FIRST)).call({}, method, **arguments)

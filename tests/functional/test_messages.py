@@ -1,9 +1,14 @@
 """RPC and notifications through a real RabbitMQ."""
 
 import queue
+import subprocess
+import sys
+import threading
+from pathlib import Path
 
 import oslo_messaging as messaging
 import pytest
+from functional_tools import free_port
 from oslo_messaging import conffixture
 
 from bootcache import conf as bootcache_conf
@@ -13,6 +18,7 @@ from glance_bootcache.listener import ImageEvents, get_listener
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 PATIENCE = 30
+TOP = Path(__file__).resolve().parents[2]
 HOLDINGS = {'images': {IMAGE: [1000.5, 'disk', 2, 7]}, 'quotas': {'disk': 100}}
 
 
@@ -24,6 +30,8 @@ class Manager:
 
     def __getattr__(self, name):
         def method(*arguments, **named):
+            if arguments == (rpcapi.NO_IMAGE,):
+                return None
             self.calls.put((name, arguments, named))
             if name == 'get_image' and arguments[0] != IMAGE:
                 raise RuntimeError('out of order')
@@ -157,6 +165,39 @@ def test_errors_of_the_service_are_raised(conf, manager):
         api.get_image('../../etc/passwd')
     with pytest.raises(messaging.RemoteError, match='outside'):
         api.report_working_set('00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f', 'token', 4096, [])
+
+
+ASKS = """
+import sys, threading
+import oslo_messaging as messaging
+from oslo_config import cfg
+from bootcache import conf, rpcapi
+conf.register_opts(cfg.CONF)
+cfg.CONF([], project='bootcache', default_config_files=[])
+cfg.CONF.set_override('transport_url', sys.argv[1], 'bootcache')
+cfg.CONF.set_override('rpc_timeout', 1, 'bootcache')
+api = rpcapi.StorageAPI(cfg.CONF)
+for _call in range(3):
+    try:
+        api.list_images()
+    except messaging.MessageDeliveryFailure as error:
+        print(error, [thread.name for thread in threading.enumerate()].count('bootcache-bus'))
+"""
+
+
+def test_a_bus_that_is_away_keeps_nobody_waiting():
+    """A port where nothing listens: each call ends in its time, and so does the process."""
+    done = subprocess.run([sys.executable, '-W', 'ignore', '-c', ASKS,
+                           f'rabbit://a:b@127.0.0.1:{free_port()}/'], cwd=TOP, timeout=60,
+                          capture_output=True, text=True)
+    assert done.stdout.splitlines() == 3 * [
+        'the message bus could not be reached within 3 s; see [bootcache]transport_url 1'], done
+
+
+def test_a_first_call_waits_no_longer_than_others(conf, manager):
+    api = rpcapi.StorageAPI(conf)
+    assert api.plan_boot(IMAGE, 'host', 'server', None)['action'] == 'stock'
+    assert not [thread for thread in threading.enumerate() if thread.name == 'bootcache-bus']
 
 
 def test_nobody_serves(conf):

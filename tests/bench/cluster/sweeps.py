@@ -15,8 +15,8 @@ from tests.bench.cluster.world import Cluster
 _GIB = 1 << 30
 MULTIPLIERS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 5.0)
 SKEWS = (0.5, 0.75, 1.0, 1.25, 1.5)
-DISK_QUOTAS = (0.5, 1, 2, 5, 10, 20)
-MEMORY_QUOTAS = (0, 0.25, 0.5, 1, 2, 4)
+DISK_QUOTAS = (0.13, 0.25, 0.5, 1, 2, 5, 10)
+MEMORY_QUOTAS = (0, 0.13, 0.25, 0.5, 1, 2)
 STORAGE_QUOTAS = (0, 1, 4, 16, 64)
 CANDIDATES = (10, 50, 100, 250, 500)
 
@@ -81,7 +81,7 @@ def plan(scale: Scale) -> Iterator[Run]:
     for quota in MEMORY_QUOTAS:
         # Compute disk is small, so that memory counts.
         yield Run('compute memory', quota, dataclasses.replace(
-            bare, disk_quota=_GIB, memory_quota=int(quota * _GIB)), default)
+            bare, disk_quota=_GIB // 4, memory_quota=int(quota * _GIB)), default)
     for quota in STORAGE_QUOTAS:
         yield Run('storage memory', quota, dataclasses.replace(
             bare, disk_quota=_GIB, node=dataclasses.replace(

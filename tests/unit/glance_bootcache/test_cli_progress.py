@@ -13,6 +13,9 @@ from glance_bootcache.cli import progress
 from glance_bootcache.cli.progress import Progress
 
 
+_END = '<end of what was shown>'
+
+
 class Terminal:
     """A pseudo-terminal of so many columns; ``shown`` is what was written to it."""
 
@@ -23,8 +26,13 @@ class Terminal:
 
     def shown(self):
         self.stream.flush()
-        text = os.read(self._master, 100_000).decode()
-        return text.replace('\r\n', '\n')
+        # A mark of our own comes last: the kernel hands over what was written in any pieces.
+        self.stream.write(_END)
+        self.stream.flush()
+        text = ''
+        while not text.endswith(_END):
+            text += os.read(self._master, 100_000).decode()
+        return text.removesuffix(_END).replace('\r\n', '\n')
 
     def close(self):
         self.stream.close()

@@ -12,7 +12,6 @@ from fakes_cli import IMAGE, Time, report
 from glance_bootcache.cli import progress
 from glance_bootcache.cli.progress import Progress
 
-
 _END = '<end of what was shown>'
 
 

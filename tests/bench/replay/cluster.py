@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import hashlib
 import os
+import re
 import shutil
 import statistics
 import subprocess
@@ -91,11 +92,13 @@ class Cluster:
         return Image(image_id, {**answer, 'raw_path': str(raw)}, image_format)
 
     def run(self, peer: Peer, images: Sequence[Image], traces: Sequence[Trace], hosts: int, *,
-            scale: float = 1.0, verify: bool = True, patience: float = 7200) -> list[Run]:
+            scale: float = 1.0, overhead: float = 0.0, verify: bool = True,
+            patience: float = 7200) -> list[Run]:
         """Boot a server on each of some hosts at the same time, in each of a peer's phases.
 
         :param images: of the hosts, in turn, each with its trace.
         :param scale: factor of the think times.
+        :param overhead: of the player, in seconds a request; see ``check.calibrate``.
         :param patience: seconds for one phase.
         """
         used = self.hosts[:hosts]
@@ -109,7 +112,8 @@ class Cluster:
                 self.node.call('sent')
                 go = time.monotonic() + _GO_SECONDS
                 for index, host in enumerate(used):
-                    host.send('boot', phase, traces[index % len(traces)], scale, verify, go)
+                    host.send('boot', phase, traces[index % len(traces)], scale, overhead, verify,
+                              go)
                 boots = children.results(used, patience)
                 found.append(Run(peer.label(phase), boots, tap.traffic(self._tap.read()),
                                  sum(self.node.call('sent'))))
@@ -131,6 +135,14 @@ class Cluster:
         self.node.close()
 
 
+def _remove_stale(place: Path) -> None:
+    """Remove the directories of runs that were killed."""
+    for path in place.glob('bcr-*'):
+        match = re.fullmatch(r'bcr-(\d+)-(hosts|node|seen)', path.name)
+        if match is not None and not Path('/proc', match.group(1)).exists():
+            shutil.rmtree(path, ignore_errors=True)
+
+
 @contextlib.contextmanager
 def cluster(hosts: int, rate: int, media: Path = Path('/dev/shm'),
             storage: Path = Path('/tmp')) -> Iterator[Cluster]:
@@ -141,8 +153,9 @@ def cluster(hosts: int, rate: int, media: Path = Path('/dev/shm'),
         which real hosts do not have.
     :param storage: where the storage node's files are.
     """
-    name = f'bcr-{os.getpid()}'
-    directory, storage = media / name, storage / name
+    for place in {media, storage, Path(HOST_DIRECTORY).parent}:
+        _remove_stale(place)
+    directory, storage = media / f'bcr-{os.getpid()}-hosts', storage / f'bcr-{os.getpid()}-node'
     with netns.network(hosts, rate) as network:
         made: Cluster | None = None
         try:

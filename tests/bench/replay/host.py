@@ -161,9 +161,11 @@ class HostChild:
         self.chain.ensure_running()
         peer.prepare(self, image, phase)
 
-    def boot(self, phase: str, trace: Trace, scale: float, verify: bool, go: float) -> Boot:
+    def boot(self, phase: str, trace: Trace, scale: float, overhead: float, verify: bool,
+             go: float) -> Boot:
         """Boot once: make the disk, open its chain, play the trace.
 
+        :param overhead: of the player, in seconds a request.
         :param go: when the server is asked for, in monotonic seconds.
         """
         peer, image = self._peer, self._image
@@ -180,7 +182,7 @@ class HostChild:
         began = time.monotonic()
         with peer.watching(self, phase):
             played = player.play(self.chain.listener.path, EXPORT, trace.boot, trace.header.tail,
-                                 scale=scale, verify=verify)
+                                 scale=scale, verify=verify, overhead=overhead)
         self.chain.remove_export(EXPORT, disconnect=True)
         self.chain.remove_nodes(*(node['node-name'] for node in reversed(nodes)))
         return Boot(began - go + played.seconds, made - go, played.cpu_seconds,

@@ -27,8 +27,9 @@ from glance_bootcache.exporter import Exporter
 from tests.bench.replay import netns
 
 PORT, TAP_PORT, IMAGE_PORT = 10809, 10810, 8080
-# Where every host sees its own gateway: in the header of each cache image.
-HOST_DIRECTORY = '/tmp/bcr-host'
+# Where every host of this run (children are forked) sees its own files: its gateway's socket is in
+# the header of each cache image.
+HOST_DIRECTORY = f'/tmp/bcr-{os.getpid()}-seen'
 GATEWAY_SOCKET = f'{HOST_DIRECTORY}/g/nbd'
 
 
@@ -137,7 +138,8 @@ class Node:
         """End what runs."""
         self._images.shutdown()
         self._images.server_close()
-        self._tap.terminate()
+        # By SIGTERM it would wait for its connections.
+        self._tap.kill()
         self._tap.wait()
         self.exporter.stop()
         with contextlib.suppress(FileNotFoundError):

@@ -52,6 +52,7 @@ class Peer(abc.ABC):
 
     def prepare(self, host: HostChild, image: Image, phase: str) -> None:
         """Start what runs before a server is asked for. Not timed."""
+        return None
 
     @abc.abstractmethod
     def disk(self, host: HostChild, image: Image, phase: str) -> Nodes:

@@ -47,7 +47,9 @@ class Played:
 
 
 class _Player:
-    def __init__(self, handle: nbd.NBD, requests: Sequence[Request], scale: float, verify: bool):
+    def __init__(self, handle: nbd.NBD, requests: Sequence[Request], scale: float, verify: bool,
+                 overhead: float):
+        self.overhead = overhead
         self.handle = handle
         self.requests = requests
         self.scale = scale
@@ -91,7 +93,9 @@ class _Player:
         """Return when a request is to be issued, or None if that is not known yet."""
         one = self.requests[index]
         heard = began if one.after < 0 else self.completed[one.after]
-        return None if heard is None else heard + one.think * self.scale
+        if heard is None:
+            return None
+        return heard + max(0.0, one.think * self.scale - self.overhead)
 
     def wait(self, seconds: float) -> None:
         """Let libnbd work until something happens, at most for a time."""
@@ -134,19 +138,20 @@ def connect(socket_path: str, export: str) -> nbd.NBD:
 
 
 def play(socket_path: str, export: str, requests: Sequence[Request], tail: float = 0.0, *,
-         scale: float = 1.0, verify: bool = False, began: float | None = None) -> Played:
+         scale: float = 1.0, verify: bool = False, overhead: float = 0.0) -> Played:
     """Play a boot.
 
     :param tail: seconds from the last completion to the boot's end.
     :param scale: factor of the think times and of the tail.
     :param verify: whether to compute a digest of what is read.
-    :param began: when the machine was started, in monotonic seconds; None for now.
+    :param overhead: seconds that a request takes by way of this player and not in a guest; taken
+        off the think times. See ``check.calibrate``.
     :raises PlayError: if a request fails or is not answered.
     """
     handle = connect(socket_path, export)
-    player = _Player(handle, requests, scale, verify)
+    player = _Player(handle, requests, scale, verify, overhead)
     cpu = time.thread_time()
-    began = time.monotonic() if began is None else began
+    began = time.monotonic()
     player.run(began)
     cpu = time.thread_time() - cpu
     completed = [done for done in player.completed if done is not None]

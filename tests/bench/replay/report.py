@@ -1,0 +1,99 @@
+"""The report: report.json, figures, and a page that the documentation includes.
+
+Made of the journals in the report's directory, one a row, so that rows may be measured apart. All
+figures in it come from there; each row names its run.
+"""
+
+import json
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from tests.bench.replay import figures
+from tests.bench.replay.setting import read
+
+CHECK = 'check.json'
+
+
+def assemble(directory: Path, parts: list[ModuleType]) -> dict[str, Any]:
+    """Put the report together from the journals that are there, and write it.
+
+    :param directory: of the journals; report.json, page and figures go there.
+    :param parts: the modules of the rows, in the report's order.
+    :returns: the document of report.json.
+    """
+    document: dict[str, Any] = {'rows': [], 'targets': [], 'runs': [], 'check': []}
+    page = [*_head('What is measured, and against what')]
+    if (directory / CHECK).exists():
+        document['check'] = json.loads((directory / CHECK).read_text())
+        page += _checks(document['check'])
+    for part in parts:
+        path = directory / f'{part.NAME}.jsonl'
+        if not path.exists():
+            continue
+        head, runs = read(path)
+        if not runs:
+            continue
+        rows, targets = part.rows(head, runs), part.targets(head, runs)
+        document['rows'] += rows
+        document['targets'] += targets
+        document['runs'].append(head)
+        pictures = getattr(figures, part.NAME)(head, rows, directory)
+        page += _section(part.TITLE, head, rows, targets, pictures)
+    (directory / 'report.json').write_text(json.dumps(document, indent=1) + '\n')
+    (directory / 'replay.rst').write_text('\n'.join(page) + '\n')
+    return document
+
+
+def _head(title: str, mark: str = '=') -> list[str]:
+    return [title, mark * len(title), '']
+
+
+def _table(names: list[str], lines: list[list[Any]]) -> list[str]:
+    page = ['.. list-table::', '   :header-rows: 1', '']
+    for line in [names, *lines]:
+        page += [f'   {"*" if not index else " "} - {value}' for index, value in enumerate(line)]
+    return [*page, '']
+
+
+def _checks(checks: list[dict[str, Any]]) -> list[str]:
+    page = _head('Whether a replay is the real boot', '-')
+    page += ['A trace that was recorded of a real guest is played on the setting of its recording.',
+             'Order and bytes are those that the server saw; times are of issue.', '']
+    return page + _table(
+        ['image', 'requests', 'bytes and order', 'boot time', 'median lag', 'worst lag'],
+        [[one['image'], one['requests'], 'exact' if one['exact'] else 'differ',
+          f'{one["boot_error"]:+.2%}', f'{one["median_lag"] * 1e3:.1f} ms',
+          f'{one["worst_lag"] * 1e3:.1f} ms'] for one in checks])
+
+
+def _number(value: float) -> str:
+    return f'{value:.2f}' if value < 100 else f'{value:.0f}'
+
+
+def _megabytes(value: float) -> str:
+    return f'{value / 1e6:.1f}' if value else '0'
+
+
+def _section(title: str, head: dict[str, Any], rows: list[dict[str, Any]],
+             targets: list[dict[str, Any]], pictures: list[tuple[str, str]]) -> list[str]:
+    setting = head['setting']
+    page = _head(title, '-')
+    page += [f'Run ``{head["run"]}`` on {head["cpus"]} CPUs, {setting["repeats"]} interleaved'
+             f' rounds. Links of {setting["rate"] / 1e6:.0f} Mbit/s, think times x'
+             f' {setting["scale"]:g}: it stands for {setting["stands_for"]}, and all times are'
+             f' {setting["dilation"]:g} times longer.', '']
+    for name, caption in pictures:
+        page += [f'.. figure:: {name}', f'   :alt: {caption}', '', f'   {caption}', '']
+    more = [name for name in ('image', 'cluster_bytes', 'part') if any(name in row for row in rows)]
+    page += _table(
+        ['peer', 'hosts', *more, 'ratio', 'spread', 'base, MB', 'cache images, MB',
+         'whole images, MB', 'player, CPU s'],
+        [[row['peer'], row['hosts'], *(row.get(name, '') for name in more), row['ratio'],
+          row['spread'], _megabytes(row['base_bytes']), _megabytes(row['cache_bytes']),
+          _megabytes(row['copied_bytes']), row['player_cpu_seconds']] for row in rows])
+    return page + _table(
+        ['target', 'at most', 'measured', 'met', 'because'],
+        [[one['name'], '' if one['target'] is None else one['target'], _number(one['value']),
+          'told' if one['target'] is None else 'yes' if one['met'] else '**missed**',
+          one['reason']] for one in targets])

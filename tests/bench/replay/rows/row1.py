@@ -1,0 +1,82 @@
+"""SC13 figures 2 and 11: servers of one image on 1 to 64 hosts at the same time."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.bench.replay import peers, sums
+from tests.bench.replay.cluster import cluster
+from tests.bench.replay.setting import (
+    Journal,
+    Point,
+    Setting,
+    extents_of,
+    measure,
+    recorded,
+)
+
+NAME = 'row1'
+TITLE = 'One image on many hosts (SC13, figures 2 and 11)'
+WARM, COLD = 'bootcache warm', 'bootcache cold'
+REFERENCE = 'local raw'
+QUICK = Setting(False, 250_000_000, 1.0, 2, ('small',))
+FULL = Setting(True, 100_000_000, 4.0, 3, ('small',))
+_HOSTS = {False: (1, 4, 16), True: (1, 2, 4, 8, 16, 32, 64)}
+# The whole image for each host takes hours at the far end, and grows with the hosts and nothing
+# else.
+_COPIES = {False: (1, 4), True: (1, 4, 16)}
+_COMMON = 'all hosts at the same time; mean of the hosts\' boot times'
+
+
+def run(setting: Setting, directory: Path) -> None:
+    """Measure, and leave the journal in the report's directory."""
+    images = [recorded(name) for name in setting.images]
+    journal = Journal(directory, NAME, setting.to_json([traces[1] for _path, traces in images]))
+    counts = _HOSTS[setting.full]
+    with cluster(counts[-1], setting.rate) as made:
+        points = []
+        for path, (profile, played) in images:
+            image = made.add_image(path, 'qcow2', played.header.virtual_bytes,
+                                   extents_of(profile))
+            for hosts in counts:
+                ways = [peers.LocalRaw(), peers.OnDemand(), peers.Sc13(), peers.Ours(),
+                        peers.OursFirst()]
+                if hosts in _COPIES[setting.full]:
+                    ways.append(peers.FullCopy())
+                points += [Point(way, image, played, hosts) for way in ways]
+        measure(made, points, setting, journal)
+
+
+def rows(head: dict[str, Any], runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the report's rows: boot times over that of one host with a full local base. Pure."""
+    return sums.rows(head, runs, 'row1', ('image', 'label', 'hosts'),
+                     lambda one: one['label'] == REFERENCE and one['hosts'] == 1, _COMMON)
+
+
+def targets(head: dict[str, Any], runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Judge row 1's targets. Pure."""
+    most = max(one['hosts'] for one in runs)
+    base = sum(one['traffic'].get('base', {}).get('bytes', 0) for one in runs
+               if one['label'] == WARM)
+    digests = {(one['image'], digest) for one in runs for digest in one['digests'] if digest}
+    images = {one['image'] for one in runs}
+    found = [
+        sums.ratio_target(head, f'warm on {most} hosts over warm on one', 1.02, runs,
+                          lambda one: one['label'] == WARM and one['hosts'] == most,
+                          lambda one: one['label'] == WARM and one['hosts'] == 1),
+        sums.ratio_target(head, 'warm over full local raw, one host', 1.02, runs,
+                          lambda one: one['label'] == WARM and one['hosts'] == 1,
+                          lambda one: one['label'] == REFERENCE and one['hosts'] == 1),
+        sums.ratio_target(head, f'warm over full local raw, {most} hosts', 1.02, runs,
+                          lambda one: one['label'] == WARM and one['hosts'] == most,
+                          lambda one: one['label'] == REFERENCE and one['hosts'] == most),
+        sums.target(head, 'bytes of the base read by warm boots', 0, base),
+        sums.target(head, 'contents that boots of one image have read', 1,
+                    len(digests) / len(images))]
+    others = sorted({one['label'] for one in runs} - {WARM, COLD, REFERENCE, 'bootcache first'})
+    for ours in (WARM, COLD):
+        for other in others:
+            if other == 'SC13 warm' and ours == COLD:
+                continue
+            found.append(sums.never_slower(head, runs, ours, other))
+    return found

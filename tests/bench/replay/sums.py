@@ -1,0 +1,94 @@
+"""The report's arithmetic: ratios within a round, medians and spread over rounds. Pure."""
+
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+Run = dict[str, Any]
+Chosen = Callable[[Run], bool]
+
+
+def median_spread(values: Sequence[float]) -> tuple[float, float]:
+    """Return the median, and the largest value less the smallest."""
+    return round(statistics.median(values), 4), round(max(values) - min(values), 4)
+
+
+def ratios(runs: Sequence[Run], chosen: Chosen, reference: Chosen) -> list[float]:
+    """Return the boot times of chosen runs over the reference's of the same round and image."""
+    below: dict[tuple[int, str], list[float]] = {}
+    for one in runs:
+        if reference(one):
+            below.setdefault((one['repeat'], one['image']), []).append(one['seconds'])
+    return [one['seconds'] / statistics.median(below[one['repeat'], one['image']])
+            for one in runs if chosen(one) and (one['repeat'], one['image']) in below]
+
+
+def rows(head: dict[str, Any], runs: Sequence[Run], row: str, keys: Sequence[str],
+         reference: Chosen, note: str) -> list[dict[str, Any]]:
+    """Return a row for each point that was measured.
+
+    :param keys: names of the runs' entries that tell points apart.
+    :param reference: the run of a round whose time the others are divided by.
+    """
+    points: dict[tuple[Any, ...], list[Run]] = {}
+    for one in runs:
+        points.setdefault(tuple(one.get(key) for key in keys), []).append(one)
+    found = []
+    for key, those in points.items():
+        ratio, spread = median_spread(ratios(runs, lambda one, those=those: any(
+            one is that for that in those), reference))
+
+        def middle(read: Callable[[Run], float], those: list[Run] = those) -> float:
+            return round(statistics.median(read(one) for one in those), 4)
+
+        known = dict(zip(keys, key, strict=True))
+        found.append({
+            'row': row, 'peer': known['label'], 'hosts': known['hosts'], 'images': 1,
+            'ratio': ratio, 'spread': spread,
+            'base_bytes': middle(lambda one: one['traffic'].get('base', {}).get('bytes', 0)),
+            'base_requests': middle(lambda one: one['traffic'].get('base', {}).get('requests', 0)),
+            'cache_bytes': middle(lambda one: one['traffic'].get('cache', {}).get('bytes', 0)),
+            'copied_bytes': middle(lambda one: one['copied_bytes']),
+            'host_bytes': middle(lambda one: one['host_bytes']),
+            'seconds': middle(lambda one: one['seconds']),
+            'disk_seconds': middle(lambda one: one['disk_seconds']),
+            'player_cpu_seconds': middle(lambda one: one['player_cpu_seconds']),
+            'chain_cpu_seconds': middle(lambda one: one['chain_cpu_seconds']),
+            **{name: value for name, value in known.items()
+               if name not in ('label', 'hosts') and value is not None},
+            'note': note, 'run': head['run']})
+    return found
+
+
+def target(head: dict[str, Any], name: str, wanted: float | None, value: float,
+           reason: str = '') -> dict[str, Any]:
+    """Return a target: a value that must not be above the wanted one; None: it is only told."""
+    return {'row': head['row'], 'name': name, 'target': wanted, 'value': value,
+            'met': wanted is None or value <= wanted, 'reason': reason, 'run': head['run']}
+
+
+def ratio_target(head: dict[str, Any], name: str, wanted: float, runs: Sequence[Run],
+                 chosen: Chosen, reference: Chosen) -> dict[str, Any]:
+    """Return a target for a ratio's median, its spread told in the reason."""
+    found = ratios(runs, chosen, reference)
+    if not found:
+        return target(head, name, wanted, float('inf'), 'it was not measured')
+    value, spread = median_spread(found)
+    return target(head, name, wanted, value, f'spread {spread} over {len(found)} rounds')
+
+
+def never_slower(head: dict[str, Any], runs: Sequence[Run], ours: str,
+                 other: str) -> dict[str, Any]:
+    """Return the target that one way is nowhere slower than another, beyond the noise.
+
+    The noise is the spread of the ratio at the point where it is worst.
+    """
+    worst, noise, where = 0.0, 0.0, 0
+    for hosts in sorted({one['hosts'] for one in runs if one['label'] == other}):
+        found = ratios(runs, lambda one, hosts=hosts: one['label'] == ours
+                       and one['hosts'] == hosts,
+                       lambda one, hosts=hosts: one['label'] == other and one['hosts'] == hosts)
+        if found and (value := median_spread(found))[0] > worst:
+            (worst, noise), where = value, hosts
+    return target(head, f'{ours} over {other}, at worst', round(1 + noise, 4), worst,
+                  f'at {where} hosts, spread {noise}')

@@ -41,6 +41,7 @@ def main() -> int:
     parser.add_argument('--scale', type=float, help='factor of the guests\' think times')
     parser.add_argument('--rate', type=int, help='of each link, bits a second')
     parser.add_argument('--repeats', type=int)
+    parser.add_argument('--hosts', type=int, nargs='+', help='of row1')
     parser.add_argument('--image', action='append', help='as tools/images/make.sh calls it')
     parser.add_argument('--only-report', action='store_true', help='of what was measured before')
     options = parser.parse_args()
@@ -50,6 +51,7 @@ def main() -> int:
         parser.error(f'{", ".join(sorted(unknown))}: not one of check, {", ".join(known)}')
     changes = {name: value for name, value in {
         'scale': options.scale, 'rate': options.rate, 'repeats': options.repeats,
+        'hosts': tuple(options.hosts) if options.hosts else None,
         'images': tuple(options.image) if options.image else None}.items() if value is not None}
     for name in () if options.only_report else wanted:
         if name == 'check':

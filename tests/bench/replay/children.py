@@ -1,5 +1,6 @@
 """Child processes that do one thing in a namespace and tell what came of it."""
 
+import contextlib
 import multiprocessing
 import time
 import traceback
@@ -56,8 +57,11 @@ class Child:
 
     def close(self) -> None:
         """End it."""
+        # Children that were made later have this end of the pipe as well: closing it says nothing.
+        with contextlib.suppress(OSError):
+            self._pipe.send(None)
         self._pipe.close()
-        self._process.join(10)
+        self._process.join(5)
         if self._process.is_alive():
             self._process.kill()
             self._process.join()
@@ -74,9 +78,12 @@ def _serve(name: str, make: Callable[[], Any], pipe: Any, other_end: Any) -> Non
         return
     while True:
         try:
-            method, arguments = pipe.recv()
+            asked = pipe.recv()
         except (EOFError, OSError):
             return
+        if asked is None:
+            return
+        method, arguments = asked
         try:
             answer = True, getattr(served, method)(*arguments)
         except Exception:

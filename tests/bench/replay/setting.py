@@ -31,6 +31,9 @@ class Setting:
     :ivar scale: factor of the recorded think times.
     :ivar repeats: how often each point is measured.
     :ivar images: names of tools/images/make.sh that are booted.
+    :ivar hosts: how many hosts boot at the same time.
+    :ivar copies: of these, where the whole image is copied to each host as well: that takes hours
+        with many, and grows with the hosts and nothing else.
     """
 
     full: bool
@@ -38,6 +41,8 @@ class Setting:
     scale: float
     repeats: int
     images: tuple[str, ...]
+    hosts: tuple[int, ...] = (1,)
+    copies: tuple[int, ...] = ()
 
     @property
     def dilation(self) -> float:

@@ -35,6 +35,12 @@ def _line(axes: Any, rows: Rows, key: str, label: str, factor: float = 1.0) -> N
               markersize=3, label=label)
 
 
+def _steps(axes: Any, rows: Rows, key: str, label: str, factor: float) -> None:
+    """Draw values at equal distances: quotas grow by factors."""
+    axes.plot([f'{row["value"]:g}' for row in rows], [row[key] * factor for row in rows],
+              marker='o', markersize=3, label=label)
+
+
 def policies(rows: Rows, path: Path) -> None:
     """Draw the policies side by side, for the largest cluster that ran all of them."""
     sizes = sorted({row['value'] for row in rows if row['sweep'] == 'policies'})
@@ -44,17 +50,18 @@ def policies(rows: Rows, path: Path) -> None:
     names = [row['policy'] for row in chosen]
     figure, grid = pyplot.subplots(1, 4, figsize=(11, 2.8), sharey=True)
     for axes, (title, values) in zip(grid, (
-            ('boots with all data on the host, %', [100 * row['hit_rate'] for row in chosen]),
-            ('boot delay, s: median, 99th percentile',
+            ('boots with all data\non the host, %', [100 * row['hit_rate'] for row in chosen]),
+            ('boot delay, s: median\n(pale: 99th percentile)',
              [row['boot_delay_p99_s'] for row in chosen]),
-            ('sent by the storage node, GB\n(pale: settling)',
+            ('sent by storage nodes, GB\n(pale: settling)',
              [(row['storage_bytes'] + row['settled_bytes']) / 1e9 for row in chosen]),
-            ('hosts of a storm for each server, %', [100 * row['spread'] for row in chosen])),
+            ('hosts of a storm\nfor each server, %', [100 * row['spread'] for row in chosen])),
             strict=True):
         pale = 'delay' in title or 'sent' in title
         axes.barh(names, values, color='#a6c8e8' if pale else '#2b6ca3')
         if 'delay' in title:
             axes.barh(names, [row['boot_delay_median_s'] for row in chosen], color='#2b6ca3')
+            axes.set_xscale('log')
         if 'sent' in title:
             axes.barh(names, [row['storage_bytes'] / 1e9 for row in chosen], color='#2b6ca3')
         axes.set_title(title, fontsize=9)
@@ -87,15 +94,16 @@ def quotas(rows: Rows, path: Path) -> None:
     figure, grid = pyplot.subplots(1, 3, figsize=(11, 3))
     for axes, name in zip(grid, ('compute disk', 'compute memory', 'storage memory'), strict=True):
         found = _of(rows, name)
-        _line(axes, found, 'hit_rate', 'boots with all data on the host, %', 100)
+        _steps(axes, found, 'hit_rate', 'boots with all data on the host, %', 100)
         other = _of(rows, f'{name}, no weigher')
         if other:
-            _line(axes, other, 'hit_rate', 'the same, without weigher', 100)
+            _steps(axes, other, 'hit_rate', 'the same, without weigher', 100)
         twin = axes.twinx()
-        twin.plot([row['value'] for row in found], [row['boot_delay_p99_s'] for row in found],
-                  color='#c0504d', marker='s', markersize=3)
+        slowest = [row['boot_delay_p99_s'] for row in found]
+        twin.plot([f'{row["value"]:g}' for row in found], slowest, color='#c0504d', marker='s',
+                  markersize=3)
         twin.set_ylabel('boot delay, 99th percentile, s', color='#c0504d')
-        twin.set_ylim(bottom=0)
+        twin.set_ylim(0, 1.15 * max(slowest))
         axes.set_ylim(0, 105)
         axes.set_xlabel(f'{name}, GiB')
         axes.legend(fontsize=7, loc='lower right')

@@ -4,7 +4,8 @@
 ``nova_bootcache.scheduler.filters.BootCacheFilter`` beside Nova's own.
 """
 
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import cachetools
@@ -22,6 +23,8 @@ LOG = logging.getLogger(__name__)
 # An image's properties seldom change; a request of many servers asks Glance once.
 _REMEMBERED_SECONDS = 60
 _REMEMBERED_IMAGES = 1024
+# Nova's word for images that it made of servers.
+_SNAPSHOT = 'snapshot'
 
 
 class BootCacheFilter(filters.BaseHostFilter):  # type: ignore[misc]
@@ -34,15 +37,19 @@ class BootCacheFilter(filters.BaseHostFilter):  # type: ignore[misc]
 
     # What a host publishes does not change during a request.
     run_filter_once_per_request = True
-    # A server that is rebuilt stays where it is.
-    RUN_ON_REBUILD = False
 
     def __init__(self) -> None:
         """Remember nothing yet."""
+        # In a tuple, as None is an answer. The scheduler's threads share it, by the lock.
         self._required: Any = cachetools.TTLCache(_REMEMBERED_IMAGES, _REMEMBERED_SECONDS)
+        self._lock = threading.Lock()
 
     def filter_all(self, filter_obj_list: Iterable[Any], spec_obj: Any) -> Iterator[Any]:
         """Yield the hosts that pass; the image is looked up once."""
+        if hosts.is_rebuild(spec_obj):
+            # Such a server stays where it is. Nova's RUN_ON_REBUILD is for single hosts only.
+            yield from filter_obj_list
+            return
         image_id = hosts.requested_image(spec_obj)
         required = self._requirement(image_id, spec_obj) if image_id else None
         if hosts.is_profile_boot(spec_obj):
@@ -75,11 +82,13 @@ class BootCacheFilter(filters.BaseHostFilter):  # type: ignore[misc]
 
     def _requirement(self, image_id: str, request_spec: Any) -> str | None:
         """Return what an image asks for: driver, warm, or None."""
-        if image_id in self._required:
-            return self._required[image_id]  # type: ignore[no-any-return]
+        with self._lock:
+            known = self._required.get(image_id)
+        if known is not None:
+            return known[0]  # type: ignore[no-any-return]
         try:
             image = glance.API().get(request_spec._context, image_id)
-            required = properties.requirement(image.get('properties') or {})
+            required = _requirement(image.get('properties') or {})
         except exception.InvalidProperty as error:
             LOG.warning('image %s: %s; all hosts pass', image_id, error)
             required = None
@@ -87,5 +96,16 @@ class BootCacheFilter(filters.BaseHostFilter):  # type: ignore[misc]
             LOG.warning('image %s: Glance cannot be asked what it requires of hosts (%s); all'
                         ' hosts pass', image_id, error)
             return None
-        self._required[image_id] = required
+        with self._lock:
+            self._required[image_id] = required,
         return required
+
+
+def _requirement(image_properties: Mapping[str, Any]) -> str | None:
+    required = properties.requirement(image_properties)
+    if required == properties.REQUIRE_WARM \
+            and image_properties.get('image_type') == _SNAPSHOT:
+        # It has that from its server's image. No host is warm for a snapshot, as a rule, and
+        # what was shelved could not come back.
+        return properties.REQUIRE_DRIVER
+    return required

@@ -36,6 +36,11 @@ def is_profile_boot(request_spec: Any) -> bool:
     return request_spec.get_scheduler_hint(rpcapi.PROFILE_HINT) is not None
 
 
+def is_rebuild(request_spec: Any) -> bool:
+    """Tell whether a server is to be made anew where it is, from another image."""
+    return bool(request_spec.get_scheduler_hint('_nova_check_type') == 'rebuild')
+
+
 class HostWarmth:
     """How warm hosts are, by what they publish and by what was chosen in the last moments.
 

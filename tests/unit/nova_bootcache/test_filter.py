@@ -1,10 +1,15 @@
 """The filter, run by Nova's handler on Nova's own host states; Glance's client is a stand-in."""
 
+import types
+
+import cachetools
 import pytest
 from nova.image import glance
 from nova.scheduler import filters as nova_filters
+from nova.scheduler import utils
 from scheduler_fakes import IMAGE, OTHER, host, published, request
 
+from nova_bootcache.scheduler import filters
 from nova_bootcache.scheduler.filters import BootCacheFilter
 from nova_bootcache.warmth import Level
 
@@ -104,3 +109,39 @@ def test_a_single_host(images):
     images.properties = {'bootcache_require': 'driver'}
     assert [BootCacheFilter().host_passes(state, request()) for state in STATES[:2]] \
         == [False, True]
+
+
+def test_a_server_that_is_rebuilt_stays_where_it_is(images):
+    images.properties = {'bootcache_require': 'warm'}
+    spec = request(_nova_check_type='rebuild')
+    assert utils.request_is_rebuild(spec)
+    assert passing(STATES, spec) == ALL and images.asked == []
+
+
+@pytest.mark.parametrize('hints', [None, {}])
+def test_a_request_without_hints(images, hints):
+    images.properties = {'bootcache_require': 'warm'}
+    spec = request()
+    spec.scheduler_hints = hints
+    assert passing(STATES, spec) == ['base', 'disk', 'memory']
+
+
+def test_a_request_that_knows_no_hints(images):
+    spec = request()
+    del spec._obj_scheduler_hints
+    assert passing(STATES, spec) == ALL
+
+
+def test_what_a_snapshot_has_from_its_servers_image_keeps_no_shelved_server_away(images):
+    images.properties = {'bootcache_require': 'warm', 'image_type': 'snapshot'}
+    assert passing(STATES) == ['cold', 'arriving', 'base', 'disk', 'memory', 'other', 'damaged']
+
+
+def test_an_image_that_is_forgotten_just_now_is_looked_up(images, monkeypatch):
+    ticks = iter(range(0, 10000, 40))  # each look at the clock takes 40 seconds
+    monkeypatch.setattr(filters, 'cachetools', types.SimpleNamespace(
+        TTLCache=lambda size, seconds: cachetools.TTLCache(size, seconds,
+                                                           timer=lambda: next(ticks))))
+    filter_ = BootCacheFilter()
+    for _request in range(5):
+        assert passing(STATES, filter_=filter_) == ALL

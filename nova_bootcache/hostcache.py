@@ -7,8 +7,8 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
-from oslo_concurrency import lockutils
 from oslo_log import log as logging
 
 from bootcache import cacheimage, exception, naming, qemuimg, savefile, tier
@@ -52,11 +52,14 @@ class HostCache(HostFiles):
             self.limits[Medium.MEMORY] = memory
         # Tells whether a server is about to open an image's cache image.
         self.is_wanted: Callable[[str], bool] = lambda image_id: False
+        # Held while it is seen that nobody is about to open a file, and the file is removed.
+        self.removing: contextlib.AbstractContextManager[Any] = threading.RLock()
         # Called with an image's id after its file was evicted.
         self.evicted: Callable[[str], None] = lambda image_id: None
         # Called with an image's id to have its growing store removed.
         self.drop_store: Callable[[str], None] = lambda image_id: None
-        # How many boots wait for an image's fetch. Guarded by the lock of the files.
+        # How many wait for an image's fetch that is paced, if one is. Guarded by the lock of the
+        # files.
         self._waiting: collections.Counter[str] = collections.Counter()
         # Room that is promised to what is being fetched or grows, by key. Guarded by the lock of
         # the files, held for dictionary steps.
@@ -83,8 +86,7 @@ class HostCache(HostFiles):
         :raises OSError: if the directory cannot be written.
         """
         image_id = remote.image_id
-        with self._hurrying(image_id, rate), \
-                lockutils.lock(f'bootcache-{naming.cache_file_name(image_id)}'):
+        with self._placing(image_id, rate):
             entry = self.entry(image_id)
             if entry is not None and entry.cache_image is not None \
                     and entry.cache_image.sha256 == cache_image.sha256:
@@ -109,15 +111,20 @@ class HostCache(HostFiles):
             return entry
 
     @contextlib.contextmanager
-    def _hurrying(self, image_id: str, rate: int) -> Iterator[None]:
-        """Have a paced fetch of an image end, as a server waits for it."""
+    def _placing(self, image_id: str, rate: int = 0) -> Iterator[None]:
+        """Have one thread at a time place an image's file; a paced fetch gives way to all others.
+
+        A server may wait for any of them.
+        """
         if rate:
-            yield
+            with super()._placing(image_id, rate):
+                yield
             return
         with self._lock:
             self._waiting[image_id] += 1
         try:
-            yield
+            with super()._placing(image_id):
+                yield
         finally:
             with self._lock:
                 self._waiting[image_id] -= 1
@@ -156,7 +163,7 @@ class HostCache(HostFiles):
         :raises OSError: if the directory cannot be written.
         """
         image_id = remote.image_id
-        with lockutils.lock(f'bootcache-{naming.cache_file_name(image_id)}'):
+        with self._placing(image_id):
             entry = self.entry(image_id)
             if entry is not None:
                 return entry
@@ -313,7 +320,11 @@ class HostCache(HostFiles):
                     with contextlib.suppress(FileNotFoundError):
                         os.unlink(os.path.join(directory, f'{image_id}{growingstore.SUFFIX}'))
             else:
-                self.remove(image_id)
+                with self.removing:
+                    # A server may have come since it was chosen; room is looked for anew then.
+                    if self.is_wanted(image_id) or tier.is_open(self.path(image_id)):
+                        return
+                    self.remove(image_id)
                 self.evicted(image_id)
         except (exception.BootcacheError, OSError) as error:
             LOG.warning('image %s: cannot be evicted: %s', image_id, error)

@@ -14,6 +14,7 @@ import os
 import re
 import threading
 import time
+from collections.abc import Iterator
 
 from oslo_concurrency import lockutils
 from oslo_log import log as logging
@@ -129,7 +130,7 @@ class HostFiles:
         if (entry.remote, entry.pinned, entry.generation) == (remote, pinned, generation):
             return entry
         path = f'{self.path(remote.image_id)}.json'
-        with lockutils.lock(f'bootcache-{naming.cache_file_name(remote.image_id)}'):
+        with self._placing(remote.image_id):
             # It may have been replaced meanwhile.
             changed = dataclasses.replace(self.known(remote.image_id) or entry, remote=remote,
                                           pinned=pinned, generation=generation)
@@ -137,6 +138,15 @@ class HostFiles:
             changed.save(path)
             os.utime(path, (used, used))
         return changed
+
+    @contextlib.contextmanager
+    def _placing(self, image_id: str, rate: int = 0) -> Iterator[None]:
+        """Have one thread at a time place an image's file, or change its entry.
+
+        :param rate: bytes a second at which it is fetched at most; 0 for no limit.
+        """
+        with lockutils.lock(f'bootcache-{naming.cache_file_name(image_id)}'):
+            yield
 
     def entries(self) -> list[Entry]:
         """Return the entries of all cache images, without a look at their content."""

@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import os
+import threading
+import time
 import types
 
 import pytest
@@ -247,3 +249,33 @@ def test_an_update_does_not_bring_an_older_file_back(cache):
     moved = Remote(IMAGE, '10.0.0.2', 10810, f'base-{IMAGE}')
     assert cache.update(older, moved, True, 3).file_sha256 == newer.file_sha256
     assert (cache.entry(IMAGE).remote, cache.entry(IMAGE).generation) == (moved, 3)
+
+
+@pytest.mark.parametrize('act', [
+    lambda cache, entry: cache.update(entry, entry.remote, entry.pinned, 7),
+    lambda cache, entry: cache.make_empty(entry.remote, 1 << 30)], ids=['update', 'make_empty'])
+def test_nobody_waits_for_a_paced_fetch(cache, monkeypatch, act):
+    entry = place(cache)
+    newer = dataclasses.replace(entry.cache_image, sha256='cd' * 32)
+    fetching, ended = threading.Event(), []
+
+    def copy(node, target, *, rate, seconds, check):
+        fetching.set()
+        for _tenth in range(100):
+            check()
+            time.sleep(0.01)
+
+    monkeypatch.setattr(hostcache, 'check_reachable', lambda remote: None)
+    monkeypatch.setattr(hostcache.qemuimg, 'copy_paced', copy)
+
+    def fetch():
+        with pytest.raises(exception.Cancelled):
+            cache.fetch(entry.remote, newer, 'cache-x', rate=1 << 16)
+        ended.append(True)
+
+    warming = threading.Thread(target=fetch)
+    warming.start()
+    assert fetching.wait(10)
+    act(cache, entry)
+    warming.join(10)
+    assert ended == [True]

@@ -257,22 +257,22 @@ class ComputeHost(HostStores):
         :param path: of the overlay that is about to be opened; empty if none is.
         :raises Exception: if the base cannot be reached; the server cannot start until it can.
         """
-        entry = self.cache.entry(image_id)
-        if entry is None:
-            offered = self._ask_patiently(image_id, '', None)
-            known = self.cache.known(image_id)
-            if offered.remote is not None:
-                entry = self._replace_lost(image_id, offered, offered.remote)
-            elif known is not None:
-                # Its file is gone, as a memory tier's is when the host reboots; the base is not.
-                entry = self.cache.make_empty(known.remote, known.virtual_bytes)
-            else:
-                raise exception.BootcacheError(
-                    f'the cache image of {image_id} is gone from this host and cannot be fetched:'
-                    f' {offered.reason}')
         with self._making(image_id, path) if path else contextlib.nullcontext():
+            entry = self.cache.entry(image_id) or self._find_lost(image_id)
             self.serve_base(entry)
             self.cache.touch(image_id)
+
+    def _find_lost(self, image_id: str) -> Entry:
+        offered = self._ask_patiently(image_id, '', None)
+        known = self.cache.known(image_id)
+        if offered.remote is not None:
+            return self._replace_lost(image_id, offered, offered.remote)
+        if known is not None:
+            # Its file is gone, as a memory tier's is when the host reboots; the base is not.
+            return self.cache.make_empty(known.remote, known.virtual_bytes)
+        raise exception.BootcacheError(
+            f'the cache image of {image_id} is gone from this host and cannot be fetched:'
+            f' {offered.reason}')
 
     def serve_base(self, entry: Entry) -> None:
         """Serve a base to this host's servers, wherever it is now.
@@ -305,7 +305,9 @@ class ComputeHost(HostStores):
         except (exception.BootcacheError, messaging.MessagingException) as error:
             LOG.info('bootcache: %s gets a stock base: %s', path, error)
             return False
-        qemuimg.set_backing_pointer(path, self.cache.path(image_id), 'qcow2')
+        with self._making(image_id, path):
+            # Its time becomes another by this, and nobody has opened it yet.
+            qemuimg.set_backing_pointer(path, self.cache.path(image_id), 'qcow2')
         LOG.info('bootcache: %s stands on the cache image of %s', path, image_id)
         return True
 

@@ -75,8 +75,10 @@ class HostStores:
         # Boots that are watched, by server id. Guarded by the lock, held for dictionary steps.
         self._watches: dict[str, BootWatch] = {}
         self._lock = threading.Lock()
-        # Makes opening and dropping of growing stores one step; some milliseconds of QMP.
+        # Makes opening and dropping of growing stores one step, and letting go of what no chain
+        # in the making needs; some milliseconds of QMP, or of removing a file.
         self._grow_lock = threading.RLock()
+        self.cache.removing = self._grow_lock
         # Disks that were just made or are about to be opened: their images, until when that is
         # believed in monotonic seconds, and their files' time. Guarded by the lock.
         self._in_making: dict[str, tuple[str, float, int]] = {}
@@ -105,7 +107,8 @@ class HostStores:
     def _making(self, image_id: str, path: str) -> Iterator[None]:
         """Keep what a chain needs until its disk is opened, or is not going to be."""
         until = time.monotonic() + _OPENED_SECONDS
-        with self._lock:
+        # Not while something is let go of: what is there from now on stays.
+        with self._grow_lock, self._lock:
             self._in_making[path] = image_id, until, 0
         try:
             yield
@@ -293,9 +296,10 @@ class HostStores:
         return self._remove(image_id)
 
     def _remove(self, image_id: str) -> bool:
-        if not self.stop_serving(image_id):
-            return False
-        self.cache.remove(image_id)
+        with self._grow_lock:
+            if not self.stop_serving(image_id):
+                return False
+            self.cache.remove(image_id)
         return True
 
     def stop_serving(self, image_id: str) -> bool:

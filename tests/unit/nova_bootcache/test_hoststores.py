@@ -9,11 +9,12 @@ import dataclasses
 import fcntl
 import os
 import struct
+import threading
 
 import pytest
 from oslo_config import cfg
 
-from bootcache import exception, tier
+from bootcache import exception, qemuimg, tier
 from bootcache.manifest import CacheInfo
 from bootcache.tier import Medium
 from nova_bootcache import conf as nova_conf
@@ -158,6 +159,46 @@ def test_it_is_nobodys_any_more(host, tmp_path, end):
     assert host.stop_serving(IMAGE) is True and evict(host) == set()
 
 
+@pytest.mark.parametrize('end', [lambda host: host.remove_unused([], 0), evict],
+                         ids=['unused', 'evicted'])
+def test_nobody_begins_a_chain_on_a_cache_image_that_is_being_removed(host, tmp_path, monkeypatch,
+                                                                     end):
+    place(host)
+    begun, found = threading.Event(), []
+
+    def begin():
+        with host._making(IMAGE, str(tmp_path / 'disk')):
+            found.append(os.path.exists(host.cache.path(IMAGE)))
+            begun.set()
+            (tmp_path / 'disk').touch()
+
+    server, remove = threading.Thread(target=begin), host.cache.remove
+
+    def remove_slowly(image_id):
+        server.start()
+        begun.wait(0.5)
+        remove(image_id)
+
+    monkeypatch.setattr(host.cache, 'remove', remove_slowly)
+    end(host)
+    server.join(10)
+    assert found == [False], 'it begins when the file is gone, and goes another way'
+
+
+def test_what_a_server_came_for_meanwhile_is_not_evicted(host, tmp_path, monkeypatch):
+    place(host)
+    make_room = tier.make_room
+
+    def choose(*arguments):
+        room = make_room(*arguments)
+        monkeypatch.setattr(tier, 'make_room', make_room)
+        make_disk(host, tmp_path / 'disk')
+        return room
+
+    monkeypatch.setattr(tier, 'make_room', choose)
+    assert evict(host) == {IMAGE} and os.path.exists(host.cache.path(IMAGE))
+
+
 def test_a_chain_that_was_not_made_keeps_nothing(host, tmp_path):
     place(host)
     with pytest.raises(RuntimeError), host._making(IMAGE, str(tmp_path / 'disk')):
@@ -189,6 +230,20 @@ def test_two_servers_of_one_image(host, tmp_path):
         assert host.is_in_making(IMAGE), 'the other one is still to be started'
         with opened(tmp_path / 'two'):
             assert not host.is_in_making(IMAGE)
+
+
+def test_a_disk_from_another_host_is_kept_until_the_server_starts(host, tmp_path, monkeypatch):
+    place(host)
+    (tmp_path / 'disk').write_bytes(b'overlay')
+    entry = host.cache.known(IMAGE)
+    monkeypatch.setattr(host.cache, 'entry', lambda image_id: entry)
+    monkeypatch.setattr(host.gateway, 'ensure_base', lambda remote: None)
+    monkeypatch.setattr(qemuimg, 'set_backing_pointer',
+                        lambda path, backing, backing_format: os.utime(path, (5, 5)))
+    assert host.adopt(IMAGE, str(tmp_path / 'disk')) is True
+    assert host.is_in_making(IMAGE)
+    with opened(tmp_path / 'disk'):
+        assert not host.is_in_making(IMAGE)
 
 
 def test_a_chain_that_was_mended_is_kept_until_the_server_starts(host, tmp_path, monkeypatch):

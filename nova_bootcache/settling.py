@@ -264,9 +264,12 @@ class Settler:
         except (OSError, exception.BootcacheError):
             # Not there yet, or of another kind.
             return False
-        # Only Nova's work on the server, and settling itself, change it.
-        self._chained[server.server_id] = inode, self._host.cache.holds_path(backing)
-        return self._chained[server.server_id][1]
+        chained = self._host.cache.holds_path(backing)
+        if chained or backing is None or os.path.exists(backing):
+            # Only Nova's work on the server, and settling itself, change it. One that came from
+            # another host, and whose base is not here, is still to be put onto a cache image.
+            self._chained[server.server_id] = inode, chained
+        return chained
 
     def _idle_images(self) -> set[str]:
         """Return images whose base is here: new servers do not need the gateway for them."""

@@ -464,6 +464,18 @@ def test_stopping_gives_up(house, settler):
     assert house.done('abort') == ['one'] and house.done('begin') == ['one']
     assert settled(house) == []
 
+def test_a_disk_that_arrives_is_looked_at_again_until_it_is_on_a_cache_image(house, settler):
+    """A resize: the disk names stock Nova's base until Nova has come to it on this host."""
+    house.boots('one', settles=False)
+    house.stands_on('one', house.base())
+    settler.once()
+    assert not settler.needs_base(IMAGE)
+    with open(house.known['one'].disk, 'w') as stream:  # the same inode, as qemu-img rebase -u
+        stream.write(house.path(IMAGE))
+    settler.once()
+    assert settler.needs_base(IMAGE)
+
+
 
 def test_stopping_ends_the_completion_of_a_base(house, settler, monkeypatch):
     def complete(*_arguments, cancelled, **_how):

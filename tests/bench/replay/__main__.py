@@ -6,6 +6,8 @@ usage: python -m tests.bench.replay [--quick|--full] [--report DIRECTORY] [row1]
 import argparse
 import dataclasses
 import json
+import signal
+import sys
 from pathlib import Path
 
 from tests.bench.replay import check, report, setting
@@ -49,6 +51,8 @@ def main() -> int:
     wanted = options.parts or ['check', *known]
     if unknown := set(wanted) - {'check', *known}:
         parser.error(f'{", ".join(sorted(unknown))}: not one of check, {", ".join(known)}')
+    # So that what was made is removed also when this is terminated.
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     changes = {name: value for name, value in {
         'scale': options.scale, 'rate': options.rate, 'repeats': options.repeats,
         'hosts': tuple(options.hosts) if options.hosts else None,

@@ -2,6 +2,7 @@
 
 import contextlib
 import multiprocessing
+import signal
 import time
 import traceback
 from collections.abc import Callable, Iterable
@@ -69,6 +70,9 @@ class Child:
 
 def _serve(name: str, make: Callable[[], Any], pipe: Any, other_end: Any) -> None:
     netns.die_with_parent()
+    # The parent ends it, also when somebody interrupts all of the terminal's processes.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     other_end.close()
     netns.enter(name)
     try:

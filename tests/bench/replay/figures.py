@@ -24,7 +24,7 @@ def _canvas(title: str, across: str, up: str) -> tuple[Any, Any]:
     matplotlib.rcParams.update({'svg.hashsalt': 'bootcache', 'svg.fonttype': 'none',
                                 'font.size': 9})
     from matplotlib import pyplot
-    figure, axes = pyplot.subplots(figsize=(7, 3.8), layout='constrained')
+    figure, axes = pyplot.subplots(figsize=(8.5, 3.8), layout='constrained')
     axes.set(title=title, xlabel=across, ylabel=up)
     axes.grid(True, alpha=0.3)
     return figure, axes
@@ -53,6 +53,8 @@ def row1(head: dict[str, Any], rows: list[dict[str, Any]],
                                'boot time / that of a full local base')
         axes.set_xscale('log', base=2)
         axes.set_yscale('log')
+        for which in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+            which('{x:g}')
         mine = [row for row in rows if row['image'] == image]
         for peer in _STYLES:
             points = [(row['hosts'], row['ratio'], row['spread']) for row in mine
@@ -61,7 +63,7 @@ def row1(head: dict[str, Any], rows: list[dict[str, Any]],
                 _line(axes, peer, points)
         counts = sorted({row['hosts'] for row in mine})
         axes.set_xticks(counts, [str(count) for count in counts])
-        axes.legend(fontsize=7)
+        figure.legend(fontsize=7, loc='outside right upper')
         _save(figure, directory / f'row1-{image}.svg')
         made.append((f'row1-{image}.svg', 'Lower is better. Bars: spread over the rounds.'))
     return made
@@ -96,7 +98,7 @@ def row3(head: dict[str, Any], rows: list[dict[str, Any]],
                                   marker=marker, linestyle=dashes, alpha=1 - 0.3 * number,
                                   capsize=2, label=f'{peer}, clusters of {size} bytes')
             axes.axhline(1, color='#3b5b92', linewidth=0.8)
-            axes.legend(fontsize=7)
+            figure.legend(fontsize=7, loc='outside right upper')
             name = f'row3-{image}-{kind}.svg'
             _save(figure, directory / name)
             made.append((name, 'Lower is better; 1 is the boot that reads all over the network.'))

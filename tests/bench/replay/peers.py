@@ -5,7 +5,6 @@ A peer has phases that follow each other on the same hosts, such as cold and war
 
 import abc
 import contextlib
-import json
 import os
 import subprocess
 import threading
@@ -140,7 +139,7 @@ class Sc13(Peer):
     """
 
     name = 'SC13'
-    phases = 'cold', 'warm'
+    phases: tuple[str, ...] = 'cold', 'warm'
     capabilities = {'whole image before the boot': False, 'needs the network afterwards': True,
                     'shared by the servers of a host': 'when it is warm'}
 
@@ -204,8 +203,9 @@ class Ours(Peer):
     """
 
     name = 'bootcache'
-    phases = 'cold', 'warm'
-    capabilities = {'whole image before the boot': False, 'needs the network afterwards': False,
+    phases: tuple[str, ...] = 'cold', 'warm'
+    capabilities = {'whole image before the boot': False,
+                    'needs the network afterwards': 'until it has settled',
                     'shared by the servers of a host': True}
 
     def prepare(self, host: HostChild, image: Image, phase: str) -> None:
@@ -233,6 +233,10 @@ class OursFirst(Ours):
             if name not in ('cache_image', 'cache_export')} | {'action': 'cold'}
 
 
-def describe(peer: Peer) -> str:
-    """Return a peer's capabilities in one line, for a report's note."""
-    return json.dumps(peer.capabilities)
+PEERS: tuple[type[Peer], ...] = FullCopy, LocalRaw, OnDemand, Sc13, Ours, OursFirst
+
+
+def capabilities() -> dict[str, dict[str, bool | str]]:
+    """Return what each peer does and does not do, by its name with each phase."""
+    return {f'{peer.name} {phase}'.strip(): peer.capabilities
+            for peer in PEERS for phase in peer.phases}

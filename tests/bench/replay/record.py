@@ -20,8 +20,9 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
 
 from bootcache import ending, properties
 from glance_bootcache import conf as glance_conf
@@ -119,7 +120,7 @@ def recorded_disk(raw: Path, directory: Path) -> Iterator[tuple[Path, Path]]:
 class _Console:
     """What a guest says on its first serial line, and when its boot's marker came."""
 
-    def __init__(self, stream: object, marker: str):
+    def __init__(self, stream: IO[bytes], marker: str):
         self._stream = stream
         self._marker = properties.compile_marker(marker)
         self._text = ''
@@ -128,7 +129,7 @@ class _Console:
         self._thread.start()
 
     def _read(self) -> None:
-        while data := os.read(self._stream.fileno(), 4096):  # type: ignore[attr-defined]
+        while data := os.read(self._stream.fileno(), 4096):
             self._text = (self._text + data.decode(errors='replace'))[-65536:]
             if self.marked is None and properties.marker_seen(self._marker, self._text):
                 self.marked = time.time()
@@ -156,6 +157,7 @@ def boot(socket: Path, log: Path, *, accelerator: str, memory: int, config_drive
         *seed, '-serial', 'stdio', '-device', 'virtio-rng-pci']
     started = time.time()
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout is not None
     try:
         console = _Console(process.stdout, marker)
         size, grown = 0, started
@@ -182,7 +184,7 @@ def boot(socket: Path, log: Path, *, accelerator: str, memory: int, config_drive
 
 
 def record(image: Path, name: str, count: int, memory: int = 512,
-           tell: object = print) -> list[Trace]:
+           tell: Callable[[str], None] = print) -> list[Trace]:
     """Record boots of a qcow2 image one after the other.
 
     :param count: how many.
@@ -214,7 +216,7 @@ def record(image: Path, name: str, count: int, memory: int = 512,
                 events = parse_log(log.read_text())
             traces.append(make_trace(events, started, marked, Header(
                 name, image_hash, virtual_bytes, 0, 0.0, 0.0, machine)))
-            tell(f'{name}, boot {number}: {traces[-1].header.boot_seconds:.2f} s,'  # type: ignore
+            tell(f'{name}, boot {number}: {traces[-1].header.boot_seconds:.2f} s,'
                  f' {traces[-1].header.boot_requests} requests, {len(events)} in all')
     finally:
         shutil.rmtree(directory, ignore_errors=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tests.bench.replay import figures
+from tests.bench.replay import figures, peers
 from tests.bench.replay.setting import read
 
 CHECK = 'check.json'
@@ -24,6 +24,7 @@ def assemble(directory: Path, parts: list[ModuleType]) -> dict[str, Any]:
     """
     document: dict[str, Any] = {'rows': [], 'targets': [], 'runs': [], 'check': []}
     page = [*_head('What is measured, and against what')]
+    page += _peers()
     if (directory / CHECK).exists():
         document['check'] = json.loads((directory / CHECK).read_text())
         page += _checks(document['check'])
@@ -54,6 +55,18 @@ def _table(names: list[str], lines: list[list[Any]]) -> list[str]:
     for line in [names, *lines]:
         page += [f'   {"*" if not index else " "} - {value}' for index, value in enumerate(line)]
     return [*page, '']
+
+
+def _peers() -> list[str]:
+    known = peers.capabilities()
+    names = list(next(iter(known.values())))
+
+    def say(value: bool | str) -> str:
+        return value if isinstance(value, str) else 'yes' if value else 'no'
+
+    return [*_head('What is compared', '-'), *_table(
+        ['peer', *names], [[peer, *(say(can[name]) for name in names)]
+                           for peer, can in known.items()])]
 
 
 def _checks(checks: list[dict[str, Any]]) -> list[str]:

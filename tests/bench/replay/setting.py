@@ -96,12 +96,13 @@ class Journal:
         directory.mkdir(parents=True, exist_ok=True)
         self.path = directory / f'{row}.jsonl'
         self.began = time.monotonic()
+        self.overhead = round(check.calibrate(), 6)
         commit = subprocess.run(['git', '-C', str(TOP), 'describe', '--always', '--dirty'],
                                 text=True, capture_output=True, check=False).stdout.strip()
         moment = datetime.datetime.now(datetime.UTC).strftime('%Y-%m-%dT%H:%M:%SZ')
         self.head = {'run': f'{row} {moment} {commit}', 'row': row, 'setting': setting,
                      'cpus': os.cpu_count(), 'kernel': platform.release(), 'load_before': load(),
-                     'player_overhead': round(check.calibrate(), 6)}
+                     'player_overhead': self.overhead}
         self.path.write_text(json.dumps(self.head) + '\n')
 
     def add(self, run: Run, **more: Any) -> None:
@@ -146,6 +147,6 @@ def measure(made: Cluster, points: Sequence[Point], setting: Setting, journal: J
     for repeat, point in interleaved(points, setting.repeats):
         # What is read is compared in the first round only: it costs the player a fifth of its time.
         for run in made.run(point.peer, [point.image], [point.trace], point.hosts,
-                            scale=setting.scale, overhead=journal.head['player_overhead'],
+                            scale=setting.scale, overhead=journal.overhead,
                             verify=repeat == 0):
             journal.add(run, repeat=repeat, image=point.trace.header.image, **point.more)

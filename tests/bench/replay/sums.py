@@ -83,12 +83,12 @@ def never_slower(head: dict[str, Any], runs: Sequence[Run], ours: str,
 
     The noise is the spread of the ratio at the point where it is worst.
     """
-    worst, noise, where = 0.0, 0.0, 0
+    worst, noise, where, rounds = 0.0, 0.0, 0, 0
     for hosts in sorted({one['hosts'] for one in runs if one['label'] == other}):
         found = ratios(runs, lambda one, hosts=hosts: one['label'] == ours
                        and one['hosts'] == hosts,
                        lambda one, hosts=hosts: one['label'] == other and one['hosts'] == hosts)
         if found and (value := median_spread(found))[0] > worst:
-            (worst, noise), where = value, hosts
+            (worst, noise), where, rounds = value, hosts, len(found)
     return target(head, f'{ours} over {other}, at worst', round(1 + noise, 4), worst,
-                  f'at {where} hosts, spread {noise}')
+                  f'at {where} hosts, spread {noise} over {rounds} rounds')

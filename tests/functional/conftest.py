@@ -28,6 +28,12 @@ from nova_bootcache.host import ComputeHost
 from nova_bootcache.upkeep import Upkeep
 
 
+@pytest.fixture(scope='session', autouse=True)
+def base_of_temporary_paths(tmp_path_factory):
+    """Have pytest make its own directory first: not within that of a test, which goes with it."""
+    tmp_path_factory.getbasetemp()
+
+
 @pytest.fixture
 def directory(monkeypatch):
     """A short directory, also for temporary files; a process that stays behind fails the test."""

@@ -370,12 +370,12 @@ def test_last_uses_are_told_once_a_change(hosts, node, directory):
     node.build(*SET)
     host = hosts()
     boot(host, f'{directory}/disk')
-    host.upkeep.tell_use()
-    (name, images), = host.service.used
-    assert name == 'host-1' and list(images) == [IMAGE] and images[IMAGE][1] == 'disk'
-    host.upkeep._tell_at = 0
-    host.upkeep.tell_use()
-    assert len(host.service.used) == 1
+    host.holdings.exchange()
+    host.holdings.exchange()
+    (name, report), (_name, again) = host.service.used
+    assert name == 'host-1' and list(report['images']) == [IMAGE] and again is None
+    assert report['images'][IMAGE][1:] == ['disk', 0, os.stat(host.cache.path(IMAGE)).st_size]
+    assert report['quotas'] == {'disk': 10 << 30}
 
 
 def test_the_storage_node_is_asked_to_promote(hosts, node, directory):

@@ -68,9 +68,19 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
         modes = dict(mode.partition('=')[::2] for mode in CONF.libvirt.disk_cachemodes)
         return modes.get('file', 'none') in ('none', 'directsync', 'default')
 
+    @staticmethod
+    def _has_overlays() -> bool:
+        """Tell whether servers' root disks can be overlays on this host."""
+        return CONF.libvirt.images_type in ('qcow2', 'default') and bool(CONF.use_cow_images)
+
+    def _serves(self) -> bool:
+        """Tell whether new servers of this host boot from cache images, where there are some."""
+        return self.bootcache.enabled and self._has_overlays() \
+            and CONF.preallocate_images == 'none'
+
     def init_host(self, host: str) -> None:
         """Start the gateway and mend disks first: Nova's own start may boot servers."""
-        if CONF.libvirt.images_type not in ('qcow2', 'default') or not CONF.use_cow_images:
+        if not self._has_overlays():
             LOG.warning('bootcache: [libvirt]images_type=%s is served the stock way; use qcow2',
                         CONF.libvirt.images_type)
         self.bootcache.start(host)
@@ -232,7 +242,7 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
     def get_available_resource(self, nodename: str) -> dict[str, Any]:
         """Publish what this host holds, for the scheduler's weigher and filter."""
         resources: dict[str, Any] = super().get_available_resource(nodename)
-        if self.bootcache.enabled:
+        if self._serves():
             try:
                 resources['stats'][warmth.STATS_KEY] = self.holdings.published()
             except Exception:
@@ -249,7 +259,7 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
             inventory, self.bootcache.cache.quotas(CONF.instances_path))
         if reserved != inventory:
             provider_tree.update_inventory(nodename, reserved)
-        if self.bootcache.enabled:
+        if self._serves():
             provider_tree.add_traits(nodename, TRAIT)
         else:
             provider_tree.remove_traits(nodename, TRAIT)
@@ -261,7 +271,9 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
 
         def stock() -> bool:
             return bool(super(BootCacheLibvirtDriver, self).cache_image(context, image_id))
-        return self.warming.cache_image(image_id, os.path.exists(base), stock)
+        # Where servers boot from the full base, to have that is to be warm.
+        goes_stock = os.path.exists(base) or not self._serves()
+        return self.warming.cache_image(image_id, goes_stock, stock)
 
     def manage_image_cache(self, context: Any, all_instances: Any) -> None:
         """Remove our unused files as well; Nova's manager looks at ``_base`` only."""

@@ -26,17 +26,18 @@ class Warming:
         self._host = host
         self._rate = rate
 
-    def cache_image(self, image_id: str, has_stock_base: bool,
+    def cache_image(self, image_id: str, goes_stock: bool,
                     stock: Callable[[], bool]) -> bool:
         """Have an image ready for servers, as Nova's ``cache_image`` means it.
 
-        :param has_stock_base: whether Nova's own base of the image is on this host.
+        :param goes_stock: whether servers of the image boot from Nova's own base on this host: it
+            is there, or this host has no other way.
         :param stock: Nova's own way, for images that are none of bootcache's: the whole image.
         :returns: True if it was fetched, False if it was there.
         :raises Exception: if it cannot be had; Nova logs it, and answers ``error``.
         """
         try:
-            fetched = self._cache_image(image_id, has_stock_base, stock)
+            fetched = self._cache_image(image_id, goes_stock, stock)
         except NotImplementedError:
             self._tell(image_id, rpcapi.WARM_UNSUPPORTED, 'the driver cannot cache images')
             raise
@@ -46,9 +47,9 @@ class Warming:
         self._tell(image_id, rpcapi.WARM_CACHED if fetched else rpcapi.WARM_EXISTING, '')
         return fetched
 
-    def _cache_image(self, image_id: str, has_stock_base: bool, stock: Callable[[], bool]) -> bool:
+    def _cache_image(self, image_id: str, goes_stock: bool, stock: Callable[[], bool]) -> bool:
         # A host with the full base is warm; stock Nova's way only renews its time.
-        if has_stock_base or not self._host.enabled:
+        if goes_stock or not self._host.enabled:
             return stock()
         offered = offer.parse(image_id, self._host.ask(image_id, ''))
         entry = self._host.cache.entry(image_id)

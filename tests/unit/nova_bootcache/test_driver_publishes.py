@@ -27,8 +27,8 @@ class Host:
     def quotas(self, instances_path):
         return {}
 
-    def cache_image(self, image_id, has_stock_base, stock):
-        self.warmed.append((image_id, has_stock_base))
+    def cache_image(self, image_id, goes_stock, stock):
+        self.warmed.append((image_id, goes_stock))
         return stock()
 
 
@@ -79,6 +79,27 @@ def test_the_trait_follows_the_option(ours, host):
     host.enabled = False
     ours.update_provider_tree(tree, 'node')
     assert tree.data('node').traits == {'CUSTOM_OTHER'}
+
+
+@pytest.mark.parametrize('group, option, value', [
+    ('libvirt', 'images_type', 'raw'), ('libvirt', 'images_type', 'rbd'),
+    (None, 'use_cow_images', False), (None, 'preallocate_images', 'space'),
+    ('bootcache', 'enabled', False)])
+def test_a_host_whose_servers_all_go_the_stock_way(ours, host, group, option, value):
+    """Nobody would have a use for a cache image there, nor find it warm."""
+    host.enabled = (group, value) != ('bootcache', False)
+    if host.enabled:
+        driver.CONF.set_override(option, value, group)
+    try:
+        assert ours.get_available_resource('node') == {'vcpus': 2, 'stats': {'uptime': 'long'}}
+        tree = provider_tree.ProviderTree()
+        tree.new_root('node', '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e60')
+        ours.update_provider_tree(tree, 'node')
+        assert tree.data('node').traits == set()
+        ours.cache_image(None, IMAGE)
+        assert host.warmed == [(IMAGE, True)]
+    finally:
+        driver.CONF.clear_override(option, group) if host.enabled else None
 
 
 def test_precaching_is_ours_and_stock_novas_where_we_say_so(ours, host, tmp_path):

@@ -59,14 +59,17 @@ class HostWarmth:
     def entry(self, host_state: Any) -> Entry:
         """Return what a host publishes; nothing if it is damaged or of another version."""
         # A compute node without a record yet has no stats.
-        text = getattr(host_state, 'stats', None) or {}
-        text = text.get(warmth.STATS_KEY)
+        stats = getattr(host_state, 'stats', None)
+        text = stats.get(warmth.STATS_KEY) if stats else None
         if text is None:
             return warmth.NOTHING
         name = host_state.host, host_state.nodename
         known = self._entries.get(name)
         if known is not None and known[0] == text:
             return known[1]
+        return self._read(host_state, name, text)
+
+    def _read(self, host_state: Any, name: tuple[str, str], text: str) -> Entry:
         try:
             entry = warmth.decode(text)
         except (ValueError, RecursionError) as error:
@@ -100,14 +103,13 @@ class HostWarmth:
 
     def levels(self, host_states: list[Any], image_key: str) -> list[Level]:
         """Return how warm hosts are for an image, in their order."""
+        entry = self.entry
+        found = [entry(host_state).level(image_key) for host_state in host_states]
         chosen = self.chosen(image_key)
-        found = []
-        for host_state in host_states:
-            level = self.entry(host_state).level(image_key)
-            if chosen and level < Level.ARRIVING \
-                    and (host_state.host, host_state.nodename) in chosen:
-                level = Level.ARRIVING
-            found.append(level)
+        if chosen:
+            for number, host_state in enumerate(host_states):
+                if (host_state.host, host_state.nodename) in chosen:
+                    found[number] = max(found[number], Level.ARRIVING)
         return found
 
 

@@ -20,6 +20,8 @@ conf.register_opts(CONF)
 # ones, as such a host needs no cache image and others may come to need theirs.
 WEIGHTS = {Level.MEMORY: 1.0, Level.DISK: 0.95, Level.ARRIVING: 0.9, Level.BASE: 0.85,
            Level.COLD: 0.0}
+# By number: an enumeration's hash takes longer than all else.
+_BY_LEVEL = tuple(WEIGHTS[level] for level in Level)
 
 
 class BootCacheWeigher(weights.BaseHostWeigher):  # type: ignore[misc]
@@ -55,5 +57,5 @@ class BootCacheWeigher(weights.BaseHostWeigher):  # type: ignore[misc]
         image_id = hosts.requested_image(request_spec)
         if image_id is None:
             return [0.0] * len(host_states)
-        return [WEIGHTS[level]
+        return [_BY_LEVEL[level]
                 for level in hosts.HOSTS.levels(host_states, warmth.image_key(image_id))]

@@ -64,18 +64,21 @@ def has_new_content(image: ImageFacts, manifest: Manifest) -> bool:
     return image.image_hash != manifest.image_hash or image.image_hash != manifest.base_hash
 
 
-def is_to_go(generation: int, manifest: Manifest | None, *, damaged: bool, ordered: bool) -> bool:
+def is_to_go(generation: int, manifest: Manifest | None, *, damaged: bool, gone: bool,
+             ordered: bool) -> bool:
     """Tell whether a host is to let go of a cache image as soon as no server of its needs it.
 
     :param generation: that the host was told when it placed it, or used it last.
     :param manifest: the image's; None if there is none.
     :param damaged: there is one that cannot be read. Nothing follows from that.
+    :param gone: where there is none, whether Glance is known not to give the image out.
     :param ordered: an operator wants it gone from that host.
     """
     if damaged:
         return False
-    return ordered or manifest is None or manifest.state is State.SKIPPED \
-        or generation < manifest.generation
+    if manifest is None:
+        return ordered or gone
+    return ordered or manifest.state is State.SKIPPED or generation < manifest.generation
 
 
 def why_not_warm(image_id: str, manifest: Manifest | None) -> str:

@@ -120,13 +120,15 @@ class Hosts:
 
     :param store: the images' manifests.
     :param tiers: hear of last uses.
+    :param is_gone: tells whether Glance gives an image no more out of which there is no manifest.
     :param clock: monotonic seconds.
     """
 
-    def __init__(self, store: ImageStore, tiers: StorageTiers,
+    def __init__(self, store: ImageStore, tiers: StorageTiers, is_gone: Callable[[str], bool],
                  clock: Callable[[], float] = time.monotonic):
         self._store = store
         self._tiers = tiers
+        self._is_gone = is_gone
         self._clock = clock
         # Guards the dictionary and its hosts; no file is read under it.
         self._lock = threading.Lock()
@@ -141,7 +143,9 @@ class Hosts:
         name, now = str(name)[:_LONGEST_NAME], self._clock()
         fresh = None if report is None else parse(report, time.time())
         for image_id, held in fresh.images.items() if fresh else ():
-            self._tiers.note_use(image_id, held.last_use)
+            if self._store.load(image_id) is not None:
+                # Whatever else a host names is not worth remembering.
+                self._tiers.note_use(image_id, held.last_use)
         with self._lock:
             host = self._hosts.get(name)
             if host is None and fresh is None:
@@ -170,8 +174,10 @@ class Hosts:
 
     def _is_to_go(self, image_id: str, held: Held, ordered: bool) -> bool:
         manifest = self._store.load(image_id)
-        return decisions.is_to_go(held.generation, manifest, ordered=ordered,
-                                  damaged=manifest is None and self._store.is_damaged(image_id))
+        damaged = manifest is None and self._store.is_damaged(image_id)
+        return decisions.is_to_go(
+            held.generation, manifest, ordered=ordered, damaged=damaged,
+            gone=manifest is None and not damaged and self._is_gone(image_id))
 
     def _present(self) -> list[tuple[str, _Host, float]]:
         """Return name, host and seconds since its report, by name; call it with the lock held."""

@@ -15,6 +15,7 @@ from bootcache.manifest import Manifest, State, WorkingSetInfo
 from glance_bootcache import decisions, retiring
 from glance_bootcache.decisions import Action, ImageFacts
 from glance_bootcache.exporter import Exporter
+from glance_bootcache.gone import Gone
 from glance_bootcache.images import Images
 from glance_bootcache.imagework import ImageWork
 from glance_bootcache.looks import Looks
@@ -48,6 +49,7 @@ class Manager:
         # Bases are got beside profile boots: a server that boots meanwhile needs its base now.
         self._bases = futurist.ThreadPoolExecutor(max_workers=_CONCURRENT_BASES)
         self._workers = futurist.ThreadPoolExecutor(max_workers=self._conf.concurrent_builds)
+        self.gone = Gone(images)
         self.retiring = Retiring(store, exporter, tiers, profile_boots)
         # Guards the dictionaries below as well: what is in hand has to agree with the manifests.
         self._lock = store.lock
@@ -242,6 +244,8 @@ class Manager:
         image_id = naming.canonical_image_id(image_id)
         self._looks.overtake(image_id)
         reason = retiring.HELD if held else retiring.DELETED
+        if not held:
+            self.gone.note(image_id)
         with self._lock:
             job = self._jobs.get(image_id)
             if job is not None:

@@ -44,7 +44,7 @@ class StorageService(service.Service):  # type: ignore[misc]
         tiers = StorageTiers(conf, store, exporter)
         profile_boots = NovaProfileBoots(conf)
         self._manager = manager = Manager(conf, store, Images(conf), exporter, tiers, profile_boots)
-        hosts = Hosts(store, tiers)
+        hosts = Hosts(store, tiers, manager.gone.is_gone)
         self._warming = Warming(conf, store, hosts, NovaPrecache(conf))
         self._upkeep = Upkeep(conf, store, exporter, tiers, profile_boots, manager)
         self._upkeep.start()

@@ -47,7 +47,7 @@ class Upkeep:
 
     def _run(self) -> None:
         steps = [self.recover, self.keep_serving, self._manager.retiring.retry, self.go_on,
-                 self._tiers.save_usage, self._manager.keep_quota]
+                 self._tiers.save_usage, self._manager.keep_quota, self._manager.gone.ask]
         while not self._stopping.is_set():
             for step in steps:
                 try:

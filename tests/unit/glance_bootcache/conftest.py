@@ -62,7 +62,8 @@ def house(storage_conf, no_qemu):
                                 house.tiers)
             house.upkeep = Upkeep(storage_conf, house.store, house.exporter, house.tiers,
                                   house.boots, house.manager)
-            house.table = Hosts(house.store, house.tiers, house.seconds)
+            house.table = Hosts(house.store, house.tiers, house.manager.gone.is_gone,
+                                house.seconds)
             house.operators = Operators(house.store, house.tiers, house.manager, house.table)
             house.warming = Warming(storage_conf, house.store, house.table, house.nova,
                                     house.seconds)

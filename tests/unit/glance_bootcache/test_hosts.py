@@ -6,6 +6,7 @@ import math
 import os
 import time
 
+import fakes_manager
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 from bootcache import exception
 from bootcache.manifest import Manifest, State
 from bootcache.tier import Medium
-from glance_bootcache import decisions, hosts
+from glance_bootcache import decisions, gone, hosts
+from glance_bootcache.gone import Gone
 from glance_bootcache.hosts import Held, Holdings
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -90,14 +92,15 @@ def test_whatever_a_host_says_it_is_read(report):
 
 # What a host is to let go of: every case.
 
-@pytest.mark.parametrize('state, generation, held, damaged, ordered', [
+@pytest.mark.parametrize('state, generation, held, damaged, gone, ordered', [
     case for case in itertools.product((None, *State), (0, 1, 2), (0, 1, 2), (False, True),
-                                       (False, True))])
-def test_what_is_to_go(state, generation, held, damaged, ordered):
+                                       (False, True), (False, True))])
+def test_what_is_to_go(state, generation, held, damaged, gone, ordered):
     manifest = None if state is None else Manifest(IMAGE, state, generation=generation)
     wanted = not damaged and (
-        ordered or state is None or state == 'skipped' or held < generation)
-    assert decisions.is_to_go(held, manifest, damaged=damaged, ordered=ordered) is wanted
+        ordered or (gone if state is None else state == 'skipped' or held < generation))
+    assert decisions.is_to_go(held, manifest, damaged=damaged, gone=gone, ordered=ordered) \
+        is wanted
 
 
 def test_a_host_keeps_what_it_may_hold(house):
@@ -111,8 +114,76 @@ def test_also_while_there_is_none_on_the_storage_node(house, state):
     assert house.table.report('one', holding(IMAGE))['drop'] == []
 
 
-def test_what_is_not_known_goes(house):
-    assert house.table.report('one', holding(IMAGE))['drop'] == [IMAGE]
+@pytest.mark.parametrize('status', [None, 'deactivated'])
+def test_what_is_not_known_goes_where_glance_does_not_give_it_out(house, status):
+    if status:
+        house.images.put(IMAGE, status=status)
+    assert house.table.report('one', holding(IMAGE))['drop'] == [], 'it is asked for first'
+    house.manager.gone.ask()
+    assert house.table.report('one', None)['drop'] == [IMAGE]
+
+
+def test_a_service_that_has_lost_its_state_leaves_the_hosts_warm(house):
+    """``state_dir`` is not mounted: all of the cloud would be cold at once."""
+    ready(house)
+    house.store.remove(IMAGE)
+    for _minute in range(3):
+        assert house.table.report('one', holding(IMAGE))['drop'] == []
+        house.manager.gone.ask()
+    house.manager.forget(IMAGE)
+    assert house.table.report('one', None)['drop'] == [IMAGE], 'it is deleted now'
+
+
+def test_glance_is_asked_once_in_an_hour_and_not_at_once_for_all(house, monkeypatch):
+    images = [f'{number:08x}-1f2b-4c3d-8e9f-0a1b2c3d4e5f' for number in range(250)]
+    asked = []
+    monkeypatch.setattr(house.images, 'get', asked.append)
+    clock = fakes_manager.Clock()
+    some = Gone(house.images, clock)
+    for image in images:
+        assert some.is_gone(image) is False
+    for number in (100, 200, 250, 250):
+        some.ask()
+        assert asked == images[:number]
+    assert all(some.is_gone(image) for image in images)
+    some.ask()
+    assert len(asked) == 250
+    clock.now += 3601
+    assert some.is_gone(IMAGE) is False and some.is_gone(images[0]) is True
+    some.ask()
+    assert asked[250:] == [IMAGE, images[0]]
+
+
+def test_the_service_asks_by_itself(house):
+    house.table.report('one', holding(IMAGE))
+    house.upkeep.start()
+    fakes_manager.until(lambda: house.table.report('one', None)['drop'] == [IMAGE])
+    house.upkeep.stop()
+
+
+def test_while_glance_is_away_hosts_let_go_of_nothing(house):
+    house.images.away = True
+    house.table.report('one', holding(IMAGE))
+    with pytest.raises(RuntimeError):
+        house.manager.gone.ask()
+    assert house.table.report('one', None)['drop'] == []
+    house.images.away = False
+    house.manager.gone.ask()
+    assert house.table.report('one', None)['drop'] == [IMAGE]
+
+
+def test_there_is_an_end_to_what_glance_is_asked_for(house, monkeypatch):
+    monkeypatch.setattr(gone, '_MOST_IMAGES', 3)
+    some = Gone(house.images)
+    for number in range(9):
+        some.is_gone(f'{number:08x}-1f2b-4c3d-8e9f-0a1b2c3d4e5f')
+        some.note(f'{number:08x}-2f2b-4c3d-8e9f-0a1b2c3d4e5f')
+    assert len(some._wanted) == len(some._known) == 3
+
+
+def test_uses_of_what_is_not_known_are_not_remembered(house):
+    house.table.report('one', holding(IMAGE))
+    assert house.tiers.noted == []
 
 
 def test_a_report_that_says_no_news_drops_as_well(house):
@@ -133,6 +204,9 @@ def test_a_damaged_manifest_drops_nothing(house, text, caplog):
         assert house.table.report('one', holding(IMAGE))['drop'] == []
     assert caplog.text.count('it is built again') == 1, 'said once, not with each report'
     os.unlink(house.store.path(IMAGE, 'manifest.json'))
+    del house.images.images[IMAGE]
+    assert house.table.report('one', None)['drop'] == []
+    house.manager.gone.ask()
     assert house.table.report('one', None)['drop'] == [IMAGE]
 
 
@@ -342,6 +416,7 @@ def test_an_unknown_host_is_named_and_nothing_is_done(house):
 # What comes in.
 
 def test_reports_feed_the_record_of_uses(house):
+    house.store.save(Manifest(IMAGE, State.SKIPPED))
     assert house.endpoints.report_holdings({}, 'one', {
         'images': {IMAGE.upper(): [2e12, 'disk', 0, 7], OTHER: ['x', 'disk', 0, 7]}})['drop'] \
         == [IMAGE]

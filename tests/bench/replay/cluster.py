@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import os
 import re
@@ -66,13 +67,14 @@ class Run:
 class Cluster:
     """A storage node and hosts; see :func:`cluster`."""
 
-    def __init__(self, network: netns.Network, directory: Path, storage: Path):
+    def __init__(self, network: netns.Network, directory: Path, storage: Path,
+                 dilation: float):
         self.network = network
         self.directory = directory
         self._storage = storage
         self.node = Child(network.storage, lambda: Node(str(storage)))
         self.hosts = [
-            Child(name, lambda name=name: HostChild(name, str(directory / name)))  # type: ignore
+            Child(name, functools.partial(HostChild, name, str(directory / name), dilation))
             for name in network.hosts]
         self._tap = tap.Tap(storage / 'tap.log')
 
@@ -115,6 +117,8 @@ class Cluster:
                     host.send('boot', phase, traces[index % len(traces)], scale, overhead, verify,
                               go)
                 boots = children.results(used, patience)
+                # Of a tap that is gone nothing would be counted.
+                self.node.call('check_tap')
                 found.append(Run(peer.label(phase), boots, tap.traffic(self._tap.read()),
                                  sum(self.node.call('sent'))))
                 for host in used:
@@ -144,14 +148,15 @@ def _remove_stale(place: Path) -> None:
 
 
 @contextlib.contextmanager
-def cluster(hosts: int, rate: int, media: Path = Path('/dev/shm'),
-            storage: Path = Path('/tmp')) -> Iterator[Cluster]:
+def cluster(hosts: int, rate: int, media: Path = Path('/dev/shm'), storage: Path = Path('/tmp'),
+            dilation: float = 1.0) -> Iterator[Cluster]:
     """Make a storage node and hosts, and remove all of it whatever happens.
 
     :param rate: of each link, bits a second; 0 for no limit.
     :param media: where the hosts' files are. In memory the hosts do not wait for one common disk,
         which real hosts do not have.
     :param storage: where the storage node's files are.
+    :param dilation: see :class:`tests.bench.replay.host.HostChild`.
     """
     for place in {media, storage, Path(HOST_DIRECTORY).parent}:
         _remove_stale(place)
@@ -163,7 +168,7 @@ def cluster(hosts: int, rate: int, media: Path = Path('/dev/shm'),
                 path.mkdir()
             # The place where each host sees its own files; the same for all, so it is common.
             Path(HOST_DIRECTORY).mkdir(exist_ok=True)
-            made = Cluster(network, directory, storage)
+            made = Cluster(network, directory, storage, dilation)
             yield made
         finally:
             try:

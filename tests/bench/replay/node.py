@@ -80,12 +80,12 @@ class Node:
         self.exporter = Exporter(conf)
         self.exporter.start()
         self.log = self.directory / 'tap.log'
+        self._messages = open(self.directory / 'tap.err', 'w+b')  # noqa: SIM115
         self._tap = subprocess.Popen(
             ['nbdkit', '--foreground', '--ipaddr', netns.STORAGE_ADDRESS, '--port', str(TAP_PORT),
              '--filter=log', 'nbd', 'hostname=127.0.0.1', f'port={PORT}', 'dynamic-export=true',
              f'logfile={self.log}'], stdin=subprocess.DEVNULL,
-            # It tells of every host that only looks whether somebody listens.
-            stderr=subprocess.DEVNULL)
+            stderr=self._messages)
         deadline = time.monotonic() + 20
         while not self.log.exists() and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -128,6 +128,17 @@ class Node:
         answer = self.exporter.describe(manifest)
         return {'action': 'cache' if 'cache_image' in answer else 'cold', 'watch': None,
                 'image_hash': 'sha512:00', **answer}
+
+    def check_tap(self) -> None:
+        """See that the tap still runs.
+
+        :raises RuntimeError: with its exit status and its last words.
+        """
+        status = self._tap.poll()
+        if status is not None:
+            self._messages.seek(0)
+            words = self._messages.read()[-400:].decode(errors='replace')
+            raise RuntimeError(f'the tap ended with status {status}: {words}')
 
     def sent(self) -> list[int]:
         """Return what the image server has sent since the last call: bytes of each answer."""

@@ -30,7 +30,7 @@ def run(setting: Setting, directory: Path) -> None:
     """Measure, and leave the journal in the report's directory."""
     images = [recorded(name) for name in setting.images]
     journal = Journal(directory, NAME, setting.to_json([traces[1] for _path, traces in images]))
-    with cluster(max(setting.hosts), setting.rate) as made:
+    with cluster(max(setting.hosts), setting.rate, dilation=setting.dilation) as made:
         points = []
         for path, (profile, played) in images:
             image = made.add_image(path, 'qcow2', played.header.virtual_bytes,

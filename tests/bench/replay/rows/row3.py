@@ -33,7 +33,7 @@ def run(setting: Setting, directory: Path) -> None:
     """Measure, and leave the journal in the report's directory."""
     images = [recorded(name) for name in setting.images]
     journal = Journal(directory, NAME, setting.to_json([traces[1] for _path, traces in images]))
-    with cluster(1, setting.rate) as made:
+    with cluster(1, setting.rate, dilation=setting.dilation) as made:
         points = []
         for path, (profile, played) in images:
             size = played.header.virtual_bytes

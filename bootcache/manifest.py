@@ -130,8 +130,9 @@ class Manifest:
     :ivar settle: whether its servers are to be settled.
     :ivar base_hash: ``algorithm:hexadecimal`` of the file at ``base_path``; unlike ``image_hash``
         it stays while an image is skipped.
-    :ivar generation: one more each time that hosts are to let go of what they hold: after an
-        operator's eviction, or when fewer people may see the image.
+    :ivar generation: grows each time that hosts are to let go of what they hold: after an
+        operator's eviction, or when fewer people may see the image. At least that time, in seconds
+        since the epoch.
     :ivar visibility: Glance's, as last seen; empty while not known.
     :ivar warm_due: hosts are still to be warmed, as it was registered.
     :ivar updated_at: ISO 8601, UTC.

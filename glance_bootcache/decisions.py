@@ -43,20 +43,31 @@ class ImageFacts:
 VISIBILITIES = ('public', 'community', 'shared', 'private')
 
 
-def seen(manifest: Manifest, visibility: str) -> Manifest:
+def next_generation(generation: int, now: float) -> int:
+    """Return the generation after another.
+
+    It is at least the time, so that after the loss of a manifest it is above what hosts hold.
+
+    :param now: seconds since the epoch.
+    """
+    return max(generation + 1, int(now))
+
+
+def seen(manifest: Manifest, visibility: str, now: float = 0.0) -> Manifest:
     """Return a manifest with an image's visibility as it is now.
 
     Where fewer people may see the image than when it was seen last, its generation goes up: hosts
     let go of what they hold. A word that Glance 33 does not know is neither more nor less.
 
     :param visibility: Glance's; empty changes nothing.
+    :param now: seconds since the epoch.
     """
     if not visibility or visibility == manifest.visibility:
         return manifest
     known = {manifest.visibility, visibility} <= set(VISIBILITIES)
     fewer = known and VISIBILITIES.index(visibility) > VISIBILITIES.index(manifest.visibility)
-    return dataclasses.replace(manifest, visibility=visibility,
-                               generation=manifest.generation + fewer)
+    generation = next_generation(manifest.generation, now) if fewer else manifest.generation
+    return dataclasses.replace(manifest, visibility=visibility, generation=generation)
 
 
 def has_new_content(image: ImageFacts, manifest: Manifest) -> bool:

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import threading
+import time
 from collections.abc import Callable
 
 import futurist
@@ -152,7 +153,7 @@ class Manager:
         return decision
 
     def _note_visibility(self, image: ImageFacts, known: Manifest) -> Manifest:
-        manifest = decisions.seen(known, image.visibility)
+        manifest = decisions.seen(known, image.visibility, time.time())
         if manifest.generation != known.generation:
             LOG.info('image %s: %s, and was %s: hosts let go of its cache image', image.image_id,
                      image.visibility, known.visibility)
@@ -163,8 +164,9 @@ class Manager:
 
         :returns: the manifest, None if the image is not known.
         """
-        return self._store.change(naming.canonical_image_id(image_id), lambda manifest:
-                                  dataclasses.replace(manifest, generation=manifest.generation + 1))
+        return self._store.change(
+            naming.canonical_image_id(image_id), lambda manifest: dataclasses.replace(
+                manifest, generation=decisions.next_generation(manifest.generation, time.time())))
 
     def _note_policy(self, manifest: Manifest, policy: properties.Policy,
                      always: bool = False) -> None:

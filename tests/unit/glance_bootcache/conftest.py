@@ -10,6 +10,7 @@ import pytest
 from bootcache import cacheimage, exception, savefile, workingset
 from bootcache.cacheimage import CacheImage
 from glance_bootcache import inspection
+from glance_bootcache import manager as manager_module
 from glance_bootcache.boots import Boots
 from glance_bootcache.endpoints import Endpoints
 from glance_bootcache.hosts import Hosts
@@ -96,3 +97,9 @@ def house(storage_conf, no_qemu):
 def cli(monkeypatch, tmp_path):
     """The command ``bootcache`` with a fake of the RPC client, and with a fake of time."""
     return fakes_cli.Cli(monkeypatch, tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def generations_begin_at_one(monkeypatch):
+    """Generations are at least the time: here it is the beginning of the epoch."""
+    monkeypatch.setattr(manager_module, 'time', types.SimpleNamespace(time=lambda: 0.0))

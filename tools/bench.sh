@@ -1,15 +1,19 @@
 #!/bin/bash
-# Benchmarks, set-up included; each writes bench-report/NAME.json: tools/bench.sh clusters|refinement|weigher|cluster [options]
+# Benchmarks, set-up included; all write into bench-report/:
+#   tools/bench.sh [--quick|--full]             recorded boots, replayed through the real block path, side by side
+#   tools/bench.sh row1|row3|check [options]    a part of it
+#   tools/bench.sh clusters|refinement [--boots N], weigher [--hosts N], cluster [--quick]
 set -euo pipefail
 # shellcheck source=tools/common.sh
 . "$(dirname "$0")/common.sh"
 
-name=${1:-}
-case $name in
-clusters | refinement | weigher | cluster) ;;
-*) die "usage: tools/bench.sh clusters|refinement [--boots N] | weigher [--hosts N] | cluster [--quick]" ;;
+name=replay
+case ${1:-} in
+clusters | refinement | weigher | cluster) name=$1; shift ;;
+'' | --* | row[0-9] | check) ;;
+*) die "usage: tools/bench.sh [row1|row3|check] [--quick|--full] | clusters|refinement [--boots N]
+       | weigher [--hosts N] | cluster [--quick]" ;;
 esac
-shift
 
 "$TOP/tools/setup.sh"
 cd "$TOP"

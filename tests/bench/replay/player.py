@@ -160,7 +160,7 @@ def play(socket_path: str, export: str, requests: Sequence[Request], tail: float
     time.sleep(max(0.0, end - time.monotonic()))
     handle.shutdown()
     digest = 0
-    for one in player.sums:
+    for one in player.sums if verify else ():
         digest = zlib.crc32(one.to_bytes(4, 'little'), digest)
     return Played(end - began, cpu, [moment - began for moment in player.issued],
                   [moment - began for moment in completed], digest)

@@ -212,9 +212,15 @@ def test_the_gateway_restarts(pair, cloud):
 
 
 def test_the_host_reboots(pair, cloud):
+    """The other host does not notice: it keeps its gateway, and its directories."""
+    other = cloud.gateway_pid(cloud.hosts[1])
     cloud.power_off(cloud.hosts[0])
     assert not cloud.guests()
     cloud.power_on(cloud.hosts[0])
+    assert other and cloud.gateway_pid(cloud.hosts[1]) == other
+    seen = subprocess.run(cloud.inside(cloud.hosts[1], 'cat', str(cloud.layout.gateway /
+                          'gateway.pid')), capture_output=True, text=True, check=True)
+    assert int(seen.stdout) == other
     pair.each(lambda server: pair.nova.servers.reboot(server, 'HARD'))
     pair.booted_again()
 

@@ -162,9 +162,14 @@ class Cloud:
             kill_all(found, terminate=False)
         for name in (host.compute, host.libvirtd, host.machine):
             self.daemons.stop(name)
+        # The directories themselves stay: the first host's are mount points in the others'
+        # namespaces, and a mount is gone when another namespace removes what it lies over.
         for directory in (host.libvirt / "run", host.gateway):
-            shutil.rmtree(directory)
-            directory.mkdir()
+            for entry in directory.iterdir():
+                if entry.is_dir() and not entry.is_symlink():
+                    shutil.rmtree(entry)
+                else:
+                    entry.unlink()
 
     def power_on(self, host: Host) -> None:
         """Start a host that is off; its guests stay off, as Nova leaves them."""

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Benchmarks, set-up included; all write into bench-report/:
 #   tools/bench.sh [--quick|--full]             recorded boots, replayed through the real block path, side by side
-#   tools/bench.sh row1|row3|check [options]    a part of it
+#   tools/bench.sh check|row1|row2... [options]    a part of it
 #   tools/bench.sh clusters|refinement [--boots N], weigher [--hosts N], cluster [--quick]
 set -euo pipefail
 # shellcheck source=tools/common.sh
@@ -11,7 +11,7 @@ name=replay
 case ${1:-} in
 clusters | refinement | weigher | cluster) name=$1; shift ;;
 '' | --* | row[0-9] | check) ;;
-*) die "usage: tools/bench.sh [row1|row3|check] [--quick|--full] | clusters|refinement [--boots N]
+*) die "usage: tools/bench.sh [check|row1|row2...] [--quick|--full] | clusters|refinement [--boots N]
        | weigher [--hosts N] | cluster [--quick]" ;;
 esac
 

@@ -1,6 +1,6 @@
 """Replays recorded boots through the real block path, and reports: see doc/source/measurements.rst.
 
-usage: python -m tests.bench.replay [--quick|--full] [--report DIRECTORY] [row1] [row3] [check]
+usage: python -m tests.bench.replay [--quick|--full] [--report DIRECTORY] [row1 ...] [check]
 """
 
 import argparse
@@ -10,10 +10,7 @@ import signal
 import sys
 from pathlib import Path
 
-from tests.bench.replay import check, report, setting
-from tests.bench.replay.rows import row1, row3
-
-PARTS = [row1, row3]
+from tests.bench.replay import check, report, rows, setting
 
 
 def run_check(images: tuple[str, ...], directory: Path) -> None:
@@ -35,7 +32,7 @@ def main() -> int:
     """Measure what is asked for, and write the report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('parts', nargs='*', metavar='part',
-                        help='row1, row3, check; without any, all')
+                        help='check, row1, row2 and so on; without any, all')
     size = parser.add_mutually_exclusive_group()
     size.add_argument('--quick', action='store_true', help='a few minutes; this is the default')
     size.add_argument('--full', action='store_true', help='all points, for hours')
@@ -47,7 +44,7 @@ def main() -> int:
     parser.add_argument('--image', action='append', help='as tools/images/make.sh calls it')
     parser.add_argument('--only-report', action='store_true', help='of what was measured before')
     options = parser.parse_args()
-    known = {part.NAME: part for part in PARTS}
+    known = {part.NAME: part for part in rows.modules()}
     wanted = options.parts or ['check', *known]
     if unknown := set(wanted) - {'check', *known}:
         parser.error(f'{", ".join(sorted(unknown))}: not one of check, {", ".join(known)}')
@@ -64,7 +61,7 @@ def main() -> int:
         part = known[name]
         part.run(dataclasses.replace(part.FULL if options.full else part.QUICK, **changes),
                  options.report)
-    document = report.assemble(options.report, PARTS)
+    document = report.assemble(options.report, list(known.values()))
     for one in document['targets']:
         verdict = 'told  ' if one['target'] is None else 'met   ' if one['met'] else 'MISSED'
         print(f'{verdict} {one["row"]} {one["name"]}: {one["value"]} ({one["reason"]})')

@@ -1,9 +1,11 @@
 """The figures of the report: small SVG files that say by themselves what they show."""
 
+import zlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-_STYLES = {
+_STYLES: dict[str, tuple[str, str, str]] = {
     'bootcache warm': ('#0b6e4f', 'o', '-'), 'bootcache cold': ('#0b6e4f', 's', '--'),
     'bootcache first': ('#6fae8f', 'v', ':'), 'SC13 warm': ('#c75000', 'o', '-'),
     'SC13 cold': ('#c75000', 's', '--'), 'on demand': ('#3b5b92', '^', '-'),
@@ -17,7 +19,27 @@ _NAMES = {
     'local raw': 'full local base'}
 
 
-def _canvas(title: str, across: str, up: str) -> tuple[Any, Any]:
+def style(peer: str) -> tuple[str, str, str]:
+    """Return a way's colour, marker and dashes; the same in every figure."""
+    if peer not in _STYLES:
+        number = zlib.crc32(peer.encode())
+        _STYLES[peer] = f'C{number % 10}', 'd*Pph'[number % 5], '-.'
+    return _STYLES[peer]
+
+
+def order(peers: Iterable[str]) -> list[str]:
+    """Return ways of booting in the order of every legend: known ones first."""
+    present = set(peers)
+    return [peer for peer in _STYLES if peer in present] + sorted(present - set(_STYLES))
+
+
+def name_of(peer: str) -> str:
+    """Return what a figure calls a way of booting."""
+    return _NAMES.get(peer, peer)
+
+
+def canvas(title: str, across: str, up: str) -> tuple[Any, Any]:
+    """Return a figure of the report's size, and its axes."""
     import matplotlib
     matplotlib.use('svg')
     # The same data gives the same file, and text stays text.
@@ -30,76 +52,16 @@ def _canvas(title: str, across: str, up: str) -> tuple[Any, Any]:
     return figure, axes
 
 
-def _save(figure: Any, path: Path) -> None:
+def save(figure: Any, path: Path) -> None:
+    """Write a figure as SVG, and let go of it."""
     from matplotlib import pyplot
     figure.savefig(path, metadata={'Date': None})
     pyplot.close(figure)
 
 
-def _line(axes: Any, peer: str, points: list[tuple[float, float, float]], name: str = '') -> None:
-    colour, marker, dashes = _STYLES[peer]
+def line(axes: Any, peer: str, points: list[tuple[float, float, float]], name: str = '') -> None:
+    """Draw a way's points: x, y and the spread, drawn as a bar."""
+    colour, marker, dashes = style(peer)
     xs, ys, spreads = zip(*sorted(points), strict=True)
     axes.errorbar(xs, ys, [spread / 2 for spread in spreads], color=colour, marker=marker,
-                  linestyle=dashes, capsize=2, label=name or _NAMES[peer])
-
-
-def row1(head: dict[str, Any], rows: list[dict[str, Any]],
-         directory: Path) -> list[tuple[str, str]]:
-    """Boot time over the number of hosts, one figure an image; names and captions."""
-    made = []
-    for image in sorted({row['image'] for row in rows}):
-        figure, axes = _canvas(f'Boot time when many hosts start servers of one image ({image})',
-                               'hosts that start a server at the same time',
-                               'boot time / that of a full local base')
-        axes.set_xscale('log', base=2)
-        axes.set_yscale('log')
-        for which in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-            which('{x:g}')
-        mine = [row for row in rows if row['image'] == image]
-        for peer in _STYLES:
-            points = [(row['hosts'], row['ratio'], row['spread']) for row in mine
-                      if row['peer'] == peer]
-            if points:
-                _line(axes, peer, points)
-        counts = sorted({row['hosts'] for row in mine})
-        axes.set_xticks(counts, [str(count) for count in counts])
-        figure.legend(fontsize=7, loc='outside right upper')
-        _save(figure, directory / f'row1-{image}.svg')
-        made.append((f'row1-{image}.svg', 'Lower is better. Bars: spread over the rounds.'))
-    return made
-
-
-def _cost(row: dict[str, Any], base: dict[str, Any], kind: str) -> tuple[float, float]:
-    """Return what a boot costs, and the spread of that."""
-    if kind == 'time':
-        return row['ratio'], row['spread']
-    return (row['base_bytes'] + row['cache_bytes']) / base['base_bytes'], 0.0
-
-
-def row3(head: dict[str, Any], rows: list[dict[str, Any]],
-         directory: Path) -> list[tuple[str, str]]:
-    """Boot time and bytes over the quota, one figure each an image; names and captions."""
-    made = []
-    for image in sorted({row['image'] for row in rows}):
-        mine = [row for row in rows if row['image'] == image]
-        base = next(row for row in mine if row['peer'] == 'on demand')
-        for kind, up in (('time', 'boot time / on demand'),
-                         ('bytes', 'bytes from the storage node / on demand')):
-            figure, axes = _canvas(f'What a quota costs, one host ({image})',
-                                   'quota / what the boot reads', up)
-            for peer in ('bootcache warm', 'bootcache cold', 'SC13 warm', 'SC13 cold'):
-                sizes = sorted({row['cluster_bytes'] for row in mine if row['peer'] == peer})
-                for number, size in enumerate(sizes):
-                    points = [(row['part'], *_cost(row, base, kind)) for row in mine
-                              if row['peer'] == peer and row['cluster_bytes'] == size]
-                    colour, marker, dashes = _STYLES[peer]
-                    xs, ys, spreads = zip(*sorted(points), strict=True)
-                    axes.errorbar(xs, ys, [spread / 2 for spread in spreads], color=colour,
-                                  marker=marker, linestyle=dashes, alpha=1 - 0.3 * number,
-                                  capsize=2, label=f'{peer}, clusters of {size} bytes')
-            axes.axhline(1, color='#3b5b92', linewidth=0.8)
-            figure.legend(fontsize=7, loc='outside right upper')
-            name = f'row3-{image}-{kind}.svg'
-            _save(figure, directory / name)
-            made.append((name, 'Lower is better; 1 is the boot that reads all over the network.'))
-    return made
+                  linestyle=dashes, capsize=2, label=name or name_of(peer))

@@ -233,10 +233,17 @@ class OursFirst(Ours):
             if name not in ('cache_image', 'cache_export')} | {'action': 'cold'}
 
 
-PEERS: tuple[type[Peer], ...] = FullCopy, LocalRaw, OnDemand, Sc13, Ours, OursFirst
+def _kinds(kind: type[Peer]) -> Iterator[type[Peer]]:
+    for one in kind.__subclasses__():
+        if 'name' in vars(one) or 'phases' in vars(one):
+            yield one
+        yield from _kinds(one)
 
 
 def capabilities() -> dict[str, dict[str, bool | str]]:
-    """Return what each peer does and does not do, by its name with each phase."""
+    """Return what each peer does and does not do, by its name with each phase.
+
+    Of all peers whose modules are imported.
+    """
     return {f'{peer.name} {phase}'.strip(): peer.capabilities
-            for peer in PEERS for phase in peer.phases}
+            for peer in _kinds(Peer) for phase in peer.phases}

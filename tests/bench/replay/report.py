@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tests.bench.replay import figures, peers
+from tests.bench.replay import peers
 from tests.bench.replay.setting import read
 
 CHECK = 'check.json'
@@ -39,8 +39,7 @@ def assemble(directory: Path, parts: list[ModuleType]) -> dict[str, Any]:
         document['rows'] += rows
         document['targets'] += targets
         document['runs'].append(head)
-        pictures = getattr(figures, part.NAME)(head, rows, directory)
-        page += _section(part.TITLE, head, rows, targets, pictures)
+        page += _section(part, head, rows, targets, part.draw(head, rows, directory))
     (directory / 'report.json').write_text(json.dumps(document, indent=1) + '\n')
     (directory / 'replay.rst').write_text('\n'.join(page) + '\n')
     return document
@@ -88,24 +87,34 @@ def _megabytes(value: float) -> str:
     return f'{value / 1e6:.1f}' if value else '0'
 
 
-def _section(title: str, head: dict[str, Any], rows: list[dict[str, Any]],
-             targets: list[dict[str, Any]], pictures: list[tuple[str, str]]) -> list[str]:
+def _intro(head: dict[str, Any]) -> str:
     setting = head['setting']
-    page = _head(title, '-')
-    page += [f'Run ``{head["run"]}`` on {head["cpus"]} CPUs, {setting["repeats"]} interleaved'
-             f' rounds. Links of {setting["rate"] / 1e6:.0f} Mbit/s, think times x'
-             f' {setting["scale"]:g}: it stands for {setting["stands_for"]}, and all times are'
-             f' {setting["dilation"]:g} times longer.', '']
+    return (f'Links of {setting["rate"] / 1e6:.0f} Mbit/s, think times x {setting["scale"]:g}: it'
+            f' stands for {setting["stands_for"]}, and all times are {setting["dilation"]:g} times'
+            ' longer.')
+
+
+def _columns(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:
+    more = [name for name in ('image', 'images', 'cluster_bytes', 'part')
+            if len({row.get(name) for row in rows}) > 1]
+    return (['peer', 'hosts', *more, 'ratio', 'spread', 'base, MB', 'cache images, MB',
+             'whole images, MB', 'player, CPU s'],
+            [[row['peer'], row['hosts'], *(row.get(name, '') for name in more), row['ratio'],
+              row['spread'], _megabytes(row['base_bytes']), _megabytes(row['cache_bytes']),
+              _megabytes(row['copied_bytes']), row['player_cpu_seconds']] for row in rows])
+
+
+def _section(part: ModuleType, head: dict[str, Any], rows: list[dict[str, Any]],
+             targets: list[dict[str, Any]], pictures: list[tuple[str, str]]) -> list[str]:
+    page = _head(part.TITLE, '-')
+    rounds = head['setting'].get('repeats')
+    page += [f'Run ``{head["run"]}`` on {head["cpus"]} CPUs'
+             + (f', {rounds} interleaved rounds. ' if rounds else '. ')
+             + getattr(part, 'intro', _intro)(head), '']
     for name, caption in pictures:
         page += [f'.. figure:: {name}', f'   :alt: {caption}', '', f'   {caption}', '']
-    more = [name for name in ('image', 'cluster_bytes', 'part') if any(name in row for row in rows)]
-    page += _table(
-        ['peer', 'hosts', *more, 'ratio', 'spread', 'base, MB', 'cache images, MB',
-         'whole images, MB', 'player, CPU s'],
-        [[row['peer'], row['hosts'], *(row.get(name, '') for name in more), row['ratio'],
-          row['spread'], _megabytes(row['base_bytes']), _megabytes(row['cache_bytes']),
-          _megabytes(row['copied_bytes']), row['player_cpu_seconds']] for row in rows])
-    return page + _table(
+    page += _table(*getattr(part, 'table', _columns)(rows))
+    return page if not targets else page + _table(
         ['target', 'at most', 'measured', 'met', 'because'],
         [[one['name'], '' if one['target'] is None else one['target'], _number(one['value']),
           'told' if one['target'] is None else 'yes' if one['met'] else '**missed**',

@@ -43,7 +43,8 @@ def rows(head: dict[str, Any], runs: Sequence[Run], row: str, keys: Sequence[str
 
         known = dict(zip(keys, key, strict=True))
         found.append({
-            'row': row, 'peer': known['label'], 'hosts': known['hosts'], 'images': 1,
+            'row': row, 'peer': known['label'], 'hosts': known['hosts'],
+            'images': known.get('images') or 1,
             'ratio': ratio, 'spread': spread,
             'base_bytes': middle(lambda one: one['traffic'].get('base', {}).get('bytes', 0)),
             'base_requests': middle(lambda one: one['traffic'].get('base', {}).get('requests', 0)),
@@ -55,7 +56,7 @@ def rows(head: dict[str, Any], runs: Sequence[Run], row: str, keys: Sequence[str
             'player_cpu_seconds': middle(lambda one: one['player_cpu_seconds']),
             'chain_cpu_seconds': middle(lambda one: one['chain_cpu_seconds']),
             **{name: value for name, value in known.items()
-               if name not in ('label', 'hosts') and value is not None},
+               if name not in ('label', 'hosts', 'images') and value is not None},
             'note': note, 'run': head['run']})
     return found
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.bench.replay import peers, sums
+from tests.bench.replay import figures, peers, sums
 from tests.bench.replay.cluster import cluster
 from tests.bench.replay.setting import (
     Journal,
@@ -77,3 +77,29 @@ def targets(head: dict[str, Any], runs: Sequence[dict[str, Any]]) -> list[dict[s
                 continue
             found.append(sums.never_slower(head, runs, ours, other))
     return found
+
+
+def draw(head: dict[str, Any], rows: list[dict[str, Any]],
+         directory: Path) -> list[tuple[str, str]]:
+    """Boot time over the number of hosts, one figure an image; names and captions."""
+    made = []
+    for image in sorted({row['image'] for row in rows}):
+        figure, axes = figures.canvas(
+            f'Boot time when many hosts start servers of one image ({image})',
+            'hosts that start a server at the same time', 'boot time / that of a full local base')
+        axes.set_xscale('log', base=2)
+        axes.set_yscale('log')
+        for which in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+            which('{x:g}')
+        mine = [row for row in rows if row['image'] == image]
+        for peer in figures.order(row["peer"] for row in mine):
+            points = [(row['hosts'], row['ratio'], row['spread']) for row in mine
+                      if row['peer'] == peer]
+            if points:
+                figures.line(axes, peer, points)
+        counts = sorted({row['hosts'] for row in mine})
+        axes.set_xticks(counts, [str(count) for count in counts])
+        figure.legend(fontsize=7, loc='outside right upper')
+        figures.save(figure, directory / f'row1-{image}.svg')
+        made.append((f'row1-{image}.svg', 'Lower is better. Bars: spread over the rounds.'))
+    return made

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from bootcache import workingset
-from tests.bench.replay import peers, sums, trace
+from tests.bench.replay import figures, peers, sums, trace
 from tests.bench.replay.cluster import cluster
 from tests.bench.replay.setting import (
     Journal,
@@ -74,3 +74,39 @@ def targets(head: dict[str, Any], runs: Sequence[dict[str, Any]]) -> list[dict[s
         found.append(sums.target(head, f'cache image over unique bytes, {cluster_bytes}-byte'
                                  ' clusters (table 2)', None, round(over, 4)))
     return found
+
+
+def _cost(row: dict[str, Any], base: dict[str, Any], kind: str) -> tuple[float, float]:
+    """Return what a boot costs, and the spread of that."""
+    if kind == 'time':
+        return row['ratio'], row['spread']
+    return (row['base_bytes'] + row['cache_bytes']) / base['base_bytes'], 0.0
+
+
+def draw(head: dict[str, Any], rows: list[dict[str, Any]],
+         directory: Path) -> list[tuple[str, str]]:
+    """Boot time and bytes over the quota, one figure each an image; names and captions."""
+    made = []
+    for image in sorted({row['image'] for row in rows}):
+        mine = [row for row in rows if row['image'] == image]
+        base = next(row for row in mine if row['peer'] == 'on demand')
+        for kind, up in (('time', 'boot time / on demand'),
+                         ('bytes', 'bytes from the storage node / on demand')):
+            figure, axes = figures.canvas(f'What a quota costs, one host ({image})',
+                                   'quota / what the boot reads', up)
+            for peer in ('bootcache warm', 'bootcache cold', 'SC13 warm', 'SC13 cold'):
+                sizes = sorted({row['cluster_bytes'] for row in mine if row['peer'] == peer})
+                for number, size in enumerate(sizes):
+                    points = [(row['part'], *_cost(row, base, kind)) for row in mine
+                              if row['peer'] == peer and row['cluster_bytes'] == size]
+                    colour, marker, dashes = figures.style(peer)
+                    xs, ys, spreads = zip(*sorted(points), strict=True)
+                    axes.errorbar(xs, ys, [spread / 2 for spread in spreads], color=colour,
+                                  marker=marker, linestyle=dashes, alpha=1 - 0.3 * number,
+                                  capsize=2, label=f'{peer}, clusters of {size} bytes')
+            axes.axhline(1, color='#3b5b92', linewidth=0.8)
+            figure.legend(fontsize=7, loc='outside right upper')
+            name = f'row3-{image}-{kind}.svg'
+            figures.save(figure, directory / name)
+            made.append((name, 'Lower is better; 1 is the boot that reads all over the network.'))
+    return made

@@ -11,7 +11,7 @@ import statistics
 import subprocess
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +129,30 @@ class Cluster:
                 host.send('reset')
             children.results(used, 120)
         return found
+
+    def everywhere(self, hosts: int, function: Callable[..., Any], *arguments: Any,
+                   patience: float = 600) -> list[Any]:
+        """Call a module's function on some hosts at the same time; what it gives on each.
+
+        :param function: gets the host, its number from 0 on, and the arguments.
+        :param patience: seconds for all of them.
+        """
+        used = self.hosts[:hosts]
+        for number, host in enumerate(used):
+            host.send('call', function, number, *arguments)
+        return children.results(used, patience)
+
+    def traffic(self) -> dict[str, Traffic]:
+        """Return what the storage node was asked for since the last look, by kind of export."""
+        self.node.call('check_tap')
+        return tap.traffic(self._tap.read())
+
+    def reset(self, hosts: int) -> None:
+        """Make some hosts such as never saw an image."""
+        used = self.hosts[:hosts]
+        for host in used:
+            host.send('reset')
+        children.results(used, 120)
 
     def close(self) -> None:
         """End the storage node and the hosts."""

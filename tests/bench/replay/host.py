@@ -167,6 +167,10 @@ class HostChild:
         self.chain.ensure_running()
         peer.prepare(self, image, phase)
 
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a module's function with this host: for a row that does something else than boot."""
+        return function(self, *arguments)
+
     def boot(self, phase: str, trace: Trace, scale: float, overhead: float, verify: bool,
              go: float) -> Boot:
         """Boot once: make the disk, open its chain, play the trace.

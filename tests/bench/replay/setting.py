@@ -110,12 +110,18 @@ class Journal:
 
         :param more: what tells it apart: ``repeat``, ``image`` and the like.
         """
-        line = {**run.to_json(), **more, 'load': load()}
-        with open(self.path, 'a') as stream:
-            stream.write(json.dumps(line) + '\n')
         wire = ', '.join(f'{kind} {one.bytes / 1e6:.1f} MB' for kind, one in run.traffic.items())
-        print(f'{time.monotonic() - self.began:6.0f} s  {run.label:16} {len(run.boots):3} hosts'
-              f' {run.seconds:8.2f} s  {wire} {more}', file=sys.stderr, flush=True)
+        self.keep({**run.to_json(), **more}, f'{run.label:16} {len(run.boots):3} hosts'
+                  f' {run.seconds:8.2f} s  {wire} {more}')
+
+    def keep(self, line: dict[str, Any], told: str) -> None:
+        """Keep a measurement that is no boot.
+
+        :param told: of it to whoever waits.
+        """
+        with open(self.path, 'a') as stream:
+            stream.write(json.dumps({**line, 'load': load()}) + '\n')
+        print(f'{time.monotonic() - self.began:6.0f} s  {told}', file=sys.stderr, flush=True)
 
 
 def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:

@@ -1,7 +1,9 @@
 """qemu-img, always with explicit formats and under limits of time and memory."""
 
+import contextlib
 import json
 import os
+import select
 import shutil
 import subprocess
 import tempfile
@@ -116,13 +118,27 @@ def check(path: str) -> None:
     _run('check', '-q', file_node(path, 'qcow2'))
 
 
-def copy_raw(source: str, target: str, timeout: int = 600) -> None:
+def copy_raw(source: str, target: str, *, seconds: float, stalled: float) -> None:
     """Copy the bytes behind a file name or an NBD URI into a new file.
 
-    :param timeout: seconds.
+    If the process ends, the copying ends with it.
+
+    :param seconds: that it may take in all.
+    :param stalled: seconds after which it ends if nothing has come meanwhile: a source may be slow,
+        as many read from it, and need not be dead.
     :raises BootcacheError: if the source does not answer or the target cannot be written.
     """
-    _run('convert', '-f', 'raw', '-O', 'raw', source, target, timeout=timeout)
+    there, since = 0, time.monotonic()
+
+    def check() -> None:
+        nonlocal there, since
+        with contextlib.suppress(FileNotFoundError):
+            if (blocks := os.stat(target).st_blocks) != there:
+                there, since = blocks, time.monotonic()
+        if time.monotonic() - since >= stalled:
+            raise exception.BootcacheError(f'{source}: nothing has come for {stalled:.0f} s')
+
+    _convert(['-f', 'raw', '-O', 'raw', source, target], seconds, check)
 
 
 def copy_paced(source: Mapping[str, Any], target: str, *, rate: int, seconds: float,
@@ -143,8 +159,12 @@ def copy_paced(source: Mapping[str, Any], target: str, *, rate: int, seconds: fl
     paced = {'driver': 'throttle', 'throttle-group': 'pace', 'file': source}
     # As Nova does it: past the page cache where the file system lets us, synced in any case.
     cache = 'none' if _takes_direct_io(target) else 'writeback'
-    command = ['qemu-img', 'convert', '-q', '--object', json.dumps(throttle), '-t', cache,
-               '-O', 'raw', 'json:' + json.dumps(paced), target]
+    _convert(['--object', json.dumps(throttle), '-t', cache, '-O', 'raw',
+              'json:' + json.dumps(paced), target], seconds, check)
+
+
+def _convert(arguments: list[str], seconds: float, check: Callable[[], None]) -> None:
+    command = ['qemu-img', 'convert', '-q', *arguments]
     if shutil.which('setpriv') is not None:
         # A killed nova-compute must not leave it behind, writing into a file that nobody wants.
         command[:0] = ['setpriv', '--pdeathsig', 'KILL']
@@ -154,6 +174,8 @@ def copy_paced(source: Mapping[str, Any], target: str, *, rate: int, seconds: fl
                                        stdin=subprocess.DEVNULL, stdout=output, stderr=output)
         except OSError as error:
             raise exception.BootcacheError(f'qemu-img cannot be run: {error}') from error
+        # Readable when the process ends: a boot may wait for that, and Popen.wait() looks in steps.
+        ended = os.pidfd_open(process.pid)
         try:
             deadline = time.monotonic() + seconds
             while process.poll() is None:
@@ -161,8 +183,9 @@ def copy_paced(source: Mapping[str, Any], target: str, *, rate: int, seconds: fl
                 if time.monotonic() > deadline:
                     raise exception.BootcacheError(
                         f'qemu-img convert was not done after {seconds:.0f} s')
-                time.sleep(0.1)
+                select.select([ended], [], [], 0.1)
         finally:
+            os.close(ended)
             process.kill()
             process.wait()
         if process.returncode:

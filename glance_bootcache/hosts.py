@@ -214,6 +214,11 @@ class Hosts:
                     if host.seen > since
                     and (held := host.holdings.images.get(image_id)) is not None}
 
+    def seen(self) -> dict[str, float]:
+        """Return when each host reported last, in monotonic seconds as of the clock."""
+        with self._lock:
+            return {name: host.seen for name, host in self._hosts.items()}
+
     def order_eviction(self, image_id: str, names: Iterable[str]) -> list[str]:
         """Have hosts let go of an image; forgotten once a host reports that it has.
 

@@ -96,11 +96,11 @@ class Warming:
         if why_not or manifest is None:
             self._end(job, why_not)
             return
-        holding = self._hosts.held_since(job.image_id, job.asked_at)
+        holding, seen = self._hosts.held_since(job.image_id, job.asked_at), self._hosts.seen()
         with self._lock:
             before, now = job.phase, self._clock()
             job.look(holding, manifest.generation, now)
-            cold = job.close(now, self._conf.warm_timeout, self._conf.warm_attempts)
+            cold = job.close(now, self._conf.warm_timeout, self._conf.warm_attempts, seen)
         if job.phase is not before:
             self._log_attempt(job, cold, now)
 

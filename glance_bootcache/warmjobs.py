@@ -16,6 +16,8 @@ _BACKOFF_SECONDS = 30.0
 _LONGEST_BACKOFF_SECONDS = 600.0
 _WARM = (rpcapi.WARM_CACHED, rpcapi.WARM_EXISTING)
 _LONGEST_REASON = 500
+# Each host reports within a minute, whatever it is busy with; one that does not is not there.
+_SILENT_SECONDS = 180.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,13 +123,18 @@ class Job:
                 self.report(name, rpcapi.WARM_EXISTING if known.held else rpcapi.WARM_CACHED, '',
                             now)
 
-    def close(self, now: float, timeout: float, attempts: int) -> list[str]:
+    def close(self, now: float, timeout: float, attempts: int,
+              seen: Mapping[str, float]) -> list[str]:
         """End the attempt if all hosts have reported, or none did for a time.
 
         :param timeout: seconds without a report.
         :param attempts: how many there may be.
+        :param seen: by host, when it was last heard of at all. One that is silent is not waited
+            for: others' images wait for their turn.
         :returns: names of the hosts that are not warm, if the attempt is over by this.
         """
+        if self.phase is Phase.ASKED:
+            self._pass_over_silent(now, seen)
         waiting = [name for name, known in self.hosts.items()
                    if known.outcome == rpcapi.WARM_WAITING]
         reported = self.phase is Phase.ASKED and (not waiting or now - self.heard_at >= timeout)
@@ -148,6 +155,15 @@ class Job:
         else:
             self.end(now, '' if self.hosts else f'aggregate {self.aggregate} has no hosts')
         return cold
+
+    def _pass_over_silent(self, now: float, seen: Mapping[str, float]) -> None:
+        for name, known in self.hosts.items():
+            heard = max(self.asked_at, seen.get(name, self.asked_at))
+            if known.outcome == rpcapi.WARM_WAITING and now - heard >= _SILENT_SECONDS:
+                self.hosts[name] = dataclasses.replace(
+                    known, outcome=rpcapi.WARM_ERROR, reason=(
+                        f'not heard of for {_SILENT_SECONDS:g} s; is its nova-compute up, and does'
+                        ' it run bootcache\'s driver?'))
 
     def refused(self, reason: str, now: float, attempts: int) -> None:
         """Nova was asked, and refused; it counts as an attempt."""

@@ -142,7 +142,7 @@ Related options:
     cfg.IntOpt('report_interval',
                default=60,
                min=1,
-               max=600,
+               max=120,
                help="""
 Seconds between two reports to the storage service of what this host holds, and
 so the time after which it hears of what it is to let go of.

@@ -1,7 +1,9 @@
 """What a host holds, told to the scheduler and to the storage service."""
 
+import contextlib
 import os
 import re
+from collections.abc import Iterator
 
 import oslo_messaging as messaging
 from oslo_log import log as logging
@@ -56,15 +58,19 @@ class Holdings:
         # What arrives is used next.
         holdings.extend(Holding(warmth.image_key(image_id), Level.ARRIVING, float('inf'))
                         for image_id in self._host.cache.arriving())
-        try:
-            for found in os.scandir(self._base_directory):
-                if _BASE.fullmatch(found.name):
-                    holdings.append(Holding(warmth.base_key(found.name), Level.BASE,
-                                            found.stat().st_mtime))
-        except FileNotFoundError:
-            # Nova makes it with the first base; one may also be removed while we look.
-            pass
+        holdings.extend(self._bases())
         return warmth.encode(holdings)
+
+    def _bases(self) -> Iterator[Holding]:
+        try:
+            names = os.listdir(self._base_directory)
+        except FileNotFoundError:
+            # Nova makes it with the first base.
+            return
+        for name in filter(_BASE.fullmatch, names):
+            with contextlib.suppress(FileNotFoundError):
+                yield Holding(warmth.base_key(name), Level.BASE,
+                              os.stat(os.path.join(self._base_directory, name)).st_mtime)
 
     def _report(self) -> dict[str, object]:
         images = {}

@@ -23,9 +23,10 @@ LOG = logging.getLogger(__name__)
 
 _FETCH = 'fetch:'
 _ATTEMPTS = 5
-# A boot waits for the fetch; one that is slower than this would be no gain.
+# A boot waits for the fetch. One that is slow as many hosts fetch goes on: what a boot reads from
+# the base would come by the same link. One from which nothing comes is given up.
 _GRACE_SECONDS = 30
-_SLOWEST = 2 << 20
+_SLOWEST = 128 << 10
 # An empty cache image is a header and its first tables.
 _EMPTY_CLUSTER = 65536
 
@@ -139,7 +140,7 @@ class HostCache(HostFiles):
     def _copy(self, remote: Remote, export: str, size: int, partial: str, rate: int) -> None:
         if not rate:
             qemuimg.copy_raw(f'nbd://{remote.host}:{remote.port}/{export}', partial,
-                             timeout=_GRACE_SECONDS + size // _SLOWEST)
+                             seconds=_GRACE_SECONDS + size / _SLOWEST, stalled=_GRACE_SECONDS)
             return
         server = {'type': 'inet', 'host': remote.host, 'port': str(remote.port)}
         node = {'driver': 'raw', 'file': {'driver': 'nbd', 'server': server, 'export': export}}
@@ -211,6 +212,8 @@ class HostCache(HostFiles):
             savefile.commit(partial, final)
             if stale is not None and os.path.exists(stale):
                 os.unlink(stale)
+        # All who place a file have just computed its digest.
+        self._note_verified(os.stat(final))
         entry.save(f'{final}.json')
 
     # Room.

@@ -31,6 +31,10 @@ _NAME = re.compile('[0-9a-f]{40}')
 _LEFTOVER = re.compile(r'[0-9a-f-]{36,40}(\.json\..*\.tmp|\.tmp|\.partial)')
 
 
+def _identity(status: os.stat_result) -> tuple[int, int, int]:
+    return status.st_ino, status.st_mtime_ns, status.st_size
+
+
 class HostFiles:
     """The cache images of one host, by their names.
 
@@ -102,19 +106,21 @@ class HostFiles:
         try:
             entry = Entry.load(f'{path}.json')
             status = os.stat(path)
-            seen = (status.st_ino, status.st_mtime_ns, status.st_size)
             rules = entry.cache_image.verify_rules if entry.cache_image else cacheimage.VERIFY_RULES
             with self._lock:
-                if seen in self._verified and rules == cacheimage.VERIFY_RULES:
+                if _identity(status) in self._verified and rules == cacheimage.VERIFY_RULES:
                     return entry
             cacheimage.verify(path, entry.file_sha256, status.st_size)
         except (exception.InvalidManifest, FileNotFoundError) as error:
             if os.path.exists(path):
                 LOG.warning('cache image %s cannot be used and is fetched again: %s', path, error)
             return None
-        with self._lock:
-            self._verified.add(seen)
+        self._note_verified(status)
         return entry
+
+    def _note_verified(self, status: os.stat_result) -> None:
+        with self._lock:
+            self._verified.add(_identity(status))
 
     def known(self, image_id: str) -> Entry | None:
         """Return what is noted of an image's cache image, also if its file is gone."""

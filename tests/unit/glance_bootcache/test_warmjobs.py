@@ -60,9 +60,9 @@ def test_what_another_attempt_would_not_change(outcome, final):
 def test_it_is_over_when_all_hosts_have_reported():
     job = asked()
     job.report('one', 'cached', '', 110.0)
-    assert job.close(111.0, 60, 3) == [] and job.phase is Phase.ASKED
+    assert job.close(111.0, 60, 3, {}) == [] and job.phase is Phase.ASKED
     job.report('two', 'existing', '', 112.0)
-    assert job.close(113.0, 60, 3) == [] and job.phase is Phase.DONE
+    assert job.close(113.0, 60, 3, {}) == [] and job.phase is Phase.DONE
     assert outcomes(job) == {'one': 'cached', 'two': 'existing'} and job.reason == ''
 
 
@@ -70,10 +70,10 @@ def test_a_host_without_a_report_is_waited_for_as_long_as_others_report():
     """Nova lets a few hosts of an aggregate fetch at a time."""
     job = asked('one', 'two', 'three')
     job.report('one', 'cached', '', 150.0)
-    assert job.close(209.0, 60, 1) == []
+    assert job.close(209.0, 60, 1, {}) == []
     job.report('two', 'cached', '', 209.0)
-    assert job.close(268.0, 60, 1) == [] and job.phase is Phase.ASKED
-    assert job.close(269.0, 60, 1) == ['three'] and job.phase is Phase.DONE
+    assert job.close(268.0, 60, 1, {}) == [] and job.phase is Phase.ASKED
+    assert job.close(269.0, 60, 1, {}) == ['three'] and job.phase is Phase.DONE
     assert job.hosts['three'].outcome == 'error' and '60 s' in job.hosts['three'].reason
 
 
@@ -81,13 +81,13 @@ def test_a_host_that_fails_is_asked_again_and_the_others_stay_warm():
     job = asked()
     job.report('one', 'cached', '', 101.0)
     job.report('two', 'error', 'no room', 102.0)
-    assert job.close(103.0, 60, 3) == ['two']
+    assert job.close(103.0, 60, 3, {}) == ['two']
     assert (job.phase, job.due, outcomes(job)['two']) == (Phase.WAITING, 133.0, 'error')
     job.ask(('one', 'two'), ('one',), 133.0)
     assert outcomes(job) == {'one': 'cached', 'two': 'waiting'}
     job.report('one', 'existing', '', 134.0)
     job.report('two', 'cached', '', 135.0)
-    assert job.close(136.0, 60, 3) == [] and job.phase is Phase.DONE
+    assert job.close(136.0, 60, 3, {}) == [] and job.phase is Phase.DONE
     assert job.describe() == {
         'aggregate': 'racks', 'done': True, 'reason': '', 'hosts': {
             'one': {'outcome': 'cached', 'reason': '', 'attempts': 1},
@@ -102,7 +102,7 @@ def test_no_more_attempts_than_allowed(attempts):
         job.ask(('one',), (), now)
         asks += 1
         now += 60
-        assert job.close(now, 60, attempts) == ['one']
+        assert job.close(now, 60, attempts, {}) == ['one']
     assert asks == attempts == job.hosts['one'].attempts
     assert job.hosts['one'].outcome == 'error'
 
@@ -110,7 +110,7 @@ def test_no_more_attempts_than_allowed(attempts):
 def test_a_host_that_cannot_is_not_asked_again():
     job = asked('one')
     job.report('one', 'unsupported', 'the driver cannot', 101.0)
-    assert job.close(102.0, 60, 3) == ['one'] and job.phase is Phase.DONE
+    assert job.close(102.0, 60, 3, {}) == ['one'] and job.phase is Phase.DONE
     assert job.hosts['one'].outcome == 'unsupported'
 
 
@@ -124,7 +124,7 @@ def test_hosts_that_come_and_go_between_attempts():
     job = asked('one', 'two')
     job.report('one', 'error', 'x', 101.0)
     job.report('two', 'error', 'x', 101.0)
-    job.close(102.0, 60, 3)
+    job.close(102.0, 60, 3, {})
     job.ask(('two', 'three'), (), 140.0)
     assert {name: host.attempts for name, host in job.hosts.items()} == {'two': 2, 'three': 1}
 
@@ -132,7 +132,7 @@ def test_hosts_that_come_and_go_between_attempts():
 def test_an_aggregate_without_hosts():
     job = Job(IMAGE, 'racks', 0.0)
     job.ask((), (), 1.0)
-    assert job.close(1.0, 60, 3) == [] and job.phase is Phase.DONE
+    assert job.close(1.0, 60, 3, {}) == [] and job.phase is Phase.DONE
     assert 'no hosts' in job.reason
 
 
@@ -157,10 +157,10 @@ def test_a_host_that_held_it_before_is_existing():
 def test_a_host_that_got_warm_meanwhile_needs_no_further_attempt():
     job = asked('one')
     job.report('one', 'error', 'x', 101.0)
-    job.close(102.0, 60, 3)
+    job.close(102.0, 60, 3, {})
     assert job.phase is Phase.WAITING
     job.look({'one': 0}, 0, 110.0)
-    assert job.close(110.0, 60, 3) == [] and job.phase is Phase.DONE
+    assert job.close(110.0, 60, 3, {}) == [] and job.phase is Phase.DONE
     assert job.hosts['one'].reason == ''
 
 
@@ -193,7 +193,7 @@ def test_the_waiting_for_nova_begins_anew_once_it_has_answered():
         job.not_answered('refused', 0.0)
     job.ask(('one',), (), 500.0)
     job.report('one', 'error', 'x', 501.0)
-    job.close(502.0, 60, 3)
+    job.close(502.0, 60, 3, {})
     job.not_answered('refused', 600.0)
     assert job.due == 630.0
 
@@ -256,3 +256,19 @@ def test_an_older_cache_image_warms_as_well(state):
 
 def test_an_unknown_image_is_named():
     assert IMAGE in decisions.why_not_warm(IMAGE, None)
+
+
+def test_a_host_that_is_silent_is_not_waited_for():
+    """Its timeout may be an hour, and other images wait for their turn meanwhile."""
+    job = Job('image', 'rack', 0.0)
+    job.ask(['busy', 'dead'], [], 100.0)
+    seen = {'busy': 260.0, 'dead': 40.0}
+    assert job.close(279.0, 3600, 3, seen) == [] and job.phase is Phase.ASKED
+    assert job.hosts['dead'].outcome == rpcapi.WARM_WAITING
+    assert job.close(280.0, 3600, 3, seen) == [] and job.phase is Phase.ASKED
+    assert job.hosts['dead'].outcome == rpcapi.WARM_ERROR
+    assert 'not heard of for 180 s' in job.hosts['dead'].reason
+    # Now only the one that is heard of is waited for.
+    assert job.close(400.0, 3600, 3, {'busy': 395.0}) == []
+    job.report('busy', rpcapi.WARM_CACHED, '', 401.0)
+    assert job.close(401.0, 3600, 3, {'busy': 395.0}) == ['dead'] and job.phase is Phase.WAITING

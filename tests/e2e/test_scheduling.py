@@ -57,9 +57,14 @@ def wait_level(cloud, host, image, wanted):
 
 
 def warmed(tenant, image, host):
-    """Boot a server on a host, and wait until the host says that it is warm; the server."""
+    """Boot a server on a host, and wait until the host says that it is warm; the server.
+
+    And that it builds none any more: Nova's weigher of I/O counts that against it.
+    """
     server = tenant.server(image, host=host)
     wait_level(tenant.cloud, host, image, Level.DISK)
+    wait_until(lambda: records.statistics(tenant.cloud.layout, host).get('io_workload') == '0',
+               f'{host.hostname} publishes that it builds nothing')
     return server
 
 

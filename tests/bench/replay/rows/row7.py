@@ -130,13 +130,15 @@ def rows(head: dict[str, Any], runs: Sequence[dict[str, Any]]) -> list[dict[str,
     return found
 
 
-def _points(runs: Sequence[dict[str, Any]]) -> Iterator[tuple[int, float, float]]:
+def _points(runs: Sequence[dict[str, Any]], which: str) -> Iterator[tuple[int, float, float]]:
     """Give for each number of hosts: it, the time of ours over on demand, and the noise of that.
 
     The noise is the largest spread between rounds: of the ratio, or of either way by itself.
+
+    :param which: of the servers: average or slowest.
     """
     for hosts in sorted({one['hosts'] for one in runs}):
-        times = {way: {one['repeat']: one['seconds'] for one in runs
+        times = {way: {one['repeat']: one['length'] / one[which] for one in runs
                        if (one['label'], one['hosts']) == (way, hosts)}
                  for way in (OURS, ON_DEMAND)}
         pairs = [(times[OURS][repeat], times[ON_DEMAND][repeat]) for repeat in times[OURS]
@@ -147,25 +149,26 @@ def _points(runs: Sequence[dict[str, Any]]) -> Iterator[tuple[int, float, float]
                                              for both in zip(*pairs, strict=True)))
 
 
-def _never_slower(head: dict[str, Any], runs: Sequence[dict[str, Any]], name: str
-                  ) -> dict[str, Any]:
+def _never_slower(head: dict[str, Any], runs: Sequence[dict[str, Any]], which: str,
+                  text: str) -> dict[str, Any]:
     """Return the target that bootcache is nowhere slower than on demand, beyond the noise. Pure."""
-    hosts, value, noise = max(_points(runs), key=lambda point: point[1] - point[2])
+    hosts, value, noise = max(_points(runs, which), key=lambda point: point[1] - point[2])
     rounds = len({one['repeat'] for one in runs})
-    return sums.target(head, name, round(1 + noise, 4), value,
+    return sums.target(head, f'time of bootcache over on demand at worst, {which} server, {text}',
+                       round(1 + noise, 4), value,
                        f'at {hosts} hosts, noise {noise:.4f} over {rounds} rounds')
 
 
 def targets(head: dict[str, Any], runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Judge row 7's targets. Pure."""
     found = []
-    for servers, shuffled, text in ((1, False, 'one server a host, in one order'),
-                                    (1, True, 'one server a host, each host in its own order'),
-                                    (4, False, 'four servers a host')):
+    for servers, shuffled, text in ((1, False, 'one a host, in one order'),
+                                    (1, True, 'one a host, each host in its own order'),
+                                    (4, False, 'four a host')):
         those = [one for one in runs if (one['servers'], one['shuffled']) == (servers, shuffled)]
-        if any(_points(those)):
-            found.append(_never_slower(
-                head, those, f'time of bootcache over on demand at worst, {text}'))
+        for which in ('average', 'slowest'):
+            if any(_points(those, which)):
+                found.append(_never_slower(head, those, which, text))
     found.append(sums.target(
         head, 'bytes of the base over those of one server a host, bootcache', 1.0,
         round(max(one['traffic']['base']['bytes'] / (one['hosts'] * one['length'])

@@ -91,8 +91,10 @@ def multiplier(rows: Rows, path: Path) -> None:
 
 def quotas(rows: Rows, path: Path) -> None:
     """Draw hit rate and delay against the tiers' quotas."""
-    figure, grid = pyplot.subplots(1, 3, figsize=(11, 3))
-    for axes, name in zip(grid, ('compute disk', 'compute memory', 'storage memory'), strict=True):
+    figure, grid = pyplot.subplots(2, 2, figsize=(9, 5.6))
+    for axes, (name, unit) in zip(grid.flat, (
+            ('compute disk', 'GiB'), ('compute memory', 'GiB'), ('storage memory', 'GiB a node'),
+            ('storage disk', '% of all cache images')), strict=True):
         found = _of(rows, name)
         _steps(axes, found, 'hit_rate', 'boots with all data on the host, %', 100)
         other = _of(rows, f'{name}, no weigher')
@@ -105,7 +107,7 @@ def quotas(rows: Rows, path: Path) -> None:
         twin.set_ylabel('boot delay, 99th percentile, s', color='#c0504d')
         twin.set_ylim(0, 1.15 * max(slowest))
         axes.set_ylim(0, 105)
-        axes.set_xlabel(f'{name}, GiB')
+        axes.set_xlabel(f'{name}, {unit}')
         axes.legend(fontsize=7, loc='lower right')
     _save(figure, path)
 
@@ -126,31 +128,54 @@ def popularity(rows: Rows, path: Path) -> None:
     _save(figure, path)
 
 
-PLOTS = {'policies': policies, 'multiplier': multiplier, 'quotas': quotas, 'popularity': popularity}
+def ageing(rows: Rows, path: Path) -> None:
+    """Draw what comes of the age at which unused bases and cache images go."""
+    figure, grid = pyplot.subplots(1, 3, figsize=(11, 3))
+    for axes, (key, factor, label) in zip(grid, (
+            ('hit_rate', 100, 'boots with all data on the host, %'),
+            ('storage_bytes', 1e-9, 'sent for boots, GB'),
+            ('bases_per_host', 1, 'full bases on a host at the end')), strict=True):
+        for policy in AGEING:
+            _steps(axes, _of(rows, f'ageing, {policy}'), key, policy, factor)
+        axes.set_xlabel('hours after which what is unused goes')
+        axes.set_ylabel(label)
+        axes.set_ylim(bottom=0)
+    grid[0].legend(fontsize=7)
+    _save(figure, path)
+
+
+AGEING = ('stock', 'cache', 'cache, weigher')
+PLOTS = {'policies': policies, 'multiplier': multiplier, 'quotas': quotas, 'popularity': popularity,
+         'ageing': ageing}
 _COLUMNS = (('hit rate, %', 'hit_rate', 100, 1), ('delay, median, s', 'boot_delay_median_s', 1, 2),
             ('delay, 99th, s', 'boot_delay_p99_s', 1, 2),
             ('sent for boots, GB', 'storage_bytes', 1e-9, 0),
             ('sent for settling, GB', 'settled_bytes', 1e-9, 0),
             ('hosts of a storm for each server, %', 'spread', 100, 0),
-            ('deviation of load, %', 'load_deviation', 100, 0))
+            ('deviation of load, %', 'load_deviation', 100, 0),
+            ('bases on a host at the end', 'bases_per_host', 1, 1))
 
 
 def table(rows: Rows, sweep: str, first: str, path: Path) -> None:
     """Write a sweep as a table for the documents."""
-    named = sweep == 'policies'
+    named = sweep in ('policies', 'ageing')
+    found = _of(rows, sweep) if sweep != 'ageing' else sorted(
+        (row for row in rows if row['sweep'].startswith('ageing')),
+        key=lambda row: (row['value'], row['policy']))
     with open(path, 'w', newline='') as stream:
         writer = csv.writer(stream, lineterminator='\n')
-        writer.writerow([*(['hosts', 'policy'] if named else [first]),
+        writer.writerow([*([first, 'policy'] if named else [first]),
                          *(name for name, *_rest in _COLUMNS)])
-        for row in _of(rows, sweep):
-            writer.writerow([*([row['hosts'], row['policy']] if named else [f'{row["value"]:g}']),
+        for row in found:
+            writer.writerow([f'{row["value"]:g}', *([row['policy']] if named else []),
                              *(f'{row[key] * factor:.{digits}f}'
                                for _name, key, factor, digits in _COLUMNS)])
 
 
-TABLES = {'policies': '', 'multiplier': 'multiplier', 'compute disk': 'compute disk, GiB',
-          'compute memory': 'compute memory, GiB', 'storage memory': 'storage memory, GiB',
-          'candidates': 'candidates', 'settling': 'settling (0: off)'}
+TABLES = {'policies': 'hosts', 'multiplier': 'multiplier', 'compute disk': 'compute disk, GiB',
+          'compute memory': 'compute memory, GiB', 'storage memory': 'storage memory, GiB a node',
+          'storage disk': 'storage disk, % of all cache images', 'candidates': 'candidates',
+          'settling': 'settle_bandwidth, MiB/s', 'ageing': 'age, hours'}
 
 
 def write(rows: Rows, directory: Path) -> None:

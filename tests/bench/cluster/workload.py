@@ -58,7 +58,8 @@ class Load:
 def popularity(images: int, skew: float) -> numpy.ndarray:
     """Return each image's share of the requests, by Zipf's law."""
     weights = 1.0 / numpy.arange(1, images + 1) ** skew
-    return weights / weights.sum()
+    shares: numpy.ndarray = weights / weights.sum()
+    return shares
 
 
 def requests(load: Load, seed: int) -> Iterator[Request]:

@@ -19,14 +19,17 @@ from nova_bootcache.scheduler import hosts as scheduler_hosts
 from nova_bootcache.scheduler.weights import BootCacheWeigher
 from tests.bench.cluster import calibration, policies, runs, scheduling, sweeps, workload
 from tests.bench.cluster.calibration import Measured
+from tests.bench.cluster.hosts import Cluster, Host
 from tests.bench.cluster.links import FairLink
 from tests.bench.cluster.policies import POLICIES, Policy
-from tests.bench.cluster.storage import Node
-from tests.bench.cluster.world import Cluster, World
+from tests.bench.cluster.settling import Settling
+from tests.bench.cluster.storage import Node, StorageNode
+from tests.bench.cluster.world import Boot, World
 
 objects.register_all()
 MEASURED = Measured(overlay_seconds=0.5, hash_rate=1e9, convert_rate=1e8)
 CACHE = Policy('cache', cache=True)
+STOCK = POLICIES[0]
 
 
 def cluster(hosts=4, images=3, boots=60, **more):
@@ -36,17 +39,17 @@ def cluster(hosts=4, images=3, boots=60, **more):
 # Links.
 
 def transfers(capacity, each, plan):
-    """Return when transfers end that begin at times with sizes."""
+    """Return when transfers end that begin at times with sizes, and bounds if they have one."""
     env = simpy.Environment()
     link, ends = FairLink(env, capacity, each), {}
 
-    def one(number, at, size):
+    def one(number, at, *what):
         yield env.timeout(at)
-        yield link.transfer(size)
+        yield link.transfer(*what)
         ends[number] = env.now
 
-    for number, (at, size) in enumerate(plan):
-        env.process(one(number, at, size))
+    for number, what in enumerate(plan):
+        env.process(one(number, *what))
     env.run()
     return [pytest.approx(ends[number]) for number in range(len(plan))]
 
@@ -62,6 +65,13 @@ def test_transfers_share():
 
 def test_many_share_equally():
     assert transfers(100, 100, [(0, 10)] * 50) == [5] * 50
+
+
+def test_what_a_paced_one_leaves_is_for_the_others():
+    # 2 for the paced one, 4 for each of the others; the last 8 of it alone at its pace.
+    assert transfers(10, 10, [(0, 20, 2), (0, 24), (0, 24)]) == [10, 6, 6]
+    # A bound above the fair share does not matter.
+    assert transfers(10, 10, [(0, 10, 9), (0, 10)]) == [2, 2]
 
 
 def test_a_link_counts_its_bytes():
@@ -149,6 +159,138 @@ def test_servers_of_one_host_and_image_fetch_once():
     assert made['boots'] == 8 and made['storage_bytes'] == int(calibration.CACHE_BYTES.value)
 
 
+@pytest.mark.parametrize('policy', [STOCK, CACHE], ids=lambda policy: policy.name)
+def test_who_waits_for_what_is_arriving_is_no_hit(policy):
+    load = workload.Load(9, 1, 1.0, 1e6, 1000.0, 1.0, 8)
+    env = simpy.Environment()
+    with scheduling.memory_of_choices(lambda: env.now):
+        world = World(env, Cluster(1, load, settle=False), policy, MEASURED, 1)
+        world.run()
+        late = Boot(env.now, 0, 0, -1)
+        env.run(until=env.process(world._serve(late, workload.FLAVORS[0], 1.0)))
+    assert [boot.hit for boot in world.boots] == [False] * 9 and late.hit
+
+
+def storage_of(env, caches=True, **more):
+    return StorageNode(env, Node(**more), 10e9 / 8, 1e9, caches)
+
+
+def run_until(env, event):
+    env.run(until=event)
+    return env.now
+
+
+def test_what_two_read_is_read_from_the_disk_once_by_any_policy():
+    for caches in (True, False):
+        env = simpy.Environment()
+        made, links = storage_of(env, caches), [FairLink(env, 10e9 / 8, 10e9 / 8)] * 2
+        both = made.send(links[0], 500e6, ('base', 1)) & made.send(links[1], 500e6, ('base', 1))
+        assert run_until(env, both) == pytest.approx(1.0)
+        assert made.disk_bytes == 500e6 and made.bytes == 1e9
+        # Later it is in the page cache: the link alone counts.
+        later = made.send(links[0], 500e6, ('base', 1))
+        assert run_until(env, later) == pytest.approx(1.4)
+
+
+def test_the_page_cache_is_bounded_and_has_the_memory_tiers_bytes_without_one():
+    for caches, kept in ((True, 4), (False, 9)):
+        env = simpy.Environment()
+        made = storage_of(env, caches, page_cache=4 << 30, memory_quota=5 << 30)
+        link = FairLink(env, 1e12, 1e12)
+        for image in range(10):
+            env.run(until=made.send(link, 1 << 30, ('base', image)))
+        for image in range(9, -1, -1):
+            before = made.disk_bytes
+            env.run(until=made.send(link, 1 << 30, ('base', image)))
+            assert (made.disk_bytes == before) == (image >= 10 - kept)
+
+
+def test_a_hosts_transfers_share_its_link():
+    env = simpy.Environment()
+    made = storage_of(env, count=10)
+    one, other = FairLink(env, 1e9, 1e9), FairLink(env, 1e9, 1e9)
+    ends = [made.send(link, 1e9, None) for link in (one, one, other)]
+    assert run_until(env, ends[2]) == pytest.approx(1.0)
+    assert run_until(env, ends[0] & ends[1]) == pytest.approx(2.0)
+
+
+def test_what_storage_disk_has_no_room_for_is_cold_and_built_again():
+    size = int(calibration.CACHE_BYTES.value)
+    env = simpy.Environment()
+    made = storage_of(env, disk_quota=26 * size // 10)
+    made.register([0, 1, 2])
+    assert [made.ask(image) for image in (1, 2)] == [placement.Offer.CACHE] * 2
+    assert made.ask(0) is placement.Offer.COLD
+    env.run(until=made.built(0))
+    assert made.ask(0) is placement.Offer.CACHE
+    # One made room for it, not both.
+    assert made.ask(2) is placement.Offer.CACHE
+    assert made.ask(1) is placement.Offer.COLD
+
+
+def test_a_host_that_booted_cold_fetches_what_is_built_again():
+    size = int(calibration.CACHE_BYTES.value)
+    load = workload.Load(1, 1, 1.0, 1e6, 1.0, 0.0, 1)
+    env = simpy.Environment()
+    with scheduling.memory_of_choices(lambda: env.now):
+        world = World(env, Cluster(1, load, settle=False), CACHE, MEASURED, 1)
+        world.storage._disk.clear()
+        world.run()
+        assert world.storage.bytes == pytest.approx(calibration.BOOT_BYTES.value)
+        env.run(until=env.now + 60)
+    assert world.hosts[0].has(0)
+    assert world.storage.bytes == pytest.approx(calibration.BOOT_BYTES.value + size)
+
+
+# Settling and ageing.
+
+def test_a_base_is_completed_once_for_all_servers_of_the_host():
+    load = workload.Load(8, 1, 1.0, 1e6, 1000.0, 1.0, 8)
+    env = simpy.Environment()
+    with scheduling.memory_of_choices(lambda: env.now):
+        world = World(env, Cluster(1, load), CACHE, MEASURED, 1)
+        world.run()
+        env.run(until=env.now + 150)
+    assert world.storage.settled_bytes == calibration.IMAGE_BYTES.value
+    host = world.hosts[0]
+    assert 0 in host.bases and host.busy[0] == 0 and host.base_users[0] == 8
+
+
+def test_a_host_completes_one_base_at_a_time_and_only_for_servers():
+    env = simpy.Environment()
+    made = storage_of(env)
+    settling, host = Settling(env, made, 50 << 20), Host(env, 0, Cluster(1, cluster().load))
+    host.busy.update([1, 2])
+    events = [settling.base(host, image) for image in (1, 2, 3)]
+    seconds = calibration.IMAGE_BYTES.value / (50 << 20)
+    for number, event in enumerate(events[:2], 1):
+        assert run_until(env, event) == pytest.approx(number * 3 * seconds)
+    env.run(until=events[2])
+    assert set(host.bases) == {1, 2} and not host.settling
+    assert made.settled_bytes == 2 * calibration.IMAGE_BYTES.value
+
+
+def test_bases_and_cache_images_go_when_they_are_old_and_no_server_uses_them():
+    env = simpy.Environment()
+    host = Host(env, 0, Cluster(1, cluster().load))
+    host.bases.update({1: 0.0, 2: 0.0, 3: 90.0})
+    host.base_users[2] = 1
+    tier_of = next(iter(host.tiers.values()))
+    tier_of.held.update({1: (5, 0.0), 2: (5, 0.0), 4: (5, 0.0), 5: (5, 90.0)})
+    host.busy[4] = 1
+    host.forget_unused(101.0, 100.0)
+    assert host.bases == {2: 101.0, 3: 90.0} and set(tier_of.held) == {2, 4, 5}
+
+
+def test_stock_fetches_again_what_was_aged():
+    load = runs.load(4, 20, 600)
+    short, endless = (runs.run(Cluster(4, load, base_age=age), STOCK, MEASURED)
+                      for age in (3600.0, 1e9))
+    assert short['storage_bytes'] > endless['storage_bytes']
+    assert short['hit_rate'] < endless['hit_rate']
+    assert short['bases_per_host'] < endless['bases_per_host']
+
+
 @pytest.mark.parametrize('policy', POLICIES, ids=lambda policy: policy.name)
 def test_bytes_are_those_of_the_misses(policy):
     made = runs.run(cluster(settle=False), policy, MEASURED)
@@ -162,7 +304,7 @@ def test_a_seed_decides_everything_but_the_seconds():
     first, second, other = (runs.run(cluster(), policies.weigher(1.0), MEASURED, seed)
                             for seed in (1, 1, 2))
     for made in (first, second, other):
-        del made['seconds_to_run'], made['seed']
+        del made['seconds_to_run'], made['cpu_seconds'], made['seed']
     assert first == second != other
 
 
@@ -230,7 +372,7 @@ def test_both_scales_answer_every_question():
         found = list(sweeps.plan(scale))
         assert {run.sweep for run in found} >= {
             'policies', 'multiplier', 'skew', 'compute disk', 'compute memory', 'storage memory',
-            'candidates', 'settling'}
+            'storage disk', 'ageing, stock', 'ageing, cache, weigher', 'candidates', 'settling'}
         assert {run.policy.name for run in found if run.sweep == 'policies'} \
             == {policy.name for policy in POLICIES}
     assert (10_000, 1000, 100_000) in sweeps.FULL.sizes

@@ -30,7 +30,7 @@ class Setting:
     :ivar rate: of each link, bits a second.
     :ivar scale: factor of the recorded think times.
     :ivar repeats: how often each point is measured.
-    :ivar images: names of tools/images/make.sh that are booted.
+    :ivar images: names of tools/images/make.sh or catalogue.sh that are booted.
     :ivar hosts: how many hosts boot at the same time.
     :ivar copies: of these, where the whole image is copied to each host as well: that takes hours
         with many, and grows with the hosts and nothing else.
@@ -59,9 +59,17 @@ class Setting:
                 'traces': [trace.summary(one) for one in traces]}
 
 
+# What tools/images/make.sh makes; the other names are those of its catalogue.
+_OWN_IMAGES = ('small', 'debian')
+
+
 def image_file(name: str) -> Path:
-    """Return a guest image, made where it is not there yet."""
-    made = subprocess.run([str(TOP / 'tools' / 'images' / 'make.sh'), name], check=True, text=True,
+    """Return a guest image, made where it is not there yet.
+
+    :raises subprocess.CalledProcessError: if there is no image of that name, or it cannot be made.
+    """
+    tool = 'make.sh' if name in _OWN_IMAGES else 'catalogue.sh'
+    made = subprocess.run([str(TOP / 'tools' / 'images' / tool), name], check=True, text=True,
                           stdout=subprocess.PIPE, stdin=subprocess.DEVNULL)
     return Path(made.stdout.strip())
 

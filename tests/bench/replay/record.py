@@ -98,16 +98,17 @@ def recorded_disk(raw: Path, directory: Path) -> Iterator[tuple[Path, Path]]:
 
     :param directory: short, as unix socket paths end at 107 bytes.
     """
-    socket, log = directory / 'disk', directory / 'log'
-    for path in (socket, log):
+    socket, log, ready = (directory / name for name in ('disk', 'log', 'pid'))
+    for path in (socket, log, ready):
         path.unlink(missing_ok=True)
     process = subprocess.Popen(
-        ['nbdkit', '--foreground', '--unix', str(socket), '--filter=log', '--filter=cow', 'file',
-         str(raw), f'logfile={log}'],
+        ['nbdkit', '--foreground', '--unix', str(socket), '--pidfile', str(ready), '--filter=log',
+         '--filter=cow', 'file', str(raw), f'logfile={log}'],
         env={**os.environ, 'TZ': 'UTC', 'TMPDIR': str(directory)}, stdin=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + 20
-        while not socket.exists():
+        # The socket is there before anyone listens on it; this file is written after that.
+        while not ready.exists():
             if process.poll() is not None or time.monotonic() > deadline:
                 raise trace.TraceError('nbdkit did not come up')
             time.sleep(0.01)

@@ -74,13 +74,27 @@ def image_file(name: str) -> Path:
     return Path(made.stdout.strip())
 
 
+def catalogue(cached: bool = False) -> list[str]:
+    """Return the names of the catalogue's images.
+
+    :param cached: those that need no making.
+    """
+    said = subprocess.run([str(TOP / 'tools' / 'images' / 'catalogue.sh'),
+                           '--cached' if cached else '--list'], check=True, text=True,
+                          stdout=subprocess.PIPE, stdin=subprocess.DEVNULL)
+    return said.stdout.split()
+
+
 _MEMORY = {'small': 256}
 
 
-def recorded(name: str) -> tuple[Path, list[Trace]]:
-    """Return an image with its traces: that of cache images' boot, and one to be replayed."""
+def recorded(name: str, count: int = 2) -> tuple[Path, list[Trace]]:
+    """Return an image with its traces: that of cache images' boot, and one to be replayed.
+
+    :param count: 1: the former alone.
+    """
     path = image_file(name)
-    return path, record.traces_of(path, name, memory=_MEMORY.get(name, 512))
+    return path, record.traces_of(path, name, count, _MEMORY.get(name, 512))
 
 
 def extents_of(one: Trace) -> list[Any]:

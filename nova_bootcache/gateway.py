@@ -13,7 +13,7 @@ from oslo_log import log as logging
 
 from bootcache import exception, naming
 from bootcache.storagedaemon import StorageDaemon, UnixListener
-from nova_bootcache import growingstore
+from nova_bootcache import arrival, growingstore
 
 LOG = logging.getLogger(__name__)
 
@@ -126,22 +126,25 @@ class Gateway:
     def remove_base(self, image_id: str) -> bool:
         """Stop serving a base.
 
-        :returns: False if a server is connected to it.
+        :returns: False if a server is connected to it, or its cache image is on its way.
         :raises StorageDaemonError: if the daemon refuses.
         """
         export = naming.export_name(naming.EXPORT_BASE, image_id)
         with self._lock:
             if not self.daemon.answers():
                 return True
-            if export in self.daemon.exports() \
-                    and not self.daemon.remove_export(export, disconnect=False):
+            served = self.daemon.exports()
+            if naming.export_name(naming.EXPORT_ARRIVING, image_id) in served:
+                return False
+            if export in served and not self.daemon.remove_export(export, disconnect=False):
                 return False
             self._remove_nodes(image_id)
         return True
 
     def _remove_nodes(self, image_id: str) -> None:
         growingstore.discard(self.daemon, image_id)
+        arrival.discard(self.daemon, image_id)
         present = self.daemon.nodes()
         names = [naming.node_name(kind, image_id)
-                 for kind in (growingstore.TOP, growingstore.REMOTE)]
+                 for kind in (growingstore.TOP, growingstore.LANDED, growingstore.REMOTE)]
         self.daemon.remove_nodes(*(name for name in names if name in present))

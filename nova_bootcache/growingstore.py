@@ -14,7 +14,7 @@ import dataclasses
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 from oslo_log import log as logging
@@ -39,10 +39,12 @@ _LEAST_RESERVE = 384 << 10
 
 # Kinds of nodes: the one on top, which is exported and stays, and what comes and goes below.
 TOP, REMOTE, _FILTER, _STORE, _THROTTLE, _FILE = 'g', 'n', 'f', 's', 't', 'u'
+# Of a cache image: on its way, and that which has come (arrival.py).
+ARRIVING, LANDED = 'q', 'l'
 
 
 # A throttle group without limits.
-_UNLIMITED = 'unlimited'
+UNLIMITED = 'unlimited'
 
 
 def top_node(image_id: str, below: str) -> dict[str, Any]:
@@ -54,7 +56,13 @@ def top_node(image_id: str, below: str) -> dict[str, Any]:
     :param below: kind of the node below.
     """
     return {'driver': 'throttle', 'node-name': naming.node_name(TOP, image_id), 'read-only': True,
-            'throttle-group': _UNLIMITED, 'file': naming.node_name(below, image_id)}
+            'throttle-group': UNLIMITED, 'file': naming.node_name(below, image_id)}
+
+
+def lower(image_id: str, present: Container[str]) -> str:
+    """Return the kind of node that the node on top reads from, of those that are there. Pure."""
+    return next((kind for kind in (_FILTER, _STORE, ARRIVING, LANDED)
+                 if naming.node_name(kind, image_id) in present), REMOTE)
 
 
 def ensure_unlimited(daemon: StorageDaemon) -> None:
@@ -63,9 +71,9 @@ def ensure_unlimited(daemon: StorageDaemon) -> None:
     :raises StorageDaemonError: if the daemon refuses.
     """
     with daemon.session() as session:
-        if not any(entry['name'] == _UNLIMITED
+        if not any(entry['name'] == UNLIMITED
                    for entry in session.execute('qom-list', path='/objects')):
-            session.execute('object-add', **{'qom-type': 'throttle-group', 'id': _UNLIMITED})
+            session.execute('object-add', **{'qom-type': 'throttle-group', 'id': UNLIMITED})
 
 
 def reserve(limit: int) -> int:
@@ -293,7 +301,8 @@ def discard(daemon: StorageDaemon, image_id: str) -> None:
     kinds = [kind for kind in (_FILTER, _STORE, _THROTTLE, _FILE) if names[kind] in present]
     with daemon.session() as session:
         if kinds and {names[TOP], names[REMOTE]} <= present:
-            session.execute('blockdev-reopen', options=[top_node(image_id, REMOTE)])
+            rest = present - {names[kind] for kind in kinds}
+            session.execute('blockdev-reopen', options=[top_node(image_id, lower(image_id, rest))])
         for kind in kinds:
             session.execute('blockdev-del', node_name=names[kind])
         # Left by a crash between making it and the node, or in use no more.

@@ -12,7 +12,7 @@ from oslo_log import log as logging
 
 from bootcache import exception, naming, qemuimg, recorder, rpcapi
 from bootcache.tier import Medium
-from nova_bootcache import growingstore, offer, placement
+from nova_bootcache import arrival, growingstore, offer, placement
 from nova_bootcache.cacheentry import Entry
 from nova_bootcache.gateway import Remote
 from nova_bootcache.growingstore import GrowingStore
@@ -73,6 +73,8 @@ class ComputeHost(HostStores):
             return
         for entry in self.cache.entries():
             try:
+                # Whoever copied it is gone; the next server has it fetched.
+                arrival.discard(self.gateway.daemon, entry.remote.image_id)
                 growingstore.drop_filter(self.gateway.daemon, entry.remote.image_id)
             except exception.BootcacheError as error:
                 LOG.warning('image %s: its growing store goes on growing: %s',
@@ -154,6 +156,7 @@ class ComputeHost(HostStores):
             self._watch_boot(server_id, store, remote, offered, console)
         entry = self.cache.known(image_id)
         LOG.info('bootcache: server %s boots from %s of %s', server_id,
+                 'the cache image, on its way here,' if self.arrivals.has(image_id) else
                  'the cache image' if entry and entry.cache_image else 'an empty cache image',
                  image_id)
         return ''
@@ -174,12 +177,9 @@ class ComputeHost(HostStores):
             if step is Step.PROMOTE:
                 self.api.promote_image(image_id)
             elif step in placement.MEDIUM:
-                try:
-                    self.fetch(offered, placement.MEDIUM[step])
-                except (exception.BootcacheError, OSError) as error:
-                    LOG.warning('image %s: its cache image cannot be fetched: %s', image_id, error)
-                    # An older one is as right; so is an empty one, as all is in the base.
-                    self.cache.make_empty(remote, virtual_bytes)
+                # A boot that is watched needs a growing store in the same place.
+                if Step.GROW in plan or not self._have_arrive(offered, placement.MEDIUM[step]):
+                    self._fetch_first(offered, placement.MEDIUM[step])
             elif step is Step.MAKE_EMPTY:
                 self.cache.make_empty(remote, virtual_bytes)
             elif step is Step.SERVE_BASE:
@@ -187,6 +187,26 @@ class ComputeHost(HostStores):
             elif step is Step.GROW:
                 store = self._grow(image_id, virtual_bytes)
         return store
+
+    def _have_arrive(self, offered: Offered, medium: Medium) -> bool:
+        """Have the server read from the cache image while it arrives; False if it has to wait."""
+        remote = offered.remote
+        assert remote is not None
+        if self.stores.get(remote.image_id) is not None \
+                or not self.arrivals.is_worth_it(offered, medium):
+            return False
+        self.cache.make_empty(remote, offered.virtual_bytes)
+        return self.arrivals.begin(offered, medium)
+
+    def _fetch_first(self, offered: Offered, medium: Medium) -> None:
+        remote = offered.remote
+        assert remote is not None
+        try:
+            self.fetch(offered, medium)
+        except (exception.BootcacheError, OSError) as error:
+            LOG.warning('image %s: its cache image cannot be fetched: %s', remote.image_id, error)
+            # An older one is as right; so is an empty one, as all is in the base.
+            self.cache.make_empty(remote, offered.virtual_bytes)
 
     def fetch(self, offered: Offered, medium: Medium, rate: int = 0) -> Entry:
         """Get the cache image that is offered.

@@ -72,7 +72,7 @@ class HostCache(HostFiles):
 
     def fetch(self, remote: Remote, cache_image: CacheInfo, cache_export: str,
               medium: Medium = Medium.DISK, pinned: bool = False, generation: int = 0,
-              rate: int = 0) -> Entry:
+              rate: int = 0, source: str = '', room: int = 0) -> Entry:
         """Get a cache image from a storage node, verify it, and put it into its place.
 
         Servers that run from an older one keep its inode. Two servers of one image that start
@@ -82,6 +82,8 @@ class HostCache(HostFiles):
         :param medium: the tier.
         :param generation: the storage service's count.
         :param rate: bytes a second at most; 0 for a server that waits for it: no limit.
+        :param source: URI by which the file is read; if empty, from the storage node.
+        :param room: bytes that are needed meanwhile, if more than its own.
         :raises Cancelled: if it was paced, and a server came to wait for it.
         :raises BootcacheError: if it has no room, cannot be fetched or is not what was announced.
         :raises OSError: if the directory cannot be written.
@@ -92,13 +94,13 @@ class HostCache(HostFiles):
             if entry is not None and entry.cache_image is not None \
                     and entry.cache_image.sha256 == cache_image.sha256:
                 return entry
-            with self.reserved(f'{_FETCH}{image_id}', medium, cache_image.bytes):
+            with self.reserved(f'{_FETCH}{image_id}', medium, room or cache_image.bytes):
                 began = time.monotonic()
                 partial = os.path.join(self._directories[medium],
                                        f'{naming.cache_file_name(image_id)}.partial')
                 try:
                     check_reachable(remote)
-                    self._copy(remote, cache_export, cache_image.bytes, partial, rate)
+                    self._copy(remote, cache_export, cache_image.bytes, partial, rate, source)
                     cacheimage.verify(partial, cache_image.sha256, cache_image.bytes)
                     file_sha256 = self._point_home(partial, image_id, cache_image)
                     entry = Entry(remote, cache_image, file_sha256, cache_image.virtual_bytes,
@@ -137,9 +139,10 @@ class HostCache(HostFiles):
             if self._waiting[image_id]:
                 raise exception.Cancelled(f'a server waits for the cache image of {image_id}')
 
-    def _copy(self, remote: Remote, export: str, size: int, partial: str, rate: int) -> None:
+    def _copy(self, remote: Remote, export: str, size: int, partial: str, rate: int,
+              source: str) -> None:
         if not rate:
-            qemuimg.copy_raw(f'nbd://{remote.host}:{remote.port}/{export}', partial,
+            qemuimg.copy_raw(source or f'nbd://{remote.host}:{remote.port}/{export}', partial,
                              seconds=_GRACE_SECONDS + size / _SLOWEST, stalled=_GRACE_SECONDS)
             return
         server = {'type': 'inet', 'host': remote.host, 'port': str(remote.port)}

@@ -88,6 +88,10 @@ class HostFiles:
         """Return where an image's growing store is, or would be."""
         return os.path.join(self._directories[medium], f'{image_id}{growingstore.SUFFIX}')
 
+    def coming_path(self, image_id: str, medium: Medium) -> str:
+        """Return where that which has come of an image's cache image is, while it comes."""
+        return os.path.join(self._directories[medium], f'{image_id}.partial')
+
     def holds_path(self, path: str | None) -> bool:
         """Tell whether a path, such as an overlay's backing file, is a cache image's."""
         return path is not None and os.path.dirname(path) == self.directory

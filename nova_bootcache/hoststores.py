@@ -19,6 +19,7 @@ from bootcache import exception, rpcapi, tier
 from bootcache.tier import Medium
 from nova_bootcache import conf as nova_conf
 from nova_bootcache import gateway, growingstore
+from nova_bootcache.arrivals import Arrivals
 from nova_bootcache.bootwatch import BootWatch
 from nova_bootcache.gateway import Gateway, Remote
 from nova_bootcache.growingstore import GrowingStore, StoreKeeper
@@ -46,6 +47,7 @@ class HostStores:
     :ivar cache: the cache images.
     :ivar gateway: serves the bases.
     :ivar stores: the growing stores.
+    :ivar arrivals: cache images on their way here.
     :ivar hostname: the host's name for the storage service.
 
     :param conf: Nova's configuration, with the driver's options registered.
@@ -64,6 +66,7 @@ class HostStores:
         self.gateway = Gateway(self._conf.gateway_run_dir, self._conf.gateway_socket,
                                self._conf.reconnect_delay, self._conf.gateway_autostart,
                                self._conf.gateway_group)
+        self.arrivals = Arrivals(self.cache, self.gateway)
         self._store_limit = tiers.store_limit
         self.stores = StoreKeeper(lambda store, _error: self._forget_store(store.image_id))
         self.cache.drop_store = self.drop_store
@@ -148,6 +151,8 @@ class HostStores:
 
     def _grow(self, image_id: str, virtual_bytes: int) -> GrowingStore | None:
         with self._grow_lock:
+            if self.arrivals.has(image_id):
+                return None
             store = self.stores.get(image_id)
             if store is not None and store.is_there():
                 return store

@@ -137,10 +137,10 @@ def plan(host: Host, storage: Storage) -> Plan:
        right as the offered one, and is used where the new one has no room.
     2. *if Cache exists in S*: branch 2.
     3. *if Cache is on disk: copy it to tmpfs*: PROMOTE. The exporter switches under its readers.
-    4. *create NewCache on C, chain it to Cache, return NewCache*: FETCH. The new one is whole
-       before the server starts, so it needs no chain to the storage node's: what it lacks is in
-       the base. In compute memory first, as in section 5.1, else on compute disk; without room in
-       either the boot reads from the base.
+    4. *create NewCache on C, chain it to Cache, return NewCache*: FETCH. The server reads from
+       the storage node's while the new one comes, see nova_bootcache/arrival.py. In compute memory
+       first, as in section 5.1, else on compute disk; without room in either the boot reads from
+       the base.
     5. *create Cache on C, chain it to Base, return Cache*: branch 3. The empty cache image is the
        name that is replaced once there is a whole one; the data is in the gateway's growing store.
     6. *copy Cache to S on VM shutdown*: WATCH. Extents travel, never data, and at the boot's end.

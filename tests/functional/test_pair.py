@@ -139,7 +139,7 @@ def test_servers_that_start_together_fetch_once(node, cache, monkeypatch):
     copies, entries = [], []
     real = qemuimg.copy_raw
     monkeypatch.setattr(qemuimg, 'copy_raw',
-                        lambda *names, **limits: copies.append(1) or real(*names))
+                        lambda *names, **limits: copies.append(1) or real(*names, **limits))
     threads = [threading.Thread(target=lambda: entries.append(fetch(cache, node)))
                for _ in range(4)]
     for thread in threads:

@@ -209,8 +209,10 @@ class Ours(Peer):
                     'shared by the servers of a host': True}
 
     def prepare(self, host: HostChild, image: Image, phase: str) -> None:
-        """Have the driver and its gateway run."""
+        """Have the driver and its gateway run; what was on its way has arrived."""
         assert host.compute.enabled
+        if not host.compute.arrivals.wait(image.image_id, 60):
+            raise RuntimeError(f'{host.name}: a cache image does not arrive')
 
     def disk(self, host: HostChild, image: Image, phase: str) -> Nodes:
         """Let the product make it."""

@@ -1,0 +1,122 @@
+"""The cache images that are on their way to one host while its servers boot from them."""
+
+import contextlib
+import dataclasses
+import os
+import threading
+import time
+
+from oslo_log import log as logging
+
+from bootcache import exception, naming
+from bootcache.tier import Medium
+from nova_bootcache import arrival, gateway
+from nova_bootcache.gateway import Gateway
+from nova_bootcache.hostcache import HostCache
+from nova_bootcache.offer import Offered
+
+LOG = logging.getLogger(__name__)
+
+
+class Arrivals:
+    """Fetches cache images without a server having to wait for them: nova_bootcache/arrival.py.
+
+    :param cache: the host's cache images.
+    :param gateway: the host's.
+    """
+
+    def __init__(self, cache: HostCache, gateway: Gateway):
+        self._cache = cache
+        self._gateway = gateway
+        # Threads by image id. Guarded by the lock, which is held for dictionary steps.
+        self._coming: dict[str, threading.Thread] = {}
+        self._lock = threading.Lock()
+
+    def has(self, image_id: str) -> bool:
+        """Tell whether an image's cache image is on its way."""
+        with self._lock:
+            return image_id in self._coming
+
+    def is_worth_it(self, offered: Offered, medium: Medium) -> bool:
+        """Tell whether servers may read from a cache image on its way, instead of waiting for it.
+
+        :param medium: the tier that it is to come into.
+        """
+        info = offered.cache_image
+        assert info is not None and offered.remote is not None
+        return self.has(offered.remote.image_id) or (
+            arrival.is_worth_it(info.bytes) and self._cache.has_room(
+                medium, offered.remote.image_id, arrival.ROOM_FACTOR * info.bytes))
+
+    def begin(self, offered: Offered, medium: Medium) -> bool:
+        """Have servers of an image read from its cache image, which comes in the background.
+
+        The image has a cache image on this host, as a rule an empty one, that what comes replaces.
+
+        :returns: False if that is not possible: it is logged.
+        """
+        info, remote = offered.cache_image, offered.remote
+        assert info is not None and remote is not None
+        thread = threading.Thread(target=self._run, args=(offered, medium), daemon=True,
+                                  name='bootcache-arrival')
+        with self._lock:
+            if remote.image_id in self._coming:
+                return True
+            self._coming[remote.image_id] = thread
+        try:
+            self._gateway.ensure_base(remote)
+            gateway.check_reachable(remote)
+            source = self._gateway.remote_node(
+                '', dataclasses.replace(remote, export=offered.cache_export))
+            arrival.begin(self._gateway.daemon, remote.image_id, info.bytes,
+                          self._cache.coming_path(remote.image_id, medium), source)
+        except (exception.BootcacheError, OSError) as error:
+            LOG.warning('image %s: its cache image is fetched before a server boots: %s',
+                        remote.image_id, error)
+            self._end(remote.image_id)
+            return False
+        thread.start()
+        return True
+
+    def _end(self, image_id: str) -> None:
+        with self._lock:
+            self._coming.pop(image_id, None)
+
+    def _run(self, offered: Offered, medium: Medium) -> None:
+        remote, daemon = offered.remote, self._gateway.daemon
+        assert remote is not None
+        image_id = remote.image_id
+        try:
+            self._fetch(offered, medium)
+            arrival.land(daemon, image_id, self._cache.path(image_id))
+        except (exception.BootcacheError, OSError) as error:
+            LOG.warning('image %s: its cache image did not arrive, and is read from the base: %s',
+                        image_id, error)
+        except Exception:
+            LOG.exception('bootcache: unexpected error')
+        finally:
+            try:
+                arrival.discard(daemon, image_id)
+            except exception.BootcacheError as error:
+                LOG.warning('image %s: the gateway keeps what arrived: %s', image_id, error)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._cache.coming_path(image_id, medium))
+            self._end(image_id)
+
+    def _fetch(self, offered: Offered, medium: Medium) -> None:
+        info, remote = offered.cache_image, offered.remote
+        assert info is not None and remote is not None
+        export = naming.export_name(naming.EXPORT_ARRIVING, remote.image_id)
+        self._cache.fetch(remote, info, offered.cache_export, medium, offered.pinned,
+                          offered.generation, room=arrival.ROOM_FACTOR * info.bytes,
+                          source=naming.nbd_unix_uri(self._gateway.socket_path, export))
+
+    def wait(self, image_id: str, seconds: float) -> bool:
+        """Wait until an image's cache image has arrived, or did not; False if it is on its way.
+
+        :param seconds: at most.
+        """
+        deadline = time.monotonic() + seconds
+        while self.has(image_id) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return not self.has(image_id)

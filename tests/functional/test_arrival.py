@@ -1,0 +1,201 @@
+"""Servers that boot while their image's cache image is on its way, with real daemons.
+
+A stock nbdkit stands before the exporter: it makes the way long, and notes what is read.
+"""
+
+import itertools
+import os
+import re
+import signal
+import socket
+import subprocess
+
+import nbd
+import pytest
+from compute_host import boot, compare
+from functional_tools import free_port, until
+from storage_node import IMAGE, MIB, content
+
+from bootcache import naming
+from bootcache.workingset import Extent
+from nova_bootcache import arrival, hostcache
+
+# The end of the base is read last, and so arrives last.
+SET = Extent(3 * MIB, MIB), Extent(0, MIB), Extent(5 * MIB, 300_000)
+LAST = 5 * MIB + 8192
+_LINE = re.compile(r'connection=(\d+) (Connect|Read)\b(.*)')
+
+
+class Way:
+    """The way to the storage node.
+
+    :param rate: bits a second.
+    """
+
+    def __init__(self, directory, port, rate):
+        self.port, self.log = free_port(), f'{directory}/way.log'
+        self.process = subprocess.Popen(
+            ['nbdkit', '--foreground', '--ipaddr', '127.0.0.1', '--port', str(self.port),
+             '--filter=log', '--filter=rate', 'nbd', 'hostname=127.0.0.1', f'port={port}',
+             'dynamic-export=true', f'logfile={self.log}', f'rate={rate}'],
+            stdin=subprocess.DEVNULL)
+        until(self._listens, 'nbdkit')
+
+    def _listens(self):
+        with socket.socket() as connection:
+            return connection.connect_ex(('127.0.0.1', self.port)) == 0
+
+    def reads(self, kind):
+        """Return offset and length of each read of an export of this kind."""
+        exports, found = {}, []
+        with open(self.log) as stream:
+            for number, verb, rest in _LINE.findall(stream.read()):
+                if verb == 'Connect':
+                    name = re.search(r'export="?([\w-]*)', rest)
+                    exports[number] = name.group(1) if name else ''
+                elif exports.get(number, '').startswith(kind) and 'offset=' in rest:
+                    found.append(tuple(int(value, 16) for value in re.search(
+                        r'offset=0x(\w+) count=0x(\w+)', rest).groups()))
+        return found
+
+    def end(self):
+        # By SIGTERM it would wait for its connections.
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def way(node, directory, monkeypatch):
+    """A way by which a cache image takes two seconds; worth not to be waited for."""
+    monkeypatch.setattr(arrival, 'WORTH_BYTES', 0)
+    node.build(*SET)
+    made = Way(directory, node.conf.export_port, 8_000_000)
+    yield made
+    made.end()
+
+
+@pytest.fixture
+def host(hosts, way):
+    made = hosts()
+    made.service.extra = {'server': ['127.0.0.1', way.port]}
+    yield made
+    assert made.arrivals.wait(IMAGE, 60)
+
+
+def read(host, offset, length):
+    handle = nbd.NBD()
+    handle.connect_uri(naming.nbd_unix_uri(host.gateway.socket_path, f'base-{IMAGE}'))
+    try:
+        return handle.pread(length, offset)
+    finally:
+        handle.shutdown()
+
+
+def nodes(host, *kinds):
+    return {naming.node_name(kind, IMAGE) for kind in kinds}
+
+
+def test_a_server_boots_while_its_cache_image_arrives(host, node, way, directory):
+    data = content(node)
+    assert boot(host, f'{directory}/disk') is True
+    # It is on its way, and what would come last is read at once.
+    assert host.arrivals.has(IMAGE) and host.cache.entry(IMAGE).cache_image is None
+    assert read(host, LAST, 4096) == data[LAST:LAST + 4096]
+    assert host.arrivals.has(IMAGE)
+    assert boot(host, f'{directory}/second') is True
+    assert host.arrivals.wait(IMAGE, 60)
+    info = node.manifest.cache_image
+    assert host.cache.entry(IMAGE).cache_image == info
+    # All of it crossed the wire, and each byte once.
+    taken = sorted(way.reads('cache-'))
+    assert sum(length for _offset, length in taken) == info.bytes
+    assert all(one[0] + one[1] <= other[0] for one, other in itertools.pairwise(taken))
+    # What servers of that time read comes from this host from now on, the rest from the base.
+    assert host.gateway.daemon.nodes() == nodes(host, 'g', 'l', 'n')
+    assert not any(name.endswith('.partial') for name in os.listdir(host.cache.directory))
+    before = len(way.reads('cache-')), len(way.reads('base-'))
+    for extent in SET:
+        assert read(host, extent.offset, extent.length) == data[extent.offset:extent.end]
+    assert (len(way.reads('cache-')), len(way.reads('base-'))) == before
+    assert read(host, 4 * MIB, 4096) == data[4 * MIB:4 * MIB + 4096]
+    assert len(way.reads('base-')) > before[1]
+    for disk in ('disk', 'second'):
+        compare(f'{directory}/{disk}', node)
+
+
+def test_the_next_server_uses_what_has_arrived(host, node, way, directory):
+    boot(host, f'{directory}/first')
+    host.arrivals.wait(IMAGE, 60)
+    count = len(way.reads('cache-'))
+    assert boot(host, f'{directory}/next') is True
+    compare(f'{directory}/next', node)
+    assert len(way.reads('cache-')) == count
+
+
+def test_the_gateway_lets_go_of_it_with_the_base(host, directory):
+    boot(host, f'{directory}/disk')
+    assert host.stop_serving(IMAGE) is False, 'it is in the making, and on its way'
+    host.arrivals.wait(IMAGE, 60)
+    assert host.gateway.remove_base(IMAGE) is True
+    assert host.gateway.daemon.nodes() == set() and host.gateway.daemon.exports() == {}
+
+
+def test_one_that_is_damaged_is_not_kept(host, node, way, directory):
+    with open(node.cache_path, 'r+b') as stream:
+        stream.seek(-4096, os.SEEK_END)
+        stream.write(b'\xa5' * 4096)
+    assert boot(host, f'{directory}/disk') is True
+    assert host.arrivals.wait(IMAGE, 60)
+    assert host.cache.entry(IMAGE).cache_image is None
+    # Servers read the base from now on.
+    assert host.gateway.daemon.nodes() == nodes(host, 'g', 'n')
+    compare(f'{directory}/disk', node)
+
+
+def test_the_gateway_dies_in_the_midst(host, node, directory):
+    boot(host, f'{directory}/disk')
+    assert host.arrivals.has(IMAGE)
+    os.kill(host.gateway.daemon.pid(), signal.SIGKILL)
+    assert host.arrivals.wait(IMAGE, 60)
+    host.upkeep.once()
+    compare(f'{directory}/disk', node)
+    # Upkeep, which sees an empty one, has fetched it anew.
+    assert host.cache.entry(IMAGE).cache_image is not None
+
+
+def test_the_driver_restarts_in_the_midst(host, hosts, node, directory):
+    boot(host, f'{directory}/disk')
+    assert host.arrivals.has(IMAGE)
+    again = hosts()
+    assert again.gateway.daemon.nodes() == nodes(again, 'g', 'n')
+    compare(f'{directory}/disk', node)
+    assert boot(again, f'{directory}/next') is True
+    assert again.arrivals.wait(IMAGE, 60)
+    assert again.cache.entry(IMAGE).cache_image is not None
+    compare(f'{directory}/next', node)
+
+
+def test_the_storage_node_goes_away_in_the_midst(host, way, node, directory, monkeypatch):
+    monkeypatch.setattr(hostcache, '_GRACE_SECONDS', 3)
+    host.service.freeze()
+    boot(host, f'{directory}/disk')
+    way.end()
+    until(lambda: not host.arrivals.has(IMAGE), 'the end of the arrival')
+    assert host.cache.entry(IMAGE).cache_image is None
+    assert host.gateway.daemon.nodes() == nodes(host, 'g', 'n')
+
+
+def test_without_room_for_both_it_is_fetched_first(hosts, way, node, directory):
+    size = node.manifest.cache_image.bytes
+    made = hosts(compute_disk_quota=str(2 * size - 4096), store_quota='1MiB')
+    assert boot(made, f'{directory}/disk') is True
+    assert not made.arrivals.has(IMAGE)
+    assert made.cache.entry(IMAGE).cache_image is not None
+
+
+def test_a_boot_that_is_watched_waits_for_it(host, directory):
+    host.service.watch = {'quota': 64 * MIB, 'linger': 1, 'silence': 60, 'timeout': 100,
+                          'marker': 'login:'}
+    boot(host, f'{directory}/disk')
+    assert not host.arrivals.has(IMAGE) and host.cache.entry(IMAGE).cache_image is not None
+    assert host.stores.get(IMAGE) is not None

@@ -34,13 +34,14 @@ def moved(way, repeat, size, seconds, transfer):
 def io(path, repeat, iops, base=0):
     return [{'part': 'io', 'label': path, 'repeat': repeat, 'workload': workload, 'iops': iops,
              'bytes_per_second': iops * 4096, 'latency_seconds': 16 / iops, 'requests': 100,
+             'cpu_seconds': 0.5 / iops,
              'base_bytes': base} for workload in iopath.WORKLOADS]
 
 
 RUNS = [
     *(line for repeat in (0, 1) for path, iops in (
         (iopath.RAW, 1000), (iopath.STOCK, 800), (iopath.INSIDE, 810), (iopath.SETTLED, 780),
-        (iopath.OUTSIDE, 100), (iopath.ON_DEMAND, 110))
+        (iopath.ARRIVED, 400), (iopath.OUTSIDE, 100), (iopath.ON_DEMAND, 110))
       for line in io(path, repeat, iops + 20 * repeat, 4096 * (path == iopath.OUTSIDE))),
     *(moved(way, repeat, size, seconds, transfer) for repeat in (0, 1) for way, size, seconds,
       transfer in ((propagation.STOCK, GIB, 4.0, 2.0), (propagation.STOCK, 2 * GIB, 6.0, 4.0),

@@ -1,8 +1,9 @@
-"""The block I/O path of one server: fio against the disk's export, for each chain that it can have.
+"""The block I/O path of a server: fio against its disk's export, for each chain that it can have.
 
-A qemu-storage-daemon opens the chain as QEMU would and exports it over NBD on a unix socket; fio's
-nbd engine is the guest. That way is in every figure, the raw disk's included. All files of the host
-are in memory and opened with O_DIRECT, so that the path is measured and not a disk.
+A qemu-storage-daemon opens the chains as QEMU would and exports them over NBD on a unix socket;
+fio's nbd engine is the guest. That way is in every figure, the raw disk's included. All files of
+the host are in memory and opened with O_DIRECT, so that the path is measured and not a disk. All
+disks are there at the same time, so that the same workload runs on one after the other.
 """
 
 import json
@@ -12,15 +13,17 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bootcache import exception, qemuimg
+from bootcache import qemuimg
 from bootcache.storagedaemon import UnixListener
-from tests.bench.replay.host import HostChild, Image
+from tests.bench.replay.host import HostChild, Image, daemon_cpu
 from tests.bench.replay.peers import Nodes, chain_nodes
 
 RAW, STOCK, ON_DEMAND = 'raw', 'stock overlay', 'on demand'
 INSIDE, OUTSIDE = 'bootcache, in the cache image', 'bootcache, not in the cache image'
 SETTLED = 'bootcache, settled'
-PATHS = RAW, STOCK, INSIDE, OUTSIDE, SETTLED, ON_DEMAND
+# A server that was started while the cache image came: it goes on reading through the gateway.
+ARRIVED = 'bootcache, in a cache image that came later'
+PATHS = RAW, STOCK, INSIDE, ARRIVED, SETTLED, OUTSIDE, ON_DEMAND
 READ, SEQUENTIAL = 'random 4k read', 'sequential 1M read'
 FIRST, AGAIN = 'random 4k write, first', 'random 4k write, again'
 WORKLOADS = READ, SEQUENTIAL, FIRST, AGAIN
@@ -30,7 +33,7 @@ PART = 64 << 20
 IMAGE_BYTES = 3 * PART
 _STOCK_CLUSTER = 65536
 _WRITTEN = 4 << 20
-_SETTLE_SECONDS = 60
+_PATIENCE = 60
 
 
 class PathError(Exception):
@@ -67,9 +70,9 @@ def result(document: dict[str, Any]) -> dict[str, float]:
             'latency_seconds': done['lat_ns']['mean'] / 1e9, 'requests': done['total_ios']}
 
 
-def _fio(socket: str, options: list[str]) -> dict[str, float]:
+def _fio(socket: str, disk: str, options: list[str]) -> dict[str, float]:
     done = subprocess.run(
-        ['fio', '--name=disk', '--ioengine=nbd', f'--uri=nbd+unix:///disk?socket={socket}',
+        ['fio', '--name=disk', '--ioengine=nbd', f'--uri=nbd+unix:///{disk}?socket={socket}',
          '--output-format=json', *options], capture_output=True, text=True, check=False,
         stdin=subprocess.DEVNULL, cwd='/tmp')
     # Notes of the engine may come before the document.
@@ -79,74 +82,24 @@ def _fio(socket: str, options: list[str]) -> dict[str, float]:
     return result(json.loads(done.stdout[begin:]))
 
 
-def _nodes(host: HostChild, image: Image, path: str) -> Nodes:
-    """Make the disk, and return the nodes of its chain, the topmost last."""
-    base, disk = host.directory / 'base', host.directory / 'disk'
-    if path in (RAW, STOCK, SETTLED):
-        shutil.copyfile(image.answer['raw_path'], disk if path == RAW else base)
-    if path == RAW:
-        file, top = chain_nodes(disk, direct=True)
-        return [file, {**top, 'driver': 'raw'}]
-    if path in (INSIDE, OUTSIDE, SETTLED):
-        host.service.answers[image.image_id] = image.answer
-        host.make_overlay(image, disk)
-    elif path == STOCK:
-        qemuimg.create_overlay(str(disk), image.virtual_bytes, str(base), 'raw',
-                               cluster_bytes=_STOCK_CLUSTER)
-    else:
-        qemuimg.create_overlay(str(disk), image.virtual_bytes, image.base_uri, 'raw',
-                               cluster_bytes=_STOCK_CLUSTER, open_backing=False)
-    return chain_nodes(disk, direct=True)
+def _disk(path: str) -> str:
+    """The name of a path's disk: its file, its export and its topmost node."""
+    return f'disk{PATHS.index(path)}'
 
 
-def _settle(host: HostChild, image: Image, socket: str) -> Nodes:
-    """Write as a boot does, and copy the overlay onto one on the base, as settling does.
+def _nodes(file: Path, raw: bool = False) -> Nodes:
+    """Return the nodes of a disk, the topmost last; its file has the disk's name."""
+    below, top = chain_nodes(file, direct=True)
+    return [{**below, 'node-name': f'{file.name}-file'},
+            {**top, 'node-name': file.name, 'file': f'{file.name}-file',
+             'driver': 'raw' if raw else 'qcow2'}]
 
-    :returns: the nodes of the new disk, which the export is on now.
-    """
-    _fio(socket, jobs(2 * PART, 0, _WRITTEN)[FIRST])
-    new = host.directory / 'settled'
-    qemuimg.create_overlay(str(new), image.virtual_bytes, str(host.directory / 'base'), 'raw',
-                           cluster_bytes=_STOCK_CLUSTER)
-    file, top = chain_nodes(new, direct=True)
-    nodes = [{**file, 'node-name': 'new-file'},
-             {**top, 'node-name': 'new', 'file': 'new-file'}]
+
+def _open(host: HostChild, nodes: Nodes, export: bool = True) -> None:
     host.chain.add_nodes(*nodes)
-    with host.chain.session() as session:
-        session.execute('blockdev-mirror', job_id='settle', device='disk', target='new', sync='top')
-    _wait_job(host, 'ready')
-    with host.chain.session() as session:
-        session.execute('job-complete', id='settle')
-    _wait_job(host, '')
-    return nodes
-
-
-def _wait_job(host: HostChild, wanted: str) -> None:
-    deadline = time.monotonic() + _SETTLE_SECONDS
-    while time.monotonic() < deadline:
-        with host.chain.session() as session:
-            found = {job['id']: job['status'] for job in session.execute('query-jobs')}
-        if found.get('settle', '') == wanted:
-            return
-        time.sleep(0.02)
-    raise PathError(f'the copy of the disk is not {wanted or "over"} in {_SETTLE_SECONDS} s')
-
-
-def prepare(host: HostChild, number: int, path: str, image: Image) -> None:
-    """Make a disk, and export it: nothing of what is measured is read yet.
-
-    :param number: the host's; not used.
-    """
-    host.chain.ensure_running()
-    nodes = _nodes(host, image, path)
-    host.chain.add_nodes(*nodes)
-    host.chain.add_export('disk', 'disk', writable=True)
-    if path == SETTLED:
-        _settle(host, image, _socket(host))
-        host.chain.remove_nodes(*(node['node-name'] for node in reversed(nodes)))
-        if host.compute.gateway.serves(image.image_id):
-            # Nothing of what follows may come from there.
-            host.compute.gateway.daemon.stop()
+    if export:
+        name = nodes[-1]['node-name']
+        host.chain.add_export(name, name, writable=True)
 
 
 def _socket(host: HostChild) -> str:
@@ -154,17 +107,87 @@ def _socket(host: HostChild) -> str:
     return host.chain.listener.path
 
 
+def prepare(host: HostChild, number: int, image: Image) -> None:
+    """Make all disks, and export them: nothing of what is measured is read yet.
+
+    :param number: the host's; not used.
+    """
+    host.chain.ensure_running()
+    host.service.answers[image.image_id] = image.answer
+    files = {path: host.directory / _disk(path) for path in PATHS}
+    base = host.directory / 'base'
+    for copy in (base, files[RAW]):
+        shutil.copyfile(image.answer['raw_path'], copy)
+    # The first server of a host opens its disk while the cache image comes.
+    host.make_overlay(image, files[ARRIVED])
+    _open(host, _nodes(files[ARRIVED]))
+    if not host.compute.arrivals.has(image.image_id):
+        raise PathError('the cache image was there before the server that it came for')
+    if not host.compute.arrivals.wait(image.image_id, _PATIENCE):
+        raise PathError(f'the cache image did not come within {_PATIENCE} s')
+    for path in (INSIDE, OUTSIDE, SETTLED):
+        host.make_overlay(image, files[path])
+    _make_stock(files[STOCK], image, str(base))
+    _make_stock(files[ON_DEMAND], image, image.base_uri)
+    for path in (RAW, STOCK, INSIDE, OUTSIDE, SETTLED, ON_DEMAND):
+        _open(host, _nodes(files[path], raw=path == RAW))
+    _settle(host, image, files[SETTLED], base)
+
+
+def _make_stock(overlay: Path, image: Image, base: str) -> None:
+    qemuimg.create_overlay(str(overlay), image.virtual_bytes, base, 'raw',
+                           cluster_bytes=_STOCK_CLUSTER, open_backing=False)
+
+
+def _settle(host: HostChild, image: Image, disk: Path, base: Path) -> None:
+    """Write as a boot does, and copy the overlay onto one on the base, as settling does.
+
+    The disk's export is on the new one afterwards.
+    """
+    _fio(_socket(host), disk.name, jobs(2 * PART, 0, _WRITTEN)[FIRST])
+    new = host.directory / 'settled'
+    _make_stock(new, image, str(base))
+    _open(host, _nodes(new), export=False)
+    with host.chain.session() as session:
+        session.execute('blockdev-mirror', job_id='settle', device=disk.name, target=new.name,
+                        sync='top')
+    _wait_job(host, 'ready')
+    with host.chain.session() as session:
+        session.execute('job-complete', id='settle')
+    _wait_job(host, '')
+    host.chain.remove_nodes(disk.name, f'{disk.name}-file')
+
+
+def _wait_job(host: HostChild, wanted: str) -> None:
+    deadline = time.monotonic() + _PATIENCE
+    while time.monotonic() < deadline:
+        with host.chain.session() as session:
+            found = {job['id']: job['status'] for job in session.execute('query-jobs')}
+        if found.get('settle', '') == wanted:
+            return
+        time.sleep(0.02)
+    raise PathError(f'the copy of the disk is not {wanted or "over"} in {_PATIENCE} s')
+
+
 def measure(host: HostChild, number: int, path: str, workload: str, seconds: float,
             writes: int) -> dict[str, float]:
-    """Run one workload on the disk that is exported; see ``jobs`` and ``result``."""
+    """Run one workload on one path's disk; see ``jobs`` and ``result``.
+
+    With the CPU seconds that the host's daemons took for a request: of the chain, and of the
+    gateway. Others on the machine hardly change them.
+    """
     start = PART if path == OUTSIDE else 0
-    return _fio(_socket(host), jobs(start, seconds, writes)[workload])
+    daemons = host.chain.pid(), host.compute.gateway.daemon.pid()
+    before = sum(map(daemon_cpu, daemons))
+    found = _fio(_socket(host), _disk(path), jobs(start, seconds, writes)[workload])
+    cpu = sum(map(daemon_cpu, daemons)) - before
+    return {**found, 'cpu_seconds': cpu / found['requests']}
 
 
 def make_image(path: Path) -> None:
     """Write the image: noise, as what is zero costs less to read."""
     if not shutil.which('fio'):
-        raise exception.BootcacheError('fio is missing; tools/setup.sh installs it')
+        raise PathError('fio is missing; tools/setup.sh installs it')
     with open('/dev/urandom', 'rb') as noise, open(path, 'wb') as stream:
         for _part in range(IMAGE_BYTES >> 20):
             stream.write(noise.read(1 << 20))

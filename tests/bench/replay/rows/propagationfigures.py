@@ -10,13 +10,14 @@ from tests.bench.replay.rows import iopath, propagation
 Row = dict[str, Any]
 _COLOURS = {propagation.STOCK: '#8a1c1c', propagation.FIRST: '#6fae8f',
             propagation.COLD: '#0b6e4f', iopath.RAW: '#bbbbbb', iopath.STOCK: '#8a1c1c',
-            iopath.INSIDE: '#0b6e4f', iopath.SETTLED: '#6fae8f', iopath.OUTSIDE: '#d9a441',
-            iopath.ON_DEMAND: '#3b5b92'}
+            iopath.INSIDE: '#0b6e4f', iopath.SETTLED: '#6fae8f', iopath.ARRIVED: '#a8d5ba',
+            iopath.OUTSIDE: '#d9a441', iopath.ON_DEMAND: '#3b5b92'}
 _NAMES = {propagation.STOCK: 'stock Nova',
           propagation.FIRST: 'bootcache, nobody has booted it yet',
           propagation.COLD: 'bootcache, host fetches the cache image',
           iopath.RAW: 'raw file', iopath.STOCK: 'stock overlay, on a local raw base',
           iopath.INSIDE: 'bootcache, what the cache image has',
+          iopath.ARRIVED: 'bootcache, the same, started while it came',
           iopath.SETTLED: 'bootcache, settled',
           iopath.OUTSIDE: 'bootcache, what it lacks: over the network',
           iopath.ON_DEMAND: 'qcow2 over NBD, nothing kept'}

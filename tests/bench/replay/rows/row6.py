@@ -127,7 +127,8 @@ def draw(head: dict[str, Any], rows: list[dict[str, Any]],
 
 def _draw_images(rows: list[dict[str, Any]], directory: Path) -> tuple[str, str]:
     mine = sorted((row for row in rows if row['image'] != ALL), key=lambda row: row['image_bytes'])
-    figure, axes = figures.canvas('What of an image goes to a host', 'MB', '')
+    figure, axes = figures.canvas('What of an image a boot needs: its cache image, in % of the'
+                                  ' image file', 'MB', '')
     figure.set_size_inches(8.5, 1.4 + 0.24 * len(mine))
     places = range(len(mine))
     for name, colour, thick, label in (('image_bytes', '#cfd6df', 0.8, 'image file (qcow2)'),
@@ -147,19 +148,19 @@ def _draw_images(rows: list[dict[str, Any]], directory: Path) -> tuple[str, str]
 
 def _draw_ways(rows: list[dict[str, Any]], directory: Path) -> tuple[str, str]:
     mine = [row for row in rows if row['image'] == ALL]
-    figure, axes = figures.canvas(f'The cache images of {mine[0]["images"]} images together', 'MB',
-                                  '')
+    figure, axes = figures.canvas(f'The cache images of {mine[0]["images"]} images together, in MB'
+                                  ' and in % of all image files', 'MB', '')
     figure.set_size_inches(8.5, 2.6)
     colours = ['#0b6e4f' if row['peer'] == PEER else '#3b5b92' for row in mine]
     labels = ['cache images, as built' if row['peer'] == PEER else row['peer'] for row in mine]
     axes.barh(range(len(mine)), [row['cache_bytes'] / 1e6 for row in mine], color=colours)
     for place, row in enumerate(mine):
         axes.text(row['cache_bytes'] / 1e6, place,
-                  f' {row["cache_bytes"] / 1e6:.0f} MB, {row["ratio"]:.1%} of all image files',
-                  va='center', fontsize=8)
+                  f' {row["cache_bytes"] / 1e6:.0f} MB, {row["ratio"]:.1%}', va='center',
+                  fontsize=8)
     axes.set_yticks(range(len(mine)), labels)
     axes.invert_yaxis()
-    axes.margins(x=0.3)
+    axes.margins(x=0.18)
     figures.save(figure, directory / 'row6-ways.svg')
     return ('row6-ways.svg', 'Green is what is built; blue is what compression and keeping equal'
             ' chunks once would leave of it.')

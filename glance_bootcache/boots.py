@@ -22,7 +22,8 @@ LOG = logging.getLogger(__name__)
 
 # What hosts round the records of servers' boots to.
 _GRANULARITIES = (4096, 65536)
-# So many boots in a row that bring nothing new, and no more reports are asked for until a restart.
+# So many boots in a row that bring nothing new, and no more reports are asked for until a restart;
+# and so many hosts are asked at a time.
 _ENOUGH_BOOTS = 3
 # A report comes at the boot's time limit at the latest; the bus may be away for a while.
 _LATE_SECONDS = 600
@@ -84,7 +85,7 @@ class Boots:
                          'has_memory': self._tiers.has_memory}
         LOG.debug('server %s on %s: %s boot from %s', server_id, host, described['action'],
                   image_id)
-        if server_id and self._wants_report(manifest):
+        if server_id and self._wants_report(manifest, host):
             described['watch'] = {
                 'quota': manifest.quota, 'marker': manifest.boot_marker,
                 'linger': self._conf.profile_linger, 'silence': self._conf.profile_silence,
@@ -103,7 +104,18 @@ class Boots:
         job.host = host
         return {'action': rpcapi.ACTION_RECORD, **self._exporter.describe(manifest)}
 
-    def _wants_report(self, manifest: Manifest) -> bool:
+    def _wants_report(self, manifest: Manifest, host: str) -> bool:
+        if not self._can_learn(manifest):
+            return False
+        now = time.monotonic()
+        with self._lock:
+            asked = {name for (image_id, name), until in self._expected.items()
+                     if image_id == manifest.image_id and max(until) > now}
+        # A boot that is watched waits until its host has the cache image: not all of a storm.
+        return manifest.working_set is None or host in asked or len(asked) < _ENOUGH_BOOTS
+
+    def _can_learn(self, manifest: Manifest) -> bool:
+        """Tell whether another record of what a boot reads may make the image's better."""
         known = manifest.working_set
         if not manifest.boot_marker or not manifest.quota:
             # Of an older version of this service: known with its next change.
@@ -182,7 +194,7 @@ class Boots:
             LOG.info('image %s: a boot on %s is not looked at: a recording or building is in hand',
                      image_id, host)
             return
-        if not self._wants_report(manifest):
+        if not self._can_learn(manifest):
             LOG.info('image %s: a boot on %s is not looked at: enough was learned meanwhile',
                      image_id, host)
             return

@@ -6,7 +6,7 @@ import subprocess
 import tempfile
 
 import pytest
-from functional_tools import qemu_img, until
+from functional_tools import qemu_img
 
 from bootcache import naming, tier
 
@@ -56,10 +56,14 @@ def test_two_servers_and_a_crash(chain):
     other = f'{overlay}2'
     qemu_img('create', '-q', '-f', 'qcow2', '-b', cache, '-F', 'qcow2', other, MIB)
     servers = [subprocess.Popen(['qemu-io', '-f', 'qcow2', path], stdin=subprocess.PIPE,
-                                stdout=subprocess.DEVNULL) for path in (overlay, other)]
+                                stdout=subprocess.PIPE) for path in (overlay, other)]
     try:
-        until(lambda: tier.is_open(overlay) and tier.is_open(other), 'two servers')
-        assert tier.is_open(cache)
+        for server in servers:
+            # An answer: all of the chain is open.
+            server.stdin.write(b'length\n')
+            server.stdin.flush()
+            assert server.stdout.readline()
+        assert tier.is_open(cache) and tier.is_open(overlay) and tier.is_open(other)
         servers[0].stdin.close()
         servers[0].wait()
         assert tier.is_open(cache) and not tier.is_open(overlay)
@@ -71,6 +75,7 @@ def test_two_servers_and_a_crash(chain):
             server.kill()
             server.wait()
             server.stdin.close()
+            server.stdout.close()
 
 
 def test_a_raw_file_that_is_exported(place, daemons):

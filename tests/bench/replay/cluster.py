@@ -163,7 +163,7 @@ class Cluster:
         self.node.close()
 
 
-def _remove_stale(place: Path) -> None:
+def remove_stale(place: Path) -> None:
     """Remove the directories of runs that were killed."""
     for path in place.glob('bcr-*'):
         match = re.fullmatch(r'bcr-(\d+)-(hosts|node|seen)', path.name)
@@ -183,7 +183,7 @@ def cluster(hosts: int, rate: int, media: Path = Path('/dev/shm'), storage: Path
     :param dilation: see :class:`tests.bench.replay.host.HostChild`.
     """
     for place in {media, storage, Path(HOST_DIRECTORY).parent}:
-        _remove_stale(place)
+        remove_stale(place)
     directory, storage = media / f'bcr-{os.getpid()}-hosts', storage / f'bcr-{os.getpid()}-node'
     with netns.network(hosts, rate) as network:
         made: Cluster | None = None

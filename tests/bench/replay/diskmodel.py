@@ -36,7 +36,7 @@ class Disk:
     :param pending: seconds of writing that the write cache holds.
     """
 
-    def __init__(self, access: float, rate: float, segments: int = 16, ahead: int = 2 << 20,
+    def __init__(self, access: float, rate: float, segments: int = 16, ahead: int = 512 << 10,
                  pending: float = 0.1):
         self.access = access
         self.rate = rate

@@ -9,14 +9,21 @@ _STYLES: dict[str, tuple[str, str, str]] = {
     'bootcache warm': ('#0b6e4f', 'o', '-'), 'bootcache cold': ('#0b6e4f', 's', '--'),
     'bootcache first': ('#6fae8f', 'v', ':'), 'SC13 warm': ('#c75000', 'o', '-'),
     'SC13 cold': ('#c75000', 's', '--'), 'on demand': ('#3b5b92', '^', '-'),
-    'full copy': ('#8a1c1c', 'x', '-'), 'local raw': ('#777777', '.', '-')}
+    'full copy': ('#8a1c1c', 'x', '-'), 'local raw': ('#777777', '.', '-'),
+    'bootcache in memory warm': ('#0b6e4f', 'D', '-.'), 'YOLO': ('#7b3fa0', 'P', '-'),
+    'prefetch in offset order': ('#c75000', 'h', '-'), 'one then others': ('#5b9bd5', 'v', '--'),
+    'normal boot': ('#3b5b92', '^', '-')}
 _NAMES = {
     'bootcache warm': 'bootcache, host has the cache image',
     'bootcache cold': 'bootcache, host fetches the cache image',
     'bootcache first': 'bootcache, nobody has booted it yet',
     'SC13 warm': 'SC13 as published, warm', 'SC13 cold': 'SC13 as published, cold',
     'on demand': 'qcow2 over NBD, nothing kept', 'full copy': 'stock Nova, whole image copied',
-    'local raw': 'full local base'}
+    'local raw': 'full local base',
+    'bootcache in memory warm': 'bootcache, cache image in host\'s memory',
+    'YOLO': 'YOLO\'s service, preloaded', 'normal boot': 'stock, base on that disk',
+    'prefetch in offset order': 'stock, prefetched in offset order',
+    'one then others': 'stock, one server first'}
 
 
 def style(peer: str) -> tuple[str, str, str]:

@@ -129,6 +129,8 @@ class HostChild:
         self.service = Service()
         rpcapi.StorageAPI = lambda conf: self.service  # type: ignore[misc,assignment]
         self._compute: ComputeHost | None = None
+        # More of the product's options, until the host is reset.
+        self.options: dict[str, str] = {}
         self.chain = StorageDaemon('chain', f'{HOST_DIRECTORY}/c',
                                    UnixListener(f'{HOST_DIRECTORY}/c/nbd'))
         self._peer: Any = None
@@ -143,7 +145,7 @@ class HostChild:
             nova_conf.register_opts(conf)
             for name, value in {'gateway_run_dir': f'{HOST_DIRECTORY}/g',
                                 'gateway_socket': GATEWAY_SOCKET,
-                                'compute_disk_quota': '64GiB'}.items():
+                                'compute_disk_quota': '64GiB', **self.options}.items():
                 conf.set_override(name, value, bootcache_conf.GROUP)
             os.makedirs(self.directory / 'g', exist_ok=True)
             self._compute = ComputeHost(conf, str(self.directory / 'cache'))
@@ -215,6 +217,7 @@ class HostChild:
             self._compute.stop()
             self._compute.gateway.daemon.stop()
             self._compute = None
+        self.options = {}
         for path in self.directory.iterdir():
             if path.is_dir():
                 shutil.rmtree(path)

@@ -65,18 +65,20 @@ def test_the_boot_sector_is_one_that_nova_takes():
     assert (flag, kind, start + size) == (0x80, 0x83, GIB // 512)
     assert bigimages.MARKER.encode() in sector[:446]
     assert struct.pack('<H', bigimages.BOOT_READS) == sector[11:13]
+    step = struct.pack('<I', bigimages.CLUSTER * bigimages.EVERY // 512)
+    assert b'\x66\x81\x06\x4a\x7c' + step in sector
 
 
-def test_an_image_has_noise_in_every_fourth_cluster(tmp_path):
+def test_an_image_has_noise_in_every_eighth_cluster(tmp_path):
     size = bigimages.make(tmp_path / 'image.qcow2', 8 << 20)
-    assert (2 << 20) < size < (3 << 20)
+    assert (1 << 20) < size < (2 << 20)
     assert [path.name for path in tmp_path.iterdir()] == ['image.qcow2']
 
 
 def test_images_for_which_the_disk_has_no_room_are_left_out():
     sizes = [size * GIB for size in (21, 3, 9, 15)]
     assert row8.fitting(sizes, 1000 * GIB) == sorted(sizes)
-    assert row8.fitting(sizes, 20 * GIB) == [3 * GIB, 9 * GIB]
+    assert row8.fitting(sizes, 16 * GIB) == [3 * GIB, 9 * GIB]
     assert row8.fitting(sizes, 5 * GIB) == []
 
 

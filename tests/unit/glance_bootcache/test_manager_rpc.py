@@ -131,6 +131,22 @@ def test_boots_refine_the_working_set_until_they_bring_nothing_new(house):
     assert house.store.load(IMAGE).working_set.version == 2 and len(house.qemu.builds) == 2
 
 
+def test_three_hosts_at_a_time_are_asked_for_reports(house):
+    """The others of a storm boot at once: a boot that is watched waits for the cache image."""
+    cold(house)
+    report(house, [[0, 65536]])
+
+    def asked(host):
+        return 'watch' in house.hosts.plan_boot(IMAGE, host, 'server', None)
+
+    assert [asked(f'host-{number}') for number in range(5)] == [True] * 3 + [False] * 2
+    assert asked('host-1') and not asked('host-4')
+    for _server in range(2):
+        house.hosts.report_boot(IMAGE, house.store.load(IMAGE).image_hash, 'host-1', 65536, [],
+                                'marker', 1.0)
+    assert asked('host-4')
+
+
 def test_no_more_versions_than_the_operator_wants(house):
     house.conf.set_override('refine_boots', 1, 'bootcache')
     cold(house)

@@ -1,6 +1,6 @@
 """Images of gigabytes whose servers need no operating system: a boot sector that reads some of it.
 
-Every fourth cluster holds noise, and the others are not allocated: the file has a quarter of the
+Every eighth cluster holds noise, and the others are not allocated: the file has an eighth of the
 virtual size, and neither compresses nor is zero where it is read.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 CLUSTER = 65536
-EVERY = 4
+EVERY = 8
 # 256 BIOS requests of 32 KiB, each at the beginning of a cluster with noise; then it says so on the
 # serial line, and halts.
 BOOT_READS, BOOT_READ_BYTES = 256, 32768
@@ -21,7 +21,7 @@ _BOOT_SECTOR = bytes.fromhex(
     'b90001'                # mov cx, 256
     '51be427cb442b280cd1359'  # push cx; mov si, packet; mov ah, 0x42; mov dl, 0x80; int 0x13; pop
     '7225'                  # jc halt
-    '6681064a7c00020000'    # add dword [packet + 8], 512: the next cluster with noise
+    '6681064a7c00040000'    # add dword [packet + 8], 1024: the next cluster with noise
     'e2e8'                  # loop
     'be527cac84c0741288c3'  # mov si, text; next: lodsb; test al, al; jz halt; mov bl, al
     'bafd03eca82074fb'      # wait: mov dx, 0x3fd; in al, dx; test al, 0x20; jz wait

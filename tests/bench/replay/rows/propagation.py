@@ -47,7 +47,11 @@ _LINE = re.compile(r'(\d+-\d+-\d+ \d+:\d+:\d+\.\d+) .*\[instance: (\S+)\] (.*)')
 _MARKS = {'Creating image(s)': 'creating', 'Using config drive': 'made',
           'Instance spawned successfully.': 'spawned'}
 _BUILT = re.compile(r'Took \S+ seconds to build instance')
+# Of the last cloud that failed.
+_LOGS = Path('/tmp/bcr-cloud-log')
 _READY_SECONDS = 900
+# While gigabytes are written, all waits for the disk.
+_DELETE_SECONDS = 600
 _WARM_UP_BYTES = 128 << 20
 PHASES = 'initial', 'transfer', 'terminal'
 
@@ -215,10 +219,11 @@ class Propagation:
     def _delete(self, server: str) -> None:
         """Delete a server; without the openstack client, whose start takes a second."""
         self._openstack.nova.servers.delete(server)
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + _DELETE_SECONDS
         while any(one.id == server for one in self._openstack.nova.servers.list()):
             if time.monotonic() > deadline:
-                raise ClientError(f'server {server} is still there 120 s after its deletion')
+                raise ClientError(f'server {server} is still there {_DELETE_SECONDS} s after its'
+                                  ' deletion')
             time.sleep(0.2)
 
 
@@ -258,11 +263,10 @@ def main() -> int:
             print(json.dumps(line), flush=True)
     except BaseException:
         # For whoever has to look why.
-        logs = home.parent / f'{home.name}-log'
-        shutil.rmtree(logs, ignore_errors=True)
+        shutil.rmtree(_LOGS, ignore_errors=True)
         if cloud.layout.log.is_dir():
-            shutil.copytree(cloud.layout.log, logs)
-            print(f'the cloud\'s logs are in {logs}', file=sys.stderr, flush=True)
+            shutil.copytree(cloud.layout.log, _LOGS)
+            print(f'the cloud\'s logs are in {_LOGS}', file=sys.stderr, flush=True)
         raise
     finally:
         # What wipes it is not to be interrupted.

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench.replay import figures
-from tests.bench.replay.rows import iopath, propagation
+from tests.bench.replay.rows import bigimages, iopath, propagation
 
 Row = dict[str, Any]
 _COLOURS = {propagation.STOCK: '#8a1c1c', propagation.FIRST: '#6fae8f',
@@ -39,7 +39,7 @@ def _ways(rows: Sequence[Row]) -> list[str]:
 def sizes(rows: Sequence[Row], directory: Path) -> tuple[str, str]:
     """Draw the time until ACTIVE over the image's size; name and caption."""
     figure, axes = figures.canvas('From the request to ACTIVE, on a host without the image',
-                                  'size of the image\'s disk, GiB; a quarter of it is data',
+                                  f'size of the image\'s disk, GiB; 1/{bigimages.EVERY} of it is data',
                                   'seconds')
     for way in _ways(rows):
         mine = sorted((row for row in rows if row['peer'] == way),

@@ -72,6 +72,32 @@ def test_an_aggregate_is_warmed_with_the_plain_client(tenant, image, cloud, wire
     assert crossed(wire, end, wire.position()) == 0
 
 
+def test_a_server_boots_while_the_cache_image_is_on_its_way(tenant, image, cloud, wire,
+                                                            compute_log):
+    """Its boot is not watched: then the host would wait for the whole of it."""
+    host = cloud.hosts[0]
+    size = tenant.show(image)['cache_image']['bytes']
+    with storage_with(cloud, refine_boots=0):
+        begin = wire.position()
+        first = tenant.server(image, host=host)
+        tenant.login(first)
+        assert f'server {first} boots from the cache image, on its way here, of {image}' \
+            in compute_log.text()
+        wait_warm(image, host)
+        # Each byte once, whoever asked for it; and (nearly) none of the base.
+        end = wire.position()
+        assert 0.9 * size <= crossed(wire, begin, end) <= 1.01 * size
+        assert wire.downloaded(begin, end, image) == 0
+        second = tenant.server(image, host=host)
+        tenant.login(second)
+        assert crossed(wire, end, wire.position()) < 0.01 * size
+    # The first one's disk is chained to a name: from its next start on it is warm, too.
+    tenant.openstack.run('server', 'reboot', '--hard', first)
+    wait_until(lambda: 'boot number 2' in tenant.openstack.console(first), 'the second boot', 120)
+    tenant.login(first)
+    tenant.command(first, 'check-all')
+
+
 def test_an_image_that_opted_out_is_warmed_as_stock_nova_does(tenant, small_image, cloud):
     image = tenant.image(small_image, bootcache_mode='off')
     with tenant.aggregate(cloud.hosts[0]) as aggregate:

@@ -34,19 +34,22 @@ class Disk:
     :param segments: how many readers the buffer tells apart.
     :param ahead: how far is read ahead, in bytes.
     :param pending: seconds of writing that the write cache holds.
+    :param together: how much of one writer's it writes at a time, in bytes.
     """
 
     def __init__(self, access: float, rate: float, segments: int = 16, ahead: int = 512 << 10,
-                 pending: float = 0.1):
+                 pending: float = 0.1, together: int = 1 << 20):
         self.access = access
         self.rate = rate
         self.ahead = ahead
         self.pending = pending
+        self.together = together
         self.count = segments
         self.segments: list[_Segment] = []
         self.reading: _Segment | None = None
         self.position = 0
         self.free_at = 0.0
+        self.written: list[int] = []
 
     def _go(self, now: float) -> float:
         """Move the head to where it is when it is free; that moment."""
@@ -92,7 +95,13 @@ class Disk:
         """Return when a write is done, that is in the drive's cache."""
         begin = self._go(now)
         self.reading = None
-        self.free_at = begin + self._reach(offset) + length / self.rate
+        reach = self._reach(offset)
+        if offset in self.written:
+            # The write cache puts together what several writers write each on and on.
+            self.written.remove(offset)
+            reach = min(reach, self.access * length / self.together)
+        self.written = [*self.written, offset + length][-self.count:]
+        self.free_at = begin + reach + length / self.rate
         self.position = offset + length
         return max(now + length / INTERFACE_RATE, self.free_at - self.pending)
 

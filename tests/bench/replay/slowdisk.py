@@ -63,7 +63,7 @@ class SlowDisk:
         try:
             yield
         finally:
-            os.sync()
+            _run('sync', '--file-system', str(self.path))
             fast.unlink()
 
     def drop_cache(self) -> None:

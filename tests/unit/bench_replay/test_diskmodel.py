@@ -53,3 +53,16 @@ def test_writes_are_cached_until_the_cache_is_full_and_a_flush_waits_for_all():
 def test_the_head_goes_upwards_and_then_begins_below():
     assert following([500, 100, 300], 200) == 2
     assert following([50, 100], 200) == 0
+
+
+def test_several_who_write_on_and_on_do_not_cost_an_access_for_each_piece():
+    drive = disk()
+    places = [100 * MB, 300 * MB]
+    for _ in range(100):
+        for index, place in enumerate(places):
+            drive.write(0.0, place, 65536)
+            places[index] += 65536
+    apart = disk()
+    for number in range(200):
+        apart.write(0.0, (number * 7919 % 200) * 5 * MB, 65536)
+    assert drive.flush(0.0) < 0.3 and apart.flush(0.0) > 1.5

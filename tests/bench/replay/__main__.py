@@ -42,6 +42,7 @@ def main() -> int:
     parser.add_argument('--repeats', type=int)
     parser.add_argument('--hosts', type=int, nargs='+', help='of row1')
     parser.add_argument('--image', action='append', help='as tools/images/make.sh calls it')
+    parser.add_argument('--doc', type=Path, help='copy page and figures there')
     parser.add_argument('--only-report', action='store_true', help='of what was measured before')
     options = parser.parse_args()
     known = {part.NAME: part for part in rows.modules()}
@@ -65,7 +66,9 @@ def main() -> int:
     for one in document['targets']:
         verdict = 'told  ' if one['target'] is None else 'met   ' if one['met'] else 'MISSED'
         print(f'{verdict} {one["row"]} {one["name"]}: {one["value"]} ({one["reason"]})')
-    print(f'{options.report}/report.json and replay.rst')
+    if options.doc:
+        report.publish(options.report, options.doc)
+    print(f'{options.report}/report.json and {report.PAGE}')
     return 0
 
 

@@ -1,10 +1,12 @@
-"""The report: report.json, figures, and a page that the documentation includes.
+"""The report: report.json, figures, and a page in Markdown that the documentation includes.
 
 Made of the journals in the report's directory, one a row, so that rows may be measured apart. All
 figures in it come from there; each row names its run.
 """
 
 import json
+import re
+import shutil
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,6 +15,14 @@ from tests.bench.replay import peers
 from tests.bench.replay.setting import read
 
 CHECK = 'check.json'
+PAGE = 'report.md'
+_PREFACE = [
+    '# The papers\' figures and today\'s alternatives, side by side', '',
+    'Boots of real guests, recorded once, are replayed through the real block path: real overlays,'
+    ' cache images that the product made, its gateway and exporter, NBD, and a network namespace'
+    ' with a shaped link for each host. Each figure is a ratio within one run; seconds are never'
+    ' compared across runs. Spread is the largest less the smallest of the rounds.', '',
+    '`tools/bench.sh --quick` measures all of it anew, `tools/bench.sh row1` a part.', '']
 
 
 def assemble(directory: Path, parts: list[ModuleType]) -> dict[str, Any]:
@@ -23,8 +33,7 @@ def assemble(directory: Path, parts: list[ModuleType]) -> dict[str, Any]:
     :returns: the document of report.json.
     """
     document: dict[str, Any] = {'rows': [], 'targets': [], 'runs': [], 'check': []}
-    page = [*_head('What is measured, and against what')]
-    page += _peers()
+    page = [*_PREFACE, *_peers()]
     if (directory / CHECK).exists():
         document['check'] = json.loads((directory / CHECK).read_text())
         page += _checks(document['check'])
@@ -41,19 +50,28 @@ def assemble(directory: Path, parts: list[ModuleType]) -> dict[str, Any]:
         document['runs'].append(head)
         page += _section(part, head, rows, targets, part.draw(head, rows, directory))
     (directory / 'report.json').write_text(json.dumps(document, indent=1) + '\n')
-    (directory / 'replay.rst').write_text('\n'.join(page) + '\n')
+    (directory / PAGE).write_text('\n'.join(page))
     return document
 
 
-def _head(title: str, mark: str = '=') -> list[str]:
-    return [title, mark * len(title), '']
+def publish(directory: Path, target: Path) -> None:
+    """Copy the page and its figures to where the documentation has them.
+
+    :param directory: of the report.
+    :param target: emptied first.
+    """
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
+    text = (directory / PAGE).read_text()
+    (target / 'index.md').write_text(text)
+    for name in re.findall(r'!\[[^]]*\]\(([^)/]+)\)', text):
+        shutil.copy(directory / name, target / name)
 
 
 def _table(names: list[str], lines: list[list[Any]]) -> list[str]:
-    page = ['.. list-table::', '   :header-rows: 1', '']
-    for line in [names, *lines]:
-        page += [f'   {"*" if not index else " "} - {value}' for index, value in enumerate(line)]
-    return [*page, '']
+    page = [names, ['---'] * len(names), *lines]
+    return [*('| ' + ' | '.join(str(value).replace('|', '/') for value in line) + ' |'
+              for line in page), '']
 
 
 def _peers() -> list[str]:
@@ -63,14 +81,14 @@ def _peers() -> list[str]:
     def say(value: bool | str) -> str:
         return value if isinstance(value, str) else 'yes' if value else 'no'
 
-    return [*_head('What is compared', '-'), *_table(
+    return ['## What is compared', '', *_table(
         ['peer', *names], [[peer, *(say(can[name]) for name in names)]
                            for peer, can in known.items()])]
 
 
 def _checks(checks: list[dict[str, Any]]) -> list[str]:
-    page = _head('Whether a replay is the real boot', '-')
-    page += ['A trace that was recorded of a real guest is played on the setting of its recording.',
+    page = ['## Whether a replay is the real boot', '',
+            'A trace that was recorded of a real guest is played on the setting of its recording.',
              'Order and bytes are those that the server saw; times are of issue.', '']
     return page + _table(
         ['image', 'requests', 'bytes and order', 'boot time', 'median lag', 'worst lag'],
@@ -106,13 +124,13 @@ def _columns(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:
 
 def _section(part: ModuleType, head: dict[str, Any], rows: list[dict[str, Any]],
              targets: list[dict[str, Any]], pictures: list[tuple[str, str]]) -> list[str]:
-    page = _head(part.TITLE, '-')
+    page = [f'## {part.TITLE}', '']
     rounds = head['setting'].get('repeats')
-    page += [f'Run ``{head["run"]}`` on {head["cpus"]} CPUs'
+    page += [f'Run `{head["run"]}` on {head["cpus"]} CPUs'
              + (f', {rounds} interleaved rounds. ' if rounds else '. ')
              + getattr(part, 'intro', _intro)(head), '']
     for name, caption in pictures:
-        page += [f'.. figure:: {name}', f'   :alt: {caption}', '', f'   {caption}', '']
+        page += [f'![{caption}]({name})', '', f'*{caption}*', '']
     page += _table(*getattr(part, 'table', _columns)(rows))
     return page if not targets else page + _table(
         ['target', 'at most', 'measured', 'met', 'because'],

@@ -80,7 +80,7 @@ def test_a_report_is_made_of_journals(tmp_path):
     report.assemble(tmp_path, [row1])
     document = json.loads((tmp_path / 'report.json').read_text())
     assert {row['run'] for row in document['rows']} == {'row1 today'}
-    page = (tmp_path / 'replay.rst').read_text()
+    page = (tmp_path / 'report.md').read_text()
     assert 'row1-small.svg' in page and '1.2' in page
     assert (tmp_path / 'row1-small.svg').stat().st_size < 100_000
 

@@ -39,7 +39,8 @@ def _ways(rows: Sequence[Row]) -> list[str]:
 def sizes(rows: Sequence[Row], directory: Path) -> tuple[str, str]:
     """Draw the time until ACTIVE over the image's size; name and caption."""
     figure, axes = figures.canvas('From the request to ACTIVE, on a host without the image',
-                                  f'size of the image\'s disk, GiB; 1/{bigimages.EVERY} of it is data',
+                                  'size of the image\'s disk, GiB;'
+                                  f' 1/{bigimages.EVERY} of it is data',
                                   'seconds')
     for way in _ways(rows):
         mine = sorted((row for row in rows if row['peer'] == way),

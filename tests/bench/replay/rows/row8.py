@@ -259,8 +259,8 @@ def intro(head: dict[str, Any]) -> str:
         + (f'; the disk had no room for {left} GiB' if left else '')
         + ('' if len(setting['sizes']) > 1 else '; more need the full setting')
         + f'), every {bigimages.EVERY}th cluster noise, the rest unallocated;'
-        f' {setting["propagation_rounds"]} rounds in a real cloud of one host, each server on a host that never had the image. There'
-        ' is no limit on the network, in stock Nova\'s favour. Initial: request to the begin of the'
+        f' {setting["propagation_rounds"]} rounds in a real cloud of one host, each server on a'
+        ' host that never had the image. There is no limit on the network, in stock Nova\'s favour. Initial: request to the begin of the'
         ' disk; transfer: until the disk is made; terminal: until ACTIVE; as nova-compute logs it.'
         ' Block I/O path: fio over NBD, 4k at depth 16, 1M at depth 4,'
         f' {setting["seconds"]:g} s a read, {setting["writes"] / 1e6:.1f} MB a write, files in'

@@ -6,6 +6,7 @@ not, as nova-compute and QEMU's own start have nothing to do with where the bloc
 """
 
 import dataclasses
+import logging
 import os
 import shutil
 import time
@@ -84,6 +85,17 @@ def daemon_cpu(pid: int | None) -> float:
     return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
+class _Said(logging.Handler):
+    """Keeps the last of what the product said of going the stock way."""
+
+    last = 'the product goes the stock way'
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep it."""
+        if 'stock way' in record.getMessage():
+            self.last = record.getMessage()
+
+
 @dataclasses.dataclass(frozen=True)
 class Boot:
     """What came of one boot on a host.
@@ -133,6 +145,10 @@ class HostChild:
         self.options: dict[str, str] = {}
         self.chain = StorageDaemon('chain', f'{HOST_DIRECTORY}/c',
                                    UnixListener(f'{HOST_DIRECTORY}/c/nbd'))
+        self._said = _Said()
+        logger = logging.getLogger('nova_bootcache.host')
+        logger.addHandler(self._said)
+        logger.setLevel(logging.INFO)
         self._peer: Any = None
         self._image: Image | None = None
 
@@ -160,7 +176,7 @@ class HostChild:
         server = Server(image.image_id, 'disk', '', False, False, False)
         if not self.compute.make_overlay(server, 'server', None, str(path), image.virtual_bytes,
                                          False):
-            raise RuntimeError(f'{self.name}: the product goes the stock way')
+            raise RuntimeError(f'{self.name}: {self._said.last}')
 
     def prepare(self, peer: Any, image: Image, phase: str) -> None:
         """Start what runs before a server is asked for."""

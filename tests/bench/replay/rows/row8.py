@@ -260,8 +260,9 @@ def intro(head: dict[str, Any]) -> str:
         + ('' if len(setting['sizes']) > 1 else '; more need the full setting')
         + f'), every {bigimages.EVERY}th cluster noise, the rest unallocated;'
         f' {setting["propagation_rounds"]} rounds in a real cloud of one host, each server on a'
-        ' host that never had the image. There is no limit on the network, in stock Nova\'s favour. Initial: request to the begin of the'
-        ' disk; transfer: until the disk is made; terminal: until ACTIVE; as nova-compute logs it.'
+        ' host that never had the image. There is no limit on the network, in stock Nova\'s favour.'
+        ' Initial: request to the begin of the disk; transfer: until the disk is made; terminal:'
+        ' until ACTIVE; as nova-compute logs it.'
         ' Block I/O path: fio over NBD, 4k at depth 16, 1M at depth 4,'
         f' {setting["seconds"]:g} s a read, {setting["writes"] / 1e6:.1f} MB a write, files in'
         f' memory; the network has {setting["rate"] / 1e6:.0f} Mbit/s, where it is used. CPU: that'

@@ -27,8 +27,8 @@ PATHS = RAW, STOCK, INSIDE, ARRIVED, SETTLED, OUTSIDE, ON_DEMAND
 READ, SEQUENTIAL = 'random 4k read', 'sequential 1M read'
 FIRST, AGAIN = 'random 4k write, first', 'random 4k write, again'
 WORKLOADS = READ, SEQUENTIAL, FIRST, AGAIN
-# The image: a part that is in the cache image, one that is not, and one that the server had written
-# to before it settled.
+# The image: a part that is in the cache image, one that is not, and one that the server has written
+# to before.
 PART = 64 << 20
 IMAGE_BYTES = 3 * PART
 _STOCK_CLUSTER = 65536
@@ -131,6 +131,9 @@ def prepare(host: HostChild, number: int, image: Image) -> None:
     _make_stock(files[ON_DEMAND], image, image.base_uri)
     for path in (RAW, STOCK, INSIDE, OUTSIDE, SETTLED, ON_DEMAND):
         _open(host, _nodes(files[path], raw=path == RAW))
+    for path in PATHS:
+        # As a boot does; an overlay that nobody has written to has no tables to look into.
+        _fio(_socket(host), _disk(path), jobs(2 * PART, 0, _WRITTEN)[FIRST])
     _settle(host, image, files[SETTLED], base)
 
 
@@ -140,11 +143,7 @@ def _make_stock(overlay: Path, image: Image, base: str) -> None:
 
 
 def _settle(host: HostChild, image: Image, disk: Path, base: Path) -> None:
-    """Write as a boot does, and copy the overlay onto one on the base, as settling does.
-
-    The disk's export is on the new one afterwards.
-    """
-    _fio(_socket(host), disk.name, jobs(2 * PART, 0, _WRITTEN)[FIRST])
+    """Copy an overlay onto one on the base, as settling does; the disk's export is on it then."""
     new = host.directory / 'settled'
     _make_stock(new, image, str(base))
     _open(host, _nodes(new), export=False)

@@ -208,7 +208,7 @@ def _io_targets(head: dict[str, Any], runs: Sequence[Line]) -> Iterator[Line]:
                 (workload, *({repeat: 1 / value for repeat, value in _by_repeat(
                     runs, _is('io', label, workload), 'iops').items()}
                     for label in (ours, other)))
-                for workload in workloads], why)
+                for workload in workloads], why if kind == 'reads' else '')
     for path in (INSIDE, SETTLED, ARRIVED):
         for workload in WORKLOADS:
             ours, other = (_middle([one for one in runs if _is('io', label, workload)(one)],
@@ -228,7 +228,7 @@ def _propagation_targets(head: dict[str, Any], runs: Sequence[Line]) -> Iterator
             (f'{size / (1 << 30):g} GiB',
              *(_by_repeat(runs, _is('propagation', label, size), 'seconds')
                for label in (way, STOCK))) for size in sizes])
-    for way in dict.fromkeys(one['label'] for one in runs):
+    for way in dict.fromkeys(one['label'] for one in runs if len(sizes) > 1):
         means = [statistics.median(_by_repeat(runs, _is('propagation', way, size),
                                               'transfer').values()) for size in sizes]
         yield sums.target(head, f'transfer of the largest image over that of the smallest, {way}',

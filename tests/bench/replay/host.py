@@ -9,6 +9,7 @@ import dataclasses
 import logging
 import os
 import shutil
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -104,7 +105,7 @@ class Boot:
     :ivar disk_seconds: from ``go`` until the disk was made: fetching or copying included.
     :ivar player_cpu_seconds: of the player.
     :ivar chain_cpu_seconds: of the daemon that stands for QEMU's block layer.
-    :ivar host_cpu_seconds: of the gateway, and of making the disk.
+    :ivar host_cpu_seconds: of the gateway or what a peer has instead, and of making the disk.
     :ivar disk_bytes: allocated by the peer's files on the host at the end.
     :ivar digest: of all that was read.
     """
@@ -145,6 +146,8 @@ class HostChild:
         self.options: dict[str, str] = {}
         self.chain = StorageDaemon('chain', f'{HOST_DIRECTORY}/c',
                                    UnixListener(f'{HOST_DIRECTORY}/c/nbd'))
+        # What a peer runs on this host until it is reset.
+        self.helpers: list[subprocess.Popen[bytes]] = []
         self._said = _Said()
         logger = logging.getLogger('nova_bootcache.host')
         logger.addHandler(self._said)
@@ -200,7 +203,7 @@ class HostChild:
         assert image is not None
         time.sleep(max(0.0, go - time.monotonic()))
         served = self._compute.gateway.daemon.pid() if self._compute is not None else None
-        before = daemon_cpu(served), daemon_cpu(self.chain.pid()), sum(os.times()[:4])
+        before = self._served_cpu(served), daemon_cpu(self.chain.pid()), sum(os.times()[:4])
         nodes = peer.disk(self, image, phase)
         made = time.monotonic()
         driver = os.times()
@@ -215,12 +218,19 @@ class HostChild:
         self.chain.remove_nodes(*(node['node-name'] for node in reversed(nodes)))
         return Boot(began - go + played.seconds, made - go, played.cpu_seconds,
                     daemon_cpu(self.chain.pid()) - before[1],
-                    daemon_cpu(served) - before[0] + sum(driver[:4]) - before[2],
+                    self._served_cpu(served) - before[0] + sum(driver[:4]) - before[2],
                     self._allocated(), played.digest, played.issued, played.completed)
 
+    def _served_cpu(self, gateway: int | None) -> float:
+        return daemon_cpu(gateway) + sum(daemon_cpu(one.pid) for one in self.helpers)
+
     def _allocated(self) -> int:
+        # A helper's files need not have names any more.
         return sum(path.stat().st_blocks * 512 for path in self.directory.rglob('*')
-                   if path.is_file() and not path.is_symlink())
+                   if path.is_file() and not path.is_symlink()) + sum(
+                       path.stat().st_blocks * 512 for one in self.helpers
+                       for path in Path(f'/proc/{one.pid}/fd').iterdir()
+                       if os.readlink(path).endswith(' (deleted)'))
 
     def finish(self, phase: str) -> None:
         """Remove the server's disk; what the host keeps for the next boot stays."""
@@ -229,7 +239,14 @@ class HostChild:
     def reset(self) -> None:
         """End the daemons and remove all files: a host that never saw the image."""
         self.chain.stop()
+        for one in self.helpers:
+            one.kill()
+            one.wait()
+        self.helpers = []
         if self._compute is not None:
+            # What still comes would have its directory vanish.
+            for image_id in self.service.answers:
+                self._compute.arrivals.wait(image_id, 60)
             self._compute.stop()
             self._compute.gateway.daemon.stop()
             self._compute = None

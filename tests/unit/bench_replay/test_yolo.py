@@ -15,7 +15,8 @@ def run(label, seconds, servers=1, *, distinct=False, medium=yolo.SLOW, base=0, 
             'stress': stress, 'level': level, 'hosts': 1, 'seconds': seconds, 'repeat': repeat,
             'image': 'small', 'waited': 0.5, 'disk_seconds': 0.1, 'player_cpu_seconds': 0.1,
             'chain_cpu_seconds': 0.1, 'host_cpu_seconds': 0.0, 'machine_busy': 0.5,
-            'traffic': traffic, 'digests': [7], 'copied_bytes': 0, 'host_bytes': 0}
+            'traffic': traffic, 'digests': [7], 'copied_bytes': 0, 'host_bytes': 0,
+            'refused': []}
 
 
 def runs(memory=2.0, warm=2.5, **more):

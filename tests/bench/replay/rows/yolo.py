@@ -136,7 +136,7 @@ def _line(point: Point, found: dict[str, Any], traffic: dict[str, Any]) -> dict[
             'waited': mean('waited'), 'disk_seconds': mean('disks'),
             **{name: round(found[name] / count, 4) for name in
                ('player_cpu_seconds', 'chain_cpu_seconds', 'host_cpu_seconds')},
-            'machine_busy': round(found['machine_busy'], 3),
+            'refused': found['refused'], 'machine_busy': round(found['machine_busy'], 3),
             'digests': sorted(set(found['digests'])), 'host_bytes': 0, 'copied_bytes': 0,
             'traffic': {kind: dataclasses.asdict(one) for kind, one in traffic.items()}}
 

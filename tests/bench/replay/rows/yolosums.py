@@ -106,6 +106,9 @@ def targets(head: dict[str, Any], runs: Sequence[Run], worst: Run, where: str,
     found.append(sums.target(
         head, 'contents that boots of one image have read', 1,
         len({digest for one in runs for digest in one['digests'] if digest})))
+    refused = [reason for one in runs for reason in one['refused']]
+    found.append(sums.target(head, 'servers that bootcache sent the stock way', 0, len(refused),
+                             refused[0] if refused else ''))
     others = [label for label in dict.fromkeys(one['label'] for one in runs) if label not in OURS]
     for ours in OURS:
         for other in others:

@@ -75,8 +75,11 @@ class FullCopy(Peer):
 
     name = 'full copy'
     phases = '',
-    capabilities = {'whole image before the boot': True, 'needs the network afterwards': False,
-                    'shared by the servers of a host': True}
+    capabilities = {
+        'whole image before the boot': True, 'needs the network afterwards': False,
+        'shared by the servers of a host': True, 'survives a restart of the host': True,
+        'knows what a boot reads': 'copies all', 'bounded by a quota': False,
+        'live migration': True}
 
     def disk(self, host: HostChild, image: Image, phase: str) -> Nodes:
         """Download, convert, make the overlay."""
@@ -96,8 +99,6 @@ class LocalRaw(FullCopy):
 
     name = 'local raw'
     phases = '',
-    capabilities = {'whole image before the boot': True, 'needs the network afterwards': False,
-                    'shared by the servers of a host': True}
 
     def prepare(self, host: HostChild, image: Image, phase: str) -> None:
         """Put the base there, past the network."""
@@ -116,8 +117,11 @@ class OnDemand(Peer):
 
     name = 'on demand'
     phases = '',
-    capabilities = {'whole image before the boot': False, 'needs the network afterwards': True,
-                    'shared by the servers of a host': False}
+    capabilities = {
+        'whole image before the boot': False, 'needs the network afterwards': True,
+        'shared by the servers of a host': False,
+        'survives a restart of the host': 'keeps nothing', 'knows what a boot reads': False,
+        'bounded by a quota': 'keeps nothing', 'live migration': True}
 
     def disk(self, host: HostChild, image: Image, phase: str) -> Nodes:
         """Make the overlay."""
@@ -140,8 +144,12 @@ class Sc13(Peer):
 
     name = 'SC13'
     phases: tuple[str, ...] = 'cold', 'warm'
-    capabilities = {'whole image before the boot': False, 'needs the network afterwards': True,
-                    'shared by the servers of a host': 'when it is warm'}
+    capabilities = {
+        'whole image before the boot': False, 'needs the network afterwards': True,
+        'shared by the servers of a host': 'when it is warm',
+        'survives a restart of the host': 'once it is moved to its disk',
+        'knows what a boot reads': False, 'bounded by a quota': True,
+        'live migration': 'not described'}
 
     def __init__(self, cluster_bytes: int = 512, quota: int | None = None):
         super().__init__(direct=False)
@@ -204,9 +212,11 @@ class Ours(Peer):
 
     name = 'bootcache'
     phases: tuple[str, ...] = 'cold', 'warm'
-    capabilities = {'whole image before the boot': False,
-                    'needs the network afterwards': 'until it has settled',
-                    'shared by the servers of a host': True}
+    capabilities = {
+        'whole image before the boot': False,
+        'needs the network afterwards': 'until it has settled',
+        'shared by the servers of a host': True, 'survives a restart of the host': True,
+        'knows what a boot reads': True, 'bounded by a quota': True, 'live migration': True}
 
     def prepare(self, host: HostChild, image: Image, phase: str) -> None:
         """Have the driver and its gateway run; what was on its way has arrived."""
@@ -226,6 +236,7 @@ class OursFirst(Ours):
 
     name = 'bootcache first'
     phases = '',
+    capabilities = {**Ours.capabilities, 'knows what a boot reads': False}
 
     def prepare(self, host: HostChild, image: Image, phase: str) -> None:
         """Have the driver run; the storage service has no cache image to offer."""

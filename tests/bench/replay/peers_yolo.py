@@ -30,7 +30,10 @@ class Normal(Peer):
     phases = '',
     capabilities = {'whole image before the boot': 'where it is local',
                     'needs the network afterwards': 'where it is not',
-                    'shared by the servers of a host': 'where it is local'}
+                    'shared by the servers of a host': 'where it is local',
+                    'survives a restart of the host': 'where it is local',
+                    'knows what a boot reads': False, 'bounded by a quota': False,
+                    'live migration': True}
 
     def __init__(self) -> None:
         super().__init__(direct=False)
@@ -60,6 +63,7 @@ class Prefetch(Normal):
 
     name = 'prefetch in offset order'
     phases = '',
+    capabilities = {**Normal.capabilities, 'knows what a boot reads': True}
 
     def __init__(self, extents: list[Extent]):
         super().__init__()
@@ -108,7 +112,10 @@ class Yolo(Peer):
     phases = '',
     capabilities = {'whole image before the boot': 'where it is local',
                     'needs the network afterwards': 'where it is not',
-                    'shared by the servers of a host': True}
+                    'shared by the servers of a host': True,
+                    'survives a restart of the host': 'loads boot images again',
+                    'knows what a boot reads': True, 'bounded by a quota': False,
+                    'live migration': 'not described'}
 
     def __init__(self, boot_images: dict[str, str]):
         super().__init__(direct=False)

@@ -76,13 +76,13 @@ def _table(names: list[str], lines: list[list[Any]]) -> list[str]:
 
 def _peers() -> list[str]:
     known = peers.capabilities()
-    names = list(next(iter(known.values())))
+    names = list(dict.fromkeys(name for can in known.values() for name in can))
 
     def say(value: bool | str) -> str:
         return value if isinstance(value, str) else 'yes' if value else 'no'
 
     return ['## What is compared', '', *_table(
-        ['peer', *names], [[peer, *(say(can[name]) for name in names)]
+        ['peer', *names], [[peer, *(say(can.get(name, '')) for name in names)]
                            for peer, can in known.items()])]
 
 

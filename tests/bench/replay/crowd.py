@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import nbd
 
-from tests.bench.replay import player
+from tests.bench.replay import player, trace
 from tests.bench.replay.trace import Trace
 
 _PATIENCE = 600.0
@@ -37,13 +37,15 @@ class Ended:
 
     :ivar began: when its first request was due, monotonic seconds.
     :ivar end: when it had booted.
-    :ivar waited: seconds that its requests took, added up.
+    :ivar waited: seconds that its reads took, added up.
+    :ivar written: the same of all other requests.
     :ivar digest: of all that was read; 0 if it was not asked for.
     """
 
     began: float
     end: float
     waited: float
+    written: float
     digest: int
 
 
@@ -175,9 +177,12 @@ class Crowd:
         digest = 0
         for part in one.sums if self._verify else ():
             digest = zlib.crc32(part.to_bytes(4, 'little'), digest)
-        waited = sum((done or begun) - begun for begun, done in
-                     zip(one.issued, one.completed, strict=True))
-        self._ended[guest.index] = Ended(guest.began, self._end(guest), waited, digest)
+        took = [(done or begun) - begun for begun, done in
+                zip(one.issued, one.completed, strict=True)]
+        waited = sum(seconds for seconds, request in zip(took, one.requests, strict=True)
+                     if request.op == trace.READ)
+        self._ended[guest.index] = Ended(guest.began, self._end(guest), waited,
+                                         sum(took) - waited, digest)
         del self._guests[descriptor]
         self._writing.discard(descriptor)
         one.handle.shutdown()

@@ -135,6 +135,7 @@ def boot(host: HostChild, number: int, traces: list[Trace], first: bool, scale: 
     after = machine_busy()
     return {'each': [one.end - go for one in found],
             'waited': [one.waited for one in found],
+            'written': [one.written for one in found],
             'disks': [made[seat.number] - go for seat in party.seats],
             'refused': [seat.refused for seat in party.seats if seat.refused],
             'digests': [one.digest for one in found],
@@ -147,6 +148,11 @@ def machine_busy() -> tuple[float, float]:
     """Return the ticks that this machine's CPUs worked, and all of them."""
     ticks = [int(field) for field in Path('/proc/stat').read_text().split('\n', 1)[0].split()[1:9]]
     return sum(ticks) - ticks[3] - ticks[4], sum(ticks)
+
+
+def process(host: HostChild, number: int) -> int:
+    """Return the host's process; what it starts goes where it is."""
+    return os.getpid()
 
 
 def finish(host: HostChild, number: int) -> None:

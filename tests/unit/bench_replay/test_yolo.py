@@ -2,18 +2,19 @@
 
 import pytest
 
-from tests.bench.replay.rows import row4, yolo, yolosums
+from tests.bench.replay.rows import row4, row5, yolo, yolosums
 
 HEAD = {'row': 'row4', 'run': 'row4 today', 'cpus': 2, 'setting': {
     'repeats': 2, 'rate': 10 ** 9, 'scale': 0.15, 'dilation': 1.0, 'think_seconds': 1.0}}
 
 
 def run(label, seconds, servers=1, *, distinct=False, medium=yolo.SLOW, base=0, repeat=0,
-        stress='', level=0):
+        stress='', level=0, waited=0.5):
     traffic = {'base': {'requests': 1, 'bytes': base}} if base else {}
     return {'label': label, 'medium': medium, 'servers': servers, 'distinct': distinct,
             'stress': stress, 'level': level, 'hosts': 1, 'seconds': seconds, 'repeat': repeat,
-            'image': 'small', 'waited': 0.5, 'disk_seconds': 0.1, 'player_cpu_seconds': 0.1,
+            'image': 'small', 'waited': waited, 'written': 0.1,
+            'disk_seconds': 0.1, 'player_cpu_seconds': 0.1,
             'chain_cpu_seconds': 0.1, 'host_cpu_seconds': 0.0, 'machine_busy': 0.5,
             'traffic': traffic, 'digests': [7], 'copied_bytes': 0, 'host_bytes': 0,
             'refused': []}
@@ -92,3 +93,40 @@ def test_figures_and_table(tmp_path):
     names, lines = row4.table(rows)
     assert {len(line) for line in lines} == {len(names)}
     assert '1.00 s' in row4.intro(HEAD)
+
+
+def stressed():
+    found = []
+    for repeat in range(2):
+        for stress, level, normal in (('', 0, 2.0), (yolo.DISK_STRESS, 4, 9.0),
+                                      (yolo.MEMORY_STRESS, 48, 3.0)):
+            for label in (yolo.NORMAL, yolo.PREFETCH, yolo.YOLO, *yolo.OURS):
+                slow = label == yolo.NORMAL
+                found.append(run(label, normal if slow else 1.5, stress=stress, level=level,
+                                 repeat=repeat, waited=normal if slow else 0.1))
+    return found
+
+
+def test_under_stress_the_worst_point_is_the_most_stressed_one():
+    found = {one['name']: one for one in row5.targets({**HEAD, 'row': 'row5'}, stressed())}
+    one = found['bootcache in memory warm over normal boot, where that takes longest']
+    assert one['met'] and one['reason'].startswith('fio x4')
+    reads = found['seconds waited for reads, bootcache in memory warm over normal boot, there']
+    assert reads['target'] is None and reads['value'] == pytest.approx(0.1 / 9, abs=1e-4)
+
+
+def test_stress_has_a_figure_each(tmp_path):
+    pytest.importorskip('matplotlib')
+    rows = yolosums.rows({**HEAD, 'row': 'row5'}, stressed(), 'note')
+    assert [name for name, _caption in row5.draw(HEAD, rows, tmp_path)] == [
+        'row5-disk.svg', 'row5-memory.svg']
+    names, lines = row5.table(rows)
+    assert 'stress' in names and {len(line) for line in lines} == {len(names)}
+
+
+def test_no_stress_comes_first_and_has_all_ways():
+    for setting in (row5.QUICK, row5.FULL):
+        points = list(row5.points(setting.full))
+        assert points[0] == yolo.Point(yolo.NORMAL, yolo.SLOW, 1, False)
+        assert {point.label for point in points if not point.stress} >= set(yolo.OURS)
+        assert {point.stress for point in points} == {'', yolo.DISK_STRESS, yolo.MEMORY_STRESS}

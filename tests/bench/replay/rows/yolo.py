@@ -6,18 +6,19 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from bootcache import cacheimage
 from bootcache.cacheimage import Base
-from tests.bench.replay import peers_yolo, servers, slowdisk, trace
+from tests.bench.replay import peers_yolo, servers, slowdisk, stress, trace
 from tests.bench.replay.cluster import Cluster, cluster, remove_stale
 from tests.bench.replay.host import Image
 from tests.bench.replay.peers import Peer
 from tests.bench.replay.setting import Journal, Setting, extents_of, recorded
 from tests.bench.replay.slowdisk import SlowDisk
+from tests.bench.replay.stress import Group
 from tests.bench.replay.trace import Trace
 
 SLOW, FAST = 'hard disk', 'fast disk'
@@ -25,6 +26,7 @@ NORMAL, ONE_THEN_OTHERS = 'normal boot', 'one then others'
 PREFETCH, YOLO = 'prefetch in offset order', 'YOLO'
 MEMORY, WARM, COLD = 'bootcache in memory warm', 'bootcache warm', 'bootcache cold'
 OURS = MEMORY, WARM, COLD
+DISK_STRESS, MEMORY_STRESS = 'fio', 'stress-ng'
 _GO_SECONDS = 0.3
 _MEMORY = Path('/dev/shm')
 
@@ -37,8 +39,8 @@ class Point:
     :ivar medium: SLOW or FAST, of the host.
     :ivar servers: how many.
     :ivar distinct: whether each has an image of its own.
-    :ivar stress: what else the host does; see stress.py.
-    :ivar level: how much of it.
+    :ivar stress: what else the host does: nothing, DISK_STRESS or MEMORY_STRESS.
+    :ivar level: requests that are always under way on its disk, or MiB of memory that are left.
     """
 
     label: str
@@ -49,14 +51,6 @@ class Point:
     level: int = 0
 
 
-Stressed = Callable[[Point, Cluster, Path], contextlib.AbstractContextManager[None]]
-
-
-@contextlib.contextmanager
-def _no_stress(point: Point, made: Cluster, disk: Path) -> Iterator[None]:
-    yield
-
-
 class Stage:
     """A host with a disk, its images, and what peers need.
 
@@ -64,8 +58,9 @@ class Stage:
     """
 
     def __init__(self, made: Cluster, disk: SlowDisk | None, place: Path, scratch: Path,
-                 recording: tuple[Path, list[Trace]], count: int):
+                 recording: tuple[Path, list[Trace]], count: int, group: Group | None):
         self.made = made
+        self.group = group
         self.disk = disk
         self.place = place
         self.scratch = scratch
@@ -94,8 +89,16 @@ class Stage:
     def _fast(self) -> contextlib.AbstractContextManager[None]:
         return self.disk.unlimited() if self.disk is not None else contextlib.nullcontext()
 
-    def measure(self, point: Point, setting: Setting, overhead: float, verify: bool,
-                stressed: Stressed) -> dict[str, Any]:
+    def _stressed(self, point: Point) -> contextlib.AbstractContextManager[None]:
+        if point.stress == DISK_STRESS:
+            return stress.busy_disk(self.place / 'stress', point.level)
+        if point.stress == MEMORY_STRESS:
+            assert self.group is not None
+            return self.group.squeezed(point.level << 20)
+        return contextlib.nullcontext()
+
+    def measure(self, point: Point, setting: Setting, overhead: float,
+                verify: bool) -> dict[str, Any]:
         """Boot once; the journal's line."""
         made, peer = self.made, self.peer(point.label)
         images = [self.images[number if point.distinct else 0] for number in range(point.servers)]
@@ -109,7 +112,7 @@ class Stage:
                 made.everywhere(1, servers.prepare, peer, images, peer.phases[0], options)
                 if self.disk is not None:
                     self.disk.drop_cache()
-            with stressed(point, made, self.place):
+            with self._stressed(point):
                 made.traffic()
                 go = time.monotonic() + _GO_SECONDS
                 found = made.everywhere(
@@ -133,7 +136,8 @@ def _line(point: Point, found: dict[str, Any], traffic: dict[str, Any]) -> dict[
 
     return {**dataclasses.asdict(point), 'hosts': 1, 'seconds': round(max(found['each']), 4),
             'mean': mean('each'), 'each': [round(one, 3) for one in found['each']],
-            'waited': mean('waited'), 'disk_seconds': mean('disks'),
+            'waited': mean('waited'), 'written': mean('written'),
+            'disk_seconds': mean('disks'),
             **{name: round(found[name] / count, 4) for name in
                ('player_cpu_seconds', 'chain_cpu_seconds', 'host_cpu_seconds')},
             'refused': found['refused'], 'machine_busy': round(found['machine_busy'], 3),
@@ -155,11 +159,12 @@ def _scratch() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def stage(medium: str, count: int, setting: Setting,
-          recording: tuple[Path, list[Trace]]) -> Iterator[Stage]:
+          recording: tuple[Path, list[Trace]], stressed: bool = False) -> Iterator[Stage]:
     """Make a host with some images on its disk.
 
     :param medium: of the disk.
     :param count: of the images: copies, each with its own place.
+    :param stressed: whether it can be put under stress.
     """
     size = recording[1][1].header.virtual_bytes
 
@@ -167,6 +172,8 @@ def stage(medium: str, count: int, setting: Setting,
         for number in range(count):
             subprocess.run(['qemu-img', 'convert', '-f', 'qcow2', '-O', 'raw', str(recording[0]),
                             str(path / f'base{number}')], check=True)
+        if stressed:
+            stress.make_file(path / 'stress')
 
     with contextlib.ExitStack() as stack:
         # A disk that is nearly empty has nothing that lies apart.
@@ -177,17 +184,20 @@ def stage(medium: str, count: int, setting: Setting,
         scratch = stack.enter_context(_scratch())
         if disk is None:
             fill(scratch)
+        group = stack.enter_context(stress.group()) if stressed else None
         made = stack.enter_context(cluster(1, setting.rate, dilation=setting.dilation,
                                            media=disk.path if disk else _MEMORY))
-        yield Stage(made, disk, disk.path if disk else scratch, scratch, recording, count)
+        if group is not None:
+            group.add(made.everywhere(1, servers.process))
+        yield Stage(made, disk, disk.path if disk else scratch, scratch, recording, count, group)
 
 
 def run(name: str, setting: Setting, directory: Path, points: Sequence[Point], count: int,
-        stressed: Stressed = _no_stress) -> None:
+        stressed: bool = False) -> None:
     """Measure all points, and leave the journal in the report's directory.
 
     :param count: how many images there are.
-    :param stressed: a context in which a point is measured.
+    :param stressed: whether there is stress in them.
     """
     recording = recorded(setting.images[0])
     played = recording[1][1]
@@ -199,11 +209,11 @@ def run(name: str, setting: Setting, directory: Path, points: Sequence[Point], c
         chosen = [point for point in points if point.medium == medium]
         if not chosen:
             continue
-        with stage(medium, count, setting, recording) as made:
+        with stage(medium, count, setting, recording, stressed) as made:
             rates = dataclasses.asdict(made.disk.rates()) if made.disk is not None else {}
             for repeat in range(setting.repeats):
                 for point in chosen if repeat % 2 == 0 else reversed(chosen):
-                    line = made.measure(point, setting, journal.overhead, repeat == 0, stressed)
+                    line = made.measure(point, setting, journal.overhead, repeat == 0)
                     journal.keep({**line, 'repeat': repeat, 'disk': rates,
                                   'image': setting.images[0]},
                                  f'{point.label:25} {point.servers:2} servers {point.medium}'

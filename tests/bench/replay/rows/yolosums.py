@@ -25,7 +25,7 @@ def rows(head: dict[str, Any], runs: Sequence[Run], note: str) -> list[dict[str,
                       lambda one: one['label'] == NORMAL and place(one) == first, note)
     for row in found:
         those = [one for one in runs if one['label'] == row['peer'] and place(one) == place(row)]
-        for name in ('waited', 'machine_busy'):
+        for name in ('waited', 'written', 'machine_busy'):
             row[name] = round(statistics.median(one[name] for one in those), 3)
         row['images'] = row['servers'] if row['distinct'] else 1
     return found
@@ -64,7 +64,8 @@ def profile(head: dict[str, Any], runs: Sequence[Run]) -> str:
     cpu = sum(middle(f'{name}_cpu_seconds') for name in ('player', 'chain', 'host')) * count
     return (f'of {middle("seconds"):.2f} s: {head["setting"]["think_seconds"]:.2f} s think time of'
             f' the guest, {middle("disk_seconds"):.2f} s until its disk was made,'
-            f' {middle("waited"):.2f} s waited for by its requests, added up;'
+            f' {middle("waited"):.2f} s waited for reads and {middle("written"):.2f} s for writes'
+            ' and flushes, added up;'
             f' {cpu:.2f} s CPU of players and daemons of {count} servers on'
             f' {head["cpus"]} CPUs, which were {middle("machine_busy"):.0%} busy')
 
@@ -94,6 +95,14 @@ def targets(head: dict[str, Any], runs: Sequence[Run], worst: Run, where: str,
                 + profile(head, at(label)))
         found.append(sums.target(head, f'{label} over normal boot, where that takes longest',
                                  None if label == YOLO else round(1 / factor, 4), value, told))
+    def middle(label: str, name: str) -> float:
+        return statistics.median(one[name] for one in at(label))
+
+    reads, before = middle(MEMORY, 'waited'), middle(NORMAL, 'waited')
+    found.append(sums.target(
+        head, f'seconds waited for reads, {MEMORY} over {NORMAL}, there', None,
+        round(reads / before, 4), f'{reads:.2f} s against {before:.2f} s a server: the part that'
+        ' where the data comes from decides; writes and flushes go to the server\'s own disk'))
     found.append(sums.target(
         head, 'least ratio that the guest\'s think time allows there', None,
         round(think / normal, 4), f'{normal / think:.1f} times faster: {think:.2f} s of'

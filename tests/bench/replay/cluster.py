@@ -71,7 +71,7 @@ class Cluster:
                  dilation: float):
         self.network = network
         self.directory = directory
-        self._storage = storage
+        self.storage = storage
         self.node = Child(network.storage, lambda: Node(str(storage)))
         self.hosts = [
             Child(name, functools.partial(HostChild, name, str(directory / name), dilation))
@@ -80,28 +80,37 @@ class Cluster:
 
     def add_image(self, path: Path, image_format: str, virtual_bytes: int,
                   extents: Sequence[Extent] = (), quota: int = 1 << 30,
-                  cluster_bytes: int = 65536) -> Image:
+                  cluster_bytes: int = 65536, place: Path | None = None,
+                  raw_copy: bool = True) -> Image:
         """Put an image onto the storage node, with a cache image of these extents if there are any.
+
+        :param path: of the image; it stays there.
+        :param place: directory of the cache image, if not the storage node's own.
+        :param raw_copy: whether to make the file that local raw boots from.
         """
         image_id = str(uuid.UUID(hashlib.sha256(f'{path}{time.monotonic_ns()}'.encode())
                                  .hexdigest()[:32]))
         answer = self.node.call('add_image', image_id, str(path), image_format, virtual_bytes)
         if extents:
-            answer = self.node.call('build', image_id, list(extents), quota, cluster_bytes)
-        raw = self._storage / f'{image_id}.raw'
+            answer = self.node.call('build', image_id, list(extents), quota, cluster_bytes,
+                                    str(place or self.storage))
+        if not raw_copy:
+            return Image(image_id, answer, image_format)
+        raw = self.storage / f'{image_id}.raw'
         subprocess.run(['qemu-img', 'convert', '-f', image_format, '-O', 'raw', str(path),
                         str(raw)], check=True)
         return Image(image_id, {**answer, 'raw_path': str(raw)}, image_format)
 
     def run(self, peer: Peer, images: Sequence[Image], traces: Sequence[Trace], hosts: int, *,
             scale: float = 1.0, overhead: float = 0.0, verify: bool = True,
-            patience: float = 7200) -> list[Run]:
+            patience: float = 7200, seen: Callable[[Run], None] = lambda run: None) -> list[Run]:
         """Boot a server on each of some hosts at the same time, in each of a peer's phases.
 
         :param images: of the hosts, in turn, each with its trace.
         :param scale: factor of the think times.
         :param overhead: of the player, in seconds a request; see ``check.calibrate``.
         :param patience: seconds for one phase.
+        :param seen: called with each phase's run as soon as that is over.
         """
         used = self.hosts[:hosts]
         found = []
@@ -121,6 +130,7 @@ class Cluster:
                 self.node.call('check_tap')
                 found.append(Run(peer.label(phase), boots, tap.traffic(self._tap.read()),
                                  sum(self.node.call('sent'))))
+                seen(found[-1])
                 for host in used:
                     host.send('finish', phase)
                 children.results(used, 60)

@@ -12,7 +12,9 @@ _STYLES: dict[str, tuple[str, str, str]] = {
     'full copy': ('#8a1c1c', 'x', '-'), 'local raw': ('#777777', '.', '-'),
     'bootcache in memory warm': ('#0b6e4f', 'D', '-.'), 'YOLO': ('#7b3fa0', 'P', '-'),
     'prefetch in offset order': ('#c75000', 'h', '-'), 'one then others': ('#5b9bd5', 'v', '--'),
-    'normal boot': ('#3b5b92', '^', '-')}
+    'normal boot': ('#3b5b92', '^', '-'),
+    'bootcache in storage memory cold': ('#6fae8f', 'D', '-.'),
+    'SC13 in storage memory warm': ('#e3a06b', 'D', '-.')}
 _NAMES = {
     'bootcache warm': 'bootcache, host has the cache image',
     'bootcache cold': 'bootcache, host fetches the cache image',
@@ -23,7 +25,9 @@ _NAMES = {
     'bootcache in memory warm': 'bootcache, cache image in host\'s memory',
     'YOLO': 'YOLO\'s service, preloaded', 'normal boot': 'stock, base on that disk',
     'prefetch in offset order': 'stock, prefetched in offset order',
-    'one then others': 'stock, one server first'}
+    'one then others': 'stock, one server first',
+    'bootcache in storage memory cold': 'bootcache, host fetches it\nfrom storage memory',
+    'SC13 in storage memory warm': 'SC13 as published,\nin storage memory'}
 
 
 def style(peer: str) -> tuple[str, str, str]:

@@ -7,6 +7,7 @@ hosts are told to connect to.
 import contextlib
 import http.server
 import os
+import shutil
 import socketserver
 import subprocess
 import threading
@@ -90,6 +91,7 @@ class Node:
         while not self.log.exists() and time.monotonic() < deadline:
             time.sleep(0.01)
         self._files: dict[str, str] = {}
+        self._built: dict[str, Path] = {}
         self._images = _ImageServer(self._files)
         self._manifests: dict[str, Manifest] = {}
         threading.Thread(target=self._images.serve_forever, daemon=True).start()
@@ -104,15 +106,19 @@ class Node:
         return self._serve(image_id, None)
 
     def build(self, image_id: str, extents: Sequence[Extent], quota: int,
-              cluster_bytes: int) -> dict[str, Any]:
-        """Build a cache image as the storage service does, and serve it; what a host is told."""
+              cluster_bytes: int, place: str) -> dict[str, Any]:
+        """Build a cache image as the storage service does, and serve it; what a host is told.
+
+        :param place: directory of its file.
+        """
         manifest = self._manifests[image_id]
         uri = naming.nbd_unix_uri(GATEWAY_SOCKET, naming.export_name(naming.EXPORT_BASE, image_id))
-        path = self.directory / f'cache-{image_id}-{time.monotonic_ns()}'
+        path = Path(place) / f'cache-{image_id}-{time.monotonic_ns()}'
         began = time.monotonic()
         built = cacheimage.build(
             Base(manifest.base_path, manifest.image_format, manifest.virtual_bytes), extents,
             str(path), quota=quota, cluster_bytes=cluster_bytes, backing_uri=uri)
+        self._built[image_id] = path
         self._manifests[image_id] = Manifest(
             image_id, State.READY, image_format=manifest.image_format,
             virtual_bytes=manifest.virtual_bytes, base_path=manifest.base_path,
@@ -121,6 +127,17 @@ class Node:
                 built.virtual_bytes, cluster_bytes, quota, uri, time.monotonic() - began,
                 cacheimage.VERIFY_RULES))
         return self._serve(image_id, str(path))
+
+    def serve_from(self, image_ids: Sequence[str], place: str) -> None:
+        """Have cache images be served from another tier, as the storage service does.
+
+        :param place: directory of that tier; where they were built, or where they are copied to.
+        """
+        for image_id in image_ids:
+            path = Path(place) / self._built[image_id].name
+            if not path.exists():
+                shutil.copyfile(self._built[image_id], path)
+            self.exporter.switch_cache(self._manifests[image_id], str(path))
 
     def _serve(self, image_id: str, cache_path: str | None) -> dict[str, Any]:
         manifest = self._manifests[image_id]

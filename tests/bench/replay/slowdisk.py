@@ -132,15 +132,23 @@ def _mounts(directory: Path) -> list[str]:
             if line.split()[1].startswith(f'{directory}/')]
 
 
+def _devices(directory: Path) -> list[str]:
+    lines = [line.split() for line in Path('/proc/self/mounts').read_text().splitlines()]
+    return [source for source, path, *_ in lines
+            if path.startswith(f'{directory}/') and source.startswith('/dev/loop')]
+
+
 def remove(directory: Path) -> None:
     """Unmount and remove what a disk's directory has; whoever served it may be gone."""
+    devices = set(_devices(directory))
     for path in _mounts(directory):
         if path.endswith('/fs'):
             _unmount(path)
     listed = _run('losetup', '--list', '--noheadings', '--output', 'NAME,BACK-FILE')
     for line in listed.splitlines():
         device, _, file = line.strip().partition(' ')
-        if file.strip().startswith(f'{directory}/'):
+        # One whose file is gone already is known by what was mounted of it.
+        if file.strip().startswith(f'{directory}/') or device in devices:
             with contextlib.suppress(SlowDiskError):
                 _run('losetup', '--detach', device)
     for path in _mounts(directory):
@@ -217,12 +225,13 @@ def _serve(directory: Path, access: float, rate: float,
             env={**os.environ, 'PYTHONPATH': str(TOP), 'BCR_FILE': str(directory / 'file'),
                  'BCR_ACCESS': str(access), 'BCR_RATE': str(rate),
                  'BCR_FAST': str(directory / 'fast')},
-            stdin=subprocess.DEVNULL, stderr=messages, preexec_fn=netns.die_with_parent))
+            stdin=subprocess.DEVNULL, stderr=messages, preexec_fn=netns.die_with_parent,
+            start_new_session=True))
         _wait('nbdkit', socket.exists, *served)
         seen.touch()
         served.append(subprocess.Popen(
             ['nbdfuse', str(seen), '--unix', str(socket)], stdin=subprocess.DEVNULL,
-            stderr=messages, preexec_fn=netns.die_with_parent))
+            stderr=messages, preexec_fn=netns.die_with_parent, start_new_session=True))
         _wait('nbdfuse', lambda: seen.stat().st_size > 0, *served)
     device = _run('losetup', '--find', '--show', '--direct-io=on', str(seen))
     _run('mount', '-o', 'noatime', device, str(directory / 'fs'))

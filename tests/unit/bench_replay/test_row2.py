@@ -46,11 +46,12 @@ def test_hosts_bound_the_images():
 
 
 def test_every_number_of_images_is_measured_from_both_tiers():
-    found = list(row2.points([1, 4]))
+    found = list(row2.points(True, [1, 4]))
     assert isinstance(found[0].peer, peers.LocalRaw)
     tiers = [one.tier for one in found]
     assert tiers == sorted(tiers), 'cache images move once a round'
     for peer, tier in ((peers.OnDemand, 'disk'), (peers.Sc13, 'disk'), (peers.Ours, 'disk'),
+                       (peers.OursFirst, 'disk'),
                        (peers_storage.Sc13StorageMemory, 'memory'),
                        (peers_storage.OursStorageMemory, 'memory')):
         assert [one.images for one in found if type(one.peer) is peer

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.bench.replay import figures, peers, peers_storage, slowdisk, sums
+from tests.bench.replay import figures, netns, peers, peers_storage, slowdisk, sums
 from tests.bench.replay.cluster import Cluster, Run, cluster
 from tests.bench.replay.host import Image
 from tests.bench.replay.setting import GIGABIT, Journal, Setting, extents_of, recorded
@@ -21,7 +21,8 @@ from tests.bench.replay.trace import Trace
 
 NAME = 'row2'
 TITLE = 'Many images, a slow disk in the storage node (SC13, figures 3, 12 and 14)'
-WARM, COLD, MEMORY = 'bootcache warm', 'bootcache cold', 'bootcache in storage memory cold'
+WARM, COLD, FIRST = 'bootcache warm', 'bootcache cold', 'bootcache first'
+MEMORY = 'bootcache in storage memory cold'
 SC13_MEMORY = 'SC13 in storage memory warm'
 REFERENCE = 'local raw'
 DISK_TIER, MEMORY_TIER = 'disk', 'memory'
@@ -56,11 +57,12 @@ def counts(full: bool, hosts: int) -> list[int]:
     return sorted({min(count, hosts) for count in _IMAGES[full]})
 
 
-def points(numbers: Sequence[int]) -> Iterator[Point]:
+def points(full: bool, numbers: Sequence[int]) -> Iterator[Point]:
     """Give what is measured in a round. Pure."""
     yield Point(peers.LocalRaw(), 1, DISK_TIER)
     for count in numbers:
-        for peer in (peers.OnDemand(), peers.Sc13(), peers.Ours()):
+        first = [peers.OursFirst()] if full else []
+        for peer in (peers.OnDemand(), peers.Sc13(), peers.Ours(), *first):
             yield Point(peer, count, DISK_TIER)
     for count in numbers:
         for peer in (peers_storage.Sc13StorageMemory(), peers_storage.OursStorageMemory()):
@@ -127,6 +129,8 @@ def stage(setting: Setting, count: int, recording: tuple[Path, list[Trace]]) -> 
         for number in range(count):
             shutil.copyfile(path, place / f'base{number}')
 
+    # What a killed run left behind may still have its disk open.
+    netns.remove_stale()
     # A disk that is nearly empty has nothing that lies apart.
     size = 2 * count * recording[1][1].header.virtual_bytes + (8 << 30)
     with slowdisk.slow_disk(size, fill, slowdisk.ACCESS_SECONDS * setting.dilation,
@@ -146,7 +150,7 @@ def run(setting: Setting, directory: Path) -> None:
         journal = Journal(directory, NAME, {
             **setting.to_json([recording[1][1]]), 'numbers': numbers,
             'disk': dataclasses.asdict(made.disk.rates())})
-        every = list(points(numbers))
+        every = list(points(setting.full, numbers))
         for repeat in range(setting.repeats):
             for point in every if repeat % 2 == 0 else reversed(every):
                 made.measure(point, repeat, setting, journal)
@@ -221,9 +225,10 @@ def targets(head: dict[str, Any], runs: Sequence[dict[str, Any]]) -> list[dict[s
                                  round(max(1.02, 1 + local[1]), 4), local[0],
                                  f'noise {local[1]} over {local[2]} rounds'))
     for ours, others in ((WARM, ('on demand', 'SC13 warm', SC13_MEMORY)),
-                         (COLD, ('on demand', 'SC13 cold')),
+                         (COLD, ('on demand', 'SC13 cold')), (FIRST, ('on demand', 'SC13 cold')),
                          (MEMORY, ('on demand', 'SC13 cold', SC13_MEMORY, COLD))):
-        found += [_never_slower(head, runs, ours, other) for other in others]
+        found += [_never_slower(head, runs, ours, other) for other in others
+                  if any(one['label'] == ours for one in runs)]
     return found
 
 

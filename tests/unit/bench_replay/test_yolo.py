@@ -117,7 +117,8 @@ def test_under_stress_the_worst_point_is_the_most_stressed_one():
 
 def test_stress_has_a_figure_each(tmp_path):
     pytest.importorskip('matplotlib')
-    rows = yolosums.rows({**HEAD, 'row': 'row5'}, stressed(), 'note')
+    measured = [one for one in stressed() if not (one['stress'] and one['label'] == yolo.COLD)]
+    rows = yolosums.rows({**HEAD, 'row': 'row5'}, measured, 'note')
     assert [name for name, _caption in row5.draw(HEAD, rows, tmp_path)] == [
         'row5-disk.svg', 'row5-memory.svg']
     names, lines = row5.table(rows)

@@ -70,9 +70,10 @@ def draw(head: dict[str, Any], rows: list[dict[str, Any]],
         peers = figures.order(row['peer'] for row in mine)
         width = 0.8 / len(peers)
         for number, peer in enumerate(peers):
-            chosen = [next(row for row in mine if row['peer'] == peer and row['level'] == level)
-                      for level in (0, *levels)]
-            axes.bar([place + (number + 0.5) * width - 0.4 for place in range(len(chosen))],
+            # Not all were measured under all stress.
+            chosen = [row for row in mine if row['peer'] == peer]
+            axes.bar([(0, *levels).index(row['level']) + (number + 0.5) * width - 0.4
+                      for row in chosen],
                      [row['seconds'] / think for row in chosen], width,
                      yerr=[row['spread'] / row['ratio'] * row['seconds'] / think / 2
                            for row in chosen],

@@ -21,16 +21,24 @@ def fsync_directory(path: str) -> None:
         os.close(fd)
 
 
+def fsync_file(path: str) -> None:
+    """Make a file's content durable.
+
+    :raises OSError: if it cannot be opened or synced.
+    """
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
 def commit(temporary: str, final: str) -> None:
     """Sync ``temporary`` and rename it to ``final``: a crash leaves the old file or the new one.
 
     :raises OSError: if a step fails; ``final`` is then unchanged.
     """
-    fd = os.open(temporary, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    fsync_file(temporary)
     os.rename(temporary, final)
     fsync_directory(os.path.dirname(final))
 

@@ -44,9 +44,8 @@ class Arrivals:
         """
         info = offered.cache_image
         assert info is not None and offered.remote is not None
-        return self.has(offered.remote.image_id) or (
-            arrival.is_worth_it(info.bytes) and self._cache.has_room(
-                medium, offered.remote.image_id, arrival.ROOM_FACTOR * info.bytes))
+        return arrival.is_worth_it(info.bytes) and self._cache.has_room(
+            medium, offered.remote.image_id, arrival.ROOM_FACTOR * info.bytes)
 
     def begin(self, offered: Offered, medium: Medium) -> bool:
         """Have servers of an image read from its cache image, which comes in the background.

@@ -133,7 +133,8 @@ class ComputeHost(HostStores):
         LOG.debug('bootcache: server %s: %s', server_id, ', '.join(step.name for step in plan))
         if plan == (Step.STOCK,):
             return offered.reason
-        if entry is not None and offered.remote is not None:
+        if entry is not None and offered.remote is not None \
+                and not self.arrivals.has(image_id):
             entry = self.cache.update(entry, offered.remote, offered.pinned,
                                       offered.generation)
         remote = offered.remote or (entry.remote if entry else None)
@@ -192,6 +193,9 @@ class ComputeHost(HostStores):
         """Have the server read from the cache image while it arrives; False if it has to wait."""
         remote = offered.remote
         assert remote is not None
+        if self.arrivals.has(remote.image_id):
+            # It has at least an empty one; to look would wait for what arrives.
+            return True
         if self.stores.get(remote.image_id) is not None \
                 or not self.arrivals.is_worth_it(offered, medium):
             return False

@@ -198,26 +198,31 @@ class HostCache(HostFiles):
     def _place(self, partial: str, entry: Entry, medium: Medium) -> None:
         final = self.path(entry.remote.image_id)
         os.chmod(partial, 0o644)
-        # An older file loses its entry first: no entry ever describes another file.
+        described = f'{final}.json.new.tmp'
+        # What takes time comes first: for a moment the image has no entry, and others look.
+        savefile.fsync_file(partial)
+        entry.save(described)
+        # An older file loses its entry before its name: no entry ever describes another file.
         with contextlib.suppress(FileNotFoundError):
             os.unlink(f'{final}.json')
         stale = self._memory_path(entry.remote.image_id)
         if medium is Medium.MEMORY:
             assert stale is not None
-            savefile.commit(partial, stale)
+            os.rename(partial, stale)
             link = f'{final}.tmp'
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(link)
             os.symlink(stale, link)
             os.rename(link, final)
-            savefile.fsync_directory(self.directory)
         else:
-            savefile.commit(partial, final)
+            os.rename(partial, final)
             if stale is not None and os.path.exists(stale):
                 os.unlink(stale)
         # All who place a file have just computed its digest.
         self._note_verified(os.stat(final))
-        entry.save(f'{final}.json')
+        os.rename(described, f'{final}.json')
+        for directory in set(self._directories.values()):
+            savefile.fsync_directory(directory)
 
     # Room.
 

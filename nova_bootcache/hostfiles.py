@@ -193,6 +193,8 @@ class HostFiles:
     def touch(self, image_id: str) -> None:
         """Note that a cache image is used now: the entry's time is that of the last use.
 
-        libvirt may have given the file itself to its own user; the entry stays ours.
+        libvirt may have given the file itself to its own user; the entry stays ours. One that is
+        being replaced is new in a moment.
         """
-        os.utime(f'{self.path(image_id)}.json')
+        with contextlib.suppress(FileNotFoundError):
+            os.utime(f'{self.path(image_id)}.json')

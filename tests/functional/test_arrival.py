@@ -9,6 +9,7 @@ import re
 import signal
 import socket
 import subprocess
+import threading
 
 import nbd
 import pytest
@@ -16,7 +17,7 @@ from compute_host import boot, compare
 from functional_tools import free_port, until
 from storage_node import IMAGE, MIB, content
 
-from bootcache import naming
+from bootcache import naming, qemuimg
 from bootcache.workingset import Extent
 from nova_bootcache import arrival, hostcache
 
@@ -95,14 +96,26 @@ def nodes(host, *kinds):
     return {naming.node_name(kind, IMAGE) for kind in kinds}
 
 
-def test_a_server_boots_while_its_cache_image_arrives(host, node, way, directory):
+@pytest.fixture
+def go(monkeypatch):
+    """What arrives does not begin to before this is set, but for what servers ask for."""
+    event, real = threading.Event(), qemuimg.copy_raw
+    monkeypatch.setattr(qemuimg, 'copy_raw',
+                        lambda *names, **limits: event.wait(60) and real(*names, **limits))
+    yield event
+    event.set()
+
+
+def test_a_server_boots_while_its_cache_image_arrives(host, node, way, go, directory):
     data = content(node)
     assert boot(host, f'{directory}/disk') is True
     # It is on its way, and what would come last is read at once.
     assert host.arrivals.has(IMAGE) and host.cache.entry(IMAGE).cache_image is None
     assert read(host, LAST, 4096) == data[LAST:LAST + 4096]
-    assert host.arrivals.has(IMAGE)
+    # Nor does another one wait for it.
     assert boot(host, f'{directory}/second') is True
+    assert host.arrivals.has(IMAGE)
+    go.set()
     assert host.arrivals.wait(IMAGE, 60)
     info = node.manifest.cache_image
     assert host.cache.entry(IMAGE).cache_image == info
@@ -199,3 +212,16 @@ def test_a_boot_that_is_watched_waits_for_it(host, directory):
     boot(host, f'{directory}/disk')
     assert not host.arrivals.has(IMAGE) and host.cache.entry(IMAGE).cache_image is not None
     assert host.stores.get(IMAGE) is not None
+
+
+def test_servers_that_come_while_it_lands_go_no_other_way(host, directory, monkeypatch):
+    """An entry is replaced, and a server of that moment looks at it."""
+    stock = []
+    monkeypatch.setattr(host, '_fetch_first', lambda *_: stock.append(1))
+    assert boot(host, f'{directory}/0') is True
+    number = 1
+    while host.arrivals.has(IMAGE):
+        assert boot(host, f'{directory}/{number}') is True
+        number += 1
+    assert boot(host, f'{directory}/{number}') is True
+    assert not stock

@@ -123,7 +123,7 @@ class Scheduler:
         total = stock_weights(self.free[:, fitting], self.building[fitting])
         spec = self._spec(image, flavor)
         if self._weigher is not None:
-            weighed = [self._weighed[number] for number in fitting]
+            weighed = [self._weighed[number] for number in fitting.tolist()]
             total = total + self._multiplier * numpy.array(
                 self._weigher.weigh_objects(weighed, spec))
         if self.servers is not None:

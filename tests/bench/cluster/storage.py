@@ -104,7 +104,8 @@ class StorageNode:
         size = int(calibration.CACHE_BYTES.value)
         order = list(images)
         for number, image in enumerate(order):
-            if self._make_disk_room(size):
+            # What stays below the watermark evicts nothing, and need not be asked each time.
+            if (number + 1) * size <= self._disk_limits.high or self._make_disk_room(size):
                 self._disk[image] = _Copy(size, number - len(order), self._env.event().succeed())
 
     def ask(self, image: int) -> Offer:

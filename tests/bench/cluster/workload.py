@@ -65,7 +65,9 @@ def popularity(images: int, skew: float) -> numpy.ndarray:
 def requests(load: Load, seed: int) -> Iterator[Request]:
     """Yield the requests in their order; the same ones for a seed, whatever the policy."""
     source = numpy.random.default_rng(seed)
-    shares = popularity(load.images, load.skew)
+    # As the generator's own choice does it, but summed up once.
+    upto = popularity(load.images, load.skew).cumsum()
+    upto /= upto[-1]
     # A storm has as many servers as many single requests have.
     storms = load.storm_share / load.storm_size
     chance = storms / (storms + 1 - load.storm_share)
@@ -77,6 +79,6 @@ def requests(load: Load, seed: int) -> Iterator[Request]:
         count = min(count, left)
         left -= count
         flavor = FLAVORS[source.integers(len(FLAVORS))]
-        image = int(source.choice(load.images, p=shares))
+        image = int(upto.searchsorted(source.random(), side='right'))
         lives = tuple(source.exponential(load.life, count).tolist())
         yield Request(now, image, flavor, lives)

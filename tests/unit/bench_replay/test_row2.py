@@ -26,7 +26,8 @@ def run(label, images, seconds, base=0, cache=0, disk=0, digests=(5,)):
 
 
 def a_run(warm=10.1, memory=12, memory_disk=0):
-    runs = [run('local raw', 1, 10)]
+    # The noise is 5 %.
+    runs = [run('local raw', 1, seconds) for seconds in (10, 9.9, 10.4)]
     for images in (1, 16):
         runs += [run('on demand', images, 13 if images == 1 else 40, base=9, disk=9000 * images),
                  run('SC13 cold', images, 14 if images == 1 else 44, base=9, disk=9000 * images),
@@ -47,7 +48,7 @@ def test_hosts_bound_the_images():
 
 def test_every_number_of_images_is_measured_from_both_tiers():
     found = list(row2.points(True, [1, 4]))
-    assert isinstance(found[0].peer, peers.LocalRaw)
+    assert sum(isinstance(one.peer, peers.LocalRaw) for one in found) == 3
     tiers = [one.tier for one in found]
     assert tiers == sorted(tiers), 'cache images move once a round'
     for peer, tier in ((peers.OnDemand, 'disk'), (peers.Sc13, 'disk'), (peers.Ours, 'disk'),
@@ -109,6 +110,7 @@ def test_targets_are_met_where_the_slow_disk_does_not_matter():
     assert judged['bootcache warm, 16 images over 1']['value'] == 1
     assert judged['on demand, 16 images over 1']['value'] == pytest.approx(40 / 13, abs=1e-4)
     assert judged['bootcache cold over on demand, at worst']['reason'].startswith('1 images')
+    assert judged['bootcache warm over SC13 warm, at worst']['target'] == 1.05
 
 
 @pytest.mark.parametrize(('change', 'missed'), [

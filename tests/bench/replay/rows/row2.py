@@ -29,11 +29,9 @@ DISK_TIER, MEMORY_TIER = 'disk', 'memory'
 # All hosts share this machine's CPUs: a cold boot costs them more than half a second whatever its
 # think times. More hosts than these would measure the CPUs, or take hours in a slower world; with
 # ``--hosts 64`` and more CPUs there are 64 images.
-QUICK = Setting(False, GIGABIT, 0.15, 1, ('small',), (4,))
+QUICK = Setting(False, GIGABIT, 0.1, 1, ('small',), (4,))
 FULL = Setting(True, GIGABIT // 2, 1.2, 1, ('small',), (16,))
 _IMAGES = {False: (1, 4), True: (1, 4, 16, 64)}
-# What is taken for noise where there is but one round to tell it.
-_NOISE = 0.1
 _MEMORY = Path('/dev/shm')
 _SECTOR = 512
 
@@ -59,14 +57,17 @@ def counts(full: bool, hosts: int) -> list[int]:
 
 def points(full: bool, numbers: Sequence[int]) -> Iterator[Point]:
     """Give what is measured in a round. Pure."""
+    # Three times a round: how much these differ is the noise of this machine.
     yield Point(peers.LocalRaw(), 1, DISK_TIER)
     for count in numbers:
         first = [peers.OursFirst()] if full else []
         for peer in (peers.OnDemand(), peers.Sc13(), peers.Ours(), *first):
             yield Point(peer, count, DISK_TIER)
+    yield Point(peers.LocalRaw(), 1, DISK_TIER)
     for count in numbers:
         for peer in (peers_storage.Sc13StorageMemory(), peers_storage.OursStorageMemory()):
             yield Point(peer, count, MEMORY_TIER)
+    yield Point(peers.LocalRaw(), 1, MEMORY_TIER)
 
 
 class Stage:
@@ -178,14 +179,22 @@ def _cpu_share(head: dict[str, Any], one: dict[str, Any]) -> float:
 
 def _ratio(runs: Sequence[dict[str, Any]], label: str, images: int, other: str,
            images_of_other: int) -> tuple[float, float, int] | None:
-    """Return one way's time over another's, the noise of that, and the number of rounds."""
+    """Return one way's time over another's, the noise of that, and the number of rounds.
+
+    Of one round the noise is how much the boots from a full local base differed in it.
+    """
     found = sums.ratios(
         runs, lambda one: (one['label'], one['images']) == (label, images),
         lambda one: (one['label'], one['images']) == (other, images_of_other))
     if not found:
         return None
     value, spread = sums.median_spread(found)
-    return value, spread if len(found) > 1 else _NOISE, len(found)
+    return value, spread if len(found) > 1 else _noise(runs), len(found)
+
+
+def _noise(runs: Sequence[dict[str, Any]]) -> float:
+    same = [one['seconds'] for one in runs if one['label'] == REFERENCE]
+    return round((max(same) - min(same)) / statistics.median(same), 4)
 
 
 def _never_slower(head: dict[str, Any], runs: Sequence[dict[str, Any]], ours: str,
@@ -247,7 +256,8 @@ def intro(head: dict[str, Any]) -> str:
             f' measured in this run to do {disk["random"]:.0f} random reads of 4 KiB a second, and'
             f' {disk["sequential"] / 1e6:.0f} MB/s in sequence. Its page cache is dropped before'
             ' each phase. Ratios are over the boot time of as many hosts that have the full base'
-            ' on them.')
+            ' on them, which is measured three times a round: where there is but one round, the'
+            ' spread of these is taken for the noise.')
 
 
 def table(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:

@@ -65,8 +65,9 @@ def points(full: bool, numbers: Sequence[int]) -> Iterator[Point]:
             yield Point(peer, count, DISK_TIER)
     yield Point(peers.LocalRaw(), 1, DISK_TIER)
     for count in numbers:
-        for peer in (peers_storage.Sc13StorageMemory(), peers_storage.OursStorageMemory()):
-            yield Point(peer, count, MEMORY_TIER)
+        if full or count == max(numbers):
+            yield Point(peers_storage.Sc13StorageMemory(), count, MEMORY_TIER)
+        yield Point(peers_storage.OursStorageMemory(), count, MEMORY_TIER)
     yield Point(peers.LocalRaw(), 1, MEMORY_TIER)
 
 

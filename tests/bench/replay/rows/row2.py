@@ -218,8 +218,8 @@ def targets(head: dict[str, Any], runs: Sequence[dict[str, Any]]) -> list[dict[s
         sums.target(head, 'bytes of the base read by warm boots', 0,
                     sum(one['traffic'].get('base', {}).get('bytes', 0) for one in runs
                         if one['label'] == WARM)),
-        sums.target(head, 'MB read from the storage node\'s disk by warm boots, and by cold ones from'
-                    ' its memory', 0, round(spared / 1e6, 1),
+        sums.target(head, 'MB read from the storage node\'s disk by warm boots, and by cold ones'
+                    ' from its memory', 0, round(spared / 1e6, 1),
                     f'{spared} bytes; the file system may read a block of its own')]
     for label, wanted in ((WARM, 1.02), (MEMORY, 1.02), (COLD, None), ('on demand', None),
                           ('SC13 warm', None), ('SC13 cold', None), (SC13_MEMORY, None)):

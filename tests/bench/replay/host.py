@@ -5,6 +5,7 @@ other host. The clock of a boot runs from ``go``: making the disk counts, starti
 not, as nova-compute and QEMU's own start have nothing to do with where the blocks come from.
 """
 
+import contextlib
 import dataclasses
 import logging
 import os
@@ -84,6 +85,17 @@ def daemon_cpu(pid: int | None) -> float:
     except OSError:
         return 0.0
     return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+def _nameless_bytes(pid: int) -> int:
+    """Return what a process's files have that have no name any more."""
+    found = 0
+    for path in Path(f'/proc/{pid}/fd').iterdir():
+        # It may close one at any time.
+        with contextlib.suppress(FileNotFoundError):
+            if os.readlink(path).endswith(' (deleted)'):
+                found += path.stat().st_blocks * 512
+    return found
 
 
 class _Said(logging.Handler):
@@ -225,12 +237,9 @@ class HostChild:
         return daemon_cpu(gateway) + sum(daemon_cpu(one.pid) for one in self.helpers)
 
     def _allocated(self) -> int:
-        # A helper's files need not have names any more.
         return sum(path.stat().st_blocks * 512 for path in self.directory.rglob('*')
-                   if path.is_file() and not path.is_symlink()) + sum(
-                       path.stat().st_blocks * 512 for one in self.helpers
-                       for path in Path(f'/proc/{one.pid}/fd').iterdir()
-                       if os.readlink(path).endswith(' (deleted)'))
+                   if path.is_file() and not path.is_symlink()) \
+            + sum(_nameless_bytes(one.pid) for one in self.helpers)
 
     def finish(self, phase: str) -> None:
         """Remove the server's disk; what the host keeps for the next boot stays."""

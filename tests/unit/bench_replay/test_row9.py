@@ -1,12 +1,13 @@
 """Today's alternatives: what runs on a host, and what follows from what was measured."""
 
+import os
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from tests.bench.replay import peers, peers_today, report
+from tests.bench.replay import host, peers, peers_today, report
 from tests.bench.replay.host import Image
 from tests.bench.replay.rows import row9
 
@@ -134,3 +135,12 @@ def test_what_was_not_measured_is_in_the_page(tmp_path):
                            row9.draw(HEAD, rows, tmp_path))
     assert any('dm-clone: no such device' in line for line in page)
     assert (tmp_path / 'row9-small-1-time.svg').exists()
+
+
+def test_what_a_process_keeps_in_files_without_names_is_counted(tmp_path):
+    with open(tmp_path / 'kept', 'wb') as stream:
+        stream.write(bytes(range(256)) * 512)
+        stream.flush()
+        before = host._nameless_bytes(os.getpid())
+        (tmp_path / 'kept').unlink()
+        assert host._nameless_bytes(os.getpid()) - before >= 128 << 10

@@ -142,8 +142,10 @@ class HostCache(HostFiles):
     def _copy(self, remote: Remote, export: str, size: int, partial: str, rate: int,
               source: str) -> None:
         if not rate:
+            # Servers read by the same way as from a source on this host, and are to get their turn.
             qemuimg.copy_raw(source or f'nbd://{remote.host}:{remote.port}/{export}', partial,
-                             seconds=_GRACE_SECONDS + size / _SLOWEST, stalled=_GRACE_SECONDS)
+                             seconds=_GRACE_SECONDS + size / _SLOWEST, stalled=_GRACE_SECONDS,
+                             requests=1 if source else 8)
             return
         server = {'type': 'inet', 'host': remote.host, 'port': str(remote.port)}
         node = {'driver': 'raw', 'file': {'driver': 'nbd', 'server': server, 'export': export}}

@@ -12,7 +12,6 @@ EXPORT_BASE = 'base'
 EXPORT_CACHE = 'cache'
 EXPORT_RECORDING = 'recording'
 EXPORT_STORED = 'stored'
-EXPORT_ARRIVING = 'arriving'
 
 
 def canonical_image_id(image_id: str) -> str:
@@ -37,8 +36,8 @@ def node_name(kind: str, image_id: str) -> str:
 
 
 def export_name(kind: str, image_id: str) -> str:
-    """Return the NBD export name of an image's base, cache image, recording, stored
-    file, or cache image on its way."""
+    """Return the NBD export name of an image's base, cache image, recording, or stored
+    file."""
     return f'{kind}-{image_id}'
 
 

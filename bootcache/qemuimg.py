@@ -118,8 +118,7 @@ def check(path: str) -> None:
     _run('check', '-q', file_node(path, 'qcow2'))
 
 
-def copy_raw(source: str, target: str, *, seconds: float, stalled: float,
-             requests: int = 8) -> None:
+def copy_raw(source: str, target: str, *, seconds: float, stalled: float) -> None:
     """Copy the bytes behind a file name or an NBD URI into a new file.
 
     If the process ends, the copying ends with it.
@@ -127,7 +126,6 @@ def copy_raw(source: str, target: str, *, seconds: float, stalled: float,
     :param seconds: that it may take in all.
     :param stalled: seconds after which it ends if nothing has come meanwhile: a source may be slow,
         as many read from it, and need not be dead.
-    :param requests: under way at a time, of 2 MiB each: what others ask the source for waits.
     :raises BootcacheError: if the source does not answer or the target cannot be written.
     """
     there, since = 0, time.monotonic()
@@ -140,7 +138,7 @@ def copy_raw(source: str, target: str, *, seconds: float, stalled: float,
         if time.monotonic() - since >= stalled:
             raise exception.BootcacheError(f'{source}: nothing has come for {stalled:.0f} s')
 
-    _convert(['-m', str(requests), '-f', 'raw', '-O', 'raw', source, target], seconds, check)
+    _convert(['-f', 'raw', '-O', 'raw', source, target], seconds, check)
 
 
 def copy_paced(source: Mapping[str, Any], target: str, *, rate: int, seconds: float,

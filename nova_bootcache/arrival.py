@@ -8,18 +8,21 @@ part; what a server asks for earlier comes out of turn, and is not copied again.
 In the gateway, below the node on top (growingstore.py), from above:
 
 * the cache image: qcow2, with the base on the storage node as its backing,
-* copy-on-read, also exported by itself: from there the file is copied into its place, and checked,
-* what has come: a qcow2 file of the host's, with
+* copy-on-read,
+* what has come: a qcow2 whose data is in a file of its own, each byte at its place, with
 * the storage node's file, over NBD, as its backing.
 
-When the copy is in its place the node on top is put onto it; servers do not notice.
+A stream job has all of it come, in 512 KiB at a time, so that no server's read waits for long
+behind it. The data file is the cache image's file then, and is checked and put into its place; the
+node on top is put onto it, and servers do not notice.
 """
 
 import contextlib
 import os
+import time
 from typing import Any
 
-from bootcache import exception, naming, qemuimg
+from bootcache import daemonjobs, exception, naming
 from bootcache.storagedaemon import StorageDaemon
 from nova_bootcache import growingstore
 from nova_bootcache.growingstore import ARRIVING as IMAGE
@@ -27,15 +30,14 @@ from nova_bootcache.growingstore import LANDED, REMOTE, TOP, top_node
 
 # A smaller one is fetched in less time than it takes to set all this up.
 WORTH_BYTES = 8 << 20
-# What has come is a second copy, while it comes.
-ROOM_FACTOR = 2
-_FILTER, _COME, _FILE, _SOURCE, _OUTLET = 'x', 'w', 'v', 'c', 'a'
+_FILTER, _COME, _FILE, _DATA, _SOURCE = 'x', 'w', 'v', 'a', 'c'
 _SECTOR = 512
+_LOOK_SECONDS = 0.05
 
 
 def _names(image_id: str) -> dict[str, str]:
     return {kind: naming.node_name(kind, image_id)
-            for kind in (TOP, REMOTE, LANDED, IMAGE, _FILTER, _COME, _FILE, _SOURCE, _OUTLET)}
+            for kind in (TOP, REMOTE, LANDED, IMAGE, _FILTER, _COME, _FILE, _DATA, _SOURCE)}
 
 
 def is_worth_it(size: int) -> bool:
@@ -47,40 +49,93 @@ def is_worth_it(size: int) -> bool:
     return size >= WORTH_BYTES and size % _SECTOR == 0
 
 
+def room(size: int) -> int:
+    """Return the bytes that a cache image of a size takes while it arrives: tables come too. Pure.
+
+    :param size: of its file, in bytes.
+    """
+    return size + (1 << 20) + (size >> 12)
+
+
+def _job(image_id: str) -> str:
+    return naming.node_name('arrive', image_id)
+
+
+def _map_path(path: str) -> str:
+    return f'{path.removesuffix(".partial")}.map.partial'
+
+
+def clean(path: str) -> None:
+    """Remove the files of an arrival that is over; one that has its place by now stays.
+
+    :param path: of the file that it came into.
+    """
+    for name in (path, _map_path(path)):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name)
+
+
 def begin(daemon: StorageDaemon, image_id: str, size: int, path: str,
-          source: dict[str, Any]) -> str:
+          source: dict[str, Any]) -> None:
     """Have a base's export read from its cache image on the storage node, and keep what comes.
 
     :param daemon: the gateway's; it serves the base already.
     :param size: of the cache image's file, in bytes.
-    :param path: of the file for what has come; made new.
+    :param path: of the file that it comes into; made new.
     :param source: the node of the file on the storage node, without its name.
-    :returns: the name of the export from which the file is to be copied.
-    :raises BootcacheError: if the gateway or qemu-img refuses; the base is then read directly.
+    :raises BootcacheError: if the gateway refuses; the base is then read directly.
     """
     names = _names(image_id)
-    export = naming.export_name(naming.EXPORT_ARRIVING, image_id)
-    qemuimg.create_standalone(path, size, growingstore.GRANULARITY)
+    clean(path)
     try:
+        daemonjobs.create_qcow2(daemon, _map_path(path), size, growingstore.GRANULARITY,
+                                data_path=path)
         daemon.add_nodes(
             {**source, 'node-name': names[_SOURCE]},
-            {'driver': 'file', 'node-name': names[_FILE], 'filename': path},
+            {'driver': 'file', 'node-name': names[_FILE], 'filename': _map_path(path)},
+            # Its header may be changed, and others read it, before this node goes.
+            {'driver': 'file', 'node-name': names[_DATA], 'filename': path, 'locking': 'off'},
             {'driver': 'qcow2', 'node-name': names[_COME], 'read-only': False,
-             'backing': names[_SOURCE], 'file': names[_FILE], 'l2-cache-size': 1 << 20},
+             'backing': names[_SOURCE], 'file': names[_FILE], 'data-file': names[_DATA],
+             'l2-cache-size': 1 << 20},
             {'driver': 'copy-on-read', 'node-name': names[_FILTER], 'file': names[_COME]},
-            {'driver': 'throttle', 'node-name': names[_OUTLET], 'read-only': True,
-             'throttle-group': growingstore.UNLIMITED, 'file': names[_FILTER]},
             {'driver': 'qcow2', 'node-name': names[IMAGE], 'read-only': True,
-             'backing': names[REMOTE], 'file': names[_OUTLET]})
-        daemon.add_export(export, names[_OUTLET])
+             'backing': names[REMOTE], 'file': names[_FILTER]})
         _reopen(daemon, image_id, IMAGE)
     except exception.BootcacheError:
         with contextlib.suppress(exception.BootcacheError):
             discard(daemon, image_id)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
+        clean(path)
         raise
-    return export
+
+
+def bring(daemon: StorageDaemon, image_id: str, size: int, path: str, seconds: float,
+          stalled: float) -> None:
+    """Have all of a cache image come that has not been asked for; it takes as long as that takes.
+
+    :param size: of its file, in bytes.
+    :param path: of the file that it comes into.
+    :param seconds: that it may take in all.
+    :param stalled: seconds after which it is given up if nothing has come meanwhile.
+    :raises BootcacheError: if it did not come.
+    """
+    names, job = _names(image_id), _job(image_id)
+    daemonjobs.start_stream(daemon, job, names[_COME])
+    there, since, began = -1, 0.0, time.monotonic()
+    while not (state := daemonjobs.progress(daemon, job)).is_over:
+        now = time.monotonic()
+        if state.done != there:
+            there, since = state.done, now
+        if now - since >= stalled:
+            raise exception.BootcacheError(f'nothing has come for {stalled:.0f} s')
+        if now - began >= seconds:
+            raise exception.BootcacheError(f'it has not come within {seconds:.0f} s')
+        time.sleep(_LOOK_SECONDS)
+    daemonjobs.end(daemon, job)
+    if state.error:
+        raise exception.BootcacheError(f'the gateway cannot get it: {state.error}')
+    # The last cluster was written whole.
+    os.truncate(path, size)
 
 
 def _reopen(daemon: StorageDaemon, image_id: str, below: str) -> None:
@@ -118,12 +173,18 @@ def _leave(daemon: StorageDaemon, image_id: str, *kinds: str) -> None:
             session.execute('blockdev-del', node_name=name)
 
 
+def is_under_way(daemon: StorageDaemon, image_id: str) -> bool:
+    """Tell whether servers read from an image's cache image while it arrives.
+
+    :raises StorageDaemonError: if the gateway does not answer.
+    """
+    return naming.node_name(IMAGE, image_id) in daemon.nodes()
+
+
 def discard(daemon: StorageDaemon, image_id: str) -> None:
     """Take what there is of an arrival out of the gateway; one that has landed stays.
 
     :raises StorageDaemonError: if the gateway does not answer, or refuses.
     """
-    export = naming.export_name(naming.EXPORT_ARRIVING, image_id)
-    if export in daemon.exports():
-        daemon.remove_export(export, disconnect=True)
-    _leave(daemon, image_id, IMAGE, _OUTLET, _FILTER, _COME, _FILE, _SOURCE)
+    daemonjobs.end(daemon, _job(image_id))
+    _leave(daemon, image_id, IMAGE, _FILTER, _COME, _DATA, _FILE, _SOURCE)

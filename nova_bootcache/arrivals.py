@@ -1,16 +1,15 @@
 """The cache images that are on their way to one host while its servers boot from them."""
 
-import contextlib
 import dataclasses
-import os
 import threading
 import time
 
 from oslo_log import log as logging
 
-from bootcache import exception, naming
+from bootcache import exception
 from bootcache.tier import Medium
 from nova_bootcache import arrival, gateway
+from nova_bootcache.cacheentry import Entry
 from nova_bootcache.gateway import Gateway
 from nova_bootcache.hostcache import HostCache
 from nova_bootcache.offer import Offered
@@ -45,7 +44,7 @@ class Arrivals:
         info = offered.cache_image
         assert info is not None and offered.remote is not None
         return arrival.is_worth_it(info.bytes) and self._cache.has_room(
-            medium, offered.remote.image_id, arrival.ROOM_FACTOR * info.bytes)
+            medium, offered.remote.image_id, arrival.room(info.bytes))
 
     def begin(self, offered: Offered, medium: Medium) -> bool:
         """Have servers of an image read from its cache image, which comes in the background.
@@ -86,7 +85,7 @@ class Arrivals:
         assert remote is not None
         image_id = remote.image_id
         try:
-            self._fetch(offered, medium)
+            self._receive(offered, medium)
             arrival.land(daemon, image_id, self._cache.path(image_id))
         except (exception.BootcacheError, OSError) as error:
             LOG.warning('image %s: its cache image did not arrive, and is read from the base: %s',
@@ -98,17 +97,19 @@ class Arrivals:
                 arrival.discard(daemon, image_id)
             except exception.BootcacheError as error:
                 LOG.warning('image %s: the gateway keeps what arrived: %s', image_id, error)
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._cache.coming_path(image_id, medium))
+            arrival.clean(self._cache.coming_path(image_id, medium))
             self._end(image_id)
 
-    def _fetch(self, offered: Offered, medium: Medium) -> None:
+    def _receive(self, offered: Offered, medium: Medium) -> None:
         info, remote = offered.cache_image, offered.remote
         assert info is not None and remote is not None
-        export = naming.export_name(naming.EXPORT_ARRIVING, remote.image_id)
-        self._cache.fetch(remote, info, offered.cache_export, medium, offered.pinned,
-                          offered.generation, room=arrival.ROOM_FACTOR * info.bytes,
-                          source=naming.nbd_unix_uri(self._gateway.socket_path, export))
+        path = self._cache.coming_path(remote.image_id, medium)
+        self._cache.receive(
+            Entry(remote, info, info.sha256, info.virtual_bytes, offered.pinned,
+                  offered.generation), medium, path,
+            lambda patience: arrival.bring(self._gateway.daemon, remote.image_id, info.bytes, path,
+                                         patience.seconds, patience.stalled),
+            room=arrival.room(info.bytes))
 
     def wait(self, image_id: str, seconds: float) -> bool:
         """Wait until an image's cache image has arrived, or did not; False if it is on its way.

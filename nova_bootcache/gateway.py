@@ -11,13 +11,15 @@ from typing import Any
 
 from oslo_log import log as logging
 
-from bootcache import exception, naming
+from bootcache import daemonjobs, exception, naming
 from bootcache.storagedaemon import StorageDaemon, UnixListener
 from nova_bootcache import arrival, growingstore
 
 LOG = logging.getLogger(__name__)
 
 _REACH_SECONDS = 3
+# An empty cache image is a header and its first tables.
+_EMPTY_CLUSTER = 65536
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,6 +120,18 @@ class Gateway:
             self.daemon.add_export(export, str(top['node-name']))
         return export
 
+    def create_empty(self, path: str, virtual_bytes: int, backing: str) -> None:
+        """Make an empty cache image.
+
+        :param path: made new.
+        :param virtual_bytes: size of the base.
+        :param backing: URI of the base, as servers reach it.
+        :raises BootcacheError: if there is such a file, or the daemon refuses.
+        """
+        self.daemon.ensure_running()
+        daemonjobs.create_qcow2(self.daemon, path, virtual_bytes, _EMPTY_CLUSTER,
+                                backing=backing, backing_format='raw')
+
     def serves(self, image_id: str) -> bool:
         """Tell whether a base is served to this host's servers."""
         return self.daemon.answers() and naming.export_name(
@@ -134,7 +148,7 @@ class Gateway:
             if not self.daemon.answers():
                 return True
             served = self.daemon.exports()
-            if naming.export_name(naming.EXPORT_ARRIVING, image_id) in served:
+            if arrival.is_under_way(self.daemon, image_id):
                 return False
             if export in served and not self.daemon.remove_export(export, disconnect=False):
                 return False

@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import dataclasses
 import os
 import shutil
 import threading
@@ -27,8 +28,23 @@ _ATTEMPTS = 5
 # the base would come by the same link. One from which nothing comes is given up.
 _GRACE_SECONDS = 30
 _SLOWEST = 128 << 10
-# An empty cache image is a header and its first tables.
-_EMPTY_CLUSTER = 65536
+
+
+@dataclasses.dataclass(frozen=True)
+class Patience:
+    """How long a fetch may take.
+
+    :ivar seconds: in all.
+    :ivar stalled: in which nothing comes.
+    """
+
+    seconds: float
+    stalled: float
+
+
+
+def _nobody_creates(path: str, virtual_bytes: int, backing: str) -> None:
+    raise exception.BootcacheError(f'there is no gateway to make {path}')
 
 
 class HostCache(HostFiles):
@@ -59,6 +75,8 @@ class HostCache(HostFiles):
         self.evicted: Callable[[str], None] = lambda image_id: None
         # Called with an image's id to have its growing store removed.
         self.drop_store: Callable[[str], None] = lambda image_id: None
+        # Makes an empty qcow2 of a size with what its header names below it.
+        self.create: Callable[[str, int, str], None] = _nobody_creates
         # How many wait for an image's fetch that is paced, if one is. Guarded by the lock of the
         # files.
         self._waiting: collections.Counter[str] = collections.Counter()
@@ -72,7 +90,7 @@ class HostCache(HostFiles):
 
     def fetch(self, remote: Remote, cache_image: CacheInfo, cache_export: str,
               medium: Medium = Medium.DISK, pinned: bool = False, generation: int = 0,
-              rate: int = 0, source: str = '', room: int = 0) -> Entry:
+              rate: int = 0) -> Entry:
         """Get a cache image from a storage node, verify it, and put it into its place.
 
         Servers that run from an older one keep its inode. Two servers of one image that start
@@ -82,35 +100,55 @@ class HostCache(HostFiles):
         :param medium: the tier.
         :param generation: the storage service's count.
         :param rate: bytes a second at most; 0 for a server that waits for it: no limit.
-        :param source: URI by which the file is read; if empty, from the storage node.
-        :param room: bytes that are needed meanwhile, if more than its own.
         :raises Cancelled: if it was paced, and a server came to wait for it.
         :raises BootcacheError: if it has no room, cannot be fetched or is not what was announced.
         :raises OSError: if the directory cannot be written.
         """
-        image_id = remote.image_id
+        partial = os.path.join(self._directories[medium],
+                               f'{naming.cache_file_name(remote.image_id)}.partial')
+
+        def bring(patience: Patience) -> None:
+            check_reachable(remote)
+            self._copy(remote, cache_export, cache_image.bytes, partial, rate, patience)
+
+        return self.receive(Entry(remote, cache_image, cache_image.sha256,
+                                  cache_image.virtual_bytes, pinned, generation),
+                            medium, partial, bring, rate)
+
+    def receive(self, wanted: Entry, medium: Medium, partial: str,
+                bring: Callable[[Patience], None], rate: int = 0, room: int = 0) -> Entry:
+        """Have a cache image brought, verify it, and put it into its place.
+
+        :param wanted: what is noted of it when it is there.
+        :param partial: the file that it is brought into; it is gone when this returns.
+        :param bring: does so.
+        :param rate: bytes a second at which it does at most; 0 for no limit.
+        :param room: bytes that are needed meanwhile, if more than its own.
+        :returns: what is noted of it, or of the same one that was there before.
+        :raises BootcacheError: if it has no room, or is not what was announced; what ``bring``
+            raises.
+        :raises OSError: if the directory cannot be written.
+        """
+        image_id, info = wanted.remote.image_id, wanted.cache_image
+        assert info is not None
         with self._placing(image_id, rate):
             entry = self.entry(image_id)
             if entry is not None and entry.cache_image is not None \
-                    and entry.cache_image.sha256 == cache_image.sha256:
+                    and entry.cache_image.sha256 == info.sha256:
                 return entry
-            with self.reserved(f'{_FETCH}{image_id}', medium, room or cache_image.bytes):
+            with self.reserved(f'{_FETCH}{image_id}', medium, room or info.bytes):
                 began = time.monotonic()
-                partial = os.path.join(self._directories[medium],
-                                       f'{naming.cache_file_name(image_id)}.partial')
                 try:
-                    check_reachable(remote)
-                    self._copy(remote, cache_export, cache_image.bytes, partial, rate, source)
-                    cacheimage.verify(partial, cache_image.sha256, cache_image.bytes)
-                    file_sha256 = self._point_home(partial, image_id, cache_image)
-                    entry = Entry(remote, cache_image, file_sha256, cache_image.virtual_bytes,
-                                  pinned, generation)
+                    bring(Patience(_GRACE_SECONDS + info.bytes / _SLOWEST, _GRACE_SECONDS))
+                    cacheimage.verify(partial, info.sha256, info.bytes)
+                    entry = dataclasses.replace(
+                        wanted, file_sha256=self._point_home(partial, image_id, info))
                     self._place(partial, entry, medium)
                 finally:
                     if os.path.exists(partial):
                         os.unlink(partial)
             LOG.info('image %s: cache image of %d bytes fetched into compute %s in %.2f s',
-                     image_id, cache_image.bytes, medium.value, time.monotonic() - began)
+                     image_id, info.bytes, medium.value, time.monotonic() - began)
             return entry
 
     @contextlib.contextmanager
@@ -140,12 +178,10 @@ class HostCache(HostFiles):
                 raise exception.Cancelled(f'a server waits for the cache image of {image_id}')
 
     def _copy(self, remote: Remote, export: str, size: int, partial: str, rate: int,
-              source: str) -> None:
+              patience: Patience) -> None:
         if not rate:
-            # Servers read by the same way as from a source on this host, and are to get their turn.
-            qemuimg.copy_raw(source or f'nbd://{remote.host}:{remote.port}/{export}', partial,
-                             seconds=_GRACE_SECONDS + size / _SLOWEST, stalled=_GRACE_SECONDS,
-                             requests=1 if source else 8)
+            qemuimg.copy_raw(f'nbd://{remote.host}:{remote.port}/{export}', partial,
+                             seconds=patience.seconds, stalled=patience.stalled)
             return
         server = {'type': 'inet', 'host': remote.host, 'port': str(remote.port)}
         node = {'driver': 'raw', 'file': {'driver': 'nbd', 'server': server, 'export': export}}
@@ -165,7 +201,7 @@ class HostCache(HostFiles):
         SC13, Algorithm 1: "create Cache on C, chain Cache to Base".
 
         :param virtual_bytes: size of the base.
-        :raises BootcacheError: if qemu-img refuses.
+        :raises BootcacheError: if it cannot be made.
         :raises OSError: if the directory cannot be written.
         """
         image_id = remote.image_id
@@ -175,8 +211,7 @@ class HostCache(HostFiles):
                 return entry
             partial = f'{self.path(image_id)}.partial'
             try:
-                qemuimg.create_overlay(partial, virtual_bytes, self._base_uri(image_id), 'raw',
-                                       cluster_bytes=_EMPTY_CLUSTER, open_backing=False)
+                self.create(partial, virtual_bytes, self._base_uri(image_id))
                 entry = Entry(remote, None, savefile.file_digest(partial), virtual_bytes)
                 self._place(partial, entry, Medium.DISK)
             finally:

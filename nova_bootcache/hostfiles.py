@@ -28,7 +28,7 @@ from nova_bootcache.gateway import Remote
 LOG = logging.getLogger(__name__)
 
 _NAME = re.compile('[0-9a-f]{40}')
-_LEFTOVER = re.compile(r'[0-9a-f-]{36,40}(\.json\..*\.tmp|\.tmp|\.partial)')
+_LEFTOVER = re.compile(r'[0-9a-f-]{36,40}(\.json\..*\.tmp|\.tmp|(\.map)?\.partial)')
 
 
 def _identity(status: os.stat_result) -> tuple[int, int, int]:
@@ -89,7 +89,7 @@ class HostFiles:
         return os.path.join(self._directories[medium], f'{image_id}{growingstore.SUFFIX}')
 
     def coming_path(self, image_id: str, medium: Medium) -> str:
-        """Return where that which has come of an image's cache image is, while it comes."""
+        """Return where an image's cache image is while servers read it and it still comes."""
         return os.path.join(self._directories[medium], f'{image_id}.partial')
 
     def holds_path(self, path: str | None) -> bool:

@@ -17,7 +17,7 @@ from compute_host import boot, compare
 from functional_tools import free_port, until
 from storage_node import IMAGE, MIB, content
 
-from bootcache import naming, qemuimg
+from bootcache import naming
 from bootcache.workingset import Extent
 from nova_bootcache import arrival, hostcache
 
@@ -99,9 +99,8 @@ def nodes(host, *kinds):
 @pytest.fixture
 def go(monkeypatch):
     """What arrives does not begin to before this is set, but for what servers ask for."""
-    event, real = threading.Event(), qemuimg.copy_raw
-    monkeypatch.setattr(qemuimg, 'copy_raw',
-                        lambda *names, **limits: event.wait(60) and real(*names, **limits))
+    event, real = threading.Event(), arrival.bring
+    monkeypatch.setattr(arrival, 'bring', lambda *what: event.wait(60) and real(*what))
     yield event
     event.set()
 
@@ -198,9 +197,9 @@ def test_the_storage_node_goes_away_in_the_midst(host, way, node, directory, mon
     assert host.gateway.daemon.nodes() == nodes(host, 'g', 'n')
 
 
-def test_without_room_for_both_it_is_fetched_first(hosts, way, node, directory):
+def test_without_room_for_tables_it_is_fetched_first(hosts, way, node, directory):
     size = node.manifest.cache_image.bytes
-    made = hosts(compute_disk_quota=str(2 * size - 4096), store_quota='1MiB')
+    made = hosts(compute_disk_quota=str(arrival.room(size) - 4096), store_quota='1MiB')
     assert boot(made, f'{directory}/disk') is True
     assert not made.arrivals.has(IMAGE)
     assert made.cache.entry(IMAGE).cache_image is not None

@@ -49,6 +49,7 @@ def test_overlays_have_subclusters(tenant, ready_image):
         check=True, capture_output=True, text=True).stdout)
     assert details['cluster-size'] == 128 << 10
     assert details['format-specific']['data']['extended-l2'] is True
+    assert details['format-specific']['data']['lazy-refcounts'] is True
     assert details['backing-filename-format'] == 'qcow2'
 
 

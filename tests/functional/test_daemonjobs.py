@@ -1,0 +1,123 @@
+"""What storage daemons do for a while, and what a crash leaves of a server's disk: real daemons."""
+
+import json
+import os
+import signal
+
+import nbd
+import pytest
+from functional_tools import qemu_img, until
+from storage_node import MIB
+
+from bootcache import daemonjobs, exception, qemuimg
+from bootcache.storagedaemon import StorageDaemon, UnixListener
+
+SIZE = 8 * MIB
+
+
+@pytest.fixture
+def daemon(directory):
+    made = StorageDaemon('jobs', directory, UnixListener(f'{directory}/nbd.sock'))
+    made.ensure_running()
+    yield made
+    made.stop()
+
+
+def details(path):
+    return json.loads(qemu_img('info', '--output=json', path))
+
+
+def jobs(daemon):
+    with daemon.session() as session:
+        return session.execute('query-jobs')
+
+
+def test_an_empty_qcow2_is_what_qemu_img_makes(daemon, directory):
+    made, other = f'{directory}/made', f'{directory}/other'
+    uri = f'nbd+unix:///base-x?socket={directory}/nbd.sock'
+    daemonjobs.create_qcow2(daemon, made, SIZE, 65536, backing=uri, backing_format='raw')
+    qemuimg.create_overlay(other, SIZE, uri, 'raw', cluster_bytes=65536, open_backing=False)
+    with open(made, 'rb') as one, open(other, 'rb') as two:
+        assert one.read() == two.read()
+    assert daemon.nodes() == set() and jobs(daemon) == []
+
+
+def test_what_is_there_stays(daemon, directory):
+    path = f'{directory}/there'
+    with open(path, 'w') as stream:
+        stream.write('x')
+    with pytest.raises(exception.BootcacheError, match='there cannot be made'):
+        daemonjobs.create_qcow2(daemon, path, SIZE, 65536)
+    with pytest.raises(exception.BootcacheError, match='there cannot be made'):
+        daemonjobs.create_qcow2(daemon, f'{directory}/new', SIZE, 65536, data_path=path)
+    assert os.stat(path).st_size == 1
+    assert not os.path.exists(f'{directory}/new')
+    assert daemon.nodes() == set()
+
+
+def test_one_that_cannot_be_made_leaves_nothing(daemon, directory):
+    with pytest.raises(exception.StorageDaemonError, match='luster size'):
+        daemonjobs.create_qcow2(daemon, f'{directory}/odd', SIZE, 1000)
+    assert not os.path.exists(f'{directory}/odd')
+    assert daemon.nodes() == set() and jobs(daemon) == []
+
+
+def test_a_stream_that_is_ended_in_the_midst(daemon, directory):
+    path, data = f'{directory}/image', f'{directory}/data'
+    with open(data, 'wb') as stream:
+        stream.write(b'\x11' * SIZE)
+    daemonjobs.create_qcow2(daemon, path, SIZE, 65536)
+    with daemon.session() as session:
+        session.execute('object-add', **{'qom-type': 'throttle-group', 'id': 'slow',
+                                         'limits': {'bps-read': MIB}})
+    daemon.add_nodes({'driver': 'file', 'node-name': 'data', 'filename': data},
+                     {'driver': 'throttle', 'node-name': 'below', 'throttle-group': 'slow',
+                      'file': 'data'},
+                     {'driver': 'qcow2', 'node-name': 'image', 'backing': 'below',
+                      'file': {'driver': 'file', 'filename': path}})
+    daemonjobs.end(daemon, 'none')
+    daemonjobs.start_stream(daemon, 'job', 'image')
+    until(lambda: daemonjobs.progress(daemon, 'job').done, 'the first bytes')
+    state = daemonjobs.progress(daemon, 'job')
+    assert not state.is_over and state.done < SIZE
+    daemonjobs.end(daemon, 'job')
+    assert jobs(daemon) == []
+    daemon.remove_nodes('image', 'below', 'data')
+    with pytest.raises(exception.StorageDaemonError, match='job job is gone'):
+        daemonjobs.progress(daemon, 'job')
+
+
+def test_a_disk_after_a_crash_has_what_was_flushed(daemon, directory):
+    """Its refcounts are lazy: they are not there, and are made anew when it is opened."""
+    base, disk = f'{directory}/base', f'{directory}/disk'
+    with open(base, 'wb') as stream:
+        stream.write(b'\x11' * SIZE)
+    qemuimg.create_overlay(disk, SIZE, base, 'raw', cluster_bytes=128 << 10, subclusters=True)
+
+    def open_disk():
+        daemon.ensure_running()
+        daemon.add_nodes({'driver': 'qcow2', 'node-name': 'disk',
+                          'file': {'driver': 'file', 'filename': disk}})
+        daemon.add_export('disk', 'disk', writable=True)
+        handle = nbd.NBD()
+        handle.connect_uri(f'nbd+unix:///disk?socket={directory}/nbd.sock')
+        return handle
+
+    handle = open_disk()
+    for offset in range(0, SIZE, MIB):
+        handle.pwrite(b'\x22' * 4096, offset + 8192)
+    handle.flush()
+    handle.pwrite(b'\x33' * 4096, 0)
+    os.kill(daemon.pid(), signal.SIGKILL)
+    until(lambda: daemon.pid() is None, 'the end of the daemon')
+    assert details(disk)['dirty-flag'] is True
+    handle = open_disk()
+    expected = bytearray(b'\x11' * SIZE)
+    for offset in range(0, SIZE, MIB):
+        expected[offset + 8192:offset + 12288] = b'\x22' * 4096
+    # What was written after the flush may be there, or not.
+    assert handle.pread(SIZE - 4096, 4096) == expected[4096:]
+    handle.shutdown()
+    daemon.stop()
+    assert details(disk)['dirty-flag'] is False
+    qemuimg.check(disk)

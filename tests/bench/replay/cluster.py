@@ -18,7 +18,7 @@ from typing import Any
 from bootcache.workingset import Extent
 from tests.bench.replay import children, netns, tap
 from tests.bench.replay.children import Child
-from tests.bench.replay.host import Boot, HostChild, Image
+from tests.bench.replay.host import Boot, HostChild, Image, machine_busy
 from tests.bench.replay.node import HOST_DIRECTORY, Node
 from tests.bench.replay.peers import Peer
 from tests.bench.replay.tap import Traffic
@@ -35,12 +35,14 @@ class Run:
     :ivar boots: of each host.
     :ivar traffic: what the storage node was asked for, by kind of export.
     :ivar copied: bytes of whole images that it sent.
+    :ivar busy: part of the time that this machine's CPUs worked.
     """
 
     label: str
     boots: list[Boot]
     traffic: dict[str, Traffic]
     copied: int
+    busy: float
 
     @property
     def seconds(self) -> float:
@@ -61,7 +63,7 @@ class Run:
             'host_bytes': round(mean(boot.disk_bytes for boot in self.boots)),
             'digests': sorted({boot.digest for boot in self.boots}),
             'traffic': {kind: dataclasses.asdict(one) for kind, one in self.traffic.items()},
-            'copied_bytes': self.copied}
+            'copied_bytes': self.copied, 'machine_busy': round(self.busy, 3)}
 
 
 class Cluster:
@@ -125,11 +127,14 @@ class Cluster:
                 for index, host in enumerate(used):
                     host.send('boot', phase, traces[index % len(traces)], scale, overhead, verify,
                               go)
+                before = machine_busy()
                 boots = children.results(used, patience)
+                after = machine_busy()
                 # Of a tap that is gone nothing would be counted.
                 self.node.call('check_tap')
                 found.append(Run(peer.label(phase), boots, tap.traffic(self._tap.read()),
-                                 sum(self.node.call('sent'))))
+                                 sum(self.node.call('sent')),
+                                 (after[0] - before[0]) / max(1e-9, after[1] - before[1])))
                 seen(found[-1])
                 for host in used:
                     host.send('finish', phase)

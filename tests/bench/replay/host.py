@@ -87,6 +87,12 @@ def daemon_cpu(pid: int | None) -> float:
     return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
+def machine_busy() -> tuple[float, float]:
+    """Return the ticks that this machine's CPUs worked, and all of them."""
+    ticks = [int(field) for field in Path('/proc/stat').read_text().split('\n', 1)[0].split()[1:9]]
+    return sum(ticks) - ticks[3] - ticks[4], sum(ticks)
+
+
 def _nameless_bytes(pid: int) -> int:
     """Return what a process's files have that have no name any more."""
     found = 0

@@ -13,7 +13,14 @@ from typing import Any
 
 from bootcache.storagedaemon import StorageDaemon, UnixListener
 from tests.bench.replay.crowd import Crowd
-from tests.bench.replay.host import EXPORT, HostChild, Image, Service, daemon_cpu
+from tests.bench.replay.host import (
+    EXPORT,
+    HostChild,
+    Image,
+    Service,
+    daemon_cpu,
+    machine_busy,
+)
 from tests.bench.replay.node import HOST_DIRECTORY
 from tests.bench.replay.peers import Peer
 from tests.bench.replay.trace import Trace
@@ -142,12 +149,6 @@ def boot(host: HostChild, number: int, traces: list[Trace], first: bool, scale: 
             'player_cpu_seconds': sum(os.times()[:4]) - before[1],
             'chain_cpu_seconds': sum(spent[:-2]), 'host_cpu_seconds': sum(spent[-2:]),
             'machine_busy': (after[0] - busy[0]) / max(1e-9, after[1] - busy[1])}
-
-
-def machine_busy() -> tuple[float, float]:
-    """Return the ticks that this machine's CPUs worked, and all of them."""
-    ticks = [int(field) for field in Path('/proc/stat').read_text().split('\n', 1)[0].split()[1:9]]
-    return sum(ticks) - ticks[3] - ticks[4], sum(ticks)
 
 
 def process(host: HostChild, number: int) -> int:

@@ -14,7 +14,7 @@ NAME = 'row4'
 TITLE = 'Many servers on one host (YOLO, figures 10 and 11)'
 # Think times of guests under KVM, who boot in a second or two: those that were recorded ran under
 # TCG. All servers share this machine's CPUs; where there are many the world is slowed down.
-QUICK = Setting(False, GIGABIT, 0.15, 1, ('small',), (1, 6))
+QUICK = Setting(False, GIGABIT, 0.15, 1, ('small',), (1, 4))
 FULL = Setting(True, GIGABIT // 3, 0.45, 2, ('small',), (1, 4, 16))
 # How much faster than a normal boot YOLO was at most (section V.B.3).
 _FACTOR = 13

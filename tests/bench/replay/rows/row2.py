@@ -204,8 +204,13 @@ def _never_slower(head: dict[str, Any], runs: Sequence[dict[str, Any]], ours: st
     found = [(*one, count) for count in head['setting']['numbers']
              if (one := _ratio(runs, ours, count, other, count)) is not None]
     value, noise, rounds, count = max(found, key=lambda one: one[0] - one[1])
-    return sums.target(head, f'{ours} over {other}, at worst', round(1 + noise, 4), value,
-                       f'{count} images, noise {noise} over {rounds} rounds')
+    bound = round(1 + max(noise, sums.LEAST_NOISE), 4)
+    reason = f'{count} images, noise {noise} over {rounds} rounds'
+    if value > bound:
+        for label in (ours, other):
+            those = [one for one in runs if (one['label'], one['images']) == (label, count)]
+            reason += f'; {label}: {sums.profile(those)}'
+    return sums.target(head, f'{ours} over {other}, at worst', bound, value, reason)
 
 
 def targets(head: dict[str, Any], runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -51,8 +51,15 @@ def slower(head: dict[str, Any], runs: Sequence[Run], ours: str,
     words = [str(part) for part in where[:2]] + ['servers, an image each' if where[2] else
                                                  'servers']
     words += [f'{where[3]} x{where[4]}'] if where[3] else []
-    return sums.target(head, f'{ours} over {other}, at worst', round(1 + noise, 4), value,
-                       f'{" ".join(words)}; noise {noise:g} over {rounds} rounds')
+    reason = f'{" ".join(words)}; noise {noise:g} over {rounds} rounds'
+    bound = round(1 + max(noise, sums.LEAST_NOISE), 4)
+    if value > bound:
+        for label in (ours, other):
+            reason += f'; {label}: ' + profile(head, [
+                one for one in runs if one['label'] == label and place(one) == where])
+        if ours == COLD:
+            reason += '; the other had the whole base on the host\'s disk before, bootcache nothing'
+    return sums.target(head, f'{ours} over {other}, at worst', bound, value, reason)
 
 
 def profile(head: dict[str, Any], runs: Sequence[Run]) -> str:

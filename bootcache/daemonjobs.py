@@ -13,6 +13,8 @@ from typing import Any
 from bootcache import exception
 from bootcache.storagedaemon import Session, StorageDaemon
 
+# Of jobs and nodes.
+_MAKING, _NEW = 'make', 'new'
 _MAKING_SECONDS = 30
 _ENDING_SECONDS = 10
 
@@ -35,30 +37,36 @@ def create_qcow2(daemon: StorageDaemon, path: str, virtual_bytes: int, cluster_b
                  backing: str = '', backing_format: str = '', data_path: str = '') -> None:
     """Have a daemon make an empty qcow2 file.
 
+    The daemon's monitor is free for others while it does so: it waits for the disk.
+
     :param path: made new; the daemon has to be able to write there.
     :param virtual_bytes: size of the image.
     :param backing: what its header names below it; not opened.
     :param data_path: a file of its own for the image's content, each byte at its place; made new.
     :raises BootcacheError: if the file is there already, or the daemon refuses.
     """
-    made: list[str] = []
-    nodes: list[str] = []
+    unique = uuid.uuid4().hex[:16]
+    job = f'{_MAKING}-{unique}'
+    nodes = {f'{_NEW}-{unique}': path, **({f'{_NEW}-{unique}d': data_path} if data_path else {})}
     options: dict[str, Any] = {'driver': 'qcow2', 'size': virtual_bytes,
-                               'cluster-size': cluster_bytes}
+                               'cluster-size': cluster_bytes,
+                               **dict(zip(('file', 'data-file'), nodes, strict=False))}
     if backing:
         options.update({'backing-file': backing, 'backing-fmt': backing_format})
+    made: list[str] = []
     try:
-        with daemon.session() as session:
-            try:
-                options['file'] = _open_new(session, path, made, nodes)
-                if data_path:
-                    options['data-file'] = _open_new(session, data_path, made, nodes)
-                job = f'make-{uuid.uuid4().hex[:16]}'
+        for name in nodes.values():
+            _make_file(name)
+            made.append(name)
+        daemon.add_nodes(*({'driver': 'file', 'node-name': node, 'filename': name}
+                           for node, name in nodes.items()))
+        try:
+            with daemon.session() as session:
                 session.execute('blockdev-create', job_id=job, options=options)
-                _wait_made(session, job, path)
-            finally:
-                for node in nodes:
-                    session.execute('blockdev-del', node_name=node)
+            _wait_made(daemon, job, path)
+        finally:
+            end(daemon, job)
+            daemon.remove_nodes(*nodes)
     except BaseException:
         for name in made:
             with contextlib.suppress(FileNotFoundError):
@@ -66,28 +74,35 @@ def create_qcow2(daemon: StorageDaemon, path: str, virtual_bytes: int, cluster_b
         raise
 
 
-def _open_new(session: Session, path: str, made: list[str], nodes: list[str]) -> str:
+def _make_file(path: str) -> None:
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
     except OSError as error:
         raise exception.BootcacheError(f'{path} cannot be made: {error}') from error
-    made.append(path)
-    node = f'new-{uuid.uuid4().hex[:16]}'
-    session.execute('blockdev-add', driver='file', node_name=node, filename=path)
-    nodes.append(node)
-    return node
 
 
-def _wait_made(session: Session, job: str, path: str) -> None:
+def _wait_made(daemon: StorageDaemon, job: str, path: str) -> None:
     deadline = time.monotonic() + _MAKING_SECONDS
-    while not (state := _look(session, job)).is_over:
+    while not (state := progress(daemon, job)).is_over:
         if time.monotonic() > deadline:
             raise exception.StorageDaemonError(
                 f'{path} was not made within {_MAKING_SECONDS} s')
         time.sleep(0.001)
-    session.execute('job-dismiss', id=job)
     if state.error:
         raise exception.StorageDaemonError(f'{path} cannot be made: {state.error}')
+
+
+def discard_leftovers(daemon: StorageDaemon) -> None:
+    """Forget what an earlier process had the daemon make, and was killed before it was made.
+
+    :raises StorageDaemonError: if the daemon does not answer, or refuses.
+    """
+    with daemon.session() as session:
+        jobs = [entry['id'] for entry in session.execute('query-jobs')]
+    for job in jobs:
+        if job.startswith(f'{_MAKING}-'):
+            end(daemon, job)
+    daemon.remove_nodes(*(node for node in daemon.nodes() if node.startswith(f'{_NEW}-')))
 
 
 def _look(session: Session, job: str) -> Progress:

@@ -30,7 +30,7 @@ from nova_bootcache.growingstore import LANDED, REMOTE, TOP, top_node
 
 # A smaller one is fetched in less time than it takes to set all this up.
 WORTH_BYTES = 8 << 20
-_FILTER, _COME, _FILE, _DATA, _SOURCE = 'x', 'w', 'v', 'a', 'c'
+_FILTER, _COME, _FILE, _DATA, _SOURCE = 'x', 'w', 'v', 'd', 'c'
 _SECTOR = 512
 _LOOK_SECONDS = 0.05
 

@@ -29,7 +29,13 @@ class Arrivals:
         self._gateway = gateway
         # Threads by image id. Guarded by the lock, which is held for dictionary steps.
         self._coming: dict[str, threading.Thread] = {}
+        # Images of which the gateway still has what should have gone, as storage hangs. Guarded by
+        # the lock.
+        self._left: set[str] = set()
         self._lock = threading.Lock()
+        # Makes beginning, and clearing up, one step each: some milliseconds, and ten seconds where
+        # storage hangs.
+        self._step = threading.Lock()
 
     def has(self, image_id: str) -> bool:
         """Tell whether an image's cache image is on its way."""
@@ -66,8 +72,10 @@ class Arrivals:
             gateway.check_reachable(remote)
             source = self._gateway.remote_node(
                 '', dataclasses.replace(remote, export=offered.cache_export))
-            arrival.begin(self._gateway.daemon, remote.image_id, info.bytes,
-                          self._cache.coming_path(remote.image_id, medium), source)
+            with self._step:
+                self._clear(remote.image_id)
+                arrival.begin(self._gateway.daemon, remote.image_id, info.bytes,
+                              self._cache.coming_path(remote.image_id, medium), source)
         except (exception.BootcacheError, OSError) as error:
             LOG.warning('image %s: its cache image is fetched before a server boots: %s',
                         remote.image_id, error)
@@ -94,11 +102,41 @@ class Arrivals:
             LOG.exception('bootcache: unexpected error')
         finally:
             try:
-                arrival.discard(daemon, image_id)
-            except exception.BootcacheError as error:
-                LOG.warning('image %s: the gateway keeps what arrived: %s', image_id, error)
-            arrival.clean(self._cache.coming_path(image_id, medium))
-            self._end(image_id)
+                self.discard(image_id)
+                arrival.clean(self._cache.coming_path(image_id, medium))
+            except OSError as error:
+                LOG.warning('image %s: what is left of its arrival stays: %s', image_id, error)
+            finally:
+                self._end(image_id)
+
+    def discard(self, image_id: str) -> None:
+        """Take an arrival that is over out of the gateway; later, if that cannot be done now."""
+        with self._lock:
+            self._left.add(image_id)
+        try:
+            self._clear(image_id)
+        except exception.BootcacheError as error:
+            LOG.warning('image %s: the gateway keeps what arrived, for now: %s', image_id, error)
+
+    def _clear(self, image_id: str) -> None:
+        with self._lock:
+            if image_id not in self._left:
+                return
+        arrival.discard(self._gateway.daemon, image_id)
+        with self._lock:
+            self._left.discard(image_id)
+
+    def clear_left(self) -> None:
+        """Take out of the gateway what could not be taken out before.
+
+        :raises BootcacheError: if it still cannot.
+        """
+        with self._lock:
+            left = self._left - self._coming.keys()
+        for image_id in left:
+            with self._step:
+                # One that has begun meanwhile has cleared up itself.
+                self._clear(image_id)
 
     def _receive(self, offered: Offered, medium: Medium) -> None:
         info, remote = offered.cache_image, offered.remote

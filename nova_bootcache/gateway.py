@@ -78,7 +78,7 @@ class Gateway:
         self.daemon = StorageDaemon('gateway', run_dir, UnixListener(socket_path),
                                     autostart=autostart, group=group)
         self._reconnect_delay = reconnect_delay
-        # Guards looking and adding as one step; held for milliseconds.
+        # Guards looking, adding and removing as one step; held for milliseconds.
         self._lock = threading.Lock()
 
     def start(self) -> bool:

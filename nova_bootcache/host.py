@@ -10,9 +10,9 @@ import oslo_messaging as messaging
 from oslo_config import cfg
 from oslo_log import log as logging
 
-from bootcache import exception, naming, qemuimg, recorder, rpcapi
+from bootcache import daemonjobs, exception, naming, qemuimg, recorder, rpcapi
 from bootcache.tier import Medium
-from nova_bootcache import arrival, growingstore, offer, placement
+from nova_bootcache import growingstore, offer, placement
 from nova_bootcache.cacheentry import Entry
 from nova_bootcache.gateway import Remote
 from nova_bootcache.growingstore import GrowingStore
@@ -67,14 +67,15 @@ class ComputeHost(HostStores):
             self.gateway.start()
             # Whoever recorded is gone; the storage service notices and tries again.
             recorder.discard_leftovers(self.gateway.daemon)
+            daemonjobs.discard_leftovers(self.gateway.daemon)
         except exception.BootcacheError as error:
             LOG.error('bootcache: the gateway is not ready, servers that need it boot the'
                       ' stock way: %s', error)
             return
         for entry in self.cache.entries():
             try:
-                # Whoever copied it is gone; the next server has it fetched.
-                arrival.discard(self.gateway.daemon, entry.remote.image_id)
+                # Whoever waited for it is gone; the next server has it fetched.
+                self.arrivals.discard(entry.remote.image_id)
                 growingstore.drop_filter(self.gateway.daemon, entry.remote.image_id)
             except exception.BootcacheError as error:
                 LOG.warning('image %s: its growing store goes on growing: %s',

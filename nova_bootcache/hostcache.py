@@ -211,6 +211,8 @@ class HostCache(HostFiles):
                 return entry
             partial = f'{self.path(image_id)}.partial'
             try:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(partial)
                 self.create(partial, virtual_bytes, self._base_uri(image_id))
                 entry = Entry(remote, None, savefile.file_digest(partial), virtual_bytes)
                 self._place(partial, entry, Medium.DISK)

@@ -17,7 +17,7 @@ from compute_host import boot, compare
 from functional_tools import free_port, until
 from storage_node import IMAGE, MIB, content
 
-from bootcache import naming
+from bootcache import daemonjobs, naming
 from bootcache.workingset import Extent
 from nova_bootcache import arrival, hostcache
 
@@ -181,6 +181,8 @@ def test_the_driver_restarts_in_the_midst(host, hosts, node, directory):
     again = hosts()
     assert again.gateway.daemon.nodes() == nodes(again, 'g', 'n')
     compare(f'{directory}/disk', node)
+    # In one process the earlier host's thread is still there, and sees that it is over.
+    assert host.arrivals.wait(IMAGE, 60)
     assert boot(again, f'{directory}/next') is True
     assert again.arrivals.wait(IMAGE, 60)
     assert again.cache.entry(IMAGE).cache_image is not None
@@ -195,6 +197,28 @@ def test_the_storage_node_goes_away_in_the_midst(host, way, node, directory, mon
     until(lambda: not host.arrivals.has(IMAGE), 'the end of the arrival')
     assert host.cache.entry(IMAGE).cache_image is None
     assert host.gateway.daemon.nodes() == nodes(host, 'g', 'n')
+
+
+def test_the_storage_node_hangs_in_the_midst(host, way, node, directory, monkeypatch):
+    """What cannot be taken out of the gateway now goes when the storage node answers again."""
+    monkeypatch.setattr(hostcache, '_GRACE_SECONDS', 2)
+    monkeypatch.setattr(hostcache, '_SLOWEST', 1 << 30)
+    monkeypatch.setattr(daemonjobs, '_ENDING_SECONDS', 1)
+    host.service.freeze()
+    boot(host, f'{directory}/disk')
+    os.kill(way.process.pid, signal.SIGSTOP)
+    try:
+        until(lambda: not host.arrivals.has(IMAGE), 'the end of the arrival')
+        assert nodes(host, 'q') <= host.gateway.daemon.nodes()
+        assert host.stop_serving(IMAGE) is False
+        host.arrivals.discard(IMAGE)
+        assert nodes(host, 'q') <= host.gateway.daemon.nodes()
+    finally:
+        os.kill(way.process.pid, signal.SIGCONT)
+    host.upkeep.once()
+    until(lambda: host.gateway.daemon.nodes() == nodes(host, 'g', 'n') or host.upkeep.once(),
+          'that the gateway has let go of it')
+    compare(f'{directory}/disk', node)
 
 
 def test_without_room_for_tables_it_is_fetched_first(hosts, way, node, directory):

@@ -62,6 +62,26 @@ def test_one_that_cannot_be_made_leaves_nothing(daemon, directory):
     assert daemon.nodes() == set() and jobs(daemon) == []
 
 
+def test_what_a_killed_process_had_made_is_forgotten(daemon, directory):
+    path = f'{directory}/half'
+    with open(path, 'w'):
+        pass
+    daemon.add_nodes({'driver': 'file', 'node-name': 'new-0123', 'filename': path})
+    with daemon.session() as session:
+        session.execute('blockdev-create', job_id='make-0123', options={
+            'driver': 'qcow2', 'file': 'new-0123', 'size': SIZE})
+    daemonjobs.discard_leftovers(daemon)
+    assert daemon.nodes() == set() and jobs(daemon) == []
+
+
+def test_one_that_is_not_made_in_time_leaves_nothing(daemon, directory, monkeypatch):
+    monkeypatch.setattr(daemonjobs, '_MAKING_SECONDS', -1)
+    with pytest.raises(exception.StorageDaemonError, match='was not made within'):
+        daemonjobs.create_qcow2(daemon, f'{directory}/late', 64 << 30, 512)
+    assert not os.path.exists(f'{directory}/late')
+    assert daemon.nodes() == set() and jobs(daemon) == []
+
+
 def test_a_stream_that_is_ended_in_the_midst(daemon, directory):
     path, data = f'{directory}/image', f'{directory}/data'
     with open(data, 'wb') as stream:

@@ -44,7 +44,7 @@ class Host:
 
     def __init__(self, directory):
         self.directory, self.hostname = str(directory), 'host-1'
-        self.gateway = self.daemon = self.cache = self.api = self
+        self.gateway = self.daemon = self.cache = self.api = self.arrivals = self
         self.held, self.served, self.booting, self.answers = {}, {}, set(), {}
         self.broken, self.started_anew, self.tries, self.asked = set(), False, [], []
         self.fetched, self.told, self.room, self.stores = [], [], Medium.DISK, []
@@ -71,6 +71,9 @@ class Host:
 
     def forget_lost_stores(self):
         self.stores.append('looked for lost ones')
+
+    def clear_left(self):
+        self.stores.append('cleared')
 
     def tidy_stores(self):
         self.stores.append('tidied')
@@ -312,4 +315,4 @@ def test_stores_are_looked_after_each_time(host, clock):
     keeper = Upkeep(host, host)
     keeper.once()
     keeper.once()
-    assert host.stores == ['looked for lost ones', 'tidied'] * 2
+    assert host.stores == ['looked for lost ones', 'cleared', 'tidied'] * 2

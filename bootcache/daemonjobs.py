@@ -4,33 +4,18 @@ An image file is made in some milliseconds so, where starting qemu-img takes ten
 """
 
 import contextlib
-import dataclasses
 import os
 import time
 import uuid
 from typing import Any
 
 from bootcache import exception
-from bootcache.storagedaemon import Session, StorageDaemon
+from bootcache.storagedaemon import StorageDaemon
 
 # Of jobs and nodes.
 _MAKING, _NEW = 'make', 'new'
 _MAKING_SECONDS = 30
 _ENDING_SECONDS = 10
-
-
-@dataclasses.dataclass(frozen=True)
-class Progress:
-    """How far a job is.
-
-    :ivar done: bytes, or what else the job counts.
-    :ivar is_over: whether it has ended.
-    :ivar error: why it failed; empty if it did not.
-    """
-
-    done: int
-    is_over: bool
-    error: str
 
 
 def create_qcow2(daemon: StorageDaemon, path: str, virtual_bytes: int, cluster_bytes: int, *,
@@ -83,13 +68,15 @@ def _make_file(path: str) -> None:
 
 def _wait_made(daemon: StorageDaemon, job: str, path: str) -> None:
     deadline = time.monotonic() + _MAKING_SECONDS
-    while not (state := progress(daemon, job)).is_over:
+    while (entry := _jobs(daemon).get(job, {})).get('status') != 'concluded':
+        if not entry:
+            raise exception.StorageDaemonError(f'{path} was not made: {daemon.name} was restarted')
         if time.monotonic() > deadline:
             raise exception.StorageDaemonError(
                 f'{path} was not made within {_MAKING_SECONDS} s')
         time.sleep(0.001)
-    if state.error:
-        raise exception.StorageDaemonError(f'{path} cannot be made: {state.error}')
+    if entry.get('error'):
+        raise exception.StorageDaemonError(f'{path} cannot be made: {entry["error"]}')
 
 
 def discard_leftovers(daemon: StorageDaemon) -> None:
@@ -97,39 +84,47 @@ def discard_leftovers(daemon: StorageDaemon) -> None:
 
     :raises StorageDaemonError: if the daemon does not answer, or refuses.
     """
-    with daemon.session() as session:
-        jobs = [entry['id'] for entry in session.execute('query-jobs')]
-    for job in jobs:
+    for job in _jobs(daemon):
         if job.startswith(f'{_MAKING}-'):
             end(daemon, job)
     daemon.remove_nodes(*(node for node in daemon.nodes() if node.startswith(f'{_NEW}-')))
 
 
-def _look(session: Session, job: str) -> Progress:
-    for entry in session.execute('query-jobs'):
-        if entry['id'] == job:
-            return Progress(int(entry['current-progress']), entry['status'] == 'concluded',
-                            str(entry.get('error', '')))
-    raise exception.StorageDaemonError(f'job {job} is gone')
-
-
 def start_stream(daemon: StorageDaemon, job: str, node: str) -> None:
     """Begin to fill a node's file with all that its backing has.
 
-    :param job: id; it stays until :func:`end`.
+    :param job: id. It is gone when it is over, and what came of it :func:`is_filled` tells: while
+        one that is over waits to be dismissed, QEMU 7.2 crashes if nodes are queried.
     :raises StorageDaemonError: if the daemon refuses.
     """
     with daemon.session() as session:
-        session.execute('block-stream', job_id=job, device=node, auto_dismiss=False)
+        session.execute('block-stream', job_id=job, device=node)
 
 
-def progress(daemon: StorageDaemon, job: str) -> Progress:
-    """Return how far a job is.
+def progress(daemon: StorageDaemon, job: str) -> int | None:
+    """Return what a job has done, in bytes; None if it is over.
 
-    :raises StorageDaemonError: if it is gone, or the daemon with it.
+    :raises StorageDaemonError: if the daemon does not answer.
+    """
+    entry = _jobs(daemon).get(job)
+    return None if entry is None else int(entry['current-progress'])
+
+
+def is_filled(daemon: StorageDaemon, node: str) -> bool:
+    """Tell whether a stream has ended well: its node has no backing any more.
+
+    :raises StorageDaemonError: if the daemon does not answer, or has no such node.
     """
     with daemon.session() as session:
-        return _look(session, job)
+        for entry in session.execute('query-named-block-nodes', flat=True):
+            if entry['node-name'] == node:
+                return bool(entry['backing_file_depth'] == 0)
+    raise exception.StorageDaemonError(f'{daemon.name}: there is no node {node}')
+
+
+def _jobs(daemon: StorageDaemon) -> dict[str, dict[str, Any]]:
+    with daemon.session() as session:
+        return {entry['id']: entry for entry in session.execute('query-jobs')}
 
 
 def end(daemon: StorageDaemon, job: str) -> None:
@@ -137,19 +132,16 @@ def end(daemon: StorageDaemon, job: str) -> None:
 
     :raises StorageDaemonError: if it does not end: it may wait for a storage node.
     """
-    with daemon.session() as session:
-        present = {entry['id']: entry['status'] for entry in session.execute('query-jobs')}
-        if job not in present:
-            return
-        if present[job] != 'concluded':
-            with contextlib.suppress(exception.StorageDaemonError):
-                # It may end at this moment by itself.
+    deadline, asked = time.monotonic() + _ENDING_SECONDS, False
+    while (entry := _jobs(daemon).get(job)) is not None:
+        with contextlib.suppress(exception.StorageDaemonError), daemon.session() as session:
+            # It may end, and go, at this moment by itself.
+            if entry['status'] == 'concluded':
+                session.execute('job-dismiss', id=job)
+            elif not asked:
                 session.execute('job-cancel', id=job)
-    deadline = time.monotonic() + _ENDING_SECONDS
-    while not progress(daemon, job).is_over:
+                asked = True
         if time.monotonic() > deadline:
             raise exception.StorageDaemonError(
                 f'{daemon.name}: job {job} did not end within {_ENDING_SECONDS} s')
-        time.sleep(0.02)
-    with daemon.session() as session:
-        session.execute('job-dismiss', id=job)
+        time.sleep(0.002)

@@ -122,18 +122,17 @@ def bring(daemon: StorageDaemon, image_id: str, size: int, path: str, seconds: f
     names, job = _names(image_id), _job(image_id)
     daemonjobs.start_stream(daemon, job, names[_COME])
     there, since, began = -1, 0.0, time.monotonic()
-    while not (state := daemonjobs.progress(daemon, job)).is_over:
+    while (done := daemonjobs.progress(daemon, job)) is not None:
         now = time.monotonic()
-        if state.done != there:
-            there, since = state.done, now
+        if done != there:
+            there, since = done, now
         if now - since >= stalled:
             raise exception.BootcacheError(f'nothing has come for {stalled:.0f} s')
         if now - began >= seconds:
             raise exception.BootcacheError(f'it has not come within {seconds:.0f} s')
         time.sleep(_LOOK_SECONDS)
-    daemonjobs.end(daemon, job)
-    if state.error:
-        raise exception.BootcacheError(f'the gateway cannot get it: {state.error}')
+    if not daemonjobs.is_filled(daemon, names[_COME]):
+        raise exception.BootcacheError('the gateway could not read or write all of it')
     # The last cluster was written whole.
     os.truncate(path, size)
 

@@ -97,14 +97,34 @@ def test_a_stream_that_is_ended_in_the_midst(daemon, directory):
                       'file': {'driver': 'file', 'filename': path}})
     daemonjobs.end(daemon, 'none')
     daemonjobs.start_stream(daemon, 'job', 'image')
-    until(lambda: daemonjobs.progress(daemon, 'job').done, 'the first bytes')
-    state = daemonjobs.progress(daemon, 'job')
-    assert not state.is_over and state.done < SIZE
+    until(lambda: daemonjobs.progress(daemon, 'job'), 'the first bytes')
+    assert daemonjobs.progress(daemon, 'job') < SIZE
     daemonjobs.end(daemon, 'job')
-    assert jobs(daemon) == []
+    assert jobs(daemon) == [] and daemonjobs.progress(daemon, 'job') is None
+    assert daemonjobs.is_filled(daemon, 'image') is False
     daemon.remove_nodes('image', 'below', 'data')
-    with pytest.raises(exception.StorageDaemonError, match='job job is gone'):
-        daemonjobs.progress(daemon, 'job')
+    with pytest.raises(exception.StorageDaemonError, match='no node image'):
+        daemonjobs.is_filled(daemon, 'image')
+
+
+def test_nodes_can_be_queried_while_a_stream_ends(daemon, directory):
+    data = f'{directory}/data'
+    with open(data, 'wb') as stream:
+        stream.write(b'\x11' * SIZE)
+    pid = daemon.pid()
+    for number in range(10):
+        path = f'{directory}/image{number}'
+        daemonjobs.create_qcow2(daemon, path, SIZE, 65536)
+        daemon.add_nodes({'driver': 'file', 'node-name': 'data', 'filename': data},
+                         {'driver': 'qcow2', 'node-name': 'image', 'backing': 'data',
+                          'file': {'driver': 'file', 'filename': path}})
+        daemonjobs.start_stream(daemon, 'job', 'image')
+        with daemon.session() as session:
+            while session.execute('query-jobs'):
+                session.execute('query-named-block-nodes', flat=True)
+        assert daemonjobs.is_filled(daemon, 'image') is True
+        daemon.remove_nodes('image', 'data')
+    assert daemon.pid() == pid
 
 
 def test_a_disk_after_a_crash_has_what_was_flushed(daemon, directory):

@@ -118,7 +118,7 @@ def is_filled(daemon: StorageDaemon, node: str) -> bool:
     with daemon.session() as session:
         for entry in session.execute('query-named-block-nodes', flat=True):
             if entry['node-name'] == node:
-                return bool(entry['backing_file_depth'] == 0)
+                return 'backing_file' not in entry
     raise exception.StorageDaemonError(f'{daemon.name}: there is no node {node}')
 
 

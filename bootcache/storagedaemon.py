@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from oslo_log import log as logging
-from qemu.qmp import ExecuteError, QMPClient, QMPError
+from qemu.qmp import ConnectError, ExecuteError, QMPClient, QMPError
 
 from bootcache import exception
 
@@ -29,6 +29,7 @@ LOG = logging.getLogger(__name__)
 
 _COMMAND_SECONDS = 30
 _START_SECONDS = 20
+_ATTEMPTS = 10
 _BACKLOG = 1024
 
 
@@ -205,18 +206,29 @@ class StorageDaemon:
         :raises StorageDaemonError: if it does not answer.
         """
         with self._lock:
-            client = QMPClient(self.name)
-            try:
-                _LOOP.run(client.connect(self.monitor_path), _COMMAND_SECONDS)
-            except (QMPError, TimeoutError, OSError, EOFError) as error:
-                raise exception.StorageDaemonError(
-                    f'{self.name}: no answer on {self.monitor_path}: {error!r}') from error
+            client = self._connect()
             try:
                 yield Session(self, client)
             finally:
                 # A peer that died makes this raise, which tells nothing new.
                 with contextlib.suppress(QMPError, TimeoutError, OSError, EOFError):
                     _LOOP.run(client.disconnect(), _COMMAND_SECONDS)
+
+    def _connect(self) -> QMPClient:
+        attempt = 0
+        while True:
+            client = QMPClient(self.name)
+            try:
+                _LOOP.run(client.connect(self.monitor_path), _COMMAND_SECONDS)
+                return client
+            except (QMPError, TimeoutError, OSError, EOFError) as error:
+                attempt += 1
+                # An event of a job may come before the greeting; the next client gets that first.
+                greeted = isinstance(error, ConnectError) and not isinstance(
+                    error.exc, (OSError, EOFError))
+                if not greeted or attempt == _ATTEMPTS:
+                    raise exception.StorageDaemonError(
+                        f'{self.name}: no answer on {self.monitor_path}: {error!r}') from error
 
     def _check_length(self, path: str) -> None:
         if len(os.fsencode(path)) > 107:

@@ -96,6 +96,7 @@ def test_a_stream_that_is_ended_in_the_midst(daemon, directory):
                      {'driver': 'qcow2', 'node-name': 'image', 'backing': 'below',
                       'file': {'driver': 'file', 'filename': path}})
     daemonjobs.end(daemon, 'none')
+    assert daemonjobs.is_filled(daemon, 'image') is False
     daemonjobs.start_stream(daemon, 'job', 'image')
     until(lambda: daemonjobs.progress(daemon, 'job'), 'the first bytes')
     assert daemonjobs.progress(daemon, 'job') < SIZE

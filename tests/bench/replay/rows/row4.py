@@ -24,18 +24,17 @@ _TITLES = {False: 'one image', True: 'an image each'}
 def points(full: bool, counts: Sequence[int]) -> Iterator[Point]:
     """Give what is measured in a round: on the slow disk, then on the fast one. Pure.
 
-    The fast disk has but its ends, as nothing is slow there.
+    The fast disk has but its ends, as nothing is slow there, and only in full.
     """
-    ends = {(max(counts), True), *({(1, False)} if full else set())}
-    for medium, distinct, count in itertools.product((SLOW, FAST), (False, True), counts):
+    ends = {(max(counts), True), (1, False)}
+    media = (SLOW, FAST) if full else (SLOW,)
+    for medium, distinct, count in itertools.product(media, (False, True), counts):
         if count == 1 and distinct:
             continue
         if medium == FAST and (count, distinct) not in ends:
             continue
         labels = [yolo.NORMAL, yolo.PREFETCH, yolo.YOLO, *OURS]
-        if not full and medium == FAST:
-            labels = [yolo.NORMAL, yolo.MEMORY]
-        elif not full and count > 1 and not distinct:
+        if not full and count > 1 and not distinct:
             labels = [yolo.NORMAL, yolo.YOLO, yolo.MEMORY]
         elif not full and count == 1:
             labels.remove(yolo.COLD)

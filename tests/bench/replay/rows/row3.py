@@ -21,7 +21,7 @@ NAME = 'row3'
 TITLE = 'Quota and cluster size (SC13, figures 8 to 10 and table 2)'
 WARM = 'bootcache warm'
 REFERENCE = 'on demand'
-QUICK = Setting(False, GIGABIT, 0.125, 2, ('small',))
+QUICK = Setting(False, GIGABIT, 0.125, 1, ('small',))
 FULL = Setting(True, 100_000_000, 1.0, 3, ('small', 'debian'))
 # Quotas as parts of what the boot reads; more than 1 leaves room for the tables.
 _PARTS = {False: (0.5, 1.5), True: (0.1, 0.25, 0.5, 0.75, 1.0, 1.5)}

@@ -237,9 +237,14 @@ def targets(head: dict[str, Any], runs: Sequence[dict[str, Any]]) -> list[dict[s
                 f'noise {noise} over {rounds} rounds'))
     local = _ratio(runs, WARM, most, REFERENCE, 1)
     if local is not None:
-        found.append(sums.target(head, f'warm over full local raw, {most} images',
-                                 round(max(1.02, 1 + local[1]), 4), local[0],
-                                 f'noise {local[1]} over {local[2]} rounds'))
+        bound = round(max(1.02, 1 + local[1]), 4)
+        reason = f'noise {local[1]} over {local[2]} rounds'
+        if local[0] > bound:
+            for label, images in ((WARM, most), (WARM, least), (REFERENCE, 1)):
+                those = [one for one in runs if (one['label'], one['images']) == (label, images)]
+                reason += f'; {label}, {images} images: {sums.profile(those)}'
+        found.append(sums.target(head, f'warm over full local raw, {most} images', bound,
+                                 local[0], reason))
     for ours, others in ((WARM, ('on demand', 'SC13 warm', SC13_MEMORY)),
                          (COLD, ('on demand', 'SC13 cold')), (FIRST, ('on demand', 'SC13 cold')),
                          (MEMORY, ('on demand', 'SC13 cold', SC13_MEMORY, COLD))):

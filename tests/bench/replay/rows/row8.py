@@ -198,17 +198,30 @@ _FAR = ('each such request crosses the network; a working set is there to have f
         ' the server has settled')
 
 
+def _rates(runs: Sequence[Line], label: str, workload: str) -> str:
+    """Return what a path did in each round, and its CPU time: what there is to tell it by."""
+    those = [one for one in runs if _is('io', label, workload)(one)]
+    rates = ', '.join(f'{one["iops"]:.0f}' for one in those)
+    return (f'; {label}: {rates} a second in the rounds, CPU'
+            f' {_middle(those, "cpu_seconds") * 1e6:.0f} µs each')
+
+
 def _io_targets(head: dict[str, Any], runs: Sequence[Line]) -> Iterator[Line]:
     reads, writes = ('reads', (READ, SEQUENTIAL)), ('writes', (FIRST, AGAIN))
     for ours, other, why in ((INSIDE, OVERLAY, ''), (SETTLED, OVERLAY, ''),
                              (ARRIVED, OVERLAY, _NEAR), (OUTSIDE, OVERLAY, _FAR),
                              (OUTSIDE, ON_DEMAND, '')):
         for kind, workloads in (reads, writes):
-            yield _worst(head, f'time of {kind}, {ours}, over {other}, at worst', [
+            judged = _worst(head, f'time of {kind}, {ours}, over {other}, at worst', [
                 (workload, *({repeat: 1 / value for repeat, value in _by_repeat(
                     runs, _is('io', label, workload), 'iops').items()}
                     for label in (ours, other)))
                 for workload in workloads], why if kind == 'reads' else '')
+            if not judged['met']:
+                judged['reason'] += ''.join(_rates(runs, label, workload) for workload in workloads
+                                            if judged['reason'].startswith(f'{workload}, ')
+                                            for label in (ours, other))
+            yield judged
     for path in (INSIDE, SETTLED, ARRIVED):
         for workload in WORKLOADS:
             ours, other = (_middle([one for one in runs if _is('io', label, workload)(one)],

@@ -1,7 +1,4 @@
-"""What a storage daemon does for a while: it makes image files, and fills one from its backing.
-
-An image file is made in some milliseconds so, where starting qemu-img takes ten times that.
-"""
+"""What a storage daemon does for a while: it makes image files, and fills one from its backing."""
 
 import contextlib
 import os

@@ -224,9 +224,9 @@ class StorageDaemon:
             except (QMPError, TimeoutError, OSError, EOFError) as error:
                 attempt += 1
                 # An event of a job may come before the greeting; the next client gets that first.
-                greeted = isinstance(error, ConnectError) and not isinstance(
+                garbled = isinstance(error, ConnectError) and not isinstance(
                     error.exc, (OSError, EOFError))
-                if not greeted or attempt == _ATTEMPTS:
+                if not garbled or attempt == _ATTEMPTS:
                     raise exception.StorageDaemonError(
                         f'{self.name}: no answer on {self.monitor_path}: {error!r}') from error
 

@@ -42,7 +42,6 @@ class Patience:
     stalled: float
 
 
-
 def _nobody_creates(path: str, virtual_bytes: int, backing: str) -> None:
     raise exception.BootcacheError(f'there is no gateway to make {path}')
 

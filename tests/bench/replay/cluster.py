@@ -18,7 +18,7 @@ from typing import Any
 from bootcache.workingset import Extent
 from tests.bench.replay import children, netns, tap
 from tests.bench.replay.children import Child
-from tests.bench.replay.host import Boot, HostChild, Image, machine_busy
+from tests.bench.replay.host import Boot, HostChild, Image, busy_since, machine_busy
 from tests.bench.replay.node import HOST_DIRECTORY, Node
 from tests.bench.replay.peers import Peer
 from tests.bench.replay.tap import Traffic
@@ -129,12 +129,11 @@ class Cluster:
                               go)
                 before = machine_busy()
                 boots = children.results(used, patience)
-                after = machine_busy()
+                busy = busy_since(before)
                 # Of a tap that is gone nothing would be counted.
                 self.node.call('check_tap')
                 found.append(Run(peer.label(phase), boots, tap.traffic(self._tap.read()),
-                                 sum(self.node.call('sent')),
-                                 (after[0] - before[0]) / max(1e-9, after[1] - before[1])))
+                                 sum(self.node.call('sent')), busy))
                 seen(found[-1])
                 for host in used:
                     host.send('finish', phase)

@@ -93,6 +93,12 @@ def machine_busy() -> tuple[float, float]:
     return sum(ticks) - ticks[3] - ticks[4], sum(ticks)
 
 
+def busy_since(before: tuple[float, float]) -> float:
+    """Return the part of the time since a look by ``machine_busy`` that the CPUs worked."""
+    after = machine_busy()
+    return (after[0] - before[0]) / max(1e-9, after[1] - before[1])
+
+
 def _nameless_bytes(pid: int) -> int:
     """Return what a process's files have that have no name any more."""
     found = 0

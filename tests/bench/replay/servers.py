@@ -18,6 +18,7 @@ from tests.bench.replay.host import (
     HostChild,
     Image,
     Service,
+    busy_since,
     daemon_cpu,
     machine_busy,
 )
@@ -134,12 +135,12 @@ def boot(host: HostChild, number: int, traces: list[Trace], first: bool, scale: 
 
     time.sleep(max(0.0, go - time.monotonic()))
     before = [daemon_cpu(pid) for pid in (*pids, gateway, helper)], sum(os.times()[:4])
-    busy = machine_busy()
+    before_busy = machine_busy()
     start(party.seats[:1] if first else party.seats)
     found = crowd.run(len(party.seats), ended)
     spent = [daemon_cpu(pid) - past for pid, past in
              zip((*pids, gateway, helper), before[0], strict=True)]
-    after = machine_busy()
+    busy = busy_since(before_busy)
     return {'each': [one.end - go for one in found],
             'waited': [one.waited for one in found],
             'written': [one.written for one in found],
@@ -148,7 +149,7 @@ def boot(host: HostChild, number: int, traces: list[Trace], first: bool, scale: 
             'digests': [one.digest for one in found],
             'player_cpu_seconds': sum(os.times()[:4]) - before[1],
             'chain_cpu_seconds': sum(spent[:-2]), 'host_cpu_seconds': sum(spent[-2:]),
-            'machine_busy': (after[0] - busy[0]) / max(1e-9, after[1] - busy[1])}
+            'machine_busy': busy}
 
 
 def process(host: HostChild, number: int) -> int:

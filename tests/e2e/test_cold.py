@@ -101,7 +101,10 @@ def test_boots_refine_a_working_set(tenant, small_image, wire):
             tenant.wait_state(image, 'ready')
         tenant.delete_server(server)
     assert missed[1] < 0.2 * missed[0], missed
-    assert tenant.show(image)['working_set']['version'] == 2
+    # What the first server read between its record and its end stayed in the gateway, so that the
+    # second one did not read it for the first time: the third one brings it, if it is worth it.
+    found = tenant.show(image)['working_set']
+    assert found['version'] == 2 or missed[1] >= 0.01 * found['bytes'], (found, missed)
 
 
 @contextlib.contextmanager

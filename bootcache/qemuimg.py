@@ -82,13 +82,18 @@ def create_overlay(path: str, virtual_bytes: int, backing: str, backing_format: 
     _run(*arguments, path, str(virtual_bytes), timeout=60)
 
 
-def create_standalone(path: str, virtual_bytes: int, cluster_bytes: int) -> None:
+def create_standalone(path: str, virtual_bytes: int, cluster_bytes: int,
+                      data_path: str = '') -> None:
     """Create an empty qcow2 without a backing file.
 
+    :param data_path: of a file for its content, each byte at its place; created as well.
     :raises BootcacheError: if qemu-img refuses.
     """
-    _run('create', '-q', '-f', 'qcow2', '-o', f'cluster_size={cluster_bytes}', path,
-         str(virtual_bytes), timeout=60)
+    options = f'cluster_size={cluster_bytes}'
+    if data_path:
+        # A comma in a value is doubled.
+        options += f',data_file={data_path.replace(",", ",,")}'
+    _run('create', '-q', '-f', 'qcow2', '-o', options, path, str(virtual_bytes), timeout=60)
 
 
 def set_backing_pointer(path: str, backing: str, backing_format: str) -> None:

@@ -22,7 +22,7 @@ import os
 import time
 from typing import Any
 
-from bootcache import daemonjobs, exception, naming
+from bootcache import daemonjobs, exception, naming, qemuimg
 from bootcache.storagedaemon import StorageDaemon
 from nova_bootcache import growingstore
 from nova_bootcache.growingstore import ARRIVING as IMAGE
@@ -83,13 +83,12 @@ def begin(daemon: StorageDaemon, image_id: str, size: int, path: str,
     :param size: of the cache image's file, in bytes.
     :param path: of the file that it comes into; made new.
     :param source: the node of the file on the storage node, without its name.
-    :raises BootcacheError: if the gateway refuses; the base is then read directly.
+    :raises BootcacheError: if qemu-img or the gateway refuses; the base is then read directly.
     """
     names = _names(image_id)
     clean(path)
     try:
-        daemonjobs.create_qcow2(daemon, _map_path(path), size, growingstore.GRANULARITY,
-                                data_path=path)
+        qemuimg.create_standalone(_map_path(path), size, growingstore.GRANULARITY, path)
         daemon.add_nodes(
             {**source, 'node-name': names[_SOURCE]},
             {'driver': 'file', 'node-name': names[_FILE], 'filename': _map_path(path)},

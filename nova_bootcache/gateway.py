@@ -11,15 +11,13 @@ from typing import Any
 
 from oslo_log import log as logging
 
-from bootcache import daemonjobs, exception, naming
+from bootcache import exception, naming
 from bootcache.storagedaemon import StorageDaemon, UnixListener
 from nova_bootcache import arrival, growingstore
 
 LOG = logging.getLogger(__name__)
 
 _REACH_SECONDS = 3
-# An empty cache image is a header and its first tables.
-_EMPTY_CLUSTER = 65536
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,18 +117,6 @@ class Gateway:
             self.daemon.add_nodes(self.remote_node(str(top['file']), remote), top)
             self.daemon.add_export(export, str(top['node-name']))
         return export
-
-    def create_empty(self, path: str, virtual_bytes: int, backing: str) -> None:
-        """Make an empty cache image.
-
-        :param path: made new.
-        :param virtual_bytes: size of the base.
-        :param backing: URI of the base, as servers reach it.
-        :raises BootcacheError: if there is such a file, or the daemon refuses.
-        """
-        self.daemon.ensure_running()
-        daemonjobs.create_qcow2(self.daemon, path, virtual_bytes, _EMPTY_CLUSTER,
-                                backing=backing, backing_format='raw')
 
     def serves(self, image_id: str) -> bool:
         """Tell whether a base is served to this host's servers."""

@@ -19,7 +19,7 @@ from typing import Any
 
 from oslo_log import log as logging
 
-from bootcache import daemonjobs, exception, naming, qemuimg, recorder, workingset
+from bootcache import exception, naming, qemuimg, recorder, workingset
 from bootcache.recorder import Sample
 from bootcache.storagedaemon import StorageDaemon
 from bootcache.workingset import Extent
@@ -150,9 +150,7 @@ class GrowingStore:
             raise exception.StorageDaemonError(
                 'the gateway is of an earlier version of bootcache; restart it when the servers of'
                 ' the image have settled')
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.path)
-        daemonjobs.create_qcow2(self._daemon, self.path, self._virtual_bytes, GRANULARITY)
+        qemuimg.create_standalone(self.path, self._virtual_bytes, GRANULARITY)
         size = os.stat(self.path).st_size
         if size + reserve(self.limit) >= self.limit:
             os.unlink(self.path)

@@ -10,7 +10,7 @@ import oslo_messaging as messaging
 from oslo_config import cfg
 from oslo_log import log as logging
 
-from bootcache import daemonjobs, exception, naming, qemuimg, recorder, rpcapi
+from bootcache import exception, naming, qemuimg, recorder, rpcapi
 from bootcache.tier import Medium
 from nova_bootcache import growingstore, offer, placement
 from nova_bootcache.cacheentry import Entry
@@ -67,7 +67,6 @@ class ComputeHost(HostStores):
             self.gateway.start()
             # Whoever recorded is gone; the storage service notices and tries again.
             recorder.discard_leftovers(self.gateway.daemon)
-            daemonjobs.discard_leftovers(self.gateway.daemon)
         except exception.BootcacheError as error:
             LOG.error('bootcache: the gateway is not ready, servers that need it boot the'
                       ' stock way: %s', error)

@@ -28,6 +28,8 @@ _ATTEMPTS = 5
 # the base would come by the same link. One from which nothing comes is given up.
 _GRACE_SECONDS = 30
 _SLOWEST = 128 << 10
+# An empty cache image is a header and its first tables.
+_EMPTY_CLUSTER = 65536
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,10 +42,6 @@ class Patience:
 
     seconds: float
     stalled: float
-
-
-def _nobody_creates(path: str, virtual_bytes: int, backing: str) -> None:
-    raise exception.BootcacheError(f'there is no gateway to make {path}')
 
 
 class HostCache(HostFiles):
@@ -74,8 +72,6 @@ class HostCache(HostFiles):
         self.evicted: Callable[[str], None] = lambda image_id: None
         # Called with an image's id to have its growing store removed.
         self.drop_store: Callable[[str], None] = lambda image_id: None
-        # Makes an empty qcow2 of a size with what its header names below it.
-        self.create: Callable[[str, int, str], None] = _nobody_creates
         # How many wait for an image's fetch that is paced, if one is. Guarded by the lock of the
         # files.
         self._waiting: collections.Counter[str] = collections.Counter()
@@ -200,7 +196,7 @@ class HostCache(HostFiles):
         SC13, Algorithm 1: "create Cache on C, chain Cache to Base".
 
         :param virtual_bytes: size of the base.
-        :raises BootcacheError: if it cannot be made.
+        :raises BootcacheError: if qemu-img refuses.
         :raises OSError: if the directory cannot be written.
         """
         image_id = remote.image_id
@@ -210,9 +206,8 @@ class HostCache(HostFiles):
                 return entry
             partial = f'{self.path(image_id)}.partial'
             try:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(partial)
-                self.create(partial, virtual_bytes, self._base_uri(image_id))
+                qemuimg.create_overlay(partial, virtual_bytes, self._base_uri(image_id), 'raw',
+                                       cluster_bytes=_EMPTY_CLUSTER, open_backing=False)
                 entry = Entry(remote, None, savefile.file_digest(partial), virtual_bytes)
                 self._place(partial, entry, Medium.DISK)
             finally:

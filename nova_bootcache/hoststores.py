@@ -66,7 +66,6 @@ class HostStores:
         self.gateway = Gateway(self._conf.gateway_run_dir, self._conf.gateway_socket,
                                self._conf.reconnect_delay, self._conf.gateway_autostart,
                                self._conf.gateway_group)
-        self.cache.create = self.gateway.create_empty
         self.arrivals = Arrivals(self.cache, self.gateway)
         self._store_limit = tiers.store_limit
         self.stores = StoreKeeper(lambda store, _error: self._forget_store(store.image_id))

@@ -32,61 +32,33 @@ def jobs(daemon):
         return session.execute('query-jobs')
 
 
-def test_an_empty_qcow2_is_what_qemu_img_makes(daemon, directory):
-    made, other = f'{directory}/made', f'{directory}/other'
-    uri = f'nbd+unix:///base-x?socket={directory}/nbd.sock'
-    daemonjobs.create_qcow2(daemon, made, SIZE, 65536, backing=uri, backing_format='raw')
-    qemuimg.create_overlay(other, SIZE, uri, 'raw', cluster_bytes=65536, open_backing=False)
-    with open(made, 'rb') as one, open(other, 'rb') as two:
-        assert one.read() == two.read()
-    assert daemon.nodes() == set() and jobs(daemon) == []
-
-
-def test_what_is_there_stays(daemon, directory):
-    path = f'{directory}/there'
-    with open(path, 'w') as stream:
-        stream.write('x')
-    with pytest.raises(exception.BootcacheError, match='there cannot be made'):
-        daemonjobs.create_qcow2(daemon, path, SIZE, 65536)
-    with pytest.raises(exception.BootcacheError, match='there cannot be made'):
-        daemonjobs.create_qcow2(daemon, f'{directory}/new', SIZE, 65536, data_path=path)
-    assert os.stat(path).st_size == 1
-    assert not os.path.exists(f'{directory}/new')
-    assert daemon.nodes() == set()
-
-
-def test_one_that_cannot_be_made_leaves_nothing(daemon, directory):
-    with pytest.raises(exception.StorageDaemonError, match='luster size'):
-        daemonjobs.create_qcow2(daemon, f'{directory}/odd', SIZE, 1000)
-    assert not os.path.exists(f'{directory}/odd')
-    assert daemon.nodes() == set() and jobs(daemon) == []
-
-
-def test_what_a_killed_process_had_made_is_forgotten(daemon, directory):
-    path = f'{directory}/half'
-    with open(path, 'w'):
-        pass
-    daemon.add_nodes({'driver': 'file', 'node-name': 'new-0123', 'filename': path})
-    with daemon.session() as session:
-        session.execute('blockdev-create', job_id='make-0123', options={
-            'driver': 'qcow2', 'file': 'new-0123', 'size': SIZE})
-    daemonjobs.discard_leftovers(daemon)
-    assert daemon.nodes() == set() and jobs(daemon) == []
-
-
-def test_one_that_is_not_made_in_time_leaves_nothing(daemon, directory, monkeypatch):
-    monkeypatch.setattr(daemonjobs, '_MAKING_SECONDS', -1)
-    with pytest.raises(exception.StorageDaemonError, match='was not made within'):
-        daemonjobs.create_qcow2(daemon, f'{directory}/late', 64 << 30, 512)
-    assert not os.path.exists(f'{directory}/late')
-    assert daemon.nodes() == set() and jobs(daemon) == []
+def test_an_image_whose_data_is_elsewhere(daemon, directory):
+    """Each byte is at its place in the other file, also if its name has a comma."""
+    path, data = f'{directory}/map', f'{directory}/a,b'
+    qemuimg.create_standalone(path, SIZE, 65536, data)
+    daemon.add_nodes({'driver': 'qcow2', 'node-name': 'image',
+                      'file': {'driver': 'file', 'filename': path},
+                      'data-file': {'driver': 'file', 'filename': data}})
+    daemon.add_export('image', 'image', writable=True)
+    handle = nbd.NBD()
+    handle.connect_uri(f'nbd+unix:///image?socket={directory}/nbd.sock')
+    # Not in the order of the file.
+    handle.pwrite(b'\x22' * 65536, 5 * MIB)
+    handle.pwrite(b'\x11' * 65536, MIB)
+    handle.flush()
+    handle.shutdown()
+    expected = bytearray(SIZE)
+    expected[MIB:MIB + 65536] = b'\x11' * 65536
+    expected[5 * MIB:5 * MIB + 65536] = b'\x22' * 65536
+    with open(data, 'rb') as stream:
+        assert stream.read() == expected
 
 
 def test_a_stream_that_is_ended_in_the_midst(daemon, directory):
     path, data = f'{directory}/image', f'{directory}/data'
     with open(data, 'wb') as stream:
         stream.write(b'\x11' * SIZE)
-    daemonjobs.create_qcow2(daemon, path, SIZE, 65536)
+    qemuimg.create_standalone(path, SIZE, 65536)
     with daemon.session() as session:
         session.execute('object-add', **{'qom-type': 'throttle-group', 'id': 'slow',
                                          'limits': {'bps-read': MIB}})
@@ -115,7 +87,7 @@ def test_nodes_can_be_queried_while_a_stream_ends(daemon, directory):
     pid = daemon.pid()
     for number in range(10):
         path = f'{directory}/image{number}'
-        daemonjobs.create_qcow2(daemon, path, SIZE, 65536)
+        qemuimg.create_standalone(path, SIZE, 65536)
         daemon.add_nodes({'driver': 'file', 'node-name': 'data', 'filename': data},
                          {'driver': 'qcow2', 'node-name': 'image', 'backing': 'data',
                           'file': {'driver': 'file', 'filename': path}})

@@ -100,7 +100,9 @@ def _query(database: Path, statement: str, *arguments: str) -> tuple[Any, ...] |
 
 def compute_registered(layout: Layout, host: Host, since: float) -> bool:
     """Whether the nova-compute started at `since` has reported and takes servers."""
-    started = datetime.fromtimestamp(int(since), UTC)
+    # Times are kept in whole seconds. What was noted in the second of the start is of the one
+    # before it; servers asked for before this one looks for stuck ones go to ERROR.
+    started = datetime.fromtimestamp(int(since) + 1, UTC)
     oldest = datetime.now(UTC) - HEARTBEAT_AGE
     cell = layout.database("nova_cell1")
     return bool(

@@ -198,6 +198,14 @@ def _noise(runs: Sequence[dict[str, Any]]) -> float:
     return round((max(same) - min(same)) / statistics.median(same), 4)
 
 
+def _profiles(runs: Sequence[dict[str, Any]], *points: tuple[str, int]) -> str:
+    """Tell where the time of ways went, each with its number of images."""
+    return ''.join(
+        f'; {label}, {images} images: ' + sums.profile(
+            [one for one in runs if (one['label'], one['images']) == (label, images)])
+        for label, images in points)
+
+
 def _never_slower(head: dict[str, Any], runs: Sequence[dict[str, Any]], ours: str,
                   other: str) -> dict[str, Any]:
     """Return the target that one way is nowhere slower than another, beyond the noise. Pure."""
@@ -207,9 +215,7 @@ def _never_slower(head: dict[str, Any], runs: Sequence[dict[str, Any]], ours: st
     bound = round(1 + max(noise, sums.LEAST_NOISE), 4)
     reason = f'{count} images, noise {noise} over {rounds} rounds'
     if value > bound:
-        for label in (ours, other):
-            those = [one for one in runs if (one['label'], one['images']) == (label, count)]
-            reason += f'; {label}: {sums.profile(those)}'
+        reason += _profiles(runs, (ours, count), (other, count))
     return sums.target(head, f'{ours} over {other}, at worst', bound, value, reason)
 
 
@@ -231,18 +237,18 @@ def targets(head: dict[str, Any], runs: Sequence[dict[str, Any]]) -> list[dict[s
         one = _ratio(runs, label, most, label, least)
         if one is not None:
             value, noise, rounds = one
-            found.append(sums.target(
-                head, f'{label}, {most} images over {least}',
-                None if wanted is None else round(max(wanted, 1 + noise), 4), value,
-                f'noise {noise} over {rounds} rounds'))
+            bound = None if wanted is None else round(max(wanted, 1 + noise), 4)
+            reason = f'noise {noise} over {rounds} rounds'
+            if bound is not None and value > bound:
+                reason += _profiles(runs, (label, most), (label, least))
+            found.append(sums.target(head, f'{label}, {most} images over {least}', bound, value,
+                                     reason))
     local = _ratio(runs, WARM, most, REFERENCE, 1)
     if local is not None:
         bound = round(max(1.02, 1 + local[1]), 4)
         reason = f'noise {local[1]} over {local[2]} rounds'
         if local[0] > bound:
-            for label, images in ((WARM, most), (WARM, least), (REFERENCE, 1)):
-                those = [one for one in runs if (one['label'], one['images']) == (label, images)]
-                reason += f'; {label}, {images} images: {sums.profile(those)}'
+            reason += _profiles(runs, (WARM, most), (WARM, least), (REFERENCE, 1))
         found.append(sums.target(head, f'warm over full local raw, {most} images', bound,
                                  local[0], reason))
     for ours, others in ((WARM, ('on demand', 'SC13 warm', SC13_MEMORY)),

@@ -134,18 +134,3 @@ def compile_marker(marker: str) -> Any:
         return regex.compile(marker)
     except regex.error as error:
         raise ValueError(f'{marker!r} is not a regular expression: {error}') from None
-
-
-def marker_seen(marker: Any, console: str) -> bool:
-    """Tell whether a line of a console's text matches a compiled marker.
-
-    A tenant writes the expression and the text: each line has a time limit, and only a line's
-    first 1,024 characters are looked at.
-    """
-    for line in console.splitlines():
-        try:
-            if marker.search(line[:1024], timeout=0.2):
-                return True
-        except TimeoutError:
-            return False
-    return False

@@ -11,7 +11,8 @@ from typing import Any
 
 from oslo_log import log as logging
 
-from bootcache import ending, exception, properties, workingset
+from bootcache import ending, exception, workingset
+from bootcache.bootmarker import BootMarker
 from nova_bootcache import gateway, growingstore
 from nova_bootcache.gateway import Remote
 from nova_bootcache.growingstore import GrowingStore
@@ -90,11 +91,11 @@ class BootWatch:
             self._over(self)
 
     def _wait(self, began: float) -> str:
-        marker = properties.compile_marker(self._watch.marker)
+        marker = BootMarker(self._watch.marker, f'server {self.server_id}')
         seen_at: float | None = None
         while not self._shutdown.wait(_LOOK_SECONDS):
             now = time.monotonic()
-            if seen_at is None and properties.marker_seen(marker, self._console()):
+            if seen_at is None and marker.seen(self._console):
                 seen_at = now
             # At least one byte: a boot that misses nothing ends as well.
             grown = max(1, self.store.size() - self._begin.file_bytes)

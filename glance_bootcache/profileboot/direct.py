@@ -21,6 +21,7 @@ from xml.sax import saxutils
 from oslo_log import log as logging
 
 from bootcache import ending, exception, naming, properties, qemuimg
+from bootcache.bootmarker import BootMarker
 from bootcache.cacheimage import Base
 from bootcache.recorder import Recording
 from bootcache.storagedaemon import StorageDaemon, UnixListener
@@ -158,7 +159,7 @@ class _Store:
 
 def _watch(domain: Any, console: str, policy: properties.Policy, limits: ending.Limits,
            store: _Store, began: float, tell: Callable[[str], None]) -> str:
-    marker = properties.compile_marker(policy.boot_marker)
+    marker = BootMarker(policy.boot_marker, domain.name())
     marker_at: float | None = None
     told = 0.0
     while True:
@@ -166,7 +167,7 @@ def _watch(domain: Any, console: str, policy: properties.Policy, limits: ending.
         now = time.monotonic()
         if not domain.isActive():
             raise exception.ProfileBootFailed('the image\'s machine switched itself off')
-        if marker_at is None and properties.marker_seen(marker, _tail(console)):
+        if marker_at is None and marker.seen(lambda: _tail(console)):
             marker_at = now
         ended_by = ending.ended_by(
             ending.Progress(now - began, store.recorded_bytes, store.idle_seconds,

@@ -17,6 +17,7 @@ from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
 from bootcache import ending, exception, properties, rpcapi
+from bootcache.bootmarker import BootMarker
 from bootcache.workingset import WorkingSet
 from glance_bootcache import images
 from glance_bootcache.conf import AUTH_GROUP
@@ -184,7 +185,7 @@ class NovaProfileBoots:
         return Result(working_set, ended_by, boot_seconds)
 
     def _watch(self, server_id: str, policy: properties.Policy, job: Job, began: float) -> str:
-        marker = properties.compile_marker(policy.boot_marker)
+        marker = BootMarker(policy.boot_marker, f'image {job.image_id}')
         limits = ending.Limits(policy.quota, self._conf.profile_linger, self._conf.profile_silence,
                                self._conf.profile_timeout)
         marker_at: float | None = None
@@ -210,7 +211,8 @@ class NovaProfileBoots:
                     raise exception.ProfileBootFailed(
                         'the server runs on a host without bootcache\'s driver; name a zone of'
                         ' such hosts in [bootcache]profile_availability_zone')
-                if marker_at is None and properties.marker_seen(marker, self._console(server_id)):
+                if marker_at is None and marker.seen(
+                        lambda: self._console(server_id)):
                     marker_at = now
             silent = now - job.heard_at if job.heard_at else 0.0
             if silent > _UNHEARD_SECONDS:

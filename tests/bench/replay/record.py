@@ -24,7 +24,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
-from bootcache import ending, properties
+from bootcache import ending
+from bootcache.bootmarker import BootMarker
 from glance_bootcache import conf as glance_conf
 from glance_bootcache import inspection
 from glance_bootcache.profileboot import acceleration, direct
@@ -123,7 +124,7 @@ class _Console:
 
     def __init__(self, stream: IO[bytes], marker: str):
         self._stream = stream
-        self._marker = properties.compile_marker(marker)
+        self._marker = BootMarker(marker, 'the guest')
         self._text = ''
         self.marked: float | None = None
         self._thread = threading.Thread(target=self._read, daemon=True)
@@ -132,7 +133,7 @@ class _Console:
     def _read(self) -> None:
         while data := os.read(self._stream.fileno(), 4096):
             self._text = (self._text + data.decode(errors='replace'))[-65536:]
-            if self.marked is None and properties.marker_seen(self._marker, self._text):
+            if self.marked is None and self._marker.seen(lambda: self._text):
                 self.marked = time.time()
 
     def tail(self) -> str:

@@ -123,27 +123,3 @@ def test_no_values_crash(values):
         return
     assert policy.mode in properties.MODES
     assert properties.MIN_QUOTA <= policy.quota <= 2 << 30
-
-
-@pytest.mark.parametrize('console, seen', [
-    ('', False), ('booting\nhost login: ', True), ('host login:', True), ('login: root', True),
-    ('host login: [  9.1] cloud-init', True),
-    ('login:x', False),
-    ('\x1b[32mlogin:', False), ('xlogin:', False), ('a\r\nlogin:\r\nb', True)])
-def test_the_default_marker(console, seen):
-    from glance_bootcache.conf import DEFAULT_MARKER
-    assert properties.marker_seen(properties.compile_marker(DEFAULT_MARKER), console) is seen
-
-
-def test_only_the_start_of_a_line_is_looked_at():
-    marker = properties.compile_marker('here')
-    assert properties.marker_seen(marker, 'x' * 1020 + 'here')
-    assert not properties.marker_seen(marker, 'x' * 1021 + 'here')
-
-
-@pytest.mark.parametrize('pattern', [r'^(a+)+$', r'(x+x+)+y', r'^((a|a)+)+$', r'(.*)*,(.*)*;$'])
-def test_a_catastrophic_marker_returns(pattern):
-    """Without the time limit this runs for longer than the universe has been there."""
-    marker = properties.compile_marker(pattern)
-    console = '\n'.join(['a' * 1000 + '!', 'x' * 1000] * 20)
-    assert properties.marker_seen(marker, console) is False

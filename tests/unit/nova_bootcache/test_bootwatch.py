@@ -253,3 +253,10 @@ def test_it_runs_in_a_thread_of_its_own_until_it_is_told_to_end(monkeypatch):
     watch.end()
     watch.join(60)
     assert over.is_set() and [report[2] for report in reports] == [bootwatch.SHUTDOWN]
+
+
+def test_a_marker_that_takes_too_long_is_given_up_and_silence_ends_the_boot(watched, caplog):
+    boot = watched({**reading(1, 2), 3: lambda boot: boot.say('a' * 1000 + '!')},
+                   marker='^(a|aa)+$')
+    assert ended_by(boot) == ('silence', 62.0)
+    assert len([record for record in caplog.records if 'is given up' in record.getMessage()]) == 1

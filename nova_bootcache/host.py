@@ -128,6 +128,14 @@ class ComputeHost(HostStores):
         offered = self._ask_patiently(image_id, server_id, profile_token)
         if is_moving:
             offered = offered.for_a_move()
+        # What is here now is what is decided by: it stays from now on.
+        with self._making(image_id, path):
+            return self._decide_and_make(offered, image_id, server_id, profile_token, path,
+                                         root_bytes, console)
+
+    def _decide_and_make(self, offered: Offered, image_id: str, server_id: str,
+                         profile_token: str | None, path: str, root_bytes: int | None,
+                         console: Callable[[], str]) -> str:
         entry = self.cache.entry(image_id)
         plan = placement.plan(self.facts(image_id, entry, offered), offered.storage)
         LOG.debug('bootcache: server %s: %s', server_id, ', '.join(step.name for step in plan))
@@ -149,10 +157,9 @@ class ComputeHost(HostStores):
         if offered.storage.offer is Offer.AWAY:
             LOG.info('bootcache: the storage service does not answer; server %s boots from the'
                      ' cache image that is here', server_id)
-        with self._making(image_id, path):
-            store = self._carry_out(plan, image_id, remote, virtual_bytes, offered)
-            self.cache.touch(image_id)
-            self._create(path, size, self.cache.path(image_id), 'qcow2')
+        store = self._carry_out(plan, image_id, remote, virtual_bytes, offered)
+        self.cache.touch(image_id)
+        self._create(path, size, self.cache.path(image_id), 'qcow2')
         if store is not None and offered.watch is not None and Step.WATCH in plan:
             self._watch_boot(server_id, store, remote, offered, console)
         entry = self.cache.known(image_id)

@@ -108,19 +108,31 @@ class HostStores:
 
     @contextlib.contextmanager
     def _making(self, image_id: str, path: str) -> Iterator[None]:
-        """Keep what a chain needs until its disk is opened, or is not going to be."""
+        """Keep what a chain needs until its disk is opened, or is not going to be.
+
+        Entered before it is decided what the chain is to be: what is here then is still here when
+        the disk is made.
+
+        :param path: of the disk; where the block has made none, nothing is kept.
+        """
         until = time.monotonic() + _OPENED_SECONDS
         # Not while something is let go of: what is there from now on stays.
         with self._grow_lock, self._lock:
             self._in_making[path] = image_id, until, 0
         try:
             yield
-            with self._lock:
-                self._in_making[path] = image_id, until, os.stat(path).st_mtime_ns
+            if os.path.exists(path):
+                with self._lock:
+                    self._in_making[path] = image_id, until, os.stat(path).st_mtime_ns
+            else:
+                self._not_made(path)
         except BaseException:
-            with self._lock:
-                self._in_making.pop(path, None)
+            self._not_made(path)
             raise
+
+    def _not_made(self, path: str) -> None:
+        with self._lock:
+            self._in_making.pop(path, None)
 
     def is_in_making(self, image_id: str) -> bool:
         """Tell whether a chain was made, or mended, that nobody has opened yet."""

@@ -11,6 +11,7 @@ import os
 import struct
 import threading
 
+import oslo_messaging as messaging
 import pytest
 from oslo_config import cfg
 
@@ -18,10 +19,11 @@ from bootcache import exception, qemuimg, tier
 from bootcache.manifest import CacheInfo
 from bootcache.tier import Medium
 from nova_bootcache import conf as nova_conf
-from nova_bootcache import gateway, hoststores
+from nova_bootcache import gateway, hoststores, placement
 from nova_bootcache.cacheentry import Entry
 from nova_bootcache.gateway import Remote
 from nova_bootcache.host import ComputeHost
+from nova_bootcache.placement import Server
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -204,6 +206,55 @@ def test_a_chain_that_was_not_made_keeps_nothing(host, tmp_path):
     with pytest.raises(RuntimeError), host._making(IMAGE, str(tmp_path / 'disk')):
         raise RuntimeError('no room')
     assert not host.is_in_making(IMAGE) and host.stop_serving(IMAGE) is True
+
+
+SERVER = Server(IMAGE, 'disk', '', False, False, False)
+
+
+class Away:
+    """Stands for a storage service that nobody reaches."""
+
+    def plan_boot(self, *_arguments):
+        raise messaging.MessagingTimeout('nobody')
+
+
+@pytest.fixture
+def decides(host, monkeypatch):
+    """Calls something between the decision and what is done by it; the gateway has the base."""
+    host._api = Away()
+    known = host.cache.known
+    monkeypatch.setattr(host.cache, 'entry', known)
+    monkeypatch.setattr(host.gateway, 'ensure_base', lambda remote: 'base-x')
+    monkeypatch.setattr(qemuimg, 'create_overlay',
+                        lambda path, size, backing, *_a, **_n: open(path, 'x').close())
+    plan = placement.plan
+
+    def call_in_between(what):
+        def decide(*arguments):
+            found = plan(*arguments)
+            what()
+            return found
+
+        monkeypatch.setattr(placement, 'plan', decide)
+
+    return call_in_between
+
+
+def test_what_a_server_is_decided_to_boot_from_is_not_evicted_before_it_is_made(
+        host, tmp_path, decides, caplog):
+    place(host)
+    left = []
+    decides(lambda: left.append((evict(host), host.stop_serving(IMAGE))))
+    assert host.make_overlay(SERVER, 'server-1', None, str(tmp_path / 'disk'), MIB, False) is True
+    assert left == [({IMAGE}, False)] and host.removed == []
+    assert os.path.exists(host.cache.path(IMAGE)) and (tmp_path / 'disk').exists()
+    assert host.is_in_making(IMAGE), 'nobody has opened it yet'
+
+
+def test_a_server_that_is_decided_to_go_stock_keeps_nothing(host, tmp_path, decides):
+    decides(lambda: None)
+    assert host.make_overlay(SERVER, 'server-1', None, str(tmp_path / 'disk'), MIB, False) is False
+    assert not host.is_in_making(IMAGE) and host._in_making == {}
 
 
 def test_a_chain_that_is_mended_while_it_is_looked_at_is_kept(host, tmp_path, monkeypatch):

@@ -173,19 +173,35 @@ Seconds between two looks at images whose import was announced but that are not
 active yet, and at exports that wait for their last reader.
 """),
     cfg.StrOpt('notification_topic',
-               default='notifications',
+               default='bootcache_images',
                help="""
-Topic of Glance's notifications.
+Topic of Glance's notifications: one on which nobody else listens.
+
+Possible values:
+
+* One of the topics that Glance is told to send to.
+* ``notifications``, where others listen as well: see ``notification_pool``.
 
 Related options:
 
 * ``topics`` in ``[oslo_messaging_notifications]`` of glance-api.conf.
+* ``notification_pool``
 """),
     cfg.StrOpt('notification_pool',
-               default='bootcache-images',
                help="""
-Pool in which the storage service listens, so that other listeners of the topic
-get every message too.
+Pool in which the storage service listens, for a topic that others listen to as
+well: they and this service get every message then. The pool's queue is filled
+whether or not this service runs, and so is the topic's own queue, if nobody
+else empties it; a topic of its own is better.
+
+Possible values:
+
+* The name of a queue.
+* Unset: none. On the topic ``notifications``: bootcache-images.
+
+Related options:
+
+* ``notification_topic``
 """),
     cfg.StrOpt('boot_marker',
                default=DEFAULT_MARKER,

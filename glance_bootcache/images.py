@@ -1,5 +1,6 @@
 """Glance's API as the storage service uses it: an image's facts, data and state properties."""
 
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -49,6 +50,12 @@ class Images:
     def __init__(self, conf: cfg.ConfigOpts):
         region = conf[AUTH_GROUP].region_name
         self._client = glanceclient.Client('2', session=session(conf), region_name=region)
+        self._shown_at: float | None = None
+
+    @property
+    def shown_at(self) -> float | None:
+        """When a property was changed last, in monotonic seconds; None if none was."""
+        return self._shown_at
 
     def get(self, image_id: str) -> ImageFacts | None:
         """Return an image's facts, or None if Glance does not have it.
@@ -86,6 +93,7 @@ class Images:
                     and not any(key in image for key in remove):
                 return
             self._client.images.update(image_id, remove_props=remove, **values)
+            self._shown_at = time.monotonic()
         except exc.HTTPNotFound:
             return
         except Exception as error:

@@ -43,14 +43,16 @@ class StorageService(service.Service):  # type: ignore[misc]
         exporter = Exporter(conf)
         tiers = StorageTiers(conf, store, exporter)
         profile_boots = NovaProfileBoots(conf)
-        self._manager = manager = Manager(conf, store, Images(conf), exporter, tiers, profile_boots)
+        images = Images(conf)
+        self._manager = manager = Manager(conf, store, images, exporter, tiers, profile_boots)
+        events = ImageEvents(manager.consider, manager.forget, manager.let_go)
         hosts = Hosts(store, tiers, manager.gone.is_gone)
         self._warming = Warming(conf, store, hosts, NovaPrecache(conf))
-        self._upkeep = Upkeep(conf, store, exporter, tiers, profile_boots, manager)
+        self._upkeep = Upkeep(conf, store, images, exporter, tiers, profile_boots, manager,
+                              events)
         self._upkeep.start()
         self._warming.start()
-        self._listener = get_listener(
-            conf, ImageEvents(manager.consider, manager.forget, manager.let_go))
+        self._listener = get_listener(conf, events)
         self._listener.start()
         self._server = messaging.get_rpc_server(
             rpcapi.get_transport(conf), rpcapi.target(server=conf.host),

@@ -1,6 +1,7 @@
 """What the storage service does by itself, now and then: recovery, retries, serving, quotas."""
 
 import threading
+import time
 
 from oslo_config import cfg
 from oslo_log import log as logging
@@ -8,7 +9,10 @@ from oslo_log import log as logging
 from bootcache import conf as bootcache_conf
 from bootcache import exception
 from bootcache.manifest import IN_HAND, State
+from glance_bootcache import listener
 from glance_bootcache.exporter import Exporter
+from glance_bootcache.images import Images
+from glance_bootcache.listener import ImageEvents
 from glance_bootcache.manager import Manager
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 from glance_bootcache.store import ImageStore
@@ -21,17 +25,22 @@ class Upkeep:
     """Starts what serves, and looks after it every ``[bootcache]poll_interval`` seconds.
 
     :param conf: configuration of the storage service.
+    :param events: Glance's notifications.
     """
 
-    def __init__(self, conf: cfg.ConfigOpts, store: ImageStore, exporter: Exporter,
-                 tiers: StorageTiers, profile_boots: NovaProfileBoots, manager: Manager):
+    def __init__(self, conf: cfg.ConfigOpts, store: ImageStore, images: Images, exporter: Exporter,
+                 tiers: StorageTiers, profile_boots: NovaProfileBoots, manager: Manager,
+                 events: ImageEvents):
         self._conf = conf[bootcache_conf.GROUP]
         self._store = store
         self._exporter = exporter
         self._tiers = tiers
         self._profile_boots = profile_boots
         self._manager = manager
+        self._images = images
+        self._events = events
         self.recovered = False
+        self._told_unheard = False
         self._stopping = threading.Event()
 
     def start(self) -> None:
@@ -47,7 +56,8 @@ class Upkeep:
 
     def _run(self) -> None:
         steps = [self.recover, self.keep_serving, self._manager.retiring.retry, self.go_on,
-                 self._tiers.save_usage, self._manager.keep_quota, self._manager.gone.ask]
+                 self._tiers.save_usage, self._manager.keep_quota, self._manager.gone.ask,
+                 self.listen]
         while not self._stopping.is_set():
             for step in steps:
                 try:
@@ -56,6 +66,16 @@ class Upkeep:
                     LOG.warning('%s: it is tried again in %d s', error, self._conf.poll_interval)
                     break
             self._stopping.wait(self._conf.poll_interval)
+
+    def listen(self) -> None:
+        """Tell, once, that Glance's notifications do not come."""
+        if not self._told_unheard and listener.is_unheard(
+                self._images.shown_at, self._events.heard_at, time.monotonic()):
+            self._told_unheard = True
+            LOG.warning('Glance has changed an image for this service, and sent no notification of'
+                        ' it on the topic %s: images that are uploaded are not noticed; name it in'
+                        ' [oslo_messaging_notifications]topics of glance-api.conf, with driver ='
+                        ' messagingv2', self._conf.notification_topic)
 
     def recover(self) -> None:
         """End what an earlier process left, before anything is begun; once.

@@ -139,8 +139,22 @@ def hosts(node, storage_conf, directory, monkeypatch):
 
 
 @pytest.fixture(scope='session')
-def rabbit():
-    """A private RabbitMQ on loopback ports of its own; gives its transport URL."""
+def rabbit(rabbit_node):
+    """The private RabbitMQ's transport URL."""
+    return rabbit_node[0]
+
+
+@pytest.fixture(scope='session')
+def rabbitmqctl(rabbit_node):
+    """Runs a command of the private RabbitMQ's rabbitmqctl, and gives its output."""
+    return lambda *command: subprocess.run(
+        ['/usr/lib/rabbitmq/bin/rabbitmqctl', *command], env=rabbit_node[1], check=True,
+        stdin=subprocess.DEVNULL, capture_output=True, text=True).stdout
+
+
+@pytest.fixture(scope='session')
+def rabbit_node():
+    """A private RabbitMQ on loopback ports of its own: its transport URL and environment."""
     home = tempfile.mkdtemp(prefix='bcmq', dir='/tmp')
     port, names_port = free_port(), free_port()
     environment = {
@@ -178,7 +192,7 @@ def rabbit():
         until(lambda: listens(names_port, names), 'epmd')
         server = start('/usr/lib/rabbitmq/bin/rabbitmq-server')
         until(lambda: listens(port, server), 'RabbitMQ')
-        yield f'rabbit://guest:guest@127.0.0.1:{port}/'
+        yield f'rabbit://guest:guest@127.0.0.1:{port}/', environment
     finally:
         for process in reversed(started):
             # Each is the leader of its own group: the script, Erlang's machine and its helpers.

@@ -217,8 +217,23 @@ def test_post_config_hook(tmp_path, present, wanted):
         ('image_import_opts', 'image_import_plugins'): wanted}
     api = settings_of(calls, 'glance-api.conf')
     assert api['oslo_messaging_notifications', 'driver'] == 'messagingv2'
+    assert api['oslo_messaging_notifications', 'topics'] == 'bootcache_images'
     assert api['bootcache', 'transport_url'] == 'rabbit://main/'
     assert not settings_of(calls, 'nova.conf')
+
+
+@pytest.mark.parametrize(('option', 'present', 'wanted'), [
+    ('topics', 'notifications', 'notifications,bootcache_images'),
+    ('topics', 'notifications, bootcache_images', 'notifications,bootcache_images'),
+    ('topics', 'bootcache_images', 'bootcache_images'),
+    # Somebody has switched them on, with the topic that there is by default.
+    ('driver', 'messagingv2', 'notifications,bootcache_images')])
+def test_notifications_have_a_topic_of_their_own(tmp_path, option, present, wanted):
+    calls = Devstack(tmp_path, 'g-api', INIGET_OPTION=option, INIGET_VALUE=present).run(
+        'stack', 'post-config')
+    api = settings_of(calls, 'glance-api.conf')
+    assert api['oslo_messaging_notifications', 'topics'] == wanted
+    assert api['oslo_messaging_notifications', 'driver'] == 'messagingv2'
 
 
 def test_post_config_compute_only(tmp_path):

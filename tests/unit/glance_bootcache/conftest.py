@@ -15,6 +15,7 @@ from glance_bootcache.boots import Boots
 from glance_bootcache.endpoints import Endpoints
 from glance_bootcache.hosts import Hosts
 from glance_bootcache.inspection import Inspected
+from glance_bootcache.listener import ImageEvents
 from glance_bootcache.manager import Manager
 from glance_bootcache.operators import Operators
 from glance_bootcache.store import ImageStore
@@ -61,8 +62,10 @@ def house(storage_conf, no_qemu):
                                     house.tiers, house.boots)
             house.hosts = Boots(storage_conf, house.store, house.exporter, house.manager,
                                 house.tiers)
-            house.upkeep = Upkeep(storage_conf, house.store, house.exporter, house.tiers,
-                                  house.boots, house.manager)
+            house.events = ImageEvents(house.manager.consider, house.manager.forget,
+                                       house.manager.let_go)
+            house.upkeep = Upkeep(storage_conf, house.store, house.images, house.exporter,
+                                  house.tiers, house.boots, house.manager, house.events)
             house.table = Hosts(house.store, house.tiers, house.manager.gone.is_gone,
                                 house.seconds)
             house.operators = Operators(house.store, house.tiers, house.manager, house.table)

@@ -35,6 +35,7 @@ class FakeImages:
         self.shown = []
         self.on_show = lambda image_id, state: None
         self.away = False
+        self.shown_at = None
 
     def put(self, image_id, content=b'\0' * SIZE, status='active', visibility='shared',
             **properties):

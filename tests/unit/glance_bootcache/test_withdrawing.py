@@ -21,7 +21,6 @@ IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 @pytest.fixture
 def ready(house):
     """An image that is ready, and Glance's notifications."""
-    house.events = ImageEvents(house.manager.consider, house.manager.forget, house.manager.let_go)
     house.notify = lambda event, payload: house.events.info({}, 'image.host', event, payload, {})
     house.images.put(IMAGE)
     house.manager.consider(IMAGE)

@@ -1,0 +1,177 @@
+"""Glance's notifications as the installation page has them sent, through a real RabbitMQ."""
+
+import configparser
+import pathlib
+import shlex
+import threading
+
+import oslo_messaging as messaging
+import pytest
+from functional_tools import until
+from oslo_messaging import conffixture
+
+from bootcache import conf as bootcache_conf
+from glance_bootcache.listener import ImageEvents, get_listener
+
+INSTALL = pathlib.Path(__file__).resolve().parents[2] / 'doc' / 'source' / 'install.rst'
+IMAGES = [f'7a5c0d3e-1f2b-4c3d-8e9f-{number:012x}' for number in range(5)]
+LAST = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+
+
+def settings_of_the_page():
+    """The group [oslo_messaging_notifications] that the installation page gives to Glance."""
+    text = INSTALL.read_text().split('``glance-api.conf``')[1]
+    lines = [line.strip() for line in text.split('[oslo_messaging_notifications]')[1].splitlines()]
+    parser = configparser.ConfigParser()
+    parser.read_string('\n'.join(['[here]', *lines[1:lines.index('', 1)]]))
+    return parser['here']
+
+
+@pytest.fixture
+def conf(storage_conf, rabbit):
+    """The storage service's configuration, with its defaults."""
+    storage_conf.set_override('transport_url', rabbit, bootcache_conf.GROUP)
+    # oslo.messaging registers some of its options with the global configuration only.
+    conffixture.ConfFixture(storage_conf)
+    return storage_conf
+
+
+@pytest.fixture
+def glance(conf, rabbit):
+    """Notifies as glance-api does, in its exchange."""
+    conf.set_override('control_exchange', 'glance')
+    transport = messaging.get_notification_transport(conf, url=rabbit)
+    settings = settings_of_the_page()
+    yield messaging.Notifier(transport, publisher_id='image.localhost', driver=settings['driver'],
+                             topics=settings['topics'].split(','))
+    transport.cleanup()
+
+
+class Service:
+    """Stands for the manager: notes what it is told, and takes a while where a test says so."""
+
+    def __init__(self):
+        self.done = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.lock = threading.Lock()
+
+    def note(self, what):
+        def follow(image_id):
+            self.gate.wait()
+            with self.lock:
+                self.done.append((what, image_id))
+        return follow
+
+
+@pytest.fixture
+def service():
+    return Service()
+
+
+@pytest.fixture
+def listen(conf, service):
+    """Starts the service's listener, which ends with the test."""
+    started = []
+
+    def listen():
+        events = ImageEvents(service.note('consider'), service.note('forget'),
+                             service.note('let_go'))
+        listener = get_listener(conf, events)
+        listener.start()
+        started.append(listener)
+        return events
+
+    yield listen
+    service.gate.set()
+    for listener in started:
+        listener.stop()
+        listener.wait()
+        listener.transport.cleanup()
+
+
+def queues(rabbitmqctl):
+    """The messages that each queue holds, those that nobody has acknowledged included."""
+    lines = rabbitmqctl('-q', 'list_queues', '--no-table-headers', 'name', 'messages').splitlines()
+    return {name: int(messages) for name, messages in map(str.split, lines)}
+
+
+def test_nothing_stays_on_the_bus(glance, listen, service, rabbitmqctl):
+    """Whatever Glance sends by the page's settings is taken from where it is sent to."""
+    before = set(queues(rabbitmqctl))
+    events = listen()
+    assert events.heard_at is None
+    for number in range(50):
+        glance.info({}, 'image.update', {'id': IMAGES[number % 5]})
+        glance.info({}, 'image.send', {'id': IMAGES[0], 'bytes_sent': 1})
+        glance.error({}, 'image.upload', 'Error in store configuration')
+        glance.warn({}, 'image.upload', 'a word of warning')
+    until(lambda: {('consider', image) for image in IMAGES} <= set(service.done), 'the last event')
+    made = set(queues(rabbitmqctl)) - before
+    assert made
+    until(lambda: not any(queues(rabbitmqctl)[name] for name in made), 'empty queues')
+    assert all(name.startswith('bootcache_images') for name in made), made
+    assert events.heard_at is not None
+
+
+def test_what_waited_costs_a_look_an_image(glance, listen, service):
+    for _number in range(60):
+        for image in IMAGES:
+            glance.info({}, 'image.update', {'id': image})
+    glance.info({}, 'image.delete', {'id': IMAGES[0]})
+    glance.info({}, 'image.update', {'id': LAST})
+    service.gate.clear()
+    events = listen()
+    until(lambda: events.waits_for(LAST), 'the last event')
+    service.gate.set()
+    until(lambda: ('consider', LAST) in service.done and ('forget', IMAGES[0]) in service.done,
+          'the last event')
+    looks = [image for what, image in service.done if what == 'consider']
+    # One that was begun before the other events came, and one for those.
+    assert set(IMAGES) - {IMAGES[0]} <= set(looks)
+    assert all(looks.count(image) <= 2 for image in IMAGES), looks
+
+
+def test_the_pages_policy_bounds_the_queue(glance, rabbitmqctl):
+    command = next(line for line in INSTALL.read_text().splitlines()
+                   if line.strip().startswith('rabbitmqctl set_policy'))
+    _program, *arguments = shlex.split(command)
+    # As in the page, with a bound that is soon reached.
+    *others, definition = arguments
+    assert '"max-length": 10000' in definition
+    rabbitmqctl(*others, definition.replace('10000', '20'))
+    try:
+        for _number in range(30):
+            glance.info({}, 'image.update', {'id': IMAGES[0]})
+        until(lambda: queues(rabbitmqctl)['bootcache_images.info'] == 20, 'the bound')
+    finally:
+        rabbitmqctl('clear_policy', 'bootcache')
+        rabbitmqctl('purge_queue', 'bootcache_images.info')
+
+
+def test_the_topic_of_before_has_its_pool(conf, glance, rabbit, listen, service):
+    """Upgraded before Glance's configuration is: others that listen lose nothing to it."""
+    conf.set_override('notification_topic', 'notifications', bootcache_conf.GROUP)
+    listen()
+    others = []
+
+    class Other:
+        @staticmethod
+        def info(ctxt, publisher_id, event_type, payload, metadata):
+            others.append(payload['id'])
+
+    transport = messaging.get_notification_transport(conf, url=rabbit)
+    other = messaging.get_notification_listener(
+        transport, [messaging.Target(exchange='glance', topic='notifications')], [Other()],
+        executor='threading')
+    other.start()
+    notifier = messaging.Notifier(transport, publisher_id='image.localhost', driver='messagingv2',
+                                  topics=['notifications'])
+    try:
+        for image in IMAGES:
+            notifier.info({}, 'image.update', {'id': image})
+        until(lambda: len(others) == len(service.done) == len(IMAGES), 'both')
+    finally:
+        other.stop()
+        other.wait()
+        transport.cleanup()

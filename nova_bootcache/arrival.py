@@ -24,7 +24,7 @@ from typing import Any
 
 from bootcache import daemonjobs, exception, naming, qemuimg
 from bootcache.storagedaemon import StorageDaemon
-from nova_bootcache import growingstore
+from nova_bootcache import diskroom, growingstore
 from nova_bootcache.growingstore import ARRIVING as IMAGE
 from nova_bootcache.growingstore import LANDED, REMOTE, TOP, top_node
 
@@ -54,7 +54,11 @@ def room(size: int) -> int:
 
     :param size: of its file, in bytes.
     """
-    return size + (1 << 20) + (size >> 12)
+    return size + _tables(size)
+
+
+def _tables(size: int) -> int:
+    return (1 << 20) + (size >> 12)
 
 
 def _job(image_id: str) -> str:
@@ -84,11 +88,16 @@ def begin(daemon: StorageDaemon, image_id: str, size: int, path: str,
     :param path: of the file that it comes into; made new.
     :param source: the node of the file on the storage node, without its name.
     :raises BootcacheError: if qemu-img or the gateway refuses; the base is then read directly.
+    :raises OSError: if the file system has no room for all of it.
     """
     names = _names(image_id)
     clean(path)
     try:
         qemuimg.create_standalone(_map_path(path), size, growingstore.GRANULARITY, path)
+        # What cannot be written is a read error in the guest.
+        whole = -(-size // growingstore.GRANULARITY) * growingstore.GRANULARITY
+        if not (diskroom.hold(path, whole) and diskroom.hold(_map_path(path), _tables(size))):
+            raise exception.BootcacheError(f'the file system of {path} cannot promise space')
         daemon.add_nodes(
             {**source, 'node-name': names[_SOURCE]},
             {'driver': 'file', 'node-name': names[_FILE], 'filename': _map_path(path)},
@@ -101,7 +110,7 @@ def begin(daemon: StorageDaemon, image_id: str, size: int, path: str,
             {'driver': 'qcow2', 'node-name': names[IMAGE], 'read-only': True,
              'backing': names[REMOTE], 'file': names[_FILTER]})
         _reopen(daemon, image_id, IMAGE)
-    except exception.BootcacheError:
+    except (exception.BootcacheError, OSError):
         with contextlib.suppress(exception.BootcacheError):
             discard(daemon, image_id)
         clean(path)

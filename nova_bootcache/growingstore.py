@@ -5,8 +5,9 @@ its quota. It lies between the gateway's export and the storage node, so that al
 host share it; its map, in the order of the file, is what they read for the first time.
 
 The quota is kept by dropping the copy-on-read filter (blockdev-reopen: a millisecond, readers do
-not notice). As a medium that runs full is a read error in the guest, writes to the store are slowed
-down the nearer the limit is, so that whoever watches has the time to drop it.
+not notice). As a medium that runs full is a read error in the guest, what may be written before the
+next look is the store's already (fallocate), whoever fills the medium meanwhile; and writes are
+slowed down the nearer the end of that is, so that whoever watches has the time to drop the filter.
 """
 
 import contextlib
@@ -23,6 +24,8 @@ from bootcache import exception, naming, qemuimg, recorder, workingset
 from bootcache.recorder import Sample
 from bootcache.storagedaemon import StorageDaemon
 from bootcache.workingset import Extent
+from nova_bootcache import diskroom
+from nova_bootcache.growth import horizon, reserve, spare, write_rate
 
 LOG = logging.getLogger(__name__)
 
@@ -32,10 +35,6 @@ GRANULARITY = 65536
 # A store smaller than that holds nothing worth it beside its tables.
 MIN_LIMIT = 1 << 20
 _LOOK_SECONDS = 0.05
-# Within this time a look at the size comes, also on a busy host; the rest of the quota must last.
-_SLOWEST_LOOK = 1.0
-_MOST_RESERVE = 32 << 20
-_LEAST_RESERVE = 384 << 10
 
 # Kinds of nodes: the one on top, which is exported and stays, and what comes and goes below.
 TOP, REMOTE, _FILTER, _STORE, _THROTTLE, _FILE = 'g', 'n', 'f', 's', 't', 'u'
@@ -76,21 +75,6 @@ def ensure_unlimited(daemon: StorageDaemon) -> None:
             session.execute('object-add', **{'qom-type': 'throttle-group', 'id': UNLIMITED})
 
 
-def reserve(limit: int) -> int:
-    """Return the bytes before a limit at which a store stops to grow. Pure."""
-    return min(_MOST_RESERVE, max(_LEAST_RESERVE, limit // 8))
-
-
-def write_rate(limit: int, size: int) -> int:
-    """Return the bytes a second with which a store may grow: the rest lasts a look's time. Pure.
-
-    :param size: of the store, in bytes.
-    """
-    rest = max(limit - size, 0)
-    # Powers of two, so that it changes a few times only.
-    return max(1 << 16, 1 << max(rest - 1, 1).bit_length() - 1)
-
-
 @dataclasses.dataclass(frozen=True)
 class Mark:
     """A place in a store's growth: what comes later was read for the first time after it.
@@ -123,6 +107,8 @@ class GrowingStore:
         self.grows = False
         self._samples: list[Sample] = []
         self._rate = 0
+        # Size of the file up to which the medium's space is its own.
+        self._held = 0
         # Guards the store's nodes; held for one change of them, which takes milliseconds, or the
         # reconnect delay if the storage node goes away in the midst of it.
         self._lock = threading.RLock()
@@ -156,9 +142,13 @@ class GrowingStore:
             os.unlink(self.path)
             raise exception.StorageDaemonError(
                 f'a growing store of {self.limit} bytes has no room beside its own tables')
+        if not (end := self._take_room(size)):
+            os.unlink(self.path)
+            raise exception.StorageDaemonError(
+                f'the file system of {self.path} has no room for a growing store')
         try:
             with self._daemon.session() as session:
-                self._rate = write_rate(self.limit, size)
+                self._rate = write_rate(end, size)
                 session.execute('object-add', **{'qom-type': 'throttle-group', 'id': self._group(),
                                                  'limits': {'bps-write': self._rate}})
             self._daemon.add_nodes(
@@ -207,12 +197,32 @@ class GrowingStore:
                 self._keep_limit(size)
             return self.grows
 
+    def _take_room(self, size: int) -> int:
+        """Take the medium's space for what may come until the next look.
+
+        :returns: how large the file may become until then, 0 if it has to stop to grow.
+        """
+        try:
+            free = diskroom.free(self.path)
+            end = horizon(self.limit, size, self._held, free)
+            if end > self._held and diskroom.hold(self.path, end):
+                self._held = end
+        except OSError as error:
+            # Somebody was faster, or has a quota of his own there.
+            LOG.info('image %s: no more room for its growing store: %s', self.image_id, error)
+            return 0
+        return end if free >= spare(self.limit) and end > size + reserve(self.limit) else 0
+
     def _keep_limit(self, size: int) -> None:
-        if size + reserve(self.limit) >= self.limit:
+        end = self._take_room(size)
+        if not end:
+            if size + reserve(self.limit) < self.limit:
+                LOG.warning('image %s: its growing store stops to grow, as the file system of %s'
+                            ' is full', self.image_id, self.path)
             LOG.info('image %s: its growing store has %d of %d bytes and stops to grow',
                      self.image_id, size, self.limit)
             self.stop_growing()
-        elif (rate := write_rate(self.limit, size)) != self._rate:
+        elif (rate := write_rate(end, size)) != self._rate:
             with self._daemon.session() as session:
                 session.execute('qom-set', path=f'/objects/{self._group()}', property='limits',
                                 value={'bps-write': rate})

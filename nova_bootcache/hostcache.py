@@ -291,7 +291,9 @@ class HostCache(HostFiles):
             if name.endswith(growingstore.SUFFIX) and key not in promised:
                 with contextlib.suppress(FileNotFoundError):
                     status = os.stat(os.path.join(directory, name))
-                    items.append(Item(key, status.st_size, status.st_mtime))
+                    # Beyond its end it has space that was its own while it grew.
+                    items.append(Item(key, max(status.st_size, status.st_blocks * 512),
+                                      status.st_mtime))
         items.extend(Item(key, size, 0.0, busy=True) for key, (there, size) in promised.items()
                      if there is medium)
         return items

@@ -1,0 +1,44 @@
+"""How far and how fast a growing store may grow. Pure.
+
+Within a second a look at its size comes, also on a busy host; what it may take must last so long.
+"""
+
+_MOST_RESERVE = 32 << 20
+_LEAST_RESERVE = 384 << 10
+# Space that a store that grows has for itself beyond what is in it.
+AHEAD = 256 << 20
+
+
+def reserve(limit: int) -> int:
+    """Return the bytes before a limit at which a store stops to grow."""
+    return min(_MOST_RESERVE, max(_LEAST_RESERVE, limit // 8))
+
+
+def spare(limit: int) -> int:
+    """Return the bytes of its medium that a store leaves to others: below it stops to grow.
+
+    :param limit: of the store, in bytes.
+    """
+    return reserve(limit) // 4
+
+
+def horizon(limit: int, size: int, held: int, free: int) -> int:
+    """Return how large a store may become until the next look, in bytes of its file.
+
+    :param size: of the store now.
+    :param held: size up to which the medium's space is the store's already.
+    :param free: bytes of the medium that are nobody's.
+    """
+    own = max(size, held)
+    return min(limit, max(own, min(size + AHEAD, own + free - spare(limit))))
+
+
+def write_rate(limit: int, size: int) -> int:
+    """Return the bytes a second with which a store may grow: the rest lasts a look's time.
+
+    :param limit: size that the store may have until the next look, see :func:`horizon`.
+    :param size: of the store, in bytes.
+    """
+    rest = max(limit - size, 0)
+    # Powers of two, so that it changes a few times only.
+    return max(1 << 16, 1 << max(rest - 1, 1).bit_length() - 1)

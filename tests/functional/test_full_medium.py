@@ -1,0 +1,148 @@
+"""A file system that others fill while servers boot: their reads go on, kept or not."""
+
+import os
+import subprocess
+import threading
+
+import nbd
+import pytest
+from compute_host import boot, compare
+from functional_tools import until
+from storage_node import IMAGE, MIB, SIZE, content
+
+from bootcache import naming
+from bootcache.workingset import Extent
+from nova_bootcache import arrival, diskroom
+
+WATCH = {'quota': 64 * MIB, 'linger': 1, 'silence': 60, 'timeout': 100, 'marker': 'login:'}
+
+
+@pytest.fixture
+def medium(directory):
+    """The file system of the host's cache images; what fills it, and a reader, go before it."""
+    path = f'{directory}/host'
+    os.mkdir(path)
+    subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=48M', 'tmpfs', path], check=True)
+    yield path
+    subprocess.run(['umount', '-l', path], check=True)
+
+
+@pytest.fixture
+def small_host(medium, hosts):
+    return hosts(compute_disk_quota='40MiB', store_quota='16MiB')
+
+
+def fill(medium, left=0):
+    """Other servers' disks take all space; gives the file."""
+    path = f'{medium}/disk-of-another-server'
+    status = os.statvfs(medium)
+    with open(path, 'wb') as stream:
+        stream.write(bytes(status.f_bavail * status.f_frsize - left))
+    return path
+
+
+def reader(host):
+    """A server's own connection, as QEMU has it."""
+    handle = nbd.NBD()
+    handle.connect_uri(naming.nbd_unix_uri(host.gateway.socket_path, f'base-{IMAGE}'))
+    return handle
+
+
+def test_a_disk_that_fills_while_a_server_boots(small_host, node, medium, directory):
+    data = content(node)
+    small_host.service.watch = WATCH
+    node.serve()
+    assert boot(small_host, f'{directory}/one') is True
+    store = small_host.stores.get(IMAGE)
+    server = reader(small_host)
+    assert server.pread(65536, 0) == data[:65536] and store.grows
+    other = fill(medium)
+    for offset in range(3 * MIB, 5 * MIB, 65536):
+        assert server.pread(65536, offset) == data[offset:offset + 65536]
+    until(lambda: not store.grows, 'the end of its growth')
+    size = store.size()
+    assert server.pread(SIZE, 0) == data and store.size() == size
+    os.unlink(other)
+    assert server.pread(SIZE, 0) == data
+    server.shutdown()
+    compare(f'{directory}/one', node)
+
+
+def test_space_is_the_stores_own_before_anything_is_written(small_host, node, medium, directory):
+    """Nobody looks: what was allocated at the last look has to do."""
+    data = content(node)
+    node.serve()
+    assert boot(small_host, f'{directory}/one') is True
+    store = small_host.stores.get(IMAGE)
+    # As a host that is so busy that the next look is late.
+    small_host.stores.remove(IMAGE)
+    fill(medium)
+    server = reader(small_host)
+    assert server.pread(SIZE, 0) == data and store.grows
+    server.shutdown()
+    assert store.size() > 4 * MIB
+    store.close()
+
+
+def test_a_full_disk_gets_no_store(small_host, node, medium, directory):
+    """The server boots from the base, and nothing else is refused."""
+    node.serve()
+    fill(medium, left=MIB)
+    assert boot(small_host, f'{directory}/one') is True
+    assert small_host.stores.get(IMAGE) is None
+    compare(f'{directory}/one', node)
+
+
+def test_a_disk_that_fills_while_a_cache_image_arrives(small_host, node, medium, directory,
+                                                       monkeypatch):
+    data, real = content(node), arrival.bring
+    was_read = threading.Event()
+    monkeypatch.setattr(arrival, 'WORTH_BYTES', 0)
+    # What servers ask for comes first.
+    monkeypatch.setattr(arrival, 'bring', lambda *what: was_read.wait(60) and real(*what))
+    node.build(Extent(3 * MIB, MIB), Extent(0, MIB))
+    assert boot(small_host, f'{directory}/one') is True
+    assert small_host.arrivals.has(IMAGE)
+    other = fill(medium)
+    server = reader(small_host)
+    try:
+        assert server.pread(SIZE, 0) == data
+    finally:
+        was_read.set()
+    assert small_host.arrivals.wait(IMAGE, 60)
+    assert server.pread(SIZE, 0) == data
+    server.shutdown()
+    os.unlink(other)
+    compare(f'{directory}/one', node)
+
+
+@pytest.mark.parametrize('left', [MIB, 0])
+def test_a_full_disk_refuses_a_cache_image_cleanly(small_host, node, medium, directory,
+                                                   monkeypatch, left):
+    """The server boots all the same: cold, or where there is no space at all the stock way."""
+    monkeypatch.setattr(arrival, 'WORTH_BYTES', 0)
+    node.build(Extent(3 * MIB, MIB), Extent(0, MIB))
+    other = fill(medium, left)
+    assert boot(small_host, f'{directory}/one') is bool(left)
+    assert not small_host.arrivals.has(IMAGE)
+    if left:
+        assert small_host.cache.entry(IMAGE).cache_image is None
+        compare(f'{directory}/one', node)
+    assert not [name for name in os.listdir(medium) if name.endswith(('.partial', '.tmp'))]
+    os.unlink(other)
+    assert boot(small_host, f'{directory}/two') is True
+    assert small_host.arrivals.wait(IMAGE, 60)
+    compare(f'{directory}/two', node)
+
+
+def test_a_file_systems_space_is_held(medium):
+    path = f'{medium}/file'
+    with open(path, 'wb') as stream:
+        stream.write(b'content')
+    assert diskroom.hold(path, MIB) is True
+    assert os.stat(path).st_size == 7 and os.stat(path).st_blocks * 512 == MIB
+    assert diskroom.free(path) == 47 * MIB
+    with pytest.raises(OSError, match='No space left'):
+        diskroom.hold(path, 49 * MIB)
+    with pytest.raises(FileNotFoundError):
+        diskroom.hold(f'{medium}/none', MIB)

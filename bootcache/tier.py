@@ -173,10 +173,11 @@ def direct_io_works(directory: str) -> bool:
         os.unlink(path)
 
 
-def is_memory(directory: str) -> bool:
-    """Tell whether a directory lies in memory: on a tmpfs or ramfs.
+def file_system(directory: str) -> str:
+    """Return the type of the file system that a directory lies on, as the kernel names it.
 
-    :raises OSError: if it does not exist.
+    :returns: an empty string if the kernel does not list it, as for a subvolume of btrfs.
+    :raises OSError: if the directory does not exist.
     """
     device = os.stat(directory).st_dev
     wanted = f'{os.major(device)}:{os.minor(device)}'
@@ -185,8 +186,16 @@ def is_memory(directory: str) -> bool:
             # "36 35 98:0 /root /mount/point options optional... - type source options"
             left, _dash, right = line.partition(' - ')
             if left.split()[2] == wanted:
-                return right.split()[0] in ('tmpfs', 'ramfs')
-    return False
+                return right.split()[0]
+    return ''
+
+
+def is_memory(directory: str) -> bool:
+    """Tell whether a directory lies in memory: on a tmpfs or ramfs.
+
+    :raises OSError: if it does not exist.
+    """
+    return file_system(directory) in ('tmpfs', 'ramfs')
 
 
 # Configurations. Options are given by their names in the group [bootcache].

@@ -25,7 +25,9 @@ for new servers; servers that were chained to a cache image go on as before.
     cfg.StrOpt('cache_directory',
                help="""
 Directory of this host's cache images. It must be on the host itself, and
-libvirt's QEMU must be able to read it.
+libvirt's QEMU must be able to read it. On a file system that hosts share (NFS,
+CephFS, GlusterFS and others), or with Nova's instances on one, all servers of
+the host go the stock way, and nova-compute's log says so when it starts.
 
 Possible values:
 

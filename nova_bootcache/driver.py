@@ -9,6 +9,7 @@ import threading
 from typing import Any
 
 from nova import exception as nova_exception
+from nova.virt import storage_users
 from nova.virt.libvirt import driver as libvirt_driver
 from nova.virt.libvirt import imagebackend
 from nova.virt.libvirt import utils as libvirt_utils
@@ -16,7 +17,7 @@ from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
 from bootcache import exception, naming
-from nova_bootcache import accounting, snapshots, warmth
+from nova_bootcache import accounting, localstorage, snapshots, warmth
 from nova_bootcache import conf as bootcache_nova_conf
 from nova_bootcache.holdings import Holdings
 from nova_bootcache.host import ComputeHost
@@ -83,12 +84,25 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
         if not self._has_overlays():
             LOG.warning('bootcache: [libvirt]images_type=%s is served the stock way; use qcow2',
                         CONF.libvirt.images_type)
+        if reason := self._shared_storage(host):
+            self.bootcache.refuse(reason)
         self.bootcache.start(host)
         self.upkeep.start()
         super().init_host(host)
-        # Needs the connection to libvirt; before Nova's compute manager resumes servers.
-        self.settler.recover()
-        self.settler.start()
+        if not reason:
+            # Needs the connection to libvirt; before Nova's compute manager resumes servers.
+            self.settler.recover()
+            self.settler.start()
+
+    def _shared_storage(self, host: str) -> str:
+        """Return why cache images cannot be served from this host's directories, if so."""
+        if not self._has_overlays():
+            return ''
+        kinds = localstorage.types({
+            '[DEFAULT]instances_path': CONF.instances_path,
+            '[bootcache]cache_directory': self.bootcache.cache.directory})
+        return localstorage.refusal(
+            kinds, storage_users.get_storage_users(CONF.instances_path), host)
 
     def cleanup_host(self, host: str) -> None:
         """Stop our threads; what is under way is given up."""
@@ -278,7 +292,7 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
     def manage_image_cache(self, context: Any, all_instances: Any) -> None:
         """Remove our unused files as well; Nova's manager looks at ``_base`` only."""
         super().manage_image_cache(context, all_instances)
-        if CONF.image_cache.remove_unused_base_images:
+        if CONF.image_cache.remove_unused_base_images and not self.bootcache.refusal:
             self.bootcache.remove_unused(
                 (instance.image_ref for instance in all_instances),
                 CONF.image_cache.remove_unused_original_minimum_age_seconds)

@@ -60,7 +60,9 @@ class ComputeHost(HostStores):
         self.hostname = hostname
         self._api = rpcapi.StorageAPI(self._all_conf)
         try:
-            self.cache.prepare()
+            # What looks like a leftover may be another host's.
+            if not self.refusal:
+                self.cache.prepare()
         except OSError as error:
             LOG.error('bootcache: the tiers cannot be cleaned: %s', error)
         try:
@@ -102,8 +104,8 @@ class ComputeHost(HostStores):
             it cannot be recorded: nobody has a use for it then.
         """
         # A profile boot is recorded all the same: its server is for nothing else.
-        reason = placement.stock_reason(server, self._conf.enabled,
-                                        has_stock_base and profile_token is None)
+        reason = self.refusal or placement.stock_reason(
+            server, self._conf.enabled, has_stock_base and profile_token is None)
         if not reason:
             assert server.image_id is not None
             try:
@@ -329,7 +331,7 @@ class ComputeHost(HostStores):
         :returns: False if stock Nova has to get the base.
         :raises BootcacheError: if the overlay cannot be changed.
         """
-        if not self._conf.enabled:
+        if not self.enabled:
             return False
         try:
             self.keep_chain(image_id, path)

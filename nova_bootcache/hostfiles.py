@@ -35,16 +35,39 @@ def _identity(status: os.stat_result) -> tuple[int, int, int]:
     return status.st_ino, status.st_mtime_ns, status.st_size
 
 
+def is_same_name(path: str, other: str) -> bool:
+    """Tell whether two paths are one name in one directory, whatever way leads there.
+
+    A cache image of the memory tier is a link itself, which is not followed.
+    """
+    return os.path.basename(path) == os.path.basename(other) \
+        and os.path.realpath(os.path.dirname(path)) == os.path.realpath(os.path.dirname(other))
+
+
+def _plain(directory: str) -> str:
+    """Return a directory's path as names are made of it: with nothing in it that says nothing.
+
+    A symbolic link stays, as an operator may exchange what it points to. One before ``..`` is
+    followed: only that tells which directory is meant.
+    """
+    if '..' in directory.split(os.sep):
+        return os.path.realpath(directory)
+    # POSIX gives two slashes at the beginning a meaning of their own.
+    return os.path.normpath(directory).replace('//', '/', 1)
+
+
 class HostFiles:
     """The cache images of one host, by their names.
 
-    :param directory: of the disk tier, and of all names; made if missing.
+    :ivar directory: of the disk tier, and of all names.
+
+    :param directory: the same; made if missing.
     :param memory_directory: of the memory tier; None if there is none.
     """
 
     def __init__(self, directory: str, memory_directory: str | None = None):
-        self.directory = directory
-        self._directories = {Medium.DISK: directory}
+        self.directory = _plain(directory)
+        self._directories = {Medium.DISK: self.directory}
         if memory_directory is not None:
             self._directories[Medium.MEMORY] = memory_directory
         # Files verified by this process, by inode, time and size. Guarded by the lock, held for
@@ -94,7 +117,9 @@ class HostFiles:
 
     def holds_path(self, path: str | None) -> bool:
         """Tell whether a path, such as an overlay's backing file, is a cache image's."""
-        return path is not None and os.path.dirname(path) == self.directory
+        # Headers were written under the option's value of then.
+        return path is not None and os.path.isabs(path) \
+            and os.path.realpath(os.path.dirname(path)) == os.path.realpath(self.directory)
 
     def medium(self, image_id: str) -> Medium:
         """Return which tier an image's cache image is in."""

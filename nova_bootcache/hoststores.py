@@ -75,6 +75,8 @@ class HostStores:
         # Tells whether servers of the host need an image's base; settling knows.
         self.needs_base: Callable[[str], bool] = lambda image_id: True
         self.hostname = ''
+        # Why this host serves nothing that is new; empty if it does.
+        self.refusal = ''
         # Boots that are watched, by server id. Guarded by the lock, held for dictionary steps.
         self._watches: dict[str, BootWatch] = {}
         self._lock = threading.Lock()
@@ -89,7 +91,17 @@ class HostStores:
     @property
     def enabled(self) -> bool:
         """Whether new servers boot from cache images."""
-        return bool(self._conf.enabled)
+        return bool(self._conf.enabled) and not self.refusal
+
+    def refuse(self, reason: str) -> None:
+        """Serve nothing that is new, as long as this process lives, and change no file.
+
+        Servers that were chained to cache images go on as before.
+
+        :param reason: and the cure.
+        """
+        self.refusal = reason
+        LOG.error('bootcache: all servers of this host go the stock way: %s', reason)
 
     @property
     def report_interval(self) -> int:

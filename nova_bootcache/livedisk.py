@@ -9,6 +9,7 @@ from xml.sax import saxutils
 
 import libvirt
 
+from nova_bootcache.hostfiles import is_same_name
 from nova_bootcache.pivotstate import PivotFailed, PivotRefused
 
 POLL_SECONDS = 0.2
@@ -96,7 +97,7 @@ class LiveDisk:
         if source is None or source.get('file') != self._path \
                 or driver is None or driver.get('type') != 'qcow2':
             raise PivotRefused(f'{self._path} is not what its domain has as {self._target}')
-        if self.backing() != cache_image:
+        if not is_same_name(self.backing() or '', cache_image):
             raise PivotRefused(f'{self._path} is on {self.backing()}, not on the cache image'
                                f' {cache_image}')
 

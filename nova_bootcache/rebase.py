@@ -8,6 +8,7 @@ from oslo_log import log as logging
 
 from bootcache import exception, qemuimg
 from nova_bootcache import pivotstate
+from nova_bootcache.hostfiles import is_same_name
 from nova_bootcache.pivotstate import DISK, Marker, Overlay, Phase, PivotRefused
 
 LOG = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ def rebase_stopped(directory: str, cache_image: str, base: str, base_format: str
         raise PivotRefused(f'{path}: its domain runs or has a saved memory image')
     details = qemuimg.info(path, 'qcow2')
     pointer = _pointer(details)
-    if pointer[0] != cache_image:
+    if not is_same_name(pointer[0], cache_image):
         raise PivotRefused(f'{path} is on {pointer[0] or "nothing"}, not on the cache image'
                            f' {cache_image}')
     try:

@@ -53,8 +53,12 @@ class Upkeep:
 
     def once(self) -> None:
         """Do all of it once; failures are logged."""
-        for step in (self._keep_gateway, self._host.arrivals.clear_left, self.serve_bases,
-                     self.replace_empty, self._host.tidy_stores, self.exchange_holdings):
+        for step in (self._keep_gateway, self._host.arrivals.clear_left, self.serve_bases):
+            self._try(step)
+        if self._host.refusal:
+            # What lies there is not this host's alone.
+            return
+        for step in (self.replace_empty, self._host.tidy_stores, self.exchange_holdings):
             self._try(step)
 
     @staticmethod

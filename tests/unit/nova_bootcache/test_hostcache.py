@@ -12,7 +12,7 @@ import pytest
 from bootcache import cacheimage, exception, naming, savefile
 from bootcache.manifest import CacheInfo
 from bootcache.tier import Limits, Medium
-from nova_bootcache import hostcache
+from nova_bootcache import hostcache, hostfiles
 from nova_bootcache.cacheentry import Entry
 from nova_bootcache.gateway import Remote
 from nova_bootcache.hostcache import HostCache
@@ -170,6 +170,39 @@ def test_which_paths_are_cache_images(cache):
                  f'/var/lib/nova/instances/_base/{naming.cache_file_name(IMAGE)}',
                  naming.cache_file_name(IMAGE)):
         assert cache.holds_path(path) is False
+
+
+@pytest.mark.parametrize('option', [
+    '{0}/cache/', '{0}/cache//', '{0}//cache', '/{0}/cache', '{0}/./cache/.', '{0}/a/../cache/',
+    '{0}/link', '{0}/link/', '{0}/a/b/../c/../../cache', '{0}/inside/../cache'])
+def test_a_directory_is_the_same_however_its_option_is_written(tmp_path, option):
+    """A trailing slash once made a host deny its own cache images."""
+    (tmp_path / 'a' / 'b').mkdir(parents=True)
+    (tmp_path / 'cache' / 'd').mkdir(parents=True)
+    (tmp_path / 'link').symlink_to('cache')
+    # What lies above it is the cache's directory, not that of the link.
+    (tmp_path / 'inside').symlink_to('a/b')
+    (tmp_path / 'a' / 'cache').symlink_to('../cache')
+    (tmp_path / 'a' / 'c').mkdir()
+    given = HostCache(option.format(tmp_path), SOCKET, LIMITS)
+    plain = HostCache(str(tmp_path / 'cache'), SOCKET, LIMITS)
+    given.prepare()
+    entry = place(plain)
+    assert given.entry(IMAGE) == entry
+    for one, other in ((given, given), (given, plain), (plain, given)):
+        assert one.holds_path(other.path(IMAGE))
+    # An overlay's header may have been written under the option as it was given once.
+    assert plain.holds_path(os.path.join(option.format(tmp_path), naming.cache_file_name(IMAGE)))
+    assert hostfiles.is_same_name(given.path(IMAGE), plain.path(IMAGE))
+    assert not hostfiles.is_same_name(given.path(IMAGE), plain.path(OTHER))
+    assert not given.holds_path(str(tmp_path / naming.cache_file_name(IMAGE)))
+
+
+def test_a_link_that_an_operator_made_stays_in_the_names(tmp_path):
+    (tmp_path / 'disk').mkdir()
+    (tmp_path / 'link').symlink_to('disk')
+    cache = HostCache(f'{tmp_path}/link/', SOCKET, LIMITS)
+    assert cache.directory == str(tmp_path / 'link')
 
 
 def test_age_and_touch(cache):

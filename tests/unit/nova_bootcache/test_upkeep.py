@@ -48,7 +48,7 @@ class Host:
         self.held, self.served, self.booting, self.answers = {}, {}, set(), {}
         self.broken, self.started_anew, self.tries, self.asked = set(), False, [], []
         self.fetched, self.told, self.room, self.stores = [], [], Medium.DISK, []
-        self.needed = None
+        self.needed, self.refusal = None, ''
 
     def holds(self, image, whole=True, used=1000.0):
         """Put a cache image, or an empty one, into the cache."""
@@ -308,6 +308,15 @@ def test_a_fault_of_ours_ends_no_upkeep(host, clock, monkeypatch, caplog):
     monkeypatch.setattr(host, 'exports', lambda: {}[''], raising=False)
     Upkeep(host, host).once()
     assert host.told and 'unexpected' in caplog.text
+
+
+def test_a_host_that_serves_nothing_changes_no_file_and_serves_who_is_there(host, clock):
+    """Its directories may be another host's as well."""
+    host.holds(IMAGE, whole=False)
+    host.answers = {IMAGE: offered()}
+    host.refusal = 'nfs'
+    Upkeep(host, host).once()
+    assert set(host.served) == {f'base-{IMAGE}'} and host.asked == host.told == []
 
 
 def test_stores_are_looked_after_each_time(host, clock):

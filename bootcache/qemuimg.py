@@ -17,6 +17,8 @@ from bootcache import exception
 
 # Reading a header needs little; a hostile one must not get more (Glance's own limits for it).
 INSPECT_LIMITS = processutils.ProcessLimits(cpu_time=2, address_space=1 << 30)
+# What convert reads at once.
+_REQUEST = 2 << 20
 _ENVIRONMENT = ('env', 'LC_ALL=C', 'qemu-img')
 
 
@@ -147,13 +149,14 @@ def copy_raw(source: str, target: str, *, seconds: float, stalled: float) -> Non
     _convert(['-f', 'raw', '-O', 'raw', source, target], seconds, check)
 
 
-def copy_paced(source: Mapping[str, Any], target: str, *, rate: int, seconds: float,
+def copy_paced(source: Mapping[str, Any], target: str, *, length: int, rate: int, seconds: float,
                check: Callable[[], None]) -> None:
     """Copy a block node's content into a raw file, with holes where it has or reads as zeros.
 
     When this returns the data is on the medium. If the process ends, the copying ends with it.
 
     :param source: the node, without probing: ``driver`` is explicit on every level.
+    :param length: of the source, in bytes.
     :param rate: bytes that are read a second at most, holes not counted; 0 for no limit.
     :param seconds: that it may take in all.
     :param check: called several times a second; what it raises ends the copying.
@@ -163,10 +166,21 @@ def copy_paced(source: Mapping[str, Any], target: str, *, rate: int, seconds: fl
     # zeros that are stored as data cross the network unpaced. One with limit 0 is no limit.
     throttle = {'qom-type': 'throttle-group', 'id': 'pace', 'limits': {'bps-read': rate}}
     paced = {'driver': 'throttle', 'throttle-group': 'pace', 'file': source}
+    if rate:
+        # The throttle lets a first request pass, whatever its size, and then has the next one wait
+        # for it. A small file has no next one, so that the first one waits its time here.
+        _wait(min(length, _REQUEST) / rate, check)
     # As Nova does it: past the page cache where the file system lets us, synced in any case.
     cache = 'none' if _takes_direct_io(target) else 'writeback'
     _convert(['--object', json.dumps(throttle), '-t', cache, '-O', 'raw',
               'json:' + json.dumps(paced), target], seconds, check)
+
+
+def _wait(seconds: float, check: Callable[[], None]) -> None:
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        check()
+        time.sleep(min(left, 0.1))
 
 
 def _convert(arguments: list[str], seconds: float, check: Callable[[], None]) -> None:

@@ -133,7 +133,8 @@ class _Work:
     def copy(self, source: Mapping[str, Any], length: int, path: str) -> None:
         """Copy ``length`` bytes at the rate."""
         seconds = _GRACE_SECONDS + 3 * length / (self._rate or _SLOWEST)
-        qemuimg.copy_paced(source, path, rate=self._rate, seconds=seconds, check=self.check)
+        qemuimg.copy_paced(source, path, length=length, rate=self._rate, seconds=seconds,
+                           check=self.check)
 
     def fetch(self, source: Mapping[str, Any], stored_bytes: int, path: str) -> None:
         """Copy the stored file, and cut off what NBD's rounding up to sectors added."""

@@ -180,7 +180,7 @@ class HostCache(HostFiles):
             return
         server = {'type': 'inet', 'host': remote.host, 'port': str(remote.port)}
         node = {'driver': 'raw', 'file': {'driver': 'nbd', 'server': server, 'export': export}}
-        qemuimg.copy_paced(node, partial, rate=rate,
+        qemuimg.copy_paced(node, partial, length=size, rate=rate,
                            check=lambda: self._check_patience(remote.image_id),
                            seconds=_GRACE_SECONDS + 2 * size / min(rate, _SLOWEST))
 

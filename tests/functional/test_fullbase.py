@@ -260,17 +260,43 @@ def test_the_rate_holds_for_zeros_that_are_stored_as_data(stored, directory):
     """Over a network they cost as much as others; convert's own limit lets them pass."""
     _path, node = stored('raw', pieces=[(0, 6 * MIB, 'zeros')])
     began = time.monotonic()
-    qemuimg.copy_paced(node, f'{directory}/copy', rate=2 * MIB, seconds=60, check=lambda: None)
+    qemuimg.copy_paced(node, f'{directory}/copy', length=6 * MIB, rate=2 * MIB, seconds=60,
+                       check=lambda: None)
     # A lower bound, which a busy host only lengthens; QEMU lets some of it pass at once.
     assert time.monotonic() - began > 1
     # QEMU's look for the right alignment leaves a block.
     assert os.stat(f'{directory}/copy').st_blocks * 512 <= 4096
 
 
+def test_a_file_of_one_request_is_paced_too(stored, directory):
+    _path, node = stored('raw', pieces=[(0, MIB, 'data')])
+    began = time.monotonic()
+    qemuimg.copy_paced(node, f'{directory}/copy', length=16 * MIB, rate=2 * MIB, seconds=60,
+                       check=lambda: None)
+    # A lower bound, which a busy host only lengthens.
+    assert time.monotonic() - began >= 1
+    assert os.path.getsize(f'{directory}/copy') == 16 * MIB
+
+
+def test_a_copy_whose_first_request_waits_can_be_ended(stored, directory):
+    _path, node = stored('raw', pieces=[(0, MIB, 'data')])
+    looks = []
+
+    def check():
+        looks.append(1)
+        if len(looks) == 3:
+            raise exception.Cancelled('no more')
+
+    with pytest.raises(exception.Cancelled):
+        qemuimg.copy_paced(node, f'{directory}/copy', length=MIB, rate=1, seconds=60, check=check)
+    assert not [pid for pid in processes_of(directory) if pid != exporter_pid(directory)]
+
+
 def test_a_copy_that_takes_too_long(stored, directory):
     _path, node = stored('raw', pieces=[(0, 16 * MIB, 'data')])
     with pytest.raises(exception.BootcacheError, match='not done after'):
-        qemuimg.copy_paced(node, f'{directory}/copy', rate=MIB, seconds=0, check=lambda: None)
+        qemuimg.copy_paced(node, f'{directory}/copy', length=16 * MIB, rate=MIB, seconds=0,
+                           check=lambda: None)
     assert not [pid for pid in processes_of(directory) if pid != exporter_pid(directory)]
 
 

@@ -12,7 +12,7 @@ import threading
 
 import nbd
 import pytest
-from functional_tools import free_port, until
+from functional_tools import free_port, processes_of, until
 
 from bootcache import exception
 from bootcache.cacheimage import Base
@@ -128,6 +128,55 @@ def test_a_frozen_monitor_of_a_stranger_is_not_adopted(daemons, directory):
     finally:
         other.kill()
         other.wait()
+
+
+def test_stop_waits_for_the_process_not_for_its_pid_file(daemons):
+    """The daemon removes its pid file before it has ended; frozen, it stays at that point."""
+    daemon = daemons()
+    daemon.ensure_running()
+    pid = daemon.pid()
+    os.kill(pid, signal.SIGSTOP)
+    ending = threading.Thread(target=daemon.stop, args=(1,))
+    ending.start()
+    os.unlink(daemon.pid_path)
+    ending.join(60)
+    try:
+        with open(f'/proc/{pid}/cmdline', 'rb') as stream:
+            assert daemon.monitor_path.encode() not in stream.read()
+    except FileNotFoundError:
+        pass
+
+
+def program(directory, text):
+    path = f'{directory}/program'
+    with open(path, 'w') as stream:
+        stream.write(text)
+    os.chmod(path, 0o755)
+    return path
+
+
+def test_one_that_crashes_as_it_starts_is_started_again(daemons, directory):
+    crashed = f'{directory}/crashed'
+    daemon = daemons(binary=program(
+        directory, f'#!/bin/sh\nmkdir {crashed} 2>/dev/null && kill -SEGV $$\n'
+                   'exec qemu-storage-daemon "$@"\n'))
+    assert daemon.ensure_running() is True
+    assert os.path.isdir(crashed) and daemon.nodes() == set()
+
+
+def test_one_that_always_crashes_is_an_error(daemons, directory):
+    daemon = daemons(binary=program(directory, '#!/bin/sh\nkill -SEGV $$\n'))
+    with pytest.raises(exception.StorageDaemonError, match='did not come up'):
+        daemon.ensure_running()
+
+
+def test_one_that_hangs_as_it_starts_is_not_left_behind(daemons, directory, monkeypatch):
+    monkeypatch.setattr('bootcache.storagedaemon._START_SECONDS', 1)
+    daemon = daemons(binary=program(
+        directory, f'#!{sys.executable}\nimport time\ntime.sleep(600)\n'))
+    with pytest.raises(exception.StorageDaemonError, match='did not come up'):
+        daemon.ensure_running()
+    assert processes_of(daemon.directory) == []
 
 
 @pytest.mark.parametrize('content', ['', 'x', '999999999'])

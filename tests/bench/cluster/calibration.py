@@ -73,8 +73,9 @@ def measure(image: Path) -> Measured:
         digest = _median(lambda: savefile.file_digest(str(data)))
         raw = Path(directory, 'raw')
         node = {'driver': 'qcow2', 'file': {'driver': 'file', 'filename': str(image)}}
-        convert = _median(lambda: qemuimg.copy_paced(node, str(raw), rate=0, seconds=600,
-                                                     check=lambda: None), 3)
+        convert = _median(lambda: qemuimg.copy_paced(
+            node, str(raw), length=image.stat().st_size, rate=0, seconds=600,
+            check=lambda: None), 3)
     return Measured(make, _HASHED_BYTES / digest, image.stat().st_size / convert)
 
 

@@ -292,7 +292,7 @@ def test_nobody_waits_for_a_paced_fetch(cache, monkeypatch, act):
     newer = dataclasses.replace(entry.cache_image, sha256='cd' * 32)
     fetching, ended = threading.Event(), []
 
-    def copy(node, target, *, rate, seconds, check):
+    def copy(node, target, *, length, rate, seconds, check):
         fetching.set()
         for _tenth in range(100):
             check()

@@ -9,6 +9,7 @@ History:
   serve_stored.
 * 1.2: plan_boot's entry generation; report_holdings, which takes report_use's place, report_warm,
   list_hosts, image_hosts, evict_image, warm_image, get_warming.
+* 1.3: report_holdings' entry needs.
 """
 
 from typing import Any
@@ -21,7 +22,7 @@ from bootcache.bus import BusOpening
 
 EXCHANGE = 'bootcache'
 TOPIC = 'bootcache'
-VERSION = '1.2'
+VERSION = '1.3'
 # Added to a client's first call's limit.
 _OPENING_SECONDS = 2
 # Of no image: what is asked for to see whether anybody answers.
@@ -154,7 +155,8 @@ class StorageAPI:
 
         :param report: ``images``: by image id the time of the last use in seconds since the epoch,
             the tier (disk or memory), the generation that ``plan_boot`` told, and the file's
-            bytes; ``quotas``: bytes by tier. None if nothing has changed since the last report.
+            bytes; ``quotas``: bytes by tier; ``needs``: ids of images whose base the host's servers
+            may read. None if nothing has changed since the last report.
         :returns: ``drop``: ids of images whose cache image is to go as soon as no server of the
             host needs it; ``resend``: the service does not know the host's last report.
         """

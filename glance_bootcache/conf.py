@@ -172,6 +172,24 @@ How many images are recorded and built at the same time.
 Seconds between two looks at images whose import was announced but that are not
 active yet, and at exports that wait for their last reader.
 """),
+    cfg.IntOpt('export_idle',
+               default=900,
+               min=60,
+               help="""
+Seconds after which an image's base is not served any more if nobody has asked
+for it, no compute host is connected to it, and none has reported that it needs
+it. It is served again, within milliseconds, when somebody asks.
+"""),
+    cfg.StrOpt('max_virtual_size',
+               default='16TiB',
+               help="""
+Upper bound on the size that an image's disk has. An image with a larger one is
+skipped: whoever opens a qcow2 keeps a table in memory that grows with it.
+
+Possible values:
+
+* Bytes, or a number with a unit: 16TiB.
+"""),
     cfg.StrOpt('notification_topic',
                default='bootcache_images',
                help="""
@@ -311,7 +329,7 @@ def check(conf: cfg.ConfigOpts) -> None:
     """
     group = conf[shared.GROUP]
     sizes = {}
-    for name in ('default_quota', 'max_quota'):
+    for name in ('default_quota', 'max_quota', 'max_virtual_size'):
         try:
             sizes[name] = properties.parse_size(group[name])
         except ValueError:

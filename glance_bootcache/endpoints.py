@@ -10,6 +10,7 @@ from bootcache import naming, rpcapi
 from glance_bootcache.boots import Boots
 from glance_bootcache.hosts import MOST_IMAGES, Hosts, use_time
 from glance_bootcache.manager import Manager
+from glance_bootcache.needs import Needs
 from glance_bootcache.operators import Operators
 from glance_bootcache.tiers import StorageTiers
 from glance_bootcache.warming import Warming
@@ -26,18 +27,20 @@ class Endpoints:
     :param hosts: know what compute hosts hold.
     :param operators: answers operators.
     :param warming: warms compute hosts.
+    :param needs: knows which bases compute hosts need.
     """
 
     target = messaging.Target(version=rpcapi.VERSION)
 
     def __init__(self, manager: Manager, boots: Boots, tiers: StorageTiers, hosts: Hosts,
-                 operators: Operators, warming: Warming):
+                 operators: Operators, warming: Warming, needs: Needs):
         self._manager = manager
         self._boots = boots
         self._tiers = tiers
         self._hosts = hosts
         self._operators = operators
         self._warming = warming
+        self._needs = needs
 
     def image_registered(self, ctxt: Any, image_id: str) -> None:
         """The Glance hook saw an import."""
@@ -77,6 +80,7 @@ class Endpoints:
     def report_holdings(self, ctxt: Any, host: str,
                         report: dict[str, Any] | None) -> dict[str, Any]:
         """A compute host tells what it holds."""
+        self._needs.note(host, report)
         return self._hosts.report(host, report)
 
     def report_warm(self, ctxt: Any, image_id: str, host: str, outcome: str, reason: str) -> None:

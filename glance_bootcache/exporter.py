@@ -1,7 +1,8 @@
 """The exporter: bases and cache images, served over NBD by one stock qemu-storage-daemon.
 
-Nodes and exports are made when somebody needs them and compared with what is there each time, so a
-daemon that was restarted, and so is empty, is filled again by the next request.
+Nodes and exports are made when somebody needs them, and bases go again when nobody does. What the
+daemon serves is remembered, as hosts ask hundreds of times a second; a daemon that was restarted is
+known by its process, and upkeep looks what is really there.
 
 A cache image's export is over a raw node that stays while the file below it is exchanged, so that
 it moves between disk and memory (SC13 section 6) under its readers: 120 such switches under reads
@@ -11,6 +12,7 @@ had no error, the slowest read took 23 ms.
 import contextlib
 import os
 import threading
+import time
 from typing import Any
 
 from oslo_config import cfg
@@ -51,17 +53,51 @@ class Exporter:
                          group.advertise_port or group.export_port]
         # Guards looking and adding as one step, and the places; held for milliseconds.
         self._lock = threading.Lock()
+        # What the daemon of this process id serves: exports, with their nodes. Changed under the
+        # lock, and read without it.
+        self._served: dict[str, str] = {}
+        self._served_by: int | None = None
+        # When exports were asked for last, in monotonic seconds; written before _served is read.
+        self._asked_at: dict[str, float] = {}
         # Where cache exports were switched to, with the file's signature: a daemon that comes up
         # anew serves them from there, if that is still the same file.
         self._places: dict[str, tuple[str, tuple[int, int, int] | None]] = {}
 
     def start(self) -> bool:
-        """Adopt or start the daemon.
+        """Adopt or start the daemon, and look what it serves.
 
         :returns: True if it was started, and so serves nothing yet.
         :raises StorageDaemonError: if it does not come up.
         """
-        return self._daemon.ensure_running()
+        with self._lock:
+            started = self._daemon.ensure_running()
+            self._look()
+        return started
+
+    def _look(self) -> dict[str, str]:
+        """Ask the daemon what it serves; to be called with the lock held."""
+        self._served_by = None
+        pid = self._daemon.pid()
+        self._served = self._daemon.exports()
+        self._served_by = pid
+        return self._served
+
+    def _is_served(self, *exports: str) -> bool:
+        """Tell whether the daemon that runs serves these, without asking it."""
+        now = time.monotonic()
+        for export in exports:
+            self._asked_at[export] = now
+        pid = self._daemon.pid()
+        return pid is not None and pid == self._served_by \
+            and all(export in self._served for export in exports)
+
+    def _exports(self) -> dict[str, str]:
+        """Return what the daemon serves; to be called with the lock held."""
+        pid = self._daemon.pid()
+        if pid is not None and pid == self._served_by:
+            return self._served
+        self._daemon.ensure_running()
+        return self._look()
 
     def stop(self) -> None:
         """End the daemon: whoever reads from it waits and then fails."""
@@ -84,10 +120,13 @@ class Exporter:
             another one that is still there, that one is served.
         :raises StorageDaemonError: if the daemon refuses, for instance as a file is gone.
         """
+        base_export = naming.export_name(naming.EXPORT_BASE, manifest.image_id)
+        has_cache = cache_path is not None and manifest.cache_image is not None
+        wanted = (base_export, self.cache_export(manifest)) if has_cache else (base_export,)
+        if self._is_served(*wanted):
+            return
         with self._lock:
-            self._daemon.ensure_running()
-            exports = self._daemon.exports()
-            base_export = naming.export_name(naming.EXPORT_BASE, manifest.image_id)
+            exports = self._exports()
             if base_export not in exports:
                 name = naming.node_name('b', manifest.image_id)
                 self._add(base_export, Base(manifest.base_path, manifest.image_format,
@@ -113,9 +152,10 @@ class Exporter:
         if not manifest.base_path:
             raise exception.StorageDaemonError(
                 f'exporter: image {manifest.image_id} has no stored file here; build it again')
+        if self._is_served(export):
+            return export
         with self._lock:
-            self._daemon.ensure_running()
-            if export not in self._daemon.exports():
+            if export not in self._exports():
                 name = naming.node_name('s', manifest.image_id)
                 self._add(export, Base(manifest.base_path, 'raw', 0).nodes(name))
         return export
@@ -206,19 +246,65 @@ class Exporter:
         with self._lock:
             if not self._daemon.answers():
                 return True
-            node = self._daemon.exports().get(export)
+            node = self._look().get(export)
             if node is not None:
-                if not self._daemon.remove_export(export, disconnect=False):
+                if not self._remove(export, disconnect=False):
                     return False
                 self._remove_tree(node)
             self._places.pop(export, None)
         return True
 
+    def withdraw_idle(self, image_id: str, idle: float) -> None:
+        """Serve an image's base and stored file no more, if nobody has asked for them in a while.
+
+        Not while a host is connected: QEMU refuses that. The cache image stays: its node is of our
+        own making and takes some kilobytes, while that of a tenant's qcow2 keeps its tables.
+
+        :param idle: seconds.
+        :raises StorageDaemonError: if the daemon does not answer.
+        """
+        for export in sorted(self._kept(image_id)):
+            before = time.monotonic() - idle
+            if export not in self._served \
+                    or self._asked_at.setdefault(export, time.monotonic()) > before:
+                continue
+            with self._lock:
+                if (node := self._exports().get(export)) is None:
+                    continue
+                if self._remove(export, disconnect=False, unless_asked_since=before):
+                    self._remove_tree(node)
+                    self._asked_at.pop(export, None)
+                    LOG.info('image %s: its %s is not served until it is asked for', image_id,
+                             export.partition('-')[0])
+
+    def _remove(self, export: str, disconnect: bool,
+                unless_asked_since: float | None = None) -> bool:
+        node = self._served.pop(export, None)
+        gone = False
+        try:
+            # Who asks from now on does not find it, and waits for the lock.
+            gone = (unless_asked_since is None
+                    or self._asked_at.get(export, 0.0) <= unless_asked_since) \
+                and self._daemon.remove_export(export, disconnect=disconnect)
+        except exception.StorageDaemonError:
+            self._served_by = None
+            raise
+        if not gone and node is not None:
+            self._served[export] = node
+        return gone
+
     def _add(self, export: str, nodes: list[dict[str, object]]) -> None:
-        # Nodes without their export are what a crash between the two steps left.
-        self._remove_tree(str(nodes[-1]['node-name']))
-        self._daemon.add_nodes(*nodes)
-        self._daemon.add_export(export, str(nodes[-1]['node-name']))
+        top = str(nodes[-1]['node-name'])
+        try:
+            # Nodes without their export are what a crash between the two steps left.
+            self._remove_tree(top)
+            self._daemon.add_nodes(*nodes)
+            self._daemon.add_export(export, top)
+        except exception.StorageDaemonError:
+            # It may be another daemon than the one that is remembered.
+            self._served_by = None
+            raise
+        self._served[export] = top
 
     def _remove_tree(self, top: str) -> None:
         present = self._daemon.nodes()
@@ -247,11 +333,12 @@ class Exporter:
 
     def _retire(self, image_id: str, keep: set[str]) -> bool:
         gone = True
-        for export, node in self._daemon.exports().items():
+        for export, node in list(self._look().items()):
             if image_id not in export or export in keep:
                 continue
-            if self._daemon.remove_export(export, disconnect=export not in self._kept(image_id)):
+            if self._remove(export, disconnect=export not in self._kept(image_id)):
                 self._remove_tree(node)
+                self._asked_at.pop(export, None)
             else:
                 gone = False
         self._places = {export: place for export, place in self._places.items()

@@ -59,7 +59,8 @@ class ImageWork:
             return manifest
         path = base.obtain(image, self._store, self._images, self._conf.glance_store_dirs,
                            job.cancelled)
-        inspected = inspection.inspect(path, image.disk_format)
+        inspected = inspection.inspect(
+            path, image.disk_format, properties.parse_size(self._conf.max_virtual_size))
         if manifest.image_hash != image.image_hash:
             manifest = dataclasses.replace(manifest, working_set=None, cache_image=None)
             if not self._exporter.retire(image.image_id, with_base=True):

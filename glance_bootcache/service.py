@@ -1,5 +1,7 @@
 """The storage service: manager, RPC server and notification listener in one process."""
 
+import os
+
 import oslo_messaging as messaging
 from oslo_config import cfg
 from oslo_log import log as logging
@@ -14,6 +16,7 @@ from glance_bootcache.hosts import Hosts
 from glance_bootcache.images import Images
 from glance_bootcache.listener import ImageEvents, get_listener
 from glance_bootcache.manager import Manager
+from glance_bootcache.needs import Needs
 from glance_bootcache.operators import Operators
 from glance_bootcache.precache import NovaPrecache
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
@@ -48,8 +51,9 @@ class StorageService(service.Service):  # type: ignore[misc]
         events = ImageEvents(manager.consider, manager.forget, manager.let_go)
         hosts = Hosts(store, tiers, manager.gone.is_gone)
         self._warming = Warming(conf, store, hosts, NovaPrecache(conf))
+        needs = Needs(os.path.join(conf[bootcache_conf.GROUP].state_dir, 'needs.json'))
         self._upkeep = Upkeep(conf, store, images, exporter, tiers, profile_boots, manager,
-                              events)
+                              events, needs)
         self._upkeep.start()
         self._warming.start()
         self._listener = get_listener(conf, events)
@@ -57,7 +61,7 @@ class StorageService(service.Service):  # type: ignore[misc]
         self._server = messaging.get_rpc_server(
             rpcapi.get_transport(conf), rpcapi.target(server=conf.host),
             [Endpoints(manager, Boots(conf, store, exporter, manager, tiers), tiers, hosts,
-                       Operators(store, tiers, manager, hosts), self._warming)],
+                       Operators(store, tiers, manager, hosts), self._warming, needs)],
             executor='threading')
         self._server.start()
         LOG.info('glance-bootcache serves')

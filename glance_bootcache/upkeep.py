@@ -8,12 +8,13 @@ from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
 from bootcache import exception
-from bootcache.manifest import IN_HAND, State
+from bootcache.manifest import IN_HAND, Manifest, State
 from glance_bootcache import listener
 from glance_bootcache.exporter import Exporter
 from glance_bootcache.images import Images
 from glance_bootcache.listener import ImageEvents
 from glance_bootcache.manager import Manager
+from glance_bootcache.needs import Needs
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 from glance_bootcache.store import ImageStore
 from glance_bootcache.tiers import StorageTiers
@@ -26,11 +27,12 @@ class Upkeep:
 
     :param conf: configuration of the storage service.
     :param events: Glance's notifications.
+    :param needs: which bases compute hosts need.
     """
 
     def __init__(self, conf: cfg.ConfigOpts, store: ImageStore, images: Images, exporter: Exporter,
                  tiers: StorageTiers, profile_boots: NovaProfileBoots, manager: Manager,
-                 events: ImageEvents):
+                 events: ImageEvents, needs: Needs):
         self._conf = conf[bootcache_conf.GROUP]
         self._store = store
         self._exporter = exporter
@@ -39,6 +41,7 @@ class Upkeep:
         self._manager = manager
         self._images = images
         self._events = events
+        self._needs = needs
         self.recovered = False
         self._told_unheard = False
         self._stopping = threading.Event()
@@ -55,9 +58,9 @@ class Upkeep:
         self._stopping.set()
 
     def _run(self) -> None:
-        steps = [self.recover, self.keep_serving, self._manager.retiring.retry, self.go_on,
-                 self._tiers.save_usage, self._manager.keep_quota, self._manager.gone.ask,
-                 self.listen]
+        steps = [self.recover, self.keep_serving, self.keep_needed, self._manager.retiring.retry,
+                 self.go_on, self._tiers.save_usage, self._manager.keep_quota,
+                 self._manager.gone.ask, self.listen]
         while not self._stopping.is_set():
             for step in steps:
                 try:
@@ -103,15 +106,34 @@ class Upkeep:
         if self._exporter.start():
             self.serve_all()
 
+    def keep_needed(self) -> None:
+        """Serve the bases that hosts need, and no more those that nobody has needed for a while.
+
+        :raises StorageDaemonError: if the exporter does not answer.
+        :raises OSError: if what hosts need cannot be written.
+        """
+        for manifest in self._store.manifests():
+            image_id = manifest.image_id
+            if not manifest.base_path or not manifest.virtual_bytes:
+                continue
+            if self._needs.needed(image_id):
+                self._serve(manifest)
+            elif self._manager.job(image_id) is None:
+                self._exporter.withdraw_idle(image_id, self._conf.export_idle)
+        self._needs.save()
+
+    def _serve(self, manifest: Manifest) -> None:
+        try:
+            self._exporter.ensure(manifest, self._store.cache_path(manifest))
+        except exception.BootcacheError as error:
+            LOG.warning('image %s: its base cannot be served: %s', manifest.image_id, error)
+
     def serve_all(self) -> None:
         """Serve every base again: servers may run from any, and the exporter may be a new one."""
         for manifest in self._store.manifests():
             if not manifest.base_path or not manifest.virtual_bytes:
                 continue
-            try:
-                self._exporter.ensure(manifest, self._store.cache_path(manifest))
-            except exception.BootcacheError as error:
-                LOG.warning('image %s: its base cannot be served: %s', manifest.image_id, error)
+            self._serve(manifest)
             if manifest.state is State.SKIPPED:
                 self._manager.retiring.later(manifest.image_id)
 

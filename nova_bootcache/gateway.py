@@ -123,6 +123,15 @@ class Gateway:
         return self.daemon.answers() and naming.export_name(
             naming.EXPORT_BASE, image_id) in self.daemon.exports()
 
+    def served(self) -> set[str]:
+        """Return the images whose bases are served to this host's servers.
+
+        :raises StorageDaemonError: if the daemon does not answer.
+        """
+        kind = naming.export_name(naming.EXPORT_BASE, '')
+        return {export.removeprefix(kind) for export in self.daemon.exports()
+                if export.startswith(kind)}
+
     def remove_base(self, image_id: str) -> bool:
         """Stop serving a base.
 

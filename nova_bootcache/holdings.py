@@ -78,9 +78,18 @@ class Holdings:
             image_id = entry.remote.image_id
             images[image_id] = [used, self._host.cache.medium(image_id).value, entry.generation,
                                 status.st_size]
-        return {'images': images,
+        return {'images': images, 'needs': self._needs(),
                 'quotas': {medium.value: limits.quota
                            for medium, limits in self._host.cache.limits.items()}}
+
+    def _needs(self) -> list[str]:
+        """Return the images whose base servers of this host may read, also after a while."""
+        needed = {entry.remote.image_id for entry in self._host.cache.entries()
+                  if self._host.needs_base(entry.remote.image_id)}
+        # One that does not answer now serves what those entries name.
+        with contextlib.suppress(exception.BootcacheError):
+            needed.update(self._host.gateway.served())
+        return sorted(needed)
 
     def exchange(self) -> None:
         """Tell the storage service what this host holds, and let go of what it says."""

@@ -316,12 +316,14 @@ class ComputeHost(HostStores):
             self.gateway.ensure_base(entry.remote)
         except exception.BootcacheError:
             offered = offer.parse(entry.remote.image_id, self.ask(entry.remote.image_id, ''))
-            if offered.remote in (None, entry.remote):
+            if offered.remote is None:
                 raise
-            assert offered.remote is not None
-            LOG.info('image %s: its base is at %s:%d now', entry.remote.image_id,
-                     offered.remote.host, offered.remote.port)
-            entry = self.cache.update(entry, offered.remote, offered.pinned, offered.generation)
+            if offered.remote != entry.remote:
+                LOG.info('image %s: its base is at %s:%d now', entry.remote.image_id,
+                         offered.remote.host, offered.remote.port)
+                entry = self.cache.update(entry, offered.remote, offered.pinned,
+                                          offered.generation)
+            # Who is asked serves it, also if nobody has needed it for a while.
             self.gateway.ensure_base(entry.remote)
 
     def adopt(self, image_id: str, path: str) -> bool:

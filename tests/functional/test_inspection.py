@@ -216,3 +216,44 @@ def test_looking_has_limits(path, monkeypatch):
                         inspection.qemuimg.processutils.ProcessLimits(address_space=1 << 20))
     with pytest.raises(exception.ImageRefused):
         inspection.inspect(path, 'qcow2')
+
+
+@pytest.mark.parametrize('options, size', [
+    ([], '2048T'), (['-o', 'cluster_size=512'], '128G'), (['-o', 'cluster_size=4k'], '2T')])
+def test_tables_that_cost_memory_are_refused_before_anything_opens_them(path, monkeypatch, options,
+                                                                        size):
+    """Files of some kilobytes, which cost the exporter up to 32 MiB each while it served them."""
+    monkeypatch.setattr(inspection.qemuimg, 'info', lambda *arguments: pytest.fail('opened'))
+    create(path, *options, size=size)
+    with pytest.raises(exception.ImageRefused, match=r'max_virtual_size|qemu-img convert'):
+        inspection.inspect(path, 'qcow2')
+
+
+def patched(path, offset, kind, value):
+    with open(path, 'r+b') as stream:
+        stream.seek(offset)
+        stream.write(struct.pack(kind, value))
+
+
+@pytest.mark.parametrize('offset, value', [(36, 1 << 20), (56, 128), (60, 65)])
+def test_tables_that_a_header_makes_up_are_refused(path, monkeypatch, offset, value):
+    """A larger L1 table than the disk needs, a large refcount table, and many snapshots."""
+    monkeypatch.setattr(inspection.qemuimg, 'info', lambda *arguments: pytest.fail('opened'))
+    create(path)
+    patched(path, offset, '>I', value)
+    with pytest.raises(exception.ImageRefused, match='qemu-img convert'):
+        inspection.inspect(path, 'qcow2')
+
+
+@pytest.mark.parametrize('image_format', ['qcow2', 'raw'])
+def test_a_disk_that_is_larger_than_the_operator_allows(path, image_format):
+    create(path, size=2 * MIB, image_format=image_format)
+    assert inspection.inspect(path, image_format, 2 * MIB).virtual_bytes == 2 * MIB
+    with pytest.raises(exception.ImageRefused, match=r'max_virtual_size is 2096640'):
+        inspection.inspect(path, image_format, 2 * MIB - 512)
+
+
+@pytest.mark.parametrize('options', [[], ['-o', 'cluster_size=2M'], ['-o', 'cluster_size=4k']])
+def test_large_disks_with_small_tables_are_served(path, options):
+    create(path, *options, size=512 << 30)
+    assert inspection.inspect(path, 'qcow2') == Inspected('qcow2', 512 << 30)

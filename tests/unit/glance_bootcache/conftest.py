@@ -17,6 +17,7 @@ from glance_bootcache.hosts import Hosts
 from glance_bootcache.inspection import Inspected
 from glance_bootcache.listener import ImageEvents
 from glance_bootcache.manager import Manager
+from glance_bootcache.needs import Needs
 from glance_bootcache.operators import Operators
 from glance_bootcache.store import ImageStore
 from glance_bootcache.upkeep import Upkeep
@@ -28,7 +29,7 @@ def no_qemu(monkeypatch):
     """Inspecting and building without QEMU, which tests/functional runs for real."""
     controls = types.SimpleNamespace(refuse=None, building=lambda: None, builds=[])
 
-    def inspect(path, disk_format):
+    def inspect(path, disk_format, max_virtual_bytes):
         if controls.refuse:
             raise exception.ImageRefused(controls.refuse)
         return Inspected(disk_format, fakes_manager.SIZE)
@@ -62,17 +63,19 @@ def house(storage_conf, no_qemu):
                                     house.tiers, house.boots)
             house.hosts = Boots(storage_conf, house.store, house.exporter, house.manager,
                                 house.tiers)
+            house.needs = Needs(f'{storage_conf.bootcache.state_dir}/needs.json')
             house.events = ImageEvents(house.manager.consider, house.manager.forget,
                                        house.manager.let_go)
             house.upkeep = Upkeep(storage_conf, house.store, house.images, house.exporter,
-                                  house.tiers, house.boots, house.manager, house.events)
+                                  house.tiers, house.boots, house.manager, house.events,
+                                  house.needs)
             house.table = Hosts(house.store, house.tiers, house.manager.gone.is_gone,
                                 house.seconds)
             house.operators = Operators(house.store, house.tiers, house.manager, house.table)
             house.warming = Warming(storage_conf, house.store, house.table, house.nova,
                                     house.seconds)
             house.endpoints = Endpoints(house.manager, house.hosts, house.tiers, house.table,
-                                        house.operators, house.warming)
+                                        house.operators, house.warming, house.needs)
             stack.callback(give_up, house.manager)
             return house.manager
 

@@ -72,6 +72,7 @@ class FakeExporter:
         self.serving = {}
         self.readers = set()
         self.fetching = set()
+        self.idle = []
         self.fails = None
 
     def start(self):
@@ -96,6 +97,12 @@ class FakeExporter:
     def withdraw_cache(self, manifest):
         """As Exporter.withdraw_cache."""
         return manifest.image_id not in self.fetching
+
+    def withdraw_idle(self, image_id, idle):
+        """As Exporter.withdraw_idle, of one that nobody has asked for."""
+        self.idle.append(image_id)
+        if image_id not in self.readers:
+            self.serving.pop(image_id, None)
 
     def ensure_stored(self, manifest):
         """As Exporter.ensure_stored."""

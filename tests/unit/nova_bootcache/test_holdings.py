@@ -33,6 +33,17 @@ class Host:
         self.api, self.hostname = self, 'host-1'
         self.reports, self.answers, self.gone, self.kept = [], [], [], set()
         self.broken = None
+        # The gateway, and what settling knows.
+        self.gateway = self
+        self.serving, self.gateway_error, self.unsettled = set(), None, set()
+
+    def served(self):
+        if self.gateway_error is not None:
+            raise self.gateway_error
+        return self.serving
+
+    def needs_base(self, image_id):
+        return image_id in self.unsettled
 
     def holds(self, image, medium=Medium.DISK, whole=True, used=1000.0, generation=0):
         """Put a cache image into the cache; its content is of no concern."""
@@ -134,11 +145,28 @@ def test_all_is_told_and_then_only_changes(host, base):
     holdings.exchange()
     holdings.exchange()
     everything = {'images': {IMAGE: [1234.5, 'disk', 3, 5], OTHER: [1000.0, 'memory', 0, 5]},
-                  'quotas': {'disk': 1 << 30, 'memory': 1 << 30}}
+                  'needs': [], 'quotas': {'disk': 1 << 30, 'memory': 1 << 30}}
     assert host.reports == [('host-1', everything), ('host-1', None)]
     host.cache.touch(IMAGE)
     holdings.exchange()
     assert host.reports[-1][1]['images'][IMAGE][0] > 1234.5
+
+
+def test_the_bases_that_servers_read_are_told(host, base):
+    """Those of unsettled servers, of empty cache images too, and all that the gateway serves."""
+    for image in (IMAGE, OTHER):
+        host.holds(image, whole=False)
+    host.unsettled = {IMAGE}
+    host.serving = {THIRD}
+    holdings = Holdings(host, base)
+    holdings.exchange()
+    assert host.reports[-1][1]['needs'] == sorted([IMAGE, THIRD])
+    host.gateway_error = exception.StorageDaemonError('it does not answer')
+    holdings.exchange()
+    assert host.reports[-1][1]['needs'] == [IMAGE]
+    host.unsettled = set()
+    holdings.exchange()
+    assert host.reports[-1][1]['needs'] == []
 
 
 def test_a_service_that_was_restarted_hears_all_again(host, base):

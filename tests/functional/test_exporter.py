@@ -1,0 +1,184 @@
+"""What a real exporter serves, and for how long: no commands for what it serves already."""
+
+import contextlib
+import os
+import signal
+import uuid
+
+import nbd
+import pytest
+from compute_host import boot, compare
+from functional_tools import until
+from storage_node import IMAGE
+
+from bootcache.manifest import Manifest, State
+from glance_bootcache.exporter import Exporter
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def exporter(storage_conf, directory):
+    os.makedirs(f'{directory}/store')
+    exporter = Exporter(storage_conf)
+    exporter.start()
+    yield exporter
+    exporter.stop()
+
+
+@pytest.fixture
+def image(make_base, directory):
+    base = make_base(f'{directory}/store/base', MIB, [(0, MIB, 'data')], 'qcow2')
+    return Manifest(str(uuid.uuid4()), State.READY, image_format='qcow2', virtual_bytes=MIB,
+                    stored_bytes=MIB, base_path=base)
+
+
+@pytest.fixture
+def commands(monkeypatch):
+    """The QMP commands that are sent."""
+    from bootcache import storagedaemon
+    sent = []
+    execute = storagedaemon.Session.execute
+
+    def spy(session, command, /, **arguments):
+        sent.append(command)
+        return execute(session, command, **arguments)
+
+    monkeypatch.setattr(storagedaemon.Session, 'execute', spy)
+    return sent
+
+
+@contextlib.contextmanager
+def connected(storage_conf, export):
+    handle = nbd.NBD()
+    handle.set_export_name(export)
+    handle.connect_tcp(storage_conf.bootcache.export_host, str(storage_conf.bootcache.export_port))
+    try:
+        yield handle
+    finally:
+        handle.shutdown()
+
+
+def served(exporter):
+    return set(exporter._daemon.exports())
+
+
+def test_what_is_served_costs_no_command(exporter, image, commands):
+    """A storm asks for one image hundreds of times a second, among a thousand that are served."""
+    exporter.ensure(image, None)
+    exporter.ensure_stored(image)
+    assert 'block-export-add' in commands
+    commands.clear()
+    for _boot in range(100):
+        exporter.ensure(image, None)
+        exporter.ensure_stored(image)
+    assert commands == []
+
+
+def test_a_service_that_adopts_an_exporter_knows_what_it_serves(exporter, image, storage_conf,
+                                                               commands):
+    exporter.ensure(image, None)
+    later = Exporter(storage_conf)
+    assert later.start() is False
+    commands.clear()
+    later.ensure(image, None)
+    assert commands == []
+
+
+def test_an_exporter_that_died_is_noticed_without_a_look(exporter, image):
+    exporter.ensure(image, None)
+    pid = exporter._daemon.pid()
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: exporter._daemon.pid() is None, 'the end of the exporter')
+    exporter.ensure(image, None)
+    assert exporter._daemon.pid() not in (pid, None)
+    assert served(exporter) == {f'base-{image.image_id}'}
+
+
+def test_one_that_another_process_started_is_noticed(exporter, image, storage_conf):
+    exporter.ensure(image, None)
+    exporter._daemon.stop()
+    other = Exporter(storage_conf)
+    other.start()
+    exporter.ensure(image, None)
+    assert served(exporter) == {f'base-{image.image_id}'}
+
+
+def test_upkeep_finds_out_what_is_not_served_any_more(exporter, image):
+    exporter.ensure(image, None)
+    exporter._daemon.remove_export(f'base-{image.image_id}', disconnect=False)
+    assert exporter.start() is False
+    exporter.ensure(image, None)
+    assert served(exporter) == {f'base-{image.image_id}'}
+
+
+def test_what_nobody_asks_for_goes_and_comes_back(exporter, image, storage_conf):
+    exporter.ensure(image, None)
+    exporter.ensure_stored(image)
+    exporter.withdraw_idle(image.image_id, 3600)
+    assert len(served(exporter)) == 2, 'it was asked for just now'
+    exporter.withdraw_idle(image.image_id, 0)
+    assert served(exporter) == set() and exporter._daemon.nodes() == set()
+    exporter.ensure(image, None)
+    with connected(storage_conf, f'base-{image.image_id}') as handle:
+        assert len(handle.pread(MIB, 0)) == MIB
+
+
+def test_what_a_host_is_connected_to_stays(exporter, image, storage_conf):
+    exporter.ensure(image, None)
+    with connected(storage_conf, f'base-{image.image_id}') as handle:
+        exporter.withdraw_idle(image.image_id, 0)
+        assert len(handle.pread(MIB, 0)) == MIB
+        assert served(exporter) == {f'base-{image.image_id}'}
+    until(lambda: (exporter.withdraw_idle(image.image_id, 0), served(exporter))[1] == set(),
+          'the end of the export after its client')
+
+
+def test_who_asks_while_an_idle_export_goes_finds_it(exporter, image, monkeypatch):
+    """Between the decision and the act: the one that has asked is answered with what is there."""
+    exporter.ensure(image, None)
+    exports = exporter._exports
+
+    def asked_meanwhile():
+        found = exports()
+        exporter._is_served(f'base-{image.image_id}')
+        return found
+
+    monkeypatch.setattr(exporter, '_exports', asked_meanwhile)
+    exporter.withdraw_idle(image.image_id, 0)
+    assert served(exporter) == {f'base-{image.image_id}'}
+    monkeypatch.undo()
+    assert exporter._is_served(f'base-{image.image_id}')
+
+
+def test_an_adopted_export_that_nobody_asks_for_goes_after_a_while(exporter, image, storage_conf):
+    exporter.ensure(image, None)
+    later = Exporter(storage_conf)
+    later.start()
+    later.withdraw_idle(image.image_id, 3600)
+    assert served(exporter) == {f'base-{image.image_id}'}, 'whoever needs it has not said so yet'
+    later.withdraw_idle(image.image_id, 0)
+    assert served(exporter) == set()
+
+
+def test_a_host_that_needs_a_base_again_has_it_served(hosts, node, directory, monkeypatch):
+    """A stopped server's base left its gateway, and the exporter after a while; it is started."""
+    host = hosts()
+    node.serve()
+    disk = f'{directory}/disk'
+    assert boot(host, disk)
+    assert host.gateway.remove_base(IMAGE)
+    node.exporter.withdraw_idle(IMAGE, 0)
+    assert f'base-{IMAGE}' not in node.exports
+    answer = node.answer
+
+    def asked():
+        node.serve()
+        return answer()
+
+    monkeypatch.setattr(node, 'answer', asked)
+    host.keep_chain(IMAGE, disk)
+    assert f'base-{IMAGE}' in node.exports
+    compare(disk, node)
+    host.holdings.exchange()
+    assert host.service.used[-1][1]['needs'] == [IMAGE]

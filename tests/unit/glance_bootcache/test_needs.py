@@ -1,0 +1,153 @@
+"""Which bases are served: those that hosts need, also over restarts, and what is asked for."""
+
+import json
+
+import pytest
+
+from bootcache.manifest import Manifest, State
+from glance_bootcache import needs
+from glance_bootcache.needs import Needs
+
+IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+OTHER = '8a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+DAY = 86400
+
+
+class Clock:
+    now = 1e9
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def path(tmp_path):
+    return str(tmp_path / 'needs.json')
+
+
+def report(*images):
+    return {'images': {}, 'needs': list(images), 'quotas': {}}
+
+
+def test_what_a_host_said_last_counts(path, clock):
+    known = Needs(path, clock)
+    assert not known.needed(IMAGE)
+    known.note('one', report(IMAGE.upper(), 'no image', None, 5))
+    known.note('two', report())
+    assert known.needed(IMAGE) and not known.needed(OTHER)
+    known.note('one', None)
+    assert known.needed(IMAGE), 'nothing has changed'
+    known.note('one', report(OTHER))
+    assert not known.needed(IMAGE) and known.needed(OTHER)
+
+
+@pytest.mark.parametrize('told', [{'images': {}}, {'needs': 'all'}, {'needs': {IMAGE: 1}}, 'x'])
+def test_a_host_that_does_not_tell_may_need_anything(path, clock, told):
+    known = Needs(path, clock)
+    known.note('old', told)
+    assert known.needed(IMAGE) and known.needed(OTHER)
+    known.note('old', report())
+    assert not known.needed(IMAGE)
+
+
+def test_a_host_that_is_not_heard_of_for_a_day_needs_nothing(path, clock):
+    known = Needs(path, clock)
+    known.note('one', report(IMAGE))
+    clock.now += DAY
+    assert known.needed(IMAGE)
+    clock.now += 1
+    assert not known.needed(IMAGE)
+
+
+def test_a_restart_forgets_nothing(path, clock):
+    """A host whose gateway is cut off reconnects, maybe before it can say anything."""
+    known = Needs(path, clock)
+    known.note('one', report(IMAGE))
+    known.note('old', {'images': {}})
+    known.save()
+    again = Needs(path, clock)
+    assert again.needed(IMAGE) and again.needed(OTHER)
+    again.note('old', report())
+    assert again.needed(IMAGE) and not again.needed(OTHER)
+
+
+def test_a_host_that_says_nothing_new_is_remembered_for_a_day_from_then(path, clock):
+    known = Needs(path, clock)
+    known.note('one', report(IMAGE))
+    known.save()
+    for _hour in range(40):
+        clock.now += 3600
+        known.note('one', None)
+        known.save()
+    assert Needs(path, clock).needed(IMAGE)
+
+
+def test_it_is_written_when_something_changed(path, clock):
+    known = Needs(path, clock)
+    known.save()
+    known.note('one', report(IMAGE))
+    known.save()
+    with open(path) as stream:
+        assert json.load(stream) == {'version': 1, 'hosts': {
+            'one': {'seen': 1e9, 'images': [IMAGE]}}}
+    with open(path, 'w') as stream:
+        stream.write('as it was')
+    clock.now += 60
+    known.note('one', None)
+    known.save()
+    with open(path) as stream:
+        assert stream.read() == 'as it was'
+
+
+@pytest.mark.parametrize('content', ['', '{}', '[]', '{"version": 2, "hosts": {}}',
+                                     '{"version": 1, "hosts": {"one": 5}}',
+                                     '{"version": 1, "hosts": {"one": {"seen": "x"}}}'])
+def test_a_damaged_file_counts_as_empty(path, clock, content):
+    with open(path, 'w') as stream:
+        stream.write(content)
+    assert not Needs(path, clock).needed(IMAGE)
+
+
+def test_a_host_that_lies_cannot_fill_the_memory(path, clock, monkeypatch):
+    monkeypatch.setattr(needs, '_MOST_HOSTS', 3)
+    known = Needs(path, clock)
+    for number in range(10):
+        clock.now += 1
+        known.note(f'host-{number}' + 'x' * 1000, report(IMAGE))
+    assert len(known._hosts) == 3 and all(len(name) <= 255 for name in known._hosts)
+    many = [f'{number:08x}-1f2b-4c3d-8e9f-0a1b2c3d4e5f' for number in range(needs.MOST_IMAGES + 5)]
+    assert len(needs.parse(many)) == needs.MOST_IMAGES
+
+
+# Upkeep.
+
+def base(house, image_id, state=State.READY):
+    house.store.put(Manifest(image_id, state, base_path='/base', virtual_bytes=1 << 20))
+
+
+def test_upkeep_serves_what_hosts_need_and_gives_up_what_is_idle(house):
+    base(house, IMAGE)
+    base(house, OTHER)
+    house.endpoints.report_holdings({}, 'one', report(IMAGE))
+    house.upkeep.keep_needed()
+    assert set(house.exporter.serving) == {IMAGE} and house.exporter.idle == [OTHER]
+    house.restart()
+    house.exporter.serving.clear()
+    house.upkeep.keep_needed()
+    assert set(house.exporter.serving) == {IMAGE}, 'known before any host reports'
+    house.endpoints.report_holdings({}, 'one', report())
+    house.upkeep.keep_needed()
+    assert house.exporter.serving == {}
+
+
+def test_an_image_that_is_worked_on_is_not_idle(house):
+    base(house, IMAGE, State.RECORDING)
+    house.manager._jobs[IMAGE] = object()
+    house.upkeep.keep_needed()
+    assert house.exporter.idle == []
+    house.manager._jobs.clear()

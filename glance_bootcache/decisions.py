@@ -39,6 +39,10 @@ class ImageFacts:
     visibility: str = ''
 
 
+# Reasons that more than one place has to know.
+NO_HOST = 'no compute host with bootcache\'s driver has reported since the storage service started'
+SNAPSHOT = 'a snapshot of a server'
+
 # From whom everybody sees to whom the owner alone does.
 VISIBILITIES = ('public', 'community', 'shared', 'private')
 
@@ -148,7 +152,7 @@ def skip_reason(image: ImageFacts, build_snapshots: bool) -> str:
         if image.properties.get(name) not in (None, '', '[]'):
             return f'an image with {what} ({name}) is not served'
     if image.properties.get('image_type') == 'snapshot' and not build_snapshots:
-        return 'a snapshot of a server; [bootcache]build_snapshots is off'
+        return f'{SNAPSHOT}; [bootcache]build_snapshots is off'
     return ''
 
 

@@ -16,6 +16,7 @@ from taskflow.patterns import linear_flow
 from bootcache import exception, properties, rpcapi
 from bootcache.manifest import State
 from glance_bootcache import conf as glance_conf
+from glance_bootcache import tenants
 
 LOG = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ class AnnounceImage(task.Task):  # type: ignore[misc]
                 state, reason = _first_state(dict(action.image_extra_properties))
                 values = {properties.STATE: state.value}
                 if reason:
-                    values[properties.REASON] = reason[:255]
+                    values[properties.REASON] = tenants.told(state, reason)
                 action.set_image_extra_properties(values)
             _storage_api().image_registered(self._action_wrapper.image_id)
         except Exception as error:

@@ -12,6 +12,7 @@ from oslo_log import log as logging
 
 from bootcache import properties
 from bootcache.manifest import State
+from glance_bootcache import tenants
 from glance_bootcache.conf import AUTH_GROUP
 from glance_bootcache.decisions import ImageFacts
 
@@ -78,13 +79,14 @@ class Images:
     def show_state(self, image_id: str, state: State, reason: str) -> None:
         """Set ``bootcache_state`` and ``bootcache_reason`` on an image.
 
-        They inform people only. A failure is logged and nothing else: the state itself is in the
+        They inform people only, tenants among them: the reason is one of a closed list. A failure is logged and nothing else: the state itself is in the
         image's manifest.
         """
         values = {properties.STATE: state.value}
         remove = []
-        if reason:
-            values[properties.REASON] = reason[:255]
+        sentence = tenants.told(state, reason)
+        if sentence:
+            values[properties.REASON] = sentence
         else:
             remove.append(properties.REASON)
         try:

@@ -1,0 +1,107 @@
+"""What tenants are told: nothing but the sentences of a closed list."""
+
+import types
+
+import pytest
+
+from bootcache import exception, properties
+from bootcache.manifest import State
+from glance_bootcache import decisions, inspection, retiring, tenants
+from glance_bootcache.decisions import ImageFacts
+from glance_bootcache.images import Images
+
+IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+TELLING = [
+    'compute host cn-17.example.org stopped reporting; was nova-compute restarted?',
+    'the older cache image serves, as compute host cn-17 did not report the working set',
+    '/var/lib/bootcache/images/x/base-1.qcow2 does not have Glance\'s sha512',
+    'Nova refused a profile boot: 401 at http://keystone.internal:5000',
+    'qemu-img: Could not open \'/var/lib/glance/images/1\': Permission denied',
+    'unexpected error: [Errno 28] No space left on device: \'/var/lib/bootcache\'',
+]
+
+
+def reason_of(**given):
+    """What properties.parse says of properties that it refuses."""
+    with pytest.raises(exception.InvalidProperty) as refused:
+        properties.parse(given, default_quota=1 << 20, max_quota=1 << 30, default_marker='login:')
+    return str(refused.value)
+
+
+def skip_reason(disk_format='qcow2', container_format='bare', stored_bytes=1, **given):
+    """Why an image is skipped."""
+    return decisions.skip_reason(ImageFacts(IMAGE, 'active', disk_format, container_format,
+                                            stored_bytes, '', 0, 0, given), False)
+
+
+@pytest.mark.parametrize('state', State)
+@pytest.mark.parametrize('reason', TELLING)
+def test_nothing_of_the_cloud_is_told(state, reason):
+    assert tenants.told(state, reason) == tenants.GENERAL[state]
+
+
+@pytest.mark.parametrize('state', State)
+def test_without_a_reason_there_is_none(state):
+    assert tenants.told(state, '') == ''
+
+
+def test_the_sentences_are_short_and_plain():
+    for sentence in tenants.SENTENCES:
+        assert len(sentence) <= 255 and '/' not in sentence and '[' not in sentence
+
+
+@pytest.mark.parametrize('reason, told', [
+    (reason_of(bootcache_mode='sometimes'), 'bootcache_mode has to be one of: auto, off'),
+    (reason_of(bootcache_quota='plenty'), 'bootcache_quota has to be a size'),
+    (reason_of(bootcache_quota='9TiB'), 'bootcache_quota has to be a size'),
+    (reason_of(bootcache_boot_marker='(['), 'bootcache_boot_marker has to be'),
+    (reason_of(bootcache_settle='perhaps'), 'bootcache_settle has to be one of: yes, no'),
+    ('bootcache_mode=off', 'bootcache_mode=off'),
+    (skip_reason(disk_format='vmdk'), 'its disk_format is not served'),
+    (skip_reason(container_format='ova'), 'its container_format is not served'),
+    (skip_reason(stored_bytes=0), 'no data of its own'),
+    (skip_reason(kernel_id='x'), 'images with a kernel'),
+    (skip_reason(os_encrypt_format='x'), 'images with a kernel'),
+    (skip_reason(image_type='snapshot'), 'snapshots of servers'),
+    (retiring.HELD, 'an operator of the cloud'), (retiring.DELETED, 'was deleted'),
+])
+def test_what_the_owner_can_mend_is_told(reason, told):
+    sentence = tenants.told(State.SKIPPED, reason)
+    assert told in sentence and sentence != tenants.GENERAL[State.SKIPPED]
+
+
+def test_what_inspection_finds_is_told(tmp_path):
+    file = tmp_path / 'image'
+    file.write_bytes(b'QFI\xfb' + bytes(1020))
+    with pytest.raises(exception.ImageRefused) as refused:
+        inspection.inspect(str(file), 'raw')
+    assert tenants.told(State.SKIPPED, str(refused.value)) \
+        == 'its content is not what disk_format says'
+
+
+def test_it_waits_for_a_host():
+    assert 'compute host' in tenants.told(State.PENDING, f'{decisions.NO_HOST}; and so on')
+
+
+class Client:
+    """Stands for glanceclient: one image, and what it was changed to."""
+
+    def __init__(self, image):
+        self.image = image
+        self.images = types.SimpleNamespace(get=lambda _id: self.image, update=self.update)
+
+    def update(self, _image, remove_props, **values):
+        """As glanceclient's."""
+        self.image = {key: value for key, value in {**self.image, **values}.items()
+                      if key not in remove_props}
+
+
+@pytest.mark.parametrize('reason', TELLING)
+def test_glance_gets_the_sentence(reason):
+    images = Images.__new__(Images)
+    images._client = Client({'id': IMAGE, 'bootcache_reason': 'of an earlier version, cn-17'})
+    images.show_state(IMAGE, State.FAILED, reason)
+    assert images._client.image == {'id': IMAGE, 'bootcache_state': 'failed',
+                                    'bootcache_reason': tenants.GENERAL[State.FAILED]}
+    images.show_state(IMAGE, State.READY, '')
+    assert images._client.image == {'id': IMAGE, 'bootcache_state': 'ready'}

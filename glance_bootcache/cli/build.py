@@ -2,6 +2,8 @@
 
 import argparse
 import os
+import signal
+import sys
 import time
 import uuid
 from typing import Any
@@ -55,6 +57,13 @@ class BuildFile(show.ShowOne):  # type: ignore[misc]
                                  ' (default: 60)')
         parser.add_argument('--memory', type=int, default=1024, metavar='MIB',
                             help='memory of the machine (default: 1024)')
+        parser.add_argument('--disk-limit', type=size, default=direct.DISK_LIMIT, metavar='SIZE',
+                            help='what the boot may write to its disk, in the folder for temporary'
+                                 ' files; one that writes more is given up (default: 4GiB)')
+        parser.add_argument('--console-limit', type=size, default=direct.CONSOLE_LIMIT,
+                            metavar='SIZE',
+                            help='how much of the console is kept in that folder; what is older is'
+                                 ' dropped (default: 16MiB)')
         parser.add_argument('--connection', default=direct.EMBEDDED, metavar='URI',
                             help='libvirt URI (default: a private QEMU driver)')
         parser.add_argument('--allow-tcg', action='store_true',
@@ -75,13 +84,16 @@ class BuildFile(show.ShowOne):  # type: ignore[misc]
         inspected = inspection.inspect(path, parsed_args.image_format)
         base = Base(path, inspected.image_format, inspected.virtual_bytes)
         progress = self.app.progress()
+        # So that no guest is left behind.
+        signal.signal(signal.SIGTERM, lambda *_arguments: sys.exit(128 + signal.SIGTERM))
         try:
             outcome = direct.record(
                 base, str(uuid.uuid4()),
                 properties.Policy('auto', parsed_args.quota, parsed_args.marker),
                 ending.Limits(parsed_args.quota, 20, parsed_args.silence, parsed_args.timeout),
                 direct.Machine(parsed_args.connection, parsed_args.memory,
-                               allow_tcg=parsed_args.allow_tcg),
+                               allow_tcg=parsed_args.allow_tcg, disk_limit=parsed_args.disk_limit,
+                               console_limit=parsed_args.console_limit),
                 lambda text: progress.show('recording', text))
             progress.show('building')
             working_set = WorkingSet(os.path.basename(path), 'sha256:' + savefile.file_digest(path),

@@ -31,7 +31,11 @@ from glance_bootcache.profileboot import acceleration
 LOG = logging.getLogger(__name__)
 
 EMBEDDED = 'embedded'
+DISK_LIMIT = 4 << 30
+CONSOLE_LIMIT = 16 << 20
 _POLL_SECONDS = 0.5
+# What a machine writes a second at most: its overlay is looked at twice in that time.
+_WRITE_RATE = 256 << 20
 _QEMU_CONF = """\
 security_driver = "none"
 user = "{user}"
@@ -53,12 +57,17 @@ class Machine:
     :ivar memory: MiB.
     :ivar vcpus: how many.
     :ivar allow_tcg: boot it although KVM does not run guests here.
+    :ivar disk_limit: bytes that it may write to its disk; a boot that writes more is given up.
+    :ivar console_limit: bytes of its console that are kept on this machine's disk, about; what is
+        older is dropped.
     """
 
     connection: str = EMBEDDED
     memory: int = 1024
     vcpus: int = 1
     allow_tcg: bool = False
+    disk_limit: int = DISK_LIMIT
+    console_limit: int = CONSOLE_LIMIT
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,8 +103,9 @@ def domain_xml(name: str, machine: Machine, accelerator: str, disk: str, console
   <on_poweroff>destroy</on_poweroff><on_reboot>restart</on_reboot><on_crash>destroy</on_crash>
   <devices>
     <disk type='file' device='disk'><driver name='qemu' type='qcow2' cache='unsafe'/>
-      <source file={quote(disk)}/><target dev='vda' bus='virtio'/></disk>{seed}
-    <serial type='file'><source path={quote(console)}/><target port='0'/></serial>
+      <source file={quote(disk)}/><target dev='vda' bus='virtio'/>
+      <iotune><write_bytes_sec>{_WRITE_RATE}</write_bytes_sec></iotune></disk>{seed}
+    <serial type='file'><source path={quote(console)} append='on'/><target port='0'/></serial>
     <rng model='virtio'><backend model='random'>/dev/urandom</backend></rng>
     <memballoon model='none'/>
   </devices>
@@ -136,7 +146,8 @@ def record(base: Base, name: str, policy: properties.Policy, limits: ending.Limi
             began = time.monotonic()
             domain = _create(connection, xml)
             try:
-                ended_by = _watch(domain, console, policy, limits, progress, began, tell)
+                ended_by = _watch(domain, console, policy, limits, progress, began, tell,
+                                  lambda: _keep_limits(overlay, console, machine))
                 seconds = time.monotonic() - began
             finally:
                 with contextlib.suppress(Exception):
@@ -158,7 +169,8 @@ class _Store:
 
 
 def _watch(domain: Any, console: str, policy: properties.Policy, limits: ending.Limits,
-           store: _Store, began: float, tell: Callable[[str], None]) -> str:
+           store: _Store, began: float, tell: Callable[[str], None],
+           keep_limits: Callable[[], None]) -> str:
     marker = BootMarker(policy.boot_marker, domain.name())
     marker_at: float | None = None
     told = 0.0
@@ -169,6 +181,7 @@ def _watch(domain: Any, console: str, policy: properties.Policy, limits: ending.
             raise exception.ProfileBootFailed('the image\'s machine switched itself off')
         if marker_at is None and marker.seen(lambda: _tail(console)):
             marker_at = now
+        keep_limits()
         ended_by = ending.ended_by(
             ending.Progress(now - began, store.recorded_bytes, store.idle_seconds,
                             None if marker_at is None else now - marker_at), limits)
@@ -180,6 +193,22 @@ def _watch(domain: Any, console: str, policy: properties.Policy, limits: ending.
                 f'the image read nothing from its disk in {limits.timeout:.0f} s')
         if ended_by:
             return ended_by
+
+
+def _keep_limits(overlay: str, console: str, machine: Machine) -> None:
+    """Bound what a guest makes this machine write.
+
+    :raises ProfileBootFailed: if it wrote more to its disk than it may.
+    """
+    written = os.stat(overlay).st_blocks * 512
+    if written > machine.disk_limit:
+        raise exception.ProfileBootFailed(
+            f'the image wrote {written} bytes to its disk while it booted, more than'
+            f' {machine.disk_limit}; if it is meant to, raise --disk-limit')
+    with contextlib.suppress(FileNotFoundError):
+        if os.path.getsize(console) > machine.console_limit:
+            # QEMU appends, so the next line is the first one then.
+            os.truncate(console, 0)
 
 
 def _tail(path: str) -> str:

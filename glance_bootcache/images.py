@@ -79,8 +79,8 @@ class Images:
     def show_state(self, image_id: str, state: State, reason: str) -> None:
         """Set ``bootcache_state`` and ``bootcache_reason`` on an image.
 
-        They inform people only, tenants among them: the reason is one of a closed list. A failure is logged and nothing else: the state itself is in the
-        image's manifest.
+        They inform people only, tenants among them: the reason is one of a closed list. A failure
+        is logged and nothing else: the state itself is in the image's manifest.
         """
         values = {properties.STATE: state.value}
         remove = []

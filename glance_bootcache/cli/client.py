@@ -6,6 +6,7 @@ import oslo_messaging as messaging
 
 from bootcache import exception, rpcapi
 
+_BUS_LIBRARIES = ('amqp', 'kombu')
 # What an oslo.messaging server answers that was written before a method, or before its version.
 _TOO_OLD = ('UnsupportedVersion', 'NoSuchMethod')
 
@@ -26,10 +27,12 @@ class ServiceClient:
     """The storage service's client, with errors that tell an operator what to do.
 
     :param api: what it calls; it has the same methods.
+    :param bus: the message bus, as people are told of it.
     """
 
-    def __init__(self, api: rpcapi.StorageAPI):
+    def __init__(self, api: rpcapi.StorageAPI, bus: str):
         self._api = api
+        self._bus = bus
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._api, name)
@@ -37,10 +40,14 @@ class ServiceClient:
         def call(*arguments: Any) -> Any:
             try:
                 return method(*arguments)
-            except (messaging.MessagingTimeout, messaging.MessageDeliveryFailure) as error:
+            except messaging.MessagingTimeout as error:
                 raise Away(
-                    f'the storage service does not answer ({error}); is glance-bootcache running,'
-                    ' and is [bootcache]transport_url right?') from error
+                    f'the storage service does not answer on the message bus {self._bus}; is'
+                    ' glance-bootcache running there ("systemctl status glance-bootcache" on the'
+                    ' storage node), and is this its transport_url?') from error
+            except messaging.MessageDeliveryFailure as error:
+                raise Away(f'the storage service does not answer, as the message bus {self._bus}'
+                           f' cannot be used: {printable(error)}') from error
             except (messaging.UnsupportedVersion, messaging.NoSuchMethod) as error:
                 raise _too_old() from error
             except messaging.RemoteError as error:
@@ -48,6 +55,13 @@ class ServiceClient:
                     raise _too_old() from error
                 raise Refused(
                     f'the storage service refused: {printable(error.value)}') from error
+            except Exception as error:
+                if type(error).__module__.partition('.')[0] not in _BUS_LIBRARIES:
+                    raise
+                # oslo.messaging passes on what a broker answers that does not let us in.
+                raise Away(f'the message bus refuses {self._bus}: {printable(error)}; correct user,'
+                           ' password and virtual host in transport_url of the configuration'
+                           ) from error
         return call
 
 

@@ -10,6 +10,7 @@ from oslo_log import log as logging
 
 from bootcache import exception, rpcapi
 from glance_bootcache import conf as glance_conf
+from glance_bootcache.cli import configuration
 from glance_bootcache.cli.client import ServiceClient
 from glance_bootcache.cli.progress import Progress
 
@@ -54,13 +55,11 @@ class BootcacheApp(app.App):  # type: ignore[misc]
             conf = cfg.CONF
             logging.register_options(conf)
             glance_conf.register_opts(conf)
-            files = self.options.config_file
+            configuration.read(conf, 'bootcache', files=self.options.config_file)
             try:
-                conf([], project='bootcache', prog='bootcache',
-                     default_config_files=files or None)
                 glance_conf.check(conf)
-            except (cfg.Error, ValueError) as error:
-                raise exception.BootcacheError(f'configuration: {error}') from error
+            except ValueError as error:
+                raise exception.ConfigurationError(f'configuration: {error}') from error
             self._conf = conf
         return self._conf
 
@@ -69,7 +68,8 @@ class BootcacheApp(app.App):  # type: ignore[misc]
 
         :raises BootcacheError: if the configuration cannot be read.
         """
-        return ServiceClient(rpcapi.StorageAPI(self.conf))
+        configuration.check_transport(self.conf)
+        return ServiceClient(rpcapi.StorageAPI(self.conf), configuration.bus(self.conf))
 
     def progress(self) -> Progress:
         """Return what shows how far something is; with -q it shows nothing."""

@@ -193,7 +193,8 @@ class Cli:
         self.time = Time()
         self._monkeypatch = monkeypatch
         self._config = tmp_path / 'bootcache.conf'
-        self._config.write_text(f'[bootcache]\nstate_dir = {tmp_path}\n')
+        self._config.write_text(f'[bootcache]\nstate_dir = {tmp_path}\n'
+                                'transport_url = rabbit://user:secret@bus:5672/\n')
         monkeypatch.setattr(main.rpcapi, 'StorageAPI', lambda conf: self.api)
         monkeypatch.setattr(main.commandmanager, 'CommandManager', Commands)
         for module in (evict, image_module, progress, waiting):

@@ -34,7 +34,11 @@ Possible values:
                max=300,
                help="""
 Seconds to wait for an answer of the storage service. A compute host that gets
-none uses the cache image that it has, or boots the server the stock way.
+none uses the cache image that it has, or boots the server the stock way; a
+server that boots waits for no more than 5 seconds.
+
+After two questions without an answer nobody asks for 10 seconds, and then one
+does: whoever else would ask goes on at once as if there was no answer.
 
 Related options:
 

@@ -12,19 +12,26 @@ History:
 * 1.3: report_holdings' entry needs.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import oslo_messaging as messaging
 from oslo_config import cfg
 
 from bootcache import conf as bootcache_conf
-from bootcache.bus import BusOpening
+from bootcache.breaker import Breaker
+from bootcache.bus import BusOpening, within
 
 EXCHANGE = 'bootcache'
 TOPIC = 'bootcache'
 VERSION = '1.3'
 # Added to a client's first call's limit.
 _OPENING_SECONDS = 2
+# A server that boots does not wait for longer to hear how, whatever rpc_timeout is.
+_BOOT_SECONDS = 5
+# After so many calls in a row without an answer, nobody asks for so many seconds.
+_SILENT_CALLS = 2
+_SILENCE_SECONDS = 10
 # Of no image: what is asked for to see whether anybody answers.
 NO_IMAGE = '00000000-0000-0000-0000-000000000000'
 # What a message asks for at least: a service of an earlier version then answers what it knows.
@@ -69,7 +76,7 @@ class StorageAPI:
     """Client of the storage service.
 
     Calls raise oslo.messaging's MessagingTimeout if nobody answers, MessageDeliveryFailure if the
-    bus is away, and RemoteError for errors of the service.
+    bus is away, or nobody has answered just now, and RemoteError for errors of the service.
 
     :param conf: configuration with the shared options registered.
     :param version_cap: highest version that the service is known to speak, for rolling upgrades.
@@ -79,19 +86,47 @@ class StorageAPI:
         self._client = messaging.get_rpc_client(get_transport(conf), target(),
                                                 version_cap=version_cap)
         self._timeout = conf[bootcache_conf.GROUP].rpc_timeout
+        self._breaker = Breaker(_SILENT_CALLS, _SILENCE_SECONDS)
         self._opening = BusOpening(
             lambda seconds: self._client.prepare(timeout=seconds, retry=0, version=_FIRST).call(
                 {}, 'get_image', image_id=NO_IMAGE))
 
-    def _call(self, method: str, **arguments: Any) -> Any:
-        self._opening.wait(self._timeout + _OPENING_SECONDS)
-        # Without a retry limit a call waits for ever for a bus that is away.
-        return self._client.prepare(timeout=self._timeout, retry=1, version=_SINCE.get(
-            method, _FIRST)).call({}, method, **arguments)
+    def _call(self, method: str, *, seconds: float | None = None, **arguments: Any) -> Any:
+        limit = min(seconds or self._timeout, self._timeout)
+
+        def call() -> Any:
+            # Without a retry limit a call waits for ever for a bus that is away.
+            return self._client.prepare(timeout=limit, retry=1, version=_SINCE.get(
+                method, _FIRST)).call({}, method, **arguments)
+
+        def ask() -> Any:
+            self._opening.wait(limit + _OPENING_SECONDS)
+            return within(limit, call)
+
+        return self._unless_silent(ask)
 
     def _cast(self, method: str, **arguments: Any) -> None:
-        self._client.prepare(retry=1, version=_SINCE.get(method, _FIRST)).cast(
-            {}, method, **arguments)
+        def cast() -> None:
+            self._client.prepare(retry=1, version=_SINCE.get(method, _FIRST)).cast(
+                {}, method, **arguments)
+
+        self._unless_silent(lambda: within(self._timeout, cast))
+
+    def _unless_silent(self, ask: Callable[[], Any]) -> Any:
+        if not self._breaker.may_ask():
+            raise messaging.MessageDeliveryFailure(
+                'nobody has answered just now; it is tried again in'
+                f' {self._breaker.seconds_left():.0f} s')
+        try:
+            answer = ask()
+        except (messaging.MessagingTimeout, messaging.MessageDeliveryFailure):
+            self._breaker.failed()
+            raise
+        except messaging.RemoteError:
+            self._breaker.answered()
+            raise
+        self._breaker.answered()
+        return answer
 
     def image_registered(self, image_id: str) -> None:
         """Tell that an image is being imported; the service waits until it is active."""
@@ -111,8 +146,9 @@ class StorageAPI:
             it); and ``watch`` (quota in bytes, linger, silence and timeout in
             seconds, marker) if a report of what the boot reads is wanted.
         """
-        answer: dict[str, Any] = self._call('plan_boot', image_id=image_id, host=host,
-                                            server_id=server_id, profile_token=profile_token)
+        answer: dict[str, Any] = self._call('plan_boot', seconds=_BOOT_SECONDS,
+                                            image_id=image_id, host=host, server_id=server_id,
+                                            profile_token=profile_token)
         return answer
 
     def recording_progress(self, image_id: str, profile_token: str, recorded_bytes: int,

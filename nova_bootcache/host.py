@@ -185,7 +185,9 @@ class ComputeHost(HostStores):
         store = None
         for step in plan:
             if step is Step.PROMOTE:
-                self.api.promote_image(image_id)
+                # The boot does not depend on it.
+                with contextlib.suppress(messaging.MessagingException):
+                    self.api.promote_image(image_id)
             elif step in placement.MEDIUM:
                 # A boot that is watched needs a growing store in the same place.
                 if Step.GROW in plan or not self._have_arrive(offered, placement.MEDIUM[step]):

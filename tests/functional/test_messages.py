@@ -1,6 +1,9 @@
 """RPC and notifications through a real RabbitMQ."""
 
+import contextlib
+import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -8,7 +11,7 @@ from pathlib import Path
 
 import oslo_messaging as messaging
 import pytest
-from functional_tools import free_port
+from functional_tools import free_port, until
 from oslo_messaging import conffixture
 
 from bootcache import conf as bootcache_conf
@@ -198,8 +201,61 @@ def test_a_bus_that_is_away_keeps_nobody_waiting():
     done = subprocess.run([sys.executable, '-W', 'ignore', '-c', ASKS,
                            f'rabbit://a:b@127.0.0.1:{free_port()}/'], cwd=TOP, timeout=60,
                           capture_output=True, text=True)
-    assert done.stdout.splitlines() == 3 * [
+    lines = done.stdout.splitlines()
+    assert lines[:2] == 2 * [
         'the message bus could not be reached within 3 s; see [bootcache]transport_url 1'], done
+    assert len(lines) == 3 and 'nobody has answered just now' in lines[2], done
+
+
+def beam():
+    """Return the process id of the private RabbitMQ's Erlang machine."""
+    node = f'RABBITMQ_NODENAME=bootcache-{os.getpid()}@localhost'.encode()
+    for name in filter(str.isdigit, os.listdir('/proc')):
+        with contextlib.suppress(OSError):
+            program = Path(f'/proc/{name}/cmdline').read_bytes().split(b'\0')[0]
+            if b'beam' in program and node in Path(f'/proc/{name}/environ').read_bytes():
+                return int(name)
+    raise AssertionError('RabbitMQ does not run')
+
+
+@pytest.fixture
+def frozen():
+    """Freezes RabbitMQ, as a machine that hangs: connections stay, and nothing comes."""
+    pid = beam()
+    yield lambda: os.kill(pid, signal.SIGSTOP)
+    os.kill(pid, signal.SIGCONT)
+
+
+def test_a_bus_that_hangs_keeps_nobody_waiting(conf, manager, frozen):
+    """oslo.messaging's own limit lets a call take a multiple of it, and kombu's errors through."""
+    conf.set_override('rpc_timeout', 1, bootcache_conf.GROUP)
+    api = rpcapi.StorageAPI(conf)
+    assert api.plan_boot(IMAGE, 'host', 'server', None)['action'] == 'stock'
+    frozen()
+    failures = []
+
+    def ask(call):
+        with pytest.raises(messaging.MessagingException) as caught:
+            call()
+        failures.append(type(caught.value))
+
+    threads = [threading.Thread(target=ask, args=(call,)) for call in 4 * [
+        lambda: api.plan_boot(IMAGE, 'host', 'server', None), lambda: api.promote_image(IMAGE)]]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert len(failures) == 8, 'each has ended'
+    assert set(failures) <= {messaging.MessagingTimeout, messaging.MessageDeliveryFailure}
+    with pytest.raises(messaging.MessageDeliveryFailure, match='nobody has answered just now'):
+        api.plan_boot(IMAGE, 'host', 'server', None)
+    os.kill(beam(), signal.SIGCONT)
+
+    def answers():
+        with contextlib.suppress(messaging.MessagingException):
+            return api.plan_boot(IMAGE, 'host', 'server', None)
+
+    until(answers, 'an answer')
 
 
 def test_a_first_call_waits_no_longer_than_others(conf, manager):

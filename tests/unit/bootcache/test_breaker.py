@@ -1,0 +1,95 @@
+"""Who has just not answered is left alone for a while, and then asked once."""
+
+import threading
+
+import pytest
+
+from bootcache import breaker
+from bootcache.breaker import Breaker, State
+
+
+class Clock:
+    """Monotonic seconds."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def neighbour(clock):
+    return Breaker(2, 10, clock)
+
+
+@pytest.mark.parametrize('state, may, after', [
+    (State(), True, State()), (State(1), True, State(1)),
+    (State(1, 200.0), True, State(1, 200.0)),
+    (State(2, 100.1), False, State(2, 100.1)), (State(2, 100.0), True, State(2, 110.0)),
+    (State(9, 50.0), True, State(9, 110.0))])
+def test_who_asks(state, may, after):
+    assert breaker.asked(state, 2, 10, 100.0) == (may, after)
+
+
+@pytest.mark.parametrize('state, after', [
+    (State(), State(1)), (State(1), State(2, 110.0)), (State(2, 105.0), State(3, 110.0))])
+def test_what_a_failure_leads_to(state, after):
+    assert breaker.failed(state, 2, 10, 100.0) == after
+
+
+def test_one_failure_is_none(neighbour):
+    for _ in range(5):
+        assert neighbour.may_ask() and neighbour.seconds_left() == 0
+        neighbour.failed()
+        assert neighbour.may_ask()
+        neighbour.answered()
+
+
+def test_after_failures_nobody_asks_for_a_while_and_then_one(neighbour, clock):
+    neighbour.failed()
+    neighbour.failed()
+    assert not neighbour.may_ask() and neighbour.seconds_left() == 10
+    clock.now += 9.9
+    assert not neighbour.may_ask()
+    clock.now += 0.1
+    assert [neighbour.may_ask() for _ in range(3)] == [True, False, False]
+    neighbour.failed()
+    clock.now += 9.9
+    assert not neighbour.may_ask()
+    clock.now += 0.1
+    assert neighbour.may_ask()
+    neighbour.answered()
+    assert all(neighbour.may_ask() for _ in range(3)) and neighbour.seconds_left() == 0
+
+
+def test_one_who_asks_and_is_never_heard_of_keeps_nobody_for_ever(neighbour, clock):
+    neighbour.failed()
+    neighbour.failed()
+    clock.now += 10
+    assert neighbour.may_ask() and not neighbour.may_ask()
+    clock.now += 10
+    assert neighbour.may_ask()
+
+
+def test_of_many_who_wait_for_the_pauses_end_one_asks(clock):
+    neighbour = Breaker(1, 10, clock)
+    neighbour.failed()
+    clock.now += 10
+    begin, told = threading.Barrier(8), []
+
+    def ask():
+        begin.wait(30)
+        told.append(neighbour.may_ask())
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert sorted(told) == [False] * 7 + [True]

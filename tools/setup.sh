@@ -67,16 +67,15 @@ install_python_packages() {
 # Not an editable install: Nova looks for its drivers below its own package in site-packages only.
 install_project() {
     local stamp=$VENV/.project want
-    want=$(cd "$TOP" && find bootcache glance_bootcache nova_bootcache etc setup.cfg pyproject.toml \
+    want=$(cd "$TOP" && find bootcache glance_bootcache nova_bootcache etc setup.cfg setup.py pyproject.toml \
         -type f -not -name '*.pyc' -print0 | sort -z | xargs -0 sha256sum | sha256sum)
     [ "$(cat "$stamp" 2>/dev/null)" != "$want" ] || return 0
     local build
     build=$(mktemp -d)
     # A copy, so that a build leaves nothing in the tree.
-    (cd "$TOP" && cp -a bootcache glance_bootcache nova_bootcache etc setup.cfg pyproject.toml \
+    (cd "$TOP" && cp -a bootcache glance_bootcache nova_bootcache etc setup.cfg setup.py pyproject.toml \
         README.md LICENSE requirements.txt "$build"/)
-    PBR_VERSION=0.1.0.dev0 \
-        "$VENV/bin/pip" install -q --disable-pip-version-check --no-deps --no-build-isolation --force-reinstall "$build"
+    "$VENV/bin/pip" install -q --disable-pip-version-check --no-deps --no-build-isolation --force-reinstall "$build"
     rm -rf "$build"
     echo "$want" >"$stamp"
 }

@@ -1,5 +1,13 @@
 """What all unit tests share: no processes, no network, files only in pytest's own directories."""
 
+import contextlib
+
+# Before anything of Nova's imports oslo.service, which takes eventlet if nobody says otherwise: the
+# commands and the storage service choose for the process. Beside an earlier Nova there is none.
+with contextlib.suppress(ImportError):
+    from oslo_service import backend
+    backend.init_backend(backend.BackendType.THREADING)
+
 import hypothesis
 import pytest
 from oslo_config import cfg

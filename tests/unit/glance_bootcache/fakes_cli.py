@@ -8,19 +8,14 @@ import logging
 import pathlib
 import tomllib
 import types
-from unittest import mock
 
 import oslo_messaging as messaging
 from cliff import commandmanager
 from oslo_config import cfg
-from oslo_service import backend
 
 from bootcache import exception
-
-# The command's process chooses it before anything else is imported. In this one it is chosen.
-with mock.patch.object(backend, 'init_backend'):
-    from glance_bootcache.cli import evict, main, progress, waiting
-    from glance_bootcache.cli import image as image_module
+from glance_bootcache.cli import evict, main, progress, waiting
+from glance_bootcache.cli import image as image_module
 
 PYPROJECT = pathlib.Path(__file__).resolve().parents[3] / 'pyproject.toml'
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'

@@ -1,0 +1,102 @@
+"""What is required and what is imported are the same; a tree without git knows its version."""
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+TOP = Path(__file__).resolve().parents[2]
+PACKAGES = ('bootcache', 'glance_bootcache', 'nova_bootcache')
+# Names of modules, where the distribution has another one.
+DISTRIBUTIONS = {'glanceclient': 'python-glanceclient', 'novaclient': 'python-novaclient',
+                 'qemu': 'qemu.qmp'}
+# Not required: the services beside which it is installed, Debian's bindings (install.rst says where
+# they come from), and an extra.
+ELSEWHERE = {'nova', 'glance', 'nbd', 'libvirt', 'matplotlib'}
+
+
+def imported():
+    """The modules of others that the three packages import, without the standard library's."""
+    found = set()
+    for path in (path for package in PACKAGES for path in (TOP / package).rglob('*.py')):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                found.add(node.module.split('.')[0])
+            elif isinstance(node, ast.Import):
+                found |= {alias.name.split('.')[0] for alias in node.names}
+    return found - sys.stdlib_module_names - set(PACKAGES) - ELSEWHERE
+
+
+def required():
+    """The distributions that requirements.txt names."""
+    lines = (TOP / 'requirements.txt').read_text().splitlines()
+    return sorted(re.match(r'[\w.-]+', line)[0] for line in lines if not line.startswith('#'))
+
+
+def distribution(module):
+    return DISTRIBUTIONS.get(module, module.replace('oslo_', 'oslo.'))
+
+
+def test_what_is_imported_is_required_and_nothing_else():
+    assert sorted(map(distribution, imported())) == required()
+
+
+def test_service_has_the_backend_that_it_chooses():
+    line, = (line for line in (TOP / 'requirements.txt').read_text().splitlines()
+             if line.startswith('oslo.service'))
+    assert line.startswith('oslo.service[threading]>=4.2.0')
+
+
+def test_packages_are_all_that_there_are():
+    text = (TOP / 'setup.cfg').read_text()
+    listed = set(re.search(r'packages =\n((?: +\S+\n)+)', text)[1].split())
+    there = {str(path.parent.relative_to(TOP)).replace('/', '.')
+             for package in PACKAGES for path in (TOP / package).rglob('__init__.py')}
+    assert listed == there | {'nova.virt.bootcache'}
+
+
+@pytest.fixture
+def export(tmp_path):
+    """What setup.py looks at, in a folder without git."""
+    tree = tmp_path / 'export'
+    tree.mkdir()
+    for name in ('setup.py', '.git_archival'):
+        shutil.copy(TOP / name, tree)
+    return tree
+
+
+def version(tree):
+    """The version that pbr is told, by a project of nothing but setup.py."""
+    program = ('import os, runpy, setuptools; setuptools.setup = lambda: None;'
+               ' runpy.run_path("setup.py"); print(os.environ.get("PBR_VERSION"))')
+    return subprocess.run([sys.executable, '-c', program], cwd=tree, check=True, env={},
+                          capture_output=True, text=True).stdout.strip()
+
+
+def test_copy_without_git_has_the_version_that_is_worked_on(export):
+    assert re.fullmatch(r'\d+\.\d+\.\d+\.dev0', version(export))
+
+
+def test_export_names_its_commit(export):
+    # What git archive makes of the file, as .gitattributes asks it to.
+    assert '.git_archival export-subst' in (TOP / '.gitattributes').read_text().splitlines()
+    assert (TOP / '.git_archival').read_text() == 'commit: $Format:%h$\n'
+    (export / '.git_archival').write_text('commit: 04829e8\n')
+    assert version(export).endswith('.dev0+g04829e8')
+
+
+@pytest.mark.parametrize('name', ['.git', 'PKG-INFO'])
+def test_git_and_sdist_are_asked_first(export, name):
+    (export / name).write_text('')
+    assert version(export) == 'None'
+
+
+def test_build_takes_dependencies():
+    # Before 7.1.0 pbr leaves them out, without a word, where there is no setup.cfg of its kind.
+    requires = tomllib.loads((TOP / 'pyproject.toml').read_text())['build-system']['requires']
+    assert 'pbr>=7.1.0' in requires

@@ -19,6 +19,7 @@ from bootcache import exception
 INSPECT_LIMITS = processutils.ProcessLimits(cpu_time=2, address_space=1 << 30)
 # What convert reads at once.
 _REQUEST = 2 << 20
+_QCOW2_MAGIC = b'QFI\xfb'
 _ENVIRONMENT = ('env', 'LC_ALL=C', 'qemu-img')
 
 
@@ -62,6 +63,15 @@ def info(path: str, image_format: str) -> dict[str, Any]:
         _run('info', '-U', '--output=json', file_node(path, image_format), limits=INSPECT_LIMITS,
              timeout=30))
     return document
+
+
+def is_qcow2(path: str) -> bool:
+    """Tell by a disk's first bytes whether it can be a qcow2; qemu-img is not asked.
+
+    :raises OSError: if it cannot be read.
+    """
+    with open(path, 'rb') as stream:
+        return stream.read(len(_QCOW2_MAGIC)) == _QCOW2_MAGIC
 
 
 def create_overlay(path: str, virtual_bytes: int, backing: str, backing_format: str, *,

@@ -1,7 +1,8 @@
 """The compute driver: Nova's libvirt driver with another image backend, and servers that settle.
 
 Each method that is overridden has its reason in its docstring; tests/unit/nova_bootcache holds the
-list, so that an upgrade of Nova is checked in a minute.
+list, so that an upgrade of Nova is checked in a minute. What an override does not look at it passes
+on as it came, as Nova's releases differ in it.
 """
 
 import os
@@ -37,9 +38,9 @@ TRAIT = 'CUSTOM_BOOTCACHE'
 class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc]
     """libvirt driver whose servers boot from cache images where there are some."""
 
-    def __init__(self, virtapi: Any, read_only: bool = False):
+    def __init__(self, virtapi: Any, read_only: bool = False, *args: Any, **kwargs: Any):
         """Put our image backend in the place of Nova's for qcow2, and let snapshots see it."""
-        super().__init__(virtapi, read_only)
+        super().__init__(virtapi, read_only, *args, **kwargs)
         bootcache_nova_conf.register_opts(CONF)
         directory = CONF[bootcache_conf.GROUP].cache_directory \
             or os.path.abspath(os.path.join(CONF.instances_path, '_bootcache'))
@@ -79,7 +80,7 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
         return self.bootcache.enabled and self._has_overlays() \
             and CONF.preallocate_images == 'none'
 
-    def init_host(self, host: str) -> None:
+    def init_host(self, host: str, *args: Any, **kwargs: Any) -> None:
         """Start the gateway and mend disks first: Nova's own start may boot servers."""
         if not self._has_overlays():
             LOG.warning('bootcache: [libvirt]images_type=%s is served the stock way; use qcow2',
@@ -88,7 +89,7 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
             self.bootcache.refuse(reason)
         self.bootcache.start(host)
         self.upkeep.start()
-        super().init_host(host)
+        super().init_host(host, *args, **kwargs)
         if not reason:
             # Needs the connection to libvirt; before Nova's compute manager resumes servers.
             self.settler.recover()
@@ -104,12 +105,12 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
         return localstorage.refusal(
             kinds, storage_users.get_storage_users(CONF.instances_path), host)
 
-    def cleanup_host(self, host: str) -> None:
+    def cleanup_host(self, *args: Any, **kwargs: Any) -> None:
         """Stop our threads; what is under way is given up."""
         self.settler.stop()
         self.upkeep.stop()
         self.bootcache.stop()
-        super().cleanup_host(host)
+        super().cleanup_host(*args, **kwargs)
 
     # Operations on a server have precedence over its settling.
 
@@ -120,9 +121,20 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
         """
         directory = directory or libvirt_utils.get_instance_path(instance)
         self._end_half_done(instance, directory)
-        disk = self.image_backend.by_name(instance, 'disk')
-        if isinstance(disk, BootCacheQcow2):
+        disk = self._root_disk(instance, directory)
+        if disk is not None:
             disk.open_chain(os.path.join(directory, 'disk'))
+
+    def _root_disk(self, instance: Any, directory: str) -> BootCacheQcow2 | None:
+        """Return a server's root disk if there is a file of it, and our image backend makes it.
+
+        Nova's image backend writes ``disk.info`` as soon as it is asked for a disk, so the file is
+        looked for first: a server that boots from a volume has none.
+        """
+        if not os.path.exists(os.path.join(directory, 'disk')):
+            return None
+        disk = self.image_backend.by_name(instance, 'disk')
+        return disk if isinstance(disk, BootCacheQcow2) else None
 
     def _end_half_done(self, instance: Any, directory: str) -> None:
         """Put right what settling left half-done in a server's directory.
@@ -136,92 +148,86 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
             raise nova_exception.InternalError(
                 f'The disk of server {instance.uuid} cannot be told: {error}') from error
 
-    def destroy(self, context: Any, instance: Any, network_info: Any,
-                block_device_info: Any = None, destroy_disks: bool = True,
-                destroy_secrets: bool = True) -> None:
+    def destroy(self, context: Any, instance: Any, *args: Any, **kwargs: Any) -> None:
         """End its settling; report what its boot read, before and once its domain is gone."""
         self.bootcache.server_goes(instance.uuid)
         with self.settler.held(instance.uuid):
             try:
-                super().destroy(context, instance, network_info, block_device_info, destroy_disks,
-                                destroy_secrets)
+                super().destroy(context, instance, *args, **kwargs)
             finally:
                 self.bootcache.recordings.finish(instance.uuid)
 
-    def power_off(self, instance: Any, timeout: int = 0, retry_interval: int = 0) -> None:
+    def power_off(self, instance: Any, *args: Any, **kwargs: Any) -> None:
         """End its settling. A server that leaves gets its disk named as stock Nova names it."""
         self.bootcache.server_goes(instance.uuid)
         with self.settler.held(instance.uuid):
-            super().power_off(instance, timeout, retry_interval)
+            super().power_off(instance, *args, **kwargs)
             if getattr(self._leaving, 'server_id', None) == instance.uuid:
-                disk = self.image_backend.by_name(instance, 'disk')
-                if isinstance(disk, BootCacheQcow2):
+                disk = self._root_disk(instance, libvirt_utils.get_instance_path(instance))
+                if disk is not None:
                     disk.name_stock_base()
 
-    def reboot(self, context: Any, instance: Any, network_info: Any, reboot_type: str,
-               block_device_info: Any = None, bad_volumes_callback: Any = None,
-               accel_info: Any = None, share_info: Any = None) -> None:
+    def reboot(self, context: Any, instance: Any, *args: Any, **kwargs: Any) -> None:
         """End its settling."""
         with self.settler.held(instance.uuid):
-            super().reboot(context, instance, network_info, reboot_type, block_device_info,
-                           bad_volumes_callback, accel_info, share_info)
+            super().reboot(context, instance, *args, **kwargs)
 
-    def _hard_reboot(self, context: Any, instance: Any, network_info: Any, share_info: Any,
-                     block_device_info: Any = None, accel_info: Any = None) -> None:
+    def pause(self, instance: Any, *args: Any, **kwargs: Any) -> None:
+        """End its settling, which lets the guest go on when it ends; Nova's lock is not taken."""
+        with self.settler.held(instance.uuid):
+            super().pause(instance, *args, **kwargs)
+
+    def unpause(self, instance: Any, *args: Any, **kwargs: Any) -> None:
+        """End its settling, which may make the guest stand still; Nova's lock is not taken."""
+        with self.settler.held(instance.uuid):
+            super().unpause(instance, *args, **kwargs)
+
+    def _hard_reboot(self, context: Any, instance: Any, *args: Any, **kwargs: Any) -> None:
         """See that the chain can be opened: Nova looks at it only with a user's token.
 
         Starting a server and resuming those that ran when the host went down come here too.
         """
         with self.settler.held(instance.uuid):
             self._open_chain(instance)
-            super()._hard_reboot(context, instance, network_info, share_info, block_device_info,
-                                 accel_info)
+            super()._hard_reboot(context, instance, *args, **kwargs)
 
-    def suspend(self, context: Any, instance: Any) -> None:
+    def suspend(self, context: Any, instance: Any, *args: Any, **kwargs: Any) -> None:
         """End its settling."""
         with self.settler.held(instance.uuid):
-            super().suspend(context, instance)
+            super().suspend(context, instance, *args, **kwargs)
 
-    def resume(self, context: Any, instance: Any, network_info: Any,
-               block_device_info: Any = None, share_info: Any = None) -> None:
+    def resume(self, context: Any, instance: Any, *args: Any, **kwargs: Any) -> None:
         """See that the chain can be opened: the host may have been down meanwhile."""
         with self.settler.held(instance.uuid):
             self._open_chain(instance)
-            super().resume(context, instance, network_info, block_device_info, share_info)
+            super().resume(context, instance, *args, **kwargs)
 
-    def rescue(self, context: Any, instance: Any, network_info: Any, image_meta: Any,
-               rescue_password: Any, block_device_info: Any, share_info: Any) -> None:
+    def rescue(self, context: Any, instance: Any, *args: Any, **kwargs: Any) -> None:
         """End its settling; the rescue system gets the server's own disk beside its own."""
         with self.settler.held(instance.uuid):
             self._open_chain(instance)
-            super().rescue(context, instance, network_info, image_meta, rescue_password,
-                           block_device_info, share_info)
+            super().rescue(context, instance, *args, **kwargs)
 
-    def unrescue(self, context: Any, instance: Any) -> None:
+    def unrescue(self, context: Any, instance: Any, *args: Any, **kwargs: Any) -> None:
         """See that the chain can be opened."""
         with self.settler.held(instance.uuid):
             self._open_chain(instance)
-            super().unrescue(context, instance)
+            super().unrescue(context, instance, *args, **kwargs)
 
-    def snapshot(self, context: Any, instance: Any, image_id: str,
-                 update_task_state: Any) -> None:
+    def snapshot(self, context: Any, instance: Any, *args: Any, **kwargs: Any) -> None:
         """End its settling, which Nova would kill; a stopped server's chain is read here."""
         with self.settler.held(instance.uuid):
             self._open_chain(instance)
-            super().snapshot(context, instance, image_id, update_task_state)
+            super().snapshot(context, instance, *args, **kwargs)
 
-    def live_migration(self, context: Any, instance: Any, dest: str, post_method: Any,
-                       recover_method: Any, block_migration: bool = False,
-                       migrate_data: Any = None) -> None:
+    def live_migration(self, context: Any, instance: Any, *args: Any, **kwargs: Any) -> None:
         """End its settling: with a block job under way the server would go to ERROR."""
         self.bootcache.server_goes(instance.uuid)
         with self.settler.held(instance.uuid):
-            super().live_migration(context, instance, dest, post_method, recover_method,
-                                   block_migration, migrate_data)
+            super().live_migration(context, instance, *args, **kwargs)
 
-    def migrate_disk_and_power_off(self, context: Any, instance: Any, dest: str, flavor: Any,
-                                   network_info: Any, block_device_info: Any = None,
-                                   timeout: int = 0, retry_interval: int = 0) -> str:
+    def migrate_disk_and_power_off(self, context: Any, instance: Any, *args: Any,
+                                   **kwargs: Any) -> Any:
         """Send the disk in the form that any host knows, with this driver or stock Nova's."""
         with self.settler.held(instance.uuid):
             try:
@@ -231,16 +237,12 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
                 raise nova_exception.InstanceFaultRollback(error) from error
             self._leaving.server_id = instance.uuid
             try:
-                disk_info: str = super().migrate_disk_and_power_off(
-                    context, instance, dest, flavor, network_info, block_device_info, timeout,
-                    retry_interval)
+                return super().migrate_disk_and_power_off(context, instance, *args, **kwargs)
             finally:
                 self._leaving.server_id = None
-        return disk_info
 
-    def finish_revert_migration(self, context: Any, instance: Any, network_info: Any,
-                                migration: Any, block_device_info: Any = None,
-                                power_on: bool = True, share_info: Any = None) -> None:
+    def finish_revert_migration(self, context: Any, instance: Any, *args: Any,
+                                **kwargs: Any) -> None:
         """See that the chain can be opened: Nova starts the server from the disk as it is."""
         directory = libvirt_utils.get_instance_path(instance)
         with self.settler.held(instance.uuid):
@@ -248,14 +250,13 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
                 if os.path.exists(os.path.join(place, 'disk')):
                     self._open_chain(instance, place)
                     break
-            super().finish_revert_migration(context, instance, network_info, migration,
-                                            block_device_info, power_on, share_info)
+            super().finish_revert_migration(context, instance, *args, **kwargs)
 
     # The host.
 
-    def get_available_resource(self, nodename: str) -> dict[str, Any]:
+    def get_available_resource(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Publish what this host holds, for the scheduler's weigher and filter."""
-        resources: dict[str, Any] = super().get_available_resource(nodename)
+        resources: dict[str, Any] = super().get_available_resource(*args, **kwargs)
         if self._serves():
             try:
                 resources['stats'][warmth.STATS_KEY] = self.holdings.published()
@@ -264,34 +265,42 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
                 LOG.exception('bootcache: what this host holds is not published')
         return resources
 
-    def update_provider_tree(self, provider_tree: Any, nodename: str,
-                             allocations: Any = None) -> None:
+    def update_provider_tree(self, provider_tree: Any, nodename: str, *args: Any,
+                             **kwargs: Any) -> None:
         """Reserve the tiers' space, and tell by a trait that this driver runs here."""
-        super().update_provider_tree(provider_tree, nodename, allocations)
-        inventory = provider_tree.data(nodename).inventory
-        reserved = accounting.with_reserve(
-            inventory, self.bootcache.cache.quotas(CONF.instances_path))
-        if reserved != inventory:
-            provider_tree.update_inventory(nodename, reserved)
-        if self._serves():
+        super().update_provider_tree(provider_tree, nodename, *args, **kwargs)
+        serves = self._serves()
+        try:
+            # One that serves no more has cache images for as long as servers stand on them.
+            if serves or self.bootcache.cache.entries():
+                inventory = provider_tree.data(nodename).inventory
+                reserved = accounting.with_reserve(
+                    inventory, self.bootcache.cache.quotas(CONF.instances_path))
+                if reserved != inventory:
+                    provider_tree.update_inventory(nodename, reserved)
+        except OSError as error:
+            LOG.warning('bootcache: the tiers\' space is not reserved in Placement: %s', error)
+        if serves:
             provider_tree.add_traits(nodename, TRAIT)
         else:
             provider_tree.remove_traits(nodename, TRAIT)
 
-    def cache_image(self, context: Any, image_id: str) -> bool:
+    def cache_image(self, context: Any, image_id: str, *args: Any, **kwargs: Any) -> bool:
         """Warm this host by the cache image; stock Nova fetches the whole image."""
         base = os.path.join(CONF.instances_path, CONF.image_cache.subdirectory_name,
                             naming.cache_file_name(image_id))
 
         def stock() -> bool:
-            return bool(super(BootCacheLibvirtDriver, self).cache_image(context, image_id))
+            return bool(super(BootCacheLibvirtDriver, self).cache_image(
+                context, image_id, *args, **kwargs))
         # Where servers boot from the full base, to have that is to be warm.
         goes_stock = os.path.exists(base) or not self._serves()
         return self.warming.cache_image(image_id, goes_stock, stock)
 
-    def manage_image_cache(self, context: Any, all_instances: Any) -> None:
+    def manage_image_cache(self, context: Any, all_instances: Any, *args: Any,
+                           **kwargs: Any) -> None:
         """Remove our unused files as well; Nova's manager looks at ``_base`` only."""
-        super().manage_image_cache(context, all_instances)
+        super().manage_image_cache(context, all_instances, *args, **kwargs)
         if CONF.image_cache.remove_unused_base_images and not self.bootcache.refusal:
             self.bootcache.remove_unused(
                 (instance.image_ref for instance in all_instances),

@@ -260,6 +260,8 @@ class Settler:
             known = self._chained.get(server.server_id)
             if known is not None and known[0] == inode:
                 return known[1]
+            if not qemuimg.is_qcow2(server.disk):
+                return False
             backing = qemuimg.info(server.disk, 'qcow2').get('full-backing-filename')
         except (OSError, exception.BootcacheError):
             # Not there yet, or of another kind.

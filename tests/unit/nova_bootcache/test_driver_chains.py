@@ -4,6 +4,7 @@ The driver is our own, with Nova's methods noted; libvirt knows no domain.
 """
 
 import os
+import threading
 import types
 
 import pytest
@@ -124,6 +125,43 @@ def test_a_reverted_resize_opens_the_disk_where_it_was_kept(nova):
     assert (kept / DISK).read_text() == 'old'
     assert not {SPARE, MARKER} & set(os.listdir(kept))
     assert nova.did == [f'open {SERVER}_resize/disk', 'finish_revert_migration']
+
+
+@pytest.mark.parametrize('operation', [
+    'destroy', 'power_off', 'reboot', '_hard_reboot', 'pause', 'unpause', 'suspend', 'resume',
+    'rescue', 'unrescue', 'snapshot', 'live_migration', 'migrate_disk_and_power_off',
+    'finish_revert_migration'])
+def test_settling_is_kept_away_from_a_server_while_nova_works_on_it(nova, operation, monkeypatch):
+    """A pivot that ends would let a guest go on that Nova has just paused."""
+    held = []
+    monkeypatch.setattr(driver.LibvirtDriver, operation, lambda *_arguments: held.append(
+        nova.driver.settler._held[SERVER]))
+    takes_context = operation not in ('power_off', 'pause', 'unpause')
+    getattr(nova.driver, operation)(*[None] * takes_context, nova.instance)
+    assert held == [1] and nova.driver.settler._held == {}
+
+
+def test_a_pause_that_comes_while_a_server_is_moved_waits_for_its_end(nova, monkeypatch):
+    """Nova takes no lock of its own for it."""
+    settler, moved, found = nova.driver.settler, threading.Event(), []
+    asked = threading.Event()
+    give_up = settler._give_up
+    monkeypatch.setattr(settler, '_give_up', lambda server_id: (asked.set(), give_up(server_id)))
+    monkeypatch.setattr(driver.LibvirtDriver, 'pause',
+                        lambda self, instance: found.append(moved.is_set()))
+    pause = threading.Thread(target=nova.driver.pause, args=(nova.instance,))
+    with settler._one_step(SERVER):
+        pause.start()
+        assert asked.wait(60)
+        moved.set()
+    pause.join(60)
+    assert found == [True]
+
+
+def test_a_server_without_a_disk_gets_no_disk_info(nova):
+    """Nova's image backend writes it as soon as it is asked for a disk."""
+    nova.do('_hard_reboot')
+    assert nova.did == ['_hard_reboot'] and os.listdir(nova.directory) == []
 
 
 # Disks that leave.

@@ -18,14 +18,20 @@ class Host:
 
     def __init__(self):
         self.cache, self.enabled, self.broken, self.warmed = self, True, False, []
+        self.held, self.reads = [], True
 
     def published(self):
         if self.broken:
             raise OSError('input/output error')
         return warmth.encode([])
 
+    def entries(self):
+        return self.held
+
     def quotas(self, instances_path):
-        return {}
+        if not self.reads:
+            raise FileNotFoundError('no such directory')
+        return {'DISK_GB': 10 << 30}
 
     def cache_image(self, image_id, goes_stock, stock):
         self.warmed.append((image_id, goes_stock))
@@ -70,9 +76,43 @@ def test_a_host_where_bootcache_is_off_publishes_nothing(ours, host):
     assert ours.get_available_resource('node') == {'vcpus': 2, 'stats': {'uptime': 'long'}}
 
 
-def test_the_trait_follows_the_option(ours, host):
+@pytest.fixture
+def tree():
+    """What Placement is told, as Nova has it."""
     tree = provider_tree.ProviderTree()
     tree.new_root('node', '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e60')
+    tree.update_inventory('node', {'DISK_GB': {'total': 100, 'reserved': 5}})
+    return tree
+
+
+def reserved(tree):
+    return tree.data('node').inventory['DISK_GB']['reserved']
+
+
+def test_the_tiers_space_is_reserved(ours, tree):
+    ours.update_provider_tree(tree, 'node')
+    assert reserved(tree) == 15
+
+
+def test_a_host_that_serves_no_more_reserves_space_until_its_cache_images_are_gone(
+        ours, host, tree):
+    host.enabled, host.held = False, ['an entry']
+    ours.update_provider_tree(tree, 'node')
+    assert reserved(tree) == 15 and tree.data('node').traits == set()
+    tree.update_inventory('node', {'DISK_GB': {'total': 100, 'reserved': 5}})
+    host.held = []
+    ours.update_provider_tree(tree, 'node')
+    assert reserved(tree) == 5
+
+
+def test_the_host_counts_although_its_tiers_cannot_be_looked_at(ours, host, tree, caplog):
+    host.reads = False
+    ours.update_provider_tree(tree, 'node')
+    assert reserved(tree) == 5 and tree.data('node').traits == {TRAIT}
+    assert 'not reserved in Placement: no such directory' in caplog.text
+
+
+def test_the_trait_follows_the_option(ours, host, tree):
     tree.add_traits('node', 'CUSTOM_OTHER')
     ours.update_provider_tree(tree, 'node')
     assert tree.data('node').traits == {'CUSTOM_OTHER', TRAIT}
@@ -85,17 +125,15 @@ def test_the_trait_follows_the_option(ours, host):
     ('libvirt', 'images_type', 'raw'), ('libvirt', 'images_type', 'rbd'),
     (None, 'use_cow_images', False), (None, 'preallocate_images', 'space'),
     ('bootcache', 'enabled', False)])
-def test_a_host_whose_servers_all_go_the_stock_way(ours, host, group, option, value):
-    """Nobody would have a use for a cache image there, nor find it warm."""
+def test_a_host_whose_servers_all_go_the_stock_way(ours, host, tree, group, option, value):
+    """Nobody would have a use for a cache image there, nor find it warm, nor miss the space."""
     host.enabled = (group, value) != ('bootcache', False)
     if host.enabled:
         driver.CONF.set_override(option, value, group)
     try:
         assert ours.get_available_resource('node') == {'vcpus': 2, 'stats': {'uptime': 'long'}}
-        tree = provider_tree.ProviderTree()
-        tree.new_root('node', '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e60')
         ours.update_provider_tree(tree, 'node')
-        assert tree.data('node').traits == set()
+        assert tree.data('node').traits == set() and reserved(tree) == 5
         ours.cache_image(None, IMAGE)
         assert host.warmed == [(IMAGE, True)]
     finally:

@@ -4,6 +4,8 @@ When a test fails after an upgrade, read Nova's change, adapt the override, then
 """
 
 import inspect
+import threading
+from unittest import mock
 
 import pytest
 from nova import filters as nova_filters
@@ -27,38 +29,35 @@ from nova_bootcache.imagebackend import BootCacheQcow2
 
 objects.register_all()
 
+# What each override looks at, which Nova has to give first, under these names. All else it passes
+# on as it came: Nova's releases differ in it.
 OVERRIDDEN = {
     (BootCacheLibvirtDriver, driver.LibvirtDriver): {
-        '__init__': '(self, virtapi, read_only=False)',
-        'init_host': '(self, host)',
-        'cleanup_host': '(self, host)',
-        'destroy': '(self, context, instance, network_info, block_device_info=None,'
-                   ' destroy_disks=True, destroy_secrets=True)',
-        'manage_image_cache': '(self, context, all_instances)',
-        'power_off': '(self, instance, timeout=0, retry_interval=0)',
-        'reboot': '(self, context, instance, network_info, reboot_type, block_device_info=None,'
-                  ' bad_volumes_callback=None, accel_info=None, share_info=None)',
-        '_hard_reboot': '(self, context, instance, network_info, share_info,'
-                        ' block_device_info=None, accel_info=None)',
-        'suspend': '(self, context, instance)',
-        'resume': '(self, context, instance, network_info, block_device_info=None,'
-                  ' share_info=None)',
-        'rescue': '(self, context, instance, network_info, image_meta, rescue_password,'
-                  ' block_device_info, share_info)',
-        'unrescue': None,
-        'snapshot': '(self, context, instance, image_id, update_task_state)',
-        'live_migration': '(self, context, instance, dest, post_method, recover_method,'
-                          ' block_migration=False, migrate_data=None)',
-        'migrate_disk_and_power_off': '(self, context, instance, dest, flavor, network_info,'
-                                      ' block_device_info=None, timeout=0, retry_interval=0)',
-        'finish_revert_migration': None,
-        'update_provider_tree': '(self, provider_tree, nodename, allocations=None)',
-        'get_available_resource': '(self, nodename)',
-        'cache_image': '(self, context, image_id)',
+        '__init__': ['virtapi', 'read_only'],
+        'init_host': ['host'],
+        'cleanup_host': [],
+        'destroy': ['context', 'instance'],
+        'manage_image_cache': ['context', 'all_instances'],
+        'power_off': ['instance'],
+        'reboot': ['context', 'instance'],
+        '_hard_reboot': ['context', 'instance'],
+        'pause': ['instance'],
+        'unpause': ['instance'],
+        'suspend': ['context', 'instance'],
+        'resume': ['context', 'instance'],
+        'rescue': ['context', 'instance'],
+        'unrescue': ['context', 'instance'],
+        'snapshot': ['context', 'instance'],
+        'live_migration': ['context', 'instance'],
+        'migrate_disk_and_power_off': ['context', 'instance'],
+        'finish_revert_migration': ['context', 'instance'],
+        'update_provider_tree': ['provider_tree', 'nodename'],
+        'get_available_resource': [],
+        'cache_image': ['context', 'image_id'],
     },
     (BootCacheQcow2, imagebackend.Qcow2): {
-        '__init__': '(self, instance=None, disk_name=None, path=None, disk_info_mapping=None)',
-        'cache': '(self, fetch_func, filename, size=None, safe=False, *args, **kwargs)',
+        '__init__': ['instance', 'disk_name', 'path', 'disk_info_mapping'],
+        'cache': ['fetch_func', 'filename', 'size', 'safe'],
     },
 }
 CASES = [(ours, nova, method) for (ours, nova), methods in OVERRIDDEN.items()
@@ -66,18 +65,40 @@ CASES = [(ours, nova, method) for (ours, nova), methods in OVERRIDDEN.items()
 
 
 @pytest.mark.parametrize('ours, nova, method', CASES)
-def test_upstream_signatures(ours, nova, method):
+def test_nova_gives_first_what_an_override_looks_at(ours, nova, method):
     known = OVERRIDDEN[ours, nova][method]
-    # Some are annotated at length: its parameters are compared with ours below.
-    assert known is None or str(inspect.signature(getattr(nova, method))) == known
+    upstream = list(inspect.signature(getattr(nova, method)).parameters.values())[1:]
+    mine = list(inspect.signature(getattr(ours, method)).parameters.values())[1:]
+    kinds = inspect.Parameter
+    assert [p.name for p in upstream[:len(known)]] == known
+    assert [p.name for p in mine if p.kind is kinds.POSITIONAL_OR_KEYWORD] == known
+    # What Nova may leave out may be left out here.
+    assert [p.default for p in mine[:len(known)]] == [p.default for p in upstream[:len(known)]]
+    passed_on = {p.kind for p in mine[len(known):]}
+    assert passed_on == ({kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD}
+                         if method != '__init__' or ours is not BootCacheQcow2 else set())
 
 
-@pytest.mark.parametrize('ours, nova, method', CASES)
-def test_our_signatures_take_what_nova_gives(ours, nova, method):
-    upstream = inspect.signature(getattr(nova, method)).parameters
-    mine = inspect.signature(getattr(ours, method)).parameters
-    assert [(p.name, p.kind, p.default) for p in mine.values()] \
-        == [(p.name, p.kind, p.default) for p in upstream.values()]
+@pytest.mark.parametrize('nova, method', [
+    (nova, method) for (_ours, nova), methods in OVERRIDDEN.items() for method in methods
+    if nova is driver.LibvirtDriver and method not in ('__init__', 'init_host')])
+def test_what_is_not_looked_at_reaches_nova_as_it_came(nova, method, monkeypatch):
+    """An argument of a release that is yet to come, too."""
+    got = []
+    monkeypatch.setattr(nova, method, lambda self, *args, **kwargs: got.append((args, kwargs)))
+    ours = BootCacheLibvirtDriver.__new__(BootCacheLibvirtDriver)
+    ours._leaving = threading.local()
+    # Stands for all that is ours in the driver, where nothing is to be done.
+    ours.bootcache = ours.settler = ours.upkeep = ours.warming = mock.MagicMock(enabled=False)
+    ours.bootcache.cache.entries.return_value = []
+    ours.warming.cache_image = lambda image_id, goes_stock, stock: stock()
+    known = OVERRIDDEN[BootCacheLibvirtDriver, nova][method]
+    looked_at = [mock.MagicMock(uuid='x', image_ref='') if name == 'instance' else
+                 [] if name == 'all_instances' else
+                 '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f' if name == 'image_id' else mock.MagicMock()
+                 for name in known]
+    getattr(ours, method)(*looked_at, 'more', new_in_nova_35='later')
+    assert got == [((*looked_at, 'more'), {'new_in_nova_35': 'later'})]
 
 
 @pytest.mark.parametrize('ours, nova', OVERRIDDEN)

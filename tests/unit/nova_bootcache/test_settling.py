@@ -1,7 +1,8 @@
 """Which servers are settled, and how settling gives way to Nova.
 
 Nova, the host, the storage service and what moves disks are stand-ins; a disk is a small file that
-names its backing file. tests/functional/test_pivot.py and test_fullbase.py have real ones.
+has a qcow2's first bytes and names its backing file. tests/functional/test_pivot.py and
+test_fullbase.py have real ones.
 """
 
 import contextlib
@@ -19,6 +20,7 @@ from nova_bootcache.settling import LocalServer, Settler
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 BANDWIDTH, DELAY = 1 << 20, 60
+MAGIC = b'QFI\xfb'
 
 
 class Clock:
@@ -83,13 +85,13 @@ class House:
 
     def stands_on(self, server_id, backing):
         disk = self.known[server_id].disk
-        with open(f'{disk}.new', 'w') as stream:
-            stream.write(backing)
+        with open(f'{disk}.new', 'wb') as stream:
+            stream.write(MAGIC + backing.encode())
         os.rename(f'{disk}.new', disk)
 
     def backing(self, server_id):
-        with open(self.known[server_id].disk) as stream:
-            return stream.read()
+        with open(self.known[server_id].disk, 'rb') as stream:
+            return stream.read().removeprefix(MAGIC).decode()
 
     def base(self, image=IMAGE):
         return os.path.join(self.base_directory, naming.cache_file_name(image))
@@ -199,8 +201,10 @@ def house(tmp_path, monkeypatch):
     def info(path, image_format):
         assert image_format == 'qcow2'
         house.looked_at.append(os.path.basename(os.path.dirname(path)))
-        with open(path) as stream:
-            return {'full-backing-filename': stream.read()}
+        with open(path, 'rb') as stream:
+            content = stream.read()
+        assert content.startswith(MAGIC), 'qemu-img would fail'
+        return {'full-backing-filename': content.removeprefix(MAGIC).decode()}
 
     def complete(source, stored_bytes, image_hash, image_format, target, **how):
         house.happens('complete', (source['export'], stored_bytes, image_hash, image_format, how))
@@ -361,6 +365,15 @@ def test_disks_that_are_not_ours(house, settler):
     assert house.done('asked') == [] and house.done('lock') == []
 
 
+def test_qemu_img_is_not_asked_for_a_raw_disk_each_time(house, settler):
+    house.boots('raw')
+    with open(house.known['raw'].disk, 'wb') as disk:
+        disk.write(bytes(512))
+    for _ in range(3):
+        settler.once()
+    assert house.looked_at == [] and house.done('asked') == []
+
+
 def test_a_disk_that_cannot_be_read_hides_no_other(house, settler, monkeypatch):
     house.boots('one')
     house.boots('two')
@@ -470,8 +483,9 @@ def test_a_disk_that_arrives_is_looked_at_again_until_it_is_on_a_cache_image(hou
     house.stands_on('one', house.base())
     settler.once()
     assert not settler.needs_base(IMAGE)
-    with open(house.known['one'].disk, 'w') as stream:  # the same inode, as qemu-img rebase -u
-        stream.write(house.path(IMAGE))
+    # The same inode, as qemu-img rebase -u.
+    with open(house.known['one'].disk, 'wb') as stream:
+        stream.write(MAGIC + house.path(IMAGE).encode())
     settler.once()
     assert settler.needs_base(IMAGE)
 

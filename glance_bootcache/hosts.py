@@ -1,7 +1,8 @@
 """What compute hosts hold, as they report it: soft state, in memory.
 
 A service that was restarted knows no host. Each one is asked for its holdings when it reports next,
-within a minute. What a host is to let go of is derived from the images' manifests, which are files.
+within a minute. What a host is to let go of is derived from the images' manifests and operators'
+orders, which are files.
 """
 
 import dataclasses
@@ -17,6 +18,7 @@ from bootcache import naming
 from bootcache.exception import RequestRefused
 from bootcache.tier import Medium
 from glance_bootcache import decisions
+from glance_bootcache.orders import Orders
 from glance_bootcache.store import ImageStore
 from glance_bootcache.tiers import StorageTiers
 
@@ -107,12 +109,10 @@ class _Host:
     """A host, as it was heard of last.
 
     :ivar seen: monotonic seconds.
-    :ivar orders: images that an operator wants gone from it.
     """
 
     holdings: Holdings
     seen: float
-    orders: set[str] = dataclasses.field(default_factory=set)
 
 
 class Hosts:
@@ -121,14 +121,16 @@ class Hosts:
     :param store: the images' manifests.
     :param tiers: hear of last uses.
     :param is_gone: tells whether Glance gives an image no more out of which there is no manifest.
+    :param orders: what operators want gone from single hosts.
     :param clock: monotonic seconds.
     """
 
     def __init__(self, store: ImageStore, tiers: StorageTiers, is_gone: Callable[[str], bool],
-                 clock: Callable[[], float] = time.monotonic):
+                 orders: Orders, clock: Callable[[], float] = time.monotonic):
         self._store = store
         self._tiers = tiers
         self._is_gone = is_gone
+        self._orders = orders
         self._clock = clock
         # Guards the dictionary and its hosts; no file is read under it.
         self._lock = threading.Lock()
@@ -157,8 +159,10 @@ class Hosts:
             host.seen = now
             if fresh is not None:
                 host.holdings = fresh
-                host.orders &= set(fresh.images)
-            images, orders = host.holdings.images, frozenset(host.orders)
+            images = host.holdings.images
+        if fresh is not None:
+            self._orders.settle(name, fresh.images)
+        orders = self._orders.of(name)
         drop = [image_id for image_id, held in images.items()
                 if self._is_to_go(image_id, held, image_id in orders)]
         if drop:
@@ -196,13 +200,12 @@ class Hosts:
     def holders(self, image_id: str) -> list[dict[str, Any]]:
         """Return the hosts that hold an image: see ``image_hosts`` in bootcache/rpcapi.py."""
         with self._lock:
-            found = [(name, held, seen, image_id in host.orders)
-                     for name, host, seen in self._present()
+            found = [(name, held, seen) for name, host, seen in self._present()
                      if (held := host.holdings.images.get(image_id)) is not None]
         return [{'host': name, 'medium': held.medium.value, 'bytes': held.bytes,
                  'last_use': held.last_use, 'seen': seen,
-                 'leaving': self._is_to_go(image_id, held, ordered)}
-                for name, held, seen, ordered in found]
+                 'leaving': self._is_to_go(image_id, held, image_id in self._orders.of(name))}
+                for name, held, seen in found]
 
     def held_since(self, image_id: str, since: float) -> dict[str, int]:
         """Return the generations that hosts hold of an image, of hosts that reported after a time.
@@ -223,7 +226,7 @@ class Hosts:
         """Have hosts let go of an image; forgotten once a host reports that it has.
 
         :returns: names of those that hold it.
-        :raises RequestRefused: if a host is not known; then none is told.
+        :raises RequestRefused: if a host is not known, or too many orders wait; then none is told.
         """
         with self._lock:
             known = {name: host for name, host, _seen in self._present()}
@@ -235,8 +238,7 @@ class Hosts:
                     ' shows the hosts that have reported, each within a minute after the storage'
                     ' service has started')
             holding = sorted(name for name in wanted if image_id in known[name].holdings.images)
-            for name in holding:
-                known[name].orders.add(image_id)
+        self._orders.add(image_id, holding)
         for name in holding:
             LOG.info('image %s: host %s lets go of its cache image, as an operator says', image_id,
                      name)

@@ -1,7 +1,7 @@
 """Glance's API as the storage service uses it: an image's facts, data and state properties."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import glanceclient
@@ -76,28 +76,37 @@ class Images:
         data: Iterable[bytes] = self._client.images.data(image_id)
         return data
 
-    def show_state(self, image_id: str, state: State, reason: str) -> None:
+    @staticmethod
+    def shows(image: ImageFacts, state: State, reason: str) -> bool:
+        """Tell whether an image's properties say what ``show_state`` would have them say. Pure."""
+        return not _changes(image.properties, state, reason)
+
+    def show_state(self, image_id: str, state: State, reason: str) -> bool:
         """Set ``bootcache_state`` and ``bootcache_reason`` on an image.
 
-        They inform people only, tenants among them: the reason is one of a closed list. A failure
-        is logged and nothing else: the state itself is in the image's manifest.
+        They inform people only, tenants among them: the reason is one of a closed list. The state
+        itself is in the image's manifest.
+
+        :returns: False if Glance did not take them, which is logged; True also if it does not have
+            the image.
         """
-        values = {properties.STATE: state.value}
-        remove = []
-        sentence = tenants.told(state, reason)
-        if sentence:
-            values[properties.REASON] = sentence
-        else:
-            remove.append(properties.REASON)
         try:
-            image = self._client.images.get(image_id)
-            if all(image.get(key) == value for key, value in values.items()) \
-                    and not any(key in image for key in remove):
-                return
-            self._client.images.update(image_id, remove_props=remove, **values)
-            self._shown_at = time.monotonic()
+            changes = _changes(self._client.images.get(image_id), state, reason)
+            if changes:
+                self._client.images.update(
+                    image_id, remove_props=[key for key, value in changes.items() if not value],
+                    **{key: value for key, value in changes.items() if value})
+                self._shown_at = time.monotonic()
         except exc.HTTPNotFound:
-            return
+            pass
         except Exception as error:
             LOG.warning('image %s: %s=%s cannot be set: %s', image_id, properties.STATE,
                         state.value, error)
+            return False
+        return True
+
+
+def _changes(present: Mapping[str, Any], state: State, reason: str) -> dict[str, str]:
+    """Return the properties that are to be set for a state, or removed if they are empty."""
+    wanted = {properties.STATE: state.value, properties.REASON: tenants.told(state, reason)}
+    return {key: value for key, value in wanted.items() if present.get(key, '') != value}

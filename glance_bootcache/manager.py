@@ -23,6 +23,7 @@ from glance_bootcache.looks import Looks
 from glance_bootcache.profileboot.job import Job
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 from glance_bootcache.retiring import Retiring
+from glance_bootcache.shown import Shown
 from glance_bootcache.store import ImageStore
 from glance_bootcache.tiers import StorageTiers
 
@@ -51,6 +52,7 @@ class Manager:
         self._bases = futurist.ThreadPoolExecutor(max_workers=_CONCURRENT_BASES)
         self._workers = futurist.ThreadPoolExecutor(max_workers=self._conf.concurrent_builds)
         self.gone = Gone(images)
+        self.shown = Shown(store, images)
         self.retiring = Retiring(store, exporter, tiers, profile_boots)
         # Guards the dictionaries below as well: what is in hand has to agree with the manifests.
         self._lock = store.lock
@@ -112,10 +114,11 @@ class Manager:
             self.consider(image_id, forced, booting)
         elif image is None:
             self.forget(image_id)
-        elif decision.action is Action.SKIP:
-            if known is not None:
+        else:
+            if decision.action is Action.SKIP and known is not None:
                 self.retiring.retire(image_id)
-            self._images.show_state(image_id, State.SKIPPED, decision.reason)
+            if self.job(image_id) is None:
+                self.shown.compare(image)
 
     def _begin(self, image: ImageFacts, known: Manifest | None, forced: bool,
                booting: bool) -> decisions.Decision:
@@ -264,7 +267,7 @@ class Manager:
                     cache_image=None))
         self.retiring.retire(image_id)
         if held:
-            self._images.show_state(image_id, State.SKIPPED, reason)
+            self.shown.show(image_id)
         return True
 
     def _skip(self, manifest: Manifest, reason: str) -> None:
@@ -340,7 +343,7 @@ class Manager:
                 boot_marker=current.boot_marker, settle=current.settle,
                 generation=current.generation, visibility=current.visibility,
                 warm_due=current.warm_due))
-        self._images.show_state(manifest.image_id, state, reason)
+        self.shown.show(manifest.image_id)
         return manifest
 
     def _evict(self, image_id: str) -> bool:
@@ -358,7 +361,7 @@ class Manager:
             self._store.put(dataclasses.replace(manifest, cache_image=None, state=state))
         self._tiers.forget(image_id)
         if state is State.SERVED:
-            self._images.show_state(image_id, state, '')
+            self.shown.show(image_id)
         LOG.info('image %s: its cache image is evicted from storage disk', image_id)
         return True
 

@@ -7,7 +7,6 @@ from oslo_log import log as logging
 
 from bootcache import exception
 from bootcache.manifest import IN_HAND, Manifest
-from bootcache.tier import Medium
 from glance_bootcache.hosts import Hosts
 from glance_bootcache.manager import Manager
 from glance_bootcache.store import ImageStore
@@ -62,14 +61,8 @@ class Operators:
 
         :returns: False if the image is not known.
         """
-        manifest = self._store.change(
-            image_id, lambda known: dataclasses.replace(known, pinned=pinned))
-        if manifest is None:
-            return False
-        if self._tiers.medium(image_id) is Medium.MEMORY:
-            # It is there already, and is to stay there.
-            self._tiers.promote(manifest)
-        return True
+        return self._store.change(
+            image_id, lambda known: dataclasses.replace(known, pinned=pinned)) is not None
 
     # Hosts.
 

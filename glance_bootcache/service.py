@@ -18,6 +18,7 @@ from glance_bootcache.listener import ImageEvents, get_listener
 from glance_bootcache.manager import Manager
 from glance_bootcache.needs import Needs
 from glance_bootcache.operators import Operators
+from glance_bootcache.orders import Orders
 from glance_bootcache.precache import NovaPrecache
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 from glance_bootcache.store import ImageStore
@@ -49,7 +50,7 @@ class StorageService(service.Service):  # type: ignore[misc]
         images = Images(conf)
         self._manager = manager = Manager(conf, store, images, exporter, tiers, profile_boots)
         events = ImageEvents(manager.consider, manager.forget, manager.let_go)
-        hosts = Hosts(store, tiers, manager.gone.is_gone)
+        hosts = Hosts(store, tiers, manager.gone.is_gone, Orders(store.state_path('orders.json')))
         self._warming = Warming(conf, store, hosts, NovaPrecache(conf))
         needs = Needs(os.path.join(conf[bootcache_conf.GROUP].state_dir, 'needs.json'))
         self._upkeep = Upkeep(conf, store, images, exporter, tiers, profile_boots, manager,

@@ -51,12 +51,17 @@ class ImageStore:
     """
 
     def __init__(self, state_dir: str):
+        self._directory = state_dir
         self._images = os.path.join(state_dir, 'images')
         os.makedirs(self._images, mode=0o750, exist_ok=True)
         self.lock = threading.RLock()
         # What was read of each file, with which file that was: hosts' reports ask for hundreds of
         # manifests each. No lock: each step is atomic, and what is read again does no harm.
         self._read: dict[str, tuple[tuple[int, ...], Manifest | None]] = {}
+
+    def state_path(self, name: str) -> str:
+        """Return the path of a file that is about no single image."""
+        return os.path.join(self._directory, name)
 
     def directory(self, image_id: str) -> str:
         """Return an image's directory.

@@ -173,8 +173,10 @@ class StorageTiers:
                               self._disk, incoming)
 
     def _item(self, manifest: Manifest, busy: bool) -> Item:
+        # As it is now: it may have been pinned while it was copied, or since.
+        current = self._store.load(manifest.image_id) or manifest
         return Item(manifest.image_id, _cache_bytes(manifest), self.last_used(manifest),
-                    bool(getattr(manifest, 'pinned', False)), busy)
+                    current.pinned, busy)
 
     # Files on the disk.
 
@@ -253,8 +255,6 @@ class StorageTiers:
         with self._lock:
             held = self._held.get(image_id)
             if held is not None and _sha256(held.manifest) == sha256 and self._serves(held):
-                # It may have been pinned since.
-                self._held[image_id] = dataclasses.replace(held, manifest=manifest)
                 return
             wanted = self._wanted.get(image_id)
             if self._stopping or manifest.cache_image in self._damaged \

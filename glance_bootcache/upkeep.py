@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Iterable
 
 from oslo_config import cfg
 from oslo_log import log as logging
@@ -20,6 +21,9 @@ from glance_bootcache.store import ImageStore
 from glance_bootcache.tiers import StorageTiers
 
 LOG = logging.getLogger(__name__)
+
+# In a row, after which Glance counts as being away.
+_MOST_FAILURES = 3
 
 
 class Upkeep:
@@ -58,17 +62,29 @@ class Upkeep:
         self._stopping.set()
 
     def _run(self) -> None:
-        steps = [self.recover, self.keep_serving, self.keep_needed, self._manager.retiring.retry,
-                 self.go_on, self._tiers.save_usage, self._manager.keep_quota,
-                 self._manager.gone.ask, self.listen]
         while not self._stopping.is_set():
-            for step in steps:
-                try:
-                    step()
-                except Exception as error:
-                    LOG.warning('%s: it is tried again in %d s', error, self._conf.poll_interval)
-                    break
+            self.once()
             self._stopping.wait(self._conf.poll_interval)
+
+    def once(self) -> None:
+        """Do all of it once; what fails is logged, and keeps nothing else from being done."""
+        for what, step in (('what an earlier process left cannot be ended yet', self.recover),
+                           ('the exporter does not serve', self.keep_serving),
+                           ('bases cannot be served or given up', self.keep_needed),
+                           ('images cannot be retired yet', self._manager.retiring.retry),
+                           ('images that wait cannot be looked at', self.go_on),
+                           ('last uses cannot be written', self._tiers.save_usage),
+                           ('the quota cannot be kept', self._manager.keep_quota),
+                           ('Glance cannot be asked what it has', self._manager.gone.ask),
+                           ('states cannot be shown', self._manager.shown.again),
+                           ('notifications cannot be told of', self.listen)):
+            if self._stopping.is_set():
+                return
+            try:
+                step()
+            except Exception as error:
+                LOG.warning('%s: %s; it is tried again in %d s', what, error,
+                            self._conf.poll_interval)
 
     def listen(self) -> None:
         """Tell, once, that Glance's notifications do not come."""
@@ -95,7 +111,8 @@ class Upkeep:
                 current = self._store.load(manifest.image_id)
                 if current is not None and self._manager.job(manifest.image_id) is None:
                     self._store.sweep(current)
-            self._manager.consider(manifest.image_id)
+        # Those about which Glance does not answer are unseen, and looked at by ``go_on``.
+        self._consider(manifest.image_id for manifest in self._store.manifests())
         self.recovered = True
 
     def keep_serving(self) -> None:
@@ -144,8 +161,26 @@ class Upkeep:
 
         :raises Exception: keystoneauth's or glanceclient's, if Glance cannot be asked.
         """
-        for image_id in self._manager.unseen():
-            self._manager.consider(image_id)
-        for manifest in self._store.manifests():
-            if manifest.state in IN_HAND and self._manager.job(manifest.image_id) is None:
-                self._manager.consider(manifest.image_id)
+        self._consider(self._manager.unseen())
+        if not self.recovered:
+            # With Nova away, what is begun would fail for good.
+            return
+        self._consider(manifest.image_id for manifest in self._store.manifests()
+                       if manifest.state in IN_HAND
+                       and self._manager.job(manifest.image_id) is None)
+
+    def _consider(self, image_ids: Iterable[str]) -> None:
+        """Look at images: one about which Glance does not answer does not hold up the others.
+
+        :raises Exception: keystoneauth's or glanceclient's, if it seems to answer for none.
+        """
+        failures = 0
+        for image_id in image_ids:
+            try:
+                self._manager.consider(image_id)
+                failures = 0
+            except Exception as error:
+                failures += 1
+                if failures == _MOST_FAILURES:
+                    raise
+                LOG.warning('image %s: Glance cannot be asked: %s', image_id, error)

@@ -118,6 +118,10 @@ class Warming:
     def _end(self, job: Job, reason: str) -> None:
         with self._lock:
             job.end(self._clock(), reason)
+            if job.by_policy:
+                # It is not done: the manifest goes on saying that it is due, and once there is a
+                # cache image again it begins anew.
+                self._jobs.pop((job.image_id, job.aggregate), None)
         LOG.warning('image %s: warming aggregate %s has ended: %s', job.image_id, job.aggregate,
                     reason)
 
@@ -153,8 +157,10 @@ class Warming:
 
     def _follow_policy(self, now: float) -> None:
         """Begin with images that became ready for the first time, and note which are done."""
-        due = [manifest.image_id for manifest in self._store.manifests()
-               if manifest.warm_due and manifest.state is State.READY]
+        undone = {manifest.image_id: manifest for manifest in self._store.manifests()
+                  if manifest.warm_due and manifest.state is not State.SKIPPED}
+        due = [image_id for image_id, manifest in undone.items()
+               if manifest.state is State.READY]
         done = []
         with self._lock:
             for image_id in due:
@@ -163,7 +169,7 @@ class Warming:
                     done.append(image_id)
         for image_id in done:
             self._store.change(image_id, _is_warm)
-        undone = set(due) - set(done)
+            del undone[image_id]
         with self._lock:
             for job in self._jobs.values():
                 job.by_policy = job.by_policy and job.image_id in undone

@@ -19,6 +19,7 @@ from glance_bootcache.listener import ImageEvents
 from glance_bootcache.manager import Manager
 from glance_bootcache.needs import Needs
 from glance_bootcache.operators import Operators
+from glance_bootcache.orders import Orders
 from glance_bootcache.store import ImageStore
 from glance_bootcache.upkeep import Upkeep
 from glance_bootcache.warming import Warming
@@ -70,7 +71,7 @@ def house(storage_conf, no_qemu):
                                   house.tiers, house.boots, house.manager, house.events,
                                   house.needs)
             house.table = Hosts(house.store, house.tiers, house.manager.gone.is_gone,
-                                house.seconds)
+                                Orders(house.store.state_path('orders.json')), house.seconds)
             house.operators = Operators(house.store, house.tiers, house.manager, house.table)
             house.warming = Warming(storage_conf, house.store, house.table, house.nova,
                                     house.seconds)

@@ -4,14 +4,17 @@ They stand for services which the e2e tests run for real, and exist here only so
 decide when something happens: an image is deleted while its boot runs, for instance.
 """
 
+import dataclasses
 import hashlib
 import threading
 import time
 
-from bootcache import exception
+from bootcache import exception, properties
 from bootcache.tier import Medium, Room
 from bootcache.workingset import WorkingSet
+from glance_bootcache import tenants
 from glance_bootcache.decisions import ImageFacts
+from glance_bootcache.images import Images
 from glance_bootcache.precache import Aggregate
 from glance_bootcache.profileboot.throughnova import Result
 
@@ -36,6 +39,7 @@ class FakeImages:
         self.on_show = lambda image_id, state: None
         self.away = False
         self.shown_at = None
+        self.refuses = lambda state: False
 
     def put(self, image_id, content=b'\0' * SIZE, status='active', visibility='shared',
             **properties):
@@ -55,10 +59,20 @@ class FakeImages:
         """As Images.download."""
         yield self.images[image_id][0]
 
+    shows = staticmethod(Images.shows)
+
     def show_state(self, image_id, state, reason):
         """As Images.show_state."""
+        if self.refuses(state):
+            return False
         self.shown.append((image_id, state.value, reason))
+        if image_id in self.images:
+            content, facts = self.images[image_id]
+            told = {properties.STATE: state.value, properties.REASON: tenants.told(state, reason)}
+            self.images[image_id] = content, dataclasses.replace(facts, properties={
+                key: value for key, value in {**facts.properties, **told}.items() if value})
         self.on_show(image_id, state)
+        return True
 
     def states(self, image_id):
         """The states that people saw, in order."""

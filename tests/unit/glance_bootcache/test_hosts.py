@@ -5,6 +5,7 @@ import itertools
 import math
 import os
 import time
+import types
 
 import fakes_manager
 import pytest
@@ -14,9 +15,10 @@ from hypothesis import strategies as st
 from bootcache import exception
 from bootcache.manifest import Manifest, State
 from bootcache.tier import Medium
-from glance_bootcache import decisions, gone, hosts
+from glance_bootcache import decisions, gone, hosts, orders
 from glance_bootcache.gone import Gone
 from glance_bootcache.hosts import Held, Holdings
+from glance_bootcache.orders import Orders
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '8a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -438,10 +440,63 @@ def test_a_manifest_that_did_not_change_is_not_read_again(house, monkeypatch):
     assert house.table.report('one', None)['drop'] == [IMAGE]
 
 
-@pytest.mark.parametrize('medium, promoted', [(Medium.MEMORY, [IMAGE]), (Medium.DISK, [])])
-def test_pinning_keeps_a_cache_image_in_memory_where_it_is(house, monkeypatch, medium, promoted):
+def test_pinning(house):
     ready(house)
-    monkeypatch.setattr(house.tiers, 'medium', lambda image_id: medium)
-    assert house.operators.pin(IMAGE, True) is True
-    assert house.tiers.promoted == promoted
+    for pinned in (True, False):
+        assert house.operators.pin(IMAGE, pinned) is True
+        assert house.store.load(IMAGE).pinned is pinned
     assert house.operators.pin(OTHER, True) is False
+    # Who says what is pinned is the manifest: nothing is copied for it.
+    assert house.tiers.promoted == []
+
+
+# Orders to single hosts.
+
+def test_a_restart_does_not_lose_an_order(house):
+    ready(house)
+    house.table.report('one', holding(IMAGE))
+    assert house.endpoints.evict_image({}, IMAGE, ['one']) == ['one']
+    # The answer that tells the host is lost, and the service is started anew.
+    house.restart()
+    assert house.table.report('one', None) == {'drop': [], 'resend': True}
+    for _minute in range(2):
+        assert house.table.report('one', holding(IMAGE))['drop'] == [IMAGE]
+        assert [entry['leaving'] for entry in house.table.holders(IMAGE)] == [True]
+    house.table.report('one', holding())
+    house.restart()
+    assert house.table.report('one', holding(IMAGE))['drop'] == []
+
+
+def test_orders_have_an_end(house, monkeypatch):
+    path = house.store.state_path('orders.json')
+    known = Orders(path)
+    monkeypatch.setattr(orders, 'time', types.SimpleNamespace(time=lambda: 1e9))
+    known.add(IMAGE, ['gone', 'one'])
+    monkeypatch.setattr(orders, 'time', types.SimpleNamespace(time=lambda: 1e9 + 91 * 86400))
+    known.add(IMAGE, ['one'])
+    assert Orders(path).of('gone') == frozenset() and Orders(path).of('one') == {IMAGE}
+    monkeypatch.setattr(orders, '_MOST_ORDERS', 2)
+    known.add(OTHER, ['one'])
+    with pytest.raises(exception.RequestRefused, match='2 orders'):
+        known.add(OTHER, ['two'])
+    assert Orders(path).of('two') == frozenset() and Orders(path).of('one') == {IMAGE, OTHER}
+
+
+@pytest.mark.parametrize('text', [
+    '', '[]', '{}', '{"version": 2, "orders": {}}', '{"version": 1, "orders": []}',
+    '{"version": 1, "orders": {"one": []}}', '{"version": 1, "orders": {"one": {"x": null}}}',
+    '{"version": 1, "orders": {"one": {"x": NaN}}}'])
+def test_damaged_orders_are_none(house, text, caplog):
+    path = house.store.state_path('orders.json')
+    with open(path, 'w') as stream:
+        stream.write(text)
+    known = Orders(path)
+    assert known.of('one') == frozenset() and path in caplog.text
+    known.add(IMAGE, ['one'])
+    assert Orders(path).of('one') == {IMAGE}
+
+
+def test_orders_that_cannot_be_written_hold_as_long_as_the_process(house, caplog):
+    known = Orders(house.store.state_path('nowhere/orders.json'))
+    known.add(IMAGE, ['one'])
+    assert known.of('one') == {IMAGE} and 'cannot be written' in caplog.text

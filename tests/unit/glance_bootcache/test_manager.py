@@ -140,6 +140,7 @@ def test_opted_out_while_recording_and_in_again(house):
     house.manager.consider(IMAGE)
     house.boots.gate.set()
     until(lambda: house.state(IMAGE) == 'ready', 'ready')
+    house.settle()
     assert len(house.boots.jobs) == 2
     assert house.images.shown[-1] == (IMAGE, 'ready', '')
 

@@ -288,14 +288,38 @@ def test_a_damaged_file_is_copied_once_only(tiers, monkeypatch):
     assert tiers.medium(ONE) is Medium.MEMORY
 
 
+def pin(tiers, entry):
+    tiers._store.save(dataclasses.replace(entry, pinned=True))
+
+
+def test_one_that_was_pinned_while_it_was_copied_stays_in_memory(tiers, monkeypatch):
+    entries = [on_disk(tiers, manifest(image_id)) for image_id in (ONE, TWO, THREE)]
+    copying, go_on, copy = threading.Event(), threading.Event(), tiers._copy
+
+    def slow(*arguments):
+        copying.set()
+        assert go_on.wait(20)
+        copy(*arguments)
+
+    monkeypatch.setattr(tiers, '_copy', slow)
+    tiers.promote(entries[0])
+    assert copying.wait(20)
+    pin(tiers, entries[0])
+    go_on.set()
+    for entry in entries[1:]:
+        tiers.promote(entry)
+        settle(tiers)
+    assert [tiers.medium(entry.image_id) for entry in entries] == [
+        Medium.MEMORY, Medium.DISK, Medium.MEMORY]
+
+
 def test_pinned_ones_stay_in_memory(tiers):
     entries = [on_disk(tiers, manifest(image_id)) for image_id in (ONE, TWO, THREE)]
     for entry in entries[:2]:
         tiers.note_use(entry.image_id, 5)
     tiers.promote(entries[0])
     settle(tiers)
-    pinned = dataclasses.replace(entries[0], pinned=True)
-    tiers.promote(pinned)
+    pin(tiers, entries[0])
     tiers.promote(entries[1])
     settle(tiers)
     assert tiers.medium(ONE) is tiers.medium(TWO) is Medium.MEMORY

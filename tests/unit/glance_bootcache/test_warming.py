@@ -447,6 +447,23 @@ def test_what_is_done_while_it_is_built_again_stays_done(policy):
     assert policy.state(IMAGE) == 'ready' and policy.store.load(IMAGE).warm_due is False
 
 
+def test_what_is_without_a_cache_image_for_a_while_is_warmed_later(policy):
+    make_ready(policy)
+    scan(policy)
+    assert len(policy.nova.asked) == 1
+    # Evicted while hosts are being warmed, and built again with a server's boot.
+    policy.manager._evict(IMAGE)
+    scan(policy)
+    assert policy.store.load(IMAGE).warm_due and policy.warming.progress(IMAGE) == []
+    policy.manager.rebuild(IMAGE)
+    policy.settle()
+    scan(policy)
+    assert [hosts for hosts, _image in policy.nova.asked] == [('one', 'two')] * 2
+    finish(policy)
+    scan(policy)
+    assert policy.store.load(IMAGE).warm_due is False
+
+
 def test_a_restart_in_between_loses_nothing(policy):
     make_ready(policy)
     policy.restart()

@@ -1,0 +1,98 @@
+"""What operators want gone from single hosts, until each host reports that it is gone.
+
+An order is given once, and may have to wait for weeks: for a server that needs the cache image, or
+for a host that is down. So it is a file, and a restart of this service changes nothing.
+"""
+
+import json
+import math
+import threading
+import time
+from collections.abc import Collection, Iterable
+
+from oslo_log import log as logging
+
+from bootcache import savefile
+from bootcache.exception import RequestRefused
+
+LOG = logging.getLogger(__name__)
+
+VERSION = 1
+_MOST_ORDERS = 10_000
+# A host that was not heard of for so long does not come back with what it had.
+_FORGET_SECONDS = 90 * 86400
+
+
+class Orders:
+    """The orders, by host.
+
+    :param path: of the file; a damaged one counts as empty.
+    """
+
+    def __init__(self, path: str):
+        self._path = path
+        self._lock = threading.Lock()  # guards the dictionary, and that the file is the last one
+        self._orders = self._load()
+
+    def _load(self) -> dict[str, dict[str, float]]:
+        """Return when each image was ordered to go, in seconds since the epoch, by host."""
+        try:
+            with open(self._path) as stream:
+                document = json.load(stream)
+            if document['version'] != VERSION:
+                raise ValueError(f'version {document["version"]} is not {VERSION}')
+            orders = {str(host): {str(image_id): float(when) for image_id, when in images.items()}
+                      for host, images in document['orders'].items()}
+            if not all(math.isfinite(when) for images in orders.values()
+                       for when in images.values()):
+                raise ValueError('a time that is none')
+            return orders
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            LOG.warning('%s cannot be used (%s): what operators wanted gone from hosts is to be'
+                        ' said again', self._path, error)
+            return {}
+
+    def of(self, host: str) -> frozenset[str]:
+        """Return the images that are to go from a host."""
+        with self._lock:
+            return frozenset(self._orders.get(host, ()))
+
+    def add(self, image_id: str, hosts: Iterable[str]) -> None:
+        """Order an image to go from hosts.
+
+        :raises RequestRefused: if too many orders wait already.
+        """
+        now = time.time()
+        with self._lock:
+            orders = {host: kept for host, images in self._orders.items() if (
+                kept := {image: when for image, when in images.items()
+                         if now - when < _FORGET_SECONDS})}
+            for host in hosts:
+                orders.setdefault(host, {})[image_id] = now
+            if sum(map(len, orders.values())) > _MOST_ORDERS:
+                raise RequestRefused(
+                    f'{_MOST_ORDERS} orders to hosts wait already; leave --host out to have all'
+                    ' hosts let go of the image')
+            self._replace(orders)
+
+    def settle(self, host: str, held: Collection[str]) -> None:
+        """Drop the orders that a host has followed.
+
+        :param held: images that the host reports to hold.
+        """
+        with self._lock:
+            left = {image_id: when for image_id, when in self._orders.get(host, {}).items()
+                    if image_id in held}
+            if left != self._orders.get(host, {}):
+                orders = {name: images for name, images in self._orders.items() if name != host}
+                self._replace({**orders, **({host: left} if left else {})})
+
+    def _replace(self, orders: dict[str, dict[str, float]]) -> None:
+        self._orders = orders
+        try:
+            savefile.write_json(self._path, {'version': VERSION, 'orders': orders})
+        except OSError as error:
+            LOG.warning('%s cannot be written, and is lost with this process: %s', self._path,
+                        error)

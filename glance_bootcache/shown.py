@@ -1,0 +1,60 @@
+"""What Glance shows of an image's state: made equal to what its manifest says, also later.
+
+Glance may be away at the moment at which an image becomes ready. So what it shows is compared with
+the manifest whenever an image is looked at, and shown again where Glance did not take it.
+"""
+
+import threading
+
+from glance_bootcache.decisions import ImageFacts
+from glance_bootcache.images import Images
+from glance_bootcache.store import ImageStore
+
+# A state may change while it is shown; the last one of several threads shows the last one.
+_TRIES = 5
+
+
+class Shown:
+    """Shows images' states.
+
+    :param store: the manifests.
+    :param images: Glance.
+    """
+
+    def __init__(self, store: ImageStore, images: Images):
+        self._store = store
+        self._images = images
+        self._lock = threading.Lock()  # guards the set
+        self._unshown: set[str] = set()
+
+    def show(self, image_id: str) -> None:
+        """Show what an image's manifest says; where Glance does not take it, ``again`` does."""
+        for _try in range(_TRIES):
+            manifest = self._store.load(image_id)
+            taken = manifest is None or self._images.show_state(image_id, manifest.state,
+                                                                manifest.reason)
+            with self._lock:
+                (self._unshown.discard if taken else self._unshown.add)(image_id)
+            now = self._store.load(image_id)
+            if manifest is None or now is None \
+                    or (now.state, now.reason) == (manifest.state, manifest.reason):
+                return
+
+    def compare(self, image: ImageFacts) -> None:
+        """Show what an image's manifest says, if Glance shows another state or reason.
+
+        :param image: as Glance described it.
+        """
+        manifest = self._store.load(image.image_id)
+        if manifest is not None and not self._images.shows(image, manifest.state, manifest.reason):
+            self.show(image.image_id)
+
+    def again(self) -> None:
+        """Show what Glance did not take; the first one that it does not take again ends it."""
+        with self._lock:
+            unshown = list(self._unshown)
+        for image_id in unshown:
+            self.show(image_id)
+            with self._lock:
+                if image_id in self._unshown:
+                    return

@@ -1,0 +1,145 @@
+"""What the storage service does by itself: each step whatever became of the others, and Glance
+shows what the manifests say."""
+
+import logging
+
+import pytest
+from fakes_manager import failed
+
+from bootcache.manifest import Manifest, State
+
+IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+OTHER = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+
+
+def register(house, image=IMAGE, **properties):
+    house.images.put(image, **properties)
+    house.manager.consider(image)
+    house.settle()
+
+
+def shown(house, image=IMAGE):
+    """What people see."""
+    properties = house.images.images[image][1].properties
+    return properties.get('bootcache_state'), properties.get('bootcache_reason', '')
+
+
+# What Glance shows.
+
+@pytest.mark.parametrize('later', ['upkeep', 'restart', 'another look'])
+def test_ready_is_shown_later_where_glance_was_away_at_its_moment(house, later):
+    house.images.refuses = lambda state: state is State.READY
+    register(house)
+    assert house.state(IMAGE) == 'ready' and shown(house) == ('building', '')
+    house.upkeep.once()
+    assert shown(house) == ('building', '')
+    house.images.refuses = lambda state: False
+    if later == 'restart':
+        house.restart()
+        house.upkeep.recover()
+    elif later == 'upkeep':
+        house.upkeep.once()
+    else:
+        house.manager.consider(IMAGE)
+    assert shown(house) == ('ready', '')
+
+
+@pytest.mark.parametrize('fails', [None, 'no flavor'])
+def test_what_a_tenant_wrote_over_it_is_shown_again(house, fails):
+    house.boots.fails = fails and failed(fails)
+    register(house)
+    before = shown(house)
+    house.images.put(IMAGE, state='skipped', reason='a joke')
+    house.manager.consider(IMAGE)
+    assert shown(house) == before != ('skipped', 'a joke')
+
+
+def test_what_is_shown_is_not_written_again(house):
+    register(house)
+    count = len(house.images.shown)
+    house.manager.consider(IMAGE)
+    house.upkeep.once()
+    assert len(house.images.shown) == count
+
+
+def test_a_state_that_changes_while_it_is_shown_is_not_the_last_one_shown(house):
+    """Two threads show one after the other, and the slower one the older state."""
+    register(house)
+    changes = [State.SERVED]
+
+    def change(image_id, state):
+        if changes:
+            house.store.save(Manifest(IMAGE, changes.pop()))
+
+    house.store.save(Manifest(IMAGE, State.FAILED, 'why'))
+    house.images.on_show = change
+    house.manager.shown.show(IMAGE)
+    assert shown(house) == ('served', '')
+
+
+# Steps.
+
+STEPS = ['recover', 'keep_serving', 'go_on', 'listen']
+
+
+@pytest.mark.parametrize('broken', STEPS)
+def test_a_step_that_fails_keeps_no_other_from_being_done(house, monkeypatch, caplog, broken):
+    done = []
+    for name in STEPS:
+        def step(name=name):
+            done.append(name)
+            if name == broken:
+                raise RuntimeError(f'{name} is out of order')
+        monkeypatch.setattr(house.upkeep, name, step)
+    monkeypatch.setattr(house.tiers, 'save_usage', lambda: done.append('save_usage'))
+    with caplog.at_level(logging.WARNING):
+        house.upkeep.once()
+    assert done == ['recover', 'keep_serving', 'go_on', 'save_usage', 'listen']
+    assert [record.getMessage() for record in caplog.records] == [
+        record.getMessage() for record in caplog.records
+        if f'{broken} is out of order; it is tried again in 30 s' in record.getMessage()] != []
+
+
+def test_quotas_are_kept_while_nova_is_away(house, monkeypatch):
+    """Nova is asked first of all for what an earlier process left."""
+    kept = []
+    monkeypatch.setattr(house.manager, 'keep_quota', lambda: kept.append(True))
+    house.boots.away = True
+    house.images.put(IMAGE)
+    house.store.save(Manifest(IMAGE, State.PENDING))
+    house.upkeep.once()
+    assert kept == [True] and not house.upkeep.recovered
+    # What an earlier process did not finish waits for it: it would fail.
+    assert house.manager.job(IMAGE) is None and house.state(IMAGE) == 'pending'
+    house.boots.away = False
+    house.upkeep.once()
+    house.settle()
+    assert house.upkeep.recovered and house.state(IMAGE) == 'ready'
+
+
+def test_one_image_that_glance_cannot_tell_of_does_not_hold_up_the_others(house, monkeypatch):
+    get = house.images.get
+    monkeypatch.setattr(house.images, 'get', lambda image_id: 1 // 0 if image_id == OTHER
+                        else get(image_id))
+    for image in (OTHER, IMAGE):
+        house.images.put(image)
+        house.store.save(Manifest(image, State.PENDING))
+    house.restart()
+    house.upkeep.once()
+    house.settle()
+    assert house.state(IMAGE) == 'ready' and house.upkeep.recovered
+    assert house.manager.unseen() == [OTHER]
+    monkeypatch.undo()
+    house.upkeep.once()
+    house.settle()
+    assert house.state(OTHER) == 'ready'
+
+
+def test_glance_that_is_away_is_not_asked_for_every_image(house):
+    for number in range(20):
+        house.store.save(Manifest(f'{number:08x}{IMAGE[8:]}', State.PENDING))
+    house.upkeep.recovered = True
+    house.images.away = True
+    with pytest.raises(RuntimeError):
+        house.upkeep.go_on()
+    assert len(house.manager.unseen()) == 3

@@ -103,12 +103,14 @@ class ImageEvents:
         """Begin with it: from now on it may change again. False if it is needless, as the image
         was deleted."""
         with self._lock:
-            waiting = self._waiting[image_id]
+            waiting = self._waiting.get(image_id, set())
+            wanted = follow in waiting and (follow == self._forget or self._forget not in waiting)
             waiting.discard(follow)
-            needless = self._forget in waiting
+            if wanted and follow == self._forget:
+                waiting.clear()
             if not waiting:
-                del self._waiting[image_id]
-            return not needless
+                self._waiting.pop(image_id, None)
+            return wanted
 
 
 def is_unheard(shown_at: float | None, heard_at: float | None, now: float) -> bool:

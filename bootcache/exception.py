@@ -25,6 +25,10 @@ class StorageDaemonError(BootcacheError):
     """qemu-storage-daemon did not start, did not answer, or refused a command."""
 
 
+class StorageDaemonBusy(StorageDaemonError):
+    """qemu-storage-daemon runs, and did not answer in its time: it may again in a while."""
+
+
 class BuildFailed(BootcacheError):
     """A cache image could not be built, or is not what it should be."""
 

@@ -6,7 +6,6 @@ is made here with TCP_NODELAY, no iothreads are used, and every command has a ti
 a second client on the monitor waits in silence.
 """
 
-import asyncio
 import contextlib
 import dataclasses
 import os
@@ -14,7 +13,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -23,7 +21,8 @@ from typing import Any
 from oslo_log import log as logging
 from qemu.qmp import ConnectError, ExecuteError, QMPClient, QMPError
 
-from bootcache import exception
+from bootcache import exception, qmploop
+from bootcache.breaker import Breaker
 
 LOG = logging.getLogger(__name__)
 
@@ -58,66 +57,6 @@ class TcpListener:
     port: int
 
 
-class _Outcome:
-    """What became of a coroutine in the loop's thread; filled there, waited for elsewhere."""
-
-    def __init__(self, threads: Any):
-        self.done = threads.Event()
-        self.task: asyncio.Task[Any] | None = None
-
-    def start(self, loop: asyncio.AbstractEventLoop, coroutine: Any) -> None:
-        self.task = loop.create_task(coroutine)
-        self.task.add_done_callback(lambda _task: self.done.set())
-
-
-class _LoopThread:
-    """One asyncio loop in a native thread, for all daemons of this process.
-
-    Under eventlet everything that is shared with that thread is native too, and whoever waits does
-    so by short green sleeps: a green lock that a native thread releases wakes nobody.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()  # guards the making of the loop
-        self._pid = 0
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    def run(self, coroutine: Any, timeout: float) -> Any:
-        native, green = _threads()
-        with self._lock:
-            if self._loop is None or self._pid != os.getpid():
-                self._start(native)
-        assert self._loop is not None
-        outcome = _Outcome(native)
-        self._loop.call_soon_threadsafe(outcome.start, self._loop, coroutine)
-        if not green:
-            outcome.done.wait(timeout)
-        deadline = time.monotonic() + timeout
-        while green and not outcome.done.is_set() and time.monotonic() < deadline:
-            time.sleep(0.001)
-        if not outcome.done.is_set():
-            self._loop.call_soon_threadsafe(lambda: outcome.task and outcome.task.cancel())
-            raise TimeoutError
-        assert outcome.task is not None
-        return outcome.task.result()
-
-    def _start(self, native: Any) -> None:
-        self._loop = asyncio.new_event_loop()
-        native.Thread(target=self._loop.run_forever, name='bootcache-qmp', daemon=True).start()
-        self._pid = os.getpid()
-
-
-def _threads() -> tuple[Any, bool]:
-    """Return the module of native threads, and whether eventlet has put green ones in its place."""
-    patcher = sys.modules.get('eventlet.patcher')
-    if patcher is not None and patcher.is_monkey_patched('thread'):
-        return patcher.original('threading'), True
-    return threading, False
-
-
-_LOOP = _LoopThread()
-
-
 class Session:
     """One connection to a daemon's monitor; ``execute`` sends a command and returns its answer."""
 
@@ -133,11 +72,18 @@ class Session:
         """
         named = {key.rstrip('_').replace('_', '-'): value for key, value in arguments.items()}
         try:
-            return _LOOP.run(self._client.execute(command, named or None), _COMMAND_SECONDS)
+            answer = qmploop.LOOP.run(self._client.execute(command, named or None),
+                               self._daemon.command_seconds)
+            self._daemon.heard()
+            return answer
         except ExecuteError as error:
+            self._daemon.heard()
             raise exception.StorageDaemonError(
                 f'{self._daemon.name}: {command} was refused: {error}') from error
-        except (QMPError, TimeoutError, OSError, EOFError) as error:
+        except TimeoutError as error:
+            raise self._daemon.busy(f'{command} was not answered within'
+                                    f' {self._daemon.command_seconds:g} s') from error
+        except (QMPError, OSError, EOFError) as error:
             raise exception.StorageDaemonError(
                 f'{self._daemon.name}: {command} was not answered: {error!r}') from error
 
@@ -152,17 +98,25 @@ class StorageDaemon:
     :param autostart: whether ``ensure_running`` may start it, or only adopt it.
     :param group: that may connect to its NBD socket; None for the process's own. Nobody else may,
         and nobody but the daemon's user may reach its monitor.
+    :param patience: seconds for which to wait for the monitor, and for another thread that has it.
+    :param command_seconds: for which to wait for a command's answer.
+    :param breaker: spares others the wait for a daemon that did not answer just now; None for a
+        daemon on which nobody waits in a hurry.
     """
 
     def __init__(self, name: str, directory: str, listener: UnixListener | TcpListener,
                  binary: str = 'qemu-storage-daemon', autostart: bool = True,
-                 group: str | None = None):
+                 group: str | None = None, patience: float = _COMMAND_SECONDS,
+                 command_seconds: float = _COMMAND_SECONDS, breaker: Breaker | None = None):
         self.name = name
         self.directory = directory
         self.listener = listener
         self._binary = binary
         self._autostart = autostart
         self._group = group
+        self._patience = patience
+        self.command_seconds = command_seconds
+        self._breaker = breaker
         self.monitor_path = os.path.join(directory, f'{name}.qmp')
         self.pid_path = os.path.join(directory, f'{name}.pid')
         self.log_path = os.path.join(directory, f'{name}.log')
@@ -175,19 +129,21 @@ class StorageDaemon:
         :returns: True if it was started, and so is empty.
         :raises StorageDaemonError: if it does not come up.
         """
-        with self._lock:
+        with self._alone():
             if self.answers():
                 return False
             pid = self.pid()
             if pid is not None and os.path.exists(self.monitor_path):
                 # Whoever reads through it shall not suffer for a monitor that is busy.
-                raise exception.StorageDaemonError(
+                raise exception.StorageDaemonBusy(
                     f'{self.name}: pid {pid} runs, but does not answer on {self.monitor_path};'
                     ' it is left alone. A storage node may hang, or another has the monitor open.')
             if not self._autostart:
                 raise exception.StorageDaemonError(
                     f'{self.name}: nothing answers on {self.monitor_path}; start its systemd unit')
             self.stop()
+            # The one that may have hung is gone.
+            self.heard()
             self._start()
             return True
 
@@ -202,35 +158,67 @@ class StorageDaemon:
         except exception.StorageDaemonError:
             return False
 
+    def busy(self, what: str) -> exception.StorageDaemonBusy:
+        """Note that the daemon did not answer in its time; return the error that says so."""
+        if self._breaker is not None:
+            self._breaker.failed()
+        return exception.StorageDaemonBusy(f'{self.name}: {what}')
+
+    def heard(self) -> None:
+        """Note that the daemon does not hang."""
+        if self._breaker is not None:
+            self._breaker.answered()
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Have the monitor for this thread, which may have it already."""
+        if not self._lock.acquire(timeout=self._patience):
+            raise self.busy(f'{self.monitor_path} is in use, and was not free within'
+                            f' {self._patience:g} s')
+        try:
+            yield
+        finally:
+            self._lock.release()
+
     @contextlib.contextmanager
     def session(self) -> Iterator[Session]:
         """Connect to the monitor for a group of commands; no other thread gets in between.
 
-        :raises StorageDaemonError: if it does not answer.
+        :raises StorageDaemonBusy: if it does not answer in its time, or did not just now.
+        :raises StorageDaemonError: if there is no daemon.
         """
-        with self._lock:
+        with self._alone():
+            if self._breaker is not None and not self._breaker.may_ask():
+                raise exception.StorageDaemonBusy(
+                    f'{self.name}: it did not answer just now; it is asked again in'
+                    f' {self._breaker.seconds_left():.0f} s')
             client = self._connect()
             try:
                 yield Session(self, client)
             finally:
                 # A peer that died makes this raise, which tells nothing new.
                 with contextlib.suppress(QMPError, TimeoutError, OSError, EOFError):
-                    _LOOP.run(client.disconnect(), _COMMAND_SECONDS)
+                    qmploop.LOOP.run(client.disconnect(), self._patience)
 
     def _connect(self) -> QMPClient:
         attempt = 0
         while True:
             client = QMPClient(self.name)
             try:
-                _LOOP.run(client.connect(self.monitor_path), _COMMAND_SECONDS)
+                qmploop.LOOP.run(client.connect(self.monitor_path), self._patience)
                 return client
+            except TimeoutError as error:
+                raise self.busy(f'no answer on {self.monitor_path} within'
+                                f' {self._patience:g} s') from error
             # The library asserts that a peer does not end right after its greeting.
-            except (QMPError, TimeoutError, OSError, EOFError, AssertionError) as error:
+            except (QMPError, OSError, EOFError, AssertionError) as error:
                 attempt += 1
                 # An event of a job may come before the greeting; the next client gets that first.
                 garbled = isinstance(error, ConnectError) and not isinstance(
                     error.exc, (OSError, EOFError))
                 if not garbled or attempt == _ATTEMPTS:
+                    # Nobody hangs there: there is nobody, or somebody else.
+                    self.heard()
                     raise exception.StorageDaemonError(
                         f'{self.name}: no answer on {self.monitor_path}: {error!r}') from error
 

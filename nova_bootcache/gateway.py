@@ -12,12 +12,17 @@ from typing import Any
 from oslo_log import log as logging
 
 from bootcache import exception, naming
+from bootcache.breaker import Breaker
 from bootcache.storagedaemon import StorageDaemon, UnixListener
 from nova_bootcache import arrival, growingstore
 
 LOG = logging.getLogger(__name__)
 
 _REACH_SECONDS = 3
+# A boot waits for the gateway for so long. After that nobody asks it for so many seconds: boots
+# go the stock way at once.
+_ANSWER_SECONDS = 5
+_SILENCE_SECONDS = 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +79,10 @@ class Gateway:
                  autostart: bool = True, group: str | None = None):
         self.socket_path = socket_path
         self.daemon = StorageDaemon('gateway', run_dir, UnixListener(socket_path),
-                                    autostart=autostart, group=group)
+                                    autostart=autostart, group=group, patience=_ANSWER_SECONDS,
+                                    # Changing a chain waits for reads that wait.
+                                    command_seconds=_ANSWER_SECONDS + reconnect_delay,
+                                    breaker=Breaker(1, _SILENCE_SECONDS))
         self._reconnect_delay = reconnect_delay
         # Guards looking, adding and removing as one step; held for milliseconds.
         self._lock = threading.Lock()
@@ -106,12 +114,15 @@ class Gateway:
         :raises StorageDaemonError: if the storage node cannot be reached, or the daemon refuses.
         """
         export = naming.export_name(naming.EXPORT_BASE, remote.image_id)
+        self.daemon.ensure_running()
+        if export in self.daemon.exports():
+            return export
+        # Not under the lock: bases of other storage nodes do not wait for this one.
+        check_reachable(remote)
         with self._lock:
-            self.daemon.ensure_running()
             if export in self.daemon.exports():
                 return export
             self._remove_nodes(remote.image_id)
-            check_reachable(remote)
             growingstore.ensure_unlimited(self.daemon)
             top = growingstore.top_node(remote.image_id, growingstore.REMOTE)
             self.daemon.add_nodes(self.remote_node(str(top['file']), remote), top)

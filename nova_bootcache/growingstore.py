@@ -374,6 +374,11 @@ class StoreKeeper:
             for store in self.stores():
                 try:
                     growing |= store.look(time.monotonic())
+                except exception.StorageDaemonBusy as error:
+                    # It has the store all the same.
+                    LOG.debug('image %s: its growing store is looked at later: %s',
+                              store.image_id, error)
+                    growing = True
                 except Exception as error:
                     LOG.warning('image %s: its growing store is lost: %s', store.image_id, error)
                     self.remove(store.image_id)

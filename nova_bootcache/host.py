@@ -183,6 +183,9 @@ class ComputeHost(HostStores):
                    offered: Offered) -> GrowingStore | None:
         """Do a plan's steps up to the overlay; the growing store, if the plan has one."""
         store = None
+        if Step.SERVE_BASE in plan:
+            # Nothing is fetched for a boot that goes the stock way in the end.
+            self.gateway.start()
         for step in plan:
             if step is Step.PROMOTE:
                 # The boot does not depend on it.

@@ -1,6 +1,12 @@
 """What the QMP library may do; the daemon itself is in tests/functional/test_storagedaemon.py."""
 
-from bootcache import storagedaemon
+import asyncio
+import threading
+
+import pytest
+
+from bootcache import exception, storagedaemon
+from bootcache.breaker import Breaker
 from bootcache.storagedaemon import StorageDaemon, UnixListener
 
 
@@ -20,3 +26,56 @@ def test_a_daemon_that_ends_after_its_greeting_does_not_answer(tmp_path, monkeyp
     daemon = StorageDaemon('x', str(tmp_path), UnixListener(str(tmp_path / 'nbd')))
     (tmp_path / 'x.qmp').touch()
     assert daemon.answers() is False
+
+
+class Hangs:
+    """Stands for the library's client of a daemon whose monitor takes connections, and hangs."""
+
+    def __init__(self, name):
+        pass
+
+    async def connect(self, path):
+        Hangs.asked += 1
+        await asyncio.sleep(3600)
+
+
+def hanging(tmp_path, monkeypatch, breaker):
+    monkeypatch.setattr(storagedaemon, 'QMPClient', Hangs)
+    Hangs.asked = 0
+    (tmp_path / 'x.qmp').touch()
+    return StorageDaemon('x', str(tmp_path), UnixListener(str(tmp_path / 'nbd')), patience=0.05,
+                         breaker=breaker)
+
+
+def test_a_daemon_that_hangs_is_asked_once_in_a_while(tmp_path, monkeypatch):
+    daemon = hanging(tmp_path, monkeypatch, Breaker(1, 3600))
+    for words in ('no answer on', 'did not answer just now', 'did not answer just now'):
+        with pytest.raises(exception.StorageDaemonBusy, match=words), daemon.session():
+            pass
+    assert Hangs.asked == 1
+
+
+def test_without_a_breaker_it_is_asked_each_time(tmp_path, monkeypatch):
+    daemon = hanging(tmp_path, monkeypatch, None)
+    assert [daemon.answers() for _ in range(3)] == [False] * 3 and Hangs.asked == 3
+
+
+def test_nobody_waits_for_ever_for_another_who_has_the_monitor(tmp_path, monkeypatch):
+    daemon = hanging(tmp_path, monkeypatch, Breaker(1, 3600))
+    held, end = threading.Event(), threading.Event()
+
+    def hold():
+        with daemon._alone():
+            held.set()
+            end.wait(30)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait(30)
+    try:
+        with pytest.raises(exception.StorageDaemonBusy, match='in use'), daemon.session():
+            pass
+    finally:
+        end.set()
+        thread.join()
+    assert Hangs.asked == 0

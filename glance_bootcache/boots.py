@@ -189,8 +189,7 @@ class Boots:
             raise exception.InvalidWorkingSet(
                 f'granularity {granularity!r} is not one of {_GRANULARITIES}')
         seen = self._read(manifest, granularity, extents)
-        job = self._manager.job(image_id)
-        if job is not None and not job.cancelled.is_set():
+        if not self._manager.takes_report(manifest):
             LOG.info('image %s: a boot on %s is not looked at: a recording or building is in hand',
                      image_id, host)
             return

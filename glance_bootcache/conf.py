@@ -159,11 +159,16 @@ Whether images that are snapshots of servers (image_type=snapshot) get a
 profile boot and a cache image. If not, their state becomes skipped.
 """),
     cfg.IntOpt('concurrent_builds',
-               default=1,
+               default=2,
                min=1,
                max=64,
                help="""
-How many images are recorded and built at the same time.
+How many images are recorded at the same time, each as a server in the service
+project, and how many are built.
+
+Owners of images (projects) take turns. All places but one are for any owner's
+images, so that an image that does not end to boot holds up no other owner's; it
+does if there is but one place, until ``profile_timeout``.
 """),
     cfg.IntOpt('poll_interval',
                default=30,

@@ -25,6 +25,7 @@ class ImageFacts:
     :ivar min_disk: GiB.
     :ivar properties: all other properties.
     :ivar visibility: Glance's: public, community, shared or private; empty if it does not say.
+    :ivar owner: the project that it belongs to; empty if Glance does not say.
     """
 
     image_id: str
@@ -37,6 +38,7 @@ class ImageFacts:
     min_disk: int
     properties: Mapping[str, Any]
     visibility: str = ''
+    owner: str = ''
 
 
 # Reasons that more than one place has to know.

@@ -19,7 +19,7 @@ from glance_bootcache.decisions import ImageFacts
 LOG = logging.getLogger(__name__)
 
 _OWN = ('id', 'status', 'disk_format', 'container_format', 'size', 'os_hash_algo', 'os_hash_value',
-        'min_ram', 'min_disk', 'visibility')
+        'min_ram', 'min_disk', 'visibility', 'owner')
 
 
 def session(conf: cfg.ConfigOpts) -> Any:
@@ -39,7 +39,7 @@ def facts(image: Any) -> ImageFacts:
         image_hash=f'{algorithm}:{value}' if algorithm and value else '',
         min_ram=image.get('min_ram') or 0, min_disk=image.get('min_disk') or 0,
         properties={key: image[key] for key in image if key not in _OWN},
-        visibility=image.get('visibility') or '')
+        visibility=image.get('visibility') or '', owner=image.get('owner') or '')
 
 
 class Images:

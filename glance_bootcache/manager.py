@@ -26,6 +26,7 @@ from glance_bootcache.retiring import Retiring
 from glance_bootcache.shown import Shown
 from glance_bootcache.store import ImageStore
 from glance_bootcache.tiers import StorageTiers
+from glance_bootcache.turns import Turns
 
 LOG = logging.getLogger(__name__)
 
@@ -50,7 +51,9 @@ class Manager:
                                      self._set, self._evict)
         # Bases are got beside profile boots: a server that boots meanwhile needs its base now.
         self._bases = futurist.ThreadPoolExecutor(max_workers=_CONCURRENT_BASES)
+        # Building takes seconds, and waits for no recording, which takes minutes.
         self._workers = futurist.ThreadPoolExecutor(max_workers=self._conf.concurrent_builds)
+        self._turns = Turns(self._conf.concurrent_builds)
         self.gone = Gone(images)
         self.shown = Shown(store, images)
         self.retiring = Retiring(store, exporter, tiers, profile_boots)
@@ -69,7 +72,7 @@ class Manager:
         with self._lock:
             for job in self._jobs.values():
                 job.cancel()
-        for executor in (self._bases, self._workers):
+        for executor in (self._bases, self._turns, self._workers):
             executor.shutdown(wait=True)
         self._tiers.stop()
 
@@ -135,7 +138,7 @@ class Manager:
         fresh = manifest or Manifest(image_id, visibility=image.visibility)
         if decision.action is Action.SKIP:
             if job is not None:
-                job.cancel()
+                self._cancel(job)
             self._skip(fresh, decision.reason)
         elif decision.action is Action.WAIT:
             if manifest is None:
@@ -198,12 +201,38 @@ class Manager:
         """
         with self._lock:
             current = self._store.load(manifest.image_id)
-            if current is None or manifest.image_id in self._jobs \
+            if current is None or not self.takes_report(current) \
                     or (current.image_hash, current.working_set, current.state) \
                     != (manifest.image_hash, manifest.working_set, manifest.state):
                 return False
+            job = self._jobs.get(manifest.image_id)
+            work = None if job is None else self._turns.take_out(manifest.image_id)
+            if job is not None and work is None:
+                # Its turn has just come.
+                return False
             self._store.put(dataclasses.replace(current, working_set=info))
+            if job is not None and work is not None:
+                job.is_learned = True
+                self._workers.submit(work)
         return True
+
+    def takes_report(self, manifest: Manifest) -> bool:
+        """Tell whether the report of a server's boot can be an image's working set now.
+
+        While the image waits for its turn to be recorded it can: it need not be recorded then.
+        """
+        with self._lock:
+            job = self._jobs.get(manifest.image_id)
+            return job is None or (manifest.working_set is None and not job.forced
+                                   and not job.cancelled.is_set()
+                                   and self._turns.is_waiting(manifest.image_id))
+
+    def _cancel(self, job: Job) -> None:
+        """Give up what is in hand for an image, also if it waits for its turn; under the lock."""
+        job.cancel()
+        work = self._turns.take_out(job.image_id)
+        if work is not None:
+            self._workers.submit(work)
 
     def job(self, image_id: str) -> Job | None:
         """Return what is in hand for an image, if anything is."""
@@ -254,7 +283,7 @@ class Manager:
         with self._lock:
             job = self._jobs.get(image_id)
             if job is not None:
-                job.cancel()
+                self._cancel(job)
             manifest = self._store.load(image_id)
             if manifest is None:
                 # What a damaged manifest left.
@@ -294,12 +323,16 @@ class Manager:
                 assert manifest is not None
                 self._set(job, manifest, State.READY if manifest.cache_image else State.SERVED)
                 return True
-            self._workers.submit(self._guarded, job, second, image)
+            if decision.action is Action.RECORD:
+                self._turns.submit(job.image_id, image.owner,
+                                   lambda: self._guarded(job, second, image))
+            else:
+                self._workers.submit(self._guarded, job, second, image)
             return False
 
         def second() -> bool:
-            self._image_work.record_and_build(image, policy, job,
-                                              decision.action is Action.RECORD)
+            self._image_work.record_and_build(
+                image, policy, job, decision.action is Action.RECORD and not job.is_learned)
             return True
 
         self._guarded(job, first, image)

@@ -24,6 +24,7 @@ class Job:
     :ivar idle_seconds: of the store, when it was last heard of.
     :ivar heard_at: monotonic time of that.
     :ivar working_set: what was reported.
+    :ivar is_learned: a server's boot was reported while this one waited for its turn.
     """
 
     image_id: str
@@ -36,6 +37,7 @@ class Job:
     idle_seconds: float = 0.0
     heard_at: float = 0.0
     working_set: WorkingSet | None = None
+    is_learned: bool = False
 
     def owns(self, token: str | None) -> bool:
         """Tell whether a token is this job's, in constant time."""

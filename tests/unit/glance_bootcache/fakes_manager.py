@@ -42,12 +42,12 @@ class FakeImages:
         self.refuses = lambda state: False
 
     def put(self, image_id, content=b'\0' * SIZE, status='active', visibility='shared',
-            **properties):
+            owner='one', **properties):
         """Register or change an image."""
         digest = hashlib.sha512(content).hexdigest()
         self.images[image_id] = content, ImageFacts(
             image_id, status, 'raw', 'bare', len(content), f'sha512:{digest}', 0, 0,
-            {f'bootcache_{key}': value for key, value in properties.items()}, visibility)
+            {f'bootcache_{key}': value for key, value in properties.items()}, visibility, owner)
 
     def get(self, image_id):
         """As Images.get."""

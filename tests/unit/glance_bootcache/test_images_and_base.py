@@ -22,7 +22,7 @@ def test_facts_of_an_active_image():
                   'container_format': 'bare', 'os_hash_algo': 'sha512', 'os_hash_value': 'ab',
                   'min_ram': 64, 'min_disk': 1, 'bootcache_mode': 'off', 'owner': 'me'}) \
         == ImageFacts(IMAGE, 'active', 'qcow2', 'bare', 5, 'sha512:ab', 64, 1,
-                      {'bootcache_mode': 'off', 'owner': 'me'})
+                      {'bootcache_mode': 'off'}, owner='me')
 
 
 def test_facts_of_an_image_without_data():

@@ -70,6 +70,8 @@ def test_our_own_property_updates_start_nothing(house):
 
 
 def test_no_more_boots_at_once_than_the_operator_allows(house):
+    house.conf.set_override('concurrent_builds', 1, 'bootcache')
+    house.restart()
     house.boots.gate.clear()
     for image in (IMAGE, OTHER):
         house.images.put(image)

@@ -1,0 +1,106 @@
+"""Images that wait for their turn to be recorded: nobody's guest holds up other owners' images, and
+what servers' boots tell meanwhile counts. The neighbours are stand-ins, see test_manager.py."""
+
+import pytest
+from fakes_manager import until
+
+FIRST, SECOND, THIRD = (f'{number}a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f' for number in (1, 2, 3))
+
+
+@pytest.fixture
+def busy(house):
+    """One place; an image whose boot does not end has it."""
+    house.conf.set_override('concurrent_builds', 1, 'bootcache')
+    house.restart()
+    house.boots.gate.clear()
+    register(house, FIRST, owner='hostile')
+    until(lambda: house.boots.running, 'a profile boot')
+    return house
+
+
+def register(house, image, **options):
+    house.images.put(image, **options)
+    house.manager.consider(image)
+
+
+def waits(house, image):
+    """Wait until an image's base is there and its turn is not."""
+    until(lambda: house.manager._turns.is_waiting(image), 'its turn to be waited for')
+
+
+def boot(house, image, extents=((0, 4096),)):
+    """A server boots, and its host reports it."""
+    answer = house.hosts.plan_boot(image, 'host', 'server', None)
+    assert answer['action'] == 'cold' and 'watch' in answer
+    house.endpoints.report_boot({}, image, answer['image_hash'], 'host', 65536,
+                                [list(extent) for extent in extents], 'marker', 1.0)
+
+
+def test_another_owners_image_is_recorded_beside_one_that_does_not_end(house):
+    house.boots.gate.clear()
+    for image in (FIRST, THIRD):
+        register(house, image, owner='hostile')
+    until(lambda: house.boots.running, 'a profile boot')
+    register(house, SECOND, owner='another')
+    until(lambda: house.boots.running == 2, 'a second one')
+    assert {job.image_id for job in house.boots.jobs} - {FIRST, THIRD} == {SECOND}
+    house.boots.gate.set()
+    house.settle()
+    assert [house.state(image) for image in (FIRST, SECOND, THIRD)] == ['ready'] * 3
+
+
+def test_a_servers_boot_makes_an_image_ready_that_waits(busy):
+    register(busy, SECOND, owner='another')
+    waits(busy, SECOND)
+    boot(busy, SECOND)
+    until(lambda: busy.state(SECOND) == 'ready', 'ready')
+    assert [job.image_id for job in busy.boots.jobs] == [FIRST]
+    found = busy.store.load(SECOND).working_set
+    assert (found.recorded_by, found.bytes) == ('server', 65536)
+    busy.boots.gate.set()
+    busy.settle()
+    assert busy.state(FIRST) == 'ready' and len(busy.boots.jobs) == 1
+
+
+def test_a_recording_that_an_operator_wants_is_not_replaced(busy):
+    busy.images.put(SECOND, owner='another')
+    busy.manager.consider(SECOND, forced=True)
+    waits(busy, SECOND)
+    boot(busy, SECOND)
+    assert busy.store.load(SECOND).working_set is None
+    busy.boots.gate.set()
+    busy.settle()
+    assert busy.store.load(SECOND).working_set.recorded_by == 'nova'
+
+
+def test_a_report_in_mid_recording_is_not_taken(busy):
+    boot(busy, FIRST)
+    assert busy.store.load(FIRST).working_set is None
+    busy.boots.gate.set()
+    busy.settle()
+    assert busy.store.load(FIRST).working_set.recorded_by == 'nova'
+
+
+@pytest.mark.parametrize('how', ['deleted', 'opted out'])
+def test_an_image_that_waits_goes_at_once(busy, how):
+    register(busy, SECOND, owner='another')
+    waits(busy, SECOND)
+    if how == 'deleted':
+        del busy.images.images[SECOND]
+        busy.manager.forget(SECOND)
+    else:
+        register(busy, SECOND, mode='off')
+    until(lambda: busy.manager.job(SECOND) is None, 'its end')
+    assert busy.state(SECOND) == (None if how == 'deleted' else 'skipped')
+    assert busy.boots.running == 1
+
+
+def test_a_build_does_not_wait_for_recordings(busy):
+    register(busy, SECOND, owner='another')
+    waits(busy, SECOND)
+    boot(busy, SECOND)
+    until(lambda: busy.state(SECOND) == 'ready', 'ready')
+    until(lambda: busy.manager.job(SECOND) is None)
+    register(busy, SECOND, owner='another', quota='1MiB')
+    until(lambda: [quota for _extents, quota in busy.qemu.builds] == [512 << 20, 1 << 20])
+    assert busy.boots.running == 1

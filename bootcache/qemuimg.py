@@ -5,7 +5,9 @@ import json
 import os
 import select
 import shutil
+import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -20,6 +22,8 @@ INSPECT_LIMITS = processutils.ProcessLimits(cpu_time=2, address_space=1 << 30)
 # What convert reads at once.
 _REQUEST = 2 << 20
 _QCOW2_MAGIC = b'QFI\xfb'
+# Its caches of tables, buffers, and the threads that unpack compressed clusters.
+_READ_MEMORY = 2 << 30
 _ENVIRONMENT = ('env', 'LC_ALL=C', 'qemu-img')
 
 
@@ -193,11 +197,44 @@ def _wait(seconds: float, check: Callable[[], None]) -> None:
         time.sleep(min(left, 0.1))
 
 
+def read_all(path: str, image_format: str, virtual_bytes: int, *, cpu_seconds: int,
+             seconds: float, check: Callable[[], None]) -> None:
+    """Read all that an image file has as data, as a server would, and keep nothing of it.
+
+    It runs with the lowest priority, and under limits, as a tenant may have made the file. If the
+    process ends, the reading ends with it.
+
+    :param virtual_bytes: size of the base.
+    :param cpu_seconds: of CPU time that it may take.
+    :param seconds: that it may take in all.
+    :param check: called several times a second; what it raises ends the reading.
+    :raises ImageRefused: if a part of it cannot be read, or it takes more CPU time or memory.
+    :raises BootcacheError: if it is not done in time, or qemu-img cannot be run.
+    """
+    limits = (sys.executable, '-m', 'oslo_concurrency.prlimit', f'--as={_READ_MEMORY}',
+              f'--cpu={cpu_seconds}', '--')
+    code, detail = _watched(
+        [*limits, 'nice', '-n', '19', 'qemu-img', 'convert', '-q', '-n', '--target-image-opts',
+         file_node(path, image_format), f'driver=null-co,size={virtual_bytes}'], seconds, check)
+    # The kernel ends what is over a limit that may not be raised by SIGKILL.
+    if code in (-signal.SIGXCPU, -signal.SIGKILL):
+        raise exception.ImageRefused(
+            f'to read all of the image takes more than {cpu_seconds} s of CPU time')
+    if code:
+        raise exception.ImageRefused(f'a part of the image cannot be read: {detail}')
+
+
 def _convert(arguments: list[str], seconds: float, check: Callable[[], None]) -> None:
-    command = ['qemu-img', 'convert', '-q', *arguments]
+    code, detail = _watched(['qemu-img', 'convert', '-q', *arguments], seconds, check)
+    if code:
+        raise exception.BootcacheError(f'qemu-img convert failed (exit {code}): {detail}')
+
+
+def _watched(command: list[str], seconds: float, check: Callable[[], None]) -> tuple[int, str]:
+    """Run qemu-img convert under watch; its exit code, and what it said."""
     if shutil.which('setpriv') is not None:
         # A killed nova-compute must not leave it behind, writing into a file that nobody wants.
-        command[:0] = ['setpriv', '--pdeathsig', 'KILL']
+        command = ['setpriv', '--pdeathsig', 'KILL', *command]
     with tempfile.TemporaryFile() as output:
         try:
             process = subprocess.Popen(command, env={**os.environ, 'LC_ALL': 'C'},
@@ -218,11 +255,8 @@ def _convert(arguments: list[str], seconds: float, check: Callable[[], None]) ->
             os.close(ended)
             process.kill()
             process.wait()
-        if process.returncode:
-            output.seek(0)
-            detail = output.read(4096).decode(errors='replace').strip()
-            raise exception.BootcacheError(
-                f'qemu-img convert failed (exit {process.returncode}): {detail}')
+        output.seek(0)
+        return process.returncode, output.read(4096).decode(errors='replace').strip()
 
 
 def _takes_direct_io(path: str) -> bool:

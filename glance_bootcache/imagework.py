@@ -61,6 +61,7 @@ class ImageWork:
                            job.cancelled)
         inspected = inspection.inspect(
             path, image.disk_format, properties.parse_size(self._conf.max_virtual_size))
+        inspection.read_through(path, inspected, image.stored_bytes, job.check_cancelled)
         if manifest.image_hash != image.image_hash:
             manifest = dataclasses.replace(manifest, working_set=None, cache_image=None)
             if not self._exporter.retire(image.image_id, with_base=True):

@@ -2,10 +2,15 @@
 
 import dataclasses
 import struct
+import time
+from collections.abc import Callable
 
+from oslo_log import log as logging
 from oslo_utils.imageutils import format_inspector
 
 from bootcache import exception, qemuimg
+
+LOG = logging.getLogger(__name__)
 
 FORMATS = ('qcow2', 'raw')
 # The inspector calls a raw image that has a partition table by the table's name.
@@ -19,6 +24,13 @@ _MOST_SNAPSHOTS = 64
 # Of the header of any version: cluster bits, bytes of the disk, encryption, entries of the L1
 # table, its offset, the refcount table's offset and clusters, and the number of snapshots.
 _HEADER = struct.Struct('>20xIQIIQQII')
+# What the reading of a base may take: a slow CPU unpacks several times as much in that time. Data
+# of more than that many times the file's size is not paid for: a few bytes can stand for a TiB.
+_GRACE_SECONDS = 60
+_STORED_RATE = 4 << 20
+_DATA_RATE = 64 << 20
+_MOST_RATIO = 64
+_WAITING = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,3 +113,34 @@ def inspect(path: str, disk_format: str,
         raise exception.ImageRefused(f'the image has {virtual_bytes} bytes, not whole sectors')
     _check_size(virtual_bytes, max_virtual_bytes)
     return Inspected(disk_format, virtual_bytes)
+
+
+def cpu_seconds(stored_bytes: int, virtual_bytes: int) -> int:
+    """Return the CPU time that the reading of a base may take. Pure.
+
+    :param stored_bytes: size of the image file.
+    :param virtual_bytes: size of the base.
+    """
+    data = min(virtual_bytes, _MOST_RATIO * stored_bytes)
+    return _GRACE_SECONDS + stored_bytes // _STORED_RATE + data // _DATA_RATE
+
+
+def read_through(path: str, inspected: Inspected, stored_bytes: int,
+                 check: Callable[[], None]) -> None:
+    """Read all of a base once, as servers would: none of them is to meet what cannot be read.
+
+    QEMU's NBD server cuts off a client that meets such a place, and a gateway connects and asks
+    again, without end. A raw file was read when its hash was computed; reading is all there is.
+
+    :param stored_bytes: size of the image file.
+    :param check: called several times a second; what it raises ends the reading.
+    :raises ImageRefused: if a part of it cannot be read, or takes more than it may.
+    :raises BootcacheError: if it is not done in time.
+    """
+    if inspected.image_format == 'raw':
+        return
+    began, allowed = time.monotonic(), cpu_seconds(stored_bytes, inspected.virtual_bytes)
+    qemuimg.read_all(path, inspected.image_format, inspected.virtual_bytes, cpu_seconds=allowed,
+                     # The CPUs, and the disk, have other work, which goes first.
+                     seconds=_WAITING * allowed, check=check)
+    LOG.info('%s: all of the base was read in %.1f s', path, time.monotonic() - began)

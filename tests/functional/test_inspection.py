@@ -5,6 +5,7 @@ import struct
 import subprocess
 
 import pytest
+import rotten
 from functional_tools import qemu_img
 
 from bootcache import exception
@@ -257,3 +258,58 @@ def test_a_disk_that_is_larger_than_the_operator_allows(path, image_format):
 def test_large_disks_with_small_tables_are_served(path, options):
     create(path, *options, size=512 << 30)
     assert inspection.inspect(path, 'qcow2') == Inspected('qcow2', 512 << 30)
+
+
+def read_through(path, check=lambda: None):
+    inspected = inspection.inspect(path, 'qcow2')
+    inspection.read_through(path, inspected, os.path.getsize(path), check)
+
+
+@pytest.mark.parametrize('options', [(), ('-c',), ('-c', '-o', 'compression_type=zstd'),
+                                     ('-o', 'cluster_size=2M')])
+def test_all_of_a_good_image_is_read(path, options):
+    rotten.make(path, 8 * MIB, *options)
+    read_through(path)
+
+
+@pytest.mark.parametrize('spoil', [rotten.spoil_data, rotten.spoil_table])
+def test_a_rotten_cluster_is_found_before_a_server_meets_it(path, spoil):
+    """It passes inspection, which looks at the header."""
+    rotten.make(path, 8 * MIB, *(['-c'] if spoil is rotten.spoil_data else []))
+    spoil(path, 4 * MIB)
+    with pytest.raises(exception.ImageRefused, match=r'error while reading.*Input/output error'):
+        read_through(path)
+
+
+def test_a_small_file_that_stands_for_much_is_given_up(path, monkeypatch):
+    monkeypatch.setattr(inspection, '_GRACE_SECONDS', 1)
+    rotten.make_bomb(path, 64 << 30)
+    assert os.path.getsize(path) < 4 * MIB
+    with pytest.raises(exception.ImageRefused, match=r'more than \d+ s of CPU'):
+        read_through(path)
+
+
+def test_reading_ends_when_it_is_not_wanted(path):
+    rotten.make_bomb(path, 64 << 30)
+
+    def check():
+        raise exception.Cancelled('the image was deleted')
+
+    with pytest.raises(exception.Cancelled):
+        read_through(path, check)
+
+
+def test_reading_that_takes_too_long_is_no_fault_of_the_image(path, monkeypatch):
+    monkeypatch.setattr(inspection, '_WAITING', 0)
+    rotten.make_bomb(path, 64 << 30)
+    with pytest.raises(exception.BootcacheError, match='not done after') as caught:
+        read_through(path)
+    assert not isinstance(caught.value, exception.ImageRefused)
+
+
+def test_a_raw_image_is_not_read_again(path, monkeypatch):
+    """Its hash has been computed."""
+    monkeypatch.setattr(inspection.qemuimg, 'read_all', None)
+    with open(path, 'wb') as stream:
+        stream.truncate(4 * MIB)
+    inspection.read_through(path, inspection.inspect(path, 'raw'), 4 * MIB, lambda: None)

@@ -44,6 +44,8 @@ class ImageFacts:
 # Reasons that more than one place has to know.
 NO_HOST = 'no compute host with bootcache\'s driver has reported since the storage service started'
 SNAPSHOT = 'a snapshot of a server'
+DELETED = 'the image was deleted in Glance'
+HELD = 'deleted with "bootcache image delete"; "bootcache image build" makes it again'
 
 # From whom everybody sees to whom the owner alone does.
 VISIBILITIES = ('public', 'community', 'shared', 'private')

@@ -13,7 +13,7 @@ from oslo_log import log as logging
 from bootcache import conf as bootcache_conf
 from bootcache import exception, naming, properties
 from bootcache.manifest import Manifest, State, WorkingSetInfo
-from glance_bootcache import decisions, retiring
+from glance_bootcache import decisions
 from glance_bootcache.decisions import Action, ImageFacts
 from glance_bootcache.exporter import Exporter
 from glance_bootcache.gone import Gone
@@ -277,7 +277,7 @@ class Manager:
         """
         image_id = naming.canonical_image_id(image_id)
         self._looks.overtake(image_id)
-        reason = retiring.HELD if held else retiring.DELETED
+        reason = decisions.HELD if held else decisions.DELETED
         if not held:
             self.gone.note(image_id)
         with self._lock:

@@ -6,15 +6,13 @@ from oslo_log import log as logging
 
 from bootcache import exception
 from bootcache.manifest import State
+from glance_bootcache.decisions import DELETED
 from glance_bootcache.exporter import Exporter
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 from glance_bootcache.store import ImageStore
 from glance_bootcache.tiers import StorageTiers
 
 LOG = logging.getLogger(__name__)
-
-DELETED = 'the image was deleted in Glance'
-HELD = 'deleted with "bootcache image delete"; "bootcache image build" makes it again'
 
 
 class Retiring:

@@ -7,7 +7,7 @@ what is not known here is told in general.
 
 from bootcache import properties
 from bootcache.manifest import State
-from glance_bootcache import decisions, retiring
+from glance_bootcache import decisions
 
 GENERAL = {
     State.PENDING: 'it waits; the operators of the cloud can see what for',
@@ -46,8 +46,8 @@ _SKIPPED = (
     ('the image has an external data file', 'the image has an external data file'),
     ('the image is encrypted', 'the image is encrypted'),
     ('the image has ', 'its size is not one of whole sectors'),
-    (retiring.HELD, 'an operator of the cloud has taken its cache image away'),
-    (retiring.DELETED, 'the image was deleted'),
+    (decisions.HELD, 'an operator of the cloud has taken its cache image away'),
+    (decisions.DELETED, 'the image was deleted'),
 )
 _FAILED = (
     ('the profile boot read nothing', 'its boot read nothing from the disk'),

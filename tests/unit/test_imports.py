@@ -1,6 +1,8 @@
 """The house's rules, read off the source: imports run one way, and what is public is described."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -61,6 +63,17 @@ def test_imports_run_one_way(path):
     assert not found & FORBIDDEN[package]
     if 'nova' in found:
         assert name(path) in NOVA_INTERNALS
+
+
+@pytest.mark.parametrize('module', ['glance_bootcache.cli.service', 'glance_bootcache.cli.main',
+                                    'glance_bootcache.hook', 'nova_bootcache.driver',
+                                    'nova_bootcache.scheduler.filters',
+                                    'nova_bootcache.scheduler.weights'])
+def test_a_program_can_begin_with_it(module):
+    """In a process of its own: modules that import each other fail by who comes first."""
+    done = subprocess.run([sys.executable, '-W', 'ignore', '-c', f'import {module}'], cwd=ROOT,
+                          capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize('path', FILES, ids=name)

@@ -6,7 +6,7 @@ import pytest
 
 from bootcache import exception, properties
 from bootcache.manifest import State
-from glance_bootcache import decisions, inspection, retiring, tenants
+from glance_bootcache import decisions, inspection, tenants
 from glance_bootcache.decisions import ImageFacts
 from glance_bootcache.images import Images
 
@@ -63,7 +63,7 @@ def test_the_sentences_are_short_and_plain():
     (skip_reason(kernel_id='x'), 'images with a kernel'),
     (skip_reason(os_encrypt_format='x'), 'images with a kernel'),
     (skip_reason(image_type='snapshot'), 'snapshots of servers'),
-    (retiring.HELD, 'an operator of the cloud'), (retiring.DELETED, 'was deleted'),
+    (decisions.HELD, 'an operator of the cloud'), (decisions.DELETED, 'was deleted'),
 ])
 def test_what_the_owner_can_mend_is_told(reason, told):
     sentence = tenants.told(State.SKIPPED, reason)

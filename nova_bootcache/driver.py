@@ -131,7 +131,9 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
         Nova's image backend writes ``disk.info`` as soon as it is asked for a disk, so the file is
         looked for first: a server that boots from a volume has none.
         """
-        if not os.path.exists(os.path.join(directory, 'disk')):
+        try:
+            os.stat(os.path.join(directory, 'disk'))
+        except FileNotFoundError:
             return None
         disk = self.image_backend.by_name(instance, 'disk')
         return disk if isinstance(disk, BootCacheQcow2) else None

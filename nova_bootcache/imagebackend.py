@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import nova.privsep.path
@@ -19,6 +20,19 @@ LOG = logging.getLogger(__name__)
 
 _CONSOLE_BYTES = 16 << 10
 _MOVES = frozenset({task_states.MIGRATING, task_states.RESIZE_MIGRATED, task_states.RESIZE_FINISH})
+
+
+def _lazy(instance: Any, name: str) -> Mapping[str, str]:
+    """Return what Nova may have to get from its database first; empty if it cannot be had.
+
+    An instance without a context cannot be asked for more, and the database may be away: neither is
+    a reason for a server not to start.
+    """
+    try:
+        return dict(getattr(instance, name) or {})
+    except Exception as error:
+        LOG.info('bootcache: the %s of server %s is not known: %s', name, instance.uuid, error)
+        return {}
 
 
 class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
@@ -69,7 +83,7 @@ class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
                         is_unshelving=instance.vm_state == vm_states.SHELVED_OFFLOADED,
                         preallocates=self.preallocate)
         try:
-            token = (instance.metadata or {}).get(rpcapi.PROFILE_METADATA)
+            token = _lazy(instance, 'metadata').get(rpcapi.PROFILE_METADATA)
             return self.bootcache.make_overlay(
                 server, instance.uuid, token, self.path, size,
                 os.path.exists(self._stock_base(filename)), self._console,
@@ -107,9 +121,9 @@ class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
         :raises InternalError: if it is ours and cannot be opened.
         """
         image_id = image_id or self._instance.image_ref
-        backing = libvirt_utils.get_disk_backing_file(path, basename=False)
         if not image_id or os.path.basename(path) != 'disk':
             return False
+        backing = libvirt_utils.get_disk_backing_file(path, basename=False)
         ours = self.bootcache.cache.holds_path(backing)
         if not ours and (backing != self._stock_base(naming.cache_file_name(image_id))
                          or os.path.exists(backing)):

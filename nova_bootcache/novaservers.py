@@ -6,11 +6,11 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-import libvirt
 from nova import context as nova_context
 from nova import exception as nova_exception
 from nova import objects
 from nova.compute import vm_states
+from nova.virt.libvirt import host as libvirt_host
 from nova.virt.libvirt import imagebackend
 from nova.virt.libvirt import utils as libvirt_utils
 from oslo_concurrency import lockutils
@@ -66,8 +66,9 @@ class NovaServers:
         """Return its libvirt domain, None if it has none."""
         try:
             return self._host.get_connection().lookupByUUIDString(server_id)
-        except libvirt.libvirtError as error:
-            if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
+        # Nova's own libvirt, whatever that is: it is what the connection raises.
+        except libvirt_host.libvirt.libvirtError as error:
+            if error.get_error_code() == libvirt_host.libvirt.VIR_ERR_NO_DOMAIN:
                 return None
             raise
 

@@ -22,13 +22,14 @@ def allow_on(cache: HostCache) -> None:
     stock = getattr(libvirt_utils.create_image, '__wrapped__', libvirt_utils.create_image)
 
     @functools.wraps(stock)
-    def create_image(path: str, disk_format: str, disk_size: Any,
-                     backing_file: str | None = None, *arguments: Any, **named: Any) -> None:
+    def create_image(path: str, disk_format: str, disk_size: Any, *arguments: Any,
+                     **named: Any) -> None:
+        backing_file = arguments[0] if arguments else named.get('backing_file')
         if disk_format == 'qcow2' and cache.holds_path(backing_file):
             assert backing_file is not None
             qemuimg.create_overlay(path, int(disk_size), backing_file, 'qcow2',
                                    cluster_bytes=65536)
         else:
-            stock(path, disk_format, disk_size, backing_file, *arguments, **named)
+            stock(path, disk_format, disk_size, *arguments, **named)
 
     libvirt_utils.create_image = create_image

@@ -189,8 +189,9 @@ def test_snapshots_on_our_cache_images_only(monkeypatch):
     libvirt_utils.create_image('/delta', 'qcow2', '5', backing_file='/_base/abc', safe=True)
     libvirt_utils.create_image('/delta', 'raw', '5')
     assert ours == [('/delta', 5, '/cache/abc', 'qcow2')]
-    assert stock == [(('/delta', 'qcow2', '5', '/_base/abc'), {'safe': True}),
-                     (('/delta', 'raw', '5', None), {})]
+    assert stock == [
+        (('/delta', 'qcow2', '5'), {'backing_file': '/_base/abc', 'safe': True}),
+        (('/delta', 'raw', '5'), {})], 'as they came'
 
 
 def test_novas_loader_finds_us_below_nova_virt():

@@ -1,0 +1,1 @@
+"""Ours on several releases: what tools/matrix.sh runs."""

@@ -1,0 +1,158 @@
+"""Nova's own tests of its libvirt driver, with bootcache's driver in stock's place.
+
+Nova's tests are those of the Nova that is installed; they know nothing of bootcache. What is to
+differ is in expected_differences.toml, with the reason; anything else that fails is our fault, and
+so is an expected difference that has gone. Run by tools/matrix.sh, with unittest, as Nova's test
+classes do not bear pytest's.
+"""
+
+import argparse
+import importlib
+import json
+import os
+import pathlib
+import sys
+import tempfile
+import tomllib
+import unittest
+from typing import Any
+
+SUITE = 'nova.tests.unit.virt.libvirt.test_driver'
+EXPECTED = pathlib.Path(__file__).with_name('expected_differences.toml')
+
+
+class Results(unittest.TextTestResult):
+    """Notes the outcome of each test by its id."""
+
+    def __init__(self, *arguments: Any, **named: Any):
+        super().__init__(*arguments, **named)
+        self.outcomes: dict[str, str] = {}
+
+    def _note(self, test: unittest.TestCase, outcome: str) -> None:
+        # An error in a clean-up comes after the success.
+        if self.outcomes.get(test.id()) != 'failed':
+            self.outcomes[test.id()] = outcome
+
+    def addSuccess(self, test: unittest.TestCase) -> None:
+        """Note it."""
+        super().addSuccess(test)
+        self._note(test, 'passed')
+
+    def addFailure(self, test: unittest.TestCase, err: Any) -> None:
+        """Note it."""
+        super().addFailure(test, err)
+        self._note(test, 'failed')
+
+    def addError(self, test: unittest.TestCase, err: Any) -> None:
+        """Note it."""
+        super().addError(test, err)
+        self._note(test, 'failed')
+
+    def addSkip(self, test: unittest.TestCase, reason: str) -> None:
+        """Note it."""
+        super().addSkip(test, reason)
+        self._note(test, 'skipped')
+
+
+def expected() -> dict[str, str]:
+    """Return why a test is to fail, by its id below the suite's module."""
+    with open(EXPECTED, 'rb') as stream:
+        groups = tomllib.load(stream)['difference']
+    return {test: group['reason'] for group in groups for test in group['tests']}
+
+
+def judge(outcomes: dict[str, str], known: dict[str, str], stock: dict[str, str],
+          ) -> dict[str, Any]:
+    """Return what the outcomes come to. Pure.
+
+    :param outcomes: ``passed``, ``failed`` or ``skipped``, by test.
+    :param known: reasons why tests are to fail with bootcache's driver.
+    :param stock: outcomes with Nova's own driver, in the same environment.
+    """
+    failed = {test for test, outcome in outcomes.items() if outcome == 'failed'}
+    # Not ours: the environment's, as where a test wants another Python.
+    anyway = {test for test in failed if stock.get(test) == 'failed'}
+    passed = {test for test, outcome in outcomes.items() if outcome == 'passed'}
+    return {'ran': len(outcomes), 'passed': len(passed),
+            'failed': sorted(failed - anyway - set(known)),
+            'expected': sorted(failed & set(known) - anyway),
+            'gone': sorted(passed & set(known)),
+            'fail in stock as well': sorted(anyway),
+            'not run': sorted(set(stock) - set(outcomes)) if stock else []}
+
+
+def put_in_place(directory: str) -> None:
+    """Let Nova's tests get bootcache's driver where they ask for Nova's.
+
+    No gateway is started for them: there is none that answers, as on a host where it is down.
+    """
+    from nova.virt import libvirt
+    from nova.virt.libvirt import driver
+    from oslo_config import cfg
+
+    from bootcache import conf as shared
+    from nova_bootcache import conf
+    from nova_bootcache.driver import BootCacheLibvirtDriver
+
+    cfg.set_defaults([*conf.opts, *shared.opts], gateway_autostart=False,
+                     gateway_run_dir=f'{directory}/run',
+                     gateway_socket=f'{directory}/socket')
+    # As if the class had no other below it: Nova's tests put methods of stock's aside by name, and
+    # look in the class itself for how each is bound.
+    for name, value in list(vars(driver.LibvirtDriver).items()):
+        if name not in vars(BootCacheLibvirtDriver):
+            setattr(BootCacheLibvirtDriver, name, value)
+    driver.LibvirtDriver = libvirt.LibvirtDriver = BootCacheLibvirtDriver
+
+
+def run(names: list[str], with_stock: bool) -> dict[str, str]:
+    """Run Nova's tests; return the outcome of each.
+
+    :param names: run only the tests whose ids contain one of them; all if empty.
+    :param with_stock: whether with Nova's own driver.
+    """
+    # First, as it decides between native threads and eventlet.
+    importlib.import_module('nova.tests.unit')
+    with tempfile.TemporaryDirectory() as directory:
+        if not with_stock:
+            put_in_place(directory)
+        loaded = unittest.defaultTestLoader.loadTestsFromName(SUITE)
+        chosen = unittest.TestSuite(
+            test for test in flat(loaded) if not names or any(name in test.id() for name in names))
+        result = unittest.TextTestRunner(resultclass=Results, verbosity=0).run(chosen)
+    assert isinstance(result, Results)
+    return {test.removeprefix(f'{SUITE}.'): outcome for test, outcome in result.outcomes.items()}
+
+
+def flat(suite: Any) -> list[unittest.TestCase]:
+    """Return the tests of a suite."""
+    if isinstance(suite, unittest.TestCase):
+        return [suite]
+    return [test for part in suite for test in flat(part)]
+
+
+def main() -> int:
+    """Run the tests, and judge what came of them."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('--stock', metavar='FILE', required=True,
+                        help='outcomes with Nova\'s own driver; made where it is missing')
+    parser.add_argument('--only-stock', action='store_true', help='only make that file')
+    parser.add_argument('--report', metavar='FILE', help='write the result there')
+    parser.add_argument('name', nargs='*', help='only tests whose ids contain it')
+    options = parser.parse_args()
+    if options.only_stock:
+        outcomes = run(options.name, True)
+        part = f'{options.stock}.part'
+        pathlib.Path(part).write_text(json.dumps(outcomes, indent=0))
+        os.rename(part, options.stock)
+        return 0
+    stock = json.loads(pathlib.Path(options.stock).read_text())
+    report = judge(run(options.name, False), expected(), {} if options.name else stock)
+    if options.report:
+        pathlib.Path(options.report).write_text(json.dumps(report, indent=1))
+    print(json.dumps(report, indent=1))
+    return 1 if report['failed'] or report['gone'] or report['not run'] else 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())

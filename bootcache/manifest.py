@@ -135,6 +135,7 @@ class Manifest:
         since the epoch.
     :ivar visibility: Glance's, as last seen; empty while not known.
     :ivar warm_due: hosts are still to be warmed, as it was registered.
+    :ivar name: the Glance image's, as last seen: a tenant's text, for people.
     :ivar updated_at: ISO 8601, UTC.
     """
 
@@ -158,6 +159,7 @@ class Manifest:
     generation: int = 0
     visibility: str = ''
     warm_due: bool = False
+    name: str = ''
 
     def to_json(self) -> dict[str, Any]:
         """Return the document as it is stored."""

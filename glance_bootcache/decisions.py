@@ -26,6 +26,7 @@ class ImageFacts:
     :ivar properties: all other properties.
     :ivar visibility: Glance's: public, community, shared or private; empty if it does not say.
     :ivar owner: the project that it belongs to; empty if Glance does not say.
+    :ivar name: Glance's; empty if it has none.
     """
 
     image_id: str
@@ -39,10 +40,13 @@ class ImageFacts:
     properties: Mapping[str, Any]
     visibility: str = ''
     owner: str = ''
+    name: str = ''
 
 
 # Reasons that more than one place has to know.
 NO_HOST = 'no compute host with bootcache\'s driver has reported since the storage service started'
+AWAITED = (f'{NO_HOST}; it is recorded by itself as soon as one does, within a minute after the'
+           ' start of its nova-compute ("bootcache host list" shows those that have)')
 SNAPSHOT = 'a snapshot of a server'
 DELETED = 'the image was deleted in Glance'
 HELD = 'deleted with "bootcache image delete"; "bootcache image build" makes it again'
@@ -125,6 +129,7 @@ class Action(enum.Enum):
     SKIP = 'skip'          # drop what there is, and say why
     SERVE = 'serve'        # the base only: the next server's boot is recorded
     RECORD = 'record'      # profile boot, then build
+    AWAIT = 'await'        # the same, once a compute host is there that can record
     REBUILD = 'rebuild'    # build from the working set that there is
 
 
@@ -132,8 +137,8 @@ class Action(enum.Enum):
 class Decision:
     """An action, with what it needs.
 
-    :ivar reason: for SKIP.
-    :ivar policy: for SERVE, RECORD and REBUILD; also for NOTHING, where the image is served.
+    :ivar reason: for SKIP and AWAIT.
+    :ivar policy: for SERVE, RECORD, AWAIT and REBUILD; also for NOTHING, where the image is served.
     """
 
     action: Action
@@ -162,14 +167,25 @@ def skip_reason(image: ImageFacts, build_snapshots: bool) -> str:
 
 def decide(image: ImageFacts, manifest: Manifest | None, *, default_quota: int, max_quota: int,
            default_marker: str, build_snapshots: bool, forced: bool = False,
-           profile_boots: bool = True, booting: bool = False) -> Decision:
+           profile_boots: bool = True, booting: bool = False, has_hosts: bool = True) -> Decision:
     """Decide about an image that was registered, changed, or asked for.
 
     :param manifest: what is known of it, None if nothing.
     :param forced: the operator asks for a new recording.
     :param profile_boots: whether images are booted to be recorded; if not, servers' boots are.
     :param booting: a server boots from the image just now, and can be recorded.
+    :param has_hosts: a compute host with the driver is known; without, no boot can be recorded.
     """
+    decision = _decide(image, manifest, default_quota, max_quota, default_marker, build_snapshots,
+                       forced, profile_boots, booting)
+    if decision.action is Action.RECORD and not has_hosts:
+        return Decision(Action.AWAIT, AWAITED, decision.policy)
+    return decision
+
+
+def _decide(image: ImageFacts, manifest: Manifest | None, default_quota: int, max_quota: int,
+            default_marker: str, build_snapshots: bool, forced: bool, profile_boots: bool,
+            booting: bool) -> Decision:
     try:
         policy = properties.parse(image.properties, default_quota=default_quota,
                                   max_quota=max_quota, default_marker=default_marker)

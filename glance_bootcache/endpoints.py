@@ -50,6 +50,7 @@ class Endpoints:
     def plan_boot(self, ctxt: Any, image_id: str, host: str, server_id: str,
                   profile_token: str | None) -> dict[str, Any]:
         """A compute host starts a server."""
+        self._manager.host_reported()
         return self._boots.plan_boot(naming.canonical_image_id(image_id), host, server_id,
                                      profile_token)
 
@@ -72,6 +73,7 @@ class Endpoints:
 
     def report_use(self, ctxt: Any, host: str, images: dict[str, list[Any]]) -> None:
         """A compute host of version 1.1 tells what it used last."""
+        self._manager.host_reported()
         now = time.time()
         for image_id, (when, _medium) in list(images.items())[:MOST_IMAGES]:
             # A host's clock may be wrong; nothing is used in the future.
@@ -80,6 +82,7 @@ class Endpoints:
     def report_holdings(self, ctxt: Any, host: str,
                         report: dict[str, Any] | None) -> dict[str, Any]:
         """A compute host tells what it holds."""
+        self._manager.host_reported()
         self._needs.note(host, report)
         return self._hosts.report(host, report)
 

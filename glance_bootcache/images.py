@@ -6,11 +6,13 @@ from typing import Any
 
 import glanceclient
 from glanceclient import exc
+from keystoneauth1 import exceptions as ks_exceptions
 from keystoneauth1 import loading as ks_loading
 from oslo_config import cfg
 from oslo_log import log as logging
 
 from bootcache import properties
+from bootcache.exception import ConfigurationError
 from bootcache.manifest import State
 from glance_bootcache import tenants
 from glance_bootcache.conf import AUTH_GROUP
@@ -19,12 +21,19 @@ from glance_bootcache.decisions import ImageFacts
 LOG = logging.getLogger(__name__)
 
 _OWN = ('id', 'status', 'disk_format', 'container_format', 'size', 'os_hash_algo', 'os_hash_value',
-        'min_ram', 'min_disk', 'visibility', 'owner')
+        'min_ram', 'min_disk', 'visibility', 'owner', 'name')
 
 
 def session(conf: cfg.ConfigOpts) -> Any:
-    """Return a Keystone session with the service's credentials."""
-    auth = ks_loading.load_auth_from_conf_options(conf, AUTH_GROUP)
+    """Return a Keystone session with the service's credentials.
+
+    :raises ConfigurationError: if some of them are missing.
+    """
+    try:
+        auth = ks_loading.load_auth_from_conf_options(conf, AUTH_GROUP)
+    except ks_exceptions.AuthPluginException as error:
+        raise ConfigurationError(f'[{AUTH_GROUP}]: {error}; complete the credentials of the storage'
+                                 ' service\'s user there') from error
     return ks_loading.load_session_from_conf_options(conf, AUTH_GROUP, auth=auth)
 
 
@@ -39,7 +48,8 @@ def facts(image: Any) -> ImageFacts:
         image_hash=f'{algorithm}:{value}' if algorithm and value else '',
         min_ram=image.get('min_ram') or 0, min_disk=image.get('min_disk') or 0,
         properties={key: image[key] for key in image if key not in _OWN},
-        visibility=image.get('visibility') or '', owner=image.get('owner') or '')
+        visibility=image.get('visibility') or '', owner=image.get('owner') or '',
+        name=image.get('name') or '')
 
 
 class Images:

@@ -64,6 +64,8 @@ class Manager:
         self._unseen: set[str] = set()
         self._looks = Looks()
         self._preparing: set[str] = set()
+        # A compute host with the driver was heard of, which can record boots.
+        self._has_hosts = threading.Event()
         self._stopping = threading.Event()
 
     def stop(self) -> None:
@@ -129,13 +131,13 @@ class Manager:
         manifest = known and self._note_visibility(image, known)
         decision = decisions.decide(
             image, manifest, forced=forced, booting=booting,
-            profile_boots=self._conf.profile_boots,
+            profile_boots=self._conf.profile_boots, has_hosts=self._has_hosts.is_set(),
             default_quota=properties.parse_size(self._conf.default_quota),
             max_quota=properties.parse_size(self._conf.max_quota),
             default_marker=self._conf.boot_marker, build_snapshots=self._conf.build_snapshots)
         image_id, job = image.image_id, self._jobs.get(image.image_id)
         LOG.debug('image %s: %s %s', image_id, decision.action.value, decision.reason)
-        fresh = manifest or Manifest(image_id, visibility=image.visibility)
+        fresh = manifest or Manifest(image_id, visibility=image.visibility, name=image.name)
         if decision.action is Action.SKIP:
             if job is not None:
                 self._cancel(job)
@@ -148,18 +150,21 @@ class Manager:
                 self._note_policy(manifest, decision.policy)
         elif job is None:
             assert decision.policy is not None
-            job = self._jobs[image_id] = Job(image_id, forced)
-            pending = dataclasses.replace(fresh, reason='', held=False)
+            # For AWAIT the reason why nothing is begun.
+            pending = dataclasses.replace(fresh, reason=decision.reason, held=False)
             if decision.action is not Action.REBUILD:
                 pending = dataclasses.replace(
                     pending, state=State.PENDING,
                     warm_due=fresh.warm_due or decisions.has_new_content(image, fresh))
-            self._note_policy(pending, decision.policy, always=True)
-            self._bases.submit(self._work, image, decision, job)
+            self._note_policy(pending, decision.policy, always=pending != known)
+            if decision.action is not Action.AWAIT:
+                job = self._jobs[image_id] = Job(image_id, forced)
+                self._bases.submit(self._work, image, decision, job)
         return decision
 
     def _note_visibility(self, image: ImageFacts, known: Manifest) -> Manifest:
-        manifest = decisions.seen(known, image.visibility, time.time())
+        manifest = dataclasses.replace(decisions.seen(known, image.visibility, time.time()),
+                                       name=image.name)
         if manifest.generation != known.generation:
             LOG.info('image %s: %s, and was %s: hosts let go of its cache image', image.image_id,
                      image.visibility, known.visibility)
@@ -248,6 +253,14 @@ class Manager:
         """Return the images that changed while Glance could not be asked how."""
         with self._lock:
             return list(self._unseen)
+
+    def awaits_host(self, manifest: Manifest) -> bool:
+        """Tell whether an image waits for a compute host that can record it, and there is none."""
+        return manifest.reason == decisions.AWAITED and not self._has_hosts.is_set()
+
+    def host_reported(self) -> None:
+        """A compute host with the driver was heard of: ``Upkeep.go_on`` begins what waited."""
+        self._has_hosts.set()
 
     def prepare(self, image_id: str) -> None:
         """Get the base of an image from which a server boots, in the background."""
@@ -375,7 +388,7 @@ class Manager:
                 manifest, state=state, reason=reason, pinned=current.pinned, quota=current.quota,
                 boot_marker=current.boot_marker, settle=current.settle,
                 generation=current.generation, visibility=current.visibility,
-                warm_due=current.warm_due))
+                warm_due=current.warm_due, name=current.name))
         self.shown.show(manifest.image_id)
         return manifest
 

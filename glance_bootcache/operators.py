@@ -78,7 +78,9 @@ class Operators:
         manifest, hosts = self._store.load(image_id), self._hosts.holders(image_id)
         if manifest is None and not hosts:
             return None
-        return {'storage': manifest and self._medium(manifest), 'hosts': hosts}
+        cache = manifest.cache_image if manifest else None
+        return {'storage': manifest and self._medium(manifest),
+                'storage_bytes': cache.bytes if cache else None, 'hosts': hosts}
 
     def evict(self, image_id: str, hosts: list[str] | None) -> list[str]:
         """Have hosts let go of an image's cache image as soon as no server of theirs needs it.

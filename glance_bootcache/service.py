@@ -1,6 +1,9 @@
 """The storage service: manager, RPC server and notification listener in one process."""
 
 import os
+import signal
+import sys
+from typing import Any
 
 import oslo_messaging as messaging
 from oslo_config import cfg
@@ -8,7 +11,8 @@ from oslo_log import log as logging
 from oslo_service import service
 
 from bootcache import conf as bootcache_conf
-from bootcache import rpcapi
+from bootcache import exception, rpcapi
+from glance_bootcache import startchecks
 from glance_bootcache.boots import Boots
 from glance_bootcache.endpoints import Endpoints
 from glance_bootcache.exporter import Exporter
@@ -33,45 +37,64 @@ class StorageService(service.Service):  # type: ignore[misc]
     """What ``glance-bootcache`` runs.
 
     :param conf: configuration, read and checked.
+    :param failed: set in shared memory when the service cannot be started, for the process that
+        would start it again and again.
     """
 
-    def __init__(self, conf: cfg.ConfigOpts):
+    def __init__(self, conf: cfg.ConfigOpts, failed: Any):
         super().__init__()
         self._conf = conf
+        self._failed = failed
+        self._started: list[Any] = []
 
     def start(self) -> None:
-        """Start all of it, in the process that serves."""
+        """Start all of it, in the process that serves; if that cannot be done, end the service.
+
+        The exporter, which servers that run read from, serves in both cases, if it can.
+        """
         super().start()
+        try:
+            self._start()
+        except Exception as error:
+            expected = isinstance(error, (exception.BootcacheError, OSError))
+            LOG.error('glance-bootcache cannot be started: %s', error, exc_info=not expected)
+            if self._conf.log_file or self._conf.log_dir or self._conf.use_syslog:
+                print(f'glance-bootcache: {error}', file=sys.stderr, flush=True)
+            self._failed.value = True
+            os.kill(os.getppid(), signal.SIGTERM)
+
+    def _start(self) -> None:
         conf = self._conf
         store = ImageStore(conf[bootcache_conf.GROUP].state_dir)
         exporter = Exporter(conf)
         tiers = StorageTiers(conf, store, exporter)
         profile_boots = NovaProfileBoots(conf)
         images = Images(conf)
-        self._manager = manager = Manager(conf, store, images, exporter, tiers, profile_boots)
+        manager = Manager(conf, store, images, exporter, tiers, profile_boots)
         events = ImageEvents(manager.consider, manager.forget, manager.let_go)
         hosts = Hosts(store, tiers, manager.gone.is_gone, Orders(store.state_path('orders.json')))
-        self._warming = Warming(conf, store, hosts, NovaPrecache(conf))
+        warming = Warming(conf, store, hosts, NovaPrecache(conf))
         needs = Needs(os.path.join(conf[bootcache_conf.GROUP].state_dir, 'needs.json'))
-        self._upkeep = Upkeep(conf, store, images, exporter, tiers, profile_boots, manager,
-                              events, needs)
-        self._upkeep.start()
-        self._warming.start()
-        self._listener = get_listener(conf, events)
-        self._listener.start()
-        self._server = messaging.get_rpc_server(
+        upkeep = Upkeep(conf, store, images, exporter, tiers, profile_boots, manager, events, needs)
+        upkeep.serve()
+        startchecks.check_cloud(conf)
+        upkeep.start()
+        self._started = [manager, upkeep]
+        warming.start()
+        self._started.append(warming)
+        listener = get_listener(conf, events)
+        listener.start()
+        server = messaging.get_rpc_server(
             rpcapi.get_transport(conf), rpcapi.target(server=conf.host),
             [Endpoints(manager, Boots(conf, store, exporter, manager, tiers), tiers, hosts,
-                       Operators(store, tiers, manager, hosts), self._warming, needs)],
+                       Operators(store, tiers, manager, hosts), warming, needs)],
             executor='threading')
-        self._server.start()
+        server.start()
+        self._started += [server, listener]
         LOG.info('glance-bootcache serves')
 
     def stop(self, graceful: bool = True) -> None:
         """Stop taking work, give up what is in hand. The exporter goes on serving."""
-        self._listener.stop()
-        self._server.stop()
-        self._warming.stop()
-        self._upkeep.stop()
-        self._manager.stop()
+        for part in reversed(self._started):
+            part.stop()
         super().stop(graceful)

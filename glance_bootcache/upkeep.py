@@ -50,11 +50,17 @@ class Upkeep:
         self._told_unheard = False
         self._stopping = threading.Event()
 
-    def start(self) -> None:
-        """Start the exporter, end what an earlier process left, and go on with its work."""
+    def serve(self) -> None:
+        """Start the exporter, and serve what servers that run may read.
+
+        :raises StorageDaemonError: if it does not come up.
+        """
         self._exporter.start()
         self.serve_all()
         self._tiers.start(self._store.manifests())
+
+    def start(self) -> None:
+        """End what an earlier process left, and go on with its work."""
         threading.Thread(target=self._run, name='bootcache-housekeeping', daemon=True).start()
 
     def stop(self) -> None:
@@ -167,7 +173,8 @@ class Upkeep:
             return
         self._consider(manifest.image_id for manifest in self._store.manifests()
                        if manifest.state in IN_HAND
-                       and self._manager.job(manifest.image_id) is None)
+                       and self._manager.job(manifest.image_id) is None
+                       and not self._manager.awaits_host(manifest))
 
     def _consider(self, image_ids: Iterable[str]) -> None:
         """Look at images: one about which Glance does not answer does not hold up the others.

@@ -26,7 +26,8 @@ def _columns(image: dict[str, Any]) -> tuple[tuple[str, ...], tuple[Any, ...]]:
     cache_image = image['cache_image'] or {}
     progress = image.get('progress') or {}
     rows = {
-        'image_id': image['image_id'], 'state': image['state'], 'reason': image['reason'],
+        'image_id': image['image_id'], 'name': printable(image.get('name')),
+        'state': image['state'], 'reason': image['reason'],
         'recorded_bytes': progress.get('recorded_bytes'), 'recording_host': progress.get('host'),
         'image_format': image['image_format'], 'stored_bytes': image['stored_bytes'],
         'virtual_bytes': image['virtual_bytes'], 'image_hash': image['image_hash'],
@@ -84,8 +85,9 @@ class List(lister.Lister):  # type: ignore[misc]
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Ask and tabulate."""
         images = self.app.storage_api().list_images()
-        return (('image_id', 'state', 'working_set_bytes', 'cache_bytes', 'reason'),
-                [(image['image_id'], image['state'], (image['working_set'] or {}).get('bytes'),
+        return (('image_id', 'name', 'state', 'working_set_bytes', 'cache_bytes', 'reason'),
+                [(image['image_id'], printable(image.get('name')), image['state'],
+                  (image['working_set'] or {}).get('bytes'),
                   (image['cache_image'] or {}).get('bytes'), image['reason'])
                  for image in images])
 
@@ -140,7 +142,8 @@ class Where(lister.Lister):  # type: ignore[misc]
             raise _not_known(parsed_args.image)
         rows: list[tuple[Any, ...]] = []
         if answer['storage']:
-            rows.append((None, f'storage {answer["storage"]}', None, None, None, None))
+            rows.append((None, f'storage {answer["storage"]}', answer.get('storage_bytes'), None,
+                         None, None))
         rows += [(printable(host['host']), f'compute {host["medium"]}', host['bytes'],
                   _utc(host['last_use']), round(host['seen']), host['leaving'])
                  for host in answer['hosts']]

@@ -1,6 +1,7 @@
 """``glance-bootcache``: reads the configuration and runs the storage service."""
 
 import importlib.util
+import multiprocessing
 import os
 import shutil
 import sys
@@ -14,6 +15,8 @@ from oslo_service import service
 from bootcache import conf as bootcache_conf
 from bootcache import exception, rpcapi
 from glance_bootcache import conf as glance_conf
+from glance_bootcache import startchecks
+from glance_bootcache.cli import configuration
 from glance_bootcache.service import StorageService
 
 
@@ -28,20 +31,23 @@ def main(argv: list[str] | None = None) -> int:
     conf.register_opts(glance_conf.default_opts)
     messaging.set_transport_defaults(control_exchange=rpcapi.EXCHANGE)
     try:
-        conf(sys.argv[1:] if argv is None else argv, project='bootcache', prog='glance-bootcache')
+        configuration.read(conf, 'glance-bootcache', sys.argv[1:] if argv is None else argv)
         glance_conf.check(conf)
+        configuration.check_transport(conf)
         _check_tools()
         lock = _only_one(conf[bootcache_conf.GROUP].state_dir)
         glance_conf.check_tiers(conf)
-    except (cfg.Error, ValueError, OSError, exception.BootcacheError) as error:
+        startchecks.check_place(conf)
+    except (ValueError, OSError, exception.BootcacheError) as error:
         print(f'glance-bootcache: {error}', file=sys.stderr)
         return 1
     logging.setup(conf, 'glance-bootcache')
+    failed = multiprocessing.get_context('fork').Value('b', False)
     try:
-        service.launch(conf, StorageService(conf), workers=1).wait()
+        service.launch(conf, StorageService(conf, failed), workers=1).wait()
     finally:
         lock.release()
-    return 0
+    return int(failed.value)
 
 
 def _check_tools() -> None:

@@ -27,7 +27,7 @@ from glance_bootcache.profileboot.job import Job
 LOG = logging.getLogger(__name__)
 
 # 2.37 for servers without a network, 2.79 is old enough for every supported Nova.
-_API_VERSION = '2.79'
+API_VERSION = '2.79'
 NAME_PREFIX = 'bootcache-profile-'
 _POLL_SECONDS = 1.0
 _REPORT_SECONDS = 90.0
@@ -104,7 +104,7 @@ class NovaProfileBoots:
 
     def __init__(self, conf: cfg.ConfigOpts):
         self._conf = conf[bootcache_conf.GROUP]
-        self._client = nova_client.Client(_API_VERSION, session=images.session(conf),
+        self._client = nova_client.Client(API_VERSION, session=images.session(conf),
                                           region_name=conf[AUTH_GROUP].region_name)
 
     def has_servers(self, image_id: str) -> bool:
@@ -208,9 +208,14 @@ class NovaProfileBoots:
             if server.status == 'ACTIVE':
                 active_at = active_at or now
                 if not job.host and now - active_at > _UNHEARD_SECONDS:
+                    host = getattr(server, 'OS-EXT-SRV-ATTR:host', None) or '(Nova does not say)'
                     raise exception.ProfileBootFailed(
-                        'the server runs on a host without bootcache\'s driver; name a zone of'
-                        ' such hosts in [bootcache]profile_availability_zone')
+                        f'host {host}, on which Nova ran the profile boot, did not ask for a'
+                        ' recording: it has not bootcache\'s driver, or does not reach the message'
+                        ' bus. Name a zone of hosts with the driver ("bootcache host list") in'
+                        ' [bootcache]profile_availability_zone, or add BootCacheFilter to'
+                        ' nova-scheduler\'s enabled_filters; then "bootcache image build'
+                        f' {job.image_id}" tries again')
                 if marker_at is None and marker.seen(
                         lambda: self._console(server_id)):
                     marker_at = now

@@ -77,6 +77,7 @@ def house(storage_conf, no_qemu):
                                     house.seconds)
             house.endpoints = Endpoints(house.manager, house.hosts, house.tiers, house.table,
                                         house.operators, house.warming, house.needs)
+            house.manager.host_reported()
             stack.callback(give_up, house.manager)
             return house.manager
 

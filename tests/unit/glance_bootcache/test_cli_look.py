@@ -47,10 +47,10 @@ def test_names_that_came_by_the_bus_change_no_terminal(cli):
 # Where an image is.
 
 def test_where_an_image_is(cli):
-    cli.api.where[IMAGE] = {'storage': 'memory', 'hosts': [
+    cli.api.where[IMAGE] = {'storage': 'memory', 'storage_bytes': 104857601, 'hosts': [
         held('one'), held('two', medium='memory', leaving=True)]}
     assert cli.json('image', 'where', IMAGE) == [
-        {'host': None, 'tier': 'storage memory', 'bytes': None, 'last_use': None, 'seen': None,
+        {'host': None, 'tier': 'storage memory', 'bytes': 104857601, 'last_use': None, 'seen': None,
          'leaving': None},
         {'host': 'one', 'tier': 'compute disk', 'bytes': 104857600,
          'last_use': '2026-09-21T14:13:20+00:00', 'seen': 12, 'leaving': False},
@@ -65,6 +65,14 @@ def test_an_image_that_is_nowhere(cli):
     assert done.code == 1
     assert done.err == (f'image {OTHER} is not known to the storage service;'
                         ' "bootcache image build" records it\n')
+
+
+def test_images_are_listed_with_their_names(cli):
+    cli.api.images = {IMAGE: image(IMAGE, name='Debian\x1b[2J 12'), OTHER: image(OTHER)}
+    rows = cli.json('image', 'list')
+    # A service of an earlier version tells none.
+    assert [row['name'] for row in rows] == ['Debian?[2J 12', '']
+    assert cli.json('image', 'show', IMAGE)['name'] == 'Debian?[2J 12'
 
 
 # Pins, and what else was there before.

@@ -320,7 +320,8 @@ def test_operators_see_hosts(house):
 def test_operators_see_where_an_image_is(house):
     assert house.endpoints.image_hosts({}, IMAGE) is None
     ready(house)
-    assert house.endpoints.image_hosts({}, IMAGE.upper()) == {'storage': 'disk', 'hosts': []}
+    assert house.endpoints.image_hosts({}, IMAGE.upper()) \
+        == {'storage': 'disk', 'storage_bytes': len(b'cache image'), 'hosts': []}
     house.table.report('one', holding(IMAGE))
     house.table.report('two', holding(OTHER))
     house.seconds.now += 3
@@ -329,7 +330,7 @@ def test_operators_see_where_an_image_is(house):
     house.manager.forget(IMAGE)
     # It is deleted, and one can see whether it has left the hosts.
     assert house.endpoints.image_hosts({}, IMAGE) \
-        == {'storage': None, 'hosts': [{**entry, 'leaving': True}]}
+        == {'storage': None, 'storage_bytes': None, 'hosts': [{**entry, 'leaving': True}]}
     house.table.report('one', holding())
     assert house.endpoints.image_hosts({}, IMAGE) is None
 

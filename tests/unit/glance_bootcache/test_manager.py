@@ -4,6 +4,7 @@ Glance, the exporter, QEMU and Nova are stand-ins here (fakes_manager.py, confte
 for services which the tests in tests/functional and tests/e2e run for real.
 """
 
+import dataclasses
 import os
 
 import pytest
@@ -31,6 +32,16 @@ def recording(house, image=IMAGE):
     house.manager.consider(image)
     until(lambda: len(house.boots.jobs) > before, 'a profile boot')
     return house.boots.jobs[-1]
+
+
+def test_a_name_is_noted_and_follows(house):
+    for name in ('old', 'new'):
+        house.images.put(IMAGE)
+        content, facts = house.images.images[IMAGE]
+        house.images.images[IMAGE] = content, dataclasses.replace(facts, name=name)
+        house.manager.consider(IMAGE)
+        house.settle()
+        assert house.operators.get_image(IMAGE)['name'] == name
 
 
 def test_a_registered_image_becomes_ready(house):

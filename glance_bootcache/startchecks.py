@@ -1,0 +1,161 @@
+"""What has to be right before the storage service serves: each error is one line, with the cure.
+
+What cannot become right by itself ends the service: an address that this machine does not have,
+a password that Keystone refuses. What may come later, as a Keystone that does not answer yet, is
+told, and waited for while the service serves.
+"""
+
+import os
+import socket
+from typing import Any
+
+from keystoneauth1 import exceptions as ks_exceptions
+from novaclient import client as nova_client
+from novaclient import exceptions as nova_exceptions
+from oslo_config import cfg
+from oslo_log import log as logging
+
+from bootcache import conf as bootcache_conf
+from bootcache import tier
+from bootcache.exception import ConfigurationError, ProfileBootFailed
+from glance_bootcache import images
+from glance_bootcache.conf import AUTH_GROUP
+from glance_bootcache.profileboot import throughnova
+
+LOG = logging.getLogger(__name__)
+
+_ANSWER_SECONDS = 30
+_ANY_ADDRESS = ('0.0.0.0', '::')
+# Of the exporter's files, the one with the longest name that is a socket; see storagedaemon.py.
+_LONGEST_SOCKET = 'exporter.qmp'
+_SOCKET_BYTES = 107
+_AWAY = (ks_exceptions.ConnectFailure, ks_exceptions.ConnectTimeout,
+         ks_exceptions.UnknownConnectionError, ks_exceptions.HttpServerError,
+         ks_exceptions.DiscoveryFailure, ks_exceptions.RequestTimeout,
+         ks_exceptions.TooManyRequests)
+
+
+def check_place(conf: cfg.ConfigOpts) -> None:
+    """Check what the service needs of its machine: directories and the exporter's address.
+
+    :raises ConfigurationError: naming the option and the cure.
+    """
+    group = conf[bootcache_conf.GROUP]
+    tier.check_directory('run_dir', group.run_dir, make=True)
+    if len(os.fsencode(os.path.join(group.run_dir, _LONGEST_SOCKET))) > _SOCKET_BYTES:
+        raise ConfigurationError(
+            f'[bootcache]run_dir={group.run_dir} is too long: paths of unix sockets end at'
+            f' {_SOCKET_BYTES} bytes; name a shorter one, as /run/glance-bootcache')
+    for path in filter(None, group.glance_store_dirs):
+        if not os.path.isdir(path) or not os.access(path, os.R_OK | os.X_OK):
+            raise ConfigurationError(
+                f'[bootcache]glance_store_dirs: {path} is not a directory that this service\'s user'
+                ' may read; name the filesystem_store_datadir of glance-api.conf, give the user'
+                ' the right to it, or leave the option out: images are downloaded then')
+    _check_address(group)
+
+
+def _check_address(group: Any) -> None:
+    try:
+        # Any port: on its own one the exporter of an earlier process may listen.
+        socket.create_server((group.export_host, 0)).close()
+    except OSError as error:
+        raise ConfigurationError(
+            f'[bootcache]export_host={group.export_host} is no address of this machine that a'
+            f' service can listen on ({error.strerror or error}); "ip address" shows those that it'
+            ' has, and it should be the one in the storage network') from error
+    if group.export_host in _ANY_ADDRESS and not group.advertise_host:
+        raise ConfigurationError(
+            f'[bootcache]export_host={group.export_host} is no address that compute hosts can'
+            ' connect to; name in [bootcache]advertise_host the one by which they reach this node')
+
+
+def check_cloud(conf: cfg.ConfigOpts) -> None:
+    """Check the credentials, and what profile boots need of Nova: flavor and availability zone.
+
+    Keystone or Nova that do not answer are told of in the log.
+
+    :raises ConfigurationError: naming the option and the cure.
+    """
+    auth = conf[AUTH_GROUP]
+    if not auth.auth_type:
+        raise ConfigurationError(
+            f'[{AUTH_GROUP}]auth_type is not set; give the credentials of the storage service\'s'
+            ' user there: auth_type = password, auth_url, username, password, project_name,'
+            ' user_domain_name, project_domain_name')
+    try:
+        session = images.session(conf)
+        session.timeout = session.timeout or _ANSWER_SECONDS
+        session.get_token()
+    except _AWAY as error:
+        _tell_away('Keystone', error)
+        return
+    except ks_exceptions.ClientException as error:
+        raise _refused(auth, error) from error
+    try:
+        _check_nova(conf, session)
+    except (*_AWAY, nova_exceptions.ClientException) as error:
+        if isinstance(error, nova_exceptions.ClientException) and error.code in (401, 403):
+            raise ConfigurationError(
+                f'[{AUTH_GROUP}]: Nova refuses user {_who(auth)}: {error}; it needs the role admin'
+                ' in its project ("openstack role add")') from error
+        _tell_away('Nova', error)
+    except ks_exceptions.EndpointNotFound as error:
+        raise ConfigurationError(
+            f'[{AUTH_GROUP}]region_name={auth.region_name}: Keystone\'s catalogue has no compute'
+            f' service there ({error}); "openstack endpoint list --service nova" shows the regions'
+        ) from error
+    except ks_exceptions.ClientException as error:
+        raise _refused(auth, error) from error
+
+
+def _tell_away(service: str, error: Exception) -> None:
+    LOG.warning('%s does not answer (%s): no image is recorded until it does, and the credentials,'
+                ' flavor and availability zone are not checked; all else is served', service, error)
+
+
+def _who(auth: Any) -> str:
+    return str(getattr(auth, 'username', None) or getattr(auth, 'user_id', None) or '(unset)')
+
+
+def _refused(auth: Any, error: Exception) -> ConfigurationError:
+    if isinstance(error, (ks_exceptions.Unauthorized, ks_exceptions.Forbidden)):
+        return ConfigurationError(
+            f'[{AUTH_GROUP}]: Keystone at {auth.auth_url} refuses user {_who(auth)}; correct'
+            ' username, password, project_name and the domains ("openstack token issue" tries'
+            ' them)')
+    if isinstance(error, ks_exceptions.NotFound):
+        return ConfigurationError(
+            f'[{AUTH_GROUP}]auth_url={auth.auth_url} is not where Keystone answers; it ends in /v3'
+            ' as a rule')
+    return ConfigurationError(f'[{AUTH_GROUP}]: {error}; correct the credentials')
+
+
+def _check_nova(conf: cfg.ConfigOpts, session: Any) -> None:
+    group = conf[bootcache_conf.GROUP]
+    nova = nova_client.Client(throughnova.API_VERSION, session=session,
+                              region_name=conf[AUTH_GROUP].region_name)
+    flavors = [throughnova.Flavor(entry.id, entry.name, entry.ram, entry.disk)
+               for entry in nova.flavors.list(is_public=None)]
+    try:
+        throughnova.choose_flavor(flavors, group.profile_flavor, group.profile_min_ram, 0, 0)
+    except ProfileBootFailed as error:
+        if group.profile_flavor:
+            raise ConfigurationError(
+                f'[bootcache]profile_flavor: {error}; Nova has:'
+                f' {_some(flavor.name for flavor in flavors)}') from error
+        # One may be made later.
+        LOG.warning('no image can be recorded: %s', error)
+    zone = (group.profile_availability_zone or '').partition(':')[0]
+    if not zone:
+        return
+    zones = [entry.zoneName for entry in nova.availability_zones.list(detailed=False)]
+    if zone not in zones:
+        raise ConfigurationError(
+            f'[bootcache]profile_availability_zone={zone}: Nova has no such zone with a compute'
+            f' host in it, only: {_some(zones)}; put the hosts with bootcache\'s driver into it'
+            ' ("openstack aggregate create --zone"), or correct the option')
+
+
+def _some(names: Any) -> str:
+    return ', '.join(sorted(names))[:500] or 'none'

@@ -1,0 +1,128 @@
+"""The start of ``glance-bootcache`` as a process of its own: one line and an end, or it serves."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+
+import pytest
+from command import SERVICE, command
+from functional_tools import free_port, until
+from keystone import PASSWORD, REGION, keystone
+
+PATIENCE = 90
+
+
+@pytest.fixture
+def cloud():
+    """Keystone and Nova; see keystone.py."""
+    with keystone() as url:
+        yield url
+
+
+@pytest.fixture
+def service(directory, rabbit, cloud):
+    """Starts the service with a configuration that is right but for what a test says."""
+    started = []
+
+    def start(auth=(), default=(), **options):
+        sections = {
+            'DEFAULT': {'transport_url': rabbit, **dict(default)},
+            'bootcache': {'state_dir': f'{directory}/state', 'run_dir': f'{directory}/run',
+                          'export_port': free_port(), 'poll_interval': 1, **options},
+            'service_auth': {'auth_type': 'v3password', 'auth_url': cloud, 'username': 'bootcache',
+                             'password': PASSWORD, 'project_name': 'service',
+                             'user_domain_name': 'Default', 'project_domain_name': 'Default',
+                             'region_name': REGION, **dict(auth)}}
+        file = f'{directory}/bootcache.conf'
+        with open(file, 'w') as stream:
+            for name, entries in sections.items():
+                stream.write(f'[{name}]\n' + ''.join(
+                    f'{key} = {value}\n' for key, value in entries.items() if value is not None))
+        argv, process_options = command(SERVICE, directory, '--config-file', file)
+        with open(f'{directory}/log', 'w') as log:
+            started.append(subprocess.Popen(argv, stdout=log, stderr=log, **process_options))
+        return started[-1]
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            process.wait(PATIENCE)
+    with contextlib.suppress(FileNotFoundError), open(f'{directory}/run/exporter.pid') as stream:
+        pid = int(stream.read())
+        os.kill(pid, signal.SIGTERM)
+        until(lambda: not os.path.exists(f'/proc/{pid}'), 'the end of the exporter')
+
+
+def lines(directory):
+    """What it said: warnings and errors, without stamp and name."""
+    with open(f'{directory}/log') as stream:
+        text = stream.read()
+    assert 'Traceback' not in text
+    return [re.sub(r'^\S+ \S+ \d+ (WARNING|ERROR) \S+ \[-\] ', '', line)
+            for line in text.splitlines() if ' INFO ' not in line and ' DEBUG ' not in line]
+
+
+def serves(directory):
+    """Whether it has said so."""
+    with open(f'{directory}/log') as stream:
+        return 'glance-bootcache serves' in stream.read()
+
+
+@pytest.mark.parametrize('options, told', [
+    ({'export_host': '192.0.2.10'}, ['export_host=192.0.2.10', 'no address of this machine']),
+    ({'export_host': '0.0.0.0'}, ['advertise_host']),
+    ({'run_dir': '/proc/no/run'}, ['run_dir=/proc/no/run']),
+    ({'run_dir': '/tmp/' + 'x' * 110}, ['run_dir', '107']),
+    ({'glance_store_dirs': '/no/such/store'}, ['glance_store_dirs: /no/such/store']),
+    ({'boot_marker': '(['}, ['boot_marker']),
+    ({'default': {'transport_url': None}}, ['transport_url']),
+    ({'auth': {'auth_type': None}}, ['[service_auth]auth_type']),
+    ({'auth': {'auth_url': None}}, ['[service_auth]', 'auth_url']),
+    ({'auth': {'password': 'wrong'}}, ['[service_auth]', 'refuses user bootcache', 'password']),
+    ({'auth': {'region_name': 'Elsewhere'}}, ['region_name=Elsewhere']),
+    ({'profile_flavor': 'm1.none'}, ['profile_flavor', 'no flavor m1.none', 'm1.tiny']),
+    ({'profile_availability_zone': 'there'}, ['profile_availability_zone=there', 'nova']),
+], ids=str)
+def test_what_cannot_be_right_ends_it_with_one_line(service, directory, options, told):
+    try:
+        process = service(**options)
+        assert process.wait(PATIENCE) == 1
+        (line,) = lines(directory)
+        assert all(part in line for part in told)
+        assert 'wrong' not in line
+    finally:
+        if options.get('run_dir', '').startswith('/tmp/'):
+            with contextlib.suppress(FileNotFoundError):
+                os.rmdir(options['run_dir'])
+
+
+def test_a_port_that_another_has_ends_it(service, directory, cloud):
+    # Keystone's stand-in listens there.
+    process = service(export_port=int(re.search(r':(\d+)/', cloud)[1]))
+    assert process.wait(PATIENCE) == 1
+    (line,) = lines(directory)
+    assert 'exporter' in line and 'Address already in use' in line
+
+
+def test_running_servers_are_served_though_the_password_is_wrong(service, directory):
+    assert service(auth={'password': 'wrong'}).wait(PATIENCE) == 1
+    with open(f'{directory}/run/exporter.pid') as stream:
+        assert os.path.exists(f'/proc/{int(stream.read())}')
+
+
+def test_when_all_is_right_it_serves_and_ends_when_told(service, directory):
+    process = service(profile_flavor='m1.tiny', profile_availability_zone='nova')
+    until(lambda: serves(directory) or process.poll() is not None, 'the service', PATIENCE)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(PATIENCE) == 0
+    assert lines(directory) == []
+
+
+def test_a_keystone_that_is_away_is_told_and_waited_for(service, directory):
+    process = service(auth={'auth_url': f'http://127.0.0.1:{free_port()}/v3'})
+    until(lambda: serves(directory) or process.poll() is not None, 'the service', PATIENCE)
+    assert process.poll() is None
+    assert any(line.startswith('Keystone does not answer') for line in lines(directory))

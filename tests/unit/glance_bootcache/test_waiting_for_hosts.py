@@ -1,0 +1,101 @@
+"""Images that are registered before a compute host has the driver: they wait, and say for what."""
+
+import fakes_manager
+
+from bootcache.manifest import State
+from glance_bootcache import decisions, tenants
+
+IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+HOLDINGS = {'images': {}, 'quotas': {'disk': 1}}
+
+
+def lonely(house):
+    """The service right after its start: it has heard of no host."""
+    house.manager._has_hosts.clear()
+    return house
+
+
+def ready(house):
+    """Let the service's upkeep run, and wait until the image is ready."""
+    house.upkeep.recover()
+    house.upkeep.go_on()
+    fakes_manager.until(lambda: house.state(IMAGE) == 'ready', 'ready')
+    house.settle()
+
+
+def test_an_image_waits_and_says_for_what(house):
+    lonely(house).images.put(IMAGE)
+    house.manager.consider(IMAGE)
+    house.settle()
+    found = house.operators.get_image(IMAGE)
+    assert found['state'] == 'pending' and found['reason'] == decisions.AWAITED
+    assert not house.boots.jobs
+    assert house.images.shown == [(IMAGE, 'pending', decisions.AWAITED)]
+    assert 'compute host' in tenants.told(State.PENDING, decisions.AWAITED)
+
+
+def test_the_first_report_of_a_host_begins_it(house):
+    lonely(house).images.put(IMAGE)
+    house.manager.consider(IMAGE)
+    house.endpoints.report_holdings({}, 'cn-1', HOLDINGS)
+    ready(house)
+    assert house.operators.get_image(IMAGE)['reason'] == '' and len(house.boots.jobs) == 1
+    assert house.images.shown[-1] == (IMAGE, 'ready', '')
+
+
+def test_a_server_that_boots_tells_of_its_host_as_well(house):
+    lonely(house).images.put(IMAGE)
+    house.manager.consider(IMAGE)
+    house.endpoints.plan_boot({}, IMAGE, 'cn-1', 'server', None)
+    ready(house)
+
+
+def test_while_it_waits_nobody_is_asked_again(house):
+    lonely(house).images.put(IMAGE)
+    house.manager.consider(IMAGE)
+    asked = []
+    real = house.images.get
+    house.images.get = lambda image_id: asked.append(image_id) or real(image_id)
+    house.upkeep.recovered = True
+    house.upkeep.go_on()
+    assert asked == []
+    # A property changed: it says the same, and is not shown again.
+    house.manager.consider(IMAGE)
+    assert asked == [IMAGE] and len(house.images.shown) == 1
+
+
+def test_what_waits_outlives_the_service(house):
+    lonely(house).images.put(IMAGE)
+    house.manager.consider(IMAGE)
+    house.restart()
+    ready(house)
+
+
+def test_a_build_that_is_ordered_waits_too(house):
+    lonely(house).images.put(IMAGE)
+    house.endpoints.build_image({}, IMAGE)
+    assert house.operators.get_image(IMAGE)['reason'] == decisions.AWAITED
+    house.manager.host_reported()
+    ready(house)
+
+
+def test_an_image_that_is_skipped_meanwhile_stays_so(house):
+    lonely(house).images.put(IMAGE)
+    house.manager.consider(IMAGE)
+    house.images.put(IMAGE, mode='off')
+    house.manager.consider(IMAGE)
+    house.manager.host_reported()
+    house.upkeep.recover()
+    house.upkeep.go_on()
+    house.settle()
+    assert house.state(IMAGE) == 'skipped' and not house.boots.jobs
+
+
+def test_a_cache_image_that_serves_goes_on_serving(house):
+    house.images.put(IMAGE)
+    house.manager.consider(IMAGE)
+    house.settle()
+    lonely(house).images.put(IMAGE, boot_marker='another')
+    house.manager.consider(IMAGE)
+    found = house.operators.get_image(IMAGE)
+    assert found['state'] == 'pending' and found['cache_image'] is not None

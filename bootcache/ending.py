@@ -38,6 +38,15 @@ class Progress:
     marker_age: float | None
 
 
+def was_quiet(progress: Progress, limits: Limits) -> bool:
+    """Tell whether a boot that a marker ended had become quiet by then.
+
+    If not, nobody knows which of the reads after the marker were the boot's, and which are what a
+    tenant does with a server that is up.
+    """
+    return progress.idle_seconds >= min(_QUIET_SECONDS, limits.linger)
+
+
 def ended_by(progress: Progress, limits: Limits) -> str | None:
     """Return what ends the boot now (marker, quota, silence or timeout), or None."""
     if progress.marker_age is not None and progress.recorded_bytes and (

@@ -6,12 +6,14 @@ import threading
 import time
 from typing import Any
 
+import cachetools
 from oslo_config import cfg
 from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
-from bootcache import exception, properties, recorder, refinement, rpcapi
+from bootcache import exception, properties, recorder, refinement, rpcapi, workingset
 from bootcache.manifest import Manifest, State, WorkingSetInfo
+from bootcache.refinement import Boot
 from bootcache.workingset import WorkingSet
 from glance_bootcache.exporter import Exporter
 from glance_bootcache.manager import Manager
@@ -25,6 +27,10 @@ _GRANULARITIES = (4096, 65536)
 # So many boots in a row that bring nothing new, and no more reports are asked for until a restart;
 # and so many hosts are asked at a time.
 _ENOUGH_BOOTS = 3
+# Boots that are remembered of an image until another one confirms what they read, and images of
+# which there are such. A boot takes some kilobytes.
+_MOST_UNCONFIRMED = 8
+_MOST_IMAGES = 1000
 # A report comes at the boot's time limit at the latest; the bus may be away for a while.
 _LATE_SECONDS = 600
 
@@ -45,8 +51,12 @@ class Boots:
         # Boots in a row that brought nothing new, by image. Guarded by the lock, which is held for
         # dictionary steps only.
         self._nothing_new: dict[str, int] = {}
-        # Until when reports are expected, in monotonic seconds, by image and host; as above.
-        self._expected: dict[tuple[str, str], list[float]] = {}
+        # Boots whose reports are expected, by image and host; as above.
+        self._expected: dict[tuple[str, str], list[_Expected]] = {}
+        # Boots that read what no other one has read, by image and version of the working set; as
+        # above.
+        self._unconfirmed: cachetools.LRUCache[tuple[str, int], tuple[Boot, ...]] = \
+            cachetools.LRUCache(_MOST_IMAGES)
         self._lock = threading.Lock()
 
     def plan_boot(self, image_id: str, host: str, server_id: str,
@@ -90,7 +100,7 @@ class Boots:
                 'quota': manifest.quota, 'marker': manifest.boot_marker,
                 'linger': self._conf.profile_linger, 'silence': self._conf.profile_silence,
                 'timeout': self._conf.profile_timeout}
-            self._expect_report(image_id, host)
+            self._expect_report(image_id, host, server_id)
         return described
 
     def _plan_profile(self, manifest: Manifest | None, image_id: str, host: str,
@@ -110,7 +120,7 @@ class Boots:
         now = time.monotonic()
         with self._lock:
             asked = {name for (image_id, name), until in self._expected.items()
-                     if image_id == manifest.image_id and max(until) > now}
+                     if image_id == manifest.image_id and any(one.until > now for one in until)}
         # A boot that is watched waits until its host has the cache image: not all of a storm.
         return manifest.working_set is None or host in asked or len(asked) < _ENOUGH_BOOTS
 
@@ -123,26 +133,28 @@ class Boots:
         if known is None:
             return True
         with self._lock:
+            unconfirmed = self._unconfirmed.get((manifest.image_id, known.version), ())
             return known.version <= self._conf.refine_boots \
-                and self._nothing_new.get(manifest.image_id, 0) < _ENOUGH_BOOTS
+                and self._nothing_new.get(manifest.image_id, 0) < _ENOUGH_BOOTS \
+                and len(unconfirmed) < _MOST_UNCONFIRMED
 
-    def _expect_report(self, image_id: str, host: str) -> None:
+    def _expect_report(self, image_id: str, host: str, server_id: str) -> None:
         now = time.monotonic()
         with self._lock:
             # Of many no report ever comes: servers go the stock way, or hosts are lost.
-            self._expected = {key: later for key, until in self._expected.items()
-                              if (later := [end for end in until if end > now])}
-            self._expected.setdefault((image_id, host), []).append(
-                now + self._conf.profile_timeout + _LATE_SECONDS)
+            self._expected = {key: later for key, boots in self._expected.items()
+                              if (later := [boot for boot in boots if boot.until > now])}
+            self._expected.setdefault((image_id, host), []).append(_Expected(
+                server_id, now, now + self._conf.profile_timeout + _LATE_SECONDS))
 
-    def _is_expected(self, image_id: str, host: str) -> bool:
-        """Tell whether a host was asked for a report; one that was asked for counts once."""
+    def _take_expected(self, image_id: str, host: str) -> '_Expected | None':
+        """Return the boot that a host was asked to report; each counts once."""
         now = time.monotonic()
         with self._lock:
-            later = [end for end in self._expected.pop((image_id, host), []) if end > now]
+            later = [boot for boot in self._expected.pop((image_id, host), []) if boot.until > now]
             if later[1:]:
                 self._expected[image_id, host] = later[1:]
-        return bool(later)
+        return later[0] if later else None
 
     def recording_progress(self, image_id: str, profile_token: str, recorded_bytes: int,
                            idle_seconds: float) -> None:
@@ -169,11 +181,13 @@ class Boots:
         job.changed.set()
 
     def report_boot(self, image_id: str, image_hash: str, host: str, granularity: int,
-                    extents: list[Any], ended_by: str, boot_seconds: float) -> None:
+                    extents: list[Any], ended_by: str, boot_seconds: float,
+                    only_host: bool = True) -> None:
         """Take a compute host's report of a server's boot: the first one, or another one.
 
         Only what was asked for is looked at: a new working set costs every host a fetch.
 
+        :param only_host: whether the cloud has one compute host, as far as is known.
         :raises InvalidWorkingSet: if it does not fit the image.
         """
         manifest = self._store.load(image_id)
@@ -181,7 +195,8 @@ class Boots:
                 or manifest.state is State.SKIPPED:
             LOG.info('image %s: a report of another content, or of none, is ignored', image_id)
             return
-        if not self._is_expected(image_id, str(host)):
+        expected = self._take_expected(image_id, str(host))
+        if expected is None:
             LOG.info('image %s: a boot on %s is not looked at: no report was asked for', image_id,
                      host)
             return
@@ -198,10 +213,8 @@ class Boots:
                      image_id, host)
             return
         # Without a lock: a large report takes seconds to compare.
-        improved = self._improve(manifest, seen)
+        improved = self._improve(manifest, seen, expected, str(host), str(ended_by), only_host)
         if improved is None:
-            with self._lock:
-                self._nothing_new[image_id] = self._nothing_new.get(image_id, 0) + 1
             return
         version = manifest.working_set.version + 1 if manifest.working_set else 1
         name = self._store.save_working_set(image_id, improved)
@@ -213,20 +226,49 @@ class Boots:
             return
         with self._lock:
             self._nothing_new.pop(image_id, None)
+            for key in [key for key in self._unconfirmed if key[0] == image_id]:
+                del self._unconfirmed[key]
         LOG.info('image %s: working set version %d of %d bytes, with a boot on %s (%s)', image_id,
                  version, improved.bytes, host, info.ended_by)
         self._manager.rebuild(image_id)
 
-    def _improve(self, manifest: Manifest, seen: WorkingSet) -> WorkingSet | None:
+    def _improve(self, manifest: Manifest, seen: WorkingSet, expected: '_Expected', host: str,
+                 ended_by: str, only_host: bool) -> WorkingSet | None:
+        """Return a better working set; None if the boot brings none, which is noted."""
+        image_id, known = manifest.image_id, manifest.working_set
         have = self._store.load_working_set(manifest)
-        if have is None:
-            return seen if seen.extents else None
+        if have is None or known is None:
+            if seen.extents:
+                return seen
+            self._note_nothing_new(image_id)
+            return None
         if have.image_hash != manifest.image_hash:
             return None
-        union = refinement.refine(
-            have.extents, seen.extents, quota=manifest.quota, granularity=have.granularity,
-            cluster_bytes=self._conf.cluster_size, virtual_bytes=manifest.virtual_bytes)
-        return None if union is None else dataclasses.replace(have, extents=tuple(union))
+        boot = Boot(expected.server_id, host, expected.began, time.monotonic(), ended_by,
+                    seen.extents)
+        key = image_id, known.version
+        with self._lock:
+            earlier = self._unconfirmed.get(key, ())
+        lesson = refinement.learn(
+            have.extents, known.ended_by if known.recorded_by == 'server' else '', boot, earlier,
+            only_host=only_host, quota=manifest.quota, cluster_bytes=self._conf.cluster_size,
+            granularity=have.granularity, virtual_bytes=manifest.virtual_bytes)
+        if lesson.extents is not None:
+            return dataclasses.replace(have, extents=tuple(lesson.extents))
+        if lesson.unconfirmed is None:
+            self._note_nothing_new(image_id)
+            return None
+        with self._lock:
+            self._unconfirmed[key] = (*self._unconfirmed.get(key, ()), lesson.unconfirmed)
+        LOG.info('image %s: server %s on %s read %d bytes beyond the working set while it booted;'
+                 ' they count when the boot of another server%s reads them, too', image_id,
+                 expected.server_id, host, workingset.total_bytes(lesson.unconfirmed.extents),
+                 '' if only_host else ' on another host')
+        return None
+
+    def _note_nothing_new(self, image_id: str) -> None:
+        with self._lock:
+            self._nothing_new[image_id] = self._nothing_new.get(image_id, 0) + 1
 
     def _read(self, manifest: Manifest, granularity: int, extents: list[Any]) -> WorkingSet:
         # No cache image holds more; and a host that lies shall not have us count for ever.
@@ -249,6 +291,20 @@ class Boots:
         return {'server': self._exporter.describe(manifest)['server'], 'export': export,
                 'stored_bytes': manifest.stored_bytes, 'image_hash': _base_hash(manifest),
                 'image_format': manifest.image_format, 'settle': manifest.settle}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Expected:
+    """A boot whose report is expected.
+
+    :ivar server_id: the server, as its host named it.
+    :ivar began: monotonic seconds.
+    :ivar until: monotonic seconds.
+    """
+
+    server_id: str
+    began: float
+    until: float
 
 
 # States in which an image without a base gets one.

@@ -246,7 +246,8 @@ recorded are treated so in any case.
                max=100,
                help="""
 How many times an image's working set may be refined by what later boots read
-beyond it. Each time warm hosts fetch the new cache image.
+beyond it: by what two servers' boots on two hosts confirm, and by a quarter at
+most. Each time warm hosts fetch the new cache image.
 """),
     cfg.StrOpt('profile_flavor',
                help="""

@@ -69,7 +69,8 @@ class Endpoints:
                     extents: list[Any], ended_by: str, boot_seconds: float) -> None:
         """A server has booted, and read what its host did not have."""
         self._boots.report_boot(naming.canonical_image_id(image_id), image_hash, host, granularity,
-                                extents, ended_by, boot_seconds)
+                                extents, ended_by, boot_seconds,
+                                only_host=len(self._hosts.seen()) <= 1)
 
     def report_use(self, ctxt: Any, host: str, images: dict[str, list[Any]]) -> None:
         """A compute host of version 1.1 tells what it used last."""

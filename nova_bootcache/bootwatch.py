@@ -15,7 +15,7 @@ from bootcache import ending, exception, workingset
 from bootcache.bootmarker import BootMarker
 from nova_bootcache import gateway, growingstore
 from nova_bootcache.gateway import Remote
-from nova_bootcache.growingstore import GrowingStore
+from nova_bootcache.growingstore import GrowingStore, Mark
 from nova_bootcache.offer import Watch
 
 LOG = logging.getLogger(__name__)
@@ -50,6 +50,7 @@ class BootWatch:
         self._over = over
         self._begin = store.mark()
         self._shutdown = threading.Event()
+        self._is_discarded = False
         self._thread = threading.Thread(target=self._run, name='bootcache-boot', daemon=True)
 
     def start(self) -> None:
@@ -58,6 +59,11 @@ class BootWatch:
 
     def end(self) -> None:
         """Say that the server is about to go: what was read until now is reported, soon."""
+        self._shutdown.set()
+
+    def discard(self) -> None:
+        """Say that what is read from now on is not the boot's: nothing is reported."""
+        self._is_discarded = True
         self._shutdown.set()
 
     def join(self, timeout: float) -> None:
@@ -70,11 +76,17 @@ class BootWatch:
     def _run(self) -> None:
         began = time.monotonic()
         try:
-            ended_by = self._wait(began)
+            ended_by, until = self._wait(began)
             seconds = time.monotonic() - began
+            if self._is_discarded:
+                self._tell_discarded()
+                return
             # While the storage node is away, reading the record would hold up all readers.
             gateway.check_reachable(self._remote)
-            extents = self.store.extents_since(self._begin)
+            extents = self.store.extents_between(self._begin, until)
+            if self._is_discarded:
+                self._tell_discarded()
+                return
             read = workingset.total_bytes(extents)
             LOG.info('bootcache: server %s booted in %.0f s (%s), %d bytes in %d extents were read'
                      ' for the first time on this host', self.server_id, seconds, ended_by, read,
@@ -90,21 +102,29 @@ class BootWatch:
         finally:
             self._over(self)
 
-    def _wait(self, began: float) -> str:
+    def _tell_discarded(self) -> None:
+        LOG.info('bootcache: what server %s read while it booted is not reported: Nova copies a'
+                 ' disk of its image', self.server_id)
+
+    def _wait(self, began: float) -> tuple[str, Mark]:
+        """Wait for the boot's end; return what ended it, and up to where its reads count."""
         marker = BootMarker(self._watch.marker, f'server {self.server_id}')
         seen_at: float | None = None
+        seen_mark = self._begin
         while not self._shutdown.wait(_LOOK_SECONDS):
             now = time.monotonic()
             if seen_at is None and marker.seen(self._console):
-                seen_at = now
+                seen_at, seen_mark = now, self.store.mark()
             # At least one byte: a boot that misses nothing ends as well.
             grown = max(1, self.store.size() - self._begin.file_bytes)
             idle = now - max(began, self.store.idle_since())
-            ended_by = ending.ended_by(
-                ending.Progress(now - began, grown, idle,
-                                None if seen_at is None else now - seen_at), self._watch.limits)
+            progress = ending.Progress(now - began, grown, idle,
+                                       None if seen_at is None else now - seen_at)
+            ended_by = ending.ended_by(progress, self._watch.limits)
             if ended_by is None and not self.store.grows:
                 ended_by = 'quota'
+            if ended_by == 'marker' and not ending.was_quiet(progress, self._watch.limits):
+                return ended_by, seen_mark
             if ended_by is not None:
-                return ended_by
-        return SHUTDOWN
+                return ended_by, self.store.mark()
+        return SHUTDOWN, self.store.mark()

@@ -206,7 +206,7 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
 
     def rescue(self, context: Any, instance: Any, *args: Any, **kwargs: Any) -> None:
         """End its settling; the rescue system gets the server's own disk beside its own."""
-        with self.settler.held(instance.uuid):
+        with self.bootcache.copying(instance.image_ref), self.settler.held(instance.uuid):
             self._open_chain(instance)
             super().rescue(context, instance, *args, **kwargs)
 
@@ -217,21 +217,23 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
             super().unrescue(context, instance, *args, **kwargs)
 
     def snapshot(self, context: Any, instance: Any, *args: Any, **kwargs: Any) -> None:
-        """End its settling, which Nova would kill; a stopped server's chain is read here."""
-        with self.settler.held(instance.uuid):
+        """End its settling, which Nova would kill; the chain is read here, which is no boot."""
+        with self.bootcache.copying(instance.image_ref), self.settler.held(instance.uuid):
             self._open_chain(instance)
             super().snapshot(context, instance, *args, **kwargs)
 
     def live_migration(self, context: Any, instance: Any, *args: Any, **kwargs: Any) -> None:
-        """End its settling: with a block job under way the server would go to ERROR."""
-        self.bootcache.server_goes(instance.uuid)
-        with self.settler.held(instance.uuid):
+        """End its settling: with a block job under way the server would go to ERROR.
+
+        And what is watched of its boot, as its disk is read here.
+        """
+        with self.bootcache.copying(instance.image_ref), self.settler.held(instance.uuid):
             super().live_migration(context, instance, *args, **kwargs)
 
     def migrate_disk_and_power_off(self, context: Any, instance: Any, *args: Any,
                                    **kwargs: Any) -> Any:
         """Send the disk in the form that any host knows, with this driver or stock Nova's."""
-        with self.settler.held(instance.uuid):
+        with self.bootcache.copying(instance.image_ref), self.settler.held(instance.uuid):
             try:
                 self._end_half_done(instance, libvirt_utils.get_instance_path(instance))
             except nova_exception.InternalError as error:

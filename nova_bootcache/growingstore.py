@@ -105,6 +105,9 @@ class GrowingStore:
         self.limit = limit
         self._virtual_bytes = virtual_bytes
         self.grows = False
+        # What is read through it is not boots' alone: it tells nothing of them any more.
+        self.spoilt = False
+        self._opened_bytes = 0
         self._samples: list[Sample] = []
         self._rate = 0
         # Size of the file up to which the medium's space is its own.
@@ -163,6 +166,7 @@ class GrowingStore:
             with contextlib.suppress(exception.BootcacheError):
                 self.close()
             raise
+        self._opened_bytes = self.size()
         self.grows = True
 
     def _reopen(self, *nodes: dict[str, Any]) -> None:
@@ -245,8 +249,11 @@ class GrowingStore:
         """Return the monotonic time at which it grew last, or was looked at first."""
         return self._samples[-1].seconds if self._samples else 0.0
 
-    def extents_since(self, mark: Mark) -> list[Extent]:
-        """Return what was read for the first time since a mark, in that order.
+    def extents_between(self, begin: Mark, end: Mark) -> list[Extent]:
+        """Return what was read for the first time between two marks, in that order.
+
+        Nobody knows when a cluster of zeros came, as it has no place in the file: they are told of
+        a store that was new at the first mark.
 
         To be called only while the storage node answers: the store's tables are written out by
         opening it anew, which waits for requests that are under way.
@@ -256,8 +263,9 @@ class GrowingStore:
         with self._lock:
             # Identical options: nothing changes, but the tables are written.
             self._reopen(self._store_node())
-        entries = _from(qemuimg.allocation_map(self.path), mark.file_bytes)
-        samples = self._samples[max(mark.samples - 1, 0):]
+        entries = between(qemuimg.allocation_map(self.path), begin.file_bytes, end.file_bytes,
+                          with_zeros=begin.file_bytes <= self._opened_bytes)
+        samples = self._samples[max(begin.samples - 1, 0):]
         return workingset.align(recorder.extents_from_map(entries, samples), GRANULARITY,
                                 self._virtual_bytes)
 
@@ -274,15 +282,26 @@ class GrowingStore:
             os.unlink(self.path)
 
 
-def _from(entries: list[dict[str, Any]], file_bytes: int) -> list[dict[str, Any]]:
-    """Return the part of a store's map that lies after a place in its file."""
+def between(entries: list[dict[str, Any]], begin: int, end: int,
+            with_zeros: bool) -> list[dict[str, Any]]:
+    """Return the part of a store's map that lies between two places in its file. Pure.
+
+    :param entries: of :func:`bootcache.qemuimg.allocation_map`.
+    :param begin: bytes.
+    :param end: bytes.
+    :param with_zeros: whether to return what has no place.
+    """
     found = []
     for entry in entries:
-        before = max(0, file_bytes - entry['offset']) if 'offset' in entry else 0
-        if before < entry['length']:
-            found.append({**entry, 'start': entry['start'] + before,
-                          'length': entry['length'] - before,
-                          **({'offset': entry['offset'] + before} if 'offset' in entry else {})})
+        if 'offset' not in entry:
+            if with_zeros:
+                found.append(entry)
+            continue
+        before = max(0, begin - entry['offset'])
+        length = min(entry['length'], end - entry['offset']) - before
+        if length > 0:
+            found.append({**entry, 'start': entry['start'] + before, 'length': length,
+                          'offset': entry['offset'] + before})
     return found
 
 

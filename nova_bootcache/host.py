@@ -162,7 +162,8 @@ class ComputeHost(HostStores):
         store = self._carry_out(plan, image_id, remote, virtual_bytes, offered)
         self.cache.touch(image_id)
         self._create(path, size, self.cache.path(image_id), 'qcow2')
-        if store is not None and offered.watch is not None and Step.WATCH in plan:
+        if store is not None and not store.spoilt and offered.watch is not None \
+                and Step.WATCH in plan:
             self._watch_boot(server_id, store, remote, offered, console)
         entry = self.cache.known(image_id)
         LOG.info('bootcache: server %s boots from %s of %s', server_id,

@@ -4,6 +4,7 @@ Cache images and their tiers, bases in the gateway, growing stores, and the boot
 to be reported. nova_bootcache/host.py makes chains out of them.
 """
 
+import collections
 import contextlib
 import os
 import threading
@@ -79,6 +80,8 @@ class HostStores:
         self.refusal = ''
         # Boots that are watched, by server id. Guarded by the lock, held for dictionary steps.
         self._watches: dict[str, BootWatch] = {}
+        # How many disks of an image Nova is reading now, by image. Guarded likewise.
+        self._copies: collections.Counter[str] = collections.Counter()
         self._lock = threading.Lock()
         # Makes opening and dropping of growing stores one step, and letting go of what no chain
         # in the making needs; some milliseconds of QMP, or of removing a file.
@@ -178,7 +181,7 @@ class HostStores:
             if self.arrivals.has(image_id):
                 return None
             store = self.stores.get(image_id)
-            if store is not None and store.is_there():
+            if store is not None and store.is_there() and not self._gives_way(store):
                 return store
             if store is not None:
                 self._forget_store(image_id)
@@ -196,8 +199,25 @@ class HostStores:
                 self.cache.release(f'store:{image_id}')
                 LOG.warning('image %s: it is read without a growing store: %s', image_id, error)
                 return None
+            store.spoilt = self._is_copied(image_id)
             self.stores.add(store)
             return store
+
+    def _is_copied(self, image_id: str) -> bool:
+        with self._lock:
+            return self._copies[image_id] > 0
+
+    def _gives_way(self, store: GrowingStore) -> bool:
+        """Take out a store that cannot tell of boots any more, so that another one can."""
+        image_id = store.image_id
+        if not store.spoilt or self._is_copied(image_id) or self.is_booting(image_id):
+            return False
+        try:
+            store.close()
+        except exception.BootcacheError as error:
+            LOG.info('image %s: its growing store stays for now: %s', image_id, error)
+            return False
+        return True
 
     def tidy_stores(self) -> None:
         """Remove the growing stores that are of no more use, and give back what they do not need.
@@ -273,6 +293,31 @@ class HostStores:
         with self._lock:
             self._watches[server_id] = watch
         watch.start()
+
+    @contextlib.contextmanager
+    def copying(self, image_id: str | None) -> Iterator[None]:
+        """Nova reads a disk of an image, which is no boot: to snapshot, migrate or rescue a server.
+
+        Boots that are watched are not reported, as the copy's reads are in the same growing store;
+        nor is what is in the store until another one takes its place.
+        """
+        image_id = image_id or ''
+        with self._lock:
+            self._copies[image_id] += 1
+            watches = [watch for watch in self._watches.values()
+                       if watch.store.image_id == image_id]
+        try:
+            for watch in watches:
+                watch.discard()
+            store = self.stores.get(image_id)
+            if store is not None:
+                store.spoilt = True
+            yield
+        finally:
+            with self._lock:
+                self._copies[image_id] -= 1
+                if not self._copies[image_id]:
+                    del self._copies[image_id]
 
     def _boot_over(self, watch: BootWatch) -> None:
         with self._lock:

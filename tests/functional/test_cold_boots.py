@@ -74,6 +74,50 @@ def test_what_a_server_read_until_it_was_stopped_is_reported(hosts, node, direct
     assert len(host.service.boots) == 1
 
 
+def test_what_nova_copies_while_servers_boot_is_reported_by_none(hosts, node, directory):
+    """A live snapshot made the image worse for all: its reads were taken for the boot's."""
+    host = cold(node, hosts())
+    boot(host, f'{directory}/one')
+    boot(host, f'{directory}/two')
+    read(host, 5 * MIB, 4096)
+    with host.copying(IMAGE):
+        read(host, 0, 2 * MIB)
+        host.server_goes('server-one')
+        host.server_goes('server-two')
+        # Its reads would be in the same store as the copy's.
+        boot(host, f'{directory}/three')
+        assert not host.is_booting(IMAGE)
+        read(host, 3 * MIB, 65536)
+    assert host.service.boots == []
+    # The next one is watched again, and what the copy has read is not in the way.
+    boot(host, f'{directory}/four')
+    read(host, 0, 65536)
+    host.server_goes('server-four')
+    (*_rest, extents, ended_by, _seconds), = host.service.boots
+    assert ended_by == 'shutdown' and [extent[:2] for extent in extents] == [[0, 65536]]
+    for disk in ('one', 'two', 'three', 'four'):
+        compare(f'{directory}/{disk}', node)
+
+
+def test_a_store_that_is_made_while_nova_copies_tells_of_no_boot(hosts, node, directory):
+    host = cold(node, hosts())
+    with host.copying(IMAGE):
+        boot(host, f'{directory}/one')
+        assert host.stores.get(IMAGE).spoilt and not host.is_booting(IMAGE)
+    boot(host, f'{directory}/two')
+    assert not host.stores.get(IMAGE).spoilt and host.is_booting(IMAGE)
+    host.server_goes('server-two')
+
+
+def test_what_nova_copies_of_another_image_does_not_matter(hosts, node, directory):
+    host = cold(node, hosts())
+    boot(host, f'{directory}/disk')
+    with host.copying('11111111-1f2b-4c3d-8e9f-0a1b2c3d4e5f'), host.copying(None):
+        read(host, 5 * MIB, 4096)
+    host.server_goes('server-disk')
+    assert len(host.service.boots) == 1
+
+
 def test_the_whole_cache_image_takes_the_empty_ones_place(hosts, node, directory):
     host = cold(node, hosts())
     boot(host, f'{directory}/disk')
@@ -93,8 +137,10 @@ def test_a_warm_boots_misses_are_reported_and_its_store_goes(hosts, node, direct
     node.build(*SET)
     host = hosts()
     host.service.watch = WATCH
-    boot(host, f'{directory}/disk', console=lambda: 'small login:')
+    console = []
+    boot(host, f'{directory}/disk', console=lambda: ''.join(console))
     read(host, 5 * MIB, 4096)
+    console.append('small login:')
     until(lambda: host.service.boots, 'the report')
     assert [extent[:2] for extent in host.service.boots[0][4]] == [[5 * MIB, 65536]]
     until(lambda: host.stores.get(IMAGE) is None, 'the end of the store')

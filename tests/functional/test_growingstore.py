@@ -68,11 +68,15 @@ def test_the_record_is_in_the_order_of_the_first_reads(gateway, node, keeper, di
     for offset in (5 * MIB, 0, 3 * MIB, 5 * MIB):
         pread(gateway, offset, 65536)
     until(lambda: store.mark().file_bytes > begin.file_bytes, 'growth')
-    assert [(extent.offset, extent.length) for extent in store.extents_since(begin)] \
-        == [(5 * MIB, 65536), (0, 65536), (3 * MIB, 65536)]
     middle = store.mark()
     pread(gateway, 4 * MIB, 65536)
-    assert [extent.offset for extent in store.extents_since(middle)] == [4 * MIB]
+    end = store.mark()
+    pread(gateway, 4 * MIB + 65536, 65536)
+    # What came after the second mark is not told.
+    assert [(extent.offset, extent.length) for extent in store.extents_between(begin, middle)] \
+        == [(5 * MIB, 65536), (0, 65536), (3 * MIB, 65536)]
+    assert [extent.offset for extent in store.extents_between(middle, end)] == [4 * MIB]
+    assert [extent.offset for extent in store.extents_between(end, end)] == []
 
 
 def test_block_status_does_not_hide_the_base(gateway, node, keeper, directory):

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from bootcache import cacheimage, workingset
-from bootcache.refinement import refine
+from bootcache import cacheimage, refinement, workingset
+from bootcache.refinement import Boot, Lesson, refine
 from bootcache.workingset import Extent
 
 BASE = 1 << 20
@@ -130,3 +130,106 @@ def test_only_the_first_boots_times_are_kept():
 def test_a_report_of_another_granularity_is_taken(offset):
     union = refined([Extent(4096, 4096)], [Extent(offset, 1)], BASE, granularity=4096)
     assert union == [Extent(4096, 4096), Extent(offset // 4096 * 4096, 4096)]
+
+
+# What boots confirm.
+
+def boot(extents, server='one', host='a', began=0.0, ended=10.0, ended_by='marker'):
+    return Boot(server, host, began, ended, ended_by, tuple(extents))
+
+
+def learn(have, new, *earlier, recorded_to='', only_host=False, quota=PLENTY):
+    return refinement.learn(have, recorded_to, new, earlier, only_host=only_host, quota=quota,
+                            cluster_bytes=CLUSTER, granularity=CLUSTER, virtual_bytes=BASE)
+
+
+def lone(extents):
+    """Clusters with one between each two."""
+    return [Extent(2 * number * CLUSTER, CLUSTER) for number in extents]
+
+
+@pytest.mark.parametrize('one, other, only_host, expected', [
+    (boot([]), boot([], 'two', 'b'), False, True),
+    (boot([]), boot([], 'one', 'b'), False, False),
+    (boot([]), boot([], 'two', 'a', 10.0, 20.0), False, False),
+    (boot([]), boot([], 'two', 'a', 10.0, 20.0), True, True),
+    (boot([], began=20.0, ended=30.0), boot([], 'two', 'a', 10.0, 20.0), True, True),
+    (boot([]), boot([], 'two', 'a', 9.0, 20.0), True, False),
+    (boot([]), boot([], 'one', 'a', 10.0, 20.0), True, False)])
+def test_boots_that_are_independent(one, other, only_host, expected):
+    assert refinement.confirms(one, other, only_host) is expected
+    assert refinement.confirms(other, one, only_host) is expected
+
+
+@given(boots(), boots(), st.lists(boots(), max_size=3))
+def test_a_set_grows_by_what_two_boots_read_and_by_nothing_else(have, seen, others):
+    have = workingset.align(have, CLUSTER, BASE)
+    earlier = [boot(refinement.beyond(have, extents, CLUSTER, BASE), f'server-{number}',
+                    f'host-{number}') for number, extents in enumerate(others)]
+    lesson = learn(have, boot(seen), *earlier)
+    both = set(clusters(seen)) & {cluster for extents in others for cluster in clusters(extents)}
+    if lesson.extents is not None:
+        assert set(clusters(lesson.extents)) == set(clusters(have)) | both
+    elif lesson.unconfirmed is not None:
+        assert set(clusters(lesson.unconfirmed.extents)) \
+            == set(clusters(seen)) - set(clusters(have))
+        assert refined(have, [Extent(cluster * CLUSTER, CLUSTER) for cluster in both],
+                       PLENTY) is None, 'or it is not worth a version'
+
+
+@given(boots(), boots())
+def test_nothing_of_one_boot_alone_counts(have, seen):
+    have = workingset.align(have, CLUSTER, BASE)
+    lesson = learn(have, boot(seen), boot(seen, 'one', 'b'), boot(seen, 'two', 'a'))
+    assert lesson.extents is None
+
+
+@pytest.mark.parametrize('ended_by', ['marker', 'silence', 'timeout', 'quota', 'shutdown'])
+def test_boots_to_their_ends_count(ended_by):
+    have, seen = lone(range(10)), lone(range(20, 30))
+    lesson = learn(have, boot(seen, ended_by=ended_by), boot(seen, 'two', 'b'))
+    assert (lesson.extents is not None) == (ended_by in ('marker', 'silence'))
+    assert lesson.extents is not None or lesson == Lesson()
+
+
+@pytest.mark.parametrize('ended_by', ['marker', 'silence', 'timeout', 'quota', 'shutdown'])
+def test_a_part_of_a_boot_is_completed_by_the_next_one(ended_by):
+    have, seen = lone(range(10)), lone(range(10, 400))
+    lesson = learn(have, boot(seen, ended_by=ended_by), recorded_to='shutdown')
+    if ended_by == 'shutdown':
+        assert lesson == Lesson()
+    else:
+        assert lesson.extents == [*have, *seen]
+
+
+def large(start, megabytes):
+    return [Extent(start << 20, megabytes << 20)]
+
+
+def test_a_refinement_adds_a_bounded_part():
+    """31 MB became 171 by one who read all of the disk."""
+    def grown(megabytes):
+        have, seen = large(0, megabytes), large(1000, 1000)
+        lesson = refinement.learn(
+            have, '', boot(seen), [boot(seen, 'two', 'b')], only_host=False, quota=1 << 40,
+            cluster_bytes=65536, granularity=4096, virtual_bytes=4 << 30)
+        assert lesson.extents[0] == have[0]
+        return workingset.total_bytes(lesson.extents) - (megabytes << 20)
+
+    assert grown(400) == 100 << 20
+    assert grown(30) == 7.5 * (1 << 20)
+    assert grown(2) == 4 << 20, 'of an image that reads little it is at least this'
+
+
+def test_what_is_remembered_of_a_boot_is_bounded():
+    seen = large(1000, 3000)
+    for megabytes, kept in ((2, 16), (400, 400)):
+        fresh = refinement.beyond(large(0, megabytes), seen, 65536, 4 << 30)
+        assert workingset.total_bytes(fresh) == kept << 20
+
+
+def test_what_is_confirmed_comes_in_the_order_of_the_boot_that_confirms():
+    have = lone(range(3))
+    first, second = lone((20, 10, 30, 40)), lone((30, 50, 10))
+    lesson = learn(have, boot(second), boot(first, 'two', 'b'))
+    assert lesson.extents == [*have, *lone((30, 10))]

@@ -72,9 +72,9 @@ def test_an_image_that_waits_for_its_profile_boot_boots_cold(house, job):
     assert house.hosts.plan_boot(other, 'host', 'server', None)['action'] == 'cold'
 
 
-def report(house, extents, image_hash=None, granularity=65536):
+def report(house, extents, image_hash=None, granularity=65536, server='server'):
     """A host is asked for a report, and makes it."""
-    plan(house)
+    house.hosts.plan_boot(IMAGE, 'host', server, None)
     house.hosts.report_boot(IMAGE, image_hash or house.store.load(IMAGE).image_hash, 'host',
                             granularity, extents, 'marker', 12.34)
     house.settle()
@@ -118,8 +118,8 @@ def test_a_servers_report_that_cannot_be_is_refused(house, granularity, extents)
 def test_boots_refine_the_working_set_until_they_bring_nothing_new(house):
     cold(house)
     report(house, [[0, 65536]])
-    assert plan(house)['watch']
-    report(house, [[0, 65536], [131072, 65536]])
+    for server in ('one', 'two'):
+        report(house, [[0, 65536], [131072, 65536]], server=server)
     manifest = house.store.load(IMAGE)
     assert manifest.working_set.version == 2 and len(house.qemu.builds) == 2
     document = house.operators.get_working_set(IMAGE)
@@ -151,7 +151,8 @@ def test_no_more_versions_than_the_operator_wants(house):
     house.conf.set_override('refine_boots', 1, 'bootcache')
     cold(house)
     report(house, [[0, 65536]])
-    report(house, [[131072, 65536]])
+    for server in ('one', 'two'):
+        report(house, [[131072, 65536]], server=server)
     assert house.store.load(IMAGE).working_set.version == 2
     assert 'watch' not in plan(house)
 

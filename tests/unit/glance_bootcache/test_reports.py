@@ -41,10 +41,10 @@ def ask(house, host='host', image=IMAGE, server='server'):
     return house.hosts.plan_boot(image, host, server, None)
 
 
-def report(house, extents, host='host', image=IMAGE):
+def report(house, extents, host='host', image=IMAGE, ended_by='marker'):
     """A host reports; the version of the image's working set afterwards."""
     house.endpoints.report_boot(
-        {}, image, house.store.load(image).image_hash, host, 65536, extents, 'marker', 1.0)
+        {}, image, house.store.load(image).image_hash, host, 65536, extents, ended_by, 1.0)
     house.settle()
     working_set = house.store.load(image).working_set
     return working_set and working_set.version
@@ -68,8 +68,9 @@ def test_a_report_that_was_asked_for_counts_once(cold):
     assert ask(cold)['watch']
     assert report(cold, [[0, 65536]]) == 1
     assert report(cold, [[0, 65536], [131072, 65536]]) == 1
-    assert ask(cold)['watch']
-    assert report(cold, [[0, 65536], [131072, 65536]]) == 2
+    for number in range(2):
+        assert ask(cold, server=f'later-{number}')['watch']
+        assert report(cold, [[0, 65536], [131072, 65536]]) == 1 + number
     assert len(cold.qemu.builds) == 2
 
 
@@ -81,11 +82,99 @@ def test_it_counts_for_the_host_and_the_image_that_were_asked_for(cold, host, im
 
 
 def test_servers_that_start_together_report_each(cold):
+    for host in ('one', 'two', 'three'):
+        cold.table.report(host, {})
+        assert ask(cold, host, server=f'on-{host}')['watch']
+    assert report(cold, [[0, 65536]], 'one') == 1
+    assert report(cold, [[0, 65536], [131072, 65536]], 'two') == 1
+    assert report(cold, [[0, 65536], [131072, 65536]], 'three') == 2
+    assert report(cold, [[0, 65536], [262144, 65536]], 'one') == 2
+
+
+# Growing needs two.
+
+KNOWN, NEW, MORE = [0, 65536], [131072, 65536], [262144, 65536]
+
+
+def learned(house):
+    """The offsets of the working set, in its order."""
+    return [extent[0] for extent in house.operators.get_working_set(IMAGE)['extents']]
+
+
+def boot(house, extents, host='host', server='server', ended_by='marker'):
+    ask(house, host, server=server)
+    return report(house, extents, host, ended_by=ended_by)
+
+
+def test_one_server_alone_never_makes_a_working_set_larger(cold, caplog):
+    """Its tenant reads all of the disk right after login, and again after each reboot."""
+    assert boot(cold, [KNOWN]) == 1
+    with caplog.at_level('INFO'):
+        for _again in range(3):
+            assert boot(cold, [KNOWN, NEW, MORE], server='greedy') == 1
+    assert 'server greedy on host read 131072 bytes beyond the working set' in caplog.text
+    # Another one that reads something else confirms only what both read.
+    assert boot(cold, [NEW], server='other') == 2
+    assert learned(cold) == [0, 131072] and len(cold.qemu.builds) == 2
+
+
+def test_two_servers_of_one_host_do_not_confirm_each_other_where_there_are_more(cold, caplog):
+    """Their reads are in one growing store."""
+    for host in ('host', 'elsewhere'):
+        cold.table.report(host, {})
+    assert boot(cold, [KNOWN]) == 1
+    with caplog.at_level('INFO'):
+        for number in range(3):
+            assert boot(cold, [NEW], server=f'server-{number}') == 1
+    assert 'the boot of another server on another host reads them, too' in caplog.text
+    assert boot(cold, [NEW], 'elsewhere', 'server-0') == 2, 'by one of the others'
+
+
+def test_on_the_only_host_boots_at_the_same_time_do_not_confirm_each_other(cold):
+    assert boot(cold, [KNOWN]) == 1
     for server in ('one', 'two'):
-        assert ask(cold, server=server)['watch']
-    assert report(cold, [[0, 65536]]) == 1
-    assert report(cold, [[0, 65536], [131072, 65536]]) == 2
-    assert report(cold, [[0, 65536], [262144, 65536]]) == 2
+        ask(cold, server=server)
+        cold.clock.now += 1
+    assert report(cold, [NEW]) == 1
+    assert report(cold, [NEW]) == 1
+    cold.clock.now += 1
+    assert boot(cold, [NEW], server='three') == 2
+
+
+@pytest.mark.parametrize('ended_by', ['timeout', 'quota', 'shutdown', 'whatever'])
+def test_only_boots_that_came_to_their_end_make_a_working_set_larger(cold, ended_by):
+    assert boot(cold, [KNOWN]) == 1
+    for number in range(2):
+        assert boot(cold, [NEW], server=f'server-{number}', ended_by=ended_by) == 1
+    assert boot(cold, [NEW], server='good') == 1
+    assert 'watch' in ask(cold)
+
+
+def test_a_set_of_a_boot_that_was_cut_short_is_completed_by_the_next_one(cold):
+    assert boot(cold, [KNOWN], ended_by='shutdown') == 1
+    assert boot(cold, [NEW], server='short', ended_by='shutdown') == 1
+    assert boot(cold, [KNOWN, MORE], server='whole') == 2
+    assert learned(cold) == [0, 262144]
+    assert cold.store.load(IMAGE).working_set.ended_by == 'marker'
+    assert boot(cold, [NEW], server='later') == 2, 'from now on it takes two'
+
+
+def test_what_was_read_beyond_one_version_is_not_held_against_the_next(cold):
+    assert boot(cold, [KNOWN]) == 1
+    assert boot(cold, [NEW, MORE], server='one') == 1
+    assert boot(cold, [NEW], server='two') == 2
+    assert boot(cold, [MORE], server='three') == 2
+    assert boot(cold, [MORE], server='four') == 3
+
+
+def test_boots_that_nobody_confirms_are_not_asked_for_for_ever(cold):
+    assert boot(cold, [KNOWN]) == 1
+    for number in range(boots._MOST_UNCONFIRMED):
+        assert 'watch' in ask(cold, server=f'server-{number}')
+        assert report(cold, [[(number + 2) * 65536, 65536]]) == 1
+    assert 'watch' not in ask(cold)
+
+
 
 
 def test_asking_for_no_server_asks_for_no_report(cold):
@@ -97,7 +186,7 @@ def test_asking_for_no_server_asks_for_no_report(cold):
 def test_a_report_is_expected_as_long_as_a_boot_may_take(cold):
     ask(cold)
     cold.clock.now += cold.conf.bootcache.profile_timeout + boots._LATE_SECONDS - 1
-    assert report(cold, [[0, 65536]]) == 1
+    assert report(cold, [[0, 65536]], ended_by='shutdown') == 1
     ask(cold)
     cold.clock.now += cold.conf.bootcache.profile_timeout + boots._LATE_SECONDS
     assert report(cold, [[0, 65536], [131072, 65536]]) == 1
@@ -121,9 +210,10 @@ def test_a_new_service_expects_nothing(cold):
 
 
 def test_a_host_that_lies_ends_with_the_last_version(cold):
-    """It may ask for servers that there are not."""
+    """It may ask for servers that there are not, and for hosts."""
     for number in range(16):
-        ask(cold, server=f'made-up-{number}')
-        report(cold, [[number * 65536, 65536]])
+        for twice in range(2):
+            ask(cold, f'host-{twice}', server=f'made-up-{number}-{twice}')
+            report(cold, [[number * 65536, 65536]], f'host-{twice}')
     assert cold.store.load(IMAGE).working_set.version == cold.conf.bootcache.refine_boots + 1
     assert 'watch' not in ask(cold)

@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from bootcache import exception
-from bootcache.ending import Limits
+from bootcache import ending, exception
+from bootcache.ending import Limits, Progress
 from bootcache.workingset import Extent
 from nova_bootcache import bootwatch, growingstore
 from nova_bootcache.bootwatch import BootWatch
@@ -88,8 +88,8 @@ class Boot:
     def idle_since(self):
         return self.grown_at
 
-    def extents_since(self, mark):
-        self.marks.append(mark)
+    def extents_between(self, begin, end):
+        self.marks.append((begin, end))
         return list(EXTENTS)
 
 
@@ -188,13 +188,13 @@ def test_a_server_that_goes_ends_it(watched):
 
 def test_the_report_says_what_was_read_since_the_boot_began(watched):
     boot = watched(reading(1))
-    assert boot.marks == [Mark(TABLES, 1)]
+    assert boot.marks == [(Mark(TABLES, 1), Mark(TABLES + 65536, 1))]
     assert boot.reports == [(growingstore.GRANULARITY, [[65536, 65536, 0.5], [0, 65536]],
                              'silence', 61.0)]
 
 
 def test_that_nothing_was_missed_is_reported_too(watched, monkeypatch):
-    monkeypatch.setattr(Boot, 'extents_since', lambda boot, mark: [])
+    monkeypatch.setattr(Boot, 'extents_between', lambda boot, begin, end: [])
     assert watched(reading(1)).reports == [(growingstore.GRANULARITY, [], 'silence', 61.0)]
 
 
@@ -217,10 +217,10 @@ def test_a_storage_node_that_is_away_is_not_waited_for(watched, monkeypatch, cap
 
 
 def test_a_store_that_cannot_be_read_is_logged(watched, monkeypatch, caplog):
-    def broken(boot, mark):
+    def broken(boot, begin, end):
         raise exception.StorageDaemonError('gateway: refused')
 
-    monkeypatch.setattr(Boot, 'extents_since', broken)
+    monkeypatch.setattr(Boot, 'extents_between', broken)
     assert lost(watched(reading(1)), caplog).levelname == 'WARNING'
 
 
@@ -260,3 +260,55 @@ def test_a_marker_that_takes_too_long_is_given_up_and_silence_ends_the_boot(watc
                    marker='^(a|aa)+$')
     assert ended_by(boot) == ('silence', 62.0)
     assert len([record for record in caplog.records if 'is given up' in record.getMessage()]) == 1
+
+
+# Up to where a boot's reads count.
+
+def counted(boot):
+    """Bytes from the boot's begin to where it ended."""
+    (begin, end), = boot.marks
+    return end.file_bytes - begin.file_bytes
+
+
+def test_a_boot_that_becomes_quiet_counts_with_its_tail(watched):
+    boot = watched({**reading(1, 2, 11, 12), 10: lambda boot: boot.say('boot finished')})
+    assert ended_by(boot) == ('marker', 17.0)
+    assert counted(boot) == 4 * 65536
+
+
+def test_a_boot_that_never_becomes_quiet_counts_up_to_its_marker(watched):
+    """A tenant who reads all of the disk right after login, for instance."""
+    boot = watched({**reading(1, 2, *range(11, 100)), 10: lambda boot: boot.say('boot finished')})
+    assert ended_by(boot) == ('marker', 40.0)
+    assert counted(boot) == 2 * 65536
+
+
+@pytest.mark.parametrize('idle, linger, quiet', [
+    (5.0, 30, True), (4.9, 30, False), (3.0, 3, True), (2.9, 3, False), (0.0, 0, True)])
+def test_quiet_is_five_seconds_or_the_linger(idle, linger, quiet):
+    assert ending.was_quiet(Progress(100, 1, idle, 30), Limits(1, linger, 60, 900)) is quiet
+
+
+def test_what_is_read_after_the_end_does_not_count(watched, monkeypatch):
+    """The record is read a while later: the storage node is looked at first."""
+    boots = []
+    monkeypatch.setattr(bootwatch.gateway, 'check_reachable', lambda remote: boots[0].read(1 << 20))
+    boot = watched({**reading(1), 2: boots.append})
+    assert ended_by(boot) == ('silence', 61.0)
+    assert counted(boot) == 65536
+
+
+def test_what_is_discarded_is_not_reported(watched, caplog):
+    with caplog.at_level('INFO'):
+        boot = watched({**reading(1), 3: lambda boot: boot.watch.discard()})
+    assert boot.reports == [] and boot.marks == []
+    assert 'server-1' in caplog.text and 'is not reported' in caplog.text
+
+
+def test_what_is_discarded_while_it_is_read_is_not_reported(watched, monkeypatch):
+    def discarded(boot, _begin, _end):
+        boot.watch.discard()
+        return list(EXTENTS)
+
+    monkeypatch.setattr(Boot, 'extents_between', discarded)
+    assert watched(reading(1)).reports == []

@@ -44,8 +44,18 @@ def test_the_rate_falls_with_the_size():
     assert rates == sorted(rates, reverse=True) and rates[0] > rates[-1]
 
 
-def test_a_map_is_cut_at_a_place_in_the_file():
-    entries = [{'start': 0, 'length': 100, 'offset': 1000}, {'start': 500, 'length': 50},
-               {'start': 900, 'length': 40, 'offset': 500}]
-    assert growingstore._from(entries, 1030) == [
-        {'start': 30, 'length': 70, 'offset': 1030}, {'start': 500, 'length': 50}]
+def test_a_record_is_the_part_of_the_map_between_two_places():
+    """A cluster of zeros has none: nobody knows whose it is, unless the store was new."""
+    data = {'start': 1000, 'length': 300, 'data': True, 'zero': False, 'offset': 500}
+    zeros = {'start': 5000, 'length': 100, 'data': False, 'zero': True, 'present': True}
+
+    def told(begin, end, with_zeros=False):
+        return [(entry['start'], entry['length'], entry.get('offset')) for entry in
+                growingstore.between([data, zeros], begin, end, with_zeros)]
+
+    assert told(0, 10_000) == [(1000, 300, 500)]
+    assert told(600, 10_000) == [(1100, 200, 600)]
+    assert told(0, 600) == [(1000, 100, 500)]
+    assert told(550, 700) == [(1050, 150, 550)]
+    assert told(0, 500) == told(800, 10_000) == told(800, 500) == []
+    assert told(0, 600, with_zeros=True) == [(1000, 100, 500), (5000, 100, None)]

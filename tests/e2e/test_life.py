@@ -133,8 +133,8 @@ def snapshots(pair, tmp_path):
 
     def snapshot(server):
         image = pair.nova.servers.create_image(server, names[server])
-        wait_until(lambda: pair.tenant.openstack.json('image', 'show', image)['status'] == 'active',
-                   'the snapshot', 180)
+        ask = pair.tenant.openstack.image_api
+        wait_until(lambda: ask('GET', f'/{image}')['status'] == 'active', 'the snapshot', 180)
         pair.tenant._images.append(image)
         return image
 

@@ -176,7 +176,7 @@ def test_live_migration_in_the_midst(tenant, settling, cloud):
 def test_snapshot_in_the_midst(tenant, settling, tmp_path):
     image = tenant.openstack.nova.servers.create_image(settling, 'in-the-midst')
     tenant._images.append(image)
-    wait_until(lambda: tenant.openstack.json('image', 'show', image)['status'] == 'active',
+    wait_until(lambda: tenant.openstack.image_api('GET', f'/{image}')['status'] == 'active',
                'the snapshot', 180)
     tenant.command(settling, 'verify')
     # Another server starts from it, with the data that the first one had.

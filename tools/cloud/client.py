@@ -109,14 +109,38 @@ class OpenStack:
                                 f" {timeout:.0f} s")  # fmt: skip
             time.sleep(POLL)
 
+    def image_api(self, method: str, path: str = "", **more: Any) -> Any:
+        """One request to Glance, as starting the openstack client takes seconds of a CPU.
+
+        :param path: below /v2/images.
+        :param more: as keystoneauth1.session.Session.request() takes it.
+        :returns: the answer's JSON document, or None.
+        :raises ClientError: if it fails.
+        """
+        from keystoneauth1.exceptions import ClientException
+
+        try:
+            answer = self.nova.client.session.request(
+                f"/v2/images{path}", method, endpoint_filter={"service_type": "image"}, **more)
+        except ClientException as error:
+            raise ClientError(f"{method} /v2/images{path} failed: {error}") from error
+        return answer.json() if answer.content else None
+
     def delete_server(self, server: str, timeout: float = 120) -> None:
         """Delete a server and wait until it is gone.
 
         :raises ClientError: if it stays.
         """
+        self.run("server", "delete", server)
+        self.wait_gone(server, timeout)
+
+    def wait_gone(self, server: str, timeout: float = 120) -> None:
+        """Wait until a server that is deleted is gone.
+
+        :raises ClientError: if it stays.
+        """
         from novaclient import exceptions
 
-        self.run("server", "delete", server)
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             try:

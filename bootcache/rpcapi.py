@@ -9,7 +9,7 @@ History:
   serve_stored.
 * 1.2: plan_boot's entry generation; report_holdings, which takes report_use's place, report_warm,
   list_hosts, image_hosts, evict_image, warm_image, get_warming.
-* 1.3: report_holdings' entry needs.
+* 1.3: report_holdings' entry needs; plan_boot's entry ready_in.
 """
 
 from collections.abc import Callable
@@ -143,7 +143,8 @@ class StorageAPI:
             port of the exporter), ``base_export`` and ``pinned``; for cache ``cache_export``,
             ``cache_image`` (:class:`bootcache.manifest.CacheInfo`), ``medium`` (disk or memory),
             ``has_memory`` and ``generation`` (a host that holds an earlier one is to let go of
-            it); and ``watch`` (quota in bytes, linger, silence and timeout in
+            it); with wait ``ready_in`` (seconds at least until the base is here, None if nobody
+            knows); and ``watch`` (quota in bytes, linger, silence and timeout in
             seconds, marker) if a report of what the boot reads is wanted.
         """
         answer: dict[str, Any] = self._call('plan_boot', seconds=_BOOT_SECONDS,

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import threading
+from collections.abc import Callable
 
 from oslo_log import log as logging
 
@@ -15,7 +16,7 @@ LOG = logging.getLogger(__name__)
 
 
 def obtain(image: ImageFacts, store: ImageStore, images: Images, store_dirs: list[str],
-           cancelled: threading.Event) -> str:
+           cancelled: threading.Event, arrived: Callable[[int], None] = lambda count: None) -> str:
     """Get an image's stored bytes as a file, checked against Glance's hash.
 
     From a file store the file is hard-linked into the image's directory, so that servers can go on
@@ -23,6 +24,7 @@ def obtain(image: ImageFacts, store: ImageStore, images: Images, store_dirs: lis
 
     :param store_dirs: directories of Glance's file store that this service can read.
     :param cancelled: set if the image was deleted meanwhile.
+    :param arrived: told of the bytes of each piece that is downloaded.
     :returns: the file's path.
     :raises ImageRefused: if the content does not match, or Glance has no hash for it.
     :raises Cancelled: if told so.
@@ -42,7 +44,7 @@ def obtain(image: ImageFacts, store: ImageStore, images: Images, store_dirs: lis
             return found
     if store_dirs:
         LOG.info('image %s: not in %s; it is downloaded', image.image_id, ', '.join(store_dirs))
-    _download(image, images, target, algorithm, value, cancelled)
+    _download(image, images, target, algorithm, value, cancelled, arrived)
     return target
 
 
@@ -58,7 +60,7 @@ def _link(source: str, target: str) -> str:
 
 
 def _download(image: ImageFacts, images: Images, target: str, algorithm: str, value: str,
-              cancelled: threading.Event) -> None:
+              cancelled: threading.Event, arrived: Callable[[int], None]) -> None:
     partial = f'{target}.partial'
     digest = hashlib.new(algorithm)
     try:
@@ -68,6 +70,7 @@ def _download(image: ImageFacts, images: Images, target: str, algorithm: str, va
                     raise exception.Cancelled('the image was deleted while it was downloaded')
                 digest.update(piece)
                 stream.write(piece)
+                arrived(len(piece))
         if digest.hexdigest() != value:
             raise exception.ImageRefused(f'the download does not have Glance\'s {algorithm}')
         savefile.commit(partial, target)

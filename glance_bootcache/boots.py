@@ -67,7 +67,8 @@ class Boots:
             return self._plan_profile(manifest, image_id, host, profile_token)
         if manifest is None or (not manifest.base_path and manifest.state in _COMING):
             self._manager.prepare(image_id)
-            return {'action': rpcapi.ACTION_WAIT, 'reason': 'the image\'s base is being prepared'}
+            return {'action': rpcapi.ACTION_WAIT, 'reason': 'the image\'s base is being prepared',
+                    'ready_in': self._manager.ready_in(image_id)}
         if not manifest.base_path:
             return _stock(manifest)
         if manifest.cache_image is not None and not self._tiers.check(manifest):

@@ -22,6 +22,7 @@ from glance_bootcache.profileboot.job import Job
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 from glance_bootcache.store import ImageStore
 from glance_bootcache.tiers import StorageTiers
+from glance_bootcache.transfers import Transfers
 
 LOG = logging.getLogger(__name__)
 
@@ -45,6 +46,7 @@ class ImageWork:
         self._profile_boots = profile_boots
         self._set = set_state
         self._evict = evict
+        self.transfers = Transfers()
 
     def get_base(self, image: ImageFacts, job: Job) -> Manifest:
         """Get an image's base, look into it, and serve it.
@@ -57,8 +59,9 @@ class ImageWork:
                 and os.path.exists(manifest.base_path):
             self._exporter.ensure(manifest, self._store.cache_path(manifest))
             return manifest
-        path = base.obtain(image, self._store, self._images, self._conf.glance_store_dirs,
-                           job.cancelled)
+        with self.transfers.of(image.image_id, image.stored_bytes) as arrived:
+            path = base.obtain(image, self._store, self._images, self._conf.glance_store_dirs,
+                               job.cancelled, arrived)
         inspected = inspection.inspect(
             path, image.disk_format, properties.parse_size(self._conf.max_virtual_size))
         inspection.read_through(path, inspected, image.stored_bytes, job.check_cancelled)

@@ -270,6 +270,10 @@ class Manager:
             self._preparing.add(image_id)
         self._bases.submit(self._prepare_soon, image_id)
 
+    def ready_in(self, image_id: str) -> float | None:
+        """Return the seconds until an image's base is here, at least; None if nobody knows."""
+        return self._image_work.transfers.seconds_left(image_id, _CONCURRENT_BASES)
+
     def _prepare_soon(self, image_id: str) -> None:
         try:
             self.consider(image_id, booting=True)

@@ -100,7 +100,8 @@ Possible values:
                max=600,
                help="""
 Seconds for which a server waits while the storage service prepares the base of
-an image that it did not know before. After that it boots the stock way.
+an image that it did not know before. After that it boots the stock way; and at
+once if the base is not going to be there by then, as far as can be told.
 """),
     cfg.StrOpt('settle_bandwidth',
                default='50MiB',

@@ -1,6 +1,7 @@
 """What happens on a compute host when a server's root disk is made, and when its server goes."""
 
 import contextlib
+import dataclasses
 import os
 import time
 from collections.abc import Callable
@@ -260,8 +261,13 @@ class ComputeHost(HostStores):
         deadline = time.monotonic() + self._conf.cold_wait
         while True:
             offered = offer.parse(image_id, self.ask(image_id, server_id, profile_token))
-            if offered.storage.offer is not Offer.WAIT or time.monotonic() >= deadline:
+            left = deadline - time.monotonic()
+            if offered.storage.offer is not Offer.WAIT or left <= 0:
                 return offered
+            if offered.comes_too_late(left):
+                return dataclasses.replace(offered, reason=(
+                    f'{offered.reason}, which takes {offered.ready_in:.0f} s more; a server waits'
+                    f' for [bootcache]cold_wait, {self._conf.cold_wait} s'))
             time.sleep(_ASK_AGAIN_SECONDS)
 
     def ask(self, image_id: str, server_id: str,

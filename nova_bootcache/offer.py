@@ -12,6 +12,8 @@ from nova_bootcache.placement import Offer, Storage
 
 _OFFERS = {rpcapi.ACTION_CACHE: Offer.CACHE, rpcapi.ACTION_COLD: Offer.COLD,
            rpcapi.ACTION_RECORD: Offer.PROFILE, rpcapi.ACTION_WAIT: Offer.WAIT}
+# A download may become faster; to go the stock way costs this host another one.
+_MARGIN = 1.25
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +42,7 @@ class Offered:
     :ivar pinned: an operator wants hosts to keep it.
     :ivar watch: how to watch the boot, None if its reads are of no use.
     :ivar generation: a host that holds an earlier one than this is to let go of it.
+    :ivar ready_in: seconds until the base is here, at least; None if nobody knows.
     """
 
     storage: Storage
@@ -52,6 +55,15 @@ class Offered:
     pinned: bool = False
     watch: Watch | None = None
     generation: int = 0
+    ready_in: float | None = None
+
+    def comes_too_late(self, patience: float) -> bool:
+        """Tell whether to wait is in vain.
+
+        :param patience: seconds for which the server would still wait.
+        """
+        return self.storage.offer is Offer.WAIT and self.ready_in is not None \
+            and self.ready_in > _MARGIN * patience
 
     def for_a_move(self) -> 'Offered':
         """Return what is offered to a server that comes from another host.
@@ -87,7 +99,9 @@ def _parse(image_id: str, answer: dict[str, Any]) -> Offered:
     if offer in (Offer.STOCK, Offer.WAIT) and not reason:
         reason = 'the storage service gave no reason'
     if 'base_export' not in answer and offer in (Offer.STOCK, Offer.WAIT):
-        return Offered(Storage(offer), reason)
+        ready_in = answer.get('ready_in')
+        return Offered(Storage(offer), reason,
+                       ready_in=None if ready_in is None else float(ready_in))
     cache_image = None
     if offer is Offer.CACHE or 'cache_image' in answer:
         cache_image = CacheInfo.from_dict(answer['cache_image'])

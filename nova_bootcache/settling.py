@@ -21,6 +21,7 @@ from oslo_log import log as logging
 from bootcache import exception, naming, qemuimg
 from nova_bootcache import fullbase, pivot, rebase
 from nova_bootcache.host import ComputeHost
+from nova_bootcache.occasions import Occasions
 from nova_bootcache.pivot import Pivot
 
 LOG = logging.getLogger(__name__)
@@ -129,6 +130,7 @@ class Settler:
         # Images whose base is to leave the gateway.
         self._gone: set[str] = set()
         self._unsettled_images: set[str] | None = None
+        self._occasions = Occasions(nova.directories, self._is_chained_in)
 
     # Starting and stopping.
 
@@ -215,9 +217,21 @@ class Settler:
     def _run(self) -> None:
         while not self._stopped.wait(_PERIOD_SECONDS):
             try:
-                self.once()
+                self.look()
             except Exception:
                 LOG.exception('bootcache: settling goes on in a while')
+
+    def look(self) -> None:
+        """Look at all servers if there is a reason: Nova's conductor has others to answer."""
+        now = time.monotonic()
+        waits = bool(self._gone) or (bool(self._bandwidth) and any(
+            now >= self._patience.get(image_id, (0.0, 0.0))[1]
+            for image_id in self._unsettled_images or ()))
+        self._occasions.look(now, waits, self.once)
+
+    def _is_chained_in(self, directory: str) -> bool:
+        return self._is_chained(
+            LocalServer(os.path.basename(directory), '', False, 0.0, directory, ''))
 
     def once(self) -> None:
         """Look at all servers, and settle what can be settled."""

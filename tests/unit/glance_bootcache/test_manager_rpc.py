@@ -1,13 +1,16 @@
 """What compute hosts ask and report. The neighbours are stand-ins, see test_manager.py."""
 
 import dataclasses
+import threading
+import types
 
 import pytest
-from fakes_manager import SIZE, until
+from fakes_manager import PATIENCE, SIZE, until
 
 from bootcache import exception
 from bootcache.manifest import State
 from bootcache.workingset import WorkingSet
+from glance_bootcache import transfers
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 
@@ -33,7 +36,8 @@ def plan(house, server='server'):
 
 def test_a_server_boots_cold_from_an_image_that_was_not_known(house):
     house.images.put(IMAGE)
-    assert plan(house) == {'action': 'wait', 'reason': 'the image\'s base is being prepared'}
+    assert plan(house) == {'action': 'wait', 'reason': 'the image\'s base is being prepared',
+                           'ready_in': None}
     house.settle()
     assert house.state(IMAGE) == 'served' and not house.boots.jobs
     answer = plan(house)
@@ -51,6 +55,29 @@ def test_an_image_that_glance_does_not_have_goes_the_stock_way(house):
     plan(house)
     house.settle()
     assert plan(house) == {'action': 'stock', 'reason': 'the image is skipped: bootcache_mode=off'}
+
+
+def test_a_host_hears_when_a_base_that_is_downloaded_will_be_here(house, monkeypatch):
+    """By the size that Glance tells, and how fast it comes."""
+    pieces, gate = [b'\0' * (SIZE // 4)] * 4, threading.Event()
+    now = [5000.0]
+    monkeypatch.setattr(transfers, 'time', types.SimpleNamespace(monotonic=lambda: now[0]))
+
+    def download(_image_id):
+        yield pieces[0]
+        now[0] += 30
+        assert gate.wait(PATIENCE)
+        yield from pieces[1:]
+
+    house.images.put(IMAGE)
+    monkeypatch.setattr(house.images, 'download', download)
+    plan(house)
+    until(lambda: plan(house).get('ready_in'), 'the estimate')
+    assert plan(house) == {'action': 'wait', 'reason': 'the image\'s base is being prepared',
+                           'ready_in': 90.0}
+    gate.set()
+    house.settle()
+    assert plan(house)['action'] == 'cold'
 
 
 def test_an_image_in_hand_boots_cold(house, job):

@@ -20,10 +20,11 @@ from bootcache.manifest import CacheInfo
 from bootcache.tier import Medium
 from nova_bootcache import conf as nova_conf
 from nova_bootcache import gateway, hoststores, placement
+from nova_bootcache import host as host_module
 from nova_bootcache.cacheentry import Entry
 from nova_bootcache.gateway import Remote
 from nova_bootcache.host import ComputeHost
-from nova_bootcache.placement import Server
+from nova_bootcache.placement import Offer, Server
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -386,3 +387,25 @@ def test_a_store_goes_with_the_whole_cache_image_unless_the_storage_node_is_away
 
 def _info():
     return CacheInfo('cache', 1000, 900, 3, 'ab', MIB, 65536, MIB, 'nbd:', 1.5, 1)
+
+
+# A base that does not come in time.
+
+@pytest.mark.parametrize('ready_in, asked', [
+    (1000.0, 1), (76.0, 1), (75.0, 2), (30.0, 61), (None, 61)])
+def test_a_server_does_not_wait_in_vain(host, monkeypatch, ready_in, asked):
+    """A base that takes longer than cold_wait (60 s) sends the server the stock way at once."""
+    questions = []
+
+    def ask(*_arguments):
+        questions.append(host.clock.now)
+        return {'action': 'wait', 'reason': 'the image\'s base is being prepared',
+                'ready_in': ready_in and ready_in - (host.clock.now - 5000)}
+
+    host.clock.sleep = lambda seconds: setattr(host.clock, 'now', host.clock.now + seconds)
+    monkeypatch.setattr(host_module, 'time', host.clock)
+    monkeypatch.setattr(host, 'ask', ask)
+    offered = host._ask_patiently(IMAGE, 'server-1', None)
+    assert offered.storage.offer is Offer.WAIT
+    assert len(questions) == asked
+    assert ('takes' in offered.reason and 'cold_wait, 60 s' in offered.reason) == (asked < 61)

@@ -743,3 +743,36 @@ def test_nothing_was_left(house, settler, left):
     os.rmdir(house.base_directory)
     settler.recover()
     assert left.mended == [] and house.backing('one') == house.path(IMAGE)
+
+
+# When Nova is asked at all.
+
+def asked(house, settler, seconds):
+    """How often Nova is asked for its servers in a time."""
+    count, servers = [], house.servers
+    house.servers = lambda: count.append(1) or servers()
+    try:
+        for _look in range(0, seconds, 10):
+            house.clock.now += 10
+            settler.look()
+    finally:
+        house.servers = servers
+    return len(count)
+
+
+def test_a_host_whose_servers_are_settled_does_not_ask_nova(house, settler):
+    house.boots('one')
+    settler.look()
+    assert house.backing('one') == house.base()
+    # Once more, as its disk is another one now.
+    assert asked(house, settler, 100) <= 2
+    assert asked(house, settler, 300) == 0
+    house.boots('two')
+    assert asked(house, settler, 20) >= 1
+    assert house.backing('two') == house.base()
+
+
+def test_a_host_with_a_server_that_cannot_be_settled_yet_asks_again(house, settler):
+    house.boots('one', settles=False)
+    settler.look()
+    assert asked(house, settler, 100) == 10

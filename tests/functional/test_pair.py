@@ -178,6 +178,8 @@ def test_what_a_crash_between_two_steps_left_is_replaced(node, gateway):
     gateway.daemon.add_nodes(gateway.remote_node('n', node.remote()))
     assert connect(gateway, gateway.ensure_base(node.remote())).get_size() == SIZE
     node.exporter._daemon.remove_export(f'base-{IMAGE}', disconnect=True)
+    # As the next process does, and upkeep.
+    node.exporter.start()
     node.serve()
     assert f'base-{IMAGE}' in node.exports
 

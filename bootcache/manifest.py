@@ -161,6 +161,10 @@ class Manifest:
     warm_due: bool = False
     name: str = ''
 
+    def without_base(self, state: State, reason: str) -> 'Manifest':
+        """Return what it is when its base is given up, and its cache image with it."""
+        return dataclasses.replace(self, state=state, reason=reason, base_path='', cache_image=None)
+
     def to_json(self) -> dict[str, Any]:
         """Return the document as it is stored."""
         return {'version': VERSION, **dataclasses.asdict(self)}

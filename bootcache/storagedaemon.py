@@ -102,12 +102,14 @@ class StorageDaemon:
     :param command_seconds: for which to wait for a command's answer.
     :param breaker: spares others the wait for a daemon that did not answer just now; None for a
         daemon on which nobody waits in a hurry.
+    :param trace: an event of QEMU's that it writes into its log.
     """
 
     def __init__(self, name: str, directory: str, listener: UnixListener | TcpListener,
                  binary: str = 'qemu-storage-daemon', autostart: bool = True,
                  group: str | None = None, patience: float = _COMMAND_SECONDS,
-                 command_seconds: float = _COMMAND_SECONDS, breaker: Breaker | None = None):
+                 command_seconds: float = _COMMAND_SECONDS, breaker: Breaker | None = None,
+                 trace: str | None = None):
         self.name = name
         self.directory = directory
         self.listener = listener
@@ -117,6 +119,7 @@ class StorageDaemon:
         self._patience = patience
         self.command_seconds = command_seconds
         self._breaker = breaker
+        self._trace = trace
         self.monitor_path = os.path.join(directory, f'{name}.qmp')
         self.pid_path = os.path.join(directory, f'{name}.pid')
         self.log_path = os.path.join(directory, f'{name}.log')
@@ -274,6 +277,8 @@ class StorageDaemon:
         command = [self._binary,
                    '--chardev', f'socket,path={self.monitor_path},server=on,wait=off,id=monitor',
                    '--monitor', 'chardev=monitor', '--pidfile', self.pid_path, *nbd]
+        if self._trace is not None:
+            command += ['--trace', self._trace]
         try:
             with open(self.log_path, 'ab') as log:
                 process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log,

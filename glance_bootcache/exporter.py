@@ -26,6 +26,8 @@ from bootcache.storagedaemon import StorageDaemon, TcpListener
 
 LOG = logging.getLogger(__name__)
 
+# Tells in the log which export a client asks for: see readerrors.py.
+_TRACE = 'nbd_negotiate_handle_export_name_request'
 # The node of a cache image's file is one or the other, in turn; earlier versions know only "f".
 _FILE_NODES = ('f', 'm')
 
@@ -48,7 +50,8 @@ class Exporter:
     def __init__(self, conf: cfg.ConfigOpts):
         group = conf[bootcache_conf.GROUP]
         self._daemon = StorageDaemon('exporter', group.run_dir,
-                                     TcpListener(group.export_host, group.export_port))
+                                     TcpListener(group.export_host, group.export_port),
+                                     trace=_TRACE)
         self._address = [group.advertise_host or group.export_host,
                          group.advertise_port or group.export_port]
         # Guards looking and adding as one step, and the places; held for milliseconds.
@@ -59,6 +62,8 @@ class Exporter:
         self._served_by: int | None = None
         # When exports were asked for last, in monotonic seconds; written before _served is read.
         self._asked_at: dict[str, float] = {}
+        # Images whose base is served no more, as it cannot be read in a place. Guarded by the lock.
+        self._suspended: set[str] = set()
         # Where cache exports were switched to, with the file's signature: a daemon that comes up
         # anew serves them from there, if that is still the same file.
         self._places: dict[str, tuple[str, tuple[int, int, int] | None]] = {}
@@ -126,6 +131,10 @@ class Exporter:
         if self._is_served(*wanted):
             return
         with self._lock:
+            if manifest.image_id in self._suspended:
+                raise exception.StorageDaemonError(
+                    f'exporter: the base of {manifest.image_id} cannot be read in a place; all of'
+                    ' it is being read to know more')
             exports = self._exports()
             if base_export not in exports:
                 name = naming.node_name('b', manifest.image_id)
@@ -305,6 +314,35 @@ class Exporter:
             self._served_by = None
             raise
         self._served[export] = top
+
+    @property
+    def log_path(self) -> str:
+        """The path of the daemon's log."""
+        return self._daemon.log_path
+
+    def suspend(self, image_id: str) -> bool:
+        """Have ``ensure`` refuse an image until ``resume``; False if it does already."""
+        with self._lock:
+            if image_id in self._suspended:
+                return False
+            self._suspended.add(image_id)
+            return True
+
+    def resume(self, image_id: str) -> None:
+        """Let an image be served again."""
+        with self._lock:
+            self._suspended.discard(image_id)
+
+    def cut_off(self, export: str) -> None:
+        """Stop serving an export whose clients cannot read it, whoever is connected.
+
+        :raises StorageDaemonError: if the daemon refuses.
+        """
+        with self._lock:
+            node = self._look().get(export)
+            if node is not None:
+                self._remove(export, disconnect=True)
+                self._remove_tree(node)
 
     def _remove_tree(self, top: str) -> None:
         present = self._daemon.nodes()

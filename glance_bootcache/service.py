@@ -25,6 +25,7 @@ from glance_bootcache.operators import Operators
 from glance_bootcache.orders import Orders
 from glance_bootcache.precache import NovaPrecache
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
+from glance_bootcache.readerrors import ReadErrors
 from glance_bootcache.store import ImageStore
 from glance_bootcache.tiers import StorageTiers
 from glance_bootcache.upkeep import Upkeep
@@ -79,7 +80,9 @@ class StorageService(service.Service):  # type: ignore[misc]
         upkeep.serve()
         startchecks.check_cloud(conf)
         upkeep.start()
-        self._started = [manager, upkeep]
+        read_errors = ReadErrors(store, images, exporter, tiers, manager)
+        read_errors.start()
+        self._started = [manager, upkeep, read_errors]
         warming.start()
         self._started.append(warming)
         listener = get_listener(conf, events)

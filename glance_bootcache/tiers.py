@@ -192,10 +192,10 @@ class StorageTiers:
         try:
             size = os.path.getsize(path)
         except OSError as error:
-            self._note_damage(manifest, str(error))
+            self.note_damage(manifest, str(error))
             return False
         if size != info.bytes:
-            self._note_damage(manifest, f'{path} has {size} bytes, not {info.bytes}')
+            self.note_damage(manifest, f'{path} has {size} bytes, not {info.bytes}')
             return False
         with self._lock:
             if info not in self._checked and not self._stopping:
@@ -214,9 +214,13 @@ class StorageTiers:
         try:
             cacheimage.verify(self._disk_path(manifest), _sha256(manifest), _cache_bytes(manifest))
         except exception.InvalidManifest as error:
-            self._note_damage(manifest, str(error))
+            self.note_damage(manifest, str(error))
 
-    def _note_damage(self, manifest: Manifest, reason: str) -> None:
+    def note_damage(self, manifest: Manifest, reason: str) -> None:
+        """Note that a cache image's file on the disk is not what it was: it is given out no more.
+
+        :param reason: for the log.
+        """
         with self._lock:
             current = self._store.load(manifest.image_id)
             if current is None or current.cache_image != manifest.cache_image:
@@ -322,7 +326,7 @@ class StorageTiers:
             if leftover:
                 LOG.error('image %s: not served from memory: %s', image_id, error)
             else:
-                self._note_damage(manifest, str(error))
+                self.note_damage(manifest, str(error))
         except (exception.BootcacheError, OSError) as error:
             LOG.error('image %s: not served from memory: %s', image_id, error)
         except Exception:

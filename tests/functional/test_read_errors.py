@@ -1,0 +1,152 @@
+"""A base that rots while servers run from it, with the real exporter and gateway.
+
+The storage service has read all of it when it came; a disk can fail later.
+"""
+
+import subprocess
+import threading
+
+import nbd
+import pytest
+import rotten
+from compute_host import boot, compare
+from functional_tools import until
+from storage_node import IMAGE, MIB, SIZE
+
+from bootcache.manifest import Manifest, State
+from bootcache.workingset import Extent
+from glance_bootcache.readerrors import ReadErrors
+from glance_bootcache.store import ImageStore
+from glance_bootcache.tiers import StorageTiers
+from nova_bootcache.gateway import Remote
+
+OTHER = '11111111-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+WATCH = {'quota': 64 * MIB, 'linger': 1, 'silence': 2, 'timeout': 100, 'marker': 'login:'}
+
+
+class Images:
+    """Stands for Glance."""
+
+    def __init__(self):
+        self.shown = []
+
+    def show_state(self, image_id, state, reason):
+        self.shown.append((image_id, state, reason))
+
+
+class Manager:
+    """Stands for the manager: nothing is in hand."""
+
+    def job(self, image_id):
+        return None
+
+
+@pytest.fixture
+def service(node, storage_conf):
+    """What looks after the exporter; ``once`` is called by the test."""
+    store = ImageStore(storage_conf.bootcache.state_dir)
+    tiers = StorageTiers(storage_conf, store, node.exporter)
+    errors = ReadErrors(store, Images(), node.exporter, tiers, Manager())
+    errors.store, errors.images, errors.tiers = store, errors._images, tiers
+    yield errors
+    errors.stop()
+    tiers.stop()
+
+
+@pytest.fixture
+def serve(node, service):
+    """Serves an image as the storage service does."""
+    def serve(image_id, path, virtual_bytes=SIZE):
+        manifest = service.store.put(Manifest(
+            image_id, State.SERVED, image_format='qcow2', virtual_bytes=virtual_bytes,
+            stored_bytes=virtual_bytes, base_path=path))
+        node.exporter.ensure(manifest, None)
+        return Remote.from_answer(image_id, node.exporter.describe(manifest))
+
+    return serve
+
+
+@pytest.fixture
+def rotting(node, serve):
+    """The node's image, compressed; spoiled where the exporter has not read yet."""
+    rotten.make(node.base, SIZE, '-c')
+    serve(IMAGE, node.base)
+    rotten.spoil_data(node.base, 4 * MIB)
+    return node.base
+
+
+def taken_out(service):
+    def look():
+        service.once()
+        return service.store.load(IMAGE).state is State.FAILED
+    until(look, 'the end of the rotten base')
+
+
+def test_a_watched_boot_of_a_rotten_base_does_not_hold_up_others(hosts, node, service, serve,
+                                                                 rotting, make_base, directory):
+    """Its end has the gateway write the store's tables, which waits for reads that go on."""
+    good = make_base(f'{directory}/store/good', 8 * MIB, [(0, 8 * MIB, 'data')], 'qcow2', seed=3)
+    remote = serve(OTHER, good, 8 * MIB)
+    host = hosts(reconnect_delay=1)
+    host.service.watch = WATCH
+    host.gateway.ensure_base(remote)
+    other = nbd.NBD()
+    other.set_export_name(f'base-{OTHER}')
+    other.connect_unix(host.gateway.socket_path)
+    assert boot(host, f'{directory}/one') is True
+    guest = subprocess.Popen(['qemu-io', '-r', '-f', 'qcow2', '-c', 'read 0 64k', '-c',
+                              'read 4M 4k', f'{directory}/one'], stdout=subprocess.PIPE,
+                             stderr=subprocess.STDOUT, text=True)
+    taken_out(service)
+    # The guest's read ends, as it would without all this; nothing else waits.
+    assert 'error' in guest.communicate(timeout=60)[0]
+    until(lambda: not host.is_booting(IMAGE), 'the end of the watch')
+    assert host.gateway.daemon.answers()
+    assert len(other.pread(MIB, 3 * MIB)) == MIB
+    other.shutdown()
+    assert host.gateway.ensure_base(remote) == f'base-{OTHER}'
+    manifest = service.store.load(IMAGE)
+    assert manifest.base_path == '' and 'error while reading' in manifest.reason
+    assert service.images.shown == [(IMAGE, State.FAILED, manifest.reason)]
+    assert node.exports == {f'base-{OTHER}'}
+
+
+def test_a_base_that_can_be_read_again_is_served_again(hosts, node, service, rotting, directory):
+    """The look into it finds no fault: it was the disk, for a moment."""
+    host = hosts(reconnect_delay=20)
+    assert boot(host, f'{directory}/one') is True
+    guest = subprocess.Popen(['qemu-io', '-r', '-f', 'qcow2', '-c', 'read 4M 4k',
+                              f'{directory}/one'], stdout=subprocess.PIPE, text=True)
+    mended = threading.Event()
+    read, service._look_into = service._look_into, lambda *what: mended.wait(60) and read(*what)
+
+    def look():
+        service.once()
+        return f'base-{IMAGE}' not in node.exports
+    until(look, 'that it is taken out')
+    rotten.make(rotting, SIZE, '-c')
+    mended.set()
+    until(lambda: f'base-{IMAGE}' in node.exports, 'that it is served again')
+    assert 'read 4096/4096' in guest.communicate(timeout=60)[0]
+    assert service.store.load(IMAGE).state is State.SERVED
+    compare(f'{directory}/one', node)
+
+
+def test_a_cache_image_that_cannot_be_read_counts_as_damaged(node, service, monkeypatch):
+    node.build(Extent(3 * MIB, MIB))
+    manifest = service.store.put(node.manifest)
+    export = node.exporter.cache_export(manifest)
+    service._take_out(export)
+    assert service.tiers.is_damaged(manifest) and export not in node.exports
+    assert f'base-{IMAGE}' in node.exports
+
+
+def test_what_is_no_loop_is_left_alone(node, service, serve, rotting):
+    """A single client, which does not connect again."""
+    handle = nbd.NBD()
+    handle.set_export_name(f'base-{IMAGE}')
+    handle.connect_tcp('127.0.0.1', str(node.conf.export_port))
+    with pytest.raises(nbd.Error):
+        handle.pread(4096, 4 * MIB)
+    service.once()
+    assert f'base-{IMAGE}' in node.exports

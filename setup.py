@@ -24,5 +24,7 @@ def exported_version() -> str:
 # An sdist has its version in PKG-INFO.
 if not (TOP / '.git').exists() and not (TOP / 'PKG-INFO').exists():
     os.environ.setdefault('PBR_VERSION', exported_version())
+    # Where reno is installed, it would look for the history of the release notes.
+    os.environ.setdefault('SKIP_GENERATE_RENO', '1')
 
 setuptools.setup()

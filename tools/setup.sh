@@ -64,6 +64,18 @@ install_python_packages() {
     link_debian_bindings
 }
 
+# All that requirements.txt asks for, for environments that have nothing else: the tests that install
+# the project make such, and have no network.
+download_wheels() {
+    local wheels=$BOOTCACHE_HOME/wheels want
+    want=$(cat "$TOP"/tools/constraints.txt "$TOP"/requirements.txt | sha256sum)
+    [ "$(cat "$wheels/.stamp" 2>/dev/null)" != "$want" ] || return 0
+    rm -rf "$wheels"
+    "$VENV/bin/pip" wheel -q --disable-pip-version-check -w "$wheels" -c "$TOP/tools/constraints.txt" \
+        -r "$TOP/requirements.txt"
+    echo "$want" >"$wheels/.stamp"
+}
+
 # Not an editable install: Nova looks for its drivers below its own package in site-packages only.
 install_project() {
     local stamp=$VENV/.project want
@@ -83,4 +95,5 @@ install_project() {
 mkdir -p "$BOOTCACHE_HOME"
 install_debian_packages
 install_python_packages
+download_wheels
 install_project

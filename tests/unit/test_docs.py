@@ -229,8 +229,7 @@ def test_the_exporter_outlives_the_storage_service():
 def test_units_are_valid(tmp_path, name):
     # The programs need not be installed where the tests run.
     copy = tmp_path / name
-    copy.write_text(re.sub(r'/usr/bin/(glance-bootcache|qemu-storage-daemon)', '/bin/true',
-                           (UNITS / name).read_text()))
+    copy.write_text(re.sub(r'(?<=ExecStart=)\S+', '/bin/true', (UNITS / name).read_text()))
     done = subprocess.run(['systemd-analyze', 'verify', '--man=no', str(copy)],
                           capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

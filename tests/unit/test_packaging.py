@@ -100,3 +100,43 @@ def test_build_takes_dependencies():
     # Before 7.1.0 pbr leaves them out, without a word, where there is no setup.cfg of its kind.
     requires = tomllib.loads((TOP / 'pyproject.toml').read_text())['build-system']['requires']
     assert 'pbr>=7.1.0' in requires
+
+
+# install.rst's checklist for taking it out.
+
+PAGES = TOP / 'doc' / 'source'
+TAKING_OUT = (PAGES / 'install.rst').read_text().split('Taking it out\n====')[1]
+# bootcache.conf is removed as a whole, as is the section [bootcache] of others' files.
+OPTIONS = re.findall(r'^ +(?:# )?(\w+) = ', ''.join(
+    section for page in ('install', 'scheduling')
+    for section in re.findall(r'^ +\[(?!bootcache|service_auth)\w+\](?:\n.*\S.*)+',
+                              (PAGES / f'{page}.rst').read_text(), re.M)), re.M)
+
+
+def test_every_option_that_is_set_is_unset_when_it_is_taken_out():
+    assert {'weight_classes', 'available_filters', 'enabled_filters', 'compute_driver', 'topics',
+            'image_import_plugins', 'non_inheritable_image_properties'} <= set(OPTIONS)
+    # transport_url is bootcache.conf's.
+    left = [name for name in sorted({*OPTIONS} - {'transport_url'})
+            if not re.search(rf'\b{name}\b', TAKING_OUT)]
+    assert left == []
+    assert 'the section ``[bootcache]`` goes' in TAKING_OUT
+
+
+def test_every_file_that_is_made_is_removed_when_it_is_taken_out():
+    text = (PAGES / 'install.rst').read_text().split('Taking it out\n====')[0]
+    made = set(re.findall(r'(?:cp|ln -s|install|venv) .*?(/(?:etc|opt|usr/local)\S*)$', text, re.M))
+    units = {path.name for path in (TOP / 'etc' / 'systemd').iterdir()}
+    made = {path for path in made if path != '/etc/systemd/system/'}
+    made |= {f'/etc/systemd/system/{unit}' for unit in units}
+    assert {'/opt/bootcache', '/usr/local/bin/bootcache', '/etc/bootcache'} <= made
+    removed = ' '.join(re.findall(r'^ +rm .*$', TAKING_OUT, re.M)).split()
+    assert [path for path in sorted(made)
+            if not any(path == name or path.startswith(f'{name}/') for name in removed)] == []
+
+
+def test_what_names_the_package_is_taken_out_before_the_package():
+    steps = [TAKING_OUT.index(text) for text in (
+        '#. nova-scheduler', '#. Glance', '#. Each compute host', '#. nova-api',
+        '#. The storage service', '#. The storage node', '#. RabbitMQ', '#. The package')]
+    assert steps == sorted(steps)

@@ -9,7 +9,8 @@ History:
   serve_stored.
 * 1.2: plan_boot's entry generation; report_holdings, which takes report_use's place, report_warm,
   list_hosts, image_hosts, evict_image, warm_image, get_warming.
-* 1.3: report_holdings' entry needs; plan_boot's entry ready_in.
+* 1.3: report_holdings' entries needs and unsettled; plan_boot's entry ready_in; list_hosts' entries
+  unsettled and named; image_hosts' entry storage_bytes.
 """
 
 from collections.abc import Callable
@@ -192,7 +193,9 @@ class StorageAPI:
 
         :param report: ``images``: by image id the time of the last use in seconds since the epoch,
             the tier (disk or memory), the generation that ``plan_boot`` told, and the file's
-            bytes; ``quotas``: bytes by tier; ``needs``: ids of images whose base the host's servers
+            bytes; ``unsettled``: None, or ``servers`` (how many of the host's depend on bootcache)
+            and ``named`` (``[server, why]`` of some); ``quotas``: bytes by tier; ``needs``: ids of
+            images whose base the host's servers
             may read. None if nothing has changed since the last report.
         :returns: ``drop``: ids of images whose cache image is to go as soon as no server of the
             host needs it; ``resend``: the service does not know the host's last report.
@@ -232,16 +235,18 @@ class StorageAPI:
 
     def list_hosts(self) -> list[dict[str, Any]]:
         """Return the hosts that have reported: ``host``, ``seen`` (seconds ago), ``images``,
-        ``bytes`` and ``quotas`` (both by tier)."""
+        ``bytes`` and ``quotas`` (both by tier), ``unsettled`` (how many of its servers depend on
+        bootcache, None if it does not tell) and ``named`` (``[server, why]`` of some of these)."""
         answer: list[dict[str, Any]] = self._call('list_hosts')
         return answer
 
     def image_hosts(self, image_id: str) -> dict[str, Any] | None:
         """Return where an image's cache image is, or None if the image is not known.
 
-        :returns: ``storage`` (disk, memory or None), ``hosts``: a list of ``host``, ``medium``,
-            ``bytes``, ``last_use`` (seconds since the epoch), ``seen`` (seconds since the host's
-            report) and ``leaving`` (it is to let go of it).
+        :returns: ``storage`` (disk, memory or None), ``storage_bytes`` (of the storage node's
+            file), ``hosts``: a list of ``host``, ``medium``, ``bytes``, ``last_use`` (seconds since
+            the epoch), ``seen`` (seconds since the host's report) and ``leaving`` (it is to let go
+            of it).
         """
         answer: dict[str, Any] | None = self._call('image_hosts', image_id=image_id)
         return answer

@@ -29,6 +29,8 @@ LOG = logging.getLogger(__name__)
 MOST_IMAGES = 10_000
 _MOST_HOSTS = 20_000
 _LONGEST_NAME = 255
+# Of a host's servers that depend on bootcache.
+_MOST_NAMED = 50
 _MOST_BYTES = 1 << 62
 # A host that was not heard of for so long is forgotten.
 _FORGET_SECONDS = 86400
@@ -56,10 +58,15 @@ class Holdings:
 
     :ivar images: by id.
     :ivar quotas: bytes, by tier.
+    :ivar unsettled: how many of its servers depend on bootcache; None if it does not know, or does
+        not tell.
+    :ivar named: some of these servers, and why each does.
     """
 
     images: Mapping[str, Held]
     quotas: Mapping[str, int]
+    unsettled: int | None = None
+    named: tuple[tuple[str, str], ...] = ()
 
 
 def use_time(value: Any, now: float) -> float:
@@ -97,7 +104,16 @@ def parse(report: Any, now: float) -> Holdings:
             quotas[Medium(name).value] = _size(size)
         except (ValueError, TypeError, OverflowError):
             continue
-    return Holdings(images, quotas)
+    return Holdings(images, quotas, *_unsettled(document.get('unsettled')))
+
+
+def _unsettled(entry: Any) -> tuple[int | None, tuple[tuple[str, str], ...]]:
+    try:
+        named = tuple((str(server)[:_LONGEST_NAME], str(why)[:_LONGEST_NAME])
+                      for server, why in entry['named'][:_MOST_NAMED])
+        return _size(entry['servers']), named
+    except (KeyError, ValueError, TypeError, OverflowError):
+        return None, ()
 
 
 def _items(entries: Any) -> list[tuple[Any, Any]]:
@@ -194,7 +210,8 @@ class Hosts:
         with self._lock:
             present = [(name, host.holdings, seen) for name, host, seen in self._present()]
         return [{'host': name, 'seen': seen, 'images': len(holdings.images),
-                 'bytes': _by_tier(holdings.images.values()), 'quotas': dict(holdings.quotas)}
+                 'bytes': _by_tier(holdings.images.values()), 'quotas': dict(holdings.quotas),
+                 'unsettled': holdings.unsettled, 'named': [list(one) for one in holdings.named]}
                 for name, holdings, seen in present]
 
     def holders(self, image_id: str) -> list[dict[str, Any]]:

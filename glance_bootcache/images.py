@@ -1,7 +1,8 @@
 """Glance's API as the storage service uses it: an image's facts, data and state properties."""
 
+import dataclasses
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import glanceclient
@@ -52,6 +53,26 @@ def facts(image: Any) -> ImageFacts:
         name=image.get('name') or '')
 
 
+@dataclasses.dataclass(frozen=True)
+class Marked:
+    """An image, and the storage service's properties that it has.
+
+    :ivar image_id: its id.
+    :ivar name: its name; empty if it has none.
+    :ivar names: of those properties.
+    """
+
+    image_id: str
+    name: str
+    names: tuple[str, ...]
+
+
+def mark(image: Any) -> Marked:
+    """Turn Glance's description of an image into what it has of the storage service's. Pure."""
+    return Marked(image['id'], image.get('name') or '',
+                  tuple(name for name in (properties.STATE, properties.REASON) if name in image))
+
+
 class Images:
     """Glance's images.
 
@@ -85,6 +106,35 @@ class Images:
         """
         data: Iterable[bytes] = self._client.images.data(image_id)
         return data
+
+    def marked(self) -> Iterator[Marked]:
+        """Yield the images that have a property of the storage service's, hidden ones included.
+
+        :raises Exception: keystoneauth's or glanceclient's, if Glance cannot be asked.
+        """
+        for hidden in (False, True):
+            for image in self._client.images.list(
+                    filters={'visibility': 'all', 'os_hidden': hidden}):
+                marked = mark(image)
+                if marked.names:
+                    yield marked
+
+    def look(self, image_id: str) -> Marked | None:
+        """Return what an image has of the storage service's; None if Glance does not have it.
+
+        :raises Exception: keystoneauth's or glanceclient's, if Glance cannot be asked.
+        """
+        try:
+            return mark(self._client.images.get(image_id))
+        except exc.HTTPNotFound:
+            return None
+
+    def unmark(self, marked: Marked) -> None:
+        """Take the storage service's properties from an image.
+
+        :raises Exception: keystoneauth's or glanceclient's, if Glance refuses.
+        """
+        self._client.images.update(marked.image_id, remove_props=list(marked.names))
 
     @staticmethod
     def shows(image: ImageFacts, state: State, reason: str) -> bool:

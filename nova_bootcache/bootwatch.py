@@ -23,6 +23,12 @@ LOG = logging.getLogger(__name__)
 _LOOK_SECONDS = 1.0
 # What ended a boot, beside ending.ended_by's: its server was stopped, moved or deleted.
 SHUTDOWN = 'shutdown'
+# What is known by that. Only a marker tells that a guest is up.
+_ENDS = {'marker': 'has booted, as its marker was seen,',
+         'silence': 'has read nothing new for a while, so that its boot counts as over,',
+         'quota': 'has read as much as a cache image may have',
+         'timeout': 'is not known to have booted; its boot counts as over',
+         SHUTDOWN: 'was stopped, moved or deleted before its boot was known to be over,'}
 # report(granularity, extents as lists, ended_by, seconds)
 Report = Callable[[int, list[list[Any]], str, float], None]
 
@@ -88,9 +94,12 @@ class BootWatch:
                 self._tell_discarded()
                 return
             read = workingset.total_bytes(extents)
-            LOG.info('bootcache: server %s booted in %.0f s (%s), %d bytes in %d extents were read'
-                     ' for the first time on this host', self.server_id, seconds, ended_by, read,
-                     len(extents))
+            LOG.info('bootcache: server %s %s after %.0f s; %d bytes in %d extents were read for'
+                     ' the first time on this host', self.server_id,
+                     _ENDS.get(ended_by, ended_by), seconds, read, len(extents))
+            if ended_by == SHUTDOWN and not extents:
+                # It may never have been started: that says nothing of what a boot reads.
+                return
             # Also that nothing was missed: then no more is to be learned from such boots.
             self._report(growingstore.GRANULARITY, workingset.to_wire(extents), ended_by,
                          round(seconds, 1))

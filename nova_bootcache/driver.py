@@ -51,7 +51,8 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
                                bootcache_nova_conf.bandwidth(CONF, 'settle_bandwidth'),
                                CONF[bootcache_conf.GROUP].settle_delay)
         self.bootcache.needs_base = self.settler.needs_base
-        self.holdings = Holdings(self.bootcache, servers.base_directory)
+        self.holdings = Holdings(self.bootcache, servers.base_directory,
+                                 self.settler.unsettled.report)
         self.upkeep = Upkeep(self.bootcache, self.holdings)
         self.warming = Warming(self.bootcache,
                                bootcache_nova_conf.bandwidth(CONF, 'warm_bandwidth'))

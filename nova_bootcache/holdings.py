@@ -3,7 +3,8 @@
 import contextlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import oslo_messaging as messaging
 from oslo_log import log as logging
@@ -26,9 +27,12 @@ class Holdings:
 
     :param host: the host.
     :param base_directory: Nova's own directory of bases.
+    :param unsettled: which servers depend on bootcache; None while that is not known.
     """
 
-    def __init__(self, host: ComputeHost, base_directory: str):
+    def __init__(self, host: ComputeHost, base_directory: str,
+                 unsettled: Callable[[], dict[str, Any] | None] = lambda: None):
+        self._unsettled = unsettled
         self._host = host
         self._base_directory = base_directory
         # What the storage service was told last. The upkeep thread's own.
@@ -78,7 +82,7 @@ class Holdings:
             image_id = entry.remote.image_id
             images[image_id] = [used, self._host.cache.medium(image_id).value, entry.generation,
                                 status.st_size]
-        return {'images': images, 'needs': self._needs(),
+        return {'images': images, 'needs': self._needs(), 'unsettled': self._unsettled(),
                 'quotas': {medium.value: limits.quota
                            for medium, limits in self._host.cache.limits.items()}}
 
@@ -91,8 +95,11 @@ class Holdings:
             needed.update(self._host.gateway.served())
         return sorted(needed)
 
-    def exchange(self) -> None:
-        """Tell the storage service what this host holds, and let go of what it says."""
+    def exchange(self) -> str:
+        """Tell the storage service what this host holds, and let go of what it says.
+
+        :returns: why it cannot be told; empty if it answers.
+        """
         report = self._report()
         api = self._host.api
         try:
@@ -104,13 +111,14 @@ class Holdings:
             # Of an earlier version, or away: it is told again.
             LOG.debug('bootcache: the storage service is not told what is here: %s', error)
             self._told = None
-            return
+            return str(error)
         self._told = report
         for image_id in answer.get('drop', ()):
             try:
                 self._let_go(naming.canonical_image_id(image_id))
             except (exception.BootcacheError, OSError, ValueError) as error:
                 LOG.warning('image %s: its cache image cannot be removed: %s', image_id, error)
+        return ''
 
     def _let_go(self, image_id: str) -> None:
         if self._host.let_go(image_id):

@@ -60,7 +60,8 @@ class NovaServers:
         return LocalServer(instance.uuid, instance.image_ref or '',
                            instance.task_state is None and instance.vm_state in _SETTLES,
                            age, directory,
-                           os.path.basename(instance.root_device_name or 'vda'))
+                           os.path.basename(instance.root_device_name or 'vda'),
+                           instance.task_state or instance.vm_state)
 
     def domain(self, server_id: str) -> Any:
         """Return its libvirt domain, None if it has none."""

@@ -23,6 +23,7 @@ from nova_bootcache import fullbase, pivot, rebase
 from nova_bootcache.host import ComputeHost
 from nova_bootcache.occasions import Occasions
 from nova_bootcache.pivot import Pivot
+from nova_bootcache.unsettled import Unsettled
 
 LOG = logging.getLogger(__name__)
 
@@ -41,6 +42,7 @@ class LocalServer:
     :ivar age: seconds since it started.
     :ivar directory: of its disks.
     :ivar target: the root disk's name in the guest.
+    :ivar state: what Nova has it in, or does with it: active, suspended, resize_migrating...
     """
 
     server_id: str
@@ -49,6 +51,7 @@ class LocalServer:
     age: float
     directory: str
     target: str
+    state: str = ''
 
     @property
     def disk(self) -> str:
@@ -131,6 +134,7 @@ class Settler:
         self._gone: set[str] = set()
         self._unsettled_images: set[str] | None = None
         self._occasions = Occasions(nova.directories, self._is_chained_in)
+        self.unsettled = Unsettled(is_off=not bandwidth)
 
     # Starting and stopping.
 
@@ -250,6 +254,8 @@ class Settler:
         self._gone |= (self._unsettled_images or set()) | self._idle_images()
         self._gone -= set(unsettled)
         self._unsettled_images = set(unsettled)
+        self.unsettled.note([server for servers in unsettled.values() for server in servers],
+                            self._patience)
         # Nova is at work on these: a chain may be in the making that nobody has opened yet.
         in_hand = {server.image_id for server in present if not server.settles}
         for image_id in self._gone - in_hand:
@@ -338,10 +344,12 @@ class Settler:
     def _complete_base(self, image_id: str) -> bool:
         target = self._base_path(image_id)
         stored = self._host.api.serve_stored(image_id)
+        self.unsettled.unwanted.discard(image_id)
         if stored is None:
             if not os.path.exists(target):
                 raise exception.BootcacheError('the storage service does not serve the image')
         elif not stored['settle']:
+            self.unsettled.unwanted.add(image_id)
             return False
         elif not stored['image_hash']:
             raise exception.BootcacheError('the storage service does not know the image\'s hash')

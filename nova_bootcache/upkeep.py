@@ -7,6 +7,7 @@ service is told what is here.
 import threading
 import time
 from collections.abc import Callable
+from importlib import metadata
 
 from oslo_log import log as logging
 
@@ -15,12 +16,14 @@ from nova_bootcache import offer
 from nova_bootcache.cacheentry import Entry
 from nova_bootcache.holdings import Holdings
 from nova_bootcache.host import ComputeHost
+from nova_bootcache.news import News
 from nova_bootcache.placement import Offer
 
 LOG = logging.getLogger(__name__)
 
 PERIOD_SECONDS = 10
 _LONGEST_PAUSE = 600
+_SERVICE, _GATEWAY = 'service', 'gateway'
 
 
 class Upkeep:
@@ -33,6 +36,8 @@ class Upkeep:
     def __init__(self, host: ComputeHost, holdings: Holdings):
         self._host = host
         self._holdings = holdings
+        self._news = News(LOG)
+        self._has_gateway = False
         self._stopped = threading.Event()
         # What could not be done: the next pause in seconds, and when to try. This thread's own.
         self._patience: dict[str, tuple[float, float]] = {}
@@ -61,17 +66,20 @@ class Upkeep:
         for step in (self.replace_empty, self._host.tidy_stores, self.exchange_holdings):
             self._try(step)
 
-    @staticmethod
-    def _try(step: Callable[[], None]) -> None:
+    def _try(self, step: Callable[[], None]) -> None:
         try:
             step()
         except (exception.BootcacheError, OSError) as error:
-            LOG.warning('bootcache: the gateway is not ready: %s', error)
+            # Several steps meet the same, each time.
+            self._news.bad(_GATEWAY, 'bootcache: the gateway is not ready: %s', error)
         except Exception:
             LOG.exception('bootcache: unexpected error')
 
     def _keep_gateway(self) -> None:
+        self._has_gateway = False
         self._host.gateway.start()
+        self._has_gateway = True
+        self._news.mended(_GATEWAY, 'bootcache: the gateway answers again')
         self._host.forget_lost_stores()
 
     def _is_time(self, what: str) -> bool:
@@ -124,4 +132,25 @@ class Upkeep:
         """Tell the storage service what is here, and let go of what is not to be."""
         if time.monotonic() >= self._exchange_at:
             self._exchange_at = time.monotonic() + self._host.report_interval
-            self._holdings.exchange()
+            away = self._holdings.exchange()
+            if away:
+                self._news.bad(_SERVICE, 'bootcache: the storage service is not reached (%s):'
+                               ' servers boot from what is on this host, or the stock way', away)
+            elif self._has_gateway:
+                self._news.good(_SERVICE, 'bootcache %s is ready: %s', _version(),
+                                _described(self._host))
+
+
+
+def _version() -> str:
+    try:
+        return metadata.version('bootcache')
+    except metadata.PackageNotFoundError:
+        return '(of a source tree)'
+
+
+def _described(host: ComputeHost) -> str:
+    tiers = ', '.join(f'{limits.quota} bytes of compute {medium.value}'
+                      for medium, limits in host.cache.limits.items())
+    return (f'the gateway answers on {host.gateway.socket_path}, the storage service on the message'
+            f' bus; cache images may take {tiers}, in {host.cache.directory}')

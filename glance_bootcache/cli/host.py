@@ -19,17 +19,47 @@ class List(lister.Lister):  # type: ignore[misc]
     message bus. It is shown with what it held then, and forgotten after a day.
     """
 
+    def get_parser(self, prog_name: str) -> Any:
+        """Add our arguments."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument('--unsettled', action='store_true',
+                            help='list the servers that still depend on bootcache, and why, and the'
+                                 ' hosts that do not tell; none is left: nothing depends on it')
+        return parser
+
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Ask and tabulate."""
+        if parsed_args.unsettled:
+            return ('host', 'seen', 'state', 'server', 'why'), _unsettled(
+                self.app.storage_api().list_hosts())
         tiers = [medium.value for medium in Medium]
         columns = ('host', 'seen', 'state', 'images',
                    *(f'{tier}_{what}' for tier in tiers for what in ('bytes', 'quota')))
         return columns, [
-            (printable(host['host']), round(host['seen']),
-             'silent' if host['seen'] > SILENT_SECONDS else 'reporting', host['images'],
+            (printable(host['host']), round(host['seen']), _state(host), host['images'],
              *(value for tier in tiers
                for value in _used_and_quota(host, tier)))
             for host in self.app.storage_api().list_hosts()]
+
+
+def _unsettled(hosts: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    """Return a row for each server that is named, and for what is not told."""
+    rows: list[tuple[Any, ...]] = []
+    for host in hosts:
+        begin = (printable(host['host']), round(host['seen']), _state(host))
+        count, named = host.get('unsettled'), host.get('named') or []
+        if count is None:
+            rows.append((*begin, None, 'not known: its driver does not tell, as one of an earlier'
+                         ' version, or with settling not begun'))
+            continue
+        rows += [(*begin, printable(server), printable(why)) for server, why in named]
+        if count > len(named):
+            rows.append((*begin, None, f'{count - len(named)} more servers'))
+    return rows
+
+
+def _state(host: dict[str, Any]) -> str:
+    return 'silent' if host['seen'] > SILENT_SECONDS else 'reporting'
 
 
 def _used_and_quota(host: dict[str, Any], tier: str) -> tuple[int | None, int | None]:

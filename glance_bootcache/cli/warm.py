@@ -177,5 +177,9 @@ class Warm(WaitingLister):
         finally:
             progress.end()
         if not parsed_args.no_wait:
+            if any(known['outcome'] == rpcapi.WARM_CACHED for job in watch.jobs.values()
+                   for known in job['hosts'].values()):
+                progress.line('nova-scheduler knows of hosts that are newly warm with their next'
+                              ' update of resources, within a minute by default')
             self.complaints += watch.complaints(None if in_time else parsed_args.timeout)
         return _COLUMNS, watch.rows()

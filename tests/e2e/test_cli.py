@@ -27,7 +27,7 @@ def plain(cloud, *arguments):
 
 def test_list_and_show(bootcache, ready_image):
     listed = {image['image_id']: image for image in bootcache('image', 'list')}
-    assert listed[ready_image]['state'] == 'ready'
+    assert listed[ready_image]['state'] == 'ready' and listed[ready_image]['name']
     shown = bootcache('image', 'show', ready_image)
     assert shown['cache_bytes'] == listed[ready_image]['cache_bytes'] > 0
     assert len(shown['cache_sha256']) == 64
@@ -55,6 +55,7 @@ def holders(bootcache, image):
     """The names of the hosts that have told that they hold an image's cache image."""
     rows = bootcache('image', 'where', image)
     assert rows[0]['tier'].startswith('storage') and rows[0]['host'] is None
+    assert rows[0]['bytes'] > 0
     assert all(row['tier'].startswith('compute') and row['bytes'] > 0 for row in rows[1:])
     return [row['host'] for row in rows[1:]]
 
@@ -104,6 +105,36 @@ def test_a_pinned_image_is_not_evicted(bootcache, cloud, ready_image):
         assert done.returncode == 1 and f'image {ready_image} is pinned' in done.stderr
     finally:
         bootcache('unpin', ready_image)
+
+
+def test_servers_that_depend_on_bootcache_are_listed(bootcache, tenant, ready_image, cloud,
+                                                     compute_log):
+    server = tenant.server(ready_image, host=cloud.hosts[0])
+
+    def why():
+        return {row['server']: row['why'] for row in bootcache('host', 'list', '--unsettled')
+                if row['host'] == cloud.hosts[0].hostname}.get(server)
+
+    wait_until(lambda: 'bootcache_settle=no' in (why() or ''), 'why it is not settled')
+    tenant.openstack.run('server', 'suspend', server)
+    tenant.openstack.wait_status(server, 'SUSPENDED')
+    wait_until(lambda: why() == 'it is suspended: resume it', 'what keeps it')
+    compute_log.wait(f'server {server} goes on needing its cache image')
+    tenant.delete_server(server)
+    wait_until(lambda: why() is None, 'nothing that keeps it')
+
+
+def test_clean_takes_the_properties_from_an_image(bootcache, tenant, ready_image, cloud):
+    done = plain(cloud, 'image', 'clean', '--all')
+    assert done.returncode == 1 and 'stop it first' in done.stderr
+    assert ready_image in {row['image_id']
+                           for row in bootcache('image', 'clean', '--all', '--dry-run')}
+    with cloud.storage_service_down():
+        (row,) = bootcache('image', 'clean', ready_image)
+        assert (row['outcome'], row['properties']) == ('removed', 'bootcache_state')
+        assert tenant.property(ready_image, 'bootcache_state') is None
+    wait_until(lambda: tenant.property(ready_image, 'bootcache_state') == 'ready',
+               'the state shown again')
 
 
 def test_working_set_show_and_plot(bootcache, cloud, ready_image, tmp_path):

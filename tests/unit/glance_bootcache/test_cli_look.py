@@ -44,6 +44,23 @@ def test_names_that_came_by_the_bus_change_no_terminal(cli):
     assert cli.json('host', 'list')[0]['host'] == 'one?[2J root#'
 
 
+def test_servers_that_depend_on_bootcache(cli):
+    cli.api.hosts = [
+        {**HOSTS[0], 'unsettled': 3, 'named': [['server-1', 'it is suspended: resume it'],
+                                               ['server-2\n', 'it is settled soon']]},
+        {**HOSTS[1], 'unsettled': 0, 'named': []},
+        {**HOSTS[1], 'host': 'three'}]
+    rows = cli.json('host', 'list', '--unsettled')
+    assert [(row['host'], row['server'], row['why']) for row in rows[:3]] == [
+        ('one', 'server-1', 'it is suspended: resume it'),
+        ('one', 'server-2', 'it is settled soon'),
+        ('one', None, '1 more servers')]
+    assert rows[3]['host'] == 'three' and rows[3]['why'].startswith('not known')
+    assert rows[3]['state'] == 'silent' and len(rows) == 4
+    cli.api.hosts = cli.api.hosts[1:2]
+    assert cli.json('host', 'list', '--unsettled') == []
+
+
 # Where an image is.
 
 def test_where_an_image_is(cli):

@@ -172,7 +172,8 @@ def test_warming_on_a_terminal(cli, terminal):
     lines = states(tty.shown())
     assert lines[0] == '     0 s  waiting for Nova'
     assert re.fullmatch(r' +1 s  warming  \[#+\.+\]  1/2 hosts  1 failed', lines[1])
-    assert re.fullmatch(r' +3 s  warming  \[#+\]  2/2 hosts', lines[-1])
+    assert re.fullmatch(r' +3 s  warming  \[#+\]  2/2 hosts', lines[-2])
+    assert lines[-1].startswith('     3 s  nova-scheduler knows of hosts')
 
 
 def test_evicting_on_a_terminal(cli, terminal):

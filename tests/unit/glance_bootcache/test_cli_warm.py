@@ -29,7 +29,9 @@ def test_hosts_become_warm(cli):
     # Off a terminal: one line a host, none twice.
     assert done.err.splitlines() == [
         '     0 s  waiting for Nova', '     1 s  warming  0/2 hosts',
-        f'     4 s  {ONE}: cached', f'     6 s  {TWO}: existing']
+        f'     4 s  {ONE}: cached', f'     6 s  {TWO}: existing',
+        '     6 s  nova-scheduler knows of hosts that are newly warm with their next update of'
+        ' resources, within a minute by default']
     assert cli.api.calls[0] == ('warm_image', IMAGE, ['racks'])
     assert set(cli.api.calls[1:]) == {('get_warming', IMAGE)}
 

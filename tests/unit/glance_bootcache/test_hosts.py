@@ -313,8 +313,9 @@ def test_operators_see_hosts(house):
     house.seconds.now += 2
     one, two = house.endpoints.list_hosts({})
     assert one == {'host': 'one', 'seen': 2.0, 'images': 2, 'bytes': {'disk': 7, 'memory': 5},
-                   'quotas': {'disk': 100, 'memory': 50}}
-    assert two == {'host': 'two', 'seen': 42.0, 'images': 0, 'bytes': {}, 'quotas': {}}
+                   'quotas': {'disk': 100, 'memory': 50}, 'unsettled': None, 'named': []}
+    assert two == {'host': 'two', 'seen': 42.0, 'images': 0, 'bytes': {}, 'quotas': {},
+                   'unsettled': None, 'named': []}
 
 
 def test_operators_see_where_an_image_is(house):
@@ -501,3 +502,26 @@ def test_orders_that_cannot_be_written_hold_as_long_as_the_process(house, caplog
     known = Orders(house.store.state_path('nowhere/orders.json'))
     known.add(IMAGE, ['one'])
     assert known.of('one') == {IMAGE} and 'cannot be written' in caplog.text
+
+
+# Servers that depend on bootcache.
+
+@pytest.mark.parametrize('told, known', [
+    ({'servers': 2, 'named': [['a', 'why'], ['b', 'x' * 999]]},
+     (2, (('a', 'why'), ('b', 'x' * 255)))),
+    ({'servers': 100, 'named': [['a', 'why']] * 100}, (100, (('a', 'why'),) * 50)),
+    (None, (None, ())), ({}, (None, ())), ({'servers': 'x', 'named': []}, (None, ())),
+    ({'servers': 1, 'named': ['abc']}, (None, ())), ({'servers': 1, 'named': 7}, (None, ())),
+    ({'servers': -5, 'named': []}, (0, ())),
+], ids=str)
+def test_what_a_host_tells_of_its_servers(told, known):
+    found = hosts.parse({'images': {}, 'quotas': {}, 'unsettled': told}, 1000.0)
+    assert (found.unsettled, found.named) == known
+
+
+def test_operators_see_the_servers(house):
+    house.table.report('one', {'unsettled': {'servers': 1, 'named': [['a', 'why']]}})
+    house.table.report('old', {'images': {}, 'quotas': {}})
+    assert [(entry['host'], entry['unsettled'], entry['named'])
+            for entry in house.endpoints.list_hosts({})] == [('old', None, []),
+                                                             ('one', 1, [['a', 'why']])]

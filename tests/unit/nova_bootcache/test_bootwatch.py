@@ -62,7 +62,7 @@ class Boot:
         self._clock, self._script = clock, script
         self.second, self.text = 0, ''
         self.bytes, self.grown_at, self.grows = TABLES, clock.monotonic(), True
-        self.marks = []
+        self.marks, self.reads = [], True
 
     def happens(self, second):
         if second in self._script:
@@ -90,7 +90,7 @@ class Boot:
 
     def extents_between(self, begin, end):
         self.marks.append((begin, end))
-        return list(EXTENTS)
+        return list(EXTENTS) if self.reads else []
 
 
 @pytest.fixture
@@ -312,3 +312,32 @@ def test_what_is_discarded_while_it_is_read_is_not_reported(watched, monkeypatch
 
     monkeypatch.setattr(Boot, 'extents_between', discarded)
     assert watched(reading(1)).reports == []
+
+
+# What is said of it.
+
+@pytest.mark.parametrize('script, told', [
+    ({**reading(1), 2: lambda boot: boot.say('boot finished')}, 'has booted, as its marker was'),
+    (reading(1), 'has read nothing new for a while'),
+    ({**reading(*range(1, 1000))}, 'is not known to have booted'),
+    ({**reading(1), 3: lambda boot: boot.watch.end()}, 'was stopped, moved or deleted before'),
+], ids=['marker', 'silence', 'timeout', 'shutdown'])
+def test_only_a_marker_tells_that_it_has_booted(watched, caplog, script, told):
+    caplog.set_level('INFO')
+    watched(script)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert told in line and ('has booted' in line) is ('marker' in told)
+
+
+def test_a_server_that_was_never_started_is_no_boot(watched, caplog):
+    caplog.set_level('INFO')
+
+    def ends(boot):
+        boot.reads = False
+        boot.watch.end()
+
+    boot = watched({2: ends})
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert 'was stopped, moved or deleted' in line and 'booted' not in line
+    # A boot that brings nothing new counts: after three of them no more is learned.
+    assert boot.reports == []

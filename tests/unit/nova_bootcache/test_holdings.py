@@ -145,7 +145,8 @@ def test_all_is_told_and_then_only_changes(host, base):
     holdings.exchange()
     holdings.exchange()
     everything = {'images': {IMAGE: [1234.5, 'disk', 3, 5], OTHER: [1000.0, 'memory', 0, 5]},
-                  'needs': [], 'quotas': {'disk': 1 << 30, 'memory': 1 << 30}}
+                  'needs': [], 'unsettled': None,
+                      'quotas': {'disk': 1 << 30, 'memory': 1 << 30}}
     assert host.reports == [('host-1', everything), ('host-1', None)]
     host.cache.touch(IMAGE)
     holdings.exchange()

@@ -776,3 +776,24 @@ def test_a_host_with_a_server_that_cannot_be_settled_yet_asks_again(house, settl
     house.boots('one', settles=False)
     settler.look()
     assert asked(house, settler, 100) == 10
+
+
+# What is told of it.
+
+def test_who_is_unsettled_and_why_is_told(house, settler):
+    assert settler.unsettled.report() is None
+    house.boots('one')
+    house.boots('two', settles=False, state='suspended')
+    house.boots('three', image=OTHER)
+    house.stored[OTHER]['settle'] = False
+    settler.once()
+    settler.once()
+    assert settler.unsettled.report() == {'servers': 2, 'named': [
+        ['three', 'its image says bootcache_settle=no: say yes, or migrate the server'],
+        ['two', 'it is suspended: resume it']]}
+    house.stored[OTHER]['settle'] = True
+    house.known['two'] = dataclasses.replace(house.known['two'], settles=True, state='active')
+    house.clock.now += 7 * 3600
+    settler.once()
+    settler.once()
+    assert settler.unsettled.report() == {'servers': 0, 'named': []}

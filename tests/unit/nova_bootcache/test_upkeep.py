@@ -10,8 +10,8 @@ import pytest
 
 from bootcache import exception
 from bootcache.manifest import CacheInfo
-from bootcache.tier import Medium
-from nova_bootcache import upkeep
+from bootcache.tier import Limits, Medium
+from nova_bootcache import news, upkeep
 from nova_bootcache.cacheentry import Entry
 from nova_bootcache.gateway import Remote
 from nova_bootcache.upkeep import Upkeep
@@ -19,6 +19,7 @@ from nova_bootcache.upkeep import Upkeep
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 INFO = CacheInfo('cache', 1000, 900, 3, 'ab', 1 << 30, 65536, 1 << 29, 'nbd://', 1.5, 1)
+LIMITS = Limits(10 << 30, 9 << 30, 8 << 30)
 # Doubled each time, to ten minutes.
 TRIES = [0, 10, 30, 70, 150, 310, 630, 1230, 1830]
 
@@ -48,7 +49,8 @@ class Host:
         self.held, self.served, self.booting, self.answers = {}, {}, set(), {}
         self.broken, self.started_anew, self.tries, self.asked = set(), False, [], []
         self.fetched, self.told, self.room, self.stores = [], [], Medium.DISK, []
-        self.needed, self.refusal = None, ''
+        self.needed, self.refusal, self.away = None, '', ''
+        self.limits, self.socket_path = {Medium.DISK: LIMITS}, '/run/bootcache/gateway.sock'
 
     def holds(self, image, whole=True, used=1000.0):
         """Put a cache image, or an empty one, into the cache."""
@@ -133,12 +135,14 @@ class Host:
     def exchange(self):
         self.fails('bus')
         self.told.append(self.hostname)
+        return self.away
 
 
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(upkeep, 'time', clock)
+    monkeypatch.setattr(news, 'time', clock)
     return clock
 
 
@@ -325,3 +329,61 @@ def test_stores_are_looked_after_each_time(host, clock):
     keeper.once()
     keeper.once()
     assert host.stores == ['looked for lost ones', 'cleared', 'tidied'] * 2
+
+
+# What is said of it.
+
+def lines(caplog):
+    """What was logged since the last look: level and text."""
+    found = [(record.levelname, record.getMessage()) for record in caplog.records
+             if record.levelname in ('INFO', 'WARNING', 'ERROR')]
+    caplog.clear()
+    return found
+
+
+def test_one_line_says_that_all_is_well(host, clock, caplog):
+    caplog.set_level('INFO')
+    kept = Upkeep(host, host)
+    for _second in looks(clock, kept.once, 20):
+        pass
+    ((level, line),) = lines(caplog)
+    assert level == 'INFO' and ' is ready: ' in line
+    for part in ('/run/bootcache/gateway.sock', 'storage service', f'{10 << 30} bytes',
+                 host.directory):
+        assert part in line
+
+
+def test_a_gateway_that_is_away_is_told_once_and_seldom_and_when_it_is_back(host, clock, caplog):
+    caplog.set_level('INFO')
+    kept = Upkeep(host, host)
+    host.holds(IMAGE)
+    # The text of the gateway's own failure, and of what cannot be served through it.
+    host.broken = {'start', 'exports'}
+    for _second in looks(clock, kept.once, 100):
+        pass
+    assert lines(caplog) == [
+        ('WARNING', f'bootcache: the gateway is not ready: {what} does not answer')
+        for what in ('start', 'exports')]
+    for _second in looks(clock, kept.once, 100):
+        pass
+    assert len(lines(caplog)) == 2
+    host.broken = set()
+    for _second in looks(clock, kept.once, 100):
+        pass
+    said = lines(caplog)
+    assert said[0] == ('INFO', 'bootcache: the gateway answers again')
+    assert sum(' is ready: ' in line for _level, line in said) == 1
+
+
+def test_a_storage_service_that_is_away_is_told_once_and_when_it_is_back(host, clock, caplog):
+    caplog.set_level('INFO')
+    kept = Upkeep(host, host)
+    host.away = 'no reply on topic bootcache'
+    for _second in looks(clock, kept.once, 60):
+        pass
+    ((level, line),) = lines(caplog)
+    assert level == 'WARNING' and 'no reply on topic bootcache' in line and 'stock way' in line
+    host.away = ''
+    for _second in looks(clock, kept.once, 60):
+        pass
+    assert [' is ready: ' in line for _level, line in lines(caplog)] == [True]

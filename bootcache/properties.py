@@ -18,6 +18,8 @@ SETTLE = 'bootcache_settle'
 REQUIRE = 'bootcache_require'
 STATE = 'bootcache_state'
 REASON = 'bootcache_reason'
+# Glance's own; how the names of all that make a signature begin.
+SIGNATURE = 'img_signature'
 
 MODES = ('auto', 'off')
 REQUIRE_DRIVER = 'driver'

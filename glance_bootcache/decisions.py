@@ -50,6 +50,7 @@ AWAITED = (f'{NO_HOST}; it is recorded by itself as soon as one does, within a m
 SNAPSHOT = 'a snapshot of a server'
 DELETED = 'the image was deleted in Glance'
 HELD = 'deleted with "bootcache image delete"; "bootcache image build" makes it again'
+SIGNED = 'the image is signed'
 
 # From whom everybody sees to whom the owner alone does.
 VISIBILITIES = ('public', 'community', 'shared', 'private')
@@ -146,6 +147,11 @@ class Decision:
     policy: Policy | None = None
 
 
+def is_signed(image: ImageFacts) -> bool:
+    """Tell whether an image has any of Glance's properties of a signature."""
+    return any(name.startswith(properties.SIGNATURE) for name in image.properties)
+
+
 def skip_reason(image: ImageFacts, build_snapshots: bool) -> str:
     """Return why an image cannot have a cache image, or an empty string."""
     if image.disk_format not in inspection.FORMATS:
@@ -160,6 +166,8 @@ def skip_reason(image: ImageFacts, build_snapshots: bool) -> str:
                        ('os_encrypt_format', 'encryption')):
         if image.properties.get(name) not in (None, '', '[]'):
             return f'an image with {what} ({name}) is not served'
+    if is_signed(image):
+        return f'{SIGNED}: only stock Nova checks that, while it downloads the image'
     if image.properties.get('image_type') == 'snapshot' and not build_snapshots:
         return f'{SNAPSHOT}; [bootcache]build_snapshots is off'
     return ''

@@ -141,7 +141,7 @@ class Manager:
         if decision.action is Action.SKIP:
             if job is not None:
                 self._cancel(job)
-            self._skip(fresh, decision.reason)
+            self._skip(fresh, decision.reason, settle=not decisions.is_signed(image))
         elif decision.action is Action.WAIT:
             if manifest is None:
                 self._store.put(fresh)
@@ -316,15 +316,17 @@ class Manager:
             self.shown.show(image_id)
         return True
 
-    def _skip(self, manifest: Manifest, reason: str) -> None:
-        if manifest.state is State.SKIPPED and manifest.reason == reason:
+    def _skip(self, manifest: Manifest, reason: str, settle: bool) -> None:
+        settle = manifest.settle and settle
+        if manifest.state is State.SKIPPED and manifest.reason == reason \
+                and manifest.settle == settle:
             return
         LOG.info('image %s: skipped: %s', manifest.image_id, reason)
         # The base stays for servers that run from it, until the last one has gone. Without the
         # hash the image is looked at again when its properties change.
         self._store.put(dataclasses.replace(
             manifest, state=State.SKIPPED, reason=reason, image_hash='', working_set=None,
-            cache_image=None))
+            cache_image=None, settle=settle))
 
     # The work on one image: its base in one executor's threads, the rest in the other's.
 

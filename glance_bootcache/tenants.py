@@ -38,6 +38,8 @@ _SKIPPED = (
     ('the image has no data', 'the image has no data of its own'),
     ('an image with ', 'images with a kernel, a ramdisk, a block device mapping or encryption are'
                        ' not served'),
+    (decisions.SIGNED, 'signed images are not served: their signature is checked as they are'
+                       ' downloaded'),
     (decisions.SNAPSHOT, 'snapshots of servers are not served in this cloud'),
     ('the content is ', 'its content is not what disk_format says'),
     ('the image is not safe to open', 'the image is not safe to open'),

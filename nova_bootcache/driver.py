@@ -18,7 +18,7 @@ from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
 from bootcache import exception, naming
-from nova_bootcache import accounting, localstorage, snapshots, warmth
+from nova_bootcache import accounting, localstorage, signatures, snapshots, warmth
 from nova_bootcache import conf as bootcache_nova_conf
 from nova_bootcache.holdings import Holdings
 from nova_bootcache.host import ComputeHost
@@ -79,13 +79,16 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
     def _serves(self) -> bool:
         """Tell whether new servers of this host boot from cache images, where there are some."""
         return self.bootcache.enabled and self._has_overlays() \
-            and CONF.preallocate_images == 'none'
+            and CONF.preallocate_images == 'none' and not signatures.are_checked(CONF)
 
     def init_host(self, host: str, *args: Any, **kwargs: Any) -> None:
         """Start the gateway and mend disks first: Nova's own start may boot servers."""
         if not self._has_overlays():
             LOG.warning('bootcache: [libvirt]images_type=%s is served the stock way; use qcow2',
                         CONF.libvirt.images_type)
+        if signatures.are_checked(CONF):
+            LOG.warning('bootcache: Nova checks the signatures of images on this host, see'
+                        ' [glance]verify_glance_signatures; all servers go the stock way')
         if reason := self._shared_storage(host):
             self.bootcache.refuse(reason)
         self.bootcache.start(host)

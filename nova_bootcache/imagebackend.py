@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-from collections.abc import Mapping
 from typing import Any
 
 import nova.privsep.path
@@ -13,6 +12,7 @@ from nova.virt.libvirt import utils as libvirt_utils
 from oslo_log import log as logging
 
 from bootcache import exception, naming, qemuimg, rpcapi
+from nova_bootcache import signatures
 from nova_bootcache.host import ComputeHost
 from nova_bootcache.placement import Server
 
@@ -22,17 +22,17 @@ _CONSOLE_BYTES = 16 << 10
 _MOVES = frozenset({task_states.MIGRATING, task_states.RESIZE_MIGRATED, task_states.RESIZE_FINISH})
 
 
-def _lazy(instance: Any, name: str) -> Mapping[str, str]:
-    """Return what Nova may have to get from its database first; empty if it cannot be had.
+def _lazy(instance: Any, name: str) -> Any:
+    """Return what Nova may have to get from its database first; None if it cannot be had.
 
     An instance without a context cannot be asked for more, and the database may be away: neither is
     a reason for a server not to start.
     """
     try:
-        return dict(getattr(instance, name) or {})
+        return getattr(instance, name)
     except Exception as error:
         LOG.info('bootcache: the %s of server %s is not known: %s', name, instance.uuid, error)
-        return {}
+        return None
 
 
 class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
@@ -79,11 +79,13 @@ class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
             return False
         server = Server(image_id=image_id, disk_name=os.path.basename(self.path),
                         kernel_id=instance.kernel_id or '',
-                        has_trusted_certs=bool(trusted_certs),
+                        checks_signature=bool(trusted_certs)
+                        or signatures.are_checked(imagebackend.CONF),
                         is_unshelving=instance.vm_state == vm_states.SHELVED_OFFLOADED,
-                        preallocates=self.preallocate)
+                        preallocates=self.preallocate,
+                        is_signed=signatures.is_signed(_lazy(instance, 'system_metadata')))
         try:
-            token = _lazy(instance, 'metadata').get(rpcapi.PROFILE_METADATA)
+            token = (_lazy(instance, 'metadata') or {}).get(rpcapi.PROFILE_METADATA)
             return self.bootcache.make_overlay(
                 server, instance.uuid, token, self.path, size,
                 os.path.exists(self._stock_base(filename)), self._console,
@@ -126,7 +128,7 @@ class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
         backing = libvirt_utils.get_disk_backing_file(path, basename=False)
         ours = self.bootcache.cache.holds_path(backing)
         if not ours and (backing != self._stock_base(naming.cache_file_name(image_id))
-                         or os.path.exists(backing)):
+                         or os.path.exists(backing) or self._signature_matters()):
             return False
         try:
             if ours:
@@ -137,6 +139,12 @@ class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
         except Exception as error:
             raise nova_exception.InternalError(
                 f'The disk of server {self._instance.uuid} cannot be opened: {error}') from error
+
+    def _signature_matters(self) -> bool:
+        """Tell whether stock Nova has to get the image of a server that came from elsewhere."""
+        return bool(signatures.are_checked(imagebackend.CONF)
+                    or _lazy(self._instance, 'trusted_certs')
+                    or signatures.is_signed(_lazy(self._instance, 'system_metadata')))
 
     def _image_of(self, backing: str, image_id: str) -> str:
         """Return whose cache image a backing file is; a name of another image is an error."""

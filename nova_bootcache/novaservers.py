@@ -16,6 +16,7 @@ from nova.virt.libvirt import utils as libvirt_utils
 from oslo_concurrency import lockutils
 from oslo_utils import timeutils
 
+from nova_bootcache import signatures
 from nova_bootcache.settling import LocalServer
 
 CONF = imagebackend.CONF
@@ -62,6 +63,18 @@ class NovaServers:
                            age, directory,
                            os.path.basename(instance.root_device_name or 'vda'),
                            instance.task_state or instance.vm_state)
+
+    def needs_stock_base(self, server_id: str) -> bool:
+        """Tell whether only stock Nova may get a server's base: it checks signatures."""
+        if signatures.are_checked(CONF):
+            return True
+        try:
+            instance = objects.Instance.get_by_uuid(
+                nova_context.get_admin_context(), server_id,
+                expected_attrs=['system_metadata', 'trusted_certs'])
+        except nova_exception.InstanceNotFound:
+            return False
+        return bool(instance.trusted_certs) or signatures.is_signed(instance.system_metadata)
 
     def domain(self, server_id: str) -> Any:
         """Return its libvirt domain, None if it has none."""

@@ -58,17 +58,20 @@ class Server:
     :ivar image_id: its image.
     :ivar disk_name: ``disk`` for a root disk, ``disk.rescue`` and others else.
     :ivar kernel_id: of a separate kernel, empty if none.
-    :ivar has_trusted_certs: Nova is to check the image's signature while it downloads.
+    :ivar checks_signature: Nova is to check the image's signature while it downloads: by trusted
+        certificates of the server's, or for all images.
     :ivar is_unshelving: the image is a snapshot that Nova deletes afterwards.
     :ivar preallocates: Nova is to allocate all of the disk's space.
+    :ivar is_signed: the image has a signature, whether or not Nova is to check it.
     """
 
     image_id: str | None
     disk_name: str
     kernel_id: str
-    has_trusted_certs: bool
+    checks_signature: bool
     is_unshelving: bool
     preallocates: bool
+    is_signed: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,8 +119,10 @@ def stock_reason(server: Server, enabled: bool, host_has_stock_base: bool) -> st
         return 'the disk is not made from an image'
     if server.kernel_id:
         return 'the image has a separate kernel'
-    if server.has_trusted_certs:
+    if server.checks_signature:
         return 'the image\'s signature is checked while all of it is downloaded'
+    if server.is_signed:
+        return 'the image is signed: only stock Nova can check that'
     if server.is_unshelving:
         return 'a shelved server\'s own image is used once only'
     if server.preallocates:

@@ -72,6 +72,9 @@ class Nova(Protocol):
     def server(self, server_id: str) -> LocalServer | None:
         """Return one of them, as it is now; None if it is gone."""
 
+    def needs_stock_base(self, server_id: str) -> bool:
+        """Tell whether only stock Nova may get a server's base: it checks signatures."""
+
     def domain(self, server_id: str) -> Any:
         """Return its libvirt domain, None if it has none."""
 
@@ -318,7 +321,7 @@ class Settler:
 
     def _settle(self, image_id: str, servers: list[LocalServer]) -> None:
         try:
-            if self._complete_base(image_id):
+            if self._complete_base(image_id, servers):
                 before = self._patience.get(image_id)
                 for server in servers:
                     if self._stopped.is_set():
@@ -341,8 +344,13 @@ class Settler:
         self._patience[image_id] = min(2 * pause, _LONGEST_PAUSE), time.monotonic() + pause
         return pause
 
-    def _complete_base(self, image_id: str) -> bool:
+    def _complete_base(self, image_id: str, servers: list[LocalServer]) -> bool:
         target = self._base_path(image_id)
+        if not os.path.exists(target) \
+                and any(self._nova.needs_stock_base(server.server_id) for server in servers):
+            raise exception.BootcacheError(
+                'the image\'s signature has to be checked, which only stock Nova does; it makes'
+                ' the full base when the next server of the image starts')
         stored = self._host.api.serve_stored(image_id)
         self.unsettled.unwanted.discard(image_id)
         if stored is None:

@@ -128,6 +128,8 @@ def test_no_boot_from_an_image_that_is_not_active(status):
     *(({'properties': {name: 'x'}}, name) for name in (
         'kernel_id', 'ramdisk_id', 'block_device_mapping', 'cinder_encryption_key_id',
         'os_encrypt_format')),
+    *(({'properties': {f'img_signature{name}': 'x'}}, 'signed') for name in (
+        '', '_hash_method', '_key_type', '_certificate_uuid')),
     ({'properties': {'image_type': 'snapshot'}}, 'build_snapshots')])
 @pytest.mark.parametrize('known, forced', [(None, False), (READY, False), (READY, True)])
 def test_what_cannot_be_served_is_skipped_with_its_reason(changes, word, known, forced):

@@ -247,6 +247,20 @@ def test_stored_bytes_for_settling(house):
                       'settle': False}
 
 
+def test_what_is_stored_of_an_image_that_gets_a_signature_is_not_for_settling(house):
+    """Nobody has checked it: stock Nova does that, when it makes the full base itself."""
+    cold(house)
+    house.boots.servers.add(IMAGE)
+    assert house.hosts.serve_stored(IMAGE)['settle'] is True
+    content, facts = house.images.images[IMAGE]
+    house.images.images[IMAGE] = content, dataclasses.replace(
+        facts, properties={**facts.properties, 'img_signature': 'x'})
+    house.manager.consider(IMAGE)
+    house.settle()
+    assert house.state(IMAGE) == 'skipped'
+    assert house.hosts.serve_stored(IMAGE)['settle'] is False
+
+
 def test_a_deleted_images_servers_find_its_base(house, job):
     finish(house)
     house.boots.servers.add(IMAGE)

@@ -146,6 +146,9 @@ def test_bases_are_named_as_we_name_cache_images():
 @pytest.mark.parametrize('group, option, default', [
     (None, 'instances_path', None), (None, 'use_cow_images', True),
     (None, 'preallocate_images', 'none'), ('libvirt', 'images_type', 'default'),
+    ('glance', 'verify_glance_signatures', False),
+    ('glance', 'enable_certificate_validation', False),
+    ('glance', 'default_trusted_certificate_ids', None),
     ('image_cache', 'subdirectory_name', '_base'),
     ('image_cache', 'remove_unused_base_images', True),
     ('image_cache', 'remove_unused_original_minimum_age_seconds', None)])

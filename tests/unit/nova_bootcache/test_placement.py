@@ -12,15 +12,15 @@ from nova_bootcache.placement import Held, Host, Offer, Server, Step, Storage, p
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 
 # In the order in which they are told: the first that applies is the reason.
-REASONS = ['enabled is off', 'not a root disk', 'not made from an image', 'kernel', 'signature',
-           'shelved', 'preallocate', 'full base']
+REASONS = ['enabled is off', 'not a root disk', 'not made from an image', 'kernel',
+           'signature is checked', 'is signed', 'shelved', 'preallocate', 'full base']
 
 
 def test_every_combination_of_obstacles():
-    for obstacles in itertools.product((False, True), repeat=8):
-        off, disk, image, kernel, certs, unshelving, preallocates, stock = obstacles
+    for obstacles in itertools.product((False, True), repeat=9):
+        off, disk, image, kernel, certs, signed, unshelving, preallocates, stock = obstacles
         server = Server(None if image else IMAGE, 'disk.rescue' if disk else 'disk',
-                        'kernel-id' if kernel else '', certs, unshelving, preallocates)
+                        'kernel-id' if kernel else '', certs, unshelving, preallocates, signed)
         reason = placement.stock_reason(server, not off, stock)
         first = next((word for word, there in zip(REASONS, obstacles, strict=True) if there), '')
         assert bool(reason) == any(obstacles)

@@ -55,7 +55,7 @@ class House:
         self.force_raw, self.keep_free = True, 1 << 30
         self.known, self.domains, self.did, self.locked = {}, {}, [], []
         self.looked_at, self.booting, self.served, self.connected = [], set(), set(), set()
-        self.stored = {}
+        self.stored, self.signed = {}, set()
         # Called by name when something happens; to let Nova come in between.
         self.then = {}
 
@@ -103,6 +103,9 @@ class House:
 
     def server(self, server_id):
         return self.known.get(server_id)
+
+    def needs_stock_base(self, server_id):
+        return server_id in self.signed
 
     def domain(self, server_id):
         return self.domains.get(server_id)
@@ -363,6 +366,23 @@ def test_disks_that_are_not_ours(house, settler):
     os.unlink(house.known['volume'].disk)
     settler.once()
     assert house.done('asked') == [] and house.done('lock') == []
+
+
+def test_no_base_of_a_signed_image_is_completed_unchecked(house, settler, caplog):
+    house.boots('one')
+    house.signed.add('one')
+    settler.once()
+    assert house.done('complete') == [] and settled(house) == []
+    assert 'the image\'s signature has to be checked' in caplog.text
+
+
+def test_a_base_that_stock_nova_got_and_checked_is_settled_on(house, settler):
+    house.boots('one')
+    house.signed.add('one')
+    with open(house.base(), 'w'):
+        pass
+    settler.once()
+    assert house.done('complete') == [] and settled(house) == ['one']
 
 
 def test_qemu_img_is_not_asked_for_a_raw_disk_each_time(house, settler):

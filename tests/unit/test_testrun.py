@@ -54,15 +54,19 @@ def test_three(): pass
 
 def test_two_processes_run_each_test_once_and_tell_what_came_of_it(tmp_path):
     (tmp_path / 'share' / 'e2e').mkdir(parents=True)
+    # Beside it: what was claimed has the name of the file, and a process that starts late would
+    # collect it.
+    tests = tmp_path / 'tests'
+    tests.mkdir()
     for number in range(4):
-        (tmp_path / f'test_{number}.py').write_text(FILE.format(good=number != 2))
+        (tests / f'test_{number}.py').write_text(FILE.format(good=number != 2))
     processes = []
     for name in ('e2e-1', 'e2e-2'):
         environment = {**os.environ, 'BOOTCACHE_SHARE': str(tmp_path / 'share' / 'e2e'),
                        'BOOTCACHE_SHARE_NAME': name, 'PYTHONPATH': str(TOP)}
         processes.append(subprocess.Popen(
             [sys.executable, '-m', 'pytest', '-p', 'tools.testrun.share', '-c', os.devnull,
-             '--rootdir', str(tmp_path), str(tmp_path)], env=environment, cwd=tmp_path,
+             '--rootdir', str(tests), str(tests)], env=environment, cwd=tests,
             stdout=subprocess.DEVNULL))
     assert sorted(process.wait(60) for process in processes) == [0, 1]
     counts, bad, wrong, seconds = testrun.summary(tmp_path / 'share')

@@ -7,6 +7,8 @@ import threading
 import time
 from typing import Any
 
+from bootcache import green
+
 
 class _Outcome:
     """What became of a coroutine in the loop's thread; filled there, waited for elsewhere."""
@@ -38,17 +40,17 @@ class LoopThread:
         :param timeout: seconds.
         :raises TimeoutError: if it takes longer; it is cancelled.
         """
-        native, green = _threads()
+        native, is_green = _threads()
         with self._lock:
             if self._loop is None or self._pid != os.getpid():
                 self._start(native)
         assert self._loop is not None
         outcome = _Outcome(native)
         self._loop.call_soon_threadsafe(outcome.start, self._loop, coroutine)
-        if not green:
+        if not is_green:
             outcome.done.wait(timeout)
         deadline = time.monotonic() + timeout
-        while green and not outcome.done.is_set() and time.monotonic() < deadline:
+        while is_green and not outcome.done.is_set() and time.monotonic() < deadline:
             time.sleep(0.001)
         if not outcome.done.is_set():
             self._loop.call_soon_threadsafe(lambda: outcome.task and outcome.task.cancel())
@@ -64,9 +66,8 @@ class LoopThread:
 
 def _threads() -> tuple[Any, bool]:
     """Return the module of native threads, and whether eventlet has put green ones in its place."""
-    patcher = sys.modules.get('eventlet.patcher')
-    if patcher is not None and patcher.is_monkey_patched('thread'):
-        return patcher.original('threading'), True
+    if green.is_used():
+        return sys.modules['eventlet.patcher'].original('threading'), True
     return threading, False
 
 

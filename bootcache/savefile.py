@@ -6,6 +6,8 @@ import os
 import tempfile
 from typing import Any
 
+from bootcache import green
+
 _CHUNK = 1 << 20
 
 
@@ -28,7 +30,8 @@ def fsync_file(path: str) -> None:
     """
     fd = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(fd)
+        # Of a full base it takes seconds.
+        green.aside(lambda: os.fsync(fd))
     finally:
         os.close(fd)
 
@@ -69,7 +72,11 @@ def file_digest(path: str, algorithm: str = 'sha256') -> str:
     :raises ValueError: if hashlib does not know the algorithm.
     """
     digest = hashlib.new(algorithm)
-    with open(path, 'rb') as stream:
-        while chunk := stream.read(_CHUNK):
-            digest.update(chunk)
+
+    def read() -> None:
+        with open(path, 'rb') as stream:
+            while chunk := stream.read(_CHUNK):
+                digest.update(chunk)
+
+    green.aside(read)
     return digest.hexdigest()

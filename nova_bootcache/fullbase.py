@@ -17,7 +17,7 @@ from typing import Any
 from oslo_log import log as logging
 from oslo_utils.imageutils import format_inspector
 
-from bootcache import exception, qemuimg, savefile
+from bootcache import exception, green, qemuimg, savefile
 
 LOG = logging.getLogger(__name__)
 
@@ -154,12 +154,15 @@ class _Work:
                 ' algorithm is not known here') from error
         began, done = time.monotonic(), 0
         with open(path, 'rb') as stream:
-            while chunk := stream.read(_CHUNK):
+            def read() -> int:
+                chunk = stream.read(_CHUNK)
                 digest.update(chunk)
-                done += len(chunk)
+                return len(chunk)
+
+            while length := green.aside(read):
+                done += length
                 self.check()
                 ahead = done / self._rate - (time.monotonic() - began) if self._rate else 0.0
-                # A sleep of nothing lets others run under eventlet.
                 time.sleep(min(max(ahead, 0.0), 0.5))
         if digest.hexdigest() != wanted.lower():
             raise exception.BootcacheError(
@@ -176,7 +179,8 @@ def _file_node(path: str, image_format: str) -> dict[str, Any]:
 def _inspect(path: str, image_format: str) -> int:
     """Refuse what Nova's ``images.fetch_to_raw`` refuses; return the virtual size in bytes."""
     try:
-        inspector = format_inspector.detect_file_format(path)
+        # It may read all of a raw file.
+        inspector = green.aside(lambda: format_inspector.detect_file_format(path))
         inspector.safety_check()
     except (format_inspector.SafetyCheckFailed, format_inspector.ImageFormatError) as error:
         raise exception.ImageRefused(f'{path} is not safe to open: {error}') from error

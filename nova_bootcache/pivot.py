@@ -20,7 +20,7 @@ import libvirt
 from oslo_log import log as logging
 from oslo_utils.imageutils import format_inspector
 
-from bootcache import exception, qemuimg, savefile
+from bootcache import exception, green, qemuimg, savefile
 from nova_bootcache import pivotstate, rebase
 from nova_bootcache.livedisk import POLL_SECONDS, LiveDisk
 from nova_bootcache.pivotstate import (
@@ -205,7 +205,7 @@ def base_format(path: str) -> str:
     :raises PivotRefused: if it is neither raw nor qcow2, or unsafe.
     """
     try:
-        inspector = format_inspector.detect_file_format(path)
+        inspector = green.aside(lambda: format_inspector.detect_file_format(path))
         inspector.safety_check()
     except (format_inspector.SafetyCheckFailed, format_inspector.ImageFormatError,
             OSError) as error:

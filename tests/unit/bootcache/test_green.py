@@ -1,0 +1,103 @@
+"""Long work under eventlet, in a process of its own, and where there is none.
+
+A green thread writes into a pipe what another one hashes: if the hash let nobody else have a turn,
+the first would never come to write.
+"""
+
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from bootcache import green
+
+WRITER = '''
+import hashlib, sys, threading
+from bootcache import green, savefile
+path, piece = sys.argv[1], b'x' * (1 << 20)
+digest = hashlib.sha512(piece * 3).hexdigest()
+
+def write():
+    stream = green.aside(lambda: open(path, 'wb'))
+    for _ in range(3):
+        # Each but the first needs a turn.
+        green.aside(lambda: stream.write(piece))
+    green.aside(stream.close)
+
+writer = threading.Thread(target=write)
+writer.start()
+'''
+EVENTLET = 'import eventlet; eventlet.monkey_patch()\n'
+
+
+def run(code, *arguments):
+    """Run Python in a process that is given up if it does not end."""
+    done = subprocess.run([sys.executable, '-W', 'ignore', '-c', code, *map(str, arguments)],
+                          capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def pipe(tmp_path):
+    os.mkfifo(tmp_path / 'pipe')
+    return tmp_path / 'pipe'
+
+
+@pytest.mark.parametrize('first', ['', EVENTLET], ids=['threads', 'eventlet'])
+def test_others_go_on_while_a_file_is_hashed(pipe, first):
+    run(first + WRITER + '''
+assert savefile.file_digest(path, 'sha512') == digest
+writer.join()
+''', pipe)
+
+
+def test_others_go_on_while_a_base_is_verified(pipe):
+    """It is read in pieces, as it is paced and may be given up."""
+    run(EVENTLET + WRITER + '''
+from nova_bootcache import fullbase
+work = fullbase._Work('/', 0, 0, threading.Event())
+# The writer's turn: here the file is opened, which a file on a disk does at once.
+green.aside(int)
+work.verify(path, 'sha512:' + digest)
+writer.join()
+''', pipe)
+
+
+def test_errors_come_through():
+    run(EVENTLET + '''
+from bootcache import savefile
+try:
+    savefile.file_digest('/nowhere/at/all')
+except FileNotFoundError:
+    print('told')
+else:
+    raise SystemExit('nothing was told')
+''')
+
+
+def test_work_is_done_by_a_native_thread_under_eventlet_only():
+    code = '''
+import sys
+from bootcache import green
+import threading
+native = sys.modules['eventlet.patcher'].original('threading') if green.is_used() else threading
+print(green.aside(native.get_ident) == native.get_ident(), green.is_used())
+'''
+    assert run(code).split() == ['True', 'False']
+    assert run(EVENTLET + code).split() == ['False', 'True']
+
+
+def test_eventlet_is_not_imported_where_nobody_uses_it():
+    assert run('''
+import sys
+from bootcache import green, savefile
+savefile.file_digest(sys.argv[0] if sys.argv[0] != '-c' else sys.executable)
+print('eventlet' in sys.modules)
+''').split() == ['False']
+
+
+def test_here():
+    assert green.aside(threading.get_ident) == threading.get_ident()

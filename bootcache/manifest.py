@@ -137,6 +137,8 @@ class Manifest:
     :ivar warm_due: hosts are still to be warmed, as it was registered.
     :ivar name: the Glance image's, as last seen: a tenant's text, for people.
     :ivar updated_at: ISO 8601, UTC.
+    :ivar base_export: the exporter's name for the base, which is of this content alone; empty of
+        one that an earlier version got: it keeps the name that hosts know.
     """
 
     image_id: str
@@ -160,6 +162,7 @@ class Manifest:
     visibility: str = ''
     warm_due: bool = False
     name: str = ''
+    base_export: str = ''
 
     def without_base(self, state: State, reason: str) -> 'Manifest':
         """Return what it is when its base is given up, and its cache image with it."""

@@ -41,6 +41,17 @@ def export_name(kind: str, image_id: str) -> str:
     return f'{kind}-{image_id}'
 
 
+def content_export_name(image_id: str, image_hash: str) -> str:
+    """Return the name under which a storage node exports a base: another content, another name.
+
+    A gateway that connects again, or a host whose disks stand on the older content, so never reads
+    another one. The name in cache images' headers, which the gateway exports, names the image only.
+
+    :param image_hash: ``algorithm:hexadecimal`` of the image file.
+    """
+    return f'{export_name(EXPORT_BASE, image_id)}-{image_hash.rpartition(":")[2][:16]}'
+
+
 def nbd_unix_uri(socket_path: str, export: str) -> str:
     """Return the URI of an export behind a unix socket, as QEMU's headers and libvirt take it."""
     return f'nbd+unix:///{export}?socket={socket_path}'

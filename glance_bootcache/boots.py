@@ -289,7 +289,9 @@ class Boots:
         if manifest is None or not manifest.base_path:
             return None
         export = self._exporter.ensure_stored(manifest)
-        return {'server': self._exporter.describe(manifest)['server'], 'export': export,
+        described = self._exporter.describe(manifest)
+        return {'server': described['server'], 'export': export,
+                'base_export': described['base_export'],
                 'stored_bytes': manifest.stored_bytes, 'image_hash': _base_hash(manifest),
                 'image_format': manifest.image_format, 'settle': manifest.settle}
 

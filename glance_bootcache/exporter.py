@@ -112,7 +112,7 @@ class Exporter:
         """Return what a compute host needs to reach an image: see ``plan_boot`` in rpcapi."""
         answer: dict[str, Any] = {
             'server': self._address, 'virtual_bytes': manifest.virtual_bytes,
-            'base_export': naming.export_name(naming.EXPORT_BASE, manifest.image_id)}
+            'base_export': self.base_export(manifest)}
         if manifest.cache_image is not None:
             answer['cache_export'] = self.cache_export(manifest)
             answer['cache_image'] = manifest.cache_image.to_dict()
@@ -125,7 +125,7 @@ class Exporter:
             another one that is still there, that one is served.
         :raises StorageDaemonError: if the daemon refuses, for instance as a file is gone.
         """
-        base_export = naming.export_name(naming.EXPORT_BASE, manifest.image_id)
+        base_export = self.base_export(manifest)
         has_cache = cache_path is not None and manifest.cache_image is not None
         wanted = (base_export, self.cache_export(manifest)) if has_cache else (base_export,)
         if self._is_served(*wanted):
@@ -147,7 +147,7 @@ class Exporter:
                 self._add(cache_export, Base(self._place(cache_export, cache_path), 'raw', 0).nodes(
                     self._cache_node(cache_export)))
                 self._retire(manifest.image_id,
-                             keep={cache_export, *self._kept(manifest.image_id)})
+                             keep=cache_export, keep_bases=True)
 
     def ensure_stored(self, manifest: Manifest) -> str:
         """Serve the bytes of an image's stored file, whatever its format.
@@ -272,7 +272,8 @@ class Exporter:
         :param idle: seconds.
         :raises StorageDaemonError: if the daemon does not answer.
         """
-        for export in sorted(self._kept(image_id)):
+        for export in sorted(export for export in list(self._served)
+                             if image_id in export and self._is_base(export)):
             before = time.monotonic() - idle
             if export not in self._served \
                     or self._asked_at.setdefault(export, time.monotonic()) > before:
@@ -360,28 +361,32 @@ class Exporter:
         :raises StorageDaemonError: if the daemon does not answer.
         """
         with self._lock:
-            return self._retire(image_id, keep=set() if with_base
-                                else self._kept(image_id)) and with_base
+            return self._retire(image_id, keep_bases=not with_base) and with_base
 
     @staticmethod
-    def _kept(image_id: str) -> set[str]:
-        """Return the exports of an image whose clients are never cut off."""
-        return {naming.export_name(kind, image_id)
-                for kind in (naming.EXPORT_BASE, naming.EXPORT_STORED)}
+    def _is_base(export: str) -> bool:
+        """Tell whether an export is of a base or a stored file: its clients are never cut off."""
+        return export.startswith((f'{naming.EXPORT_BASE}-', f'{naming.EXPORT_STORED}-'))
 
-    def _retire(self, image_id: str, keep: set[str]) -> bool:
+    def _retire(self, image_id: str, keep: str = '', keep_bases: bool = False) -> bool:
         gone = True
         for export, node in list(self._look().items()):
-            if image_id not in export or export in keep:
+            if image_id not in export or export == keep \
+                    or (keep_bases and self._is_base(export)):
                 continue
-            if self._remove(export, disconnect=export not in self._kept(image_id)):
+            if self._remove(export, disconnect=not self._is_base(export)):
                 self._remove_tree(node)
                 self._asked_at.pop(export, None)
             else:
                 gone = False
         self._places = {export: place for export, place in self._places.items()
-                        if image_id not in export or export in keep}
+                        if image_id not in export or export == keep}
         return gone
+
+    @staticmethod
+    def base_export(manifest: Manifest) -> str:
+        """Return the name of the export of an image's base."""
+        return manifest.base_export or naming.export_name(naming.EXPORT_BASE, manifest.image_id)
 
     @staticmethod
     def cache_export(manifest: Manifest) -> str:

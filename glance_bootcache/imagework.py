@@ -70,10 +70,13 @@ class ImageWork:
             if not self._exporter.retire(image.image_id, with_base=True):
                 raise exception.BuildFailed('compute hosts still read the image\'s older content;'
                                             ' build it again when their servers are gone')
+        base_export = manifest.base_export
+        if (manifest.base_hash or manifest.image_hash) != image.image_hash:
+            base_export = naming.content_export_name(image.image_id, image.image_hash)
         manifest = self._set(job, dataclasses.replace(
             manifest, image_hash=image.image_hash, image_format=inspected.image_format,
             stored_bytes=image.stored_bytes, virtual_bytes=inspected.virtual_bytes, base_path=path,
-            base_hash=image.image_hash), State.PENDING)
+            base_hash=image.image_hash, base_export=base_export), State.PENDING)
         self._exporter.ensure(manifest, self._store.cache_path(manifest))
         return manifest
 

@@ -31,6 +31,26 @@ class Entry:
     pinned: bool = False
     generation: int = 0
 
+    def is_of(self, remote: Remote, virtual_bytes: int, cache_image: CacheInfo | None = None
+              ) -> bool:
+        """Tell whether it is of the content that a base has: an image may get another one.
+
+        An entry of an earlier version, which does not name its content, is of the content whose
+        cache image it has, or whose base still has the same name: with another content that gets
+        another one.
+
+        :param virtual_bytes: size of the base; 0 if it is not known.
+        :param cache_image: of the base; None if there is none.
+        """
+        if virtual_bytes and virtual_bytes != self.virtual_bytes:
+            return False
+        if self.remote.image_hash and remote.image_hash:
+            return self.remote.image_hash == remote.image_hash
+        if self.cache_image is not None and cache_image is not None \
+                and self.cache_image.sha256 == cache_image.sha256:
+            return True
+        return self.remote.export == remote.export
+
     @classmethod
     def load(cls, path: str) -> 'Entry':
         """Read an entry.
@@ -47,7 +67,9 @@ class Entry:
             cache_image = None if raw is None else CacheInfo.from_dict(raw)
             virtual_bytes = document['virtual_bytes'] if cache_image is None \
                 else cache_image.virtual_bytes
-            return cls(Remote(**document['remote']), cache_image, document['file_sha256'],
+            # Version 2 had no content at first.
+            remote = Remote(**document['remote'], image_hash=str(document.get('image_hash', '')))
+            return cls(remote, cache_image, document['file_sha256'],
                        int(virtual_bytes), bool(document.get('pinned', False)),
                        int(document.get('generation', 0)))
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -58,8 +80,9 @@ class Entry:
 
         :raises OSError: if it cannot be written.
         """
+        remote = dataclasses.asdict(self.remote)
         savefile.write_json(path, {
-            'version': VERSION, 'remote': dataclasses.asdict(self.remote),
+            'version': VERSION, 'image_hash': remote.pop('image_hash'), 'remote': remote,
             'cache_image': None if self.cache_image is None else self.cache_image.to_dict(),
             'file_sha256': self.file_sha256, 'virtual_bytes': self.virtual_bytes,
             'pinned': self.pinned, 'generation': self.generation})

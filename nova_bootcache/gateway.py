@@ -5,6 +5,7 @@ reaches its base by an export of the gateway on a unix socket.
 """
 
 import dataclasses
+import re
 import socket
 import threading
 from typing import Any
@@ -33,18 +34,22 @@ class Remote:
     :ivar host: of the exporter.
     :ivar port: of the exporter.
     :ivar export: the exporter's name for the base.
+    :ivar image_hash: of its content, ``algorithm:hexadecimal`` of the image file as Glance has it;
+        empty if it is not known.
     """
 
     image_id: str
     host: str
     port: int
     export: str
+    image_hash: str = ''
 
     @classmethod
     def from_answer(cls, image_id: str, answer: dict[str, Any]) -> 'Remote':
         """Read it out of ``plan_boot``'s answer."""
         host, port = answer['server']
-        return cls(image_id, str(host), int(port), str(answer['base_export']))
+        return cls(image_id, str(host), int(port), str(answer['base_export']),
+                   str(answer.get('image_hash', '')))
 
 
 def check_reachable(remote: Remote) -> None:
@@ -115,19 +120,32 @@ class Gateway:
         """
         export = naming.export_name(naming.EXPORT_BASE, remote.image_id)
         self.daemon.ensure_running()
-        if export in self.daemon.exports():
+        if export in self.daemon.exports() and self._is_of(remote):
             return export
         # Not under the lock: bases of other storage nodes do not wait for this one.
         check_reachable(remote)
         with self._lock:
             if export in self.daemon.exports():
-                return export
+                if self._is_of(remote):
+                    return export
+                if not self.daemon.remove_export(export, disconnect=False):
+                    raise exception.StorageDaemonError(
+                        f'gateway: servers that run read another content of {remote.image_id} than'
+                        f' {remote.export}')
             self._remove_nodes(remote.image_id)
             growingstore.ensure_unlimited(self.daemon)
             top = growingstore.top_node(remote.image_id, growingstore.REMOTE)
             self.daemon.add_nodes(self.remote_node(str(top['file']), remote), top)
             self.daemon.add_export(export, str(top['node-name']))
         return export
+
+    def _is_of(self, remote: Remote) -> bool:
+        """Tell whether the base that is served is of a remote's content: its export is of one."""
+        name = naming.node_name(growingstore.REMOTE, remote.image_id)
+        with self.daemon.session() as session:
+            files = {node['node-name']: str(node['file'])
+                     for node in session.execute('query-named-block-nodes', flat=True)}
+        return re.search(f'{re.escape(remote.export)}(?![-\\w])', files.get(name, '')) is not None
 
     def serves(self, image_id: str) -> bool:
         """Tell whether a base is served to this host's servers."""

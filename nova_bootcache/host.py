@@ -131,10 +131,20 @@ class ComputeHost(HostStores):
         offered = self._ask_patiently(image_id, server_id, profile_token)
         if is_moving:
             offered = offered.for_a_move()
+        if not self._is_content(image_id, offered) and not self.let_go(image_id):
+            return ('the image has another content than the one on which disks of this host\'s'
+                    ' servers stand')
         # What is here now is what is decided by: it stays from now on.
         with self._making(image_id, path):
             return self._decide_and_make(offered, image_id, server_id, profile_token, path,
                                          root_bytes, console)
+
+    def _is_content(self, image_id: str, offered: Offered) -> bool:
+        """Tell whether what is here of an image is of the content that is offered."""
+        known = self.cache.known(image_id)
+        return known is None or offered.remote is None \
+            or offered.storage.offer not in (Offer.COLD, Offer.CACHE) \
+            or known.is_of(offered.remote, offered.virtual_bytes, offered.cache_image)
 
     def _decide_and_make(self, offered: Offered, image_id: str, server_id: str,
                          profile_token: str | None, path: str, root_bytes: int | None,
@@ -311,6 +321,7 @@ class ComputeHost(HostStores):
         offered = self._ask_patiently(image_id, '', None)
         known = self.cache.known(image_id)
         if offered.remote is not None:
+            self.cache.check_content(offered.remote, offered.virtual_bytes, offered.cache_image)
             return self._replace_lost(image_id, offered, offered.remote)
         if known is not None:
             # Its file is gone, as a memory tier's is when the host reboots; the base is not.

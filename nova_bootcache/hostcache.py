@@ -127,6 +127,7 @@ class HostCache(HostFiles):
         image_id, info = wanted.remote.image_id, wanted.cache_image
         assert info is not None
         with self._placing(image_id, rate):
+            self.check_content(wanted.remote, wanted.virtual_bytes, info)
             entry = self.entry(image_id)
             if entry is not None and entry.cache_image is not None \
                     and entry.cache_image.sha256 == info.sha256:
@@ -201,6 +202,7 @@ class HostCache(HostFiles):
         """
         image_id = remote.image_id
         with self._placing(image_id):
+            self.check_content(remote, virtual_bytes)
             entry = self.entry(image_id)
             if entry is not None:
                 return entry

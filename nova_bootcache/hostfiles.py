@@ -20,6 +20,7 @@ from oslo_concurrency import lockutils
 from oslo_log import log as logging
 
 from bootcache import cacheimage, exception, naming
+from bootcache.manifest import CacheInfo
 from bootcache.tier import Medium
 from nova_bootcache import growingstore
 from nova_bootcache.cacheentry import Entry
@@ -160,6 +161,7 @@ class HostFiles:
     def update(self, entry: Entry, remote: Remote, pinned: bool, generation: int) -> Entry:
         """Note where a cache image's base is now, and what the storage service says of it.
 
+        :raises BootcacheError: if that base is of another content.
         :raises OSError: if the entry cannot be written.
         """
         if (entry.remote, entry.pinned, entry.generation) == (remote, pinned, generation):
@@ -167,12 +169,37 @@ class HostFiles:
         path = f'{self.path(remote.image_id)}.json'
         with self._placing(remote.image_id):
             # It may have been replaced meanwhile.
+            self.check_content(remote)
             changed = dataclasses.replace(self.known(remote.image_id) or entry, remote=remote,
                                           pinned=pinned, generation=generation)
             used = os.stat(path).st_mtime
             changed.save(path)
             os.utime(path, (used, used))
         return changed
+
+    def check_content(self, remote: Remote, virtual_bytes: int = 0,
+                      cache_image: CacheInfo | None = None) -> None:
+        """Check that what is here of an image is of the content that a base has.
+
+        :raises BootcacheError: if it is not: servers' disks here may stand on it.
+        """
+        known = self.known(remote.image_id)
+        if known is not None and not known.is_of(remote, virtual_bytes, cache_image):
+            raise exception.BootcacheError(
+                f'image {remote.image_id} has another content now ({remote.image_hash or "?"}) than'
+                f' the cache image on this host ({known.remote.image_hash or "?"}), on which disks'
+                ' of its servers stand; restore the image\'s content, or rebuild these servers')
+
+    def check_stored(self, image_id: str, image_hash: str, base_export: str) -> None:
+        """Check that what is here of an image is of the content that the storage service has.
+
+        :param base_export: the exporter's name for the base; empty if it does not tell.
+        :raises BootcacheError: if it is not.
+        """
+        known = self.known(image_id)
+        if known is not None:
+            self.check_content(dataclasses.replace(
+                known.remote, image_hash=image_hash, export=base_export or known.remote.export))
 
     @contextlib.contextmanager
     def _placing(self, image_id: str, rate: int = 0) -> Iterator[None]:

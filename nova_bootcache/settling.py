@@ -356,12 +356,16 @@ class Settler:
         if stored is None:
             if not os.path.exists(target):
                 raise exception.BootcacheError('the storage service does not serve the image')
-        elif not stored['settle']:
+            return True
+        if not stored['settle']:
             self.unsettled.unwanted.add(image_id)
             return False
-        elif not stored['image_hash']:
+        if not stored['image_hash']:
             raise exception.BootcacheError('the storage service does not know the image\'s hash')
-        elif not os.path.exists(target):
+        # Servers are put onto a base of the content that they stand on.
+        self._host.cache.check_stored(image_id, str(stored['image_hash']),
+                                      str(stored.get('base_export', '')))
+        if not os.path.exists(target):
             host, port = stored['server']
             # Nova makes it with its own first base.
             os.makedirs(self._nova.base_directory, exist_ok=True)

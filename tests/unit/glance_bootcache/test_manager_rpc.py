@@ -243,6 +243,7 @@ def test_stored_bytes_for_settling(house):
     cold(house, settle='no')
     answer = house.hosts.serve_stored(IMAGE)
     assert answer == {'server': ['storage', 1], 'export': f'stored-{IMAGE}', 'stored_bytes': SIZE,
+                      'base_export': f'base-{IMAGE}',
                       'image_hash': house.store.load(IMAGE).image_hash, 'image_format': 'raw',
                       'settle': False}
 

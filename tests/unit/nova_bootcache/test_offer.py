@@ -20,7 +20,9 @@ from nova_bootcache.placement import Offer, Storage
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 INFO = CacheInfo('cache', 1000, 900, 3, 'ab', 1 << 30, 65536, 1 << 29, 'nbd://', 1.5, 1)
 WATCH = {'quota': 1 << 29, 'marker': 'login:', 'linger': 30, 'silence': 60.5, 'timeout': 900}
-REMOTE = Remote(IMAGE, '10.0.0.1', 10810, f'base-{IMAGE}')
+REMOTE = Remote(IMAGE, '10.0.0.1', 10810, f'base-{IMAGE}', 'sha512:ab')
+# Of a service that does not name contents.
+UNNAMED = Remote(IMAGE, '10.0.0.1', 10810, f'base-{IMAGE}')
 BASE = {'server': ['10.0.0.1', 10810], 'virtual_bytes': 1 << 30, 'base_export': f'base-{IMAGE}',
         'image_hash': 'sha512:ab', 'pinned': False}
 CACHE = {**BASE, 'action': rpcapi.ACTION_CACHE, 'cache_export': 'cache-x',
@@ -101,14 +103,14 @@ NEW = ('medium', 'has_memory', 'watch', 'image_hash', 'pinned')
 
 def test_an_older_service_offers_a_cache_image():
     found = parse({key: value for key, value in CACHE.items() if key not in NEW})
-    assert found == Offered(Storage(Offer.CACHE, Medium.DISK, False, False), '', REMOTE, 1 << 30,
+    assert found == Offered(Storage(Offer.CACHE, Medium.DISK, False, False), '', UNNAMED, 1 << 30,
                             '', INFO, 'cache-x', False, None)
 
 
 def test_an_older_service_records():
     found = parse({'action': 'record',
                    **{key: value for key, value in BASE.items() if key not in NEW}})
-    assert found.storage == Storage(Offer.PROFILE) and found.remote == REMOTE
+    assert found.storage == Storage(Offer.PROFILE) and found.remote == UNNAMED
 
 
 def test_an_older_service_refuses():

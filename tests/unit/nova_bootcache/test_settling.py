@@ -58,6 +58,8 @@ class House:
         self.stored, self.signed = {}, set()
         # Called by name when something happens; to let Nova come in between.
         self.then = {}
+        # Of cache images, by image.
+        self.contents = {}
 
     def happens(self, what, subject):
         self.did.append((what, subject))
@@ -143,6 +145,11 @@ class House:
 
     def path(self, image_id):
         return os.path.join(self.caches, naming.cache_file_name(image_id))
+
+    def check_stored(self, image_id, image_hash, base_export):
+        """As HostFiles.check_stored, whose files are not here."""
+        if self.contents.get(image_id, image_hash) != image_hash:
+            raise exception.BootcacheError('another content')
 
     def holds_path(self, path):
         return path is not None and os.path.dirname(path) == self.caches
@@ -279,6 +286,16 @@ def test_a_base_is_completed_once_for_all_servers(house, settler):
     house.boots('five')
     settler.once()
     assert len(house.done('complete')) == 2 and 'five' in settled(house)
+
+
+@pytest.mark.parametrize('of', ['sha512:cd', 'sha512:ab'])
+def test_servers_are_put_onto_a_base_of_their_own_content_only(house, settler, of):
+    """As after Glance's database was restored, also where Nova has a base of the image."""
+    house.boots('one')
+    open(house.base(), 'w').close()
+    house.contents[IMAGE] = of
+    settler.once()
+    assert settled(house) == (['one'] if of == 'sha512:ab' else [])
 
 
 def test_a_base_that_nova_has_made_is_used(house, settler):

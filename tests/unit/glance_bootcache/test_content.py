@@ -1,0 +1,35 @@
+"""The exporter's name of a base names its content."""
+
+import dataclasses
+
+from bootcache import naming
+
+IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+
+
+def ready(house, content):
+    house.images.put(IMAGE, content)
+    house.manager.consider(IMAGE)
+    house.settle()
+    manifest = house.store.load(IMAGE)
+    assert manifest.state == 'ready', manifest.reason
+    return manifest
+
+
+def test_another_content_gets_another_name(house):
+    one = ready(house, b'1' * 4096)
+    assert one.base_export == naming.content_export_name(IMAGE, one.image_hash)
+    two = ready(house, b'2' * 4096)
+    assert two.base_export == naming.content_export_name(IMAGE, two.image_hash)
+    assert two.base_export != one.base_export
+
+
+def test_a_base_that_an_earlier_version_got_keeps_its_name(house):
+    """Gateways of hosts are connected to it."""
+    one = ready(house, b'1' * 4096)
+    house.store.put(dataclasses.replace(one, base_export=''))
+    house.manager.consider(IMAGE, forced=True)
+    house.settle()
+    assert house.store.load(IMAGE).base_export == ''
+    two = ready(house, b'2' * 4096)
+    assert two.base_export == naming.content_export_name(IMAGE, two.image_hash)

@@ -106,7 +106,7 @@ def test_boots_refine_a_working_set(tenant, small_image, wire):
     assert missed[1] < 0.2 * missed[0], missed
     # What the third one read beyond that has been read by one server only.
     found = tenant.show(image)['working_set']
-    assert (found['version'], found['ended_by']) == (2, 'marker'), (found, missed)
+    assert found['version'] == 2 and found['ended_by'] in ('marker', 'silence'), (found, missed)
 
 
 def test_a_snapshot_in_mid_boot_is_not_taken_for_the_boot(tenant, small_image, compute_log):
@@ -125,7 +125,7 @@ def test_a_snapshot_in_mid_boot_is_not_taken_for_the_boot(tenant, small_image, c
     whole = tenant.server(image)
     tenant.login(whole)
     found = tenant.wait_state(image, 'ready')['working_set']
-    assert found['version'] == 1 and found['ended_by'] == 'marker'
+    assert found['version'] == 1 and found['ended_by'] in ('marker', 'silence')
     assert 5_000_000 < found['bytes'] < 30_000_000, found
     tenant.delete_server(whole)
 

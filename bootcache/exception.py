@@ -29,6 +29,10 @@ class StorageDaemonBusy(StorageDaemonError):
     """qemu-storage-daemon runs, and did not answer in its time: it may again in a while."""
 
 
+class StorageNodeAway(StorageDaemonError):
+    """A storage node's exporter does not answer."""
+
+
 class BuildFailed(BootcacheError):
     """A cache image could not be built, or is not what it should be."""
 

@@ -11,7 +11,7 @@ import dataclasses
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from oslo_log import log as logging
@@ -77,13 +77,16 @@ def extents_from_map(entries: Sequence[dict[str, Any]], samples: Sequence[Sample
 _FILTER, _STORE, BASE = 'rf', 'rs', 'rb'
 
 
-def discard_leftovers(daemon: StorageDaemon) -> None:
-    """Remove exports and nodes of recordings that an earlier process did not finish.
+def discard_leftovers(daemon: StorageDaemon, under_way: Collection[str] = ()) -> None:
+    """Remove exports and nodes of recordings that nobody finishes, as of an earlier process.
 
+    :param under_way: names of recordings that somebody finishes.
     :raises StorageDaemonError: if the daemon does not answer or refuses.
     """
     for export, node in daemon.exports().items():
         if not export.startswith(f'{naming.EXPORT_RECORDING}-'):
+            continue
+        if export.removeprefix(f'{naming.EXPORT_RECORDING}-') in under_way:
             continue
         daemon.remove_export(export, disconnect=True)
         names = [node.replace(f'{_FILTER}-', f'{kind}-', 1) for kind in (_FILTER, _STORE, BASE)]

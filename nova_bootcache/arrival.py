@@ -20,6 +20,7 @@ node on top is put onto it, and servers do not notice.
 import contextlib
 import os
 import time
+from collections.abc import Container
 from typing import Any
 
 from bootcache import daemonjobs, exception, naming, qemuimg
@@ -31,6 +32,8 @@ from nova_bootcache.growingstore import LANDED, REMOTE, TOP, top_node
 # A smaller one is fetched in less time than it takes to set all this up.
 WORTH_BYTES = 8 << 20
 _FILTER, _COME, _FILE, _DATA, _SOURCE = 'x', 'w', 'v', 'd', 'c'
+# From above.
+_ARRIVING = IMAGE, _FILTER, _COME, _DATA, _FILE, _SOURCE
 _SECTOR = 512
 _LOOK_SECONDS = 0.05
 
@@ -180,6 +183,12 @@ def _leave(daemon: StorageDaemon, image_id: str, *kinds: str) -> None:
             session.execute('blockdev-del', node_name=name)
 
 
+def is_among(image_id: str, present: Container[str]) -> bool:
+    """Tell whether nodes of an arrival are among those of a gateway. Pure."""
+    names = _names(image_id)
+    return any(names[kind] in present for kind in _ARRIVING)
+
+
 def is_under_way(daemon: StorageDaemon, image_id: str) -> bool:
     """Tell whether servers read from an image's cache image while it arrives.
 
@@ -194,4 +203,4 @@ def discard(daemon: StorageDaemon, image_id: str) -> None:
     :raises StorageDaemonError: if the gateway does not answer, or refuses.
     """
     daemonjobs.end(daemon, _job(image_id))
-    _leave(daemon, image_id, IMAGE, _FILTER, _COME, _DATA, _FILE, _SOURCE)
+    _leave(daemon, image_id, *_ARRIVING)

@@ -138,6 +138,16 @@ class Arrivals:
                 # One that has begun meanwhile has cleared up itself.
                 self._clear(image_id)
 
+    def discard_left_over(self, image_id: str) -> None:
+        """Take an arrival out of the gateway that no thread of this process waits for.
+
+        :raises BootcacheError: if that cannot be done now.
+        """
+        # One that begins has said so, and waits.
+        with self._step:
+            if not self.has(image_id):
+                arrival.discard(self._gateway.daemon, image_id)
+
     def _receive(self, offered: Offered, medium: Medium) -> None:
         info, remote = offered.cache_image, offered.remote
         assert info is not None and remote is not None

@@ -55,7 +55,7 @@ class Remote:
 def check_reachable(remote: Remote) -> None:
     """Try to connect: while the daemon itself tries, or waits in vain, it takes no new connections.
 
-    :raises StorageDaemonError: if the exporter does not answer at once.
+    :raises StorageNodeAway: if the exporter does not answer at once.
     """
     try:
         with socket.create_connection((remote.host, remote.port),
@@ -65,7 +65,7 @@ def check_reachable(remote: Remote) -> None:
             if connection.recv(8) != b'NBDMAGIC':
                 raise OSError('it does not speak NBD')
     except OSError as error:
-        raise exception.StorageDaemonError(
+        raise exception.StorageNodeAway(
             f'gateway: the exporter at {remote.host}:{remote.port} cannot be reached: {error}'
         ) from error
 

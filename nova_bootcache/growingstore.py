@@ -305,6 +305,11 @@ def between(entries: list[dict[str, Any]], begin: int, end: int,
     return found
 
 
+def grows(image_id: str, present: Container[str]) -> bool:
+    """Tell whether an image's store grows, by the nodes of its gateway. Pure."""
+    return naming.node_name(_FILTER, image_id) in present
+
+
 def drop_filter(daemon: StorageDaemon, image_id: str) -> None:
     """Stop a store's growth, whoever opened it, for instance an earlier process.
 

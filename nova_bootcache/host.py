@@ -11,16 +11,15 @@ import oslo_messaging as messaging
 from oslo_config import cfg
 from oslo_log import log as logging
 
-from bootcache import exception, naming, qemuimg, recorder, rpcapi
+from bootcache import exception, naming, qemuimg, rpcapi
 from bootcache.tier import Medium
-from nova_bootcache import growingstore, offer, placement
+from nova_bootcache import offer, placement
 from nova_bootcache.cacheentry import Entry
 from nova_bootcache.gateway import Remote
 from nova_bootcache.growingstore import GrowingStore
 from nova_bootcache.hoststores import HostStores
 from nova_bootcache.offer import Offered
 from nova_bootcache.placement import Held, Host, Offer, Server, Step
-from nova_bootcache.profilerecordings import ProfileRecordings
 
 LOG = logging.getLogger(__name__)
 
@@ -41,7 +40,6 @@ class ComputeHost(HostStores):
         super().__init__(conf, cache_directory, direct_io, base_directory)
         self._all_conf = conf
         self._api: rpcapi.StorageAPI | None = None
-        self.recordings = ProfileRecordings(self.gateway, cache_directory, lambda: self.api)
 
     @property
     def api(self) -> rpcapi.StorageAPI:
@@ -68,20 +66,11 @@ class ComputeHost(HostStores):
             LOG.error('bootcache: the tiers cannot be cleaned: %s', error)
         try:
             self.gateway.start()
-            # Whoever recorded is gone; the storage service notices and tries again.
-            recorder.discard_leftovers(self.gateway.daemon)
+            # Whoever was at work on it is gone.
+            self.end_left_over()
         except exception.BootcacheError as error:
-            LOG.error('bootcache: the gateway is not ready, servers that need it boot the'
-                      ' stock way: %s', error)
-            return
-        for entry in self.cache.entries():
-            try:
-                # Whoever waited for it is gone; the next server has it fetched.
-                self.arrivals.discard(entry.remote.image_id)
-                growingstore.drop_filter(self.gateway.daemon, entry.remote.image_id)
-            except exception.BootcacheError as error:
-                LOG.warning('image %s: its growing store goes on growing: %s',
-                            entry.remote.image_id, error)
+            LOG.error('bootcache: the gateway is not ready, and servers that need it boot the'
+                      ' stock way until it is: %s', error)
 
     def stop(self) -> None:
         """Stop all recording; the gateway goes on serving this host's servers."""

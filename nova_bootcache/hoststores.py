@@ -18,14 +18,16 @@ from oslo_log import log as logging
 from bootcache import conf as bootcache_conf
 from bootcache import exception, rpcapi, tier
 from bootcache.tier import Medium
+from nova_bootcache import arrival, gateway, growingstore
 from nova_bootcache import conf as nova_conf
-from nova_bootcache import gateway, growingstore
 from nova_bootcache.arrivals import Arrivals
+from nova_bootcache.bootreports import BootReports
 from nova_bootcache.bootwatch import BootWatch
 from nova_bootcache.gateway import Gateway, Remote
 from nova_bootcache.growingstore import GrowingStore, StoreKeeper
 from nova_bootcache.hostcache import HostCache
 from nova_bootcache.offer import Offered
+from nova_bootcache.profilerecordings import ProfileRecordings
 
 LOG = logging.getLogger(__name__)
 
@@ -49,6 +51,8 @@ class HostStores:
     :ivar gateway: serves the bases.
     :ivar stores: the growing stores.
     :ivar arrivals: cache images on their way here.
+    :ivar recordings: profile boots on this host.
+    :ivar boot_reports: what boots read, on its way to the storage service.
     :ivar hostname: the host's name for the storage service.
 
     :param conf: Nova's configuration, with the driver's options registered.
@@ -68,6 +72,8 @@ class HostStores:
                                self._conf.reconnect_delay, self._conf.gateway_autostart,
                                self._conf.gateway_group)
         self.arrivals = Arrivals(self.cache, self.gateway)
+        self.recordings = ProfileRecordings(self.gateway, cache_directory, lambda: self.api)
+        self.boot_reports = BootReports(lambda *report: self.api.report_boot(*report))
         self._store_limit = tiers.store_limit
         self.stores = StoreKeeper(lambda store, _error: self._forget_store(store.image_id))
         self.cache.drop_store = self.drop_store
@@ -277,6 +283,33 @@ class HostStores:
             if not store.is_there():
                 self._forget_store(store.image_id)
 
+    def end_left_over(self) -> None:
+        """End what the gateway has, and nobody of this process looks after: an earlier one did.
+
+        Looked for each time, as the gateway need not answer when this process starts.
+
+        :raises BootcacheError: if the gateway does not answer, or refuses one of it.
+        """
+        present = self.gateway.daemon.nodes()
+        failed: list[str] = []
+        for image_id in [entry.remote.image_id for entry in self.cache.entries()]:
+            try:
+                if arrival.is_among(image_id, present):
+                    self.arrivals.discard_left_over(image_id)
+                if growingstore.grows(image_id, present):
+                    self._end_growth(image_id)
+            except exception.BootcacheError as error:
+                failed.append(f'image {image_id}: {error}')
+        self.recordings.discard_left_over()
+        if failed:
+            raise exception.BootcacheError('; '.join(failed))
+
+    def _end_growth(self, image_id: str) -> None:
+        # Nobody opens one meanwhile.
+        with self._grow_lock:
+            if self.stores.get(image_id) is None:
+                growingstore.drop_filter(self.gateway.daemon, image_id)
+
     # Boots that are watched.
 
     def _watch_boot(self, server_id: str, store: GrowingStore, remote: Remote, offered: Offered,
@@ -285,8 +318,8 @@ class HostStores:
 
         def report(granularity: int, extents: list[list[Any]], ended_by: str,
                    seconds: float) -> None:
-            self.api.report_boot(remote.image_id, offered.image_hash, self.hostname, granularity,
-                                 extents, ended_by, seconds)
+            self.boot_reports.report(remote.image_id, offered.image_hash, self.hostname,
+                                     granularity, extents, ended_by, seconds)
 
         watch = BootWatch(server_id, store, remote, offered.watch, console, report,
                           self._boot_over)

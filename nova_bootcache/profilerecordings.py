@@ -27,6 +27,8 @@ class ProfileRecordings:
         self._api = api
         # By server id, with image and token. Guarded by the lock, held for dictionary steps only.
         self._recordings: dict[str, tuple[Recording, str, str]] = {}
+        # Servers whose recordings are this process's until they are closed. Guarded by the lock.
+        self._under_way: set[str] = set()
         self._lock = threading.Lock()
 
     def start(self, server_id: str, remote: Remote, virtual_bytes: int, token: str) -> str:
@@ -45,6 +47,7 @@ class ProfileRecordings:
 
         with self._lock:
             self._recordings[server_id] = recording, remote.image_id, token
+            self._under_way.add(server_id)
         recording.open(tell)
         LOG.info('bootcache: server %s is a profile boot of %s', server_id, remote.image_id)
         return recording.export
@@ -66,10 +69,30 @@ class ProfileRecordings:
             LOG.info('bootcache: image %s: reported %d extents', image_id, len(extents))
         except Exception:
             LOG.exception('bootcache: image %s: the profile boot\'s record is lost', image_id)
+        finally:
+            self._closed(server_id)
 
     def discard(self, server_id: str) -> None:
         """Give a recording up, if there is one."""
         with self._lock:
             found = self._recordings.pop(server_id, None)
         if found is not None:
-            found[0].discard()
+            try:
+                found[0].discard()
+            finally:
+                self._closed(server_id)
+
+    def _closed(self, server_id: str) -> None:
+        with self._lock:
+            self._under_way.discard(server_id)
+
+    def discard_left_over(self) -> None:
+        """Take recordings out of the gateway that nobody of this process finishes.
+
+        The storage service notices that such a one is over, and tries again.
+
+        :raises StorageDaemonError: if the gateway does not answer or refuses.
+        """
+        with self._lock:
+            under_way = set(self._under_way)
+        recorder.discard_leftovers(self._gateway.daemon, under_way)

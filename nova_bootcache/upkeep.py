@@ -23,7 +23,7 @@ LOG = logging.getLogger(__name__)
 
 PERIOD_SECONDS = 10
 _LONGEST_PAUSE = 600
-_SERVICE, _GATEWAY = 'service', 'gateway'
+_SERVICE, _GATEWAY = 'service', 'the gateway is not ready'
 
 
 class Upkeep:
@@ -44,8 +44,10 @@ class Upkeep:
         self._exchange_at = 0.0
 
     def start(self) -> None:
-        """Serve the bases of all cache images that are here, and go on looking after them."""
-        self._try(self.serve_bases)
+        """Look after them from now on, at once for the first time.
+
+        Nova's start does not wait for it: storage nodes are asked.
+        """
         threading.Thread(target=self._run, name='bootcache-upkeep', daemon=True).start()
 
     def stop(self) -> None:
@@ -53,27 +55,37 @@ class Upkeep:
         self._stopped.set()
 
     def _run(self) -> None:
-        while not self._stopped.wait(PERIOD_SECONDS):
+        while not self._stopped.is_set():
             self.once()
+            self._stopped.wait(PERIOD_SECONDS)
 
     def once(self) -> None:
-        """Do all of it once; failures are logged."""
-        for step in (self._keep_gateway, self._host.arrivals.clear_left, self.serve_bases):
-            self._try(step)
-        if self._host.refusal:
-            # What lies there is not this host's alone.
-            return
-        for step in (self.replace_empty, self._host.tidy_stores, self.exchange_holdings):
-            self._try(step)
+        """Do all of it once; each step fails by itself, and is logged."""
+        host = self._host
+        steps: list[tuple[str, Callable[[], None]]] = [
+            (_GATEWAY, self._keep_gateway),
+            ('what an earlier process left in the gateway stays there', host.end_left_over),
+            ('what has arrived stays in the gateway', host.arrivals.clear_left),
+            ('bases are not served', self.serve_bases)]
+        if not host.refusal:
+            # What lies on shared storage is not this host's alone.
+            steps += [
+                ('empty cache images are not replaced', self.replace_empty),
+                ('growing stores are not looked after', host.tidy_stores),
+                ('what boots read is not told', host.boot_reports.send_again),
+                ('the storage service is not told what is here', self.exchange_holdings)]
+        for failure, step in steps:
+            self._try(failure, step)
 
-    def _try(self, step: Callable[[], None]) -> None:
+    def _try(self, failure: str, step: Callable[[], None]) -> None:
         try:
             step()
+            self._news.mended(failure, 'bootcache: no longer so: %s', failure)
         except (exception.BootcacheError, OSError) as error:
-            # Several steps meet the same, each time.
-            self._news.bad(_GATEWAY, 'bootcache: the gateway is not ready: %s', error)
+            # The same, each time.
+            self._news.bad(failure, 'bootcache: %s, for now: %s', failure, error)
         except Exception:
-            LOG.exception('bootcache: unexpected error')
+            LOG.exception('bootcache: %s: unexpected error', failure)
 
     def _keep_gateway(self) -> None:
         self._has_gateway = False
@@ -95,15 +107,23 @@ class Upkeep:
         :raises BootcacheError: if the gateway does not answer.
         """
         served = self._host.gateway.daemon.exports()
+        # Others of the same storage node are not waited for.
+        away: set[tuple[str, int]] = set()
         for entry in self._host.cache.entries():
             image_id = entry.remote.image_id
             if naming.export_name(naming.EXPORT_BASE, image_id) in served:
                 self._patience.pop(f'serve:{image_id}', None)
             elif self._is_time(f'serve:{image_id}') and self._host.needs_base(image_id):
+                place = entry.remote.host, entry.remote.port
+                if place in away:
+                    self._postpone(f'serve:{image_id}')
+                    continue
                 try:
                     self._host.serve_base(entry)
                     LOG.info('image %s: the gateway serves its base', image_id)
                 except exception.BootcacheError as error:
+                    if isinstance(error, exception.StorageNodeAway):
+                        away.add(place)
                     # Each try costs the gateway time, and the image may be gone for good.
                     self._postpone(f'serve:{image_id}')
                     LOG.warning('image %s: the gateway cannot serve its base: %s', image_id, error)
@@ -116,7 +136,11 @@ class Upkeep:
                 self._patience.pop(f'empty:{image_id}', None)
             elif self._is_time(f'empty:{image_id}'):
                 self._postpone(f'empty:{image_id}')
-                self._replace(entry)
+                try:
+                    self._replace(entry)
+                except (exception.BootcacheError, OSError) as error:
+                    LOG.warning('image %s: its empty cache image stays, for now: %s', image_id,
+                                error)
 
     def _replace(self, entry: Entry) -> None:
         image_id = entry.remote.image_id

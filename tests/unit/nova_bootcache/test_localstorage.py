@@ -76,6 +76,7 @@ def start(monkeypatch, tmp_path, caplog):
         for part in (ours.upkeep, ours.bootcache.gateway):
             monkeypatch.setattr(part, 'start', lambda: None)
         monkeypatch.setattr(ours.bootcache.gateway.daemon, 'exports', dict)
+        monkeypatch.setattr(ours.bootcache.gateway.daemon, 'nodes', set)
         with caplog.at_level('INFO'):
             ours.init_host(name)
         return ours

@@ -5,6 +5,7 @@ Time, gateway, cache and storage service are stand-ins; tests/functional has rea
 
 import dataclasses
 import os
+import threading
 
 import pytest
 
@@ -18,6 +19,7 @@ from nova_bootcache.upkeep import Upkeep
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+THIRD = '11111111-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 INFO = CacheInfo('cache', 1000, 900, 3, 'ab', 1 << 30, 65536, 1 << 29, 'nbd://', 1.5, 1)
 LIMITS = Limits(10 << 30, 9 << 30, 8 << 30)
 # Doubled each time, to ten minutes.
@@ -46,15 +48,17 @@ class Host:
     def __init__(self, directory):
         self.directory, self.hostname = str(directory), 'host-1'
         self.gateway = self.daemon = self.cache = self.api = self.arrivals = self
+        self.boot_reports = self
         self.held, self.served, self.booting, self.answers = {}, {}, set(), {}
         self.broken, self.started_anew, self.tries, self.asked = set(), False, [], []
         self.fetched, self.told, self.room, self.stores = [], [], Medium.DISK, []
         self.needed, self.refusal, self.away = None, '', ''
+        self.nodes_away = set()
         self.limits, self.socket_path = {Medium.DISK: LIMITS}, '/run/bootcache/gateway.sock'
 
-    def holds(self, image, whole=True, used=1000.0):
+    def holds(self, image, whole=True, used=1000.0, node='10.0.0.1'):
         """Put a cache image, or an empty one, into the cache."""
-        remote = Remote(image, '10.0.0.1', 10810, f'base-{image}')
+        remote = Remote(image, node, 10810, f'base-{image}')
         self.held[image] = Entry(remote, INFO if whole else None, 'ab', 1 << 30)
         with open(f'{self.path(image)}.json', 'w'):
             pass
@@ -74,10 +78,19 @@ class Host:
     def forget_lost_stores(self):
         self.stores.append('looked for lost ones')
 
+    def end_left_over(self):
+        self.fails('left over')
+        self.stores.append('ended')
+
+    def send_again(self):
+        self.fails('reports')
+        self.stores.append('told')
+
     def clear_left(self):
         self.stores.append('cleared')
 
     def tidy_stores(self):
+        self.fails('tidy')
         self.stores.append('tidied')
 
     def serve_base(self, entry):
@@ -90,6 +103,8 @@ class Host:
     def ensure_base(self, remote):
         self.tries.append(remote.image_id)
         self.fails('ensure_base')
+        if remote.host in self.nodes_away:
+            raise exception.StorageNodeAway(f'{remote.host} is away')
         self.served[f'base-{remote.image_id}'] = 'node'
 
     # Cache.
@@ -216,6 +231,37 @@ def test_a_base_that_was_served_again_is_tried_at_once_when_it_is_lost_again(hos
     assert times_of(clock, keeper.serve_bases, host.tries, 10) == TRIES[:4]
 
 
+def test_a_storage_node_that_is_away_is_waited_for_once_a_round(host, clock):
+    for image in (IMAGE, THIRD):
+        host.holds(image)
+    host.holds(OTHER, node='10.0.0.2')
+    host.nodes_away = {'10.0.0.1'}
+    keeper = Upkeep(host, host)
+    keeper.serve_bases()
+    assert host.tries == [IMAGE, OTHER] and set(host.served) == {f'base-{OTHER}'}
+    host.nodes_away.clear()
+    list(looks(clock, keeper.serve_bases, 2))
+    assert set(host.served) == {f'base-{image}' for image in (IMAGE, OTHER, THIRD)}
+
+
+def test_start_waits_for_no_storage_node(host, monkeypatch):
+    """init_host calls it: nova-compute is not up before it returns."""
+    host.holds(IMAGE)
+    begun, end = threading.Event(), threading.Event()
+
+    def hang(entry):
+        begun.set()
+        assert end.wait(30)
+        raise exception.StorageNodeAway('away')
+
+    monkeypatch.setattr(host, 'serve_base', hang)
+    keeper = Upkeep(host, host)
+    keeper.start()
+    assert begun.wait(30), 'it is looked after at once'
+    keeper.stop()
+    end.set()
+
+
 # Empty cache images.
 
 def test_an_empty_cache_image_is_replaced_by_a_whole_one(host, clock):
@@ -295,7 +341,13 @@ def test_holdings_are_told_at_intervals(host, clock):
 
 # All of it.
 
-@pytest.mark.parametrize('broken', ['start', 'exports', 'ensure_base', 'fetch', 'bus'])
+WORDS = {'start': 'the gateway is not ready', 'left over': 'what an earlier process left',
+         'exports': 'bases are not served', 'tidy': 'growing stores are not looked after',
+         'reports': 'what boots read is not told', 'bus': 'is not told what is here',
+         'fetch': 'its empty cache image stays', 'ensure_base': 'cannot serve its base'}
+
+
+@pytest.mark.parametrize('broken', WORDS)
 def test_what_fails_keeps_nothing_else_from_being_done(host, clock, broken, caplog):
     host.holds(IMAGE, whole=False)
     host.holds(OTHER)
@@ -305,6 +357,12 @@ def test_what_fails_keeps_nothing_else_from_being_done(host, clock, broken, capl
     assert ('base-' + OTHER in host.served) == (broken not in ('exports', 'ensure_base'))
     assert bool(host.fetched) == (broken != 'fetch')
     assert bool(host.told) == (broken != 'bus')
+    assert set(host.stores) == {'looked for lost ones', 'ended', 'cleared', 'tidied', 'told'} - {
+        'start': {'looked for lost ones'}, 'left over': {'ended'}, 'tidy': {'tidied'},
+        'reports': {'told'}}.get(broken, set())
+    # In words of its own.
+    texts = [record.getMessage() for record in caplog.records if record.levelname == 'WARNING']
+    assert texts and all(WORDS[broken] in text and 'does not answer' in text for text in texts)
 
 
 def test_a_fault_of_ours_ends_no_upkeep(host, clock, monkeypatch, caplog):
@@ -328,7 +386,7 @@ def test_stores_are_looked_after_each_time(host, clock):
     keeper = Upkeep(host, host)
     keeper.once()
     keeper.once()
-    assert host.stores == ['looked for lost ones', 'cleared', 'tidied'] * 2
+    assert host.stores == ['looked for lost ones', 'ended', 'cleared', 'tidied', 'told'] * 2
 
 
 # What is said of it.
@@ -362,8 +420,8 @@ def test_a_gateway_that_is_away_is_told_once_and_seldom_and_when_it_is_back(host
     for _second in looks(clock, kept.once, 100):
         pass
     assert lines(caplog) == [
-        ('WARNING', f'bootcache: the gateway is not ready: {what} does not answer')
-        for what in ('start', 'exports')]
+        ('WARNING', 'bootcache: the gateway is not ready, for now: start does not answer'),
+        ('WARNING', 'bootcache: bases are not served, for now: exports does not answer')]
     for _second in looks(clock, kept.once, 100):
         pass
     assert len(lines(caplog)) == 2

@@ -1,0 +1,106 @@
+"""Reports of boots that the storage service missed are sent again, in order, for a while.
+
+The storage service is a stand-in; tests/functional/test_cold_boots.py has real boots.
+"""
+
+import oslo_messaging as messaging
+import pytest
+
+from nova_bootcache import bootreports
+from nova_bootcache.bootreports import BootReports
+
+
+class Service:
+    """Stands for the storage service: away, refusing, or taking reports."""
+
+    def __init__(self):
+        self.error, self.taken, self.asked = None, [], 0
+
+    def report_boot(self, *report):
+        self.asked += 1
+        if self.error is not None:
+            raise self.error
+        self.taken.append(report)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    class Clock:
+        """Stands for the module ``time``."""
+
+        now = 5000.0
+
+        def monotonic(self):
+            return self.now
+
+    clock = Clock()
+    monkeypatch.setattr(bootreports, 'time', clock)
+    return clock
+
+
+@pytest.fixture
+def service():
+    return Service()
+
+
+@pytest.fixture
+def reports(service, clock):
+    return BootReports(service.report_boot)
+
+
+def test_a_report_is_sent_at_once_and_once(reports, service):
+    reports.report('image', 'hash')
+    reports.send_again()
+    assert service.taken == [('image', 'hash')] and service.asked == 1
+
+
+@pytest.mark.parametrize('error', [messaging.MessagingTimeout('x'),
+                                   messaging.MessageDeliveryFailure('x')], ids=repr)
+def test_what_nobody_took_is_sent_again_in_order(reports, service, error):
+    service.error = error
+    for number in range(3):
+        reports.report('image', number)
+    reports.send_again()
+    assert service.asked == 4, 'who does not answer is asked once a round'
+    service.error = None
+    reports.send_again()
+    reports.send_again()
+    assert service.taken == [('image', number) for number in range(3)] and service.asked == 7
+
+
+def test_what_is_refused_is_not_sent_again(reports, service, caplog):
+    service.error = messaging.MessagingTimeout('x')
+    reports.report('one')
+    reports.report('two')
+    service.error = messaging.RemoteError('InvalidWorkingSet', 'outside')
+    reports.send_again()
+    assert service.asked == 4 and caplog.text.count('outside') == 2
+    reports.send_again()
+    assert service.asked == 4
+
+
+def test_who_reports_hears_of_a_refusal(reports, service):
+    service.error = messaging.RemoteError('InvalidWorkingSet', 'outside')
+    with pytest.raises(messaging.RemoteError):
+        reports.report('one')
+
+
+def test_old_reports_are_given_up(reports, service, clock, caplog):
+    service.error = messaging.MessagingTimeout('x')
+    reports.report('old')
+    clock.now += 3000
+    reports.report('new')
+    clock.now += 601
+    service.error = None
+    reports.send_again()
+    assert service.taken == [('new',)] and 'image old: what a boot read is not told' in caplog.text
+
+
+def test_no_more_than_so_many_wait(reports, service, caplog):
+    service.error = messaging.MessagingTimeout('x')
+    for number in range(bootreports._MOST + 2):
+        reports.report(number)
+    assert caplog.text.count('is not told') == 2
+    service.error = None
+    reports.send_again()
+    assert service.taken == [(number,) for number in range(2, bootreports._MOST + 2)]

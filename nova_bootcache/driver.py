@@ -18,7 +18,14 @@ from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
 from bootcache import exception, naming
-from nova_bootcache import accounting, localstorage, signatures, snapshots, warmth
+from nova_bootcache import (
+    accounting,
+    localstorage,
+    signatures,
+    snapshots,
+    socketfault,
+    warmth,
+)
 from nova_bootcache import conf as bootcache_nova_conf
 from nova_bootcache.holdings import Holdings
 from nova_bootcache.host import ComputeHost
@@ -94,10 +101,35 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
         self.bootcache.start(host)
         self.upkeep.start()
         super().init_host(host, *args, **kwargs)
+        self._check_socket()
         if not reason:
             # Needs the connection to libvirt; before Nova's compute manager resumes servers.
             self.settler.recover()
             self.settler.start()
+
+    def _check_socket(self) -> None:
+        """See whether QEMU may open the gateway's socket, as far as that is told by modes."""
+        try:
+            self.bootcache.socket.check(
+                socketfault.identity(self._host.get_connection().getCapabilities()))
+        except Exception as error:
+            # A start will tell.
+            LOG.warning('bootcache: whether QEMU may open the gateway\'s socket is not known: %s',
+                        error)
+
+    def spawn(self, context: Any, instance: Any, *args: Any, **kwargs: Any) -> None:
+        """Start it from a disk that is made the stock way if QEMU cannot open the gateway's socket.
+
+        A forgotten rule of AppArmor shows only here. Nova has cleaned up after the first try.
+        """
+        try:
+            super().spawn(context, instance, *args, **kwargs)
+        except Exception as error:
+            path = os.path.join(libvirt_utils.get_instance_path(instance), 'disk')
+            if not self.bootcache.did_not_start(instance.uuid, path, str(error)):
+                raise
+            with self.bootcache.socket.stock_only(instance.uuid):
+                super().spawn(context, instance, *args, **kwargs)
 
     def _shared_storage(self, host: str) -> str:
         """Return why cache images cannot be served from this host's directories, if so."""

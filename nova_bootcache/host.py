@@ -94,7 +94,7 @@ class ComputeHost(HostStores):
             it cannot be recorded: nobody has a use for it then.
         """
         # A profile boot is recorded all the same: its server is for nothing else.
-        reason = self.refusal or placement.stock_reason(
+        reason = self.refusal or self.socket.reason_for(server_id) or placement.stock_reason(
             server, self._conf.enabled, has_stock_base and profile_token is None)
         if not reason:
             assert server.image_id is not None

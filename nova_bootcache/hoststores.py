@@ -28,6 +28,7 @@ from nova_bootcache.growingstore import GrowingStore, StoreKeeper
 from nova_bootcache.hostcache import HostCache
 from nova_bootcache.offer import Offered
 from nova_bootcache.profilerecordings import ProfileRecordings
+from nova_bootcache.socketfault import GatewaySocket
 
 LOG = logging.getLogger(__name__)
 
@@ -51,6 +52,7 @@ class HostStores:
     :ivar gateway: serves the bases.
     :ivar stores: the growing stores.
     :ivar arrivals: cache images on their way here.
+    :ivar socket: whether QEMU can open the gateway's.
     :ivar recordings: profile boots on this host.
     :ivar boot_reports: what boots read, on its way to the storage service.
     :ivar hostname: the host's name for the storage service.
@@ -84,6 +86,7 @@ class HostStores:
         self.hostname = ''
         # Why this host serves nothing that is new; empty if it does.
         self.refusal = ''
+        self.socket = GatewaySocket(self._conf.gateway_socket)
         # Boots that are watched, by server id. Guarded by the lock, held for dictionary steps.
         self._watches: dict[str, BootWatch] = {}
         # How many disks of an image Nova is reading now, by image. Guarded likewise.
@@ -100,7 +103,22 @@ class HostStores:
     @property
     def enabled(self) -> bool:
         """Whether new servers boot from cache images."""
-        return bool(self._conf.enabled) and not self.refusal
+        return bool(self._conf.enabled) and not self.refusal and not self.socket.reason
+
+    def did_not_start(self, server_id: str, path: str, error: str) -> bool:
+        """Tell whether a server that did not start would from a disk that is made the stock way.
+
+        :param path: of its root disk; one that was made here goes.
+        :param error: libvirt's.
+        """
+        with self._lock:
+            made = path in self._in_making
+        if not made or not self.socket.failed(server_id, error):
+            return False
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        self._not_made(path)
+        return True
 
     def refuse(self, reason: str) -> None:
         """Serve nothing that is new, as long as this process lives, and change no file.

@@ -93,6 +93,8 @@ class Upkeep:
         self._has_gateway = True
         self._news.mended(_GATEWAY, 'bootcache: the gateway answers again')
         self._host.forget_lost_stores()
+        # Whoever restarted it, or mended the socket's mode.
+        self._host.socket.check()
 
     def _is_time(self, what: str) -> bool:
         return time.monotonic() >= self._patience.get(what, (0.0, 0.0))[1]

@@ -35,6 +35,7 @@ OVERRIDDEN = {
     (BootCacheLibvirtDriver, driver.LibvirtDriver): {
         '__init__': ['virtapi', 'read_only'],
         'init_host': ['host'],
+        'spawn': ['context', 'instance'],
         'cleanup_host': [],
         'destroy': ['context', 'instance'],
         'manage_image_cache': ['context', 'all_instances'],

@@ -48,7 +48,7 @@ class Host:
     def __init__(self, directory):
         self.directory, self.hostname = str(directory), 'host-1'
         self.gateway = self.daemon = self.cache = self.api = self.arrivals = self
-        self.boot_reports = self
+        self.boot_reports = self.socket = self
         self.held, self.served, self.booting, self.answers = {}, {}, set(), {}
         self.broken, self.started_anew, self.tries, self.asked = set(), False, [], []
         self.fetched, self.told, self.room, self.stores = [], [], Medium.DISK, []
@@ -77,6 +77,9 @@ class Host:
 
     def forget_lost_stores(self):
         self.stores.append('looked for lost ones')
+
+    def check(self):
+        pass
 
     def end_left_over(self):
         self.fails('left over')

@@ -1,0 +1,209 @@
+"""Whether libvirt's QEMU can open the gateway's socket: told by modes beforehand, or by a start.
+
+Nova's user may not become QEMU's, so modes along the path are compared; access control lists, and
+what AppArmor or SELinux deny, are seen only when a server is started.
+"""
+
+import contextlib
+import dataclasses
+import errno
+import os
+import pwd
+import stat
+import threading
+from collections.abc import Iterable, Iterator
+from xml.etree import ElementTree
+
+from oslo_log import log as logging
+
+LOG = logging.getLogger(__name__)
+
+_ACL = 'system.posix_acl_access'
+
+
+@dataclasses.dataclass(frozen=True)
+class Identity:
+    """Whom QEMU runs as.
+
+    :ivar uid: its user.
+    :ivar gids: its groups.
+    """
+
+    uid: int
+    gids: frozenset[int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A directory on the way to a socket, or the socket.
+
+    :ivar path: of it.
+    :ivar mode: as of ``stat``.
+    :ivar uid: its owner.
+    :ivar gid: its group.
+    :ivar has_acl: whether an access control list says more than the mode.
+    """
+
+    path: str
+    mode: int
+    uid: int
+    gid: int
+    has_acl: bool = False
+
+
+def identity(capabilities: str) -> Identity | None:
+    """Return whom libvirt's QEMU runs as, None if libvirt does not tell.
+
+    :param capabilities: libvirt's XML; its DAC label is ``+user:+group``.
+    """
+    try:
+        root = ElementTree.fromstring(capabilities)
+        for model in root.iterfind('./host/secmodel'):
+            if model.findtext('model') == 'dac':
+                label = model.findtext('baselabel') or ''
+                uid, gid = (int(part.lstrip('+')) for part in label.split(':'))
+                return Identity(uid, frozenset({gid, *_groups(uid, gid)}))
+    except (ElementTree.ParseError, ValueError):
+        pass
+    return None
+
+
+def _groups(uid: int, gid: int) -> list[int]:
+    try:
+        return os.getgrouplist(pwd.getpwuid(uid).pw_name, gid)
+    except KeyError:
+        return []
+
+
+def look(path: str) -> list[Step]:
+    """Return the steps to a socket, from the top; none if it is not there.
+
+    :raises OSError: if they cannot be looked at.
+    """
+    path = os.path.realpath(path)
+    names = [path]
+    while os.path.dirname(names[-1]) != names[-1]:
+        names.append(os.path.dirname(names[-1]))
+    try:
+        return [_step(name) for name in reversed(names)]
+    except FileNotFoundError:
+        return []
+
+
+def _step(path: str) -> Step:
+    status = os.stat(path)
+    try:
+        has_acl = _ACL in os.listxattr(path)
+    except OSError as error:
+        if error.errno not in (errno.ENOTSUP, errno.EPERM):
+            raise
+        has_acl = False
+    return Step(path, status.st_mode, status.st_uid, status.st_gid, has_acl)
+
+
+def denial(steps: Iterable[Step], who: Identity) -> str:
+    """Return why QEMU cannot open a socket, and the cure; empty if it can, for all we know. Pure.
+
+    Of root is not known what libvirt leaves it.
+    """
+    if who.uid == 0:
+        return ''
+    for step in steps:
+        # A directory is searched, a socket written to.
+        right = stat.S_IXOTH if stat.S_ISDIR(step.mode) else stat.S_IWOTH
+        if step.uid == who.uid:
+            right <<= 6
+        elif step.gid in who.gids:
+            right <<= 3
+        if not step.mode & right and not step.has_acl:
+            return (f'QEMU, which libvirt runs as user {who.uid} and groups'
+                    f' {", ".join(map(str, sorted(who.gids)))}, may not pass {step.path} (mode'
+                    f' {stat.S_IMODE(step.mode):o}, owner {step.uid}:{step.gid}); set'
+                    ' [bootcache]gateway_group, or the mode')
+    return ''
+
+
+def is_blamed(error: str, socket_path: str) -> bool:
+    """Tell whether a domain did not start as QEMU could not connect to the socket. Pure.
+
+    :param error: libvirt's, with QEMU's own words.
+    """
+    return f"Failed to connect to '{socket_path}'" in error
+
+
+def is_denied(error: str) -> bool:
+    """Tell whether that was for want of a right: the next server would fail as well. Pure."""
+    return os.strerror(errno.EACCES) in error or os.strerror(errno.EPERM) in error
+
+
+class GatewaySocket:
+    """What is known of one host's socket: whether servers can be started that need it.
+
+    :ivar reason: why QEMU cannot open it; empty if it can, as far as is known.
+
+    :param path: of the socket.
+    """
+
+    def __init__(self, path: str):
+        self._path = path
+        self._qemu: Identity | None = None
+        # Why it cannot, by modes, and as a start has shown.
+        self._denial = self._denied = ''
+        # Servers that go the stock way just now. Guarded by the lock.
+        self._stock_only: set[str] = set()
+        self._lock = threading.Lock()
+
+    @property
+    def reason(self) -> str:
+        """Why QEMU cannot open it; empty if it can, as far as is known."""
+        return self._denied or self._denial
+
+    def reason_for(self, server_id: str) -> str:
+        """Return why a server is to go the stock way; empty if it need not."""
+        with self._lock:
+            only = server_id in self._stock_only
+        return self.reason or ('it did not start from a cache image' if only else '')
+
+    def check(self, qemu: Identity | None = None) -> None:
+        """Compare the modes; new servers go the stock way while they do not fit.
+
+        :param qemu: whom QEMU runs as, once that is known.
+        :raises OSError: if it cannot be told.
+        """
+        self._qemu = qemu or self._qemu
+        before = self._denial
+        self._denial = '' if self._qemu is None else denial(look(self._path), self._qemu)
+        if self._denial and self._denial != before:
+            LOG.error('bootcache: servers go the stock way: %s', self._denial)
+        elif before and not self._denial:
+            LOG.info('bootcache: QEMU may open the gateway\'s socket now')
+
+    def failed(self, server_id: str, error: str) -> bool:
+        """Tell whether a server did not start as QEMU could not connect to the socket.
+
+        If it was denied, all servers of the host go the stock way from now on.
+
+        :param error: libvirt's.
+        """
+        if not is_blamed(error, self._path):
+            return False
+        if is_denied(error) and not self._denied:
+            self._denied = (
+                'QEMU is denied the gateway\'s socket; see its mode, its group ([bootcache]'
+                'gateway_group), and AppArmor\'s or SELinux\'s rules for libvirt\'s QEMU, then'
+                ' restart nova-compute')
+            LOG.error('bootcache: servers go the stock way: %s', self._denied)
+        LOG.warning('bootcache: server %s did not start, as QEMU could not open the gateway\'s'
+                    ' socket %s; it is made the stock way', server_id, self._path)
+        return True
+
+    @contextlib.contextmanager
+    def stock_only(self, server_id: str) -> Iterator[None]:
+        """Send a server the stock way while the block runs."""
+        with self._lock:
+            self._stock_only.add(server_id)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._stock_only.discard(server_id)

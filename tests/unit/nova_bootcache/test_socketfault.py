@@ -1,0 +1,176 @@
+"""A gateway's socket that QEMU cannot open: told beforehand by modes, or by a start that failed.
+
+libvirt and Nova's own driver are stand-ins; the files and their modes are real.
+"""
+
+import os
+import socket
+import types
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from nova.virt.libvirt import driver as libvirt_driver
+from oslo_config import cfg
+
+from nova_bootcache import conf as nova_conf
+from nova_bootcache import driver, socketfault
+from nova_bootcache.driver import BootCacheLibvirtDriver
+from nova_bootcache.host import ComputeHost
+from nova_bootcache.placement import Server
+from nova_bootcache.socketfault import Identity, Step
+
+IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+SERVER = Server(IMAGE, 'disk', '', False, False, False)
+QEMU = Identity(64055, frozenset({110, 64055}))
+DIRECTORY, SOCKET = 0o040000, 0o140000
+
+
+def failed(path, why):
+    """What libvirt says of a start, with QEMU 7.2's own words."""
+    return ('internal error: process exited while connecting to monitor: qemu-system-x86_64:'
+            ' -blockdev {"driver":"qcow2","node-name":"libvirt-1-format","file":"libvirt-1-storage"'
+            f'}}: Could not open backing file: Failed to connect to \'{path}\': {why}')
+
+
+@pytest.mark.parametrize('steps, word', [
+    ([(DIRECTORY | 0o755, 0, 0), (DIRECTORY | 0o755, 42, 42), (SOCKET | 0o660, 42, 110)], None),
+    ([(DIRECTORY | 0o755, 0, 0), (SOCKET | 0o660, 42, 42)], '/1'),
+    ([(DIRECTORY | 0o750, 0, 0), (SOCKET | 0o666, 42, 42)], '/0'),
+    ([(DIRECTORY | 0o750, 0, 110), (SOCKET | 0o666, 42, 42)], None),
+    # Its owner's right counts, not that of its group or of all.
+    ([(SOCKET | 0o066, 64055, 110)], '/0'), ([(SOCKET | 0o606, 42, 110)], '/0'),
+    ([(SOCKET | 0o600, 64055, 42)], None), ([(SOCKET | 0o440, 42, 110)], '/0'), ([], None)])
+def test_modes_along_the_path(steps, word):
+    found = socketfault.denial([Step(f'/{number}', *step) for number, step in enumerate(steps)],
+                               QEMU)
+    assert bool(found) is (word is not None)
+    assert word is None or (f'may not pass {word} ' in found and 'gateway_group' in found)
+
+
+@given(st.integers(0, 0o777), st.integers(0, 3), st.integers(0, 3))
+def test_what_modes_do_not_tell_is_no_denial(mode, uid, gid):
+    step = Step('/s', SOCKET | mode, uid, gid)
+    assert socketfault.denial([step], Identity(0, frozenset({0}))) == '', 'libvirt\'s to know'
+    listed = Step('/s', SOCKET | mode, uid, gid, has_acl=True)
+    assert socketfault.denial([listed], QEMU) == ''
+
+
+@pytest.mark.parametrize('xml, found', [
+    ('<capabilities><host><secmodel><model>none</model></secmodel><secmodel><model>dac</model>'
+     '<doi>0</doi><baselabel type="kvm">+64055:+110</baselabel></secmodel></host></capabilities>',
+     (64055, 110)),
+    ('<capabilities><host><secmodel><model>apparmor</model></secmodel></host></capabilities>',
+     None),
+    ('<capabilities><host><secmodel><model>dac</model></secmodel></host></capabilities>', None),
+    ('<capabilities>', None), ('', None)])
+def test_whom_libvirt_runs_qemu_as(xml, found):
+    who = socketfault.identity(xml)
+    assert (who is None) == (found is None)
+    assert who is None or (who.uid == found[0] and found[1] in who.gids)
+
+
+@pytest.mark.parametrize('text, blamed, denied', [
+    (failed('/run/s', 'Permission denied'), True, True),
+    (failed('/run/s', 'Connection refused'), True, False),
+    (failed('/run/s', 'No such file or directory'), True, False),
+    (failed('/run/other', 'Permission denied'), False, True),
+    ('Could not open \'/var/lib/nova/x\': Permission denied', False, True),
+    ('machine type pc-bogus-9.9 is not known', False, False)])
+def test_what_a_failed_start_says(text, blamed, denied):
+    assert socketfault.is_blamed(text, '/run/s') is blamed
+    assert socketfault.is_denied(text) is denied
+
+
+@pytest.fixture
+def host(tmp_path):
+    conf = cfg.ConfigOpts()
+    conf([], project='nova', default_config_files=[], default_config_dirs=[])
+    nova_conf.register_opts(conf)
+    conf.set_override('gateway_run_dir', str(tmp_path / 'run'), 'bootcache')
+    conf.set_override('gateway_socket', str(tmp_path / 's'), 'bootcache')
+    return ComputeHost(conf, str(tmp_path / 'cache'))
+
+
+def stock_line(host, tmp_path, caplog):
+    caplog.clear()
+    with caplog.at_level('INFO'):
+        assert host.make_overlay(SERVER, 'server-1', None, str(tmp_path / 'none'), None,
+                                 False) is False
+    return next(text for text in caplog.messages if 'server-1 goes the stock way' in text)
+
+
+def test_a_socket_of_another_group_is_told_and_its_mending_is_seen(host, tmp_path, caplog):
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(str(tmp_path / 's'))
+    who = Identity(os.getuid() + 1, frozenset({os.getgid() + 1}))
+    for path in (tmp_path, *list(tmp_path.parents)[:-2]):
+        os.chmod(path, 0o755)
+    os.chmod(tmp_path / 's', 0o660)
+    host.socket.check(who)
+    host.socket.check()
+    assert not host.enabled and caplog.text.count('servers go the stock way') == 1
+    assert f'may not pass {tmp_path}/s ' in stock_line(host, tmp_path, caplog)
+    os.chmod(tmp_path / 's', 0o666)
+    host.socket.check()
+    assert host.enabled and host.socket.reason == ''
+    os.unlink(tmp_path / 's')
+    host.socket.check()
+    assert host.enabled, 'the gateway is not there yet'
+    listening.close()
+
+
+class Nova:
+    """Stands for Nova's own spawn: makes the disk by our backend, and starts it."""
+
+    def __init__(self, host, directory, errors):
+        self.host, self.directory, self.errors, self.stock = host, directory, errors, []
+
+    def spawn(self, _driver, context, instance, *args, **kwargs):
+        disk = self.directory / 'disk'
+        assert not disk.exists(), 'it was cleaned up'
+        self.stock.append(self.host.socket.reason_for(instance.uuid) != '')
+        if self.stock[-1]:
+            disk.write_bytes(b'stock')
+            return
+        with self.host._making(IMAGE, str(disk)):
+            disk.write_bytes(b'overlay')
+        raise RuntimeError(self.errors.pop(0))
+
+
+@pytest.fixture
+def spawn(host, tmp_path, monkeypatch):
+    """Starts a server whose first start fails with a text; gives how each try was made."""
+    def start(text):
+        nova = Nova(host, tmp_path, [text])
+        monkeypatch.setattr(libvirt_driver.LibvirtDriver, 'spawn',
+                            lambda self, *args, **kwargs: nova.spawn(self, *args, **kwargs))
+        monkeypatch.setattr(driver.libvirt_utils, 'get_instance_path',
+                            lambda instance: str(tmp_path))
+        ours = BootCacheLibvirtDriver.__new__(BootCacheLibvirtDriver)
+        ours.bootcache = host
+        try:
+            ours.spawn(None, types.SimpleNamespace(uuid='server-1'), 'image', power_on=True)
+        finally:
+            start.tries = nova.stock
+
+    return start
+
+
+def test_a_server_that_was_denied_the_socket_starts_stock_and_so_do_all_later(
+        host, spawn, tmp_path, caplog):
+    spawn(failed(tmp_path / 's', 'Permission denied'))
+    assert spawn.tries == [False, True] and (tmp_path / 'disk').read_bytes() == b'stock'
+    assert not host.enabled and 'AppArmor' in stock_line(host, tmp_path, caplog)
+    assert host.socket._stock_only == set() and not host.is_in_making(IMAGE)
+
+
+def test_a_gateway_that_was_gone_costs_only_this_server_its_speed(host, spawn, tmp_path):
+    spawn(failed(tmp_path / 's', 'Connection refused'))
+    assert spawn.tries == [False, True] and host.enabled and host.socket._stock_only == set()
+
+
+def test_other_failures_are_novas(host, spawn, tmp_path):
+    with pytest.raises(RuntimeError, match='pc-bogus'):
+        spawn('machine type pc-bogus-9.9 is not known')
+    assert spawn.tries == [False] and host.enabled

@@ -29,6 +29,7 @@ LOG = logging.getLogger(__name__)
 _COMMAND_SECONDS = 30
 _START_SECONDS = 20
 _STARTS = 3
+_KILLED_SECONDS = 30
 # QEMU 7.2 has been seen to crash at its monitor's first client.
 _CRASHES = (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS)
 _ATTEMPTS = 10
@@ -86,6 +87,20 @@ class Session:
         except (QMPError, OSError, EOFError) as error:
             raise exception.StorageDaemonError(
                 f'{self._daemon.name}: {command} was not answered: {error!r}') from error
+
+
+def _wait_end(pid: int, seconds: float) -> bool:
+    """Wait until a process has ended; its command line goes before it closes its files."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            with open(f'/proc/{pid}/stat') as stream:
+                if stream.read().rpartition(')')[2].split()[0] in 'ZX':
+                    return True
+        except (OSError, IndexError):
+            return True
+        time.sleep(0.02)
+    return False
 
 
 class StorageDaemon:
@@ -343,13 +358,9 @@ class StorageDaemon:
             return
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
-            deadline = time.monotonic() + grace
-            while time.monotonic() < deadline and self._runs(pid):
-                time.sleep(0.02)
-            if self._runs(pid):
+            if not _wait_end(pid, grace) and self._runs(pid):
                 os.kill(pid, signal.SIGKILL)
-                while self._runs(pid):
-                    time.sleep(0.02)
+                _wait_end(pid, _KILLED_SECONDS)
 
     # Nodes and exports, by the names that naming.py makes.
 

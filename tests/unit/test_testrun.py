@@ -65,7 +65,8 @@ def test_two_processes_run_each_test_once_and_tell_what_came_of_it(tmp_path):
         environment = {**os.environ, 'BOOTCACHE_SHARE': str(tmp_path / 'share' / 'e2e'),
                        'BOOTCACHE_SHARE_NAME': name, 'PYTHONPATH': str(TOP)}
         processes.append(subprocess.Popen(
-            [sys.executable, '-m', 'pytest', '-p', 'tools.testrun.share', '-c', os.devnull,
+            [sys.executable, '-m', 'pytest', '-p', 'tools.testrun.share', '-p', 'no:cacheprovider',
+             '-c', os.devnull,
              '--rootdir', str(tests), str(tests)], env=environment, cwd=tests,
             stdout=subprocess.DEVNULL))
     assert sorted(process.wait(60) for process in processes) == [0, 1]

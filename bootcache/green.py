@@ -1,5 +1,6 @@
 """Long work beside eventlet: where its green threads are in place, one that computes stops all."""
 
+import importlib
 import sys
 from collections.abc import Callable
 from typing import TypeVar
@@ -23,6 +24,6 @@ def aside(work: Callable[[], Result]) -> Result:
     """
     if not is_used():
         return work()
-    from eventlet import tpool
-    result: Result = tpool.execute(work)
+    # It is there, as it is in use; we do not require it.
+    result: Result = importlib.import_module('eventlet.tpool').execute(work)
     return result

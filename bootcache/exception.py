@@ -41,6 +41,18 @@ class ProfileBootFailed(BootcacheError):
     """A profile boot did not start, did not end in its time, or its record was lost."""
 
 
+class FlavorTooSmall(BootcacheError):
+    """A server's flavor has a smaller disk than its image.
+
+    :param flavor_bytes: of the flavor's disk.
+    :param image_bytes: of the image's.
+    """
+
+    def __init__(self, flavor_bytes: int, image_bytes: int):
+        super().__init__(f'the flavor\'s disk has {flavor_bytes} bytes, the image {image_bytes}')
+        self.flavor_bytes, self.image_bytes = flavor_bytes, image_bytes
+
+
 class Cancelled(BootcacheError):
     """The work was given up because its image was deleted or opted out."""
 

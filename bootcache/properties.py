@@ -32,6 +32,9 @@ _COUNTS = re.compile(r'\{(\d*),?(\d*)\}')
 _MAX_REPEATS = 10_000
 # It allows blanks within a count, and so would hide one.
 _VERBOSE = re.compile(r'\(\?[\^A-Za-z0-9]*x')
+# Sets of characters, and what is escaped, with what follows it.
+_SETS = re.compile(r'(?<!\\)((?:\\\\)*)\[\^?\]?(?:\\.|[^\]\\])*\]')
+_ESCAPES = re.compile(r'\\(.)(?=(.?))', re.DOTALL)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,6 +121,17 @@ def requirement(properties: Mapping[str, Any]) -> str | None:
     return required
 
 
+def _needs_two_lines(marker: str) -> bool:
+    """Tell whether an expression has a line break that has to be there."""
+    if len((marker + 'x').splitlines()) > 1:
+        return True
+    # One in a set, one of two alternatives, or one that may be missing does no harm.
+    plain = _SETS.sub('x', marker)
+    return '|' not in plain and any(
+        escaped[1] in 'nrR' and escaped[2] not in ('?', '*', '{')
+        for escaped in _ESCAPES.finditer(plain))
+
+
 def compile_marker(marker: str) -> Any:
     """Compile a boot marker.
 
@@ -127,6 +141,9 @@ def compile_marker(marker: str) -> Any:
         raise ValueError(f'a marker has 1 to {MAX_MARKER_LENGTH} characters')
     if _VERBOSE.search(marker):
         raise ValueError(f'{marker!r} asks for the verbose syntax, which is not served')
+    if _needs_two_lines(marker):
+        raise ValueError(f'{marker!r} has a line break, and a console is looked at line by line:'
+                         ' it would never be seen; choose a part of one line')
     repeats = math.prod(max(int(low or 0), int(high or 0), 1)
                         for low, high in _COUNTS.findall(marker))
     if repeats > _MAX_REPEATS:

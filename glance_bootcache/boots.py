@@ -15,6 +15,7 @@ from bootcache import exception, properties, recorder, refinement, rpcapi, worki
 from bootcache.manifest import Manifest, State, WorkingSetInfo
 from bootcache.refinement import Boot
 from bootcache.workingset import WorkingSet
+from glance_bootcache.decisions import SWITCHED_OFF
 from glance_bootcache.exporter import Exporter
 from glance_bootcache.manager import Manager
 from glance_bootcache.store import ImageStore
@@ -67,6 +68,9 @@ class Boots:
             return self._plan_profile(manifest, image_id, host, profile_token)
         if manifest is None or (not manifest.base_path and manifest.state in _COMING):
             self._manager.prepare(image_id)
+            if manifest is None and self._manager.gone.is_gone(image_id):
+                return {'action': rpcapi.ACTION_STOCK,
+                        'reason': 'Glance does not give the image out'}
             return {'action': rpcapi.ACTION_WAIT, 'reason': 'the image\'s base is being prepared',
                     'ready_in': self._manager.ready_in(image_id)}
         if not manifest.base_path:
@@ -208,6 +212,11 @@ class Boots:
         if not self._manager.takes_report(manifest):
             LOG.info('image %s: a boot on %s is not looked at: a recording or building is in hand',
                      image_id, host)
+            return
+        if manifest.working_set is None and manifest.state is State.FAILED \
+                and manifest.reason.startswith(SWITCHED_OFF) and ended_by == 'shutdown':
+            LOG.info('image %s: a boot on %s is not looked at: it ended before its boot marker was'
+                     ' seen, as the profile boot did', image_id, host)
             return
         if not self._can_learn(manifest):
             LOG.info('image %s: a boot on %s is not looked at: enough was learned meanwhile',

@@ -51,6 +51,9 @@ SNAPSHOT = 'a snapshot of a server'
 DELETED = 'the image was deleted in Glance'
 HELD = 'deleted with "bootcache image delete"; "bootcache image build" makes it again'
 SIGNED = 'the image is signed'
+NO_DATA = 'the image has no data: its import or upload into Glance has failed; import it again'
+# How the reason begins.
+SWITCHED_OFF = 'the guest switched itself off'
 
 # From whom everybody sees to whom the owner alone does.
 VISIBILITIES = ('public', 'community', 'shared', 'private')
@@ -128,6 +131,7 @@ class Action(enum.Enum):
     NOTHING = 'nothing'
     WAIT = 'wait'          # until Glance says that it is active
     SKIP = 'skip'          # drop what there is, and say why
+    FAIL = 'fail'          # there is nothing to work on; say why
     SERVE = 'serve'        # the base only: the next server's boot is recorded
     RECORD = 'record'      # profile boot, then build
     AWAIT = 'await'        # the same, once a compute host is there that can record
@@ -138,7 +142,7 @@ class Action(enum.Enum):
 class Decision:
     """An action, with what it needs.
 
-    :ivar reason: for SKIP and AWAIT.
+    :ivar reason: for SKIP, FAIL and AWAIT.
     :ivar policy: for SERVE, RECORD, AWAIT and REBUILD; also for NOTHING, where the image is served.
     """
 
@@ -201,6 +205,10 @@ def _decide(image: ImageFacts, manifest: Manifest | None, default_quota: int, ma
         return Decision(Action.SKIP, str(error))
     if policy.mode == 'off':
         return Decision(Action.SKIP, f'{properties.MODE}=off')
+    if image.status == 'queued' and (manifest is None or not manifest.base_path):
+        # It is heard of when it has data. One that had begun to get them has failed to.
+        begun = manifest is not None or image.properties.get(properties.STATE)
+        return Decision(Action.FAIL, NO_DATA) if begun else Decision(Action.NOTHING)
     if image.status in ('queued', 'saving', 'uploading', 'importing'):
         return Decision(Action.WAIT)
     if image.status != 'active':

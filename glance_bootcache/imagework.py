@@ -55,8 +55,12 @@ class ImageWork:
         :raises BootcacheError: if it cannot be had, or not be served.
         """
         manifest = self._store.load(image.image_id) or Manifest(image.image_id)
-        if manifest.base_path and manifest.image_hash == image.image_hash \
-                and os.path.exists(manifest.base_path):
+        if manifest.base_path and os.path.exists(manifest.base_path) \
+                and image.image_hash in (manifest.image_hash, manifest.base_hash):
+            if manifest.image_hash != image.image_hash:
+                # It was skipped meanwhile, as one that is deactivated is; servers may read it.
+                manifest = self._set(job, dataclasses.replace(
+                    manifest, image_hash=image.image_hash), State.PENDING)
             self._exporter.ensure(manifest, self._store.cache_path(manifest))
             return manifest
         with self.transfers.of(image.image_id, image.stored_bytes) as arrived:

@@ -143,8 +143,13 @@ class Manager:
                 self._cancel(job)
             self._skip(fresh, decision.reason, settle=not decisions.is_signed(image))
         elif decision.action is Action.WAIT:
-            if manifest is None:
-                self._store.put(fresh)
+            if manifest is None or manifest.state is State.FAILED:
+                self._store.put(dataclasses.replace(fresh, state=State.PENDING, reason=''))
+        elif decision.action is Action.FAIL:
+            if (fresh.state, fresh.reason) != (State.FAILED, decision.reason):
+                LOG.info('image %s: failed: %s', image_id, decision.reason)
+                self._store.put(dataclasses.replace(fresh, state=State.FAILED,
+                                                    reason=decision.reason))
         elif decision.action is Action.NOTHING:
             if manifest is not None and decision.policy is not None:
                 self._note_policy(manifest, decision.policy)

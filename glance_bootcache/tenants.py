@@ -29,8 +29,8 @@ _SKIPPED = (
     (properties.QUOTA, f'{properties.QUOTA} has to be a size that this cloud allows,'
                        ' as in 256MiB'),
     (properties.BOOT_MARKER, f'{properties.BOOT_MARKER} has to be a regular expression of 1 to'
-                             f' {properties.MAX_MARKER_LENGTH} characters that is cheap to look'
-                             ' for'),
+                             f' {properties.MAX_MARKER_LENGTH} characters that matches within one'
+                             ' line and is cheap to look for'),
     (properties.SETTLE, f'{properties.SETTLE} has to be one of: yes, no'),
     ('the image is deactivated', 'the image is deactivated'),
     ('disk_format ', 'its disk_format is not served, only qcow2 and raw are'),
@@ -52,6 +52,9 @@ _SKIPPED = (
     (decisions.DELETED, 'the image was deleted'),
 )
 _FAILED = (
+    (decisions.NO_DATA, decisions.NO_DATA),
+    (decisions.SWITCHED_OFF, 'its guest switched itself off before its boot marker was seen: it may'
+                             f' lack a driver, or needs a {properties.BOOT_MARKER} of its own'),
     ('the profile boot read nothing', 'its boot read nothing from the disk'),
 )
 _PENDING = (

@@ -92,6 +92,8 @@ class ComputeHost(HostStores):
         :returns: False if the server is to go the stock way; the reason is logged.
         :raises ProfileBootFailed: if the storage service knows the server as its profile boot, and
             it cannot be recorded: nobody has a use for it then.
+        :raises FlavorTooSmall: if the disk is smaller than the image: stock Nova would refuse it
+            as well, after it had got all of the image.
         """
         # A profile boot is recorded all the same: its server is for nothing else.
         reason = self.refusal or self.socket.reason_for(server_id) or placement.stock_reason(
@@ -103,6 +105,8 @@ class ComputeHost(HostStores):
                                     console, is_moving)
             except exception.ProfileBootFailed:
                 self.recordings.discard(server_id)
+                raise
+            except exception.FlavorTooSmall:
                 raise
             except (exception.BootcacheError, messaging.MessagingException, OSError,
                     ValueError, KeyError) as error:
@@ -151,7 +155,7 @@ class ComputeHost(HostStores):
         virtual_bytes = offered.virtual_bytes or (entry.virtual_bytes if entry else 0)
         assert remote is not None
         if root_bytes is not None and root_bytes < virtual_bytes:
-            return 'the flavor\'s disk is smaller than the image'
+            raise exception.FlavorTooSmall(root_bytes, virtual_bytes)
         size = root_bytes or virtual_bytes
         if plan == (Step.PROFILE,):
             self._make_profile(server_id, remote, virtual_bytes, profile_token or '', path, size)

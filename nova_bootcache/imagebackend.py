@@ -90,6 +90,9 @@ class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
                 server, instance.uuid, token, self.path, size,
                 os.path.exists(self._stock_base(filename)), self._console,
                 is_moving=instance.task_state in _MOVES)
+        except exception.FlavorTooSmall as error:
+            raise nova_exception.FlavorDiskSmallerThanImage(
+                flavor_size=error.flavor_bytes, image_size=error.image_bytes) from error
         except exception.ProfileBootFailed as error:
             raise nova_exception.InternalError(f'Profile boot of {image_id}: {error}') from error
 

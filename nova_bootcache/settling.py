@@ -18,7 +18,7 @@ import oslo_messaging as messaging
 from oslo_concurrency import lockutils
 from oslo_log import log as logging
 
-from bootcache import exception, naming, qemuimg
+from bootcache import exception, naming, properties, qemuimg
 from nova_bootcache import fullbase, pivot, rebase
 from nova_bootcache.host import ComputeHost
 from nova_bootcache.occasions import Occasions
@@ -133,6 +133,8 @@ class Settler:
         self._chained: dict[str, tuple[int, bool]] = {}
         # What did not come off, by image: the next pause in seconds, and when to try again.
         self._patience: dict[str, tuple[float, float]] = {}
+        # Images whose servers are not to be settled, and when to ask again.
+        self._unwanted: dict[str, float] = {}
         # Images whose base is to leave the gateway.
         self._gone: set[str] = set()
         self._unsettled_images: set[str] | None = None
@@ -269,8 +271,8 @@ class Settler:
         # Servers whose base is here first: to complete one takes long.
         for image_id, servers in sorted(
                 unsettled.items(), key=lambda item: not os.path.exists(self._base_path(item[0]))):
-            if self._stopped.is_set() \
-                    or time.monotonic() < self._patience.get(image_id, (0.0, 0.0))[1]:
+            if self._stopped.is_set() or time.monotonic() < max(
+                    self._patience.get(image_id, (0.0, 0.0))[1], self._unwanted.get(image_id, 0.0)):
                 continue
             ready = [server for server in servers
                      if server.settles and server.age >= self._delay]
@@ -297,9 +299,15 @@ class Settler:
         return chained
 
     def _idle_images(self) -> set[str]:
-        """Return images whose base is here: new servers do not need the gateway for them."""
+        """Return images that are not to be kept ready for the next server.
+
+        Those whose base is here: new servers do not need the gateway for them. And those whose
+        cache image is empty: what served the last server is of no use to the next one, and that one
+        may never have been seen here, as its domain did not start.
+        """
         return {entry.remote.image_id for entry in self._host.cache.entries()
-                if os.path.exists(self._base_path(entry.remote.image_id))}
+                if entry.cache_image is None
+                or os.path.exists(self._base_path(entry.remote.image_id))}
 
     def _let_go(self, image_id: str) -> bool:
         """Take what nobody uses any more out of the gateway; False if that is not possible now."""
@@ -329,8 +337,6 @@ class Settler:
                     self._settle_server(server)
                 if self._patience.get(image_id) == before:
                     self._patience.pop(image_id, None)
-                return
-            self._postpone(image_id)
         except exception.Cancelled:
             return
         except (exception.BootcacheError, OSError, messaging.MessagingException) as error:
@@ -343,6 +349,18 @@ class Settler:
         pause = self._patience.get(image_id, (_PAUSE_SECONDS, 0.0))[0]
         self._patience[image_id] = min(2 * pause, _LONGEST_PAUSE), time.monotonic() + pause
         return pause
+
+    def _is_to_settle(self, image_id: str, wanted: bool) -> bool:
+        """Note what an image's property asks for: no failure, and it may ask for another thing."""
+        if not wanted:
+            if image_id not in self._unwanted:
+                LOG.info('image %s: its servers are not settled, as it says %s=no', image_id,
+                         properties.SETTLE)
+            self._unwanted[image_id] = time.monotonic() + _PAUSE_SECONDS
+        elif self._unwanted.pop(image_id, None) is not None:
+            LOG.info('image %s: its servers are settled from now on, as it says %s=yes', image_id,
+                     properties.SETTLE)
+        return wanted
 
     def _complete_base(self, image_id: str, servers: list[LocalServer]) -> bool:
         target = self._base_path(image_id)
@@ -357,7 +375,7 @@ class Settler:
             if not os.path.exists(target):
                 raise exception.BootcacheError('the storage service does not serve the image')
             return True
-        if not stored['settle']:
+        if not self._is_to_settle(image_id, bool(stored['settle'])):
             self.unsettled.unwanted.add(image_id)
             return False
         if not stored['image_hash']:

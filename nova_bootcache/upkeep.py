@@ -147,7 +147,12 @@ class Upkeep:
     def _replace(self, entry: Entry) -> None:
         image_id = entry.remote.image_id
         offered = offer.parse(image_id, self._host.ask(image_id, ''))
-        if offered.storage.offer is Offer.CACHE and offered.remote is not None \
+        if offered.storage.offer is Offer.STOCK:
+            # Of an image that was deleted, for instance; a server that needs it keeps it.
+            if self._host.let_go(image_id):
+                LOG.info('image %s: its empty cache image is removed: %s', image_id,
+                         offered.reason)
+        elif offered.storage.offer is Offer.CACHE and offered.remote is not None \
                 and offered.cache_image is not None:
             medium = self._host.room_for(image_id, offered.cache_image.bytes)
             if medium is not None:

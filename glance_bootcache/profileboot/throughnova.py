@@ -21,7 +21,7 @@ from bootcache.bootmarker import BootMarker
 from bootcache.workingset import WorkingSet
 from glance_bootcache import images
 from glance_bootcache.conf import AUTH_GROUP
-from glance_bootcache.decisions import ImageFacts
+from glance_bootcache.decisions import SWITCHED_OFF, ImageFacts
 from glance_bootcache.profileboot.job import Job
 
 LOG = logging.getLogger(__name__)
@@ -74,13 +74,18 @@ def choose_flavor(flavors: list[Flavor], wanted_name: str | None, min_ram: int, 
     :param min_disk: GiB.
     :raises ProfileBootFailed: if there is none.
     """
+    disk = max(min_disk, -(-virtual_bytes // (1 << 30)))
     if wanted_name:
         for flavor in flavors:
             if flavor.name == wanted_name:
+                if 0 < flavor.disk < disk:
+                    # Nova would find out on the host.
+                    raise exception.ProfileBootFailed(
+                        f'flavor {wanted_name} has {flavor.disk} GiB of disk, and the image needs'
+                        f' {disk}; name a larger one in [bootcache]profile_flavor, or none')
                 return flavor
         raise exception.ProfileBootFailed(
             f'there is no flavor {wanted_name}; correct [bootcache]profile_flavor')
-    disk = max(min_disk, -(-virtual_bytes // (1 << 30)))
     fitting = [flavor for flavor in flavors
                if flavor.ram >= min_ram and (flavor.disk == 0 or flavor.disk >= disk)]
     if not fitting:
@@ -231,10 +236,27 @@ class NovaProfileBoots:
                 raise exception.ProfileBootFailed(
                     f'the profile boot read nothing in {limits.timeout} s'
                     f' (server {server.status})')
+            if marker_at is None and (server.status == 'SHUTOFF' or (
+                    ended_by and self._is_off(server_id))):
+                # Its last words may have come since the last look.
+                if not marker.seen(lambda: self._console(server_id)):
+                    raise exception.ProfileBootFailed(
+                        f'{SWITCHED_OFF} before its boot marker was seen: what it read is not a'
+                        ' boot; it may lack the driver of its disk (hw_disk_bus), or need a'
+                        f' {properties.BOOT_MARKER} that it prints before it ends')
+                return 'marker'
             if ended_by:
                 return ended_by
             job.changed.wait(_POLL_SECONDS)
             job.changed.clear()
+
+    def _is_off(self, server_id: str) -> bool:
+        """Tell whether a guest has ended; Nova's status says so a quarter of a minute later."""
+        try:
+            _response, found = self._client.servers.diagnostics(server_id)
+            return found.get('state') in ('shutdown', 'crashed')
+        except (nova_exceptions.ClientException, ks_exceptions.ClientException):
+            return False
 
     def _console(self, server_id: str) -> str:
         try:

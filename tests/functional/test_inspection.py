@@ -1,5 +1,6 @@
 """Tenants' image files, harmless and hostile, made with the real qemu-img."""
 
+import json
 import os
 import struct
 import subprocess
@@ -8,7 +9,9 @@ import pytest
 import rotten
 from functional_tools import qemu_img
 
-from bootcache import exception
+from bootcache import cacheimage, exception
+from bootcache.cacheimage import Base
+from bootcache.workingset import Extent
 from glance_bootcache import inspection
 from glance_bootcache.inspection import Inspected
 
@@ -48,6 +51,30 @@ def test_a_qcow2(path):
 def test_kinds_of_qcow2(path, options):
     create(path, '-o', options)
     assert inspection.inspect(path, 'qcow2') == Inspected('qcow2', 4 * MIB)
+
+
+def test_internal_snapshots_are_not_what_is_served(path, directory):
+    """A qcow2 may hold earlier states of its disk: the present one is the base, as in Nova."""
+    create(path)
+    for number, pattern in enumerate(('0x11', '0x22', '0x33')):
+        subprocess.run(['qemu-io', '-f', 'qcow2', '-c', f'write -P {pattern} 0 1M',
+                        '-c', f'write -P {pattern} {number + 1}M 64k', path], check=True,
+                       capture_output=True)
+        if number < 2:
+            qemu_img('snapshot', '-c', f'state-{number}', path)
+    assert inspection.inspect(path, 'qcow2') == Inspected('qcow2', 4 * MIB)
+    # What Nova makes of it.
+    stock = f'{directory}/stock'
+    qemu_img('convert', '-f', 'qcow2', '-O', 'raw', path, stock)
+    with open(stock, 'rb') as stream:
+        assert stream.read(MIB) == b'\x33' * MIB
+    target = f'{directory}/cache'
+    cacheimage.build(Base(path, 'qcow2', 4 * MIB), [Extent(0, MIB), Extent(2 * MIB, 65536)], target,
+                     quota=8 * MIB, cluster_bytes=65536, backing_uri='nbd+unix:///x?socket=/x')
+    chained = json.dumps({'driver': 'qcow2', 'file': {'driver': 'file', 'filename': target},
+                          'backing': {'driver': 'qcow2', 'file': {
+                              'driver': 'file', 'filename': path}}})
+    qemu_img('compare', '-F', 'raw', f'json:{chained}', stock)
 
 
 def test_a_raw_file(path):

@@ -103,6 +103,22 @@ def test_counts_that_people_write(marker):
     assert parse(boot_marker=marker).boot_marker == marker
 
 
+@pytest.mark.parametrize('marker', [
+    'login:\n', 'one\ntwo', 'one\rtwo', 'one\u2028two', r'one\ntwo', r'login:\R', r'\[\n\]',
+    r'one\n+two'])
+def test_a_marker_that_no_line_can_match_is_refused(marker):
+    with pytest.raises(exception.InvalidProperty, match='line by line'):
+        parse(boot_marker=marker)
+
+
+@pytest.mark.parametrize('marker, line', [
+    (r'(^|\n)login:', 'login:'), (r'[^\n]*login:', 'a login:'), (r'login:\n?', 'login:'),
+    (r'login:\n*$', 'login:'), (r'C:\\new', 'C:\\new'), (r'[\]\n]x', ']x'), ('a|b\\n', 'a')])
+def test_a_marker_that_a_line_can_match_is_taken(marker, line):
+    expression = properties.compile_marker(parse(boot_marker=marker).boot_marker)
+    assert expression.search(line)
+
+
 def test_a_marker_of_the_longest_length():
     assert parse(boot_marker='x' * 256).boot_marker == 'x' * 256
 

@@ -108,8 +108,21 @@ def test_table(name):
     assert decide(given, known) == expected
 
 
-@pytest.mark.parametrize('status', ['queued', 'saving', 'uploading', 'importing'])
-@pytest.mark.parametrize('known', [None, READY])
+@pytest.mark.parametrize('known, shown, expected', [
+    # It was only created: nothing is to be waited for, as its data are told of.
+    (None, None, Decision(Action.NOTHING)),
+    # The hook, or a look in mid-import, has seen it before.
+    (None, 'pending', Decision(Action.FAIL, decisions.NO_DATA)),
+    (Manifest(IMAGE.image_id), None, Decision(Action.FAIL, decisions.NO_DATA)),
+    (Manifest(IMAGE.image_id, State.FAILED, decisions.NO_DATA), 'failed',
+     Decision(Action.FAIL, decisions.NO_DATA))])
+def test_an_import_that_has_failed(known, shown, expected):
+    given = image({'bootcache_state': shown} if shown else {}, status='queued', image_hash='')
+    assert decide(given, known) == expected
+
+
+@pytest.mark.parametrize('status, known', [
+    *itertools.product(['saving', 'uploading', 'importing'], [None, READY]), ('queued', READY)])
 def test_wait_until_glance_has_it(status, known):
     assert decide(image(status=status, disk_format='unset'), known) == Decision(Action.WAIT)
 
@@ -169,7 +182,7 @@ def test_every_combination_gives_what_its_action_needs():
         given = image({'bootcache_mode': mode, **({'bootcache_quota': quota} if quota else {})},
                       status=status)
         decision = decide(given, known, forced=forced)
-        assert bool(decision.reason) == (decision.action is Action.SKIP)
+        assert bool(decision.reason) == (decision.action in (Action.SKIP, Action.FAIL))
         if decision.action in (Action.RECORD, Action.REBUILD, Action.SERVE):
             assert decision.policy is not None
         if decision.action is Action.REBUILD:

@@ -276,7 +276,7 @@ def test_an_image_of_an_earlier_version_has_no_visibility_yet(house):
     assert (manifest.visibility, manifest.generation) == ('private', 0)
 
 
-@pytest.mark.parametrize('status', ['queued', 'active', 'deactivated'])
+@pytest.mark.parametrize('status', ['importing', 'active', 'deactivated'])
 def test_visibility_is_noted_whatever_becomes_of_the_image(house, status):
     house.images.put(IMAGE, status=status, visibility='public')
     house.manager.consider(IMAGE)

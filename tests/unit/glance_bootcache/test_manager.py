@@ -73,6 +73,37 @@ def test_hook_and_notifications_together_give_one_recording(house):
     assert house.state(IMAGE) == 'ready' and len(house.boots.jobs) == 1
 
 
+def test_an_import_that_fails_is_told_and_may_come_again(house):
+    house.images.put(IMAGE, status='importing', state='pending')
+    house.manager.consider(IMAGE)
+    house.upkeep.once()
+    assert house.state(IMAGE) == 'pending'
+    # Glance's address to download from did not answer: it has put the image back.
+    house.images.put(IMAGE, status='queued', state='pending')
+    house.upkeep.once()
+    assert house.state(IMAGE) == 'failed'
+    assert house.images.shown[-1][:2] == (IMAGE, 'failed')
+    assert 'import' in house.images.images[IMAGE][1].properties['bootcache_reason']
+    count = len(house.images.shown)
+    house.upkeep.once()
+    house.manager.consider(IMAGE)
+    assert len(house.images.shown) == count
+    house.images.put(IMAGE, status='importing', state='pending')
+    house.manager.consider(IMAGE)
+    assert house.state(IMAGE) == 'pending'
+    house.images.put(IMAGE)
+    house.upkeep.once()
+    house.settle()
+    assert house.state(IMAGE) == 'ready'
+
+
+def test_an_image_without_data_yet_is_not_waited_for(house):
+    house.images.put(IMAGE, status='queued')
+    house.manager.consider(IMAGE)
+    assert house.state(IMAGE) is None and house.images.shown == []
+    ready(house)
+
+
 def test_our_own_property_updates_start_nothing(house):
     """Each state that is shown makes Glance send image.update."""
     house.images.on_show = lambda image_id, state: house.manager.consider(image_id)

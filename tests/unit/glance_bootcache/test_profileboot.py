@@ -1,15 +1,20 @@
 """Profile boots: when one is over, on which flavor it runs, and whose report counts."""
 
 import threading
+import time
+import types
 
 import pytest
+from novaclient import exceptions as nova_exceptions
 
 from bootcache import exception
 from bootcache.ending import Limits, Progress, ended_by
+from bootcache.properties import Policy
 from bootcache.workingset import WorkingSet
+from glance_bootcache.decisions import SWITCHED_OFF
 from glance_bootcache.profileboot import direct
 from glance_bootcache.profileboot.job import Job
-from glance_bootcache.profileboot.throughnova import Flavor, choose_flavor
+from glance_bootcache.profileboot.throughnova import Flavor, NovaProfileBoots, choose_flavor
 
 LIMITS = Limits(quota=1000, linger=20, silence=60, timeout=900)
 
@@ -79,6 +84,13 @@ def test_equal_flavors_have_an_order():
     assert choose_flavor([FLAVORS[1], FLAVORS[4]], None, 512, 5, 1).name == 'small'
 
 
+def test_the_operators_flavor_has_to_have_room_for_the_image():
+    assert choose_flavor(FLAVORS, 'small', 64, 0, 5 * GIB).name == 'small'
+    for min_disk, size in ((0, 5 * GIB + 1), (6, 1)):
+        with pytest.raises(exception.ProfileBootFailed, match='profile_flavor'):
+            choose_flavor(FLAVORS, 'small', 64, min_disk, size)
+
+
 @pytest.mark.parametrize('flavors, wanted, option', [
     ([], None, 'profile_flavor'), (FLAVORS, 'huge', 'profile_flavor'),
     ([FLAVORS[2]], None, 'profile_flavor')])
@@ -144,3 +156,60 @@ def test_untrusted_images_do_not_boot_without_kvm(monkeypatch):
     monkeypatch.setattr(direct.acceleration, 'kvm_works', lambda: False)
     with pytest.raises(exception.ProfileBootFailed, match='--allow-tcg'):
         direct.record(None, 'x', None, LIMITS, direct.Machine())
+
+
+# Guests that end by themselves.
+
+class Nova:
+    """Stands for Nova: one server that is there, and then off."""
+
+    def __init__(self, console='', status='SHUTOFF', diagnosed='shutdown'):
+        self.servers = self
+        self.console, self.status, self.diagnosed = console, status, diagnosed
+
+    def get(self, server_id):
+        return types.SimpleNamespace(status=self.status)
+
+    def get_console_output(self, server_id, length):
+        return self.console
+
+    def diagnostics(self, server_id):
+        if self.diagnosed is None:
+            raise nova_exceptions.Conflict(409)
+        return None, {'state': self.diagnosed}
+
+
+@pytest.fixture
+def watch(storage_conf):
+    """Watches a server whose guest has read something, and goes on reading nothing."""
+    def watch(nova, idle=0.0, quota=1 << 30):
+        boots = object.__new__(NovaProfileBoots)
+        boots._conf, boots._client = storage_conf.bootcache, nova
+        job = Job('image', host='host')
+        job.heard(30 << 20, idle)
+        return boots._watch('server', Policy('auto', quota, 'login:'), job, time.monotonic())
+
+    return watch
+
+
+def test_a_guest_that_switches_itself_off_has_not_booted(watch):
+    """For want of its disk's driver: its loader has read the kernel all the same."""
+    with pytest.raises(exception.ProfileBootFailed, match='hw_disk_bus') as failed:
+        watch(Nova())
+    assert str(failed.value).startswith(SWITCHED_OFF)
+
+
+@pytest.mark.parametrize('end', [{'idle': 1000.0}, {'quota': 1 << 20}])
+def test_nor_one_of_which_nova_does_not_know_yet(watch, end):
+    """Nova gives a guest that has ended a quarter of a minute to come up again."""
+    with pytest.raises(exception.ProfileBootFailed, match='hw_disk_bus'):
+        watch(Nova(status='ACTIVE'), **end)
+
+
+@pytest.mark.parametrize('diagnosed', ['running', 'paused', None])
+def test_silence_of_a_guest_that_runs_ends_its_boot(watch, diagnosed):
+    assert watch(Nova(status='ACTIVE', diagnosed=diagnosed), idle=1000.0) == 'silence'
+
+
+def test_one_that_says_its_marker_before_it_ends_has_booted(watch):
+    assert watch(Nova(console='done\nlogin: \n')) == 'marker'

@@ -6,7 +6,9 @@ working set is built here and fetched by every host, so none comes of a report t
 
 import pytest
 
+from bootcache import exception
 from glance_bootcache import boots
+from glance_bootcache.decisions import SWITCHED_OFF
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '8a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -217,3 +219,31 @@ def test_a_host_that_lies_ends_with_the_last_version(cold):
             report(cold, [[number * 65536, 65536]], f'host-{twice}')
     assert cold.store.load(IMAGE).working_set.version == cold.conf.bootcache.refine_boots + 1
     assert 'watch' not in ask(cold)
+
+
+@pytest.mark.parametrize('ended_by, version', [('shutdown', None), ('marker', 1), ('silence', 1)])
+def test_a_guest_that_switches_itself_off_is_no_boot_of_a_server_either(house, ended_by, version):
+    """Its profile boot has failed for it; a server that does the same tells nothing new."""
+    house.boots.fails = exception.ProfileBootFailed(f'{SWITCHED_OFF} before its boot marker')
+    house.images.put(IMAGE)
+    house.manager.consider(IMAGE)
+    house.settle()
+    assert house.state(IMAGE) == 'failed'
+    answer = ask(house)
+    assert answer['action'] == 'cold' and 'watch' in answer
+    house.endpoints.report_boot({}, IMAGE, answer['image_hash'], 'host', 65536, [[0, 65536]],
+                                ended_by, 1.0)
+    house.settle()
+    working_set = house.store.load(IMAGE).working_set
+    assert (working_set and working_set.version) == version
+    assert house.state(IMAGE) == ('failed' if version is None else 'ready')
+
+
+def test_an_image_that_was_deleted_is_not_prepared_again_and_again(house):
+    house.images.put(IMAGE)
+    house.manager.consider(IMAGE)
+    house.settle()
+    del house.images.images[IMAGE]
+    house.manager.forget(IMAGE)
+    assert house.store.load(IMAGE) is None
+    assert ask(house)['action'] == 'stock'

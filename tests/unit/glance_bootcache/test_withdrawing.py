@@ -66,6 +66,41 @@ def test_a_deactivated_image(ready, nova):
     assert plan(ready)['action'] == 'cache'
 
 
+@pytest.mark.parametrize('nova', ['answers', 'has servers', 'is away'])
+@pytest.mark.parametrize('restart', [False, True])
+def test_an_image_that_is_active_again_while_a_server_reads_its_base(ready, nova, restart):
+    """The content is what it was: its base is the same one, in the same place."""
+    ready.exporter.readers.add(IMAGE)
+    base = ready.store.load(IMAGE).base_path
+    ready.boots.servers = {IMAGE}
+    ready.images.put(IMAGE, status='deactivated')
+    ready.notify('image.update', {'id': IMAGE})
+    assert not given_out(ready) and ready.store.load(IMAGE).base_path == base
+    if restart:
+        ready.restart()
+    ready.boots.servers, ready.boots.away = {'has servers': {IMAGE}}.get(nova, set()), \
+        nova == 'is away'
+    ready.images.put(IMAGE)
+    ready.manager.consider(IMAGE)
+    ready.settle()
+    assert plan(ready)['action'] == 'cache'
+    manifest = ready.store.load(IMAGE)
+    assert (manifest.state, manifest.reason, manifest.base_path) == (State.READY, '', base)
+    assert manifest.image_hash == manifest.base_hash
+
+
+def test_another_content_does_not_take_the_place_of_one_that_is_read(ready):
+    ready.exporter.readers.add(IMAGE)
+    ready.boots.servers = {IMAGE}
+    ready.images.put(IMAGE, status='deactivated')
+    ready.notify('image.update', {'id': IMAGE})
+    ready.images.put(IMAGE, content=b'\1' * (1 << 20))
+    ready.notify('image.update', {'id': IMAGE})
+    ready.settle()
+    assert ready.state(IMAGE) == 'failed'
+    assert 'older content' in ready.store.load(IMAGE).reason
+
+
 def test_it_is_withdrawn_before_nova_is_asked(ready):
     """Nova may take its time."""
     def has_servers(image_id):

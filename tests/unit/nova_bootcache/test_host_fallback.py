@@ -5,15 +5,18 @@ real daemons, tests/e2e the real service.
 """
 
 import os
+import types
 
 import oslo_messaging as messaging
 import pytest
+from nova import exception as nova_exception
 from oslo_config import cfg
 
 from bootcache import exception
 from bootcache.manifest import CacheInfo
 from nova_bootcache import conf as nova_conf
 from nova_bootcache.host import ComputeHost
+from nova_bootcache.imagebackend import BootCacheQcow2
 from nova_bootcache.placement import Server
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -82,8 +85,30 @@ def test_no_fault_of_the_service_fails_a_boot(host, tmp_path, caplog, answer):
     goes_stock(host, answer, tmp_path, caplog)
 
 
-def test_a_disk_that_is_too_small(host, tmp_path, caplog):
-    assert 'smaller' in goes_stock(host, CACHE, tmp_path, caplog, root_bytes=1 << 20)
+def test_a_disk_that_is_too_small_is_refused_before_anything_is_fetched(host, tmp_path):
+    """The stock way gets all of the image, refuses the server, and leaves the host with a base."""
+    host._api = Service(CACHE)
+    with pytest.raises(exception.FlavorTooSmall) as refused:
+        host.make_overlay(SERVER, 'server-1', None, str(tmp_path / 'disk'), 1 << 20, False)
+    assert (refused.value.flavor_bytes, refused.value.image_bytes) == (1 << 20, 1 << 30)
+    assert os.listdir(tmp_path / 'cache') == [] and not os.path.exists(tmp_path / 'disk')
+
+
+def test_nova_hears_of_it_as_stock_nova_says_it(tmp_path):
+    """It gives such a server up, and tries no other host."""
+    class Host:
+        @staticmethod
+        def make_overlay(*arguments, **named):
+            raise exception.FlavorTooSmall(1 << 20, 1 << 30)
+
+    disk = object.__new__(BootCacheQcow2.bound_to(Host))
+    disk._instance = types.SimpleNamespace(kernel_id='', vm_state=None, task_state=None,
+                                           metadata={}, uuid='server-1')
+    disk.path, disk.preallocate = str(tmp_path / 'disk'), False
+    with pytest.raises(nova_exception.FlavorDiskSmallerThanImage, match=str(1 << 30)):
+        disk.cache(None, 'name', 1 << 20, image_id=IMAGE)
+    assert issubclass(nova_exception.FlavorDiskSmallerThanImage,
+                      nova_exception.FlavorDiskTooSmall)
 
 
 def test_before_the_driver_is_started(host, tmp_path):

@@ -56,6 +56,7 @@ class House:
         self.known, self.domains, self.did, self.locked = {}, {}, [], []
         self.looked_at, self.booting, self.served, self.connected = [], set(), set(), set()
         self.stored, self.signed = {}, set()
+        self.empty = set()
         # Called by name when something happens; to let Nova come in between.
         self.then = {}
         # Of cache images, by image.
@@ -155,7 +156,8 @@ class House:
         return path is not None and os.path.dirname(path) == self.caches
 
     def entries(self):
-        return [types.SimpleNamespace(remote=types.SimpleNamespace(image_id=image_id))
+        return [types.SimpleNamespace(remote=types.SimpleNamespace(image_id=image_id),
+                                      cache_image=None if image_id in self.empty else 'whole')
                 for image_id in sorted(self.stored)]
 
     def is_booting(self, image_id):
@@ -357,6 +359,21 @@ def test_an_image_whose_servers_are_not_to_be_settled(house, settler):
     house.clock.now += 60
     settler.once()
     assert settled(house) == ['two'] and house.done('asked').count(IMAGE) == 2
+
+
+def test_servers_are_settled_soon_after_their_image_says_so(house, settler, caplog):
+    house.boots('one')
+    house.stored[IMAGE]['settle'] = False
+    with caplog.at_level('INFO'):
+        for _minute in range(24 * 60):
+            settler.once()
+            house.clock.now += 60
+        house.stored[IMAGE]['settle'] = True
+        settler.once()
+    assert settled(house) == ['one']
+    told = [record.getMessage() for record in caplog.records
+            if 'bootcache_settle' in record.getMessage()]
+    assert [text.rpartition('bootcache_settle')[2] for text in told] == ['=no', '=yes']
 
 
 def test_without_bandwidth_nothing_is_settled(house):
@@ -654,6 +671,19 @@ def test_a_cache_image_without_servers_and_base_stays_ready_for_the_next_one(hou
     house.known.clear()
     settler.once()
     assert house.did == []
+
+
+def test_what_was_served_to_a_server_that_was_never_seen_is_let_go(house, settler):
+    """Its domain did not start, and Nova has removed it before anybody looked."""
+    house.boots('one', age=0)
+    house.known.clear()
+    house.empty = {IMAGE}
+    house.booting = {IMAGE}
+    settler.once()
+    assert house.done('stop serving') == []
+    house.booting = set()
+    settler.once()
+    assert house.done('stop serving') == [IMAGE] and house.served == set()
 
 
 def test_an_image_that_is_connected_to_is_asked_for_again(house, settler):

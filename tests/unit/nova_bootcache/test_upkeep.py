@@ -55,6 +55,7 @@ class Host:
         self.needed, self.refusal, self.away = None, '', ''
         self.nodes_away = set()
         self.limits, self.socket_path = {Medium.DISK: LIMITS}, '/run/bootcache/gateway.sock'
+        self.in_use = set()
 
     def holds(self, image, whole=True, used=1000.0, node='10.0.0.1'):
         """Put a cache image, or an empty one, into the cache."""
@@ -132,6 +133,12 @@ class Host:
                              offered.pinned))
         self.held[image_id] = dataclasses.replace(self.held[image_id],
                                                   cache_image=offered.cache_image)
+
+    def let_go(self, image_id):
+        if image_id in self.in_use:
+            return False
+        del self.held[image_id]
+        return True
 
     # Boots, and the storage service.
 
@@ -318,9 +325,30 @@ def test_a_boot_that_is_watched_is_not_disturbed(host, clock):
      if not key.startswith('cache_')}], ids=['away', 'wait', 'stock', 'base', 'damaged', 'cold'])
 def test_the_service_is_asked_ever_less_often_while_there_is_none(host, clock, answer):
     host.holds(IMAGE, whole=False)
+    host.in_use = {IMAGE}
     host.answers = {IMAGE: answer}
     assert times_of(clock, Upkeep(host, host).replace_empty, host.asked) == TRIES
     assert host.fetched == []
+
+
+@pytest.mark.parametrize('answer, stays', [
+    (None, True), ({'action': 'wait', 'reason': 'prepared'}, True),
+    ({'action': 'stock', 'reason': 'Glance does not give the image out'}, False),
+    ({**offered(), 'action': 'stock', 'reason': 'the image is skipped'}, False)])
+def test_one_that_the_storage_service_does_not_serve_goes_with_its_last_server(
+        host, clock, caplog, answer, stays):
+    host.holds(IMAGE, whole=False)
+    host.in_use = {IMAGE}
+    host.answers = {IMAGE: answer}
+    keeper = Upkeep(host, host)
+    keeper.replace_empty()
+    assert IMAGE in host.held
+    host.in_use.clear()
+    clock.now += 600
+    with caplog.at_level('INFO'):
+        keeper.replace_empty()
+    assert (IMAGE in host.held) is stays
+    assert stays or answer['reason'] in caplog.text
 
 
 def test_after_a_boot_the_service_is_asked_at_once(host, clock):

@@ -4,6 +4,7 @@ Glance may be away at the moment at which an image becomes ready. So what it sho
 the manifest whenever an image is looked at, and shown again where Glance did not take it.
 """
 
+import random
 import threading
 
 from glance_bootcache.decisions import ImageFacts
@@ -12,6 +13,8 @@ from glance_bootcache.store import ImageStore
 
 # A state may change while it is shown; the last one of several threads shows the last one.
 _TRIES = 5
+# In a row, after which Glance counts as being away.
+_MOST_REFUSED = 3
 
 
 class Shown:
@@ -50,11 +53,15 @@ class Shown:
             self.show(image.image_id)
 
     def again(self) -> None:
-        """Show what Glance did not take; the first one that it does not take again ends it."""
+        """Show what Glance did not take; when it takes several in a row not, the others wait."""
         with self._lock:
             unshown = list(self._unshown)
+        # One that Glance refuses for good, as one of a protected property, holds up no other.
+        random.shuffle(unshown)
+        refused = 0
         for image_id in unshown:
             self.show(image_id)
             with self._lock:
-                if image_id in self._unshown:
-                    return
+                refused = refused + 1 if image_id in self._unshown else 0
+            if refused == _MOST_REFUSED:
+                return

@@ -44,6 +44,30 @@ def test_ready_is_shown_later_where_glance_was_away_at_its_moment(house, later):
     assert shown(house) == ('ready', '')
 
 
+def test_an_image_whose_state_glance_never_takes_holds_up_no_other(house, monkeypatch):
+    asked = []
+
+    def show_state(image_id, state, reason):
+        asked.append(image_id)
+        return image_id not in refused
+
+    images = [f'{number:08x}{IMAGE[8:]}' for number in range(20)]
+    for image in images:
+        house.store.save(Manifest(image, State.READY))
+    monkeypatch.setattr(house.images, 'show_state', show_state)
+    refused = set(images)
+    for image in images:
+        house.manager.shown.show(image)
+    asked.clear()
+    house.manager.shown.again()
+    assert len(asked) == 3, 'Glance is away'
+    refused = {images[0]}
+    house.manager.shown.again()
+    asked.clear()
+    house.manager.shown.again()
+    assert asked == [images[0]]
+
+
 @pytest.mark.parametrize('fails', [None, 'no flavor'])
 def test_what_a_tenant_wrote_over_it_is_shown_again(house, fails):
     house.boots.fails = fails and failed(fails)

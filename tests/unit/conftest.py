@@ -13,10 +13,20 @@ import pytest
 from oslo_config import cfg
 
 from bootcache import conf as bootcache_conf
+from bootcache.storagedaemon import StorageDaemon
 from glance_bootcache import conf as glance_conf
 
 hypothesis.settings.register_profile('unit', deadline=None, max_examples=150, database=None)
 hypothesis.settings.load_profile('unit')
+
+
+@pytest.fixture(autouse=True)
+def no_daemons(monkeypatch):
+    """A storage daemon would outlive the test that forgot to put a stand-in in its place."""
+    def refuse(daemon):
+        pytest.fail(f'a unit test starts the storage daemon {daemon.name}')
+
+    monkeypatch.setattr(StorageDaemon, '_launch', refuse)
 
 
 @pytest.fixture

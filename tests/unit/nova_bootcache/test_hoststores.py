@@ -70,6 +70,7 @@ def host(tmp_path, monkeypatch):
     host = ComputeHost(conf, str(tmp_path / 'cache'))
     host.cache.prepare()
     host.removed = []
+    monkeypatch.setattr(host.gateway, 'start', lambda: False)
     monkeypatch.setattr(host.gateway, 'remove_base',
                         lambda image_id: not host.removed.append(image_id))
     monkeypatch.setattr(gateway, 'check_reachable', lambda remote: None)

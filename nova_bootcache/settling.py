@@ -140,6 +140,8 @@ class Settler:
         self._unsettled_images: set[str] | None = None
         self._occasions = Occasions(nova.directories, self._is_chained_in)
         self.unsettled = Unsettled(is_off=not bandwidth)
+        # Nova has worked on a server, which may be in another state now.
+        self._has_worked = False
 
     # Starting and stopping.
 
@@ -196,6 +198,7 @@ class Settler:
                 if not self._held[server_id]:
                     del self._held[server_id]
             self._chained.pop(server_id, None)
+            self._has_worked = True
 
     @staticmethod
     @contextlib.contextmanager
@@ -233,9 +236,11 @@ class Settler:
     def look(self) -> None:
         """Look at all servers if there is a reason: Nova's conductor has others to answer."""
         now = time.monotonic()
-        waits = bool(self._gone) or (bool(self._bandwidth) and any(
-            now >= self._patience.get(image_id, (0.0, 0.0))[1]
-            for image_id in self._unsettled_images or ()))
+        has_worked, self._has_worked = self._has_worked, False
+        waits = has_worked or self.unsettled.are_changing() or bool(self._gone) or (
+            bool(self._bandwidth) and any(
+                now >= self._patience.get(image_id, (0.0, 0.0))[1]
+                for image_id in self._unsettled_images or ()))
         self._occasions.look(now, waits, self.once)
 
     def _is_chained_in(self, directory: str) -> bool:

@@ -49,8 +49,9 @@ class Unsettled:
     def __init__(self, is_off: bool):
         self._is_off = is_off
         self.unwanted: set[str] = set()
-        # Server and why; None until somebody has looked.
-        self._seen: tuple[tuple[str, str], ...] | None = None
+        # None until somebody has looked.
+        self._seen: tuple[LocalServer, ...] | None = None
+        self._failed: Container[str] = ()
         self._told: set[tuple[str, str]] = set()
 
     def note(self, servers: Iterable[LocalServer], failed: Container[str]) -> None:
@@ -58,25 +59,30 @@ class Unsettled:
 
         Of those that stay so until somebody does something, nova-compute's log tells once.
 
-        :param failed: images with which settling did not come off.
+        :param failed: images with which settling did not come off, as it is whenever it is told.
         """
-        found, stuck = [], set()
-        for server in servers:
-            reason = why(server, is_off=self._is_off, is_unwanted=server.image_id in self.unwanted,
-                         has_failed=server.image_id in failed)
-            found.append((server.server_id, reason))
-            if not server.settles and server.state in _CURES:
-                stuck.add((server.server_id, reason))
+        self._failed, self._seen = failed, tuple(servers)
+        stuck = {(server.server_id, self._why(server)) for server in self._seen
+                 if not server.settles and server.state in _CURES}
         for server_id, reason in sorted(stuck - self._told):
             LOG.info('bootcache: server %s goes on needing its cache image and the gateway:'
                      ' %s', server_id, reason)
         self._told = stuck
-        # Those first for which somebody has to do something.
-        self._seen = tuple(sorted(found, key=lambda entry: (entry[1] == SOON, entry)))
+
+    def are_changing(self) -> bool:
+        """Tell whether Nova was at work on one of them: it is in another state soon."""
+        return any(not server.settles and server.state not in _CURES
+                   for server in self._seen or ())
+
+    def _why(self, server: LocalServer) -> str:
+        return why(server, is_off=self._is_off, is_unwanted=server.image_id in self.unwanted,
+                   has_failed=server.image_id in self._failed)
 
     def report(self) -> dict[str, Any] | None:
         """Return it as the storage service is told: see ``report_holdings`` in rpcapi."""
-        seen = self._seen
-        if seen is None:
+        if self._seen is None:
             return None
-        return {'servers': len(seen), 'named': [list(entry) for entry in seen[:MOST_NAMED]]}
+        # Those first for which somebody has to do something.
+        found = sorted(([server.server_id, self._why(server)] for server in self._seen),
+                       key=lambda entry: (entry[1] == SOON, entry))
+        return {'servers': len(found), 'named': found[:MOST_NAMED]}

@@ -115,7 +115,8 @@ def test_servers_that_depend_on_bootcache_are_listed(bootcache, tenant, ready_im
         return {row['server']: row['why'] for row in bootcache('host', 'list', '--unsettled')
                 if row['host'] == cloud.hosts[0].hostname}.get(server)
 
-    wait_until(lambda: 'bootcache_settle=no' in (why() or ''), 'why it is not settled')
+    # Its boot is watched until it is over.
+    wait_until(lambda: 'bootcache_settle=no' in (why() or ''), 'why it is not settled', 240)
     tenant.openstack.run('server', 'suspend', server)
     tenant.openstack.wait_status(server, 'SUSPENDED')
     wait_until(lambda: why() == 'it is suspended: resume it', 'what keeps it')

@@ -864,3 +864,22 @@ def test_who_is_unsettled_and_why_is_told(house, settler):
     settler.once()
     settler.once()
     assert settler.unsettled.report() == {'servers': 0, 'named': []}
+
+
+def test_why_is_told_as_it_is_now_and_a_suspended_server_is_seen_soon(house, settler):
+    house.boots('one')
+    house.stored[IMAGE]['settle'] = False
+    settler.look()
+    (named,) = settler.unsettled.report()['named']
+    assert 'bootcache_settle=no' in named[1]
+    # Nova is at work on it, and a moment later it is not.
+    house.clock.now += 10
+    with settler.held('one'):
+        house.known['one'] = dataclasses.replace(house.known['one'], settles=False,
+                                                 state='suspending')
+    for state, told in (('suspending', 'at work on it'), ('suspended', 'resume it')):
+        house.known['one'] = dataclasses.replace(house.known['one'], state=state)
+        house.clock.now += 10
+        settler.look()
+        (named,) = settler.unsettled.report()['named']
+        assert told in named[1]

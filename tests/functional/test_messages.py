@@ -26,10 +26,20 @@ HOLDINGS = {'images': {IMAGE: [1000.5, 'disk', 2, 7]}, 'quotas': {'disk': 100}}
 
 
 class Manager:
-    """Stands for the manager: notes what reaches it, and answers."""
+    """Stands for the manager: notes what reaches it, and answers.
+
+    :ivar heard: whether it was told that a compute host is there.
+    """
 
     def __init__(self):
         self.calls = queue.Queue()
+        self.heard = False
+
+    def host_reported(self):
+        self.heard = True
+
+    def seen(self):
+        return {'host': 1.5}
 
     def __getattr__(self, name):
         def method(*arguments, **named):
@@ -102,8 +112,8 @@ def manager(conf):
     ('report_working_set', (IMAGE, 'token', 4096, [[0, 4096, 0.5], [4096, 1]]),
      ('report_working_set', (IMAGE, 'token', 4096, [[0, 4096, 0.5], [4096, 1]]), {}), None),
     ('report_boot', (IMAGE, 'sha512:ab', 'host', 65536, [[0, 65536, 0.5]], 'marker', 12.5),
-     ('report_boot', (IMAGE, 'sha512:ab', 'host', 65536, [[0, 65536, 0.5]], 'marker', 12.5), {}),
-     None),
+     ('report_boot', (IMAGE, 'sha512:ab', 'host', 65536, [[0, 65536, 0.5]], 'marker', 12.5),
+      {'only_host': True}), None),
     ('report_holdings', ('host', HOLDINGS), ('report', ('host', HOLDINGS), {}),
      {'drop': [IMAGE], 'resend': False}),
     ('report_holdings', ('host', None), ('report', ('host', None), {}),
@@ -129,6 +139,7 @@ def manager(conf):
 def test_every_method_reaches_the_manager(conf, manager, method, arguments, reached, answer):
     assert getattr(rpcapi.StorageAPI(conf), method)(*arguments) == answer
     assert manager.calls.get(timeout=PATIENCE) == reached
+    assert manager.heard is (method in ('plan_boot', 'report_holdings'))
 
 
 def test_every_method_of_the_client_is_tried_above():
@@ -143,6 +154,7 @@ def test_a_host_of_the_earlier_version_reports_its_uses(conf, manager):
     client.prepare(version='1.1', timeout=PATIENCE).cast(
         {}, 'report_use', host='host', images={IMAGE: [1000.5, 'disk']})
     assert manager.calls.get(timeout=PATIENCE) == ('note_use', (IMAGE, 1000.5), {})
+    assert manager.heard
 
 
 def test_many_holdings_arrive_whole(conf, manager):

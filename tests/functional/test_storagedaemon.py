@@ -130,14 +130,25 @@ def test_a_frozen_monitor_of_a_stranger_is_not_adopted(daemons, directory):
         other.wait()
 
 
+def is_pending(pid, signum):
+    """Tell whether a process that is frozen, or gone, has been sent a signal."""
+    try:
+        with open(f'/proc/{pid}/status') as stream:
+            masks = dict(line.split(':') for line in stream if line.startswith('ShdPnd'))
+    except FileNotFoundError:
+        return True
+    return bool(int(masks['ShdPnd'], 16) >> (signum - 1) & 1)
+
+
 def test_stop_waits_for_the_process_not_for_its_pid_file(daemons):
     """The daemon removes its pid file before it has ended; frozen, it stays at that point."""
     daemon = daemons()
     daemon.ensure_running()
     pid = daemon.pid()
     os.kill(pid, signal.SIGSTOP)
-    ending = threading.Thread(target=daemon.stop, args=(1,))
+    ending = threading.Thread(target=daemon.stop, args=(3,))
     ending.start()
+    until(lambda: is_pending(pid, signal.SIGTERM), 'the signal that is to end it')
     os.unlink(daemon.pid_path)
     ending.join(60)
     try:

@@ -93,6 +93,8 @@ install_project() {
 }
 
 mkdir -p "$BOOTCACHE_HOME"
+# tools/matrix.sh takes the functions for environments of its own.
+[ "${BASH_SOURCE[0]}" = "$0" ] || return 0
 install_debian_packages
 install_python_packages
 download_wheels

@@ -1,6 +1,6 @@
 """What the outcomes of Nova's own tests come to, and the list of those that are to differ."""
 
-from tools.matrix import nova_tests
+from tools.matrix import nova_tests, table
 
 KNOWN = {'A.differs': 'a mock'}
 
@@ -36,3 +36,11 @@ def test_a_test_that_did_not_run_is_told():
 def test_each_expected_difference_has_its_reason():
     expected = nova_tests.expected()
     assert expected and all(len(reason.split()) > 5 for reason in expected.values())
+
+
+def test_the_table_counts_all_that_is_wrong():
+    found = {'ran': 5, 'passed': 3, 'failed': ['A.one'], 'expected': ['A.differs'],
+             'gone': ['A.gone'], 'not run': ['A.two']}
+    assert table.lines({('Nova 34', 'driver'): found}) \
+        == [('Nova 34', 'Nova\'s driver tests', '5', '3', '3', '1')]
+    assert [line.split(':')[0] for line in table.wrong(found)] == ['A.one', 'A.gone', 'A.two']

@@ -82,7 +82,7 @@ class Boots:
         self._exporter.ensure(manifest, self._store.cache_path(manifest))
         described = {**self._exporter.describe(manifest), 'image_hash': _base_hash(manifest),
                      'pinned': manifest.pinned, 'generation': manifest.generation}
-        if manifest.state is State.SKIPPED:
+        if manifest.state is State.SKIPPED or _has_older_base(manifest):
             # Servers that run from it may have lost their cache image.
             for entry in ('cache_export', 'cache_image'):
                 described.pop(entry, None)
@@ -326,6 +326,11 @@ _COMING = frozenset({State.PENDING, State.RECORDING, State.BUILDING, State.SERVE
 def _base_hash(manifest: Manifest) -> str:
     # Manifests of earlier versions have the image's only.
     return manifest.base_hash or manifest.image_hash
+
+
+def _has_older_base(manifest: Manifest) -> bool:
+    """Tell whether what is served is not what Glance has now, as that could not be had."""
+    return bool(manifest.image_hash) and manifest.image_hash != _base_hash(manifest)
 
 
 def _stock(manifest: Manifest) -> dict[str, Any]:

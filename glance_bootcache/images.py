@@ -24,6 +24,13 @@ LOG = logging.getLogger(__name__)
 _OWN = ('id', 'status', 'disk_format', 'container_format', 'size', 'os_hash_algo', 'os_hash_value',
         'min_ram', 'min_disk', 'visibility', 'owner', 'name')
 
+# Within that time Glance, Nova and Keystone send the next bytes of an answer, unless
+# [service_auth]timeout says otherwise.
+_ANSWER_SECONDS = 60
+# Glance writes all of an image's record when a property is changed, the status that it read among
+# it. An import or upload that changes the status meanwhile then fails.
+_WITH_DATA = frozenset({'active', 'deactivated'})
+
 
 def session(conf: cfg.ConfigOpts) -> Any:
     """Return a Keystone session with the service's credentials.
@@ -35,7 +42,10 @@ def session(conf: cfg.ConfigOpts) -> Any:
     except ks_exceptions.AuthPluginException as error:
         raise ConfigurationError(f'[{AUTH_GROUP}]: {error}; complete the credentials of the storage'
                                  ' service\'s user there') from error
-    return ks_loading.load_session_from_conf_options(conf, AUTH_GROUP, auth=auth)
+    found = ks_loading.load_session_from_conf_options(conf, AUTH_GROUP, auth=auth)
+    # One that takes a connection and never answers would hold up all that waits its turn.
+    found.timeout = found.timeout or _ANSWER_SECONDS
+    return found
 
 
 def facts(image: Any) -> ImageFacts:
@@ -138,20 +148,22 @@ class Images:
 
     @staticmethod
     def shows(image: ImageFacts, state: State, reason: str) -> bool:
-        """Tell whether an image's properties say what ``show_state`` would have them say. Pure."""
-        return not _changes(image.properties, state, reason)
+        """Tell whether ``show_state`` would change nothing of an image. Pure."""
+        return image.status not in _WITH_DATA or not _changes(image.properties, state, reason)
 
     def show_state(self, image_id: str, state: State, reason: str) -> bool:
         """Set ``bootcache_state`` and ``bootcache_reason`` on an image.
 
         They inform people only, tenants among them: the reason is one of a closed list. The state
-        itself is in the image's manifest.
+        itself is in the image's manifest. An image that is on its way into Glance is left alone: it
+        is looked at again when it has come.
 
         :returns: False if Glance did not take them, which is logged; True also if it does not have
-            the image.
+            the image, or not its data.
         """
         try:
-            changes = _changes(self._client.images.get(image_id), state, reason)
+            image = self._client.images.get(image_id)
+            changes = _changes(image, state, reason) if image['status'] in _WITH_DATA else {}
             if changes:
                 self._client.images.update(
                     image_id, remove_props=[key for key, value in changes.items() if not value],

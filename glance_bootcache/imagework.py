@@ -56,7 +56,7 @@ class ImageWork:
         """
         manifest = self._store.load(image.image_id) or Manifest(image.image_id)
         if manifest.base_path and os.path.exists(manifest.base_path) \
-                and image.image_hash in (manifest.image_hash, manifest.base_hash):
+                and image.image_hash == (manifest.base_hash or manifest.image_hash):
             if manifest.image_hash != image.image_hash:
                 # It was skipped meanwhile, as one that is deactivated is; servers may read it.
                 manifest = self._set(job, dataclasses.replace(
@@ -66,14 +66,21 @@ class ImageWork:
         with self.transfers.of(image.image_id, image.stored_bytes) as arrived:
             path = base.obtain(image, self._store, self._images, self._conf.glance_store_dirs,
                                job.cancelled, arrived)
-        inspected = inspection.inspect(
-            path, image.disk_format, properties.parse_size(self._conf.max_virtual_size))
-        inspection.read_through(path, inspected, image.stored_bytes, job.check_cancelled)
-        if manifest.image_hash != image.image_hash:
-            manifest = dataclasses.replace(manifest, working_set=None, cache_image=None)
-            if not self._exporter.retire(image.image_id, with_base=True):
-                raise exception.BuildFailed('compute hosts still read the image\'s older content;'
-                                            ' build it again when their servers are gone')
+        try:
+            inspected = inspection.inspect(
+                path, image.disk_format, properties.parse_size(self._conf.max_virtual_size))
+            inspection.read_through(path, inspected, image.stored_bytes, job.check_cancelled)
+            if manifest.image_hash != image.image_hash:
+                manifest = dataclasses.replace(manifest, working_set=None, cache_image=None)
+                if not self._exporter.retire(image.image_id, with_base=True):
+                    raise exception.BuildFailed(
+                        'compute hosts still read the image\'s older content; build it again when'
+                        ' their servers are gone')
+        except exception.BootcacheError:
+            # No manifest names it; one that could not be linked is Glance's own.
+            if os.path.dirname(path) == self._store.directory(image.image_id):
+                os.unlink(path)
+            raise
         base_export = manifest.base_export
         if (manifest.base_hash or manifest.image_hash) != image.image_hash:
             base_export = naming.content_export_name(image.image_id, image.image_hash)

@@ -175,21 +175,39 @@ class ReadErrors:
         """Read all of a base: it is served again, or given up."""
         image_id = manifest.image_id
         try:
-            seconds = inspection.cpu_seconds(manifest.stored_bytes, manifest.virtual_bytes)
-            qemuimg.read_all(manifest.base_path, manifest.image_format, manifest.virtual_bytes,
-                             cpu_seconds=seconds, seconds=5 * seconds, check=self._check)
-            if times > _CHANCES:
-                raise exception.BootcacheError(f'{times} times it could not be read in a place')
-            self._exporter.resume(image_id)
-            self._exporter.ensure(manifest, self._store.cache_path(manifest))
-            LOG.warning('image %s: all of its base could be read now; it is served again', image_id)
+            found = self._find(manifest, times)
+            if found is not None:
+                self._give_up(manifest, found)
+                return
         except exception.Cancelled:
             return
+        except Exception as error:
+            # Of the base this says nothing.
+            LOG.warning('image %s: its base could not be looked into (%s); it is served again',
+                        image_id, error)
+        self._exporter.resume(image_id)
+        try:
+            self._exporter.ensure(manifest, self._store.cache_path(manifest))
         except exception.BootcacheError as error:
-            self._give_up(manifest, f'{error}; look at the storage node\'s disk, then "bootcache'
-                                    f' image build {image_id}" tries again')
-        except Exception:
-            LOG.exception('image %s: its base cannot be looked into', image_id)
+            LOG.warning('image %s: its base is served when it is asked for: %s', image_id, error)
+
+    def _find(self, manifest: Manifest, times: int) -> str | None:
+        """Return why a base cannot be served, or None.
+
+        :raises Cancelled: if the service ends.
+        :raises BootcacheError: if that cannot be told.
+        """
+        seconds = inspection.cpu_seconds(manifest.stored_bytes, manifest.virtual_bytes)
+        try:
+            qemuimg.read_all(manifest.base_path, manifest.image_format, manifest.virtual_bytes,
+                             cpu_seconds=seconds, seconds=5 * seconds, check=self._check)
+        except exception.ImageRefused as error:
+            return str(error)
+        if times > _CHANCES:
+            return f'{times} times it could not be read in a place'
+        LOG.warning('image %s: all of its base could be read now; it is served again',
+                    manifest.image_id)
+        return None
 
     def _give_up(self, manifest: Manifest, reason: str) -> None:
         image_id = manifest.image_id
@@ -198,11 +216,21 @@ class ReadErrors:
             # Whatever it makes, it makes of this base.
             job.cancel()
 
+        reason = (f'{reason}; look at the storage node\'s disk, then "bootcache image build'
+                  f' {image_id}" tries again')
+
         def fail(current: Manifest) -> Manifest:
-            return current if current.base_path != manifest.base_path else current.without_base(
-                State.FAILED, reason)
+            if current.base_path != manifest.base_path or current.state is State.SKIPPED:
+                # Of an image that Glance gives no more this is the last copy, and most of it is
+                # right.
+                return current
+            return current.without_base(State.FAILED, reason)
 
         changed = self._store.change(image_id, fail)
+        if changed is not None and changed.state is State.SKIPPED:
+            LOG.error('image %s: its base is not served until this service starts again: %s',
+                      image_id, reason)
+            return
         self._exporter.resume(image_id)
         if changed is None or changed.reason != reason:
             return

@@ -65,6 +65,9 @@ class FakeImages:
         """As Images.show_state."""
         if self.refuses(state):
             return False
+        if image_id in self.images and self.images[image_id][1].status not in (
+                'active', 'deactivated'):
+            return True
         self.shown.append((image_id, state.value, reason))
         if image_id in self.images:
             content, facts = self.images[image_id]

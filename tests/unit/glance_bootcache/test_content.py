@@ -33,3 +33,23 @@ def test_a_base_that_an_earlier_version_got_keeps_its_name(house):
     assert house.store.load(IMAGE).base_export == ''
     two = ready(house, b'2' * 4096)
     assert two.base_export == naming.content_export_name(IMAGE, two.image_hash)
+
+
+def test_older_content_is_given_to_no_new_server_and_never_taken_for_the_new_one(house):
+    """Hosts read the older base, so that the new content cannot be had yet."""
+    one = ready(house, b'1' * 4096)
+    house.exporter.readers.add(IMAGE)
+    house.images.put(IMAGE, b'2' * 4096)
+    house.manager.consider(IMAGE)
+    house.settle()
+    answer = house.hosts.plan_boot(IMAGE, 'host', 'server', None)
+    assert answer['action'] == 'stock' and 'cache_export' not in answer
+    assert answer['base_export'] and answer['image_hash'] == one.image_hash
+    house.exporter.readers.clear()
+    house.manager.consider(IMAGE, forced=True)
+    house.settle()
+    manifest = house.store.load(IMAGE)
+    assert manifest.state == 'ready' and manifest.base_hash != one.base_hash
+    with open(manifest.base_path, 'rb') as stream:
+        assert stream.read() == b'2' * 4096
+    assert house.hosts.plan_boot(IMAGE, 'host', 'server', None)['action'] == 'cache'

@@ -8,7 +8,7 @@ from bootcache import exception, properties
 from bootcache.manifest import State
 from glance_bootcache import decisions, inspection, tenants
 from glance_bootcache.decisions import ImageFacts
-from glance_bootcache.images import Images
+from glance_bootcache.images import Images, facts
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 TELLING = [
@@ -100,9 +100,21 @@ class Client:
 @pytest.mark.parametrize('reason', TELLING)
 def test_glance_gets_the_sentence(reason):
     images = Images.__new__(Images)
-    images._client = Client({'id': IMAGE, 'bootcache_reason': 'of an earlier version, cn-17'})
+    image = {'id': IMAGE, 'status': 'active'}
+    images._client = Client({**image, 'bootcache_reason': 'of an earlier version, cn-17'})
     images.show_state(IMAGE, State.FAILED, reason)
-    assert images._client.image == {'id': IMAGE, 'bootcache_state': 'failed',
+    assert images._client.image == {**image, 'bootcache_state': 'failed',
                                     'bootcache_reason': tenants.GENERAL[State.FAILED]}
     images.show_state(IMAGE, State.READY, '')
-    assert images._client.image == {'id': IMAGE, 'bootcache_state': 'ready'}
+    assert images._client.image == {**image, 'bootcache_state': 'ready'}
+
+
+@pytest.mark.parametrize('status', ['queued', 'saving', 'uploading', 'importing'])
+def test_an_image_on_its_way_into_glance_is_left_alone(status):
+    """Glance would write back the status that it had read, and the import fail."""
+    image = {'id': IMAGE, 'status': status}
+    images = Images.__new__(Images)
+    images._client = Client(dict(image))
+    assert images.show_state(IMAGE, State.PENDING, '') is True
+    assert images._client.image == image
+    assert images.shows(facts(image), State.PENDING, '')

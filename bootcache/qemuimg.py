@@ -176,18 +176,41 @@ def copy_paced(source: Mapping[str, Any], target: str, *, length: int, rate: int
     :param check: called several times a second; what it raises ends the copying.
     :raises BootcacheError: if the source does not answer or the target cannot be written.
     """
-    # A throttle node limits what is read; convert's own -r limits what is written, and so lets
-    # zeros that are stored as data cross the network unpaced. One with limit 0 is no limit.
-    throttle = {'qom-type': 'throttle-group', 'id': 'pace', 'limits': {'bps-read': rate}}
-    paced = {'driver': 'throttle', 'throttle-group': 'pace', 'file': source}
     if rate:
         # The throttle lets a first request pass, whatever its size, and then has the next one wait
         # for it. A small file has no next one, so that the first one waits its time here.
         _wait(min(length, _REQUEST) / rate, check)
+    _convert([*_paced(source, target, rate, '-O', 'raw'), target], seconds, check)
+
+
+def copy_piece(source: Mapping[str, Any], target: str, *, offset: int, length: int,
+               target_bytes: int, rate: int, seconds: float, check: Callable[[], None]) -> None:
+    """Copy a piece of a block node's content to the same place of a raw file, else as copy_paced.
+
+    :param target: exists, and has nothing but zeros in that place.
+    :param offset: where the piece begins, a multiple of 512 bytes.
+    :param length: of the piece, a multiple of 512 bytes.
+    :param target_bytes: that the file has from the offset on, so many or more; at least the length.
+    :raises BootcacheError: if the source does not answer or has no such piece, or the target cannot
+        be written.
+    """
+    if rate:
+        _wait(min(length, _REQUEST) / rate, check)
+    piece = {'driver': 'raw', 'offset': offset, 'size': length, 'file': source}
+    place = f'driver=raw,offset={offset},size={target_bytes},file.driver=file,file.filename='
+    # A comma in a value is doubled.
+    _convert([*_paced(piece, target, rate, '-n', '--target-is-zero', '--target-image-opts'),
+              place + target.replace(',', ',,')], seconds, check)
+
+
+def _paced(source: Mapping[str, Any], target: str, rate: int, *form: str) -> list[str]:
+    # A throttle node limits what is read; convert's own -r limits what is written, and so lets
+    # zeros that are stored as data cross the network unpaced. One with limit 0 is no limit.
+    throttle = {'qom-type': 'throttle-group', 'id': 'pace', 'limits': {'bps-read': rate}}
+    paced = {'driver': 'throttle', 'throttle-group': 'pace', 'file': source}
     # As Nova does it: past the page cache where the file system lets us, synced in any case.
     cache = 'none' if _takes_direct_io(target) else 'writeback'
-    _convert(['--object', json.dumps(throttle), '-t', cache, '-O', 'raw',
-              'json:' + json.dumps(paced), target], seconds, check)
+    return ['--object', json.dumps(throttle), '-t', cache, *form, 'json:' + json.dumps(paced)]
 
 
 def _wait(seconds: float, check: Callable[[], None]) -> None:

@@ -2,32 +2,40 @@
 
 The bytes come from the storage node that serves the image, not from Glance's API: slowly, so that
 servers notice nothing, and they count only once their hash is Glance's. What is under way lies
-beside the base under a name that Nova's image cache manager does not take for its own.
+beside the base under a name that Nova's image cache manager does not take for its own; it stays
+there if the work is interrupted, and the next try goes on with it (see partial.py).
 """
 
 import contextlib
 import hashlib
 import os
+import re
 import shutil
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 from oslo_log import log as logging
 from oslo_utils.imageutils import format_inspector
 
 from bootcache import exception, green, qemuimg, savefile
+from nova_bootcache import partial
 
 LOG = logging.getLogger(__name__)
 
 SUFFIX = '.bootcache'
 FORMATS = ('qcow2', 'raw')
+# The file as Glance has it, the same converted, what is noted of each, and that half-written.
+_OURS = re.compile(r'(?P<path>(?P<base>[^.]+)\.bootcache(\.raw)?)(\.json(?P<torn>\.\w+\.tmp)?)?')
 _CHUNK = 1 << 20
-_SECTOR = 512
-# A copy that is slower than this fails: a frozen storage node is not noticed otherwise.
-_SLOWEST = 1 << 20
-_GRACE_SECONDS = 600
+# What is copied again after an interruption, at most. A conversion reads this host's disk only.
+_PIECE = 64 << 20
+_CONVERTED_PIECE = 1 << 30
+
+
+class _Unverified(exception.BootcacheError):
+    """What has been copied is not what Glance has, or that cannot be told."""
 
 
 def nbd_node(host: str, port: int, export: str) -> dict[str, Any]:
@@ -48,7 +56,8 @@ def complete(source: Mapping[str, Any], stored_bytes: int, image_hash: str, imag
              lock: contextlib.AbstractContextManager[Any]) -> bool:
     """Make a full base: ``target`` appears whole and verified, or not at all.
 
-    One caller at a time for a target.
+    One caller at a time for a target. What was copied stays for the next call if the work is
+    interrupted, unless space is short: see ``sweep``.
 
     :param source: block node of the stored image file, see ``nbd_node``; its size is
         ``stored_bytes`` rounded up to a sector.
@@ -72,15 +81,15 @@ def complete(source: Mapping[str, Any], stored_bytes: int, image_hash: str, imag
     work = _Work(target, rate, keep_free, cancelled)
     stored, converted = f'{target}{SUFFIX}', f'{target}{SUFFIX}.raw'
     began = time.monotonic()
+    is_over = False
     try:
-        _remove(stored, converted)
         work.check()
-        work.fetch(source, stored_bytes, stored)
-        work.verify(stored, image_hash)
+        work.fetch(source, stored_bytes, image_hash, stored)
         virtual_bytes = _inspect(stored, image_format)
         made = stored
         if raw and image_format != 'raw':
-            work.copy(_file_node(stored, image_format), virtual_bytes, converted)
+            work.copy(_file_node(stored, image_format), virtual_bytes, image_hash, converted,
+                      _CONVERTED_PIECE)
             _inspect(converted, 'raw')
             made = converted
         # As Nova leaves them; libvirt gives the file to its own user when a server starts.
@@ -89,25 +98,48 @@ def complete(source: Mapping[str, Any], stored_bytes: int, image_hash: str, imag
         with lock:
             if os.path.exists(target):
                 LOG.info('base %s has been made by somebody else meanwhile', target)
+                is_over = True
                 return False
             savefile.commit(made, target)
+        is_over = True
+    except (exception.ImageRefused, _Unverified):
+        is_over = True
+        raise
     except OSError as error:
         raise exception.BootcacheError(f'base {target} cannot be completed: {error}') from error
     finally:
-        _remove(stored, converted)
+        for path in (stored, converted):
+            if is_over or not work.has_room() or not partial.is_usable(path):
+                partial.remove(path)
     LOG.info('base %s completed in %.0f s', target, time.monotonic() - began)
     return True
 
 
-def sweep(directory: str) -> None:
-    """Remove what a crash left half-made beside the bases; nobody may be at work there.
+def sweep(directory: str, wanted: Container[str] | None = None, keep_free: int = 0) -> None:
+    """Remove what was left half-made beside the bases; nobody may be at work there.
+
+    What a copy can go on from stays, if its base is wanted, something was added to it not too long
+    ago, and there is room.
 
     :param directory: Nova's ``_base``; need not exist.
+    :param wanted: names of the bases that are still to be completed; None while nobody knows.
+    :param keep_free: bytes of the file system that have to stay free.
     :raises OSError: if something cannot be removed.
     """
-    with contextlib.suppress(FileNotFoundError):
-        for name in os.listdir(directory):
-            if name.endswith((SUFFIX, f'{SUFFIX}.raw')):
+    try:
+        names = os.listdir(directory)
+        has_room = shutil.disk_usage(directory).free >= keep_free
+    except FileNotFoundError:
+        return
+    for name in names:
+        found = _OURS.fullmatch(name)
+        if found is None:
+            continue
+        base, path = found['base'], os.path.join(directory, found['path'])
+        is_wanted = (wanted is None or base in wanted) \
+            and not os.path.exists(os.path.join(directory, base))
+        if found['torn'] or not (is_wanted and has_room and partial.is_usable(path)):
+            with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(directory, name))
 
 
@@ -124,24 +156,42 @@ class _Work:
         """Raise where there is a reason to end."""
         if self._cancelled.is_set():
             raise exception.Cancelled(f'base {self._target} is not completed now')
-        free = shutil.disk_usage(os.path.dirname(self._target)).free
+        free = self._free()
         if free < self._keep_free:
             raise exception.BootcacheError(
                 f'base {self._target} is not completed: {free} bytes are free, and'
                 f' {self._keep_free} have to stay so; make room in the instances directory')
 
-    def copy(self, source: Mapping[str, Any], length: int, path: str) -> None:
-        """Copy ``length`` bytes at the rate."""
-        seconds = _GRACE_SECONDS + 3 * length / (self._rate or _SLOWEST)
-        qemuimg.copy_paced(source, path, length=length, rate=self._rate, seconds=seconds,
-                           check=self.check)
+    def _free(self) -> int:
+        return shutil.disk_usage(os.path.dirname(self._target)).free
 
-    def fetch(self, source: Mapping[str, Any], stored_bytes: int, path: str) -> None:
-        """Copy the stored file, and cut off what NBD's rounding up to sectors added."""
-        length = -(-stored_bytes // _SECTOR) * _SECTOR
-        # With a size, a longer file cannot fill the disk before its hash is found wrong.
-        self.copy({'driver': 'raw', 'size': length, 'file': source}, length, path)
-        os.truncate(path, stored_bytes)
+    def has_room(self) -> bool:
+        """Tell whether there is room to go on later; what has been copied is in the way else."""
+        try:
+            return self._free() >= self._keep_free + _PIECE
+        except OSError:
+            return False
+
+    def copy(self, source: Mapping[str, Any], length: int, image_hash: str, path: str,
+             piece_bytes: int) -> int:
+        """Copy ``length`` bytes at the rate; return how many of them an earlier try had copied."""
+        return partial.Partial(path, image_hash, length).copy(
+            source, piece_bytes=piece_bytes, rate=self._rate, check=self.check)
+
+    def fetch(self, source: Mapping[str, Any], stored_bytes: int, image_hash: str,
+              path: str) -> None:
+        """Copy the stored file, and verify it."""
+        before = self.copy(source, stored_bytes, image_hash, path, _PIECE)
+        try:
+            self.verify(path, image_hash)
+        except _Unverified as error:
+            if not before:
+                raise
+            LOG.warning('%s; it began with %d bytes of an earlier try, and is copied anew', error,
+                        before)
+            partial.remove(path)
+            self.copy(source, stored_bytes, image_hash, path, _PIECE)
+            self.verify(path, image_hash)
 
     def verify(self, path: str, image_hash: str) -> None:
         """Read the file once and compare its hash with Glance's."""
@@ -149,7 +199,7 @@ class _Work:
         try:
             digest = hashlib.new(algorithm)
         except ValueError as error:
-            raise exception.BootcacheError(
+            raise _Unverified(
                 f'base {self._target} cannot be verified: Glance\'s hash is {image_hash!r}, whose'
                 ' algorithm is not known here') from error
         began, done = time.monotonic(), 0
@@ -165,7 +215,7 @@ class _Work:
                 ahead = done / self._rate - (time.monotonic() - began) if self._rate else 0.0
                 time.sleep(min(max(ahead, 0.0), 0.5))
         if digest.hexdigest() != wanted.lower():
-            raise exception.BootcacheError(
+            raise _Unverified(
                 f'base {self._target} is not completed: what the storage node serves has'
                 f' {algorithm} {digest.hexdigest()}, but Glance says {wanted}; register the image'
                 ' anew (bootcache image build)')
@@ -197,9 +247,3 @@ def _inspect(path: str, image_format: str) -> int:
         if present:
             raise exception.ImageRefused(f'{path} has {fault}, which Nova does not take')
     return int(details['virtual-size'])
-
-
-def _remove(*paths: str) -> None:
-    for path in paths:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)

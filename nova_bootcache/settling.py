@@ -264,6 +264,7 @@ class Settler:
         self._gone |= (self._unsettled_images or set()) | self._idle_images()
         self._gone -= set(unsettled)
         self._unsettled_images = set(unsettled)
+        self._sweep()
         self.unsettled.note([server for servers in unsettled.values() for server in servers],
                             self._patience)
         # Nova is at work on these: a chain may be in the making that nobody has opened yet.
@@ -283,6 +284,15 @@ class Settler:
                      if server.settles and server.age >= self._delay]
             if ready and not self._host.is_booting(image_id):
                 self._settle(image_id, ready)
+
+    def _sweep(self) -> None:
+        """Remove what was copied of bases that no server of this host needs any more."""
+        wanted = {naming.cache_file_name(image_id) for image_id in self._unsettled_images or ()
+                  if self._bandwidth and image_id not in self._unwanted}
+        try:
+            fullbase.sweep(self._nova.base_directory, wanted, self._nova.keep_free)
+        except OSError as error:
+            LOG.warning('bootcache: what is left of full bases cannot be removed: %s', error)
 
     def _is_chained(self, server: LocalServer) -> bool:
         try:

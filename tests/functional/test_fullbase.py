@@ -231,9 +231,9 @@ def test_a_killed_process_takes_its_qemu_img_along(stored, target, directory, st
 import contextlib, threading, os
 from nova_bootcache import fullbase
 work = fullbase._Work
-def copy(self, source, length, path):
+def copy(self, source, length, image_hash, path, piece_bytes):
     self._rate = {MIB} if path.endswith('.bootcache{stage}') else 0
-    took(self, source, length, path)
+    took(self, source, length, image_hash, path, piece_bytes)
     self._rate = 0
 took, work.copy = work.copy, copy
 fullbase.complete({node!r}, {os.path.getsize(path)}, 'sha512:{digest}', 'qcow2', {target!r},
@@ -252,6 +252,10 @@ fullbase.complete({node!r}, {os.path.getsize(path)}, 'sha512:{digest}', 'qcow2',
     with open(f'{directory}/_base/swap_1', 'w'):
         pass
     fullbase.sweep(f'{directory}/_base')
+    # The copy was whole before the second stage.
+    kept = {f'{NAME}.bootcache', f'{NAME}.bootcache.json'} if stage else set()
+    assert set(os.listdir(f'{directory}/_base')) == {'swap_1'} | kept
+    fullbase.sweep(f'{directory}/_base', wanted=())
     assert os.listdir(f'{directory}/_base') == ['swap_1']
     fullbase.sweep(f'{directory}/none')
 

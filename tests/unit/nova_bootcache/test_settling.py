@@ -7,6 +7,7 @@ test_fullbase.py have real ones.
 
 import contextlib
 import dataclasses
+import json
 import os
 import types
 
@@ -803,6 +804,76 @@ def test_half_made_bases_are_removed(house, settler):
         open(os.path.join(house.base_directory, name), 'w').close()
     settler.recover()
     assert os.listdir(house.base_directory) == [naming.cache_file_name(IMAGE)]
+
+
+@pytest.fixture
+def half_copied(house):
+    """Leaves a part of a base of an image, as an interrupted copy does; tells whether it stays."""
+    def make(image_id=IMAGE):
+        path = f'{house.base(image_id)}.bootcache'
+        with open(path, 'wb') as stream:
+            stream.write(bytes(512))
+        with open(f'{path}.json', 'w') as stream:
+            json.dump({'version': 1, 'image_hash': 'sha512:ab', 'total_bytes': 5000,
+                       'done_bytes': 512}, stream)
+        return lambda: os.path.exists(path) and os.path.exists(f'{path}.json')
+
+    return make
+
+
+def test_what_was_copied_of_a_base_stays_until_it_is_known_who_needs_it(house, settler,
+                                                                      half_copied):
+    wanted, unwanted = half_copied(), half_copied(OTHER)
+    settler.recover()
+    assert wanted() and unwanted()
+    # It is not old enough to be settled yet.
+    house.boots('one', age=0)
+    settler.once()
+    assert wanted() and not unwanted()
+    house.known.pop('one')
+    settler.once()
+    assert not wanted()
+
+
+def test_what_was_copied_goes_if_the_image_is_not_to_be_settled(house, settler, half_copied,
+                                                               monkeypatch):
+    stays = half_copied()
+    serve_stored = house.serve_stored
+    monkeypatch.setattr(house, 'serve_stored',
+                        lambda image_id: {**serve_stored(image_id), 'settle': False})
+    house.boots('one')
+    settler.once()
+    assert stays(), 'until the storage service was asked'
+    settler.once()
+    assert not stays()
+
+
+def test_where_nothing_is_settled_nothing_copied_stays(house, half_copied):
+    stays = half_copied()
+    house.boots('one')
+    Settler(house, house, 0, DELAY).once()
+    assert not stays()
+
+
+def test_what_was_copied_goes_where_space_is_short(house, settler, half_copied):
+    stays = half_copied()
+    house.boots('one', age=0)
+    house.keep_free = 1 << 60
+    settler.once()
+    assert not stays()
+
+
+def test_what_cannot_be_removed_ends_nothing(house, settler, half_copied, monkeypatch, caplog):
+    half_copied(OTHER)
+
+    def unlink(path):
+        raise PermissionError(path)
+
+    house.boots('one')
+    with monkeypatch.context() as patch:
+        patch.setattr(settling.fullbase.os, 'unlink', unlink)
+        settler.once()
+    assert 'cannot be removed' in caplog.text and settled(house) == ['one']
 
 
 def test_nothing_was_left(house, settler, left):

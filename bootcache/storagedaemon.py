@@ -191,8 +191,10 @@ class StorageDaemon:
     def _alone(self) -> Iterator[None]:
         """Have the monitor for this thread, which may have it already."""
         if not self._lock.acquire(timeout=self._patience):
-            raise self.busy(f'{self.monitor_path} is in use, and was not free within'
-                            f' {self._patience:g} s')
+            # Whoever has it finds out whether the daemon hangs.
+            raise exception.StorageDaemonBusy(
+                f'{self.name}: {self.monitor_path} is in use, and was not free within'
+                f' {self._patience:g} s')
         try:
             yield
         finally:
@@ -312,6 +314,8 @@ class StorageDaemon:
     def _comes_up(self, process: subprocess.Popen[bytes]) -> bool:
         deadline = time.monotonic() + _START_SECONDS
         while time.monotonic() < deadline and process.poll() is None:
+            # What was heard of another one says nothing of this.
+            self.heard()
             if os.path.exists(self.pid_path) and self.answers():
                 return True
             time.sleep(0.02)

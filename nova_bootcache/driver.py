@@ -122,14 +122,15 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
 
         A forgotten rule of AppArmor shows only here. Nova has cleaned up after the first try.
         """
-        try:
-            super().spawn(context, instance, *args, **kwargs)
-        except Exception as error:
-            path = os.path.join(libvirt_utils.get_instance_path(instance), 'disk')
-            if not self.bootcache.did_not_start(instance.uuid, path, str(error)):
-                raise
-            with self.bootcache.socket.stock_only(instance.uuid):
+        with self.bootcache.starting(instance.uuid):
+            try:
                 super().spawn(context, instance, *args, **kwargs)
+            except Exception as error:
+                path = os.path.join(libvirt_utils.get_instance_path(instance), 'disk')
+                if not self.bootcache.did_not_start(instance.uuid, path, str(error)):
+                    raise
+                with self.bootcache.socket.stock_only(instance.uuid):
+                    super().spawn(context, instance, *args, **kwargs)
 
     def _shared_storage(self, host: str) -> str:
         """Return why cache images cannot be served from this host's directories, if so."""

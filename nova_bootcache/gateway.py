@@ -169,7 +169,7 @@ class Gateway:
         """
         export = naming.export_name(naming.EXPORT_BASE, image_id)
         with self._lock:
-            if not self.daemon.answers():
+            if self.daemon.pid() is None and not self.daemon.answers():
                 return True
             served = self.daemon.exports()
             if arrival.is_under_way(self.daemon, image_id):

@@ -238,8 +238,9 @@ class GrowingStore:
         :raises StorageDaemonError: if the gateway refuses.
         """
         with self._lock:
-            self.grows = False
+            # Where that is refused it grows, and goes on being looked at.
             drop_filter(self._daemon, self.image_id)
+            self.grows = False
 
     def mark(self) -> Mark:
         """Return the present place in the store's growth."""
@@ -275,8 +276,8 @@ class GrowingStore:
         :raises StorageDaemonError: if the gateway does not answer.
         """
         with self._lock:
-            self.grows = False
             discard(self._daemon, self.image_id)
+            self.grows = False
         # If that was refused it may still be written to, and goes on being counted.
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.path)

@@ -117,6 +117,8 @@ class ComputeHost(HostStores):
                 reason = f'unexpected {type(error).__name__}: {error}'
         if reason:
             LOG.info('bootcache: server %s goes the stock way: %s', server_id, reason)
+        elif profile_token is None:
+            self._note_made(server_id, path)
         return not reason
 
     def _make(self, image_id: str, server_id: str, profile_token: str | None, path: str,

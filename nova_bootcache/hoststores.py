@@ -99,6 +99,8 @@ class HostStores:
         # Disks that were just made or are about to be opened: their images, until when that is
         # believed in monotonic seconds, and their files' time. Guarded by the lock.
         self._in_making: dict[str, tuple[str, float, int]] = {}
+        # Servers that Nova starts just now, and the disks that were made for that. Likewise.
+        self._starting: dict[str, str] = {}
 
     @property
     def enabled(self) -> bool:
@@ -108,17 +110,39 @@ class HostStores:
     def did_not_start(self, server_id: str, path: str, error: str) -> bool:
         """Tell whether a server that did not start would from a disk that is made the stock way.
 
-        :param path: of its root disk; one that was made here goes.
+        A profile boot would not be recorded then: it fails.
+
+        :param path: of its root disk; one that was made for this start goes, no other one.
         :param error: libvirt's.
         """
         with self._lock:
-            made = path in self._in_making
+            made = self._starting.get(server_id) == path
+            watch = self._watches.get(server_id)
         if not made or not self.socket.failed(server_id, error):
             return False
+        if watch is not None:
+            # It would take the reads of a server that does not boot from here.
+            watch.discard()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
         self._not_made(path)
         return True
+
+    @contextlib.contextmanager
+    def starting(self, server_id: str) -> Iterator[None]:
+        """Note what disk is made for a server while Nova starts it: see ``did_not_start``."""
+        with self._lock:
+            self._starting[server_id] = ''
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._starting.pop(server_id, None)
+
+    def _note_made(self, server_id: str, path: str) -> None:
+        with self._lock:
+            if server_id in self._starting:
+                self._starting[server_id] = path
 
     def refuse(self, reason: str) -> None:
         """Serve nothing that is new, as long as this process lives, and change no file.
@@ -325,7 +349,8 @@ class HostStores:
     def _end_growth(self, image_id: str) -> None:
         # Nobody opens one meanwhile.
         with self._grow_lock:
-            if self.stores.get(image_id) is None:
+            store = self.stores.get(image_id)
+            if store is None or not store.grows:
                 growingstore.drop_filter(self.gateway.daemon, image_id)
 
     # Boots that are watched.

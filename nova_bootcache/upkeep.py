@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from importlib import metadata
 
+import oslo_messaging as messaging
 from oslo_log import log as logging
 
 from bootcache import exception, naming
@@ -123,7 +124,8 @@ class Upkeep:
                 try:
                     self._host.serve_base(entry)
                     LOG.info('image %s: the gateway serves its base', image_id)
-                except exception.BootcacheError as error:
+                except (exception.BootcacheError, messaging.MessagingException,
+                        OSError) as error:
                     if isinstance(error, exception.StorageNodeAway):
                         away.add(place)
                     # Each try costs the gateway time, and the image may be gone for good.
@@ -140,7 +142,8 @@ class Upkeep:
                 self._postpone(f'empty:{image_id}')
                 try:
                     self._replace(entry)
-                except (exception.BootcacheError, OSError) as error:
+                except (exception.BootcacheError, messaging.MessagingException,
+                        OSError) as error:
                     LOG.warning('image %s: its empty cache image stays, for now: %s', image_id,
                                 error)
 

@@ -7,6 +7,8 @@ import oslo_messaging as messaging
 from bootcache import exception, rpcapi
 
 _BUS_LIBRARIES = ('amqp', 'kombu')
+# AMQP's codes: access refused, and not allowed.
+_REFUSALS = (403, 530)
 # What an oslo.messaging server answers that was written before a method, or before its version.
 _TOO_OLD = ('UnsupportedVersion', 'NoSuchMethod')
 
@@ -46,6 +48,8 @@ class ServiceClient:
                     ' glance-bootcache running there ("systemctl status glance-bootcache" on the'
                     ' storage node), and is this its transport_url?') from error
             except messaging.MessageDeliveryFailure as error:
+                if _is_refusal(error.__cause__):
+                    raise self._not_let_in(error.__cause__) from error
                 raise Away(f'the storage service does not answer, as the message bus {self._bus}'
                            f' cannot be used: {printable(error)}') from error
             except (messaging.UnsupportedVersion, messaging.NoSuchMethod) as error:
@@ -59,10 +63,18 @@ class ServiceClient:
                 if type(error).__module__.partition('.')[0] not in _BUS_LIBRARIES:
                     raise
                 # oslo.messaging passes on what a broker answers that does not let us in.
-                raise Away(f'the message bus refuses {self._bus}: {printable(error)}; correct user,'
-                           ' password and virtual host in transport_url of the configuration'
-                           ) from error
+                raise self._not_let_in(error) from error
         return call
+
+    def _not_let_in(self, error: BaseException | None) -> Away:
+        return Away(f'the message bus refuses {self._bus}: {printable(error)}; correct user,'
+                    ' password and virtual host in transport_url of the configuration')
+
+
+def _is_refusal(error: BaseException | None) -> bool:
+    """Tell whether a broker has answered that it does not let us in, or not to the virtual host."""
+    return type(error).__module__.partition('.')[0] in _BUS_LIBRARIES \
+        and getattr(error, 'code', None) in _REFUSALS
 
 
 def _too_old() -> TooOld:

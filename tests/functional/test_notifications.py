@@ -98,7 +98,8 @@ def queues(rabbitmqctl):
 
 def test_nothing_stays_on_the_bus(glance, listen, service, rabbitmqctl):
     """Whatever Glance sends by the page's settings is taken from where it is sent to."""
-    before = set(queues(rabbitmqctl))
+    # Other tests may have used the same ones.
+    before = {name for name in queues(rabbitmqctl) if not name.startswith('bootcache_images')}
     events = listen()
     assert events.heard_at is None
     for number in range(50):

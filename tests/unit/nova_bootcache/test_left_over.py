@@ -3,6 +3,8 @@
 The gateway is a stand-in: names of nodes and exports; tests/functional has a real one.
 """
 
+import types
+
 import pytest
 from oslo_config import cfg
 
@@ -99,7 +101,7 @@ def test_one_that_cannot_be_ended_keeps_no_other_and_is_told(host, ended, monkey
 
 def test_what_this_process_is_at_work_on_stays(host, ended):
     leave(host)
-    host.stores._stores[IMAGE] = object()
+    host.stores._stores[IMAGE] = types.SimpleNamespace(grows=True, stop_growing=lambda: None)
     host.arrivals._coming[OTHER] = object()
     host.recordings._under_way.add('server')
     host.end_left_over()

@@ -135,6 +135,7 @@ class Nova:
             return
         with self.host._making(IMAGE, str(disk)):
             disk.write_bytes(b'overlay')
+        self.host._note_made(instance.uuid, str(disk))
         raise RuntimeError(self.errors.pop(0))
 
 
@@ -168,6 +169,18 @@ def test_a_server_that_was_denied_the_socket_starts_stock_and_so_do_all_later(
 def test_a_gateway_that_was_gone_costs_only_this_server_its_speed(host, spawn, tmp_path):
     spawn(failed(tmp_path / 's', 'Connection refused'))
     assert spawn.tries == [False, True] and host.enabled and host.socket._stock_only == set()
+
+
+def test_a_disk_that_was_there_before_the_start_stays(host, tmp_path):
+    """As of a server that is evacuated to a host with the same disks: it has a tenant's data."""
+    disk = tmp_path / 'disk'
+    disk.write_bytes(b'written by a tenant')
+    with host.starting('server-1'):
+        with host._making(IMAGE, str(disk)):
+            pass
+        assert host.did_not_start('server-1', str(disk), failed(tmp_path / 's',
+                                                                'Permission denied')) is False
+    assert disk.read_bytes() == b'written by a tenant'
 
 
 def test_other_failures_are_novas(host, spawn, tmp_path):

@@ -22,8 +22,7 @@ _WHY = {
     IN_USE: 'still in use, and gone from there as soon as no server there needs it',
     LEAVING: 'told, but not known to be rid of it yet',
     SILENT: 'not heard of since ("bootcache host list" shows for how long)',
-    KEPT: 'kept, as a server was started there meanwhile, or the storage service was restarted;'
-          ' evict it again',
+    KEPT: 'kept, as a server was started there meanwhile; evict it again',
 }
 # Two reports of a host are apart by more, and one is seen at times that differ by less.
 _SAME_REPORT_SECONDS = 0.8

@@ -23,7 +23,7 @@ from tools.cloud.wire import Wire
 TOP = Path(__file__).resolve().parents[2]
 
 
-def wait_until(condition: Callable[[], object], what: str, timeout: float = 90) -> object:
+def wait_until(condition: Callable[[], object], what: str, timeout: float = 240) -> object:
     """Poll until a condition gives something true, and return that."""
     deadline = time.monotonic() + timeout
     while not (found := condition()):
@@ -121,7 +121,7 @@ class Tenant:
     def property(self, image: str, name: str) -> str | None:
         return self.openstack.image_api('GET', f'/{image}').get(name)
 
-    def wait_state(self, image: str, state: str, timeout: float = 120) -> dict:
+    def wait_state(self, image: str, state: str, timeout: float = 300) -> dict:
         """Wait for an image's state in the storage service and on Glance's image."""
         def reached():
             found = self.show(image)

@@ -126,7 +126,8 @@ def test_a_snapshot_in_mid_boot_is_not_taken_for_the_boot(tenant, small_image, c
     tenant.login(whole)
     found = tenant.wait_state(image, 'ready')['working_set']
     assert found['version'] == 1 and found['ended_by'] in ('marker', 'silence')
-    assert 5_000_000 < found['bytes'] < 30_000_000, found
+    # The image has 172 MB of data, all of which the snapshot read.
+    assert 5_000_000 < found['bytes'] < 40_000_000, found
     tenant.delete_server(whole)
 
 

@@ -1,6 +1,5 @@
 """Images and guests that do not go as others do: each says so, and leaves nothing behind."""
 
-import subprocess
 
 import pytest
 
@@ -24,41 +23,6 @@ def left_of(cloud, image):
              for path in (instances / folder).iterdir() if path.name.startswith(name)]
     directory = cloud.state_directory / 'images' / image
     return files + ([directory] if directory.exists() else [])
-
-
-def test_a_guest_without_a_driver_for_its_disk_has_not_booted(tenant, small_image):
-    """Its loader reads the kernel; the kernel finds no disk, and switches itself off."""
-    image = tenant.image(small_image, hw_disk_bus='sata')
-    found = tenant.wait_state(image, 'failed')
-    assert 'switched itself off' in found['reason'] and found['working_set'] is None
-    assert 'driver' in tenant.property(image, 'bootcache_reason')
-
-
-def test_an_image_that_is_larger_than_the_flavor(tenant, small_image, cloud, tmp_path,
-                                                 compute_log):
-    large = tmp_path / 'large.qcow2'
-    large.write_bytes(small_image.read_bytes())
-    subprocess.run(['qemu-img', 'resize', '-q', '-f', 'qcow2', str(large), '3G'], check=True)
-    image = tenant.image(large)
-    wait_until(lambda: (tenant.show(image) or {}).get('base_path'), 'the base')
-    _server, fault = fails(tenant, image)
-    assert 'too small for requested image' in fault, fault
-    assert not (cloud.hosts[0].instances / '_base' / naming.cache_file_name(image)).exists()
-    assert 'goes the stock way' not in compute_log.text()
-
-
-def test_deactivated_and_activated_while_a_server_runs(tenant, small_image):
-    image = tenant.image(small_image)
-    tenant.wait_state(image, 'ready')
-    server = tenant.server(image)
-    tenant.login(server)
-    before = tenant.show(image)['base_path']
-    tenant.openstack.run('image', 'set', '--deactivate', image)
-    tenant.wait_state(image, 'skipped')
-    tenant.openstack.run('image', 'set', '--activate', image)
-    found = tenant.wait_state(image, 'ready')
-    assert found['base_path'] == before and found['reason'] == ''
-    tenant.command(server, 'check-all')
 
 
 def test_a_server_that_never_starts_leaves_nothing(tenant, small_image, cloud):

@@ -1,6 +1,8 @@
 """Images and guests that do not go as others do: each says so, and leaves nothing behind."""
 
 
+import subprocess
+
 import pytest
 
 from bootcache import naming
@@ -23,6 +25,19 @@ def left_of(cloud, image):
              for path in (instances / folder).iterdir() if path.name.startswith(name)]
     directory = cloud.state_directory / 'images' / image
     return files + ([directory] if directory.exists() else [])
+
+
+def test_an_image_that_is_larger_than_the_flavor(tenant, small_image, cloud, tmp_path,
+                                                 compute_log):
+    large = tmp_path / 'large.qcow2'
+    large.write_bytes(small_image.read_bytes())
+    subprocess.run(['qemu-img', 'resize', '-q', '-f', 'qcow2', str(large), '3G'], check=True)
+    image = tenant.image(large)
+    wait_until(lambda: (tenant.show(image) or {}).get('base_path'), 'the base')
+    _server, fault = fails(tenant, image)
+    assert 'too small for requested image' in fault, fault
+    assert not (cloud.hosts[0].instances / '_base' / naming.cache_file_name(image)).exists()
+    assert 'goes the stock way' not in compute_log.text()
 
 
 def test_a_server_that_never_starts_leaves_nothing(tenant, small_image, cloud):

@@ -148,3 +148,17 @@ def test_nothing_stays_when_the_run_is_killed(tmp_path):
     while marked(mark):
         assert time.monotonic() < deadline, marked(mark)
         time.sleep(0.05)
+
+
+@pytest.mark.skipif(not namespaces_work(), reason='needs namespaces of its own, so root')
+def test_a_lock_of_a_terminal_that_another_namespace_left_is_not_seen():
+    """libvirt locks /dev/pts/N by a process's number there, which may well run here, as 1 does."""
+    stale = Path('/var/lock/LCK.._pts_bootcache_test')
+    stale.write_text('         1\n')
+    try:
+        lane = subprocess.run([*testrun.NAMESPACES, 'sh', '-c',
+                               f'test ! -e {stale} && touch {stale}.new'], check=False)
+        assert lane.returncode == 0
+        assert stale.exists() and not Path(f'{stale}.new').exists()
+    finally:
+        stale.unlink()

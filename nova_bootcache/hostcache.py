@@ -372,7 +372,8 @@ class HostCache(HostFiles):
                     # A server may have come since it was chosen; room is looked for anew then.
                     if self.is_wanted(image_id) or tier.is_open(self.path(image_id)):
                         return
-                    self.remove(image_id)
+                    # What disks of stopped servers stand on is not forgotten with it.
+                    self.remove_file(image_id)
                 self.evicted(image_id)
         except (exception.BootcacheError, OSError) as error:
             LOG.warning('image %s: cannot be evicted: %s', image_id, error)

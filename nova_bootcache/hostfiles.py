@@ -227,11 +227,29 @@ class HostFiles:
 
     def remove(self, image_id: str) -> None:
         """Remove a cache image; a server that still runs from it keeps its inode."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f'{self.path(image_id)}.json')
+        self.remove_file(image_id)
+
+    def remove_file(self, image_id: str) -> None:
+        """Remove a cache image's file. Its entry stays: it names the content that disks stand on.
+
+        A server that is stopped may need it, and its image may get another content meanwhile.
+        """
         path = self.path(image_id)
-        for name in (f'{path}.json', path, self._memory_path(image_id)):
+        for name in (path, self._memory_path(image_id)):
             if name is not None and os.path.lexists(name):
                 os.unlink(name)
         LOG.info('image %s: cache image removed', image_id)
+
+    def gone(self, unused_seconds: float) -> list[str]:
+        """Return the images of which only the entry is left: evicted, or lost with a memory tier.
+
+        :param unused_seconds: since the last use, at least.
+        """
+        return [image_id for image_id in (entry.remote.image_id for entry in self.entries())
+                if not os.path.exists(self.path(image_id))
+                and self.age(image_id) >= unused_seconds]
 
     # Last use.
 

@@ -4,6 +4,7 @@ The gateway is kept alive and filled, empty cache images are replaced by whole o
 service is told what is here.
 """
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import oslo_messaging as messaging
 from oslo_log import log as logging
 
 from bootcache import exception, naming
-from nova_bootcache import offer
+from nova_bootcache import occasions, offer
 from nova_bootcache.cacheentry import Entry
 from nova_bootcache.holdings import Holdings
 from nova_bootcache.host import ComputeHost
@@ -72,6 +73,7 @@ class Upkeep:
             # What lies on shared storage is not this host's alone.
             steps += [
                 ('empty cache images are not replaced', self.replace_empty),
+                ('what nobody needs is not forgotten', self.forget_gone),
                 ('growing stores are not looked after', host.tidy_stores),
                 ('what boots read is not told', host.boot_reports.send_again),
                 ('the storage service is not told what is here', self.exchange_holdings)]
@@ -136,7 +138,8 @@ class Upkeep:
         """Replace empty cache images by whole ones, where the storage service has built them."""
         for entry in self._host.cache.entries():
             image_id = entry.remote.image_id
-            if entry.cache_image is not None or self._host.is_booting(image_id):
+            if entry.cache_image is not None or self._host.is_booting(image_id) \
+                    or not os.path.exists(self._host.cache.path(image_id)):
                 self._patience.pop(f'empty:{image_id}', None)
             elif self._is_time(f'empty:{image_id}'):
                 self._postpone(f'empty:{image_id}')
@@ -161,6 +164,16 @@ class Upkeep:
             if medium is not None:
                 self._host.fetch(offered, medium)
                 LOG.info('image %s: a whole cache image takes the empty one\'s place', image_id)
+
+    def forget_gone(self) -> None:
+        """Forget cache images whose files are gone, once no server's disk stands on their content.
+
+        :raises BootcacheError: if the gateway refuses.
+        :raises OSError: if an entry cannot be removed.
+        """
+        # By then settling has looked at a server that was made, or came here, meanwhile.
+        for image_id in self._host.cache.gone(occasions.LONGEST_SECONDS):
+            self._host.let_go(image_id)
 
     def exchange_holdings(self) -> None:
         """Tell the storage service what is here, and let go of what is not to be."""

@@ -61,8 +61,9 @@ class Host:
         """Put a cache image, or an empty one, into the cache."""
         remote = Remote(image, node, 10810, f'base-{image}')
         self.held[image] = Entry(remote, INFO if whole else None, 'ab', 1 << 30)
-        with open(f'{self.path(image)}.json', 'w'):
-            pass
+        for name in (self.path(image), f'{self.path(image)}.json'):
+            with open(name, 'w'):
+                pass
         os.utime(f'{self.path(image)}.json', (used, used))
 
     def fails(self, what):
@@ -121,6 +122,9 @@ class Host:
 
     def medium(self, image_id):
         return Medium.DISK
+
+    def gone(self, unused_seconds):
+        return []
 
     def room_for(self, image_id, size):
         assert size == INFO.bytes

@@ -1,0 +1,91 @@
+"""A cache image that is evicted is not forgotten: disks of stopped servers stand on its content.
+
+The gateway is a stand-in, as in test_hoststores.py.
+"""
+
+import dataclasses
+import os
+
+import pytest
+from test_hoststores import IMAGE, MIB, OTHER, evict, place
+from test_hoststores import host as host  # the fixture
+
+from bootcache import exception
+from nova_bootcache import occasions
+from nova_bootcache.holdings import Holdings
+from nova_bootcache.upkeep import Upkeep
+
+OLD, NEW = 'sha512:11', 'sha512:22'
+
+
+class Service:
+    """The storage service, which has an image of some content, at some place."""
+
+    def __init__(self, image_hash):
+        self.image_hash = image_hash
+
+    def plan_boot(self, image_id, host, server_id, profile_token):
+        return {'action': 'cold', 'virtual_bytes': MIB, 'server': ['10.0.0.1', 10810],
+                'base_export': f'base-{image_id}-{self.image_hash[-2:]}',
+                'image_hash': self.image_hash}
+
+
+@pytest.fixture
+def evicted(host, monkeypatch):
+    """A host whose cache image of an image of the old content was evicted."""
+    place(host)
+    entry = host.cache.known(IMAGE)
+    dataclasses.replace(entry, remote=dataclasses.replace(entry.remote, image_hash=OLD)).save(
+        f'{host.cache.path(IMAGE)}.json')
+    os.utime(f'{host.cache.path(IMAGE)}.json', (1, 1))
+    host.served = []
+    monkeypatch.setattr(host.gateway, 'ensure_base', host.served.append)
+    assert evict(host) == set() and not os.path.exists(host.cache.path(IMAGE))
+    return host
+
+
+def test_a_server_does_not_start_on_another_content_than_its_disk_was_written_on(evicted):
+    evicted._api = Service(NEW)
+    with pytest.raises(exception.BootcacheError, match=f'another content now .*{NEW}.*{OLD}'):
+        evicted.keep_chain(IMAGE)
+    assert evicted.served == [] and not os.path.exists(evicted.cache.path(IMAGE))
+
+
+def test_it_starts_when_the_image_has_its_content_again(evicted):
+    evicted._api = Service(OLD)
+    evicted.keep_chain(IMAGE)
+    (served,) = evicted.served
+    assert served.image_hash == OLD and os.path.exists(evicted.cache.path(IMAGE))
+
+
+def upkeep(host):
+    return Upkeep(host, Holdings(host, host.cache.directory))
+
+
+def test_it_is_forgotten_once_no_server_s_disk_stands_on_it(evicted):
+    needed = {IMAGE}
+    evicted.needs_base = needed.__contains__
+    upkeep(evicted).forget_gone()
+    assert evicted.cache.known(IMAGE).remote.image_hash == OLD
+    needed.clear()
+    upkeep(evicted).forget_gone()
+    assert evicted.cache.known(IMAGE) is None
+
+
+def test_what_is_here_or_was_used_of_late_is_not_forgotten(host):
+    host.needs_base = lambda image: False
+    place(host)
+    place(host, OTHER)
+    host.cache.remove_file(OTHER)
+    host.cache.touch(OTHER)
+    upkeep(host).forget_gone()
+    assert {entry.remote.image_id for entry in host.cache.entries()} == {IMAGE, OTHER}
+    assert host.cache.gone(0) == [OTHER] and host.cache.gone(occasions.LONGEST_SECONDS) == []
+
+
+def test_what_was_evicted_empty_is_not_replaced_by_a_whole_one(evicted):
+    evicted._api = Service(OLD)
+    asked = []
+    evicted.ask = lambda *arguments: asked.append(arguments)
+    upkeep(evicted).replace_empty()
+    assert asked == []

@@ -253,6 +253,21 @@ class Tenant:
         self.openstack.nova.servers.start(server)
         self.openstack.wait_active(server)
 
+    def hard_reboot(self, server: str) -> None:
+        """Reboot a server, whatever it is in; Nova may be at work on it, and is asked again then.
+
+        After its host was down, Nova sees by itself now and then that the server is off, and stops
+        it (``sync_power_state_interval``).
+        """
+        from novaclient.exceptions import Conflict
+
+        def is_taken():
+            with contextlib.suppress(Conflict):
+                self.openstack.nova.servers.reboot(server, 'HARD')
+                return True
+            return False
+        wait_until(is_taken, f'Nova takes the reboot of {server}', 60)
+
     def delete_server(self, server: str) -> None:
         self.openstack.nova.servers.delete(server)
         self.openstack.wait_gone(server)

@@ -83,7 +83,7 @@ def test_swap_ephemeral_and_config_drive_beside_the_root_disk(pair):
 
 
 def test_hard_reboot(pair):
-    pair.each(lambda server: pair.nova.servers.reboot(server, 'HARD'))
+    pair.each(pair.tenant.hard_reboot)
     pair.booted_again()
 
 
@@ -206,7 +206,7 @@ def test_the_gateway_restarts(pair, cloud):
     os.kill(killed, signal.SIGKILL)
     wait_until(lambda: cloud.gateway_pid() not in (None, killed), 'a new gateway')
     pair.tenant.command(pair.settled, 'check-all')
-    pair.each(lambda server: pair.nova.servers.reboot(server, 'HARD'))
+    pair.each(pair.tenant.hard_reboot)
     pair.booted_again()
     pair.each(lambda server: pair.tenant.command(server, 'check-all'))
 
@@ -221,7 +221,7 @@ def test_the_host_reboots(pair, cloud):
     seen = subprocess.run(cloud.inside(cloud.hosts[1], 'cat', str(cloud.layout.gateway /
                           'gateway.pid')), capture_output=True, text=True, check=True)
     assert int(seen.stdout) == other
-    pair.each(lambda server: pair.nova.servers.reboot(server, 'HARD'))
+    pair.each(pair.tenant.hard_reboot)
     pair.booted_again()
 
 
@@ -240,14 +240,14 @@ def test_novas_image_cache_manager_leaves_both_kinds_of_files(pair, cloud, compu
     finally:
         cloud.layer('compute', '50-cache', None)
         cloud.restart('compute')
-    pair.each(lambda server: pair.nova.servers.reboot(server, 'HARD'))
+    pair.each(pair.tenant.hard_reboot)
     pair.booted_again()
 
 
 def test_image_deactivated_and_deleted_while_servers_run(pair, cloud):
     for image in pair.images:
         pair.tenant.openstack.run('image', 'set', '--deactivate', image)
-    pair.each(lambda server: pair.nova.servers.reboot(server, 'HARD'))
+    pair.each(pair.tenant.hard_reboot)
     pair.booted_again()
     for image in pair.images:
         pair.tenant.delete_image(image)
@@ -257,7 +257,7 @@ def test_image_deactivated_and_deleted_while_servers_run(pair, cloud):
     for file in cache.iterdir():
         file.unlink()
     cloud.power_on(cloud.hosts[0])
-    pair.each(lambda server: pair.nova.servers.reboot(server, 'HARD'))
+    pair.each(pair.tenant.hard_reboot)
     pair.booted_again()
     pair.each(lambda server: pair.tenant.command(server, 'check-all'))
 

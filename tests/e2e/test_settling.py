@@ -208,7 +208,7 @@ def test_nova_compute_killed_in_the_midst(tenant, settling, cloud):
     tenant.command(settling, 'verify')
     cloud.start('compute')
     tenant.command(settling, 'verify')
-    tenant.openstack.nova.servers.reboot(settling, 'HARD')
+    tenant.hard_reboot(settling)
     check_booted(tenant, settling, 2)
 
 
@@ -216,7 +216,7 @@ def test_the_host_lost_in_the_midst(tenant, settling, cloud):
     cloud.power_off(cloud.hosts[0])
     cloud.power_on(cloud.hosts[0])
     assert not leftovers(tenant, settling)
-    tenant.openstack.nova.servers.reboot(settling, 'HARD')
+    tenant.hard_reboot(settling)
     check_booted(tenant, settling, 2)
 
 

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import oslo_messaging as messaging
@@ -12,7 +13,7 @@ from oslo_service import service
 
 from bootcache import conf as bootcache_conf
 from bootcache import exception, rpcapi
-from glance_bootcache import startchecks
+from glance_bootcache import serving, startchecks
 from glance_bootcache.boots import Boots
 from glance_bootcache.endpoints import Endpoints
 from glance_bootcache.exporter import Exporter
@@ -37,27 +38,30 @@ LOG = logging.getLogger(__name__)
 class StorageService(service.Service):  # type: ignore[misc]
     """What ``glance-bootcache`` runs.
 
-    :param conf: configuration, read and checked.
+    :param conf: configuration, read; what the exporter needs of it is checked already.
+    :param check: checks the rest of it, and raises; called when the bases are served.
     :param failed: set in shared memory when the service cannot be started, for the process that
         would start it again and again.
     """
 
-    def __init__(self, conf: cfg.ConfigOpts, failed: Any):
+    def __init__(self, conf: cfg.ConfigOpts, check: Callable[[], None], failed: Any):
         super().__init__()
         self._conf = conf
+        self._check = check
         self._failed = failed
         self._started: list[Any] = []
 
     def start(self) -> None:
         """Start all of it, in the process that serves; if that cannot be done, end the service.
 
-        The exporter, which servers that run read from, serves in both cases, if it can.
+        The exporter, which servers that run read from, is started first, and serves in both cases.
         """
         super().start()
         try:
             self._start()
         except Exception as error:
-            expected = isinstance(error, (exception.BootcacheError, OSError))
+            expected = isinstance(error, (exception.BootcacheError, OSError,
+                                          cfg.ConfigSourceValueError))
             LOG.error('glance-bootcache cannot be started: %s', error, exc_info=not expected)
             if self._conf.log_file or self._conf.log_dir or self._conf.use_syslog:
                 print(f'glance-bootcache: {error}', file=sys.stderr, flush=True)
@@ -68,6 +72,10 @@ class StorageService(service.Service):  # type: ignore[misc]
         conf = self._conf
         store = ImageStore(conf[bootcache_conf.GROUP].state_dir)
         exporter = Exporter(conf)
+        exporter.start()
+        serving.serve_all(store, exporter)
+        self._check()
+        startchecks.check_cloud(conf)
         tiers = StorageTiers(conf, store, exporter)
         profile_boots = NovaProfileBoots(conf)
         images = Images(conf)
@@ -77,8 +85,7 @@ class StorageService(service.Service):  # type: ignore[misc]
         warming = Warming(conf, store, hosts, NovaPrecache(conf))
         needs = Needs(os.path.join(conf[bootcache_conf.GROUP].state_dir, 'needs.json'))
         upkeep = Upkeep(conf, store, images, exporter, tiers, profile_boots, manager, events, needs)
-        upkeep.serve()
-        startchecks.check_cloud(conf)
+        tiers.start(store.manifests())
         upkeep.start()
         read_errors = ReadErrors(store, images, exporter, tiers, manager)
         read_errors.start()

@@ -1,8 +1,11 @@
-"""What has to be right before the storage service serves: each error is one line, with the cure.
+"""What has to be right before the storage service works: each error is one line, with the cure.
 
-What cannot become right by itself ends the service: an address that this machine does not have,
-a password that Keystone refuses. What may come later, as a Keystone that does not answer yet, is
+What cannot become right by itself ends the service: an address that this machine does not have, a
+password that Keystone refuses. What may come later, as a Keystone that does not answer yet, is
 told, and waited for while the service serves.
+
+Servers that run read their bases meanwhile: before the exporter only that is checked which it needs
+itself, and all else when the bases are served.
 """
 
 import os
@@ -36,7 +39,7 @@ _AWAY = (ks_exceptions.ConnectFailure, ks_exceptions.ConnectTimeout,
 
 
 def check_place(conf: cfg.ConfigOpts) -> None:
-    """Check what the service needs of its machine: directories and the exporter's address.
+    """Check what the exporter needs of this machine: a directory and an address.
 
     :raises ConfigurationError: naming the option and the cure.
     """
@@ -46,13 +49,20 @@ def check_place(conf: cfg.ConfigOpts) -> None:
         raise ConfigurationError(
             f'[bootcache]run_dir={group.run_dir} is too long: paths of unix sockets end at'
             f' {_SOCKET_BYTES} bytes; name a shorter one, as /run/glance-bootcache')
-    for path in filter(None, group.glance_store_dirs):
+    _check_address(group)
+
+
+def check_stores(conf: cfg.ConfigOpts) -> None:
+    """Check the directories of Glance's file store, from which bases are linked.
+
+    :raises ConfigurationError: naming the option and the cure.
+    """
+    for path in filter(None, conf[bootcache_conf.GROUP].glance_store_dirs):
         if not os.path.isdir(path) or not os.access(path, os.R_OK | os.X_OK):
             raise ConfigurationError(
                 f'[bootcache]glance_store_dirs: {path} is not a directory that this service\'s user'
                 ' may read; name the filesystem_store_datadir of glance-api.conf, give the user'
                 ' the right to it, or leave the option out: images are downloaded then')
-    _check_address(group)
 
 
 def _check_address(group: Any) -> None:

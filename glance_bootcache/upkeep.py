@@ -8,9 +8,8 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
-from bootcache import exception
-from bootcache.manifest import IN_HAND, Manifest, State
-from glance_bootcache import listener
+from bootcache.manifest import IN_HAND, State
+from glance_bootcache import listener, serving
 from glance_bootcache.exporter import Exporter
 from glance_bootcache.images import Images
 from glance_bootcache.listener import ImageEvents
@@ -50,17 +49,11 @@ class Upkeep:
         self._told_unheard = False
         self._stopping = threading.Event()
 
-    def serve(self) -> None:
-        """Start the exporter, and serve what servers that run may read.
-
-        :raises StorageDaemonError: if it does not come up.
-        """
-        self._exporter.start()
-        self.serve_all()
-        self._tiers.start(self._store.manifests())
-
     def start(self) -> None:
-        """End what an earlier process left, and go on with its work."""
+        """End what an earlier process left, and go on with its work; bases are served already."""
+        for manifest in self._store.manifests():
+            if manifest.state is State.SKIPPED and serving.has_base(manifest):
+                self._manager.retiring.later(manifest.image_id)
         threading.Thread(target=self._run, name='bootcache-housekeeping', daemon=True).start()
 
     def stop(self) -> None:
@@ -127,7 +120,7 @@ class Upkeep:
         :raises StorageDaemonError: if it does not come up.
         """
         if self._exporter.start():
-            self.serve_all()
+            serving.serve_all(self._store, self._exporter)
 
     def keep_needed(self) -> None:
         """Serve the bases that hosts need, and no more those that nobody has needed for a while.
@@ -137,28 +130,13 @@ class Upkeep:
         """
         for manifest in self._store.manifests():
             image_id = manifest.image_id
-            if not manifest.base_path or not manifest.virtual_bytes:
+            if not serving.has_base(manifest):
                 continue
             if self._needs.needed(image_id):
-                self._serve(manifest)
+                serving.serve(manifest, self._store, self._exporter)
             elif self._manager.job(image_id) is None:
                 self._exporter.withdraw_idle(image_id, self._conf.export_idle)
         self._needs.save()
-
-    def _serve(self, manifest: Manifest) -> None:
-        try:
-            self._exporter.ensure(manifest, self._store.cache_path(manifest))
-        except exception.BootcacheError as error:
-            LOG.warning('image %s: its base cannot be served: %s', manifest.image_id, error)
-
-    def serve_all(self) -> None:
-        """Serve every base again: servers may run from any, and the exporter may be a new one."""
-        for manifest in self._store.manifests():
-            if not manifest.base_path or not manifest.virtual_bytes:
-                continue
-            self._serve(manifest)
-            if manifest.state is State.SKIPPED:
-                self._manager.retiring.later(manifest.image_id)
 
     def go_on(self) -> None:
         """Take up images that wait: announced but not active yet, or left by an earlier process.

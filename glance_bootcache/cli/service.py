@@ -1,6 +1,7 @@
 """``glance-bootcache``: reads the configuration and runs the storage service."""
 
 import importlib.util
+import logging as stdlib_logging
 import multiprocessing
 import os
 import shutil
@@ -32,11 +33,10 @@ def main(argv: list[str] | None = None) -> int:
     messaging.set_transport_defaults(control_exchange=rpcapi.EXCHANGE)
     try:
         configuration.read(conf, 'glance-bootcache', sys.argv[1:] if argv is None else argv)
-        glance_conf.check(conf)
-        configuration.check_transport(conf)
+        # Reads each value, as oslo.service does: what is none at all keeps it from being started.
+        conf.log_opt_values(stdlib_logging.Logger('values', stdlib_logging.CRITICAL), 0)
         _check_tools()
         lock = _only_one(conf[bootcache_conf.GROUP].state_dir)
-        glance_conf.check_tiers(conf)
         startchecks.check_place(conf)
     except (ValueError, OSError, exception.BootcacheError) as error:
         print(f'glance-bootcache: {error}', file=sys.stderr)
@@ -44,10 +44,18 @@ def main(argv: list[str] | None = None) -> int:
     logging.setup(conf, 'glance-bootcache')
     failed = multiprocessing.get_context('fork').Value('b', False)
     try:
-        service.launch(conf, StorageService(conf, failed), workers=1).wait()
+        service.launch(conf, StorageService(conf, lambda: _check(conf), failed), workers=1).wait()
     finally:
         lock.release()
     return int(failed.value)
+
+
+def _check(conf: cfg.ConfigOpts) -> None:
+    """Check what servers that run do not depend on."""
+    glance_conf.check(conf)
+    configuration.check_transport(conf)
+    glance_conf.check_tiers(conf)
+    startchecks.check_stores(conf)
 
 
 def _check_tools() -> None:

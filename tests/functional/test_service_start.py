@@ -6,12 +6,17 @@ import re
 import signal
 import subprocess
 
+import nbd
 import pytest
 from command import SERVICE, command
 from functional_tools import free_port, until
 from keystone import PASSWORD, REGION, keystone
 
+from bootcache.manifest import Manifest, State
+from glance_bootcache.store import ImageStore
+
 PATIENCE = 90
+IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 
 
 @pytest.fixture
@@ -78,6 +83,7 @@ def serves(directory):
     ({'run_dir': '/tmp/' + 'x' * 110}, ['run_dir', '107']),
     ({'glance_store_dirs': '/no/such/store'}, ['glance_store_dirs: /no/such/store']),
     ({'boot_marker': '(['}, ['boot_marker']),
+    ({'high_watermark': 'much'}, ['high_watermark']),
     ({'default': {'transport_url': None}}, ['transport_url']),
     ({'auth': {'auth_type': None}}, ['[service_auth]auth_type']),
     ({'auth': {'auth_url': None}}, ['[service_auth]', 'auth_url']),
@@ -107,10 +113,25 @@ def test_a_port_that_another_has_ends_it(service, directory, cloud):
     assert 'exporter' in line and 'Address already in use' in line
 
 
-def test_running_servers_are_served_though_the_password_is_wrong(service, directory):
-    assert service(auth={'password': 'wrong'}).wait(PATIENCE) == 1
-    with open(f'{directory}/run/exporter.pid') as stream:
-        assert os.path.exists(f'/proc/{int(stream.read())}')
+@pytest.mark.parametrize('options', [
+    {'glance_store_dirs': '/no/such/store'}, {'auth': {'password': 'wrong'}},
+    {'auth': {'auth_url': None}}, {'auth': {'auth_type': None}}, {'boot_marker': '(['},
+    {'storage_memory_directory': '/no/such/tmpfs'}, {'default': {'transport_url': None}}], ids=str)
+def test_running_servers_are_served_whatever_else_is_wrong(service, directory, options):
+    """The storage node was rebooted: there is no exporter, and servers wait for their base."""
+    port = free_port()
+    with open(f'{directory}/base.img', 'wb') as stream:
+        stream.write(b'base' * 16384)
+    ImageStore(f'{directory}/state').put(Manifest(
+        IMAGE, State.READY, image_format='raw', virtual_bytes=65536,
+        base_path=f'{directory}/base.img'))
+    assert service(export_port=port, **options).wait(PATIENCE) == 1
+    assert len(lines(directory)) == 1
+    handle = nbd.NBD()
+    handle.set_export_name(f'base-{IMAGE}')
+    handle.connect_tcp('127.0.0.1', str(port))
+    assert handle.pread(65536, 0) == b'base' * 16384
+    handle.shutdown()
 
 
 def test_when_all_is_right_it_serves_and_ends_when_told(service, directory):

@@ -20,4 +20,4 @@ cd "$TOP"
 case $name in
 clusters | refinement | cluster) set -- "$("$TOP/tools/images/make.sh" debian)" "$@" ;;
 esac
-exec "$VENV/bin/python" -W ignore -m "tests.bench.$name" "$@"
+exec "$VENV/bin/python" -W ignore -m "bench.$name" "$@"

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from functional_tools import qemu_img
 
-from tests.bench.replay import cluster, netns, peers, trace
-from tests.bench.replay.trace import Header, Request, Trace
+from bench.replay import cluster, netns, peers, trace
+from bench.replay.trace import Header, Request, Trace
 
 MIB = 1 << 20
 SIZE = 8 * MIB

@@ -99,7 +99,8 @@ def test_picture_and_packages_are_the_same():
     assert picture() == modules()
 
 
-@pytest.mark.parametrize('folder', ['devstack', 'doc', 'etc', 'releasenotes', 'tests', 'tools'])
+@pytest.mark.parametrize('folder', ['bench', 'devstack', 'doc', 'etc', 'releasenotes', 'tests',
+                                    'tools'])
 def test_picture_names_the_other_folders(folder):
     assert (TOP / folder).is_dir()
     assert f'    {folder}/ ' in (PAGES / 'overview.rst').read_text()

@@ -65,6 +65,17 @@ def test_imports_run_one_way(path):
         assert name(path) in NOVA_INTERNALS
 
 
+def test_only_their_own_tests_use_the_benchmarks():
+    found = {name(path): imports(ast.parse(path.read_text()))
+             for folder in (*PACKAGES, 'bench', 'tests', 'tools')
+             for path in (ROOT / folder).rglob('*.py')}
+    users = {where for where, modules in found.items() if 'bench' in modules
+             and not where.startswith(('bench/', 'tests/unit/bench/'))}
+    assert users == {'tests/functional/test_replay.py'}
+    assert not [where for where, modules in found.items()
+                if where.startswith('bench/') and 'tests' in modules]
+
+
 @pytest.mark.parametrize('module', ['glance_bootcache.cli.service', 'glance_bootcache.cli.main',
                                     'glance_bootcache.hook', 'nova_bootcache.driver',
                                     'nova_bootcache.scheduler.filters',

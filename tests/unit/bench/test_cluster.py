@@ -13,18 +13,18 @@ from nova.scheduler.weights.image_props import ImagePropertiesWeigher
 from nova.scheduler.weights.io_ops import IoOpsWeigher
 from nova.scheduler.weights.ram import RAMWeigher
 
+from bench.cluster import calibration, policies, runs, scheduling, sweeps, workload
+from bench.cluster.calibration import Measured
+from bench.cluster.hosts import Cluster, Host
+from bench.cluster.links import FairLink
+from bench.cluster.policies import POLICIES, Policy
+from bench.cluster.settling import Settling
+from bench.cluster.storage import Node, StorageNode
+from bench.cluster.world import Boot, World
 from bootcache import tier
 from nova_bootcache import placement, warmth
 from nova_bootcache.scheduler import hosts as scheduler_hosts
 from nova_bootcache.scheduler.weights import BootCacheWeigher
-from tests.bench.cluster import calibration, policies, runs, scheduling, sweeps, workload
-from tests.bench.cluster.calibration import Measured
-from tests.bench.cluster.hosts import Cluster, Host
-from tests.bench.cluster.links import FairLink
-from tests.bench.cluster.policies import POLICIES, Policy
-from tests.bench.cluster.settling import Settling
-from tests.bench.cluster.storage import Node, StorageNode
-from tests.bench.cluster.world import Boot, World
 
 objects.register_all()
 MEASURED = Measured(overlay_seconds=0.5, hash_rate=1e9, convert_rate=1e8)

@@ -1,0 +1,63 @@
+"""Run the simulation and write its report: ``tools/bench.sh cluster [--quick]``."""
+
+import argparse
+import concurrent.futures
+import dataclasses
+import json
+import multiprocessing
+import os
+import sys
+import time
+from pathlib import Path
+
+from bench.cluster import calibration, report, runs, sweeps
+from bench.cluster.scheduling import Hardware
+from bench.cluster.storage import Node
+from bench.cluster.workload import FLAVORS
+
+
+def main() -> int:
+    """Make all runs and write the report."""
+    parser = argparse.ArgumentParser(prog='tools/bench.sh cluster', description=__doc__)
+    parser.add_argument('image', type=Path, help='a real qcow2 image, to measure conversion with')
+    parser.add_argument('--quick', action='store_true', help='a small cluster: a minute or two')
+    parser.add_argument('--seed', type=int, default=1)
+    parser.add_argument('--report', type=Path, default=Path('bench-report/cluster.json'))
+    parser.add_argument('--doc', type=Path, help='write plots and tables for the documents here')
+    options = parser.parse_args()
+    scale = sweeps.QUICK if options.quick else sweeps.FULL
+    measured = calibration.measure(options.image)
+    tasks = [(run, measured, options.seed) for run in sweeps.plan(scale)]
+    began = time.monotonic()
+    rows = []
+    # The longest ones first, so that no core waits for one at the end.
+    tasks.sort(key=lambda task: -task[0].cluster.load.boots)
+    with concurrent.futures.ProcessPoolExecutor(
+            os.cpu_count(), mp_context=multiprocessing.get_context('spawn')) as workers:
+        for number, row in enumerate(workers.map(sweeps.one, tasks), 1):
+            rows.append(row)
+            print(f'{number:3d}/{len(tasks)} {row["sweep"]} {row["value"]:g}, {row["policy"]}:'
+                  f' hit rate {row["hit_rate"]:.3f}, {row["seconds_to_run"]:.0f} s',
+                  file=sys.stderr)
+    document = {
+        'constants': calibration.describe(measured, options.image),
+        'assumptions': {
+            'hardware': dataclasses.asdict(Hardware()), 'storage_node': dataclasses.asdict(Node()),
+            'storage_nodes': 'one for each 1,000 hosts or a part of them',
+            'flavors': [dataclasses.asdict(flavor) for flavor in FLAVORS],
+            'host_link_bytes_per_second': tasks[0][0].cluster.host_link,
+            'server_life_mean_s': tasks[0][0].cluster.load.life,
+            'storm_share': tasks[0][0].cluster.load.storm_share,
+            'counted_from_share_of_boots': runs.WARM_UP},
+        'seed': options.seed, 'seconds': round(time.monotonic() - began, 1), 'runs': rows}
+    options.report.parent.mkdir(parents=True, exist_ok=True)
+    options.report.write_text(json.dumps(document, indent=1) + '\n')
+    report.write(rows, options.report.parent)
+    if options.doc:
+        report.write(rows, options.doc)
+    print(f'{options.report}: {len(rows)} runs in {document["seconds"]} s')
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())

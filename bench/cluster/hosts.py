@@ -1,0 +1,113 @@
+"""A cluster's sizes, and what one of its compute hosts holds."""
+
+import collections
+import dataclasses
+from typing import Any
+
+import simpy
+
+from bench.cluster.links import FairLink
+from bench.cluster.scheduling import Hardware
+from bench.cluster.storage import Node
+from bench.cluster.workload import Load
+from bootcache import tier
+from bootcache.tier import Item, Limits, Medium
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """What a run is of.
+
+    :ivar hosts: how many.
+    :ivar host_link: bytes a second.
+    :ivar disk_quota: bytes of compute disk.
+    :ivar memory_quota: bytes of compute memory; 0 for none.
+    :ivar candidates: Placement's limit, ``[scheduler]max_placement_results``.
+    :ivar settle: whether servers settle.
+    :ivar settle_rate: bytes a second, ``[bootcache]settle_bandwidth``.
+    :ivar base_age: seconds after which an unused base goes, Nova's
+        ``remove_unused_original_minimum_age_seconds``.
+    """
+
+    hosts: int
+    load: Load
+    hardware: Hardware = dataclasses.field(default_factory=Hardware)
+    node: Node = dataclasses.field(default_factory=Node)
+    host_link: float = 10e9 / 8
+    disk_quota: int = 10 << 30
+    memory_quota: int = 0
+    candidates: int = 1000
+    settle: bool = True
+    settle_rate: float = 50 << 20
+    base_age: float = 86400.0
+
+
+class Tier:
+    """One tier of one host."""
+
+    def __init__(self, quota: int):
+        self.limits = Limits.from_percent(quota, 95, 85)
+        self.held: dict[int, tuple[int, float]] = {}
+
+    def plan(self, host: 'Host', size: int) -> tier.Room:
+        """Ask the product's eviction for room."""
+        return tier.make_room((Item(str(image), held, used,
+                                    busy=host.busy[image] > 0 or image in host.arriving)
+                               for image, (held, used) in self.held.items()), self.limits, size)
+
+
+class Host:
+    """One compute host.
+
+    :ivar link: its link, which all that it fetches shares.
+    :ivar busy: servers that have an image's cache image open, or wait for it.
+    :ivar bases: full bases, and when they were used last.
+    :ivar base_users: servers on a full base, or that wait for it.
+    :ivar arriving: what is being fetched for boots, and the events of its arrival.
+    :ivar settling: bases that are to be completed, in their order, and the events of that.
+    :ivar dirty: it holds something else than it has published.
+    """
+
+    def __init__(self, env: simpy.Environment, number: int, cluster: Cluster):
+        self.number = number
+        self.link = FairLink(env, cluster.host_link, cluster.host_link)
+        self.tiers = {Medium.DISK: Tier(cluster.disk_quota)}
+        if cluster.memory_quota:
+            self.tiers[Medium.MEMORY] = Tier(cluster.memory_quota)
+        self.busy: collections.Counter[int] = collections.Counter()
+        self.bases: dict[int, float] = {}
+        self.base_users: collections.Counter[int] = collections.Counter()
+        self.arriving: dict[int, Any] = {}
+        self.settling: dict[int, Any] = {}
+        self.dirty = False
+
+    def medium(self, image: int) -> Medium | None:
+        """Return the tier that has an image's cache image, or has kept its room."""
+        for medium, one in self.tiers.items():
+            if image in one.held:
+                return medium
+        return None
+
+    def has(self, image: int) -> bool:
+        """Tell whether a boot's data is here, whole: the base, or the cache image."""
+        return image in self.bases or (
+            self.medium(image) is not None and image not in self.arriving)
+
+    def forget_unused(self, now: float, age: float) -> None:
+        """Remove what no server of the host uses and none has for long, as Nova ages bases.
+
+        :param age: seconds since the last use.
+        """
+        for image in list(self.bases):
+            if self.base_users[image]:
+                # Nova's image cache manager touches it.
+                self.bases[image] = now
+            elif now - self.bases[image] > age:
+                del self.bases[image]
+                self.dirty = True
+        for one in self.tiers.values():
+            for image, (_size, used) in list(one.held.items()):
+                if now - used > age and not self.busy[image] and not self.base_users[image] \
+                        and image not in self.arriving:
+                    del one.held[image]
+                    self.dirty = True

@@ -1,0 +1,128 @@
+"""Which runs are made: the policies, and what changes with each of the operator's choices."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from nova import objects
+
+from bench.cluster import calibration, policies, runs
+from bench.cluster.calibration import Measured
+from bench.cluster.hosts import Cluster
+from bench.cluster.policies import POLICIES, Policy
+from bench.cluster.storage import nodes_for
+
+_GIB = 1 << 30
+MULTIPLIERS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 5.0)
+SKEWS = (0.5, 0.75, 1.0, 1.25, 1.5)
+DISK_QUOTAS = (0.13, 0.25, 0.5, 1, 2, 5, 10)
+MEMORY_QUOTAS = (0, 0.13, 0.25, 0.5, 1, 2)
+STORAGE_QUOTAS = (0, 1, 4, 16, 64)
+# Shares of what the cache images of all images take, in percent.
+STORAGE_DISK_SHARES = (5, 10, 25, 50, 75, 100, 125)
+SETTLE_RATES = (0, 5, 10, 25, 50)
+# Hours; the last one is longer than the run.
+BASE_AGES = (1, 6, 24, 240)
+CANDIDATES = (10, 50, 100, 250, 500)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale:
+    """How large a set of runs is.
+
+    :ivar sizes: hosts, images and boots of the comparisons of policies.
+    :ivar hosts: of the sweeps; likewise images and boots.
+    :ivar settling: hosts, images and boots of the runs with and without settling.
+    :ivar ageing: hosts, images and boots of the runs of days, in which unused bases go.
+    """
+
+    sizes: tuple[tuple[int, int, int], ...]
+    hosts: int
+    images: int
+    boots: int
+    settling: tuple[int, int, int]
+    ageing: tuple[int, int, int]
+
+
+QUICK = Scale(((100, 100, 3000),), 100, 100, 2500, (100, 100, 2500), (10, 100, 1500))
+FULL = Scale(((100, 100, 5000), (1000, 1000, 20_000), (10_000, 1000, 100_000)), 500, 500, 10_000,
+             (1000, 1000, 20_000), (50, 500, 18_000))
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One run.
+
+    :ivar sweep: what it belongs to.
+    :ivar value: what is varied in it, in the sweep's own unit.
+    """
+
+    sweep: str
+    value: float
+    cluster: Cluster
+    policy: Policy
+
+
+def plan(scale: Scale) -> Iterator[Run]:
+    """Yield all runs."""
+    default = policies.weigher(1.0)
+    for hosts, images, boots in scale.sizes:
+        cluster = Cluster(hosts, runs.load(hosts, images, boots), node=nodes_for(hosts))
+        for policy in POLICIES:
+            # The largest size is for the two ends of what is compared, and takes minutes for each.
+            if hosts < 5000 or policy.name in ('stock', 'cache', 'cache, weigher'):
+                yield Run('policies', hosts, cluster, policy)
+    load = runs.load(scale.hosts, scale.images, scale.boots)
+    base = Cluster(scale.hosts, load, node=nodes_for(scale.hosts))
+    # Without settling, as full bases of settled servers would hide what a quota does.
+    bare = dataclasses.replace(base, settle=False)
+    for multiplier in MULTIPLIERS:
+        yield Run('multiplier', multiplier, base, policies.weigher(multiplier))
+    for skew in SKEWS:
+        yield Run('skew', skew, dataclasses.replace(
+            base, load=dataclasses.replace(load, skew=skew)), default)
+        yield Run('skew, no weigher', skew, dataclasses.replace(
+            base, load=dataclasses.replace(load, skew=skew)), Policy('cache', cache=True))
+    for quota in DISK_QUOTAS:
+        yield Run('compute disk', quota, dataclasses.replace(
+            bare, disk_quota=int(quota * _GIB)), default)
+        yield Run('compute disk, no weigher', quota, dataclasses.replace(
+            bare, disk_quota=int(quota * _GIB)), Policy('cache', cache=True))
+    for quota in MEMORY_QUOTAS:
+        # Compute disk is small, so that memory counts.
+        yield Run('compute memory', quota, dataclasses.replace(
+            bare, disk_quota=_GIB // 4, memory_quota=int(quota * _GIB)), default)
+    for quota in STORAGE_QUOTAS:
+        # With settling, as what it reads takes the page cache, which helps without a memory tier.
+        yield Run('storage memory', quota, dataclasses.replace(
+            base, disk_quota=_GIB, node=dataclasses.replace(
+                base.node, memory_quota=int(quota * _GIB))), default)
+    for share in STORAGE_DISK_SHARES:
+        # At 100 all of them are below the high watermark.
+        quota = int(share / 100 * load.images * calibration.CACHE_BYTES.value / 0.95) + 1
+        few = dataclasses.replace(bare, disk_quota=_GIB, node=dataclasses.replace(
+            base.node, disk_quota=quota))
+        yield Run('storage disk', share, few, default)
+        yield Run('storage disk, no weigher', share, few, Policy('cache', cache=True))
+    for candidates in CANDIDATES:
+        yield Run('candidates', candidates, dataclasses.replace(base, candidates=candidates),
+                  default)
+    hosts, images, boots = scale.ageing
+    for hours in BASE_AGES:
+        for policy in POLICIES:
+            if policy.name in ('stock', 'cache', 'cache, weigher'):
+                yield Run(f'ageing, {policy.name}', hours, Cluster(
+                    hosts, runs.load(hosts, images, boots), base_age=hours * 3600.0), policy)
+    hosts, images, boots = scale.settling
+    base = Cluster(hosts, runs.load(hosts, images, boots), node=nodes_for(hosts))
+    for rate in SETTLE_RATES:
+        yield Run('settling', rate, dataclasses.replace(
+            base, settle=rate > 0, settle_rate=rate * (1 << 20)), default)
+
+
+def one(task: tuple[Run, Measured, int]) -> dict[str, Any]:
+    """Make one run, in a process of its own; its figures."""
+    run, measured, seed = task
+    objects.register_all()
+    return {'sweep': run.sweep, 'value': run.value,
+            **runs.run(run.cluster, run.policy, measured, seed)}

@@ -1,0 +1,174 @@
+"""The storage node: the product's exporter with bases and cache images, and an image server.
+
+Runs in a child in its own namespace. The tap (tap.py) stands before the exporter, and is what
+hosts are told to connect to.
+"""
+
+import contextlib
+import http.server
+import os
+import shutil
+import socketserver
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from oslo_config import cfg
+
+from bench.replay import netns
+from bootcache import cacheimage, naming
+from bootcache import conf as bootcache_conf
+from bootcache.cacheimage import Base
+from bootcache.manifest import CacheInfo, Manifest, State
+from bootcache.workingset import Extent
+from glance_bootcache import conf as glance_conf
+from glance_bootcache.exporter import Exporter
+
+PORT, TAP_PORT, IMAGE_PORT = 10809, 10810, 8080
+# Where every host of this run (children are forked) sees its own files: its gateway's socket is in
+# the header of each cache image.
+HOST_DIRECTORY = f'/tmp/bcr-{os.getpid()}-seen'
+GATEWAY_SOCKET = f'{HOST_DIRECTORY}/g/nbd'
+
+
+class _ImageServer(socketserver.ThreadingMixIn, http.server.HTTPServer):
+    """Sends image files as Glance does, and counts the bytes. From the page cache, by sendfile."""
+
+    daemon_threads = True
+    request_queue_size = 256
+
+    def __init__(self, files: dict[str, str]):
+        super().__init__((netns.STORAGE_ADDRESS, IMAGE_PORT), _ImageHandler)
+        self.files = files
+        self.sent: list[int] = []
+
+
+class _ImageHandler(http.server.BaseHTTPRequestHandler):
+    server: _ImageServer
+
+    def do_GET(self) -> None:
+        with open(self.server.files[self.path.lstrip('/')], 'rb') as stream:
+            self.send_response(200)
+            self.send_header('Content-Length', str(os.fstat(stream.fileno()).st_size))
+            self.end_headers()
+            self.wfile.flush()
+            self.server.sent.append(self.connection.sendfile(stream))
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Say nothing."""
+
+
+class Node:
+    """A storage node; made in its child.
+
+    :param directory: of its files; short.
+    """
+
+    def __init__(self, directory: str):
+        self.directory = Path(directory)
+        conf = cfg.ConfigOpts()
+        conf([], project='bootcache', default_config_files=[], default_config_dirs=[])
+        glance_conf.register_opts(conf)
+        for name, value in {
+                'state_dir': f'{directory}/state', 'run_dir': f'{directory}/run',
+                'export_host': '127.0.0.1', 'export_port': PORT,
+                'advertise_host': netns.STORAGE_ADDRESS, 'advertise_port': TAP_PORT,
+                'gateway_socket': GATEWAY_SOCKET}.items():
+            conf.set_override(name, value, bootcache_conf.GROUP)
+        self.exporter = Exporter(conf)
+        self.exporter.start()
+        self.log = self.directory / 'tap.log'
+        self._messages = open(self.directory / 'tap.err', 'w+b')  # noqa: SIM115
+        self._tap = subprocess.Popen(
+            ['nbdkit', '--foreground', '--ipaddr', netns.STORAGE_ADDRESS, '--port', str(TAP_PORT),
+             '--filter=log', 'nbd', 'hostname=127.0.0.1', f'port={PORT}', 'dynamic-export=true',
+             f'logfile={self.log}'], stdin=subprocess.DEVNULL,
+            stderr=self._messages)
+        deadline = time.monotonic() + 20
+        while not self.log.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        self._files: dict[str, str] = {}
+        self._built: dict[str, Path] = {}
+        self._images = _ImageServer(self._files)
+        self._manifests: dict[str, Manifest] = {}
+        threading.Thread(target=self._images.serve_forever, daemon=True).start()
+
+    def add_image(self, image_id: str, path: str, image_format: str,
+                  virtual_bytes: int) -> dict[str, Any]:
+        """Serve an image's base and its file; what a host is told that asks for it."""
+        self._files[image_id] = path
+        self._manifests[image_id] = Manifest(
+            image_id, State.SERVED, image_format=image_format, virtual_bytes=virtual_bytes,
+            base_path=path)
+        return self._serve(image_id, None)
+
+    def build(self, image_id: str, extents: Sequence[Extent], quota: int,
+              cluster_bytes: int, place: str) -> dict[str, Any]:
+        """Build a cache image as the storage service does, and serve it; what a host is told.
+
+        :param place: directory of its file.
+        """
+        manifest = self._manifests[image_id]
+        uri = naming.nbd_unix_uri(GATEWAY_SOCKET, naming.export_name(naming.EXPORT_BASE, image_id))
+        path = Path(place) / f'cache-{image_id}-{time.monotonic_ns()}'
+        began = time.monotonic()
+        built = cacheimage.build(
+            Base(manifest.base_path, manifest.image_format, manifest.virtual_bytes), extents,
+            str(path), quota=quota, cluster_bytes=cluster_bytes, backing_uri=uri)
+        self._built[image_id] = path
+        self._manifests[image_id] = Manifest(
+            image_id, State.READY, image_format=manifest.image_format,
+            virtual_bytes=manifest.virtual_bytes, base_path=manifest.base_path,
+            cache_image=CacheInfo(
+                path.name, built.bytes, built.data_bytes, len(built.extents), built.sha256,
+                built.virtual_bytes, cluster_bytes, quota, uri, time.monotonic() - began,
+                cacheimage.VERIFY_RULES))
+        return self._serve(image_id, str(path))
+
+    def serve_from(self, image_ids: Sequence[str], place: str) -> None:
+        """Have cache images be served from another tier, as the storage service does.
+
+        :param place: directory of that tier; where they were built, or where they are copied to.
+        """
+        for image_id in image_ids:
+            path = Path(place) / self._built[image_id].name
+            if not path.exists():
+                shutil.copyfile(self._built[image_id], path)
+            self.exporter.switch_cache(self._manifests[image_id], str(path))
+
+    def _serve(self, image_id: str, cache_path: str | None) -> dict[str, Any]:
+        manifest = self._manifests[image_id]
+        self.exporter.ensure(manifest, cache_path)
+        answer = self.exporter.describe(manifest)
+        return {'action': 'cache' if 'cache_image' in answer else 'cold', 'watch': None,
+                'image_hash': 'sha512:00', **answer}
+
+    def check_tap(self) -> None:
+        """See that the tap still runs.
+
+        :raises RuntimeError: with its exit status and its last words.
+        """
+        status = self._tap.poll()
+        if status is not None:
+            self._messages.seek(0)
+            words = self._messages.read()[-400:].decode(errors='replace')
+            raise RuntimeError(f'the tap ended with status {status}: {words}')
+
+    def sent(self) -> list[int]:
+        """Return what the image server has sent since the last call: bytes of each answer."""
+        sent, self._images.sent = self._images.sent, []
+        return sent
+
+    def stop(self) -> None:
+        """End what runs."""
+        self._images.shutdown()
+        self._images.server_close()
+        # By SIGTERM it would wait for its connections.
+        self._tap.kill()
+        self._tap.wait()
+        self.exporter.stop()
+        with contextlib.suppress(FileNotFoundError):
+            self.log.unlink()

@@ -1,0 +1,209 @@
+"""YOLO's ways of booting (section V.B), and ours beside them; for several servers on a host.
+
+All of them use the page cache, as YOLO's servers do (cache mode writethrough): otherwise nothing
+could be prefetched into it.
+"""
+
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from bench.replay.host import Image
+from bench.replay.node import HOST_DIRECTORY
+from bench.replay.peers import _OVERLAY, _STOCK_CLUSTER, Nodes, Ours, Peer, chain_nodes
+from bootcache import qemuimg
+from bootcache.storagedaemon import StorageDaemon, UnixListener
+from bootcache.workingset import Extent
+
+
+def base_of(image: Image) -> str:
+    """Return the host's base file of an image, or where it is read over the network."""
+    return str(image.answer.get('local_base') or image.base_uri)
+
+
+class Normal(Peer):
+    """Stock: an overlay whose base is a file on the host's disk, or read over the network."""
+
+    name = 'normal boot'
+    phases = '',
+    capabilities = {'whole image before the boot': 'where it is local',
+                    'needs the network afterwards': 'where it is not',
+                    'shared by the servers of a host': 'where it is local',
+                    'survives a restart of the host': 'where it is local',
+                    'knows what a boot reads': False, 'bounded by a quota': False,
+                    'live migration': True}
+
+    def __init__(self) -> None:
+        super().__init__(direct=False)
+
+    def disk(self, host: Any, image: Image, phase: str) -> Nodes:
+        """Make the overlay."""
+        overlay = host.directory / _OVERLAY
+        qemuimg.create_overlay(str(overlay), image.virtual_bytes, base_of(image), 'raw',
+                               cluster_bytes=_STOCK_CLUSTER, open_backing=False)
+        return chain_nodes(overlay, self.direct)
+
+
+class OneThenOthers(Normal):
+    """YOLO figure 8: the first server fills the page cache, the others are booted thereafter."""
+
+    name = 'one then others'
+    phases = '',
+
+
+class Prefetch(Normal):
+    """YOLO figure 8: while the servers boot, the working set is read in the order of its offsets.
+
+    By one reader an image, as YOLO's script does, into the page cache.
+
+    :param extents: what is read, of any order.
+    """
+
+    name = 'prefetch in offset order'
+    phases = '',
+    capabilities = {**Normal.capabilities, 'knows what a boot reads': True}
+
+    def __init__(self, extents: list[Extent]):
+        super().__init__()
+        self.extents = sorted(extents, key=lambda one: one.offset)
+        self._lock: Any = None
+        self._begun: dict[str, threading.Thread] = {}
+
+    def prepare(self, host: Any, image: Image, phase: str) -> None:
+        """Begin anew."""
+        self._lock = threading.Lock()
+
+    def disk(self, host: Any, image: Image, phase: str) -> Nodes:
+        """Make the overlay, and have the reading begin."""
+        with self._lock:
+            if image.image_id not in self._begun:
+                reader = self._begun[image.image_id] = threading.Thread(
+                    target=self._read, args=(base_of(image),))
+                reader.start()
+        return super().disk(host, image, phase)
+
+    def _read(self, path: str) -> None:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            for one in self.extents:
+                os.posix_fadvise(descriptor, one.offset, one.length, os.POSIX_FADV_WILLNEED)
+        finally:
+            os.close(descriptor)
+
+    def finish(self, host: Any, phase: str) -> None:
+        """Wait until all is read, so that it does not meet the next run."""
+        for reader in self._begun.values():
+            reader.join()
+        self._begun = {}
+        super().finish(host, phase)
+
+
+class Yolo(Peer):
+    """YOLO figure 6: a FUSE service in front of the base, with the boot image in its memory.
+
+    A qemu-storage-daemon's FUSE export stands for yolofs: a cache image on a tmpfs above the base.
+
+    :param boot_images: for each image's id the boot image's file, loaded before the boots.
+    """
+
+    name = 'YOLO'
+    phases = '',
+    capabilities = {'whole image before the boot': 'where it is local',
+                    'needs the network afterwards': 'where it is not',
+                    'shared by the servers of a host': True,
+                    'survives a restart of the host': 'loads boot images again',
+                    'knows what a boot reads': True, 'bounded by a quota': False,
+                    'live migration': 'not described'}
+
+    def __init__(self, boot_images: dict[str, str]):
+        super().__init__(direct=False)
+        self.boot_images = boot_images
+        self._daemon: StorageDaemon | None = None
+        self._served: set[str] = set()
+
+    @staticmethod
+    def _seen(image: Image) -> Path:
+        return Path(HOST_DIRECTORY) / 'y' / image.image_id
+
+    def helper(self) -> int | None:
+        """The service's process."""
+        return self._daemon.pid() if self._daemon is not None else None
+
+    def prepare(self, host: Any, image: Image, phase: str) -> None:
+        """Have the service run, with this image's boot image."""
+        directory = Path(HOST_DIRECTORY) / 'y'
+        if self._daemon is None:
+            directory.mkdir()
+            self._daemon = StorageDaemon('yolo', str(directory),
+                                         UnixListener(str(directory / 'nbd')))
+            self._daemon.ensure_running()
+        if image.image_id in self._served:
+            return
+        number = len(self._served)
+        self._served.add(image.image_id)
+        self._seen(image).touch()
+        base: dict[str, Any] = {'driver': 'file', 'filename': base_of(image)}
+        if base['filename'].startswith('nbd://'):
+            address, port = image.answer['server']
+            base = {'driver': 'nbd', 'export': image.answer['base_export'],
+                    'server': {'type': 'inet', 'host': address, 'port': str(port)}}
+        self._daemon.add_nodes(
+            {'node-name': f'base{number}', 'driver': 'raw', 'read-only': True,
+             'file': {**base, 'read-only': True}},
+            {'node-name': f'boot{number}', 'driver': 'qcow2', 'read-only': True,
+             'file': {'driver': 'file', 'read-only': True,
+                      'filename': self.boot_images[image.image_id]}, 'backing': f'base{number}'})
+        with self._daemon.session() as session:
+            session.execute('block-export-add', type='fuse', id=f'fuse{number}',
+                            node_name=f'boot{number}', mountpoint=str(self._seen(image)),
+                            writable=False)
+
+    def disk(self, host: Any, image: Image, phase: str) -> Nodes:
+        """Make the overlay on what the service shows."""
+        overlay = host.directory / _OVERLAY
+        qemuimg.create_overlay(str(overlay), image.virtual_bytes, str(self._seen(image)), 'raw',
+                               cluster_bytes=_STOCK_CLUSTER, open_backing=False)
+        return chain_nodes(overlay, self.direct)
+
+    def finish(self, host: Any, phase: str) -> None:
+        """End the service with the first server that is finished: none runs any more."""
+        if self._daemon is not None:
+            self._daemon.stop()
+            self._daemon, self._served = None, set()
+        super().finish(host, phase)
+
+
+class OursCold(Ours):
+    """bootcache: the host fetches the cache image while its servers are being made."""
+
+    name = 'bootcache'
+    phases: tuple[str, ...] = 'cold',
+
+    def __init__(self) -> None:
+        super().__init__(direct=False)
+
+
+class OursWarm(OursCold):
+    """bootcache: the host has fetched the cache image before, onto its disk."""
+
+    name = 'bootcache'
+    phases: tuple[str, ...] = 'warm',
+
+    def prepare(self, host: Any, image: Image, phase: str) -> None:
+        """Warm the host."""
+        super().prepare(host, image, phase)
+        host.make_overlay(image, host.directory / 'before')
+        # The product may have begun with a cache image that was still arriving.
+        arrivals = getattr(host.compute, 'arrivals', None)
+        while arrivals is not None and arrivals.has(image.image_id):
+            time.sleep(0.02)
+        (host.directory / 'before').unlink()
+
+
+class OursInMemory(OursWarm):
+    """bootcache: the host has the cache image in its memory tier."""
+
+    name = 'bootcache in memory'
+    phases = 'warm',

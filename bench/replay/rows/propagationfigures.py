@@ -1,0 +1,99 @@
+"""Row 8's figures: time over image size, the phases' shares, and throughput of each path."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.replay import figures
+from bench.replay.rows import bigimages, iopath, propagation
+
+Row = dict[str, Any]
+_COLOURS = {propagation.STOCK: '#8a1c1c', propagation.FIRST: '#6fae8f',
+            propagation.COLD: '#0b6e4f', iopath.RAW: '#bbbbbb', iopath.STOCK: '#8a1c1c',
+            iopath.INSIDE: '#0b6e4f', iopath.SETTLED: '#6fae8f', iopath.ARRIVED: '#a8d5ba',
+            iopath.OUTSIDE: '#d9a441', iopath.ON_DEMAND: '#3b5b92'}
+_NAMES = {propagation.STOCK: 'stock Nova',
+          propagation.FIRST: 'bootcache, nobody has booted it yet',
+          propagation.COLD: 'bootcache, host fetches the cache image',
+          iopath.RAW: 'raw file', iopath.STOCK: 'stock overlay, on a local raw base',
+          iopath.INSIDE: 'bootcache, what the cache image has',
+          iopath.ARRIVED: 'bootcache, the same, started while it came',
+          iopath.SETTLED: 'bootcache, settled',
+          iopath.OUTSIDE: 'bootcache, what it lacks: over the network',
+          iopath.ON_DEMAND: 'qcow2 over NBD, nothing kept'}
+_PHASES = {'initial': ('initial overhead: API, scheduler', '#c9d3e0'),
+           'transfer': ('transfer: until the disk is made', '#3b5b92'),
+           'terminal': ('terminal overhead: until ACTIVE', '#8f9bb0')}
+
+
+def gibibytes(size: int) -> str:
+    """Return a size as a figure has it. Pure."""
+    return f'{size / (1 << 30):g}'
+
+
+def _ways(rows: Sequence[Row]) -> list[str]:
+    present = {row['peer'] for row in rows}
+    return [way for way in propagation.WAYS if way in present]
+
+
+def sizes(rows: Sequence[Row], directory: Path) -> tuple[str, str]:
+    """Draw the time until ACTIVE over the image's size; name and caption."""
+    figure, axes = figures.canvas('From the request to ACTIVE, on a host without the image',
+                                  'size of the image\'s disk, GiB;'
+                                  f' 1/{bigimages.EVERY} of it is data',
+                                  'seconds')
+    for way in _ways(rows):
+        mine = sorted((row for row in rows if row['peer'] == way),
+                      key=lambda row: row['virtual_bytes'])
+        axes.plot([row['virtual_bytes'] / (1 << 30) for row in mine],
+                  [row['seconds'] for row in mine], color=_COLOURS[way], marker='o',
+                  label=_NAMES[way])
+    axes.set_ylim(bottom=0)
+    axes.set_xlim(left=0)
+    figure.legend(fontsize=7, loc='outside right upper')
+    figures.save(figure, directory / 'row8-sizes.svg')
+    return 'row8-sizes.svg', ('Lower is better. Medians of the rounds; seconds of this machine,'
+                              ' whose network has no limit.')
+
+
+def phases(rows: Sequence[Row], directory: Path) -> tuple[str, str]:
+    """Draw what the time goes into, a bar each way and size; name and caption."""
+    figure, axes = figures.canvas('What the time until ACTIVE goes into', 'seconds', '')
+    bars = sorted(((row['virtual_bytes'], propagation.WAYS.index(row['peer']), row)
+                   for row in rows), key=lambda bar: bar[:2])
+    labels = [f'{gibibytes(size)} GiB, {_NAMES[row["peer"]]}' for size, _way, row in bars]
+    left = [0.0] * len(bars)
+    for phase, (text, colour) in _PHASES.items():
+        widths = [bar[2][phase] for bar in bars]
+        axes.barh(range(len(bars)), widths, left=left, color=colour, label=text)
+        left = [begin + width for begin, width in zip(left, widths, strict=True)]
+    axes.set_yticks(range(len(bars)), labels, fontsize=7)
+    axes.invert_yaxis()
+    axes.grid(False, axis='y')
+    figure.legend(fontsize=7, loc='outside lower center', ncols=3)
+    figures.save(figure, directory / 'row8-phases.svg')
+    return 'row8-phases.svg', 'Phases as nova-compute logs them; medians of the rounds.'
+
+
+def paths(rows: Sequence[Row], directory: Path) -> tuple[str, str]:
+    """Draw the throughput of each path over the raw file's, by workload; name and caption."""
+    figure, axes = figures.canvas('Throughput of a server\'s disk', '',
+                                  'throughput / that of a raw file')
+    known = [path for path in iopath.PATHS if any(row['peer'] == path for row in rows)]
+    width = 0.8 / len(known)
+    for number, path in enumerate(known):
+        found = {row['workload']: row for row in rows if row['peer'] == path}
+        places = [place + (number - (len(known) - 1) / 2) * width
+                  for place, workload in enumerate(iopath.WORKLOADS) if workload in found]
+        mine = [found[workload] for workload in iopath.WORKLOADS if workload in found]
+        axes.bar(places, [row['ratio'] for row in mine], width, color=_COLOURS[path],
+                 yerr=[row['spread'] / 2 for row in mine], error_kw={'linewidth': 0.8},
+                 label=_NAMES[path])
+    axes.set_xticks(range(len(iopath.WORKLOADS)),
+                    [workload.replace(', ', ',\n') for workload in iopath.WORKLOADS])
+    axes.grid(False, axis='x')
+    axes.axhline(1, color='#777777', linewidth=0.8)
+    figure.legend(fontsize=7, loc='outside right upper')
+    figures.save(figure, directory / 'row8-paths.svg')
+    return 'row8-paths.svg', ('Higher is better. Bars: spread over the rounds. Raw and stock local'
+                              ' files are in memory; a real disk would hide more of the path.')

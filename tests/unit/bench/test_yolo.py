@@ -1,0 +1,134 @@
+"""Rows 4 and 5: what is measured, and what follows from it."""
+
+import pytest
+
+from bench.replay.rows import row4, row5, yolo, yolosums
+
+HEAD = {'row': 'row4', 'run': 'row4 today', 'cpus': 2, 'setting': {
+    'repeats': 2, 'rate': 10 ** 9, 'scale': 0.15, 'dilation': 1.0, 'think_seconds': 1.0}}
+
+
+def run(label, seconds, servers=1, *, distinct=False, medium=yolo.SLOW, base=0, repeat=0,
+        stress='', level=0, waited=0.5):
+    traffic = {'base': {'requests': 1, 'bytes': base}} if base else {}
+    return {'label': label, 'medium': medium, 'servers': servers, 'distinct': distinct,
+            'stress': stress, 'level': level, 'hosts': 1, 'seconds': seconds, 'repeat': repeat,
+            'image': 'small', 'waited': waited, 'written': 0.1,
+            'disk_seconds': 0.1, 'player_cpu_seconds': 0.1,
+            'chain_cpu_seconds': 0.1, 'host_cpu_seconds': 0.0, 'machine_busy': 0.5,
+            'traffic': traffic, 'digests': [7], 'copied_bytes': 0, 'host_bytes': 0,
+            'refused': []}
+
+
+def runs(memory=2.0, warm=2.5, **more):
+    found = []
+    for repeat in range(2):
+        for servers, distinct, normal in ((1, False, 4.0), (8, True, 40.0)):
+            found += [run(yolo.NORMAL, normal, servers, distinct=distinct, repeat=repeat),
+                      run(yolo.YOLO, 2.1, servers, distinct=distinct, repeat=repeat),
+                      run(yolo.MEMORY, memory, servers, distinct=distinct, repeat=repeat, **more),
+                      run(yolo.WARM, warm, servers, distinct=distinct, repeat=repeat)]
+    return found
+
+
+def judged(found):
+    return {one['name']: one for one in row4.targets(HEAD, found)}
+
+
+def test_the_factor_is_judged_where_a_normal_boot_takes_longest():
+    found = judged(runs())
+    one = found['bootcache in memory warm over normal boot, where that takes longest']
+    assert one['met'] and one['value'] == pytest.approx(0.05)
+    assert '8 servers, an image each' in one['reason'] and '20.0 times faster' in one['reason']
+    missed = judged(runs(memory=4.0))[
+        'bootcache in memory warm over normal boot, where that takes longest']
+    assert not missed['met'] and '1.00 s think time' in missed['reason']
+
+
+def test_the_bound_is_the_think_time():
+    one = judged(runs())['least ratio that the guest\'s think time allows there']
+    assert one['target'] is None and one['value'] == pytest.approx(1 / 40)
+    assert 'reaches 50% of it' in one['reason']
+
+
+def test_warm_boots_that_read_the_base_miss_their_target():
+    assert judged(runs())['bytes of the base read by warm boots']['met']
+    assert not judged(runs(base=512))['bytes of the base read by warm boots']['met']
+
+
+def test_slower_than_a_peer_is_missed_beyond_the_noise():
+    found = judged(runs())
+    assert found['bootcache in memory warm over YOLO, at worst']['met']
+    missed = found['bootcache warm over YOLO, at worst']
+    assert not missed['met'] and missed['value'] == pytest.approx(2.5 / 2.1, abs=1e-3)
+
+
+def test_one_round_has_a_tenth_of_noise():
+    single = [one for one in runs(memory=2.2) if one['repeat'] == 0]
+    assert judged(single)['bootcache in memory warm over YOLO, at worst']['met']
+
+
+def test_rows_are_over_the_first_normal_boot():
+    found = yolosums.rows(HEAD, runs(), 'note')
+    assert [(row['peer'], row['servers'], row['ratio']) for row in found[:2]] == [
+        (yolo.NORMAL, 1, 1.0), (yolo.YOLO, 1, 0.525)]
+    assert found[4]['images'] == 8 and found[4]['ratio'] == 10
+
+
+def test_all_peers_meet_at_the_worst_point_in_both_sizes():
+    for setting in (row4.QUICK, row4.FULL):
+        points = list(row4.points(setting.full, setting.hosts))
+        assert len(points) == len(set(points))
+        worst = {point.label for point in points if point.medium == yolo.SLOW and point.distinct
+                 and point.servers == max(setting.hosts)}
+        assert worst == {yolo.NORMAL, yolo.PREFETCH, yolo.YOLO, *yolo.OURS}
+        assert {point.medium for point in points} == (
+            {yolo.SLOW, yolo.FAST} if setting.full else {yolo.SLOW})
+
+
+def test_figures_and_table(tmp_path):
+    pytest.importorskip('matplotlib')
+    rows = yolosums.rows(HEAD, runs(), 'note')
+    assert [name for name, _caption in row4.draw(HEAD, rows, tmp_path)] == [
+        'row4-hard-distinct.svg']
+    names, lines = row4.table(rows)
+    assert {len(line) for line in lines} == {len(names)}
+    assert '1.00 s' in row4.intro(HEAD)
+
+
+def stressed():
+    found = []
+    for repeat in range(2):
+        for stress, level, normal in (('', 0, 2.0), (yolo.DISK_STRESS, 4, 9.0),
+                                      (yolo.MEMORY_STRESS, 48, 3.0)):
+            for label in (yolo.NORMAL, yolo.PREFETCH, yolo.YOLO, *yolo.OURS):
+                slow = label == yolo.NORMAL
+                found.append(run(label, normal if slow else 1.5, stress=stress, level=level,
+                                 repeat=repeat, waited=normal if slow else 0.1))
+    return found
+
+
+def test_under_stress_the_worst_point_is_the_most_stressed_one():
+    found = {one['name']: one for one in row5.targets({**HEAD, 'row': 'row5'}, stressed())}
+    one = found['bootcache in memory warm over normal boot, where that takes longest']
+    assert one['met'] and one['reason'].startswith('fio x4')
+    reads = found['seconds waited for reads, bootcache in memory warm over normal boot, there']
+    assert reads['target'] is None and reads['value'] == pytest.approx(0.1 / 9, abs=1e-4)
+
+
+def test_stress_has_a_figure_each(tmp_path):
+    pytest.importorskip('matplotlib')
+    measured = [one for one in stressed() if not (one['stress'] and one['label'] == yolo.COLD)]
+    rows = yolosums.rows({**HEAD, 'row': 'row5'}, measured, 'note')
+    assert [name for name, _caption in row5.draw(HEAD, rows, tmp_path)] == [
+        'row5-disk.svg', 'row5-memory.svg']
+    names, lines = row5.table(rows)
+    assert 'stress' in names and {len(line) for line in lines} == {len(names)}
+
+
+def test_no_stress_comes_first_and_has_all_ways():
+    for setting in (row5.QUICK, row5.FULL):
+        points = list(row5.points(setting.full))
+        assert points[0] == yolo.Point(yolo.NORMAL, yolo.SLOW, 1, False)
+        assert {point.label for point in points if not point.stress} >= set(yolo.OURS)
+        assert {point.stress for point in points} == {'', yolo.DISK_STRESS, yolo.MEMORY_STRESS}

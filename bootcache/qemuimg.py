@@ -203,14 +203,51 @@ def copy_piece(source: Mapping[str, Any], target: str, *, offset: int, length: i
               place + target.replace(',', ',,')], seconds, check)
 
 
-def _paced(source: Mapping[str, Any], target: str, rate: int, *form: str) -> list[str]:
+def is_same_piece(source: Mapping[str, Any], path: str, image_format: str, *, offset: int,
+                  length: int | None, rate: int, seconds: float,
+                  check: Callable[[], None]) -> bool:
+    """Tell whether a block node and an image file read the same in a piece of both.
+
+    If the process ends, the comparing ends with it.
+
+    :param source: the node, without probing.
+    :param path: of the image file; may be open elsewhere, as long as nobody writes to it.
+    :param offset: where the piece begins, a multiple of 512 bytes.
+    :param length: of the piece, a multiple of 512 bytes; None for all that there is, where what is
+        longer has to read as zeros.
+    :param rate: bytes that are read of the node a second at most, holes not counted; 0 for no
+        limit.
+    :param seconds: that it may take in all.
+    :param check: called several times a second; what it raises ends the comparing.
+    :raises BootcacheError: if one of them does not answer or cannot be read.
+    """
+    file: dict[str, Any] = {'driver': image_format, 'file': {'driver': 'file', 'filename': path}}
+    if image_format == 'qcow2':
+        file['backing'] = None
+    piece: dict[str, Any] = {'driver': 'raw', 'offset': offset}
+    if length is not None:
+        piece['size'] = length
+    pace, paced = _throttled({**piece, 'file': source}, rate)
+    code, detail = _watched(['qemu-img', 'compare', '-q', *pace, paced,
+                             'json:' + json.dumps({**piece, 'file': file})], seconds, check)
+    if code not in (0, 1):
+        raise exception.BootcacheError(f'qemu-img compare failed (exit {code}): {detail}')
+    return code == 0
+
+
+def _throttled(source: Mapping[str, Any], rate: int) -> tuple[list[str], str]:
     # A throttle node limits what is read; convert's own -r limits what is written, and so lets
     # zeros that are stored as data cross the network unpaced. One with limit 0 is no limit.
     throttle = {'qom-type': 'throttle-group', 'id': 'pace', 'limits': {'bps-read': rate}}
     paced = {'driver': 'throttle', 'throttle-group': 'pace', 'file': source}
+    return ['--object', json.dumps(throttle)], 'json:' + json.dumps(paced)
+
+
+def _paced(source: Mapping[str, Any], target: str, rate: int, *form: str) -> list[str]:
+    pace, paced = _throttled(source, rate)
     # As Nova does it: past the page cache where the file system lets us, synced in any case.
     cache = 'none' if _takes_direct_io(target) else 'writeback'
-    return ['--object', json.dumps(throttle), '-t', cache, *form, 'json:' + json.dumps(paced)]
+    return [*pace, '-t', cache, *form, paced]
 
 
 def _wait(seconds: float, check: Callable[[], None]) -> None:
@@ -254,7 +291,7 @@ def _convert(arguments: list[str], seconds: float, check: Callable[[], None]) ->
 
 
 def _watched(command: list[str], seconds: float, check: Callable[[], None]) -> tuple[int, str]:
-    """Run qemu-img convert under watch; its exit code, and what it said."""
+    """Run qemu-img under watch; its exit code, and what it said."""
     if shutil.which('setpriv') is not None:
         # A killed nova-compute must not leave it behind, writing into a file that nobody wants.
         command = ['setpriv', '--pdeathsig', 'KILL', *command]
@@ -272,7 +309,7 @@ def _watched(command: list[str], seconds: float, check: Callable[[], None]) -> t
                 check()
                 if time.monotonic() > deadline:
                     raise exception.BootcacheError(
-                        f'qemu-img convert was not done after {seconds:.0f} s')
+                        f'qemu-img was not done after {seconds:.0f} s')
                 select.select([ended], [], [], 0.1)
         finally:
             os.close(ended)

@@ -20,7 +20,7 @@ from oslo_log import log as logging
 from oslo_utils.imageutils import format_inspector
 
 from bootcache import exception, green, qemuimg, savefile
-from nova_bootcache import partial
+from nova_bootcache import basecontent, partial
 
 LOG = logging.getLogger(__name__)
 
@@ -94,6 +94,7 @@ def complete(source: Mapping[str, Any], stored_bytes: int, image_hash: str, imag
             made = converted
         # As Nova leaves them; libvirt gives the file to its own user when a server starts.
         os.chmod(made, 0o644)
+        basecontent.note(made, image_hash)
         work.check()
         with lock:
             if os.path.exists(target):

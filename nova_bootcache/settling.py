@@ -19,7 +19,7 @@ from oslo_concurrency import lockutils
 from oslo_log import log as logging
 
 from bootcache import exception, naming, properties, qemuimg
-from nova_bootcache import fullbase, pivot, rebase
+from nova_bootcache import basecontent, fullbase, offer, pivot, rebase
 from nova_bootcache.host import ComputeHost
 from nova_bootcache.occasions import Occasions
 from nova_bootcache.pivot import Pivot
@@ -344,12 +344,13 @@ class Settler:
 
     def _settle(self, image_id: str, servers: list[LocalServer]) -> None:
         try:
-            if self._complete_base(image_id, servers):
+            base = self._complete_base(image_id, servers)
+            if base is not None:
                 before = self._patience.get(image_id)
                 for server in servers:
                     if self._stopped.is_set():
                         return
-                    self._settle_server(server)
+                    self._settle_server(server, base)
                 if self._patience.get(image_id) == before:
                     self._patience.pop(image_id, None)
         except exception.Cancelled:
@@ -377,7 +378,11 @@ class Settler:
                      properties.SETTLE)
         return wanted
 
-    def _complete_base(self, image_id: str, servers: list[LocalServer]) -> bool:
+    def _complete_base(self, image_id: str, servers: list[LocalServer]) -> tuple[int, int] | None:
+        """Return the identity of a full base of the servers' content; None if they do not settle.
+
+        :raises BootcacheError: if there is none.
+        """
         target = self._base_path(image_id)
         if not os.path.exists(target) \
                 and any(self._nova.needs_stock_base(server.server_id) for server in servers):
@@ -389,10 +394,10 @@ class Settler:
         if stored is None:
             if not os.path.exists(target):
                 raise exception.BootcacheError('the storage service does not serve the image')
-            return True
+            return self._check_base(image_id, '')
         if not self._is_to_settle(image_id, bool(stored['settle'])):
             self.unsettled.unwanted.add(image_id)
-            return False
+            return None
         if not stored['image_hash']:
             raise exception.BootcacheError('the storage service does not know the image\'s hash')
         # Servers are put onto a base of the content that they stand on.
@@ -404,23 +409,59 @@ class Settler:
             os.makedirs(self._nova.base_directory, exist_ok=True)
             LOG.info('image %s: its full base is completed, at %d bytes a second', image_id,
                      self._bandwidth)
-            fullbase.complete(
+            if fullbase.complete(
                 fullbase.nbd_node(str(host), int(port), str(stored['export'])),
                 int(stored['stored_bytes']), str(stored['image_hash']),
                 str(stored['image_format']), target, raw=self._nova.force_raw,
                 rate=self._bandwidth, keep_free=self._nova.keep_free,
                 cancelled=_Unwanted(self._stopped, lambda: self._is_wanted(image_id)),
-                lock=self._nova.base_lock(os.path.basename(target)))
-        return True
+                lock=self._nova.base_lock(os.path.basename(target))):
+                return basecontent.identity(target)
+        return self._check_base(image_id, str(stored['image_hash']))
+
+    def _check_base(self, image_id: str, stored_hash: str) -> tuple[int, int]:
+        """Check that a base that somebody else may have made is of the servers' content.
+
+        :param stored_hash: of the content that the storage service has; empty if it has none.
+        """
+        target = self._base_path(image_id)
+        entry = self._host.cache.known(image_id)
+        known = entry.remote if entry is not None else None
+        content = (known and known.image_hash) or stored_hash or (known and known.export)
+        if not content:
+            raise exception.BootcacheError(
+                f'base {target} was not made here, and the storage service does not have the image')
+        unwanted = _Unwanted(self._stopped, lambda: self._is_wanted(image_id))
+
+        def is_over() -> None:
+            if unwanted.is_set():
+                raise exception.Cancelled(f'base {target} is not compared now')
+
+        def source() -> dict[str, Any]:
+            # Asked, the storage service serves the base.
+            offered = offer.parse(image_id, self._host.ask(image_id, '') if stored_hash else None)
+            if offered.remote is not None:
+                self._host.cache.check_content(offered.remote, offered.virtual_bytes)
+            remote = offered.remote or known
+            if remote is None:
+                raise exception.BootcacheError(f'base {target} cannot be compared with the storage'
+                                               f' node\'s: {offered.reason}')
+            return fullbase.nbd_node(remote.host, remote.port, remote.export)
+
+        return basecontent.check(target, pivot.base_format(target), content, source,
+                                 self._bandwidth, is_over)
 
     def _is_wanted(self, image_id: str) -> bool:
         return any(server.image_id == image_id for server in self._nova.servers())
 
-    def _settle_server(self, server: LocalServer) -> None:
-        """Move one server; what cannot be done now is tried again later."""
+    def _settle_server(self, server: LocalServer, base: tuple[int, int]) -> None:
+        """Move one server; what cannot be done now is tried again later.
+
+        :param base: identity of the full base.
+        """
         server_id = server.server_id
         try:
-            under_way = self._begin(server)
+            under_way = self._begin(server, base)
             if under_way is not None:
                 self._finish(server_id, *under_way)
         except exception.Cancelled:
@@ -433,7 +474,8 @@ class Settler:
         finally:
             self._chained.pop(server_id, None)
 
-    def _begin(self, server: LocalServer) -> tuple[Pivot, threading.Event] | None:
+    def _begin(self, server: LocalServer, checked: tuple[int, int]
+               ) -> tuple[Pivot, threading.Event] | None:
         with self._nova.instance_lock(server.server_id), self._one_step(server.server_id):
             now = self._nova.server(server.server_id)
             with self._lock:
@@ -442,6 +484,8 @@ class Settler:
                 return None
             base = self._base_path(server.image_id)
             cache_image = self._host.cache.path(server.image_id)
+            if basecontent.identity(base) != checked:
+                raise exception.BootcacheError(f'base {base} was replaced since it was checked')
 
             def find_domain() -> Any:
                 return self._nova.domain(server.server_id)

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from functional_tools import processes_of, qemu_img, until
 from bootcache import exception, naming, qemuimg, savefile
 from bootcache.cacheimage import Base
 from bootcache.storagedaemon import UnixListener
-from nova_bootcache import fullbase
+from nova_bootcache import basecontent, fullbase
 
 MIB = 1 << 20
 NAME = '0' * 40
@@ -229,7 +230,7 @@ def test_a_killed_process_takes_its_qemu_img_along(stored, target, directory, st
     # Hashing is not slowed down here, or the second stage would be long in coming.
     script = f"""
 import contextlib, threading, os
-from nova_bootcache import fullbase
+from nova_bootcache import basecontent, fullbase
 work = fullbase._Work
 def copy(self, source, length, image_hash, path, piece_bytes):
     self._rate = {MIB} if path.endswith('.bootcache{stage}') else 0
@@ -307,3 +308,71 @@ def test_a_copy_that_takes_too_long(stored, directory):
 def test_names_that_nova_leaves_alone():
     """Nova's image cache manager takes names of 40 digits, and those with ``_`` behind, as its."""
     assert len(naming.cache_file_name('x')) == 40 and fullbase.SUFFIX[0] not in '_0123456789'
+
+
+# A base that somebody else made.
+
+CONTENT = 'sha512:ab'
+
+
+def check(target, node, content=CONTENT, image_format='raw', rate=0):
+    return basecontent.check(target, image_format, content, lambda: node, rate, lambda: None)
+
+
+@pytest.mark.parametrize('form', ['raw', 'qcow2'])
+def test_a_base_that_somebody_else_made_is_compared_once(stored, target, form):
+    path, node = stored('raw')
+    qemu_img('convert', '-f', 'raw', '-O', form, path, target)
+    assert basecontent.noted(target) == ''
+    assert check(target, node, image_format=form) == basecontent.identity(target)
+    assert basecontent.noted(target) == CONTENT
+    # It says so itself: nobody is asked.
+    assert check(target, {'driver': 'no such'}, image_format=form)
+
+
+@pytest.mark.parametrize('change', ['a sector', 'shorter', 'longer'])
+def test_a_base_of_another_content_is_found_out(stored, target, change, monkeypatch):
+    monkeypatch.setattr(basecontent, '_PIECE', 5 * MIB)
+    path, node = stored('raw', pieces=[(0, MIB, 'data'), (13 * MIB, 3 * MIB, 'data')])
+    shutil.copyfile(path, target)
+    with open(target, 'r+b') as stream:
+        if change == 'a sector':
+            stream.seek(14 * MIB)
+            stream.write(b'other')
+        elif change == 'shorter':
+            stream.truncate(15 * MIB)
+        else:
+            stream.seek(0, os.SEEK_END)
+            stream.write(bytes(MIB) + b'other')
+    with pytest.raises(exception.BootcacheError, match='another content than the disks'):
+        check(target, node)
+    assert basecontent.noted(target) == ''
+
+
+def test_pieces_are_put_together(stored, target, monkeypatch):
+    monkeypatch.setattr(basecontent, '_PIECE', 5 * MIB)
+    path, node = stored('raw')
+    shutil.copyfile(path, target)
+    with open(target, 'ab') as stream:
+        # What is longer reads as the zeros that a disk has there.
+        stream.write(bytes(ODD))
+    assert check(target, node, rate=200 * MIB)
+
+
+def test_a_storage_node_that_is_away_tells_nothing_of_a_base(stored, target, directory):
+    path, node = stored('raw')
+    shutil.copyfile(path, target)
+    node['server'] = {'type': 'unix', 'path': f'{directory}/nobody'}
+    with pytest.raises(exception.BootcacheError, match='compare failed'):
+        check(target, node)
+    assert basecontent.noted(target) == ''
+
+
+def test_a_base_that_is_made_here_says_of_what_it_is(stored, target):
+    path, node = stored()
+    complete(path, node, target)
+    image_hash = f'sha512:{savefile.file_digest(path, "sha512")}'
+    assert check(target, {'driver': 'no such'}, image_hash) == basecontent.identity(target)
+    # A hash tells another content without reading it.
+    with pytest.raises(exception.BootcacheError, match='another content than the disks'):
+        check(target, {'driver': 'no such'})

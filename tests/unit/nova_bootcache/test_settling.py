@@ -14,7 +14,9 @@ import types
 import pytest
 
 from bootcache import exception, naming
-from nova_bootcache import pivot, settling
+from nova_bootcache import basecontent, pivot, settling
+from nova_bootcache.cacheentry import Entry
+from nova_bootcache.gateway import Remote
 from nova_bootcache.pivotstate import PivotConflict, PivotFailed, PivotRefused
 from nova_bootcache.settling import LocalServer, Settler
 
@@ -44,6 +46,19 @@ class Domain:
         return self._running
 
 
+class Cache:
+    """Stands for the host's cache images: the house's, and what is noted of them."""
+
+    def __init__(self, house):
+        self._house = house
+
+    def __getattr__(self, name):
+        return getattr(self._house, name)
+
+    def known(self, image_id):
+        return self._house.noted.get(image_id)
+
+
 class House:
     """Stands for a host, its Nova and its storage service; notes what is done in ``did``."""
 
@@ -62,6 +77,8 @@ class House:
         self.then = {}
         # Of cache images, by image.
         self.contents = {}
+        # Entries of cache images; what bases were compared, and whether they are the same.
+        self.noted, self.compared, self.is_same = {}, [], True
 
     def happens(self, what, subject):
         self.did.append((what, subject))
@@ -86,6 +103,11 @@ class House:
         self.stored.setdefault(image, {
             'server': ['10.0.0.1', 10810], 'export': f'stored-{image}', 'stored_bytes': 5000,
             'image_hash': 'sha512:ab', 'image_format': 'qcow2', 'settle': True})
+
+    def notes(self, image_hash, image=IMAGE):
+        """The cache image here is of a content."""
+        self.noted[image] = Entry(Remote(image, '10.0.0.2', 10810, f'base-{image}', image_hash),
+                                  None, 'ab', 1 << 30)
 
     def stands_on(self, server_id, backing):
         disk = self.known[server_id].disk
@@ -135,7 +157,7 @@ class House:
 
     @property
     def cache(self):
-        return self
+        return Cache(self)
 
     @property
     def gateway(self):
@@ -152,6 +174,14 @@ class House:
         """As HostFiles.check_stored, whose files are not here."""
         if self.contents.get(image_id, image_hash) != image_hash:
             raise exception.BootcacheError('another content')
+
+    def check_content(self, remote, virtual_bytes):
+        self.check_stored(remote.image_id, remote.image_hash, remote.export)
+
+    def ask(self, image_id, server_id):
+        return {'action': 'cold', 'virtual_bytes': 1 << 30, 'server': ['10.0.0.1', 10810],
+                'base_export': f'base-{image_id}',
+                'image_hash': self.stored[image_id]['image_hash']}
 
     def holds_path(self, path):
         return path is not None and os.path.dirname(path) == self.caches
@@ -212,6 +242,8 @@ def house(tmp_path, monkeypatch):
     clock = house.clock = Clock()
 
     def info(path, image_format):
+        if image_format == 'raw':
+            return {'virtual-size': os.stat(path).st_size}
         assert image_format == 'qcow2'
         house.looked_at.append(os.path.basename(os.path.dirname(path)))
         with open(path, 'rb') as stream:
@@ -223,7 +255,14 @@ def house(tmp_path, monkeypatch):
         house.happens('complete', (source['export'], stored_bytes, image_hash, image_format, how))
         with open(target, 'w'):
             pass
+        basecontent.note(target, image_hash)
         return True
+
+    def is_same_piece(source, path, image_format, *, check, **_how):
+        assert image_format == 'raw' and house.locked == []
+        check()
+        house.compared.append((source['server']['host'], source['export'], path))
+        return house.is_same
 
     def begun(find_domain, directory, base, base_format, cache_image, rate, target):
         server_id = os.path.basename(directory)
@@ -242,6 +281,7 @@ def house(tmp_path, monkeypatch):
     monkeypatch.setattr(settling, 'time', clock)
     monkeypatch.setattr(settling.qemuimg, 'info', info)
     monkeypatch.setattr(settling.fullbase, 'complete', complete)
+    monkeypatch.setattr(basecontent.qemuimg, 'is_same_piece', is_same_piece)
     monkeypatch.setattr(settling, 'Pivot', begun)
     monkeypatch.setattr(settling.pivot, 'base_format', lambda path: 'raw')
     monkeypatch.setattr(settling.rebase, 'rebase_stopped', rebased)
@@ -321,6 +361,7 @@ def test_a_server_that_is_stopped_is_rebased(house, settler, has_domain):
 def test_without_the_storage_service_a_base_that_is_here_will_do(house, settler):
     house.boots('one')
     house.stored[IMAGE] = None
+    house.notes('sha512:ab')
     settler.once()
     assert settled(house) == []
     open(house.base(), 'w').close()

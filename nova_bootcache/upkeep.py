@@ -4,6 +4,7 @@ The gateway is kept alive and filled, empty cache images are replaced by whole o
 service is told what is here.
 """
 
+import dataclasses
 import os
 import threading
 import time
@@ -73,6 +74,7 @@ class Upkeep:
             # What lies on shared storage is not this host's alone.
             steps += [
                 ('empty cache images are not replaced', self.replace_empty),
+                ('contents are not noted', self.note_contents),
                 ('what nobody needs is not forgotten', self.forget_gone),
                 ('growing stores are not looked after', host.tidy_stores),
                 ('what boots read is not told', host.boot_reports.send_again),
@@ -164,6 +166,29 @@ class Upkeep:
             if medium is not None:
                 self._host.fetch(offered, medium)
                 LOG.info('image %s: a whole cache image takes the empty one\'s place', image_id)
+
+    def note_contents(self) -> None:
+        """Note the content of cache images in entries of an earlier version, which do not name it.
+
+        While the storage service serves the base by the name that they do have it is the same one.
+        If its manifest is made anew, that name is another, and the content could not be told.
+        """
+        for entry in self._host.cache.entries():
+            image_id = entry.remote.image_id
+            key = f'content:{image_id}'
+            if entry.remote.image_hash or not self._host.needs_base(image_id):
+                self._patience.pop(key, None)
+            elif self._is_time(key):
+                self._postpone(key)
+                offered = offer.parse(image_id, self._host.ask(image_id, ''))
+                if offered.remote is not None and offered.remote.image_hash and entry.is_of(
+                        offered.remote, offered.virtual_bytes, offered.cache_image):
+                    # The count stays: it says what the host is to let go of.
+                    self._host.cache.update(entry, dataclasses.replace(
+                        entry.remote, image_hash=offered.remote.image_hash), entry.pinned,
+                        entry.generation)
+                    LOG.info('image %s: its cache image here is of %s', image_id,
+                             offered.remote.image_hash)
 
     def forget_gone(self) -> None:
         """Forget cache images whose files are gone, once no server's disk stands on their content.

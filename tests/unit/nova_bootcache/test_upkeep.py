@@ -123,6 +123,11 @@ class Host:
     def medium(self, image_id):
         return Medium.DISK
 
+    def update(self, entry, remote, pinned, generation):
+        changed = dataclasses.replace(entry, remote=remote, pinned=pinned, generation=generation)
+        self.held[remote.image_id] = changed
+        return changed
+
     def gone(self, unused_seconds):
         return []
 
@@ -480,3 +485,40 @@ def test_a_storage_service_that_is_away_is_told_once_and_when_it_is_back(host, c
     for _second in looks(clock, kept.once, 60):
         pass
     assert [' is ready: ' in line for _level, line in lines(caplog)] == [True]
+
+
+# Entries of an earlier version, which do not name the content.
+
+def test_an_entry_that_does_not_name_its_content_gets_it_while_the_base_has_its_name(host, clock):
+    host.holds(IMAGE)
+    host.answers = {IMAGE: {**offered(), 'image_hash': 'sha512:ab', 'generation': 3,
+                            'pinned': True}}
+    keeper = Upkeep(host, host)
+    for _now in looks(clock, keeper.note_contents, 3):
+        pass
+    entry = host.held[IMAGE]
+    assert entry.remote == Remote(IMAGE, '10.0.0.1', 10810, f'base-{IMAGE}', 'sha512:ab')
+    assert (entry.generation, entry.pinned) == (0, False), 'it is not used'
+    assert host.asked == [IMAGE]
+    # The storage node's manifest is made anew: the base has another name, and is the same one.
+    again = Remote(IMAGE, '10.0.0.1', 10810, f'base-{IMAGE}-ab', 'sha512:ab')
+    assert entry.is_of(again, 1 << 30)
+
+
+@pytest.mark.parametrize('answer', [
+    None, offered(), {'action': 'wait'},
+    {**offered(), 'action': 'cold', 'base_export': 'base-other', 'image_hash': 'sha512:cd',
+     'cache_image': {**INFO.to_dict(), 'sha256': 'cd'}}],
+    ids=['away', 'earlier service', 'wait', 'another content'])
+def test_nothing_is_noted_that_is_not_known(host, clock, answer):
+    host.holds(IMAGE)
+    host.answers = {IMAGE: answer}
+    assert times_of(clock, Upkeep(host, host).note_contents, host.asked) == TRIES
+    assert host.held[IMAGE].remote.image_hash == ''
+
+
+def test_nobody_is_asked_about_what_no_server_needs(host, clock):
+    host.holds(IMAGE)
+    host.needed = set()
+    Upkeep(host, host).note_contents()
+    assert host.asked == []

@@ -33,11 +33,13 @@ class ImageWork:
     :param conf: configuration of the storage service.
     :param set_state: writes a manifest in a state, unless the job is cancelled.
     :param evict: drops an image's cache image; False if that is not possible now.
+    :param is_needed: tells whether servers may need an image's base.
     """
 
     def __init__(self, conf: cfg.ConfigOpts, store: ImageStore, images: Images, exporter: Exporter,
                  tiers: StorageTiers, profile_boots: NovaProfileBoots,
-                 set_state: Callable[..., Manifest], evict: Callable[[str], bool]):
+                 set_state: Callable[..., Manifest], evict: Callable[[str], bool],
+                 is_needed: Callable[[str], bool]):
         self._conf: Any = conf[bootcache_conf.GROUP]
         self._store = store
         self._images = images
@@ -46,6 +48,7 @@ class ImageWork:
         self._profile_boots = profile_boots
         self._set = set_state
         self._evict = evict
+        self._is_needed = is_needed
         self.transfers = Transfers()
 
     def get_base(self, image: ImageFacts, job: Job) -> Manifest:
@@ -70,12 +73,16 @@ class ImageWork:
             inspected = inspection.inspect(
                 path, image.disk_format, properties.parse_size(self._conf.max_virtual_size))
             inspection.read_through(path, inspected, image.stored_bytes, job.check_cancelled)
-            if manifest.image_hash != image.image_hash:
+            # Also after a try that failed, by which the manifest knows the new content's hash.
+            has_older = bool(manifest.base_path) \
+                and (manifest.base_hash or manifest.image_hash) != image.image_hash
+            if has_older or manifest.image_hash != image.image_hash:
                 manifest = dataclasses.replace(manifest, working_set=None, cache_image=None)
-                if not self._exporter.retire(image.image_id, with_base=True):
+                if (has_older and self._is_needed(image.image_id)) \
+                        or not self._exporter.retire(image.image_id, with_base=True):
                     raise exception.BuildFailed(
-                        'compute hosts still read the image\'s older content; build it again when'
-                        ' their servers are gone')
+                        'compute hosts still read the image\'s older content, or servers of the'
+                        ' image may need it that are off; build it again when they are gone')
         except exception.BootcacheError:
             # No manifest names it; one that could not be linked is Glance's own.
             if os.path.dirname(path) == self._store.directory(image.image_id):

@@ -20,6 +20,7 @@ from glance_bootcache.gone import Gone
 from glance_bootcache.images import Images
 from glance_bootcache.imagework import ImageWork
 from glance_bootcache.looks import Looks
+from glance_bootcache.needs import Needs
 from glance_bootcache.profileboot.job import Job
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 from glance_bootcache.retiring import Retiring
@@ -37,18 +38,20 @@ class Manager:
     """Keeps one manifest an image, and works on images whose cache image is wanted.
 
     :param conf: configuration of the storage service.
+    :param needs: which bases compute hosts need.
     """
 
     def __init__(self, conf: cfg.ConfigOpts, store: ImageStore, images: Images, exporter: Exporter,
-                 tiers: StorageTiers, profile_boots: NovaProfileBoots):
+                 tiers: StorageTiers, profile_boots: NovaProfileBoots, needs: Needs):
         self._conf = conf[bootcache_conf.GROUP]
         self._store = store
         self._images = images
         self._exporter = exporter
         self._tiers = tiers
         self._profile_boots = profile_boots
+        self.retiring = Retiring(store, exporter, tiers, profile_boots, needs)
         self._image_work = ImageWork(conf, store, images, exporter, tiers, profile_boots,
-                                     self._set, self._evict)
+                                     self._set, self._evict, self.retiring.is_needed)
         # Bases are got beside profile boots: a server that boots meanwhile needs its base now.
         self._bases = futurist.ThreadPoolExecutor(max_workers=_CONCURRENT_BASES)
         # Building takes seconds, and waits for no recording, which takes minutes.
@@ -56,7 +59,6 @@ class Manager:
         self._turns = Turns(self._conf.concurrent_builds)
         self.gone = Gone(images)
         self.shown = Shown(store, images)
-        self.retiring = Retiring(store, exporter, tiers, profile_boots)
         # Guards the dictionaries below as well: what is in hand has to agree with the manifests.
         self._lock = store.lock
         self._jobs: dict[str, Job] = {}

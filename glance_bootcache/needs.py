@@ -110,6 +110,17 @@ class Needs:
             return any(host.images is None or image_id in host.images
                        for host in self._hosts.values() if host.seen >= oldest)
 
+    def named(self, image_id: str) -> bool:
+        """Tell whether a host says that it needs an image's base.
+
+        Those of an earlier version, which say nothing, count as ``needed`` alone: what follows from
+        that can be taken back. What has to go at some time cannot wait for their upgrade.
+        """
+        oldest = self._clock() - _FORGET_SECONDS
+        with self._lock:
+            return any(image_id in (host.images or ()) for host in self._hosts.values()
+                       if host.seen >= oldest)
+
     def save(self) -> None:
         """Write the file if something changed.
 

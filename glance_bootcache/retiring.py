@@ -8,6 +8,7 @@ from bootcache import exception
 from bootcache.manifest import State
 from glance_bootcache.decisions import DELETED
 from glance_bootcache.exporter import Exporter
+from glance_bootcache.needs import Needs
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 from glance_bootcache.store import ImageStore
 from glance_bootcache.tiers import StorageTiers
@@ -19,14 +20,16 @@ class Retiring:
     """Stops serving images whose manifest says that they are skipped.
 
     :param store: its lock guards what is waiting, too.
+    :param needs: which bases compute hosts need.
     """
 
     def __init__(self, store: ImageStore, exporter: Exporter, tiers: StorageTiers,
-                 profile_boots: NovaProfileBoots):
+                 profile_boots: NovaProfileBoots, needs: Needs):
         self._store = store
         self._exporter = exporter
         self._tiers = tiers
         self._profile_boots = profile_boots
+        self._needs = needs
         # Images whose base is still read, or could not be given up. Guarded by the store's lock.
         self.waiting: set[str] = set()
 
@@ -43,7 +46,7 @@ class Retiring:
             self.retire(image_id)
 
     def retire(self, image_id: str) -> None:
-        """Stop serving a skipped image; its base stays while Nova has servers of the image."""
+        """Stop serving a skipped image; its base stays while ``is_needed``."""
         with self._store.lock:
             manifest = self._store.load(image_id)
             self.waiting.discard(image_id)
@@ -70,12 +73,19 @@ class Retiring:
         try:
             # Before Nova is asked, which may take its time.
             self._exporter.retire(image_id, with_base=False)
-            return self._exporter.retire(image_id, with_base=not self._has_servers(image_id))
+            return self._exporter.retire(image_id, with_base=not self.is_needed(image_id))
         except exception.BootcacheError as error:
             LOG.warning('image %s: cannot be retired yet: %s', image_id, error)
             return False
 
-    def _has_servers(self, image_id: str) -> bool:
+    def is_needed(self, image_id: str) -> bool:
+        """Tell whether servers may need an image's base, also such as are off and read nothing.
+
+        Nova does not list all of them to everybody: of one that was deleted and can be restored
+        the host alone tells. And a host tells of a server some time after its disk was made.
+        """
+        if self._needs.named(image_id):
+            return True
         try:
             return self._profile_boots.has_servers(image_id)
         except Exception as error:

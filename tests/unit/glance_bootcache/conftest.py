@@ -60,11 +60,11 @@ def house(storage_conf, no_qemu):
             store=ImageStore(storage_conf.bootcache.state_dir))
 
         def restart():
+            house.needs = Needs(house.store.state_path('needs.json'))
             house.manager = Manager(storage_conf, house.store, house.images, house.exporter,
-                                    house.tiers, house.boots)
+                                    house.tiers, house.boots, house.needs)
             house.hosts = Boots(storage_conf, house.store, house.exporter, house.manager,
                                 house.tiers)
-            house.needs = Needs(f'{storage_conf.bootcache.state_dir}/needs.json')
             house.events = ImageEvents(house.manager.consider, house.manager.forget,
                                        house.manager.let_go)
             house.upkeep = Upkeep(storage_conf, house.store, house.images, house.exporter,

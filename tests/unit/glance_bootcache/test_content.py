@@ -1,6 +1,9 @@
 """The exporter's name of a base names its content."""
 
 import dataclasses
+import os
+
+import pytest
 
 from bootcache import naming
 
@@ -53,3 +56,24 @@ def test_older_content_is_given_to_no_new_server_and_never_taken_for_the_new_one
     with open(manifest.base_path, 'rb') as stream:
         assert stream.read() == b'2' * 4096
     assert house.hosts.plan_boot(IMAGE, 'host', 'server', None)['action'] == 'cache'
+
+
+@pytest.mark.parametrize('who', ['a host', 'Nova'])
+def test_older_content_stays_while_a_server_that_is_off_needs_it(house, who):
+    """Nobody is connected, and an operator asks again and again for the new content."""
+    one = ready(house, b'1' * 4096)
+    house.needs.note('one', {'needs': [IMAGE] if who == 'a host' else []})
+    house.boots.servers = {IMAGE} if who == 'Nova' else set()
+    house.images.put(IMAGE, b'2' * 4096)
+    for _try in range(2):
+        house.manager.consider(IMAGE, forced=True)
+        house.settle()
+        manifest = house.store.load(IMAGE)
+        assert manifest.base_path == one.base_path and 'older content' in manifest.reason
+        with open(one.base_path, 'rb') as stream:
+            assert stream.read() == b'1' * 4096
+    house.needs.note('one', {'needs': []})
+    house.boots.servers = set()
+    house.manager.consider(IMAGE, forced=True)
+    house.settle()
+    assert house.store.load(IMAGE).reason == '' and not os.path.exists(one.base_path)

@@ -315,6 +315,20 @@ def test_a_deleted_images_base_stays_while_nova_has_servers_of_it(house, away):
     assert house.state(IMAGE) is None and not os.path.exists(base)
 
 
+def test_a_deleted_images_base_stays_while_a_host_says_that_it_needs_it(house):
+    """Nova does not tell of a server that was deleted softly, and nobody reads its base."""
+    ready(house)
+    house.needs.note('one', {'needs': [IMAGE]})
+    house.needs.note('of an earlier version', {})
+    base = house.store.load(IMAGE).base_path
+    house.manager.forget(IMAGE)
+    house.manager.retiring.retry()
+    assert house.state(IMAGE) is State.SKIPPED and os.path.exists(base)
+    house.needs.note('one', {'needs': []})
+    house.manager.retiring.retry()
+    assert house.state(IMAGE) is None and not os.path.exists(base)
+
+
 def test_an_image_that_is_opted_in_again_is_not_retired_any_more(house):
     house.images.put(IMAGE)
     house.manager.consider(IMAGE)

@@ -38,6 +38,10 @@ class _Unverified(exception.BootcacheError):
     """What has been copied is not what Glance has, or that cannot be told."""
 
 
+class _IsThere(exception.BootcacheError):
+    """Somebody else, stock Nova for instance, has made the base."""
+
+
 def nbd_node(host: str, port: int, export: str) -> dict[str, Any]:
     """Return the block node of a file that an exporter serves.
 
@@ -97,12 +101,13 @@ def complete(source: Mapping[str, Any], stored_bytes: int, image_hash: str, imag
         basecontent.note(made, image_hash)
         work.check()
         with lock:
-            if os.path.exists(target):
-                LOG.info('base %s has been made by somebody else meanwhile', target)
-                is_over = True
-                return False
+            work.check_missing()
             savefile.commit(made, target)
         is_over = True
+    except _IsThere as error:
+        LOG.info('%s', error)
+        is_over = True
+        return False
     except (exception.ImageRefused, _Unverified):
         is_over = True
         raise
@@ -157,11 +162,17 @@ class _Work:
         """Raise where there is a reason to end."""
         if self._cancelled.is_set():
             raise exception.Cancelled(f'base {self._target} is not completed now')
+        self.check_missing()
         free = self._free()
         if free < self._keep_free:
             raise exception.BootcacheError(
                 f'base {self._target} is not completed: {free} bytes are free, and'
                 f' {self._keep_free} have to stay so; make room in the instances directory')
+
+    def check_missing(self) -> None:
+        """Raise if the base is there."""
+        if os.path.exists(self._target):
+            raise _IsThere(f'base {self._target} has been made by somebody else meanwhile')
 
     def _free(self) -> int:
         return shutil.disk_usage(os.path.dirname(self._target)).free

@@ -124,9 +124,9 @@ def slow(cloud, module_tenant, small_image):
     base = base_of(cloud, image)
     away = base.with_name('away')
     base.rename(away)
-    # The delay leaves the time to put the base there before the host begins to complete one.
+    # A base that is there ends the copying of another one, if that has begun already.
     cloud.layer('nova', '80-slow', {'bootcache': {'settle_bandwidth': '128KiB',
-                                                  'settle_delay': 30}})
+                                                  'settle_delay': 10}})
     for host in cloud.hosts:
         cloud.restart(host.compute)
     yield image, base, away

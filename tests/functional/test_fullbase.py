@@ -153,6 +153,20 @@ def test_what_somebody_else_completed_stays(stored, target):
         assert stream.read() == 'theirs' and only(target)
 
 
+def test_what_somebody_else_completes_in_the_midst_ends_the_copy(stored, target):
+    """Stock Nova may have made it for a server that did not come here: it is not copied to the end.
+
+    At this rate that would take four minutes.
+    """
+    thread, _cancelled, raised = _slowly(stored, target, rate=65536)
+    with open(target, 'w') as stream:
+        stream.write('theirs')
+    thread.join(120)
+    assert not thread.is_alive() and not raised
+    with open(target) as stream:
+        assert stream.read() == 'theirs' and only(target)
+
+
 @pytest.mark.parametrize('form, message', [('backing', 'safe'), ('datafile', 'safe'),
                                            ('raw', 'is raw'), ('hidden', 'is qcow2')])
 def test_images_that_nova_refuses(stored, target, directory, form, message):
@@ -188,14 +202,14 @@ def test_a_storage_node_that_is_away(stored, target):
     assert nothing(target)
 
 
-def _slowly(stored, target):
+def _slowly(stored, target, rate=4 * MIB):
     """Start to complete a base, slowly; gives the thread, its event and what it raised."""
     path, node = stored('raw', pieces=[(0, 16 * MIB, 'data')])
     cancelled, raised = threading.Event(), []
 
     def run():
         try:
-            complete(path, node, target, 'raw', rate=4 * MIB, cancelled=cancelled)
+            complete(path, node, target, 'raw', rate=rate, cancelled=cancelled)
         except exception.BootcacheError as error:
             raised.append(error)
 

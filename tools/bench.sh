@@ -1,7 +1,9 @@
 #!/bin/bash
 # Benchmarks, set-up included; all write into bench-report/:
-#   tools/bench.sh [--quick|--full]             recorded boots, replayed through the real block path, side by side
-#   tools/bench.sh check|row1|row2... [options]    a part of it
+#   tools/bench.sh [--quick|--full]      recorded boots, replayed through the real block path, side by side
+#   tools/bench.sh PART... [options]     a part of it: check, many-hosts, many-images, quota, many-servers,
+#                                        under-stress, savings, many-readers, propagation, alternatives;
+#                                        --help tells what each is
 #   tools/bench.sh clusters|refinement [--boots N], weigher [--hosts N], cluster [--quick], overlays
 set -euo pipefail
 # shellcheck source=tools/common.sh
@@ -10,9 +12,12 @@ set -euo pipefail
 name=replay
 case ${1:-} in
 clusters | refinement | weigher | cluster | overlays) name=$1; shift ;;
-'' | --* | row[0-9] | check) ;;
-*) die "usage: tools/bench.sh [check|row1|row2...] [--quick|--full] | clusters|refinement [--boots N]
-       | weigher [--hosts N] | cluster [--quick] | overlays" ;;
+'' | --* | check | row[1-9]) ;;
+many-hosts | many-images | quota | many-servers | under-stress) ;;
+savings | many-readers | propagation | alternatives) ;;
+*) die "usage: tools/bench.sh [check|many-hosts|many-images|quota|many-servers|under-stress|savings|many-readers
+       |propagation|alternatives...] [--quick|--full] | clusters|refinement [--boots N] | weigher [--hosts N]
+       | cluster [--quick] | overlays" ;;
 esac
 
 "$TOP/tools/setup.sh"

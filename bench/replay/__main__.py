@@ -1,6 +1,6 @@
 """Replays recorded boots through the real block path, and reports: see doc/source/measurements.rst.
 
-usage: python -m bench.replay [--quick|--full] [--report DIRECTORY] [row1 ...] [check]
+usage: python -m bench.replay [--quick|--full] [--report DIRECTORY] [many-hosts ...] [check]
 """
 
 import argparse
@@ -8,6 +8,7 @@ import dataclasses
 import json
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from bench.replay import check, report, rows, setting
@@ -33,11 +34,31 @@ def run_check(images: tuple[str, ...], full: bool, directory: Path) -> None:
     (directory / report.CHECK).write_text(json.dumps(found, indent=1) + '\n')
 
 
+def chosen(parts: Sequence[str], known: Sequence[str]) -> list[str]:
+    """Return the names of what is asked for: all, if nothing is. Pure.
+
+    :param parts: names; of rows also row1, row2 and so on, by their places in the report.
+    :param known: the rows' names, in the report's order.
+    :raises ValueError: if there is no such part; it names them.
+    """
+    places = {f'row{number}': name for number, name in enumerate(known, 1)}
+    found = [places.get(part, part) for part in parts] or ['check', *known]
+    if unknown := set(found) - {'check', *known}:
+        raise ValueError(f'{", ".join(sorted(unknown))}: not one of check, {", ".join(known)}')
+    return found
+
+
 def main() -> int:
     """Measure what is asked for, and write the report."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    known = {part.NAME: part for part in rows.modules()}
+    parser = argparse.ArgumentParser(
+        prog='tools/bench.sh', formatter_class=argparse.RawDescriptionHelpFormatter,
+        description='Recorded boots, replayed through the real block path, side by side.',
+        epilog='parts:\n  check         whether a replay is the real boot\n' + '\n'.join(
+            f'  {name:12}  {part.TITLE}' for name, part in known.items()))
     parser.add_argument('parts', nargs='*', metavar='part',
-                        help='check, row1, row2 and so on; without any, all')
+                        help='one of those below; without any, all. Rows also by their'
+                        ' place in the report, as row1')
     size = parser.add_mutually_exclusive_group()
     size.add_argument('--quick', action='store_true', help='a few minutes; this is the default')
     size.add_argument('--full', action='store_true', help='all points, for hours')
@@ -45,15 +66,15 @@ def main() -> int:
     parser.add_argument('--scale', type=float, help='factor of the guests\' think times')
     parser.add_argument('--rate', type=int, help='of each link, bits a second')
     parser.add_argument('--repeats', type=int)
-    parser.add_argument('--hosts', type=int, nargs='+', help='of row1')
+    parser.add_argument('--hosts', type=int, nargs='+', help='how many boot at once')
     parser.add_argument('--image', action='append', help='as tools/images/make.sh calls it')
     parser.add_argument('--doc', type=Path, help='copy page and figures there')
     parser.add_argument('--only-report', action='store_true', help='of what was measured before')
     options = parser.parse_args()
-    known = {part.NAME: part for part in rows.modules()}
-    wanted = options.parts or ['check', *known]
-    if unknown := set(wanted) - {'check', *known}:
-        parser.error(f'{", ".join(sorted(unknown))}: not one of check, {", ".join(known)}')
+    try:
+        wanted = chosen(options.parts, list(known))
+    except ValueError as error:
+        parser.error(str(error))
     # So that what was made is removed also when this is terminated.
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     changes = {name: value for name, value in {

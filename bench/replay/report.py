@@ -22,7 +22,7 @@ _PREFACE = [
     ' cache images that the product made, its gateway and exporter, NBD, and a network namespace'
     ' with a shaped link for each host. Each figure is a ratio within one run; seconds are never'
     ' compared across runs. Spread is the largest less the smallest of the rounds.', '',
-    '`tools/bench.sh --quick` measures all of it anew, `tools/bench.sh row1` a part.', '']
+    '`tools/bench.sh --quick` measures all of it anew, `tools/bench.sh many-hosts` a part.', '']
 
 
 def assemble(directory: Path, parts: list[ModuleType]) -> dict[str, Any]:

@@ -1,309 +1,315 @@
-"""How long a server's disk takes to come to its host, in a real cloud: Nova's own way and ours.
+"""Armstrong & Djemame, figures 3 and 4, and the block I/O path: a disk's way to its host.
 
-Runs in a network namespace of its own, as the cloud's ports are fixed: see ``measure``. The phases
-are told apart by what nova-compute logs, the same lines in all ways:
-
-* initial overhead: from the request to ``Creating image(s)``: API, scheduler, claim;
-* transfer: until ``Using config drive``: stock Nova downloads and converts the image, bootcache
-  fetches a cache image or opens the gateway; and the overlay is made;
-* terminal overhead: until ``Took ... seconds to build instance``: the domain is made, and runs.
-
-usage: python -m bench.replay.rows.propagation ROUNDS VIRTUAL_BYTES...
+Propagation is measured in a real cloud (rows/novacloud.py), the block I/O path in a network of
+one host (rows/iopath.py).
 """
 
-import ctypes
-import dataclasses
-import datetime
-import json
-import os
-import re
 import shutil
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Iterator, Sequence
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from oslo_config import cfg
-from oslo_log import log
+from bench.replay import figures, sums
+from bench.replay.cluster import Cluster, cluster
+from bench.replay.host import Image
+from bench.replay.rows import bigimages, iopath, novacloud
+from bench.replay.rows import propagationfigures as pictures
+from bench.replay.rows.iopath import (
+    AGAIN,
+    ARRIVED,
+    FIRST,
+    INSIDE,
+    ON_DEMAND,
+    OUTSIDE,
+    PATHS,
+    RAW,
+    READ,
+    SEQUENTIAL,
+    SETTLED,
+    WORKLOADS,
+)
+from bench.replay.rows.iopath import STOCK as OVERLAY
+from bench.replay.rows.novacloud import COLD, PHASES, STOCK
+from bench.replay.setting import GIGABIT, Journal, Setting
+from bootcache.workingset import Extent
 
-from bench.replay.rows import bigimages
-from bootcache import rpcapi
-from glance_bootcache import conf as glance_conf
-from tools.cloud.bootcache import DRIVER, STOCK_DRIVER, STORAGE_SERVICE, BootcacheCloud
-from tools.cloud.client import ClientError, OpenStack
-from tools.cloud.layout import Host
-from tools.cloud.processes import kill_all
-from tools.cloud.services import guest_processes
-from tools.cloud.wire import Wire
-
-STOCK, FIRST, COLD = 'stock Nova', 'bootcache first', 'bootcache cold'
-WAYS = STOCK, FIRST, COLD
-TOP = Path(__file__).resolve().parents[3]
-_HOME = re.compile(r'bcr-(\d+)-cloud')
-_LINE = re.compile(r'(\d+-\d+-\d+ \d+:\d+:\d+\.\d+) .*\[instance: (\S+)\] (.*)')
-_MARKS = {'Creating image(s)': 'creating', 'Using config drive': 'made',
-          'Instance spawned successfully.': 'spawned'}
-_BUILT = re.compile(r'Took \S+ seconds to build instance')
-# Of the last cloud that failed.
-_LOGS = Path('/tmp/bcr-cloud-log')
-_READY_SECONDS = 900
-# While gigabytes are written, all waits for the disk.
-_DELETE_SECONDS = 600
-_WARM_UP_BYTES = 128 << 20
-PHASES = 'initial', 'transfer', 'terminal'
+Line = dict[str, Any]
+NAME = 'propagation'
+TITLE = 'Propagation and the block I/O path (Armstrong & Djemame, figures 3 and 4)'
+QUICK = Setting(False, GIGABIT, 1.0, 2, ('noise',))
+FULL = Setting(True, GIGABIT, 1.0, 5, ('noise',))
+# The disks of the images that are propagated, in the paper 3 to 21 GB, and the rounds of that. In
+# quick mode the cloud takes most of the time.
+_SIZES = {False: (1 << 30,), True: tuple(size << 30 for size in (3, 9, 15, 21))}
+_ROUNDS = {False: 1, True: 2}
+# Of a workload that reads: seconds; of one that writes: bytes.
+_SECONDS = {False: 0.3, True: 4.0}
+_WRITES = {False: 8 << 20, True: 32 << 20}
+# Of the free disk space, what is left to others.
+_SPARED = 10 << 30
+_MOST_NOISE = 0.25
 
 
-def marks(log: str, server: str) -> dict[str, float]:
-    """Return when nova-compute came to each of a server's phases, in seconds of the epoch. Pure.
+def fitting(sizes: Sequence[int], free: int) -> list[int]:
+    """Return the sizes for which there is room on the disk, all at the same time. Pure.
 
-    :param log: nova-compute's, with local times.
+    :param free: bytes.
     """
-    found: dict[str, float] = {}
-    for line in log.splitlines():
-        match = _LINE.match(line)
-        if match is None or match.group(2) != server:
-            continue
-        name = 'built' if _BUILT.match(match.group(3)) else _MARKS.get(match.group(3))
-        if name is not None:
-            moment = datetime.datetime.strptime(match.group(1), '%Y-%m-%d %H:%M:%S.%f')
-            found.setdefault(name, moment.astimezone().timestamp())
+    found: list[int] = []
+    for size in sorted(sizes):
+        if bigimages.needed_bytes([*found, size]) + _SPARED <= free:
+            found.append(size)
     return found
 
 
-def phases(asked: float, found: dict[str, float]) -> dict[str, float]:
-    """Return the seconds of each phase, and their sum. Pure.
-
-    :param asked: when the server was asked for, in seconds of the epoch.
-    :raises KeyError: if nova-compute did not log a mark.
-    """
-    ends = [asked, found['creating'], found['made'], found['built']]
-    seconds = {name: round(end - begin, 3)
-               for name, begin, end in zip(PHASES, ends[:-1], ends[1:], strict=True)}
-    return {**seconds, 'seconds': round(ends[-1] - ends[0], 3)}
-
-
-@dataclasses.dataclass(frozen=True)
-class Registered:
-    """An image in the cloud.
-
-    :ivar flavor: whose disk is as large, in whole GiB.
-    :ivar file_bytes: of its file.
-    :ivar seconds: that registering it took, until it was served.
-    """
-
-    image_id: str
-    flavor: str
-    virtual_bytes: int
-    file_bytes: int
-    seconds: float
+def run(setting: Setting, directory: Path) -> None:
+    """Measure, and leave the journal in the report's directory."""
+    full = setting.full
+    sizes = fitting(_SIZES[full], shutil.disk_usage('/tmp').free)
+    journal = Journal(directory, NAME, {
+        **setting.to_json([]), 'sizes': sizes, 'left_out': sorted({*_SIZES[full]} - {*sizes}),
+        'propagation_rounds': _ROUNDS[full], 'seconds': _SECONDS[full], 'writes': _WRITES[full]})
+    for line in _io_path(setting):
+        journal.keep(line, f'{line["label"]:34} {line["workload"]:24} {line["iops"]:9.0f} a second')
+    for line in novacloud.measure(_ROUNDS[full], sizes) if sizes else ():
+        journal.keep({**line, 'image': 'sparse'},
+                     f'{line["label"]:16} {line["virtual_bytes"] >> 20:6} MiB: '
+                     + ', '.join(f'{name} {line[name]:.2f} s' for name in PHASES))
 
 
-class Propagation:
-    """Measures in a cloud that is up.
-
-    :param cloud: of one host.
-    """
-
-    def __init__(self, cloud: BootcacheCloud):
-        self._cloud = cloud
-        self._openstack = OpenStack(cloud)
-        self._wire = Wire(cloud.tap_log, cloud.access_log)
-        log.register_options(cfg.CONF)
-        glance_conf.register_opts(cfg.CONF)
-        cfg.CONF([], default_config_files=[str(cloud.config_file)])
-        self._storage = rpcapi.StorageAPI(cfg.CONF)
-
-    @property
-    def _host(self) -> Host:
-        return self._cloud.hosts[0]
-
-    def run(self, sizes: Sequence[int], rounds: int) -> Iterator[dict[str, Any]]:
-        """Measure all ways with images of these sizes, ``rounds`` times; the journal's lines."""
-        warm_up, *images = [self._register(size) for size in (_WARM_UP_BYTES, *sizes)]
-        for repeat in range(rounds):
-            # FIRST makes the record that the cache image of COLD is built from: it comes once, and
-            # before it. After that the order of the two others changes from round to round.
-            ways = WAYS if repeat == 0 else (COLD, STOCK) if repeat % 2 else (STOCK, COLD)
-            for way in ways:
-                self._forget(way)
-                # What services import when they are first used is no part of a propagation.
-                self._boot(way, warm_up)
-                for image in images:
-                    yield {**self._boot(way, image), 'repeat': repeat}
-                for image in (warm_up, *images):
-                    if way == FIRST:
-                        self._wait(image.image_id, 'ready')
-
-    def _register(self, virtual_bytes: int) -> Registered:
-        """Register an image, and wait until it is served."""
-        name = f'bcr-{virtual_bytes >> 20}'
-        file = self._cloud.home.parent / 'image.qcow2'
-        size = bigimages.make(file, virtual_bytes)
-        began = time.monotonic()
-        image = self._openstack.json(
-            'image', 'create', '--disk-format', 'qcow2', '--container-format', 'bare',
-            '--property', f'bootcache_boot_marker={bigimages.MARKER}', '--property',
-            'bootcache_settle=no', '--file', str(file), name)['id']
-        file.unlink()
-        self._wait(image, 'served')
-        self._openstack.nova.flavors.create(
-            name, ram=64, vcpus=1, disk=-(-virtual_bytes // (1 << 30)), flavorid=name)
-        return Registered(image, name, virtual_bytes, size, round(time.monotonic() - began, 2))
-
-    def _wait(self, image: str, state: str) -> None:
-        """Wait for an image's state.
-
-        :raises ClientError: if it does not come to it.
-        """
-        deadline = time.monotonic() + _READY_SECONDS
-        while True:
-            found = self._storage.get_image(image) or {'state': 'unknown', 'reason': ''}
-            if found['state'] == state:
-                return
-            if found['state'] in ('failed', 'skipped') or time.monotonic() > deadline:
-                raise ClientError(f'image {image} is {found["state"]}, not {state}:'
-                                  f' {found["reason"]}')
-            time.sleep(0.2)
-
-    def _forget(self, way: str) -> None:
-        """Have the host never have seen an image, and run the driver that is wanted."""
-        cloud = self._cloud
-        changed = cloud.override(self._host.compute, 'DEFAULT', 'compute_driver',
-                                 STOCK_DRIVER if way == STOCK else DRIVER)
-        if not changed and not (self._host.instances / '_bootcache').exists():
-            return
-        for pid in (cloud.daemons.pid(self._host.compute), cloud.gateway_pid()):
-            if pid is not None:
-                # At once: nothing is under way, and asked to end nova-compute takes seconds.
-                os.kill(pid, signal.SIGKILL)
-        cloud.stop(self._host.compute)
-        for directory in ('_base', '_bootcache'):
-            shutil.rmtree(self._host.instances / directory, ignore_errors=True)
-        cloud.start(self._host.compute)
-
-    def _boot(self, way: str, image: Registered) -> dict[str, Any]:
-        """Boot a server, wait until its boot is over, and delete it; the journal's line."""
-        file = self._cloud.layout.log / f'{self._host.compute}.log'
-        begin, position = self._wire.position(), file.stat().st_size
-        asked = time.time()
-        server = self._openstack.nova.servers.create(
-            way.replace(' ', '-'), image.image_id, image.flavor, nics='none').id
-        self._openstack.wait_active(server, 1800)
-        active = self._wire.position()
-        self._openstack.wait_console(server, bigimages.MARKER, 300)
-        booted = round(time.time() - asked, 3)
-        end = self._wire.position()
-        text = file.read_bytes()[position:].decode(errors='replace')
-        if way != STOCK and f'server {server} boots from' not in text:
-            raise ClientError(f'{way}: the server went the stock way:\n{text[-3000:]}')
-        requests = {'active': self._wire.requests(begin, active),
-                    'booted': self._wire.requests(begin, end)}
-        traffic = {
-            f'{kind}_bytes_{when}': sum(one.length for one in those
-                                        if one.export.startswith(f'{kind}-{image.image_id}'))
-            for when, those in requests.items() for kind in ('base', 'cache')}
-        disk = self._openstack.disk(server)
-        line = {'part': 'propagation', 'label': way, **phases(asked, marks(text, server)),
-                'booted_seconds': booted,
-                'image_bytes': self._wire.downloaded(begin, end, image.image_id), **traffic,
-                'disk_bytes': disk.stat().st_blocks * 512, 'virtual_bytes': image.virtual_bytes,
-                'file_bytes': image.file_bytes, 'registration_seconds': image.seconds}
-        self._delete(server)
-        # No other server of this image comes in this round, and disks are finite.
-        shutil.rmtree(self._host.instances / '_base', ignore_errors=True)
-        return line
-
-    def _delete(self, server: str) -> None:
-        """Delete a server; without the openstack client, whose start takes a second."""
-        self._openstack.nova.servers.delete(server)
-        deadline = time.monotonic() + _DELETE_SECONDS
-        while any(one.id == server for one in self._openstack.nova.servers.list()):
-            if time.monotonic() > deadline:
-                raise ClientError(f'server {server} is still there {_DELETE_SECONDS} s after its'
-                                  ' deletion')
-            time.sleep(0.2)
-
-
-def wipe(home: Path) -> None:
-    """End a cloud at once, and remove its files: nobody needs any of it any more."""
-    cloud = BootcacheCloud(home / 'cloud')
-    kill_all([*guest_processes(cloud.home), *cloud.daemons.leftovers()], terminate=False)
-    cloud.down(wipe=True)
-    shutil.rmtree(home, ignore_errors=True)
-
-
-def remove_stale(place: Path = Path('/tmp')) -> None:
-    """End the clouds of runs that were killed."""
-    for path in place.glob('bcr-*-cloud'):
-        match = _HOME.fullmatch(path.name)
-        if match is not None and not Path('/proc', match.group(1)).exists():
-            wipe(path)
-
-
-def main() -> int:
-    """Bring a cloud up, measure, tell each line as JSON, and wipe the cloud."""
-    # Also when whoever asked for it is killed.
-    ctypes.CDLL(None).prctl(1, ctypes.c_ulong(signal.SIGTERM))
-    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
-    rounds, *sizes = (int(text) for text in sys.argv[1:])
-    home = Path(os.environ['BOOTCACHE_HOME'])
-    cloud = BootcacheCloud(home / 'cloud')
+def _io_path(setting: Setting) -> Iterator[Line]:
+    scratch = Path(tempfile.mkdtemp(prefix='bcr-noise-', dir='/tmp'))
     try:
-        cloud.configure_bootcache()
-        cloud.override(STORAGE_SERVICE, 'bootcache', 'profile_boots', 'false')
-        began = time.monotonic()
-        cloud.up(STOCK_DRIVER)
-        print(f'the cloud is up after {time.monotonic() - began:.0f} s', file=sys.stderr,
-              flush=True)
-        measured = Propagation(cloud)
-        for line in measured.run(sizes, rounds):
-            print(json.dumps(line), flush=True)
-    except BaseException:
-        # For whoever has to look why.
-        shutil.rmtree(_LOGS, ignore_errors=True)
-        if cloud.layout.log.is_dir():
-            shutil.copytree(cloud.layout.log, _LOGS)
-            print(f'the cloud\'s logs are in {_LOGS}', file=sys.stderr, flush=True)
-        raise
+        iopath.make_image(scratch / 'image')
+        with cluster(1, setting.rate, dilation=setting.dilation) as made:
+            image = made.add_image(scratch / 'image', 'raw', iopath.IMAGE_BYTES,
+                                   [Extent(0, iopath.PART)])
+            for repeat in range(setting.repeats):
+                for line in _all_paths(made, image, setting.full, repeat % 2 == 1):
+                    yield {**line, 'repeat': repeat}
     finally:
-        # What wipes it is not to be interrupted.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        wipe(home)
-    return 0
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
-def measure(rounds: int, sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """Measure in a network namespace of its own; the journal's lines as they come.
-
-    :param sizes: of the images' disks, in bytes.
-    :raises RuntimeError: if it fails; what it said is on standard error.
-    """
-    remove_stale()
-    home = Path(f'/tmp/bcr-{os.getpid()}-cloud')
-    home.mkdir()
-    process = subprocess.Popen(
-        ['unshare', '--net', 'sh', '-c', 'ip link set lo up && exec "$@"', 'sh', sys.executable,
-         '-W', 'ignore', '-m', __name__, str(rounds), *(str(size) for size in sizes)],
-        cwd=TOP, env={**os.environ, 'BOOTCACHE_HOME': str(home)}, text=True,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
-    assert process.stdout is not None
+def _all_paths(made: Cluster, image: Image, full: bool, backwards: bool) -> Iterator[Line]:
     try:
-        for line in process.stdout:
-            yield json.loads(line)
-        if process.wait():
-            raise RuntimeError(f'the cloud could not be measured: status {process.returncode}')
+        made.everywhere(1, iopath.prepare, image)
+        for workload in WORKLOADS:
+            for path in reversed(PATHS) if backwards else PATHS:
+                made.traffic()
+                found = made.everywhere(1, iopath.measure, path, workload, _SECONDS[full],
+                                        _WRITES[full])[0]
+                base = made.traffic().get('base')
+                yield {'part': 'io', 'label': path, 'workload': workload, **found,
+                       'base_bytes': base.bytes if base else 0}
     finally:
-        if process.poll() is None:
-            process.terminate()
-        process.wait()
-        process.stdout.close()
-        wipe(home)
+        made.reset(1)
 
 
-if __name__ == '__main__':
-    status = main()
-    # Messaging's threads would wait for a broker that is gone.
-    os._exit(status)
+def _by_repeat(runs: Sequence[Line], chosen: Callable[[Line], bool],
+               name: str) -> dict[int, float]:
+    return {one['repeat']: one[name] for one in runs if chosen(one)}
+
+
+def _ratios(above: dict[int, float], below: dict[int, float]) -> list[float]:
+    return [value / below[repeat] for repeat, value in above.items() if repeat in below]
+
+
+def _is(part: str, label: str, what: Any) -> Callable[[Line], bool]:
+    """Return whether a line is of a path with a workload, or of a way with a size."""
+    key = 'workload' if part == 'io' else 'virtual_bytes'
+    return lambda one: (one['part'], one['label'], one.get(key)) == (part, label, what)
+
+
+def _middle(those: Sequence[Line], name: str) -> float:
+    return statistics.median(one.get(name, 0) for one in those)
+
+
+def rows(head: dict[str, Any], runs: Sequence[Line]) -> list[Line]:
+    """Return the report's rows. Pure.
+
+    Of the block I/O path: throughput over the raw disk's; of propagation: time until ACTIVE over
+    stock Nova's. Both of the same round.
+    """
+    found = []
+    points = dict.fromkeys((one['part'], one['label'],
+                            one.get('workload') or one.get('virtual_bytes')) for one in runs)
+    for part, label, what in points:
+        those = [one for one in runs if _is(part, label, what)(one)]
+        name, reference = ('iops', RAW) if part == 'io' else ('seconds', STOCK)
+        ratios = _ratios(_by_repeat(those, lambda _one: True, name),
+                         _by_repeat(runs, _is(part, reference, what), name))
+        if not ratios:
+            continue
+        ratio, spread = sums.median_spread(ratios)
+        row = {'row': NAME, 'peer': label, 'part': part, 'hosts': 1, 'images': 1, 'ratio': ratio,
+               'spread': spread, 'run': head['run']}
+        if part == 'io':
+            row |= {'workload': what, 'base_bytes': _middle(those, 'base_bytes'),
+                    'note': 'ratio: throughput over the raw disk\'s',
+                    **{key: _middle(those, key)
+                       for key in ('iops', 'bytes_per_second', 'latency_seconds',
+                                   'cpu_seconds')}}
+        else:
+            row |= {'virtual_bytes': what, 'note': 'ratio: time until ACTIVE over stock Nova\'s',
+                    'base_bytes': _middle(those, 'base_bytes_active'),
+                    'cache_bytes': _middle(those, 'cache_bytes_active'),
+                    'copied_bytes': _middle(those, 'image_bytes'),
+                    **{key: round(_middle(those, key), 3)
+                       for key in ('file_bytes', 'seconds', 'booted_seconds',
+                                   'registration_seconds', *PHASES)}}
+        found.append(row)
+    return found
+
+
+def _worst(head: dict[str, Any], name: str, pairs: Sequence[tuple[str, dict[int, float],
+                                                                  dict[int, float]]],
+           why: str = '') -> Line:
+    """Return the target that something is nowhere slower than something else, beyond the noise.
+
+    The noise is the largest spread between rounds: of the ratio, or of either by itself; and no
+    more than a quarter, as what differs by more cannot be told.
+
+    :param pairs: at each point, its name and the times of both by rounds.
+    :param why: what is known of the cause, if it is missed.
+    """
+    found = []
+    for where, ours, other in pairs:
+        if ratios := _ratios(ours, other):
+            value, spread = sums.median_spread(ratios)
+            noise = max(spread, *((max(both.values()) - min(both.values()))
+                                  / statistics.median(both.values()) for both in (ours, other)))
+            found.append((value, min(noise, _MOST_NOISE), noise, where, len(ratios)))
+    if not found:
+        return sums.target(head, name, 1.0, float('inf'), 'it was not measured')
+    value, counted, noise, where, rounds = max(found, key=lambda one: one[0] - one[1])
+    judged = sums.target(head, name, round(1 + counted, 4), value,
+                         f'{where}, noise {noise:.4f} over {rounds} rounds')
+    if why and not judged['met']:
+        judged['reason'] += f'; {why}'
+    return judged
+
+
+_NEAR = ('it was started while the cache image came, and reads through the gateway until it has'
+         ' settled')
+_FAR = ('each such request crosses the network; a working set is there to have few of them until'
+        ' the server has settled')
+
+
+def _rates(runs: Sequence[Line], label: str, workload: str) -> str:
+    """Return what a path did in each round, and its CPU time: what there is to tell it by."""
+    those = [one for one in runs if _is('io', label, workload)(one)]
+    rates = ', '.join(f'{one["iops"]:.0f}' for one in those)
+    return (f'; {label}: {rates} a second in the rounds, CPU'
+            f' {_middle(those, "cpu_seconds") * 1e6:.0f} µs each')
+
+
+def _io_targets(head: dict[str, Any], runs: Sequence[Line]) -> Iterator[Line]:
+    reads, writes = ('reads', (READ, SEQUENTIAL)), ('writes', (FIRST, AGAIN))
+    for ours, other, why in ((INSIDE, OVERLAY, ''), (SETTLED, OVERLAY, ''),
+                             (ARRIVED, OVERLAY, _NEAR), (OUTSIDE, OVERLAY, _FAR),
+                             (OUTSIDE, ON_DEMAND, '')):
+        for kind, workloads in (reads, writes):
+            judged = _worst(head, f'time of {kind}, {ours}, over {other}, at worst', [
+                (workload, *({repeat: 1 / value for repeat, value in _by_repeat(
+                    runs, _is('io', label, workload), 'iops').items()}
+                    for label in (ours, other)))
+                for workload in workloads], why if kind == 'reads' else '')
+            if not judged['met']:
+                judged['reason'] += ''.join(_rates(runs, label, workload) for workload in workloads
+                                            if judged['reason'].startswith(f'{workload}, ')
+                                            for label in (ours, other))
+            yield judged
+    for path in (INSIDE, SETTLED, ARRIVED):
+        for workload in WORKLOADS:
+            ours, other = (_middle([one for one in runs if _is('io', label, workload)(one)],
+                                   'cpu_seconds') for label in (path, OVERLAY))
+            if other:
+                yield sums.target(head, f'CPU of a {workload}, {path}, over {OVERLAY}', None,
+                                  round(ours / other, 3), f'{ours * 1e6:.0f} µs a request')
+    for path in (INSIDE, ARRIVED, SETTLED):
+        yield sums.target(head, f'bytes of the base, {path}', 0,
+                          sum(one['base_bytes'] for one in runs if one['label'] == path))
+
+
+def _propagation_targets(head: dict[str, Any], runs: Sequence[Line]) -> Iterator[Line]:
+    sizes = sorted({one['virtual_bytes'] for one in runs})
+    for way in novacloud.WAYS[1:]:
+        yield _worst(head, f'time until ACTIVE, {way}, over stock Nova, at worst', [
+            (f'{size / (1 << 30):g} GiB',
+             *(_by_repeat(runs, _is('propagation', label, size), 'seconds')
+               for label in (way, STOCK))) for size in sizes])
+    for way in dict.fromkeys(one['label'] for one in runs if len(sizes) > 1):
+        means = [statistics.median(_by_repeat(runs, _is('propagation', way, size),
+                                              'transfer').values()) for size in sizes]
+        yield sums.target(head, f'transfer of the largest image over that of the smallest, {way}',
+                          None, round(means[-1] / means[0], 2),
+                          f'{means[0]:.2f} s to {means[-1]:.2f} s')
+    parts = [sum(one[name] for name in ('base_bytes_booted', 'cache_bytes_booted', 'image_bytes'))
+             / one['file_bytes'] for one in runs
+             if (one['label'], one['virtual_bytes']) == (COLD, sizes[-1])]
+    if parts:
+        yield sums.target(head, 'bytes to the host until the boot\'s end over the image file,'
+                          f' {COLD}, largest image', None, round(max(parts), 4))
+
+
+def targets(head: dict[str, Any], runs: Sequence[Line]) -> list[Line]:
+    """Judge this row's targets. Pure."""
+    parts = {part: [one for one in runs if one['part'] == part] for part in ('io', 'propagation')}
+    return [*(_io_targets(head, parts['io']) if parts['io'] else ()),
+            *(_propagation_targets(head, parts['propagation']) if parts['propagation'] else ())]
+
+
+def intro(head: dict[str, Any]) -> str:
+    """Say under which conditions it was measured. Pure."""
+    setting = head['setting']
+    sizes = ', '.join(f'{size / (1 << 30):g}' for size in setting['sizes'])
+    left = ', '.join(f'{size / (1 << 30):g}' for size in setting['left_out'])
+    return (
+        f'Propagation: images of {sizes} GiB (3 to 21 GB in the paper'
+        + (f'; the disk had no room for {left} GiB' if left else '')
+        + ('' if len(setting['sizes']) > 1 else '; more need the full setting')
+        + f'), every {bigimages.EVERY}th cluster noise, the rest unallocated;'
+        f' {setting["propagation_rounds"]} rounds in a real cloud of one host, each server on a'
+        ' host that never had the image. There is no limit on the network, in stock Nova\'s favour.'
+        ' Initial: request to the begin of the disk; transfer: until the disk is made; terminal:'
+        ' until ACTIVE; as nova-compute logs it.'
+        ' Block I/O path: fio over NBD, 4k at depth 16, 1M at depth 4,'
+        f' {setting["seconds"]:g} s a read, {setting["writes"] / 1e6:.1f} MB a write, files in'
+        f' memory; the network has {setting["rate"] / 1e6:.0f} Mbit/s, where it is used. CPU: that'
+        ' of the daemon that stands for QEMU and of the gateway.')
+
+
+def table(rows: list[Line]) -> tuple[list[str], list[list[Any]]]:
+    """Return the table's columns and lines. Pure."""
+    def measured(row: Line) -> str:
+        if row['part'] == 'io':
+            return (f'{row["iops"]:.0f} a second, {row["bytes_per_second"] / 1e6:.1f} MB/s,'
+                    f' CPU {row["cpu_seconds"] * 1e6:.0f} µs each')
+        return ', '.join(f'{name} {row[name]:.2f} s' for name in PHASES)
+
+    def what(row: Line) -> str:
+        return row['workload'] if row['part'] == 'io' else \
+            f'{row["virtual_bytes"] / (1 << 30):g} GiB, file {row["file_bytes"] / 1e6:.0f} MB'
+
+    return (['workload or image', 'way', 'ratio', 'spread', 'measured', 'base, MB',
+             'cache image, MB', 'image, MB'],
+            [[what(row), figures.name_of(row['peer']), row['ratio'], row['spread'], measured(row),
+              *(f'{row.get(f"{kind}_bytes", 0) / 1e6:.1f}' for kind in ('base', 'cache',
+                                                                        'copied'))]
+             for row in rows])
+
+
+def draw(head: dict[str, Any], rows: list[Line], directory: Path) -> list[tuple[str, str]]:
+    """Time over image size, the phases' shares, and the I/O path; names and captions."""
+    made = []
+    moved = [row for row in rows if row['part'] == 'propagation']
+    if moved:
+        made.append(pictures.phases(moved, directory))
+        if len({row['virtual_bytes'] for row in moved}) > 1:
+            made.insert(0, pictures.sizes(moved, directory))
+    if any(row['part'] == 'io' for row in rows):
+        made.append(pictures.paths([row for row in rows if row['part'] == 'io'], directory))
+    return made

@@ -1,20 +1,20 @@
-"""Row 8's figures: time over image size, the phases' shares, and throughput of each path."""
+"""What propagation draws: time over image size, the phases' shares, throughput of each path."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from bench.replay import figures
-from bench.replay.rows import bigimages, iopath, propagation
+from bench.replay.rows import bigimages, iopath, novacloud
 
 Row = dict[str, Any]
-_COLOURS = {propagation.STOCK: '#8a1c1c', propagation.FIRST: '#6fae8f',
-            propagation.COLD: '#0b6e4f', iopath.RAW: '#bbbbbb', iopath.STOCK: '#8a1c1c',
+_COLOURS = {novacloud.STOCK: '#8a1c1c', novacloud.FIRST: '#6fae8f',
+            novacloud.COLD: '#0b6e4f', iopath.RAW: '#bbbbbb', iopath.STOCK: '#8a1c1c',
             iopath.INSIDE: '#0b6e4f', iopath.SETTLED: '#6fae8f', iopath.ARRIVED: '#a8d5ba',
             iopath.OUTSIDE: '#d9a441', iopath.ON_DEMAND: '#3b5b92'}
-_NAMES = {propagation.STOCK: 'stock Nova',
-          propagation.FIRST: 'bootcache, nobody has booted it yet',
-          propagation.COLD: 'bootcache, host fetches the cache image',
+_NAMES = {novacloud.STOCK: 'stock Nova',
+          novacloud.FIRST: 'bootcache, nobody has booted it yet',
+          novacloud.COLD: 'bootcache, host fetches the cache image',
           iopath.RAW: 'raw file', iopath.STOCK: 'stock overlay, on a local raw base',
           iopath.INSIDE: 'bootcache, what the cache image has',
           iopath.ARRIVED: 'bootcache, the same, started while it came',
@@ -33,7 +33,7 @@ def gibibytes(size: int) -> str:
 
 def _ways(rows: Sequence[Row]) -> list[str]:
     present = {row['peer'] for row in rows}
-    return [way for way in propagation.WAYS if way in present]
+    return [way for way in novacloud.WAYS if way in present]
 
 
 def sizes(rows: Sequence[Row], directory: Path) -> tuple[str, str]:
@@ -51,15 +51,16 @@ def sizes(rows: Sequence[Row], directory: Path) -> tuple[str, str]:
     axes.set_ylim(bottom=0)
     axes.set_xlim(left=0)
     figure.legend(fontsize=7, loc='outside right upper')
-    figures.save(figure, directory / 'row8-sizes.svg')
-    return 'row8-sizes.svg', ('Lower is better. Medians of the rounds; seconds of this machine,'
-                              ' whose network has no limit.')
+    figures.save(figure, directory / 'propagation-sizes.svg')
+    return 'propagation-sizes.svg', (
+        'Lower is better. Medians of the rounds; seconds of this machine, whose network has no'
+        ' limit.')
 
 
 def phases(rows: Sequence[Row], directory: Path) -> tuple[str, str]:
     """Draw what the time goes into, a bar each way and size; name and caption."""
     figure, axes = figures.canvas('What the time until ACTIVE goes into', 'seconds', '')
-    bars = sorted(((row['virtual_bytes'], propagation.WAYS.index(row['peer']), row)
+    bars = sorted(((row['virtual_bytes'], novacloud.WAYS.index(row['peer']), row)
                    for row in rows), key=lambda bar: bar[:2])
     labels = [f'{gibibytes(size)} GiB, {_NAMES[row["peer"]]}' for size, _way, row in bars]
     left = [0.0] * len(bars)
@@ -71,8 +72,8 @@ def phases(rows: Sequence[Row], directory: Path) -> tuple[str, str]:
     axes.invert_yaxis()
     axes.grid(False, axis='y')
     figure.legend(fontsize=7, loc='outside lower center', ncols=3)
-    figures.save(figure, directory / 'row8-phases.svg')
-    return 'row8-phases.svg', 'Phases as nova-compute logs them; medians of the rounds.'
+    figures.save(figure, directory / 'propagation-phases.svg')
+    return 'propagation-phases.svg', 'Phases as nova-compute logs them; medians of the rounds.'
 
 
 def paths(rows: Sequence[Row], directory: Path) -> tuple[str, str]:
@@ -94,6 +95,7 @@ def paths(rows: Sequence[Row], directory: Path) -> tuple[str, str]:
     axes.grid(False, axis='x')
     axes.axhline(1, color='#777777', linewidth=0.8)
     figure.legend(fontsize=7, loc='outside right upper')
-    figures.save(figure, directory / 'row8-paths.svg')
-    return 'row8-paths.svg', ('Higher is better. Bars: spread over the rounds. Raw and stock local'
-                              ' files are in memory; a real disk would hide more of the path.')
+    figures.save(figure, directory / 'propagation-paths.svg')
+    return 'propagation-paths.svg', (
+        'Higher is better. Bars: spread over the rounds. Raw and stock local files are in memory; a'
+        ' real disk would hide more of the path.')

@@ -1,4 +1,4 @@
-"""What rows 4 and 5 share: servers on one host whose disk is slow or fast, booted YOLO's ways."""
+"""What manyservers and understress share: servers on a host with a disk, booted YOLO's ways."""
 
 import contextlib
 import dataclasses

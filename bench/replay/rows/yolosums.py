@@ -1,4 +1,4 @@
-"""What rows 4 and 5 share of their reports. Pure."""
+"""What manyservers and understress share of their reports. Pure."""
 
 import statistics
 from collections.abc import Sequence
@@ -79,7 +79,7 @@ def profile(head: dict[str, Any], runs: Sequence[Run]) -> str:
 
 def targets(head: dict[str, Any], runs: Sequence[Run], worst: Run, where: str,
             factor: float) -> list[dict[str, Any]]:
-    """Judge what rows 4 and 5 have in common.
+    """Judge what manyservers and understress have in common.
 
     :param worst: the normal boot that takes longest: where YOLO gains most.
     :param where: words for that.

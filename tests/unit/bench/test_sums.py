@@ -5,10 +5,10 @@ import json
 import pytest
 
 from bench.replay import check, report, sums, tap
-from bench.replay.rows import row1
+from bench.replay.rows import manyhosts
 from bench.replay.trace import Event
 
-HEAD = {'row': 'row1', 'run': 'row1 today', 'cpus': 2, 'setting': {
+HEAD = {'row': 'many-hosts', 'run': 'many-hosts today', 'cpus': 2, 'setting': {
     'repeats': 3, 'rate': 10 ** 8, 'scale': 1.0, 'dilation': 10.0, 'stands_for': 'a cloud'}}
 
 
@@ -42,12 +42,12 @@ def test_a_round_without_its_reference_does_not_count():
 
 def test_rows_have_medians_of_what_was_measured():
     runs = rounds('local raw', 10, 10, 10) + rounds('on demand', 11, 13, 12, hosts=4, base=4000)
-    first, second = row1.rows(HEAD, runs)
+    first, second = manyhosts.rows(HEAD, runs)
     assert (first['peer'], first['ratio'], first['spread']) == ('local raw', 1, 0)
     assert (second['peer'], second['hosts'], second['ratio'], second['spread']) == (
         'on demand', 4, 1.2, 0.2)
     assert (second['base_bytes'], second['base_requests'], second['run']) == (4000, 40,
-                                                                              'row1 today')
+                                                                              'many-hosts today')
 
 
 def test_a_missed_target_stays_missed():
@@ -56,7 +56,7 @@ def test_a_missed_target_stays_missed():
             + rounds('bootcache cold', 11, 11) + rounds('bootcache cold', 26, 25, hosts=8)
             + rounds('bootcache warm', 10.1, 10.1, digests=[7])
             + rounds('bootcache warm', 10.2, 10.6, hosts=8, base=100, digests=[8]))
-    judged = {one['name']: one for one in row1.targets(HEAD, runs)}
+    judged = {one['name']: one for one in manyhosts.targets(HEAD, runs)}
     assert judged['warm over full local raw, one host']['met']
     alone = judged['warm on 8 hosts over warm on one']
     assert not alone['met'] and '10% busy with one warm host, and 80% with 8' in alone['reason']
@@ -86,14 +86,14 @@ def test_a_report_is_made_of_journals(tmp_path):
     runs = (rounds('local raw', 10, 10) + rounds('bootcache warm', 10.1, 10.1)
             + rounds('bootcache cold', 11, 11) + rounds('on demand', 12, 12, base=500))
     lines = [json.dumps(one) for one in (HEAD, *runs)]
-    (tmp_path / 'row1.jsonl').write_text('\n'.join(lines) + '\n')
+    (tmp_path / 'many-hosts.jsonl').write_text('\n'.join(lines) + '\n')
     pytest.importorskip('matplotlib')
-    report.assemble(tmp_path, [row1])
+    report.assemble(tmp_path, [manyhosts])
     document = json.loads((tmp_path / 'report.json').read_text())
-    assert {row['run'] for row in document['rows']} == {'row1 today'}
+    assert {row['run'] for row in document['rows']} == {'many-hosts today'}
     page = (tmp_path / 'report.md').read_text()
-    assert 'row1-small.svg' in page and '1.2' in page
-    assert (tmp_path / 'row1-small.svg').stat().st_size < 100_000
+    assert 'many-hosts-small.svg' in page and '1.2' in page
+    assert (tmp_path / 'many-hosts-small.svg').stat().st_size < 100_000
 
 
 TAP = b"""\

@@ -1,10 +1,10 @@
-"""Rows 4 and 5: what is measured, and what follows from it."""
+"""YOLO's figures: what is measured, and what follows from it."""
 
 import pytest
 
-from bench.replay.rows import row4, row5, yolo, yolosums
+from bench.replay.rows import manyservers, understress, yolo, yolosums
 
-HEAD = {'row': 'row4', 'run': 'row4 today', 'cpus': 2, 'setting': {
+HEAD = {'row': 'many-servers', 'run': 'many-servers today', 'cpus': 2, 'setting': {
     'repeats': 2, 'rate': 10 ** 9, 'scale': 0.15, 'dilation': 1.0, 'think_seconds': 1.0}}
 
 
@@ -32,7 +32,7 @@ def runs(memory=2.0, warm=2.5, **more):
 
 
 def judged(found):
-    return {one['name']: one for one in row4.targets(HEAD, found)}
+    return {one['name']: one for one in manyservers.targets(HEAD, found)}
 
 
 def test_the_factor_is_judged_where_a_normal_boot_takes_longest():
@@ -76,8 +76,8 @@ def test_rows_are_over_the_first_normal_boot():
 
 
 def test_all_peers_meet_at_the_worst_point_in_both_sizes():
-    for setting in (row4.QUICK, row4.FULL):
-        points = list(row4.points(setting.full, setting.hosts))
+    for setting in (manyservers.QUICK, manyservers.FULL):
+        points = list(manyservers.points(setting.full, setting.hosts))
         assert len(points) == len(set(points))
         worst = {point.label for point in points if point.medium == yolo.SLOW and point.distinct
                  and point.servers == max(setting.hosts)}
@@ -89,11 +89,11 @@ def test_all_peers_meet_at_the_worst_point_in_both_sizes():
 def test_figures_and_table(tmp_path):
     pytest.importorskip('matplotlib')
     rows = yolosums.rows(HEAD, runs(), 'note')
-    assert [name for name, _caption in row4.draw(HEAD, rows, tmp_path)] == [
-        'row4-hard-distinct.svg']
-    names, lines = row4.table(rows)
+    assert [name for name, _caption in manyservers.draw(HEAD, rows, tmp_path)] == [
+        'many-servers-hard-distinct.svg']
+    names, lines = manyservers.table(rows)
     assert {len(line) for line in lines} == {len(names)}
-    assert '1.00 s' in row4.intro(HEAD)
+    assert '1.00 s' in manyservers.intro(HEAD)
 
 
 def stressed():
@@ -109,7 +109,8 @@ def stressed():
 
 
 def test_under_stress_the_worst_point_is_the_most_stressed_one():
-    found = {one['name']: one for one in row5.targets({**HEAD, 'row': 'row5'}, stressed())}
+    found = {one['name']: one for one in understress.targets({**HEAD, 'row': 'under-stress'},
+                                                             stressed())}
     one = found['bootcache in memory warm over normal boot, where that takes longest']
     assert one['met'] and one['reason'].startswith('fio x4')
     reads = found['seconds waited for reads, bootcache in memory warm over normal boot, there']
@@ -119,16 +120,16 @@ def test_under_stress_the_worst_point_is_the_most_stressed_one():
 def test_stress_has_a_figure_each(tmp_path):
     pytest.importorskip('matplotlib')
     measured = [one for one in stressed() if not (one['stress'] and one['label'] == yolo.COLD)]
-    rows = yolosums.rows({**HEAD, 'row': 'row5'}, measured, 'note')
-    assert [name for name, _caption in row5.draw(HEAD, rows, tmp_path)] == [
-        'row5-disk.svg', 'row5-memory.svg']
-    names, lines = row5.table(rows)
+    rows = yolosums.rows({**HEAD, 'row': 'under-stress'}, measured, 'note')
+    assert [name for name, _caption in understress.draw(HEAD, rows, tmp_path)] == [
+        'under-stress-disk.svg', 'under-stress-memory.svg']
+    names, lines = understress.table(rows)
     assert 'stress' in names and {len(line) for line in lines} == {len(names)}
 
 
 def test_no_stress_comes_first_and_has_all_ways():
-    for setting in (row5.QUICK, row5.FULL):
-        points = list(row5.points(setting.full))
+    for setting in (understress.QUICK, understress.FULL):
+        points = list(understress.points(setting.full))
         assert points[0] == yolo.Point(yolo.NORMAL, yolo.SLOW, 1, False)
         assert {point.label for point in points if not point.stress} >= set(yolo.OURS)
         assert {point.stress for point in points} == {'', yolo.DISK_STRESS, yolo.MEMORY_STRESS}

@@ -9,9 +9,9 @@ from bench.replay.rows import yolo, yolosums
 from bench.replay.rows.yolo import DISK_STRESS, MEMORY_STRESS, OURS, SLOW, Point
 from bench.replay.setting import GIGABIT, Setting
 
-NAME = 'row5'
+NAME = 'under-stress'
 TITLE = 'One server on a host under stress (YOLO, figures 12 and 13)'
-# As in row 4: think times of guests under KVM.
+# As in manyservers: think times of guests under KVM.
 QUICK = Setting(False, GIGABIT, 0.15, 1, ('small',))
 FULL = Setting(True, GIGABIT // 2, 0.3, 3, ('small',))
 # Requests that fio always has under way, and MiB of memory that stress-ng leaves.
@@ -45,7 +45,7 @@ def rows(head: dict[str, Any], runs: Sequence[dict[str, Any]]) -> list[dict[str,
 
 
 def targets(head: dict[str, Any], runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Judge row 5's targets. Pure."""
+    """Judge this row's targets. Pure."""
     worst = max((one for one in runs if one['label'] == yolo.NORMAL),
                 key=lambda one: one['seconds'])
     where = f'{worst["stress"] or "no stress"} x{worst["level"]}'
@@ -83,9 +83,9 @@ def draw(head: dict[str, Any], rows: list[dict[str, Any]],
         axes.set_xticks(range(len(levels) + 1), ['no stress', *map(str, levels)])
         axes.axhline(1, color='black', linewidth=0.8, linestyle=':')
         figure.legend(fontsize=7, loc='outside right upper')
-        figures.save(figure, directory / f'row5-{name}.svg')
-        made.append((f'row5-{name}.svg', 'Lower is better; no guest boots below 1. Bars: spread'
-                     ' over the rounds.'))
+        figures.save(figure, directory / f'under-stress-{name}.svg')
+        made.append((f'under-stress-{name}.svg', 'Lower is better; no guest boots below 1. Bars:'
+                     ' spread over the rounds.'))
     return made
 
 

@@ -4,11 +4,10 @@ import struct
 
 import pytest
 
-from bench.replay import rows as all_rows
-from bench.replay.rows import bigimages, iopath, propagation, row8
+from bench.replay.rows import bigimages, iopath, novacloud, propagation
 
 GIB = 1 << 30
-HEAD = {'row': 'row8', 'run': 'row8 today', 'cpus': 2, 'setting': {
+HEAD = {'row': 'propagation', 'run': 'propagation today', 'cpus': 2, 'setting': {
     'repeats': 2, 'rate': 10 ** 9, 'sizes': [GIB, 2 * GIB], 'left_out': [3 * GIB],
     'propagation_rounds': 2, 'seconds': 0.4, 'writes': 8 << 20}}
 LOG = """\
@@ -26,7 +25,7 @@ def moved(way, repeat, size, seconds, transfer):
     return {'part': 'propagation', 'label': way, 'repeat': repeat, 'virtual_bytes': size,
             'file_bytes': size // 4, 'seconds': seconds, 'initial': 0.5, 'transfer': transfer,
             'terminal': seconds - 0.5 - transfer, 'booted_seconds': seconds + 1,
-            'registration_seconds': 5.0, 'image_bytes': size // 4 * (way == propagation.STOCK),
+            'registration_seconds': 5.0, 'image_bytes': size // 4 * (way == novacloud.STOCK),
             'base_bytes_active': 0, 'cache_bytes_active': 1000, 'base_bytes_booted': 0,
             'cache_bytes_booted': 1000, 'disk_bytes': 0}
 
@@ -44,18 +43,18 @@ RUNS = [
         (iopath.ARRIVED, 400), (iopath.OUTSIDE, 100), (iopath.ON_DEMAND, 110))
       for line in io(path, repeat, iops + 20 * repeat, 4096 * (path == iopath.OUTSIDE))),
     *(moved(way, repeat, size, seconds, transfer) for repeat in (0, 1) for way, size, seconds,
-      transfer in ((propagation.STOCK, GIB, 4.0, 2.0), (propagation.STOCK, 2 * GIB, 6.0, 4.0),
-                   (propagation.COLD, GIB, 2.0, 0.2), (propagation.COLD, 2 * GIB, 2.1, 0.2)))]
+      transfer in ((novacloud.STOCK, GIB, 4.0, 2.0), (novacloud.STOCK, 2 * GIB, 6.0, 4.0),
+                   (novacloud.COLD, GIB, 2.0, 0.2), (novacloud.COLD, 2 * GIB, 2.1, 0.2)))]
 
 
 def test_phases_are_of_one_server():
-    found = propagation.marks(LOG, 'A')
+    found = novacloud.marks(LOG, 'A')
     assert set(found) == {'creating', 'made', 'spawned', 'built'}
     asked = found['creating'] - 2
-    assert propagation.phases(asked, found) == {
+    assert novacloud.phases(asked, found) == {
         'initial': 2, 'transfer': 2.5, 'terminal': 1, 'seconds': 5.5}
     with pytest.raises(KeyError):
-        propagation.phases(0, propagation.marks(LOG, 'B'))
+        novacloud.phases(0, novacloud.marks(LOG, 'B'))
 
 
 def test_the_boot_sector_is_one_that_nova_takes():
@@ -77,9 +76,9 @@ def test_an_image_has_noise_in_every_eighth_cluster(tmp_path):
 
 def test_images_for_which_the_disk_has_no_room_are_left_out():
     sizes = [size * GIB for size in (21, 3, 9, 15)]
-    assert row8.fitting(sizes, 1000 * GIB) == sorted(sizes)
-    assert row8.fitting(sizes, 16 * GIB) == [3 * GIB, 9 * GIB]
-    assert row8.fitting(sizes, 5 * GIB) == []
+    assert propagation.fitting(sizes, 1000 * GIB) == sorted(sizes)
+    assert propagation.fitting(sizes, 16 * GIB) == [3 * GIB, 9 * GIB]
+    assert propagation.fitting(sizes, 5 * GIB) == []
 
 
 def test_fio_reads_what_the_path_is_for():
@@ -104,24 +103,24 @@ def test_a_job_that_did_nothing_is_an_error():
 
 def test_rows_are_ratios_within_a_round():
     found = {(row['peer'], row.get('workload') or row['virtual_bytes']): row
-             for row in row8.rows(HEAD, RUNS)}
+             for row in propagation.rows(HEAD, RUNS)}
     assert found[iopath.RAW, iopath.READ]['ratio'] == 1
     assert found[iopath.STOCK, iopath.READ]['ratio'] == pytest.approx((0.8 + 820 / 1020) / 2, 1e-3)
-    cold = found[propagation.COLD, 2 * GIB]
+    cold = found[novacloud.COLD, 2 * GIB]
     assert (cold['ratio'], cold['spread'], cold['transfer']) == (0.35, 0, 0.2)
     assert (cold['cache_bytes'], cold['copied_bytes']) == (1000, 0)
 
 
 def test_targets_tell_what_is_slower_and_why():
-    judged = {one['name']: one for one in row8.targets(HEAD, RUNS)}
+    judged = {one['name']: one for one in propagation.targets(HEAD, RUNS)}
     inside = judged[f'time of reads, {iopath.INSIDE}, over {iopath.STOCK}, at worst']
     assert inside['met'] and inside['value'] < 1
     far = judged[f'time of reads, {iopath.OUTSIDE}, over {iopath.STOCK}, at worst']
     assert not far['met'] and 'network' in far['reason']
     assert judged[f'bytes of the base, {iopath.INSIDE}']['met']
-    active = judged[f'time until ACTIVE, {propagation.COLD}, over stock Nova, at worst']
+    active = judged[f'time until ACTIVE, {novacloud.COLD}, over stock Nova, at worst']
     assert active['met'] and active['value'] == 0.5
-    first = judged[f'time until ACTIVE, {propagation.FIRST}, over stock Nova, at worst']
+    first = judged[f'time until ACTIVE, {novacloud.FIRST}, over stock Nova, at worst']
     assert not first['met'] and 'not measured' in first['reason']
 
 
@@ -129,20 +128,16 @@ def test_targets_tell_what_is_slower_and_why():
 def test_a_part_can_be_reported_alone(part, tmp_path):
     pytest.importorskip('matplotlib')
     runs = [one for one in RUNS if one['part'] == part]
-    rows = row8.rows(HEAD, runs)
-    assert rows and row8.targets(HEAD, runs)
-    assert len(row8.draw(HEAD, rows, tmp_path)) == (1 if part == 'io' else 2)
+    rows = propagation.rows(HEAD, runs)
+    assert rows and propagation.targets(HEAD, runs)
+    assert len(propagation.draw(HEAD, rows, tmp_path)) == (1 if part == 'io' else 2)
 
 
 def test_page(tmp_path):
     pytest.importorskip('matplotlib')
-    rows = row8.rows(HEAD, RUNS)
+    rows = propagation.rows(HEAD, RUNS)
     assert all((tmp_path / name).stat().st_size < 100_000
-               for name, _caption in row8.draw(HEAD, rows, tmp_path))
-    columns, lines = row8.table(rows)
+               for name, _caption in propagation.draw(HEAD, rows, tmp_path))
+    columns, lines = propagation.table(rows)
     assert {len(line) for line in lines} == {len(columns)}
-    assert 'no room for 3 GiB' in row8.intro(HEAD)
-
-
-def test_rows_are_found():
-    assert {'row7', 'row8'} <= {part.NAME for part in all_rows.modules()}
+    assert 'no room for 3 GiB' in propagation.intro(HEAD)

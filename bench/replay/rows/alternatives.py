@@ -18,7 +18,7 @@ from bench.replay.setting import (
     recorded,
 )
 
-NAME = 'row9'
+NAME = 'alternatives'
 TITLE = 'Today\'s alternatives'
 WARM, COLD, FIRST = 'bootcache warm', 'bootcache cold', 'bootcache first'
 REFERENCE = 'local raw'
@@ -91,7 +91,7 @@ def _base(one: dict[str, Any]) -> int:
 
 
 def targets(head: dict[str, Any], runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Judge row 9's targets. Pure."""
+    """Judge this row's targets. Pure."""
     digests = {(one['image'], digest) for one in runs for digest in one['digests'] if digest}
     colds = set(_labels(0))
     least = min((_base(one) / one['hosts'], one['label']) for one in runs if one['label'] in colds)
@@ -160,7 +160,7 @@ def draw(head: dict[str, Any], rows: list[dict[str, Any]],
             for kind, title, across in (
                     ('time', 'Boot time', 'boot time / that of a full local base'),
                     ('bytes', 'What a boot moves to its host', 'MB from the storage node, a host')):
-                name = f'row9-{image}-{hosts}-{kind}.svg'
+                name = f'alternatives-{image}-{hosts}-{kind}.svg'
                 _bars(mine, kind, f'{title} with today\'s alternatives ({where})', across,
                       directory / name)
                 made.append((name, 'Lower is better. '

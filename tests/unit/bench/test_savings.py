@@ -4,10 +4,10 @@ import struct
 
 import pytest
 
-from bench.replay.rows import contents, row6
+from bench.replay.rows import contents, savings
 from bootcache.workingset import Extent
 
-HEAD = {'row': 'row6', 'run': 'row6 today', 'cpus': 2, 'setting': {
+HEAD = {'row': 'savings', 'run': 'savings today', 'cpus': 2, 'setting': {
     'full': False, 'images': ['one', 'two'], 'zstd': 'zstd 1.5.4, level 3, one stream',
     'cluster_bytes': 65536, 'chunks': [4096, 65536]}}
 
@@ -24,7 +24,7 @@ RUNS = [measured('one', 10_000, 1000, 900, 980), measured('two', 30_000, 1000, 3
 
 
 def test_an_image_has_a_row_and_all_have_one_a_way():
-    rows = row6.rows(HEAD, RUNS)
+    rows = savings.rows(HEAD, RUNS)
     assert [(row['peer'], row['image']) for row in rows[:2]] == [
         ('bootcache cache image', 'one'), ('bootcache cache image', 'two')]
     assert rows[0]['ratio'] == 0.1 and rows[0]['images'] == 1
@@ -40,7 +40,7 @@ def test_an_image_has_a_row_and_all_have_one_a_way():
 
 
 def test_what_is_built_is_compared_and_the_rest_told():
-    yolo, whole, *told = row6.targets(HEAD, RUNS)
+    yolo, whole, *told = savings.targets(HEAD, RUNS)
     assert yolo['value'] == 0.05 and yolo['target'] == 0.059 and yolo['met']
     assert whole['value'] == pytest.approx(1000 / 900)
     assert {one['name'].removeprefix('all cache images ').split(' over')[0]: one['value']
@@ -51,11 +51,11 @@ def test_what_is_built_is_compared_and_the_rest_told():
 
 
 def test_large_cache_images_miss_the_target():
-    assert not row6.targets(HEAD, [measured('one', 10_000, 1000, 900, 980)])[0]['met']
+    assert not savings.targets(HEAD, [measured('one', 10_000, 1000, 900, 980)])[0]['met']
 
 
 def test_the_table_has_a_line_for_each_row_and_a_cell_for_each_column():
-    names, lines = row6.table(row6.rows(HEAD, RUNS))
+    names, lines = savings.table(savings.rows(HEAD, RUNS))
     assert {len(line) for line in lines} == {len(names)}
     assert [line[0] for line in lines] == [
         'one', 'two', 'all 2', 'all with zstd clusters', 'all with zstd',
@@ -64,9 +64,9 @@ def test_the_table_has_a_line_for_each_row_and_a_cell_for_each_column():
 
 
 def test_the_figures_are_drawn_of_the_rows(tmp_path):
-    rows = row6.rows(HEAD, RUNS)
-    made = row6.draw(HEAD, rows, tmp_path)
-    assert [name for name, _caption in made] == ['row6-images.svg', 'row6-ways.svg']
+    rows = savings.rows(HEAD, RUNS)
+    made = savings.draw(HEAD, rows, tmp_path)
+    assert [name for name, _caption in made] == ['savings-images.svg', 'savings-ways.svg']
     assert all(b'<svg' in (tmp_path / name).read_bytes() for name, _caption in made)
 
 

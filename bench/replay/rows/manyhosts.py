@@ -16,7 +16,7 @@ from bench.replay.setting import (
     recorded,
 )
 
-NAME = 'row1'
+NAME = 'many-hosts'
 TITLE = 'One image on many hosts (SC13, figures 2 and 11)'
 WARM, COLD = 'bootcache warm', 'bootcache cold'
 REFERENCE = 'local raw'
@@ -48,12 +48,12 @@ def run(setting: Setting, directory: Path) -> None:
 
 def rows(head: dict[str, Any], runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the report's rows: boot times over that of one host with a full local base. Pure."""
-    return sums.rows(head, runs, 'row1', ('image', 'label', 'hosts'),
+    return sums.rows(head, runs, NAME, ('image', 'label', 'hosts'),
                      lambda one: one['label'] == REFERENCE and one['hosts'] == 1, _COMMON)
 
 
 def targets(head: dict[str, Any], runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Judge row 1's targets. Pure."""
+    """Judge this row's targets. Pure."""
     most = max(one['hosts'] for one in runs)
     base = sum(one['traffic'].get('base', {}).get('bytes', 0) for one in runs
                if one['label'] == WARM)
@@ -119,6 +119,6 @@ def draw(head: dict[str, Any], rows: list[dict[str, Any]],
         counts = sorted({row['hosts'] for row in mine})
         axes.set_xticks(counts, [str(count) for count in counts])
         figure.legend(fontsize=7, loc='outside right upper')
-        figures.save(figure, directory / f'row1-{image}.svg')
-        made.append((f'row1-{image}.svg', 'Lower is better. Bars: spread over the rounds.'))
+        figures.save(figure, directory / f'many-hosts-{image}.svg')
+        made.append((f'many-hosts-{image}.svg', 'Lower is better. Bars: spread over the rounds.'))
     return made

@@ -6,9 +6,9 @@ import pytest
 
 from bench.replay import cluster, node, peers, peers_storage
 from bench.replay.host import Image
-from bench.replay.rows import row2
+from bench.replay.rows import manyimages
 
-HEAD = {'row': 'row2', 'run': 'row2 today', 'cpus': 2, 'setting': {
+HEAD = {'row': 'many-images', 'run': 'many-images today', 'cpus': 2, 'setting': {
     'repeats': 1, 'rate': 10 ** 9, 'scale': 0.1, 'dilation': 1.0, 'stands_for': 'a cloud',
     'hosts': [16], 'numbers': [1, 16], 'disk': {'random': 119.0, 'sequential': 9e7}}}
 IMAGE = Image('an-id', {'server': ('10.77.0.1', 10810), 'base_export': 'base-x',
@@ -41,14 +41,14 @@ def a_run(warm=10.1, memory=12, memory_disk=0, more=0):
 
 
 def test_hosts_bound_the_images():
-    assert row2.counts(True, 64) == [1, 4, 16, 64]
-    assert row2.counts(True, 16) == [1, 4, 16]
-    assert row2.counts(True, 32) == [1, 4, 16, 32]
-    assert row2.counts(False, 8) == [1, 4]
+    assert manyimages.counts(True, 64) == [1, 4, 16, 64]
+    assert manyimages.counts(True, 16) == [1, 4, 16]
+    assert manyimages.counts(True, 32) == [1, 4, 16, 32]
+    assert manyimages.counts(False, 8) == [1, 4]
 
 
 def test_every_number_of_images_is_measured_from_both_tiers():
-    found = list(row2.points(True, [1, 4]))
+    found = list(manyimages.points(True, [1, 4]))
     assert sum(isinstance(one.peer, peers.LocalRaw) for one in found) == 3
     tiers = [one.tier for one in found]
     assert tiers == sorted(tiers), 'cache images move once a round'
@@ -99,14 +99,14 @@ def test_each_phase_is_told_as_soon_as_it_is_over(monkeypatch):
 
 
 def test_times_are_over_those_of_as_many_hosts_with_a_local_base():
-    rows = {(row['peer'], row['images']): row for row in row2.rows(HEAD, a_run())}
+    rows = {(row['peer'], row['images']): row for row in manyimages.rows(HEAD, a_run())}
     assert rows['on demand', 16]['ratio'] == 4 and rows['bootcache cold', 1]['ratio'] == 1.25
     assert rows['on demand', 16]['disk_bytes'] == 144_000
     assert rows['local raw', 1]['cpu_share'] == pytest.approx(0.7 * 16 / 11 / 2, abs=1e-3)
 
 
 def test_targets_are_met_where_the_slow_disk_does_not_matter():
-    judged = {one['name']: one for one in row2.targets(HEAD, a_run(memory_disk=4096))}
+    judged = {one['name']: one for one in manyimages.targets(HEAD, a_run(memory_disk=4096))}
     assert all(one['met'] for one in judged.values())
     assert judged['bootcache warm, 16 images over 1']['value'] == 1
     assert judged['on demand, 16 images over 1']['value'] == pytest.approx(40 / 13, abs=1e-4)
@@ -121,7 +121,7 @@ def test_targets_are_met_where_the_slow_disk_does_not_matter():
                                ' ones from its memory'),
     ({'more': 1}, 'bootcache warm, 16 images over 1')])
 def test_a_missed_target_stays_missed(change, missed):
-    judged = {one['name']: one for one in row2.targets(HEAD, a_run(**change))}
+    judged = {one['name']: one for one in manyimages.targets(HEAD, a_run(**change))}
     assert not judged[missed]['met']
     assert judged[missed]['reason']
     if 'over' in missed:
@@ -130,9 +130,9 @@ def test_a_missed_target_stays_missed(change, missed):
 
 def test_figures_and_table(tmp_path):
     pytest.importorskip('matplotlib')
-    rows = row2.rows(HEAD, a_run())
-    names, lines = row2.table(rows)
+    rows = manyimages.rows(HEAD, a_run())
+    names, lines = manyimages.table(rows)
     assert {len(line) for line in lines} == {len(names)}
-    assert [name for name, _caption in row2.draw(HEAD, rows, tmp_path)] == ['row2-time.svg',
-                                                                           'row2-disk.svg']
-    assert '119 random reads' in row2.intro(HEAD)
+    assert [name for name, _caption in manyimages.draw(HEAD, rows, tmp_path)] == [
+        'many-images-time.svg', 'many-images-disk.svg']
+    assert '119 random reads' in manyimages.intro(HEAD)

@@ -2,11 +2,11 @@
 
 import pytest
 
-from bench.replay.rows import reading, row7
+from bench.replay.rows import manyreaders, reading
 from bench.replay.rows.reading import ON_DEMAND, OURS
 
 MIB = 1 << 20
-HEAD = {'row': 'row7', 'run': 'row7 today', 'cpus': 2, 'setting': {
+HEAD = {'row': 'many-readers', 'run': 'many-readers today', 'cpus': 2, 'setting': {
     'repeats': 2, 'rate': 5 * 10 ** 8, 'length': 8 * MIB, 'paper_bytes': 512_000_000}}
 
 
@@ -38,8 +38,8 @@ def test_the_digest_is_of_data_and_place(tmp_path):
 
 @pytest.mark.parametrize('full', [False, True])
 def test_both_ways_are_measured_at_each_point(full):
-    setting = row7.FULL if full else row7.QUICK
-    points = list(row7.points(full, setting.hosts))
+    setting = manyreaders.FULL if full else manyreaders.QUICK
+    points = list(manyreaders.points(full, setting.hosts))
     assert len(points) == len(set(points))
     by_way = [{(one.hosts, one.servers, one.shuffled) for one in points if one.way == way}
               for way in (ON_DEMAND, OURS)]
@@ -51,23 +51,23 @@ def test_both_ways_are_measured_at_each_point(full):
 def test_throughput_is_over_that_of_one_host_on_demand_in_the_round():
     runs = [run(ON_DEMAND, 0, 100), run(ON_DEMAND, 1, 50), run(OURS, 0, 30, hosts=4, servers=4),
             run(OURS, 1, 20, hosts=4, servers=4)]
-    reference, ours = row7.rows(HEAD, runs)
+    reference, ours = manyreaders.rows(HEAD, runs)
     assert (reference['ratio'], reference['spread'], reference['fastest']) == (1, 0, 1.5)
     assert (ours['ratio'], ours['spread']) == (pytest.approx(0.35), pytest.approx(0.1))
     assert (ours['hosts'], ours['servers'], ours['order']) == (4, 4, 'the same')
-    assert ours['base_bytes'] == 8 * MIB and ours['run'] == 'row7 today'
+    assert ours['base_bytes'] == 8 * MIB and ours['run'] == 'many-readers today'
 
 
 def test_slower_than_on_demand_is_missed_where_it_is_more_than_noise():
     runs = [run(ON_DEMAND, 0, 100), run(ON_DEMAND, 1, 102), run(OURS, 0, 99), run(OURS, 1, 101),
             run(ON_DEMAND, 0, 10, hosts=4), run(ON_DEMAND, 1, 10.1, hosts=4),
             run(OURS, 0, 8, hosts=4, base=40 * MIB), run(OURS, 1, 8, hosts=4, base=32 * MIB)]
-    time, slowest, shared = row7.targets(HEAD, runs)
+    time, slowest, shared = manyreaders.targets(HEAD, runs)
     assert slowest['value'] == time['value']
     assert not time['met'] and 'at 4 hosts' in time['reason']
     assert time['value'] == pytest.approx((10 / 8 + 10.1 / 8) / 2, abs=1e-4)
     assert (shared['met'], shared['value']) == (False, 1.25)
-    time, _slowest, shared = row7.targets(HEAD, runs[:4])
+    time, _slowest, shared = manyreaders.targets(HEAD, runs[:4])
     assert time['met'] and shared['met']
     assert time['target'] >= 1.02 - 1e-3
 
@@ -76,10 +76,10 @@ def test_figures_and_page(tmp_path):
     pytest.importorskip('matplotlib')
     runs = [run(way, 0, 100 / hosts, hosts=hosts, servers=servers)
             for way in (ON_DEMAND, OURS) for hosts in (1, 4) for servers in (1, 4)]
-    rows = row7.rows(HEAD, runs)
-    names = [name for name, _caption in row7.draw(HEAD, rows, tmp_path)]
-    assert names == ['row7-order.svg', 'row7-bytes.svg']
+    rows = manyreaders.rows(HEAD, runs)
+    names = [name for name, _caption in manyreaders.draw(HEAD, rows, tmp_path)]
+    assert names == ['many-readers-order.svg', 'many-readers-bytes.svg']
     assert all((tmp_path / name).stat().st_size < 100_000 for name in names)
-    columns, lines = row7.table(rows)
+    columns, lines = manyreaders.table(rows)
     assert {len(line) for line in lines} == {len(columns)}
-    assert '500 Mbit/s' in row7.intro(HEAD)
+    assert '500 Mbit/s' in manyreaders.intro(HEAD)

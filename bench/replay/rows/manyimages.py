@@ -19,7 +19,7 @@ from bench.replay.setting import GIGABIT, Journal, Setting, extents_of, recorded
 from bench.replay.slowdisk import SlowDisk
 from bench.replay.trace import Trace
 
-NAME = 'row2'
+NAME = 'many-images'
 TITLE = 'Many images, a slow disk in the storage node (SC13, figures 3, 12 and 14)'
 WARM, COLD, FIRST = 'bootcache warm', 'bootcache cold', 'bootcache first'
 MEMORY = 'bootcache in storage memory cold'
@@ -220,7 +220,7 @@ def _never_slower(head: dict[str, Any], runs: Sequence[dict[str, Any]], ours: st
 
 
 def targets(head: dict[str, Any], runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Judge row 2's targets. Pure."""
+    """Judge this row's targets. Pure."""
     most, least = max(head['setting']['numbers']), min(head['setting']['numbers'])
     digests = {digest for one in runs for digest in one['digests'] if digest}
     spared = sum(one['disk_bytes'] for one in runs if one['label'] in (WARM, MEMORY))
@@ -318,8 +318,8 @@ def draw(head: dict[str, Any], rows: list[dict[str, Any]],
         numbers = head['setting']['numbers']
         axes.set_xticks(numbers, [str(number) for number in numbers])
         figure.legend(fontsize=7, loc='outside right upper', reverse=True)
-        figures.save(figure, directory / f'row2-{kind}.svg')
-        made.append((f'row2-{kind}.svg', 'Lower is better. ' + (
+        figures.save(figure, directory / f'many-images-{kind}.svg')
+        made.append((f'many-images-{kind}.svg', 'Lower is better. ' + (
             'Bars: spread over the rounds; 1: all hosts have the full base.' if kind == 'time'
             else 'Counted at the disk, all hosts together; its page cache was empty. The other ways'
             ' read nothing from it.')))

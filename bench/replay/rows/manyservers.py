@@ -10,7 +10,7 @@ from bench.replay.rows import yolo, yolosums
 from bench.replay.rows.yolo import FAST, OURS, SLOW, Point
 from bench.replay.setting import GIGABIT, Setting
 
-NAME = 'row4'
+NAME = 'many-servers'
 TITLE = 'Many servers on one host (YOLO, figures 10 and 11)'
 # Think times of guests under KVM, who boot in a second or two: those that were recorded ran under
 # TCG. All servers share this machine's CPUs; where there are many the world is slowed down.
@@ -56,7 +56,7 @@ def rows(head: dict[str, Any], runs: Sequence[dict[str, Any]]) -> list[dict[str,
 
 
 def targets(head: dict[str, Any], runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Judge row 4's targets. Pure."""
+    """Judge this row's targets. Pure."""
     worst = max((one for one in runs if one['label'] == yolo.NORMAL),
                 key=lambda one: one['seconds'])
     where = f'{worst["servers"]} servers, {_TITLES[worst["distinct"]]}, {worst["medium"]}'
@@ -83,7 +83,7 @@ def draw(head: dict[str, Any], rows: list[dict[str, Any]],
         yolosums.lines(axes, head, mine, 'servers')
         axes.set_xticks(counts, [str(count) for count in counts])
         figure.legend(fontsize=7, loc='outside right upper')
-        name = f'row4-{medium.split()[0]}-{"distinct" if distinct else "same"}.svg'
+        name = f'many-servers-{medium.split()[0]}-{"distinct" if distinct else "same"}.svg'
         figures.save(figure, directory / name)
         made.append((name, f'{medium.capitalize()}, {_TITLES[distinct]}. Lower is better; no guest'
                      ' boots below 1. Bars: spread over the rounds.'))

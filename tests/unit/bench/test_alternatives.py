@@ -9,9 +9,9 @@ import pytest
 
 from bench.replay import host, peers, peers_today, report
 from bench.replay.host import Image
-from bench.replay.rows import row9
+from bench.replay.rows import alternatives
 
-HEAD = {'row': 'row9', 'run': 'row9 today', 'cpus': 2, 'setting': {
+HEAD = {'row': 'alternatives', 'run': 'alternatives today', 'cpus': 2, 'setting': {
     'repeats': 2, 'rate': 10 ** 9, 'scale': 0.1, 'dilation': 1.0, 'stands_for': 'a cloud',
     'not_measured': {'dm-clone': 'no such device'}}}
 IMAGE = Image('an-id', {'server': ('10.77.0.1', 10810), 'base_export': 'base-x',
@@ -105,12 +105,12 @@ def test_every_way_says_what_it_can():
 
 
 def test_every_way_is_in_the_figures():
-    labels = {peer.label(phase) for peer in row9.ways(True) for phase in peer.phases}
-    assert labels == {label for pair in row9._WAYS.values() for label in pair if label}
+    labels = {peer.label(phase) for peer in alternatives.ways(True) for phase in peer.phases}
+    assert labels == {label for pair in alternatives._WAYS.values() for label in pair if label}
 
 
 def test_cold_is_compared_with_cold_and_warm_with_warm():
-    judged = {one['name']: one for one in row9.targets(HEAD, a_run())}
+    judged = {one['name']: one for one in alternatives.targets(HEAD, a_run())}
     assert all(one['met'] for one in judged.values())
     for ours, others in (('warm', WARM_LABELS), ('cold', COLD_LABELS), ('first', COLD_LABELS)):
         for other in others:
@@ -120,21 +120,21 @@ def test_cold_is_compared_with_cold_and_warm_with_warm():
 
 
 def test_one_that_is_slower_is_missed():
-    judged = {one['name']: one for one in row9.targets(HEAD, a_run(cold=1.8))}
+    judged = {one['name']: one for one in alternatives.targets(HEAD, a_run(cold=1.8))}
     assert not judged['bootcache cold over nbdkit cow cold, at worst']['met']
 
 
 def test_what_was_not_measured_is_in_the_page(tmp_path):
     pytest.importorskip('matplotlib')
-    rows = row9.rows(HEAD, a_run())
+    rows = alternatives.rows(HEAD, a_run())
     assert rows[-1]['ratio'] is None and 'no such device' in rows[-1]['note']
-    names, lines = row9.table(rows)
+    names, lines = alternatives.table(rows)
     assert {len(line) for line in lines} == {len(names)}
     assert lines[-1][:2] == ['dm-clone', 'not measured: no such device']
-    page = report._section(row9, HEAD, rows, row9.targets(HEAD, a_run()),
-                           row9.draw(HEAD, rows, tmp_path))
+    page = report._section(alternatives, HEAD, rows, alternatives.targets(HEAD, a_run()),
+                           alternatives.draw(HEAD, rows, tmp_path))
     assert any('dm-clone: no such device' in line for line in page)
-    assert (tmp_path / 'row9-small-1-time.svg').exists()
+    assert (tmp_path / 'alternatives-small-1-time.svg').exists()
 
 
 def test_what_a_process_keeps_in_files_without_names_is_counted(tmp_path):

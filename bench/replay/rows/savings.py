@@ -18,7 +18,7 @@ from bench.replay.setting import (
     recorded,
 )
 
-NAME = 'row6'
+NAME = 'savings'
 TITLE = 'What cache images save (YOLO, table I)'
 PEER = 'bootcache cache image'
 ALL = 'all'
@@ -141,9 +141,9 @@ def _draw_images(rows: list[dict[str, Any]], directory: Path) -> tuple[str, str]
     axes.set_yticks(places, [row['image'] for row in mine], fontsize=8)
     axes.margins(x=0.08, y=0.02)
     axes.legend(fontsize=8, loc='lower right')
-    figures.save(figure, directory / 'row6-images.svg')
-    return ('row6-images.svg', 'A host that boots an image fetches its cache image; the percentage'
-            ' is that of the image file.')
+    figures.save(figure, directory / 'savings-images.svg')
+    return ('savings-images.svg', 'A host that boots an image fetches its cache image; the'
+            ' percentage is that of the image file.')
 
 
 def _draw_ways(rows: list[dict[str, Any]], directory: Path) -> tuple[str, str]:
@@ -161,8 +161,8 @@ def _draw_ways(rows: list[dict[str, Any]], directory: Path) -> tuple[str, str]:
     axes.set_yticks(range(len(mine)), labels)
     axes.invert_yaxis()
     axes.margins(x=0.18)
-    figures.save(figure, directory / 'row6-ways.svg')
-    return ('row6-ways.svg', 'Green is what is built; blue is what compression and keeping equal'
+    figures.save(figure, directory / 'savings-ways.svg')
+    return ('savings-ways.svg', 'Green is what is built; blue is what compression and keeping equal'
             ' chunks once would leave of it.')
 
 

@@ -19,7 +19,7 @@ from bench.replay.rows import reading
 from bench.replay.rows.reading import ON_DEMAND, OURS, Reading
 from bench.replay.setting import Journal, Setting
 
-NAME = 'row7'
+NAME = 'many-readers'
 TITLE = 'Many hosts read one image (Nicolae & Rafique, figures 2 and 3)'
 PAPER_BYTES = 512_000_000
 _IMAGE = 'noise'
@@ -167,7 +167,7 @@ def _never_slower(head: dict[str, Any], runs: Sequence[dict[str, Any]], which: s
 
 
 def targets(head: dict[str, Any], runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Judge row 7's targets. Pure."""
+    """Judge this row's targets. Pure."""
     found = []
     for servers, shuffled, text in ((1, False, 'one a host, in one order'),
                                     (1, True, 'one a host, each host in its own order'),
@@ -213,9 +213,9 @@ def draw(head: dict[str, Any], rows: list[dict[str, Any]],
     """Throughput over the number of hosts, for each order, and the bytes; names and captions."""
     megabytes = head['setting']['length'] / 1e6
     made = []
-    for order, text, name in (('the same', 'all in one order', 'row7-order.svg'),
+    for order, text, name in (('the same', 'all in one order', 'many-readers-order.svg'),
                               ('each its own', 'each host in its own order',
-                               'row7-shuffled.svg')):
+                               'many-readers-shuffled.svg')):
         mine = [row for row in rows if row['order'] == order]
         if len({row['hosts'] for row in mine}) < 2:
             continue
@@ -231,9 +231,9 @@ def draw(head: dict[str, Any], rows: list[dict[str, Any]],
         f'What the storage node sends while all servers read the same {megabytes:.0f} MB',
         'hosts that read at the same time', 'MB from the storage node')
     _lines(axes, [{**row, 'sent': row['base_bytes'] / 1e6} for row in mine], ('sent',) * 3)
-    _finish(figure, axes, mine, directory / 'row7-bytes.svg')
-    made.append(('row7-bytes.svg', 'Lower is better. Bytes of the base that crossed the storage'
-                 ' node\'s link, counted there.'))
+    _finish(figure, axes, mine, directory / 'many-readers-bytes.svg')
+    made.append(('many-readers-bytes.svg', 'Lower is better. Bytes of the base that crossed the'
+                 ' storage node\'s link, counted there.'))
     return made
 
 

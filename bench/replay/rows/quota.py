@@ -17,7 +17,7 @@ from bench.replay.setting import (
 )
 from bootcache import workingset
 
-NAME = 'row3'
+NAME = 'quota'
 TITLE = 'Quota and cluster size (SC13, figures 8 to 10 and table 2)'
 WARM = 'bootcache warm'
 REFERENCE = 'on demand'
@@ -59,13 +59,13 @@ def run(setting: Setting, directory: Path) -> None:
 
 def rows(head: dict[str, Any], runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the report's rows: boot times over the on-demand boot's of the same round. Pure."""
-    return sums.rows(head, runs, 'row3', ('image', 'label', 'hosts', 'cluster_bytes', 'part'),
+    return sums.rows(head, runs, NAME, ('image', 'label', 'hosts', 'cluster_bytes', 'part'),
                      lambda one: one['label'] == REFERENCE, 'one host; part: quota over what the'
                      ' boot reads')
 
 
 def targets(head: dict[str, Any], runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Judge row 3's targets. Pure."""
+    """Judge this row's targets. Pure."""
     whole = [one for one in runs if one['label'] == WARM and one['part'] > 1]
     found = [sums.target(head, 'bytes of the base read by warm boots with room for all', 0,
                          sum(one['traffic'].get('base', {}).get('bytes', 0) for one in whole))]
@@ -107,7 +107,7 @@ def draw(head: dict[str, Any], rows: list[dict[str, Any]],
                                   capsize=2, label=f'{peer}, clusters of {size} bytes')
             axes.axhline(1, color='#3b5b92', linewidth=0.8)
             figure.legend(fontsize=7, loc='outside right upper')
-            name = f'row3-{image}-{kind}.svg'
+            name = f'quota-{image}-{kind}.svg'
             figures.save(figure, directory / name)
             made.append((name, 'Lower is better; 1 is the boot that reads all over the network.'))
     return made

@@ -44,7 +44,7 @@ function install_bootcache_packages {
     if ! is_ubuntu; then
         die $LINENO "the bootcache plugin knows Debian and Ubuntu only"
     fi
-    # qemu-storage-daemon is in qemu-system-common. is_ubuntu is true for Debian as well.
+    # qemu-storage-daemon is in the one or, since Debian 13, in the other. is_ubuntu is true for Debian as well.
     install_package qemu-utils qemu-system-common
     if is_service_enabled g-bootcache; then
         install_package qemu-block-extra python3-libnbd

@@ -10,6 +10,9 @@
 IMAGES_SRC=$TOP/tools/images
 CATALOGUE=$IMAGES_SRC/catalogue
 
+# shellcheck source=tools/images/sources.sh
+. "$IMAGES_SRC/sources.sh"
+
 # PATH of a login shell may lack the file system tools.
 PATH=$PATH:/usr/sbin:/sbin
 umask 022
@@ -30,21 +33,6 @@ base_packages() {
     grep -v '^#' "$CATALOGUE/base" | if [ "$release" = bullseye ]; then sed 's|^linux-image.*|&/bullseye|'; else cat; fi
 }
 
-# The host's own mirror, asked for another release where need be.
-sources() { # PREFIX
-    local codename file
-    codename=$(. /etc/os-release && echo "$VERSION_CODENAME")
-    find /etc/apt/sources.list /etc/apt/sources.list.d -type f \( -name '*.list' -o -name '*.sources' \) \
-        -exec grep -lw "$codename" {} + 2>/dev/null >"$work/sources" || true
-    [ -s "$work/sources" ] || die "no apt source of the host has $codename"
-    while read -r file; do
-        case $file in
-            *.list) grep -w "$codename" "$file" | sed "s/\\b$codename\\b/$release/g" >>"$1.list" ;;
-            *) { sed "/^#/d; s/\\b$codename\\b/$release/g" "$file"; echo; } >>"$1.sources" ;;
-        esac
-    done <"$work/sources"
-}
-
 # Sets base, a tar file that all images of the release begin with.
 make_base() {
     base=$(base_path)
@@ -52,7 +40,7 @@ make_base() {
     flock 8
     if [ ! -e "$base" ]; then
         say "making the base of $release"
-        sources "$work/apt"
+        apt_sources "$release" "$work/apt"
         # INITRD: the kernel's package would make the initramfs, and again each later package that has a hook in it.
         INITRD=No run mmdebstrap --quiet --mode=root --variant=minbase --format=tar \
             --dpkgopt=force-unsafe-io --aptopt='Acquire::Languages "none"' \
@@ -66,7 +54,7 @@ make_base() {
 }
 
 base_path() {
-    echo "$store/base-$release-$({ declare -f sources make_base; base_packages; } | sha256sum | cut -c1-16).tar"
+    echo "$store/base-$release-$({ declare -f apt_sources make_base; base_packages; } | sha256sum | cut -c1-16).tar"
 }
 
 # An image is made again only for a change of what is in it.

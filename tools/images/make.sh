@@ -16,7 +16,7 @@ PATH=$PATH:/usr/sbin:/sbin
 umask 022
 
 # Editors' backups do not count.
-key=$(cd "$IMAGES_SRC" && find make.sh disk.sh "$name" -type f -not -name '*~' -not -name '.*' -print0 \
+key=$(cd "$IMAGES_SRC" && find make.sh disk.sh sources.sh "$name" -type f -not -name '*~' -not -name '.*' -print0 \
     | sort -z | xargs -0 sha256sum | sha256sum | cut -c1-16)
 store=$BOOTCACHE_HOME/images
 image=$store/$name-$key.qcow2
@@ -58,6 +58,8 @@ run() {
 
 # shellcheck source=tools/images/disk.sh
 . "$IMAGES_SRC/disk.sh"
+# shellcheck source=tools/images/sources.sh
+. "$IMAGES_SRC/sources.sh"
 # shellcheck source=/dev/null  # either of the two
 . "$IMAGES_SRC/$name/build.sh"
 

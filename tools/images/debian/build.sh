@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # Debian 12 much as its own cloud image is: systemd, cloud-init, several hundred MB of which a boot reads a small part.
-# Sourced by make.sh.
+# The same on each host, whatever Debian that has. Sourced by make.sh.
 
 DEBIAN_MIB=2400
 DEBIAN_UUID=5b007cac-0000-4000-8000-000000000002
@@ -16,11 +16,8 @@ DEBIAN_CONTENT=(
 )
 
 build() { # WORK SOURCE
-    local work=$1 src=$2 root=$1/root sources=()
-    # The host's own mirror. Sources of others than Debian are of no use here, and may not have this suite.
-    mapfile -t sources < <(find /etc/apt/sources.list /etc/apt/sources.list.d -type f \
-        \( -name '*.list' -o -name '*.sources' \) -exec grep -lw "$DEBIAN_SUITE" {} + 2>/dev/null)
-    [ ${#sources[@]} -gt 0 ] || die "no apt source of the host has $DEBIAN_SUITE"
+    local work=$1 src=$2 root=$1/root
+    apt_sources "$DEBIAN_SUITE" "$work/apt"
 
     # shellcheck disable=SC2016  # $1 is for the shell that runs the hook
     # INITRD: the kernel's package would make the initramfs, and again each later package that has a hook in it.
@@ -29,7 +26,7 @@ build() { # WORK SOURCE
         --include="$(IFS=,; echo "${DEBIAN_CONTENT[*]}")" \
         --essential-hook='echo "man-db man-db/auto-update boolean false" | chroot "$1" debconf-set-selections' \
         --customize-hook="sh '$src/customize' \"\$1\" '$src' $DEBIAN_UUID" \
-        "$DEBIAN_SUITE" "$root" "${sources[@]}"
+        "$DEBIAN_SUITE" "$root" "$work"/apt.*
     grub_files "$root"
     make_disk "$root" "$work" "$DEBIAN_MIB" "$DEBIAN_UUID"
 }

@@ -15,7 +15,10 @@ build() { # WORK SOURCE
     for deb in "$debs"/busybox-static_*.deb; do run dpkg-deb -x "$deb" "$work/busybox"; done
     version=$(basename "$work"/kernel/boot/vmlinuz-*)
     version=${version#vmlinuz-}
+    # Since Debian 13 packages have usr/bin and usr/lib only.
     local busybox=$work/busybox/bin/busybox applet
+    [ -e "$busybox" ] || busybox=$work/busybox/usr/bin/busybox
+    [ -e "$work/kernel/lib" ] || ln -s usr/lib "$work/kernel/lib"
 
     mkdir -p "$initramfs"/{bin,dev,proc,sys,root}
     cp "$busybox" "$initramfs/bin/"
@@ -41,11 +44,16 @@ build() { # WORK SOURCE
     make_disk "$root" "$work" "$SMALL_MIB" "$SMALL_UUID"
 }
 
-# ext4 and its checksums are part of Debian's kernel itself.
+# ext4 and its checksums are part of Debian's kernel itself, as other modules are in one release or the next.
 small_modules() { # KERNEL VERSION INITRAMFS BUSYBOX
     local tree=lib/modules/$2 module path
+    # busybox's programs need not know of compressed modules.
+    find "$1/$tree/" -name '*.ko.xz' -exec xz -d {} +
     "$4" depmod -b "$1" "$2"
+    # By it modprobe knows what is part of the kernel.
+    install -D -m 644 "$1/$tree/modules.builtin" "$3/$tree/modules.builtin"
     for module in virtio_pci virtio_blk button evdev; do
+        if grep -q "/$module\.ko\$" "$1/$tree/modules.builtin"; then continue; fi
         sed -n "s|^\\([^:]*/$module\\.ko\\):|\\1|p" "$1/$tree/modules.dep" | tr ' ' '\n' | sed '/^$/d' \
             | while read -r path; do install -D -m 644 "$1/$tree/$path" "$3/$tree/$path"; done
         [ -n "$(find "$3/$tree" -name "$module.ko")" ] || die "no module $module in $2"

@@ -33,6 +33,10 @@ class StorageNodeAway(StorageDaemonError):
     """A storage node's exporter does not answer."""
 
 
+class StorageServiceAway(BootcacheError):
+    """The storage service does not answer, or does not have an image yet: it may in a while."""
+
+
 class BuildFailed(BootcacheError):
     """A cache image could not be built, or is not what it should be."""
 

@@ -207,11 +207,10 @@ class StorageDaemon:
         :raises StorageDaemonBusy: if it does not answer in its time, or did not just now.
         :raises StorageDaemonError: if there is no daemon.
         """
+        # Not behind those who wait for it: what has just not answered is told at once.
+        self._check_breaker(self._breaker is None or not self._breaker.seconds_left())
         with self._alone():
-            if self._breaker is not None and not self._breaker.may_ask():
-                raise exception.StorageDaemonBusy(
-                    f'{self.name}: it did not answer just now; it is asked again in'
-                    f' {self._breaker.seconds_left():.0f} s')
+            self._check_breaker(self._breaker is None or self._breaker.may_ask())
             client = self._connect()
             try:
                 yield Session(self, client)
@@ -219,6 +218,13 @@ class StorageDaemon:
                 # A peer that died makes this raise, which tells nothing new.
                 with contextlib.suppress(QMPError, TimeoutError, OSError, EOFError):
                     qmploop.LOOP.run(client.disconnect(), self._patience)
+
+    def _check_breaker(self, may_ask: bool) -> None:
+        if not may_ask:
+            assert self._breaker is not None
+            raise exception.StorageDaemonBusy(
+                f'{self.name}: it did not answer just now; it is asked again in'
+                f' {self._breaker.seconds_left():.0f} s')
 
     def _connect(self) -> QMPClient:
         attempt = 0

@@ -65,6 +65,8 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
                                bootcache_nova_conf.bandwidth(CONF, 'warm_bandwidth'))
         # Servers that are about to leave this host in the form that stock Nova knows.
         self._leaving = threading.local()
+        # Nova's start is over: it has asked what this host has.
+        self._has_started = False
         backend = BootCacheQcow2.bound_to(self.bootcache)
         table = self.image_backend.BACKEND
         for name, stock in list(table.items()):
@@ -160,7 +162,9 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
         self._end_half_done(instance, directory)
         disk = self._root_disk(instance, directory)
         if disk is not None:
-            disk.open_chain(os.path.join(directory, 'disk'))
+            # Nova's start tries one server after the other: none waits for others' storage nodes.
+            disk.open_chain(os.path.join(directory, 'disk'),
+                            CONF[bootcache_conf.GROUP].chain_wait if self._has_started else 0)
 
     def _root_disk(self, instance: Any, directory: str) -> BootCacheQcow2 | None:
         """Return a server's root disk if there is a file of it, and our image backend makes it.
@@ -297,6 +301,7 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
 
     def get_available_resource(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Publish what this host holds, for the scheduler's weigher and filter."""
+        self._has_started = True
         resources: dict[str, Any] = super().get_available_resource(*args, **kwargs)
         if self._serves():
             try:

@@ -13,7 +13,7 @@ from oslo_log import log as logging
 
 from bootcache import exception, naming, qemuimg, rpcapi
 from bootcache.tier import Medium
-from nova_bootcache import offer, placement
+from nova_bootcache import offer, placement, waiting
 from nova_bootcache.cacheentry import Entry
 from nova_bootcache.gateway import Remote
 from nova_bootcache.growingstore import GrowingStore
@@ -298,19 +298,26 @@ class ComputeHost(HostStores):
             if os.path.exists(partial):
                 os.unlink(partial)
 
-    def keep_chain(self, image_id: str, path: str = '') -> None:
+    def keep_chain(self, image_id: str, path: str = '', patience: float = 0.0) -> None:
         """See to it that a server's existing chain can be opened: cache image and gateway.
 
         A cache image that is gone is fetched again; where there is none any more an empty one
         takes its place, as the base has all the data.
 
         :param path: of the overlay that is about to be opened; empty if none is.
+        :param patience: seconds for which it is tried again, while the gateway is busy or the
+            storage node is away.
         :raises Exception: if the base cannot be reached; the server cannot start until it can.
         """
-        with self._making(image_id, path) if path else contextlib.nullcontext():
+        def keep() -> None:
             entry = self.cache.entry(image_id) or self._find_lost(image_id)
             self.serve_base(entry)
             self.cache.touch(image_id)
+
+        with self._making(image_id, path) if path else contextlib.nullcontext():
+            # It may be deleted meanwhile.
+            waiting.patiently(keep, patience, path or f'image {image_id}',
+                              lambda: not path or os.path.exists(path))
 
     def _find_lost(self, image_id: str) -> Entry:
         offered = self._ask_patiently(image_id, '', None)
@@ -321,7 +328,8 @@ class ComputeHost(HostStores):
         if known is not None:
             # Its file is gone, as a memory tier's is when the host reboots; the base is not.
             return self.cache.make_empty(known.remote, known.virtual_bytes)
-        raise exception.BootcacheError(
+        comes = offered.storage.offer in (Offer.AWAY, Offer.WAIT)
+        raise (exception.StorageServiceAway if comes else exception.BootcacheError)(
             f'the cache image of {image_id} is gone from this host and cannot be fetched:'
             f' {offered.reason}')
 

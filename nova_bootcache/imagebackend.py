@@ -110,19 +110,21 @@ class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
 
     # Disks that are there.
 
-    def open_chain(self, path: str) -> None:
+    def open_chain(self, path: str, patience: float = 0.0) -> None:
         """See to it that a root disk of ours can be opened; another one is left alone.
 
         :param path: of the disk; it may not be in its usual place just now.
+        :param patience: seconds for which it waits while what is below it is busy or away.
         :raises InternalError: if it cannot.
         """
         if os.path.exists(path):
-            self._keeps_chain(path, None)
+            self._keeps_chain(path, None, patience)
 
-    def _keeps_chain(self, path: str, image_id: str | None) -> bool:
+    def _keeps_chain(self, path: str, image_id: str | None, patience: float = 0.0) -> bool:
         """Keep a disk's chain if it is one of ours.
 
         :param image_id: Nova's word for the image, None for the server's own.
+        :param patience: as for ``open_chain``.
         :raises InternalError: if it is ours and cannot be opened.
         """
         image_id = image_id or self._instance.image_ref
@@ -135,7 +137,7 @@ class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
             return False
         try:
             if ours:
-                self.bootcache.keep_chain(self._image_of(backing, image_id), path)
+                self.bootcache.keep_chain(self._image_of(backing, image_id), path, patience)
                 return True
             # It came from a host that names it as stock Nova does, or was to leave for one.
             return self.bootcache.adopt(image_id, path)

@@ -55,6 +55,29 @@ def test_a_daemon_that_hangs_is_asked_once_in_a_while(tmp_path, monkeypatch):
     assert Hangs.asked == 1
 
 
+def test_a_daemon_that_did_not_answer_just_now_is_not_queued_for(tmp_path, monkeypatch):
+    """Whoever has its monitor may wait for it in vain."""
+    daemon = hanging(tmp_path, monkeypatch, Breaker(1, 3600))
+    with pytest.raises(exception.StorageDaemonBusy), daemon.session():
+        pass
+    held, end = threading.Event(), threading.Event()
+
+    def hold():
+        with daemon._alone():
+            held.set()
+            end.wait(30)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait(30)
+    try:
+        with pytest.raises(exception.StorageDaemonBusy, match='just now'), daemon.session():
+            pass
+    finally:
+        end.set()
+        thread.join()
+
+
 def test_without_a_breaker_it_is_asked_each_time(tmp_path, monkeypatch):
     daemon = hanging(tmp_path, monkeypatch, None)
     assert [daemon.answers() for _ in range(3)] == [False] * 3 and Hangs.asked == 3

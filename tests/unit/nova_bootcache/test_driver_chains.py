@@ -38,7 +38,8 @@ def nova(monkeypatch, tmp_path):
     monkeypatch.setattr(imagebackend.CONF, 'instances_path', str(tmp_path))
     monkeypatch.setattr(libvirt_utils, 'create_image', libvirt_utils.create_image)
     monkeypatch.setattr(BootCacheQcow2, 'open_chain',
-                        lambda disk, path: did.append(f'open {os.path.relpath(path, tmp_path)}'))
+                        lambda disk, path, patience: did.append(
+                            f'open {os.path.relpath(path, tmp_path)}'))
     ours = BootCacheLibvirtDriver(None)
     monkeypatch.setattr(ours.settler._nova, 'domain', lambda server_id: None)
     instance = types.SimpleNamespace(uuid=SERVER, image_ref=IMAGE, name='instance-1')
@@ -116,6 +117,21 @@ def test_a_disk_that_can_be_told_is_put_right_first(nova, operation, phase, name
     assert not {SPARE, MARKER} & set(os.listdir(nova.directory))
     opened = [f'open {SERVER}/disk'] if operation in OPENING else []
     assert nova.did == [*opened, operation]
+
+
+def test_operations_wait_once_novas_start_is_over(nova, monkeypatch):
+    """Nova's start works on one server after the other."""
+    waits = []
+    monkeypatch.setattr(BootCacheQcow2, 'open_chain',
+                        lambda disk, path, patience: waits.append(patience))
+    monkeypatch.setattr(driver.LibvirtDriver, 'get_available_resource',
+                        lambda *_arguments: {'stats': {}})
+    (nova.directory / DISK).touch()
+    nova.do('_hard_reboot')
+    nova.driver.get_available_resource('node')
+    for operation in OPENING:
+        nova.do(operation)
+    assert waits == [0, *[60] * len(OPENING)]
 
 
 def test_a_reverted_resize_opens_the_disk_where_it_was_kept(nova):

@@ -30,7 +30,8 @@ from nova_bootcache import conf as bootcache_nova_conf
 from nova_bootcache.holdings import Holdings
 from nova_bootcache.host import ComputeHost
 from nova_bootcache.imagebackend import BootCacheQcow2
-from nova_bootcache.novaservers import NovaServers
+from nova_bootcache.novaservers import NovaServers, PoweringOn
+from nova_bootcache.resuming import Resuming
 from nova_bootcache.settling import Settler
 from nova_bootcache.upkeep import Upkeep
 from nova_bootcache.warming import Warming
@@ -51,7 +52,7 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
         bootcache_nova_conf.register_opts(CONF)
         directory = CONF[bootcache_conf.GROUP].cache_directory \
             or os.path.abspath(os.path.join(CONF.instances_path, '_bootcache'))
-        servers = NovaServers(self._host)
+        servers = self._servers = NovaServers(self._host)
         self.bootcache = ComputeHost(CONF, directory, self._opens_directly(),
                                      servers.base_directory)
         self.settler = Settler(self.bootcache, servers,
@@ -63,6 +64,7 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
         self.upkeep = Upkeep(self.bootcache, self.holdings)
         self.warming = Warming(self.bootcache,
                                bootcache_nova_conf.bandwidth(CONF, 'warm_bandwidth'))
+        self.resuming = Resuming(self.bootcache.place_of, CONF[bootcache_conf.GROUP].resume_wait)
         # Servers that are about to leave this host in the form that stock Nova knows.
         self._leaving = threading.local()
         # Nova's start is over: it has asked what this host has.
@@ -108,6 +110,11 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
             # Needs the connection to libvirt; before Nova's compute manager resumes servers.
             self.settler.recover()
             self.settler.start()
+        try:
+            self._servers.let_resume_again()
+        except Exception as error:
+            # Nova starts them as if users had asked for it.
+            LOG.warning('bootcache: servers that waited to be resumed are not resumed: %s', error)
 
     def _check_socket(self) -> None:
         """See whether QEMU may open the gateway's socket, as far as that is told by modes."""
@@ -148,6 +155,7 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
         """Stop our threads; what is under way is given up."""
         self.settler.stop()
         self.upkeep.stop()
+        self.resuming.stop()
         self.bootcache.stop()
         super().cleanup_host(*args, **kwargs)
 
@@ -233,6 +241,39 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
         with self.settler.held(instance.uuid):
             self._open_chain(instance)
             super()._hard_reboot(context, instance, *args, **kwargs)
+
+    def resume_state_on_host_boot(self, context: Any, instance: Any, *args: Any,
+                                  **kwargs: Any) -> None:
+        """Have it wait if its disk cannot be opened yet: Nova would put it to ERROR."""
+        def resume() -> None:
+            super(BootCacheLibvirtDriver, self).resume_state_on_host_boot(
+                context, instance, *args, **kwargs)
+
+        path = os.path.join(libvirt_utils.get_instance_path(instance), 'disk')
+
+        def open_chain() -> None:
+            disk = self._root_disk(instance, os.path.dirname(path))
+            if disk is not None:
+                disk.open_chain(path)
+
+        server = PoweringOn(instance, open_chain, resume)
+        # Each that finds out for itself would hold up Nova's start.
+        if self.resuming.has_some() and self._is_off_on_cache_image(instance, path):
+            self.resuming.add(server, 'others wait already')
+            return
+        try:
+            resume()
+        except nova_exception.InternalError as error:
+            if not self.resuming.waits_for(error):
+                raise
+            self.resuming.add(server, error)
+
+    def _is_off_on_cache_image(self, instance: Any, path: str) -> bool:
+        domain = self._servers.domain(instance.uuid)
+        return (domain is None or not domain.isActive()) \
+            and self._root_disk(instance, os.path.dirname(path)) is not None \
+            and self.bootcache.cache.holds_path(
+                libvirt_utils.get_disk_backing_file(path, basename=False))
 
     def suspend(self, context: Any, instance: Any, *args: Any, **kwargs: Any) -> None:
         """End its settling."""

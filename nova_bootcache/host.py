@@ -333,6 +333,11 @@ class ComputeHost(HostStores):
             f'the cache image of {image_id} is gone from this host and cannot be fetched:'
             f' {offered.reason}')
 
+    def place_of(self, image_id: str) -> tuple[str, int] | None:
+        """Return host and port of the storage node that has an image's base, None if not known."""
+        entry = self.cache.known(image_id)
+        return None if entry is None else (entry.remote.host, entry.remote.port)
+
     def serve_base(self, entry: Entry) -> None:
         """Serve a base to this host's servers, wherever it is now.
 

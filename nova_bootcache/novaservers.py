@@ -1,15 +1,15 @@
-"""What settling needs of Nova: its servers on this host, their domains, and its locks."""
+"""What settling and resuming need of Nova: its servers on this host, their domains, its locks."""
 
 import contextlib
 import datetime
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from nova import context as nova_context
 from nova import exception as nova_exception
 from nova import objects
-from nova.compute import vm_states
+from nova.compute import task_states, vm_states
 from nova.virt.libvirt import host as libvirt_host
 from nova.virt.libvirt import imagebackend
 from nova.virt.libvirt import utils as libvirt_utils
@@ -89,7 +89,7 @@ class NovaServers:
     @contextlib.contextmanager
     def instance_lock(self, server_id: str) -> Iterator[None]:
         """Take Nova's lock of a server, as its compute manager does."""
-        with lockutils.lock(server_id, lock_file_prefix='nova-'):
+        with _instance_lock(server_id):
             yield
 
     @contextlib.contextmanager
@@ -99,9 +99,77 @@ class NovaServers:
         with lockutils.lock(name, lock_file_prefix='nova-', external=True, lock_path=path):
             yield
 
+    def let_resume_again(self) -> None:
+        """Let Nova resume servers that waited for that when an earlier process ended.
+
+        Of those that are active and powering on it would take each for a user's start, and wait for
+        one after the other; a user starts servers that are stopped. They are expected to run.
+        """
+        if not CONF.resume_guests_state_on_host_boot:
+            return
+        for instance in objects.InstanceList.get_by_host(nova_context.get_admin_context(),
+                                                         CONF.host, expected_attrs=[]):
+            if instance.vm_state == vm_states.ACTIVE \
+                    and instance.task_state == task_states.POWERING_ON:
+                instance.task_state = None
+                instance.save(expected_task_state=[task_states.POWERING_ON])
+
     def directories(self) -> list[str]:
         """Return the directories of all servers that have one on this host."""
         with contextlib.suppress(FileNotFoundError):
             return [entry.path for entry in os.scandir(CONF.instances_path)
                     if entry.is_dir() and not entry.name.startswith('_')]
         return []
+
+
+class PoweringOn:
+    """A server that Nova is to start as the host came up: see nova_bootcache/resuming.py.
+
+    :param instance: Nova's record of it.
+    :param open_chain: sees to it that its disk can be opened.
+    :param start: starts it as Nova does.
+    """
+
+    def __init__(self, instance: Any, open_chain: Callable[[], None], start: Callable[[], None]):
+        self.server_id: str = instance.uuid
+        self.image_id: str = instance.image_ref or ''
+        self.open_chain = open_chain
+        self._instance = instance
+        self._start = start
+
+    def hold(self) -> None:
+        """Note that it is powering on: Nova does not stop it then for not running."""
+        self._instance.task_state = task_states.POWERING_ON
+        self._instance.save()
+
+    def resume(self) -> bool:
+        """Start it under Nova's lock; False if Nova thinks otherwise of it meanwhile."""
+        with _instance_lock(self.server_id):
+            try:
+                self._instance.refresh()
+            except nova_exception.InstanceNotFound:
+                return False
+            if (self._instance.host, self._instance.vm_state, self._instance.task_state) \
+                    != (CONF.host, vm_states.ACTIVE, task_states.POWERING_ON):
+                return False
+            self._start()
+            self._end(vm_states.ACTIVE)
+        return True
+
+    def give_up(self) -> None:
+        """Put it to ERROR, as Nova does with one that cannot be resumed."""
+        self._end(vm_states.ERROR)
+
+    def _end(self, vm_state: str) -> None:
+        self._instance.vm_state = vm_state
+        self._instance.task_state = None
+        # Otherwise it is being deleted.
+        with contextlib.suppress(nova_exception.UnexpectedTaskStateError,
+                                 nova_exception.InstanceNotFound):
+            self._instance.save(expected_task_state=[task_states.POWERING_ON])
+
+
+def _instance_lock(server_id: str) -> contextlib.AbstractContextManager[Any]:
+    found: contextlib.AbstractContextManager[Any] = lockutils.lock(
+        server_id, lock_file_prefix='nova-')
+    return found

@@ -11,7 +11,7 @@ import pytest
 from nova import filters as nova_filters
 from nova import objects, utils
 from nova import weights as nova_weights
-from nova.compute import manager, resource_tracker, task_states, vm_states
+from nova.compute import api, manager, resource_tracker, task_states, vm_states
 from nova.privsep import path
 from nova.scheduler import host_manager
 from nova.scheduler import manager as scheduler_manager
@@ -42,6 +42,7 @@ OVERRIDDEN = {
         'power_off': ['instance'],
         'reboot': ['context', 'instance'],
         '_hard_reboot': ['context', 'instance'],
+        'resume_state_on_host_boot': ['context', 'instance'],
         'pause': ['instance'],
         'unpause': ['instance'],
         'suspend': ['context', 'instance'],
@@ -92,6 +93,8 @@ def test_what_is_not_looked_at_reaches_nova_as_it_came(nova, method, monkeypatch
     # Stands for all that is ours in the driver, where nothing is to be done.
     ours.bootcache = ours.settler = ours.upkeep = ours.warming = mock.MagicMock(enabled=False)
     ours.bootcache.cache.entries.return_value = []
+    ours.resuming = mock.MagicMock()
+    ours.resuming.has_some.return_value = False
     ours.warming.cache_image = lambda image_id, goes_stock, stock: stock()
     known = OVERRIDDEN[BootCacheLibvirtDriver, nova][method]
     looked_at = [mock.MagicMock(uuid='x', image_ref='') if name == 'instance' else
@@ -216,6 +219,31 @@ def test_a_server_that_leaves_is_powered_off_by_the_method_that_names_its_disk()
 def test_starting_and_resuming_come_through_the_hard_reboot():
     for method in ('power_on', 'resume_state_on_host_boot'):
         assert 'self._hard_reboot(' in inspect.getsource(getattr(driver.LibvirtDriver, method))
+
+
+def test_servers_that_wait_to_be_resumed_are_powering_on_for_nova():
+    """nova_bootcache/resuming.py: what Nova makes of that state while they wait, and at a start."""
+    compute = manager.ComputeManager
+    start = inspect.getsource(compute._init_instance)
+    # Its own record of the server is what decides: active, and expected to run.
+    assert 'expect_running = (db_state == power_state.RUNNING and' in start
+    assert 'if expect_running and CONF.resume_guests_state_on_host_boot:' in start
+    assert start.index('if instance.task_state == task_states.POWERING_ON:') \
+        < start.index('self.start_instance(context, instance)') < start.index('expect_running = ')
+    resume = inspect.getsource(compute._resume_guests_state)
+    assert resume.index('self.driver.resume_state_on_host_boot(') \
+        < resume.index('except Exception:\n            # NOTE(vish)') \
+        < resume.rindex('self._set_instance_obj_error_state(instance)')
+    whole = inspect.getsource(compute.init_host)
+    assert whole.index('self.driver.init_host(host=self.host)') \
+        < whole.index('objects.InstanceList.get_by_host(')
+    assert 'elif db_instance.task_state is not None:' in inspect.getsource(
+        compute._sync_instance_power_state), 'it is not stopped for not running'
+    started = inspect.getsource(api.API.start)
+    before = inspect.getsource(api)
+    before = before[:before.index(started)].rstrip().splitlines()[-4:]
+    assert any('vm_states.STOPPED' in line for line in [*before, *started.splitlines()]), \
+        'users start servers that are stopped'
 
 
 def test_the_locks_that_settling_takes_are_novas():

@@ -20,27 +20,30 @@ node on top is put onto it, and servers do not notice.
 import contextlib
 import os
 import time
-from collections.abc import Container
 from typing import Any
 
 from bootcache import daemonjobs, exception, naming, qemuimg
-from bootcache.storagedaemon import StorageDaemon
-from nova_bootcache import diskroom, growingstore
-from nova_bootcache.growingstore import ARRIVING as IMAGE
-from nova_bootcache.growingstore import LANDED, REMOTE, TOP, top_node
+from nova_bootcache import diskroom, graph, growingstore
+from nova_bootcache.gateway import Gateway
+from nova_bootcache.graph import (
+    ARRIVING,
+    ARRIVING_FILTER,
+    COME,
+    COME_DATA,
+    COME_MAP,
+    LANDED,
+    REMOTE,
+    SOURCE,
+)
 
 # A smaller one is fetched in less time than it takes to set all this up.
 WORTH_BYTES = 8 << 20
-_FILTER, _COME, _FILE, _DATA, _SOURCE = 'x', 'w', 'v', 'd', 'c'
-# From above.
-_ARRIVING = IMAGE, _FILTER, _COME, _DATA, _FILE, _SOURCE
 _SECTOR = 512
 _LOOK_SECONDS = 0.05
 
 
 def _names(image_id: str) -> dict[str, str]:
-    return {kind: naming.node_name(kind, image_id)
-            for kind in (TOP, REMOTE, LANDED, IMAGE, _FILTER, _COME, _FILE, _DATA, _SOURCE)}
+    return {kind: naming.node_name(kind, image_id) for kind in graph.KINDS}
 
 
 def is_worth_it(size: int) -> bool:
@@ -64,10 +67,6 @@ def _tables(size: int) -> int:
     return (1 << 20) + (size >> 12)
 
 
-def _job(image_id: str) -> str:
-    return naming.node_name('arrive', image_id)
-
-
 def _map_path(path: str) -> str:
     return f'{path.removesuffix(".partial")}.map.partial'
 
@@ -82,11 +81,11 @@ def clean(path: str) -> None:
             os.unlink(name)
 
 
-def begin(daemon: StorageDaemon, image_id: str, size: int, path: str,
+def begin(gateway: Gateway, image_id: str, size: int, path: str,
           source: dict[str, Any]) -> None:
     """Have a base's export read from its cache image on the storage node, and keep what comes.
 
-    :param daemon: the gateway's; it serves the base already.
+    :param gateway: it serves the base already.
     :param size: of the cache image's file, in bytes.
     :param path: of the file that it comes into; made new.
     :param source: the node of the file on the storage node, without its name.
@@ -101,26 +100,26 @@ def begin(daemon: StorageDaemon, image_id: str, size: int, path: str,
         whole = -(-size // growingstore.GRANULARITY) * growingstore.GRANULARITY
         if not (diskroom.hold(path, whole) and diskroom.hold(_map_path(path), _tables(size))):
             raise exception.BootcacheError(f'the file system of {path} cannot promise space')
-        daemon.add_nodes(
-            {**source, 'node-name': names[_SOURCE]},
-            {'driver': 'file', 'node-name': names[_FILE], 'filename': _map_path(path)},
+        gateway.daemon.add_nodes(
+            {**source, 'node-name': names[SOURCE]},
+            {'driver': 'file', 'node-name': names[COME_MAP], 'filename': _map_path(path)},
             # Its header may be changed, and others read it, before this node goes.
-            {'driver': 'file', 'node-name': names[_DATA], 'filename': path, 'locking': 'off'},
-            {'driver': 'qcow2', 'node-name': names[_COME], 'read-only': False,
-             'backing': names[_SOURCE], 'file': names[_FILE], 'data-file': names[_DATA],
+            {'driver': 'file', 'node-name': names[COME_DATA], 'filename': path, 'locking': 'off'},
+            {'driver': 'qcow2', 'node-name': names[COME], 'read-only': False,
+             'backing': names[SOURCE], 'file': names[COME_MAP], 'data-file': names[COME_DATA],
              'l2-cache-size': 1 << 20},
-            {'driver': 'copy-on-read', 'node-name': names[_FILTER], 'file': names[_COME]},
-            {'driver': 'qcow2', 'node-name': names[IMAGE], 'read-only': True,
-             'backing': names[REMOTE], 'file': names[_FILTER]})
-        _reopen(daemon, image_id, IMAGE)
+            {'driver': 'copy-on-read', 'node-name': names[ARRIVING_FILTER], 'file': names[COME]},
+            {'driver': 'qcow2', 'node-name': names[ARRIVING], 'read-only': True,
+             'backing': names[REMOTE], 'file': names[ARRIVING_FILTER]})
+        _read_from(gateway, image_id, ARRIVING)
     except (exception.BootcacheError, OSError):
         with contextlib.suppress(exception.BootcacheError):
-            discard(daemon, image_id)
+            discard(gateway, image_id)
         clean(path)
         raise
 
 
-def bring(daemon: StorageDaemon, image_id: str, size: int, path: str, seconds: float,
+def bring(gateway: Gateway, image_id: str, size: int, path: str, seconds: float,
           stalled: float) -> None:
     """Have all of a cache image come that has not been asked for; it takes as long as that takes.
 
@@ -130,8 +129,9 @@ def bring(daemon: StorageDaemon, image_id: str, size: int, path: str, seconds: f
     :param stalled: seconds after which it is given up if nothing has come meanwhile.
     :raises BootcacheError: if it did not come.
     """
-    names, job = _names(image_id), _job(image_id)
-    daemonjobs.start_stream(daemon, job, names[_COME])
+    daemon, job = gateway.daemon, graph.arrival_job(image_id)
+    come = naming.node_name(COME, image_id)
+    daemonjobs.start_stream(daemon, job, come)
     there, since, began = -1, 0.0, time.monotonic()
     while (done := daemonjobs.progress(daemon, job)) is not None:
         now = time.monotonic()
@@ -142,18 +142,18 @@ def bring(daemon: StorageDaemon, image_id: str, size: int, path: str, seconds: f
         if now - began >= seconds:
             raise exception.BootcacheError(f'it has not come within {seconds:.0f} s')
         time.sleep(_LOOK_SECONDS)
-    if not daemonjobs.is_filled(daemon, names[_COME]):
+    if not daemonjobs.is_filled(daemon, come):
         raise exception.BootcacheError('the gateway could not read or write all of it')
     # The last cluster was written whole.
     os.truncate(path, size)
 
 
-def _reopen(daemon: StorageDaemon, image_id: str, below: str) -> None:
-    with daemon.session() as session:
-        session.execute('blockdev-reopen', options=[top_node(image_id, below)])
+def _read_from(gateway: Gateway, image_id: str, kind: str) -> None:
+    with gateway.daemon.session() as session:
+        session.execute('blockdev-reopen', options=[graph.top_node(image_id, kind)])
 
 
-def land(daemon: StorageDaemon, image_id: str, path: str) -> None:
+def land(gateway: Gateway, image_id: str, path: str) -> None:
     """Put the servers that read from a cache image on its way onto the file that has come.
 
     :param path: of the cache image on this host.
@@ -161,46 +161,16 @@ def land(daemon: StorageDaemon, image_id: str, path: str) -> None:
     """
     names = _names(image_id)
     # One that arrived earlier has another file.
-    _leave(daemon, image_id, LANDED)
-    daemon.add_nodes({'driver': 'qcow2', 'node-name': names[LANDED], 'read-only': True,
+    gateway.change(image_id, landed=False)
+    gateway.daemon.add_nodes({'driver': 'qcow2', 'node-name': names[LANDED], 'read-only': True,
                       'backing': names[REMOTE],
                       'file': {'driver': 'file', 'filename': os.path.realpath(path)}})
-    _reopen(daemon, image_id, LANDED)
+    _read_from(gateway, image_id, LANDED)
 
 
-def _leave(daemon: StorageDaemon, image_id: str, *kinds: str) -> None:
-    """Remove nodes; if one of them is what servers read from, they read from what is left."""
-    names = _names(image_id)
-    present = daemon.nodes()
-    going = [names[kind] for kind in kinds if names[kind] in present]
-    if not going:
-        return
-    with daemon.session() as session:
-        if names[TOP] in present:
-            session.execute('blockdev-reopen', options=[top_node(
-                image_id, growingstore.lower(image_id, present - set(going)))])
-        for name in going:
-            session.execute('blockdev-del', node_name=name)
-
-
-def is_among(image_id: str, present: Container[str]) -> bool:
-    """Tell whether nodes of an arrival are among those of a gateway. Pure."""
-    names = _names(image_id)
-    return any(names[kind] in present for kind in _ARRIVING)
-
-
-def is_under_way(daemon: StorageDaemon, image_id: str) -> bool:
-    """Tell whether servers read from an image's cache image while it arrives.
-
-    :raises StorageDaemonError: if the gateway does not answer.
-    """
-    return naming.node_name(IMAGE, image_id) in daemon.nodes()
-
-
-def discard(daemon: StorageDaemon, image_id: str) -> None:
+def discard(gateway: Gateway, image_id: str) -> None:
     """Take what there is of an arrival out of the gateway; one that has landed stays.
 
     :raises StorageDaemonError: if the gateway does not answer, or refuses.
     """
-    daemonjobs.end(daemon, _job(image_id))
-    _leave(daemon, image_id, *_ARRIVING)
+    gateway.change(image_id, arrives=False)

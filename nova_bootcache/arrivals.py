@@ -29,13 +29,10 @@ class Arrivals:
         self._gateway = gateway
         # Threads by image id. Guarded by the lock, which is held for dictionary steps.
         self._coming: dict[str, threading.Thread] = {}
-        # Images of which the gateway still has what should have gone, as storage hangs. Guarded by
-        # the lock.
-        self._left: set[str] = set()
         self._lock = threading.Lock()
-        # Makes beginning, and clearing up, one step each: some milliseconds, and ten seconds where
-        # storage hangs.
-        self._step = threading.Lock()
+        # Makes beginning one step for whoever tidies up the gateway: some milliseconds, and ten
+        # seconds where storage hangs.
+        self.beginning = threading.Lock()
 
     def has(self, image_id: str) -> bool:
         """Tell whether an image's cache image is on its way."""
@@ -72,9 +69,10 @@ class Arrivals:
             gateway.check_reachable(remote)
             source = self._gateway.remote_node(
                 '', dataclasses.replace(remote, export=offered.cache_export))
-            with self._step:
-                self._clear(remote.image_id)
-                arrival.begin(self._gateway.daemon, remote.image_id, info.bytes,
+            with self.beginning:
+                # Of one that could not be cleared up, as storage hung.
+                arrival.discard(self._gateway, remote.image_id)
+                arrival.begin(self._gateway, remote.image_id, info.bytes,
                               self._cache.coming_path(remote.image_id, medium), source)
         except (exception.BootcacheError, OSError) as error:
             LOG.warning('image %s: its cache image is fetched before a server boots: %s',
@@ -89,12 +87,12 @@ class Arrivals:
             self._coming.pop(image_id, None)
 
     def _run(self, offered: Offered, medium: Medium) -> None:
-        remote, daemon = offered.remote, self._gateway.daemon
+        remote = offered.remote
         assert remote is not None
         image_id = remote.image_id
         try:
             self._receive(offered, medium)
-            arrival.land(daemon, image_id, self._cache.path(image_id))
+            arrival.land(self._gateway, image_id, self._cache.path(image_id))
         except (exception.BootcacheError, OSError) as error:
             LOG.warning('image %s: its cache image did not arrive, and is read from the base: %s',
                         image_id, error)
@@ -102,51 +100,20 @@ class Arrivals:
             LOG.exception('bootcache: unexpected error')
         finally:
             try:
-                self.discard(image_id)
-                arrival.clean(self._cache.coming_path(image_id, medium))
-            except OSError as error:
-                LOG.warning('image %s: what is left of its arrival stays: %s', image_id, error)
+                self._clear_up(image_id, medium)
             finally:
                 self._end(image_id)
 
-    def discard(self, image_id: str) -> None:
-        """Take an arrival that is over out of the gateway; later, if that cannot be done now."""
-        with self._lock:
-            self._left.add(image_id)
+    def _clear_up(self, image_id: str, medium: Medium) -> None:
         try:
-            self._clear(image_id)
+            arrival.discard(self._gateway, image_id)
         except exception.BootcacheError as error:
+            # Upkeep sees it there, and that nobody waits for it.
             LOG.warning('image %s: the gateway keeps what arrived, for now: %s', image_id, error)
-
-    def _clear(self, image_id: str) -> None:
-        with self._lock:
-            if image_id not in self._left:
-                return
-        arrival.discard(self._gateway.daemon, image_id)
-        with self._lock:
-            self._left.discard(image_id)
-
-    def clear_left(self) -> None:
-        """Take out of the gateway what could not be taken out before.
-
-        :raises BootcacheError: if it still cannot.
-        """
-        with self._lock:
-            left = self._left - self._coming.keys()
-        for image_id in left:
-            with self._step:
-                # One that has begun meanwhile has cleared up itself.
-                self._clear(image_id)
-
-    def discard_left_over(self, image_id: str) -> None:
-        """Take an arrival out of the gateway that no thread of this process waits for.
-
-        :raises BootcacheError: if that cannot be done now.
-        """
-        # One that begins has said so, and waits.
-        with self._step:
-            if not self.has(image_id):
-                arrival.discard(self._gateway.daemon, image_id)
+        try:
+            arrival.clean(self._cache.coming_path(image_id, medium))
+        except OSError as error:
+            LOG.warning('image %s: what is left of its arrival stays: %s', image_id, error)
 
     def _receive(self, offered: Offered, medium: Medium) -> None:
         info, remote = offered.cache_image, offered.remote
@@ -155,8 +122,8 @@ class Arrivals:
         self._cache.receive(
             Entry(remote, info, info.sha256, info.virtual_bytes, offered.pinned,
                   offered.generation), medium, path,
-            lambda patience: arrival.bring(self._gateway.daemon, remote.image_id, info.bytes, path,
-                                         patience.seconds, patience.stalled),
+            lambda patience: arrival.bring(self._gateway, remote.image_id, info.bytes, path,
+                                           patience.seconds, patience.stalled),
             room=arrival.room(info.bytes))
 
     def wait(self, image_id: str, seconds: float) -> bool:

@@ -4,18 +4,21 @@ libvirt drops NBD's reconnect settings, so no server's own QEMU speaks to a stor
 reaches its base by an export of the gateway on a unix socket.
 """
 
+import contextlib
 import dataclasses
 import re
 import socket
 import threading
+from collections.abc import Iterable
 from typing import Any
 
 from oslo_log import log as logging
 
-from bootcache import exception, naming
+from bootcache import daemonjobs, exception, naming
 from bootcache.breaker import Breaker
 from bootcache.storagedaemon import StorageDaemon, UnixListener
-from nova_bootcache import arrival, growingstore
+from nova_bootcache import graph
+from nova_bootcache.graph import Action, Present, Store, Wanted
 
 LOG = logging.getLogger(__name__)
 
@@ -132,16 +135,17 @@ class Gateway:
                     raise exception.StorageDaemonError(
                         f'gateway: servers that run read another content of {remote.image_id} than'
                         f' {remote.export}')
-            self._remove_nodes(remote.image_id)
-            growingstore.ensure_unlimited(self.daemon)
-            top = growingstore.top_node(remote.image_id, growingstore.REMOTE)
+            # What is not exported goes, all of it.
+            self._reconcile(remote.image_id, Wanted(Store.GOES))
+            self._ensure_unlimited()
+            top = graph.top_node(remote.image_id, graph.REMOTE)
             self.daemon.add_nodes(self.remote_node(str(top['file']), remote), top)
             self.daemon.add_export(export, str(top['node-name']))
         return export
 
     def _is_of(self, remote: Remote) -> bool:
         """Tell whether the base that is served is of a remote's content: its export is of one."""
-        name = naming.node_name(growingstore.REMOTE, remote.image_id)
+        name = naming.node_name(graph.REMOTE, remote.image_id)
         with self.daemon.session() as session:
             files = {node['node-name']: str(node['file'])
                      for node in session.execute('query-named-block-nodes', flat=True)}
@@ -171,18 +175,59 @@ class Gateway:
         with self._lock:
             if self.daemon.pid() is None and not self.daemon.answers():
                 return True
-            served = self.daemon.exports()
-            if arrival.is_under_way(self.daemon, image_id):
+            if graph.ARRIVING in self._present(image_id).kinds:
                 return False
-            if export in served and not self.daemon.remove_export(export, disconnect=False):
+            if export in self.daemon.exports() \
+                    and not self.daemon.remove_export(export, disconnect=False):
                 return False
-            self._remove_nodes(image_id)
+            self._reconcile(image_id, Wanted(Store.GOES))
         return True
 
-    def _remove_nodes(self, image_id: str) -> None:
-        growingstore.discard(self.daemon, image_id)
-        arrival.discard(self.daemon, image_id)
-        present = self.daemon.nodes()
-        names = [naming.node_name(kind, image_id)
-                 for kind in (growingstore.TOP, growingstore.LANDED, growingstore.REMOTE)]
-        self.daemon.remove_nodes(*(name for name in names if name in present))
+    # What is between an export and its base: nova_bootcache/graph.py.
+
+    def _ensure_unlimited(self) -> None:
+        """Make what ``graph.top_node`` needs, if it is not there."""
+        with self.daemon.session() as session:
+            if not any(entry['name'] == graph.UNLIMITED
+                       for entry in session.execute('qom-list', path='/objects')):
+                session.execute('object-add', **{'qom-type': 'throttle-group',
+                                                 'id': graph.UNLIMITED})
+
+    def present(self, image_ids: Iterable[str]) -> dict[str, Present]:
+        """Return what there is of images, by id; those of which there is nothing are not in it.
+
+        :raises StorageDaemonError: if the daemon does not answer.
+        """
+        return graph.present(image_ids, self.daemon.nodes(), self.daemon.exports())
+
+    def _present(self, image_id: str) -> Present:
+        return self.present([image_id]).get(image_id, Present())
+
+    def change(self, image_id: str, **wishes: Any) -> None:
+        """Change what is between an image's export and its base; servers do not notice.
+
+        :param wishes: fields of ``graph.Wanted``; what they do not name stays as it is.
+        :raises StorageDaemonError: if the daemon does not answer, or refuses.
+        """
+        with self._lock:
+            self._reconcile(image_id, dataclasses.replace(
+                graph.as_it_is(self._present(image_id)), **wishes))
+
+    def _reconcile(self, image_id: str, wanted: Wanted) -> None:
+        there = self._present(image_id)
+        for step in graph.reconcile(wanted, there):
+            if step.action is Action.END_JOB:
+                daemonjobs.end(self.daemon, graph.arrival_job(image_id))
+                continue
+            with self.daemon.session() as session:
+                if step.action is Action.READ:
+                    session.execute('blockdev-reopen',
+                                    options=[graph.top_node(image_id, step.kind)])
+                else:
+                    session.execute('blockdev-del',
+                                    node_name=naming.node_name(step.kind, image_id))
+        if wanted.store is Store.GOES:
+            # Left by a crash between making it and its node, or in use no more.
+            with contextlib.suppress(exception.StorageDaemonError), \
+                    self.daemon.session() as session:
+                session.execute('object-del', id=graph.throttle_group(image_id))

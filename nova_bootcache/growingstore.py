@@ -15,16 +15,17 @@ import dataclasses
 import os
 import threading
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from typing import Any
 
 from oslo_log import log as logging
 
 from bootcache import exception, naming, qemuimg, recorder, workingset
 from bootcache.recorder import Sample
-from bootcache.storagedaemon import StorageDaemon
 from bootcache.workingset import Extent
-from nova_bootcache import diskroom
+from nova_bootcache import diskroom, graph
+from nova_bootcache.gateway import Gateway
+from nova_bootcache.graph import FILTER, REMOTE, STORE, STORE_FILE, THROTTLE, TOP, Store
 from nova_bootcache.growth import horizon, reserve, spare, write_rate
 
 LOG = logging.getLogger(__name__)
@@ -35,44 +36,6 @@ GRANULARITY = 65536
 # A store smaller than that holds nothing worth it beside its tables.
 MIN_LIMIT = 1 << 20
 _LOOK_SECONDS = 0.05
-
-# Kinds of nodes: the one on top, which is exported and stays, and what comes and goes below.
-TOP, REMOTE, _FILTER, _STORE, _THROTTLE, _FILE = 'g', 'n', 'f', 's', 't', 'u'
-# Of a cache image: on its way, and that which has come (arrival.py).
-ARRIVING, LANDED = 'q', 'l'
-
-
-# A throttle group without limits.
-UNLIMITED = 'unlimited'
-
-
-def top_node(image_id: str, below: str) -> dict[str, Any]:
-    """Return the node that is exported, for adding it and for exchanging what is below it.
-
-    A filter, not a raw node: through a raw node, NBD's block status calls what the store lacks
-    unallocated, although the base has it, and whoever copies by it (a snapshot) copies zeros.
-
-    :param below: kind of the node below.
-    """
-    return {'driver': 'throttle', 'node-name': naming.node_name(TOP, image_id), 'read-only': True,
-            'throttle-group': UNLIMITED, 'file': naming.node_name(below, image_id)}
-
-
-def lower(image_id: str, present: Container[str]) -> str:
-    """Return the kind of node that the node on top reads from, of those that are there. Pure."""
-    return next((kind for kind in (_FILTER, _STORE, ARRIVING, LANDED)
-                 if naming.node_name(kind, image_id) in present), REMOTE)
-
-
-def ensure_unlimited(daemon: StorageDaemon) -> None:
-    """Make what ``top_node`` needs, if it is not there.
-
-    :raises StorageDaemonError: if the daemon refuses.
-    """
-    with daemon.session() as session:
-        if not any(entry['name'] == UNLIMITED
-                   for entry in session.execute('qom-list', path='/objects')):
-            session.execute('object-add', **{'qom-type': 'throttle-group', 'id': UNLIMITED})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,19 +53,20 @@ class Mark:
 class GrowingStore:
     """One image's growing store in the gateway.
 
-    :param daemon: the gateway's.
+    :param gateway: where its nodes live.
     :param image_id: the image.
     :param virtual_bytes: size of its base.
     :param path: of the store's file; made new, removed at the end.
     :param limit: bytes that the file may have.
     """
 
-    def __init__(self, daemon: StorageDaemon, image_id: str, virtual_bytes: int, path: str,
-                 limit: int):
-        self._daemon = daemon
+    def __init__(self, gateway: Gateway, image_id: str, virtual_bytes: int, path: str, limit: int):
+        self._gateway = gateway
+        self._daemon = gateway.daemon
         self.image_id = image_id
         self.path = path
         self.limit = limit
+        self._throttle = graph.throttle_group(image_id)
         self._virtual_bytes = virtual_bytes
         self.grows = False
         # What is read through it is not boots' alone: it tells nothing of them any more.
@@ -119,12 +83,9 @@ class GrowingStore:
     def _name(self, kind: str) -> str:
         return naming.node_name(kind, self.image_id)
 
-    def _group(self) -> str:
-        return f'throttle-{self._name(_THROTTLE)}'
-
     def _store_node(self) -> dict[str, Any]:
-        return {'driver': 'qcow2', 'node-name': self._name(_STORE), 'read-only': False,
-                'backing': self._name(REMOTE), 'file': self._name(_THROTTLE),
+        return {'driver': 'qcow2', 'node-name': self._name(STORE), 'read-only': False,
+                'backing': self._name(REMOTE), 'file': self._name(THROTTLE),
                 'l2-cache-size': 8 << 20}
 
     def open(self) -> None:
@@ -152,16 +113,16 @@ class GrowingStore:
         try:
             with self._daemon.session() as session:
                 self._rate = write_rate(end, size)
-                session.execute('object-add', **{'qom-type': 'throttle-group', 'id': self._group(),
+                session.execute('object-add', **{'qom-type': 'throttle-group', 'id': self._throttle,
                                                  'limits': {'bps-write': self._rate}})
             self._daemon.add_nodes(
-                {'driver': 'file', 'node-name': self._name(_FILE), 'filename': self.path},
-                {'driver': 'throttle', 'node-name': self._name(_THROTTLE),
-                 'throttle-group': self._group(), 'file': self._name(_FILE)},
+                {'driver': 'file', 'node-name': self._name(STORE_FILE), 'filename': self.path},
+                {'driver': 'throttle', 'node-name': self._name(THROTTLE),
+                 'throttle-group': self._throttle, 'file': self._name(STORE_FILE)},
                 self._store_node(),
-                {'driver': 'copy-on-read', 'node-name': self._name(_FILTER),
-                 'file': self._name(_STORE)})
-            self._reopen(top_node(self.image_id, _FILTER))
+                {'driver': 'copy-on-read', 'node-name': self._name(FILTER),
+                 'file': self._name(STORE)})
+            self._reopen(graph.top_node(self.image_id, FILTER))
         except exception.BootcacheError:
             with contextlib.suppress(exception.BootcacheError):
                 self.close()
@@ -178,7 +139,7 @@ class GrowingStore:
 
         :raises StorageDaemonError: if the gateway does not answer.
         """
-        return self._name(_STORE) in self._daemon.nodes()
+        return self._name(STORE) in self._daemon.nodes()
 
     def size(self) -> int:
         """Return the size of the store's file in bytes, 0 if it is gone."""
@@ -228,7 +189,7 @@ class GrowingStore:
             self.stop_growing()
         elif (rate := write_rate(end, size)) != self._rate:
             with self._daemon.session() as session:
-                session.execute('qom-set', path=f'/objects/{self._group()}', property='limits',
+                session.execute('qom-set', path=f'/objects/{self._throttle}', property='limits',
                                 value={'bps-write': rate})
             self._rate = rate
 
@@ -239,7 +200,7 @@ class GrowingStore:
         """
         with self._lock:
             # Where that is refused it grows, and goes on being looked at.
-            drop_filter(self._daemon, self.image_id)
+            self._gateway.change(self.image_id, store=Store.STAYS)
             self.grows = False
 
     def mark(self) -> Mark:
@@ -276,7 +237,7 @@ class GrowingStore:
         :raises StorageDaemonError: if the gateway does not answer.
         """
         with self._lock:
-            discard(self._daemon, self.image_id)
+            self._gateway.change(self.image_id, store=Store.GOES)
             self.grows = False
         # If that was refused it may still be written to, and goes on being counted.
         with contextlib.suppress(FileNotFoundError):
@@ -304,45 +265,6 @@ def between(entries: list[dict[str, Any]], begin: int, end: int,
             found.append({**entry, 'start': entry['start'] + before, 'length': length,
                           'offset': entry['offset'] + before})
     return found
-
-
-def grows(image_id: str, present: Container[str]) -> bool:
-    """Tell whether an image's store grows, by the nodes of its gateway. Pure."""
-    return naming.node_name(_FILTER, image_id) in present
-
-
-def drop_filter(daemon: StorageDaemon, image_id: str) -> None:
-    """Stop a store's growth, whoever opened it, for instance an earlier process.
-
-    :raises StorageDaemonError: if the daemon refuses.
-    """
-    names = {kind: naming.node_name(kind, image_id) for kind in (TOP, _FILTER, _STORE)}
-    if names[_FILTER] not in daemon.nodes():
-        return
-    with daemon.session() as session:
-        session.execute('blockdev-reopen', options=[
-            top_node(image_id, _STORE)])
-        session.execute('blockdev-del', node_name=names[_FILTER])
-
-
-def discard(daemon: StorageDaemon, image_id: str) -> None:
-    """Take what there is of a store out of the daemon; a base that is served goes on being served.
-
-    :raises StorageDaemonError: if the daemon refuses.
-    """
-    names = {kind: naming.node_name(kind, image_id)
-             for kind in (TOP, REMOTE, _FILTER, _STORE, _THROTTLE, _FILE)}
-    present = daemon.nodes()
-    kinds = [kind for kind in (_FILTER, _STORE, _THROTTLE, _FILE) if names[kind] in present]
-    with daemon.session() as session:
-        if kinds and {names[TOP], names[REMOTE]} <= present:
-            rest = present - {names[kind] for kind in kinds}
-            session.execute('blockdev-reopen', options=[top_node(image_id, lower(image_id, rest))])
-        for kind in kinds:
-            session.execute('blockdev-del', node_name=names[kind])
-        # Left by a crash between making it and the node, or in use no more.
-        with contextlib.suppress(exception.StorageDaemonError):
-            session.execute('object-del', id=f'throttle-{names[_THROTTLE]}')
 
 
 class StoreKeeper:

@@ -67,7 +67,7 @@ class ComputeHost(HostStores):
         try:
             self.gateway.start()
             # Whoever was at work on it is gone.
-            self.end_left_over()
+            self.reconcile()
         except exception.BootcacheError as error:
             LOG.error('bootcache: the gateway is not ready, and servers that need it boot the'
                       ' stock way until it is: %s', error)

@@ -18,12 +18,13 @@ from oslo_log import log as logging
 from bootcache import conf as bootcache_conf
 from bootcache import exception, rpcapi, tier
 from bootcache.tier import Medium
-from nova_bootcache import arrival, gateway, growingstore
 from nova_bootcache import conf as nova_conf
+from nova_bootcache import gateway, graph
 from nova_bootcache.arrivals import Arrivals
 from nova_bootcache.bootreports import BootReports
 from nova_bootcache.bootwatch import BootWatch
 from nova_bootcache.gateway import Gateway, Remote
+from nova_bootcache.graph import Present, Store, Wanted
 from nova_bootcache.growingstore import GrowingStore, StoreKeeper
 from nova_bootcache.hostcache import HostCache
 from nova_bootcache.offer import Offered
@@ -239,9 +240,9 @@ class HostStores:
             try:
                 self.cache.reserve(f'store:{image_id}', medium, self._store_limit)
                 path = self.cache.store_path(image_id, medium)
-                store = GrowingStore(self.gateway.daemon, image_id, virtual_bytes, path,
+                store = GrowingStore(self.gateway, image_id, virtual_bytes, path,
                                      self._store_limit)
-                growingstore.discard(self.gateway.daemon, image_id)
+                self.gateway.change(image_id, store=Store.GOES)
                 store.open()
             except (exception.BootcacheError, OSError) as error:
                 self.cache.release(f'store:{image_id}')
@@ -298,7 +299,7 @@ class HostStores:
                 if store is not None:
                     store.close()
                 else:
-                    growingstore.discard(self.gateway.daemon, image_id)
+                    self.gateway.change(image_id, store=Store.GOES)
             finally:
                 self.cache.release(f'store:{image_id}')
 
@@ -316,42 +317,44 @@ class HostStores:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(store.path)
 
-    def forget_lost_stores(self) -> None:
-        """Forget growing stores that a gateway which was restarted does not have any more.
+    def reconcile(self) -> None:
+        """Have the gateway end what nobody of this process looks after, and forget what it lost.
 
-        :raises StorageDaemonError: if the gateway does not answer.
-        """
-        for store in self.stores.stores():
-            if not store.is_there():
-                self._forget_store(store.image_id)
-
-    def end_left_over(self) -> None:
-        """End what the gateway has, and nobody of this process looks after: an earlier one did.
-
-        Looked for each time, as the gateway need not answer when this process starts.
+        An earlier process may have left growth, an arrival or a recording in it, and it need not
+        have answered when this one began; nor when something was to be taken out of it.
 
         :raises BootcacheError: if the gateway does not answer, or refuses one of it.
         """
-        present = self.gateway.daemon.nodes()
+        stores = self.stores.stores()
+        image_ids = {entry.remote.image_id for entry in self.cache.entries()}
+        image_ids |= {store.image_id for store in stores}
+        present = self.gateway.present(image_ids)
         failed: list[str] = []
-        for image_id in [entry.remote.image_id for entry in self.cache.entries()]:
+        for store in stores:
+            if graph.STORE not in present.get(store.image_id, Present()).kinds:
+                # The gateway was restarted.
+                self._forget_store(store.image_id)
+        for image_id, there in present.items():
             try:
-                if arrival.is_among(image_id, present):
-                    self.arrivals.discard_left_over(image_id)
-                if growingstore.grows(image_id, present):
-                    self._end_growth(image_id)
+                if graph.reconcile(self._wanted(image_id, there), there):
+                    self._tidy(image_id)
             except exception.BootcacheError as error:
                 failed.append(f'image {image_id}: {error}')
         self.recordings.discard_left_over()
         if failed:
             raise exception.BootcacheError('; '.join(failed))
 
-    def _end_growth(self, image_id: str) -> None:
-        # Nobody opens one meanwhile.
-        with self._grow_lock:
-            store = self.stores.get(image_id)
-            if store is None or not store.grows:
-                growingstore.drop_filter(self.gateway.daemon, image_id)
+    def _wanted(self, image_id: str, there: Present) -> Wanted:
+        store = self.stores.get(image_id)
+        return Wanted(Store.GROWS if store is not None and store.grows else Store.STAYS,
+                      self.arrivals.has(image_id), graph.as_it_is(there).landed)
+
+    def _tidy(self, image_id: str) -> None:
+        # Nobody opens a store, or begins an arrival, meanwhile.
+        with self._grow_lock, self.arrivals.beginning:
+            there = self.gateway.present([image_id]).get(image_id, Present())
+            wanted = self._wanted(image_id, there)
+            self.gateway.change(image_id, store=wanted.store, arrives=wanted.arrives)
 
     # Boots that are watched.
 

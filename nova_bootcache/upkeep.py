@@ -67,8 +67,7 @@ class Upkeep:
         host = self._host
         steps: list[tuple[str, Callable[[], None]]] = [
             (_GATEWAY, self._keep_gateway),
-            ('what an earlier process left in the gateway stays there', host.end_left_over),
-            ('what has arrived stays in the gateway', host.arrivals.clear_left),
+            ('what nobody needs stays in the gateway', host.reconcile),
             ('bases are not served', self.serve_bases)]
         if not host.refusal:
             # What lies on shared storage is not this host's alone.
@@ -97,7 +96,6 @@ class Upkeep:
         self._host.gateway.start()
         self._has_gateway = True
         self._news.mended(_GATEWAY, 'bootcache: the gateway answers again')
-        self._host.forget_lost_stores()
         # Whoever restarted it, or mended the socket's mode.
         self._host.socket.check()
 

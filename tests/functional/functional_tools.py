@@ -7,7 +7,7 @@ import socket
 import subprocess
 import time
 
-PATIENCE = 60
+PATIENCE = 240
 
 
 def until(condition, what='the condition', patience=PATIENCE):

@@ -17,7 +17,7 @@ from compute_host import boot, compare
 from functional_tools import free_port, until
 from storage_node import IMAGE, MIB, content
 
-from bootcache import daemonjobs, naming
+from bootcache import daemonjobs, exception, naming
 from bootcache.workingset import Extent
 from nova_bootcache import arrival, hostcache
 
@@ -211,7 +211,8 @@ def test_the_storage_node_hangs_in_the_midst(host, way, node, directory, monkeyp
         until(lambda: not host.arrivals.has(IMAGE), 'the end of the arrival')
         assert nodes(host, 'q') <= host.gateway.daemon.nodes()
         assert host.stop_serving(IMAGE) is False
-        host.arrivals.discard(IMAGE)
+        with pytest.raises(exception.StorageDaemonError):
+            host.gateway.change(IMAGE, arrives=False)
         assert nodes(host, 'q') <= host.gateway.daemon.nodes()
     finally:
         os.kill(way.process.pid, signal.SIGCONT)

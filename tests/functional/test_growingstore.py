@@ -8,8 +8,8 @@ from functional_tools import qemu_img, until
 from storage_node import IMAGE, MIB, SIZE, content
 
 from bootcache import exception, naming
-from nova_bootcache import growingstore
 from nova_bootcache.gateway import Gateway
+from nova_bootcache.graph import Store
 from nova_bootcache.growingstore import GrowingStore, StoreKeeper
 
 
@@ -35,7 +35,7 @@ def uri(gateway):
 
 def make(gateway, node, directory, limit=64 * MIB):
     gateway.ensure_base(node.remote())
-    store = GrowingStore(gateway.daemon, IMAGE, SIZE, f'{directory}/{IMAGE}.store', limit)
+    store = GrowingStore(gateway, IMAGE, SIZE, f'{directory}/{IMAGE}.store', limit)
     store.open()
     return store
 
@@ -108,7 +108,7 @@ def test_a_base_is_served_on_when_the_store_comes_and_goes(gateway, node, keeper
     handle = nbd.NBD()
     handle.connect_uri(uri(gateway))
     for _round in range(5):
-        store = GrowingStore(gateway.daemon, IMAGE, SIZE, f'{directory}/{IMAGE}.store', 64 * MIB)
+        store = GrowingStore(gateway, IMAGE, SIZE, f'{directory}/{IMAGE}.store', 64 * MIB)
         store.open()
         keeper.add(store)
         assert handle.pread(MIB, 3 * MIB) == wanted[3 * MIB:4 * MIB]
@@ -146,7 +146,7 @@ def test_a_full_quota_is_no_error_for_the_reader(gateway, node, keeper, director
     """The medium has just the quota; the reader reads all of the base as fast as it can."""
     medium = small_tmpfs(limit)
     gateway.ensure_base(node.remote())
-    store = GrowingStore(gateway.daemon, IMAGE, SIZE, f'{medium}/{IMAGE}.store', limit)
+    store = GrowingStore(gateway, IMAGE, SIZE, f'{medium}/{IMAGE}.store', limit)
     store.open()
     keeper.add(store)
     wanted = content(node)
@@ -160,7 +160,7 @@ def test_a_full_quota_is_no_error_for_the_reader(gateway, node, keeper, director
 
 def test_too_little_for_a_store(gateway, node, directory):
     gateway.ensure_base(node.remote())
-    store = GrowingStore(gateway.daemon, IMAGE, SIZE, f'{directory}/{IMAGE}.store', 300_000)
+    store = GrowingStore(gateway, IMAGE, SIZE, f'{directory}/{IMAGE}.store', 300_000)
     with pytest.raises(exception.StorageDaemonError, match='no room'):
         store.open()
     assert not os.path.exists(store.path)
@@ -170,13 +170,13 @@ def test_what_an_earlier_process_left_stops_growing_and_goes(gateway, node, dire
     store = make(gateway, node, directory)
     wanted = content(node)
     pread(gateway, 3 * MIB, MIB)
-    growingstore.drop_filter(gateway.daemon, IMAGE)
-    growingstore.drop_filter(gateway.daemon, IMAGE)
+    gateway.change(IMAGE, store=Store.STAYS)
+    gateway.change(IMAGE, store=Store.STAYS)
     size = os.path.getsize(store.path)
     assert pread(gateway, 0, SIZE) == wanted
     assert os.path.getsize(store.path) == size
-    growingstore.discard(gateway.daemon, IMAGE)
-    growingstore.discard(gateway.daemon, IMAGE)
+    gateway.change(IMAGE, store=Store.GOES)
+    gateway.change(IMAGE, store=Store.GOES)
     assert pread(gateway, 0, SIZE) == wanted
 
 

@@ -3,16 +3,20 @@
 The gateway is a stand-in: names of nodes and exports; tests/functional has a real one.
 """
 
+import dataclasses
+import os
 import types
 
 import pytest
 from oslo_config import cfg
 
 from bootcache import exception, naming, recorder
-from nova_bootcache import arrival, growingstore
+from bootcache.tier import Medium
 from nova_bootcache import conf as nova_conf
+from nova_bootcache import graph
 from nova_bootcache.cacheentry import Entry
 from nova_bootcache.gateway import Remote
+from nova_bootcache.graph import Action
 from nova_bootcache.host import ComputeHost
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -35,6 +39,7 @@ def host(tmp_path, monkeypatch, ended):
     conf.set_override('gateway_socket', str(tmp_path / 'run' / 's'), 'bootcache')
     host = ComputeHost(conf, str(tmp_path / 'cache'))
     host.busy, host.present, host.exported = False, set(), {}
+    host.refused = set()
 
     def answer(value):
         if host.busy:
@@ -48,10 +53,15 @@ def host(tmp_path, monkeypatch, ended):
     monkeypatch.setattr(daemon, 'remove_export',
                         lambda export, disconnect: ended.append(('recording', export)))
     monkeypatch.setattr(daemon, 'remove_nodes', lambda *names: None)
-    monkeypatch.setattr(arrival, 'discard',
-                        lambda daemon, image_id: ended.append(('arrival', image_id)))
-    monkeypatch.setattr(growingstore, 'drop_filter',
-                        lambda daemon, image_id: ended.append(('growth', image_id)))
+
+    def change(image_id, **wishes):
+        if image_id in host.refused:
+            raise exception.StorageDaemonError('refused')
+        there = host.gateway.present([image_id])[image_id]
+        ended.extend((image_id, step.action, step.kind) for step in graph.reconcile(
+            dataclasses.replace(graph.as_it_is(there), **wishes), there))
+
+    monkeypatch.setattr(host.gateway, 'change', change)
     host.cache.prepare()
     for image in (IMAGE, OTHER):
         Entry(Remote(image, '10.0.0.1', 10810, f'base-{image}'), None, 'ab', 1 << 20).save(
@@ -60,18 +70,30 @@ def host(tmp_path, monkeypatch, ended):
     host.stop()
 
 
+GROWTH_ENDS = [(IMAGE, Action.READ, graph.STORE), (IMAGE, Action.DELETE, graph.FILTER)]
+ARRIVAL_ENDS = [(OTHER, Action.END_JOB, ''), (OTHER, Action.READ, graph.REMOTE),
+                (OTHER, Action.DELETE, graph.COME)]
+RECORDING_ENDS = [('recording', 'recording-server')]
+ALL = GROWTH_ENDS + ARRIVAL_ENDS + RECORDING_ENDS
+
+
 def leave(host):
     """What a process leaves that was killed: a store that grows, an arrival, a recording."""
-    host.present = {naming.node_name(growingstore._FILTER, IMAGE),
-                    naming.node_name(arrival._COME, OTHER)}
-    host.exported = {f'base-{IMAGE}': 'g-x', 'recording-server': f'{recorder._FILTER}-x'}
+    base = graph.TOP, graph.REMOTE
+    host.present = {naming.node_name(kind, IMAGE) for kind in (*base, *graph.GROWING)}
+    host.present |= {naming.node_name(kind, OTHER) for kind in (*base, graph.COME)}
+    host.exported = {f'base-{IMAGE}': 'g-x', f'base-{OTHER}': 'g-y',
+                     'recording-server': f'{recorder._FILTER}-x'}
+
+
+def key(what):
+    return str(what)
 
 
 def test_it_is_ended_at_start(host, ended):
     leave(host)
     host.start('host-1')
-    assert sorted(ended) == [('arrival', OTHER), ('growth', IMAGE),
-                             ('recording', 'recording-server')]
+    assert sorted(ended, key=key) == sorted(ALL, key=key)
 
 
 def test_it_is_ended_when_a_gateway_that_was_busy_answers(host, ended, caplog):
@@ -80,34 +102,42 @@ def test_it_is_ended_when_a_gateway_that_was_busy_answers(host, ended, caplog):
     host.busy = True
     host.start('host-1')
     with pytest.raises(exception.StorageDaemonError):
-        host.end_left_over()
+        host.reconcile()
     assert ended == []
     host.busy = False
-    host.end_left_over()
-    assert len(ended) == 3
+    host.reconcile()
+    assert sorted(ended, key=key) == sorted(ALL, key=key)
 
 
-def test_one_that_cannot_be_ended_keeps_no_other_and_is_told(host, ended, monkeypatch):
+def test_one_that_cannot_be_ended_keeps_no_other_and_is_told(host, ended):
     leave(host)
-
-    def refuse(daemon, image_id):
-        raise exception.StorageDaemonError('refused')
-
-    monkeypatch.setattr(arrival, 'discard', refuse)
+    host.refused = {OTHER}
     with pytest.raises(exception.BootcacheError, match=f'image {OTHER}: refused'):
-        host.end_left_over()
-    assert sorted(ended) == [('growth', IMAGE), ('recording', 'recording-server')]
+        host.reconcile()
+    assert sorted(ended, key=key) == sorted(GROWTH_ENDS + RECORDING_ENDS, key=key)
 
 
 def test_what_this_process_is_at_work_on_stays(host, ended):
     leave(host)
-    host.stores._stores[IMAGE] = types.SimpleNamespace(grows=True, stop_growing=lambda: None)
+    host.stores._stores[IMAGE] = types.SimpleNamespace(image_id=IMAGE, grows=True,
+                                                       stop_growing=lambda: None)
     host.arrivals._coming[OTHER] = object()
     host.recordings._under_way.add('server')
-    host.end_left_over()
+    host.reconcile()
     assert ended == []
     host.stores._stores.clear()
     host.arrivals._coming.clear()
     host.recordings._closed('server')
-    host.end_left_over()
-    assert len(ended) == 3
+    host.reconcile()
+    assert sorted(ended, key=key) == sorted(ALL, key=key)
+
+
+def test_a_store_that_a_restarted_gateway_has_lost_is_forgotten(host, ended):
+    host.present = {naming.node_name(graph.TOP, IMAGE), naming.node_name(graph.REMOTE, IMAGE)}
+    host.exported = {f'base-{IMAGE}': 'g-x'}
+    path = host.cache.store_path(IMAGE, Medium.DISK)
+    with open(path, 'w'):
+        pass
+    host.stores._stores[IMAGE] = types.SimpleNamespace(image_id=IMAGE, grows=True, path=path)
+    host.reconcile()
+    assert host.stores.get(IMAGE) is None and not os.path.exists(path) and ended == []

@@ -77,22 +77,16 @@ class Host:
         started, self.started_anew = self.started_anew, False
         return started
 
-    def forget_lost_stores(self):
-        self.stores.append('looked for lost ones')
-
     def check(self):
         pass
 
-    def end_left_over(self):
+    def reconcile(self):
         self.fails('left over')
-        self.stores.append('ended')
+        self.stores.append('reconciled')
 
     def send_again(self):
         self.fails('reports')
         self.stores.append('told')
-
-    def clear_left(self):
-        self.stores.append('cleared')
 
     def tidy_stores(self):
         self.fails('tidy')
@@ -381,7 +375,7 @@ def test_holdings_are_told_at_intervals(host, clock):
 
 # All of it.
 
-WORDS = {'start': 'the gateway is not ready', 'left over': 'what an earlier process left',
+WORDS = {'start': 'the gateway is not ready', 'left over': 'what nobody needs stays in the gateway',
          'exports': 'bases are not served', 'tidy': 'growing stores are not looked after',
          'reports': 'what boots read is not told', 'bus': 'is not told what is here',
          'fetch': 'its empty cache image stays', 'ensure_base': 'cannot serve its base'}
@@ -397,8 +391,8 @@ def test_what_fails_keeps_nothing_else_from_being_done(host, clock, broken, capl
     assert ('base-' + OTHER in host.served) == (broken not in ('exports', 'ensure_base'))
     assert bool(host.fetched) == (broken != 'fetch')
     assert bool(host.told) == (broken != 'bus')
-    assert set(host.stores) == {'looked for lost ones', 'ended', 'cleared', 'tidied', 'told'} - {
-        'start': {'looked for lost ones'}, 'left over': {'ended'}, 'tidy': {'tidied'},
+    assert set(host.stores) == {'reconciled', 'tidied', 'told'} - {
+        'left over': {'reconciled'}, 'tidy': {'tidied'},
         'reports': {'told'}}.get(broken, set())
     # In words of its own.
     texts = [record.getMessage() for record in caplog.records if record.levelname == 'WARNING']
@@ -426,7 +420,7 @@ def test_stores_are_looked_after_each_time(host, clock):
     keeper = Upkeep(host, host)
     keeper.once()
     keeper.once()
-    assert host.stores == ['looked for lost ones', 'ended', 'cleared', 'tidied', 'told'] * 2
+    assert host.stores == ['reconciled', 'tidied', 'told'] * 2
 
 
 # What is said of it.

@@ -4,25 +4,25 @@
 #   tools/bench.sh PART... [options]     a part of it: check, many-hosts, many-images, quota, many-servers,
 #                                        under-stress, savings, many-readers, propagation, alternatives;
 #                                        --help tells what each is
-#   tools/bench.sh clusters|refinement [--boots N], weigher [--hosts N], cluster [--quick]
+#   tools/bench.sh clusters [--boots N], weigher [--hosts N], cluster [--quick]
 set -euo pipefail
 # shellcheck source=tools/common.sh
 . "$(dirname "$0")/common.sh"
 
 name=replay
 case ${1:-} in
-clusters | refinement | weigher | cluster) name=$1; shift ;;
+clusters | weigher | cluster) name=$1; shift ;;
 '' | --* | check | row[1-9]) ;;
 many-hosts | many-images | quota | many-servers | under-stress) ;;
 savings | many-readers | propagation | alternatives) ;;
 *) die "usage: tools/bench.sh [check|many-hosts|many-images|quota|many-servers|under-stress|savings|many-readers
-       |propagation|alternatives...] [--quick|--full] | clusters|refinement [--boots N] | weigher [--hosts N]
+       |propagation|alternatives...] [--quick|--full] | clusters [--boots N] | weigher [--hosts N]
        | cluster [--quick]" ;;
 esac
 
 "$TOP/tools/setup.sh"
 cd "$TOP"
 case $name in
-clusters | refinement | cluster) set -- "$("$TOP/tools/images/make.sh" debian)" "$@" ;;
+clusters | cluster) set -- "$("$TOP/tools/images/make.sh" debian)" "$@" ;;
 esac
 exec "$VENV/bin/python" -W ignore -m "bench.$name" "$@"

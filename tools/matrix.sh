@@ -1,15 +1,18 @@
 #!/bin/bash
-# The product on several releases of Nova, each in an environment of its own: our unit tests, and Nova's own
-# tests of its libvirt driver with our driver in stock's place.
-# usage: tools/matrix.sh [31|32|33|34]...     all rows if none is named
+# The product on other releases. Of Nova: our unit tests, and Nova's own tests of its libvirt driver with our driver
+# in stock's place. Of Debian: our unit and functional tests and the demo.
+# usage: tools/matrix.sh [31|32|33|34|debian13]...     all rows if none is named
 #
-# Each row's packages are those of tools/matrix/nova-ROW.txt, which says how it came to be. Environments and
-# results are below $BOOTCACHE_HOME/matrix: what is there for the tree as it is now is not run again.
+# The packages of a release of Nova are those of tools/matrix/nova-ROW.txt, which says how it came to be; a Debian
+# is made from the host's own apt sources. Environments and results are below $BOOTCACHE_HOME/matrix: what is there
+# for the tree as it is now is not run again.
 set -euo pipefail
 # shellcheck source=tools/setup.sh
 . "$(dirname "$0")/setup.sh"
+# shellcheck source=tools/matrix/debian.sh
+. "$TOP/tools/matrix/debian.sh"
 
-ROWS=(31 32 33 34)
+ROWS=(31 32 33 34 debian13)
 MATRIX=$BOOTCACHE_HOME/matrix
 
 usage() { say "usage: tools/matrix.sh [${ROWS[*]}]..."; }
@@ -17,7 +20,7 @@ usage() { say "usage: tools/matrix.sh [${ROWS[*]}]..."; }
 for row in "$@"; do
     case $row in
     -h | --help) usage; exit 0 ;;
-    31 | 32 | 33 | 34) ;;
+    31 | 32 | 33 | 34 | debian13) ;;
     *) usage; die "'$row' is not one of: ${ROWS[*]}" ;;
     esac
 done
@@ -38,38 +41,57 @@ environment() { # ROW
     install_project
 }
 
-# Run a part of a row unless it is done for this tree; what came of it is in JSON.
-part() { # ROW PART COMMAND...
-    local row=$1 name=$2 want begin=$SECONDS; shift 2
-    want=$({ tree; cat "$VENV/.stamp"; } | sha256sum)
-    [ "$(cat "$MATRIX/$row/$name.done" 2>/dev/null)" != "$want" ] || return 0
+# All of the tree but what its programs leave in it.
+tree_files() {
+    (cd "$TOP" && find . \( -path ./.git -o -path ./doc/build -o -path ./demo-report -o -path ./bench-report \
+        -o -name __pycache__ -o -name '.*_cache' -o -name .hypothesis \) -prune -o -type f -print0 | sort -z)
+}
+
+# What a result depends on: the tree, and the environment that a stamp stands for.
+state_of() { # STAMP
+    { tree_files | (cd "$TOP" && xargs -0 sha256sum); cat "$1"; } | sha256sum
+}
+
+# Run a part of a row unless it is done for this state of things; what came of it is in JSON.
+part() { # ROW PART STATE COMMAND...
+    local row=$1 name=$2 state=$3 results=$MATRIX/$1 begin=$SECONDS; shift 3
+    [ "$(cat "$results/$name.done" 2>/dev/null)" != "$state" ] || return 0
     say "== $row: $name"
-    rm -f "$MATRIX/$row/$name.json"
+    rm -f "$results/$name.json" "$results/$name.done"
     # Its outcome is in the table.
-    "$@" >"$MATRIX/$row/$name.log" 2>&1 || true
-    [ -s "$MATRIX/$row/$name.json" ] || { tail -n 20 "$MATRIX/$row/$name.log" >&2; die "$row: $name did not come to its end; see $MATRIX/$row/$name.log"; }
-    echo "$want" >"$MATRIX/$row/$name.done"
+    "$@" >"$results/$name.log" 2>&1 || true
+    if [ -s "$results/$name.json" ]; then
+        echo "$state" >"$results/$name.done"
+    else
+        tail -n 20 "$results/$name.log" >&2
+        printf '{"ran": 0, "passed": 0, "failed": ["it did not come to its end; see %s"]}\n' "$results/$name.log" \
+            >"$results/$name.json"
+    fi
     say "== $row: $name: $((SECONDS - begin)) s"
 }
 
-tree() {
-    (cd "$TOP" && find bootcache glance_bootcache nova_bootcache tests/unit tools/matrix doc etc -type f \
-        -not -name '*.pyc' -print0 | sort -z | xargs -0 sha256sum)
+nova_row() { # ROW
+    local row=$1 results=$MATRIX/$1 state
+    mkdir -p "$results/scratch"
+    VENV=$results/venv
+    environment "$row"
+    state=$(state_of "$VENV/.stamp")
+    # Nova's tests put eventlet in place as soon as they are imported; our own choose for themselves.
+    part "$row" unit "$state" env -C "$TOP" OS_NOVA_DISABLE_EVENTLET_PATCHING=1 "PATH=$VENV/bin:$PATH" \
+        "$VENV/bin/python" -W ignore -m tools.matrix.our_tests --other-versions --report "$results/unit.json" tests/unit
+    part "$row" driver "$state" env -C "$results/scratch" "PYTHONPATH=$TOP" \
+        "$VENV/bin/python" -W ignore -m tools.matrix.nova_tests --report "$results/driver.json"
 }
 
 install_debian_packages
 for row in "${ROWS[@]}"; do
-    mkdir -p "$MATRIX/$row/scratch"
-    VENV=$MATRIX/$row/venv
-    environment "$row"
-    results=$MATRIX/$row
-    # Nova's tests put eventlet in place as soon as they are imported; our own choose for themselves.
-    part "$row" unit env -C "$TOP" OS_NOVA_DISABLE_EVENTLET_PATCHING=1 "PATH=$VENV/bin:$PATH" \
-        "$VENV/bin/python" -W ignore -m tools.matrix.unit_tests --report "$results/unit.json"
-    nova=(env -C "$results/scratch" "PYTHONPATH=$TOP" "$VENV/bin/python" -W ignore -m tools.matrix.nova_tests
-        --stock "$results/stock.json")
-    [ -s "$results/stock.json" ] || { say "== $row: Nova's tests with its own driver"; \
-        "${nova[@]}" --only-stock >"$results/stock.log" 2>&1 || { tail "$results/stock.log" >&2; die "see $results/stock.log"; }; }
-    part "$row" driver "${nova[@]}" --report "$results/driver.json"
+    mkdir -p "$MATRIX/$row"
+    exec 9>"$MATRIX/$row/lock"
+    flock -n 9 || die "another tools/matrix.sh is at row $row"
+    case $row in
+    debian13) debian_row "$row" trixie ;;
+    *) nova_row "$row" ;;
+    esac
+    exec 9>&-
 done
-"$VENV/bin/python" "$TOP/tools/matrix/table.py" "$MATRIX" "${ROWS[@]}"
+/usr/bin/python3 "$TOP/tools/matrix/table.py" "$MATRIX" "${ROWS[@]}"

@@ -1,17 +1,21 @@
-"""What the outcomes of Nova's own tests come to, and the list of those that are to differ."""
+"""What the matrix's rows come to: outcomes, the list of those that are to differ, the table."""
 
-from tools.matrix import nova_tests, table
+import json
+from types import SimpleNamespace
+
+from tools.matrix import nova_tests, our_tests, program, table
 
 KNOWN = {'A.differs': 'a mock'}
 
 
-def judge(outcomes, stock=None):
-    return nova_tests.judge(outcomes, KNOWN, stock or dict.fromkeys(outcomes, 'passed'))
+def judge(outcomes, stock=None, loaded=()):
+    return nova_tests.judge(outcomes, KNOWN, stock or {}, loaded or outcomes)
 
 
 def test_what_passes_and_what_is_to_differ_is_well():
     found = judge({'A.one': 'passed', 'A.differs': 'failed', 'A.other': 'skipped'})
     assert (found['ran'], found['passed'], found['expected']) == (3, 1, ['A.differs'])
+    assert found['skipped'] == 1
     assert not found['failed'] and not found['gone'] and not found['not run']
 
 
@@ -29,8 +33,12 @@ def test_what_fails_in_stock_as_well_is_not_ours():
 
 
 def test_a_test_that_did_not_run_is_told():
-    assert judge({'A.one': 'passed'}, {'A.one': 'passed', 'A.two': 'passed'})['not run'] \
-        == ['A.two']
+    assert judge({'A.one': 'passed'}, loaded=['A.one', 'A.two'])['not run'] == ['A.two']
+
+
+def test_only_what_fails_unexpectedly_is_asked_of_stock():
+    outcomes = {'A.one': 'failed', 'A.differs': 'failed', 'A.two': 'passed', 'A.three': 'skipped'}
+    assert nova_tests.unexpected(outcomes, KNOWN) == ['A.one']
 
 
 def test_each_expected_difference_has_its_reason():
@@ -40,7 +48,42 @@ def test_each_expected_difference_has_its_reason():
 
 def test_the_table_counts_all_that_is_wrong():
     found = {'ran': 5, 'passed': 3, 'failed': ['A.one'], 'expected': ['A.differs'],
-             'gone': ['A.gone'], 'not run': ['A.two']}
+             'gone': ['A.gone'], 'not run': ['A.two'], 'seconds': 7}
     assert table.lines({('Nova 34', 'driver'): found}) \
-        == [('Nova 34', 'Nova\'s driver tests', '5', '3', '3', '1')]
+        == [('Nova 34', 'Nova\'s driver tests', '5', '3', '3', '1', '0', '0', '7')]
     assert [line.split(':')[0] for line in table.wrong(found)] == ['A.one', 'A.gone', 'A.two']
+
+
+def test_the_table_is_printed_with_what_is_wrong_below(tmp_path, capsys):
+    well = {'ran': 2, 'passed': 2, 'failed': []}
+    bad = {**well, 'failed': ['test_x.py::test_y']}
+    for row, part, found in (('34', 'unit', well), ('34', 'driver', well),
+                             ('debian13', 'unit', well), ('debian13', 'functional', bad),
+                             ('debian13', 'demo', well)):
+        (tmp_path / row).mkdir(exist_ok=True)
+        (tmp_path / row / f'{part}.json').write_text(json.dumps(found))
+    assert table.main(str(tmp_path), '34') == 0
+    assert len(capsys.readouterr().out.splitlines()) == 3
+    assert table.main(str(tmp_path), '34', 'debian13') == 1
+    shown = capsys.readouterr().out.splitlines()
+    assert [line[:9] for line in shown[1:6]] == ['Nova 34  '] * 2 + ['Debian 13'] * 3
+    assert shown[6:] == ['Debian 13, our functional tests: test_x.py::test_y']
+
+
+def report(when, outcome, test='A.one'):
+    return SimpleNamespace(when=when, nodeid=test, passed=outcome == 'passed',
+                           failed=outcome == 'failed', skipped=outcome == 'skipped')
+
+
+def test_our_own_tests_are_counted_once():
+    outcomes = our_tests.Outcomes()
+    for told in (report('setup', 'passed'), report('call', 'failed'), report('teardown', 'failed'),
+                 report('setup', 'skipped', 'A.two'), report('setup', 'failed', 'A.three')):
+        outcomes.pytest_runtest_logreport(told)
+    assert (outcomes.ran, outcomes.passed, outcomes.skipped) == (2, 0, 1)
+    assert outcomes.failed == ['A.one', 'A.three']
+
+
+def test_a_program_that_fails_is_told_with_its_status():
+    assert program.outcome(['demo'], 0, 1.6) == {'ran': 1, 'passed': 1, 'failed': [], 'seconds': 2}
+    assert program.outcome(['demo'], 1, 0)['failed'] == ['demo ended with 1']

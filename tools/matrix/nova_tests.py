@@ -9,12 +9,14 @@ classes do not bear pytest's.
 import argparse
 import importlib
 import json
-import os
 import pathlib
+import subprocess
 import sys
 import tempfile
+import time
 import tomllib
 import unittest
+from collections.abc import Collection
 from typing import Any
 
 SUITE = 'nova.tests.unit.virt.libvirt.test_driver'
@@ -61,24 +63,32 @@ def expected() -> dict[str, str]:
     return {test: group['reason'] for group in groups for test in group['tests']}
 
 
+def unexpected(outcomes: dict[str, str], known: dict[str, str]) -> list[str]:
+    """Return the tests that failed and are not known to. Pure."""
+    return sorted(test for test, outcome in outcomes.items()
+                  if outcome == 'failed' and test not in known)
+
+
 def judge(outcomes: dict[str, str], known: dict[str, str], stock: dict[str, str],
-          ) -> dict[str, Any]:
+          loaded: Collection[str]) -> dict[str, Any]:
     """Return what the outcomes come to. Pure.
 
     :param outcomes: ``passed``, ``failed`` or ``skipped``, by test.
     :param known: reasons why tests are to fail with bootcache's driver.
-    :param stock: outcomes with Nova's own driver, in the same environment.
+    :param stock: outcomes of the unexpected failures with Nova's own driver.
+    :param loaded: the tests that were to run.
     """
     failed = {test for test, outcome in outcomes.items() if outcome == 'failed'}
     # Not ours: the environment's, as where a test wants another Python.
     anyway = {test for test in failed if stock.get(test) == 'failed'}
     passed = {test for test, outcome in outcomes.items() if outcome == 'passed'}
-    return {'ran': len(outcomes), 'passed': len(passed),
+    skipped = [test for test, outcome in outcomes.items() if outcome == 'skipped']
+    return {'ran': len(outcomes), 'passed': len(passed), 'skipped': len(skipped),
             'failed': sorted(failed - anyway - set(known)),
             'expected': sorted(failed & set(known) - anyway),
             'gone': sorted(passed & set(known)),
             'fail in stock as well': sorted(anyway),
-            'not run': sorted(set(stock) - set(outcomes)) if stock else []}
+            'not run': sorted(set(loaded) - set(outcomes))}
 
 
 def put_in_place(directory: str) -> None:
@@ -105,23 +115,42 @@ def put_in_place(directory: str) -> None:
     driver.LibvirtDriver = libvirt.LibvirtDriver = BootCacheLibvirtDriver
 
 
-def run(names: list[str], with_stock: bool) -> dict[str, str]:
-    """Run Nova's tests; return the outcome of each.
+def run(names: list[str], stock: bool) -> tuple[dict[str, str], list[str]]:
+    """Run Nova's tests; return the outcome of each, and the ids of those that were to run.
 
     :param names: run only the tests whose ids contain one of them; all if empty.
-    :param with_stock: whether with Nova's own driver.
+    :param stock: whether with Nova's own driver.
     """
     # First, as it decides between native threads and eventlet.
     importlib.import_module('nova.tests.unit')
     with tempfile.TemporaryDirectory() as directory:
-        if not with_stock:
+        if not stock:
             put_in_place(directory)
-        loaded = unittest.defaultTestLoader.loadTestsFromName(SUITE)
-        chosen = unittest.TestSuite(
-            test for test in flat(loaded) if not names or any(name in test.id() for name in names))
-        result = unittest.TextTestRunner(resultclass=Results, verbosity=0).run(chosen)
+        chosen = [test for test in flat(unittest.defaultTestLoader.loadTestsFromName(SUITE))
+                  if not names or any(name in test.id() for name in names)]
+        # The suite forgets each test as it goes on.
+        loaded = [short(test.id()) for test in chosen]
+        result = unittest.TextTestRunner(resultclass=Results, verbosity=0).run(
+            unittest.TestSuite(chosen))
     assert isinstance(result, Results)
-    return {test.removeprefix(f'{SUITE}.'): outcome for test, outcome in result.outcomes.items()}
+    return {short(test): outcome for test, outcome in result.outcomes.items()}, loaded
+
+
+def short(test: str) -> str:
+    """Return a test's id below the suite's module. Pure."""
+    return test.removeprefix(f'{SUITE}.')
+
+
+def with_stock(names: list[str]) -> dict[str, str]:
+    """Return the outcomes with Nova's own driver, in a process of its own."""
+    if not names:
+        return {}
+    with tempfile.TemporaryDirectory() as directory:
+        report = pathlib.Path(directory, 'stock.json')
+        subprocess.run([sys.executable, '-W', 'ignore', '-m', __spec__.name, '--stock',
+                        '--report', report, '--', *names], check=True)
+        outcomes: dict[str, str] = json.loads(report.read_text())
+    return outcomes
 
 
 def flat(suite: Any) -> list[unittest.TestCase]:
@@ -134,22 +163,20 @@ def flat(suite: Any) -> list[unittest.TestCase]:
 def main() -> int:
     """Run the tests, and judge what came of them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument('--stock', metavar='FILE', required=True,
-                        help='outcomes with Nova\'s own driver; made where it is missing')
-    parser.add_argument('--only-stock', action='store_true', help='only make that file')
-    parser.add_argument('--report', metavar='FILE', help='write the result there')
+    parser.add_argument('--report', metavar='FILE', required=True, help='write the result there')
+    parser.add_argument('--stock', action='store_true',
+                        help='write the outcomes with Nova\'s own driver instead')
     parser.add_argument('name', nargs='*', help='only tests whose ids contain it')
     options = parser.parse_args()
-    if options.only_stock:
-        outcomes = run(options.name, True)
-        part = f'{options.stock}.part'
-        pathlib.Path(part).write_text(json.dumps(outcomes, indent=0))
-        os.rename(part, options.stock)
+    begin = time.monotonic()
+    outcomes, loaded = run(options.name, options.stock)
+    if options.stock:
+        pathlib.Path(options.report).write_text(json.dumps(outcomes))
         return 0
-    stock = json.loads(pathlib.Path(options.stock).read_text())
-    report = judge(run(options.name, False), expected(), {} if options.name else stock)
-    if options.report:
-        pathlib.Path(options.report).write_text(json.dumps(report, indent=1))
+    known = expected()
+    report = judge(outcomes, known, with_stock(unexpected(outcomes, known)), loaded)
+    report['seconds'] = round(time.monotonic() - begin)
+    pathlib.Path(options.report).write_text(json.dumps(report, indent=1))
     print(json.dumps(report, indent=1))
     return 1 if report['failed'] or report['gone'] or report['not run'] else 0
 

@@ -1,9 +1,10 @@
-"""Our unit tests in a row's environment, and what came of them. Run by tools/matrix.sh."""
+"""Our own tests in a row's environment, and what came of them. Run by tools/matrix.sh."""
 
 import argparse
 import json
 import pathlib
 import sys
+import time
 from typing import Any
 
 import pytest
@@ -18,13 +19,15 @@ class Outcomes:
     def __init__(self) -> None:
         self.ran = 0
         self.passed = 0
+        self.skipped = 0
         self.failed: list[str] = []
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         """Count a test once; an error around it is a failure."""
-        if report.when == 'call':
+        if report.when == 'call' or report.skipped:
             self.ran += 1
             self.passed += report.passed
+            self.skipped += report.skipped
         if report.failed and report.nodeid not in self.failed:
             self.failed.append(report.nodeid)
 
@@ -38,15 +41,20 @@ def main() -> int:
     """Run them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('--report', required=True, help='where the result goes')
-    parser.add_argument('arguments', nargs='*', help='for pytest')
+    parser.add_argument('--other-versions', action='store_true',
+                        help='the environment is not that of tools/constraints.txt')
+    parser.add_argument('arguments', nargs='+', help='for pytest')
     options = parser.parse_args()
     outcomes = Outcomes()
+    begin = time.monotonic()
+    deselected = OTHER_VERSIONS if options.other_versions else ()
     code = pytest.main(['-q', '--continue-on-collection-errors',
-                        *(f'--deselect={test}' for test in OTHER_VERSIONS),
-                        *(options.arguments or ['tests/unit'])], plugins=[outcomes])
+                        *(f'--deselect={test}' for test in deselected),
+                        *options.arguments], plugins=[outcomes])
     if code in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         pathlib.Path(options.report).write_text(json.dumps(
-            {'ran': outcomes.ran, 'passed': outcomes.passed, 'failed': outcomes.failed}, indent=1))
+            {'ran': outcomes.ran, 'passed': outcomes.passed, 'skipped': outcomes.skipped,
+             'failed': outcomes.failed, 'seconds': round(time.monotonic() - begin)}, indent=1))
     return int(code)
 
 

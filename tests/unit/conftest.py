@@ -3,8 +3,8 @@
 import contextlib
 
 # Before anything of Nova's imports oslo.service, which takes eventlet if nobody says otherwise: the
-# commands and the storage service choose for the process. Beside an earlier Nova there is none.
-with contextlib.suppress(ImportError):
+# commands and the storage service choose for the process. Beside Nova 31 there is no choice.
+with contextlib.suppress(ImportError, ValueError):
     from oslo_service import backend
     backend.init_backend(backend.BackendType.THREADING)
 

@@ -1,6 +1,8 @@
 """What the matrix's rows come to: outcomes, the list of those that are to differ, the table."""
 
+import io
 import json
+import unittest
 from types import SimpleNamespace
 
 from tools.matrix import nova_tests, our_tests, program, table
@@ -39,6 +41,28 @@ def test_a_test_that_did_not_run_is_told():
 def test_only_what_fails_unexpectedly_is_asked_of_stock():
     outcomes = {'A.one': 'failed', 'A.differs': 'failed', 'A.two': 'passed', 'A.three': 'skipped'}
     assert nova_tests.unexpected(outcomes, KNOWN) == ['A.one']
+
+
+def test_what_nova_wants_to_fail_has_run():
+    class Case(unittest.TestCase):
+        @unittest.expectedFailure
+        def test_a(self):
+            self.fail()
+
+        @unittest.expectedFailure
+        def test_b(self):
+            pass
+
+    results = nova_tests.Results(io.StringIO(), False, 0)
+    unittest.defaultTestLoader.loadTestsFromTestCase(Case).run(results)
+    assert {test[-6:]: outcome for test, outcome in results.outcomes.items()} \
+        == {'test_a': 'passed', 'test_b': 'failed'}
+
+
+def test_names_are_below_the_drivers_module():
+    package = 'nova.tests.unit.virt.libvirt'
+    assert nova_tests.short(f'{package}.test_driver.A.test_b') == 'A.test_b'
+    assert nova_tests.short(f'{package}.test_imagecache.A.test_b') == 'test_imagecache.A.test_b'
 
 
 def test_each_expected_difference_has_its_reason():
@@ -82,6 +106,13 @@ def test_our_own_tests_are_counted_once():
         outcomes.pytest_runtest_logreport(told)
     assert (outcomes.ran, outcomes.passed, outcomes.skipped) == (2, 0, 1)
     assert outcomes.failed == ['A.one', 'A.three']
+
+
+def test_commands_are_left_out_where_oslo_service_has_no_native_threads():
+    assert our_tests.left_out(other_versions=False, service='4.8.0') == []
+    assert our_tests.left_out(other_versions=True, service='4.2.0') \
+        == [f'--deselect={test}' for test in our_tests.OTHER_VERSIONS]
+    assert set(our_tests.COMMANDS) < set(our_tests.left_out(other_versions=True, service='4.1.2'))
 
 
 def test_a_program_that_fails_is_told_with_its_status():

@@ -6,9 +6,11 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 TOP = Path(__file__).resolve().parents[2]
 PACKAGES = ('bootcache', 'glance_bootcache', 'nova_bootcache')
@@ -20,10 +22,10 @@ DISTRIBUTIONS = {'glanceclient': 'python-glanceclient', 'novaclient': 'python-no
 ELSEWHERE = {'nova', 'glance', 'nbd', 'libvirt', 'matplotlib'}
 
 
-def imported():
-    """The modules of others that the three packages import, without the standard library's."""
+def imported(packages=PACKAGES):
+    """The modules of others that packages of ours import, without the standard library's."""
     found = set()
-    for path in (path for package in PACKAGES for path in (TOP / package).rglob('*.py')):
+    for path in (path for package in packages for path in (TOP / package).rglob('*.py')):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom):
                 found.add(node.module.split('.')[0])
@@ -44,6 +46,30 @@ def distribution(module):
 
 def test_what_is_imported_is_required_and_nothing_else():
     assert sorted(map(distribution, imported())) == required()
+
+
+def normal(name):
+    return re.sub('[-_.]+', '-', name).lower()
+
+
+def with_what_it_requires(name, found):
+    """Add a distribution that is installed, and all that it requires, to what was found."""
+    if normal(name) not in found:
+        found.add(normal(name))
+        for required in map(Requirement, metadata.requires(name) or []):
+            if not required.marker or required.marker.evaluate({'extra': ''}):
+                with_what_it_requires(required.name, found)
+    return found
+
+
+def test_the_page_names_what_nova_does_not_bring():
+    """For releases beside which the package is installed without what it requires."""
+    page = (TOP / 'doc' / 'source' / 'install.rst').read_text()
+    pip = '/opt/nova/bin/pip install'
+    named = re.search(rf'{pip} (.+)\n +{pip} --no-deps', page)[1].split()
+    there = with_what_it_requires('nova', {Requirement(text.strip("'")).name for text in named})
+    needed = {normal(distribution(module)) for module in imported(('bootcache', 'nova_bootcache'))}
+    assert needed - {normal(name) for name in there} == set()
 
 
 def test_service_has_the_backend_that_it_chooses():

@@ -11,7 +11,7 @@ _STYLES: dict[str, tuple[str, str, str]] = {
     'SC13 cold': ('#c75000', 's', '--'), 'on demand': ('#3b5b92', '^', '-'),
     'full copy': ('#8a1c1c', 'x', '-'), 'local raw': ('#777777', '.', '-'),
     'bootcache in memory warm': ('#0b6e4f', 'D', '-.'), 'YOLO': ('#7b3fa0', 'P', '-'),
-    'prefetch in offset order': ('#c75000', 'h', '-'), 'one then others': ('#5b9bd5', 'v', '--'),
+    'one then others': ('#5b9bd5', 'v', '--'),
     'normal boot': ('#3b5b92', '^', '-'),
     'bootcache in storage memory cold': ('#6fae8f', 'D', '-.'),
     'SC13 in storage memory warm': ('#e3a06b', 'D', '-.')}
@@ -24,7 +24,6 @@ _NAMES = {
     'local raw': 'full local base',
     'bootcache in memory warm': 'bootcache, cache image in host\'s memory',
     'YOLO': 'YOLO\'s service, preloaded', 'normal boot': 'stock, base on that disk',
-    'prefetch in offset order': 'stock, prefetched in offset order',
     'one then others': 'stock, one server first',
     'bootcache in storage memory cold': 'bootcache, host fetches it\nfrom storage memory',
     'SC13 in storage memory warm': 'SC13 as published,\nin storage memory'}

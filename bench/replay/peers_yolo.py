@@ -1,11 +1,8 @@
 """YOLO's ways of booting (section V.B), and ours beside them; for several servers on a host.
 
-All of them use the page cache, as YOLO's servers do (cache mode writethrough): otherwise nothing
-could be prefetched into it.
+All of them use the page cache, as YOLO's servers do (cache mode writethrough).
 """
 
-import os
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +12,6 @@ from bench.replay.node import HOST_DIRECTORY
 from bench.replay.peers import _OVERLAY, _STOCK_CLUSTER, Nodes, Ours, Peer, chain_nodes
 from bootcache import qemuimg
 from bootcache.storagedaemon import StorageDaemon, UnixListener
-from bootcache.workingset import Extent
 
 
 def base_of(image: Image) -> str:
@@ -51,53 +47,6 @@ class OneThenOthers(Normal):
 
     name = 'one then others'
     phases = '',
-
-
-class Prefetch(Normal):
-    """YOLO figure 8: while the servers boot, the working set is read in the order of its offsets.
-
-    By one reader an image, as YOLO's script does, into the page cache.
-
-    :param extents: what is read, of any order.
-    """
-
-    name = 'prefetch in offset order'
-    phases = '',
-    capabilities = {**Normal.capabilities, 'knows what a boot reads': True}
-
-    def __init__(self, extents: list[Extent]):
-        super().__init__()
-        self.extents = sorted(extents, key=lambda one: one.offset)
-        self._lock: Any = None
-        self._begun: dict[str, threading.Thread] = {}
-
-    def prepare(self, host: Any, image: Image, phase: str) -> None:
-        """Begin anew."""
-        self._lock = threading.Lock()
-
-    def disk(self, host: Any, image: Image, phase: str) -> Nodes:
-        """Make the overlay, and have the reading begin."""
-        with self._lock:
-            if image.image_id not in self._begun:
-                reader = self._begun[image.image_id] = threading.Thread(
-                    target=self._read, args=(base_of(image),))
-                reader.start()
-        return super().disk(host, image, phase)
-
-    def _read(self, path: str) -> None:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            for one in self.extents:
-                os.posix_fadvise(descriptor, one.offset, one.length, os.POSIX_FADV_WILLNEED)
-        finally:
-            os.close(descriptor)
-
-    def finish(self, host: Any, phase: str) -> None:
-        """Wait until all is read, so that it does not meet the next run."""
-        for reader in self._begun.values():
-            reader.join()
-        self._begun = {}
-        super().finish(host, phase)
 
 
 class Yolo(Peer):

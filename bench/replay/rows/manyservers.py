@@ -33,7 +33,7 @@ def points(full: bool, counts: Sequence[int]) -> Iterator[Point]:
             continue
         if medium == FAST and (count, distinct) not in ends:
             continue
-        labels = [yolo.NORMAL, yolo.PREFETCH, yolo.YOLO, *OURS]
+        labels = [yolo.NORMAL, yolo.YOLO, *OURS]
         if not full and count > 1 and not distinct:
             labels = [yolo.NORMAL, yolo.YOLO, yolo.MEMORY]
         elif not full and count == 1:

@@ -26,7 +26,7 @@ def points(full: bool) -> Iterator[Point]:
     levels = [('', 0), *((DISK_STRESS, jobs) for jobs in _JOBS[full]),
               *((MEMORY_STRESS, left) for left in _LEFT[full])]
     for stress, level in levels:
-        for label in (yolo.NORMAL, yolo.PREFETCH, yolo.YOLO, *OURS):
+        for label in (yolo.NORMAL, yolo.YOLO, *OURS):
             # What is fetched is written to the very disk that is under stress: it takes long.
             if label == yolo.COLD and stress and not full:
                 continue

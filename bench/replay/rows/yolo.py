@@ -23,7 +23,7 @@ from bootcache.cacheimage import Base
 
 SLOW, FAST = 'hard disk', 'fast disk'
 NORMAL, ONE_THEN_OTHERS = 'normal boot', 'one then others'
-PREFETCH, YOLO = 'prefetch in offset order', 'YOLO'
+YOLO = 'YOLO'
 MEMORY, WARM, COLD = 'bootcache in memory warm', 'bootcache warm', 'bootcache cold'
 OURS = MEMORY, WARM, COLD
 DISK_STRESS, MEMORY_STRESS = 'fio', 'stress-ng'
@@ -65,14 +65,14 @@ class Stage:
         self.place = place
         self.scratch = scratch
         file, (profile, self.trace) = recording
-        self.extents = extents_of(profile)
+        extents = extents_of(profile)
         size = self.trace.header.virtual_bytes
         self.images: list[Image] = []
         self.boot_images: dict[str, str] = {}
         for number in range(count):
-            image = made.add_image(file, 'qcow2', size, self.extents)
+            image = made.add_image(file, 'qcow2', size, extents)
             path = scratch / f'boot{number}'
-            cacheimage.build(Base(str(file), 'qcow2', size), self.extents, str(path),
+            cacheimage.build(Base(str(file), 'qcow2', size), extents, str(path),
                              quota=1 << 30, cluster_bytes=65536, backing_uri=None)
             self.images.append(dataclasses.replace(
                 image, answer={**image.answer, 'local_base': str(place / f'base{number}')}))
@@ -81,7 +81,6 @@ class Stage:
     def peer(self, label: str) -> Peer:
         """Return the peer of a label."""
         return {NORMAL: peers_yolo.Normal, ONE_THEN_OTHERS: peers_yolo.OneThenOthers,
-                PREFETCH: lambda: peers_yolo.Prefetch(self.extents),
                 YOLO: lambda: peers_yolo.Yolo(self.boot_images),
                 MEMORY: peers_yolo.OursInMemory, WARM: peers_yolo.OursWarm,
                 COLD: peers_yolo.OursCold}[label]()

@@ -81,7 +81,7 @@ def test_all_peers_meet_at_the_worst_point_in_both_sizes():
         assert len(points) == len(set(points))
         worst = {point.label for point in points if point.medium == yolo.SLOW and point.distinct
                  and point.servers == max(setting.hosts)}
-        assert worst == {yolo.NORMAL, yolo.PREFETCH, yolo.YOLO, *yolo.OURS}
+        assert worst == {yolo.NORMAL, yolo.YOLO, *yolo.OURS}
         assert {point.medium for point in points} == (
             {yolo.SLOW, yolo.FAST} if setting.full else {yolo.SLOW})
 
@@ -101,7 +101,7 @@ def stressed():
     for repeat in range(2):
         for stress, level, normal in (('', 0, 2.0), (yolo.DISK_STRESS, 4, 9.0),
                                       (yolo.MEMORY_STRESS, 48, 3.0)):
-            for label in (yolo.NORMAL, yolo.PREFETCH, yolo.YOLO, *yolo.OURS):
+            for label in (yolo.NORMAL, yolo.YOLO, *yolo.OURS):
                 slow = label == yolo.NORMAL
                 found.append(run(label, normal if slow else 1.5, stress=stress, level=level,
                                  repeat=repeat, waited=normal if slow else 0.1))

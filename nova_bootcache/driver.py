@@ -346,7 +346,9 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
         resources: dict[str, Any] = super().get_available_resource(*args, **kwargs)
         if self._serves():
             try:
-                resources['stats'][warmth.STATS_KEY] = self.holdings.published()
+                # In Nova 31.0 the stock driver has none of its own.
+                stats = resources.setdefault('stats', {})
+                stats[warmth.STATS_KEY] = self.holdings.published()
             except Exception:
                 # The host counts without: nothing that is here may take it out of Nova's count.
                 LOG.exception('bootcache: what this host holds is not published')

@@ -65,6 +65,14 @@ def test_what_the_host_holds_is_published_beside_novas_own(ours):
     assert json.loads(json.dumps(resources)) == resources, 'it goes into a database'
 
 
+def test_what_the_host_holds_is_published_where_nova_has_no_statistics(ours, monkeypatch):
+    """As in Nova 31.0, which Debian 13 has."""
+    monkeypatch.setattr(libvirt_driver.LibvirtDriver, 'get_available_resource',
+                        lambda self, nodename: {'vcpus': 2})
+    assert ours.get_available_resource('node') \
+        == {'vcpus': 2, 'stats': {warmth.STATS_KEY: warmth.encode([])}}
+
+
 def test_the_host_counts_although_it_cannot_publish(ours, host, caplog):
     host.broken = True
     assert ours.get_available_resource('node') == {'vcpus': 2, 'stats': {'uptime': 'long'}}

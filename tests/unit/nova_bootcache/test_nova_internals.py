@@ -163,8 +163,9 @@ def test_options_of_novas(group, option, default):
 
 
 def test_what_the_image_backend_uses():
-    assert str(inspect.signature(libvirt_utils.get_disk_backing_file)) \
-        == '(path: str, basename: bool = True, format: str | None = None) -> str | None'
+    signature = inspect.signature(libvirt_utils.get_disk_backing_file)
+    assert [(name, each.default) for name, each in signature.parameters.items()] \
+        == [('path', inspect.Parameter.empty), ('basename', True), ('format', None)]
     assert list(inspect.signature(imagebackend.Qcow2.resize_image).parameters) == ['self', 'size']
     assert list(inspect.signature(imagebackend.Qcow2.get_disk_size).parameters) == ['self', 'name']
     assert list(inspect.signature(imagebackend.Qcow2.exists).parameters) == ['self']
@@ -297,7 +298,6 @@ def test_what_a_driver_publishes_reaches_the_host_states():
         resource_tracker.ResourceTracker._copy_resources)
     assert 'self.stats = compute.stats or {}' in inspect.getsource(
         host_manager.HostState._update_from_compute_node)
-    assert 'data[\'stats\'] = {' in inspect.getsource(driver.LibvirtDriver.get_available_resource)
 
 
 def test_weighers_and_filters_are_what_ours_are_made_for():

@@ -11,9 +11,13 @@ author = 'The bootcache developers'
 extensions = ['oslo_config.sphinxext', 'cliff.sphinxext', 'myst_parser']
 templates_path = []
 exclude_patterns = []
+# Blocks are commands and configuration; what is Python says so.
+highlight_language = 'none'
 html_theme = 'alabaster'
+html_static_path = ['_static']
+html_css_files = ['bootcache.css']
 html_theme_options = {'description': 'Image caches for OpenStack Nova and Glance',
-                      'page_width': '68em', 'sidebar_width': '16em'}
+                      'page_width': '76em', 'sidebar_width': '16em', 'body_max_width': '56em'}
 html_sidebars = {'**': ['about.html', 'navigation.html', 'searchbox.html']}
 html_copy_source = False
 smartquotes = False

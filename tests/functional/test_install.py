@@ -11,6 +11,7 @@ import http.server
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -84,10 +85,8 @@ def alone(built, tmp_path_factory):
     return path
 
 
-@pytest.fixture(scope='module')
-def beside(built, tmp_path_factory):
-    """An environment with Nova and Glance, beside which the wheel is installed."""
-    path = tmp_path_factory.mktemp('beside') / 'venv'
+def nova_and_glance(path, *without):
+    """Make a virtual environment with Nova, Glance and what they need; its site-packages."""
     run(sys.executable, '-m', 'venv', '--without-pip', path)
     site = path / 'lib' / SITE / 'site-packages'
     for entry in (Path(sys.prefix) / 'lib' / SITE / 'site-packages').iterdir():
@@ -95,10 +94,52 @@ def beside(built, tmp_path_factory):
             # Files of its own: the wheel puts one among them.
             run('cp', '-rs', entry, site / 'nova')
             shutil.rmtree(site / 'nova' / 'virt' / 'bootcache', ignore_errors=True)
-        elif 'bootcache' not in entry.name and entry.name != '__pycache__':
+        elif 'bootcache' not in entry.name and not entry.name.startswith(('__pycache__', *without)):
             (site / entry.name).symlink_to(entry)
+    return site
+
+
+@pytest.fixture(scope='module')
+def beside(built, tmp_path_factory):
+    """An environment with Nova and Glance, beside which the wheel is installed."""
+    path = tmp_path_factory.mktemp('beside') / 'venv'
+    nova_and_glance(path)
     environment(path, built[1], '--no-deps')
     return path
+
+
+def blocks(title):
+    """The lines of the literal blocks that a section of the page has."""
+    section = re.split(rf'\n{title}\n=+\n', PAGE)[1].split('\n====')[0]
+    return re.findall(r'^  (\S(?:.*\\\n)*.*)$', section, re.M)
+
+
+@pytest.fixture(scope='module')
+def debians(built, tmp_path_factory):
+    """Nova and Glance in a Python that is not pip's to change, by the page's commands for Debian's.
+
+    An environment stands for Debian's Python: its site-packages for both folders dist-packages.
+    The other one borrows from the Python that both are made of, not from the first one, so what it
+    would find there is not asked for.
+    """
+    folder = tmp_path_factory.mktemp('debians')
+    site = nova_and_glance(folder / 'python', 'qemu')
+    lines = blocks('Beside Debian\'s own Nova and Glance')
+    assert lines[0].startswith('apt-get install ')
+    assert lines[1] == 'python3 -m venv --system-site-packages /opt/bootcache-debian'
+    own = folder / 'own'
+    run(sys.executable, '-m', 'venv', '--without-pip', '--system-site-packages', own)
+    for line in lines[2:4]:
+        program, _, *arguments = shlex.split(line)
+        assert program == '/opt/bootcache-debian/bin/pip'
+        pip('--python', own / 'bin' / 'python', 'install', '-q', '--no-index', '--no-compile',
+            '--find-links', WHEELS, *[str(built[1]) if argument.startswith('/root/') else argument
+                                      for argument in arguments])
+    assert lines[4].startswith('echo ') and lines[5].startswith('ln -s ')
+    for line in lines[4:6]:
+        line = re.sub(r'/usr/(local/)?lib/python3(\.\d+)?/dist-packages', str(site), line)
+        run('bash', '-ec', line.replace('/opt/bootcache-debian', str(own)))
+    return folder / 'python', own, lines[6:]
 
 
 # What they hold.
@@ -261,6 +302,24 @@ def test_units_start_what_is_installed(alone):
 def test_nova_and_glance_find_what_is_theirs(beside, program):
     run(beside / 'bin' / 'python', '-c', f'import nova_bootcache; {program}; '
         f'assert nova_bootcache.__file__.startswith({str(beside)!r})', env=QUIET, cwd='/')
+
+
+def test_debians_nova_and_glance_find_what_is_theirs(debians):
+    python, own, told = debians
+    answers = [run('bash', '-ec', command, cwd='/',
+                   env={**QUIET, 'PATH': f'{python}/bin:{QUIET["PATH"]}'})
+               for command in re.findall(r"python3 .*?'(?:.|\n)*?'$", '\n'.join(told), re.M)]
+    assert len(answers) == 3
+    for answer, name in zip(answers, ('nova_bootcache.driver.BootCacheLibvirtDriver',
+                                      'nova_bootcache.scheduler.weights.BootCacheWeigher',
+                                      'get_flow'), strict=True):
+        assert name in answer
+    # What was there before stays first on the path.
+    where = run(python / 'bin' / 'python', '-c', 'import bootcache, nova, qemu.qmp, sys;'
+                ' print(bootcache.__file__, nova.__file__, qemu.qmp.__file__, sys.path[-1])',
+                env=QUIET, cwd='/').split()
+    site = str(own / 'lib' / SITE / 'site-packages')
+    assert [path.startswith(site) for path in where] == [True, False, True, True]
 
 
 def test_beside_nova_nothing_of_nova_changes(built, beside):

@@ -206,7 +206,7 @@ class Propagation:
                                         if one.export.startswith(f'{kind}-{image.image_id}'))
             for when, those in requests.items() for kind in ('base', 'cache')}
         disk = self._openstack.disk(server)
-        line = {'part': 'propagation', 'label': way, **phases(asked, marks(text, server)),
+        line = {'label': way, **phases(asked, marks(text, server)),
                 'booted_seconds': booted,
                 'image_bytes': self._wire.downloaded(begin, end, image.image_id), **traffic,
                 'disk_bytes': disk.stat().st_blocks * 512, 'virtual_bytes': image.virtual_bytes,

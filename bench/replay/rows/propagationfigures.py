@@ -1,26 +1,17 @@
-"""What propagation draws: time over image size, the phases' shares, throughput of each path."""
+"""What propagation draws: time over image size, and the phases' shares."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from bench.replay import figures
-from bench.replay.rows import bigimages, iopath, novacloud
+from bench.replay.rows import bigimages, novacloud
 
 Row = dict[str, Any]
-_COLOURS = {novacloud.STOCK: '#8a1c1c', novacloud.FIRST: '#6fae8f',
-            novacloud.COLD: '#0b6e4f', iopath.RAW: '#bbbbbb', iopath.STOCK: '#8a1c1c',
-            iopath.INSIDE: '#0b6e4f', iopath.SETTLED: '#6fae8f', iopath.ARRIVED: '#a8d5ba',
-            iopath.OUTSIDE: '#d9a441', iopath.ON_DEMAND: '#3b5b92'}
+_COLOURS = {novacloud.STOCK: '#8a1c1c', novacloud.FIRST: '#6fae8f', novacloud.COLD: '#0b6e4f'}
 _NAMES = {novacloud.STOCK: 'stock Nova',
           novacloud.FIRST: 'bootcache, nobody has booted it yet',
-          novacloud.COLD: 'bootcache, host fetches the cache image',
-          iopath.RAW: 'raw file', iopath.STOCK: 'stock overlay, on a local raw base',
-          iopath.INSIDE: 'bootcache, what the cache image has',
-          iopath.ARRIVED: 'bootcache, the same, started while it came',
-          iopath.SETTLED: 'bootcache, settled',
-          iopath.OUTSIDE: 'bootcache, what it lacks: over the network',
-          iopath.ON_DEMAND: 'qcow2 over NBD, nothing kept'}
+          novacloud.COLD: 'bootcache, host fetches the cache image'}
 _PHASES = {'initial': ('initial overhead: API, scheduler', '#c9d3e0'),
            'transfer': ('transfer: until the disk is made', '#3b5b92'),
            'terminal': ('terminal overhead: until ACTIVE', '#8f9bb0')}
@@ -74,28 +65,3 @@ def phases(rows: Sequence[Row], directory: Path) -> tuple[str, str]:
     figure.legend(fontsize=7, loc='outside lower center', ncols=3)
     figures.save(figure, directory / 'propagation-phases.svg')
     return 'propagation-phases.svg', 'Phases as nova-compute logs them; medians of the rounds.'
-
-
-def paths(rows: Sequence[Row], directory: Path) -> tuple[str, str]:
-    """Draw the throughput of each path over the raw file's, by workload; name and caption."""
-    figure, axes = figures.canvas('Throughput of a server\'s disk', '',
-                                  'throughput / that of a raw file')
-    known = [path for path in iopath.PATHS if any(row['peer'] == path for row in rows)]
-    width = 0.8 / len(known)
-    for number, path in enumerate(known):
-        found = {row['workload']: row for row in rows if row['peer'] == path}
-        places = [place + (number - (len(known) - 1) / 2) * width
-                  for place, workload in enumerate(iopath.WORKLOADS) if workload in found]
-        mine = [found[workload] for workload in iopath.WORKLOADS if workload in found]
-        axes.bar(places, [row['ratio'] for row in mine], width, color=_COLOURS[path],
-                 yerr=[row['spread'] / 2 for row in mine], error_kw={'linewidth': 0.8},
-                 label=_NAMES[path])
-    axes.set_xticks(range(len(iopath.WORKLOADS)),
-                    [workload.replace(', ', ',\n') for workload in iopath.WORKLOADS])
-    axes.grid(False, axis='x')
-    axes.axhline(1, color='#777777', linewidth=0.8)
-    figure.legend(fontsize=7, loc='outside right upper')
-    figures.save(figure, directory / 'propagation-paths.svg')
-    return 'propagation-paths.svg', (
-        'Higher is better. Bars: spread over the rounds. Raw and stock local files are in memory; a'
-        ' real disk would hide more of the path.')

@@ -59,6 +59,26 @@ def test_what_nova_wants_to_fail_has_run():
         == {'test_a': 'passed', 'test_b': 'failed'}
 
 
+def test_a_driver_that_names_its_own_class_begins_once():
+    class Above:
+        def __init__(self, virtapi):
+            self.virtapi = virtapi
+
+    class Stock(Above):
+        def __init__(self, virtapi, read_only=False):
+            super(module['LibvirtDriver'], self).__init__(virtapi)
+            self.read_only = read_only
+
+    class Ours(Stock):
+        def __init__(self, virtapi, read_only=False):
+            super().__init__(virtapi, read_only)
+
+    Stock.__init__ = nova_tests.begin_once(Stock)
+    module = {'LibvirtDriver': Ours}
+    for driver in (Ours('api', True), Ours('api', True)):
+        assert (driver.virtapi, driver.read_only) == ('api', True)
+
+
 def test_names_are_below_the_drivers_module():
     package = 'nova.tests.unit.virt.libvirt'
     assert nova_tests.short(f'{package}.test_driver.A.test_b') == 'A.test_b'

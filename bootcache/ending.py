@@ -55,7 +55,8 @@ def ended_by(progress: Progress, limits: Limits) -> str | None:
         return 'marker'
     if progress.recorded_bytes >= limits.quota:
         return 'quota'
-    if progress.recorded_bytes and progress.idle_seconds >= limits.silence:
+    if progress.marker_age is None and progress.recorded_bytes \
+            and progress.idle_seconds >= limits.silence:
         return 'silence'
     if progress.seconds >= limits.timeout:
         return 'timeout'

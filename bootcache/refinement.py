@@ -25,6 +25,9 @@ LEAST_BOUND = 4 << 20
 # quiet nobody knows what belongs to it.
 _WHOLE = frozenset({'marker', 'silence'})
 _CUT_SHORT = 'shutdown'
+# A kernel alone has megabytes: silence after less is that of a guest which stood still, as on a
+# host with too much to do.
+_LEAST_BOOT = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,12 +68,12 @@ def learn(have: Sequence[Extent], recorded_to: str, boot: Boot, earlier: Iterabl
           virtual_bytes: int) -> Lesson:
     """Return what a boot teaches about a working set.
 
-    A set whose own boot was cut short is a part of a boot: the next one that is not takes its
-    place as the first one, by itself. Any other set grows by what two independent boots read, both
-    to their ends.
+    A set whose own boot was cut short, or stood still, is a part of a boot: the next one that was
+    not cut short takes its place as the first one, by itself. Any other set grows by what two
+    independent boots read, both to their ends.
 
     :param have: the working set's extents, in first-read order.
-    :param recorded_to: what ended the server's boot that made the set; empty for a profile boot.
+    :param recorded_to: what ended the boot that made the set.
     :param earlier: boots before this one that were remembered, of this version of the set.
     :param only_host: whether the cloud has one compute host.
     :param quota: bytes that the cache image may have.
@@ -82,7 +85,9 @@ def learn(have: Sequence[Extent], recorded_to: str, boot: Boot, earlier: Iterabl
         return refine(have, extents, quota=quota, cluster_bytes=cluster_bytes,
                       granularity=granularity, virtual_bytes=virtual_bytes)
 
-    if recorded_to == _CUT_SHORT and boot.ended_by != _CUT_SHORT:
+    is_part = recorded_to == _CUT_SHORT or (
+        recorded_to == 'silence' and workingset.total_bytes(have) < _LEAST_BOOT)
+    if is_part and boot.ended_by != _CUT_SHORT:
         return Lesson(refined(boot.extents))
     if boot.ended_by not in _WHOLE or refined(boot.extents) is None:
         return Lesson()

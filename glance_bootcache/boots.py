@@ -15,7 +15,7 @@ from bootcache import exception, properties, recorder, refinement, rpcapi, worki
 from bootcache.manifest import Manifest, State, WorkingSetInfo
 from bootcache.refinement import Boot
 from bootcache.workingset import WorkingSet
-from glance_bootcache.decisions import SWITCHED_OFF
+from glance_bootcache.decisions import STUCK, SWITCHED_OFF
 from glance_bootcache.exporter import Exporter
 from glance_bootcache.manager import Manager
 from glance_bootcache.store import ImageStore
@@ -23,6 +23,8 @@ from glance_bootcache.tiers import StorageTiers
 
 LOG = logging.getLogger(__name__)
 
+# Of an image whose profile boot has failed so, another boot without a marker tells nothing.
+_NOT_BOOTED = (SWITCHED_OFF, STUCK)
 # What hosts round the records of servers' boots to.
 _GRANULARITIES = (4096, 65536)
 # So many boots in a row that bring nothing new, and no more reports are asked for until a restart;
@@ -214,9 +216,10 @@ class Boots:
                      image_id, host)
             return
         if manifest.working_set is None and manifest.state is State.FAILED \
-                and manifest.reason.startswith(SWITCHED_OFF) and ended_by == 'shutdown':
-            LOG.info('image %s: a boot on %s is not looked at: it ended before its boot marker was'
-                     ' seen, as the profile boot did', image_id, host)
+                and manifest.reason.startswith(_NOT_BOOTED) and ended_by in ('shutdown', 'silence'):
+            LOG.info('image %s: a boot on %s is not looked at: its boot marker was not seen, and'
+                     ' the profile boot has failed for a guest that did not come up', image_id,
+                     host)
             return
         if not self._can_learn(manifest):
             LOG.info('image %s: a boot on %s is not looked at: enough was learned meanwhile',
@@ -260,8 +263,8 @@ class Boots:
         with self._lock:
             earlier = self._unconfirmed.get(key, ())
         lesson = refinement.learn(
-            have.extents, known.ended_by if known.recorded_by == 'server' else '', boot, earlier,
-            only_host=only_host, quota=manifest.quota, cluster_bytes=self._conf.cluster_size,
+            have.extents, known.ended_by, boot, earlier, only_host=only_host,
+            quota=manifest.quota, cluster_bytes=self._conf.cluster_size,
             granularity=have.granularity, virtual_bytes=manifest.virtual_bytes)
         if lesson.extents is not None:
             return dataclasses.replace(have, extents=tuple(lesson.extents))

@@ -276,14 +276,16 @@ compute driver; name a zone of such hosts where there are others too.
                min=10,
                help="""
 Seconds after which a profile boot is ended. What it read until then becomes the
-working set; a boot that read nothing has failed.
+working set; a boot that read less than 1 MiB has failed.
 """),
     cfg.IntOpt('profile_silence',
                default=60,
                min=5,
                help="""
 Seconds without a first read from the base after which a boot counts as over
-although no boot marker was seen.
+although no boot marker was seen. A profile boot whose guest says something on
+its console is given three times as long: it may still say its marker, or that
+it does not come up. Before 1 MiB was read, silence does not end a profile boot.
 """),
     cfg.IntOpt('profile_linger',
                default=20,

@@ -52,8 +52,10 @@ DELETED = 'the image was deleted in Glance'
 HELD = 'deleted with "bootcache image delete"; "bootcache image build" makes it again'
 SIGNED = 'the image is signed'
 NO_DATA = 'the image has no data: its import or upload into Glance has failed; import it again'
-# How the reason begins.
+# How the reasons begin of guests that have not booted.
 SWITCHED_OFF = 'the guest switched itself off'
+STUCK = 'the guest does not come up'
+READ_NOTHING = 'the profile boot read nothing'
 
 # From whom everybody sees to whom the owner alone does.
 VISIBILITIES = ('public', 'community', 'shared', 'private')

@@ -55,7 +55,9 @@ _FAILED = (
     (decisions.NO_DATA, decisions.NO_DATA),
     (decisions.SWITCHED_OFF, 'its guest switched itself off before its boot marker was seen: it may'
                              f' lack a driver, or needs a {properties.BOOT_MARKER} of its own'),
-    ('the profile boot read nothing', 'its boot read nothing from the disk'),
+    (decisions.STUCK, 'its guest does not come up, as its console says: it may lack a driver, as'
+                      ' that of its disk'),
+    (decisions.READ_NOTHING, 'its boot read nothing from the disk, or next to nothing'),
 )
 _PENDING = (
     (decisions.NO_HOST, 'it waits for a compute host that can record its boot'),

@@ -26,7 +26,7 @@ from bootcache.cacheimage import Base
 from bootcache.recorder import Recording
 from bootcache.storagedaemon import StorageDaemon, UnixListener
 from bootcache.workingset import Extent
-from glance_bootcache.profileboot import acceleration
+from glance_bootcache.profileboot import acceleration, upsets
 
 LOG = logging.getLogger(__name__)
 
@@ -172,6 +172,7 @@ def _watch(domain: Any, console: str, policy: properties.Policy, limits: ending.
            store: _Store, began: float, tell: Callable[[str], None],
            keep_limits: Callable[[], None]) -> str:
     marker = BootMarker(policy.boot_marker, domain.name())
+    judge = upsets.Judge(limits)
     marker_at: float | None = None
     told = 0.0
     while True:
@@ -182,15 +183,13 @@ def _watch(domain: Any, console: str, policy: properties.Policy, limits: ending.
         if marker_at is None and marker.seen(lambda: _tail(console)):
             marker_at = now
         keep_limits()
-        ended_by = ending.ended_by(
+        ended_by = judge.ended_by(
             ending.Progress(now - began, store.recorded_bytes, store.idle_seconds,
-                            None if marker_at is None else now - marker_at), limits)
+                            None if marker_at is None else now - marker_at),
+            lambda: _tail(console), not marker.given_up)
         if now - told >= 1:
             told = now
             tell(f'{store.recorded_bytes / 1e6:.1f} MB recorded')
-        if ended_by == 'timeout' and not store.recorded_bytes:
-            raise exception.ProfileBootFailed(
-                f'the image read nothing from its disk in {limits.timeout:.0f} s')
         if ended_by:
             return ended_by
 

@@ -22,6 +22,7 @@ from bootcache.workingset import WorkingSet
 from glance_bootcache import images
 from glance_bootcache.conf import AUTH_GROUP
 from glance_bootcache.decisions import SWITCHED_OFF, ImageFacts
+from glance_bootcache.profileboot import upsets
 from glance_bootcache.profileboot.job import Job
 
 LOG = logging.getLogger(__name__)
@@ -193,6 +194,7 @@ class NovaProfileBoots:
         marker = BootMarker(policy.boot_marker, f'image {job.image_id}')
         limits = ending.Limits(policy.quota, self._conf.profile_linger, self._conf.profile_silence,
                                self._conf.profile_timeout)
+        judge = upsets.Judge(limits)
         marker_at: float | None = None
         active_at: float | None = None
         answered_at = began
@@ -229,15 +231,10 @@ class NovaProfileBoots:
                 raise _RecordingLost(f'compute host {job.host} stopped reporting; was nova-compute'
                                      ' restarted?')
             idle = job.idle_seconds + silent
-            ended_by = ending.ended_by(
-                ending.Progress(now - began, job.recorded_bytes, idle,
-                                None if marker_at is None else now - marker_at), limits)
-            if ended_by == 'timeout' and not job.recorded_bytes:
-                raise exception.ProfileBootFailed(
-                    f'the profile boot read nothing in {limits.timeout} s'
-                    f' (server {server.status})')
+            progress = ending.Progress(now - began, job.recorded_bytes, idle,
+                                       None if marker_at is None else now - marker_at)
             if marker_at is None and (server.status == 'SHUTOFF' or (
-                    ended_by and self._is_off(server_id))):
+                    ending.ended_by(progress, limits) and self._is_off(server_id))):
                 # Its last words may have come since the last look.
                 if not marker.seen(lambda: self._console(server_id)):
                     raise exception.ProfileBootFailed(
@@ -245,6 +242,8 @@ class NovaProfileBoots:
                         ' boot; it may lack the driver of its disk (hw_disk_bus), or need a'
                         f' {properties.BOOT_MARKER} that it prints before it ends')
                 return 'marker'
+            ended_by = judge.ended_by(progress, lambda: self._console(server_id),
+                                      not marker.given_up)
             if ended_by:
                 return ended_by
             job.changed.wait(_POLL_SECONDS)

@@ -206,6 +206,19 @@ def large(start, megabytes):
     return [Extent(start << 20, megabytes << 20)]
 
 
+@pytest.mark.parametrize('recorded_to, read, is_part', [
+    ('silence', 65536, True), ('silence', 1 << 20, False), ('marker', 65536, False),
+    ('timeout', 65536, False)])
+def test_a_guest_that_stood_still_has_read_a_part(recorded_to, read, is_part):
+    """Silence ended its boot after 64 KiB, on a machine that had too much to do."""
+    have, seen = [Extent(0, read)], large(2, 30)
+    lesson = refinement.learn(
+        have, recorded_to, boot(seen), [], only_host=False, quota=1 << 40, cluster_bytes=65536,
+        granularity=4096, virtual_bytes=4 << 30)
+    assert lesson.extents == ([*have, *seen] if is_part else None)
+    assert (lesson.unconfirmed is None) == is_part
+
+
 def test_a_refinement_adds_a_bounded_part():
     """31 MB became 171 by one who read all of the disk."""
     def grown(megabytes):

@@ -9,10 +9,12 @@ from novaclient import exceptions as nova_exceptions
 
 from bootcache import exception
 from bootcache.ending import Limits, Progress, ended_by
+from bootcache.manifest import State
 from bootcache.properties import Policy
 from bootcache.workingset import WorkingSet
-from glance_bootcache.decisions import SWITCHED_OFF
-from glance_bootcache.profileboot import direct
+from glance_bootcache import tenants
+from glance_bootcache.decisions import STUCK, SWITCHED_OFF
+from glance_bootcache.profileboot import direct, throughnova
 from glance_bootcache.profileboot.job import Job
 from glance_bootcache.profileboot.throughnova import Flavor, NovaProfileBoots, choose_flavor
 
@@ -35,6 +37,7 @@ LIMITS = Limits(quota=1000, linger=20, silence=60, timeout=900)
     ((100, 500, 5, 5), 'marker'),
     # Silence before the marker is no silence after it.
     ((100, 500, 30, 4.9), None),
+    ((100, 500, 60, 0), None),
     ((100, 500, 0, 20), 'marker'),
     # A marker without a recording is a host without the driver, or a lie.
     ((100, 0, 0, 20), None),
@@ -182,11 +185,11 @@ class Nova:
 @pytest.fixture
 def watch(storage_conf):
     """Watches a server whose guest has read something, and goes on reading nothing."""
-    def watch(nova, idle=0.0, quota=1 << 30):
+    def watch(nova, idle=0.0, quota=1 << 30, read=30 << 20):
         boots = object.__new__(NovaProfileBoots)
         boots._conf, boots._client = storage_conf.bootcache, nova
         job = Job('image', host='host')
-        job.heard(30 << 20, idle)
+        job.heard(read, idle)
         return boots._watch('server', Policy('auto', quota, 'login:'), job, time.monotonic())
 
     return watch
@@ -213,3 +216,99 @@ def test_silence_of_a_guest_that_runs_ends_its_boot(watch, diagnosed):
 
 def test_one_that_says_its_marker_before_it_ends_has_booted(watch):
     assert watch(Nova(console='done\nlogin: \n')) == 'marker'
+
+
+# Guests that do not come up.
+
+class Silent(Nova):
+    """A server that runs; its guest says and reads what a test tells, second by second."""
+
+    def __init__(self, monkeypatch, *consoles):
+        super().__init__('', 'ACTIVE', 'running')
+        self.consoles, self.looks, self.now = list(consoles), 0, time.monotonic()
+        monkeypatch.setattr(throughnova.time, 'monotonic', lambda: self.now)
+        monkeypatch.setattr(throughnova, '_UNHEARD_SECONDS', 1e9)
+        monkeypatch.setattr(throughnova, '_POLL_SECONDS', 0)
+
+    def get(self, server_id):
+        self.now += 1
+        self.looks += 1
+        self.console = self.consoles.pop(0) if self.consoles[1:] else self.consoles[0]
+        if self.console is None:
+            self.diagnosed = 'shutdown'
+        return super().get(server_id)
+
+    def get_console_output(self, server_id, length):
+        return self.console or ''
+
+
+def test_a_guest_that_waits_for_its_disk_is_waited_for(watch, monkeypatch):
+    """Small images' guests wait a minute for it, and then switch themselves off."""
+    nova = Silent(monkeypatch, *['[    1.0] Linux'] * 70, None)
+    with pytest.raises(exception.ProfileBootFailed, match='hw_disk_bus') as failed:
+        watch(nova, idle=60.0)
+    assert str(failed.value).startswith(SWITCHED_OFF)
+    assert 'driver' in tenants.told(State.FAILED, str(failed.value))
+
+
+@pytest.mark.parametrize('line', [
+    '[    1.2] Kernel panic - not syncing: VFS: Unable to mount root fs on unknown-block(0,0)',
+    'ALERT!  UUID=5b007cac does not exist.  Dropping to a shell!',
+    '[  OK  ] Started Emergency Shell.\nYou are in emergency mode. After logging in, type',
+    'Boot failed: not a bootable disk'])
+@pytest.mark.parametrize('end', [{'idle': 60.0}, {'read': 2 << 20}])
+def test_a_console_tells_that_a_guest_does_not_come_up(watch, monkeypatch, line, end):
+    nova = Silent(monkeypatch, f'Linux\n{line}\n')
+    if 'idle' not in end:
+        # It goes on reading, until the time is up.
+        nova.now += 0.5
+        monkeypatch.setattr(Job, 'idle_seconds', property(lambda _job: -1e9, lambda *_: None),
+                            raising=False)
+    with pytest.raises(exception.ProfileBootFailed, match='hw_disk_bus') as failed:
+        watch(nova, **end)
+    assert str(failed.value).startswith(STUCK) and line.splitlines()[-1][:30] in str(failed.value)
+    told = tenants.told(State.FAILED, str(failed.value))
+    assert 'driver' in told and line.splitlines()[-1][:30] not in told
+
+
+def test_such_words_of_a_guest_that_comes_up_do_not_count(watch, monkeypatch):
+    nova = Silent(monkeypatch, *['Linux'] * 30, 'You are in emergency mode\nhost login: ')
+    assert watch(nova, idle=60.0) == 'marker'
+
+
+@pytest.mark.parametrize('console, seconds', [('', 2), ('Linux', 121)])
+def test_a_guest_of_which_nothing_is_known_ends_by_silence(watch, monkeypatch, console, seconds):
+    """One that speaks is given three times as long; what it reads meanwhile adds nothing."""
+    nova = Silent(monkeypatch, console)
+    assert watch(nova, idle=60.0) == 'silence'
+    assert abs(nova.looks - seconds) <= 2
+
+
+def test_silence_of_a_guest_that_stands_still_ends_nothing(watch, monkeypatch, storage_conf):
+    """64 KiB were all that it had read in a minute, on a machine that had too much to do."""
+    nova = Silent(monkeypatch, '')
+    with pytest.raises(exception.ProfileBootFailed, match='but 65536 bytes') as failed:
+        watch(nova, idle=60.0, read=65536)
+    assert abs(nova.looks - storage_conf.bootcache.profile_timeout) <= 2
+    assert tenants.told(State.FAILED, str(failed.value)) != tenants.GENERAL[State.FAILED]
+
+
+@pytest.mark.parametrize('said, expected', [
+    ('', 'silence'), ('GRUB\ngrub rescue> ', STUCK)])
+def test_a_direct_profile_boot_is_judged_in_the_same_way(monkeypatch, tmp_path, said, expected):
+    console, store = tmp_path / 'console', direct._Store()
+    console.write_text(said)
+    store.grew(30 << 20, 1000.0)
+    monkeypatch.setattr(direct, '_POLL_SECONDS', 0)
+    domain = types.SimpleNamespace(name=lambda: 'domain', isActive=lambda: True)
+
+    def judge():
+        return direct._watch(domain, str(console), Policy('auto', 1 << 30, 'login:'),
+                             Limits(1 << 30, 20, 60, 900), store, time.monotonic(),
+                             lambda _text: None, lambda: None)
+
+    if expected == STUCK:
+        with pytest.raises(exception.ProfileBootFailed, match='grub rescue>'):
+            judge()
+    else:
+        assert judge() == expected

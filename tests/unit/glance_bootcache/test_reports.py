@@ -221,9 +221,11 @@ def test_a_host_that_lies_ends_with_the_last_version(cold):
     assert 'watch' not in ask(cold)
 
 
-@pytest.mark.parametrize('ended_by, version', [('shutdown', None), ('marker', 1), ('silence', 1)])
+@pytest.mark.parametrize('ended_by, version', [
+    ('shutdown', None), ('silence', None), ('marker', 1), ('timeout', 1)])
 def test_a_guest_that_switches_itself_off_is_no_boot_of_a_server_either(house, ended_by, version):
-    """Its profile boot has failed for it; a server that does the same tells nothing new."""
+    """Its profile boot has failed for it; a server that does the same tells nothing new. On a host
+    its silence comes first: it waits a minute for its disk."""
     house.boots.fails = exception.ProfileBootFailed(f'{SWITCHED_OFF} before its boot marker')
     house.images.put(IMAGE)
     house.manager.consider(IMAGE)

@@ -25,15 +25,15 @@ QUOTA = 2 << 30
 BUILDS = 5
 
 
-def record(image: Path, count: int, *options: str) -> list[list[Extent]]:
-    """Record boots of an image with ``bootcache build`` and more options; their extents."""
+def record(image: Path, count: int) -> list[list[Extent]]:
+    """Record boots of an image with ``bootcache build``; their extents."""
     boots = []
     for number in range(count):
         with tempfile.TemporaryDirectory() as directory:
             output = Path(directory, 'cache.qcow2')
             subprocess.run([str(Path(sys.executable).with_name('bootcache')), 'build', str(image),
                             '--allow-tcg', '--memory', '512', '--quota', str(QUOTA),
-                            '-o', str(output), *options], check=True, stdin=subprocess.DEVNULL,
+                            '-o', str(output)], check=True, stdin=subprocess.DEVNULL,
                            stdout=subprocess.DEVNULL)
             boots.append(list(WorkingSet.load(f'{output}.working-set.json').extents))
         print(f'boot {number + 1}: {workingset.total_bytes(boots[-1]) / 1e6:.2f} MB',

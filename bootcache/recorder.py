@@ -11,7 +11,7 @@ import dataclasses
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 from oslo_log import log as logging
@@ -77,10 +77,11 @@ def extents_from_map(entries: Sequence[dict[str, Any]], samples: Sequence[Sample
 _FILTER, _STORE, BASE = 'rf', 'rs', 'rb'
 
 
-def discard_leftovers(daemon: StorageDaemon, under_way: Collection[str] = ()) -> None:
+def discard_leftovers(daemon: StorageDaemon, under_way: Container[str] = ()) -> None:
     """Remove exports and nodes of recordings that nobody finishes, as of an earlier process.
 
-    :param under_way: names of recordings that somebody finishes.
+    :param under_way: names of recordings that somebody finishes; looked into after it was seen
+        which exports there are, so that one which begins meanwhile can be in it.
     :raises StorageDaemonError: if the daemon does not answer or refuses.
     """
     for export, node in daemon.exports().items():

@@ -27,7 +27,8 @@ class ProfileRecordings:
         self._api = api
         # By server id, with image and token. Guarded by the lock, held for dictionary steps only.
         self._recordings: dict[str, tuple[Recording, str, str]] = {}
-        # Servers whose recordings are this process's until they are closed. Guarded by the lock.
+        # Servers whose recordings are this process's until they are closed: from before their
+        # exports are made until these are gone. Changed under the lock.
         self._under_way: set[str] = set()
         self._lock = threading.Lock()
 
@@ -93,6 +94,5 @@ class ProfileRecordings:
 
         :raises StorageDaemonError: if the gateway does not answer or refuses.
         """
-        with self._lock:
-            under_way = set(self._under_way)
-        recorder.discard_leftovers(self._gateway.daemon, under_way)
+        # Which are this process's is looked up late: one may begin while the gateway is asked.
+        recorder.discard_leftovers(self._gateway.daemon, self._under_way)

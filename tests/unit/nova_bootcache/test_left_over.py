@@ -141,3 +141,17 @@ def test_a_store_that_a_restarted_gateway_has_lost_is_forgotten(host, ended):
     host.stores._stores[IMAGE] = types.SimpleNamespace(image_id=IMAGE, grows=True, path=path)
     host.reconcile()
     assert host.stores.get(IMAGE) is None and not os.path.exists(path) and ended == []
+
+
+def test_a_recording_that_begins_while_the_gateway_is_asked_stays(host, ended, monkeypatch):
+    leave(host)
+    exports = host.gateway.daemon.exports
+
+    def begins():
+        # As ProfileRecordings.start: the server is noted before its export is made.
+        host.recordings._under_way.add('server')
+        return exports()
+
+    monkeypatch.setattr(host.gateway.daemon, 'exports', begins)
+    host.recordings.discard_left_over()
+    assert ended == []

@@ -27,10 +27,12 @@ class Identity:
 
     :ivar uid: its user.
     :ivar gids: its groups.
+    :ivar has_all_gids: whether these are all; of a user that this host does not know they are not.
     """
 
     uid: int
     gids: frozenset[int]
+    has_all_gids: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,17 +64,18 @@ def identity(capabilities: str) -> Identity | None:
             if model.findtext('model') == 'dac':
                 label = model.findtext('baselabel') or ''
                 uid, gid = (int(part.lstrip('+')) for part in label.split(':'))
-                return Identity(uid, frozenset({gid, *_groups(uid, gid)}))
+                groups = _groups(uid, gid)
+                return Identity(uid, frozenset({gid, *(groups or ())}), groups is not None)
     except (ElementTree.ParseError, ValueError):
         pass
     return None
 
 
-def _groups(uid: int, gid: int) -> list[int]:
+def _groups(uid: int, gid: int) -> list[int] | None:
     try:
         return os.getgrouplist(pwd.getpwuid(uid).pw_name, gid)
     except KeyError:
-        return []
+        return None
 
 
 def look(path: str) -> list[Step]:
@@ -149,6 +152,8 @@ class GatewaySocket:
         self._qemu: Identity | None = None
         # Why it cannot, by modes, and as a start has shown.
         self._denial = self._denied = ''
+        # What was said that may be so.
+        self._warned = ''
         # Servers that go the stock way just now. Guarded by the lock.
         self._stock_only: set[str] = set()
         self._lock = threading.Lock()
@@ -172,7 +177,13 @@ class GatewaySocket:
         """
         self._qemu = qemu or self._qemu
         before = self._denial
-        self._denial = '' if self._qemu is None else denial(look(self._path), self._qemu)
+        found = '' if self._qemu is None else denial(look(self._path), self._qemu)
+        if self._qemu is not None and not self._qemu.has_all_gids:
+            if found and found != self._warned:
+                LOG.warning('bootcache: perhaps servers cannot open the gateway\'s socket, if their'
+                            ' user, which this host does not know, has no other groups: %s', found)
+            self._warned, found = found, ''
+        self._denial = found
         if self._denial and self._denial != before:
             LOG.error('bootcache: servers go the stock way: %s', self._denial)
         elif before and not self._denial:

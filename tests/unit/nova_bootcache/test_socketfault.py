@@ -4,6 +4,7 @@ libvirt and Nova's own driver are stand-ins; the files and their modes are real.
 """
 
 import os
+import pwd
 import socket
 import types
 
@@ -118,6 +119,27 @@ def test_a_socket_of_another_group_is_told_and_its_mending_is_seen(host, tmp_pat
     host.socket.check()
     assert host.enabled, 'the gateway is not there yet'
     listening.close()
+
+
+def test_a_user_whose_groups_nobody_knows_is_no_denial(host, tmp_path, caplog):
+    """libvirt's QEMU may run as a user of a container, or of a directory that does not answer."""
+    (tmp_path / 's').touch(0o660)
+    uid = next(uid for uid in range(40000, 60000) if not known(uid))
+    who = socketfault.identity('<capabilities><host><secmodel><model>dac</model><baselabel>'
+                               f'+{uid}:+{uid}</baselabel></secmodel></host></capabilities>')
+    for path in (tmp_path, *list(tmp_path.parents)[:-2]):
+        os.chmod(path, 0o755)
+    for _round in range(3):
+        host.socket.check(who)
+    assert host.enabled and caplog.text.count(f'may not pass {tmp_path}/s ') == 1
+    assert 'perhaps' in caplog.text
+
+
+def known(uid):
+    try:
+        return pwd.getpwuid(uid)
+    except KeyError:
+        return None
 
 
 class Nova:

@@ -154,6 +154,39 @@ def test_servers_survive_a_restart_of_nova_compute_and_a_hard_reboot(tenant, rea
     assert 'BAD' not in console
 
 
+def test_a_host_comes_up_while_the_storage_node_is_away(tenant, ready_image, cloud, compute_log):
+    """Nova resumes the server: it waits, also over a restart of nova-compute, and then it boots."""
+    host, nova = cloud.hosts[0], tenant.openstack.nova
+    server = tenant.server(ready_image)
+    tenant.login(server)
+    cloud.layer('compute', '50-resume', {'DEFAULT': {'resume_guests_state_on_host_boot': True}})
+
+    def waits(times):
+        wait_until(lambda: compute_log.text().count('waits to be started again') == times,
+                   f'it waits for the {times}. time', 120)
+        found = nova.servers.get(server)
+        assert (found.status, getattr(found, 'OS-EXT-STS:task_state')) == ('ACTIVE', 'powering-on')
+
+    try:
+        with cloud.storage_service_down():
+            cloud.power_off(host)
+            cloud.kill_exporter()
+            cloud.power_on(host)
+            waits(1)
+            cloud.restart(host.compute)
+            waits(2)
+            assert not cloud.guests()
+        wait_until(lambda: 'boot number 2' in tenant.openstack.console(server), 'the second boot',
+                   240)
+        assert 'BAD' not in tenant.openstack.wait_console(server, 'mark: ok')
+        wait_until(lambda: getattr(nova.servers.get(server), 'OS-EXT-STS:task_state') is None,
+                   'Nova is done with it')
+        assert nova.servers.get(server).status == 'ACTIVE'
+    finally:
+        cloud.layer('compute', '50-resume', None)
+        cloud.restart('compute')
+
+
 def test_a_live_snapshot_is_the_servers_disk(tenant, ready_image, tmp_path, compute_log):
     server = tenant.server(ready_image)
     tenant.login(server)

@@ -239,7 +239,8 @@ class Settler:
         has_worked, self._has_worked = self._has_worked, False
         waits = has_worked or self.unsettled.are_changing() or bool(self._gone) or (
             bool(self._bandwidth) and any(
-                now >= self._patience.get(image_id, (0.0, 0.0))[1]
+                now >= max(self._patience.get(image_id, (0.0, 0.0))[1],
+                           self._unwanted.get(image_id, 0.0))
                 for image_id in self._unsettled_images or ()))
         self._occasions.look(now, waits, self.once)
 

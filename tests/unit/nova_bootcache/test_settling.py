@@ -957,6 +957,40 @@ def test_a_host_with_a_server_that_cannot_be_settled_yet_asks_again(house, settl
     assert asked(house, settler, 100) == 10
 
 
+def test_a_host_whose_servers_are_not_to_be_settled_asks_once_a_minute(house, settler):
+    """As often as it asks whether they are to be settled now."""
+    house.boots('one')
+    house.stored[IMAGE]['settle'] = False
+    settler.look()
+    assert 10 <= asked(house, settler, 600) <= 12
+
+
+@pytest.mark.parametrize('sees', [True, False], ids=['looked at in between', 'not looked at'])
+def test_a_server_that_is_rebuilt_from_another_image_is_seen(house, settler, sees):
+    """Its directory is the same, and stands on a cache image before and after."""
+    for image in (IMAGE, OTHER):
+        house.stored[image] = None
+    house.boots('one')
+    house.stored[IMAGE] = None
+    settler._bandwidth = 0
+    settler.look()
+    assert settler.needs_base(IMAGE) and not settler.needs_base(OTHER)
+    # Nova rebuilds by destroy, which holds it, and spawn.
+    house.known['one'] = dataclasses.replace(house.known['one'], settles=False, image_id=OTHER,
+                                             state='rebuilding')
+    with settler.held('one'):
+        house.clock.now += 10
+        settler.look()
+    if sees:
+        house.clock.now += 10
+        settler.look()
+    house.boots('one', OTHER)
+    for _ in range(3):
+        house.clock.now += 10
+        settler.look()
+    assert settler.needs_base(OTHER) and not settler.needs_base(IMAGE)
+
+
 # What is told of it.
 
 def test_who_is_unsettled_and_why_is_told(house, settler):

@@ -194,6 +194,17 @@ class HostStores:
             self._not_made(path)
             raise
 
+    @contextlib.contextmanager
+    def changing(self, path: str) -> Iterator[None]:
+        """Change a disk whose chain was just made or mended: it stays so until it is opened.
+
+        :param path: of the disk; one of another kind may be changed as well.
+        """
+        with self._lock:
+            known = self._in_making.get(path)
+        with self._making(known[0], path) if known is not None else contextlib.nullcontext():
+            yield
+
     def _not_made(self, path: str) -> None:
         with self._lock:
             self._in_making.pop(path, None)
@@ -226,11 +237,13 @@ class HostStores:
         return None
 
     def _grow(self, image_id: str, virtual_bytes: int) -> GrowingStore | None:
+        spoilt = self._spoilt_to_replace(image_id)
         with self._grow_lock:
             if self.arrivals.has(image_id):
                 return None
             store = self.stores.get(image_id)
-            if store is not None and store.is_there() and not self._gives_way(store):
+            if store is not None and store.is_there() \
+                    and not (store is spoilt and self._gives_way(store)):
                 return store
             if store is not None:
                 self._forget_store(image_id)
@@ -255,6 +268,21 @@ class HostStores:
     def _is_copied(self, image_id: str) -> bool:
         with self._lock:
             return self._copies[image_id] > 0
+
+    def _spoilt_to_replace(self, image_id: str) -> GrowingStore | None:
+        """Return a store that another one may take the place of; to find out may take seconds.
+
+        While the storage node is away it stays: what it has is all that servers can read.
+        """
+        store, entry = self.stores.get(image_id), self.cache.known(image_id)
+        if store is None or not store.spoilt or entry is None:
+            return None
+        try:
+            gateway.check_reachable(entry.remote)
+        except exception.StorageNodeAway as error:
+            LOG.info('image %s: its growing store stays for now: %s', image_id, error)
+            return None
+        return store
 
     def _gives_way(self, store: GrowingStore) -> bool:
         """Take out a store that cannot tell of boots any more, so that another one can."""

@@ -66,7 +66,8 @@ class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
         if self.exists():
             if self._keeps_chain(self.path, kwargs.get('image_id')):
                 if size and size > self.get_disk_size(self.path):
-                    self.resize_image(size)
+                    with self.bootcache.changing(self.path):
+                        self.resize_image(size)
                 return
         elif self._make(filename, size, **kwargs):
             return

@@ -24,6 +24,7 @@ from nova_bootcache import host as host_module
 from nova_bootcache.cacheentry import Entry
 from nova_bootcache.gateway import Remote
 from nova_bootcache.host import ComputeHost
+from nova_bootcache.imagebackend import BootCacheQcow2
 from nova_bootcache.placement import Offer, Server
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -411,3 +412,64 @@ def test_a_server_does_not_wait_in_vain(host, monkeypatch, ready_in, asked):
     assert offered.storage.offer is Offer.WAIT
     assert len(questions) == asked
     assert ('takes' in offered.reason and 'cold_wait, 60 s' in offered.reason) == (asked < 61)
+
+
+# A disk that is changed before it is opened.
+
+def test_a_disk_that_is_made_larger_is_still_to_be_opened(host, tmp_path, monkeypatch):
+    """As with a resize to a larger flavor, by which the file's time becomes another."""
+    place(host)
+    path = tmp_path / 'disk'
+    path.touch()
+    disk = object.__new__(BootCacheQcow2.bound_to(host))
+    disk.path = str(path)
+
+    def resize(size):
+        os.utime(path, (9, 9))
+        assert size == 5 and host.is_in_making(IMAGE)
+
+    monkeypatch.setattr(disk, '_keeps_chain', lambda *_arguments: not make_disk(host, path),
+                        raising=False)
+    monkeypatch.setattr(disk, 'get_disk_size', lambda name: 1, raising=False)
+    monkeypatch.setattr(disk, 'resize_image', resize, raising=False)
+    disk.cache(None, 'name', 5, image_id=IMAGE)
+    assert host.is_in_making(IMAGE) and host.stop_serving(IMAGE) is False
+    with opened(path):
+        assert not host.is_in_making(IMAGE)
+
+
+def test_a_disk_of_another_kind_is_changed_as_it_is(host, tmp_path):
+    (tmp_path / 'disk').touch()
+    with host.changing(str(tmp_path / 'disk')):
+        pass
+    assert host._in_making == {}
+
+
+# Stores that cannot tell of boots any more.
+
+@pytest.mark.parametrize('is_away', [True, False])
+def test_a_spoilt_store_stays_while_the_storage_node_is_away(host, tmp_path, monkeypatch, is_away):
+    """What it has is all that servers can read then; and nobody's chain waits for the answer."""
+    place(host)
+    (tmp_path / 'store').touch()
+    store = Store(IMAGE, str(tmp_path / 'store'))
+    store.spoilt, store.is_there = True, lambda: True
+    host.stores.add(store)
+    free = []
+
+    def take():
+        with host._grow_lock:
+            free.append(True)
+
+    def check(remote):
+        other = threading.Thread(target=take, daemon=True)
+        other.start()
+        other.join(60)
+        if is_away:
+            raise exception.StorageNodeAway('away')
+
+    monkeypatch.setattr(gateway, 'check_reachable', check)
+    monkeypatch.setattr(host, 'room_for', lambda image_id, size: None)
+    found = host._grow(IMAGE, MIB)
+    assert free == [True], 'no lock is held over it'
+    assert (found is store, store.closed) == ((True, False) if is_away else (False, True))

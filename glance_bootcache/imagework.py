@@ -51,6 +51,13 @@ class ImageWork:
         self._is_needed = is_needed
         self.transfers = Transfers()
 
+    def has_base(self, image: ImageFacts) -> bool:
+        """Tell whether the base of an image's content is here, so that nothing has to be got."""
+        manifest = self._store.load(image.image_id)
+        return manifest is not None and bool(manifest.base_path) \
+            and os.path.exists(manifest.base_path) \
+            and image.image_hash == (manifest.base_hash or manifest.image_hash)
+
     def get_base(self, image: ImageFacts, job: Job) -> Manifest:
         """Get an image's base, look into it, and serve it.
 
@@ -58,8 +65,7 @@ class ImageWork:
         :raises BootcacheError: if it cannot be had, or not be served.
         """
         manifest = self._store.load(image.image_id) or Manifest(image.image_id)
-        if manifest.base_path and os.path.exists(manifest.base_path) \
-                and image.image_hash == (manifest.base_hash or manifest.image_hash):
+        if self.has_base(image):
             if manifest.image_hash != image.image_hash:
                 # It was skipped meanwhile, as one that is deactivated is; servers may read it.
                 manifest = self._set(job, dataclasses.replace(

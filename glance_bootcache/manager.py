@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import threading
 import time
 from collections.abc import Callable
@@ -31,7 +32,9 @@ from glance_bootcache.turns import Turns
 
 LOG = logging.getLogger(__name__)
 
-_CONCURRENT_BASES = 2
+# So that one owner may have two in hand: see turns.py.
+_CONCURRENT_BASES = 3
+_CONCURRENT_LOOKS = 4
 
 
 class Manager:
@@ -52,8 +55,11 @@ class Manager:
         self.retiring = Retiring(store, exporter, tiers, profile_boots, needs)
         self._image_work = ImageWork(conf, store, images, exporter, tiers, profile_boots,
                                      self._set, self._evict, self.retiring.is_needed)
-        # Bases are got beside profile boots: a server that boots meanwhile needs its base now.
-        self._bases = futurist.ThreadPoolExecutor(max_workers=_CONCURRENT_BASES)
+        # Bases are got beside profile boots: a server that boots meanwhile needs its base now. All
+        # of a base is read, which takes minutes if its owner wants it so.
+        self._bases = Turns(_CONCURRENT_BASES)
+        # What asks Glance, or finds that its base is here, waits for no base of others.
+        self._lookers = futurist.ThreadPoolExecutor(max_workers=_CONCURRENT_LOOKS)
         # Building takes seconds, and waits for no recording, which takes minutes.
         self._workers = futurist.ThreadPoolExecutor(max_workers=self._conf.concurrent_builds)
         self._turns = Turns(self._conf.concurrent_builds)
@@ -76,7 +82,7 @@ class Manager:
         with self._lock:
             for job in self._jobs.values():
                 job.cancel()
-        for executor in (self._bases, self._turns, self._workers):
+        for executor in (self._lookers, self._bases, self._turns, self._workers):
             executor.shutdown(wait=True)
         self._tiers.stop()
 
@@ -166,7 +172,11 @@ class Manager:
             self._note_policy(pending, decision.policy, always=pending != known)
             if decision.action is not Action.AWAIT:
                 job = self._jobs[image_id] = Job(image_id, forced)
-                self._bases.submit(self._work, image, decision, job)
+                if decision.action is Action.REBUILD or self._image_work.has_base(image):
+                    self._lookers.submit(self._work, image, decision, job)
+                else:
+                    self._bases.submit(image_id, image.owner, functools.partial(
+                        self._work, image, decision, job))
         return decision
 
     def _note_visibility(self, image: ImageFacts, known: Manifest) -> Manifest:
@@ -242,9 +252,10 @@ class Manager:
     def _cancel(self, job: Job) -> None:
         """Give up what is in hand for an image, also if it waits for its turn; under the lock."""
         job.cancel()
-        work = self._turns.take_out(job.image_id)
-        if work is not None:
-            self._workers.submit(work)
+        for turns in (self._bases, self._turns):
+            work = turns.take_out(job.image_id)
+            if work is not None:
+                self._lookers.submit(work)
 
     def job(self, image_id: str) -> Job | None:
         """Return what is in hand for an image, if anything is."""
@@ -275,7 +286,7 @@ class Manager:
             if image_id in self._preparing or image_id in self._jobs or self._stopping.is_set():
                 return
             self._preparing.add(image_id)
-        self._bases.submit(self._prepare_soon, image_id)
+        self._lookers.submit(self._prepare_soon, image_id)
 
     def ready_in(self, image_id: str) -> float | None:
         """Return the seconds until an image's base is here, at least; None if nobody knows."""
@@ -335,7 +346,7 @@ class Manager:
             manifest, state=State.SKIPPED, reason=reason, image_hash='', working_set=None,
             cache_image=None, settle=settle))
 
-    # The work on one image: its base in one executor's threads, the rest in the other's.
+    # The work on one image: its base in turns, its recording in others, its building in threads.
 
     def _work(self, image: ImageFacts, decision: decisions.Decision, job: Job) -> None:
         policy = decision.policy

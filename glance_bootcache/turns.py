@@ -1,7 +1,7 @@
-"""Whose image is recorded next: owners take turns, so that none holds up the others' images.
+"""Whose image is next: owners take turns, so that none holds up the others' images.
 
-A recording takes minutes, and a quarter of an hour if the guest wants it so; an owner may register
-a hundred images at once.
+A recording takes minutes, and a quarter of an hour if the guest wants it so; so does the reading of
+a base that is made for it. And an owner may register a hundred images at once.
 """
 
 import collections

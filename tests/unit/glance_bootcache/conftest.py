@@ -90,6 +90,7 @@ def house(storage_conf, no_qemu):
             manager._turns.shutdown(wait=False)
             manager._workers.shutdown(wait=False)
             manager._bases.shutdown(wait=False)
+            manager._lookers.shutdown(wait=False)
 
         def idle():
             return not house.manager._jobs and not house.manager._preparing

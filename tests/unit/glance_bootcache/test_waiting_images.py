@@ -1,8 +1,13 @@
-"""Images that wait for their turn to be recorded: nobody's guest holds up other owners' images, and
-what servers' boots tell meanwhile counts. The neighbours are stand-ins, see test_manager.py."""
+"""Images that wait for their turn to be read or recorded: nobody's image or guest holds up those of
+other owners, and what servers' boots tell meanwhile counts. The neighbours are stand-ins, see
+test_manager.py."""
+
+import threading
 
 import pytest
 from fakes_manager import until
+
+from glance_bootcache import inspection
 
 FIRST, SECOND, THIRD = (f'{number}a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f' for number in (1, 2, 3))
 
@@ -104,3 +109,56 @@ def test_a_build_does_not_wait_for_recordings(busy):
     register(busy, SECOND, owner='another', quota='1MiB')
     until(lambda: [quota for _extents, quota in busy.qemu.builds] == [512 << 20, 1 << 20])
     assert busy.boots.running == 1
+
+
+@pytest.fixture
+def reading(house, monkeypatch):
+    """The images of one owner are read for minutes: their clusters are compressed for it."""
+    house.read, house.reading, house.hostile = threading.Event(), [], False
+
+    def read_through(path, inspected, stored_bytes, check):
+        if house.hostile:
+            house.reading.append(path)
+            assert house.read.wait(60)
+
+    monkeypatch.setattr(inspection, 'read_through', read_through)
+    register(house, SECOND, owner='hostile')
+    house.settle()
+    # A server runs from it.
+    house.exporter.readers.add(SECOND)
+    house.hostile = True
+    for number in range(4, 9):
+        register(house, FIRST.replace('1', str(number), 1), owner='hostile')
+    until(lambda: len(house.reading) == 2, 'two that are read')
+    house.hostile = False
+    yield house
+    house.read.set()
+    house.settle()
+
+
+def test_an_owner_whose_images_take_long_to_read_holds_up_no_other(reading):
+    register(reading, THIRD, owner='another')
+    until(lambda: reading.state(THIRD) == 'ready', 'ready')
+    assert len(reading.reading) == 2
+
+
+def test_what_has_its_base_waits_for_no_base(reading):
+    """Of the same owner: active again, a smaller cache image, and a server that boots."""
+    for options, state in (({'status': 'deactivated'}, 'skipped'), ({}, 'ready'),
+                           ({'quota': '64MiB'}, 'ready')):
+        register(reading, SECOND, owner='hostile', **options)
+        until(lambda state=state: reading.manager.job(SECOND) is None
+              and reading.state(SECOND) == state, state)
+    looked = []
+    reading.images.get = looked.append
+    reading.manager.prepare(THIRD)
+    until(lambda: looked == [THIRD], 'a look')
+
+
+def test_an_image_that_is_deleted_while_it_waits_for_its_base(reading):
+    waiting = FIRST.replace('1', '8', 1)
+    assert reading.manager._bases.is_waiting(waiting)
+    del reading.images.images[waiting]
+    reading.manager.forget(waiting)
+    until(lambda: reading.manager.job(waiting) is None, 'its end')
+    assert reading.state(waiting) is None

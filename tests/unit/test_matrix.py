@@ -2,10 +2,18 @@
 
 import io
 import json
+import re
 import unittest
+from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
 from tools.matrix import nova_tests, our_tests, program, table
+
+TOP = Path(__file__).resolve().parents[2]
 
 KNOWN = {'A.differs': 'a mock'}
 
@@ -138,3 +146,29 @@ def test_commands_are_left_out_where_oslo_service_has_no_native_threads():
 def test_a_program_that_fails_is_told_with_its_status():
     assert program.outcome(['demo'], 0, 1.6) == {'ran': 1, 'passed': 1, 'failed': [], 'seconds': 2}
     assert program.outcome(['demo'], 1, 0)['failed'] == ['demo ended with 1']
+
+
+def unmet(row, lines):
+    """The requirements that a row's packages do not meet."""
+    text = (TOP / 'tools' / 'matrix' / f'nova-{row}.txt').read_text()
+    there = {canonicalize_name(name): version
+             for name, version in re.findall(r'^([\w.-]+)==(\S+)$', text, re.MULTILINE)}
+    wanted = [Requirement(line.partition('#')[0]) for line in lines if not line.startswith('#')]
+    return {want.name for want in wanted
+            if there[canonicalize_name(want.name)] not in want.specifier}
+
+
+@pytest.mark.parametrize('row', [32, 33, 34])
+def test_the_package_is_installed_beside_a_release_as_it_is(row):
+    """pip would lift what the release has, otherwise."""
+    assert unmet(row, (TOP / 'requirements.txt').read_text().splitlines()) == set()
+
+
+def test_beside_the_oldest_release_it_is_installed_as_the_page_says():
+    """Without what it requires: what is too old there, only the storage service imports."""
+    page = (TOP / 'doc' / 'source' / 'install.rst').read_text()
+    _, _, recipe = page.partition('Beside 2025.1 (Nova 31)')
+    named = re.findall(r"'([\w.-]+>=[^']+)'", recipe.partition('--no-deps')[0])
+    assert named and unmet(31, named) == set()
+    assert unmet(31, (TOP / 'requirements.txt').read_text().splitlines()) \
+        == {'oslo.service', 'futurist'}

@@ -55,6 +55,8 @@ debian_root() { # RELEASE DIRECTORY
 debian_tree() {
     local copy=$DEBIAN_ROOT/root/tree
     rm -rf "$copy"
+    # What a run that was killed left.
+    find "$DEBIAN_ROOT/tmp" -mindepth 1 -delete
     mkdir -p "$copy"
     tree_files | tar -C "$TOP" --null -T - -cf - | tar -C "$copy" -xf -
     # The tests that make an sdist ask git which files are there.

@@ -5,6 +5,7 @@ list, so that an upgrade of Nova is checked in a minute. What an override does n
 on as it came, as Nova's releases differ in it.
 """
 
+import functools
 import os
 import threading
 from typing import Any
@@ -131,15 +132,23 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
 
         A forgotten rule of AppArmor shows only here. Nova has cleaned up after the first try.
         """
+        path = os.path.join(libvirt_utils.get_instance_path(instance), 'disk')
         with self.bootcache.starting(instance.uuid):
-            try:
-                super().spawn(context, instance, *args, **kwargs)
-            except Exception as error:
-                path = os.path.join(libvirt_utils.get_instance_path(instance), 'disk')
-                if not self.bootcache.did_not_start(instance.uuid, path, str(error)):
-                    raise
-                with self.bootcache.socket.stock_only(instance.uuid):
-                    super().spawn(context, instance, *args, **kwargs)
+            self.bootcache.socket.start(
+                instance.uuid, functools.partial(super().spawn, context, instance, *args, **kwargs),
+                lambda error: self.bootcache.did_not_start(instance.uuid, path, error))
+
+    def finish_migration(self, context: Any, migration: Any, instance: Any, *args: Any,
+                         **kwargs: Any) -> None:
+        """Do the same with one from another host: its disk gets a base of stock Nova's below it."""
+        def make_stock(error: str) -> bool:
+            disk = self._root_disk(instance, libvirt_utils.get_instance_path(instance))
+            return disk is not None and self.bootcache.socket.failed(instance.uuid, error) \
+                and disk.name_stock_base()
+
+        self.bootcache.socket.start(
+            instance.uuid, functools.partial(super().finish_migration, context, migration, instance,
+                                             *args, **kwargs), make_stock)
 
     def _shared_storage(self, host: str) -> str:
         """Return why cache images cannot be served from this host's directories, if so."""
@@ -245,10 +254,8 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
     def resume_state_on_host_boot(self, context: Any, instance: Any, *args: Any,
                                   **kwargs: Any) -> None:
         """Have it wait if its disk cannot be opened yet: Nova would put it to ERROR."""
-        def resume() -> None:
-            super(BootCacheLibvirtDriver, self).resume_state_on_host_boot(
-                context, instance, *args, **kwargs)
-
+        resume = functools.partial(super().resume_state_on_host_boot, context, instance, *args,
+                                   **kwargs)
         path = os.path.join(libvirt_utils.get_instance_path(instance), 'disk')
 
         def open_chain() -> None:
@@ -270,10 +277,11 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
 
     def _is_off_on_cache_image(self, instance: Any, path: str) -> bool:
         domain = self._servers.domain(instance.uuid)
-        return (domain is None or not domain.isActive()) \
-            and self._root_disk(instance, os.path.dirname(path)) is not None \
-            and self.bootcache.cache.holds_path(
-                libvirt_utils.get_disk_backing_file(path, basename=False))
+        if self._root_disk(instance, os.path.dirname(path)) is None \
+                or (domain is not None and domain.isActive()):
+            return False
+        backing = libvirt_utils.get_disk_backing_file(path, basename=False)
+        return self.bootcache.cache.holds_path(backing)
 
     def suspend(self, context: Any, instance: Any, *args: Any, **kwargs: Any) -> None:
         """End its settling."""

@@ -357,14 +357,15 @@ class ComputeHost(HostStores):
             # Who is asked serves it, also if nobody has needed it for a while.
             self.gateway.ensure_base(entry.remote)
 
-    def adopt(self, image_id: str, path: str) -> bool:
+    def adopt(self, image_id: str, path: str, server_id: str = '') -> bool:
         """Put an overlay whose base is not on this host onto the host's cache image.
 
         :param path: of the overlay; not in use.
+        :param server_id: whose it is.
         :returns: False if stock Nova has to get the base.
         :raises BootcacheError: if the overlay cannot be changed.
         """
-        if not self.enabled:
+        if not self.enabled or self.socket.reason_for(server_id):
             return False
         try:
             self.keep_chain(image_id, path)

@@ -141,7 +141,7 @@ class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
                 self.bootcache.keep_chain(self._image_of(backing, image_id), path, patience)
                 return True
             # It came from a host that names it as stock Nova does, or was to leave for one.
-            return self.bootcache.adopt(image_id, path)
+            return self.bootcache.adopt(image_id, path, self._instance.uuid)
         except Exception as error:
             raise nova_exception.InternalError(
                 f'The disk of server {self._instance.uuid} cannot be opened: {error}') from error
@@ -161,15 +161,17 @@ class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
             raise exception.BootcacheError(f'{backing} is not the cache image of {image_id}')
         return image_id
 
-    def name_stock_base(self) -> None:
+    def name_stock_base(self) -> bool:
         """Let a stopped disk's header name Nova's own base, as every host knows it.
 
         The base need not be here: the host that gets the disk makes its own, and this one finds
         the cache image again. An error leaves the header as it is.
+
+        :returns: whether it does so now, and did not before.
         """
         if not self.exists():
             # It boots from a volume.
-            return
+            return False
         backing = libvirt_utils.get_disk_backing_file(self.path, basename=False)
         if self.bootcache.cache.holds_path(backing):
             base = self._stock_base(os.path.basename(backing))
@@ -177,6 +179,8 @@ class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
                 else self._instance.image_meta.disk_format
             try:
                 qemuimg.set_backing_pointer(self.path, base, image_format)
+                return True
             except exception.BootcacheError as error:
                 LOG.warning('bootcache: disk %s keeps its chain; a host without bootcache\'s driver'
                             ' cannot start it: %s', self.path, error)
+        return False

@@ -11,7 +11,7 @@ import os
 import pwd
 import stat
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from xml.etree import ElementTree
 
 from oslo_log import log as logging
@@ -207,6 +207,23 @@ class GatewaySocket:
         LOG.warning('bootcache: server %s did not start, as QEMU could not open the gateway\'s'
                     ' socket %s; it is made the stock way', server_id, self._path)
         return True
+
+    def start(self, server_id: str, start: Callable[[], None],
+              make_stock: Callable[[str], bool]) -> None:
+        """Start a server; once more, the stock way, if QEMU cannot open the socket.
+
+        :param start: makes what is missing of its disk, and starts it.
+        :param make_stock: sees to it that its disk is made anew, or is put onto a base of stock
+            Nova's; False if libvirt's error, which it is given, is another.
+        :raises Exception: Nova's.
+        """
+        try:
+            start()
+        except Exception as error:
+            if not make_stock(str(error)):
+                raise
+            with self.stock_only(server_id):
+                start()
 
     @contextlib.contextmanager
     def stock_only(self, server_id: str) -> Iterator[None]:

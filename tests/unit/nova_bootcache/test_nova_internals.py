@@ -26,6 +26,7 @@ from nova_bootcache import snapshots
 from nova_bootcache.driver import BootCacheLibvirtDriver
 from nova_bootcache.hostcache import HostCache
 from nova_bootcache.imagebackend import BootCacheQcow2
+from nova_bootcache.socketfault import GatewaySocket
 
 objects.register_all()
 
@@ -36,6 +37,7 @@ OVERRIDDEN = {
         '__init__': ['virtapi', 'read_only'],
         'init_host': ['host'],
         'spawn': ['context', 'instance'],
+        'finish_migration': ['context', 'migration', 'instance'],
         'cleanup_host': [],
         'destroy': ['context', 'instance'],
         'manage_image_cache': ['context', 'all_instances'],
@@ -93,6 +95,7 @@ def test_what_is_not_looked_at_reaches_nova_as_it_came(nova, method, monkeypatch
     # Stands for all that is ours in the driver, where nothing is to be done.
     ours.bootcache = ours.settler = ours.upkeep = ours.warming = mock.MagicMock(enabled=False)
     ours.bootcache.cache.entries.return_value = []
+    ours.bootcache.socket = GatewaySocket('/s')
     ours.resuming = mock.MagicMock()
     ours.resuming.has_some.return_value = False
     ours.warming.cache_image = lambda image_id, goes_stock, stock: stock()

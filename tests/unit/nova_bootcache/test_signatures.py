@@ -37,7 +37,7 @@ class Host:
         self.reasons.append(placement.stock_reason(server, True, False))
         return not self.reasons[-1]
 
-    def adopt(self, image_id, path):
+    def adopt(self, image_id, path, server_id):
         self.adopted.append(path)
         return True
 

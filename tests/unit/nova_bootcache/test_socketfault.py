@@ -12,12 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from nova.virt.libvirt import driver as libvirt_driver
+from nova.virt.libvirt import imagebackend
+from nova.virt.libvirt import utils as libvirt_utils
 from oslo_config import cfg
 
+from bootcache import naming, qemuimg
 from nova_bootcache import conf as nova_conf
 from nova_bootcache import driver, socketfault
 from nova_bootcache.driver import BootCacheLibvirtDriver
 from nova_bootcache.host import ComputeHost
+from nova_bootcache.imagebackend import BootCacheQcow2
 from nova_bootcache.placement import Server
 from nova_bootcache.socketfault import Identity, Step
 
@@ -209,3 +213,68 @@ def test_other_failures_are_novas(host, spawn, tmp_path):
     with pytest.raises(RuntimeError, match='pc-bogus'):
         spawn('machine type pc-bogus-9.9 is not known')
     assert spawn.tries == [False] and host.enabled
+
+
+# Servers that come from another host.
+
+@pytest.fixture
+def finish(host, tmp_path, monkeypatch):
+    """Finishes the move of a server whose first start fails with a text; headers are a stand-in.
+
+    Gives what the disk was on at each try.
+    """
+    monkeypatch.setattr(imagebackend.CONF, 'instances_path', str(tmp_path))
+    instance = types.SimpleNamespace(uuid='server-1', image_ref=IMAGE, name='server-1',
+                                     trusted_certs=None, system_metadata={})
+    path = tmp_path / 'server-1' / 'disk'
+    path.parent.mkdir()
+    path.write_bytes(b'written by a tenant')
+    base = str(tmp_path / '_base' / naming.cache_file_name(IMAGE))
+    header = {'backing': base}
+    monkeypatch.setattr(libvirt_utils, 'get_disk_backing_file',
+                        lambda *_a, **_n: header['backing'])
+    monkeypatch.setattr(qemuimg, 'set_backing_pointer',
+                        lambda _path, backing, _format: header.update(backing=backing))
+    monkeypatch.setattr(host, 'keep_chain', lambda *_arguments: None)
+    monkeypatch.setattr(libvirt_driver.imagebackend.Qcow2, 'cache',
+                        lambda self, *_a, **_n: None)
+    monkeypatch.setattr(driver.libvirt_utils, 'get_instance_path', lambda _i: str(path.parent))
+    kind = BootCacheQcow2.bound_to(host)
+    ours = BootCacheLibvirtDriver.__new__(BootCacheLibvirtDriver)
+    ours.bootcache = host
+
+    def disk_of(*_arguments):
+        disk = object.__new__(kind)
+        disk.path, disk._instance = str(path), instance
+        return disk
+
+    ours.image_backend = types.SimpleNamespace(by_name=disk_of)
+
+    def finish(text):
+        finish.tries = []
+
+        def nova(self, context, migration, instance, *args, **kwargs):
+            disk_of().cache(None, 'name', None, image_id=IMAGE)
+            finish.tries.append(header['backing'] == base)
+            if not finish.tries[-1]:
+                raise RuntimeError(text)
+
+        monkeypatch.setattr(libvirt_driver.LibvirtDriver, 'finish_migration', nova)
+        ours.finish_migration(None, None, instance, 'disk info', power_on=True)
+
+    finish.path = path
+    return finish
+
+
+@pytest.mark.parametrize('why', ['Permission denied', 'Connection refused'])
+def test_a_server_that_comes_from_another_host_gets_a_base_of_stock_novas(host, finish, tmp_path,
+                                                                         why):
+    finish(failed(tmp_path / 's', why))
+    assert finish.tries == [False, True] and finish.path.read_bytes() == b'written by a tenant'
+    assert host.socket._stock_only == set() and host.enabled is (why == 'Connection refused')
+
+
+def test_its_other_failures_are_novas(finish):
+    with pytest.raises(RuntimeError, match='pc-bogus'):
+        finish('machine type pc-bogus-9.9 is not known')
+    assert finish.tries == [False]

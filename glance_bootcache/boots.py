@@ -4,6 +4,7 @@ import dataclasses
 import os
 import threading
 import time
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import cachetools
@@ -30,10 +31,11 @@ _GRANULARITIES = (4096, 65536)
 # So many boots in a row that bring nothing new, and no more reports are asked for until a restart;
 # and so many hosts are asked at a time.
 _ENOUGH_BOOTS = 3
-# Boots that are remembered of an image until another one confirms what they read, and images of
-# which there are such. A boot takes some kilobytes.
+# Boots that are remembered of an image until another one confirms what they read, and the extents
+# that are remembered of an image's and of all. An extent takes 150 bytes, a boot some kilobytes.
 _MOST_UNCONFIRMED = 8
-_MOST_IMAGES = 1000
+_MOST_EXTENTS = 50_000
+_MOST_EXTENTS_OF_ALL = 500_000
 # A report comes at the boot's time limit at the latest; the bus may be away for a while.
 _LATE_SECONDS = 600
 
@@ -59,7 +61,7 @@ class Boots:
         # Boots that read what no other one has read, by image and version of the working set; as
         # above.
         self._unconfirmed: cachetools.LRUCache[tuple[str, int], tuple[Boot, ...]] = \
-            cachetools.LRUCache(_MOST_IMAGES)
+            cachetools.LRUCache(_MOST_EXTENTS_OF_ALL, getsizeof=_extents)
         self._lock = threading.Lock()
 
     def plan_boot(self, image_id: str, host: str, server_id: str,
@@ -128,8 +130,16 @@ class Boots:
         with self._lock:
             asked = {name for (image_id, name), until in self._expected.items()
                      if image_id == manifest.image_id and any(one.until > now for one in until)}
-        # A boot that is watched waits until its host has the cache image: not all of a storm.
-        return manifest.working_set is None or host in asked or len(asked) < _ENOUGH_BOOTS
+        # A boot that is watched waits until its host has the cache image: not all of a storm. And
+        # where so many boots had nothing in common, another one hardly has.
+        most = _ENOUGH_BOOTS if len(self._earlier(manifest)) < _MOST_UNCONFIRMED else 1
+        return manifest.working_set is None or host in asked or len(asked) < most
+
+    def _earlier(self, manifest: Manifest) -> tuple[Boot, ...]:
+        """Return the boots that are remembered of an image's working set as it is."""
+        known = manifest.working_set
+        with self._lock:
+            return self._unconfirmed.get((manifest.image_id, known.version), ()) if known else ()
 
     def _can_learn(self, manifest: Manifest) -> bool:
         """Tell whether another record of what a boot reads may make the image's better."""
@@ -140,10 +150,8 @@ class Boots:
         if known is None:
             return True
         with self._lock:
-            unconfirmed = self._unconfirmed.get((manifest.image_id, known.version), ())
             return known.version <= self._conf.refine_boots \
-                and self._nothing_new.get(manifest.image_id, 0) < _ENOUGH_BOOTS \
-                and len(unconfirmed) < _MOST_UNCONFIRMED
+                and self._nothing_new.get(manifest.image_id, 0) < _ENOUGH_BOOTS
 
     def _expect_report(self, image_id: str, host: str, server_id: str) -> None:
         now = time.monotonic()
@@ -260,10 +268,8 @@ class Boots:
         boot = Boot(expected.server_id, host, expected.began, time.monotonic(), ended_by,
                     seen.extents)
         key = image_id, known.version
-        with self._lock:
-            earlier = self._unconfirmed.get(key, ())
         lesson = refinement.learn(
-            have.extents, known.ended_by, boot, earlier, only_host=only_host,
+            have.extents, known.ended_by, boot, self._earlier(manifest), only_host=only_host,
             quota=manifest.quota, cluster_bytes=self._conf.cluster_size,
             granularity=have.granularity, virtual_bytes=manifest.virtual_bytes)
         if lesson.extents is not None:
@@ -272,7 +278,8 @@ class Boots:
             self._note_nothing_new(image_id)
             return None
         with self._lock:
-            self._unconfirmed[key] = (*self._unconfirmed.get(key, ()), lesson.unconfirmed)
+            self._unconfirmed[key] = remembered(
+                (*self._unconfirmed.get(key, ()), lesson.unconfirmed))
         LOG.info('image %s: server %s on %s read %d bytes beyond the working set while it booted;'
                  ' they count when the boot of another server%s reads them, too', image_id,
                  expected.server_id, host, workingset.total_bytes(lesson.unconfirmed.extents),
@@ -329,6 +336,22 @@ _COMING = frozenset({State.PENDING, State.RECORDING, State.BUILDING, State.SERVE
 def _base_hash(manifest: Manifest) -> str:
     # Manifests of earlier versions have the image's only.
     return manifest.base_hash or manifest.image_hash
+
+
+def _extents(boots: Iterable[Boot]) -> int:
+    # At least 1, so that the number of images is bounded as well.
+    return 1 + sum(len(boot.extents) for boot in boots)
+
+
+def remembered(boots: Sequence[Boot]) -> tuple[Boot, ...]:
+    """Return the boots of an image that are remembered: the last ones, within the bounds. Pure.
+
+    :param boots: in the order in which they were reported.
+    """
+    kept = tuple(boots[-_MOST_UNCONFIRMED:])
+    while _extents(kept) > _MOST_EXTENTS:
+        kept = kept[1:]
+    return kept
 
 
 def _has_older_base(manifest: Manifest) -> bool:

@@ -7,6 +7,8 @@ working set is built here and fetched by every host, so none comes of a report t
 import pytest
 
 from bootcache import exception
+from bootcache.refinement import Boot
+from bootcache.workingset import Extent
 from glance_bootcache import boots
 from glance_bootcache.decisions import SWITCHED_OFF
 
@@ -169,14 +171,25 @@ def test_what_was_read_beyond_one_version_is_not_held_against_the_next(cold):
     assert boot(cold, [MORE], server='four') == 3
 
 
-def test_boots_that_nobody_confirms_are_not_asked_for_for_ever(cold):
+def test_many_boots_that_nobody_confirms_do_not_end_the_refinement(cold):
+    """The oldest of them are forgotten; and fewer hosts are asked than before."""
     assert boot(cold, [KNOWN]) == 1
+    assert boot(cold, [MORE], server='oldest') == 1
     for number in range(boots._MOST_UNCONFIRMED):
-        assert 'watch' in ask(cold, server=f'server-{number}')
-        assert report(cold, [[(number + 2) * 65536, 65536]]) == 1
-    assert 'watch' not in ask(cold)
+        assert boot(cold, [[(number + 5) * 65536, 65536]], server=f'server-{number}') == 1
+    assert boot(cold, [MORE], server='another') == 1, 'of the oldest nothing is known'
+    assert 'watch' in ask(cold, host='one') and 'watch' not in ask(cold, host='two')
+    assert boot(cold, [MORE], server='and another', host='one') == 2
 
 
+@pytest.mark.parametrize(('extents', 'kept'), [
+    ([1] * 9, 8), ([boots._MOST_EXTENTS - 2, 1], 2), ([boots._MOST_EXTENTS - 2, 1, 1], 2),
+    ([1, boots._MOST_EXTENTS], 0), ([], 0)])
+def test_what_is_remembered_is_bounded_by_its_size(extents, kept):
+    """A host may report as many extents as the quota has clusters."""
+    told = [Boot(f'{number}', 'host', 0.0, 1.0, 'marker', (Extent(0, 1),) * count)
+            for number, count in enumerate(extents)]
+    assert boots.remembered(told) == (tuple(told[-kept:]) if kept else ())
 
 
 def test_asking_for_no_server_asks_for_no_report(cold):

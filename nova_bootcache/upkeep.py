@@ -178,15 +178,24 @@ class Upkeep:
                 self._patience.pop(key, None)
             elif self._is_time(key):
                 self._postpone(key)
-                offered = offer.parse(image_id, self._host.ask(image_id, ''))
-                if offered.remote is not None and offered.remote.image_hash and entry.is_of(
-                        offered.remote, offered.virtual_bytes, offered.cache_image):
-                    # The count stays: it says what the host is to let go of.
-                    self._host.cache.update(entry, dataclasses.replace(
-                        entry.remote, image_hash=offered.remote.image_hash), entry.pinned,
-                        entry.generation)
-                    LOG.info('image %s: its cache image here is of %s', image_id,
-                             offered.remote.image_hash)
+                try:
+                    self._note_content(entry)
+                except (exception.BootcacheError, messaging.MessagingException,
+                        OSError) as error:
+                    LOG.warning('image %s: the content of its cache image is not noted, for now:'
+                                ' %s', image_id, error)
+
+    def _note_content(self, entry: Entry) -> None:
+        image_id = entry.remote.image_id
+        offered = offer.parse(image_id, self._host.ask(image_id, ''))
+        if offered.remote is not None and offered.remote.image_hash and entry.is_of(
+                offered.remote, offered.virtual_bytes, offered.cache_image):
+            # The count stays: it says what the host is to let go of.
+            self._host.cache.update(entry, dataclasses.replace(
+                entry.remote, image_hash=offered.remote.image_hash), entry.pinned,
+                entry.generation)
+            LOG.info('image %s: its cache image here is of %s', image_id,
+                     offered.remote.image_hash)
 
     def forget_gone(self) -> None:
         """Forget cache images whose files are gone, once no server's disk stands on their content.

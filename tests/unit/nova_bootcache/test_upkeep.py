@@ -7,6 +7,7 @@ import dataclasses
 import os
 import threading
 
+import oslo_messaging as messaging
 import pytest
 
 from bootcache import exception
@@ -516,3 +517,19 @@ def test_nobody_is_asked_about_what_no_server_needs(host, clock):
     host.needed = set()
     Upkeep(host, host).note_contents()
     assert host.asked == []
+
+
+def test_one_whose_storage_service_fails_keeps_no_other(host, clock, caplog, monkeypatch):
+    for image in (IMAGE, OTHER):
+        host.holds(image)
+    host.answers = {OTHER: {**offered(OTHER), 'image_hash': 'sha512:ab'}}
+    ask = host.ask
+
+    def fails(image_id, server_id):
+        if image_id == IMAGE:
+            raise messaging.RemoteError('OSError', 'disk')
+        return ask(image_id, server_id)
+
+    monkeypatch.setattr(host, 'ask', fails)
+    Upkeep(host, host).note_contents()
+    assert host.held[OTHER].remote.image_hash == 'sha512:ab' and IMAGE in caplog.text

@@ -4,10 +4,12 @@ import hashlib
 import json
 import os
 import tempfile
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from bootcache import green
 
+T = TypeVar('T')
 _CHUNK = 1 << 20
 
 
@@ -63,6 +65,26 @@ def write_json(path: str, document: dict[str, Any]) -> None:
         if os.path.exists(temporary):
             os.unlink(temporary)
         raise
+
+
+def read_json(path: str, version: int, parse: Callable[[Any], T]) -> T | None:
+    """Return what a versioned JSON document says; None if there is no such file.
+
+    :param version: that its entry ``version`` has to have.
+    :param parse: reads it; KeyError, TypeError, AttributeError and ValueError say that it cannot.
+    :raises ValueError: if the file cannot be read, is damaged, or is of another version.
+    """
+    try:
+        with open(path) as stream:
+            document = json.load(stream)
+        if document['version'] != version:
+            raise ValueError(f'version {document["version"]} is not {version}')
+        return parse(document)
+    except FileNotFoundError:
+        return None
+    except (OSError, KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(f'{type(error).__name__}: {error}' if isinstance(error, KeyError)
+                         else str(error)) from error
 
 
 def file_digest(path: str, algorithm: str = 'sha256') -> str:

@@ -7,6 +7,7 @@ import oslo_messaging as messaging
 from oslo_log import log as logging
 
 from bootcache import naming, rpcapi
+from bootcache.exception import RequestRefused
 from glance_bootcache.boots import Boots
 from glance_bootcache.hosts import MOST_IMAGES, Hosts, use_time
 from glance_bootcache.manager import Manager
@@ -123,10 +124,12 @@ class Endpoints:
         """An operator asks where an image's cache image is."""
         return self._operators.image_hosts(naming.canonical_image_id(image_id))
 
+    @messaging.expected_exceptions(RequestRefused)  # type: ignore[untyped-decorator]
     def evict_image(self, ctxt: Any, image_id: str, hosts: list[str] | None) -> list[str]:
         """An operator wants hosts to let go of a cache image."""
         return self._operators.evict(naming.canonical_image_id(image_id), hosts)
 
+    @messaging.expected_exceptions(RequestRefused)  # type: ignore[untyped-decorator]
     def warm_image(self, ctxt: Any, image_id: str, aggregates: list[str]) -> list[dict[str, Any]]:
         """An operator wants the hosts of aggregates to be warm."""
         return self._warming.warm(naming.canonical_image_id(image_id), aggregates)

@@ -261,6 +261,7 @@ class Exporter:
                     return False
                 self._remove_tree(node)
             self._places.pop(export, None)
+            self._asked_at.pop(export, None)
         return True
 
     def withdraw_idle(self, image_id: str, idle: float) -> None:

@@ -137,8 +137,13 @@ def read_through(path: str, inspected: Inspected, stored_bytes: int,
     :raises ImageRefused: if a part of it cannot be read, or takes more than it may.
     :raises BootcacheError: if it is not done in time.
     """
-    if inspected.image_format == 'raw':
-        return
+    if inspected.image_format != 'raw':
+        read_all(path, inspected, stored_bytes, check)
+
+
+def read_all(path: str, inspected: Inspected, stored_bytes: int,
+             check: Callable[[], None]) -> None:
+    """Read all of a base, of any format, within the limits of ``read_through``; as that one."""
     began, allowed = time.monotonic(), cpu_seconds(stored_bytes, inspected.virtual_bytes)
     qemuimg.read_all(path, inspected.image_format, inspected.virtual_bytes, cpu_seconds=allowed,
                      # The CPUs, and the disk, have other work, which goes first.

@@ -5,7 +5,6 @@ it read from. So what a host said last counts until it says something else, or i
 """
 
 import dataclasses
-import json
 import threading
 import time
 from collections.abc import Callable
@@ -72,15 +71,10 @@ class Needs:
 
     def _load(self) -> dict[str, _Told]:
         try:
-            with open(self._path) as stream:
-                document = json.load(stream)
-            if document['version'] != VERSION:
-                raise ValueError(f'version {document["version"]} is not {VERSION}')
-            return {str(name): _Told(float(host['seen']), parse(host['images']))
-                    for name, host in document['hosts'].items()}
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            return savefile.read_json(self._path, VERSION, lambda document: {
+                str(name): _Told(float(host['seen']), parse(host['images']))
+                for name, host in document['hosts'].items()}) or {}
+        except ValueError as error:
             LOG.warning('%s cannot be used (%s): hosts tell what they need within a minute',
                         self._path, error)
             return {}

@@ -4,11 +4,11 @@ An order is given once, and may have to wait for weeks: for a server that needs 
 for a host that is down. So it is a file, and a restart of this service changes nothing.
 """
 
-import json
 import math
 import threading
 import time
 from collections.abc import Collection, Iterable
+from typing import Any
 
 from oslo_log import log as logging
 
@@ -21,6 +21,14 @@ VERSION = 1
 _MOST_ORDERS = 10_000
 # A host that was not heard of for so long does not come back with what it had.
 _FORGET_SECONDS = 90 * 86400
+
+
+def _parse(document: Any) -> dict[str, dict[str, float]]:
+    orders = {str(host): {str(image_id): float(when) for image_id, when in images.items()}
+              for host, images in document['orders'].items()}
+    if not all(math.isfinite(when) for images in orders.values() for when in images.values()):
+        raise ValueError('a time that is none')
+    return orders
 
 
 class Orders:
@@ -37,19 +45,8 @@ class Orders:
     def _load(self) -> dict[str, dict[str, float]]:
         """Return when each image was ordered to go, in seconds since the epoch, by host."""
         try:
-            with open(self._path) as stream:
-                document = json.load(stream)
-            if document['version'] != VERSION:
-                raise ValueError(f'version {document["version"]} is not {VERSION}')
-            orders = {str(host): {str(image_id): float(when) for image_id, when in images.items()}
-                      for host, images in document['orders'].items()}
-            if not all(math.isfinite(when) for images in orders.values()
-                       for when in images.values()):
-                raise ValueError('a time that is none')
-            return orders
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            return savefile.read_json(self._path, VERSION, _parse) or {}
+        except ValueError as error:
             LOG.warning('%s cannot be used (%s): what operators wanted gone from hosts is to be'
                         ' said again', self._path, error)
             return {}

@@ -16,11 +16,10 @@ import uuid
 import futurist
 from oslo_log import log as logging
 
-from bootcache import exception, naming, qemuimg
+from bootcache import exception, naming
 from bootcache.manifest import Manifest, State
 from glance_bootcache import inspection
 from glance_bootcache.exporter import Exporter
-from glance_bootcache.images import Images
 from glance_bootcache.manager import Manager
 from glance_bootcache.store import ImageStore
 from glance_bootcache.tiers import StorageTiers
@@ -100,10 +99,9 @@ class ReadErrors:
     :param store: the images' manifests.
     """
 
-    def __init__(self, store: ImageStore, images: Images, exporter: Exporter, tiers: StorageTiers,
+    def __init__(self, store: ImageStore, exporter: Exporter, tiers: StorageTiers,
                  manager: Manager):
         self._store = store
-        self._images = images
         self._exporter = exporter
         self._tiers = tiers
         self._manager = manager
@@ -197,10 +195,9 @@ class ReadErrors:
         :raises Cancelled: if the service ends.
         :raises BootcacheError: if that cannot be told.
         """
-        seconds = inspection.cpu_seconds(manifest.stored_bytes, manifest.virtual_bytes)
         try:
-            qemuimg.read_all(manifest.base_path, manifest.image_format, manifest.virtual_bytes,
-                             cpu_seconds=seconds, seconds=5 * seconds, check=self._check)
+            inspection.read_all(manifest.base_path, inspection.Inspected(
+                manifest.image_format, manifest.virtual_bytes), manifest.stored_bytes, self._check)
         except exception.ImageRefused as error:
             return str(error)
         if times > _CHANCES:
@@ -237,4 +234,4 @@ class ReadErrors:
         LOG.error('image %s: failed: %s', image_id, reason)
         self._exporter.retire(image_id, with_base=False)
         self._tiers.forget(image_id)
-        self._images.show_state(image_id, State.FAILED, reason)
+        self._manager.shown.show(image_id)

@@ -87,7 +87,7 @@ class StorageService(service.Service):  # type: ignore[misc]
         upkeep = Upkeep(conf, store, images, exporter, tiers, profile_boots, manager, events, needs)
         tiers.start(store.manifests())
         upkeep.start()
-        read_errors = ReadErrors(store, images, exporter, tiers, manager)
+        read_errors = ReadErrors(store, exporter, tiers, manager)
         read_errors.start()
         self._started = [manager, upkeep, read_errors]
         warming.start()

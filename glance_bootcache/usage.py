@@ -1,10 +1,10 @@
 """The cloud's record of last uses, by which the storage node's tiers evict (SC13 section 3.4)."""
 
-import json
 import math
 import threading
 import time
 from collections.abc import Collection
+from typing import Any
 
 from oslo_log import log as logging
 
@@ -14,6 +14,13 @@ LOG = logging.getLogger(__name__)
 
 VERSION = 1
 _SAVE_SECONDS = 60
+
+
+def _parse(document: Any) -> dict[str, float]:
+    last = {str(image_id): float(when) for image_id, when in document['last_used'].items()}
+    if not all(math.isfinite(when) and when >= 0 for when in last.values()):
+        raise ValueError('a time that is none')
+    return last
 
 
 class Usage:
@@ -31,17 +38,8 @@ class Usage:
 
     def _load(self) -> dict[str, float]:
         try:
-            with open(self._path) as stream:
-                document = json.load(stream)
-            if document['version'] != VERSION:
-                raise ValueError(f'version {document["version"]} is not {VERSION}')
-            last = {str(image_id): float(when) for image_id, when in document['last_used'].items()}
-            if not all(math.isfinite(when) and when >= 0 for when in last.values()):
-                raise ValueError('a time that is none')
-            return last
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            return savefile.read_json(self._path, VERSION, _parse) or {}
+        except ValueError as error:
             LOG.warning('%s cannot be used (%s): last uses count from now on', self._path, error)
             return {}
 

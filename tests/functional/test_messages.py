@@ -164,13 +164,16 @@ def test_many_holdings_arrive_whole(conf, manager):
     assert manager.calls.get(timeout=PATIENCE)[1][1]['images'] == images
 
 
-def test_what_operators_are_refused_is_said(conf, manager):
+def test_what_operators_are_refused_is_said_to_them(conf, manager, caplog):
+    """And is no error of the service."""
     def refuse(*arguments):
         raise exception.RequestRefused('it is pinned; unpin it first')
 
     manager.evict = refuse
     with pytest.raises(messaging.RemoteError, match='unpin it first'):
         rpcapi.StorageAPI(conf).evict_image(IMAGE, None)
+    assert not [record for record in caplog.records if record.levelname == 'ERROR'
+                and record.name.startswith('oslo_messaging')]
 
 
 def test_a_long_report_arrives_whole(conf, manager):

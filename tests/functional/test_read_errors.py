@@ -16,6 +16,7 @@ from storage_node import IMAGE, MIB, SIZE
 from bootcache.manifest import Manifest, State
 from bootcache.workingset import Extent
 from glance_bootcache.readerrors import ReadErrors
+from glance_bootcache.shown import Shown
 from glance_bootcache.store import ImageStore
 from glance_bootcache.tiers import StorageTiers
 from nova_bootcache.gateway import Remote
@@ -32,10 +33,15 @@ class Images:
 
     def show_state(self, image_id, state, reason):
         self.shown.append((image_id, state, reason))
+        return True
 
 
 class Manager:
-    """Stands for the manager: nothing is in hand."""
+    """Stands for the manager: nothing is in hand. What is shown is real, but for Glance."""
+
+    def __init__(self, store):
+        self.images = Images()
+        self.shown = Shown(store, self.images)
 
     def job(self, image_id):
         return None
@@ -46,8 +52,9 @@ def service(node, storage_conf):
     """What looks after the exporter; ``once`` is called by the test."""
     store = ImageStore(storage_conf.bootcache.state_dir)
     tiers = StorageTiers(storage_conf, store, node.exporter)
-    errors = ReadErrors(store, Images(), node.exporter, tiers, Manager())
-    errors.store, errors.images, errors.tiers = store, errors._images, tiers
+    manager = Manager(store)
+    errors = ReadErrors(store, node.exporter, tiers, manager)
+    errors.store, errors.images, errors.tiers = store, manager.images, tiers
     yield errors
     errors.stop()
     tiers.stop()

@@ -306,6 +306,7 @@ def test_a_cache_image_that_is_fetched_is_not_withdrawn(house):
     assert readers.errors == []
     until(lambda: house.exporter.withdraw_cache(manifest), 'the end of the readers')
     assert house.served_from(manifest) is None
+    assert not [export for export in house.exporter._asked_at if export.startswith('cache-')]
     assert house.exporter.withdraw_cache(manifest)
     house.serve(manifest)
     house.check(manifest, house.disk_path(manifest))

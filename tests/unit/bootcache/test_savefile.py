@@ -108,3 +108,23 @@ def test_digest_of_an_unknown_algorithm(tmp_path):
     path.write_bytes(b'')
     with pytest.raises(ValueError):
         savefile.file_digest(str(path), 'crc-of-my-own')
+
+
+def test_a_document_that_is_not_there_is_none(tmp_path):
+    assert savefile.read_json(str(tmp_path / 'none'), 1, lambda document: document) is None
+
+
+@pytest.mark.parametrize('content', [
+    '', '[]', '5', '{}', '{"version": 2, "entries": {}}', '{"version": 1}',
+    '{"version": 1, "entries": 5}', '{"version": 1, "entries": {"a": "x"}}', '\x00'])
+def test_a_document_that_cannot_be_used(tmp_path, content):
+    path = tmp_path / 'state.json'
+    path.write_text(content)
+
+    def parse(document):
+        return {key: float(value) for key, value in document['entries'].items()}
+
+    with pytest.raises(ValueError):
+        savefile.read_json(str(path), 1, parse)
+    path.write_text('{"version": 1, "entries": {"a": 5}}')
+    assert savefile.read_json(str(path), 1, parse) == {'a': 5.0}

@@ -396,7 +396,7 @@ def test_a_pinned_image_is_not_evicted(house, names):
     house.table.report('one', holding(IMAGE))
     house.operators.pin(IMAGE, True)
     with pytest.raises(exception.RequestRefused, match=f'bootcache unpin {IMAGE}'):
-        house.endpoints.evict_image({}, IMAGE, names)
+        house.operators.evict(IMAGE, names)
     assert house.table.report('one', None)['drop'] == []
     house.operators.pin(IMAGE, False)
     assert house.endpoints.evict_image({}, IMAGE, names) == ['one']
@@ -405,14 +405,14 @@ def test_a_pinned_image_is_not_evicted(house, names):
 @pytest.mark.parametrize('names', [None, ['one'], []])
 def test_an_unknown_image_is_named(house, names):
     with pytest.raises(exception.RequestRefused, match=IMAGE):
-        house.endpoints.evict_image({}, IMAGE, names)
+        house.operators.evict(IMAGE, names)
 
 
 def test_an_unknown_host_is_named_and_nothing_is_done(house):
     ready(house)
     house.table.report('one', holding(IMAGE))
     with pytest.raises(exception.RequestRefused, match='elsewhere, nowhere') as caught:
-        house.endpoints.evict_image({}, IMAGE, ['one', 'nowhere', 'elsewhere'])
+        house.operators.evict(IMAGE, ['one', 'nowhere', 'elsewhere'])
     assert 'bootcache host list' in str(caught.value)
     assert house.table.report('one', None)['drop'] == []
 

@@ -3,6 +3,7 @@
 import pytest
 from fakes_manager import failed
 from keystoneauth1 import exceptions as ks_exceptions
+from oslo_messaging.rpc import dispatcher as rpc_dispatcher
 
 from bootcache import exception
 from bootcache.manifest import State
@@ -31,7 +32,11 @@ def ready(house):
 
 
 def warm(house, *aggregates):
-    return house.endpoints.warm_image({}, IMAGE.upper(), list(aggregates))
+    try:
+        return house.endpoints.warm_image({}, IMAGE.upper(), list(aggregates))
+    except rpc_dispatcher.ExpectedException as refused:
+        # As oslo.messaging takes it.
+        raise refused.exc_info[1] from None
 
 
 def tell(house, host, outcome='cached', reason='', image=IMAGE):

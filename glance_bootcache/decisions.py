@@ -47,6 +47,8 @@ class ImageFacts:
 NO_HOST = 'no compute host with bootcache\'s driver has reported since the storage service started'
 AWAITED = (f'{NO_HOST}; it is recorded by itself as soon as one does, within a minute after the'
            ' start of its nova-compute ("bootcache host list" shows those that have)')
+# The same, where an operator has asked for it.
+AWAITED_ANEW = f'{AWAITED}. An operator has asked for it'
 SNAPSHOT = 'a snapshot of a server'
 DELETED = 'the image was deleted in Glance'
 HELD = 'deleted with "bootcache image delete"; "bootcache image build" makes it again'
@@ -190,11 +192,17 @@ def decide(image: ImageFacts, manifest: Manifest | None, *, default_quota: int, 
     :param booting: a server boots from the image just now, and can be recorded.
     :param has_hosts: a compute host with the driver is known; without, no boot can be recorded.
     """
+    forced = forced or is_forced(manifest)
     decision = _decide(image, manifest, default_quota, max_quota, default_marker, build_snapshots,
                        forced, profile_boots, booting)
     if decision.action is Action.RECORD and not has_hosts:
-        return Decision(Action.AWAIT, AWAITED, decision.policy)
+        return Decision(Action.AWAIT, AWAITED_ANEW if forced else AWAITED, decision.policy)
     return decision
+
+
+def is_forced(manifest: Manifest | None) -> bool:
+    """Tell whether an operator has asked for a new recording, which waits for a host."""
+    return manifest is not None and manifest.reason == AWAITED_ANEW
 
 
 def _decide(image: ImageFacts, manifest: Manifest | None, default_quota: int, max_quota: int,

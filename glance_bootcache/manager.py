@@ -171,7 +171,7 @@ class Manager:
                     warm_due=fresh.warm_due or decisions.has_new_content(image, fresh))
             self._note_policy(pending, decision.policy, always=pending != known)
             if decision.action is not Action.AWAIT:
-                job = self._jobs[image_id] = Job(image_id, forced)
+                job = self._jobs[image_id] = Job(image_id, forced or decisions.is_forced(known))
                 if decision.action is Action.REBUILD or self._image_work.has_base(image):
                     self._lookers.submit(self._work, image, decision, job)
                 else:
@@ -274,7 +274,8 @@ class Manager:
 
     def awaits_host(self, manifest: Manifest) -> bool:
         """Tell whether an image waits for a compute host that can record it, and there is none."""
-        return manifest.reason == decisions.AWAITED and not self._has_hosts.is_set()
+        return manifest.reason in (decisions.AWAITED, decisions.AWAITED_ANEW) \
+            and not self._has_hosts.is_set()
 
     def host_reported(self) -> None:
         """A compute host with the driver was heard of: ``Upkeep.go_on`` begins what waited."""

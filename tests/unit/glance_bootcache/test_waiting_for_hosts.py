@@ -74,7 +74,7 @@ def test_what_waits_outlives_the_service(house):
 def test_a_build_that_is_ordered_waits_too(house):
     lonely(house).images.put(IMAGE)
     house.endpoints.build_image({}, IMAGE)
-    assert house.operators.get_image(IMAGE)['reason'] == decisions.AWAITED
+    assert house.operators.get_image(IMAGE)['reason'] == decisions.AWAITED_ANEW
     house.manager.host_reported()
     ready(house)
 
@@ -99,3 +99,30 @@ def test_a_cache_image_that_serves_goes_on_serving(house):
     house.manager.consider(IMAGE)
     found = house.operators.get_image(IMAGE)
     assert found['state'] == 'pending' and found['cache_image'] is not None
+
+
+def test_what_an_operator_asked_for_is_done_when_a_host_comes(house):
+    """Images are not booted by themselves here, and this one is served already."""
+    house.conf.set_override('profile_boots', False, 'bootcache')
+    lonely(house).images.put(IMAGE)
+    house.manager.consider(IMAGE)
+    house.settle()
+    assert house.state(IMAGE) == 'served' and not house.boots.jobs
+    house.manager.consider(IMAGE, forced=True)
+    house.settle()
+    house.restart()
+    # Anything may change meanwhile.
+    lonely(house).manager.consider(IMAGE)
+    found = house.operators.get_image(IMAGE)
+    assert (found['state'], found['reason']) == ('pending', decisions.AWAITED_ANEW)
+    assert 'compute host' in tenants.told(State.PENDING, found['reason'])
+    house.endpoints.report_holdings({}, 'cn-1', HOLDINGS)
+    house.boots.gate.clear()
+    house.upkeep.recover()
+    house.upkeep.go_on()
+    fakes_manager.until(lambda: house.boots.jobs, 'a profile boot')
+    assert house.manager.job(IMAGE).forced
+    house.boots.gate.set()
+    fakes_manager.until(lambda: house.state(IMAGE) == 'ready', 'ready')
+    house.settle()
+    assert house.operators.get_image(IMAGE)['reason'] == '' and len(house.boots.jobs) == 1

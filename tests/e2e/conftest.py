@@ -51,10 +51,7 @@ def cloud() -> Iterator[BootcacheCloud]:
     # A cloud that cannot be brought up because it is somebody else's is not ours to end.
     ours = not cloud.home.exists() or bool(os.environ.get('BOOTCACHE_E2E_KEEP'))
     try:
-        cloud.configure_bootcache()
-        # Settling soon; only images that ask for it are settled, see Tenant.image.
-        cloud.layer('nova', '70-e2e', {'DEFAULT': {'default_ephemeral_format': 'ext4'},
-                                       'bootcache': {'settle_delay': 3, 'report_interval': 3}})
+        configure(cloud)
         try:
             cloud.up(DRIVER)
             ours = True
@@ -70,6 +67,14 @@ def cloud() -> Iterator[BootcacheCloud]:
             shutil.copytree(cloud.layout.log, cloud.home.parent / 'e2e-log')
         if ours and not os.environ.get('BOOTCACHE_E2E_KEEP'):
             cloud.down(wipe=True)
+
+
+def configure(cloud: BootcacheCloud) -> None:
+    """Write what makes it a cloud with bootcache, and the options of the tests."""
+    cloud.configure_bootcache()
+    # Settling soon; only images that ask for it are settled, see Tenant.image.
+    cloud.layer('nova', '70-e2e', {'DEFAULT': {'default_ephemeral_format': 'ext4'},
+                                   'bootcache': {'settle_delay': 3, 'report_interval': 3}})
 
 
 def make_flavors(cloud: BootcacheCloud) -> None:

@@ -5,9 +5,11 @@ each request, so that what crosses the wire is measured and not computed.
 """
 
 import contextlib
+import dataclasses
 import functools
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +29,13 @@ WEIGHER = "nova_bootcache.scheduler.weights.BootCacheWeigher"
 FILTER = "nova_bootcache.scheduler.filters.BootCacheFilter"
 NOVA_FILTERS = "ComputeFilter,ComputeCapabilitiesFilter,ImagePropertiesFilter,"\
     "ServerGroupAntiAffinityFilter,ServerGroupAffinityFilter"
+PACKAGES = ("bootcache", "glance_bootcache", "nova_bootcache")
+# As a package that is not there, and it notes who asked.
+NO_MODULE = """import os, sys
+with open(os.path.join(os.path.dirname(__file__), "tried"), "a") as stream:
+    print(*sys.argv, file=stream)
+raise ModuleNotFoundError(f"No module named {__name__!r}", name=__name__)
+"""
 
 
 class BootcacheCloud(Cloud):
@@ -44,6 +53,7 @@ class BootcacheCloud(Cloud):
         self.exporter_directory = layout.run / "glance-bootcache"
         self.state_directory = layout.home / "bootcache"
         self.config_file = layout.etc / "bootcache" / "bootcache.conf"
+        self._no_package = layout.home / "no-bootcache"
         self.tap_log = layout.log / "nbd-tap.log"
         self.add_service(
             TAP,
@@ -68,11 +78,11 @@ class BootcacheCloud(Cloud):
         config.write_all(self.layout)
         self.layout.layers(STORAGE_SERVICE).mkdir(parents=True, exist_ok=True)
         self.config_file.parent.mkdir(parents=True, exist_ok=True)
-        shared = {"gateway_socket": self.run_directory / "gateway.sock"}
         config.put(self.config_file, config.render({
             "DEFAULT": {"transport_url": self.transport_url, "debug": "true",
                         "log_file": self.layout.log / "glance-bootcache.log"},
-            "bootcache": {**shared, "state_dir": self.state_directory,
+            "bootcache": {"gateway_socket": self.run_directory / "gateway.sock",
+                          "state_dir": self.state_directory,
                           "run_dir": self.exporter_directory, "export_port": EXPORT_PORT,
                           "advertise_port": TAP_PORT, "glance_store_dirs": str(self.layout.images),
                           "poll_interval": 5},
@@ -80,19 +90,26 @@ class BootcacheCloud(Cloud):
         }))  # fmt: skip
         self.layer("glance", "60-bootcache", {
             "image_import_opts": {"image_import_plugins": "[bootcache]"},
+            "oslo_messaging_notifications": {"driver": "messagingv2", "topics": "bootcache_images"},
             "bootcache": {"transport_url": self.transport_url},
         })  # fmt: skip
-        self.layer("nova", "60-bootcache", {
+        self.configure_nova("DEFAULT", "bootcache", "filter_scheduler")
+
+    def configure_nova(self, *wanted: str) -> None:
+        """Write the sections of Nova's configuration that bootcache has options in; no others."""
+        sections: config.Sections = {
             "DEFAULT": {"non_inheritable_image_properties": ",".join((
                 "cache_in_nova", "bittorrent", "img_signature_hash_method", "img_signature",
                 "img_signature_key_type", "img_signature_certificate_uuid",
                 "bootcache_state", "bootcache_reason"))},
-            "bootcache": {**shared, "gateway_run_dir": self.run_directory},
+            "bootcache": {"gateway_socket": self.run_directory / "gateway.sock",
+                          "gateway_run_dir": self.run_directory},
             "filter_scheduler": {
                 "weight_classes": f"nova.scheduler.weights.all_weighers,{WEIGHER}",
                 "available_filters": ["nova.scheduler.filters.all_filters", FILTER],
                 "enabled_filters": f"{NOVA_FILTERS},{FILTER.rpartition('.')[2]}"},
-        })  # fmt: skip
+        }  # fmt: skip
+        self.layer("nova", "60-bootcache", {name: sections[name] for name in wanted} or None)
 
     def up(self, driver: str | None = None) -> None:
         """Bring everything up, bootcache included.
@@ -116,6 +133,37 @@ class BootcacheCloud(Cloud):
         changed = [host.compute for host in hosts
                    if self.override(host.compute, "DEFAULT", "compute_driver", driver)]  # fmt: skip
         return [name for name in changed if self.daemons.pid(name)]
+
+    def uninstall_package(self) -> Path:
+        """From its next start on a service of OpenStack finds the package uninstalled.
+
+        Whatever uses this virtual environment keeps it: a module of each package's name comes first
+        on the services' path, and cannot be imported. Returns the folder of these; each import that
+        was tried is a line of its file ``tried``.
+        """
+        self._path_begins_with(self._no_package)
+        return self._no_package
+
+    def install_package(self) -> None:
+        """Undo uninstall_package()."""
+        self._path_begins_with(None)
+
+    def _path_begins_with(self, folder: Path | None) -> None:
+        for package in PACKAGES:
+            config.put(self._no_package / f"{package}.py", NO_MODULE)
+        for name, service in self._services.items():
+            path = service.env.get("PYTHONPATH", "").removeprefix(f"{self._no_package}:")
+            if path:
+                path = f"{folder}:{path}" if folder else path
+                self._services[name] = dataclasses.replace(
+                    service, env={**service.env, "PYTHONPATH": path})  # fmt: skip
+
+    def rabbitmqctl(self, *arguments: str) -> str:
+        """Run a command of the broker's rabbitmqctl; its output."""
+        return subprocess.run(
+            ["/usr/lib/rabbitmq/bin/rabbitmqctl", "-q", *arguments], check=True, text=True,
+            env=self._services["rabbit"].env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        ).stdout  # fmt: skip
 
     def gateway_pid(self, host: Host | None = None) -> int | None:
         """The pid of a host's gateway, the first host's if not given; None if it does not run."""

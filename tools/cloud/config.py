@@ -169,7 +169,6 @@ def glance(layout: Layout) -> Sections:
             "flavor": "keystone",
             "config_file": VENV / "etc" / "glance" / "glance-api-paste.ini",
         },
-        "oslo_messaging_notifications": {"driver": "messagingv2", "topics": "bootcache_images"},
         "oslo_concurrency": {"lock_path": layout.home / "lock"},
         "keystone_authtoken": keystone_authtoken(layout),
     }

@@ -15,15 +15,18 @@ CONSOLE = bytes.fromhex('baf803b078eeebfd')
 # add word [0x7c48], 127; adc word [0x7c4a], 0; jmp again. At 0x7c40: 127 sectors from 0x8000.
 DISK = bytes.fromhex('31c08ed8be407cb443b000cd138106487c7f0083164a7c00ebed')
 PACKET = bytes.fromhex('10007f000080000001000000' + '00000000')
+# xor ax, ax; mov ds, ax; mov si, 0x7c40; mov dx, 0x3f8; cld; again: lodsb; test al, al; jz end;
+# out dx, al; jmp again; end: hlt; jmp end. What it says is at 0x7c40.
+SPEAK = bytes.fromhex('31c08ed8be407cbaf803fcac84c07403eeebf8f4ebfd')
 
 
 @pytest.fixture
 def image(directory):
-    """Makes an image of a boot sector."""
-    def make(code):
+    """Makes an image of a boot sector, with data at 0x7c40."""
+    def make(code, data=PACKET):
         path = os.path.join(directory, 'image')
         with open(path, 'wb') as stream:
-            stream.write((code.ljust(0x40, b'\0') + PACKET).ljust(510, b'\0') + b'\x55\xaa')
+            stream.write((code.ljust(0x40, b'\0') + data).ljust(510, b'\0') + b'\x55\xaa')
             stream.truncate(256 * MIB)
         return path
     return make
@@ -57,3 +60,14 @@ def test_a_console_without_end_takes_no_room(image, directory):
     finally:
         process.terminate()
         process.communicate(timeout=60)
+
+
+@pytest.mark.parametrize('says, told', [
+    (b'Kernel panic - not syncing: no init', 'Kernel panic - not syncing: no init'),
+    (b'Loading', 'read nothing from its disk but')])
+def test_a_guest_that_does_not_come_up_has_not_booted(image, directory, says, told):
+    """It stands still after its first reads: neither silence nor the time limit makes it a boot."""
+    done = bootcache(directory, 'build', image(SPEAK, b'\r\n' + says + b'\r\n\0'), '--image-format',
+                     'raw', '--allow-tcg', '--memory', '64', '--silence', '2', '--timeout', '12')
+    assert done.returncode == 1 and not done.stdout
+    assert told in done.stderr.splitlines()[-1]

@@ -114,7 +114,7 @@ def begin(gateway: Gateway, image_id: str, size: int, path: str,
         _read_from(gateway, image_id, ARRIVING)
     except (exception.BootcacheError, OSError):
         with contextlib.suppress(exception.BootcacheError):
-            discard(gateway, image_id)
+            gateway.change(image_id, arrives=False)
         clean(path)
         raise
 
@@ -166,11 +166,3 @@ def land(gateway: Gateway, image_id: str, path: str) -> None:
                       'backing': names[REMOTE],
                       'file': {'driver': 'file', 'filename': os.path.realpath(path)}})
     _read_from(gateway, image_id, LANDED)
-
-
-def discard(gateway: Gateway, image_id: str) -> None:
-    """Take what there is of an arrival out of the gateway; one that has landed stays.
-
-    :raises StorageDaemonError: if the gateway does not answer, or refuses.
-    """
-    gateway.change(image_id, arrives=False)

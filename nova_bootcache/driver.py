@@ -59,13 +59,13 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
         self.settler = Settler(self.bootcache, servers,
                                bootcache_nova_conf.bandwidth(CONF, 'settle_bandwidth'),
                                CONF[bootcache_conf.GROUP].settle_delay)
-        self.bootcache.needs_base = self.settler.needs_base
         self.holdings = Holdings(self.bootcache, servers.base_directory,
                                  self.settler.unsettled.report)
         self.upkeep = Upkeep(self.bootcache, self.holdings)
         self.warming = Warming(self.bootcache,
                                bootcache_nova_conf.bandwidth(CONF, 'warm_bandwidth'))
-        self.resuming = Resuming(self.bootcache.place_of, CONF[bootcache_conf.GROUP].resume_wait)
+        self.resuming = Resuming(self.bootcache.chains.place_of,
+                                 CONF[bootcache_conf.GROUP].resume_wait)
         # Servers that are about to leave this host in the form that stock Nova knows.
         self._leaving = threading.local()
         # Nova's start is over: it has asked what this host has.
@@ -90,7 +90,7 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
 
     def _serves(self) -> bool:
         """Tell whether new servers of this host boot from cache images, where there are some."""
-        return self.bootcache.enabled and self._has_overlays() \
+        return self.bootcache.serving.is_on and self._has_overlays() \
             and CONF.preallocate_images == 'none' and not signatures.are_checked(CONF)
 
     def init_host(self, host: str, *args: Any, **kwargs: Any) -> None:
@@ -102,7 +102,7 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
             LOG.warning('bootcache: Nova checks the signatures of images on this host, see'
                         ' [glance]verify_glance_signatures; all servers go the stock way')
         if reason := self._shared_storage(host):
-            self.bootcache.refuse(reason)
+            self.bootcache.serving.refuse(reason)
         self.bootcache.start(host)
         self.upkeep.start()
         super().init_host(host, *args, **kwargs)
@@ -120,7 +120,7 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
     def _check_socket(self) -> None:
         """See whether QEMU may open the gateway's socket, as far as that is told by modes."""
         try:
-            self.bootcache.socket.check(
+            self.bootcache.serving.socket.check(
                 socketfault.identity(self._host.get_connection().getCapabilities()))
         except Exception as error:
             # A start will tell.
@@ -133,20 +133,20 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
         A forgotten rule of AppArmor shows only here. Nova has cleaned up after the first try.
         """
         path = os.path.join(libvirt_utils.get_instance_path(instance), 'disk')
-        with self.bootcache.starting(instance.uuid):
-            self.bootcache.socket.start(
+        with self.bootcache.serving.starting(instance.uuid):
+            self.bootcache.serving.socket.start(
                 instance.uuid, functools.partial(super().spawn, context, instance, *args, **kwargs),
-                lambda error: self.bootcache.did_not_start(instance.uuid, path, error))
+                lambda error: self.bootcache.serving.did_not_start(instance.uuid, path, error))
 
     def finish_migration(self, context: Any, migration: Any, instance: Any, *args: Any,
                          **kwargs: Any) -> None:
         """Do the same with one from another host: its disk gets a base of stock Nova's below it."""
         def make_stock(error: str) -> bool:
             disk = self._root_disk(instance, libvirt_utils.get_instance_path(instance))
-            return disk is not None and self.bootcache.socket.failed(instance.uuid, error) \
+            return disk is not None and self.bootcache.serving.socket.failed(instance.uuid, error) \
                 and disk.name_stock_base()
 
-        self.bootcache.socket.start(
+        self.bootcache.serving.socket.start(
             instance.uuid, functools.partial(super().finish_migration, context, migration, instance,
                                              *args, **kwargs), make_stock)
 
@@ -210,7 +210,7 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
 
     def destroy(self, context: Any, instance: Any, *args: Any, **kwargs: Any) -> None:
         """End its settling; report what its boot read, before and once its domain is gone."""
-        self.bootcache.server_goes(instance.uuid)
+        self.bootcache.boots.server_goes(instance.uuid)
         with self.settler.held(instance.uuid):
             try:
                 super().destroy(context, instance, *args, **kwargs)
@@ -219,7 +219,7 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
 
     def power_off(self, instance: Any, *args: Any, **kwargs: Any) -> None:
         """End its settling. A server that leaves gets its disk named as stock Nova names it."""
-        self.bootcache.server_goes(instance.uuid)
+        self.bootcache.boots.server_goes(instance.uuid)
         with self.settler.held(instance.uuid):
             super().power_off(instance, *args, **kwargs)
             if getattr(self._leaving, 'server_id', None) == instance.uuid:
@@ -296,7 +296,7 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
 
     def rescue(self, context: Any, instance: Any, *args: Any, **kwargs: Any) -> None:
         """End its settling; the rescue system gets the server's own disk beside its own."""
-        with self.bootcache.copying(instance.image_ref), self.settler.held(instance.uuid):
+        with self.bootcache.boots.copying(instance.image_ref), self.settler.held(instance.uuid):
             self._open_chain(instance)
             super().rescue(context, instance, *args, **kwargs)
 
@@ -308,7 +308,7 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
 
     def snapshot(self, context: Any, instance: Any, *args: Any, **kwargs: Any) -> None:
         """End its settling, which Nova would kill; the chain is read here, which is no boot."""
-        with self.bootcache.copying(instance.image_ref), self.settler.held(instance.uuid):
+        with self.bootcache.boots.copying(instance.image_ref), self.settler.held(instance.uuid):
             self._open_chain(instance)
             super().snapshot(context, instance, *args, **kwargs)
 
@@ -317,13 +317,13 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
 
         And what is watched of its boot, as its disk is read here.
         """
-        with self.bootcache.copying(instance.image_ref), self.settler.held(instance.uuid):
+        with self.bootcache.boots.copying(instance.image_ref), self.settler.held(instance.uuid):
             super().live_migration(context, instance, *args, **kwargs)
 
     def migrate_disk_and_power_off(self, context: Any, instance: Any, *args: Any,
                                    **kwargs: Any) -> Any:
         """Send the disk in the form that any host knows, with this driver or stock Nova's."""
-        with self.bootcache.copying(instance.image_ref), self.settler.held(instance.uuid):
+        with self.bootcache.boots.copying(instance.image_ref), self.settler.held(instance.uuid):
             try:
                 self._end_half_done(instance, libvirt_utils.get_instance_path(instance))
             except nova_exception.InternalError as error:
@@ -372,7 +372,7 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
             if serves or self.bootcache.cache.entries():
                 inventory = provider_tree.data(nodename).inventory
                 reserved = accounting.with_reserve(
-                    inventory, self.bootcache.cache.quotas(CONF.instances_path))
+                    inventory, self.bootcache.room.quotas(CONF.instances_path))
                 if reserved != inventory:
                     provider_tree.update_inventory(nodename, reserved)
         except OSError as error:
@@ -398,7 +398,7 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
                            **kwargs: Any) -> None:
         """Remove our unused files as well; Nova's manager looks at ``_base`` only."""
         super().manage_image_cache(context, all_instances, *args, **kwargs)
-        if CONF.image_cache.remove_unused_base_images and not self.bootcache.refusal:
-            self.bootcache.remove_unused(
+        if CONF.image_cache.remove_unused_base_images and not self.bootcache.serving.refusal:
+            self.bootcache.room.remove_unused(
                 (instance.image_ref for instance in all_instances),
                 CONF.image_cache.remove_unused_original_minimum_age_seconds)

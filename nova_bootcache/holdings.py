@@ -61,7 +61,7 @@ class Holdings:
                                     _LEVELS[self._host.cache.medium(image_id)], used))
         # What arrives is used next.
         holdings.extend(Holding(warmth.image_key(image_id), Level.ARRIVING, float('inf'))
-                        for image_id in self._host.cache.arriving())
+                        for image_id in self._host.room.arriving())
         holdings.extend(self._bases())
         return warmth.encode(holdings)
 
@@ -84,12 +84,12 @@ class Holdings:
                                 status.st_size]
         return {'images': images, 'needs': self._needs(), 'unsettled': self._unsettled(),
                 'quotas': {medium.value: limits.quota
-                           for medium, limits in self._host.cache.limits.items()}}
+                           for medium, limits in self._host.room.limits.items()}}
 
     def _needs(self) -> list[str]:
         """Return the images whose base servers of this host may read, also after a while."""
         needed = {entry.remote.image_id for entry in self._host.cache.entries()
-                  if self._host.needs_base(entry.remote.image_id)}
+                  if self._host.needs.needs_base(entry.remote.image_id)}
         # One that does not answer now serves what those entries name.
         with contextlib.suppress(exception.BootcacheError):
             needed.update(self._host.gateway.served())
@@ -101,12 +101,12 @@ class Holdings:
         :returns: why it cannot be told; empty if it answers.
         """
         report = self._report()
-        api = self._host.api
+        api = self._host.storage.api
         try:
-            answer = api.report_holdings(self._host.hostname,
+            answer = api.report_holdings(self._host.storage.hostname,
                                          None if report == self._told else report)
             if answer.get('resend'):
-                answer = api.report_holdings(self._host.hostname, report)
+                answer = api.report_holdings(self._host.storage.hostname, report)
         except messaging.MessagingException as error:
             # Of an earlier version, or away: it is told again.
             LOG.debug('bootcache: the storage service is not told what is here: %s', error)
@@ -121,7 +121,7 @@ class Holdings:
         return ''
 
     def _let_go(self, image_id: str) -> None:
-        if self._host.let_go(image_id):
+        if self._host.room.let_go(image_id):
             LOG.info('image %s: its cache image is removed, as the storage service says', image_id)
         else:
             LOG.debug('image %s: its cache image goes when no server needs it', image_id)

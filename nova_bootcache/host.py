@@ -1,66 +1,80 @@
-"""What happens on a compute host when a server's root disk is made, and when its server goes."""
+"""One compute host: its parts, wired together."""
 
-import contextlib
-import dataclasses
-import os
-import time
-from collections.abc import Callable
-from typing import Any
-
-import oslo_messaging as messaging
 from oslo_config import cfg
 from oslo_log import log as logging
 
-from bootcache import exception, naming, qemuimg, rpcapi
+from bootcache import conf as bootcache_conf
+from bootcache import exception
 from bootcache.tier import Medium
-from nova_bootcache import offer, placement, waiting
-from nova_bootcache.cacheentry import Entry
-from nova_bootcache.gateway import Remote
-from nova_bootcache.growingstore import GrowingStore
-from nova_bootcache.hoststores import HostStores
-from nova_bootcache.offer import Offered
-from nova_bootcache.placement import Held, Host, Offer, Server, Step
+from nova_bootcache import conf as nova_conf
+from nova_bootcache import gateway as gateways
+from nova_bootcache.arrivals import Arrivals
+from nova_bootcache.asking import StorageService
+from nova_bootcache.below import Below
+from nova_bootcache.boots import Boots
+from nova_bootcache.chains import Chains
+from nova_bootcache.fetches import Fetches
+from nova_bootcache.gateway import Gateway
+from nova_bootcache.hostfiles import HostFiles
+from nova_bootcache.needs import Needs
+from nova_bootcache.parts import Parts
+from nova_bootcache.profilerecordings import ProfileRecordings
+from nova_bootcache.room import Room
+from nova_bootcache.serving import Serving
 
 LOG = logging.getLogger(__name__)
 
-# With 4 KiB subclusters a guest's small write fetches nothing from below (doc/source/overview.rst).
-_OVERLAY_CLUSTER = 128 << 10
-_ASK_AGAIN_SECONDS = 1.0
 
+class ComputeHost:
+    """The parts of one compute host; see nova_bootcache/parts.py for what each is.
 
-def _no_console() -> str:
-    return ''
+    :ivar serving: whether new servers are served.
+    :ivar chains: makes and keeps servers' chains.
 
-
-class ComputeHost(HostStores):
-    """Makes and keeps the chains of one compute host's servers."""
+    :param conf: Nova's configuration, with the driver's options registered.
+    :param cache_directory: of the host's cache images.
+    :param direct_io: whether servers' disks are opened with O_DIRECT.
+    :param base_directory: Nova's own directory of bases.
+    :raises ConfigurationError: if the tiers' options make no sense.
+    """
 
     def __init__(self, conf: cfg.ConfigOpts, cache_directory: str, direct_io: bool = True,
                  base_directory: str | None = None):
-        super().__init__(conf, cache_directory, direct_io, base_directory)
-        self._all_conf = conf
-        self._api: rpcapi.StorageAPI | None = None
-
-    @property
-    def api(self) -> rpcapi.StorageAPI:
-        """The storage service's client.
-
-        :raises BootcacheError: if the driver is not started.
-        """
-        if self._api is None:
-            raise exception.BootcacheError('the driver is not started')
-        return self._api
+        group = conf[bootcache_conf.GROUP]
+        tiers = nova_conf.tiers(conf, cache_directory, direct_io, base_directory)
+        limits = {Medium.DISK: tiers.disk}
+        if tiers.memory_directory is not None:
+            assert tiers.memory is not None
+            limits[Medium.MEMORY] = tiers.memory
+        self.report_interval = int(group.report_interval)
+        self.storage = StorageService(conf)
+        self.cache = HostFiles(cache_directory, tiers.memory_directory)
+        self.gateway = Gateway(group.gateway_run_dir, group.gateway_socket, group.reconnect_delay,
+                               group.gateway_autostart, group.gateway_group)
+        self.needs = Needs()
+        self.below = Below(self.gateway, self.cache, self.needs)
+        self.room = Room(self.cache, self.below, self.needs, limits)
+        self.fetches = Fetches(self.cache, self.room, group.gateway_socket)
+        self.arrivals = Arrivals(self.cache, self.fetches, self.room, self.below, self.gateway,
+                                 self.needs)
+        self.boots = Boots(self.below.stores, self.needs, lambda: self.storage.api,
+                           self.tidy_stores)
+        self.recordings = ProfileRecordings(self.gateway, cache_directory,
+                                            lambda: self.storage.api)
+        self.serving = Serving(group, self.needs, self.boots)
+        self.chains = Chains(group, Parts(
+            self.storage, self.cache, self.gateway, self.needs, self.below, self.room, self.fetches,
+            self.arrivals, self.boots, self.recordings), self.serving, tiers.store_limit)
 
     def start(self, hostname: str) -> None:
         """Bring up the gateway, and end what an earlier process left in it.
 
         A gateway that does not come up is logged: new servers then boot the stock way.
         """
-        self.hostname = hostname
-        self._api = rpcapi.StorageAPI(self._all_conf)
+        self.storage.start(hostname)
         try:
             # What looks like a leftover may be another host's.
-            if not self.refusal:
+            if not self.serving.refusal:
                 self.cache.prepare()
         except OSError as error:
             LOG.error('bootcache: the tiers cannot be cleaned: %s', error)
@@ -74,314 +88,31 @@ class ComputeHost(HostStores):
 
     def stop(self) -> None:
         """Stop all recording; the gateway goes on serving this host's servers."""
-        self.stores.stop()
+        self.below.stores.stop()
 
-    # Root disks.
+    def reconcile(self) -> None:
+        """Have the gateway end what nobody of this process looks after, and forget what it lost.
 
-    def make_overlay(self, server: Server, server_id: str, profile_token: str | None, path: str,
-                     root_bytes: int | None, has_stock_base: bool,
-                     console: Callable[[], str] = _no_console, is_moving: bool = False) -> bool:
-        """Make a server's root disk as an overlay on a cache image or a recording.
-
-        :param profile_token: from the server's metadata, None for servers of people.
-        :param path: of the overlay.
-        :param root_bytes: size of the disk; None for the base's own.
-        :param has_stock_base: whether Nova's own base of the image is on this host.
-        :param console: gives the end of the server's console.
-        :param is_moving: whether the server comes from another host: it has booted there.
-        :returns: False if the server is to go the stock way; the reason is logged.
-        :raises ProfileBootFailed: if the storage service knows the server as its profile boot, and
-            it cannot be recorded: nobody has a use for it then.
-        :raises FlavorTooSmall: if the disk is smaller than the image: stock Nova would refuse it
-            as well, after it had got all of the image.
-        """
-        # A profile boot is recorded all the same: its server is for nothing else.
-        reason = self.refusal or self.socket.reason_for(server_id) or placement.stock_reason(
-            server, self._conf.enabled, has_stock_base and profile_token is None)
-        if not reason:
-            assert server.image_id is not None
-            try:
-                reason = self._make(server.image_id, server_id, profile_token, path, root_bytes,
-                                    console, is_moving)
-            except exception.ProfileBootFailed:
-                self.recordings.discard(server_id)
-                raise
-            except exception.FlavorTooSmall:
-                raise
-            except (exception.BootcacheError, messaging.MessagingException, OSError,
-                    ValueError, KeyError) as error:
-                reason = f'{type(error).__name__}: {error}'
-            except Exception as error:
-                # Whatever it is: the server boots.
-                LOG.exception('bootcache: unexpected error')
-                reason = f'unexpected {type(error).__name__}: {error}'
-        if reason:
-            LOG.info('bootcache: server %s goes the stock way: %s', server_id, reason)
-        elif profile_token is None:
-            self._note_made(server_id, path)
-        return not reason
-
-    def _make(self, image_id: str, server_id: str, profile_token: str | None, path: str,
-              root_bytes: int | None, console: Callable[[], str], is_moving: bool) -> str:
-        offered = self._ask_patiently(image_id, server_id, profile_token)
-        if is_moving:
-            offered = offered.for_a_move()
-        if not self._is_content(image_id, offered) and not self.let_go(image_id):
-            return ('the image has another content than the one on which disks of this host\'s'
-                    ' servers stand')
-        # What is here now is what is decided by: it stays from now on.
-        with self._making(image_id, path):
-            return self._decide_and_make(offered, image_id, server_id, profile_token, path,
-                                         root_bytes, console)
-
-    def _is_content(self, image_id: str, offered: Offered) -> bool:
-        """Tell whether what is here of an image is of the content that is offered."""
-        known = self.cache.known(image_id)
-        return known is None or offered.remote is None \
-            or offered.storage.offer not in (Offer.COLD, Offer.CACHE) \
-            or known.is_of(offered.remote, offered.virtual_bytes, offered.cache_image)
-
-    def _decide_and_make(self, offered: Offered, image_id: str, server_id: str,
-                         profile_token: str | None, path: str, root_bytes: int | None,
-                         console: Callable[[], str]) -> str:
-        entry = self.cache.entry(image_id)
-        plan = placement.plan(self.facts(image_id, entry, offered), offered.storage)
-        LOG.debug('bootcache: server %s: %s', server_id, ', '.join(step.name for step in plan))
-        if plan == (Step.STOCK,):
-            return offered.reason
-        if entry is not None and offered.remote is not None \
-                and not self.arrivals.has(image_id):
-            entry = self.cache.update(entry, offered.remote, offered.pinned,
-                                      offered.generation)
-        remote = offered.remote or (entry.remote if entry else None)
-        virtual_bytes = offered.virtual_bytes or (entry.virtual_bytes if entry else 0)
-        assert remote is not None
-        if root_bytes is not None and root_bytes < virtual_bytes:
-            raise exception.FlavorTooSmall(root_bytes, virtual_bytes)
-        size = root_bytes or virtual_bytes
-        if plan == (Step.PROFILE,):
-            self._make_profile(server_id, remote, virtual_bytes, profile_token or '', path, size)
-            return ''
-        if offered.storage.offer is Offer.AWAY:
-            LOG.info('bootcache: the storage service does not answer; server %s boots from the'
-                     ' cache image that is here', server_id)
-        store = self._carry_out(plan, image_id, remote, virtual_bytes, offered)
-        self.cache.touch(image_id)
-        self._create(path, size, self.cache.path(image_id), 'qcow2')
-        if store is not None and not store.spoilt and offered.watch is not None \
-                and Step.WATCH in plan:
-            self._watch_boot(server_id, store, remote, offered, console)
-        entry = self.cache.known(image_id)
-        LOG.info('bootcache: server %s boots from %s of %s', server_id,
-                 'the cache image, on its way here,' if self.arrivals.has(image_id) else
-                 'the cache image' if entry and entry.cache_image else 'an empty cache image',
-                 image_id)
-        return ''
-
-    def _make_profile(self, server_id: str, remote: Remote, virtual_bytes: int, token: str,
-                      path: str, size: int) -> None:
-        try:
-            export = self.recordings.start(server_id, remote, virtual_bytes, token)
-            self._create(path, size, naming.nbd_unix_uri(self.gateway.socket_path, export), 'raw')
-        except (exception.BootcacheError, OSError) as error:
-            raise exception.ProfileBootFailed(f'it cannot be recorded: {error}') from error
-
-    def _carry_out(self, plan: placement.Plan, image_id: str, remote: Remote, virtual_bytes: int,
-                   offered: Offered) -> GrowingStore | None:
-        """Do a plan's steps up to the overlay; the growing store, if the plan has one."""
-        store = None
-        if Step.SERVE_BASE in plan:
-            # Nothing is fetched for a boot that goes the stock way in the end.
-            self.gateway.start()
-        for step in plan:
-            if step is Step.PROMOTE:
-                # The boot does not depend on it.
-                with contextlib.suppress(messaging.MessagingException):
-                    self.api.promote_image(image_id)
-            elif step in placement.MEDIUM:
-                # A boot that is watched needs a growing store in the same place.
-                if Step.GROW in plan or not self._have_arrive(offered, placement.MEDIUM[step]):
-                    self._fetch_first(offered, placement.MEDIUM[step])
-            elif step is Step.MAKE_EMPTY:
-                self.cache.make_empty(remote, virtual_bytes)
-            elif step is Step.SERVE_BASE:
-                self.gateway.ensure_base(remote)
-            elif step is Step.GROW:
-                store = self._grow(image_id, virtual_bytes)
-        return store
-
-    def _have_arrive(self, offered: Offered, medium: Medium) -> bool:
-        """Have the server read from the cache image while it arrives; False if it has to wait."""
-        remote = offered.remote
-        assert remote is not None
-        if self.arrivals.has(remote.image_id):
-            # It has at least an empty one; to look would wait for what arrives.
-            return True
-        if self.stores.get(remote.image_id) is not None \
-                or not self.arrivals.is_worth_it(offered, medium):
-            return False
-        self.cache.make_empty(remote, offered.virtual_bytes)
-        return self.arrivals.begin(offered, medium)
-
-    def _fetch_first(self, offered: Offered, medium: Medium) -> None:
-        remote = offered.remote
-        assert remote is not None
-        try:
-            self.fetch(offered, medium)
-        except (exception.BootcacheError, OSError) as error:
-            LOG.warning('image %s: its cache image cannot be fetched: %s', remote.image_id, error)
-            # An older one is as right; so is an empty one, as all is in the base.
-            self.cache.make_empty(remote, offered.virtual_bytes)
-
-    def fetch(self, offered: Offered, medium: Medium, rate: int = 0) -> Entry:
-        """Get the cache image that is offered.
-
-        :param rate: bytes a second at most, 0 for no limit.
-        :raises BootcacheError: if it has no room, cannot be fetched or is not what was announced.
-        :raises OSError: if the tier cannot be written.
-        """
-        assert offered.remote is not None and offered.cache_image is not None
-        return self.cache.fetch(offered.remote, offered.cache_image, offered.cache_export, medium,
-                                offered.pinned, offered.generation, rate)
-
-    def facts(self, image_id: str, entry: Entry | None, offered: Offered) -> Host:
-        """Return what placement has to know of this host, for one image."""
-        info = offered.cache_image
-        if entry is None:
-            held = Held.NOTHING
-        elif entry.cache_image is None:
-            held = Held.EMPTY
-        elif info is None or entry.cache_image.sha256 == info.sha256:
-            held = Held.CURRENT
-        else:
-            held = Held.OLDER
-        room = {medium: info is not None and self.cache.has_room(medium, image_id, info.bytes)
-                for medium in Medium}
-        return Host(held, room[Medium.MEMORY], room[Medium.DISK],
-                    self.stores.get(image_id) is not None
-                    or self.room_for('', self._store_limit) is not None)
-
-    def _ask_patiently(self, image_id: str, server_id: str, profile_token: str | None) -> Offered:
-        """Ask the storage service, again while it prepares the image's base."""
-        deadline = time.monotonic() + self._conf.cold_wait
-        while True:
-            offered = offer.parse(image_id, self.ask(image_id, server_id, profile_token))
-            left = deadline - time.monotonic()
-            if offered.storage.offer is not Offer.WAIT or left <= 0:
-                return offered
-            if offered.comes_too_late(left):
-                return dataclasses.replace(offered, reason=(
-                    f'{offered.reason}, which takes {offered.ready_in:.0f} s more; a server waits'
-                    f' for [bootcache]cold_wait, {self._conf.cold_wait} s'))
-            time.sleep(_ASK_AGAIN_SECONDS)
-
-    def ask(self, image_id: str, server_id: str,
-            profile_token: str | None = None) -> dict[str, Any] | None:
-        """Ask the storage service for an image; None if it does not answer.
-
-        :raises BootcacheError: if the driver is not started.
+        :raises BootcacheError: if the gateway does not answer, or refuses some of it.
         """
         try:
-            return self.api.plan_boot(image_id, self.hostname, server_id, profile_token)
-        except (messaging.MessagingTimeout, messaging.MessageDeliveryFailure) as error:
-            LOG.warning('bootcache: the storage service does not answer: %s', error)
-            return None
-
-    @staticmethod
-    def _create(path: str, size: int, backing: str, backing_format: str) -> None:
-        partial = f'{path}.partial'
-        try:
-            qemuimg.create_overlay(partial, size, backing, backing_format,
-                                   cluster_bytes=_OVERLAY_CLUSTER, subclusters=True)
-            os.rename(partial, path)
+            self.below.reconcile(entry.remote.image_id for entry in self.cache.entries())
         finally:
-            if os.path.exists(partial):
-                os.unlink(partial)
+            self.recordings.discard_left_over()
 
-    def keep_chain(self, image_id: str, path: str = '', patience: float = 0.0) -> None:
-        """See to it that a server's existing chain can be opened: cache image and gateway.
+    def tidy_stores(self) -> None:
+        """Remove the growing stores that are of no more use.
 
-        A cache image that is gone is fetched again; where there is none any more an empty one
-        takes its place, as the base has all the data.
-
-        :param path: of the overlay that is about to be opened; empty if none is.
-        :param patience: seconds for which it is tried again, while the gateway is busy or the
-            storage node is away.
-        :raises Exception: if the base cannot be reached; the server cannot start until it can.
+        That of a cold image goes on growing to its limit, as servers share it; once there is a
+        whole cache image, and no boot is watched, nobody gains by it. While the storage node is
+        away it stays: what it has is all that servers can read.
         """
-        def keep() -> None:
-            entry = self.cache.entry(image_id) or self._find_lost(image_id)
-            self.serve_base(entry)
-            self.cache.touch(image_id)
-
-        with self._making(image_id, path) if path else contextlib.nullcontext():
-            # It may be deleted meanwhile.
-            waiting.patiently(keep, patience, path or f'image {image_id}',
-                              lambda: not path or os.path.exists(path))
-
-    def _find_lost(self, image_id: str) -> Entry:
-        offered = self._ask_patiently(image_id, '', None)
-        known = self.cache.known(image_id)
-        if offered.remote is not None:
-            self.cache.check_content(offered.remote, offered.virtual_bytes, offered.cache_image)
-            return self._replace_lost(image_id, offered, offered.remote)
-        if known is not None:
-            # Its file is gone, as a memory tier's is when the host reboots; the base is not.
-            return self.cache.make_empty(known.remote, known.virtual_bytes)
-        comes = offered.storage.offer in (Offer.AWAY, Offer.WAIT)
-        raise (exception.StorageServiceAway if comes else exception.BootcacheError)(
-            f'the cache image of {image_id} is gone from this host and cannot be fetched:'
-            f' {offered.reason}')
-
-    def place_of(self, image_id: str) -> tuple[str, int] | None:
-        """Return host and port of the storage node that has an image's base, None if not known."""
-        entry = self.cache.known(image_id)
-        return None if entry is None else (entry.remote.host, entry.remote.port)
-
-    def serve_base(self, entry: Entry) -> None:
-        """Serve a base to this host's servers, wherever it is now.
-
-        :raises Exception: if it cannot be reached.
-        """
-        try:
-            self.gateway.ensure_base(entry.remote)
-        except exception.BootcacheError:
-            offered = offer.parse(entry.remote.image_id, self.ask(entry.remote.image_id, ''))
-            if offered.remote is None:
-                raise
-            if offered.remote != entry.remote:
-                LOG.info('image %s: its base is at %s:%d now', entry.remote.image_id,
-                         offered.remote.host, offered.remote.port)
-                entry = self.cache.update(entry, offered.remote, offered.pinned,
-                                          offered.generation)
-            # Who is asked serves it, also if nobody has needed it for a while.
-            self.gateway.ensure_base(entry.remote)
-
-    def adopt(self, image_id: str, path: str, server_id: str = '') -> bool:
-        """Put an overlay whose base is not on this host onto the host's cache image.
-
-        :param path: of the overlay; not in use.
-        :param server_id: whose it is.
-        :returns: False if stock Nova has to get the base.
-        :raises BootcacheError: if the overlay cannot be changed.
-        """
-        if not self.enabled or self.socket.reason_for(server_id):
-            return False
-        try:
-            self.keep_chain(image_id, path)
-        except (exception.BootcacheError, messaging.MessagingException) as error:
-            LOG.info('bootcache: %s gets a stock base: %s', path, error)
-            return False
-        with self._making(image_id, path):
-            # Its time becomes another by this, and nobody has opened it yet.
-            qemuimg.set_backing_pointer(path, self.cache.path(image_id), 'qcow2')
-        LOG.info('bootcache: %s stands on the cache image of %s', path, image_id)
-        return True
-
-    def _replace_lost(self, image_id: str, offered: Offered, remote: Remote) -> Entry:
-        info = offered.cache_image
-        medium = self.room_for(image_id, info.bytes) if info is not None else None
-        if info is not None and medium is not None:
-            with contextlib.suppress(exception.BootcacheError):
-                return self.fetch(offered, medium)
-        return self.cache.make_empty(remote, offered.virtual_bytes)
+        for store in self.below.stores.stores():
+            entry = self.cache.known(store.image_id)
+            if entry is None or entry.cache_image is None or self.needs.is_booting(store.image_id):
+                continue
+            try:
+                gateways.check_reachable(entry.remote)
+                self.below.drop_store(store.image_id)
+            except exception.BootcacheError as error:
+                LOG.info('image %s: its growing store stays for now: %s', store.image_id, error)

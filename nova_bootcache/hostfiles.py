@@ -8,6 +8,7 @@ Beside the name lies its entry, a JSON document that names the image, the file's
 base is (doc/source/formats.rst). A file without an entry does not count.
 """
 
+import collections
 import contextlib
 import dataclasses
 import os
@@ -61,6 +62,7 @@ class HostFiles:
     """The cache images of one host, by their names.
 
     :ivar directory: of the disk tier, and of all names.
+    :ivar directories: of the tiers there are.
 
     :param directory: the same; made if missing.
     :param memory_directory: of the memory tier; None if there is none.
@@ -68,12 +70,14 @@ class HostFiles:
 
     def __init__(self, directory: str, memory_directory: str | None = None):
         self.directory = _plain(directory)
-        self._directories = {Medium.DISK: self.directory}
+        self.directories = {Medium.DISK: self.directory}
         if memory_directory is not None:
-            self._directories[Medium.MEMORY] = memory_directory
+            self.directories[Medium.MEMORY] = memory_directory
         # Files verified by this process, by inode, time and size. Guarded by the lock, held for
         # dictionary steps.
         self._verified: set[tuple[int, int, int]] = set()
+        # How many place an image's file, or wait for that, and do not give way. Likewise.
+        self._waiting: collections.Counter[str] = collections.Counter()
         self._lock = threading.Lock()
 
     def prepare(self) -> None:
@@ -81,14 +85,14 @@ class HostFiles:
 
         :raises OSError: if one cannot be written.
         """
-        for directory in self._directories.values():
+        for directory in self.directories.values():
             os.makedirs(directory, mode=0o755, exist_ok=True)
             for name in os.listdir(directory):
                 # The disk tier's directory is ours; the other one may be somebody else's as well.
                 if name.endswith(('.partial', '.tmp')) \
                         and (directory == self.directory or _LEFTOVER.fullmatch(name)):
                     os.unlink(os.path.join(directory, name))
-        memory = self._directories.get(Medium.MEMORY)
+        memory = self.directories.get(Medium.MEMORY)
         for name in os.listdir(self.directory):
             path = os.path.join(self.directory, name)
             if os.path.islink(path) and (memory is None or os.readlink(path)
@@ -110,11 +114,11 @@ class HostFiles:
 
     def store_path(self, image_id: str, medium: Medium) -> str:
         """Return where an image's growing store is, or would be."""
-        return os.path.join(self._directories[medium], f'{image_id}{growingstore.SUFFIX}')
+        return os.path.join(self.directories[medium], f'{image_id}{growingstore.SUFFIX}')
 
     def coming_path(self, image_id: str, medium: Medium) -> str:
         """Return where an image's cache image is while servers read it and it still comes."""
-        return os.path.join(self._directories[medium], f'{image_id}.partial')
+        return os.path.join(self.directories[medium], f'{image_id}.partial')
 
     def holds_path(self, path: str | None) -> bool:
         """Tell whether a path, such as an overlay's backing file, is a cache image's."""
@@ -145,10 +149,11 @@ class HostFiles:
             if os.path.exists(path):
                 LOG.warning('cache image %s cannot be used and is fetched again: %s', path, error)
             return None
-        self._note_verified(status)
+        self.note_verified(status)
         return entry
 
-    def _note_verified(self, status: os.stat_result) -> None:
+    def note_verified(self, status: os.stat_result) -> None:
+        """Note that a file's content is known to be right."""
         with self._lock:
             self._verified.add(_identity(status))
 
@@ -167,7 +172,7 @@ class HostFiles:
         if (entry.remote, entry.pinned, entry.generation) == (remote, pinned, generation):
             return entry
         path = f'{self.path(remote.image_id)}.json'
-        with self._placing(remote.image_id):
+        with self.placing(remote.image_id):
             # It may have been replaced meanwhile.
             self.check_content(remote)
             changed = dataclasses.replace(self.known(remote.image_id) or entry, remote=remote,
@@ -202,13 +207,27 @@ class HostFiles:
                 known.remote, image_hash=image_hash, export=base_export or known.remote.export))
 
     @contextlib.contextmanager
-    def _placing(self, image_id: str, rate: int = 0) -> Iterator[None]:
+    def placing(self, image_id: str, gives_way: bool = False) -> Iterator[None]:
         """Have one thread at a time place an image's file, or change its entry.
 
-        :param rate: bytes a second at which it is fetched at most; 0 for no limit.
+        :param gives_way: whether it ends when another one waits: see ``is_waited_for``. A server
+            may wait for any of these.
         """
-        with lockutils.lock(f'bootcache-{naming.cache_file_name(image_id)}'):
-            yield
+        with self._lock:
+            self._waiting[image_id] += not gives_way
+        try:
+            with lockutils.lock(f'bootcache-{naming.cache_file_name(image_id)}'):
+                yield
+        finally:
+            with self._lock:
+                self._waiting[image_id] -= not gives_way
+                if not self._waiting[image_id]:
+                    del self._waiting[image_id]
+
+    def is_waited_for(self, image_id: str) -> bool:
+        """Tell whether somebody waits to place an image's file, and does not give way."""
+        with self._lock:
+            return self._waiting[image_id] > 0
 
     def entries(self) -> list[Entry]:
         """Return the entries of all cache images, without a look at their content."""
@@ -221,8 +240,9 @@ class HostFiles:
                     LOG.warning('%s', error)
         return found
 
-    def _memory_path(self, image_id: str) -> str | None:
-        directory = self._directories.get(Medium.MEMORY)
+    def memory_path(self, image_id: str) -> str | None:
+        """Return where an image's file in the memory tier is, or would be; None without one."""
+        directory = self.directories.get(Medium.MEMORY)
         return directory and os.path.join(directory, naming.cache_file_name(image_id))
 
     def remove(self, image_id: str) -> None:
@@ -237,7 +257,7 @@ class HostFiles:
         A server that is stopped may need it, and its image may get another content meanwhile.
         """
         path = self.path(image_id)
-        for name in (path, self._memory_path(image_id)):
+        for name in (path, self.memory_path(image_id)):
             if name is not None and os.path.lexists(name):
                 os.unlink(name)
         LOG.info('image %s: cache image removed', image_id)

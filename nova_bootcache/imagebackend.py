@@ -66,7 +66,7 @@ class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
         if self.exists():
             if self._keeps_chain(self.path, kwargs.get('image_id')):
                 if size and size > self.get_disk_size(self.path):
-                    with self.bootcache.changing(self.path):
+                    with self.bootcache.needs.changing(self.path):
                         self.resize_image(size)
                 return
         elif self._make(filename, size, **kwargs):
@@ -87,7 +87,7 @@ class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
                         is_signed=signatures.is_signed(_lazy(instance, 'system_metadata')))
         try:
             token = (_lazy(instance, 'metadata') or {}).get(rpcapi.PROFILE_METADATA)
-            return self.bootcache.make_overlay(
+            return self.bootcache.chains.make_overlay(
                 server, instance.uuid, token, self.path, size,
                 os.path.exists(self._stock_base(filename)), self._console,
                 is_moving=instance.task_state in _MOVES)
@@ -138,10 +138,10 @@ class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
             return False
         try:
             if ours:
-                self.bootcache.keep_chain(self._image_of(backing, image_id), path, patience)
+                self.bootcache.chains.keep_chain(self._image_of(backing, image_id), path, patience)
                 return True
             # It came from a host that names it as stock Nova does, or was to leave for one.
-            return self.bootcache.adopt(image_id, path, self._instance.uuid)
+            return self.bootcache.chains.adopt(image_id, path, self._instance.uuid)
         except Exception as error:
             raise nova_exception.InternalError(
                 f'The disk of server {self._instance.uuid} cannot be opened: {error}') from error

@@ -137,7 +137,6 @@ class Settler:
         self._unwanted: dict[str, float] = {}
         # Images whose base is to leave the gateway.
         self._gone: set[str] = set()
-        self._unsettled_images: set[str] | None = None
         self._occasions = Occasions(nova.directories, self._is_chained_in)
         self.unsettled = Unsettled(is_off=not bandwidth)
         # Nova has worked on a server, which may be in another state now.
@@ -222,10 +221,6 @@ class Settler:
 
     # The work.
 
-    def needs_base(self, image_id: str) -> bool:
-        """Tell whether servers of this host read what a cache image lacks through the gateway."""
-        return self._unsettled_images is None or image_id in self._unsettled_images
-
     def _run(self) -> None:
         while not self._stopped.wait(_PERIOD_SECONDS):
             try:
@@ -241,7 +236,7 @@ class Settler:
             bool(self._bandwidth) and any(
                 now >= max(self._patience.get(image_id, (0.0, 0.0))[1],
                            self._unwanted.get(image_id, 0.0))
-                for image_id in self._unsettled_images or ()))
+                for image_id in self._host.needs.unsettled or ()))
         self._occasions.look(now, waits, self.once)
 
     def _is_chained_in(self, directory: str) -> bool:
@@ -262,9 +257,9 @@ class Settler:
                     self._recover_quietly(server.directory)
             if server.image_id and self._is_chained(server):
                 unsettled.setdefault(server.image_id, []).append(server)
-        self._gone |= (self._unsettled_images or set()) | self._idle_images()
+        self._gone |= (self._host.needs.unsettled or set()) | self._idle_images()
         self._gone -= set(unsettled)
-        self._unsettled_images = set(unsettled)
+        self._host.needs.note_unsettled(unsettled)
         self._sweep()
         self.unsettled.note([server for servers in unsettled.values() for server in servers],
                             self._patience)
@@ -283,12 +278,12 @@ class Settler:
                 continue
             ready = [server for server in servers
                      if server.settles and server.age >= self._delay]
-            if ready and not self._host.is_booting(image_id):
+            if ready and not self._host.needs.is_booting(image_id):
                 self._settle(image_id, ready)
 
     def _sweep(self) -> None:
         """Remove what was copied of bases that no server of this host needs any more."""
-        wanted = {naming.cache_file_name(image_id) for image_id in self._unsettled_images or ()
+        wanted = {naming.cache_file_name(image_id) for image_id in self._host.needs.unsettled or ()
                   if self._bandwidth and image_id not in self._unwanted}
         try:
             fullbase.sweep(self._nova.base_directory, wanted, self._nova.keep_free)
@@ -328,11 +323,11 @@ class Settler:
     def _let_go(self, image_id: str) -> bool:
         """Take what nobody uses any more out of the gateway; False if that is not possible now."""
         try:
-            if self._host.is_booting(image_id):
+            if self._host.needs.is_booting(image_id):
                 return False
             if not self._host.gateway.serves(image_id):
                 return True
-            if not self._host.stop_serving(image_id):
+            if not self._host.below.stop_serving(image_id):
                 return False
         except exception.BootcacheError as error:
             LOG.warning('image %s: its base stays in the gateway for now: %s', image_id, error)
@@ -390,7 +385,7 @@ class Settler:
             raise exception.BootcacheError(
                 'the image\'s signature has to be checked, which only stock Nova does; it makes'
                 ' the full base when the next server of the image starts')
-        stored = self._host.api.serve_stored(image_id)
+        stored = self._host.storage.api.serve_stored(image_id)
         self.unsettled.unwanted.discard(image_id)
         if stored is None:
             if not os.path.exists(target):
@@ -440,7 +435,8 @@ class Settler:
 
         def source() -> dict[str, Any]:
             # Asked, the storage service serves the base.
-            offered = offer.parse(image_id, self._host.ask(image_id, '') if stored_hash else None)
+            offered = offer.parse(
+                image_id, self._host.storage.ask(image_id, '') if stored_hash else None)
             if offered.remote is not None:
                 self._host.cache.check_content(offered.remote, offered.virtual_bytes)
             remote = offered.remote or known

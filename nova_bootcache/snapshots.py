@@ -11,10 +11,10 @@ from typing import Any
 from nova.virt.libvirt import utils as libvirt_utils
 
 from bootcache import qemuimg
-from nova_bootcache.hostcache import HostCache
+from nova_bootcache.hostfiles import HostFiles
 
 
-def allow_on(cache: HostCache) -> None:
+def allow_on(cache: HostFiles) -> None:
     """Let Nova create overlays on this host's cache images; all else stays as it is.
 
     :param cache: tells which backing files are ours.

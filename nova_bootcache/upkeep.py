@@ -69,14 +69,14 @@ class Upkeep:
             (_GATEWAY, self._keep_gateway),
             ('what nobody needs stays in the gateway', host.reconcile),
             ('bases are not served', self.serve_bases)]
-        if not host.refusal:
+        if not host.serving.refusal:
             # What lies on shared storage is not this host's alone.
             steps += [
                 ('empty cache images are not replaced', self.replace_empty),
                 ('contents are not noted', self.note_contents),
                 ('what nobody needs is not forgotten', self.forget_gone),
                 ('growing stores are not looked after', host.tidy_stores),
-                ('what boots read is not told', host.boot_reports.send_again),
+                ('what boots read is not told', host.boots.reports.send_again),
                 ('the storage service is not told what is here', self.exchange_holdings)]
         for failure, step in steps:
             self._try(failure, step)
@@ -97,7 +97,7 @@ class Upkeep:
         self._has_gateway = True
         self._news.mended(_GATEWAY, 'bootcache: the gateway answers again')
         # Whoever restarted it, or mended the socket's mode.
-        self._host.socket.check()
+        self._host.serving.socket.check()
 
     def _is_time(self, what: str) -> bool:
         return time.monotonic() >= self._patience.get(what, (0.0, 0.0))[1]
@@ -118,13 +118,13 @@ class Upkeep:
             image_id = entry.remote.image_id
             if naming.export_name(naming.EXPORT_BASE, image_id) in served:
                 self._patience.pop(f'serve:{image_id}', None)
-            elif self._is_time(f'serve:{image_id}') and self._host.needs_base(image_id):
+            elif self._is_time(f'serve:{image_id}') and self._host.needs.needs_base(image_id):
                 place = entry.remote.host, entry.remote.port
                 if place in away:
                     self._postpone(f'serve:{image_id}')
                     continue
                 try:
-                    self._host.serve_base(entry)
+                    self._host.chains.serve_base(entry)
                     LOG.info('image %s: the gateway serves its base', image_id)
                 except (exception.BootcacheError, messaging.MessagingException,
                         OSError) as error:
@@ -138,7 +138,7 @@ class Upkeep:
         """Replace empty cache images by whole ones, where the storage service has built them."""
         for entry in self._host.cache.entries():
             image_id = entry.remote.image_id
-            if entry.cache_image is not None or self._host.is_booting(image_id) \
+            if entry.cache_image is not None or self._host.needs.is_booting(image_id) \
                     or not os.path.exists(self._host.cache.path(image_id)):
                 self._patience.pop(f'empty:{image_id}', None)
             elif self._is_time(f'empty:{image_id}'):
@@ -152,17 +152,17 @@ class Upkeep:
 
     def _replace(self, entry: Entry) -> None:
         image_id = entry.remote.image_id
-        offered = offer.parse(image_id, self._host.ask(image_id, ''))
+        offered = offer.parse(image_id, self._host.storage.ask(image_id, ''))
         if offered.storage.offer is Offer.STOCK:
             # Of an image that was deleted, for instance; a server that needs it keeps it.
-            if self._host.let_go(image_id):
+            if self._host.room.let_go(image_id):
                 LOG.info('image %s: its empty cache image is removed: %s', image_id,
                          offered.reason)
         elif offered.storage.offer is Offer.CACHE and offered.remote is not None \
                 and offered.cache_image is not None:
-            medium = self._host.room_for(image_id, offered.cache_image.bytes)
+            medium = self._host.room.room_for(image_id, offered.cache_image.bytes)
             if medium is not None:
-                self._host.fetch(offered, medium)
+                self._host.fetches.fetch_offered(offered, medium)
                 LOG.info('image %s: a whole cache image takes the empty one\'s place', image_id)
 
     def note_contents(self) -> None:
@@ -174,7 +174,7 @@ class Upkeep:
         for entry in self._host.cache.entries():
             image_id = entry.remote.image_id
             key = f'content:{image_id}'
-            if entry.remote.image_hash or not self._host.needs_base(image_id):
+            if entry.remote.image_hash or not self._host.needs.needs_base(image_id):
                 self._patience.pop(key, None)
             elif self._is_time(key):
                 self._postpone(key)
@@ -187,7 +187,7 @@ class Upkeep:
 
     def _note_content(self, entry: Entry) -> None:
         image_id = entry.remote.image_id
-        offered = offer.parse(image_id, self._host.ask(image_id, ''))
+        offered = offer.parse(image_id, self._host.storage.ask(image_id, ''))
         if offered.remote is not None and offered.remote.image_hash and entry.is_of(
                 offered.remote, offered.virtual_bytes, offered.cache_image):
             # The count stays: it says what the host is to let go of.
@@ -205,7 +205,7 @@ class Upkeep:
         """
         # By then settling has looked at a server that was made, or came here, meanwhile.
         for image_id in self._host.cache.gone(occasions.LONGEST_SECONDS):
-            self._host.let_go(image_id)
+            self._host.room.let_go(image_id)
 
     def exchange_holdings(self) -> None:
         """Tell the storage service what is here, and let go of what is not to be."""
@@ -230,6 +230,6 @@ def _version() -> str:
 
 def _described(host: ComputeHost) -> str:
     tiers = ', '.join(f'{limits.quota} bytes of compute {medium.value}'
-                      for medium, limits in host.cache.limits.items())
+                      for medium, limits in host.room.limits.items())
     return (f'the gateway answers on {host.gateway.socket_path}, the storage service on the message'
             f' bus; cache images may take {tiers}, in {host.cache.directory}')

@@ -50,11 +50,12 @@ class Warming:
 
     def _cache_image(self, image_id: str, goes_stock: bool, stock: Callable[[], bool]) -> bool:
         # A host with the full base is warm; stock Nova's way only renews its time.
-        if goes_stock or not self._host.enabled:
+        if goes_stock or not self._host.serving.is_on:
             return stock()
-        offered = offer.parse(image_id, self._host.ask(image_id, ''))
+        offered = offer.parse(image_id, self._host.storage.ask(image_id, ''))
         entry = self._host.cache.entry(image_id)
-        plan = placement.plan_warming(self._host.facts(image_id, entry, offered), offered.storage)
+        facts = self._host.chains.facts(image_id, entry, offered)
+        plan = placement.plan_warming(facts, offered.storage)
         LOG.debug('bootcache: image %s is to be warmed: %s', image_id,
                   ', '.join(step.name for step in plan))
         if plan == (Step.STOCK,):
@@ -71,21 +72,22 @@ class Warming:
             if step is Step.PROMOTE:
                 # The fetch does not depend on it.
                 with contextlib.suppress(messaging.MessagingException):
-                    self._host.api.promote_image(image_id)
+                    self._host.storage.api.promote_image(image_id)
             else:
                 self._fetch(offered, placement.MEDIUM[step])
         return True
 
     def _fetch(self, offered: Offered, medium: Medium) -> None:
         try:
-            self._host.fetch(offered, medium, self._rate)
+            self._host.fetches.fetch_offered(offered, medium, self._rate)
         except exception.Cancelled as error:
             LOG.info('bootcache: warming goes on at full speed: %s', error)
-            self._host.fetch(offered, medium)
+            self._host.fetches.fetch_offered(offered, medium)
 
     def _tell(self, image_id: str, outcome: str, reason: str) -> None:
         try:
-            self._host.api.report_warm(image_id, self._host.hostname, outcome, reason)
+            storage = self._host.storage
+            storage.api.report_warm(image_id, storage.hostname, outcome, reason)
         except (exception.BootcacheError, messaging.MessagingException) as error:
             LOG.warning('bootcache: image %s: the storage service is not told that warming ended'
                         ' with %s: %s', image_id, outcome, error)

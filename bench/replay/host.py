@@ -25,7 +25,7 @@ from bootcache import conf as bootcache_conf
 from bootcache import rpcapi
 from bootcache.storagedaemon import StorageDaemon, UnixListener
 from nova_bootcache import conf as nova_conf
-from nova_bootcache import gateway, hostcache
+from nova_bootcache import fetches, gateway
 from nova_bootcache.host import ComputeHost
 from nova_bootcache.placement import Server
 
@@ -156,8 +156,8 @@ class HostChild:
 
     def __init__(self, name: str, directory: str, dilation: float = 1.0):
         self.name = name
-        hostcache._GRACE_SECONDS = round(hostcache._GRACE_SECONDS * dilation)
-        hostcache._SLOWEST = round(hostcache._SLOWEST / dilation)
+        fetches._GRACE_SECONDS = round(fetches._GRACE_SECONDS * dilation)
+        fetches._SLOWEST = round(fetches._SLOWEST / dilation)
         gateway._REACH_SECONDS = round(gateway._REACH_SECONDS * dilation)
         os.makedirs(directory, exist_ok=True)
         netns.see_as(directory, HOST_DIRECTORY)
@@ -201,8 +201,8 @@ class HostChild:
         :raises RuntimeError: if the product would go the stock way.
         """
         server = Server(image.image_id, 'disk', '', False, False, False)
-        if not self.compute.make_overlay(server, 'server', None, str(path), image.virtual_bytes,
-                                         False):
+        if not self.compute.chains.make_overlay(server, 'server', None, str(path),
+                                                image.virtual_bytes, False):
             raise RuntimeError(f'{self.name}: {self._said.last}')
 
     def prepare(self, peer: Any, image: Image, phase: str) -> None:

@@ -220,7 +220,7 @@ class Ours(Peer):
 
     def prepare(self, host: HostChild, image: Image, phase: str) -> None:
         """Have the driver and its gateway run; what was on its way has arrived."""
-        assert host.compute.enabled
+        assert host.compute.serving.is_on
         if not host.compute.arrivals.wait(image.image_id, 60):
             raise RuntimeError(f'{host.name}: a cache image does not arrive')
 

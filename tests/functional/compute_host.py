@@ -55,8 +55,8 @@ class Service:
 
 def boot(host, path, token=None, size=SIZE, **more):
     """Make a server's root disk, as the image backend does."""
-    return host.make_overlay(SERVER, f'server-{os.path.basename(path)}', token, path, size, False,
-                             **more)
+    return host.chains.make_overlay(SERVER, f'server-{os.path.basename(path)}', token, path, size,
+                                    False, **more)
 
 
 def compare(path, node):

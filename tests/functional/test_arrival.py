@@ -19,7 +19,7 @@ from storage_node import IMAGE, MIB, content
 
 from bootcache import daemonjobs, exception, naming
 from bootcache.workingset import Extent
-from nova_bootcache import arrival, hostcache
+from nova_bootcache import arrival, fetches
 
 # The end of the base is read last, and so arrives last.
 SET = Extent(3 * MIB, MIB), Extent(0, MIB), Extent(5 * MIB, 300_000)
@@ -146,7 +146,7 @@ def test_the_next_server_uses_what_has_arrived(host, node, way, directory):
 
 def test_the_gateway_lets_go_of_it_with_the_base(host, directory):
     boot(host, f'{directory}/disk')
-    assert host.stop_serving(IMAGE) is False, 'it is in the making, and on its way'
+    assert host.below.stop_serving(IMAGE) is False, 'it is in the making, and on its way'
     host.arrivals.wait(IMAGE, 60)
     assert host.gateway.remove_base(IMAGE) is True
     assert host.gateway.daemon.nodes() == set() and host.gateway.daemon.exports() == {}
@@ -190,7 +190,7 @@ def test_the_driver_restarts_in_the_midst(host, hosts, node, directory):
 
 
 def test_the_storage_node_goes_away_in_the_midst(host, way, node, directory, monkeypatch):
-    monkeypatch.setattr(hostcache, '_GRACE_SECONDS', 3)
+    monkeypatch.setattr(fetches, '_GRACE_SECONDS', 3)
     host.service.freeze()
     boot(host, f'{directory}/disk')
     way.end()
@@ -201,8 +201,8 @@ def test_the_storage_node_goes_away_in_the_midst(host, way, node, directory, mon
 
 def test_the_storage_node_hangs_in_the_midst(host, way, node, directory, monkeypatch):
     """What cannot be taken out of the gateway now goes when the storage node answers again."""
-    monkeypatch.setattr(hostcache, '_GRACE_SECONDS', 2)
-    monkeypatch.setattr(hostcache, '_SLOWEST', 1 << 30)
+    monkeypatch.setattr(fetches, '_GRACE_SECONDS', 2)
+    monkeypatch.setattr(fetches, '_SLOWEST', 1 << 30)
     monkeypatch.setattr(daemonjobs, '_ENDING_SECONDS', 1)
     host.service.freeze()
     boot(host, f'{directory}/disk')
@@ -210,7 +210,7 @@ def test_the_storage_node_hangs_in_the_midst(host, way, node, directory, monkeyp
     try:
         until(lambda: not host.arrivals.has(IMAGE), 'the end of the arrival')
         assert nodes(host, 'q') <= host.gateway.daemon.nodes()
-        assert host.stop_serving(IMAGE) is False
+        assert host.below.stop_serving(IMAGE) is False
         with pytest.raises(exception.StorageDaemonError):
             host.gateway.change(IMAGE, arrives=False)
         assert nodes(host, 'q') <= host.gateway.daemon.nodes()
@@ -235,13 +235,13 @@ def test_a_boot_that_is_watched_waits_for_it(host, directory):
                           'marker': 'login:'}
     boot(host, f'{directory}/disk')
     assert not host.arrivals.has(IMAGE) and host.cache.entry(IMAGE).cache_image is not None
-    assert host.stores.get(IMAGE) is not None
+    assert host.below.stores.get(IMAGE) is not None
 
 
 def test_servers_that_come_while_it_lands_go_no_other_way(host, directory, monkeypatch):
     """An entry is replaced, and a server of that moment looks at it."""
     stock = []
-    monkeypatch.setattr(host, '_fetch_first', lambda *_: stock.append(1))
+    monkeypatch.setattr(host.chains, '_fetch_first', lambda *_: stock.append(1))
     assert boot(host, f'{directory}/0') is True
     number = 1
     while host.arrivals.has(IMAGE):

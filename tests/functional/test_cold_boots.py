@@ -54,23 +54,23 @@ def test_a_second_cold_server_fetches_nothing_twice(hosts, node, directory):
     boot(host, f'{directory}/one')
     data = read(host, 3 * MIB, 3 * MIB)
     assert data == content(node)[3 * MIB:6 * MIB]
-    size = host.stores.get(IMAGE).size()
+    size = host.below.stores.get(IMAGE).size()
     boot(host, f'{directory}/two')
     # It is in the store now: the storage node may go.
     node.kill()
     assert read(host, 3 * MIB, 3 * MIB) == data
-    assert host.stores.get(IMAGE).size() == size
+    assert host.below.stores.get(IMAGE).size() == size
 
 
 def test_what_a_server_read_until_it_was_stopped_is_reported(hosts, node, directory):
     host = cold(node, hosts())
     boot(host, f'{directory}/disk')
     read(host, 5 * MIB, 4096)
-    host.server_goes('server-disk')
+    host.boots.server_goes('server-disk')
     (*_rest, extents, ended_by, _seconds), = host.service.boots
     assert ended_by == 'shutdown'
     assert [extent[:2] for extent in extents] == [[5 * MIB, 65536]]
-    host.server_goes('server-disk')
+    host.boots.server_goes('server-disk')
     assert len(host.service.boots) == 1
 
 
@@ -80,19 +80,19 @@ def test_what_nova_copies_while_servers_boot_is_reported_by_none(hosts, node, di
     boot(host, f'{directory}/one')
     boot(host, f'{directory}/two')
     read(host, 5 * MIB, 4096)
-    with host.copying(IMAGE):
+    with host.boots.copying(IMAGE):
         read(host, 0, 2 * MIB)
-        host.server_goes('server-one')
-        host.server_goes('server-two')
+        host.boots.server_goes('server-one')
+        host.boots.server_goes('server-two')
         # Its reads would be in the same store as the copy's.
         boot(host, f'{directory}/three')
-        assert not host.is_booting(IMAGE)
+        assert not host.needs.is_booting(IMAGE)
         read(host, 3 * MIB, 65536)
     assert host.service.boots == []
     # The next one is watched again, and what the copy has read is not in the way.
     boot(host, f'{directory}/four')
     read(host, 0, 65536)
-    host.server_goes('server-four')
+    host.boots.server_goes('server-four')
     (*_rest, extents, ended_by, _seconds), = host.service.boots
     assert ended_by == 'shutdown' and [extent[:2] for extent in extents] == [[0, 65536]]
     for disk in ('one', 'two', 'three', 'four'):
@@ -101,27 +101,27 @@ def test_what_nova_copies_while_servers_boot_is_reported_by_none(hosts, node, di
 
 def test_a_store_that_is_made_while_nova_copies_tells_of_no_boot(hosts, node, directory):
     host = cold(node, hosts())
-    with host.copying(IMAGE):
+    with host.boots.copying(IMAGE):
         boot(host, f'{directory}/one')
-        assert host.stores.get(IMAGE).spoilt and not host.is_booting(IMAGE)
+        assert host.below.stores.get(IMAGE).spoilt and not host.needs.is_booting(IMAGE)
     boot(host, f'{directory}/two')
-    assert not host.stores.get(IMAGE).spoilt and host.is_booting(IMAGE)
-    host.server_goes('server-two')
+    assert not host.below.stores.get(IMAGE).spoilt and host.needs.is_booting(IMAGE)
+    host.boots.server_goes('server-two')
 
 
 def test_what_nova_copies_of_another_image_does_not_matter(hosts, node, directory):
     host = cold(node, hosts())
     boot(host, f'{directory}/disk')
-    with host.copying('11111111-1f2b-4c3d-8e9f-0a1b2c3d4e5f'), host.copying(None):
+    with host.boots.copying('11111111-1f2b-4c3d-8e9f-0a1b2c3d4e5f'), host.boots.copying(None):
         read(host, 5 * MIB, 4096)
-    host.server_goes('server-disk')
+    host.boots.server_goes('server-disk')
     assert len(host.service.boots) == 1
 
 
 def test_the_whole_cache_image_takes_the_empty_ones_place(hosts, node, directory):
     host = cold(node, hosts())
     boot(host, f'{directory}/disk')
-    host.server_goes('server-disk')
+    host.boots.server_goes('server-disk')
     empty = os.stat(host.cache.path(IMAGE)).st_ino
     node.build(*SET)
     with open(host.cache.path(IMAGE), 'rb') as opened:
@@ -143,7 +143,7 @@ def test_a_warm_boots_misses_are_reported_and_its_store_goes(hosts, node, direct
     console.append('small login:')
     until(lambda: host.service.boots, 'the report')
     assert [extent[:2] for extent in host.service.boots[0][4]] == [[5 * MIB, 65536]]
-    until(lambda: host.stores.get(IMAGE) is None, 'the end of the store')
+    until(lambda: host.below.stores.get(IMAGE) is None, 'the end of the store')
     until(lambda: not any(name.endswith('.store') for name in os.listdir(host.cache.directory)),
           'the end of its file')
     compare(f'{directory}/disk', node)
@@ -154,7 +154,7 @@ def test_a_warm_boot_that_misses_nothing_says_so(hosts, node, directory):
     host = hosts()
     host.service.watch = WATCH
     boot(host, f'{directory}/disk', console=lambda: 'small login:')
-    until(lambda: host.stores.get(IMAGE) is None, 'the end of the store')
+    until(lambda: host.below.stores.get(IMAGE) is None, 'the end of the store')
     assert host.service.boots[0][4] == []
 
 
@@ -167,7 +167,7 @@ def test_a_gateway_that_somebody_else_restarted_has_no_stores(hosts, node, direc
     again.start()
     assert boot(host, f'{directory}/next') is True
     read(host, 3 * MIB, MIB)
-    assert host.stores.get(IMAGE).is_there() and host.stores.get(IMAGE).size() > MIB
+    assert host.below.stores.get(IMAGE).is_there() and host.below.stores.get(IMAGE).size() > MIB
     compare(f'{directory}/disk', node)
 
 
@@ -180,10 +180,10 @@ def test_a_gateway_of_an_earlier_version_goes_on_without_stores(hosts, node, dir
     daemon.add_export(f'base-{IMAGE}', naming.node_name('g', IMAGE))
     assert boot(host, f'{directory}/disk') is True
     compare(f'{directory}/disk', node)
-    assert host.stores.get(IMAGE) is None
-    assert host.stop_serving(IMAGE) is False, 'its server is about to start'
+    assert host.below.stores.get(IMAGE) is None
+    assert host.below.stop_serving(IMAGE) is False, 'its server is about to start'
     os.unlink(f'{directory}/disk')
-    assert host.stop_serving(IMAGE) is True and daemon.nodes() == set()
+    assert host.below.stop_serving(IMAGE) is True and daemon.nodes() == set()
 
 
 def test_memory_that_was_lost_while_the_storage_service_is_away(hosts, node, directory):
@@ -192,7 +192,7 @@ def test_memory_that_was_lost_while_the_storage_service_is_away(hosts, node, dir
     boot(host, f'{directory}/disk')
     os.unlink(host.cache.path(IMAGE))
     host.service.away = True
-    host.keep_chain(IMAGE)
+    host.chains.keep_chain(IMAGE)
     compare(f'{directory}/disk', node)
     assert host.cache.entry(IMAGE).cache_image is None
 
@@ -202,7 +202,7 @@ def test_a_store_goes_with_the_whole_cache_image_but_not_while_the_storage_node_
     host = cold(node, hosts())
     boot(host, f'{directory}/disk')
     data = read(host, 3 * MIB, MIB)
-    host.server_goes('server-disk')
+    host.boots.server_goes('server-disk')
     node.build(*SET)
     host.upkeep.replace_empty()
     node.kill()
@@ -210,8 +210,9 @@ def test_a_store_goes_with_the_whole_cache_image_but_not_while_the_storage_node_
     # What it has is all that servers can read now.
     assert read(host, 3 * MIB, MIB) == data
     node.serve()
-    until(lambda: host.tidy_stores() or host.stores.get(IMAGE) is None, 'the end of the store')
-    assert host.cache.has_room(Medium.DISK, '', host.cache.limits[Medium.DISK].quota // 2)
+    until(lambda: host.tidy_stores() or host.below.stores.get(IMAGE) is None,
+          'the end of the store')
+    assert host.room.has_room(Medium.DISK, '', host.room.limits[Medium.DISK].quota // 2)
 
 
 def test_a_cache_image_that_cannot_be_fetched_is_done_without(hosts, node, directory):
@@ -231,8 +232,8 @@ def test_a_storage_node_that_moved_is_asked_for(hosts, node, directory):
     away = dataclasses.replace(entry.remote, port=1)
     host.cache.update(entry, away, False, 0)
     os.unlink(f'{directory}/disk')
-    assert host.stop_serving(IMAGE)
-    host.keep_chain(IMAGE)
+    assert host.below.stop_serving(IMAGE)
+    host.chains.keep_chain(IMAGE)
     assert host.cache.entry(IMAGE).remote == dataclasses.replace(
         node.remote(), image_hash=entry.remote.image_hash)
 
@@ -257,9 +258,9 @@ def test_patience_ends_in_the_stock_way(hosts, node, directory, monkeypatch):
 def test_without_room_for_anything_a_server_still_boots(hosts, node, directory):
     node.build(*SET)
     host = hosts(compute_disk_quota='1MiB', store_quota='1MiB')
-    host.cache.reserve('fetch:other', Medium.DISK, 900_000)
-    assert boot(host, f'{directory}/disk') is True
-    assert host.cache.entry(IMAGE).cache_image is None and host.stores.get(IMAGE) is None
+    with host.room.for_fetch('other', Medium.DISK, 900_000):
+        assert boot(host, f'{directory}/disk') is True
+    assert host.cache.entry(IMAGE).cache_image is None and host.below.stores.get(IMAGE) is None
     compare(f'{directory}/disk', node)
 
 
@@ -269,7 +270,7 @@ def test_a_restarted_gateway_has_no_stores(hosts, node, directory):
     read(host, 3 * MIB, MIB)
     host.gateway.daemon.stop()
     host.upkeep.once()
-    assert host.stores.stores() == []
+    assert host.below.stores.stores() == []
     assert not any(name.endswith('.store') for name in os.listdir(host.cache.directory))
     compare(f'{directory}/disk', node)
 
@@ -279,15 +280,15 @@ def test_a_restarted_driver_stops_the_growth(hosts, node, directory):
     boot(host, f'{directory}/disk')
     read(host, 3 * MIB, MIB)
     again = hosts()
-    size = os.path.getsize(host.stores.get(IMAGE).path)
+    size = os.path.getsize(host.below.stores.get(IMAGE).path)
     read(again, 5 * MIB, MIB)
-    assert os.path.getsize(host.stores.get(IMAGE).path) == size
+    assert os.path.getsize(host.below.stores.get(IMAGE).path) == size
     compare(f'{directory}/disk', node)
     # The next cold server begins with a new one.
-    host.stores.remove(IMAGE)
+    host.below.stores.remove(IMAGE)
     assert boot(again, f'{directory}/next') is True
     compare(f'{directory}/next', node)
-    assert again.stores.get(IMAGE) is not None
+    assert again.below.stores.get(IMAGE) is not None
 
 
 def test_a_lost_cache_image_of_an_image_that_is_gone_is_replaced_by_an_empty_one(hosts, node,
@@ -297,7 +298,7 @@ def test_a_lost_cache_image_of_an_image_that_is_gone_is_replaced_by_an_empty_one
     boot(host, f'{directory}/disk')
     host.cache.remove(IMAGE)
     host.service.extra = {'action': 'stock', 'reason': 'the image was deleted in Glance'}
-    host.keep_chain(IMAGE)
+    host.chains.keep_chain(IMAGE)
     compare(f'{directory}/disk', node)
 
 
@@ -306,14 +307,14 @@ def test_an_overlay_from_another_host_is_adopted(hosts, node, directory):
     host = hosts()
     qemu_img('create', '-u', '-f', 'qcow2', '-b', '/nowhere/base', '-F', 'raw',
              f'{directory}/disk', SIZE)
-    assert host.adopt(IMAGE, f'{directory}/disk') is True
+    assert host.chains.adopt(IMAGE, f'{directory}/disk') is True
     compare(f'{directory}/disk', node)
 
 
 def test_an_overlay_that_cannot_be_adopted_is_left_to_nova(hosts, node, directory):
     host = hosts()
     host.service.away = True
-    assert host.adopt(IMAGE, f'{directory}/disk') is False
+    assert host.chains.adopt(IMAGE, f'{directory}/disk') is False
 
 
 def test_a_server_that_moves_needs_no_image_in_glance(hosts, node, directory):
@@ -324,6 +325,12 @@ def test_a_server_that_moves_needs_no_image_in_glance(hosts, node, directory):
     assert boot(host, f'{directory}/disk', is_moving=True) is True
     compare(f'{directory}/disk', node)
     assert host.service.boots == []
+
+
+def fill(host, medium, size):
+    """Make room for a file in a tier."""
+    with host.room.for_fetch('other', medium, size):
+        pass
 
 
 @pytest.fixture
@@ -346,15 +353,15 @@ def test_compute_memory_comes_first_and_is_lost_with_a_reboot(hosts, node, direc
     for name in os.listdir(memory):
         os.unlink(f'{memory}/{name}')
     assert host.cache.entry(IMAGE) is None
-    host.keep_chain(IMAGE)
+    host.chains.keep_chain(IMAGE)
     compare(f'{directory}/disk', node)
 
 
 def test_what_does_not_fit_memory_goes_to_disk(hosts, node, directory, memory):
     node.build(*SET)
     host = hosts(compute_memory_directory=memory, compute_memory_quota='1MiB')
-    host.cache.reserve('fetch:other', Medium.MEMORY, 900_000)
-    boot(host, f'{directory}/disk')
+    with host.room.for_fetch('other', Medium.MEMORY, 900_000):
+        boot(host, f'{directory}/disk')
     assert host.cache.medium(IMAGE) is Medium.DISK
 
 
@@ -386,7 +393,7 @@ def test_the_least_recently_used_go_but_not_what_a_server_has_open(hosts, node, 
         holder.stdin.write(b'read 0 512\n')
         holder.stdin.flush()
         holder.stdout.readline()
-        host.cache.reserve('fetch:new', Medium.DISK, 900_000)
+        fill(host, Medium.DISK, 900_000)
         # The content that disks of stopped servers stand on stays noted; the file goes.
         left = {image for image in (IMAGE, *OTHERS) if os.path.exists(host.cache.path(image))}
         assert OTHERS[0] in left and OTHERS[1] not in left and OTHERS[2] not in left
@@ -401,16 +408,16 @@ def test_pinned_ones_stay(hosts, node, directory):
     host.service.extra = {'pinned': True}
     boot(host, f'{directory}/disk')
     with pytest.raises(exception.BootcacheError, match='compute_disk_quota'):
-        host.cache.reserve('fetch:new', Medium.DISK, 1_000_000)
+        fill(host, Medium.DISK, 1_000_000)
     host.service.extra = {'pinned': False}
     boot(host, f'{directory}/again')
     with pytest.raises(exception.BootcacheError):
         # Their servers are about to open it.
-        host.cache.reserve('fetch:new', Medium.DISK, 1_000_000)
+        fill(host, Medium.DISK, 1_000_000)
     with open(f'{directory}/disk', 'ab') as disk:
         disk.write(b'as a guest that has run')
     os.unlink(f'{directory}/again')
-    host.cache.reserve('fetch:new', Medium.DISK, 1_000_000)
+    fill(host, Medium.DISK, 1_000_000)
     assert host.cache.entry(IMAGE) is None
 
 

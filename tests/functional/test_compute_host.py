@@ -42,7 +42,7 @@ def test_a_warm_host_goes_on_when_the_driver_and_the_gateway_restart(hosts, node
     until(lambda: host.gateway.daemon.pid() is None, 'the end of the gateway')
     again = hosts()
     assert again.gateway.daemon.exports() == {f'base-{IMAGE}': naming.node_name('g', IMAGE)}
-    again.keep_chain(IMAGE)
+    again.chains.keep_chain(IMAGE)
     compare(f'{directory}/disk', node)
 
 
@@ -90,7 +90,7 @@ def test_a_lost_cache_image_is_fetched_again_for_a_server_that_has_it(hosts, nod
     host = hosts()
     boot(host, f'{directory}/disk')
     host.cache.remove(IMAGE)
-    host.keep_chain(IMAGE)
+    host.chains.keep_chain(IMAGE)
     compare(f'{directory}/disk', node)
 
 
@@ -102,7 +102,7 @@ def test_a_storage_node_that_is_away_leaves_no_half_disk(hosts, node, directory)
     assert boot(host, f'{directory}/disk') is False
     assert sorted(name for name in os.listdir(directory) if name.startswith('disk')) == []
     # An empty cache image is as good as none.
-    assert host.cache.entry(IMAGE).cache_image is None and not host.is_in_making(IMAGE)
+    assert host.cache.entry(IMAGE).cache_image is None and not host.needs.is_in_making(IMAGE)
 
 
 def test_a_profile_boot_reports_what_it_read(hosts, node, directory):
@@ -138,12 +138,12 @@ def test_unused_cache_images_are_removed(hosts, node, directory):
     node.build(*SET)
     host = hosts()
     boot(host, f'{directory}/disk')
-    host.remove_unused([IMAGE], 0)
-    host.remove_unused([], 3600)
+    host.room.remove_unused([IMAGE], 0)
+    host.room.remove_unused([], 3600)
     assert host.cache.entry(IMAGE) is not None
-    host.remove_unused([], 0)
+    host.room.remove_unused([], 0)
     # Its server is about to start.
     assert host.cache.entry(IMAGE) is not None
     os.unlink(f'{directory}/disk')
-    host.remove_unused([], 0)
+    host.room.remove_unused([], 0)
     assert os.listdir(host.cache.directory) == [] and host.gateway.daemon.exports() == {}

@@ -24,7 +24,7 @@ def host(hosts, node):
         node.manifest, base_export=naming.content_export_name(IMAGE, OLD))
     made = hosts()
     made.service.extra = {'image_hash': OLD}
-    made.needs_base = lambda image_id: False
+    made.needs.note_unsettled([])
     return made
 
 
@@ -98,13 +98,13 @@ def test_where_a_server_stands_on_it_new_ones_go_the_stock_way(host, node, direc
     warm(host, node, directory)
     before = host.cache.entry(IMAGE)
     os.utime(f'{directory}/one')
-    host.needs_base = lambda image_id: True
+    host.needs.note_unsettled([IMAGE])
     change()
     assert boot(host, f'{directory}/two') is False
     assert host.cache.entry(IMAGE) == before and not os.path.exists(f'{directory}/two')
     # Its own next start fails clearly, as its base is nowhere any more.
     with pytest.raises(exception.BootcacheError, match='has another content now'):
-        host.keep_chain(IMAGE, f'{directory}/one')
+        host.chains.keep_chain(IMAGE, f'{directory}/one')
     host.upkeep.once()
     assert host.cache.entry(IMAGE) == before
     # The database is put right: it goes on.
@@ -114,7 +114,7 @@ def test_where_a_server_stands_on_it_new_ones_go_the_stock_way(host, node, direc
                                         base_export=naming.content_export_name(IMAGE, OLD))
     node.serve()
     host.service.extra = {'image_hash': OLD}
-    host.keep_chain(IMAGE, f'{directory}/one')
+    host.chains.keep_chain(IMAGE, f'{directory}/one')
     compare(f'{directory}/one', node)
 
 
@@ -124,7 +124,7 @@ def test_what_is_lost_is_not_replaced_by_another_content(host, node, directory, 
     os.unlink(host.cache.path(IMAGE))
     change(SIZE + MIB)
     with pytest.raises(exception.BootcacheError, match='has another content now'):
-        host.keep_chain(IMAGE, f'{directory}/one')
+        host.chains.keep_chain(IMAGE, f'{directory}/one')
     assert not os.path.exists(host.cache.path(IMAGE))
 
 
@@ -132,9 +132,9 @@ def test_neither_fetched_nor_made_nor_noted(host, node, directory, change):
     warm(host, node, directory)
     entry = host.cache.known(IMAGE)
     other = dataclasses.replace(node.remote(), image_hash=NEW)
-    for act in (lambda: host.cache.make_empty(other, SIZE),
+    for act in (lambda: host.fetches.make_empty(other, SIZE),
                 lambda: host.cache.update(entry, other, False, 0),
-                lambda: host.cache.fetch(other, entry.cache_image, 'none')):
+                lambda: host.fetches.fetch(other, entry.cache_image, 'none')):
         with pytest.raises(exception.BootcacheError, match='has another content now'):
             act()
     assert host.cache.known(IMAGE) == entry

@@ -177,7 +177,7 @@ def test_a_host_that_needs_a_base_again_has_it_served(hosts, node, directory, mo
         return answer()
 
     monkeypatch.setattr(node, 'answer', asked)
-    host.keep_chain(IMAGE, disk)
+    host.chains.keep_chain(IMAGE, disk)
     assert f'base-{IMAGE}' in node.exports
     compare(disk, node)
     host.holdings.exchange()

@@ -53,7 +53,7 @@ def test_a_disk_that_fills_while_a_server_boots(small_host, node, medium, direct
     small_host.service.watch = WATCH
     node.serve()
     assert boot(small_host, f'{directory}/one') is True
-    store = small_host.stores.get(IMAGE)
+    store = small_host.below.stores.get(IMAGE)
     server = reader(small_host)
     assert server.pread(65536, 0) == data[:65536] and store.grows
     other = fill(medium)
@@ -73,9 +73,9 @@ def test_space_is_the_stores_own_before_anything_is_written(small_host, node, me
     data = content(node)
     node.serve()
     assert boot(small_host, f'{directory}/one') is True
-    store = small_host.stores.get(IMAGE)
+    store = small_host.below.stores.get(IMAGE)
     # As a host that is so busy that the next look is late.
-    small_host.stores.remove(IMAGE)
+    small_host.below.stores.remove(IMAGE)
     fill(medium)
     server = reader(small_host)
     assert server.pread(SIZE, 0) == data and store.grows
@@ -89,7 +89,7 @@ def test_a_full_disk_gets_no_store(small_host, node, medium, directory):
     node.serve()
     fill(medium, left=MIB)
     assert boot(small_host, f'{directory}/one') is True
-    assert small_host.stores.get(IMAGE) is None
+    assert small_host.below.stores.get(IMAGE) is None
     compare(f'{directory}/one', node)
 
 

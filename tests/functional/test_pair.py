@@ -11,10 +11,14 @@ from storage_node import IMAGE, MIB, SIZE, content
 
 from bootcache import exception, naming, qemuimg, savefile
 from bootcache.manifest import CacheInfo, Manifest
-from bootcache.tier import Limits
+from bootcache.tier import Limits, Medium
 from bootcache.workingset import Extent
+from nova_bootcache.below import Below
+from nova_bootcache.fetches import Fetches
 from nova_bootcache.gateway import Gateway
-from nova_bootcache.hostcache import HostCache
+from nova_bootcache.hostfiles import HostFiles
+from nova_bootcache.needs import Needs
+from nova_bootcache.room import Room
 
 LIMITS = Limits(64 * MIB, 60 * MIB, 50 * MIB)
 OTHER = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -29,17 +33,23 @@ def gateway(storage_conf, directory):
 
 
 @pytest.fixture
-def cache(storage_conf, directory):
-    cache = HostCache(f'{directory}/host', storage_conf.bootcache.gateway_socket,
-                      LIMITS)
+def cache(directory):
+    cache = HostFiles(f'{directory}/host')
     cache.prepare()
     return cache
 
 
-def fetch(cache, node):
+def fetches(cache, socket):
+    """The host's, without a gateway: what is fetched needs none."""
+    needs = Needs()
+    room = Room(cache, Below(None, cache, needs), needs, {Medium.DISK: LIMITS})
+    return Fetches(cache, room, socket)
+
+
+def fetch(cache, node, socket=None):
     answer = node.answer()
-    return cache.fetch(node.remote(), CacheInfo.from_dict(answer['cache_image']),
-                       answer['cache_export'])
+    return fetches(cache, socket or node.conf.gateway_socket).fetch(
+        node.remote(), CacheInfo.from_dict(answer['cache_image']), answer['cache_export'])
 
 
 def connect(gateway, export):
@@ -74,10 +84,10 @@ def test_a_server_s_chain_is_the_base(node, gateway, cache, directory):
 def test_a_header_for_another_socket_is_rewritten(node, gateway, directory, storage_conf):
     storage_conf.set_override('gateway_socket', '/run/elsewhere.sock', 'bootcache')
     node.build(*SET)
-    cache = HostCache(f'{directory}/host', gateway.socket_path, LIMITS)
+    cache = HostFiles(f'{directory}/host')
     cache.prepare()
     gateway.ensure_base(node.remote())
-    entry = fetch(cache, node)
+    entry = fetch(cache, node, gateway.socket_path)
     assert entry.file_sha256 == savefile.file_digest(cache.path(IMAGE)) \
         != node.manifest.cache_image.sha256
     assert cache.entry(IMAGE) == entry
@@ -119,7 +129,8 @@ def test_a_storage_node_that_is_away_leaves_nothing(node, cache):
     answer = node.answer()
     node.exporter.stop()
     with pytest.raises(exception.BootcacheError):
-        cache.fetch(node.remote(), node.manifest.cache_image, answer['cache_export'])
+        fetches(cache, node.conf.gateway_socket).fetch(
+            node.remote(), node.manifest.cache_image, answer['cache_export'])
     assert os.listdir(cache.directory) == []
 
 

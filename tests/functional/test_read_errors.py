@@ -107,7 +107,7 @@ def test_a_watched_boot_of_a_rotten_base_does_not_hold_up_others(hosts, node, se
     taken_out(service)
     # The guest's read ends, as it would without all this; nothing else waits.
     assert 'error' in guest.communicate(timeout=60)[0]
-    until(lambda: not host.is_booting(IMAGE), 'the end of the watch')
+    until(lambda: not host.needs.is_booting(IMAGE), 'the end of the watch')
     assert host.gateway.daemon.answers()
     assert len(other.pread(MIB, 3 * MIB)) == MIB
     other.shutdown()

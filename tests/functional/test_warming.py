@@ -82,7 +82,7 @@ def test_what_the_storage_node_does_not_have_is_an_error(hosts, node):
     os.truncate(node.cache_path, 100)
     with pytest.raises(exception.BootcacheError):
         Warming(host, 0).cache_image(IMAGE, False, stock)
-    assert level(host) is Level.COLD and host.cache.arriving() == []
+    assert level(host) is Level.COLD and host.room.arriving() == []
     assert [told[2] for told in host.service.warmed] == ['error', 'error']
 
 
@@ -91,13 +91,12 @@ def test_what_the_storage_node_does_not_have_is_an_error(hosts, node):
 def test_what_is_withdrawn_goes_when_nobody_needs_it(hosts, node, directory):
     node.build(*SET)
     host = hosts()
-    needed = {IMAGE}
-    host.needs_base = needed.__contains__
+    host.needs.note_unsettled([IMAGE])
     Warming(host, 0).cache_image(IMAGE, False, stock)
     host.service.dropped = {IMAGE}
     host.holdings.exchange()
     assert host.cache.entry(IMAGE) is not None, 'a server needs it'
-    needed.clear()
+    host.needs.note_unsettled([])
     assert boot(host, f'{directory}/disk') is True
     host.holdings.exchange()
     assert host.cache.entry(IMAGE) is not None, 'a server is about to open it'
@@ -111,14 +110,14 @@ def test_what_is_withdrawn_goes_when_nobody_needs_it(hosts, node, directory):
     host.holdings.exchange()
     assert host.service.used[-1][1]['images'] == {}
     # A server that was stopped all the while gets it again.
-    host.keep_chain(IMAGE)
+    host.chains.keep_chain(IMAGE)
     compare(f'{directory}/disk', node)
 
 
 def test_an_opened_cache_image_stays(hosts, node, daemons):
     node.build(*SET)
     host = hosts()
-    host.needs_base = lambda image_id: False
+    host.needs.note_unsettled([])
     Warming(host, 0).cache_image(IMAGE, False, stock)
     host.service.dropped = {IMAGE}
     reader = daemons('reader')
@@ -138,7 +137,7 @@ def test_memory_is_published_as_such(hosts, node, directory):
     try:
         host = hosts(compute_memory_directory='/dev/shm/' + os.path.basename(directory),
                      compute_memory_quota='64MiB', store_quota='8MiB')
-        if Medium.MEMORY not in host.cache.limits:
+        if Medium.MEMORY not in host.room.limits:
             pytest.skip('O_DIRECT does not work on tmpfs here')
         Warming(host, 0).cache_image(IMAGE, False, stock)
         assert level(host) is Level.MEMORY

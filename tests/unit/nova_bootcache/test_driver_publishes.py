@@ -17,7 +17,8 @@ class Host:
     """Stands for the host, its holdings and its warming."""
 
     def __init__(self):
-        self.cache, self.enabled, self.broken, self.warmed = self, True, False, []
+        self.cache = self.room = self.serving = self
+        self.is_on, self.broken, self.warmed = True, False, []
         self.held, self.reads = [], True
 
     def published(self):
@@ -80,7 +81,7 @@ def test_the_host_counts_although_it_cannot_publish(ours, host, caplog):
 
 
 def test_a_host_where_bootcache_is_off_publishes_nothing(ours, host):
-    host.enabled = False
+    host.is_on = False
     assert ours.get_available_resource('node') == {'vcpus': 2, 'stats': {'uptime': 'long'}}
 
 
@@ -104,7 +105,7 @@ def test_the_tiers_space_is_reserved(ours, tree):
 
 def test_a_host_that_serves_no_more_reserves_space_until_its_cache_images_are_gone(
         ours, host, tree):
-    host.enabled, host.held = False, ['an entry']
+    host.is_on, host.held = False, ['an entry']
     ours.update_provider_tree(tree, 'node')
     assert reserved(tree) == 15 and tree.data('node').traits == set()
     tree.update_inventory('node', {'DISK_GB': {'total': 100, 'reserved': 5}})
@@ -124,7 +125,7 @@ def test_the_trait_follows_the_option(ours, host, tree):
     tree.add_traits('node', 'CUSTOM_OTHER')
     ours.update_provider_tree(tree, 'node')
     assert tree.data('node').traits == {'CUSTOM_OTHER', TRAIT}
-    host.enabled = False
+    host.is_on = False
     ours.update_provider_tree(tree, 'node')
     assert tree.data('node').traits == {'CUSTOM_OTHER'}
 
@@ -136,8 +137,8 @@ def test_the_trait_follows_the_option(ours, host, tree):
     ('bootcache', 'enabled', False)])
 def test_a_host_whose_servers_all_go_the_stock_way(ours, host, tree, group, option, value):
     """Nobody would have a use for a cache image there, nor find it warm, nor miss the space."""
-    host.enabled = (group, value) != ('bootcache', False)
-    if host.enabled:
+    host.is_on = (group, value) != ('bootcache', False)
+    if host.is_on:
         driver.CONF.set_override(option, value, group)
     try:
         assert ours.get_available_resource('node') == {'vcpus': 2, 'stats': {'uptime': 'long'}}
@@ -146,7 +147,7 @@ def test_a_host_whose_servers_all_go_the_stock_way(ours, host, tree, group, opti
         ours.cache_image(None, IMAGE)
         assert host.warmed == [(IMAGE, True)]
     finally:
-        driver.CONF.clear_override(option, group) if host.enabled else None
+        driver.CONF.clear_override(option, group) if host.is_on else None
 
 
 def test_precaching_is_ours_and_stock_novas_where_we_say_so(ours, host, tmp_path):

@@ -1,14 +1,14 @@
 """A cache image that is evicted is not forgotten: disks of stopped servers stand on its content.
 
-The gateway is a stand-in, as in test_hoststores.py.
+The gateway is a stand-in, as in test_letting_go.py.
 """
 
 import dataclasses
 import os
 
 import pytest
-from test_hoststores import IMAGE, MIB, OTHER, evict, place
-from test_hoststores import host as host  # the fixture
+from test_letting_go import IMAGE, MIB, OTHER, evict, place
+from test_letting_go import host as host  # the fixture
 
 from bootcache import exception
 from nova_bootcache import occasions
@@ -45,15 +45,15 @@ def evicted(host, monkeypatch):
 
 
 def test_a_server_does_not_start_on_another_content_than_its_disk_was_written_on(evicted):
-    evicted._api = Service(NEW)
+    evicted.storage._api = Service(NEW)
     with pytest.raises(exception.BootcacheError, match=f'another content now .*{NEW}.*{OLD}'):
-        evicted.keep_chain(IMAGE)
+        evicted.chains.keep_chain(IMAGE)
     assert evicted.served == [] and not os.path.exists(evicted.cache.path(IMAGE))
 
 
 def test_it_starts_when_the_image_has_its_content_again(evicted):
-    evicted._api = Service(OLD)
-    evicted.keep_chain(IMAGE)
+    evicted.storage._api = Service(OLD)
+    evicted.chains.keep_chain(IMAGE)
     (served,) = evicted.served
     assert served.image_hash == OLD and os.path.exists(evicted.cache.path(IMAGE))
 
@@ -63,17 +63,16 @@ def upkeep(host):
 
 
 def test_it_is_forgotten_once_no_server_s_disk_stands_on_it(evicted):
-    needed = {IMAGE}
-    evicted.needs_base = needed.__contains__
+    evicted.needs.note_unsettled([IMAGE])
     upkeep(evicted).forget_gone()
     assert evicted.cache.known(IMAGE).remote.image_hash == OLD
-    needed.clear()
+    evicted.needs.note_unsettled([])
     upkeep(evicted).forget_gone()
     assert evicted.cache.known(IMAGE) is None
 
 
 def test_what_is_here_or_was_used_of_late_is_not_forgotten(host):
-    host.needs_base = lambda image: False
+    host.needs.note_unsettled([])
     place(host)
     place(host, OTHER)
     host.cache.remove_file(OTHER)
@@ -84,8 +83,8 @@ def test_what_is_here_or_was_used_of_late_is_not_forgotten(host):
 
 
 def test_what_was_evicted_empty_is_not_replaced_by_a_whole_one(evicted):
-    evicted._api = Service(OLD)
+    evicted.storage._api = Service(OLD)
     asked = []
-    evicted.ask = lambda *arguments: asked.append(arguments)
+    evicted.storage.ask = lambda *arguments: asked.append(arguments)
     upkeep(evicted).replace_empty()
     assert asked == []

@@ -51,10 +51,10 @@ def host(tmp_path):
 
 
 def goes_stock(host, answer, tmp_path, caplog, root_bytes=2 << 30):
-    host._api = Service(answer)
+    host.storage._api = Service(answer)
     with caplog.at_level('INFO'):
-        made = host.make_overlay(SERVER, 'server-1', None, str(tmp_path / 'disk'), root_bytes,
-                                 False)
+        made = host.chains.make_overlay(SERVER, 'server-1', None, str(tmp_path / 'disk'),
+                                        root_bytes, False)
     lines = [record.getMessage() for record in caplog.records if 'server-1' in record.getMessage()]
     assert made is False and len(lines) == 1 and 'stock way: ' in lines[0]
     assert not os.path.exists(tmp_path / 'disk')
@@ -87,9 +87,9 @@ def test_no_fault_of_the_service_fails_a_boot(host, tmp_path, caplog, answer):
 
 def test_a_disk_that_is_too_small_is_refused_before_anything_is_fetched(host, tmp_path):
     """The stock way gets all of the image, refuses the server, and leaves the host with a base."""
-    host._api = Service(CACHE)
+    host.storage._api = Service(CACHE)
     with pytest.raises(exception.FlavorTooSmall) as refused:
-        host.make_overlay(SERVER, 'server-1', None, str(tmp_path / 'disk'), 1 << 20, False)
+        host.chains.make_overlay(SERVER, 'server-1', None, str(tmp_path / 'disk'), 1 << 20, False)
     assert (refused.value.flavor_bytes, refused.value.image_bytes) == (1 << 20, 1 << 30)
     assert os.listdir(tmp_path / 'cache') == [] and not os.path.exists(tmp_path / 'disk')
 
@@ -101,7 +101,7 @@ def test_nova_hears_of_it_as_stock_nova_says_it(tmp_path):
         def make_overlay(*arguments, **named):
             raise exception.FlavorTooSmall(1 << 20, 1 << 30)
 
-    disk = object.__new__(BootCacheQcow2.bound_to(Host))
+    disk = object.__new__(BootCacheQcow2.bound_to(types.SimpleNamespace(chains=Host)))
     disk._instance = types.SimpleNamespace(kernel_id='', vm_state=None, task_state=None,
                                            metadata={}, uuid='server-1')
     disk.path, disk.preallocate = str(tmp_path / 'disk'), False
@@ -112,25 +112,27 @@ def test_nova_hears_of_it_as_stock_nova_says_it(tmp_path):
 
 
 def test_before_the_driver_is_started(host, tmp_path):
-    assert host.make_overlay(SERVER, 'server-1', None, str(tmp_path / 'disk'), None, False) is False
+    assert host.chains.make_overlay(SERVER, 'server-1', None, str(tmp_path / 'disk'), None,
+                                    False) is False
 
 
 def test_nobody_is_asked_where_stock_is_sure(host, tmp_path):
-    host._api = Service(AssertionError('asked'))
-    assert host.make_overlay(SERVER, 'server-1', None, str(tmp_path / 'disk'), None, True) is False
+    host.storage._api = Service(AssertionError('asked'))
+    assert host.chains.make_overlay(SERVER, 'server-1', None, str(tmp_path / 'disk'), None,
+                                    True) is False
 
 
 @pytest.mark.parametrize('answer, word', [
     (messaging.MessagingTimeout('x'), 'does not answer'),
     ({'action': 'stock', 'reason': 'the image was deleted'}, 'deleted')])
 def test_a_chain_that_cannot_be_kept_says_why(host, answer, word):
-    host._api = Service(answer)
+    host.storage._api = Service(answer)
     with pytest.raises(exception.BootcacheError, match=word):
-        host.keep_chain(IMAGE)
+        host.chains.keep_chain(IMAGE)
 
 
 def test_a_server_that_was_no_profile_boot_reports_nothing(host):
-    host._api = Service(AssertionError('asked'))
+    host.storage._api = Service(AssertionError('asked'))
     host.recordings.finish('server-1')
 
 

@@ -119,14 +119,14 @@ def test_one_that_cannot_be_ended_keeps_no_other_and_is_told(host, ended):
 
 def test_what_this_process_is_at_work_on_stays(host, ended):
     leave(host)
-    host.stores._stores[IMAGE] = types.SimpleNamespace(image_id=IMAGE, grows=True,
+    host.below.stores._stores[IMAGE] = types.SimpleNamespace(image_id=IMAGE, grows=True,
                                                        stop_growing=lambda: None)
-    host.arrivals._coming[OTHER] = object()
+    host.needs.begin_arrival(OTHER)
     host.recordings._under_way.add('server')
     host.reconcile()
     assert ended == []
-    host.stores._stores.clear()
-    host.arrivals._coming.clear()
+    host.below.stores._stores.clear()
+    host.needs.end_arrival(OTHER)
     host.recordings._closed('server')
     host.reconcile()
     assert sorted(ended, key=key) == sorted(ALL, key=key)
@@ -138,9 +138,9 @@ def test_a_store_that_a_restarted_gateway_has_lost_is_forgotten(host, ended):
     path = host.cache.store_path(IMAGE, Medium.DISK)
     with open(path, 'w'):
         pass
-    host.stores._stores[IMAGE] = types.SimpleNamespace(image_id=IMAGE, grows=True, path=path)
+    host.below.stores._stores[IMAGE] = types.SimpleNamespace(image_id=IMAGE, grows=True, path=path)
     host.reconcile()
-    assert host.stores.get(IMAGE) is None and not os.path.exists(path) and ended == []
+    assert host.below.stores.get(IMAGE) is None and not os.path.exists(path) and ended == []
 
 
 def test_a_recording_that_begins_while_the_gateway_is_asked_stays(host, ended, monkeypatch):

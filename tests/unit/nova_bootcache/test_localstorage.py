@@ -112,10 +112,10 @@ def test_a_host_on_shared_storage_starts_and_serves_nothing(start, tmp_path, mon
     assert len(errors) == 1 and 'instances_path' in errors[0] and 'LibvirtDriver' in errors[0]
     caplog.clear()
     with caplog.at_level('INFO'):
-        assert ours.bootcache.make_overlay(SERVER, 'server-1', None, str(tmp_path / 'disk'), None,
-                                           False) is False
+        assert ours.bootcache.chains.make_overlay(
+            SERVER, 'server-1', None, str(tmp_path / 'disk'), None, False) is False
     assert 'server-1 goes the stock way: [DEFAULT]instances_path' in caplog.text
-    assert ours.bootcache.adopt(IMAGE, str(tmp_path / 'disk')) is False
+    assert ours.bootcache.chains.adopt(IMAGE, str(tmp_path / 'disk')) is False
 
 
 @pytest.mark.parametrize('others', [{}, {'host_2': 25 * 3600}])

@@ -3,18 +3,17 @@
 import os
 
 import pytest
-from test_hostcache import IMAGE, LIMITS, OTHER, SOCKET, place
+from test_hostfiles import IMAGE, OTHER, place
 
 from bootcache import naming
-from nova_bootcache.hostcache import HostCache
+from nova_bootcache.hostfiles import HostFiles
 
 
 @pytest.fixture
 def make(tmp_path):
     """Makes the host's cache with a memory tier in a directory, or without one."""
     def make(memory=None):
-        cache = HostCache(str(tmp_path / '_bootcache'), SOCKET, LIMITS,
-                          memory and str(tmp_path / memory), memory and LIMITS)
+        cache = HostFiles(str(tmp_path / '_bootcache'), memory and str(tmp_path / memory))
         cache.prepare()
         return cache
 

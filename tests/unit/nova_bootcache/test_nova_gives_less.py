@@ -55,8 +55,9 @@ def test_a_server_whose_metadata_cannot_be_had_gets_its_disk_all_the_same(monkey
     orphan = objects.Instance(uuid=SERVER, image_ref=IMAGE, kernel_id='', vm_state='building',
                               task_state='spawning')
     made = []
-    host = types.SimpleNamespace(make_overlay=lambda server, server_id, token, *_others, **_more: (
-        made.append((server.image_id, server_id, token)), True)[1])
-    disk = BootCacheQcow2.bound_to(host)(orphan, 'disk')
+    chains = types.SimpleNamespace(
+        make_overlay=lambda server, server_id, token, *_others, **_more: (
+            made.append((server.image_id, server_id, token)), True)[1])
+    disk = BootCacheQcow2.bound_to(types.SimpleNamespace(chains=chains))(orphan, 'disk')
     disk.cache(None, 'base', 1 << 30, image_id=IMAGE)
     assert made == [(IMAGE, SERVER, None)]

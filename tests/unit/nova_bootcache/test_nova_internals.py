@@ -21,10 +21,9 @@ from nova.virt.libvirt import driver, imagebackend, imagecache
 from nova.virt.libvirt import utils as libvirt_utils
 
 from bootcache import naming, rpcapi
-from bootcache.tier import Limits
 from nova_bootcache import snapshots
 from nova_bootcache.driver import BootCacheLibvirtDriver
-from nova_bootcache.hostcache import HostCache
+from nova_bootcache.hostfiles import HostFiles
 from nova_bootcache.imagebackend import BootCacheQcow2
 from nova_bootcache.socketfault import GatewaySocket
 
@@ -93,9 +92,10 @@ def test_what_is_not_looked_at_reaches_nova_as_it_came(nova, method, monkeypatch
     ours = BootCacheLibvirtDriver.__new__(BootCacheLibvirtDriver)
     ours._leaving = threading.local()
     # Stands for all that is ours in the driver, where nothing is to be done.
-    ours.bootcache = ours.settler = ours.upkeep = ours.warming = mock.MagicMock(enabled=False)
+    ours.bootcache = ours.settler = ours.upkeep = ours.warming = mock.MagicMock()
     ours.bootcache.cache.entries.return_value = []
-    ours.bootcache.socket = GatewaySocket('/s')
+    ours.bootcache.serving.socket = GatewaySocket('/s')
+    ours.bootcache.serving.is_on = False
     ours.resuming = mock.MagicMock()
     ours.resuming.has_some.return_value = False
     ours.warming.cache_image = lambda image_id, goes_stock, stock: stock()
@@ -195,7 +195,7 @@ def test_snapshots_on_our_cache_images_only(monkeypatch):
     monkeypatch.setattr(snapshots.qemuimg, 'create_overlay', lambda *a, **named: ours.append(a))
     # Twice, as the driver may be made twice in a process.
     for _ in range(2):
-        snapshots.allow_on(HostCache('/cache', '/s', Limits(1, 1, 1)))
+        snapshots.allow_on(HostFiles('/cache'))
     libvirt_utils.create_image('/delta', 'qcow2', '5', backing_file='/cache/abc')
     libvirt_utils.create_image('/delta', 'qcow2', '5', backing_file='/_base/abc', safe=True)
     libvirt_utils.create_image('/delta', 'raw', '5')

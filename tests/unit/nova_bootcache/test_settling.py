@@ -17,6 +17,7 @@ from bootcache import exception, naming
 from nova_bootcache import basecontent, pivot, settling
 from nova_bootcache.cacheentry import Entry
 from nova_bootcache.gateway import Remote
+from nova_bootcache.needs import Needs
 from nova_bootcache.pivotstate import PivotConflict, PivotFailed, PivotRefused
 from nova_bootcache.settling import LocalServer, Settler
 
@@ -59,6 +60,17 @@ class Cache:
         return self._house.noted.get(image_id)
 
 
+class HouseNeeds(Needs):
+    """The host's, with boots that a test begins by name."""
+
+    def __init__(self, house):
+        super().__init__()
+        self._house = house
+
+    def is_booting(self, image_id):
+        return image_id in self._house.booting
+
+
 class House:
     """Stands for a host, its Nova and its storage service; notes what is done in ``did``."""
 
@@ -68,6 +80,7 @@ class House:
         for directory in (self.base_directory, self.caches):
             os.mkdir(directory)
         self._root = root
+        self.needs = HouseNeeds(self)
         self.force_raw, self.keep_free = True, 1 << 30
         self.known, self.domains, self.did, self.locked = {}, {}, [], []
         self.looked_at, self.booting, self.served, self.connected = [], set(), set(), set()
@@ -164,6 +177,14 @@ class House:
         return self
 
     @property
+    def storage(self):
+        return self
+
+    @property
+    def below(self):
+        return self
+
+    @property
     def api(self):
         return self
 
@@ -190,9 +211,6 @@ class House:
         return [types.SimpleNamespace(remote=types.SimpleNamespace(image_id=image_id),
                                       cache_image=None if image_id in self.empty else 'whole')
                 for image_id in sorted(self.stored)]
-
-    def is_booting(self, image_id):
-        return image_id in self.booting
 
     def serves(self, image_id):
         return image_id in self.served
@@ -422,7 +440,7 @@ def test_without_bandwidth_nothing_is_settled(house):
     house.boots('one')
     settler = Settler(house, house, 0, DELAY)
     settler.once()
-    assert house.did == [] and settler.needs_base(IMAGE)
+    assert house.did == [] and house.needs.needs_base(IMAGE)
 
 
 def test_boots_have_precedence(house, settler):
@@ -578,12 +596,12 @@ def test_a_disk_that_arrives_is_looked_at_again_until_it_is_on_a_cache_image(hou
     house.boots('one', settles=False)
     house.stands_on('one', house.base())
     settler.once()
-    assert not settler.needs_base(IMAGE)
+    assert not house.needs.needs_base(IMAGE)
     # The same inode, as qemu-img rebase -u.
     with open(house.known['one'].disk, 'wb') as stream:
         stream.write(MAGIC + house.path(IMAGE).encode())
     settler.once()
-    assert settler.needs_base(IMAGE)
+    assert house.needs.needs_base(IMAGE)
 
 
 
@@ -657,10 +675,10 @@ def test_a_server_that_cannot_be_moved_is_tried_again_later(house, settler, monk
 # The gateway.
 
 def test_what_servers_need_of_the_gateway(house, settler):
-    assert settler.needs_base(IMAGE) and settler.needs_base(OTHER), 'not known yet'
+    assert house.needs.needs_base(IMAGE) and house.needs.needs_base(OTHER), 'not known yet'
     house.boots('one', age=0)
     settler.once()
-    assert settler.needs_base(IMAGE) and not settler.needs_base(OTHER)
+    assert house.needs.needs_base(IMAGE) and not house.needs.needs_base(OTHER)
 
 
 @pytest.mark.parametrize('goes', [lambda house: house.known.pop('one'),
@@ -674,7 +692,7 @@ def test_an_image_that_nobody_needs_leaves_the_gateway(house, settler, goes):
     goes(house)
     settler.once()
     assert house.done('stop serving') == [IMAGE] and house.served == {OTHER}
-    assert not settler.needs_base(IMAGE)
+    assert not house.needs.needs_base(IMAGE)
 
 
 def test_a_settled_image_that_a_restart_left_in_the_gateway_leaves_it(house, settler):
@@ -974,7 +992,7 @@ def test_a_server_that_is_rebuilt_from_another_image_is_seen(house, settler, see
     house.stored[IMAGE] = None
     settler._bandwidth = 0
     settler.look()
-    assert settler.needs_base(IMAGE) and not settler.needs_base(OTHER)
+    assert house.needs.needs_base(IMAGE) and not house.needs.needs_base(OTHER)
     # Nova rebuilds by destroy, which holds it, and spawn.
     house.known['one'] = dataclasses.replace(house.known['one'], settles=False, image_id=OTHER,
                                              state='rebuilding')
@@ -988,7 +1006,7 @@ def test_a_server_that_is_rebuilt_from_another_image_is_seen(house, settler, see
     for _ in range(3):
         house.clock.now += 10
         settler.look()
-    assert settler.needs_base(OTHER) and not settler.needs_base(IMAGE)
+    assert house.needs.needs_base(OTHER) and not house.needs.needs_base(IMAGE)
 
 
 # What is told of it.

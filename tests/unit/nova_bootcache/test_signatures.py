@@ -28,7 +28,8 @@ class Host:
     """Stands for the host; it serves whatever the placement does not refuse."""
 
     def __init__(self):
-        self.cache, self.adopted, self.reasons = self, [], []
+        self.cache = self.chains = self
+        self.adopted, self.reasons = [], []
 
     def holds_path(self, path):
         return False

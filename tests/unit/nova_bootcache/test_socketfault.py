@@ -100,7 +100,7 @@ def host(tmp_path):
 def stock_line(host, tmp_path, caplog):
     caplog.clear()
     with caplog.at_level('INFO'):
-        assert host.make_overlay(SERVER, 'server-1', None, str(tmp_path / 'none'), None,
+        assert host.chains.make_overlay(SERVER, 'server-1', None, str(tmp_path / 'none'), None,
                                  False) is False
     return next(text for text in caplog.messages if 'server-1 goes the stock way' in text)
 
@@ -112,16 +112,16 @@ def test_a_socket_of_another_group_is_told_and_its_mending_is_seen(host, tmp_pat
     for path in (tmp_path, *list(tmp_path.parents)[:-2]):
         os.chmod(path, 0o755)
     os.chmod(tmp_path / 's', 0o660)
-    host.socket.check(who)
-    host.socket.check()
-    assert not host.enabled and caplog.text.count('servers go the stock way') == 1
+    host.serving.socket.check(who)
+    host.serving.socket.check()
+    assert not host.serving.is_on and caplog.text.count('servers go the stock way') == 1
     assert f'may not pass {tmp_path}/s ' in stock_line(host, tmp_path, caplog)
     os.chmod(tmp_path / 's', 0o666)
-    host.socket.check()
-    assert host.enabled and host.socket.reason == ''
+    host.serving.socket.check()
+    assert host.serving.is_on and host.serving.socket.reason == ''
     os.unlink(tmp_path / 's')
-    host.socket.check()
-    assert host.enabled, 'the gateway is not there yet'
+    host.serving.socket.check()
+    assert host.serving.is_on, 'the gateway is not there yet'
     listening.close()
 
 
@@ -134,8 +134,8 @@ def test_a_user_whose_groups_nobody_knows_is_no_denial(host, tmp_path, caplog):
     for path in (tmp_path, *list(tmp_path.parents)[:-2]):
         os.chmod(path, 0o755)
     for _round in range(3):
-        host.socket.check(who)
-    assert host.enabled and caplog.text.count(f'may not pass {tmp_path}/s ') == 1
+        host.serving.socket.check(who)
+    assert host.serving.is_on and caplog.text.count(f'may not pass {tmp_path}/s ') == 1
     assert 'perhaps' in caplog.text
 
 
@@ -155,13 +155,13 @@ class Nova:
     def spawn(self, _driver, context, instance, *args, **kwargs):
         disk = self.directory / 'disk'
         assert not disk.exists(), 'it was cleaned up'
-        self.stock.append(self.host.socket.reason_for(instance.uuid) != '')
+        self.stock.append(self.host.serving.socket.reason_for(instance.uuid) != '')
         if self.stock[-1]:
             disk.write_bytes(b'stock')
             return
-        with self.host._making(IMAGE, str(disk)):
+        with self.host.needs.making(IMAGE, str(disk)):
             disk.write_bytes(b'overlay')
-        self.host._note_made(instance.uuid, str(disk))
+        self.host.serving.note_made(instance.uuid, str(disk))
         raise RuntimeError(self.errors.pop(0))
 
 
@@ -188,23 +188,24 @@ def test_a_server_that_was_denied_the_socket_starts_stock_and_so_do_all_later(
         host, spawn, tmp_path, caplog):
     spawn(failed(tmp_path / 's', 'Permission denied'))
     assert spawn.tries == [False, True] and (tmp_path / 'disk').read_bytes() == b'stock'
-    assert not host.enabled and 'AppArmor' in stock_line(host, tmp_path, caplog)
-    assert host.socket._stock_only == set() and not host.is_in_making(IMAGE)
+    assert not host.serving.is_on and 'AppArmor' in stock_line(host, tmp_path, caplog)
+    assert host.serving.socket._stock_only == set() and not host.needs.is_in_making(IMAGE)
 
 
 def test_a_gateway_that_was_gone_costs_only_this_server_its_speed(host, spawn, tmp_path):
     spawn(failed(tmp_path / 's', 'Connection refused'))
-    assert spawn.tries == [False, True] and host.enabled and host.socket._stock_only == set()
+    assert spawn.tries == [False, True]
+    assert host.serving.is_on and host.serving.socket._stock_only == set()
 
 
 def test_a_disk_that_was_there_before_the_start_stays(host, tmp_path):
     """As of a server that is evacuated to a host with the same disks: it has a tenant's data."""
     disk = tmp_path / 'disk'
     disk.write_bytes(b'written by a tenant')
-    with host.starting('server-1'):
-        with host._making(IMAGE, str(disk)):
+    with host.serving.starting('server-1'):
+        with host.needs.making(IMAGE, str(disk)):
             pass
-        assert host.did_not_start('server-1', str(disk), failed(tmp_path / 's',
+        assert host.serving.did_not_start('server-1', str(disk), failed(tmp_path / 's',
                                                                 'Permission denied')) is False
     assert disk.read_bytes() == b'written by a tenant'
 
@@ -212,7 +213,7 @@ def test_a_disk_that_was_there_before_the_start_stays(host, tmp_path):
 def test_other_failures_are_novas(host, spawn, tmp_path):
     with pytest.raises(RuntimeError, match='pc-bogus'):
         spawn('machine type pc-bogus-9.9 is not known')
-    assert spawn.tries == [False] and host.enabled
+    assert spawn.tries == [False] and host.serving.is_on
 
 
 # Servers that come from another host.
@@ -235,7 +236,7 @@ def finish(host, tmp_path, monkeypatch):
                         lambda *_a, **_n: header['backing'])
     monkeypatch.setattr(qemuimg, 'set_backing_pointer',
                         lambda _path, backing, _format: header.update(backing=backing))
-    monkeypatch.setattr(host, 'keep_chain', lambda *_arguments: None)
+    monkeypatch.setattr(host.chains, 'keep_chain', lambda *_arguments: None)
     monkeypatch.setattr(libvirt_driver.imagebackend.Qcow2, 'cache',
                         lambda self, *_a, **_n: None)
     monkeypatch.setattr(driver.libvirt_utils, 'get_instance_path', lambda _i: str(path.parent))
@@ -271,7 +272,8 @@ def test_a_server_that_comes_from_another_host_gets_a_base_of_stock_novas(host, 
                                                                          why):
     finish(failed(tmp_path / 's', why))
     assert finish.tries == [False, True] and finish.path.read_bytes() == b'written by a tenant'
-    assert host.socket._stock_only == set() and host.enabled is (why == 'Connection refused')
+    assert host.serving.socket._stock_only == set()
+    assert host.serving.is_on is (why == 'Connection refused')
 
 
 def test_its_other_failures_are_novas(finish):

@@ -49,10 +49,11 @@ class Host:
     def __init__(self, directory):
         self.directory, self.hostname = str(directory), 'host-1'
         self.gateway = self.daemon = self.cache = self.api = self.arrivals = self
-        self.boot_reports = self.socket = self
+        self.storage = self.boots = self.reports = self.serving = self.socket = self
+        self.needs = self.chains = self.fetches = self.room = self
         self.held, self.served, self.booting, self.answers = {}, {}, set(), {}
         self.broken, self.started_anew, self.tries, self.asked = set(), False, [], []
-        self.fetched, self.told, self.room, self.stores = [], [], Medium.DISK, []
+        self.fetched, self.told, self.free, self.stores = [], [], Medium.DISK, []
         self.needed, self.refusal, self.away = None, '', ''
         self.nodes_away = set()
         self.limits, self.socket_path = {Medium.DISK: LIMITS}, '/run/bootcache/gateway.sock'
@@ -128,9 +129,9 @@ class Host:
 
     def room_for(self, image_id, size):
         assert size == INFO.bytes
-        return self.room
+        return self.free
 
-    def fetch(self, offered, medium):
+    def fetch_offered(self, offered, medium):
         self.fails('fetch')
         image_id = offered.remote.image_id
         self.fetched.append((image_id, offered.cache_image, offered.cache_export, medium,
@@ -290,14 +291,14 @@ def test_an_empty_cache_image_is_replaced_by_a_whole_one(host, clock):
 
 def test_it_goes_where_there_is_room(host, clock):
     host.holds(IMAGE, whole=False)
-    host.answers, host.room = {IMAGE: offered()}, Medium.MEMORY
+    host.answers, host.free = {IMAGE: offered()}, Medium.MEMORY
     Upkeep(host, host).replace_empty()
     assert [fetch[3] for fetch in host.fetched] == [Medium.MEMORY]
 
 
 def test_it_stays_where_there_is_none(host, clock):
     host.holds(IMAGE, whole=False)
-    host.answers, host.room = {IMAGE: offered()}, None
+    host.answers, host.free = {IMAGE: offered()}, None
     Upkeep(host, host).replace_empty()
     assert host.asked == [IMAGE] and host.fetched == []
 

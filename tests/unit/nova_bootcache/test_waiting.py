@@ -8,8 +8,8 @@ import os
 import oslo_messaging as messaging
 import pytest
 from nova import exception as nova_exception
-from test_hoststores import IMAGE, place
-from test_hoststores import host as host  # the fixture
+from test_letting_go import IMAGE, place
+from test_letting_go import host as host  # the fixture
 
 from bootcache import exception
 from nova_bootcache import waiting
@@ -56,7 +56,7 @@ def gateway(host, monkeypatch, tmp_path):
             raise host.error
 
     monkeypatch.setattr(host.gateway, 'ensure_base', ensure_base)
-    monkeypatch.setattr(host, 'ask', lambda *_arguments: None)
+    monkeypatch.setattr(host.storage, 'ask', lambda *_arguments: None)
     return host
 
 
@@ -69,8 +69,8 @@ def test_a_start_waits_while_what_is_below_its_disk_is_away(gateway, clock, tmp_
                                                            caplog):
     gateway.error = error
     clock.then[12] = lambda: setattr(gateway, 'error', None)
-    gateway.keep_chain(IMAGE, disk(tmp_path), 60)
-    assert clock.now == 5012 and gateway.is_in_making(IMAGE), 'it is opened now'
+    gateway.chains.keep_chain(IMAGE, disk(tmp_path), 60)
+    assert clock.now == 5012 and gateway.needs.is_in_making(IMAGE), 'it is opened now'
     told = [record.getMessage() for record in caplog.records if 'waits' in record.getMessage()]
     assert told == [f'bootcache: {disk(tmp_path)} waits, for 60 s at most: {error}']
 
@@ -79,22 +79,22 @@ def test_a_start_waits_while_what_is_below_its_disk_is_away(gateway, clock, tmp_
 def test_it_fails_in_the_end_with_what_it_waited_for(gateway, clock, tmp_path, error):
     gateway.error = error
     with pytest.raises(type(error), match=str(error)):
-        gateway.keep_chain(IMAGE, disk(tmp_path), 60)
-    assert clock.now == 5060 and not gateway.is_in_making(IMAGE)
+        gateway.chains.keep_chain(IMAGE, disk(tmp_path), 60)
+    assert clock.now == 5060 and not gateway.needs.is_in_making(IMAGE)
 
 
 @pytest.mark.parametrize('error', LASTING, ids=repr)
 def test_what_does_not_pass_is_told_at_once(gateway, clock, tmp_path, error):
     gateway.error = error
     with pytest.raises(type(error), match=str(error)):
-        gateway.keep_chain(IMAGE, disk(tmp_path), 60)
+        gateway.chains.keep_chain(IMAGE, disk(tmp_path), 60)
     assert clock.now == 5000
 
 
 def test_without_patience_nobody_waits(gateway, clock, tmp_path):
     gateway.error = PASSING[0]
     with pytest.raises(exception.StorageDaemonBusy):
-        gateway.keep_chain(IMAGE, disk(tmp_path))
+        gateway.chains.keep_chain(IMAGE, disk(tmp_path))
     assert clock.now == 5000
 
 
@@ -102,7 +102,7 @@ def test_a_server_that_is_deleted_meanwhile_does_not_wait(gateway, clock, tmp_pa
     gateway.error = PASSING[1]
     clock.then[5] = lambda: os.unlink(disk(tmp_path))
     with pytest.raises(exception.StorageNodeAway):
-        gateway.keep_chain(IMAGE, disk(tmp_path), 600)
+        gateway.chains.keep_chain(IMAGE, disk(tmp_path), 600)
     assert clock.now == 5005
 
 
@@ -111,10 +111,10 @@ def test_a_server_that_is_deleted_meanwhile_does_not_wait(gateway, clock, tmp_pa
     ({'action': 'stock', 'reason': 'it is no more'}, 0)])
 def test_a_cache_image_that_is_lost_is_waited_for_if_it_may_come(gateway, clock, tmp_path,
                                                                 monkeypatch, answer, seconds):
-    monkeypatch.setattr(gateway, 'ask', lambda *_arguments: answer)
+    monkeypatch.setattr(gateway.storage, 'ask', lambda *_arguments: answer)
     gateway.cache.remove(IMAGE)
     with pytest.raises(exception.BootcacheError, match='is gone from this host'):
-        gateway.keep_chain(IMAGE, disk(tmp_path), 60)
+        gateway.chains.keep_chain(IMAGE, disk(tmp_path), 60)
     assert clock.now == 5000 + seconds
 
 

@@ -24,8 +24,8 @@ class Host:
     """Stands for a compute host, its cache, and the storage service."""
 
     def __init__(self):
-        self.api = self.cache = self
-        self.hostname, self.enabled, self.answer = 'host-1', True, OFFER
+        self.storage = self.api = self.cache = self.chains = self.fetches = self.serving = self
+        self.hostname, self.is_on, self.answer = 'host-1', True, OFFER
         self.held, self.rooms = Held.NOTHING, (True, True)
         self.fetched, self.told, self.promoted, self.updated, self.touched = [], [], [], [], 0
         self.fails, self.deaf = [], False
@@ -41,7 +41,7 @@ class Host:
     def facts(self, image_id, entry, offered):
         return Facts(self.held, *self.rooms, True)
 
-    def fetch(self, offered, medium, rate=0):
+    def fetch_offered(self, offered, medium, rate=0):
         if self.fails:
             raise self.fails.pop()
         self.fetched.append((offered.cache_image, medium, rate))
@@ -118,7 +118,7 @@ def test_an_image_that_is_not_served_is_cached_the_stock_way(host):
 
 
 def test_bootcache_may_be_off(host):
-    host.enabled = False
+    host.is_on = False
     assert Warming(host, 0).cache_image(IMAGE, False, stock) is True and host.fetched == []
 
 

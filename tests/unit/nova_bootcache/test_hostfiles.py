@@ -12,10 +12,13 @@ import pytest
 from bootcache import cacheimage, exception, naming, savefile
 from bootcache.manifest import CacheInfo
 from bootcache.tier import Limits, Medium
-from nova_bootcache import hostcache, hostfiles
+from nova_bootcache import fetches, hostfiles, room
 from nova_bootcache.cacheentry import Entry
+from nova_bootcache.fetches import Fetches
 from nova_bootcache.gateway import Remote
-from nova_bootcache.hostcache import HostCache
+from nova_bootcache.hostfiles import HostFiles
+from nova_bootcache.needs import Needs
+from nova_bootcache.room import Room
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -25,7 +28,7 @@ LIMITS = Limits(1 << 30, 1 << 29, 1 << 28)
 
 @pytest.fixture
 def cache(tmp_path):
-    cache = HostCache(str(tmp_path / '_bootcache'), SOCKET, LIMITS)
+    cache = HostFiles(str(tmp_path / '_bootcache'))
     cache.prepare()
     return cache
 
@@ -45,7 +48,7 @@ def place(cache, image=IMAGE, content=b'x' * 512, **changes):
 
 def another_process(cache):
     """A cache on the same directory that has verified nothing yet."""
-    return HostCache(cache.directory, SOCKET, LIMITS)
+    return HostFiles(cache.directory)
 
 
 def test_a_placed_file_counts(cache):
@@ -184,8 +187,8 @@ def test_a_directory_is_the_same_however_its_option_is_written(tmp_path, option)
     (tmp_path / 'inside').symlink_to('a/b')
     (tmp_path / 'a' / 'cache').symlink_to('../cache')
     (tmp_path / 'a' / 'c').mkdir()
-    given = HostCache(option.format(tmp_path), SOCKET, LIMITS)
-    plain = HostCache(str(tmp_path / 'cache'), SOCKET, LIMITS)
+    given = HostFiles(option.format(tmp_path))
+    plain = HostFiles(str(tmp_path / 'cache'))
     given.prepare()
     entry = place(plain)
     assert given.entry(IMAGE) == entry
@@ -201,7 +204,7 @@ def test_a_directory_is_the_same_however_its_option_is_written(tmp_path, option)
 def test_a_link_that_an_operator_made_stays_in_the_names(tmp_path):
     (tmp_path / 'disk').mkdir()
     (tmp_path / 'link').symlink_to('disk')
-    cache = HostCache(f'{tmp_path}/link/', SOCKET, LIMITS)
+    cache = HostFiles(f'{tmp_path}/link/')
     assert cache.directory == str(tmp_path / 'link')
 
 
@@ -239,7 +242,7 @@ def test_a_remote_out_of_an_answer():
 def two_tiers(tmp_path):
     """A disk tier and a memory tier; what the memory lies on does not matter here."""
     (tmp_path / 'memory').mkdir()
-    return HostCache(str(tmp_path / '_bootcache'), SOCKET, LIMITS, str(tmp_path / 'memory'), LIMITS)
+    return HostFiles(str(tmp_path / '_bootcache'), str(tmp_path / 'memory'))
 
 
 def test_what_is_not_ours_in_the_memory_directory_stays(two_tiers, tmp_path):
@@ -263,17 +266,33 @@ def test_names_of_a_memory_tier_that_is_gone_are_removed(two_tiers, tmp_path):
     os.symlink(tmp_path / 'memory' / os.path.basename(path), path)
     two_tiers.prepare()
     assert two_tiers.entry(IMAGE) is not None
-    without = HostCache(two_tiers.directory, SOCKET, LIMITS)
+    without = HostFiles(two_tiers.directory)
     without.prepare()
     assert without.entry(IMAGE) is None and without.known(IMAGE) is not None
 
 
-def test_the_medium_itself_has_to_have_room(cache, monkeypatch):
-    monkeypatch.setattr(hostcache.shutil, 'disk_usage',
-                        lambda path: types.SimpleNamespace(free=1000))
-    with pytest.raises(exception.BootcacheError, match='1000 bytes are free'):
-        cache.reserve('fetch:x', Medium.DISK, 1001)
-    cache.reserve('fetch:x', Medium.DISK, 1000)
+class NoStores:
+    """Stands for a gateway without growing stores."""
+
+    def room_of_stores(self, medium):
+        return {}
+
+
+@pytest.fixture
+def tiers(cache):
+    return Room(cache, NoStores(), Needs(), {Medium.DISK: LIMITS})
+
+
+def test_the_medium_itself_has_to_have_room(tiers, monkeypatch):
+    monkeypatch.setattr(room.shutil, 'disk_usage', lambda path: types.SimpleNamespace(free=1000))
+    with pytest.raises(exception.BootcacheError, match='1000 bytes are free'), \
+            tiers.for_fetch(IMAGE, Medium.DISK, 1001):
+        pass
+    with tiers.for_fetch(IMAGE, Medium.DISK, 1000):
+        assert tiers.arriving() == [IMAGE]
+    with tiers.for_store(IMAGE, Medium.DISK, 1000):
+        assert tiers.arriving() == [], 'a growing store does not arrive'
+    assert tiers.arriving() == []
 
 
 def test_an_update_does_not_bring_an_older_file_back(cache):
@@ -285,9 +304,11 @@ def test_an_update_does_not_bring_an_older_file_back(cache):
 
 
 @pytest.mark.parametrize('act', [
-    lambda cache, entry: cache.update(entry, entry.remote, entry.pinned, 7),
-    lambda cache, entry: cache.make_empty(entry.remote, 1 << 30)], ids=['update', 'make_empty'])
-def test_nobody_waits_for_a_paced_fetch(cache, monkeypatch, act):
+    lambda cache, bring, entry: cache.update(entry, entry.remote, entry.pinned, 7),
+    lambda cache, bring, entry: bring.make_empty(entry.remote, 1 << 30)],
+    ids=['update', 'make_empty'])
+def test_nobody_waits_for_a_paced_fetch(cache, tiers, monkeypatch, act):
+    bring = Fetches(cache, tiers, SOCKET)
     entry = place(cache)
     newer = dataclasses.replace(entry.cache_image, sha256='cd' * 32)
     fetching, ended = threading.Event(), []
@@ -298,17 +319,17 @@ def test_nobody_waits_for_a_paced_fetch(cache, monkeypatch, act):
             check()
             time.sleep(0.01)
 
-    monkeypatch.setattr(hostcache, 'check_reachable', lambda remote: None)
-    monkeypatch.setattr(hostcache.qemuimg, 'copy_paced', copy)
+    monkeypatch.setattr(fetches, 'check_reachable', lambda remote: None)
+    monkeypatch.setattr(fetches.qemuimg, 'copy_paced', copy)
 
     def fetch():
         with pytest.raises(exception.Cancelled):
-            cache.fetch(entry.remote, newer, 'cache-x', rate=1 << 16)
+            bring.fetch(entry.remote, newer, 'cache-x', rate=1 << 16)
         ended.append(True)
 
     warming = threading.Thread(target=fetch)
     warming.start()
     assert fetching.wait(10)
-    act(cache, entry)
+    act(cache, bring, entry)
     warming.join(10)
     assert ended == [True]

@@ -18,9 +18,8 @@ from oslo_config import cfg
 from bootcache import exception, qemuimg, tier
 from bootcache.manifest import CacheInfo
 from bootcache.tier import Medium
+from nova_bootcache import asking, gateway, needs, placement
 from nova_bootcache import conf as nova_conf
-from nova_bootcache import gateway, hoststores, placement
-from nova_bootcache import host as host_module
 from nova_bootcache.cacheentry import Entry
 from nova_bootcache.gateway import Remote
 from nova_bootcache.host import ComputeHost
@@ -47,6 +46,7 @@ class Store:
 
     def __init__(self, image_id, path):
         self.image_id, self.path, self.grows, self.closed = image_id, path, True, False
+        self.limit = 3 * MIB
 
     def look(self, now):
         return self.grows
@@ -76,7 +76,7 @@ def host(tmp_path, monkeypatch):
                         lambda image_id: not host.removed.append(image_id))
     monkeypatch.setattr(gateway, 'check_reachable', lambda remote: None)
     host.clock = Clock()
-    monkeypatch.setattr(hoststores, 'time', host.clock)
+    monkeypatch.setattr(needs, 'time', host.clock)
     yield host
     host.stop()
 
@@ -91,7 +91,7 @@ def place(host, image=IMAGE, size=MIB):
 
 
 def make_disk(host, path, image=IMAGE):
-    with host._making(image, str(path)):
+    with host.needs.making(image, str(path)):
         path.write_bytes(b'overlay')
 
 
@@ -106,11 +106,16 @@ def opened(path):
 
 # Chains in the making.
 
+def fill(host, size):
+    """Make room for a file."""
+    with host.room.for_fetch('new', Medium.DISK, size):
+        pass
+
+
 def evict(host):
     """Want all of the tier's room; tell what is left."""
     with contextlib.suppress(exception.BootcacheError):
-        host.cache.reserve('fetch:new', Medium.DISK, 4 * MIB)
-        host.cache.release('fetch:new')
+        fill(host, 4 * MIB)
     return {image for image in (entry.remote.image_id for entry in host.cache.entries())
             if os.path.exists(host.cache.path(image))}
 
@@ -119,41 +124,41 @@ def test_a_chain_whose_disk_nobody_has_opened_yet_is_kept(host, tmp_path):
     for image in (IMAGE, OTHER):
         place(host, image)
     make_disk(host, tmp_path / 'disk')
-    assert host.is_in_making(IMAGE) and not host.is_in_making(OTHER)
-    assert host.stop_serving(IMAGE) is False and host.removed == []
-    assert host.stop_serving(OTHER) is True and host.removed == [OTHER]
-    host.cache.reserve('fetch:new', Medium.DISK, 3 * MIB)
+    assert host.needs.is_in_making(IMAGE) and not host.needs.is_in_making(OTHER)
+    assert host.below.stop_serving(IMAGE) is False and host.removed == []
+    assert host.below.stop_serving(OTHER) is True and host.removed == [OTHER]
+    fill(host, 3 * MIB)
     assert os.path.exists(host.cache.path(IMAGE)) and not os.path.exists(host.cache.path(OTHER))
     assert host.removed == [OTHER, OTHER], 'what is evicted leaves the gateway'
-    host.remove_unused([], 0)
+    host.room.remove_unused([], 0)
     assert host.cache.known(IMAGE) is not None
 
 
 def test_it_is_kept_while_it_is_being_made(host, tmp_path):
     place(host)
-    with host._making(IMAGE, str(tmp_path / 'disk')):
+    with host.needs.making(IMAGE, str(tmp_path / 'disk')):
         # Fetching and making the disk may take longer than any patience with Nova.
-        assert host.is_in_making(IMAGE) and host.stop_serving(IMAGE) is False
+        assert host.needs.is_in_making(IMAGE) and host.below.stop_serving(IMAGE) is False
         assert evict(host) == {IMAGE}
         (tmp_path / 'disk').touch()
-        assert host.is_in_making(IMAGE)
+        assert host.needs.is_in_making(IMAGE)
 
 
 def test_it_is_a_server_s_own_once_its_disk_is_open(host, tmp_path):
     place(host)
     make_disk(host, tmp_path / 'disk')
     with opened(tmp_path / 'disk'):
-        assert not host.is_in_making(IMAGE)
-    assert not host.is_in_making(IMAGE), 'it was opened'
-    assert host.stop_serving(IMAGE) is True and evict(host) == set()
+        assert not host.needs.is_in_making(IMAGE)
+    assert not host.needs.is_in_making(IMAGE), 'it was opened'
+    assert host.below.stop_serving(IMAGE) is True and evict(host) == set()
 
 
 @pytest.mark.parametrize('end', ['written', 'deleted', 'late'])
 def test_it_is_nobodys_any_more(host, tmp_path, end):
     place(host)
     make_disk(host, tmp_path / 'disk')
-    host.clock.now += hoststores._OPENED_SECONDS
-    assert host.is_in_making(IMAGE)
+    host.clock.now += needs._OPENED_SECONDS
+    assert host.needs.is_in_making(IMAGE)
     if end == 'written':
         # The server was started, and stopped, between two looks.
         os.utime(tmp_path / 'disk', (1, 1))
@@ -161,11 +166,11 @@ def test_it_is_nobodys_any_more(host, tmp_path, end):
         (tmp_path / 'disk').unlink()
     else:
         host.clock.now += 1
-    assert not host.is_in_making(IMAGE) and host._in_making == {}
-    assert host.stop_serving(IMAGE) is True and evict(host) == set()
+    assert not host.needs.is_in_making(IMAGE) and host.needs._in_making == {}
+    assert host.below.stop_serving(IMAGE) is True and evict(host) == set()
 
 
-@pytest.mark.parametrize('end', [lambda host: host.remove_unused([], 0), evict],
+@pytest.mark.parametrize('end', [lambda host: host.room.remove_unused([], 0), evict],
                          ids=['unused', 'evicted'])
 def test_nobody_begins_a_chain_on_a_cache_image_that_is_being_removed(host, tmp_path, monkeypatch,
                                                                      end):
@@ -173,7 +178,7 @@ def test_nobody_begins_a_chain_on_a_cache_image_that_is_being_removed(host, tmp_
     begun, found = threading.Event(), []
 
     def begin():
-        with host._making(IMAGE, str(tmp_path / 'disk')):
+        with host.needs.making(IMAGE, str(tmp_path / 'disk')):
             found.append(os.path.exists(host.cache.path(IMAGE)))
             begun.set()
             (tmp_path / 'disk').touch()
@@ -207,9 +212,9 @@ def test_what_a_server_came_for_meanwhile_is_not_evicted(host, tmp_path, monkeyp
 
 def test_a_chain_that_was_not_made_keeps_nothing(host, tmp_path):
     place(host)
-    with pytest.raises(RuntimeError), host._making(IMAGE, str(tmp_path / 'disk')):
+    with pytest.raises(RuntimeError), host.needs.making(IMAGE, str(tmp_path / 'disk')):
         raise RuntimeError('no room')
-    assert not host.is_in_making(IMAGE) and host.stop_serving(IMAGE) is True
+    assert not host.needs.is_in_making(IMAGE) and host.below.stop_serving(IMAGE) is True
 
 
 SERVER = Server(IMAGE, 'disk', '', False, False, False)
@@ -225,7 +230,7 @@ class Away:
 @pytest.fixture
 def decides(host, monkeypatch):
     """Calls something between the decision and what is done by it; the gateway has the base."""
-    host._api = Away()
+    host.storage._api = Away()
     known = host.cache.known
     monkeypatch.setattr(host.cache, 'entry', known)
     monkeypatch.setattr(host.gateway, 'ensure_base', lambda remote: 'base-x')
@@ -248,33 +253,35 @@ def test_what_a_server_is_decided_to_boot_from_is_not_evicted_before_it_is_made(
         host, tmp_path, decides, caplog):
     place(host)
     left = []
-    decides(lambda: left.append((evict(host), host.stop_serving(IMAGE))))
-    assert host.make_overlay(SERVER, 'server-1', None, str(tmp_path / 'disk'), MIB, False) is True
+    decides(lambda: left.append((evict(host), host.below.stop_serving(IMAGE))))
+    assert host.chains.make_overlay(SERVER, 'server-1', None, str(tmp_path / 'disk'), MIB,
+                                    False) is True
     assert left == [({IMAGE}, False)] and host.removed == []
     assert os.path.exists(host.cache.path(IMAGE)) and (tmp_path / 'disk').exists()
-    assert host.is_in_making(IMAGE), 'nobody has opened it yet'
+    assert host.needs.is_in_making(IMAGE), 'nobody has opened it yet'
 
 
 def test_a_server_that_is_decided_to_go_stock_keeps_nothing(host, tmp_path, decides):
     decides(lambda: None)
-    assert host.make_overlay(SERVER, 'server-1', None, str(tmp_path / 'disk'), MIB, False) is False
-    assert not host.is_in_making(IMAGE) and host._in_making == {}
+    assert host.chains.make_overlay(SERVER, 'server-1', None, str(tmp_path / 'disk'), MIB,
+                                    False) is False
+    assert not host.needs.is_in_making(IMAGE) and host.needs._in_making == {}
 
 
 def test_a_chain_that_is_mended_while_it_is_looked_at_is_kept(host, tmp_path, monkeypatch):
     """The server was started and stopped long ago, and is started again just now."""
     place(host)
     make_disk(host, tmp_path / 'disk')
-    was_opened = hoststores._was_opened
+    was_opened = needs._was_opened
     with contextlib.ExitStack() as stack:
         def look(path, made_at):
-            monkeypatch.setattr(hoststores, '_was_opened', was_opened)
-            stack.enter_context(host._making(IMAGE, path))
+            monkeypatch.setattr(needs, '_was_opened', was_opened)
+            stack.enter_context(host.needs.making(IMAGE, path))
             return True
 
-        monkeypatch.setattr(hoststores, '_was_opened', look)
-        host.is_in_making(OTHER)
-        assert host.is_in_making(IMAGE)
+        monkeypatch.setattr(needs, '_was_opened', look)
+        host.needs.is_in_making(OTHER)
+        assert host.needs.is_in_making(IMAGE)
 
 
 def test_two_servers_of_one_image(host, tmp_path):
@@ -282,9 +289,9 @@ def test_two_servers_of_one_image(host, tmp_path):
     make_disk(host, tmp_path / 'one')
     make_disk(host, tmp_path / 'two')
     with opened(tmp_path / 'one'):
-        assert host.is_in_making(IMAGE), 'the other one is still to be started'
+        assert host.needs.is_in_making(IMAGE), 'the other one is still to be started'
         with opened(tmp_path / 'two'):
-            assert not host.is_in_making(IMAGE)
+            assert not host.needs.is_in_making(IMAGE)
 
 
 def test_a_disk_from_another_host_is_kept_until_the_server_starts(host, tmp_path, monkeypatch):
@@ -295,10 +302,10 @@ def test_a_disk_from_another_host_is_kept_until_the_server_starts(host, tmp_path
     monkeypatch.setattr(host.gateway, 'ensure_base', lambda remote: None)
     monkeypatch.setattr(qemuimg, 'set_backing_pointer',
                         lambda path, backing, backing_format: os.utime(path, (5, 5)))
-    assert host.adopt(IMAGE, str(tmp_path / 'disk')) is True
-    assert host.is_in_making(IMAGE)
+    assert host.chains.adopt(IMAGE, str(tmp_path / 'disk')) is True
+    assert host.needs.is_in_making(IMAGE)
     with opened(tmp_path / 'disk'):
-        assert not host.is_in_making(IMAGE)
+        assert not host.needs.is_in_making(IMAGE)
 
 
 def test_a_chain_that_was_mended_is_kept_until_the_server_starts(host, tmp_path, monkeypatch):
@@ -309,20 +316,20 @@ def test_a_chain_that_was_mended_is_kept_until_the_server_starts(host, tmp_path,
     entry = host.cache.known(IMAGE)
     monkeypatch.setattr(host.cache, 'entry', lambda image_id: entry)
     monkeypatch.setattr(host.gateway, 'ensure_base', lambda remote: 'base-x')
-    host.keep_chain(IMAGE)
-    assert not host.is_in_making(IMAGE), 'no disk is about to be opened'
-    host.keep_chain(IMAGE, str(tmp_path / 'disk'))
-    assert host.is_in_making(IMAGE) and host.stop_serving(IMAGE) is False
+    host.chains.keep_chain(IMAGE)
+    assert not host.needs.is_in_making(IMAGE), 'no disk is about to be opened'
+    host.chains.keep_chain(IMAGE, str(tmp_path / 'disk'))
+    assert host.needs.is_in_making(IMAGE) and host.below.stop_serving(IMAGE) is False
     with opened(tmp_path / 'disk'):
-        assert not host.is_in_making(IMAGE)
+        assert not host.needs.is_in_making(IMAGE)
 
 
 def test_the_cache_asks_for_chains_in_the_making(host, tmp_path):
     """What is busy is asked of the host itself, each time."""
     place(host)
-    busy = [item.busy for item in host.cache._items(Medium.DISK, '')]
+    busy = [item.busy for item in host.room._items(Medium.DISK, '')]
     make_disk(host, tmp_path / 'disk')
-    assert busy + [item.busy for item in host.cache._items(Medium.DISK, '')] == [False, True]
+    assert busy + [item.busy for item in host.room._items(Medium.DISK, '')] == [False, True]
     assert not tier.is_open(host.cache.path(IMAGE))
 
 
@@ -332,39 +339,36 @@ def test_the_cache_asks_for_chains_in_the_making(host, tmp_path):
 def store(host):
     """A store that grows, with all of its room reserved."""
     path = host.cache.store_path(IMAGE, Medium.DISK)
-    host.cache.reserve(f'store:{IMAGE}', Medium.DISK, 3 * MIB)
     with open(path, 'wb') as stream:
         stream.truncate(MIB)
     os.utime(path, (1, 1))
     store = Store(IMAGE, path)
-    host.stores.add(store)
+    host.below.stores.add(store)
     return store
 
 
 def test_a_store_that_grows_has_all_of_its_room(host, store):
     host.tidy_stores()
-    assert host.room_for(OTHER, MIB) is Medium.DISK
-    assert host.room_for(OTHER, 2 * MIB) is None
+    assert host.room.room_for(OTHER, MIB) is Medium.DISK
+    assert host.room.room_for(OTHER, 2 * MIB) is None
     with pytest.raises(exception.BootcacheError, match='compute_disk_quota'):
-        host.cache.reserve('fetch:new', Medium.DISK, 2 * MIB)
+        fill(host, 2 * MIB)
     assert os.path.exists(store.path) and not store.closed
 
 
 def test_a_store_that_stopped_growing_gives_back_what_it_does_not_need(host, store):
+    assert host.room.room_for(OTHER, 2 * MIB) is None
     store.grows = False
-    assert host.room_for(OTHER, 2 * MIB) is None, 'not before it is looked after'
-    host.tidy_stores()
     # It counts with what it has, and stays: servers read from it.
-    host.cache.reserve('fetch:new', Medium.DISK, 3 * MIB)
+    fill(host, 3 * MIB)
     assert os.path.exists(store.path) and not store.closed
-    assert host.stores.get(IMAGE) is store
+    assert host.below.stores.get(IMAGE) is store
 
 
 def test_a_store_that_stopped_growing_may_be_evicted(host, store):
     store.grows = False
-    host.tidy_stores()
-    host.cache.reserve('fetch:new', Medium.DISK, 4 * MIB)
-    assert store.closed and not os.path.exists(store.path) and host.stores.get(IMAGE) is None
+    fill(host, 4 * MIB)
+    assert store.closed and not os.path.exists(store.path) and host.below.stores.get(IMAGE) is None
 
 
 @pytest.mark.parametrize('away', [False, True])
@@ -379,13 +383,13 @@ def test_a_store_goes_with_the_whole_cache_image_unless_the_storage_node_is_away
     path = f'{host.cache.path(IMAGE)}.json'
     entry = Entry.load(path)
     dataclasses.replace(entry, cache_image=_info()).save(path)
-    monkeypatch.setattr(host, 'is_booting', lambda image_id: True)
+    monkeypatch.setattr(host.needs, 'is_booting', lambda image_id: True)
     host.tidy_stores()
     assert not store.closed, 'its boot is watched'
-    monkeypatch.setattr(host, 'is_booting', lambda image_id: False)
+    monkeypatch.setattr(host.needs, 'is_booting', lambda image_id: False)
     host.tidy_stores()
     assert store.closed is not away
-    assert (host.room_for(OTHER, 3 * MIB) is None) is away
+    assert (host.room.room_for(OTHER, 3 * MIB) is None) is away
 
 
 def _info():
@@ -406,9 +410,9 @@ def test_a_server_does_not_wait_in_vain(host, monkeypatch, ready_in, asked):
                 'ready_in': ready_in and ready_in - (host.clock.now - 5000)}
 
     host.clock.sleep = lambda seconds: setattr(host.clock, 'now', host.clock.now + seconds)
-    monkeypatch.setattr(host_module, 'time', host.clock)
-    monkeypatch.setattr(host, 'ask', ask)
-    offered = host._ask_patiently(IMAGE, 'server-1', None)
+    monkeypatch.setattr(asking, 'time', host.clock)
+    monkeypatch.setattr(host.storage, 'ask', ask)
+    offered = host.storage.ask_patiently(IMAGE, 'server-1', None)
     assert offered.storage.offer is Offer.WAIT
     assert len(questions) == asked
     assert ('takes' in offered.reason and 'cold_wait, 60 s' in offered.reason) == (asked < 61)
@@ -426,23 +430,23 @@ def test_a_disk_that_is_made_larger_is_still_to_be_opened(host, tmp_path, monkey
 
     def resize(size):
         os.utime(path, (9, 9))
-        assert size == 5 and host.is_in_making(IMAGE)
+        assert size == 5 and host.needs.is_in_making(IMAGE)
 
     monkeypatch.setattr(disk, '_keeps_chain', lambda *_arguments: not make_disk(host, path),
                         raising=False)
     monkeypatch.setattr(disk, 'get_disk_size', lambda name: 1, raising=False)
     monkeypatch.setattr(disk, 'resize_image', resize, raising=False)
     disk.cache(None, 'name', 5, image_id=IMAGE)
-    assert host.is_in_making(IMAGE) and host.stop_serving(IMAGE) is False
+    assert host.needs.is_in_making(IMAGE) and host.below.stop_serving(IMAGE) is False
     with opened(path):
-        assert not host.is_in_making(IMAGE)
+        assert not host.needs.is_in_making(IMAGE)
 
 
 def test_a_disk_of_another_kind_is_changed_as_it_is(host, tmp_path):
     (tmp_path / 'disk').touch()
-    with host.changing(str(tmp_path / 'disk')):
+    with host.needs.changing(str(tmp_path / 'disk')):
         pass
-    assert host._in_making == {}
+    assert host.needs._in_making == {}
 
 
 # Stores that cannot tell of boots any more.
@@ -454,11 +458,11 @@ def test_a_spoilt_store_stays_while_the_storage_node_is_away(host, tmp_path, mon
     (tmp_path / 'store').touch()
     store = Store(IMAGE, str(tmp_path / 'store'))
     store.spoilt, store.is_there = True, lambda: True
-    host.stores.add(store)
+    host.below.stores.add(store)
     free = []
 
     def take():
-        with host._grow_lock:
+        with host.needs.deciding:
             free.append(True)
 
     def check(remote):
@@ -469,7 +473,7 @@ def test_a_spoilt_store_stays_while_the_storage_node_is_away(host, tmp_path, mon
             raise exception.StorageNodeAway('away')
 
     monkeypatch.setattr(gateway, 'check_reachable', check)
-    monkeypatch.setattr(host, 'room_for', lambda image_id, size: None)
-    found = host._grow(IMAGE, MIB)
+    monkeypatch.setattr(host.room, 'room_for', lambda image_id, size: None)
+    found = host.chains._grow(IMAGE, MIB)
     assert free == [True], 'no lock is held over it'
     assert (found is store, store.closed) == ((True, False) if is_away else (False, True))

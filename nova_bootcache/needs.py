@@ -1,0 +1,164 @@
+"""Who on this host needs what is below its servers' disks: the one answer to that.
+
+A need is entered before anything is decided by what is here, so that what was decided by is still
+here when it is done; and nothing is let go of while somebody enters.
+"""
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Iterable, Iterator
+
+from bootcache import tier
+
+# Nova may wait for the network, five minutes by default, between a disk's making and its opening.
+_OPENED_SECONDS = 900
+
+
+def _was_opened(path: str, made_at: int) -> bool:
+    """Tell whether a disk is open, or was written since a time in nanoseconds, or is gone."""
+    try:
+        return tier.is_open(path) or os.stat(path).st_mtime_ns != made_at
+    except FileNotFoundError:
+        return True
+
+
+class Needs:
+    """Disks in the making, boots that are watched, arrivals, and servers that are not settled.
+
+    :ivar deciding: held while somebody enters, and by whoever finds that nobody needs something
+        until that is gone: some milliseconds of QMP, or of removing a file. May be taken again.
+    """
+
+    def __init__(self) -> None:
+        self.deciding = threading.RLock()
+        # Guards what follows; held for dictionary steps.
+        self._lock = threading.Lock()
+        # Disks that were just made or are about to be opened: their images, until when that is
+        # believed in monotonic seconds, and their files' time.
+        self._in_making: dict[str, tuple[str, float, int]] = {}
+        # Images by server.
+        self._booting: dict[str, str] = {}
+        self._arriving: set[str] = set()
+        # None as long as nobody has looked: then all are needed.
+        self._unsettled: frozenset[str] | None = None
+
+    # Chains in the making.
+
+    @contextlib.contextmanager
+    def making(self, image_id: str, path: str) -> Iterator[None]:
+        """Keep what a chain needs until its disk is opened, or is not going to be.
+
+        :param path: of the disk; where the block has made none, nothing is kept.
+        """
+        until = time.monotonic() + _OPENED_SECONDS
+        # Not while something is let go of: what is there from now on stays.
+        with self.deciding, self._lock:
+            self._in_making[path] = image_id, until, 0
+        try:
+            yield
+            if os.path.exists(path):
+                with self._lock:
+                    self._in_making[path] = image_id, until, os.stat(path).st_mtime_ns
+            else:
+                self.not_made(path)
+        except BaseException:
+            self.not_made(path)
+            raise
+
+    @contextlib.contextmanager
+    def changing(self, path: str) -> Iterator[None]:
+        """Change a disk whose chain was just made or mended: it stays so until it is opened.
+
+        :param path: of the disk; one of another kind may be changed as well.
+        """
+        with self._lock:
+            known = self._in_making.get(path)
+        with self.making(known[0], path) if known is not None else contextlib.nullcontext():
+            yield
+
+    def not_made(self, path: str) -> None:
+        """Note that a disk is not going to be opened."""
+        with self._lock:
+            self._in_making.pop(path, None)
+
+    def is_in_making(self, image_id: str) -> bool:
+        """Tell whether a chain was made, or mended, that nobody has opened yet."""
+        now = time.monotonic()
+        with self._lock:
+            pending = list(self._in_making.items())
+        for path, known in pending:
+            _image_id, until, made_at = known
+            if now > until or (made_at and _was_opened(path, made_at)):
+                with self._lock:
+                    # It may have been mended anew meanwhile.
+                    if self._in_making.get(path) == known:
+                        del self._in_making[path]
+        with self._lock:
+            return any(image == image_id for image, _until, _made in self._in_making.values())
+
+    # Boots.
+
+    def begin_boot(self, server_id: str, image_id: str) -> None:
+        """Note that a server's boot is watched: its growing store stays."""
+        with self._lock:
+            self._booting[server_id] = image_id
+
+    def end_boot(self, server_id: str) -> None:
+        """Note that it is not watched any more."""
+        with self._lock:
+            self._booting.pop(server_id, None)
+
+    def is_booting(self, image_id: str) -> bool:
+        """Tell whether a boot from an image is watched."""
+        with self._lock:
+            return image_id in self._booting.values()
+
+    # Arrivals.
+
+    def begin_arrival(self, image_id: str) -> bool:
+        """Note that an image's cache image is on its way; False if it is already."""
+        with self._lock:
+            if image_id in self._arriving:
+                return False
+            self._arriving.add(image_id)
+            return True
+
+    def end_arrival(self, image_id: str) -> None:
+        """Note that it is over."""
+        with self._lock:
+            self._arriving.discard(image_id)
+
+    def is_arriving(self, image_id: str) -> bool:
+        """Tell whether an image's cache image is on its way."""
+        with self._lock:
+            return image_id in self._arriving
+
+    # Servers that are not settled.
+
+    def note_unsettled(self, image_ids: Iterable[str]) -> None:
+        """Note whose servers read what a cache image lacks through the gateway: settling knows."""
+        found = frozenset(image_ids)
+        with self._lock:
+            self._unsettled = found
+
+    @property
+    def unsettled(self) -> frozenset[str] | None:
+        """The images whose servers do; None as long as nobody has looked."""
+        with self._lock:
+            return self._unsettled
+
+    def needs_base(self, image_id: str) -> bool:
+        """Tell whether servers of this host read what a cache image lacks through the gateway."""
+        unsettled = self.unsettled
+        return unsettled is None or image_id in unsettled
+
+    # All of these.
+
+    def keeps_file(self, image_id: str, path: str) -> bool:
+        """Tell whether somebody needs an image's cache image itself.
+
+        :param path: of its file.
+        """
+        return self.is_in_making(image_id) or tier.is_open(path)

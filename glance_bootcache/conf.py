@@ -283,9 +283,9 @@ working set; a boot that read less than 1 MiB has failed.
                min=5,
                help="""
 Seconds without a first read from the base after which a boot counts as over
-although no boot marker was seen. A profile boot whose guest says something on
-its console is given three times as long: it may still say its marker, or that
-it does not come up. Before 1 MiB was read, silence does not end a profile boot.
+although no boot marker was seen. A profile boot is given three times as long:
+its guest may still say its marker, or that it does not come up. Before 1 MiB
+was read, silence does not end a profile boot.
 """),
     cfg.IntOpt('profile_linger',
                default=20,

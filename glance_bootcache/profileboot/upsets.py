@@ -13,7 +13,8 @@ from glance_bootcache.decisions import READ_NOTHING, STUCK
 
 # A kernel alone has megabytes. With less, silence is that of a guest which has not got so far.
 LEAST_BYTES = 1 << 20
-# A guest that speaks is waited for so many times as long as one whose console is empty.
+# A guest that may still say its marker, or that there is no disk, is waited for so many times as
+# long. Its console may be empty until then, as kernels are told to be quiet.
 _PATIENCE = 3
 _MOST_LINES = 200
 _LINE_CHARACTERS = 1024
@@ -67,15 +68,13 @@ class Judge:
         :raises ProfileBootFailed: if the guest does not come up; with the cure.
         """
         ended_by = ending.ended_by(progress, self._limits)
-        said = ''
-        if progress.marker_age is None and ended_by in ('silence', 'timeout'):
-            said = console()
-            if line := upset(said):
-                raise exception.ProfileBootFailed(
-                    f'{STUCK}: its console says {line!r}, and what it read is not a boot; it may'
-                    ' lack the driver of its disk (hw_disk_bus). If it is up all the same, give it'
-                    f' a {properties.BOOT_MARKER} that it prints then')
-        if ended_by == 'silence' and not self._is_enough(progress, bool(said.strip()) and marks):
+        if progress.marker_age is None and ended_by in ('silence', 'timeout') \
+                and (line := upset(console())):
+            raise exception.ProfileBootFailed(
+                f'{STUCK}: its console says {line!r}, and what it read is not a boot; it may lack'
+                ' the driver of its disk (hw_disk_bus). If it is up all the same, give it a'
+                f' {properties.BOOT_MARKER} that it prints then')
+        if ended_by == 'silence' and not self._is_enough(progress, marks):
             ended_by = 'timeout' if progress.seconds >= self._limits.timeout else None
         least = LEAST_BYTES if progress.marker_age is None else 1
         if ended_by == 'timeout' and progress.recorded_bytes < least:

@@ -210,8 +210,10 @@ def test_nor_one_of_which_nova_does_not_know_yet(watch, end):
 
 
 @pytest.mark.parametrize('diagnosed', ['running', 'paused', None])
-def test_silence_of_a_guest_that_runs_ends_its_boot(watch, diagnosed):
-    assert watch(Nova(status='ACTIVE', diagnosed=diagnosed), idle=1000.0) == 'silence'
+def test_silence_of_a_guest_that_runs_ends_its_boot(watch, monkeypatch, diagnosed):
+    nova = Silent(monkeypatch, '')
+    nova.diagnosed = diagnosed
+    assert watch(nova, idle=1000.0) == 'silence'
 
 
 def test_one_that_says_its_marker_before_it_ends_has_booted(watch):
@@ -244,7 +246,7 @@ class Silent(Nova):
 
 def test_a_guest_that_waits_for_its_disk_is_waited_for(watch, monkeypatch):
     """Small images' guests wait a minute for it, and then switch themselves off."""
-    nova = Silent(monkeypatch, *['[    1.0] Linux'] * 70, None)
+    nova = Silent(monkeypatch, *[''] * 70, None)
     with pytest.raises(exception.ProfileBootFailed, match='hw_disk_bus') as failed:
         watch(nova, idle=60.0)
     assert str(failed.value).startswith(SWITCHED_OFF)
@@ -276,9 +278,9 @@ def test_such_words_of_a_guest_that_comes_up_do_not_count(watch, monkeypatch):
     assert watch(nova, idle=60.0) == 'marker'
 
 
-@pytest.mark.parametrize('console, seconds', [('', 2), ('Linux', 121)])
+@pytest.mark.parametrize('console, seconds', [('', 121), ('Linux', 121)])
 def test_a_guest_of_which_nothing_is_known_ends_by_silence(watch, monkeypatch, console, seconds):
-    """One that speaks is given three times as long; what it reads meanwhile adds nothing."""
+    """It is given three times as long; kernels are told to be quiet."""
     nova = Silent(monkeypatch, console)
     assert watch(nova, idle=60.0) == 'silence'
     assert abs(nova.looks - seconds) <= 2
@@ -293,22 +295,13 @@ def test_silence_of_a_guest_that_stands_still_ends_nothing(watch, monkeypatch, s
     assert tenants.told(State.FAILED, str(failed.value)) != tenants.GENERAL[State.FAILED]
 
 
-@pytest.mark.parametrize('said, expected', [
-    ('', 'silence'), ('GRUB\ngrub rescue> ', STUCK)])
-def test_a_direct_profile_boot_is_judged_in_the_same_way(monkeypatch, tmp_path, said, expected):
+def test_a_direct_profile_boot_is_judged_in_the_same_way(monkeypatch, tmp_path):
     console, store = tmp_path / 'console', direct._Store()
-    console.write_text(said)
+    console.write_text('GRUB\ngrub rescue> ')
     store.grew(30 << 20, 1000.0)
     monkeypatch.setattr(direct, '_POLL_SECONDS', 0)
     domain = types.SimpleNamespace(name=lambda: 'domain', isActive=lambda: True)
-
-    def judge():
-        return direct._watch(domain, str(console), Policy('auto', 1 << 30, 'login:'),
-                             Limits(1 << 30, 20, 60, 900), store, time.monotonic(),
-                             lambda _text: None, lambda: None)
-
-    if expected == STUCK:
-        with pytest.raises(exception.ProfileBootFailed, match='grub rescue>'):
-            judge()
-    else:
-        assert judge() == expected
+    with pytest.raises(exception.ProfileBootFailed, match='grub rescue>'):
+        direct._watch(domain, str(console), Policy('auto', 1 << 30, 'login:'),
+                      Limits(1 << 30, 20, 60, 900), store, time.monotonic(),
+                      lambda _text: None, lambda: None)

@@ -163,7 +163,7 @@ def prepare(host: HostChild, number: int, image: Image, reading: Reading) -> Non
     host.chain.ensure_running()
     if reading.way == OURS:
         host.service.answers[image.image_id] = {**image.answer, 'action': 'cold'}
-        assert host.compute.enabled
+        assert host.compute.serving.is_on
     for server in range(reading.servers):
         nodes = _disk(host, image, reading.way, server)
         host.chain.add_nodes(*nodes)

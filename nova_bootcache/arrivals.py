@@ -8,7 +8,7 @@ from oslo_log import log as logging
 
 from bootcache import exception
 from bootcache.tier import Medium
-from nova_bootcache import arrival, gateway
+from nova_bootcache import arrival, storagenode
 from nova_bootcache.below import Below
 from nova_bootcache.cacheentry import Entry
 from nova_bootcache.fetches import Fetches
@@ -69,7 +69,7 @@ class Arrivals:
         has_begun = False
         try:
             self._gateway.ensure_base(remote)
-            gateway.check_reachable(remote)
+            storagenode.check_reachable(remote)
             source = self._gateway.remote_node(
                 '', dataclasses.replace(remote, export=offered.cache_export))
             self._below.begin_arrival(remote.image_id, info.bytes,

@@ -9,10 +9,10 @@ from typing import Any
 from bootcache import rpcapi
 from nova_bootcache.bootreports import BootReports
 from nova_bootcache.bootwatch import BootWatch
-from nova_bootcache.gateway import Remote
 from nova_bootcache.growingstore import GrowingStore, StoreKeeper
 from nova_bootcache.needs import Needs
 from nova_bootcache.offer import Offered
+from nova_bootcache.storagenode import Remote
 
 _REPORT_SECONDS = 20.0
 

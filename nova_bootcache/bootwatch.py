@@ -13,10 +13,10 @@ from oslo_log import log as logging
 
 from bootcache import ending, exception, workingset
 from bootcache.bootmarker import BootMarker
-from nova_bootcache import gateway, growingstore
-from nova_bootcache.gateway import Remote
+from nova_bootcache import growingstore, storagenode
 from nova_bootcache.growingstore import GrowingStore, Mark
 from nova_bootcache.offer import Watch
+from nova_bootcache.storagenode import Remote
 
 LOG = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class BootWatch:
                 self._tell_discarded()
                 return
             # While the storage node is away, reading the record would hold up all readers.
-            gateway.check_reachable(self._remote)
+            storagenode.check_reachable(self._remote)
             extents = self.store.extents_between(self._begin, until)
             if self._is_discarded:
                 self._tell_discarded()

@@ -5,7 +5,7 @@ import json
 
 from bootcache import exception, savefile
 from bootcache.manifest import CacheInfo
-from nova_bootcache.gateway import Remote
+from nova_bootcache.storagenode import Remote
 
 VERSION = 2
 

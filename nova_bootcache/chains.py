@@ -10,15 +10,14 @@ from oslo_log import log as logging
 
 from bootcache import exception, naming, qemuimg
 from bootcache.tier import Medium
-from nova_bootcache import gateway as gateways
-from nova_bootcache import offer, placement, waiting
+from nova_bootcache import offer, placement, storagenode, waiting
 from nova_bootcache.cacheentry import Entry
-from nova_bootcache.gateway import Remote
 from nova_bootcache.growingstore import GrowingStore
 from nova_bootcache.offer import Offered
 from nova_bootcache.parts import Parts
 from nova_bootcache.placement import Held, Host, Offer, Server, Step
 from nova_bootcache.serving import Serving
+from nova_bootcache.storagenode import Remote
 
 LOG = logging.getLogger(__name__)
 
@@ -360,7 +359,7 @@ class Chains:
         if store is None or not store.spoilt or entry is None:
             return None
         try:
-            gateways.check_reachable(entry.remote)
+            storagenode.check_reachable(entry.remote)
         except exception.StorageNodeAway as error:
             LOG.info('image %s: its growing store stays for now: %s', image_id, error)
             return None

@@ -12,10 +12,10 @@ from bootcache import cacheimage, exception, naming, qemuimg, savefile
 from bootcache.manifest import CacheInfo
 from bootcache.tier import Medium
 from nova_bootcache.cacheentry import Entry
-from nova_bootcache.gateway import Remote, check_reachable
 from nova_bootcache.hostfiles import HostFiles
 from nova_bootcache.offer import Offered
 from nova_bootcache.room import Room
+from nova_bootcache.storagenode import Remote, check_reachable
 
 LOG = logging.getLogger(__name__)
 

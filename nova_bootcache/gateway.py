@@ -7,7 +7,6 @@ reaches its base by an export of the gateway on a unix socket.
 import contextlib
 import dataclasses
 import re
-import socket
 import threading
 from collections.abc import Iterable
 from typing import Any
@@ -19,58 +18,14 @@ from bootcache.breaker import Breaker
 from bootcache.storagedaemon import StorageDaemon, UnixListener
 from nova_bootcache import graph
 from nova_bootcache.graph import Action, Present, Store, Wanted
+from nova_bootcache.storagenode import Remote, check_reachable
 
 LOG = logging.getLogger(__name__)
 
-_REACH_SECONDS = 3
 # A boot waits for the gateway for so long. After that nobody asks it for so many seconds: boots
 # go the stock way at once.
 _ANSWER_SECONDS = 5
 _SILENCE_SECONDS = 10
-
-
-@dataclasses.dataclass(frozen=True)
-class Remote:
-    """A base on a storage node.
-
-    :ivar image_id: the image.
-    :ivar host: of the exporter.
-    :ivar port: of the exporter.
-    :ivar export: the exporter's name for the base.
-    :ivar image_hash: of its content, ``algorithm:hexadecimal`` of the image file as Glance has it;
-        empty if it is not known.
-    """
-
-    image_id: str
-    host: str
-    port: int
-    export: str
-    image_hash: str = ''
-
-    @classmethod
-    def from_answer(cls, image_id: str, answer: dict[str, Any]) -> 'Remote':
-        """Read it out of ``plan_boot``'s answer."""
-        host, port = answer['server']
-        return cls(image_id, str(host), int(port), str(answer['base_export']),
-                   str(answer.get('image_hash', '')))
-
-
-def check_reachable(remote: Remote) -> None:
-    """Try to connect: while the daemon itself tries, or waits in vain, it takes no new connections.
-
-    :raises StorageNodeAway: if the exporter does not answer at once.
-    """
-    try:
-        with socket.create_connection((remote.host, remote.port),
-                                      timeout=_REACH_SECONDS) as connection:
-            # The server speaks first; one that is frozen takes connections all the same.
-            connection.settimeout(_REACH_SECONDS)
-            if connection.recv(8) != b'NBDMAGIC':
-                raise OSError('it does not speak NBD')
-    except OSError as error:
-        raise exception.StorageNodeAway(
-            f'gateway: the exporter at {remote.host}:{remote.port} cannot be reached: {error}'
-        ) from error
 
 
 class Gateway:

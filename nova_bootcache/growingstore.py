@@ -30,7 +30,6 @@ from nova_bootcache.growth import horizon, reserve, spare, write_rate
 
 LOG = logging.getLogger(__name__)
 
-SUFFIX = '.store'
 # What cache images have by default: the record is rounded to it anyway when one is built.
 GRANULARITY = 65536
 # A store smaller than that holds nothing worth it beside its tables.

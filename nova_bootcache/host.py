@@ -7,7 +7,7 @@ from bootcache import conf as bootcache_conf
 from bootcache import exception
 from bootcache.tier import Medium
 from nova_bootcache import conf as nova_conf
-from nova_bootcache import gateway as gateways
+from nova_bootcache import storagenode
 from nova_bootcache.arrivals import Arrivals
 from nova_bootcache.asking import StorageService
 from nova_bootcache.below import Below
@@ -112,7 +112,7 @@ class ComputeHost:
             if entry is None or entry.cache_image is None or self.needs.is_booting(store.image_id):
                 continue
             try:
-                gateways.check_reachable(entry.remote)
+                storagenode.check_reachable(entry.remote)
                 self.below.drop_store(store.image_id)
             except exception.BootcacheError as error:
                 LOG.info('image %s: its growing store stays for now: %s', store.image_id, error)

@@ -23,12 +23,13 @@ from oslo_log import log as logging
 from bootcache import cacheimage, exception, naming
 from bootcache.manifest import CacheInfo
 from bootcache.tier import Medium
-from nova_bootcache import growingstore
 from nova_bootcache.cacheentry import Entry
-from nova_bootcache.gateway import Remote
+from nova_bootcache.storagenode import Remote
 
 LOG = logging.getLogger(__name__)
 
+# Of a growing store's file.
+STORE_SUFFIX = '.store'
 _NAME = re.compile('[0-9a-f]{40}')
 _LEFTOVER = re.compile(r'[0-9a-f-]{36,40}(\.json\..*\.tmp|\.tmp|(\.map)?\.partial)')
 
@@ -114,7 +115,7 @@ class HostFiles:
 
     def store_path(self, image_id: str, medium: Medium) -> str:
         """Return where an image's growing store is, or would be."""
-        return os.path.join(self.directories[medium], f'{image_id}{growingstore.SUFFIX}')
+        return os.path.join(self.directories[medium], f'{image_id}{STORE_SUFFIX}')
 
     def coming_path(self, image_id: str, medium: Medium) -> str:
         """Return where an image's cache image is while servers read it and it still comes."""

@@ -17,7 +17,7 @@ from oslo_concurrency import lockutils
 from oslo_utils import timeutils
 
 from nova_bootcache import signatures
-from nova_bootcache.settling import LocalServer
+from nova_bootcache.localservers import LocalServer
 
 CONF = imagebackend.CONF
 

@@ -7,8 +7,8 @@ from bootcache import exception, rpcapi
 from bootcache.ending import Limits
 from bootcache.manifest import CacheInfo
 from bootcache.tier import Medium
-from nova_bootcache.gateway import Remote
 from nova_bootcache.placement import Offer, Storage
+from nova_bootcache.storagenode import Remote
 
 _OFFERS = {rpcapi.ACTION_CACHE: Offer.CACHE, rpcapi.ACTION_COLD: Offer.COLD,
            rpcapi.ACTION_RECORD: Offer.PROFILE, rpcapi.ACTION_WAIT: Offer.WAIT}

@@ -8,7 +8,8 @@ from oslo_log import log as logging
 
 from bootcache import naming, recorder, rpcapi, workingset
 from bootcache.recorder import Recording
-from nova_bootcache.gateway import Gateway, Remote
+from nova_bootcache.gateway import Gateway
+from nova_bootcache.storagenode import Remote
 
 LOG = logging.getLogger(__name__)
 

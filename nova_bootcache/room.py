@@ -10,9 +10,8 @@ from oslo_log import log as logging
 
 from bootcache import exception, tier
 from bootcache.tier import Item, Limits, Medium
-from nova_bootcache import growingstore
 from nova_bootcache.below import Below
-from nova_bootcache.hostfiles import HostFiles
+from nova_bootcache.hostfiles import STORE_SUFFIX, HostFiles
 from nova_bootcache.needs import Needs
 
 LOG = logging.getLogger(__name__)
@@ -81,8 +80,8 @@ class Room:
             promised[f'{_STORE}{image_id}'] = medium, limit
         directory = self._files.directories[medium]
         for name in os.listdir(directory):
-            key = f'{_STORE}{name.removesuffix(growingstore.SUFFIX)}'
-            if name.endswith(growingstore.SUFFIX) and key not in promised:
+            key = f'{_STORE}{name.removesuffix(STORE_SUFFIX)}'
+            if name.endswith(STORE_SUFFIX) and key not in promised:
                 with contextlib.suppress(FileNotFoundError):
                     status = os.stat(os.path.join(directory, name))
                     # Beyond its end it has space that was its own while it grew.

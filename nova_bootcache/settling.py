@@ -7,12 +7,11 @@ its server, which leaves the server as it was, and settling tries again later.
 
 import collections
 import contextlib
-import dataclasses
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import oslo_messaging as messaging
 from oslo_concurrency import lockutils
@@ -21,6 +20,7 @@ from oslo_log import log as logging
 from bootcache import exception, naming, properties, qemuimg
 from nova_bootcache import basecontent, fullbase, offer, pivot, rebase
 from nova_bootcache.host import ComputeHost
+from nova_bootcache.localservers import LocalServer, Nova
 from nova_bootcache.occasions import Occasions
 from nova_bootcache.pivot import Pivot
 from nova_bootcache.unsettled import Unsettled
@@ -30,62 +30,6 @@ LOG = logging.getLogger(__name__)
 _PERIOD_SECONDS = 10
 _PAUSE_SECONDS = 60
 _LONGEST_PAUSE = 6 * 3600
-
-
-@dataclasses.dataclass(frozen=True)
-class LocalServer:
-    """A server on this host, as Nova knows it.
-
-    :ivar server_id: its id.
-    :ivar image_id: its image; empty if it has none.
-    :ivar settles: whether it is in a state in which it can be settled.
-    :ivar age: seconds since it started.
-    :ivar directory: of its disks.
-    :ivar target: the root disk's name in the guest.
-    :ivar state: what Nova has it in, or does with it: active, suspended, resize_migrating...
-    """
-
-    server_id: str
-    image_id: str
-    settles: bool
-    age: float
-    directory: str
-    target: str
-    state: str = ''
-
-    @property
-    def disk(self) -> str:
-        """The path of its root disk."""
-        return os.path.join(self.directory, 'disk')
-
-
-class Nova(Protocol):
-    """What settling needs of Nova: see nova_bootcache/novaservers.py."""
-
-    base_directory: str
-    force_raw: bool
-    keep_free: int
-
-    def servers(self) -> list[LocalServer]:
-        """Return this host's servers."""
-
-    def server(self, server_id: str) -> LocalServer | None:
-        """Return one of them, as it is now; None if it is gone."""
-
-    def needs_stock_base(self, server_id: str) -> bool:
-        """Tell whether only stock Nova may get a server's base: it checks signatures."""
-
-    def domain(self, server_id: str) -> Any:
-        """Return its libvirt domain, None if it has none."""
-
-    def instance_lock(self, server_id: str) -> contextlib.AbstractContextManager[Any]:
-        """Return Nova's lock of a server."""
-
-    def base_lock(self, name: str) -> contextlib.AbstractContextManager[Any]:
-        """Return Nova's lock of a base."""
-
-    def directories(self) -> list[str]:
-        """Return the directories of all servers that have one on this host."""
 
 
 class _Unwanted(threading.Event):

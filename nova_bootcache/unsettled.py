@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from oslo_log import log as logging
 
-if TYPE_CHECKING:
-    from nova_bootcache.settling import LocalServer
+from nova_bootcache.localservers import LocalServer
 
 LOG = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from bootcache import conf as bootcache_conf
 from bootcache import rpcapi
 from bootcache.storagedaemon import StorageDaemon, UnixListener
 from nova_bootcache import conf as nova_conf
-from nova_bootcache import fetches, gateway
+from nova_bootcache import fetches, storagenode
 from nova_bootcache.host import ComputeHost
 from nova_bootcache.placement import Server
 
@@ -158,7 +158,7 @@ class HostChild:
         self.name = name
         fetches._GRACE_SECONDS = round(fetches._GRACE_SECONDS * dilation)
         fetches._SLOWEST = round(fetches._SLOWEST / dilation)
-        gateway._REACH_SECONDS = round(gateway._REACH_SECONDS * dilation)
+        storagenode._REACH_SECONDS = round(storagenode._REACH_SECONDS * dilation)
         os.makedirs(directory, exist_ok=True)
         netns.see_as(directory, HOST_DIRECTORY)
         netns.sharp_timers()

@@ -12,11 +12,11 @@ from functional_tools import free_port
 from storage_node import IMAGE
 
 from bootcache import exception
-from nova_bootcache import gateway
-from nova_bootcache.gateway import Remote, check_reachable
+from nova_bootcache import storagenode
+from nova_bootcache.storagenode import Remote, check_reachable
 
 # What the gateway's users wait for an answer at most; slow machines included.
-BOUND = 3 * gateway._REACH_SECONDS
+BOUND = 3 * storagenode._REACH_SECONDS
 
 
 @pytest.fixture

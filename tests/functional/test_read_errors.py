@@ -19,7 +19,7 @@ from glance_bootcache.readerrors import ReadErrors
 from glance_bootcache.shown import Shown
 from glance_bootcache.store import ImageStore
 from glance_bootcache.tiers import StorageTiers
-from nova_bootcache.gateway import Remote
+from nova_bootcache.storagenode import Remote
 
 OTHER = '11111111-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 WATCH = {'quota': 64 * MIB, 'linger': 1, 'silence': 2, 'timeout': 100, 'marker': 'login:'}

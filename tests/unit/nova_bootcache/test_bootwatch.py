@@ -13,9 +13,9 @@ from bootcache.ending import Limits, Progress
 from bootcache.workingset import Extent
 from nova_bootcache import bootwatch, growingstore
 from nova_bootcache.bootwatch import BootWatch
-from nova_bootcache.gateway import Remote
 from nova_bootcache.growingstore import Mark
 from nova_bootcache.offer import Watch
+from nova_bootcache.storagenode import Remote
 
 REMOTE = Remote('7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f', '10.0.0.1', 10810, 'base-x')
 LIMITS = Limits(quota=1 << 30, linger=30, silence=60, timeout=900)
@@ -98,7 +98,7 @@ def watched(monkeypatch):
     """Watches a scripted boot to its end; gives the boot, the reports, and who was told."""
     clock = Clock()
     monkeypatch.setattr(bootwatch, 'time', clock)
-    monkeypatch.setattr(bootwatch.gateway, 'check_reachable', lambda remote: None)
+    monkeypatch.setattr(bootwatch.storagenode, 'check_reachable', lambda remote: None)
 
     def watch(script=(), marker='boot finished', limits=LIMITS, report=None, console=None):
         boot = Boot(clock, dict(script))
@@ -209,7 +209,7 @@ def test_a_storage_node_that_is_away_is_not_waited_for(watched, monkeypatch, cap
         assert remote is REMOTE
         raise exception.StorageDaemonError('10.0.0.1 cannot be reached')
 
-    monkeypatch.setattr(bootwatch.gateway, 'check_reachable', away)
+    monkeypatch.setattr(bootwatch.storagenode, 'check_reachable', away)
     boot = watched(reading(1))
     assert boot.marks == [], 'reading the record waits for the storage node'
     line = lost(boot, caplog)
@@ -244,7 +244,7 @@ def test_a_console_that_cannot_be_read_is_logged(watched, caplog):
 
 
 def test_it_runs_in_a_thread_of_its_own_until_it_is_told_to_end(monkeypatch):
-    monkeypatch.setattr(bootwatch.gateway, 'check_reachable', lambda remote: None)
+    monkeypatch.setattr(bootwatch.storagenode, 'check_reachable', lambda remote: None)
     reports, over = [], threading.Event()
     watch = BootWatch('server-1', Boot(bootwatch.time, {}), REMOTE, Watch(LIMITS, 'never'),
                       lambda: '', lambda *arguments: reports.append(arguments),
@@ -292,7 +292,8 @@ def test_quiet_is_five_seconds_or_the_linger(idle, linger, quiet):
 def test_what_is_read_after_the_end_does_not_count(watched, monkeypatch):
     """The record is read a while later: the storage node is looked at first."""
     boots = []
-    monkeypatch.setattr(bootwatch.gateway, 'check_reachable', lambda remote: boots[0].read(1 << 20))
+    monkeypatch.setattr(bootwatch.storagenode, 'check_reachable',
+                        lambda remote: boots[0].read(1 << 20))
     boot = watched({**reading(1), 2: boots.append})
     assert ended_by(boot) == ('silence', 61.0)
     assert counted(boot) == 65536

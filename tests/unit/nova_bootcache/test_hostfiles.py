@@ -15,10 +15,10 @@ from bootcache.tier import Limits, Medium
 from nova_bootcache import fetches, hostfiles, room
 from nova_bootcache.cacheentry import Entry
 from nova_bootcache.fetches import Fetches
-from nova_bootcache.gateway import Remote
 from nova_bootcache.hostfiles import HostFiles
 from nova_bootcache.needs import Needs
 from nova_bootcache.room import Room
+from nova_bootcache.storagenode import Remote
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'

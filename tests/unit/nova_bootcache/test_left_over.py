@@ -15,9 +15,9 @@ from bootcache.tier import Medium
 from nova_bootcache import conf as nova_conf
 from nova_bootcache import graph
 from nova_bootcache.cacheentry import Entry
-from nova_bootcache.gateway import Remote
 from nova_bootcache.graph import Action
 from nova_bootcache.host import ComputeHost
+from nova_bootcache.storagenode import Remote
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'

@@ -18,13 +18,13 @@ from oslo_config import cfg
 from bootcache import exception, qemuimg, tier
 from bootcache.manifest import CacheInfo
 from bootcache.tier import Medium
-from nova_bootcache import asking, gateway, needs, placement
+from nova_bootcache import asking, needs, placement, storagenode
 from nova_bootcache import conf as nova_conf
 from nova_bootcache.cacheentry import Entry
-from nova_bootcache.gateway import Remote
 from nova_bootcache.host import ComputeHost
 from nova_bootcache.imagebackend import BootCacheQcow2
 from nova_bootcache.placement import Offer, Server
+from nova_bootcache.storagenode import Remote
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -74,7 +74,7 @@ def host(tmp_path, monkeypatch):
     monkeypatch.setattr(host.gateway, 'start', lambda: False)
     monkeypatch.setattr(host.gateway, 'remove_base',
                         lambda image_id: not host.removed.append(image_id))
-    monkeypatch.setattr(gateway, 'check_reachable', lambda remote: None)
+    monkeypatch.setattr(storagenode, 'check_reachable', lambda remote: None)
     host.clock = Clock()
     monkeypatch.setattr(needs, 'time', host.clock)
     yield host
@@ -378,7 +378,7 @@ def test_a_store_goes_with_the_whole_cache_image_unless_the_storage_node_is_away
         if away:
             raise exception.StorageDaemonError('away')
 
-    monkeypatch.setattr(gateway, 'check_reachable', check_reachable)
+    monkeypatch.setattr(storagenode, 'check_reachable', check_reachable)
     place(host)
     path = f'{host.cache.path(IMAGE)}.json'
     entry = Entry.load(path)
@@ -472,7 +472,7 @@ def test_a_spoilt_store_stays_while_the_storage_node_is_away(host, tmp_path, mon
         if is_away:
             raise exception.StorageNodeAway('away')
 
-    monkeypatch.setattr(gateway, 'check_reachable', check)
+    monkeypatch.setattr(storagenode, 'check_reachable', check)
     monkeypatch.setattr(host.room, 'room_for', lambda image_id, size: None)
     found = host.chains._grow(IMAGE, MIB)
     assert free == [True], 'no lock is held over it'

@@ -13,9 +13,9 @@ from bootcache.ending import Limits
 from bootcache.manifest import CacheInfo
 from bootcache.tier import Medium
 from nova_bootcache import offer
-from nova_bootcache.gateway import Remote
 from nova_bootcache.offer import Offered, Watch
 from nova_bootcache.placement import Offer, Storage
+from nova_bootcache.storagenode import Remote
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 INFO = CacheInfo('cache', 1000, 900, 3, 'ab', 1 << 30, 65536, 1 << 29, 'nbd://', 1.5, 1)

@@ -16,10 +16,11 @@ import pytest
 from bootcache import exception, naming
 from nova_bootcache import basecontent, pivot, settling
 from nova_bootcache.cacheentry import Entry
-from nova_bootcache.gateway import Remote
+from nova_bootcache.localservers import LocalServer
 from nova_bootcache.needs import Needs
 from nova_bootcache.pivotstate import PivotConflict, PivotFailed, PivotRefused
-from nova_bootcache.settling import LocalServer, Settler
+from nova_bootcache.settling import Settler
+from nova_bootcache.storagenode import Remote
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'

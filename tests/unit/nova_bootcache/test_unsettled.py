@@ -3,7 +3,7 @@
 import pytest
 
 from nova_bootcache import unsettled
-from nova_bootcache.settling import LocalServer
+from nova_bootcache.localservers import LocalServer
 from nova_bootcache.unsettled import SOON, Unsettled
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'

@@ -15,7 +15,7 @@ from bootcache.manifest import CacheInfo
 from bootcache.tier import Limits, Medium
 from nova_bootcache import news, upkeep
 from nova_bootcache.cacheentry import Entry
-from nova_bootcache.gateway import Remote
+from nova_bootcache.storagenode import Remote
 from nova_bootcache.upkeep import Upkeep
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'

@@ -1,0 +1,53 @@
+"""A base on a storage node, and whether that node answers."""
+
+import dataclasses
+import socket
+from typing import Any
+
+from bootcache import exception
+
+_REACH_SECONDS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Remote:
+    """A base on a storage node.
+
+    :ivar image_id: the image.
+    :ivar host: of the exporter.
+    :ivar port: of the exporter.
+    :ivar export: the exporter's name for the base.
+    :ivar image_hash: of its content, ``algorithm:hexadecimal`` of the image file as Glance has it;
+        empty if it is not known.
+    """
+
+    image_id: str
+    host: str
+    port: int
+    export: str
+    image_hash: str = ''
+
+    @classmethod
+    def from_answer(cls, image_id: str, answer: dict[str, Any]) -> 'Remote':
+        """Read it out of ``plan_boot``'s answer."""
+        host, port = answer['server']
+        return cls(image_id, str(host), int(port), str(answer['base_export']),
+                   str(answer.get('image_hash', '')))
+
+
+def check_reachable(remote: Remote) -> None:
+    """Try to connect: while the daemon itself tries, or waits in vain, it takes no new connections.
+
+    :raises StorageNodeAway: if the exporter does not answer at once.
+    """
+    try:
+        with socket.create_connection((remote.host, remote.port),
+                                      timeout=_REACH_SECONDS) as connection:
+            # The server speaks first; one that is frozen takes connections all the same.
+            connection.settimeout(_REACH_SECONDS)
+            if connection.recv(8) != b'NBDMAGIC':
+                raise OSError('it does not speak NBD')
+    except OSError as error:
+        raise exception.StorageNodeAway(
+            f'gateway: the exporter at {remote.host}:{remote.port} cannot be reached: {error}'
+        ) from error

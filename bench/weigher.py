@@ -21,9 +21,9 @@ from typing import Any
 from nova import objects
 from nova.scheduler import host_manager, weights
 
-from nova_bootcache import warmth
+from nova_bootcache.published import warmth
+from nova_bootcache.published.warmth import Holding, Level
 from nova_bootcache.scheduler.weights import BootCacheWeigher
-from nova_bootcache.warmth import Holding, Level
 
 SEED = 1
 LEVELS = (Level.DISK, Level.DISK, Level.DISK, Level.MEMORY, Level.BASE)

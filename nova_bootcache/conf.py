@@ -9,7 +9,7 @@ from oslo_log import log as logging
 from bootcache import conf as shared
 from bootcache import exception, tier
 from bootcache.tier import Limits
-from nova_bootcache import growingstore
+from nova_bootcache.gateway import growingstore
 
 LOG = logging.getLogger(__name__)
 

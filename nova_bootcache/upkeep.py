@@ -15,12 +15,13 @@ import oslo_messaging as messaging
 from oslo_log import log as logging
 
 from bootcache import exception, naming
-from nova_bootcache import occasions, offer
-from nova_bootcache.cacheentry import Entry
-from nova_bootcache.holdings import Holdings
-from nova_bootcache.host import ComputeHost
+from nova_bootcache.asking import offer
+from nova_bootcache.asking.placement import Offer
+from nova_bootcache.cache.cacheentry import Entry
+from nova_bootcache.chains.host import ComputeHost
 from nova_bootcache.news import News
-from nova_bootcache.placement import Offer
+from nova_bootcache.published.holdings import Holdings
+from nova_bootcache.settling import occasions
 
 LOG = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from nova import objects
 from nova.scheduler import host_manager, weights
 
 from bench.cluster.workload import Flavor
-from nova_bootcache import warmth
+from nova_bootcache.published import warmth
 from nova_bootcache.scheduler import hosts as scheduler_hosts
 from nova_bootcache.scheduler.hosts import HostWarmth
 from nova_bootcache.scheduler.weights import BootCacheWeigher

@@ -12,7 +12,7 @@ from bench.cluster import calibration
 from bench.cluster.links import FairLink
 from bootcache import tier
 from bootcache.tier import Item, Limits, Medium
-from nova_bootcache.placement import Offer
+from nova_bootcache.asking.placement import Offer
 
 # A host may be fetching what was asked for just now (glance_bootcache/tiers.py).
 _FETCH_SECONDS = 30

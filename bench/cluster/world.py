@@ -17,9 +17,10 @@ from bench.cluster.settling import Settling
 from bench.cluster.storage import StorageNode
 from bench.cluster.workload import Flavor
 from bootcache.tier import Medium
-from nova_bootcache import placement, warmth
-from nova_bootcache.placement import Held, Offer, Step, Storage
-from nova_bootcache.warmth import Holding, Level
+from nova_bootcache.asking import placement
+from nova_bootcache.asking.placement import Held, Offer, Step, Storage
+from nova_bootcache.published import warmth
+from nova_bootcache.published.warmth import Holding, Level
 
 _PUBLISH_SECONDS = 60       # Nova's update_resources_interval
 _SWEEP_SECONDS = 2400       # Nova's image_cache.manager_interval

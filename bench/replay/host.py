@@ -25,9 +25,10 @@ from bootcache import conf as bootcache_conf
 from bootcache import rpcapi
 from bootcache.storagedaemon import StorageDaemon, UnixListener
 from nova_bootcache import conf as nova_conf
-from nova_bootcache import fetches, storagenode
-from nova_bootcache.host import ComputeHost
-from nova_bootcache.placement import Server
+from nova_bootcache import storagenode
+from nova_bootcache.asking.placement import Server
+from nova_bootcache.chains.host import ComputeHost
+from nova_bootcache.tiers import fetches
 
 _TICKS = os.sysconf('SC_CLK_TCK')
 EXPORT = 'disk'
@@ -173,7 +174,7 @@ class HostChild:
         # What a peer runs on this host until it is reset.
         self.helpers: list[subprocess.Popen[bytes]] = []
         self._said = _Said()
-        logger = logging.getLogger('nova_bootcache.host')
+        logger = logging.getLogger('nova_bootcache.chains.host')
         logger.addHandler(self._said)
         logger.setLevel(logging.INFO)
         self._peer: Any = None

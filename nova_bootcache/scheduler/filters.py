@@ -14,9 +14,9 @@ from nova.scheduler import filters
 from oslo_log import log as logging
 
 from bootcache import exception, properties
-from nova_bootcache import warmth
+from nova_bootcache.published import warmth
+from nova_bootcache.published.warmth import Level
 from nova_bootcache.scheduler import hosts
-from nova_bootcache.warmth import Level
 
 LOG = logging.getLogger(__name__)
 

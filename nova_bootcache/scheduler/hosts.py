@@ -14,8 +14,8 @@ from nova.scheduler import host_manager
 from oslo_log import log as logging
 
 from bootcache import rpcapi
-from nova_bootcache import warmth
-from nova_bootcache.warmth import Entry, Level
+from nova_bootcache.published import warmth
+from nova_bootcache.published.warmth import Entry, Level
 
 LOG = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ from typing import Any
 import nova.conf
 from nova.scheduler import utils, weights
 
-from nova_bootcache import warmth
+from nova_bootcache.published import warmth
+from nova_bootcache.published.warmth import Level
 from nova_bootcache.scheduler import conf, hosts
-from nova_bootcache.warmth import Level
 
 CONF = nova.conf.CONF
 conf.register_opts(CONF)

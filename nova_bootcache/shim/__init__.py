@@ -4,6 +4,6 @@ Nova imports ``nova.virt.<compute_driver>`` and looks nowhere else, so setup.cfg
 folder under that name, beside Nova's own modules. The real package is ``nova_bootcache``.
 """
 
-from nova_bootcache.driver import BootCacheLibvirtDriver
+from nova_bootcache.novadriver.driver import BootCacheLibvirtDriver
 
 __all__ = ['BootCacheLibvirtDriver']

@@ -10,8 +10,8 @@ import uuid
 import pytest
 
 from bootcache import naming
-from nova_bootcache import warmth
-from nova_bootcache.warmth import Level
+from nova_bootcache.published import warmth
+from nova_bootcache.published.warmth import Level
 from tests.e2e.conftest import Log, wait_until
 from tools.cloud import records
 from tools.cloud.bootcache import DRIVER, STOCK_DRIVER

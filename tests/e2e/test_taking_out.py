@@ -16,7 +16,7 @@ import pytest
 from docutils import core, nodes
 
 from bootcache import properties
-from nova_bootcache import warmth
+from nova_bootcache.published import warmth
 from tests.e2e.conftest import Log, configure, wait_until
 from tools.cloud import config, records
 from tools.cloud.bootcache import DRIVER, FILTER, STOCK_DRIVER, STORAGE_SERVICE, TAP, WEIGHER

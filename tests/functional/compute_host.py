@@ -7,7 +7,7 @@ from functional_tools import qemu_img
 from storage_node import IMAGE, SIZE
 
 from bootcache.workingset import WorkingSet
-from nova_bootcache.placement import Server
+from nova_bootcache.asking.placement import Server
 
 SERVER = Server(IMAGE, 'disk', '', False, False, False)
 

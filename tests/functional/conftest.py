@@ -23,8 +23,8 @@ from bootcache import rpcapi
 from bootcache.storagedaemon import StorageDaemon, UnixListener
 from glance_bootcache import conf as glance_conf
 from nova_bootcache import conf as nova_conf
-from nova_bootcache.holdings import Holdings
-from nova_bootcache.host import ComputeHost
+from nova_bootcache.chains.host import ComputeHost
+from nova_bootcache.published.holdings import Holdings
 from nova_bootcache.upkeep import Upkeep
 
 

@@ -17,8 +17,8 @@ from functional_tools import PATIENCE, qemu_img, until
 
 from bootcache import qemuimg
 from bootcache.storagedaemon import StorageDaemon, UnixListener
-from nova_bootcache import livedisk, pivot, pivotstate, rebase
-from nova_bootcache.pivot import Pivot
+from nova_bootcache.settling import livedisk, pivot, pivotstate, rebase
+from nova_bootcache.settling.pivot import Pivot
 
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 MEMORY_MIB = 160

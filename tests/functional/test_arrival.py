@@ -19,7 +19,8 @@ from storage_node import IMAGE, MIB, content
 
 from bootcache import daemonjobs, exception, naming
 from bootcache.workingset import Extent
-from nova_bootcache import arrival, fetches
+from nova_bootcache.gateway import arrival
+from nova_bootcache.tiers import fetches
 
 # The end of the base is read last, and so arrives last.
 SET = Extent(3 * MIB, MIB), Extent(0, MIB), Extent(5 * MIB, 300_000)

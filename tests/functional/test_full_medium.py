@@ -12,7 +12,7 @@ from storage_node import IMAGE, MIB, SIZE, content
 
 from bootcache import naming
 from bootcache.workingset import Extent
-from nova_bootcache import arrival, diskroom
+from nova_bootcache.gateway import arrival, diskroom
 
 WATCH = {'quota': 64 * MIB, 'linger': 1, 'silence': 60, 'timeout': 100, 'marker': 'login:'}
 

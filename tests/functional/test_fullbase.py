@@ -15,7 +15,7 @@ from functional_tools import processes_of, qemu_img, until
 from bootcache import exception, naming, qemuimg, savefile
 from bootcache.cacheimage import Base
 from bootcache.storagedaemon import UnixListener
-from nova_bootcache import basecontent, fullbase
+from nova_bootcache.settling import basecontent, fullbase
 
 MIB = 1 << 20
 NAME = '0' * 40

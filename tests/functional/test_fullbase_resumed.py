@@ -14,7 +14,7 @@ from test_fullbase import stored as stored  # the fixtures
 from test_fullbase import target as target
 
 from bootcache import exception, qemuimg, savefile
-from nova_bootcache import fullbase
+from nova_bootcache.settling import fullbase
 
 PIECE = 4 * MIB
 

@@ -310,7 +310,7 @@ def test_debians_nova_and_glance_find_what_is_theirs(debians):
                    env={**QUIET, 'PATH': f'{python}/bin:{QUIET["PATH"]}'})
                for command in re.findall(r"python3 .*?'(?:.|\n)*?'$", '\n'.join(told), re.M)]
     assert len(answers) == 3
-    for answer, name in zip(answers, ('nova_bootcache.driver.BootCacheLibvirtDriver',
+    for answer, name in zip(answers, ('nova_bootcache.novadriver.driver.BootCacheLibvirtDriver',
                                       'nova_bootcache.scheduler.weights.BootCacheWeigher',
                                       'get_flow'), strict=True):
         assert name in answer

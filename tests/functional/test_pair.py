@@ -13,12 +13,12 @@ from bootcache import exception, naming, qemuimg, savefile
 from bootcache.manifest import CacheInfo, Manifest
 from bootcache.tier import Limits, Medium
 from bootcache.workingset import Extent
-from nova_bootcache.below import Below
-from nova_bootcache.fetches import Fetches
-from nova_bootcache.gateway import Gateway
-from nova_bootcache.hostfiles import HostFiles
-from nova_bootcache.needs import Needs
-from nova_bootcache.room import Room
+from nova_bootcache.cache.hostfiles import HostFiles
+from nova_bootcache.gateway.below import Below
+from nova_bootcache.gateway.gateway import Gateway
+from nova_bootcache.gateway.needs import Needs
+from nova_bootcache.tiers.fetches import Fetches
+from nova_bootcache.tiers.room import Room
 
 LIMITS = Limits(64 * MIB, 60 * MIB, 50 * MIB)
 OTHER = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'

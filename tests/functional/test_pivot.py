@@ -13,8 +13,8 @@ from functional_tools import processes_of, qemu_img, until
 from guests import Guest, Images, start_libvirtd
 
 from bootcache import exception, qemuimg
-from nova_bootcache import pivot, pivotstate, rebase
-from nova_bootcache.pivotstate import Marker, Overlay, Phase
+from nova_bootcache.settling import pivot, pivotstate, rebase
+from nova_bootcache.settling.pivotstate import Marker, Overlay, Phase
 
 SLOW = 256 << 10
 # The steps of a move; a process is killed at each of their lines.

@@ -12,9 +12,9 @@ from storage_node import IMAGE, MIB
 from bootcache import exception
 from bootcache.tier import Medium
 from bootcache.workingset import Extent
-from nova_bootcache import warmth
-from nova_bootcache.warming import Warming
-from nova_bootcache.warmth import Level
+from nova_bootcache.chains.warming import Warming
+from nova_bootcache.published import warmth
+from nova_bootcache.published.warmth import Level
 
 SET = Extent(4 * MIB, 300_000), Extent(0, 4096)
 

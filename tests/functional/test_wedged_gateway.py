@@ -12,7 +12,7 @@ from storage_node import IMAGE, MIB
 
 from bootcache import exception
 from bootcache.workingset import Extent
-from nova_bootcache import gateway
+from nova_bootcache.gateway import gateway
 
 SET = Extent(4 * MIB, 300_000), Extent(0, 4096)
 

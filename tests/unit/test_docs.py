@@ -16,9 +16,9 @@ from bootcache import exception, manifest, properties
 from bootcache.storagedaemon import StorageDaemon, UnixListener
 from glance_bootcache import conf as glance_conf
 from nova_bootcache import conf as nova_conf
-from nova_bootcache import placement
-from nova_bootcache.cacheentry import Entry
-from nova_bootcache.pivotstate import Marker, Phase
+from nova_bootcache.asking import placement
+from nova_bootcache.cache.cacheentry import Entry
+from nova_bootcache.settling.pivotstate import Marker, Phase
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
 PACKAGES = ('bootcache', 'glance_bootcache', 'nova_bootcache')

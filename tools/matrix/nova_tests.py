@@ -115,7 +115,7 @@ def put_in_place(directory: str) -> None:
 
     from bootcache import conf as shared
     from nova_bootcache import conf
-    from nova_bootcache.driver import BootCacheLibvirtDriver
+    from nova_bootcache.novadriver.driver import BootCacheLibvirtDriver
 
     cfg.set_defaults([*conf.opts, *shared.opts], gateway_autostart=False,
                      gateway_run_dir=f'{directory}/run',

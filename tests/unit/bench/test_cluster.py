@@ -22,7 +22,8 @@ from bench.cluster.settling import Settling
 from bench.cluster.storage import Node, StorageNode
 from bench.cluster.world import Boot, World
 from bootcache import tier
-from nova_bootcache import placement, warmth
+from nova_bootcache.asking import placement
+from nova_bootcache.published import warmth
 from nova_bootcache.scheduler import hosts as scheduler_hosts
 from nova_bootcache.scheduler.weights import BootCacheWeigher
 

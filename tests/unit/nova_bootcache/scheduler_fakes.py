@@ -3,8 +3,8 @@
 from nova import context, objects
 from nova.scheduler import host_manager
 
-from nova_bootcache import warmth
-from nova_bootcache.warmth import Holding, Level
+from nova_bootcache.published import warmth
+from nova_bootcache.published.warmth import Holding, Level
 
 objects.register_all()
 

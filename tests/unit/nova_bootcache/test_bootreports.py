@@ -6,8 +6,8 @@ The storage service is a stand-in; tests/functional/test_cold_boots.py has real 
 import oslo_messaging as messaging
 import pytest
 
-from nova_bootcache import bootreports
-from nova_bootcache.bootreports import BootReports
+from nova_bootcache.recording import bootreports
+from nova_bootcache.recording.bootreports import BootReports
 
 
 class Service:

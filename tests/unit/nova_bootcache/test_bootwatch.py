@@ -11,10 +11,11 @@ import pytest
 from bootcache import ending, exception
 from bootcache.ending import Limits, Progress
 from bootcache.workingset import Extent
-from nova_bootcache import bootwatch, growingstore
-from nova_bootcache.bootwatch import BootWatch
-from nova_bootcache.growingstore import Mark
-from nova_bootcache.offer import Watch
+from nova_bootcache.asking.offer import Watch
+from nova_bootcache.gateway import growingstore
+from nova_bootcache.gateway.growingstore import Mark
+from nova_bootcache.recording import bootwatch
+from nova_bootcache.recording.bootwatch import BootWatch
 from nova_bootcache.storagenode import Remote
 
 REMOTE = Remote('7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f', '10.0.0.1', 10810, 'base-x')

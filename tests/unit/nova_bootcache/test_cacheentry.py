@@ -3,7 +3,7 @@
 import json
 
 from bootcache.manifest import CacheInfo
-from nova_bootcache.cacheentry import Entry
+from nova_bootcache.cache.cacheentry import Entry
 from nova_bootcache.storagenode import Remote
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'

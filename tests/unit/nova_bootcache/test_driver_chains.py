@@ -13,9 +13,9 @@ from nova.virt.libvirt import driver, imagebackend
 from nova.virt.libvirt import utils as libvirt_utils
 
 from bootcache import qemuimg
-from nova_bootcache.driver import BootCacheLibvirtDriver
-from nova_bootcache.imagebackend import BootCacheQcow2
-from nova_bootcache.pivotstate import DISK, MARKER, SPARE, Marker, Phase
+from nova_bootcache.novadriver.driver import BootCacheLibvirtDriver
+from nova_bootcache.novadriver.imagebackend import BootCacheQcow2
+from nova_bootcache.settling.pivotstate import DISK, MARKER, SPARE, Marker, Phase
 
 SERVER = '5f0d3e7a-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'

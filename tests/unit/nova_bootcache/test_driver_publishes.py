@@ -7,8 +7,9 @@ from nova.compute import provider_tree
 from nova.virt.libvirt import driver as libvirt_driver
 
 from bootcache import naming
-from nova_bootcache import driver, warmth
-from nova_bootcache.driver import TRAIT, BootCacheLibvirtDriver
+from nova_bootcache.novadriver import driver
+from nova_bootcache.novadriver.driver import TRAIT, BootCacheLibvirtDriver
+from nova_bootcache.published import warmth
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 

@@ -11,8 +11,8 @@ from test_letting_go import IMAGE, MIB, OTHER, evict, place
 from test_letting_go import host as host  # the fixture
 
 from bootcache import exception
-from nova_bootcache import occasions
-from nova_bootcache.holdings import Holdings
+from nova_bootcache.published.holdings import Holdings
+from nova_bootcache.settling import occasions
 from nova_bootcache.upkeep import Upkeep
 
 OLD, NEW = 'sha512:11', 'sha512:22'

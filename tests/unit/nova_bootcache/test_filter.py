@@ -9,9 +9,9 @@ from nova.scheduler import filters as nova_filters
 from nova.scheduler import utils
 from scheduler_fakes import IMAGE, OTHER, host, published, request
 
+from nova_bootcache.published.warmth import Level
 from nova_bootcache.scheduler import filters
 from nova_bootcache.scheduler.filters import BootCacheFilter
-from nova_bootcache.warmth import Level
 
 
 class Glance:

@@ -11,8 +11,8 @@ import pytest
 from test_settling import BANDWIDTH, DELAY, IMAGE, settled
 from test_settling import house as house  # the fixture
 
-from nova_bootcache import basecontent
-from nova_bootcache.settling import Settler
+from nova_bootcache.settling import basecontent
+from nova_bootcache.settling.settling import Settler
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import itertools
 import pytest
 
 from bootcache import naming
-from nova_bootcache import graph
-from nova_bootcache.graph import Action, Present, Store, Wanted, reconcile
+from nova_bootcache.gateway import graph
+from nova_bootcache.gateway.graph import Action, Present, Store, Wanted, reconcile
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 # Which node reads from which, as growingstore.py and arrival.py put them.

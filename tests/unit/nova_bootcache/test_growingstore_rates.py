@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_bootcache import growingstore, growth
+from nova_bootcache.gateway import growingstore, growth
 
 LIMITS = st.integers(growingstore.MIN_LIMIT, 1 << 40)
 

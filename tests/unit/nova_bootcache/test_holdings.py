@@ -8,12 +8,12 @@ import pytest
 from bootcache import exception, naming
 from bootcache.manifest import CacheInfo
 from bootcache.tier import Limits, Medium
-from nova_bootcache import warmth
-from nova_bootcache.cacheentry import Entry
-from nova_bootcache.holdings import Holdings
-from nova_bootcache.hostfiles import HostFiles
+from nova_bootcache.cache.cacheentry import Entry
+from nova_bootcache.cache.hostfiles import HostFiles
+from nova_bootcache.published import warmth
+from nova_bootcache.published.holdings import Holdings
+from nova_bootcache.published.warmth import Level
 from nova_bootcache.storagenode import Remote
-from nova_bootcache.warmth import Level
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'

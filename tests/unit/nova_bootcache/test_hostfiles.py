@@ -12,13 +12,14 @@ import pytest
 from bootcache import cacheimage, exception, naming, savefile
 from bootcache.manifest import CacheInfo
 from bootcache.tier import Limits, Medium
-from nova_bootcache import fetches, hostfiles, room
-from nova_bootcache.cacheentry import Entry
-from nova_bootcache.fetches import Fetches
-from nova_bootcache.hostfiles import HostFiles
-from nova_bootcache.needs import Needs
-from nova_bootcache.room import Room
+from nova_bootcache.cache import hostfiles
+from nova_bootcache.cache.cacheentry import Entry
+from nova_bootcache.cache.hostfiles import HostFiles
+from nova_bootcache.gateway.needs import Needs
 from nova_bootcache.storagenode import Remote
+from nova_bootcache.tiers import fetches, room
+from nova_bootcache.tiers.fetches import Fetches
+from nova_bootcache.tiers.room import Room
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'

@@ -13,10 +13,10 @@ from oslo_config import cfg
 from bootcache import exception, naming, recorder
 from bootcache.tier import Medium
 from nova_bootcache import conf as nova_conf
-from nova_bootcache import graph
-from nova_bootcache.cacheentry import Entry
-from nova_bootcache.graph import Action
-from nova_bootcache.host import ComputeHost
+from nova_bootcache.cache.cacheentry import Entry
+from nova_bootcache.chains.host import ComputeHost
+from nova_bootcache.gateway import graph
+from nova_bootcache.gateway.graph import Action
 from nova_bootcache.storagenode import Remote
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'

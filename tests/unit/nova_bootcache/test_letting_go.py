@@ -18,12 +18,14 @@ from oslo_config import cfg
 from bootcache import exception, qemuimg, tier
 from bootcache.manifest import CacheInfo
 from bootcache.tier import Medium
-from nova_bootcache import asking, needs, placement, storagenode
 from nova_bootcache import conf as nova_conf
-from nova_bootcache.cacheentry import Entry
-from nova_bootcache.host import ComputeHost
-from nova_bootcache.imagebackend import BootCacheQcow2
-from nova_bootcache.placement import Offer, Server
+from nova_bootcache import storagenode
+from nova_bootcache.asking import asking, placement
+from nova_bootcache.asking.placement import Offer, Server
+from nova_bootcache.cache.cacheentry import Entry
+from nova_bootcache.chains.host import ComputeHost
+from nova_bootcache.gateway import needs
+from nova_bootcache.novadriver.imagebackend import BootCacheQcow2
 from nova_bootcache.storagenode import Remote
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'

@@ -9,9 +9,9 @@ from nova.virt.libvirt import imagebackend
 from nova.virt.libvirt import utils as libvirt_utils
 
 from bootcache import tier
-from nova_bootcache import driver, localstorage
-from nova_bootcache.driver import BootCacheLibvirtDriver
-from nova_bootcache.placement import Server
+from nova_bootcache.asking.placement import Server
+from nova_bootcache.novadriver import driver, localstorage
+from nova_bootcache.novadriver.driver import BootCacheLibvirtDriver
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 SERVER = Server(IMAGE, 'disk', '', False, False, False)

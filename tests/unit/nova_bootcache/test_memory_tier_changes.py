@@ -6,7 +6,7 @@ import pytest
 from test_hostfiles import IMAGE, OTHER, place
 
 from bootcache import naming
-from nova_bootcache.hostfiles import HostFiles
+from nova_bootcache.cache.hostfiles import HostFiles
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from nova import objects
 from nova.virt.libvirt import host as libvirt_host
 from nova.virt.libvirt import imagebackend
 
-from nova_bootcache.imagebackend import BootCacheQcow2
-from nova_bootcache.novaservers import NovaServers
+from nova_bootcache.novadriver.imagebackend import BootCacheQcow2
+from nova_bootcache.novadriver.novaservers import NovaServers
 
 objects.register_all()
 SERVER = '5f0d3e7a-1f2b-4c3d-8e9f-0a1b2c3d4e5f'

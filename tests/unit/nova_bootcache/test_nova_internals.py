@@ -21,11 +21,11 @@ from nova.virt.libvirt import driver, imagebackend, imagecache
 from nova.virt.libvirt import utils as libvirt_utils
 
 from bootcache import naming, rpcapi
-from nova_bootcache import snapshots
-from nova_bootcache.driver import BootCacheLibvirtDriver
-from nova_bootcache.hostfiles import HostFiles
-from nova_bootcache.imagebackend import BootCacheQcow2
-from nova_bootcache.socketfault import GatewaySocket
+from nova_bootcache.cache.hostfiles import HostFiles
+from nova_bootcache.gateway.socketfault import GatewaySocket
+from nova_bootcache.novadriver import snapshots
+from nova_bootcache.novadriver.driver import BootCacheLibvirtDriver
+from nova_bootcache.novadriver.imagebackend import BootCacheQcow2
 
 objects.register_all()
 
@@ -226,7 +226,7 @@ def test_starting_and_resuming_come_through_the_hard_reboot():
 
 
 def test_servers_that_wait_to_be_resumed_are_powering_on_for_nova():
-    """nova_bootcache/resuming.py: what Nova makes of that state while they wait, and at a start."""
+    """novadriver/resuming.py: what Nova makes of that state while they wait, and at a start."""
     compute = manager.ComputeManager
     start = inspect.getsource(compute._init_instance)
     # Its own record of the server is what decides: active, and expected to run.
@@ -279,7 +279,7 @@ def test_the_inventory_is_where_we_change_it():
 
 
 def test_a_new_overlay_is_what_novas_own_would_be():
-    """nova_bootcache/pivot.py makes it: 64 KiB clusters on a raw base, a qcow2 base's own else."""
+    """settling/pivot.py makes it: 64 KiB clusters on a raw base, a qcow2 base's own else."""
     source = inspect.getsource(libvirt_utils.create_image)
     assert "'qemu-img', 'create', '-f', disk_format" in source
     assert 'cluster_size' in source

@@ -2,8 +2,8 @@
 
 import pytest
 
-from nova_bootcache import occasions
-from nova_bootcache.occasions import LONGEST_SECONDS, Occasions, is_due
+from nova_bootcache.settling import occasions
+from nova_bootcache.settling.occasions import LONGEST_SECONDS, Occasions, is_due
 
 
 @pytest.mark.parametrize('last, changed, waits, due', [

@@ -12,9 +12,9 @@ from bootcache import rpcapi
 from bootcache.ending import Limits
 from bootcache.manifest import CacheInfo
 from bootcache.tier import Medium
-from nova_bootcache import offer
-from nova_bootcache.offer import Offered, Watch
-from nova_bootcache.placement import Offer, Storage
+from nova_bootcache.asking import offer
+from nova_bootcache.asking.offer import Offered, Watch
+from nova_bootcache.asking.placement import Offer, Storage
 from nova_bootcache.storagenode import Remote
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'

@@ -10,8 +10,8 @@ import os
 import pytest
 
 from bootcache import exception
-from nova_bootcache import fullbase, partial
-from nova_bootcache.partial import Partial
+from nova_bootcache.settling import fullbase, partial
+from nova_bootcache.settling.partial import Partial
 
 MIB = 1 << 20
 TOTAL = 10 * MIB + 100

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from nova_bootcache import pivot, pivotstate
-from nova_bootcache.pivotstate import (
+from nova_bootcache.settling import pivot, pivotstate
+from nova_bootcache.settling.pivotstate import (
     DISK,
     MARKER,
     SPARE,

@@ -6,8 +6,8 @@ import itertools
 import pytest
 
 from bootcache.tier import Medium
-from nova_bootcache import placement
-from nova_bootcache.placement import Held, Host, Offer, Server, Step, Storage, plan
+from nova_bootcache.asking import placement
+from nova_bootcache.asking.placement import Held, Host, Offer, Server, Step, Storage, plan
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 

@@ -12,11 +12,11 @@ from nova.virt.libvirt import driver, imagebackend
 from nova.virt.libvirt import utils as libvirt_utils
 
 from bootcache import exception
-from nova_bootcache import novaservers, resuming
-from nova_bootcache.driver import BootCacheLibvirtDriver
-from nova_bootcache.imagebackend import BootCacheQcow2
-from nova_bootcache.novaservers import NovaServers, PoweringOn
-from nova_bootcache.resuming import Resuming
+from nova_bootcache.novadriver import novaservers, resuming
+from nova_bootcache.novadriver.driver import BootCacheLibvirtDriver
+from nova_bootcache.novadriver.imagebackend import BootCacheQcow2
+from nova_bootcache.novadriver.novaservers import NovaServers, PoweringOn
+from nova_bootcache.novadriver.resuming import Resuming
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'

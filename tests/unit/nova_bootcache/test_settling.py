@@ -14,12 +14,12 @@ import types
 import pytest
 
 from bootcache import exception, naming
-from nova_bootcache import basecontent, pivot, settling
-from nova_bootcache.cacheentry import Entry
-from nova_bootcache.localservers import LocalServer
-from nova_bootcache.needs import Needs
-from nova_bootcache.pivotstate import PivotConflict, PivotFailed, PivotRefused
-from nova_bootcache.settling import Settler
+from nova_bootcache.cache.cacheentry import Entry
+from nova_bootcache.gateway.needs import Needs
+from nova_bootcache.settling import basecontent, pivot, settling
+from nova_bootcache.settling.localservers import LocalServer
+from nova_bootcache.settling.pivotstate import PivotConflict, PivotFailed, PivotRefused
+from nova_bootcache.settling.settling import Settler
 from nova_bootcache.storagenode import Remote
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'

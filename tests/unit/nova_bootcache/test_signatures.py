@@ -13,9 +13,10 @@ from nova.virt.libvirt import imagebackend
 from nova.virt.libvirt import utils as libvirt_utils
 
 from bootcache import naming
-from nova_bootcache import novaservers, placement, signatures
-from nova_bootcache.imagebackend import BootCacheQcow2
-from nova_bootcache.novaservers import NovaServers
+from nova_bootcache.asking import placement
+from nova_bootcache.novadriver import novaservers, signatures
+from nova_bootcache.novadriver.imagebackend import BootCacheQcow2
+from nova_bootcache.novadriver.novaservers import NovaServers
 
 objects.register_all()
 SERVER = '5f0d3e7a-1f2b-4c3d-8e9f-0a1b2c3d4e5f'

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from bootcache import exception
-from nova_bootcache.growingstore import StoreKeeper
+from nova_bootcache.gateway.growingstore import StoreKeeper
 
 
 class Store:

@@ -2,9 +2,9 @@
 
 import pytest
 
-from nova_bootcache import unsettled
-from nova_bootcache.localservers import LocalServer
-from nova_bootcache.unsettled import SOON, Unsettled
+from nova_bootcache.settling import unsettled
+from nova_bootcache.settling.localservers import LocalServer
+from nova_bootcache.settling.unsettled import SOON, Unsettled
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 

@@ -5,8 +5,8 @@ from test_settling import BANDWIDTH, DELAY, IMAGE, OTHER, settled
 from test_settling import house as house  # the fixture
 
 from bootcache import exception
-from nova_bootcache import settling
-from nova_bootcache.settling import Settler
+from nova_bootcache.settling import settling
+from nova_bootcache.settling.settling import Settler
 
 
 @pytest.fixture

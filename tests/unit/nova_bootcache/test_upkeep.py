@@ -14,7 +14,7 @@ from bootcache import exception
 from bootcache.manifest import CacheInfo
 from bootcache.tier import Limits, Medium
 from nova_bootcache import news, upkeep
-from nova_bootcache.cacheentry import Entry
+from nova_bootcache.cache.cacheentry import Entry
 from nova_bootcache.storagenode import Remote
 from nova_bootcache.upkeep import Upkeep
 

@@ -12,7 +12,7 @@ from test_letting_go import IMAGE, place
 from test_letting_go import host as host  # the fixture
 
 from bootcache import exception
-from nova_bootcache import waiting
+from nova_bootcache.chains import waiting
 
 PASSING = [exception.StorageDaemonBusy('busy'), exception.StorageNodeAway('away'),
            exception.StorageDaemonError('killed'), exception.StorageServiceAway('away'),

@@ -6,11 +6,11 @@ import pytest
 from bootcache import exception
 from bootcache.manifest import CacheInfo
 from bootcache.tier import Medium
-from nova_bootcache.cacheentry import Entry
-from nova_bootcache.placement import Held
-from nova_bootcache.placement import Host as Facts
+from nova_bootcache.asking.placement import Held
+from nova_bootcache.asking.placement import Host as Facts
+from nova_bootcache.cache.cacheentry import Entry
+from nova_bootcache.chains.warming import Warming
 from nova_bootcache.storagenode import Remote
-from nova_bootcache.warming import Warming
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 INFO = CacheInfo('cache', 1000, 900, 3, 'ab', 1 << 30, 65536, 1 << 29, 'nbd://', 1.5, 1)

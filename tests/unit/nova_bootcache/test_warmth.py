@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_bootcache import warmth
-from nova_bootcache.warmth import Holding, Level
+from nova_bootcache.published import warmth
+from nova_bootcache.published.warmth import Holding, Level
 
 KEYS = st.integers(0, (1 << 48) - 1).map(lambda number: f'{number:012x}')
 LEVELS = st.sampled_from([level for level in Level if level is not Level.COLD])

@@ -8,11 +8,11 @@ from nova.scheduler import host_manager, weights
 from nova.scheduler.weights.ram import RAMWeigher
 from scheduler_fakes import IMAGE, OTHER, host, published, request
 
-from nova_bootcache import warmth
+from nova_bootcache.published import warmth
+from nova_bootcache.published.warmth import Level
 from nova_bootcache.scheduler import hosts
 from nova_bootcache.scheduler.hosts import HostWarmth
 from nova_bootcache.scheduler.weights import CONF, WEIGHTS, BootCacheWeigher
-from nova_bootcache.warmth import Level
 
 
 @pytest.fixture(autouse=True)

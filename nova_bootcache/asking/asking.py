@@ -1,0 +1,79 @@
+"""What a host asks the storage service for when a server boots."""
+
+import dataclasses
+import time
+from typing import Any
+
+import oslo_messaging as messaging
+from oslo_config import cfg
+from oslo_log import log as logging
+
+from bootcache import conf as bootcache_conf
+from bootcache import exception, rpcapi
+from nova_bootcache.asking import offer
+from nova_bootcache.asking.offer import Offered
+from nova_bootcache.asking.placement import Offer
+
+LOG = logging.getLogger(__name__)
+
+_ASK_AGAIN_SECONDS = 1.0
+
+
+class StorageService:
+    """The storage service, as one host reaches it.
+
+    :ivar hostname: the host's name for it; empty before the driver is started.
+
+    :param conf: Nova's configuration, with the driver's options registered.
+    """
+
+    def __init__(self, conf: cfg.ConfigOpts):
+        self._conf = conf
+        self._api: rpcapi.StorageAPI | None = None
+        self.hostname = ''
+
+    def start(self, hostname: str) -> None:
+        """Connect to the message bus.
+
+        :param hostname: the host's name for the storage service.
+        """
+        self.hostname = hostname
+        self._api = rpcapi.StorageAPI(self._conf)
+
+    @property
+    def api(self) -> rpcapi.StorageAPI:
+        """The storage service's client.
+
+        :raises BootcacheError: if the driver is not started.
+        """
+        if self._api is None:
+            raise exception.BootcacheError('the driver is not started')
+        return self._api
+
+    def ask(self, image_id: str, server_id: str,
+            profile_token: str | None = None) -> dict[str, Any] | None:
+        """Ask the storage service for an image; None if it does not answer.
+
+        :raises BootcacheError: if the driver is not started.
+        """
+        try:
+            return self.api.plan_boot(image_id, self.hostname, server_id, profile_token)
+        except (messaging.MessagingTimeout, messaging.MessageDeliveryFailure) as error:
+            LOG.warning('bootcache: the storage service does not answer: %s', error)
+            return None
+
+    def ask_patiently(self, image_id: str, server_id: str = '',
+                      profile_token: str | None = None) -> Offered:
+        """Ask the storage service, again while it prepares the image's base."""
+        cold_wait = self._conf[bootcache_conf.GROUP].cold_wait
+        deadline = time.monotonic() + cold_wait
+        while True:
+            offered = offer.parse(image_id, self.ask(image_id, server_id, profile_token))
+            left = deadline - time.monotonic()
+            if offered.storage.offer is not Offer.WAIT or left <= 0:
+                return offered
+            if offered.comes_too_late(left):
+                return dataclasses.replace(offered, reason=(
+                    f'{offered.reason}, which takes {offered.ready_in:.0f} s more; a server waits'
+                    f' for [bootcache]cold_wait, {cold_wait} s'))
+            time.sleep(_ASK_AGAIN_SECONDS)

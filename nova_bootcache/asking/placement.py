@@ -1,0 +1,201 @@
+"""What a server's root disk is chained to: Algorithm 1 of SC13, section 6. Pure.
+
+``stock_reason`` tells whether bootcache has anything to do with a disk at all; ``plan`` is the
+algorithm. Both take plain values and give plain values, so that they can be tested over all of
+their input space, and run unchanged in a simulation.
+"""
+
+import dataclasses
+import enum
+
+from bootcache.tier import Medium
+
+
+class Step(enum.Enum):
+    """One thing to do; a plan has them in the order in which they are done."""
+
+    STOCK = 'boot Nova\'s own way'
+    PROFILE = 'record a profile boot in a store of its own'
+    PROMOTE = 'ask the storage node to copy its cache image to tmpfs'
+    FETCH_TO_MEMORY = 'fetch the cache image into compute memory'
+    FETCH_TO_DISK = 'fetch the cache image onto compute disk'
+    USE_LOCAL = 'use the cache image that is here'
+    MAKE_EMPTY = 'make an empty cache image'
+    SERVE_BASE = 'serve the base through the gateway'
+    GROW = 'copy on read into the growing store'
+    WATCH = 'report what the boot reads'
+    CHAIN = 'put the overlay on the cache image'
+
+
+# Where the two fetching steps put a cache image.
+MEDIUM = {Step.FETCH_TO_MEMORY: Medium.MEMORY, Step.FETCH_TO_DISK: Medium.DISK}
+
+
+class Offer(enum.Enum):
+    """What the storage side has for an image."""
+
+    AWAY = 'the storage service does not answer'
+    STOCK = 'nothing, for a reason'
+    WAIT = 'the base is being prepared'
+    COLD = 'the base only'
+    CACHE = 'a cache image'
+    PROFILE = 'this server is its profile boot'
+
+
+class Held(enum.Enum):
+    """What the host has for an image."""
+
+    NOTHING = 'nothing'
+    EMPTY = 'an empty cache image: servers of the image booted cold here'
+    OLDER = 'a cache image, but not the one that is offered'
+    CURRENT = 'the cache image that is offered, or the only one there is to have'
+
+
+@dataclasses.dataclass(frozen=True)
+class Server:
+    """What is known of a server whose root disk is to be made.
+
+    :ivar image_id: its image.
+    :ivar disk_name: ``disk`` for a root disk, ``disk.rescue`` and others else.
+    :ivar kernel_id: of a separate kernel, empty if none.
+    :ivar checks_signature: Nova is to check the image's signature while it downloads: by trusted
+        certificates of the server's, or for all images.
+    :ivar is_unshelving: the image is a snapshot that Nova deletes afterwards.
+    :ivar preallocates: Nova is to allocate all of the disk's space.
+    :ivar is_signed: the image has a signature, whether or not Nova is to check it.
+    """
+
+    image_id: str | None
+    disk_name: str
+    kernel_id: str
+    checks_signature: bool
+    is_unshelving: bool
+    preallocates: bool
+    is_signed: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Host:
+    """The compute node, C in the paper.
+
+    :ivar held: what it has for the image.
+    :ivar memory_room: whether the cache image fits its memory tier, after eviction if need be.
+    :ivar disk_room: the same of its disk tier.
+    :ivar store_room: whether there is room for a growing store in any tier.
+    """
+
+    held: Held
+    memory_room: bool
+    disk_room: bool
+    store_room: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Storage:
+    """The storage node, S in the paper.
+
+    :ivar offer: what it has for the image.
+    :ivar medium: where its cache image lies.
+    :ivar has_memory: whether it has a memory tier.
+    :ivar wants_report: whether it can use another record of what a boot reads.
+    """
+
+    offer: Offer
+    medium: Medium = Medium.DISK
+    has_memory: bool = False
+    wants_report: bool = False
+
+
+Plan = tuple[Step, ...]
+
+
+def stock_reason(server: Server, enabled: bool, host_has_stock_base: bool) -> str:
+    """Return why a server goes the stock way whatever the storage side has, or an empty string."""
+    if not enabled:
+        return '[bootcache]enabled is off'
+    if server.disk_name != 'disk':
+        return f'{server.disk_name} is not a root disk'
+    if not server.image_id:
+        return 'the disk is not made from an image'
+    if server.kernel_id:
+        return 'the image has a separate kernel'
+    if server.checks_signature:
+        return 'the image\'s signature is checked while all of it is downloaded'
+    if server.is_signed:
+        return 'the image is signed: only stock Nova can check that'
+    if server.is_unshelving:
+        return 'a shelved server\'s own image is used once only'
+    if server.preallocates:
+        return 'preallocate_images is on'
+    if host_has_stock_base:
+        return 'the host has the full base already'
+    return ''
+
+
+def plan(host: Host, storage: Storage) -> Plan:
+    """Return the steps by which an overlay comes to be: SC13, Algorithm 1.
+
+    The paper's lines, and where they are here:
+
+    1. *if Cache exists in C: return Cache*: branch 1. Also while the storage service is away, as
+       the exporter and the gateway do not need it. An older cache image of the same image is as
+       right as the offered one, and is used where the new one has no room.
+    2. *if Cache exists in S*: branch 2.
+    3. *if Cache is on disk: copy it to tmpfs*: PROMOTE. The exporter switches under its readers.
+    4. *create NewCache on C, chain it to Cache, return NewCache*: FETCH. The server reads from
+       the storage node's while the new one comes, see nova_bootcache/gateway/arrival.py. In
+       compute memory first, as in section 5.1, else on compute disk; without room in either the
+       boot reads from the base.
+    5. *create Cache on C, chain it to Base, return Cache*: branch 3. The empty cache image is the
+       name that is replaced once there is a whole one; the data is in the gateway's growing store.
+    6. *copy Cache to S on VM shutdown*: WATCH. Extents travel, never data, and at the boot's end.
+
+    The paper has no words for what is not to be had: STOCK. WAIT is asked again by the caller, and
+    the stock way when its patience ends.
+    """
+    offer = storage.offer
+    if offer is Offer.PROFILE:
+        return (Step.PROFILE,)
+    if offer in (Offer.STOCK, Offer.WAIT):
+        return (Step.STOCK,)
+    watch = (Step.GROW, Step.WATCH) if storage.wants_report and host.store_room else ()
+    ending = (Step.SERVE_BASE, *watch, Step.CHAIN)
+    fetch = _fetch(host) if offer is Offer.CACHE else None
+    # 1. A cache image exists in C.
+    if host.held is Held.CURRENT or (host.held is Held.OLDER and fetch is None):
+        return (Step.USE_LOCAL, *ending)
+    if offer is Offer.AWAY and host.held is Held.NOTHING:
+        return (Step.STOCK,)
+    # 2. One exists in S.
+    if fetch is not None:
+        promote = storage.has_memory and storage.medium is Medium.DISK
+        return (*((Step.PROMOTE,) if promote else ()), fetch, *ending)
+    # 3. None anywhere, or no room for it.
+    grow = (Step.GROW,) if host.store_room and Step.GROW not in watch else ()
+    make = () if host.held is Held.EMPTY else (Step.MAKE_EMPTY,)
+    return (*make, Step.SERVE_BASE, *grow, *watch, Step.CHAIN)
+
+
+def _fetch(host: Host) -> Step | None:
+    if host.memory_room:
+        return Step.FETCH_TO_MEMORY
+    return Step.FETCH_TO_DISK if host.disk_room else None
+
+
+def plan_warming(host: Host, storage: Storage) -> Plan:
+    """Return the steps by which a host is warmed before a server asks: the same, without a server.
+
+    An empty plan: there is nothing to have now, and may be later. STOCK: the image is none of
+    bootcache's. The base is not served before it is needed, as that takes milliseconds.
+    """
+    if storage.offer in (Offer.STOCK, Offer.PROFILE):
+        return (Step.STOCK,)
+    if storage.offer is Offer.WAIT:
+        return ()
+    fetch = _fetch(host) if storage.offer is Offer.CACHE else None
+    if host.held is Held.CURRENT or (host.held is Held.OLDER and fetch is None):
+        return (Step.USE_LOCAL,)
+    if fetch is None:
+        return ()
+    promote = storage.has_memory and storage.medium is Medium.DISK
+    return (*((Step.PROMOTE,) if promote else ()), fetch)

@@ -1,0 +1,291 @@
+"""The files of a host's cache images: names, entries, and when they were used last.
+
+Every cache image has one name, ``<sha1 of the image id>`` in the directory of the disk tier, which
+is what overlays have in their headers. One in the memory tier is a symbolic link of that name, so
+that it can move between tiers, and be lost with a reboot, without a change to any overlay.
+
+Beside the name lies its entry, a JSON document that names the image, the file's hash and where its
+base is (doc/source/formats.rst). A file without an entry does not count.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import os
+import re
+import threading
+import time
+from collections.abc import Iterator
+
+from oslo_concurrency import lockutils
+from oslo_log import log as logging
+
+from bootcache import cacheimage, exception, naming
+from bootcache.manifest import CacheInfo
+from bootcache.tier import Medium
+from nova_bootcache.cache.cacheentry import Entry
+from nova_bootcache.storagenode import Remote
+
+LOG = logging.getLogger(__name__)
+
+# Of a growing store's file.
+STORE_SUFFIX = '.store'
+_NAME = re.compile('[0-9a-f]{40}')
+_LEFTOVER = re.compile(r'[0-9a-f-]{36,40}(\.json\..*\.tmp|\.tmp|(\.map)?\.partial)')
+
+
+def _identity(status: os.stat_result) -> tuple[int, int, int]:
+    return status.st_ino, status.st_mtime_ns, status.st_size
+
+
+def is_same_name(path: str, other: str) -> bool:
+    """Tell whether two paths are one name in one directory, whatever way leads there.
+
+    A cache image of the memory tier is a link itself, which is not followed.
+    """
+    return os.path.basename(path) == os.path.basename(other) \
+        and os.path.realpath(os.path.dirname(path)) == os.path.realpath(os.path.dirname(other))
+
+
+def _plain(directory: str) -> str:
+    """Return a directory's path as names are made of it: with nothing in it that says nothing.
+
+    A symbolic link stays, as an operator may exchange what it points to. One before ``..`` is
+    followed: only that tells which directory is meant.
+    """
+    if '..' in directory.split(os.sep):
+        return os.path.realpath(directory)
+    # POSIX gives two slashes at the beginning a meaning of their own.
+    return os.path.normpath(directory).replace('//', '/', 1)
+
+
+class HostFiles:
+    """The cache images of one host, by their names.
+
+    :ivar directory: of the disk tier, and of all names.
+    :ivar directories: of the tiers there are.
+
+    :param directory: the same; made if missing.
+    :param memory_directory: of the memory tier; None if there is none.
+    """
+
+    def __init__(self, directory: str, memory_directory: str | None = None):
+        self.directory = _plain(directory)
+        self.directories = {Medium.DISK: self.directory}
+        if memory_directory is not None:
+            self.directories[Medium.MEMORY] = memory_directory
+        # Files verified by this process, by inode, time and size. Guarded by the lock, held for
+        # dictionary steps.
+        self._verified: set[tuple[int, int, int]] = set()
+        # How many place an image's file, or wait for that, and do not give way. Likewise.
+        self._waiting: collections.Counter[str] = collections.Counter()
+        self._lock = threading.Lock()
+
+    def prepare(self) -> None:
+        """Make the directories, and remove what a crash left half-made.
+
+        :raises OSError: if one cannot be written.
+        """
+        for directory in self.directories.values():
+            os.makedirs(directory, mode=0o755, exist_ok=True)
+            for name in os.listdir(directory):
+                # The disk tier's directory is ours; the other one may be somebody else's as well.
+                if name.endswith(('.partial', '.tmp')) \
+                        and (directory == self.directory or _LEFTOVER.fullmatch(name)):
+                    os.unlink(os.path.join(directory, name))
+        memory = self.directories.get(Medium.MEMORY)
+        for name in os.listdir(self.directory):
+            path = os.path.join(self.directory, name)
+            if os.path.islink(path) and (memory is None or os.readlink(path)
+                                         != os.path.join(memory, name)):
+                # Of a memory tier that there was; it is fetched again when it is asked for.
+                if os.path.basename(os.readlink(path)) == name and _NAME.fullmatch(name):
+                    with contextlib.suppress(OSError):
+                        os.unlink(os.readlink(path))
+                os.unlink(path)
+        for name in os.listdir(memory) if memory else ():
+            if _NAME.fullmatch(name) and not os.path.islink(os.path.join(self.directory, name)):
+                os.unlink(os.path.join(memory or '', name))
+
+    # Names and entries.
+
+    def path(self, image_id: str) -> str:
+        """Return where an image's cache image is, or would be."""
+        return os.path.join(self.directory, naming.cache_file_name(image_id))
+
+    def store_path(self, image_id: str, medium: Medium) -> str:
+        """Return where an image's growing store is, or would be."""
+        return os.path.join(self.directories[medium], f'{image_id}{STORE_SUFFIX}')
+
+    def coming_path(self, image_id: str, medium: Medium) -> str:
+        """Return where an image's cache image is while servers read it and it still comes."""
+        return os.path.join(self.directories[medium], f'{image_id}.partial')
+
+    def holds_path(self, path: str | None) -> bool:
+        """Tell whether a path, such as an overlay's backing file, is a cache image's."""
+        # Headers were written under the option's value of then.
+        return path is not None and os.path.isabs(path) \
+            and os.path.realpath(os.path.dirname(path)) == os.path.realpath(self.directory)
+
+    def medium(self, image_id: str) -> Medium:
+        """Return which tier an image's cache image is in."""
+        return Medium.MEMORY if os.path.islink(self.path(image_id)) else Medium.DISK
+
+    def entry(self, image_id: str) -> Entry | None:
+        """Return an image's entry if its file is there, whole and right; else None.
+
+        The content is read once for each process and file, and after that only if the file's
+        inode, time or size is another.
+        """
+        path = self.path(image_id)
+        try:
+            entry = Entry.load(f'{path}.json')
+            status = os.stat(path)
+            rules = entry.cache_image.verify_rules if entry.cache_image else cacheimage.VERIFY_RULES
+            with self._lock:
+                if _identity(status) in self._verified and rules == cacheimage.VERIFY_RULES:
+                    return entry
+            cacheimage.verify(path, entry.file_sha256, status.st_size)
+        except (exception.InvalidManifest, FileNotFoundError) as error:
+            if os.path.exists(path):
+                LOG.warning('cache image %s cannot be used and is fetched again: %s', path, error)
+            return None
+        self.note_verified(status)
+        return entry
+
+    def note_verified(self, status: os.stat_result) -> None:
+        """Note that a file's content is known to be right."""
+        with self._lock:
+            self._verified.add(_identity(status))
+
+    def known(self, image_id: str) -> Entry | None:
+        """Return what is noted of an image's cache image, also if its file is gone."""
+        with contextlib.suppress(exception.InvalidManifest):
+            return Entry.load(f'{self.path(image_id)}.json')
+        return None
+
+    def update(self, entry: Entry, remote: Remote, pinned: bool, generation: int) -> Entry:
+        """Note where a cache image's base is now, and what the storage service says of it.
+
+        :raises BootcacheError: if that base is of another content.
+        :raises OSError: if the entry cannot be written.
+        """
+        if (entry.remote, entry.pinned, entry.generation) == (remote, pinned, generation):
+            return entry
+        path = f'{self.path(remote.image_id)}.json'
+        with self.placing(remote.image_id):
+            # It may have been replaced meanwhile.
+            self.check_content(remote)
+            changed = dataclasses.replace(self.known(remote.image_id) or entry, remote=remote,
+                                          pinned=pinned, generation=generation)
+            used = os.stat(path).st_mtime
+            changed.save(path)
+            os.utime(path, (used, used))
+        return changed
+
+    def check_content(self, remote: Remote, virtual_bytes: int = 0,
+                      cache_image: CacheInfo | None = None) -> None:
+        """Check that what is here of an image is of the content that a base has.
+
+        :raises BootcacheError: if it is not: servers' disks here may stand on it.
+        """
+        known = self.known(remote.image_id)
+        if known is not None and not known.is_of(remote, virtual_bytes, cache_image):
+            raise exception.BootcacheError(
+                f'image {remote.image_id} has another content now ({remote.image_hash or "?"}) than'
+                f' the cache image on this host ({known.remote.image_hash or "?"}), on which disks'
+                ' of its servers stand; restore the image\'s content, or rebuild these servers')
+
+    def check_stored(self, image_id: str, image_hash: str, base_export: str) -> None:
+        """Check that what is here of an image is of the content that the storage service has.
+
+        :param base_export: the exporter's name for the base; empty if it does not tell.
+        :raises BootcacheError: if it is not.
+        """
+        known = self.known(image_id)
+        if known is not None:
+            self.check_content(dataclasses.replace(
+                known.remote, image_hash=image_hash, export=base_export or known.remote.export))
+
+    @contextlib.contextmanager
+    def placing(self, image_id: str, gives_way: bool = False) -> Iterator[None]:
+        """Have one thread at a time place an image's file, or change its entry.
+
+        :param gives_way: whether it ends when another one waits: see ``is_waited_for``. A server
+            may wait for any of these.
+        """
+        with self._lock:
+            self._waiting[image_id] += not gives_way
+        try:
+            with lockutils.lock(f'bootcache-{naming.cache_file_name(image_id)}'):
+                yield
+        finally:
+            with self._lock:
+                self._waiting[image_id] -= not gives_way
+                if not self._waiting[image_id]:
+                    del self._waiting[image_id]
+
+    def is_waited_for(self, image_id: str) -> bool:
+        """Tell whether somebody waits to place an image's file, and does not give way."""
+        with self._lock:
+            return self._waiting[image_id] > 0
+
+    def entries(self) -> list[Entry]:
+        """Return the entries of all cache images, without a look at their content."""
+        found = []
+        for name in sorted(os.listdir(self.directory)):
+            if name.endswith('.json'):
+                try:
+                    found.append(Entry.load(os.path.join(self.directory, name)))
+                except exception.InvalidManifest as error:
+                    LOG.warning('%s', error)
+        return found
+
+    def memory_path(self, image_id: str) -> str | None:
+        """Return where an image's file in the memory tier is, or would be; None without one."""
+        directory = self.directories.get(Medium.MEMORY)
+        return directory and os.path.join(directory, naming.cache_file_name(image_id))
+
+    def remove(self, image_id: str) -> None:
+        """Remove a cache image; a server that still runs from it keeps its inode."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f'{self.path(image_id)}.json')
+        self.remove_file(image_id)
+
+    def remove_file(self, image_id: str) -> None:
+        """Remove a cache image's file. Its entry stays: it names the content that disks stand on.
+
+        A server that is stopped may need it, and its image may get another content meanwhile.
+        """
+        path = self.path(image_id)
+        for name in (path, self.memory_path(image_id)):
+            if name is not None and os.path.lexists(name):
+                os.unlink(name)
+        LOG.info('image %s: cache image removed', image_id)
+
+    def gone(self, unused_seconds: float) -> list[str]:
+        """Return the images of which only the entry is left: evicted, or lost with a memory tier.
+
+        :param unused_seconds: since the last use, at least.
+        """
+        return [image_id for image_id in (entry.remote.image_id for entry in self.entries())
+                if not os.path.exists(self.path(image_id))
+                and self.age(image_id) >= unused_seconds]
+
+    # Last use.
+
+    def age(self, image_id: str) -> float:
+        """Return the seconds since a cache image was last used, or placed."""
+        try:
+            return time.time() - os.stat(f'{self.path(image_id)}.json').st_mtime
+        except FileNotFoundError:
+            return 0.0
+
+    def touch(self, image_id: str) -> None:
+        """Note that a cache image is used now: the entry's time is that of the last use.
+
+        libvirt may have given the file itself to its own user; the entry stays ours. One that is
+        being replaced is new in a moment.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            os.utime(f'{self.path(image_id)}.json')

@@ -1,0 +1,381 @@
+"""The chains of one host's servers: made when a root disk is, and kept while it is there."""
+
+import contextlib
+import os
+from collections.abc import Callable
+
+import oslo_messaging as messaging
+from oslo_config import cfg
+from oslo_log import log as logging
+
+from bootcache import exception, naming, qemuimg
+from bootcache.tier import Medium
+from nova_bootcache import storagenode
+from nova_bootcache.asking import offer, placement
+from nova_bootcache.asking.offer import Offered
+from nova_bootcache.asking.placement import Held, Host, Offer, Server, Step
+from nova_bootcache.cache.cacheentry import Entry
+from nova_bootcache.chains import waiting
+from nova_bootcache.chains.parts import Parts
+from nova_bootcache.chains.serving import Serving
+from nova_bootcache.gateway.growingstore import GrowingStore
+from nova_bootcache.storagenode import Remote
+
+LOG = logging.getLogger(__name__)
+
+# With 4 KiB subclusters a guest's small write fetches nothing from below (doc/source/overview.rst).
+_OVERLAY_CLUSTER = 128 << 10
+
+
+def _no_console() -> str:
+    return ''
+
+
+class Chains:
+    """Makes and keeps them: asks the storage service, plans, and carries the plan out.
+
+    :param conf: the driver's options.
+    :param parts: of the host.
+    :param serving: whether new servers are served.
+    :param store_limit: bytes that a growing store may have.
+    """
+
+    def __init__(self, conf: cfg.ConfigOpts, parts: Parts, serving: Serving, store_limit: int):
+        self._conf = conf
+        self._parts = parts
+        self._cache = parts.cache
+        self._gateway = parts.gateway
+        self._needs = parts.needs
+        self._room = parts.room
+        self._arrivals = parts.arrivals
+        self._serving = serving
+        self._store_limit = store_limit
+
+    # Root disks.
+
+    def make_overlay(self, server: Server, server_id: str, profile_token: str | None, path: str,
+                     root_bytes: int | None, has_stock_base: bool,
+                     console: Callable[[], str] = _no_console, is_moving: bool = False) -> bool:
+        """Make a server's root disk as an overlay on a cache image or a recording.
+
+        :param profile_token: from the server's metadata, None for servers of people.
+        :param path: of the overlay.
+        :param root_bytes: size of the disk; None for the base's own.
+        :param has_stock_base: whether Nova's own base of the image is on this host.
+        :param console: gives the end of the server's console.
+        :param is_moving: whether the server comes from another host: it has booted there.
+        :returns: False if the server is to go the stock way; the reason is logged.
+        :raises ProfileBootFailed: if the storage service knows the server as its profile boot, and
+            it cannot be recorded: nobody has a use for it then.
+        :raises FlavorTooSmall: if the disk is smaller than the image: stock Nova would refuse it
+            as well, after it had got all of the image.
+        """
+        # A profile boot is recorded all the same: its server is for nothing else.
+        reason = self._serving.reason_for(server_id) or placement.stock_reason(
+            server, self._conf.enabled, has_stock_base and profile_token is None)
+        if not reason:
+            assert server.image_id is not None
+            try:
+                reason = self._make(server.image_id, server_id, profile_token, path, root_bytes,
+                                    console, is_moving)
+            except exception.ProfileBootFailed:
+                self._parts.recordings.discard(server_id)
+                raise
+            except exception.FlavorTooSmall:
+                raise
+            except (exception.BootcacheError, messaging.MessagingException, OSError,
+                    ValueError, KeyError) as error:
+                reason = f'{type(error).__name__}: {error}'
+            except Exception as error:
+                # Whatever it is: the server boots.
+                LOG.exception('bootcache: unexpected error')
+                reason = f'unexpected {type(error).__name__}: {error}'
+        if reason:
+            LOG.info('bootcache: server %s goes the stock way: %s', server_id, reason)
+        elif profile_token is None:
+            self._serving.note_made(server_id, path)
+        return not reason
+
+    def _make(self, image_id: str, server_id: str, profile_token: str | None, path: str,
+              root_bytes: int | None, console: Callable[[], str], is_moving: bool) -> str:
+        offered = self._parts.storage.ask_patiently(image_id, server_id, profile_token)
+        if is_moving:
+            offered = offered.for_a_move()
+        if not self._is_content(image_id, offered) and not self._room.let_go(image_id):
+            return ('the image has another content than the one on which disks of this host\'s'
+                    ' servers stand')
+        # What is here now is what is decided by: it stays from now on.
+        with self._needs.making(image_id, path):
+            return self._decide_and_make(offered, image_id, server_id, profile_token, path,
+                                         root_bytes, console)
+
+    def _is_content(self, image_id: str, offered: Offered) -> bool:
+        """Tell whether what is here of an image is of the content that is offered."""
+        known = self._cache.known(image_id)
+        return known is None or offered.remote is None \
+            or offered.storage.offer not in (Offer.COLD, Offer.CACHE) \
+            or known.is_of(offered.remote, offered.virtual_bytes, offered.cache_image)
+
+    def _decide_and_make(self, offered: Offered, image_id: str, server_id: str,
+                         profile_token: str | None, path: str, root_bytes: int | None,
+                         console: Callable[[], str]) -> str:
+        entry = self._cache.entry(image_id)
+        plan = placement.plan(self.facts(image_id, entry, offered), offered.storage)
+        LOG.debug('bootcache: server %s: %s', server_id, ', '.join(step.name for step in plan))
+        if plan == (Step.STOCK,):
+            return offered.reason
+        if entry is not None and offered.remote is not None \
+                and not self._arrivals.has(image_id):
+            entry = self._cache.update(entry, offered.remote, offered.pinned,
+                                      offered.generation)
+        remote = offered.remote or (entry.remote if entry else None)
+        virtual_bytes = offered.virtual_bytes or (entry.virtual_bytes if entry else 0)
+        assert remote is not None
+        if root_bytes is not None and root_bytes < virtual_bytes:
+            raise exception.FlavorTooSmall(root_bytes, virtual_bytes)
+        size = root_bytes or virtual_bytes
+        if plan == (Step.PROFILE,):
+            self._make_profile(server_id, remote, virtual_bytes, profile_token or '', path, size)
+            return ''
+        if offered.storage.offer is Offer.AWAY:
+            LOG.info('bootcache: the storage service does not answer; server %s boots from the'
+                     ' cache image that is here', server_id)
+        store = self._carry_out(plan, image_id, remote, virtual_bytes, offered)
+        self._cache.touch(image_id)
+        self._create(path, size, self._cache.path(image_id), 'qcow2')
+        if store is not None and not store.spoilt and offered.watch is not None \
+                and Step.WATCH in plan:
+            self._parts.boots.watch(server_id, self._parts.storage.hostname, store, remote, offered,
+                                    console)
+        entry = self._cache.known(image_id)
+        LOG.info('bootcache: server %s boots from %s of %s', server_id,
+                 'the cache image, on its way here,' if self._arrivals.has(image_id) else
+                 'the cache image' if entry and entry.cache_image else 'an empty cache image',
+                 image_id)
+        return ''
+
+    def _make_profile(self, server_id: str, remote: Remote, virtual_bytes: int, token: str,
+                      path: str, size: int) -> None:
+        try:
+            export = self._parts.recordings.start(server_id, remote, virtual_bytes, token)
+            self._create(path, size, naming.nbd_unix_uri(self._gateway.socket_path, export), 'raw')
+        except (exception.BootcacheError, OSError) as error:
+            raise exception.ProfileBootFailed(f'it cannot be recorded: {error}') from error
+
+    def _carry_out(self, plan: placement.Plan, image_id: str, remote: Remote, virtual_bytes: int,
+                   offered: Offered) -> GrowingStore | None:
+        """Do a plan's steps up to the overlay; the growing store, if the plan has one."""
+        store = None
+        if Step.SERVE_BASE in plan:
+            # Nothing is fetched for a boot that goes the stock way in the end.
+            self._gateway.start()
+        for step in plan:
+            if step is Step.PROMOTE:
+                # The boot does not depend on it.
+                with contextlib.suppress(messaging.MessagingException):
+                    self._parts.storage.api.promote_image(image_id)
+            elif step in placement.MEDIUM:
+                # A boot that is watched needs a growing store in the same place.
+                if Step.GROW in plan or not self._have_arrive(offered, placement.MEDIUM[step]):
+                    self._fetch_first(offered, placement.MEDIUM[step])
+            elif step is Step.MAKE_EMPTY:
+                self._parts.fetches.make_empty(remote, virtual_bytes)
+            elif step is Step.SERVE_BASE:
+                self._gateway.ensure_base(remote)
+            elif step is Step.GROW:
+                store = self._grow(image_id, virtual_bytes)
+        return store
+
+    def _have_arrive(self, offered: Offered, medium: Medium) -> bool:
+        """Have the server read from the cache image while it arrives; False if it has to wait."""
+        remote = offered.remote
+        assert remote is not None
+        if self._arrivals.has(remote.image_id):
+            # It has at least an empty one; to look would wait for what arrives.
+            return True
+        if self._parts.below.stores.get(remote.image_id) is not None \
+                or not self._arrivals.is_worth_it(offered, medium):
+            return False
+        self._parts.fetches.make_empty(remote, offered.virtual_bytes)
+        return self._arrivals.begin(offered, medium)
+
+    def _fetch_first(self, offered: Offered, medium: Medium) -> None:
+        remote = offered.remote
+        assert remote is not None
+        try:
+            self._parts.fetches.fetch_offered(offered, medium)
+        except (exception.BootcacheError, OSError) as error:
+            LOG.warning('image %s: its cache image cannot be fetched: %s', remote.image_id, error)
+            # An older one is as right; so is an empty one, as all is in the base.
+            self._parts.fetches.make_empty(remote, offered.virtual_bytes)
+
+    def facts(self, image_id: str, entry: Entry | None, offered: Offered) -> Host:
+        """Return what placement has to know of this host, for one image."""
+        info = offered.cache_image
+        if entry is None:
+            held = Held.NOTHING
+        elif entry.cache_image is None:
+            held = Held.EMPTY
+        elif info is None or entry.cache_image.sha256 == info.sha256:
+            held = Held.CURRENT
+        else:
+            held = Held.OLDER
+        room = {medium: info is not None and self._room.has_room(medium, image_id, info.bytes)
+                for medium in Medium}
+        return Host(held, room[Medium.MEMORY], room[Medium.DISK],
+                    self._parts.below.stores.get(image_id) is not None
+                    or self._room.room_for('', self._store_limit) is not None)
+
+    @staticmethod
+    def _create(path: str, size: int, backing: str, backing_format: str) -> None:
+        partial = f'{path}.partial'
+        try:
+            qemuimg.create_overlay(partial, size, backing, backing_format,
+                                   cluster_bytes=_OVERLAY_CLUSTER, subclusters=True)
+            os.rename(partial, path)
+        finally:
+            if os.path.exists(partial):
+                os.unlink(partial)
+
+    def keep_chain(self, image_id: str, path: str = '', patience: float = 0.0) -> None:
+        """See to it that a server's existing chain can be opened: cache image and gateway.
+
+        A cache image that is gone is fetched again; where there is none any more an empty one
+        takes its place, as the base has all the data.
+
+        :param path: of the overlay that is about to be opened; empty if none is.
+        :param patience: seconds for which it is tried again, while the gateway is busy or the
+            storage node is away.
+        :raises Exception: if the base cannot be reached; the server cannot start until it can.
+        """
+        def keep() -> None:
+            entry = self._cache.entry(image_id) or self._find_lost(image_id)
+            self.serve_base(entry)
+            self._cache.touch(image_id)
+
+        with self._needs.making(image_id, path) if path else contextlib.nullcontext():
+            # It may be deleted meanwhile.
+            waiting.patiently(keep, patience, path or f'image {image_id}',
+                              lambda: not path or os.path.exists(path))
+
+    def _find_lost(self, image_id: str) -> Entry:
+        offered = self._parts.storage.ask_patiently(image_id, '', None)
+        known = self._cache.known(image_id)
+        if offered.remote is not None:
+            self._cache.check_content(offered.remote, offered.virtual_bytes, offered.cache_image)
+            return self._replace_lost(image_id, offered, offered.remote)
+        if known is not None:
+            # Its file is gone, as a memory tier's is when the host reboots; the base is not.
+            return self._parts.fetches.make_empty(known.remote, known.virtual_bytes)
+        comes = offered.storage.offer in (Offer.AWAY, Offer.WAIT)
+        raise (exception.StorageServiceAway if comes else exception.BootcacheError)(
+            f'the cache image of {image_id} is gone from this host and cannot be fetched:'
+            f' {offered.reason}')
+
+    def place_of(self, image_id: str) -> tuple[str, int] | None:
+        """Return host and port of the storage node that has an image's base, None if not known."""
+        entry = self._cache.known(image_id)
+        return None if entry is None else (entry.remote.host, entry.remote.port)
+
+    def serve_base(self, entry: Entry) -> None:
+        """Serve a base to this host's servers, wherever it is now.
+
+        :raises Exception: if it cannot be reached.
+        """
+        try:
+            self._gateway.ensure_base(entry.remote)
+        except exception.BootcacheError:
+            image_id = entry.remote.image_id
+            offered = offer.parse(image_id, self._parts.storage.ask(image_id, ''))
+            if offered.remote is None:
+                raise
+            if offered.remote != entry.remote:
+                LOG.info('image %s: its base is at %s:%d now', entry.remote.image_id,
+                         offered.remote.host, offered.remote.port)
+                entry = self._cache.update(entry, offered.remote, offered.pinned,
+                                          offered.generation)
+            # Who is asked serves it, also if nobody has needed it for a while.
+            self._gateway.ensure_base(entry.remote)
+
+    def adopt(self, image_id: str, path: str, server_id: str = '') -> bool:
+        """Put an overlay whose base is not on this host onto the host's cache image.
+
+        :param path: of the overlay; not in use.
+        :param server_id: whose it is.
+        :returns: False if stock Nova has to get the base.
+        :raises BootcacheError: if the overlay cannot be changed.
+        """
+        if not self._serving.is_on or self._serving.reason_for(server_id):
+            return False
+        try:
+            self.keep_chain(image_id, path)
+        except (exception.BootcacheError, messaging.MessagingException) as error:
+            LOG.info('bootcache: %s gets a stock base: %s', path, error)
+            return False
+        with self._needs.making(image_id, path):
+            # Its time becomes another by this, and nobody has opened it yet.
+            qemuimg.set_backing_pointer(path, self._cache.path(image_id), 'qcow2')
+        LOG.info('bootcache: %s stands on the cache image of %s', path, image_id)
+        return True
+
+    def _replace_lost(self, image_id: str, offered: Offered, remote: Remote) -> Entry:
+        info = offered.cache_image
+        medium = self._room.room_for(image_id, info.bytes) if info is not None else None
+        if info is not None and medium is not None:
+            with contextlib.suppress(exception.BootcacheError):
+                return self._parts.fetches.fetch_offered(offered, medium)
+        return self._parts.fetches.make_empty(remote, offered.virtual_bytes)
+
+    def _grow(self, image_id: str, virtual_bytes: int) -> GrowingStore | None:
+        """Return a growing store below an image's export; None if it is read without one."""
+        below = self._parts.below
+        spoilt = self._spoilt_to_replace(image_id)
+        with self._needs.deciding:
+            if self._arrivals.has(image_id):
+                return None
+            store = below.stores.get(image_id)
+            if store is not None and store.is_there() \
+                    and not (store is spoilt and self._gives_way(store)):
+                return store
+            if store is not None:
+                below.forget_store(image_id)
+            medium = self._room.room_for('', self._store_limit)
+            if medium is None:
+                return None
+            try:
+                with self._room.for_store(image_id, medium, self._store_limit):
+                    store = below.open_store(image_id, virtual_bytes, medium, self._store_limit)
+            except (exception.BootcacheError, OSError) as error:
+                LOG.warning('image %s: it is read without a growing store: %s', image_id, error)
+                return None
+            if self._parts.boots.is_copied(image_id):
+                store.spoilt = True
+            return store
+
+    def _spoilt_to_replace(self, image_id: str) -> GrowingStore | None:
+        """Return a store that another one may take the place of; to find out may take seconds.
+
+        While the storage node is away it stays: what it has is all that servers can read.
+        """
+        store, entry = self._parts.below.stores.get(image_id), self._cache.known(image_id)
+        if store is None or not store.spoilt or entry is None:
+            return None
+        try:
+            storagenode.check_reachable(entry.remote)
+        except exception.StorageNodeAway as error:
+            LOG.info('image %s: its growing store stays for now: %s', image_id, error)
+            return None
+        return store
+
+    def _gives_way(self, store: GrowingStore) -> bool:
+        """Take out a store that cannot tell of boots any more, so that another one can."""
+        image_id = store.image_id
+        if not store.spoilt or self._parts.boots.is_copied(image_id) \
+                or self._needs.is_booting(image_id):
+            return False
+        try:
+            store.close()
+        except exception.BootcacheError as error:
+            LOG.info('image %s: its growing store stays for now: %s', image_id, error)
+            return False
+        return True

@@ -1,0 +1,118 @@
+"""One compute host: its parts, wired together."""
+
+from oslo_config import cfg
+from oslo_log import log as logging
+
+from bootcache import conf as bootcache_conf
+from bootcache import exception
+from bootcache.tier import Medium
+from nova_bootcache import conf as nova_conf
+from nova_bootcache import storagenode
+from nova_bootcache.asking.asking import StorageService
+from nova_bootcache.cache.hostfiles import HostFiles
+from nova_bootcache.chains.chains import Chains
+from nova_bootcache.chains.parts import Parts
+from nova_bootcache.chains.serving import Serving
+from nova_bootcache.gateway.below import Below
+from nova_bootcache.gateway.gateway import Gateway
+from nova_bootcache.gateway.needs import Needs
+from nova_bootcache.recording.boots import Boots
+from nova_bootcache.recording.profilerecordings import ProfileRecordings
+from nova_bootcache.tiers.arrivals import Arrivals
+from nova_bootcache.tiers.fetches import Fetches
+from nova_bootcache.tiers.room import Room
+
+LOG = logging.getLogger(__name__)
+
+
+class ComputeHost:
+    """The parts of one compute host; see nova_bootcache/chains/parts.py for what each is.
+
+    :ivar serving: whether new servers are served.
+    :ivar chains: makes and keeps servers' chains.
+
+    :param conf: Nova's configuration, with the driver's options registered.
+    :param cache_directory: of the host's cache images.
+    :param direct_io: whether servers' disks are opened with O_DIRECT.
+    :param base_directory: Nova's own directory of bases.
+    :raises ConfigurationError: if the tiers' options make no sense.
+    """
+
+    def __init__(self, conf: cfg.ConfigOpts, cache_directory: str, direct_io: bool = True,
+                 base_directory: str | None = None):
+        group = conf[bootcache_conf.GROUP]
+        tiers = nova_conf.tiers(conf, cache_directory, direct_io, base_directory)
+        limits = {Medium.DISK: tiers.disk}
+        if tiers.memory_directory is not None:
+            assert tiers.memory is not None
+            limits[Medium.MEMORY] = tiers.memory
+        self.report_interval = int(group.report_interval)
+        self.storage = StorageService(conf)
+        self.cache = HostFiles(cache_directory, tiers.memory_directory)
+        self.gateway = Gateway(group.gateway_run_dir, group.gateway_socket, group.reconnect_delay,
+                               group.gateway_autostart, group.gateway_group)
+        self.needs = Needs()
+        self.below = Below(self.gateway, self.cache, self.needs)
+        self.room = Room(self.cache, self.below, self.needs, limits)
+        self.fetches = Fetches(self.cache, self.room, group.gateway_socket)
+        self.arrivals = Arrivals(self.cache, self.fetches, self.room, self.below, self.gateway,
+                                 self.needs)
+        self.boots = Boots(self.below.stores, self.needs, lambda: self.storage.api,
+                           self.tidy_stores)
+        self.recordings = ProfileRecordings(self.gateway, cache_directory,
+                                            lambda: self.storage.api)
+        self.serving = Serving(group, self.needs, self.boots)
+        self.chains = Chains(group, Parts(
+            self.storage, self.cache, self.gateway, self.needs, self.below, self.room, self.fetches,
+            self.arrivals, self.boots, self.recordings), self.serving, tiers.store_limit)
+
+    def start(self, hostname: str) -> None:
+        """Bring up the gateway, and end what an earlier process left in it.
+
+        A gateway that does not come up is logged: new servers then boot the stock way.
+        """
+        self.storage.start(hostname)
+        try:
+            # What looks like a leftover may be another host's.
+            if not self.serving.refusal:
+                self.cache.prepare()
+        except OSError as error:
+            LOG.error('bootcache: the tiers cannot be cleaned: %s', error)
+        try:
+            self.gateway.start()
+            # Whoever was at work on it is gone.
+            self.reconcile()
+        except exception.BootcacheError as error:
+            LOG.error('bootcache: the gateway is not ready, and servers that need it boot the'
+                      ' stock way until it is: %s', error)
+
+    def stop(self) -> None:
+        """Stop all recording; the gateway goes on serving this host's servers."""
+        self.below.stores.stop()
+
+    def reconcile(self) -> None:
+        """Have the gateway end what nobody of this process looks after, and forget what it lost.
+
+        :raises BootcacheError: if the gateway does not answer, or refuses some of it.
+        """
+        try:
+            self.below.reconcile(entry.remote.image_id for entry in self.cache.entries())
+        finally:
+            self.recordings.discard_left_over()
+
+    def tidy_stores(self) -> None:
+        """Remove the growing stores that are of no more use.
+
+        That of a cold image goes on growing to its limit, as servers share it; once there is a
+        whole cache image, and no boot is watched, nobody gains by it. While the storage node is
+        away it stays: what it has is all that servers can read.
+        """
+        for store in self.below.stores.stores():
+            entry = self.cache.known(store.image_id)
+            if entry is None or entry.cache_image is None or self.needs.is_booting(store.image_id):
+                continue
+            try:
+                storagenode.check_reachable(entry.remote)
+                self.below.drop_store(store.image_id)
+            except exception.BootcacheError as error:
+                LOG.info('image %s: its growing store stays for now: %s', store.image_id, error)

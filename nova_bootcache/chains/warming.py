@@ -1,0 +1,104 @@
+"""Warming a host before a server asks for an image: what Nova's precache API comes down to."""
+
+import contextlib
+from collections.abc import Callable
+
+import oslo_messaging as messaging
+from oslo_log import log as logging
+
+from bootcache import exception, rpcapi
+from bootcache.tier import Medium
+from nova_bootcache.asking import offer, placement
+from nova_bootcache.asking.offer import Offered
+from nova_bootcache.asking.placement import Offer, Step
+from nova_bootcache.chains.host import ComputeHost
+
+LOG = logging.getLogger(__name__)
+
+
+class Warming:
+    """Fetches cache images for servers that are to come, and tells the storage service.
+
+    :param host: the host.
+    :param rate: bytes a second at which one cache image is fetched at most; 0 for no limit.
+    """
+
+    def __init__(self, host: ComputeHost, rate: int):
+        self._host = host
+        self._rate = rate
+
+    def cache_image(self, image_id: str, goes_stock: bool,
+                    stock: Callable[[], bool]) -> bool:
+        """Have an image ready for servers, as Nova's ``cache_image`` means it.
+
+        :param goes_stock: whether servers of the image boot from Nova's own base on this host: it
+            is there, or this host has no other way.
+        :param stock: Nova's own way, for images that are none of bootcache's: the whole image.
+        :returns: True if it was fetched, False if it was there.
+        :raises Exception: if it cannot be had; Nova logs it, and answers ``error``.
+        """
+        try:
+            fetched = self._cache_image(image_id, goes_stock, stock)
+        except NotImplementedError:
+            self._tell(image_id, rpcapi.WARM_UNSUPPORTED, 'the driver cannot cache images')
+            raise
+        except Exception as error:
+            self._tell(image_id, rpcapi.WARM_ERROR, str(error))
+            raise
+        self._tell(image_id, rpcapi.WARM_CACHED if fetched else rpcapi.WARM_EXISTING, '')
+        return fetched
+
+    def _cache_image(self, image_id: str, goes_stock: bool, stock: Callable[[], bool]) -> bool:
+        # A host with the full base is warm; stock Nova's way only renews its time.
+        if goes_stock or not self._host.serving.is_on:
+            return stock()
+        offered = offer.parse(image_id, self._host.storage.ask(image_id, ''))
+        entry = self._host.cache.entry(image_id)
+        facts = self._host.chains.facts(image_id, entry, offered)
+        plan = placement.plan_warming(facts, offered.storage)
+        LOG.debug('bootcache: image %s is to be warmed: %s', image_id,
+                  ', '.join(step.name for step in plan))
+        if plan == (Step.STOCK,):
+            LOG.info('bootcache: image %s is cached the stock way: %s', image_id, offered.reason)
+            return stock()
+        if plan == (Step.USE_LOCAL,):
+            if entry is not None and offered.remote is not None:
+                self._host.cache.update(entry, offered.remote, offered.pinned, offered.generation)
+            self._host.cache.touch(image_id)
+            return False
+        if not plan:
+            raise exception.BootcacheError(_why_not(image_id, offered))
+        for step in plan:
+            if step is Step.PROMOTE:
+                # The fetch does not depend on it.
+                with contextlib.suppress(messaging.MessagingException):
+                    self._host.storage.api.promote_image(image_id)
+            else:
+                self._fetch(offered, placement.MEDIUM[step])
+        return True
+
+    def _fetch(self, offered: Offered, medium: Medium) -> None:
+        try:
+            self._host.fetches.fetch_offered(offered, medium, self._rate)
+        except exception.Cancelled as error:
+            LOG.info('bootcache: warming goes on at full speed: %s', error)
+            self._host.fetches.fetch_offered(offered, medium)
+
+    def _tell(self, image_id: str, outcome: str, reason: str) -> None:
+        try:
+            storage = self._host.storage
+            storage.api.report_warm(image_id, storage.hostname, outcome, reason)
+        except (exception.BootcacheError, messaging.MessagingException) as error:
+            LOG.warning('bootcache: image %s: the storage service is not told that warming ended'
+                        ' with %s: %s', image_id, outcome, error)
+
+
+def _why_not(image_id: str, offered: Offered) -> str:
+    kind = offered.storage.offer
+    if kind is Offer.CACHE and offered.cache_image is not None:
+        return (f'image {image_id}: no tier of this host has room for its cache image of'
+                f' {offered.cache_image.bytes} bytes; raise [bootcache]compute_disk_quota')
+    if kind is Offer.AWAY:
+        return f'image {image_id}: {offered.reason}'
+    return (f'image {image_id} has no cache image yet; "bootcache image show {image_id} --wait"'
+            ' waits for it')

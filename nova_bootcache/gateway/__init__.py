@@ -1,0 +1,1 @@
+"""What is below servers' disks in the gateway, and who needs it."""

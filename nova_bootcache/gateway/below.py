@@ -1,0 +1,171 @@
+"""What is below servers' disks in the gateway: bases, growing stores and arrivals, by image.
+
+The only owner of an image's block nodes there; graph.py says what they are to be.
+"""
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+from oslo_log import log as logging
+
+from bootcache import exception
+from bootcache.tier import Medium
+from nova_bootcache.cache.hostfiles import HostFiles
+from nova_bootcache.gateway import arrival, graph
+from nova_bootcache.gateway.gateway import Gateway
+from nova_bootcache.gateway.graph import Present, Store, Wanted
+from nova_bootcache.gateway.growingstore import GrowingStore, StoreKeeper
+from nova_bootcache.gateway.needs import Needs
+
+LOG = logging.getLogger(__name__)
+
+
+class Below:
+    """Opens and closes it, and keeps it as it is wanted.
+
+    :ivar stores: the growing stores that this process looks after.
+
+    :param gateway: the host's.
+    :param files: where growing stores lie.
+    :param needs: who needs it.
+    """
+
+    def __init__(self, gateway: Gateway, files: HostFiles, needs: Needs):
+        self._gateway = gateway
+        self._files = files
+        self._needs = needs
+        self.stores = StoreKeeper(lambda store, _error: self.forget_store(store.image_id))
+        # Makes beginning an arrival one step for who tidies up: some milliseconds, and ten seconds
+        # where storage hangs. Taken after ``deciding``.
+        self._beginning = threading.Lock()
+
+    # Growing stores.
+
+    def open_store(self, image_id: str, virtual_bytes: int, medium: Medium,
+                   limit: int) -> GrowingStore:
+        """Put a new growing store below an image's export, and watch it.
+
+        :param virtual_bytes: size of the base.
+        :param limit: bytes that it may have; the tier has that room.
+        :raises BootcacheError: if qemu-img or the gateway refuses.
+        :raises OSError: if the tier cannot be written.
+        """
+        with self._needs.deciding:
+            store = GrowingStore(self._gateway, image_id, virtual_bytes,
+                                 self._files.store_path(image_id, medium), limit)
+            self._gateway.change(image_id, store=Store.GOES)
+            store.open()
+            self.stores.add(store)
+            return store
+
+    def room_of_stores(self, medium: Medium) -> dict[str, int]:
+        """Return the bytes that growing stores of a tier may come to have, by image."""
+        return {store.image_id: store.limit for store in self.stores.stores()
+                if store.grows and store.path == self._files.store_path(store.image_id, medium)}
+
+    def drop_store(self, image_id: str) -> None:
+        """Remove an image's growing store; servers that run read from the base again.
+
+        :raises StorageDaemonError: if the gateway does not answer.
+        """
+        with self._needs.deciding:
+            store = self.stores.remove(image_id)
+            if store is not None:
+                store.close()
+            else:
+                self._gateway.change(image_id, store=Store.GOES)
+                # That of an earlier process.
+                self._remove_store_files(image_id)
+
+    def forget_store(self, image_id: str) -> None:
+        """Forget a growing store that the gateway does not have any more."""
+        with self._needs.deciding:
+            store = self.stores.remove(image_id)
+            if store is not None:
+                store.grows = False
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(store.path)
+
+    # Arrivals.
+
+    def begin_arrival(self, image_id: str, size: int, path: str, source: dict[str, Any]) -> None:
+        """Have servers of an image read from its cache image while it comes.
+
+        :param size: of the cache image's file, in bytes.
+        :param path: of the file that it comes into.
+        :param source: the node of the file on the storage node, without its name.
+        :raises BootcacheError: if qemu-img or the gateway refuses.
+        :raises OSError: if the file system has no room for all of it.
+        """
+        with self._beginning:
+            # Of one that could not be cleared up, as storage hung.
+            self._gateway.change(image_id, arrives=False)
+            arrival.begin(self._gateway, image_id, size, path, source)
+
+    def end_arrival(self, image_id: str) -> None:
+        """Take an arrival that is over out of the gateway.
+
+        :raises StorageDaemonError: if the gateway does not answer, or refuses: upkeep sees it there
+            later, and that nobody waits for it.
+        """
+        self._gateway.change(image_id, arrives=False)
+
+    # All of an image.
+
+    def stop_serving(self, image_id: str) -> bool:
+        """Take an image's base out of the gateway, and its growing store with it.
+
+        :returns: False if a server is connected to it, or about to be.
+        :raises StorageDaemonError: if the gateway refuses.
+        """
+        with self._needs.deciding:
+            if self._needs.is_in_making(image_id) or not self._gateway.remove_base(image_id):
+                return False
+            self.forget_store(image_id)
+            self._remove_store_files(image_id)
+        return True
+
+    def _remove_store_files(self, image_id: str) -> None:
+        for medium in self._files.directories:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._files.store_path(image_id, medium))
+
+    def reconcile(self, image_ids: Iterable[str]) -> None:
+        """Have the gateway end what nobody of this process looks after, and forget what it lost.
+
+        An earlier process may have left growth or an arrival in it, and it need not have answered
+        when this one began; nor when something was to be taken out of it.
+
+        :param image_ids: of images that the host knows.
+        :raises BootcacheError: if the gateway does not answer, or refuses one of it.
+        """
+        stores = self.stores.stores()
+        present = self._gateway.present({*image_ids, *(store.image_id for store in stores)})
+        failed: list[str] = []
+        for store in stores:
+            if graph.STORE not in present.get(store.image_id, Present()).kinds:
+                # The gateway was restarted.
+                self.forget_store(store.image_id)
+        for image_id, there in present.items():
+            try:
+                if graph.reconcile(self._wanted(image_id, there), there):
+                    self._tidy(image_id)
+            except exception.BootcacheError as error:
+                failed.append(f'image {image_id}: {error}')
+        if failed:
+            raise exception.BootcacheError('; '.join(failed))
+
+    def _wanted(self, image_id: str, there: Present) -> Wanted:
+        store = self.stores.get(image_id)
+        return Wanted(Store.GROWS if store is not None and store.grows else Store.STAYS,
+                      self._needs.is_arriving(image_id), graph.as_it_is(there).landed)
+
+    def _tidy(self, image_id: str) -> None:
+        # Nobody opens a store, or begins an arrival, meanwhile.
+        with self._needs.deciding, self._beginning:
+            there = self._gateway.present([image_id]).get(image_id, Present())
+            wanted = self._wanted(image_id, there)
+            self._gateway.change(image_id, store=wanted.store, arrives=wanted.arrives)

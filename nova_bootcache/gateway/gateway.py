@@ -1,0 +1,188 @@
+"""The gateway: one stock qemu-storage-daemon a host, through which servers reach what is remote.
+
+libvirt drops NBD's reconnect settings, so no server's own QEMU speaks to a storage node: each
+reaches its base by an export of the gateway on a unix socket.
+"""
+
+import contextlib
+import dataclasses
+import re
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+from oslo_log import log as logging
+
+from bootcache import daemonjobs, exception, naming
+from bootcache.breaker import Breaker
+from bootcache.storagedaemon import StorageDaemon, UnixListener
+from nova_bootcache.gateway import graph
+from nova_bootcache.gateway.graph import Action, Present, Store, Wanted
+from nova_bootcache.storagenode import Remote, check_reachable
+
+LOG = logging.getLogger(__name__)
+
+# A boot waits for the gateway for so long. After that nobody asks it for so many seconds: boots
+# go the stock way at once.
+_ANSWER_SECONDS = 5
+_SILENCE_SECONDS = 10
+
+
+class Gateway:
+    """The gateway of this host.
+
+    :param run_dir: of its monitor socket.
+    :param socket_path: where servers connect.
+    :param reconnect_delay: seconds for which reads wait while the storage node is away.
+    :param autostart: whether one is started where none answers.
+    :param group: that may connect to one that is started.
+    """
+
+    def __init__(self, run_dir: str, socket_path: str, reconnect_delay: int,
+                 autostart: bool = True, group: str | None = None):
+        self.socket_path = socket_path
+        self.daemon = StorageDaemon('gateway', run_dir, UnixListener(socket_path),
+                                    autostart=autostart, group=group, patience=_ANSWER_SECONDS,
+                                    # Changing a chain waits for reads that wait.
+                                    command_seconds=_ANSWER_SECONDS + reconnect_delay,
+                                    breaker=Breaker(1, _SILENCE_SECONDS))
+        self._reconnect_delay = reconnect_delay
+        # Guards looking, adding and removing as one step; held for milliseconds.
+        self._lock = threading.Lock()
+
+    def start(self) -> bool:
+        """Adopt the gateway that runs, or start one.
+
+        :returns: True if it was started, and so serves nothing yet.
+        :raises StorageDaemonError: if it does not come up.
+        """
+        return self.daemon.ensure_running()
+
+    def remote_node(self, name: str, remote: Remote) -> dict[str, Any]:
+        """Return the block node of a base on a storage node.
+
+        :param name: of the node.
+        """
+        return {'driver': 'nbd', 'node-name': name,
+                'read-only': True, 'export': remote.export,
+                'reconnect-delay': self._reconnect_delay,
+                # A storage node that is frozen, not dead, is found out by the kernel.
+                'server': {'type': 'inet', 'host': remote.host, 'port': str(remote.port),
+                           'keep-alive': True}}
+
+    def ensure_base(self, remote: Remote) -> str:
+        """Serve a base to this host's servers.
+
+        :returns: the export's name.
+        :raises StorageDaemonError: if the storage node cannot be reached, or the daemon refuses.
+        """
+        export = naming.export_name(naming.EXPORT_BASE, remote.image_id)
+        self.daemon.ensure_running()
+        if export in self.daemon.exports() and self._is_of(remote):
+            return export
+        # Not under the lock: bases of other storage nodes do not wait for this one.
+        check_reachable(remote)
+        with self._lock:
+            if export in self.daemon.exports():
+                if self._is_of(remote):
+                    return export
+                if not self.daemon.remove_export(export, disconnect=False):
+                    raise exception.StorageDaemonError(
+                        f'gateway: servers that run read another content of {remote.image_id} than'
+                        f' {remote.export}')
+            # What is not exported goes, all of it.
+            self._reconcile(remote.image_id, Wanted(Store.GOES))
+            self._ensure_unlimited()
+            top = graph.top_node(remote.image_id, graph.REMOTE)
+            self.daemon.add_nodes(self.remote_node(str(top['file']), remote), top)
+            self.daemon.add_export(export, str(top['node-name']))
+        return export
+
+    def _is_of(self, remote: Remote) -> bool:
+        """Tell whether the base that is served is of a remote's content: its export is of one."""
+        name = naming.node_name(graph.REMOTE, remote.image_id)
+        with self.daemon.session() as session:
+            files = {node['node-name']: str(node['file'])
+                     for node in session.execute('query-named-block-nodes', flat=True)}
+        return re.search(f'{re.escape(remote.export)}(?![-\\w])', files.get(name, '')) is not None
+
+    def serves(self, image_id: str) -> bool:
+        """Tell whether a base is served to this host's servers."""
+        return self.daemon.answers() and naming.export_name(
+            naming.EXPORT_BASE, image_id) in self.daemon.exports()
+
+    def served(self) -> set[str]:
+        """Return the images whose bases are served to this host's servers.
+
+        :raises StorageDaemonError: if the daemon does not answer.
+        """
+        kind = naming.export_name(naming.EXPORT_BASE, '')
+        return {export.removeprefix(kind) for export in self.daemon.exports()
+                if export.startswith(kind)}
+
+    def remove_base(self, image_id: str) -> bool:
+        """Stop serving a base.
+
+        :returns: False if a server is connected to it, or its cache image is on its way.
+        :raises StorageDaemonError: if the daemon refuses.
+        """
+        export = naming.export_name(naming.EXPORT_BASE, image_id)
+        with self._lock:
+            if self.daemon.pid() is None and not self.daemon.answers():
+                return True
+            if graph.ARRIVING in self._present(image_id).kinds:
+                return False
+            if export in self.daemon.exports() \
+                    and not self.daemon.remove_export(export, disconnect=False):
+                return False
+            self._reconcile(image_id, Wanted(Store.GOES))
+        return True
+
+    # What is between an export and its base: nova_bootcache/gateway/graph.py.
+
+    def _ensure_unlimited(self) -> None:
+        """Make what ``graph.top_node`` needs, if it is not there."""
+        with self.daemon.session() as session:
+            if not any(entry['name'] == graph.UNLIMITED
+                       for entry in session.execute('qom-list', path='/objects')):
+                session.execute('object-add', **{'qom-type': 'throttle-group',
+                                                 'id': graph.UNLIMITED})
+
+    def present(self, image_ids: Iterable[str]) -> dict[str, Present]:
+        """Return what there is of images, by id; those of which there is nothing are not in it.
+
+        :raises StorageDaemonError: if the daemon does not answer.
+        """
+        return graph.present(image_ids, self.daemon.nodes(), self.daemon.exports())
+
+    def _present(self, image_id: str) -> Present:
+        return self.present([image_id]).get(image_id, Present())
+
+    def change(self, image_id: str, **wishes: Any) -> None:
+        """Change what is between an image's export and its base; servers do not notice.
+
+        :param wishes: fields of ``graph.Wanted``; what they do not name stays as it is.
+        :raises StorageDaemonError: if the daemon does not answer, or refuses.
+        """
+        with self._lock:
+            self._reconcile(image_id, dataclasses.replace(
+                graph.as_it_is(self._present(image_id)), **wishes))
+
+    def _reconcile(self, image_id: str, wanted: Wanted) -> None:
+        there = self._present(image_id)
+        for step in graph.reconcile(wanted, there):
+            if step.action is Action.END_JOB:
+                daemonjobs.end(self.daemon, graph.arrival_job(image_id))
+                continue
+            with self.daemon.session() as session:
+                if step.action is Action.READ:
+                    session.execute('blockdev-reopen',
+                                    options=[graph.top_node(image_id, step.kind)])
+                else:
+                    session.execute('blockdev-del',
+                                    node_name=naming.node_name(step.kind, image_id))
+        if wanted.store is Store.GOES:
+            # Left by a crash between making it and its node, or in use no more.
+            with contextlib.suppress(exception.StorageDaemonError), \
+                    self.daemon.session() as session:
+                session.execute('object-del', id=graph.throttle_group(image_id))

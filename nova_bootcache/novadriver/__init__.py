@@ -1,0 +1,1 @@
+"""What Nova sees: the driver and its image backend, and what they need of Nova."""

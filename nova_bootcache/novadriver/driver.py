@@ -1,0 +1,399 @@
+"""The compute driver: Nova's libvirt driver with another image backend, and servers that settle.
+
+Each method that is overridden has its reason in its docstring; tests/unit/nova_bootcache holds the
+list, so that an upgrade of Nova is checked in a minute. What an override does not look at it passes
+on as it came, as Nova's releases differ in it.
+"""
+
+import functools
+import os
+import threading
+from typing import Any
+
+from nova import exception as nova_exception
+from nova.virt import storage_users
+from nova.virt.libvirt import driver as libvirt_driver
+from nova.virt.libvirt import imagebackend
+from nova.virt.libvirt import utils as libvirt_utils
+from oslo_log import log as logging
+
+from bootcache import conf as bootcache_conf
+from bootcache import exception, naming
+from nova_bootcache import conf as bootcache_nova_conf
+from nova_bootcache.chains.host import ComputeHost
+from nova_bootcache.chains.warming import Warming
+from nova_bootcache.gateway import socketfault
+from nova_bootcache.novadriver import accounting, localstorage, signatures, snapshots
+from nova_bootcache.novadriver.imagebackend import BootCacheQcow2
+from nova_bootcache.novadriver.novaservers import NovaServers, PoweringOn
+from nova_bootcache.novadriver.resuming import Resuming
+from nova_bootcache.published import warmth
+from nova_bootcache.published.holdings import Holdings
+from nova_bootcache.settling.settling import Settler
+from nova_bootcache.upkeep import Upkeep
+
+LOG = logging.getLogger(__name__)
+CONF = libvirt_driver.CONF
+
+# Flavors and images can require it: resources trait:CUSTOM_BOOTCACHE=required.
+TRAIT = 'CUSTOM_BOOTCACHE'
+
+
+class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc]
+    """libvirt driver whose servers boot from cache images where there are some."""
+
+    def __init__(self, virtapi: Any, read_only: bool = False, *args: Any, **kwargs: Any):
+        """Put our image backend in the place of Nova's for qcow2, and let snapshots see it."""
+        super().__init__(virtapi, read_only, *args, **kwargs)
+        bootcache_nova_conf.register_opts(CONF)
+        directory = CONF[bootcache_conf.GROUP].cache_directory \
+            or os.path.abspath(os.path.join(CONF.instances_path, '_bootcache'))
+        servers = self._servers = NovaServers(self._host)
+        self.bootcache = ComputeHost(CONF, directory, self._opens_directly(),
+                                     servers.base_directory)
+        self.settler = Settler(self.bootcache, servers,
+                               bootcache_nova_conf.bandwidth(CONF, 'settle_bandwidth'),
+                               CONF[bootcache_conf.GROUP].settle_delay)
+        self.holdings = Holdings(self.bootcache, servers.base_directory,
+                                 self.settler.unsettled.report)
+        self.upkeep = Upkeep(self.bootcache, self.holdings)
+        self.warming = Warming(self.bootcache,
+                               bootcache_nova_conf.bandwidth(CONF, 'warm_bandwidth'))
+        self.resuming = Resuming(self.bootcache.chains.place_of,
+                                 CONF[bootcache_conf.GROUP].resume_wait)
+        # Servers that are about to leave this host in the form that stock Nova knows.
+        self._leaving = threading.local()
+        # Nova's start is over: it has asked what this host has.
+        self._has_started = False
+        backend = BootCacheQcow2.bound_to(self.bootcache)
+        table = self.image_backend.BACKEND
+        for name, stock in list(table.items()):
+            if stock is imagebackend.Qcow2:
+                table[name] = backend
+        snapshots.allow_on(self.bootcache.cache)
+
+    @staticmethod
+    def _opens_directly() -> bool:
+        """Tell whether servers' disks are opened with O_DIRECT: Nova's default, where it works."""
+        modes = dict(mode.partition('=')[::2] for mode in CONF.libvirt.disk_cachemodes)
+        return modes.get('file', 'none') in ('none', 'directsync', 'default')
+
+    @staticmethod
+    def _has_overlays() -> bool:
+        """Tell whether servers' root disks can be overlays on this host."""
+        return CONF.libvirt.images_type in ('qcow2', 'default') and bool(CONF.use_cow_images)
+
+    def _serves(self) -> bool:
+        """Tell whether new servers of this host boot from cache images, where there are some."""
+        return self.bootcache.serving.is_on and self._has_overlays() \
+            and CONF.preallocate_images == 'none' and not signatures.are_checked(CONF)
+
+    def init_host(self, host: str, *args: Any, **kwargs: Any) -> None:
+        """Start the gateway and mend disks first: Nova's own start may boot servers."""
+        if not self._has_overlays():
+            LOG.warning('bootcache: [libvirt]images_type=%s is served the stock way; use qcow2',
+                        CONF.libvirt.images_type)
+        if signatures.are_checked(CONF):
+            LOG.warning('bootcache: Nova checks the signatures of images on this host, see'
+                        ' [glance]verify_glance_signatures; all servers go the stock way')
+        if reason := self._shared_storage(host):
+            self.bootcache.serving.refuse(reason)
+        self.bootcache.start(host)
+        self.upkeep.start()
+        super().init_host(host, *args, **kwargs)
+        self._check_socket()
+        if not reason:
+            # Needs the connection to libvirt; before Nova's compute manager resumes servers.
+            self.settler.recover()
+            self.settler.start()
+        try:
+            self._servers.let_resume_again()
+        except Exception as error:
+            # Nova starts them as if users had asked for it.
+            LOG.warning('bootcache: servers that waited to be resumed are not resumed: %s', error)
+
+    def _check_socket(self) -> None:
+        """See whether QEMU may open the gateway's socket, as far as that is told by modes."""
+        try:
+            self.bootcache.serving.socket.check(
+                socketfault.identity(self._host.get_connection().getCapabilities()))
+        except Exception as error:
+            # A start will tell.
+            LOG.warning('bootcache: whether QEMU may open the gateway\'s socket is not known: %s',
+                        error)
+
+    def spawn(self, context: Any, instance: Any, *args: Any, **kwargs: Any) -> None:
+        """Start it from a disk that is made the stock way if QEMU cannot open the gateway's socket.
+
+        A forgotten rule of AppArmor shows only here. Nova has cleaned up after the first try.
+        """
+        path = os.path.join(libvirt_utils.get_instance_path(instance), 'disk')
+        with self.bootcache.serving.starting(instance.uuid):
+            self.bootcache.serving.socket.start(
+                instance.uuid, functools.partial(super().spawn, context, instance, *args, **kwargs),
+                lambda error: self.bootcache.serving.did_not_start(instance.uuid, path, error))
+
+    def finish_migration(self, context: Any, migration: Any, instance: Any, *args: Any,
+                         **kwargs: Any) -> None:
+        """Do the same with one from another host: its disk gets a base of stock Nova's below it."""
+        def make_stock(error: str) -> bool:
+            disk = self._root_disk(instance, libvirt_utils.get_instance_path(instance))
+            return disk is not None and self.bootcache.serving.socket.failed(instance.uuid, error) \
+                and disk.name_stock_base()
+
+        self.bootcache.serving.socket.start(
+            instance.uuid, functools.partial(super().finish_migration, context, migration, instance,
+                                             *args, **kwargs), make_stock)
+
+    def _shared_storage(self, host: str) -> str:
+        """Return why cache images cannot be served from this host's directories, if so."""
+        if not self._has_overlays():
+            return ''
+        kinds = localstorage.types({
+            '[DEFAULT]instances_path': CONF.instances_path,
+            '[bootcache]cache_directory': self.bootcache.cache.directory})
+        return localstorage.refusal(
+            kinds, storage_users.get_storage_users(CONF.instances_path), host)
+
+    def cleanup_host(self, *args: Any, **kwargs: Any) -> None:
+        """Stop our threads; what is under way is given up."""
+        self.settler.stop()
+        self.upkeep.stop()
+        self.resuming.stop()
+        self.bootcache.stop()
+        super().cleanup_host(*args, **kwargs)
+
+    # Operations on a server have precedence over its settling.
+
+    def _open_chain(self, instance: Any, directory: str | None = None) -> None:
+        """See to it that a server's root disk can be opened, whatever the host went through.
+
+        :raises InternalError: if it cannot.
+        """
+        directory = directory or libvirt_utils.get_instance_path(instance)
+        self._end_half_done(instance, directory)
+        disk = self._root_disk(instance, directory)
+        if disk is not None:
+            # Nova's start tries one server after the other: none waits for others' storage nodes.
+            disk.open_chain(os.path.join(directory, 'disk'),
+                            CONF[bootcache_conf.GROUP].chain_wait if self._has_started else 0)
+
+    def _root_disk(self, instance: Any, directory: str) -> BootCacheQcow2 | None:
+        """Return a server's root disk if there is a file of it, and our image backend makes it.
+
+        Nova's image backend writes ``disk.info`` as soon as it is asked for a disk, so the file is
+        looked for first: a server that boots from a volume has none.
+        """
+        try:
+            os.stat(os.path.join(directory, 'disk'))
+        except FileNotFoundError:
+            return None
+        disk = self.image_backend.by_name(instance, 'disk')
+        return disk if isinstance(disk, BootCacheQcow2) else None
+
+    def _end_half_done(self, instance: Any, directory: str) -> None:
+        """Put right what settling left half-done in a server's directory.
+
+        :raises InternalError: if it cannot be told which of two disks is the right one.
+        """
+        try:
+            self.settler.recover_server(directory)
+        except exception.BootcacheError as error:
+            # To start it from the wrong one, or to send that, would lose what the guest wrote.
+            raise nova_exception.InternalError(
+                f'The disk of server {instance.uuid} cannot be told: {error}') from error
+
+    def destroy(self, context: Any, instance: Any, *args: Any, **kwargs: Any) -> None:
+        """End its settling; report what its boot read, before and once its domain is gone."""
+        self.bootcache.boots.server_goes(instance.uuid)
+        with self.settler.held(instance.uuid):
+            try:
+                super().destroy(context, instance, *args, **kwargs)
+            finally:
+                self.bootcache.recordings.finish(instance.uuid)
+
+    def power_off(self, instance: Any, *args: Any, **kwargs: Any) -> None:
+        """End its settling. A server that leaves gets its disk named as stock Nova names it."""
+        self.bootcache.boots.server_goes(instance.uuid)
+        with self.settler.held(instance.uuid):
+            super().power_off(instance, *args, **kwargs)
+            if getattr(self._leaving, 'server_id', None) == instance.uuid:
+                disk = self._root_disk(instance, libvirt_utils.get_instance_path(instance))
+                if disk is not None:
+                    disk.name_stock_base()
+
+    def reboot(self, context: Any, instance: Any, *args: Any, **kwargs: Any) -> None:
+        """End its settling."""
+        with self.settler.held(instance.uuid):
+            super().reboot(context, instance, *args, **kwargs)
+
+    def pause(self, instance: Any, *args: Any, **kwargs: Any) -> None:
+        """End its settling, which lets the guest go on when it ends; Nova's lock is not taken."""
+        with self.settler.held(instance.uuid):
+            super().pause(instance, *args, **kwargs)
+
+    def unpause(self, instance: Any, *args: Any, **kwargs: Any) -> None:
+        """End its settling, which may make the guest stand still; Nova's lock is not taken."""
+        with self.settler.held(instance.uuid):
+            super().unpause(instance, *args, **kwargs)
+
+    def _hard_reboot(self, context: Any, instance: Any, *args: Any, **kwargs: Any) -> None:
+        """See that the chain can be opened: Nova looks at it only with a user's token.
+
+        Starting a server and resuming those that ran when the host went down come here too.
+        """
+        with self.settler.held(instance.uuid):
+            self._open_chain(instance)
+            super()._hard_reboot(context, instance, *args, **kwargs)
+
+    def resume_state_on_host_boot(self, context: Any, instance: Any, *args: Any,
+                                  **kwargs: Any) -> None:
+        """Have it wait if its disk cannot be opened yet: Nova would put it to ERROR."""
+        resume = functools.partial(super().resume_state_on_host_boot, context, instance, *args,
+                                   **kwargs)
+        path = os.path.join(libvirt_utils.get_instance_path(instance), 'disk')
+
+        def open_chain() -> None:
+            disk = self._root_disk(instance, os.path.dirname(path))
+            if disk is not None:
+                disk.open_chain(path)
+
+        server = PoweringOn(instance, open_chain, resume)
+        # Each that finds out for itself would hold up Nova's start.
+        if self.resuming.has_some() and self._is_off_on_cache_image(instance, path):
+            self.resuming.add(server, 'others wait already')
+            return
+        try:
+            resume()
+        except nova_exception.InternalError as error:
+            if not self.resuming.waits_for(error):
+                raise
+            self.resuming.add(server, error)
+
+    def _is_off_on_cache_image(self, instance: Any, path: str) -> bool:
+        domain = self._servers.domain(instance.uuid)
+        if self._root_disk(instance, os.path.dirname(path)) is None \
+                or (domain is not None and domain.isActive()):
+            return False
+        backing = libvirt_utils.get_disk_backing_file(path, basename=False)
+        return self.bootcache.cache.holds_path(backing)
+
+    def suspend(self, context: Any, instance: Any, *args: Any, **kwargs: Any) -> None:
+        """End its settling."""
+        with self.settler.held(instance.uuid):
+            super().suspend(context, instance, *args, **kwargs)
+
+    def resume(self, context: Any, instance: Any, *args: Any, **kwargs: Any) -> None:
+        """See that the chain can be opened: the host may have been down meanwhile."""
+        with self.settler.held(instance.uuid):
+            self._open_chain(instance)
+            super().resume(context, instance, *args, **kwargs)
+
+    def rescue(self, context: Any, instance: Any, *args: Any, **kwargs: Any) -> None:
+        """End its settling; the rescue system gets the server's own disk beside its own."""
+        with self.bootcache.boots.copying(instance.image_ref), self.settler.held(instance.uuid):
+            self._open_chain(instance)
+            super().rescue(context, instance, *args, **kwargs)
+
+    def unrescue(self, context: Any, instance: Any, *args: Any, **kwargs: Any) -> None:
+        """See that the chain can be opened."""
+        with self.settler.held(instance.uuid):
+            self._open_chain(instance)
+            super().unrescue(context, instance, *args, **kwargs)
+
+    def snapshot(self, context: Any, instance: Any, *args: Any, **kwargs: Any) -> None:
+        """End its settling, which Nova would kill; the chain is read here, which is no boot."""
+        with self.bootcache.boots.copying(instance.image_ref), self.settler.held(instance.uuid):
+            self._open_chain(instance)
+            super().snapshot(context, instance, *args, **kwargs)
+
+    def live_migration(self, context: Any, instance: Any, *args: Any, **kwargs: Any) -> None:
+        """End its settling: with a block job under way the server would go to ERROR.
+
+        And what is watched of its boot, as its disk is read here.
+        """
+        with self.bootcache.boots.copying(instance.image_ref), self.settler.held(instance.uuid):
+            super().live_migration(context, instance, *args, **kwargs)
+
+    def migrate_disk_and_power_off(self, context: Any, instance: Any, *args: Any,
+                                   **kwargs: Any) -> Any:
+        """Send the disk in the form that any host knows, with this driver or stock Nova's."""
+        with self.bootcache.boots.copying(instance.image_ref), self.settler.held(instance.uuid):
+            try:
+                self._end_half_done(instance, libvirt_utils.get_instance_path(instance))
+            except nova_exception.InternalError as error:
+                # The server stays as it is, and here.
+                raise nova_exception.InstanceFaultRollback(error) from error
+            self._leaving.server_id = instance.uuid
+            try:
+                return super().migrate_disk_and_power_off(context, instance, *args, **kwargs)
+            finally:
+                self._leaving.server_id = None
+
+    def finish_revert_migration(self, context: Any, instance: Any, *args: Any,
+                                **kwargs: Any) -> None:
+        """See that the chain can be opened: Nova starts the server from the disk as it is."""
+        directory = libvirt_utils.get_instance_path(instance)
+        with self.settler.held(instance.uuid):
+            for place in (f'{directory}_resize', directory):
+                if os.path.exists(os.path.join(place, 'disk')):
+                    self._open_chain(instance, place)
+                    break
+            super().finish_revert_migration(context, instance, *args, **kwargs)
+
+    # The host.
+
+    def get_available_resource(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Publish what this host holds, for the scheduler's weigher and filter."""
+        self._has_started = True
+        resources: dict[str, Any] = super().get_available_resource(*args, **kwargs)
+        if self._serves():
+            try:
+                # In Nova 31.0 the stock driver has none of its own.
+                stats = resources.setdefault('stats', {})
+                stats[warmth.STATS_KEY] = self.holdings.published()
+            except Exception:
+                # The host counts without: nothing that is here may take it out of Nova's count.
+                LOG.exception('bootcache: what this host holds is not published')
+        return resources
+
+    def update_provider_tree(self, provider_tree: Any, nodename: str, *args: Any,
+                             **kwargs: Any) -> None:
+        """Reserve the tiers' space, and tell by a trait that this driver runs here."""
+        super().update_provider_tree(provider_tree, nodename, *args, **kwargs)
+        serves = self._serves()
+        try:
+            # One that serves no more has cache images for as long as servers stand on them.
+            if serves or self.bootcache.cache.entries():
+                inventory = provider_tree.data(nodename).inventory
+                reserved = accounting.with_reserve(
+                    inventory, self.bootcache.room.quotas(CONF.instances_path))
+                if reserved != inventory:
+                    provider_tree.update_inventory(nodename, reserved)
+        except OSError as error:
+            LOG.warning('bootcache: the tiers\' space is not reserved in Placement: %s', error)
+        if serves:
+            provider_tree.add_traits(nodename, TRAIT)
+        else:
+            provider_tree.remove_traits(nodename, TRAIT)
+
+    def cache_image(self, context: Any, image_id: str, *args: Any, **kwargs: Any) -> bool:
+        """Warm this host by the cache image; stock Nova fetches the whole image."""
+        base = os.path.join(CONF.instances_path, CONF.image_cache.subdirectory_name,
+                            naming.cache_file_name(image_id))
+
+        def stock() -> bool:
+            return bool(super(BootCacheLibvirtDriver, self).cache_image(
+                context, image_id, *args, **kwargs))
+        # Where servers boot from the full base, to have that is to be warm.
+        goes_stock = os.path.exists(base) or not self._serves()
+        return self.warming.cache_image(image_id, goes_stock, stock)
+
+    def manage_image_cache(self, context: Any, all_instances: Any, *args: Any,
+                           **kwargs: Any) -> None:
+        """Remove our unused files as well; Nova's manager looks at ``_base`` only."""
+        super().manage_image_cache(context, all_instances, *args, **kwargs)
+        if CONF.image_cache.remove_unused_base_images and not self.bootcache.serving.refusal:
+            self.bootcache.room.remove_unused(
+                (instance.image_ref for instance in all_instances),
+                CONF.image_cache.remove_unused_original_minimum_age_seconds)

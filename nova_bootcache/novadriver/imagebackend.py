@@ -1,0 +1,186 @@
+"""Nova's qcow2 image backend, with root disks as overlays on cache images."""
+
+import contextlib
+import os
+from typing import Any
+
+import nova.privsep.path
+from nova import exception as nova_exception
+from nova.compute import task_states, vm_states
+from nova.virt.libvirt import imagebackend
+from nova.virt.libvirt import utils as libvirt_utils
+from oslo_log import log as logging
+
+from bootcache import exception, naming, qemuimg, rpcapi
+from nova_bootcache.asking.placement import Server
+from nova_bootcache.chains.host import ComputeHost
+from nova_bootcache.novadriver import signatures
+
+LOG = logging.getLogger(__name__)
+
+_CONSOLE_BYTES = 16 << 10
+_MOVES = frozenset({task_states.MIGRATING, task_states.RESIZE_MIGRATED, task_states.RESIZE_FINISH})
+
+
+def _lazy(instance: Any, name: str) -> Any:
+    """Return what Nova may have to get from its database first; None if it cannot be had.
+
+    An instance without a context cannot be asked for more, and the database may be away: neither is
+    a reason for a server not to start.
+    """
+    try:
+        return getattr(instance, name)
+    except Exception as error:
+        LOG.info('bootcache: the %s of server %s is not known: %s', name, instance.uuid, error)
+        return None
+
+
+class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
+    """A qcow2 disk; only how a disk comes to be (``cache``) differs from Nova's.
+
+    :cvar bootcache: the host's cache images and gateway.
+    """
+
+    bootcache: ComputeHost
+
+    def __init__(self, instance: Any = None, disk_name: str | None = None, path: str | None = None,
+                 disk_info_mapping: Any = None):
+        self._instance = instance
+        super().__init__(instance, disk_name, path, disk_info_mapping)
+
+    @classmethod
+    def bound_to(cls, bootcache: ComputeHost) -> type['BootCacheQcow2']:
+        """Return a class for Nova's table of image backends."""
+        return type(cls.__name__, (cls,), {'bootcache': bootcache})
+
+    def cache(self, fetch_func: Any, filename: str, size: int | None = None, safe: bool = False,
+              *args: Any, **kwargs: Any) -> None:
+        """Make the disk if it is not there, and what is below it.
+
+        Three cases: no overlay yet, where the chain is made; an overlay on a cache image, or on a
+        stock base that is not here, where the chain is kept; everything else is stock Nova's.
+
+        :param filename: Nova's name for the base: sha1 of the image id, or ephemeral or swap names.
+        :param size: of the disk, in bytes; None for the base's own.
+        """
+        if self.exists():
+            if self._keeps_chain(self.path, kwargs.get('image_id')):
+                if size and size > self.get_disk_size(self.path):
+                    with self.bootcache.needs.changing(self.path):
+                        self.resize_image(size)
+                return
+        elif self._make(filename, size, **kwargs):
+            return
+        super().cache(fetch_func, filename, size, safe, *args, **kwargs)
+
+    def _make(self, filename: str, size: int | None, image_id: str | None = None,
+              trusted_certs: Any = None, **_others: Any) -> bool:
+        instance = self._instance
+        if instance is None or image_id is None:
+            return False
+        server = Server(image_id=image_id, disk_name=os.path.basename(self.path),
+                        kernel_id=instance.kernel_id or '',
+                        checks_signature=bool(trusted_certs)
+                        or signatures.are_checked(imagebackend.CONF),
+                        is_unshelving=instance.vm_state == vm_states.SHELVED_OFFLOADED,
+                        preallocates=self.preallocate,
+                        is_signed=signatures.is_signed(_lazy(instance, 'system_metadata')))
+        try:
+            token = (_lazy(instance, 'metadata') or {}).get(rpcapi.PROFILE_METADATA)
+            return self.bootcache.chains.make_overlay(
+                server, instance.uuid, token, self.path, size,
+                os.path.exists(self._stock_base(filename)), self._console,
+                is_moving=instance.task_state in _MOVES)
+        except exception.FlavorTooSmall as error:
+            raise nova_exception.FlavorDiskSmallerThanImage(
+                flavor_size=error.flavor_bytes, image_size=error.image_bytes) from error
+        except exception.ProfileBootFailed as error:
+            raise nova_exception.InternalError(f'Profile boot of {image_id}: {error}') from error
+
+    def _console(self) -> str:
+        path = os.path.join(os.path.dirname(self.path), 'console.log')
+        with contextlib.suppress(OSError):
+            text, _left = nova.privsep.path.last_bytes(path, _CONSOLE_BYTES)
+            return str(text.decode(errors='replace'))
+        return ''
+
+    @staticmethod
+    def _stock_base(filename: str) -> str:
+        return os.path.join(imagebackend.CONF.instances_path,
+                            imagebackend.CONF.image_cache.subdirectory_name, filename)
+
+    # Disks that are there.
+
+    def open_chain(self, path: str, patience: float = 0.0) -> None:
+        """See to it that a root disk of ours can be opened; another one is left alone.
+
+        :param path: of the disk; it may not be in its usual place just now.
+        :param patience: seconds for which it waits while what is below it is busy or away.
+        :raises InternalError: if it cannot.
+        """
+        if os.path.exists(path):
+            self._keeps_chain(path, None, patience)
+
+    def _keeps_chain(self, path: str, image_id: str | None, patience: float = 0.0) -> bool:
+        """Keep a disk's chain if it is one of ours.
+
+        :param image_id: Nova's word for the image, None for the server's own.
+        :param patience: as for ``open_chain``.
+        :raises InternalError: if it is ours and cannot be opened.
+        """
+        image_id = image_id or self._instance.image_ref
+        if not image_id or os.path.basename(path) != 'disk':
+            return False
+        backing = libvirt_utils.get_disk_backing_file(path, basename=False)
+        ours = self.bootcache.cache.holds_path(backing)
+        if not ours and (backing != self._stock_base(naming.cache_file_name(image_id))
+                         or os.path.exists(backing) or self._signature_matters()):
+            return False
+        try:
+            if ours:
+                self.bootcache.chains.keep_chain(self._image_of(backing, image_id), path, patience)
+                return True
+            # It came from a host that names it as stock Nova does, or was to leave for one.
+            return self.bootcache.chains.adopt(image_id, path, self._instance.uuid)
+        except Exception as error:
+            raise nova_exception.InternalError(
+                f'The disk of server {self._instance.uuid} cannot be opened: {error}') from error
+
+    def _signature_matters(self) -> bool:
+        """Tell whether stock Nova has to get the image of a server that came from elsewhere."""
+        return bool(signatures.are_checked(imagebackend.CONF)
+                    or _lazy(self._instance, 'trusted_certs')
+                    or signatures.is_signed(_lazy(self._instance, 'system_metadata')))
+
+    def _image_of(self, backing: str, image_id: str) -> str:
+        """Return whose cache image a backing file is; a name of another image is an error."""
+        if os.path.basename(backing) != naming.cache_file_name(image_id):
+            image_ref = self._instance.image_ref
+            if os.path.basename(backing) == naming.cache_file_name(image_ref):
+                return str(image_ref)
+            raise exception.BootcacheError(f'{backing} is not the cache image of {image_id}')
+        return image_id
+
+    def name_stock_base(self) -> bool:
+        """Let a stopped disk's header name Nova's own base, as every host knows it.
+
+        The base need not be here: the host that gets the disk makes its own, and this one finds
+        the cache image again. An error leaves the header as it is.
+
+        :returns: whether it does so now, and did not before.
+        """
+        if not self.exists():
+            # It boots from a volume.
+            return False
+        backing = libvirt_utils.get_disk_backing_file(self.path, basename=False)
+        if self.bootcache.cache.holds_path(backing):
+            base = self._stock_base(os.path.basename(backing))
+            image_format = 'raw' if imagebackend.CONF.force_raw_images \
+                else self._instance.image_meta.disk_format
+            try:
+                qemuimg.set_backing_pointer(self.path, base, image_format)
+                return True
+            except exception.BootcacheError as error:
+                LOG.warning('bootcache: disk %s keeps its chain; a host without bootcache\'s driver'
+                            ' cannot start it: %s', self.path, error)
+        return False

@@ -1,0 +1,175 @@
+"""What settling and resuming need of Nova: its servers on this host, their domains, its locks."""
+
+import contextlib
+import datetime
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from nova import context as nova_context
+from nova import exception as nova_exception
+from nova import objects
+from nova.compute import task_states, vm_states
+from nova.virt.libvirt import host as libvirt_host
+from nova.virt.libvirt import imagebackend
+from nova.virt.libvirt import utils as libvirt_utils
+from oslo_concurrency import lockutils
+from oslo_utils import timeutils
+
+from nova_bootcache.novadriver import signatures
+from nova_bootcache.settling.localservers import LocalServer
+
+CONF = imagebackend.CONF
+
+# Suspended ones have their memory on disk, with the chain that they had.
+_SETTLES = frozenset({vm_states.ACTIVE, vm_states.PAUSED, vm_states.STOPPED})
+
+
+class NovaServers:
+    """This host's servers, as settling asks for them.
+
+    :param host: Nova's connection to libvirt.
+    """
+
+    def __init__(self, host: Any):
+        self._host = host
+        self.base_directory = os.path.join(CONF.instances_path,
+                                           CONF.image_cache.subdirectory_name)
+        self.force_raw = bool(CONF.force_raw_images)
+        self.keep_free = int(CONF.reserved_host_disk_mb) << 20
+
+    def servers(self) -> list[LocalServer]:
+        """Return this host's servers."""
+        found = objects.InstanceList.get_by_host(nova_context.get_admin_context(), CONF.host,
+                                                 expected_attrs=[])
+        return [self._local(instance) for instance in found]
+
+    def server(self, server_id: str) -> LocalServer | None:
+        """Return one of them, as it is now; None if it is gone."""
+        try:
+            instance = objects.Instance.get_by_uuid(nova_context.get_admin_context(), server_id,
+                                                    expected_attrs=[])
+        except nova_exception.InstanceNotFound:
+            return None
+        return self._local(instance) if instance.host == CONF.host else None
+
+    @staticmethod
+    def _local(instance: Any) -> LocalServer:
+        started = instance.launched_at or datetime.datetime.now(datetime.UTC)
+        directory = libvirt_utils.get_instance_path(instance)
+        age = (timeutils.utcnow(with_timezone=True) - started).total_seconds()
+        return LocalServer(instance.uuid, instance.image_ref or '',
+                           instance.task_state is None and instance.vm_state in _SETTLES,
+                           age, directory,
+                           os.path.basename(instance.root_device_name or 'vda'),
+                           instance.task_state or instance.vm_state)
+
+    def needs_stock_base(self, server_id: str) -> bool:
+        """Tell whether only stock Nova may get a server's base: it checks signatures."""
+        if signatures.are_checked(CONF):
+            return True
+        try:
+            instance = objects.Instance.get_by_uuid(
+                nova_context.get_admin_context(), server_id,
+                expected_attrs=['system_metadata', 'trusted_certs'])
+        except nova_exception.InstanceNotFound:
+            return False
+        return bool(instance.trusted_certs) or signatures.is_signed(instance.system_metadata)
+
+    def domain(self, server_id: str) -> Any:
+        """Return its libvirt domain, None if it has none."""
+        try:
+            return self._host.get_connection().lookupByUUIDString(server_id)
+        # Nova's own libvirt, whatever that is: it is what the connection raises.
+        except libvirt_host.libvirt.libvirtError as error:
+            if error.get_error_code() == libvirt_host.libvirt.VIR_ERR_NO_DOMAIN:
+                return None
+            raise
+
+    @contextlib.contextmanager
+    def instance_lock(self, server_id: str) -> Iterator[None]:
+        """Take Nova's lock of a server, as its compute manager does."""
+        with _instance_lock(server_id):
+            yield
+
+    @contextlib.contextmanager
+    def base_lock(self, name: str) -> Iterator[None]:
+        """Take Nova's lock of a base, as its image backends do."""
+        path = os.path.join(CONF.instances_path, 'locks')
+        with lockutils.lock(name, lock_file_prefix='nova-', external=True, lock_path=path):
+            yield
+
+    def let_resume_again(self) -> None:
+        """Let Nova resume servers that waited for that when an earlier process ended.
+
+        Of those that are active and powering on it would take each for a user's start, and wait for
+        one after the other; a user starts servers that are stopped. They are expected to run.
+        """
+        if not CONF.resume_guests_state_on_host_boot:
+            return
+        for instance in objects.InstanceList.get_by_host(nova_context.get_admin_context(),
+                                                         CONF.host, expected_attrs=[]):
+            if instance.vm_state == vm_states.ACTIVE \
+                    and instance.task_state == task_states.POWERING_ON:
+                instance.task_state = None
+                instance.save(expected_task_state=[task_states.POWERING_ON])
+
+    def directories(self) -> list[str]:
+        """Return the directories of all servers that have one on this host."""
+        with contextlib.suppress(FileNotFoundError):
+            return [entry.path for entry in os.scandir(CONF.instances_path)
+                    if entry.is_dir() and not entry.name.startswith('_')]
+        return []
+
+
+class PoweringOn:
+    """A server that Nova is to start as the host came up: see resuming.py.
+
+    :param instance: Nova's record of it.
+    :param open_chain: sees to it that its disk can be opened.
+    :param start: starts it as Nova does.
+    """
+
+    def __init__(self, instance: Any, open_chain: Callable[[], None], start: Callable[[], None]):
+        self.server_id: str = instance.uuid
+        self.image_id: str = instance.image_ref or ''
+        self.open_chain = open_chain
+        self._instance = instance
+        self._start = start
+
+    def hold(self) -> None:
+        """Note that it is powering on: Nova does not stop it then for not running."""
+        self._instance.task_state = task_states.POWERING_ON
+        self._instance.save()
+
+    def resume(self) -> bool:
+        """Start it under Nova's lock; False if Nova thinks otherwise of it meanwhile."""
+        with _instance_lock(self.server_id):
+            try:
+                self._instance.refresh()
+            except nova_exception.InstanceNotFound:
+                return False
+            if (self._instance.host, self._instance.vm_state, self._instance.task_state) \
+                    != (CONF.host, vm_states.ACTIVE, task_states.POWERING_ON):
+                return False
+            self._start()
+            self._end(vm_states.ACTIVE)
+        return True
+
+    def give_up(self) -> None:
+        """Put it to ERROR, as Nova does with one that cannot be resumed."""
+        self._end(vm_states.ERROR)
+
+    def _end(self, vm_state: str) -> None:
+        self._instance.vm_state = vm_state
+        self._instance.task_state = None
+        # Otherwise it is being deleted.
+        with contextlib.suppress(nova_exception.UnexpectedTaskStateError,
+                                 nova_exception.InstanceNotFound):
+            self._instance.save(expected_task_state=[task_states.POWERING_ON])
+
+
+def _instance_lock(server_id: str) -> contextlib.AbstractContextManager[Any]:
+    found: contextlib.AbstractContextManager[Any] = lockutils.lock(
+        server_id, lock_file_prefix='nova-')
+    return found

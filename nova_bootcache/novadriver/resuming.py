@@ -1,0 +1,163 @@
+"""Servers that Nova is to start as the host came up, and whose disks cannot be opened yet.
+
+Nova would put them to ERROR. They wait here instead, powering on as Nova shows it, and are started
+in the way in which Nova would have done it. What is remembered is Nova's own record of the server:
+a nova-compute that is started again finds there who waits (novaservers.py).
+"""
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from oslo_log import log as logging
+
+from nova_bootcache.chains import waiting
+
+LOG = logging.getLogger(__name__)
+
+PERIOD_SECONDS = 5
+_LONGEST_PAUSE = 60
+
+
+class Waiting(Protocol):
+    """A server that waits, as Nova has it: see nova_bootcache/novadriver/novaservers.py."""
+
+    server_id: str
+    image_id: str
+
+    def hold(self) -> None:
+        """Note in Nova's record that it is powering on."""
+
+    def open_chain(self) -> None:
+        """See to it that its disk can be opened.
+
+        :raises Exception: if it cannot.
+        """
+
+    def resume(self) -> bool:
+        """Start it as Nova does; False if it is not to be started any more.
+
+        :raises Exception: if it does not start; it goes on waiting.
+        """
+
+    def give_up(self) -> None:
+        """Note in Nova's record that it could not be started: it is in ERROR."""
+
+
+@dataclasses.dataclass
+class _Image:
+    """How patiently the servers of an image are tried.
+
+    :ivar pause: seconds to the next try.
+    :ivar at: when that is, in monotonic seconds.
+    """
+
+    pause: float = float(PERIOD_SECONDS)
+    at: float = 0.0
+
+
+class Resuming:
+    """Starts them, one after the other as Nova would, once what they wait for is there.
+
+    :param place_of: gives the storage node of an image's base, None if it is not known: others of
+        one that is away are not tried in the same round.
+    :param patience: seconds after which a server goes to ERROR as under stock Nova.
+    """
+
+    def __init__(self, place_of: Callable[[str], Any], patience: float):
+        self._place_of = place_of
+        self._patience = patience
+        # By server id, with the time at which it began to wait. Guarded by the lock, which is held
+        # for dictionary steps.
+        self._waiting: dict[str, tuple[Waiting, float]] = {}
+        self._images: dict[str, _Image] = {}
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def stop(self) -> None:
+        """Start no more of them; Nova's next start finds them again."""
+        self._stopped.set()
+
+    def waits_for(self, error: BaseException | None) -> bool:
+        """Tell whether servers wait for that to pass.
+
+        :param error: Nova's, or what it was raised from.
+        """
+        return self._patience > 0 and error is not None \
+            and (waiting.passes(error) or waiting.passes(error.__cause__))
+
+    def has_some(self) -> bool:
+        """Tell whether servers wait: further ones need not find out for what."""
+        with self._lock:
+            return bool(self._waiting)
+
+    def add(self, server: Waiting, reason: object) -> None:
+        """Have a server wait.
+
+        :param reason: what it waits for.
+        :raises Exception: if Nova's record of it cannot be changed.
+        """
+        server.hold()
+        LOG.warning('bootcache: server %s, which ran when the host went down, waits to be started'
+                    ' again, for %.0f s at most: %s', server.server_id, self._patience, reason)
+        with self._lock:
+            self._waiting[server.server_id] = server, time.monotonic()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name='bootcache-resuming',
+                                                daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(PERIOD_SECONDS):
+            try:
+                self.look()
+            except Exception:
+                LOG.exception('bootcache: the servers that wait are looked at again')
+            with self._lock:
+                if not self._waiting:
+                    self._thread = None
+                    return
+
+    def look(self) -> None:
+        """Try each server that waits, and is to be tried now."""
+        with self._lock:
+            found = list(self._waiting.values())
+        away = set()
+        for server, since in found:
+            now = time.monotonic()
+            image = self._images.setdefault(server.image_id, _Image())
+            place = self._place_of(server.image_id)
+            if self._stopped.is_set():
+                return
+            if now < image.at or (place is not None and place in away):
+                continue
+            if self._try(server, since):
+                self._images.pop(server.image_id, None)
+                continue
+            image.at = time.monotonic() + image.pause
+            image.pause = min(2 * image.pause, _LONGEST_PAUSE)
+            away.add(place)
+
+    def _try(self, server: Waiting, since: float) -> bool:
+        """Start a server if that is possible; False if it goes on waiting."""
+        try:
+            # Without Nova's lock of it: it may be deleted meanwhile.
+            server.open_chain()
+            if server.resume():
+                LOG.info('bootcache: server %s, which ran when the host went down, is started after'
+                         ' %.0f s', server.server_id, time.monotonic() - since)
+            else:
+                LOG.info('bootcache: server %s is not to be started any more', server.server_id)
+        except Exception as error:
+            if self.waits_for(error) and time.monotonic() - since < self._patience:
+                LOG.debug('bootcache: server %s waits: %s', server.server_id, error)
+                return False
+            LOG.exception('bootcache: server %s, which ran when the host went down, cannot be'
+                          ' started', server.server_id)
+            server.give_up()
+        with self._lock:
+            self._waiting.pop(server.server_id, None)
+        return True

@@ -1,0 +1,1 @@
+"""What a host holds, told to others."""

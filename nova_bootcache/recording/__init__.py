@@ -1,0 +1,1 @@
+"""What boots read: recorded, watched, reported."""

@@ -1,0 +1,118 @@
+"""The boots of a host's servers that are watched, to be reported."""
+
+import collections
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from bootcache import rpcapi
+from nova_bootcache.asking.offer import Offered
+from nova_bootcache.gateway.growingstore import GrowingStore, StoreKeeper
+from nova_bootcache.gateway.needs import Needs
+from nova_bootcache.recording.bootreports import BootReports
+from nova_bootcache.recording.bootwatch import BootWatch
+from nova_bootcache.storagenode import Remote
+
+_REPORT_SECONDS = 20.0
+
+
+class Boots:
+    """Watches boots, and what Nova reads beside them.
+
+    :ivar reports: what they read, on its way to the storage service.
+
+    :param stores: the growing stores below them.
+    :param needs: told whose boots are watched.
+    :param api: gives the storage service's client.
+    :param over: called when one is over, whatever it was.
+    """
+
+    def __init__(self, stores: StoreKeeper, needs: Needs, api: Callable[[], rpcapi.StorageAPI],
+                 over: Callable[[], None]):
+        self.reports = BootReports(lambda *report: api().report_boot(*report))
+        self._stores = stores
+        self._needs = needs
+        self._over = over
+        # By server id. Guarded by the lock, held for dictionary steps.
+        self._watches: dict[str, BootWatch] = {}
+        # How many disks of an image Nova is reading now, by image. Guarded likewise.
+        self._copies: collections.Counter[str] = collections.Counter()
+        self._lock = threading.Lock()
+
+    def watch(self, server_id: str, hostname: str, store: GrowingStore, remote: Remote,
+              offered: Offered, console: Callable[[], str]) -> None:
+        """Watch a server's boot from now on.
+
+        :param hostname: this host's, for the storage service.
+        :param store: below the server's chain.
+        :param console: gives the end of the server's console.
+        """
+        assert offered.watch is not None
+
+        def report(granularity: int, extents: list[list[Any]], ended_by: str,
+                   seconds: float) -> None:
+            self.reports.report(remote.image_id, offered.image_hash, hostname, granularity, extents,
+                                ended_by, seconds)
+
+        watch = BootWatch(server_id, store, remote, offered.watch, console, report, self._ended)
+        with self._lock:
+            self._watches[server_id] = watch
+        self._needs.begin_boot(server_id, remote.image_id)
+        watch.start()
+
+    def _ended(self, watch: BootWatch) -> None:
+        with self._lock:
+            is_last = self._watches.get(watch.server_id) is watch
+            if is_last:
+                del self._watches[watch.server_id]
+        if is_last:
+            self._needs.end_boot(watch.server_id)
+        self._over()
+
+    def discard(self, server_id: str) -> None:
+        """Report nothing of a server's boot: it would take the reads of another one."""
+        watch = self._watch_of(server_id)
+        if watch is not None:
+            watch.discard()
+
+    def server_goes(self, server_id: str) -> None:
+        """Report what a watched boot read until now, as its server is stopped, moved or deleted."""
+        watch = self._watch_of(server_id)
+        if watch is not None:
+            watch.end()
+            watch.join(_REPORT_SECONDS)
+
+    def _watch_of(self, server_id: str) -> BootWatch | None:
+        with self._lock:
+            return self._watches.get(server_id)
+
+    @contextlib.contextmanager
+    def copying(self, image_id: str | None) -> Iterator[None]:
+        """Nova reads a disk of an image, which is no boot: to snapshot, migrate or rescue a server.
+
+        Boots that are watched are not reported, as the copy's reads are in the same growing store;
+        nor is what is in the store until another one takes its place.
+        """
+        image_id = image_id or ''
+        with self._lock:
+            self._copies[image_id] += 1
+            watches = [watch for watch in self._watches.values()
+                       if watch.store.image_id == image_id]
+        try:
+            for watch in watches:
+                watch.discard()
+            store = self._stores.get(image_id)
+            if store is not None:
+                store.spoilt = True
+            yield
+        finally:
+            with self._lock:
+                self._copies[image_id] -= 1
+                if not self._copies[image_id]:
+                    del self._copies[image_id]
+
+    def is_copied(self, image_id: str) -> bool:
+        """Tell whether Nova reads a disk of an image just now."""
+        with self._lock:
+            return self._copies[image_id] > 0

@@ -1,0 +1,1 @@
+"""Servers come to stand on a full base of their own."""

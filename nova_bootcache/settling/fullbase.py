@@ -1,0 +1,261 @@
+"""Completes a full base at stock Nova's own path, in the form that stock Nova makes it.
+
+The bytes come from the storage node that serves the image, not from Glance's API: slowly, so that
+servers notice nothing, and they count only once their hash is Glance's. What is under way lies
+beside the base under a name that Nova's image cache manager does not take for its own; it stays
+there if the work is interrupted, and the next try goes on with it (see partial.py).
+"""
+
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+import threading
+import time
+from collections.abc import Container, Mapping
+from typing import Any
+
+from oslo_log import log as logging
+from oslo_utils.imageutils import format_inspector
+
+from bootcache import exception, green, qemuimg, savefile
+from nova_bootcache.settling import basecontent, partial
+
+LOG = logging.getLogger(__name__)
+
+SUFFIX = '.bootcache'
+FORMATS = ('qcow2', 'raw')
+# The file as Glance has it, the same converted, what is noted of each, and that half-written.
+_OURS = re.compile(r'(?P<path>(?P<base>[^.]+)\.bootcache(\.raw)?)(\.json(?P<torn>\.\w+\.tmp)?)?')
+_CHUNK = 1 << 20
+# What is copied again after an interruption, at most. A conversion reads this host's disk only.
+_PIECE = 64 << 20
+_CONVERTED_PIECE = 1 << 30
+
+
+class _Unverified(exception.BootcacheError):
+    """What has been copied is not what Glance has, or that cannot be told."""
+
+
+class _IsThere(exception.BootcacheError):
+    """Somebody else, stock Nova for instance, has made the base."""
+
+
+def nbd_node(host: str, port: int, export: str) -> dict[str, Any]:
+    """Return the block node of a file that an exporter serves.
+
+    It does not reconnect: QEMU 7.2's exporter cuts a client off at a read error, and a client that
+    reconnects would ask again without end. Whoever copies tries again later.
+
+    :param port: TCP port.
+    :param export: the exporter's name for the file.
+    """
+    return {'driver': 'nbd', 'export': export,
+            'server': {'type': 'inet', 'host': host, 'port': str(port), 'keep-alive': True}}
+
+
+def complete(source: Mapping[str, Any], stored_bytes: int, image_hash: str, image_format: str,
+             target: str, *, raw: bool, rate: int, keep_free: int, cancelled: threading.Event,
+             lock: contextlib.AbstractContextManager[Any]) -> bool:
+    """Make a full base: ``target`` appears whole and verified, or not at all.
+
+    One caller at a time for a target. What was copied stays for the next call if the work is
+    interrupted, unless space is short: see ``sweep``.
+
+    :param source: block node of the stored image file, see ``nbd_node``; its size is
+        ``stored_bytes`` rounded up to a sector.
+    :param stored_bytes: size of the image file as Glance has it.
+    :param image_hash: Glance's hash of that file, ``algorithm:hexadecimal``.
+    :param image_format: qcow2 or raw, as Glance says; never probed.
+    :param target: Nova's path of the base.
+    :param raw: whether Nova converts bases ([DEFAULT]force_raw_images).
+    :param rate: bytes a second that are copied, hashed and converted at most; 0 for no limit.
+    :param keep_free: bytes of the file system that have to stay free.
+    :param cancelled: when it is set, the work is given up within a second.
+    :param lock: Nova's lock of the base's name; entered for the last step only.
+    :returns: False if somebody else completed the base meanwhile; theirs stays.
+    :raises Cancelled: if ``cancelled`` was set.
+    :raises ImageRefused: if stock Nova would refuse the image as well.
+    :raises BootcacheError: if it cannot be copied, is not what Glance has, or the space is short.
+    """
+    if image_format not in FORMATS:
+        raise exception.ImageRefused(f'{target}: format {image_format} is not served; boot its'
+                                     ' servers the stock way')
+    work = _Work(target, rate, keep_free, cancelled)
+    stored, converted = f'{target}{SUFFIX}', f'{target}{SUFFIX}.raw'
+    began = time.monotonic()
+    is_over = False
+    try:
+        work.check()
+        work.fetch(source, stored_bytes, image_hash, stored)
+        virtual_bytes = _inspect(stored, image_format)
+        made = stored
+        if raw and image_format != 'raw':
+            work.copy(_file_node(stored, image_format), virtual_bytes, image_hash, converted,
+                      _CONVERTED_PIECE)
+            _inspect(converted, 'raw')
+            made = converted
+        # As Nova leaves them; libvirt gives the file to its own user when a server starts.
+        os.chmod(made, 0o644)
+        basecontent.note(made, image_hash)
+        work.check()
+        with lock:
+            work.check_missing()
+            savefile.commit(made, target)
+        is_over = True
+    except _IsThere as error:
+        LOG.info('%s', error)
+        is_over = True
+        return False
+    except (exception.ImageRefused, _Unverified):
+        is_over = True
+        raise
+    except OSError as error:
+        raise exception.BootcacheError(f'base {target} cannot be completed: {error}') from error
+    finally:
+        for path in (stored, converted):
+            if is_over or not work.has_room() or not partial.is_usable(path):
+                partial.remove(path)
+    LOG.info('base %s completed in %.0f s', target, time.monotonic() - began)
+    return True
+
+
+def sweep(directory: str, wanted: Container[str] | None = None, keep_free: int = 0) -> None:
+    """Remove what was left half-made beside the bases; nobody may be at work there.
+
+    What a copy can go on from stays, if its base is wanted, something was added to it not too long
+    ago, and there is room.
+
+    :param directory: Nova's ``_base``; need not exist.
+    :param wanted: names of the bases that are still to be completed; None while nobody knows.
+    :param keep_free: bytes of the file system that have to stay free.
+    :raises OSError: if something cannot be removed.
+    """
+    try:
+        names = os.listdir(directory)
+        has_room = shutil.disk_usage(directory).free >= keep_free
+    except FileNotFoundError:
+        return
+    for name in names:
+        found = _OURS.fullmatch(name)
+        if found is None:
+            continue
+        base, path = found['base'], os.path.join(directory, found['path'])
+        is_wanted = (wanted is None or base in wanted) \
+            and not os.path.exists(os.path.join(directory, base))
+        if found['torn'] or not (is_wanted and has_room and partial.is_usable(path)):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(directory, name))
+
+
+class _Work:
+    """The steps that take long, and what may end them."""
+
+    def __init__(self, target: str, rate: int, keep_free: int, cancelled: threading.Event):
+        self._target = target
+        self._rate = rate
+        self._keep_free = keep_free
+        self._cancelled = cancelled
+
+    def check(self) -> None:
+        """Raise where there is a reason to end."""
+        if self._cancelled.is_set():
+            raise exception.Cancelled(f'base {self._target} is not completed now')
+        self.check_missing()
+        free = self._free()
+        if free < self._keep_free:
+            raise exception.BootcacheError(
+                f'base {self._target} is not completed: {free} bytes are free, and'
+                f' {self._keep_free} have to stay so; make room in the instances directory')
+
+    def check_missing(self) -> None:
+        """Raise if the base is there."""
+        if os.path.exists(self._target):
+            raise _IsThere(f'base {self._target} has been made by somebody else meanwhile')
+
+    def _free(self) -> int:
+        return shutil.disk_usage(os.path.dirname(self._target)).free
+
+    def has_room(self) -> bool:
+        """Tell whether there is room to go on later; what has been copied is in the way else."""
+        try:
+            return self._free() >= self._keep_free + _PIECE
+        except OSError:
+            return False
+
+    def copy(self, source: Mapping[str, Any], length: int, image_hash: str, path: str,
+             piece_bytes: int) -> int:
+        """Copy ``length`` bytes at the rate; return how many of them an earlier try had copied."""
+        return partial.Partial(path, image_hash, length).copy(
+            source, piece_bytes=piece_bytes, rate=self._rate, check=self.check)
+
+    def fetch(self, source: Mapping[str, Any], stored_bytes: int, image_hash: str,
+              path: str) -> None:
+        """Copy the stored file, and verify it."""
+        before = self.copy(source, stored_bytes, image_hash, path, _PIECE)
+        try:
+            self.verify(path, image_hash)
+        except _Unverified as error:
+            if not before:
+                raise
+            LOG.warning('%s; it began with %d bytes of an earlier try, and is copied anew', error,
+                        before)
+            partial.remove(path)
+            self.copy(source, stored_bytes, image_hash, path, _PIECE)
+            self.verify(path, image_hash)
+
+    def verify(self, path: str, image_hash: str) -> None:
+        """Read the file once and compare its hash with Glance's."""
+        algorithm, _, wanted = image_hash.partition(':')
+        try:
+            digest = hashlib.new(algorithm)
+        except ValueError as error:
+            raise _Unverified(
+                f'base {self._target} cannot be verified: Glance\'s hash is {image_hash!r}, whose'
+                ' algorithm is not known here') from error
+        began, done = time.monotonic(), 0
+        with open(path, 'rb') as stream:
+            def read() -> int:
+                chunk = stream.read(_CHUNK)
+                digest.update(chunk)
+                return len(chunk)
+
+            while length := green.aside(read):
+                done += length
+                self.check()
+                ahead = done / self._rate - (time.monotonic() - began) if self._rate else 0.0
+                time.sleep(min(max(ahead, 0.0), 0.5))
+        if digest.hexdigest() != wanted.lower():
+            raise _Unverified(
+                f'base {self._target} is not completed: what the storage node serves has'
+                f' {algorithm} {digest.hexdigest()}, but Glance says {wanted}; register the image'
+                ' anew (bootcache image build)')
+
+
+def _file_node(path: str, image_format: str) -> dict[str, Any]:
+    return {'driver': image_format, 'backing': None, 'read-only': True,
+            'file': {'driver': 'file', 'filename': path, 'read-only': True}}
+
+
+def _inspect(path: str, image_format: str) -> int:
+    """Refuse what Nova's ``images.fetch_to_raw`` refuses; return the virtual size in bytes."""
+    try:
+        # It may read all of a raw file.
+        inspector = green.aside(lambda: format_inspector.detect_file_format(path))
+        inspector.safety_check()
+    except (format_inspector.SafetyCheckFailed, format_inspector.ImageFormatError) as error:
+        raise exception.ImageRefused(f'{path} is not safe to open: {error}') from error
+    found = str(inspector)
+    # An image with a partition table is raw for Glance.
+    if found != image_format and not (image_format == 'raw' and found == 'gpt'):
+        raise exception.ImageRefused(f'{path} is {found}, but has to be {image_format}')
+    details = qemuimg.info(path, image_format)
+    specific = details.get('format-specific', {}).get('data', {})
+    for fault, present in (('a backing file', details.get('full-backing-filename')
+                            or details.get('backing-filename')),
+                           ('an external data file', specific.get('data-file')),
+                           ('encryption', details.get('encrypted'))):
+        if present:
+            raise exception.ImageRefused(f'{path} has {fault}, which Nova does not take')
+    return int(details['virtual-size'])

@@ -1,0 +1,309 @@
+"""Moves a running server's root disk from its cache image to the full base.
+
+By libvirt's block copy of the overlay alone (shallow) into a new overlay on the full base. The copy
+has to go to the path that the domain's definition names, or the definition would name another file
+afterwards; so the names of the two overlays are exchanged while libvirt opens or closes the copy,
+and back at once. What a crash leaves, ``recover`` puts right; it has to be called before anything
+else is done with a server's disk.
+
+All but ``Pivot.wait_ready`` need Nova's lock of the server.
+"""
+
+import contextlib
+import dataclasses
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import libvirt
+from oslo_log import log as logging
+from oslo_utils.imageutils import format_inspector
+
+from bootcache import exception, green, qemuimg, savefile
+from nova_bootcache.settling import pivotstate, rebase
+from nova_bootcache.settling.livedisk import POLL_SECONDS, LiveDisk
+from nova_bootcache.settling.pivotstate import (
+    DISK,
+    MARKER,
+    SPARE,
+    Found,
+    Marker,
+    Overlay,
+    Phase,
+    PivotConflict,
+    PivotFailed,
+    PivotRefused,
+)
+
+LOG = logging.getLogger(__name__)
+
+# A pivot is over long before that; what is written to the new overlay later is the guest's.
+_RAN_ON_SECONDS = 60
+
+
+class Pivot:
+    """Moves one running server.
+
+    :param find_domain: returns the server's libvirt domain, or None if there is none; called anew
+        each time, as connections come and go.
+    :param directory: the server's, with its ``disk``.
+    :param base: path of the full base, which reads the same bit for bit.
+    :param base_format: raw or qcow2, see ``base_format``.
+    :param cache_image: path of what ``disk`` is on.
+    :param rate: bytes a second that are copied; 0 for no limit.
+    :param target: the disk's name in the guest.
+    """
+
+    def __init__(self, find_domain: Callable[[], Any], directory: str, base: str, base_format: str,
+                 cache_image: str, rate: int, target: str = 'vda'):
+        self._find_domain = find_domain
+        self._directory = directory
+        self._path = os.path.join(directory, DISK)
+        self._cache_image = cache_image
+        self._base = base
+        self._base_format = base_format
+        self._rate = rate
+        self._target = target
+        self._given_up = threading.Event()
+
+    def begin(self) -> None:
+        """Start to copy. The guest goes on; ``disk`` is the other file for some 15 ms.
+
+        :raises PivotRefused: if the server cannot be moved now.
+        :raises BootcacheError: if libvirt or QEMU refuses. All is as before then.
+        """
+        if Marker.load(self._directory) is not None:
+            raise PivotRefused(f'{self._path}: an earlier move has to be put right first')
+        with self._errors():
+            disk = self._disk()
+            disk.check(self._cache_image)
+            virtual_bytes = disk.virtual_bytes()
+            marker = Marker(Phase.COPYING, self._target, self._base, self._base_format,
+                            os.stat(self._path).st_ino)
+        try:
+            with self._errors():
+                marker.save(self._directory)
+                marker = dataclasses.replace(marker, new_inode=self._make(virtual_bytes))
+                marker.save(self._directory)
+                with _exchanged(self._directory):
+                    disk.copy(self._rate)
+        except BaseException:
+            self._put_right()
+            raise
+        LOG.info('%s: its own data is being copied into an overlay on %s', self._path, self._base)
+
+    def wait_ready(self, cancelled: threading.Event) -> None:
+        """Wait until ``finish`` can be called. Needs no lock.
+
+        :param cancelled: ends the waiting; ``abort`` has to be called then.
+        :raises Cancelled: if it was set, or somebody else called ``abort``.
+        :raises PivotFailed: if the job failed or the server stopped; ``abort`` has to be called.
+        """
+        state: str | None = 'copying'
+        while state != 'yes':
+            cancelled.wait(POLL_SECONDS)
+            try:
+                with self._errors():
+                    state = self._disk().job()
+                if state is None:
+                    raise PivotFailed(
+                        f'{self._path}: its block job failed; see QEMU\'s log of the domain, and'
+                        ' whether the gateway reaches the storage node')
+            except PivotFailed:
+                if not cancelled.is_set() and not self._given_up.is_set():
+                    raise
+            if cancelled.is_set() or self._given_up.is_set():
+                raise exception.Cancelled(f'{self._path} is not moved now')
+
+    def finish(self) -> None:
+        """Let QEMU go on with the new overlay. The guest stands still for some 40 ms.
+
+        A guest that a user paused stays paused.
+
+        :raises Cancelled: if ``abort`` was called meanwhile.
+        :raises BootcacheError: if it did not come off. All is as before ``begin`` then.
+        """
+        marker = Marker.load(self._directory)
+        if marker is None:
+            raise exception.Cancelled(f'{self._path} is not moved now')
+        try:
+            with self._errors():
+                self._pivot(marker)
+        except BaseException as error:
+            # The same as after a crash of ours; it may turn out that the move came off.
+            if self._put_right() is not Overlay.NEW or not isinstance(error, PivotFailed):
+                raise
+            LOG.warning('%s; it was moved all the same', error)
+        LOG.info('%s is on %s now', self._path, self._base)
+
+    def abort(self) -> Overlay | None:
+        """Give it up at any point: the server goes on as before. See ``recover``."""
+        self._given_up.set()
+        return recover(self._directory, self._find_domain())
+
+    def _pivot(self, marker: Marker) -> None:
+        disk = self._disk()
+        if marker.phase is not Phase.COPYING or disk.job() != 'yes':
+            raise PivotFailed(f'{self._path}: it cannot be finished in phase {marker.phase.value},'
+                              f' with its block job {disk.job()}')
+        # What the guest wrote faster than the rate would be copied while it stands still.
+        disk.catch_up()
+        suspends = not disk.paused()
+        marker = dataclasses.replace(marker, phase=Phase.PIVOTING, suspends=suspends)
+        marker.save(self._directory)
+        # Until the next record the guest does not write: both overlays are right.
+        if suspends:
+            disk.domain.suspend()
+        disk.pivot()
+        pivotstate.exchange(self._directory)
+        dataclasses.replace(marker, phase=Phase.PIVOTED).save(self._directory)
+        if suspends:
+            disk.resume()
+        pivotstate.clean_up(self._directory)
+
+    def _make(self, virtual_bytes: int) -> int:
+        """Make the new overlay as Nova's libvirt_utils.create_image does; return its inode."""
+        spare = os.path.join(self._directory, SPARE)
+        cluster_bytes = 65536
+        if self._base_format == 'qcow2':
+            cluster_bytes = qemuimg.info(self._base, 'qcow2')['cluster-size']
+        qemuimg.create_overlay(spare, virtual_bytes, self._base, self._base_format,
+                               cluster_bytes=cluster_bytes)
+        old = os.stat(self._path)
+        os.chmod(spare, old.st_mode & 0o777)
+        # libvirt does it where Nova's user may not.
+        with contextlib.suppress(PermissionError):
+            os.chown(spare, old.st_uid, old.st_gid)
+        return os.stat(spare).st_ino
+
+    def _disk(self) -> LiveDisk:
+        domain = self._find_domain()
+        if domain is None or not domain.isActive():
+            raise PivotFailed(f'{self._path}: its domain does not run')
+        return LiveDisk(domain, self._target, self._path)
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (libvirt.libvirtError, OSError) as error:
+            raise PivotFailed(f'{self._path}: {error}') from error
+
+    def _put_right(self) -> Overlay | None:
+        try:
+            return self.abort()
+        except Exception as error:
+            LOG.error('%s: what is half done stays until the server is next looked after: %s',
+                      self._path, error)
+            return None
+
+
+def base_format(path: str) -> str:
+    """Return a full base's format, as Nova itself finds it out each time (oslo.utils' inspector).
+
+    :raises PivotRefused: if it is neither raw nor qcow2, or unsafe.
+    """
+    try:
+        inspector = green.aside(lambda: format_inspector.detect_file_format(path))
+        inspector.safety_check()
+    except (format_inspector.SafetyCheckFailed, format_inspector.ImageFormatError,
+            OSError) as error:
+        raise PivotRefused(f'base {path} cannot be used: {error}') from error
+    found = {'qcow2': 'qcow2', 'raw': 'raw', 'gpt': 'raw'}.get(str(inspector))
+    if found is None:
+        raise PivotRefused(f'base {path} is {inspector}, and neither raw nor qcow2')
+    return found
+
+
+def is_under_way(directory: str) -> bool:
+    """Tell whether a move was begun, or left by a crash."""
+    return os.path.exists(os.path.join(directory, MARKER))
+
+
+def recover(directory: str, domain: Any) -> Overlay | None:
+    """Put right what a move left that did not end: by a crash, or as it is given up.
+
+    It may itself be killed at any point and be called again.
+
+    :param directory: the server's.
+    :param domain: its libvirt domain; None if it has none.
+    :returns: which overlay ``disk`` is now; None if there was nothing to do.
+    :raises PivotConflict: if which one is valid cannot be told; an operator has to look.
+    :raises PivotFailed: if libvirt does not do what it has to; it can be tried again.
+    """
+    marker = Marker.load(directory)
+    if marker is None:
+        return None
+    try:
+        disk = LiveDisk(domain, marker.target, os.path.join(directory, DISK)) \
+            if domain is not None and domain.isActive() else None
+        valid = rebase.recover_header(directory, marker, running=disk is not None) \
+            if marker.phase is Phase.REBASING else _recover(directory, marker, disk)
+    except (libvirt.libvirtError, OSError) as error:
+        raise PivotFailed(f'{directory}: a half-done move cannot be put right: {error}') from error
+    LOG.info('%s: a move in phase %s was put right; %s is the %s overlay', directory,
+             marker.phase.value, DISK, valid.value)
+    return valid
+
+
+def _recover(directory: str, marker: Marker, disk: LiveDisk | None) -> Overlay:
+    if disk is not None:
+        disk.end_job(lambda: _names_of_job(directory, marker))
+        if not disk.runs():
+            disk = None
+    runs_from = Overlay.NONE
+    if disk is not None and (backing := disk.backing()) is not None:
+        runs_from = Overlay.NEW if backing == marker.base else Overlay.OLD
+    decision = pivotstate.decide_recovery(marker.phase, Found(
+        *_names(directory, marker), disk is not None, runs_from, _new_ran_on(directory, marker)))
+    if decision.refusal:
+        raise PivotConflict(
+            f'{directory}: {decision.refusal}. Keep the right one of {DISK} and {SPARE} (see'
+            f' qemu-img info -U) as {DISK}; remove the other one and {MARKER}')
+    if decision.exchange:
+        pivotstate.exchange(directory)
+    if decision.record_pivoted:
+        # Once the guest goes on, the new overlay is the only right one.
+        dataclasses.replace(marker, phase=Phase.PIVOTED).save(directory)
+    elif decision.exchange:
+        savefile.fsync_directory(directory)
+    if disk is not None and marker.suspends:
+        disk.resume()
+    pivotstate.clean_up(directory)
+    return decision.valid
+
+
+def _names(directory: str, marker: Marker) -> tuple[Overlay, Overlay]:
+    return (pivotstate.which(directory, DISK, marker), pivotstate.which(directory, SPARE, marker))
+
+
+@contextlib.contextmanager
+def _exchanged(directory: str) -> Iterator[None]:
+    pivotstate.exchange(directory)
+    try:
+        yield
+    finally:
+        pivotstate.exchange(directory)
+
+
+def _names_of_job(directory: str, marker: Marker) -> contextlib.AbstractContextManager[None]:
+    """Give the copy the job's path: when the job ends, libvirt takes its rights back from that.
+
+    It must not be the overlay which QEMU goes on with.
+    """
+    if _names(directory, marker) == (Overlay.OLD, Overlay.NEW):
+        return _exchanged(directory)
+    return contextlib.nullcontext()
+
+
+def _new_ran_on(directory: str, marker: Marker) -> bool:
+    def written(name: str) -> float:
+        return os.stat(os.path.join(directory, name)).st_mtime
+
+    names = dict(zip(_names(directory, marker), (DISK, SPARE), strict=True))
+    if Overlay.OLD not in names or Overlay.NEW not in names:
+        return False
+    # While the job lasts, what is written to one is written to the other.
+    since = max(written(MARKER), written(names[Overlay.OLD]))
+    return written(names[Overlay.NEW]) - since > _RAN_ON_SECONDS

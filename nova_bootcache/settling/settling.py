@@ -1,0 +1,456 @@
+"""Settling: servers come to stand on a full local base, as if stock Nova had made them.
+
+Once an image and host the full base is completed at Nova's own path, at a limited bandwidth; then
+each server is moved onto it. Every Nova operation has precedence: it ends what is under way for
+its server, which leaves the server as it was, and settling tries again later.
+"""
+
+import collections
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import oslo_messaging as messaging
+from oslo_concurrency import lockutils
+from oslo_log import log as logging
+
+from bootcache import exception, naming, properties, qemuimg
+from nova_bootcache.asking import offer
+from nova_bootcache.chains.host import ComputeHost
+from nova_bootcache.settling import basecontent, fullbase, pivot, rebase
+from nova_bootcache.settling.localservers import LocalServer, Nova
+from nova_bootcache.settling.occasions import Occasions
+from nova_bootcache.settling.pivot import Pivot
+from nova_bootcache.settling.unsettled import Unsettled
+
+LOG = logging.getLogger(__name__)
+
+_PERIOD_SECONDS = 10
+_PAUSE_SECONDS = 60
+_LONGEST_PAUSE = 6 * 3600
+
+
+class _Unwanted(threading.Event):
+    """Is set when settling stops, or the last server that wanted a base is gone."""
+
+    def __init__(self, stopped: threading.Event, is_wanted: Callable[[], bool]):
+        super().__init__()
+        self._stopped = stopped
+        self._is_wanted = is_wanted
+        self._asked_at = time.monotonic()
+
+    def is_set(self) -> bool:
+        """Ask Nova as well, but not each time."""
+        if not super().is_set() and time.monotonic() - self._asked_at > _PERIOD_SECONDS:
+            self._asked_at = time.monotonic()
+            # Nova may be away; that is no reason to begin again from the start.
+            with contextlib.suppress(Exception):
+                if not self._is_wanted():
+                    self.set()
+        return super().is_set() or self._stopped.is_set()
+
+
+class Settler:
+    """Settles this host's servers, one at a time, in a thread of its own.
+
+    :param host: the host.
+    :param nova: what it needs of Nova.
+    :param bandwidth: bytes a second; 0: nothing is ever settled.
+    :param delay: seconds from a server's start.
+    """
+
+    def __init__(self, host: ComputeHost, nova: Nova, bandwidth: int, delay: float):
+        self._host = host
+        self._nova = nova
+        self._bandwidth = bandwidth
+        self._delay = delay
+        self._stopped = threading.Event()
+        # Servers that Nova works on, and what is under way; guarded by the lock, which is held for
+        # dictionary steps. Beginning, ending and giving up are one step each for a server by a
+        # lock of its own (see _one_step).
+        self._held: collections.Counter[str] = collections.Counter()
+        self._pivots: dict[str, tuple[Pivot, threading.Event]] = {}
+        self._lock = threading.Lock()
+        # Inodes of disks, and whether they stand on a cache image, by server.
+        self._chained: dict[str, tuple[int, bool]] = {}
+        # What did not come off, by image: the next pause in seconds, and when to try again.
+        self._patience: dict[str, tuple[float, float]] = {}
+        # Images whose servers are not to be settled, and when to ask again.
+        self._unwanted: dict[str, float] = {}
+        # Images whose base is to leave the gateway.
+        self._gone: set[str] = set()
+        self._occasions = Occasions(nova.directories, self._is_chained_in)
+        self.unsettled = Unsettled(is_off=not bandwidth)
+        # Nova has worked on a server, which may be in another state now.
+        self._has_worked = False
+
+    # Starting and stopping.
+
+    def recover(self) -> None:
+        """End what an earlier process left half-done, before Nova starts any server."""
+        with contextlib.suppress(OSError):
+            fullbase.sweep(self._nova.base_directory)
+        for directory in self._nova.directories():
+            self._recover_quietly(directory)
+
+    def _recover_quietly(self, directory: str) -> None:
+        try:
+            self.recover_server(directory)
+        except Exception:
+            LOG.exception('bootcache: what settling left in %s cannot be ended; the server cannot'
+                          ' be started until it is', directory)
+
+    def recover_server(self, directory: str) -> None:
+        """End what was left half-done for one server, by a crash or as libvirt was away.
+
+        :param directory: of its disks.
+        :raises BootcacheError: if that is not possible, or which of two disks is the right one
+            cannot be told: the server must not be started then.
+        """
+        if pivot.is_under_way(directory):
+            server_id = os.path.basename(directory).removesuffix('_resize')
+            pivot.recover(directory, self._nova.domain(server_id))
+
+    def start(self) -> None:
+        """Begin to look for servers that can be settled."""
+        threading.Thread(target=self._run, name='bootcache-settling', daemon=True).start()
+
+    def stop(self) -> None:
+        """Give up what is under way; the servers stay as they are."""
+        self._stopped.set()
+        with self._lock:
+            under_way = list(self._pivots)
+        for server_id in under_way:
+            self._give_up(server_id)
+
+    # Precedence of Nova.
+
+    @contextlib.contextmanager
+    def held(self, server_id: str) -> Iterator[None]:
+        """Keep settling away from a server while Nova works on it."""
+        with self._lock:
+            self._held[server_id] += 1
+        try:
+            self._give_up(server_id)
+            yield
+        finally:
+            with self._lock:
+                self._held[server_id] -= 1
+                if not self._held[server_id]:
+                    del self._held[server_id]
+            self._chained.pop(server_id, None)
+            self._has_worked = True
+
+    @staticmethod
+    @contextlib.contextmanager
+    def _one_step(server_id: str) -> Iterator[None]:
+        with lockutils.lock(f'bootcache-settling-{server_id}'):
+            yield
+
+    def _give_up(self, server_id: str) -> None:
+        with self._one_step(server_id):
+            with self._lock:
+                found = self._pivots.pop(server_id, None)
+            if found is None:
+                return
+            under_way, cancelled = found
+            cancelled.set()
+            try:
+                under_way.abort()
+                LOG.info('bootcache: server %s is not settled now, as Nova works on it', server_id)
+            except Exception:
+                LOG.exception('bootcache: the settling of server %s cannot be ended', server_id)
+
+    # The work.
+
+    def _run(self) -> None:
+        while not self._stopped.wait(_PERIOD_SECONDS):
+            try:
+                self.look()
+            except Exception:
+                LOG.exception('bootcache: settling goes on in a while')
+
+    def look(self) -> None:
+        """Look at all servers if there is a reason: Nova's conductor has others to answer."""
+        now = time.monotonic()
+        has_worked, self._has_worked = self._has_worked, False
+        waits = has_worked or self.unsettled.are_changing() or bool(self._gone) or (
+            bool(self._bandwidth) and any(
+                now >= max(self._patience.get(image_id, (0.0, 0.0))[1],
+                           self._unwanted.get(image_id, 0.0))
+                for image_id in self._host.needs.unsettled or ()))
+        self._occasions.look(now, waits, self.once)
+
+    def _is_chained_in(self, directory: str) -> bool:
+        return self._is_chained(
+            LocalServer(os.path.basename(directory), '', False, 0.0, directory, ''))
+
+    def once(self) -> None:
+        """Look at all servers, and settle what can be settled."""
+        unsettled: dict[str, list[LocalServer]] = {}
+        present = self._nova.servers()
+        for server in present:
+            with self._lock:
+                left_behind = server.settles and server.server_id not in self._pivots \
+                    and not self._held[server.server_id]
+            if left_behind and pivot.is_under_way(server.directory):
+                # libvirt was away when it was to be ended; the guest may stand still.
+                with self._nova.instance_lock(server.server_id):
+                    self._recover_quietly(server.directory)
+            if server.image_id and self._is_chained(server):
+                unsettled.setdefault(server.image_id, []).append(server)
+        self._gone |= (self._host.needs.unsettled or set()) | self._idle_images()
+        self._gone -= set(unsettled)
+        self._host.needs.note_unsettled(unsettled)
+        self._sweep()
+        self.unsettled.note([server for servers in unsettled.values() for server in servers],
+                            self._patience)
+        # Nova is at work on these: a chain may be in the making that nobody has opened yet.
+        in_hand = {server.image_id for server in present if not server.settles}
+        for image_id in self._gone - in_hand:
+            if self._let_go(image_id):
+                self._gone.discard(image_id)
+        if not self._bandwidth:
+            return
+        # Servers whose base is here first: to complete one takes long.
+        for image_id, servers in sorted(
+                unsettled.items(), key=lambda item: not os.path.exists(self._base_path(item[0]))):
+            if self._stopped.is_set() or time.monotonic() < max(
+                    self._patience.get(image_id, (0.0, 0.0))[1], self._unwanted.get(image_id, 0.0)):
+                continue
+            ready = [server for server in servers
+                     if server.settles and server.age >= self._delay]
+            if ready and not self._host.needs.is_booting(image_id):
+                self._settle(image_id, ready)
+
+    def _sweep(self) -> None:
+        """Remove what was copied of bases that no server of this host needs any more."""
+        wanted = {naming.cache_file_name(image_id) for image_id in self._host.needs.unsettled or ()
+                  if self._bandwidth and image_id not in self._unwanted}
+        try:
+            fullbase.sweep(self._nova.base_directory, wanted, self._nova.keep_free)
+        except OSError as error:
+            LOG.warning('bootcache: what is left of full bases cannot be removed: %s', error)
+
+    def _is_chained(self, server: LocalServer) -> bool:
+        try:
+            inode = os.stat(server.disk).st_ino
+            known = self._chained.get(server.server_id)
+            if known is not None and known[0] == inode:
+                return known[1]
+            if not qemuimg.is_qcow2(server.disk):
+                return False
+            backing = qemuimg.info(server.disk, 'qcow2').get('full-backing-filename')
+        except (OSError, exception.BootcacheError):
+            # Not there yet, or of another kind.
+            return False
+        chained = self._host.cache.holds_path(backing)
+        if chained or backing is None or os.path.exists(backing):
+            # Only Nova's work on the server, and settling itself, change it. One that came from
+            # another host, and whose base is not here, is still to be put onto a cache image.
+            self._chained[server.server_id] = inode, chained
+        return chained
+
+    def _idle_images(self) -> set[str]:
+        """Return images that are not to be kept ready for the next server.
+
+        Those whose base is here: new servers do not need the gateway for them. And those whose
+        cache image is empty: what served the last server is of no use to the next one, and that one
+        may never have been seen here, as its domain did not start.
+        """
+        return {entry.remote.image_id for entry in self._host.cache.entries()
+                if entry.cache_image is None
+                or os.path.exists(self._base_path(entry.remote.image_id))}
+
+    def _let_go(self, image_id: str) -> bool:
+        """Take what nobody uses any more out of the gateway; False if that is not possible now."""
+        try:
+            if self._host.needs.is_booting(image_id):
+                return False
+            if not self._host.gateway.serves(image_id):
+                return True
+            if not self._host.below.stop_serving(image_id):
+                return False
+        except exception.BootcacheError as error:
+            LOG.warning('image %s: its base stays in the gateway for now: %s', image_id, error)
+            return False
+        LOG.info('image %s: no server of this host needs the gateway for it any more', image_id)
+        return True
+
+    def _base_path(self, image_id: str) -> str:
+        return os.path.join(self._nova.base_directory, naming.cache_file_name(image_id))
+
+    def _settle(self, image_id: str, servers: list[LocalServer]) -> None:
+        try:
+            base = self._complete_base(image_id, servers)
+            if base is not None:
+                before = self._patience.get(image_id)
+                for server in servers:
+                    if self._stopped.is_set():
+                        return
+                    self._settle_server(server, base)
+                if self._patience.get(image_id) == before:
+                    self._patience.pop(image_id, None)
+        except exception.Cancelled:
+            return
+        except (exception.BootcacheError, OSError, messaging.MessagingException) as error:
+            pause = self._postpone(image_id)
+            LOG.warning('image %s: its servers are not settled yet, and tried again in %.0f s: %s',
+                        image_id, pause, error)
+
+    def _postpone(self, image_id: str) -> float:
+        """Try again later, and later each time: a base that is wrong is so for good."""
+        pause = self._patience.get(image_id, (_PAUSE_SECONDS, 0.0))[0]
+        self._patience[image_id] = min(2 * pause, _LONGEST_PAUSE), time.monotonic() + pause
+        return pause
+
+    def _is_to_settle(self, image_id: str, wanted: bool) -> bool:
+        """Note what an image's property asks for: no failure, and it may ask for another thing."""
+        if not wanted:
+            if image_id not in self._unwanted:
+                LOG.info('image %s: its servers are not settled, as it says %s=no', image_id,
+                         properties.SETTLE)
+            self._unwanted[image_id] = time.monotonic() + _PAUSE_SECONDS
+        elif self._unwanted.pop(image_id, None) is not None:
+            LOG.info('image %s: its servers are settled from now on, as it says %s=yes', image_id,
+                     properties.SETTLE)
+        return wanted
+
+    def _complete_base(self, image_id: str, servers: list[LocalServer]) -> tuple[int, int] | None:
+        """Return the identity of a full base of the servers' content; None if they do not settle.
+
+        :raises BootcacheError: if there is none.
+        """
+        target = self._base_path(image_id)
+        if not os.path.exists(target) \
+                and any(self._nova.needs_stock_base(server.server_id) for server in servers):
+            raise exception.BootcacheError(
+                'the image\'s signature has to be checked, which only stock Nova does; it makes'
+                ' the full base when the next server of the image starts')
+        stored = self._host.storage.api.serve_stored(image_id)
+        self.unsettled.unwanted.discard(image_id)
+        if stored is None:
+            if not os.path.exists(target):
+                raise exception.BootcacheError('the storage service does not serve the image')
+            return self._check_base(image_id, '')
+        if not self._is_to_settle(image_id, bool(stored['settle'])):
+            self.unsettled.unwanted.add(image_id)
+            return None
+        if not stored['image_hash']:
+            raise exception.BootcacheError('the storage service does not know the image\'s hash')
+        # Servers are put onto a base of the content that they stand on.
+        self._host.cache.check_stored(image_id, str(stored['image_hash']),
+                                      str(stored.get('base_export', '')))
+        if not os.path.exists(target):
+            host, port = stored['server']
+            # Nova makes it with its own first base.
+            os.makedirs(self._nova.base_directory, exist_ok=True)
+            LOG.info('image %s: its full base is completed, at %d bytes a second', image_id,
+                     self._bandwidth)
+            if fullbase.complete(
+                fullbase.nbd_node(str(host), int(port), str(stored['export'])),
+                int(stored['stored_bytes']), str(stored['image_hash']),
+                str(stored['image_format']), target, raw=self._nova.force_raw,
+                rate=self._bandwidth, keep_free=self._nova.keep_free,
+                cancelled=_Unwanted(self._stopped, lambda: self._is_wanted(image_id)),
+                lock=self._nova.base_lock(os.path.basename(target))):
+                return basecontent.identity(target)
+        return self._check_base(image_id, str(stored['image_hash']))
+
+    def _check_base(self, image_id: str, stored_hash: str) -> tuple[int, int]:
+        """Check that a base that somebody else may have made is of the servers' content.
+
+        :param stored_hash: of the content that the storage service has; empty if it has none.
+        """
+        target = self._base_path(image_id)
+        entry = self._host.cache.known(image_id)
+        known = entry.remote if entry is not None else None
+        content = (known and known.image_hash) or stored_hash or (known and known.export)
+        if not content:
+            raise exception.BootcacheError(
+                f'base {target} was not made here, and the storage service does not have the image')
+        unwanted = _Unwanted(self._stopped, lambda: self._is_wanted(image_id))
+
+        def is_over() -> None:
+            if unwanted.is_set():
+                raise exception.Cancelled(f'base {target} is not compared now')
+
+        def source() -> dict[str, Any]:
+            # Asked, the storage service serves the base.
+            offered = offer.parse(
+                image_id, self._host.storage.ask(image_id, '') if stored_hash else None)
+            if offered.remote is not None:
+                self._host.cache.check_content(offered.remote, offered.virtual_bytes)
+            remote = offered.remote or known
+            if remote is None:
+                raise exception.BootcacheError(f'base {target} cannot be compared with the storage'
+                                               f' node\'s: {offered.reason}')
+            return fullbase.nbd_node(remote.host, remote.port, remote.export)
+
+        return basecontent.check(target, pivot.base_format(target), content, source,
+                                 self._bandwidth, is_over)
+
+    def _is_wanted(self, image_id: str) -> bool:
+        return any(server.image_id == image_id for server in self._nova.servers())
+
+    def _settle_server(self, server: LocalServer, base: tuple[int, int]) -> None:
+        """Move one server; what cannot be done now is tried again later.
+
+        :param base: identity of the full base.
+        """
+        server_id = server.server_id
+        try:
+            under_way = self._begin(server, base)
+            if under_way is not None:
+                self._finish(server_id, *under_way)
+        except exception.Cancelled:
+            return
+        except exception.BootcacheError as error:
+            LOG.warning('bootcache: server %s is not settled yet: %s', server_id, error)
+            self._postpone(server.image_id)
+            with self._nova.instance_lock(server_id):
+                self._give_up(server_id)
+        finally:
+            self._chained.pop(server_id, None)
+
+    def _begin(self, server: LocalServer, checked: tuple[int, int]
+               ) -> tuple[Pivot, threading.Event] | None:
+        with self._nova.instance_lock(server.server_id), self._one_step(server.server_id):
+            now = self._nova.server(server.server_id)
+            with self._lock:
+                is_held = self._held[server.server_id] > 0
+            if now is None or not now.settles or is_held:
+                return None
+            base = self._base_path(server.image_id)
+            cache_image = self._host.cache.path(server.image_id)
+            if basecontent.identity(base) != checked:
+                raise exception.BootcacheError(f'base {base} was replaced since it was checked')
+
+            def find_domain() -> Any:
+                return self._nova.domain(server.server_id)
+
+            domain = find_domain()
+            if domain is None or not domain.isActive():
+                rebase.rebase_stopped(now.directory, cache_image, base, pivot.base_format(base),
+                                      domain)
+                LOG.info('bootcache: server %s, which is stopped, is settled', server.server_id)
+                return None
+            under_way = Pivot(find_domain, now.directory, base, pivot.base_format(base),
+                              cache_image, self._bandwidth, now.target)
+            under_way.begin()
+            found = under_way, threading.Event()
+            with self._lock:
+                self._pivots[server.server_id] = found
+            return found
+
+    def _finish(self, server_id: str, under_way: Pivot, cancelled: threading.Event) -> None:
+        under_way.wait_ready(cancelled)
+        with self._nova.instance_lock(server_id), self._one_step(server_id):
+            with self._lock:
+                if self._pivots.pop(server_id, None) is None:
+                    return
+            under_way.finish()
+        LOG.info('bootcache: server %s is settled', server_id)

@@ -1,0 +1,87 @@
+"""The servers of a host that depend on bootcache, and why: for operators."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+from typing import Any
+
+from oslo_log import log as logging
+
+from nova_bootcache.settling.localservers import LocalServer
+
+LOG = logging.getLogger(__name__)
+
+# So many are named to operators; all are counted.
+MOST_NAMED = 50
+SOON = 'it is settled soon'
+# By Nova's state of a server that is not settled in it, what ends that state.
+_CURES = {'suspended': 'resume it', 'rescued': 'unrescue it',
+          'resized': 'confirm or revert its resize', 'error': 'mend or delete it'}
+
+
+def why(server: LocalServer, *, is_off: bool, is_unwanted: bool, has_failed: bool) -> str:
+    """Return why a server stands on a cache image, with the cure where there is one. Pure.
+
+    :param is_off: servers are not settled on this host.
+    :param is_unwanted: its image says that they are not to be.
+    :param has_failed: it was tried with its image, and did not come off.
+    """
+    if not server.settles:
+        cure = _CURES.get(server.state)
+        return f'it is {server.state}: {cure}' if cure else f'Nova is at work on it: {server.state}'
+    if is_off:
+        return 'settle_bandwidth is 0 on its host: set it, or migrate the server'
+    if is_unwanted:
+        return 'its image says bootcache_settle=no: say yes, or migrate the server'
+    if has_failed:
+        return 'it did not come off and is tried again: see the log of nova-compute'
+    return SOON
+
+
+class Unsettled:
+    """What was seen of them last. It is noted by one thread, and told by another.
+
+    :param is_off: servers are not settled on this host.
+    :ivar unwanted: images that say that their servers are not to be settled.
+    """
+
+    def __init__(self, is_off: bool):
+        self._is_off = is_off
+        self.unwanted: set[str] = set()
+        # None until somebody has looked.
+        self._seen: tuple[LocalServer, ...] | None = None
+        self._failed: Container[str] = ()
+        self._told: set[tuple[str, str]] = set()
+
+    def note(self, servers: Iterable[LocalServer], failed: Container[str]) -> None:
+        """Note the servers that stand on a cache image.
+
+        Of those that stay so until somebody does something, nova-compute's log tells once.
+
+        :param failed: images with which settling did not come off, as it is whenever it is told.
+        """
+        self._failed, self._seen = failed, tuple(servers)
+        stuck = {(server.server_id, self._why(server)) for server in self._seen
+                 if not server.settles and server.state in _CURES}
+        for server_id, reason in sorted(stuck - self._told):
+            LOG.info('bootcache: server %s goes on needing its cache image and the gateway:'
+                     ' %s', server_id, reason)
+        self._told = stuck
+
+    def are_changing(self) -> bool:
+        """Tell whether Nova was at work on one of them: it is in another state soon."""
+        return any(not server.settles and server.state not in _CURES
+                   for server in self._seen or ())
+
+    def _why(self, server: LocalServer) -> str:
+        return why(server, is_off=self._is_off, is_unwanted=server.image_id in self.unwanted,
+                   has_failed=server.image_id in self._failed)
+
+    def report(self) -> dict[str, Any] | None:
+        """Return it as the storage service is told: see ``report_holdings`` in rpcapi."""
+        if self._seen is None:
+            return None
+        # Those first for which somebody has to do something.
+        found = sorted(([server.server_id, self._why(server)] for server in self._seen),
+                       key=lambda entry: (entry[1] == SOON, entry))
+        return {'servers': len(found), 'named': found[:MOST_NAMED]}

@@ -1,0 +1,1 @@
+"""The tiers' room, and the cache images that come into them."""

@@ -1,0 +1,138 @@
+"""The cache images that are on their way to one host while its servers boot from them."""
+
+import dataclasses
+import threading
+import time
+
+from oslo_log import log as logging
+
+from bootcache import exception
+from bootcache.tier import Medium
+from nova_bootcache import storagenode
+from nova_bootcache.asking.offer import Offered
+from nova_bootcache.cache.cacheentry import Entry
+from nova_bootcache.cache.hostfiles import HostFiles
+from nova_bootcache.gateway import arrival
+from nova_bootcache.gateway.below import Below
+from nova_bootcache.gateway.gateway import Gateway
+from nova_bootcache.gateway.needs import Needs
+from nova_bootcache.tiers.fetches import Fetches
+from nova_bootcache.tiers.room import Room
+
+LOG = logging.getLogger(__name__)
+
+
+class Arrivals:
+    """Fetches cache images without a server having to wait for them: gateway/arrival.py.
+
+    :param files: the host's cache images.
+    :param fetches: verifies and places what has come.
+    :param room: of the tiers.
+    :param below: the gateway's nodes.
+    :param gateway: the host's.
+    :param needs: told what is on its way.
+    """
+
+    def __init__(self, files: HostFiles, fetches: Fetches, room: Room, below: Below,
+                 gateway: Gateway, needs: Needs):
+        self._files = files
+        self._fetches = fetches
+        self._room = room
+        self._below = below
+        self._gateway = gateway
+        self._needs = needs
+
+    def has(self, image_id: str) -> bool:
+        """Tell whether an image's cache image is on its way."""
+        return self._needs.is_arriving(image_id)
+
+    def is_worth_it(self, offered: Offered, medium: Medium) -> bool:
+        """Tell whether servers may read from a cache image on its way, instead of waiting for it.
+
+        :param medium: the tier that it is to come into.
+        """
+        info = offered.cache_image
+        assert info is not None and offered.remote is not None
+        return arrival.is_worth_it(info.bytes) and self._room.has_room(
+            medium, offered.remote.image_id, arrival.room(info.bytes))
+
+    def begin(self, offered: Offered, medium: Medium) -> bool:
+        """Have servers of an image read from its cache image, which comes in the background.
+
+        The image has a cache image on this host, as a rule an empty one, that what comes replaces.
+
+        :returns: False if that is not possible: it is logged.
+        """
+        info, remote = offered.cache_image, offered.remote
+        assert info is not None and remote is not None
+        if not self._needs.begin_arrival(remote.image_id):
+            return True
+        has_begun = False
+        try:
+            self._gateway.ensure_base(remote)
+            storagenode.check_reachable(remote)
+            source = self._gateway.remote_node(
+                '', dataclasses.replace(remote, export=offered.cache_export))
+            self._below.begin_arrival(remote.image_id, info.bytes,
+                                      self._files.coming_path(remote.image_id, medium), source)
+            has_begun = True
+        except (exception.BootcacheError, OSError) as error:
+            LOG.warning('image %s: its cache image is fetched before a server boots: %s',
+                        remote.image_id, error)
+            return False
+        finally:
+            if not has_begun:
+                self._needs.end_arrival(remote.image_id)
+        threading.Thread(target=self._run, args=(offered, medium), daemon=True,
+                         name='bootcache-arrival').start()
+        return True
+
+    def _run(self, offered: Offered, medium: Medium) -> None:
+        remote = offered.remote
+        assert remote is not None
+        image_id = remote.image_id
+        try:
+            self._receive(offered, medium)
+            arrival.land(self._gateway, image_id, self._files.path(image_id))
+        except (exception.BootcacheError, OSError) as error:
+            LOG.warning('image %s: its cache image did not arrive, and is read from the base: %s',
+                        image_id, error)
+        except Exception:
+            LOG.exception('bootcache: unexpected error')
+        finally:
+            try:
+                self._clear_up(image_id, medium)
+            finally:
+                self._needs.end_arrival(image_id)
+
+    def _clear_up(self, image_id: str, medium: Medium) -> None:
+        try:
+            self._below.end_arrival(image_id)
+        except exception.BootcacheError as error:
+            # Upkeep sees it there, and that nobody waits for it.
+            LOG.warning('image %s: the gateway keeps what arrived, for now: %s', image_id, error)
+        try:
+            arrival.clean(self._files.coming_path(image_id, medium))
+        except OSError as error:
+            LOG.warning('image %s: what is left of its arrival stays: %s', image_id, error)
+
+    def _receive(self, offered: Offered, medium: Medium) -> None:
+        info, remote = offered.cache_image, offered.remote
+        assert info is not None and remote is not None
+        path = self._files.coming_path(remote.image_id, medium)
+        self._fetches.receive(
+            Entry(remote, info, info.sha256, info.virtual_bytes, offered.pinned,
+                  offered.generation), medium, path,
+            lambda patience: arrival.bring(self._gateway, remote.image_id, info.bytes, path,
+                                           patience.seconds, patience.stalled),
+            room=arrival.room(info.bytes))
+
+    def wait(self, image_id: str, seconds: float) -> bool:
+        """Wait until an image's cache image has arrived, or did not; False if it is on its way.
+
+        :param seconds: at most.
+        """
+        deadline = time.monotonic() + seconds
+        while self.has(image_id) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return not self.has(image_id)

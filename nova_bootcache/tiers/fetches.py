@@ -1,0 +1,213 @@
+"""Cache images that come to a host: fetched, verified, placed atomically; or made empty."""
+
+import contextlib
+import dataclasses
+import os
+import time
+from collections.abc import Callable
+
+from oslo_log import log as logging
+
+from bootcache import cacheimage, exception, naming, qemuimg, savefile
+from bootcache.manifest import CacheInfo
+from bootcache.tier import Medium
+from nova_bootcache.asking.offer import Offered
+from nova_bootcache.cache.cacheentry import Entry
+from nova_bootcache.cache.hostfiles import HostFiles
+from nova_bootcache.storagenode import Remote, check_reachable
+from nova_bootcache.tiers.room import Room
+
+LOG = logging.getLogger(__name__)
+
+# A boot waits for the fetch. One that is slow as many hosts fetch goes on: what a boot reads from
+# the base would come by the same link. One from which nothing comes is given up.
+_GRACE_SECONDS = 30
+_SLOWEST = 128 << 10
+# An empty cache image is a header and its first tables.
+_EMPTY_CLUSTER = 65536
+
+
+@dataclasses.dataclass(frozen=True)
+class Patience:
+    """How long a fetch may take.
+
+    :ivar seconds: in all.
+    :ivar stalled: in which nothing comes.
+    """
+
+    seconds: float
+    stalled: float
+
+
+class Fetches:
+    """Brings cache images to this host, and makes empty ones.
+
+    :param files: where they are put.
+    :param room: of the tiers.
+    :param gateway_socket: has to be in every header.
+    """
+
+    def __init__(self, files: HostFiles, room: Room, gateway_socket: str):
+        self._files = files
+        self._room = room
+        self._gateway_socket = gateway_socket
+
+    def fetch_offered(self, offered: Offered, medium: Medium, rate: int = 0) -> Entry:
+        """Get the cache image that is offered.
+
+        :param rate: bytes a second at most, 0 for no limit.
+        :raises BootcacheError: if it has no room, cannot be fetched or is not what was announced.
+        :raises OSError: if the tier cannot be written.
+        """
+        assert offered.remote is not None and offered.cache_image is not None
+        return self.fetch(offered.remote, offered.cache_image, offered.cache_export, medium,
+                          offered.pinned, offered.generation, rate)
+
+    def fetch(self, remote: Remote, cache_image: CacheInfo, cache_export: str,
+              medium: Medium = Medium.DISK, pinned: bool = False, generation: int = 0,
+              rate: int = 0) -> Entry:
+        """Get a cache image from a storage node, verify it, and put it into its place.
+
+        Servers that run from an older one keep its inode. Two servers of one image that start
+        together fetch once.
+
+        :param cache_export: the exporter's name for the file.
+        :param medium: the tier.
+        :param generation: the storage service's count.
+        :param rate: bytes a second at most; 0 for a server that waits for it: no limit.
+        :raises Cancelled: if it was paced, and a server came to wait for it.
+        :raises BootcacheError: if it has no room, cannot be fetched or is not what was announced.
+        :raises OSError: if the directory cannot be written.
+        """
+        partial = os.path.join(self._files.directories[medium],
+                               f'{naming.cache_file_name(remote.image_id)}.partial')
+
+        def bring(patience: Patience) -> None:
+            check_reachable(remote)
+            self._copy(remote, cache_export, cache_image.bytes, partial, rate, patience)
+
+        return self.receive(Entry(remote, cache_image, cache_image.sha256,
+                                  cache_image.virtual_bytes, pinned, generation),
+                            medium, partial, bring, rate)
+
+    def receive(self, wanted: Entry, medium: Medium, partial: str,
+                bring: Callable[[Patience], None], rate: int = 0, room: int = 0) -> Entry:
+        """Have a cache image brought, verify it, and put it into its place.
+
+        :param wanted: what is noted of it when it is there.
+        :param partial: the file that it is brought into; it is gone when this returns.
+        :param bring: does so.
+        :param rate: bytes a second at which it does at most; 0 for no limit.
+        :param room: bytes that are needed meanwhile, if more than its own.
+        :returns: what is noted of it, or of the same one that was there before.
+        :raises BootcacheError: if it has no room, or is not what was announced; what ``bring``
+            raises.
+        :raises OSError: if the directory cannot be written.
+        """
+        image_id, info = wanted.remote.image_id, wanted.cache_image
+        assert info is not None
+        with self._files.placing(image_id, gives_way=bool(rate)):
+            self._files.check_content(wanted.remote, wanted.virtual_bytes, info)
+            entry = self._files.entry(image_id)
+            if entry is not None and entry.cache_image is not None \
+                    and entry.cache_image.sha256 == info.sha256:
+                return entry
+            with self._room.for_fetch(image_id, medium, room or info.bytes):
+                began = time.monotonic()
+                try:
+                    bring(Patience(_GRACE_SECONDS + info.bytes / _SLOWEST, _GRACE_SECONDS))
+                    cacheimage.verify(partial, info.sha256, info.bytes)
+                    entry = dataclasses.replace(
+                        wanted, file_sha256=self._point_home(partial, image_id, info))
+                    self._place(partial, entry, medium)
+                finally:
+                    if os.path.exists(partial):
+                        os.unlink(partial)
+            LOG.info('image %s: cache image of %d bytes fetched into compute %s in %.2f s',
+                     image_id, info.bytes, medium.value, time.monotonic() - began)
+            return entry
+
+    def _check_patience(self, image_id: str) -> None:
+        if self._files.is_waited_for(image_id):
+            raise exception.Cancelled(f'a server waits for the cache image of {image_id}')
+
+    def _copy(self, remote: Remote, export: str, size: int, partial: str, rate: int,
+              patience: Patience) -> None:
+        if not rate:
+            qemuimg.copy_raw(f'nbd://{remote.host}:{remote.port}/{export}', partial,
+                             seconds=patience.seconds, stalled=patience.stalled)
+            return
+        server = {'type': 'inet', 'host': remote.host, 'port': str(remote.port)}
+        node = {'driver': 'raw', 'file': {'driver': 'nbd', 'server': server, 'export': export}}
+        qemuimg.copy_paced(node, partial, length=size, rate=rate,
+                           check=lambda: self._check_patience(remote.image_id),
+                           seconds=_GRACE_SECONDS + 2 * size / min(rate, _SLOWEST))
+
+    def make_empty(self, remote: Remote, virtual_bytes: int) -> Entry:
+        """Make a cache image without data: the name that a whole one replaces later.
+
+        SC13, Algorithm 1: "create Cache on C, chain Cache to Base".
+
+        :param virtual_bytes: size of the base.
+        :raises BootcacheError: if qemu-img refuses.
+        :raises OSError: if the directory cannot be written.
+        """
+        image_id = remote.image_id
+        with self._files.placing(image_id):
+            self._files.check_content(remote, virtual_bytes)
+            entry = self._files.entry(image_id)
+            if entry is not None:
+                return entry
+            partial = f'{self._files.path(image_id)}.partial'
+            try:
+                qemuimg.create_overlay(partial, virtual_bytes, self._base_uri(image_id), 'raw',
+                                       cluster_bytes=_EMPTY_CLUSTER, open_backing=False)
+                entry = Entry(remote, None, savefile.file_digest(partial), virtual_bytes)
+                self._place(partial, entry, Medium.DISK)
+            finally:
+                if os.path.exists(partial):
+                    os.unlink(partial)
+            return entry
+
+    def _base_uri(self, image_id: str) -> str:
+        return naming.nbd_unix_uri(self._gateway_socket,
+                                   naming.export_name(naming.EXPORT_BASE, image_id))
+
+    def _point_home(self, path: str, image_id: str, cache_image: CacheInfo) -> str:
+        wanted = self._base_uri(image_id)
+        if cache_image.backing_uri == wanted:
+            return cache_image.sha256
+        LOG.info('image %s: the header names %s; it is rewritten for this host\'s'
+                 ' [bootcache]gateway_socket', image_id, cache_image.backing_uri)
+        qemuimg.set_backing_pointer(path, wanted, 'raw')
+        return savefile.file_digest(path)
+
+    def _place(self, partial: str, entry: Entry, medium: Medium) -> None:
+        final = self._files.path(entry.remote.image_id)
+        os.chmod(partial, 0o644)
+        described = f'{final}.json.new.tmp'
+        # What takes time comes first: for a moment the image has no entry, and others look.
+        savefile.fsync_file(partial)
+        entry.save(described)
+        # An older file loses its entry before its name: no entry ever describes another file.
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f'{final}.json')
+        stale = self._files.memory_path(entry.remote.image_id)
+        if medium is Medium.MEMORY:
+            assert stale is not None
+            os.rename(partial, stale)
+            link = f'{final}.tmp'
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(link)
+            os.symlink(stale, link)
+            os.rename(link, final)
+        else:
+            os.rename(partial, final)
+            if stale is not None and os.path.exists(stale):
+                os.unlink(stale)
+        # All who place a file have just computed its digest.
+        self._files.note_verified(os.stat(final))
+        os.rename(described, f'{final}.json')
+        for directory in set(self._files.directories.values()):
+            savefile.fsync_directory(directory)
+

@@ -1,0 +1,219 @@
+"""The room of a host's tiers: what fits, what is promised, and what has to go for it."""
+
+import contextlib
+import os
+import shutil
+import threading
+from collections.abc import Iterable, Iterator
+
+from oslo_log import log as logging
+
+from bootcache import exception, tier
+from bootcache.tier import Item, Limits, Medium
+from nova_bootcache.cache.hostfiles import STORE_SUFFIX, HostFiles
+from nova_bootcache.gateway.below import Below
+from nova_bootcache.gateway.needs import Needs
+
+LOG = logging.getLogger(__name__)
+
+_FETCH, _STORE = 'fetch:', 'store:'
+_ATTEMPTS = 5
+
+
+class Room:
+    """Keeps the tiers' quotas: the least recently used goes, and nothing that somebody needs.
+
+    :ivar limits: by tier.
+
+    :param files: the cache images.
+    :param below: what the gateway has below servers' disks.
+    :param needs: who needs it.
+    :param limits: by tier.
+    """
+
+    def __init__(self, files: HostFiles, below: Below, needs: Needs, limits: dict[Medium, Limits]):
+        self._files = files
+        self._below = below
+        self._needs = needs
+        self.limits = limits
+        # Room that is promised to what is being fetched, or opened, by key. Guarded by the lock,
+        # held for dictionary steps.
+        self._reserved: dict[str, tuple[Medium, int]] = {}
+        self._lock = threading.Lock()
+        # Makes looking for room and taking it one step; held for milliseconds.
+        self._room_lock = threading.Lock()
+
+    def arriving(self) -> list[str]:
+        """Return the ids of images whose cache image is being fetched."""
+        with self._lock:
+            promised = list(self._reserved)
+        return [key.removeprefix(_FETCH) for key in promised if key.startswith(_FETCH)]
+
+    def quotas(self, instances_path: str) -> dict[str, int]:
+        """Return the tiers' quotas in bytes, by Placement's resource class that they take from.
+
+        :param instances_path: whose file system is what Nova reports as the host's disk.
+        """
+        found = {}
+        if os.stat(self._files.directory).st_dev == os.stat(instances_path).st_dev:
+            found['DISK_GB'] = self.limits[Medium.DISK].quota
+        if Medium.MEMORY in self.limits:
+            found['MEMORY_MB'] = self.limits[Medium.MEMORY].quota
+        return found
+
+    def _items(self, medium: Medium, but: str) -> list[Item]:
+        """Return what is in a tier: cache images, growing stores, and what is promised."""
+        items = []
+        for entry in self._files.entries():
+            image_id = entry.remote.image_id
+            if image_id == but or self._files.medium(image_id) is not medium:
+                continue
+            path = self._files.path(image_id)
+            with contextlib.suppress(FileNotFoundError):
+                used = os.stat(f'{path}.json').st_mtime
+                busy = self._needs.keeps_file(image_id, path)
+                items.append(Item(image_id, os.stat(path).st_size, used, entry.pinned, busy))
+        with self._lock:
+            promised = dict(self._reserved)
+        for image_id, limit in self._below.room_of_stores(medium).items():
+            # One that grows may come to have all of that.
+            promised[f'{_STORE}{image_id}'] = medium, limit
+        directory = self._files.directories[medium]
+        for name in os.listdir(directory):
+            key = f'{_STORE}{name.removesuffix(STORE_SUFFIX)}'
+            if name.endswith(STORE_SUFFIX) and key not in promised:
+                with contextlib.suppress(FileNotFoundError):
+                    status = os.stat(os.path.join(directory, name))
+                    # Beyond its end it has space that was its own while it grew.
+                    items.append(Item(key, max(status.st_size, status.st_blocks * 512),
+                                      status.st_mtime))
+        items.extend(Item(key, size, 0.0, busy=True) for key, (there, size) in promised.items()
+                     if there is medium)
+        return items
+
+    def has_room(self, medium: Medium, image_id: str, size: int) -> bool:
+        """Tell whether a file of an image would fit a tier, after evictions if need be.
+
+        :param size: bytes.
+        """
+        return medium in self.limits and tier.make_room(
+            self._items(medium, image_id), self.limits[medium], size).fits
+
+    def room_for(self, image_id: str, size: int) -> Medium | None:
+        """Return the tier in which a file of an image has room, memory first (section 5.1).
+
+        :param size: bytes.
+        """
+        for medium in (Medium.MEMORY, Medium.DISK):
+            if self.has_room(medium, image_id, size):
+                return medium
+        return None
+
+    @contextlib.contextmanager
+    def for_fetch(self, image_id: str, medium: Medium, size: int) -> Iterator[None]:
+        """Make room in a tier for a cache image, and keep it while the block runs.
+
+        :raises BootcacheError: if there is none.
+        """
+        # What is fetched takes the place of the image's older file.
+        with self._reserved_for(f'{_FETCH}{image_id}', image_id, medium, size):
+            yield
+
+    @contextlib.contextmanager
+    def for_store(self, image_id: str, medium: Medium, size: int) -> Iterator[None]:
+        """Make room in a tier for a growing store, and keep it until that is opened.
+
+        :raises BootcacheError: if there is none.
+        """
+        with self._reserved_for(f'{_STORE}{image_id}', '', medium, size):
+            yield
+
+    @contextlib.contextmanager
+    def _reserved_for(self, key: str, but: str, medium: Medium, size: int) -> Iterator[None]:
+        self._reserve(key, but, medium, size)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._reserved.pop(key, None)
+
+    def _reserve(self, key: str, but: str, medium: Medium, size: int) -> None:
+        for _attempt in range(_ATTEMPTS):
+            with self._room_lock:
+                room = tier.make_room(self._items(medium, but), self.limits[medium], size)
+                if room.fits and not room.evict:
+                    self._check_free(medium, size)
+                    with self._lock:
+                        self._reserved[key] = medium, size
+                    return
+            if not room.fits:
+                break
+            # Not under the lock: what goes may have a growing store, which has locks of its own.
+            for victim in room.evict:
+                self._evict(victim)
+        raise exception.BootcacheError(
+            f'compute {medium.value} has no room for {size} bytes; raise'
+            f' [bootcache]compute_{medium.value}_quota')
+
+    def _check_free(self, medium: Medium, size: int) -> None:
+        """Check the medium itself: servers may still hold what has lost its name already."""
+        free = shutil.disk_usage(self._files.directories[medium]).free
+        if free < size:
+            raise exception.BootcacheError(
+                f'compute {medium.value}: {free} bytes are free at'
+                f' {self._files.directories[medium]}, not {size}')
+
+    def _evict(self, key: str) -> None:
+        kind, _colon, image_id = key.rpartition(':')
+        try:
+            if kind:
+                self._below.drop_store(image_id)
+                return
+            with self._needs.deciding:
+                # A server may have come since it was chosen; room is looked for anew then.
+                if self._needs.keeps_file(image_id, self._files.path(image_id)):
+                    return
+                # What disks of stopped servers stand on is not forgotten with it.
+                self._files.remove_file(image_id)
+            # The gateway lets go of it, if nobody is connected.
+            self._below.stop_serving(image_id)
+        except (exception.BootcacheError, OSError) as error:
+            LOG.warning('image %s: cannot be evicted: %s', image_id, error)
+
+    # Letting go.
+
+    def remove_unused(self, used_image_ids: Iterable[str], minimum_age: float) -> None:
+        """Remove cache images that no server on this host uses, and what the gateway serves them.
+
+        :param used_image_ids: images of this host's servers.
+        :param minimum_age: seconds since the last use.
+        """
+        used = set(used_image_ids)
+        for entry in self._files.entries():
+            image_id = entry.remote.image_id
+            if image_id in used or entry.pinned or self._files.age(image_id) < minimum_age \
+                    or tier.is_open(self._files.path(image_id)):
+                continue
+            try:
+                self._remove(image_id)
+            except (exception.BootcacheError, OSError) as error:
+                LOG.warning('image %s: its cache image cannot be removed: %s', image_id, error)
+
+    def let_go(self, image_id: str) -> bool:
+        """Remove a cache image that the storage service withdraws, if no server needs it.
+
+        :returns: False if one does; it is to be tried again.
+        :raises BootcacheError: if the gateway refuses.
+        :raises OSError: if it cannot be removed.
+        """
+        if self._needs.needs_base(image_id) or self._needs.is_booting(image_id) \
+                or tier.is_open(self._files.path(image_id)):
+            return False
+        return self._remove(image_id)
+
+    def _remove(self, image_id: str) -> bool:
+        with self._needs.deciding:
+            if not self._below.stop_serving(image_id):
+                return False
+            self._files.remove(image_id)
+        return True

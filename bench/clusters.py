@@ -18,7 +18,7 @@ from pathlib import Path
 from bootcache import cacheimage, workingset
 from bootcache.cacheimage import Base
 from bootcache.workingset import Extent, WorkingSet
-from glance_bootcache import inspection
+from glance_bootcache.storage import inspection
 
 CLUSTERS = (4096, 65536)
 QUOTA = 2 << 30

@@ -8,7 +8,7 @@ from typing import Any
 from bootcache import exception, properties
 from bootcache.manifest import IN_HAND, Manifest, State
 from bootcache.properties import Policy
-from glance_bootcache import inspection
+from glance_bootcache.storage import inspection
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,7 @@ from taskflow.patterns import linear_flow
 from bootcache import exception, properties, rpcapi
 from bootcache.manifest import State
 from glance_bootcache import conf as glance_conf
-from glance_bootcache import tenants
+from glance_bootcache.glance import tenants
 
 LOG = logging.getLogger(__name__)
 

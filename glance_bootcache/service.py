@@ -13,24 +13,25 @@ from oslo_service import service
 
 from bootcache import conf as bootcache_conf
 from bootcache import exception, rpcapi
-from glance_bootcache import serving, startchecks
-from glance_bootcache.boots import Boots
-from glance_bootcache.endpoints import Endpoints
-from glance_bootcache.exporter import Exporter
-from glance_bootcache.hosts import Hosts
-from glance_bootcache.images import Images
-from glance_bootcache.listener import ImageEvents, get_listener
-from glance_bootcache.manager import Manager
-from glance_bootcache.needs import Needs
-from glance_bootcache.operators import Operators
-from glance_bootcache.orders import Orders
-from glance_bootcache.precache import NovaPrecache
+from glance_bootcache import startchecks
+from glance_bootcache.glance.images import Images
+from glance_bootcache.glance.listener import ImageEvents, get_listener
+from glance_bootcache.hosts.hosts import Hosts
+from glance_bootcache.hosts.needs import Needs
+from glance_bootcache.hosts.orders import Orders
+from glance_bootcache.images.boots import Boots
+from glance_bootcache.images.manager import Manager
+from glance_bootcache.images.readerrors import ReadErrors
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
-from glance_bootcache.readerrors import ReadErrors
-from glance_bootcache.store import ImageStore
-from glance_bootcache.tiers import StorageTiers
+from glance_bootcache.rpc.endpoints import Endpoints
+from glance_bootcache.rpc.operators import Operators
+from glance_bootcache.storage import serving
+from glance_bootcache.storage.exporter import Exporter
+from glance_bootcache.storage.store import ImageStore
+from glance_bootcache.storage.tiers import StorageTiers
 from glance_bootcache.upkeep import Upkeep
-from glance_bootcache.warming import Warming
+from glance_bootcache.warming.precache import NovaPrecache
+from glance_bootcache.warming.warming import Warming
 
 LOG = logging.getLogger(__name__)
 

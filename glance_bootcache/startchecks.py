@@ -21,8 +21,8 @@ from oslo_log import log as logging
 from bootcache import conf as bootcache_conf
 from bootcache import tier
 from bootcache.exception import ConfigurationError, ProfileBootFailed
-from glance_bootcache import images
 from glance_bootcache.conf import AUTH_GROUP
+from glance_bootcache.glance import images
 from glance_bootcache.profileboot import throughnova
 
 LOG = logging.getLogger(__name__)

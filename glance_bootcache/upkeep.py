@@ -9,15 +9,16 @@ from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
 from bootcache.manifest import IN_HAND, State
-from glance_bootcache import listener, serving
-from glance_bootcache.exporter import Exporter
-from glance_bootcache.images import Images
-from glance_bootcache.listener import ImageEvents
-from glance_bootcache.manager import Manager
-from glance_bootcache.needs import Needs
+from glance_bootcache.glance import listener
+from glance_bootcache.glance.images import Images
+from glance_bootcache.glance.listener import ImageEvents
+from glance_bootcache.hosts.needs import Needs
+from glance_bootcache.images.manager import Manager
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
-from glance_bootcache.store import ImageStore
-from glance_bootcache.tiers import StorageTiers
+from glance_bootcache.storage import serving
+from glance_bootcache.storage.exporter import Exporter
+from glance_bootcache.storage.store import ImageStore
+from glance_bootcache.storage.tiers import StorageTiers
 
 LOG = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from bootcache import tier
 from bootcache.tier import Item, Limits, Medium
 from nova_bootcache.asking.placement import Offer
 
-# A host may be fetching what was asked for just now (glance_bootcache/tiers.py).
+# A host may be fetching what was asked for just now (glance_bootcache/storage/tiers.py).
 _FETCH_SECONDS = 30
 
 

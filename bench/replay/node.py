@@ -25,7 +25,7 @@ from bootcache.cacheimage import Base
 from bootcache.manifest import CacheInfo, Manifest, State
 from bootcache.workingset import Extent
 from glance_bootcache import conf as glance_conf
-from glance_bootcache.exporter import Exporter
+from glance_bootcache.storage.exporter import Exporter
 
 PORT, TAP_PORT, IMAGE_PORT = 10809, 10810, 8080
 # Where every host of this run (children are forked) sees its own files: its gateway's socket is in

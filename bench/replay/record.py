@@ -28,9 +28,9 @@ from bench.replay import trace
 from bench.replay.trace import Event, Header, Trace
 from bootcache import ending
 from bootcache.bootmarker import BootMarker
-from glance_bootcache import conf as glance_conf
-from glance_bootcache import inspection
+from glance_bootcache import bootconf
 from glance_bootcache.profileboot import acceleration, direct
+from glance_bootcache.storage import inspection
 
 _LINE = re.compile(r'(\S+ \S+) connection=\d+ (\.\.\.)?(Read|Write|Zero|Trim|Flush) id=(\d+)(.*)')
 _RANGE = re.compile(r'offset=0x([0-9a-f]+) count=0x([0-9a-f]+)')
@@ -213,7 +213,7 @@ def record(image: Path, name: str, count: int, memory: int = 512,
             drive = direct._config_drive(str(work), str(uuid.uuid4()))
             with recorded_disk(raw, work) as (socket, log):
                 started, marked = boot(socket, log, accelerator=accelerator, memory=memory,
-                                       config_drive=drive, marker=glance_conf.DEFAULT_MARKER,
+                                       config_drive=drive, marker=bootconf.DEFAULT_MARKER,
                                        limits=limits)
                 events = parse_log(log.read_text())
             traces.append(make_trace(events, started, marked, Header(

@@ -13,9 +13,9 @@ from cliff import show
 from bootcache import cacheimage, ending, exception, properties, recorder, savefile
 from bootcache.cacheimage import Base
 from bootcache.workingset import WorkingSet
-from glance_bootcache import inspection
-from glance_bootcache.conf import DEFAULT_MARKER
+from glance_bootcache.bootconf import DEFAULT_MARKER
 from glance_bootcache.profileboot import direct
+from glance_bootcache.storage import inspection
 
 
 def size(text: str) -> int:

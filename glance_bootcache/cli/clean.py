@@ -12,7 +12,7 @@ from bootcache import exception, rpcapi
 from glance_bootcache.cli.client import Away, printable
 from glance_bootcache.cli.image import image_id
 from glance_bootcache.cli.waiting import names
-from glance_bootcache.images import Images, Marked
+from glance_bootcache.glance.images import Images, Marked
 
 REMOVED, WOULD_BE, NOTHING, MISSING, FAILED = ('removed', 'would be removed', 'has none',
                                                'not in Glance', 'failed')

@@ -19,9 +19,9 @@ from bootcache import conf as bootcache_conf
 from bootcache import ending, exception, properties, rpcapi
 from bootcache.bootmarker import BootMarker
 from bootcache.workingset import WorkingSet
-from glance_bootcache import images
 from glance_bootcache.conf import AUTH_GROUP
 from glance_bootcache.decisions import SWITCHED_OFF, ImageFacts
+from glance_bootcache.glance import images
 from glance_bootcache.profileboot import upsets
 from glance_bootcache.profileboot.job import Job
 

@@ -8,7 +8,7 @@ from functional_tools import qemu_img, until
 from bootcache import cacheimage, naming
 from bootcache.cacheimage import Base
 from bootcache.manifest import CacheInfo, Manifest, State
-from glance_bootcache.exporter import Exporter
+from glance_bootcache.storage.exporter import Exporter
 from nova_bootcache.storagenode import Remote
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'

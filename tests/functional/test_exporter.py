@@ -12,7 +12,7 @@ from functional_tools import until
 from storage_node import IMAGE
 
 from bootcache.manifest import Manifest, State
-from glance_bootcache.exporter import Exporter
+from glance_bootcache.storage.exporter import Exporter
 
 MIB = 1 << 20
 

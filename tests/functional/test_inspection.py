@@ -12,8 +12,8 @@ from functional_tools import qemu_img
 from bootcache import cacheimage, exception
 from bootcache.cacheimage import Base
 from bootcache.workingset import Extent
-from glance_bootcache import inspection
-from glance_bootcache.inspection import Inspected
+from glance_bootcache.storage import inspection
+from glance_bootcache.storage.inspection import Inspected
 
 MIB = 1 << 20
 

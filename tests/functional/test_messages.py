@@ -16,8 +16,8 @@ from oslo_messaging import conffixture
 
 from bootcache import conf as bootcache_conf
 from bootcache import exception, rpcapi
-from glance_bootcache.endpoints import Endpoints
-from glance_bootcache.listener import ImageEvents, get_listener
+from glance_bootcache.glance.listener import ImageEvents, get_listener
+from glance_bootcache.rpc.endpoints import Endpoints
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 PATIENCE = 30

@@ -11,7 +11,7 @@ from functional_tools import until
 from oslo_messaging import conffixture
 
 from bootcache import conf as bootcache_conf
-from glance_bootcache.listener import ImageEvents, get_listener
+from glance_bootcache.glance.listener import ImageEvents, get_listener
 
 INSTALL = pathlib.Path(__file__).resolve().parents[2] / 'doc' / 'source' / 'install.rst'
 IMAGES = [f'7a5c0d3e-1f2b-4c3d-8e9f-{number:012x}' for number in range(5)]

@@ -15,10 +15,10 @@ from storage_node import IMAGE, MIB, SIZE
 
 from bootcache.manifest import Manifest, State
 from bootcache.workingset import Extent
-from glance_bootcache.readerrors import ReadErrors
-from glance_bootcache.shown import Shown
-from glance_bootcache.store import ImageStore
-from glance_bootcache.tiers import StorageTiers
+from glance_bootcache.images.readerrors import ReadErrors
+from glance_bootcache.images.shown import Shown
+from glance_bootcache.storage.store import ImageStore
+from glance_bootcache.storage.tiers import StorageTiers
 from nova_bootcache.storagenode import Remote
 
 OTHER = '11111111-1f2b-4c3d-8e9f-0a1b2c3d4e5f'

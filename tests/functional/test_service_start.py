@@ -13,7 +13,7 @@ from functional_tools import free_port, until
 from keystone import PASSWORD, REGION, keystone
 
 from bootcache.manifest import Manifest, State
-from glance_bootcache.store import ImageStore
+from glance_bootcache.storage.store import ImageStore
 
 PATIENCE = 90
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'

@@ -11,9 +11,9 @@ from functional_tools import qemu_img, until
 
 from bootcache import cacheimage
 from bootcache.manifest import CacheInfo, Manifest, State
-from glance_bootcache.exporter import Exporter
-from glance_bootcache.store import ImageStore
-from glance_bootcache.tiers import StorageTiers
+from glance_bootcache.storage.exporter import Exporter
+from glance_bootcache.storage.store import ImageStore
+from glance_bootcache.storage.tiers import StorageTiers
 
 MIB = 1 << 20
 

@@ -6,7 +6,7 @@ import pytest
 
 from bootcache import bootmarker, properties
 from bootcache.bootmarker import LOOK_SECONDS, BootMarker
-from glance_bootcache.conf import DEFAULT_MARKER
+from glance_bootcache.bootconf import DEFAULT_MARKER
 
 
 def seen(marker, console):

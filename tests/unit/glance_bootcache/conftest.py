@@ -8,20 +8,20 @@ import pytest
 
 from bootcache import cacheimage, exception, savefile, workingset
 from bootcache.cacheimage import CacheImage
-from glance_bootcache import inspection
-from glance_bootcache import manager as manager_module
-from glance_bootcache.boots import Boots
-from glance_bootcache.endpoints import Endpoints
-from glance_bootcache.hosts import Hosts
-from glance_bootcache.inspection import Inspected
-from glance_bootcache.listener import ImageEvents
-from glance_bootcache.manager import Manager
-from glance_bootcache.needs import Needs
-from glance_bootcache.operators import Operators
-from glance_bootcache.orders import Orders
-from glance_bootcache.store import ImageStore
+from glance_bootcache.glance.listener import ImageEvents
+from glance_bootcache.hosts.hosts import Hosts
+from glance_bootcache.hosts.needs import Needs
+from glance_bootcache.hosts.orders import Orders
+from glance_bootcache.images import manager as manager_module
+from glance_bootcache.images.boots import Boots
+from glance_bootcache.images.manager import Manager
+from glance_bootcache.rpc.endpoints import Endpoints
+from glance_bootcache.rpc.operators import Operators
+from glance_bootcache.storage import inspection
+from glance_bootcache.storage.inspection import Inspected
+from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.upkeep import Upkeep
-from glance_bootcache.warming import Warming
+from glance_bootcache.warming.warming import Warming
 
 
 @pytest.fixture

@@ -12,11 +12,11 @@ import time
 from bootcache import exception, properties
 from bootcache.tier import Medium, Room
 from bootcache.workingset import WorkingSet
-from glance_bootcache import tenants
 from glance_bootcache.decisions import ImageFacts
-from glance_bootcache.images import Images
-from glance_bootcache.precache import Aggregate
+from glance_bootcache.glance import tenants
+from glance_bootcache.glance.images import Images
 from glance_bootcache.profileboot.throughnova import Result
+from glance_bootcache.warming.precache import Aggregate
 
 SIZE = 1 << 20
 PATIENCE = 20

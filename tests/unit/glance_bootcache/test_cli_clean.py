@@ -7,7 +7,7 @@ from glanceclient import exc
 from keystoneauth1 import exceptions as ks_exceptions
 
 from glance_bootcache.cli import clean
-from glance_bootcache.images import Images, Marked, mark
+from glance_bootcache.glance.images import Images, Marked, mark
 
 THIRD = '11111111-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 

@@ -4,8 +4,8 @@ import pytest
 
 from bootcache import conf as bootcache_conf
 from bootcache import exception
+from glance_bootcache import bootconf, warmconf
 from glance_bootcache import conf as glance_conf
-from glance_bootcache import warmconf
 
 
 def test_the_defaults_are_right(storage_conf):
@@ -35,7 +35,7 @@ def test_an_images_policy_is_bounded_by_the_operators(storage_conf):
     storage_conf.set_override('default_quota', '4MiB', bootcache_conf.GROUP)
     storage_conf.set_override('max_quota', '8MiB', bootcache_conf.GROUP)
     assert glance_conf.image_policy(storage_conf, {}).quota == 4 << 20
-    assert glance_conf.image_policy(storage_conf, {}).boot_marker == glance_conf.DEFAULT_MARKER
+    assert glance_conf.image_policy(storage_conf, {}).boot_marker == bootconf.DEFAULT_MARKER
     assert glance_conf.image_policy(storage_conf, {'bootcache_quota': '8MiB'}).quota == 8 << 20
     with pytest.raises(exception.InvalidProperty, match='bootcache_quota'):
         glance_conf.image_policy(storage_conf, {'bootcache_quota': '9MiB'})

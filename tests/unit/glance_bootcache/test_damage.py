@@ -10,7 +10,7 @@ import os
 import pytest
 
 from bootcache import cacheimage, exception
-from glance_bootcache.tiers import StorageTiers
+from glance_bootcache.storage.tiers import StorageTiers
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 

@@ -15,10 +15,12 @@ from hypothesis import strategies as st
 from bootcache import exception
 from bootcache.manifest import Manifest, State
 from bootcache.tier import Medium
-from glance_bootcache import decisions, gone, hosts, orders
-from glance_bootcache.gone import Gone
-from glance_bootcache.hosts import Held, Holdings
-from glance_bootcache.orders import Orders
+from glance_bootcache import decisions
+from glance_bootcache.hosts import hosts, orders
+from glance_bootcache.hosts.hosts import Held, Holdings
+from glance_bootcache.hosts.orders import Orders
+from glance_bootcache.images import gone
+from glance_bootcache.images.gone import Gone
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '8a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'

@@ -7,10 +7,10 @@ import threading
 import pytest
 
 from bootcache import exception
-from glance_bootcache import base
 from glance_bootcache.decisions import ImageFacts
-from glance_bootcache.images import facts
-from glance_bootcache.store import ImageStore
+from glance_bootcache.glance.images import facts
+from glance_bootcache.images import base
+from glance_bootcache.storage.store import ImageStore
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 CONTENT = b'boot' * 50000

@@ -7,8 +7,8 @@ import time
 import pytest
 from fakes_manager import until
 
-from glance_bootcache import listener
-from glance_bootcache.listener import ImageEvents
+from glance_bootcache.glance import listener
+from glance_bootcache.glance.listener import ImageEvents
 
 ONE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 

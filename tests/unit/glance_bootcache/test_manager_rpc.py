@@ -10,7 +10,7 @@ from fakes_manager import PATIENCE, SIZE, until
 from bootcache import exception
 from bootcache.manifest import State
 from bootcache.workingset import WorkingSet
-from glance_bootcache import transfers
+from glance_bootcache.storage import transfers
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from bootcache.manifest import Manifest, State
-from glance_bootcache import needs
-from glance_bootcache.needs import Needs
+from glance_bootcache.hosts import needs
+from glance_bootcache.hosts.needs import Needs
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '8a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'

@@ -15,8 +15,9 @@ from nova.policies import base as nova_policy
 from novaclient import exceptions as nova_exceptions
 
 from bootcache import exception
-from glance_bootcache import images, precache
-from glance_bootcache.precache import Aggregate, NovaPrecache
+from glance_bootcache.glance import images
+from glance_bootcache.warming import precache
+from glance_bootcache.warming.precache import Aggregate, NovaPrecache
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 

@@ -12,8 +12,8 @@ from bootcache.ending import Limits, Progress, ended_by
 from bootcache.manifest import State
 from bootcache.properties import Policy
 from bootcache.workingset import WorkingSet
-from glance_bootcache import tenants
 from glance_bootcache.decisions import STUCK, SWITCHED_OFF
+from glance_bootcache.glance import tenants
 from glance_bootcache.profileboot import direct, throughnova
 from glance_bootcache.profileboot.job import Job
 from glance_bootcache.profileboot.throughnova import Flavor, NovaProfileBoots, choose_flavor

@@ -2,7 +2,7 @@
 
 import os
 
-from glance_bootcache import readerrors
+from glance_bootcache.images import readerrors
 
 ERROR = (b'qemu-storage-daemon: Disconnect client, due to: Failed to send reply: reading from file'
          b' failed: Input/output error\n')

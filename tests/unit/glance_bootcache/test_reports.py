@@ -9,8 +9,8 @@ import pytest
 from bootcache import exception
 from bootcache.refinement import Boot
 from bootcache.workingset import Extent
-from glance_bootcache import boots
 from glance_bootcache.decisions import SWITCHED_OFF
+from glance_bootcache.images import boots
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '8a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'

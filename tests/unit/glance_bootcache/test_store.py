@@ -8,7 +8,7 @@ import pytest
 from bootcache import savefile
 from bootcache.manifest import CacheInfo, Manifest, State, WorkingSetInfo
 from bootcache.workingset import Extent, WorkingSet
-from glance_bootcache.store import ImageStore
+from glance_bootcache.storage.store import ImageStore
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'

@@ -6,9 +6,11 @@ import pytest
 
 from bootcache import exception, properties
 from bootcache.manifest import State
-from glance_bootcache import decisions, inspection, tenants
+from glance_bootcache import decisions
 from glance_bootcache.decisions import ImageFacts
-from glance_bootcache.images import Images, facts
+from glance_bootcache.glance import tenants
+from glance_bootcache.glance.images import Images, facts
+from glance_bootcache.storage import inspection
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 TELLING = [

@@ -14,9 +14,9 @@ from bootcache import exception, savefile, tier
 from bootcache.manifest import CacheInfo, Manifest, State
 from bootcache.tier import Medium, Room
 from glance_bootcache import conf as glance_conf
-from glance_bootcache.store import ImageStore
-from glance_bootcache.tiers import StorageTiers
-from glance_bootcache.usage import Usage
+from glance_bootcache.storage.store import ImageStore
+from glance_bootcache.storage.tiers import StorageTiers
+from glance_bootcache.storage.usage import Usage
 
 MIB = 1 << 20
 ONE, TWO, THREE = (f'{number}5f0d3e0-1f2b-4c3d-8e9f-0a1b2c3d4e5f' for number in (1, 2, 3))

@@ -4,8 +4,8 @@ import types
 
 import pytest
 
-from glance_bootcache import transfers
-from glance_bootcache.transfers import Transfer, Transfers, seconds_left, seconds_to_turn
+from glance_bootcache.storage import transfers
+from glance_bootcache.storage.transfers import Transfer, Transfers, seconds_left, seconds_to_turn
 
 
 @pytest.mark.parametrize('done, elapsed, usual, left', [

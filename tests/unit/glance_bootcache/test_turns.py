@@ -8,8 +8,8 @@ from fakes_manager import until
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glance_bootcache import turns
-from glance_bootcache.turns import Turns, Waiting, most_of_one, next_turn
+from glance_bootcache.images import turns
+from glance_bootcache.images.turns import Turns, Waiting, most_of_one, next_turn
 
 OWNERS = st.sampled_from(['a', 'b', 'c', 'd'])
 

@@ -3,7 +3,8 @@
 import fakes_manager
 
 from bootcache.manifest import State
-from glance_bootcache import decisions, tenants
+from glance_bootcache import decisions
+from glance_bootcache.glance import tenants
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 HOLDINGS = {'images': {}, 'quotas': {'disk': 1}}

@@ -7,7 +7,7 @@ import threading
 import pytest
 from fakes_manager import until
 
-from glance_bootcache import inspection
+from glance_bootcache.storage import inspection
 
 FIRST, SECOND, THIRD = (f'{number}a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f' for number in (1, 2, 3))
 

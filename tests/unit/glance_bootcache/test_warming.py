@@ -7,7 +7,7 @@ from oslo_messaging.rpc import dispatcher as rpc_dispatcher
 
 from bootcache import exception
 from bootcache.manifest import State
-from glance_bootcache import warming
+from glance_bootcache.warming import warming
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '8a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'

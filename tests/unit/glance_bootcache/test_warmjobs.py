@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from bootcache import rpcapi
 from bootcache.manifest import CacheInfo, Manifest, State
-from glance_bootcache import decisions, warmjobs
-from glance_bootcache.warmjobs import Job, Outcome, Phase
+from glance_bootcache import decisions
+from glance_bootcache.warming import warmjobs
+from glance_bootcache.warming.warmjobs import Job, Outcome, Phase
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 CACHE = CacheInfo('cache', 1000, 900, 3, 'ab', 1 << 30, 65536, 1 << 29, 'nbd://', 1.5, 1)

@@ -11,9 +11,9 @@ from fakes_manager import until
 from glance import notifier as glance_notifier
 
 from bootcache.manifest import Manifest, State
-from glance_bootcache import manager
-from glance_bootcache.listener import ImageEvents
-from glance_bootcache.looks import Looks
+from glance_bootcache.glance.listener import ImageEvents
+from glance_bootcache.glance.looks import Looks
+from glance_bootcache.images import manager
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 

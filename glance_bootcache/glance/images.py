@@ -15,9 +15,9 @@ from oslo_log import log as logging
 from bootcache import properties
 from bootcache.exception import ConfigurationError
 from bootcache.manifest import State
-from glance_bootcache import tenants
 from glance_bootcache.conf import AUTH_GROUP
 from glance_bootcache.decisions import ImageFacts
+from glance_bootcache.glance import tenants
 
 LOG = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from typing import Any
 from oslo_log import log as logging
 
 from bootcache import naming, savefile
-from glance_bootcache.hosts import MOST_IMAGES
+from glance_bootcache.hosts.hosts import MOST_IMAGES
 
 LOG = logging.getLogger(__name__)
 

@@ -18,9 +18,9 @@ from bootcache import naming
 from bootcache.exception import RequestRefused
 from bootcache.tier import Medium
 from glance_bootcache import decisions
-from glance_bootcache.orders import Orders
-from glance_bootcache.store import ImageStore
-from glance_bootcache.tiers import StorageTiers
+from glance_bootcache.hosts.orders import Orders
+from glance_bootcache.storage.store import ImageStore
+from glance_bootcache.storage.tiers import StorageTiers
 
 LOG = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from novaclient import exceptions as nova_exceptions
 from oslo_config import cfg
 
 from bootcache.exception import RequestRefused
-from glance_bootcache import images
 from glance_bootcache.conf import AUTH_GROUP
+from glance_bootcache.glance import images
 
 # The first one that has the API.
 _API_VERSION = '2.81'

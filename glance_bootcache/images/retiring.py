@@ -7,11 +7,11 @@ from oslo_log import log as logging
 from bootcache import exception
 from bootcache.manifest import State
 from glance_bootcache.decisions import DELETED
-from glance_bootcache.exporter import Exporter
-from glance_bootcache.needs import Needs
+from glance_bootcache.hosts.needs import Needs
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
-from glance_bootcache.store import ImageStore
-from glance_bootcache.tiers import StorageTiers
+from glance_bootcache.storage.exporter import Exporter
+from glance_bootcache.storage.store import ImageStore
+from glance_bootcache.storage.tiers import StorageTiers
 
 LOG = logging.getLogger(__name__)
 

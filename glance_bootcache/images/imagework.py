@@ -14,15 +14,16 @@ from bootcache import conf as bootcache_conf
 from bootcache.cacheimage import Base
 from bootcache.manifest import CacheInfo, Manifest, State, WorkingSetInfo
 from bootcache.workingset import WorkingSet
-from glance_bootcache import base, inspection
 from glance_bootcache.decisions import ImageFacts
-from glance_bootcache.exporter import Exporter
-from glance_bootcache.images import Images
+from glance_bootcache.glance.images import Images
+from glance_bootcache.images import base
 from glance_bootcache.profileboot.job import Job
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
-from glance_bootcache.store import ImageStore
-from glance_bootcache.tiers import StorageTiers
-from glance_bootcache.transfers import Transfers
+from glance_bootcache.storage import inspection
+from glance_bootcache.storage.exporter import Exporter
+from glance_bootcache.storage.store import ImageStore
+from glance_bootcache.storage.tiers import StorageTiers
+from glance_bootcache.storage.transfers import Transfers
 
 LOG = logging.getLogger(__name__)
 

@@ -7,10 +7,10 @@ from oslo_log import log as logging
 
 from bootcache import exception
 from bootcache.manifest import IN_HAND, Manifest
-from glance_bootcache.hosts import Hosts
-from glance_bootcache.manager import Manager
-from glance_bootcache.store import ImageStore
-from glance_bootcache.tiers import StorageTiers
+from glance_bootcache.hosts.hosts import Hosts
+from glance_bootcache.images.manager import Manager
+from glance_bootcache.storage.store import ImageStore
+from glance_bootcache.storage.tiers import StorageTiers
 
 LOG = logging.getLogger(__name__)
 

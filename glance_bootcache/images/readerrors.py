@@ -18,11 +18,11 @@ from oslo_log import log as logging
 
 from bootcache import exception, naming
 from bootcache.manifest import Manifest, State
-from glance_bootcache import inspection
-from glance_bootcache.exporter import Exporter
-from glance_bootcache.manager import Manager
-from glance_bootcache.store import ImageStore
-from glance_bootcache.tiers import StorageTiers
+from glance_bootcache.images.manager import Manager
+from glance_bootcache.storage import inspection
+from glance_bootcache.storage.exporter import Exporter
+from glance_bootcache.storage.store import ImageStore
+from glance_bootcache.storage.tiers import StorageTiers
 
 LOG = logging.getLogger(__name__)
 

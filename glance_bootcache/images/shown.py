@@ -8,8 +8,8 @@ import random
 import threading
 
 from glance_bootcache.decisions import ImageFacts
-from glance_bootcache.images import Images
-from glance_bootcache.store import ImageStore
+from glance_bootcache.glance.images import Images
+from glance_bootcache.storage.store import ImageStore
 
 # A state may change while it is shown; the last one of several threads shows the last one.
 _TRIES = 5

@@ -22,9 +22,9 @@ from bootcache import conf as bootcache_conf
 from bootcache.manifest import CacheInfo, Manifest
 from bootcache.tier import Item, Medium, Room
 from glance_bootcache import conf as glance_conf
-from glance_bootcache.exporter import Exporter
-from glance_bootcache.store import ImageStore
-from glance_bootcache.usage import Usage
+from glance_bootcache.storage.exporter import Exporter
+from glance_bootcache.storage.store import ImageStore
+from glance_bootcache.storage.usage import Usage
 
 LOG = logging.getLogger(__name__)
 

@@ -16,19 +16,19 @@ from bootcache import exception, naming, properties
 from bootcache.manifest import Manifest, State, WorkingSetInfo
 from glance_bootcache import decisions
 from glance_bootcache.decisions import Action, ImageFacts
-from glance_bootcache.exporter import Exporter
-from glance_bootcache.gone import Gone
-from glance_bootcache.images import Images
-from glance_bootcache.imagework import ImageWork
-from glance_bootcache.looks import Looks
-from glance_bootcache.needs import Needs
+from glance_bootcache.glance.images import Images
+from glance_bootcache.glance.looks import Looks
+from glance_bootcache.hosts.needs import Needs
+from glance_bootcache.images.gone import Gone
+from glance_bootcache.images.imagework import ImageWork
+from glance_bootcache.images.retiring import Retiring
+from glance_bootcache.images.shown import Shown
+from glance_bootcache.images.turns import Turns
 from glance_bootcache.profileboot.job import Job
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
-from glance_bootcache.retiring import Retiring
-from glance_bootcache.shown import Shown
-from glance_bootcache.store import ImageStore
-from glance_bootcache.tiers import StorageTiers
-from glance_bootcache.turns import Turns
+from glance_bootcache.storage.exporter import Exporter
+from glance_bootcache.storage.store import ImageStore
+from glance_bootcache.storage.tiers import StorageTiers
 
 LOG = logging.getLogger(__name__)
 

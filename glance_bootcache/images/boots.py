@@ -17,10 +17,10 @@ from bootcache.manifest import Manifest, State, WorkingSetInfo
 from bootcache.refinement import Boot
 from bootcache.workingset import WorkingSet
 from glance_bootcache.decisions import STUCK, SWITCHED_OFF
-from glance_bootcache.exporter import Exporter
-from glance_bootcache.manager import Manager
-from glance_bootcache.store import ImageStore
-from glance_bootcache.tiers import StorageTiers
+from glance_bootcache.images.manager import Manager
+from glance_bootcache.storage.exporter import Exporter
+from glance_bootcache.storage.store import ImageStore
+from glance_bootcache.storage.tiers import StorageTiers
 
 LOG = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from glance_bootcache.images import Images
+from glance_bootcache.glance.images import Images
 
 # At one time, so that the service's other work does not wait for long.
 _ASKED_AT_ONCE = 100

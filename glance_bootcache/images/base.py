@@ -9,8 +9,8 @@ from oslo_log import log as logging
 
 from bootcache import exception, savefile
 from glance_bootcache.decisions import ImageFacts
-from glance_bootcache.images import Images
-from glance_bootcache.store import ImageStore
+from glance_bootcache.glance.images import Images
+from glance_bootcache.storage.store import ImageStore
 
 LOG = logging.getLogger(__name__)
 

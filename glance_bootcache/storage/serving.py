@@ -4,8 +4,8 @@ from oslo_log import log as logging
 
 from bootcache import exception
 from bootcache.manifest import Manifest
-from glance_bootcache.exporter import Exporter
-from glance_bootcache.store import ImageStore
+from glance_bootcache.storage.exporter import Exporter
+from glance_bootcache.storage.store import ImageStore
 
 LOG = logging.getLogger(__name__)
 

@@ -8,13 +8,13 @@ from oslo_log import log as logging
 
 from bootcache import naming, rpcapi
 from bootcache.exception import RequestRefused
-from glance_bootcache.boots import Boots
-from glance_bootcache.hosts import MOST_IMAGES, Hosts, use_time
-from glance_bootcache.manager import Manager
-from glance_bootcache.needs import Needs
-from glance_bootcache.operators import Operators
-from glance_bootcache.tiers import StorageTiers
-from glance_bootcache.warming import Warming
+from glance_bootcache.hosts.hosts import MOST_IMAGES, Hosts, use_time
+from glance_bootcache.hosts.needs import Needs
+from glance_bootcache.images.boots import Boots
+from glance_bootcache.images.manager import Manager
+from glance_bootcache.rpc.operators import Operators
+from glance_bootcache.storage.tiers import StorageTiers
+from glance_bootcache.warming.warming import Warming
 
 LOG = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """Warming hosts before a server asks for an image, through Nova's precache API.
 
-glance_bootcache/warmjobs.py has the rules; here is the thread that follows them.
+glance_bootcache/warming/warmjobs.py has the rules; here is the thread that follows them.
 """
 
 import dataclasses
@@ -16,11 +16,12 @@ from oslo_log import log as logging
 from bootcache import conf as bootcache_conf
 from bootcache.exception import RequestRefused
 from bootcache.manifest import Manifest, State
-from glance_bootcache import decisions, precache, warmconf, warmjobs
-from glance_bootcache.hosts import Hosts
-from glance_bootcache.precache import NovaPrecache
-from glance_bootcache.store import ImageStore
-from glance_bootcache.warmjobs import Job, Phase
+from glance_bootcache import decisions, warmconf
+from glance_bootcache.hosts.hosts import Hosts
+from glance_bootcache.storage.store import ImageStore
+from glance_bootcache.warming import precache, warmjobs
+from glance_bootcache.warming.precache import NovaPrecache
+from glance_bootcache.warming.warmjobs import Job, Phase
 
 LOG = logging.getLogger(__name__)
 

@@ -1,0 +1,1 @@
+"""What compute hosts hold, need, and are to let go of."""

@@ -1,0 +1,1 @@
+"""The life of an image: events, decisions, work."""

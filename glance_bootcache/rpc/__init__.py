@@ -1,0 +1,1 @@
+"""What comes in by RPC: from hosts, and from operators."""

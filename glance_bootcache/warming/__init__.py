@@ -1,0 +1,1 @@
+"""Warming hosts before servers ask."""

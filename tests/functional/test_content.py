@@ -38,7 +38,7 @@ def build(node):
 
 @pytest.fixture
 def change(host, node, make_base, directory):
-    """Gives the image another content, as glance_bootcache.imagework.get_base does."""
+    """Gives the image another content, as glance_bootcache.images.imagework.get_base does."""
     def change(size=SIZE, connected=False):
         if not connected:
             # The storage service takes no new content before hosts have let go of the older one.

@@ -86,7 +86,7 @@ def test_a_killed_process_is_gone_on_from(image, target, directory):
     path, node, digest = image
     script = f"""
 import contextlib, threading
-from nova_bootcache import fullbase
+from nova_bootcache.settling import fullbase
 fullbase._PIECE = {PIECE}
 fullbase.complete({node!r}, {os.path.getsize(path)}, 'sha512:{digest}', 'raw', {target!r},
                   raw=True, rate={4 * MIB}, keep_free=0, cancelled=threading.Event(),

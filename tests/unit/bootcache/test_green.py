@@ -57,7 +57,7 @@ writer.join()
 def test_others_go_on_while_a_base_is_verified(pipe):
     """It is read in pieces, as it is paced and may be given up."""
     run(EVENTLET + WRITER + '''
-from nova_bootcache import fullbase
+from nova_bootcache.settling import fullbase
 work = fullbase._Work('/nowhere', 0, 0, threading.Event())
 # The writer's turn: here the file is opened, which a file on a disk does at once.
 green.aside(int)

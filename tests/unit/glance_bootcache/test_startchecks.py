@@ -1,0 +1,43 @@
+"""What the start takes for an absence: a Keystone or Nova that has too much to do answers later."""
+
+import types
+
+import pytest
+from keystoneauth1 import exceptions as ks_exceptions
+
+from bootcache.exception import ConfigurationError
+from glance_bootcache import startchecks
+from glance_bootcache.conf import AUTH_GROUP
+from glance_bootcache.glance import images
+
+
+@pytest.fixture
+def answers(storage_conf, monkeypatch):
+    """Checks with a Keystone and a Nova that answer with an error of that HTTP status, or well.
+
+    The error is of a class as releases of keystoneauth1 have it that know none for 429.
+    """
+    def check(keystone=None, nova=None):
+        def answer(status):
+            if status:
+                raise ks_exceptions.HTTPClientError(http_status=status)
+
+        session = types.SimpleNamespace(timeout=None, get_token=lambda: answer(keystone))
+        monkeypatch.setattr(images, 'session', lambda conf: session)
+        monkeypatch.setattr(startchecks, '_check_nova', lambda conf, session: answer(nova))
+        storage_conf.set_override('auth_type', 'password', AUTH_GROUP)
+        startchecks.check_cloud(storage_conf)
+
+    return check
+
+
+@pytest.mark.parametrize('who', ['keystone', 'nova'])
+def test_who_has_too_much_to_do_is_waited_for(answers, who, caplog):
+    answers(**{who: 429})
+    assert 'does not answer' in caplog.text
+
+
+@pytest.mark.parametrize('who', ['keystone', 'nova'])
+def test_a_refusal_ends_the_service(answers, who):
+    with pytest.raises(ConfigurationError):
+        answers(**{who: 401})

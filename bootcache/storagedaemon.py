@@ -90,13 +90,17 @@ class Session:
 
 
 def _wait_end(pid: int, seconds: float) -> bool:
-    """Wait until a process has ended; its command line goes before it closes its files."""
+    """Wait until a process has ended; its command line goes before it closes its files.
+
+    So does its first thread: what has a state of its own is that thread, and others may still run.
+    """
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         try:
             with open(f'/proc/{pid}/stat') as stream:
-                if stream.read().rpartition(')')[2].split()[0] in 'ZX':
-                    return True
+                is_over = stream.read().rpartition(')')[2].split()[0] in 'ZX'
+            if is_over and len(os.listdir(f'/proc/{pid}/task')) <= 1:
+                return True
         except (OSError, IndexError):
             return True
         time.sleep(0.02)

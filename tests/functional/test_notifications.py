@@ -134,7 +134,7 @@ def test_what_waited_costs_a_look_an_image(glance, listen, service):
 
 
 def test_the_pages_policy_bounds_the_queue(glance, rabbitmqctl):
-    command = next(line for line in INSTALL.read_text().splitlines()
+    command = next(line for line in INSTALL.read_text().replace('\\\n', ' ').splitlines()
                    if line.strip().startswith('rabbitmqctl set_policy'))
     _program, *arguments = shlex.split(command)
     # As in the page, with a bound that is soon reached.

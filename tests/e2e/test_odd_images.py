@@ -48,3 +48,17 @@ def test_a_server_that_never_starts_leaves_nothing(tenant, small_image, cloud):
     tenant.delete_server(server)
     tenant.delete_image(image)
     wait_until(lambda: not left_of(cloud, image), f'the end of {left_of(cloud, image)}', 240)
+
+
+def test_deactivated_and_activated_while_a_server_runs(tenant, small_image):
+    image = tenant.image(small_image)
+    tenant.wait_state(image, 'ready')
+    server = tenant.server(image)
+    tenant.login(server)
+    before = tenant.show(image)['base_path']
+    tenant.openstack.run('image', 'set', '--deactivate', image)
+    tenant.wait_state(image, 'skipped')
+    tenant.openstack.run('image', 'set', '--activate', image)
+    found = tenant.wait_state(image, 'ready')
+    assert found['base_path'] == before and found['reason'] == ''
+    tenant.command(server, 'check-all')

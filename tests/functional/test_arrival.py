@@ -19,7 +19,7 @@ from storage_node import IMAGE, MIB, content
 
 from bootcache import daemonjobs, exception, naming
 from bootcache.workingset import Extent
-from nova_bootcache.gateway import arrival
+from nova_bootcache.gateway import arrival, graph
 from nova_bootcache.tiers import fetches
 
 # The end of the base is read last, and so arrives last.
@@ -207,6 +207,9 @@ def test_the_storage_node_hangs_in_the_midst(host, way, node, directory, monkeyp
     monkeypatch.setattr(daemonjobs, '_ENDING_SECONDS', 1)
     host.service.freeze()
     boot(host, f'{directory}/disk')
+    # Before that there is nothing that could hang.
+    job = graph.arrival_job(IMAGE)
+    until(lambda: daemonjobs.progress(host.gateway.daemon, job), 'that it comes')
     os.kill(way.process.pid, signal.SIGSTOP)
     try:
         until(lambda: not host.arrivals.has(IMAGE), 'the end of the arrival')

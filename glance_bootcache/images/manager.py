@@ -23,7 +23,7 @@ from glance_bootcache.images.gone import Gone
 from glance_bootcache.images.imagework import ImageWork
 from glance_bootcache.images.retiring import Retiring
 from glance_bootcache.images.shown import Shown
-from glance_bootcache.images.turns import Turns
+from glance_bootcache.images.turns import Turns, most_of_one
 from glance_bootcache.profileboot.job import Job
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 from glance_bootcache.storage.exporter import Exporter
@@ -291,7 +291,8 @@ class Manager:
 
     def ready_in(self, image_id: str) -> float | None:
         """Return the seconds until an image's base is here, at least; None if nobody knows."""
-        return self._image_work.transfers.seconds_left(image_id, _CONCURRENT_BASES)
+        # As if all were of one owner, of whom one place is not.
+        return self._image_work.transfers.seconds_left(image_id, most_of_one(_CONCURRENT_BASES))
 
     def _prepare_soon(self, image_id: str) -> None:
         try:

@@ -260,8 +260,8 @@ class NovaProfileBoots:
     def _console(self, server_id: str) -> str:
         try:
             return self._client.servers.get_console_output(server_id, length=200) or ''
-        except nova_exceptions.ClientException:
-            # Not there yet, or this cloud has none; silence ends such boots.
+        except (nova_exceptions.ClientException, ks_exceptions.ClientException):
+            # Not there yet, Nova is away, or this cloud has none; silence ends such boots.
             return ''
 
     def _report(self, job: Job) -> WorkingSet:

@@ -338,7 +338,7 @@ class Chains:
                     and not (store is spoilt and self._gives_way(store)):
                 return store
             if store is not None:
-                below.forget_store(image_id)
+                below.forget_store(store)
             medium = self._room.room_for('', self._store_limit)
             if medium is None:
                 return None

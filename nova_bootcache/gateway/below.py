@@ -37,7 +37,7 @@ class Below:
         self._gateway = gateway
         self._files = files
         self._needs = needs
-        self.stores = StoreKeeper(lambda store, _error: self.forget_store(store.image_id))
+        self.stores = StoreKeeper(lambda store, _error: self.forget_store(store))
         # Makes beginning an arrival one step for who tidies up: some milliseconds, and ten seconds
         # where storage hangs. Taken after ``deciding``.
         self._beginning = threading.Lock()
@@ -80,14 +80,19 @@ class Below:
                 # That of an earlier process.
                 self._remove_store_files(image_id)
 
-    def forget_store(self, image_id: str) -> None:
-        """Forget a growing store that the gateway does not have any more."""
+    def forget_store(self, store: GrowingStore) -> None:
+        """Forget a growing store that the gateway does not have any more.
+
+        Another one that has taken its place meanwhile, and its file's name, stays.
+        """
         with self._needs.deciding:
-            store = self.stores.remove(image_id)
-            if store is not None:
-                store.grows = False
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(store.path)
+            known = self.stores.get(store.image_id)
+            if known is not None and known is not store:
+                return
+            self.stores.remove(store.image_id)
+            store.grows = False
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(store.path)
 
     # Arrivals.
 
@@ -124,7 +129,9 @@ class Below:
         with self._needs.deciding:
             if self._needs.is_in_making(image_id) or not self._gateway.remove_base(image_id):
                 return False
-            self.forget_store(image_id)
+            store = self.stores.get(image_id)
+            if store is not None:
+                self.forget_store(store)
             self._remove_store_files(image_id)
         return True
 
@@ -148,7 +155,7 @@ class Below:
         for store in stores:
             if graph.STORE not in present.get(store.image_id, Present()).kinds:
                 # The gateway was restarted.
-                self.forget_store(store.image_id)
+                self.forget_store(store)
         for image_id, there in present.items():
             try:
                 if graph.reconcile(self._wanted(image_id, there), there):
@@ -160,7 +167,9 @@ class Below:
 
     def _wanted(self, image_id: str, there: Present) -> Wanted:
         store = self.stores.get(image_id)
-        return Wanted(Store.GROWS if store is not None and store.grows else Store.STAYS,
+        # Nobody reads through one below a base that is not served any more.
+        grows = store is not None and store.grows and there.is_exported
+        return Wanted(Store.GROWS if grows else Store.STAYS,
                       self._needs.is_arriving(image_id), graph.as_it_is(there).landed)
 
     def _tidy(self, image_id: str) -> None:

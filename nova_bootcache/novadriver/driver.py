@@ -11,6 +11,7 @@ import threading
 from typing import Any
 
 from nova import exception as nova_exception
+from nova.compute import vm_states
 from nova.virt import storage_users
 from nova.virt.libvirt import driver as libvirt_driver
 from nova.virt.libvirt import imagebackend
@@ -249,8 +250,10 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
     def resume_state_on_host_boot(self, context: Any, instance: Any, *args: Any,
                                   **kwargs: Any) -> None:
         """Have it wait if its disk cannot be opened yet: Nova would put it to ERROR."""
-        resume = functools.partial(super().resume_state_on_host_boot, context, instance, *args,
-                                   **kwargs)
+        resume = functools.partial(
+            super().resume_state_on_host_boot, context, instance, *args, **kwargs)
+        # Of one that is resized, for instance, Nova would not know that any more.
+        waits = instance.vm_state == vm_states.ACTIVE
         path = os.path.join(libvirt_utils.get_instance_path(instance), 'disk')
 
         def open_chain() -> None:
@@ -260,13 +263,13 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
 
         server = PoweringOn(instance, open_chain, resume)
         # Each that finds out for itself would hold up Nova's start.
-        if self.resuming.has_some() and self._is_off_on_cache_image(instance, path):
+        if waits and self.resuming.has_some() and self._is_off_on_cache_image(instance, path):
             self.resuming.add(server, 'others wait already')
             return
         try:
             resume()
         except nova_exception.InternalError as error:
-            if not self.resuming.waits_for(error):
+            if not (waits and self.resuming.waits_for(error)):
                 raise
             self.resuming.add(server, error)
 

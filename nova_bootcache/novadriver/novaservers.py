@@ -112,7 +112,10 @@ class NovaServers:
             if instance.vm_state == vm_states.ACTIVE \
                     and instance.task_state == task_states.POWERING_ON:
                 instance.task_state = None
-                instance.save(expected_task_state=[task_states.POWERING_ON])
+                # Somebody may be deleting one just now.
+                with contextlib.suppress(nova_exception.UnexpectedTaskStateError,
+                                         nova_exception.InstanceNotFound):
+                    instance.save(expected_task_state=[task_states.POWERING_ON])
 
     def directories(self) -> list[str]:
         """Return the directories of all servers that have one on this host."""

@@ -34,7 +34,8 @@ class Boots:
         self._stores = stores
         self._needs = needs
         self._over = over
-        # By server id. Guarded by the lock, held for dictionary steps.
+        # By server id. Guarded by the lock, held for dictionary steps; that of the needs is taken
+        # after it.
         self._watches: dict[str, BootWatch] = {}
         # How many disks of an image Nova is reading now, by image. Guarded likewise.
         self._copies: collections.Counter[str] = collections.Counter()
@@ -58,16 +59,15 @@ class Boots:
         watch = BootWatch(server_id, store, remote, offered.watch, console, report, self._ended)
         with self._lock:
             self._watches[server_id] = watch
-        self._needs.begin_boot(server_id, remote.image_id)
+            self._needs.begin_boot(server_id, remote.image_id)
         watch.start()
 
     def _ended(self, watch: BootWatch) -> None:
         with self._lock:
-            is_last = self._watches.get(watch.server_id) is watch
-            if is_last:
+            # The server's next boot may be watched by now.
+            if self._watches.get(watch.server_id) is watch:
                 del self._watches[watch.server_id]
-        if is_last:
-            self._needs.end_boot(watch.server_id)
+                self._needs.end_boot(watch.server_id)
         self._over()
 
     def discard(self, server_id: str) -> None:

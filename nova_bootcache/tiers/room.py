@@ -86,7 +86,9 @@ class Room:
                     status = os.stat(os.path.join(directory, name))
                     # Beyond its end it has space that was its own while it grew.
                     items.append(Item(key, max(status.st_size, status.st_blocks * 512),
-                                      status.st_mtime))
+                                      status.st_mtime,
+                                      # What a boot read is still to be told.
+                                      busy=self._needs.is_booting(key.removeprefix(_STORE))))
         items.extend(Item(key, size, 0.0, busy=True) for key, (there, size) in promised.items()
                      if there is medium)
         return items

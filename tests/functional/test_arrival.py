@@ -67,11 +67,11 @@ class Way:
 
 
 @pytest.fixture
-def way(node, directory, monkeypatch):
-    """A way by which a cache image takes two seconds; worth not to be waited for."""
+def way(request, node, directory, monkeypatch):
+    """A way by which a cache image takes two seconds, or more; worth not to be waited for."""
     monkeypatch.setattr(arrival, 'WORTH_BYTES', 0)
     node.build(*SET)
-    made = Way(directory, node.conf.export_port, 8_000_000)
+    made = Way(directory, node.conf.export_port, getattr(request, 'param', 8_000_000))
     yield made
     made.end()
 
@@ -176,6 +176,7 @@ def test_the_gateway_dies_in_the_midst(host, node, directory):
     assert host.cache.entry(IMAGE).cache_image is not None
 
 
+@pytest.mark.parametrize('way', [2_000_000], indirect=True, ids=['slow'])
 def test_the_driver_restarts_in_the_midst(host, hosts, node, directory):
     boot(host, f'{directory}/disk')
     assert host.arrivals.has(IMAGE)
@@ -190,6 +191,7 @@ def test_the_driver_restarts_in_the_midst(host, hosts, node, directory):
     compare(f'{directory}/next', node)
 
 
+@pytest.mark.parametrize('way', [2_000_000], indirect=True, ids=['slow'])
 def test_the_storage_node_goes_away_in_the_midst(host, way, node, directory, monkeypatch):
     monkeypatch.setattr(fetches, '_GRACE_SECONDS', 3)
     host.service.freeze()
@@ -200,6 +202,7 @@ def test_the_storage_node_goes_away_in_the_midst(host, way, node, directory, mon
     assert host.gateway.daemon.nodes() == nodes(host, 'g', 'n')
 
 
+@pytest.mark.parametrize('way', [2_000_000], indirect=True, ids=['slow'])
 def test_the_storage_node_hangs_in_the_midst(host, way, node, directory, monkeypatch):
     """What cannot be taken out of the gateway now goes when the storage node answers again."""
     monkeypatch.setattr(fetches, '_GRACE_SECONDS', 2)

@@ -143,6 +143,28 @@ def test_a_store_that_a_restarted_gateway_has_lost_is_forgotten(host, ended):
     assert host.below.stores.get(IMAGE) is None and not os.path.exists(path) and ended == []
 
 
+def test_a_store_that_took_the_place_of_a_lost_one_stays(host, ended):
+    path = host.cache.store_path(IMAGE, Medium.DISK)
+    with open(path, 'w'):
+        pass
+    lost, new = (types.SimpleNamespace(image_id=IMAGE, grows=True, path=path,
+                                       stop_growing=lambda: None) for _ in range(2))
+    host.below.stores._stores[IMAGE] = new
+    host.below.forget_store(lost)
+    assert host.below.stores.get(IMAGE) is new and new.grows and os.path.exists(path)
+
+
+def test_a_store_below_a_base_that_is_not_served_any_more_goes(host, ended):
+    """The export went, and the gateway was busy when the rest was to go."""
+    leave(host)
+    host.exported = {}
+    host.below.stores._stores[IMAGE] = types.SimpleNamespace(
+        image_id=IMAGE, grows=True, stop_growing=lambda: None)
+    host.reconcile()
+    assert {kind for image, action, kind in ended if image == IMAGE} == {
+        graph.TOP, graph.REMOTE, *graph.GROWING}
+
+
 def test_a_recording_that_begins_while_the_gateway_is_asked_stays(host, ended, monkeypatch):
     leave(host)
     exports = host.gateway.daemon.exports

@@ -251,8 +251,8 @@ def nova(monkeypatch, tmp_path, below):
     monkeypatch.setattr(libvirt_utils, 'get_disk_backing_file',
                         lambda *_a, **_n: ours.bootcache.cache.path(IMAGE))
 
-    def resume(name='one'):
-        record = Record(name)
+    def resume(name='one', **row):
+        record = Record(name, **row)
         (tmp_path / name).mkdir()
         (tmp_path / name / 'disk').touch()
         ours.resume_state_on_host_boot(None, record, 'network', 'shares', 'volumes')
@@ -301,3 +301,13 @@ def test_without_patience_it_is_as_it_was(nova, below, monkeypatch):
     monkeypatch.setattr(nova.driver.resuming, '_patience', 0)
     with pytest.raises(nova_exception.InternalError, match='cannot be reached'):
         nova.resume()
+
+
+@pytest.mark.parametrize('vm_state', [vm_states.RESIZED, vm_states.RESCUED, vm_states.PAUSED])
+def test_one_that_is_in_another_state_than_active_goes_novas_way(nova, below, vm_state):
+    """Powering on, Nova would not know any more that its resize is to be confirmed."""
+    with pytest.raises(nova_exception.InternalError, match='cannot be reached'):
+        nova.resume(vm_state=vm_state)
+    nova.resume('other')
+    with pytest.raises(nova_exception.InternalError, match='cannot be reached'):
+        nova.resume('two', vm_state=vm_state)

@@ -32,15 +32,20 @@ def free_port():
             return port
 
 
-def processes_of(directory):
-    """Return the ids of the processes that have a directory in their command line."""
-    found = []
+def command_lines():
+    """Return the processes' ids with their command lines, as lists of words."""
+    found = {}
     for name in os.listdir('/proc'):
         with contextlib.suppress(OSError, ValueError):
             with open(f'/proc/{int(name)}/cmdline', 'rb') as stream:
-                if f'{directory}/'.encode() in stream.read() and int(name) != os.getpid():
-                    found.append(int(name))
+                found[int(name)] = stream.read().decode(errors='replace').split('\0')[:-1]
     return found
+
+
+def processes_of(directory):
+    """Return the ids of the processes that have a directory in their command line."""
+    return [pid for pid, words in command_lines().items()
+            if pid != os.getpid() and any(f'{directory}/' in word for word in words)]
 
 
 def qemu_img(*arguments):

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from functional_tools import processes_of, until
+from functional_tools import command_lines, processes_of, until
 
 TOP = Path(__file__).resolve().parents[2]
 # As matrix.sh does it; the name of the shell is that of a script beside setup.sh.
@@ -23,7 +23,10 @@ def started(directory):
     process = subprocess.Popen(
         ['bash', '-c', SCRIPT, 'tools/matrix', INSIDE, directory], cwd=TOP, start_new_session=True,
         env={**os.environ, 'BOOTCACHE_HOME': f'{directory}/home'}, stdin=subprocess.DEVNULL)
-    until(lambda: processes_of(directory))
+    # The last that is started. Before it bash waits for programs in the foreground, and does without
+    # the signal if one of these ends well.
+    last = ['tail', '-f', f'{directory}/mounted/seen']
+    until(lambda: last in command_lines().values())
     yield process, directory
     if process.poll() is None:
         process.kill()

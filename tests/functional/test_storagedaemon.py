@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import nbd
 import pytest
@@ -130,6 +131,12 @@ def test_a_frozen_monitor_of_a_stranger_is_not_adopted(daemons, directory):
         other.wait()
 
 
+def is_frozen(pid):
+    """Tell whether all threads of a process that was sent SIGSTOP stand still."""
+    return all(Path(task, 'stat').read_text().rpartition(')')[2].split()[0] == 'T'
+               for task in Path(f'/proc/{pid}/task').iterdir())
+
+
 def is_pending(pid, signum):
     """Tell whether a process that is frozen, or gone, has been sent a signal."""
     try:
@@ -146,6 +153,8 @@ def test_stop_waits_for_the_process_not_for_its_pid_file(daemons):
     daemon.ensure_running()
     pid = daemon.pid()
     os.kill(pid, signal.SIGSTOP)
+    # Of two signals that wait the kernel delivers the lower one first: SIGTERM is to come later.
+    until(lambda: is_frozen(pid), 'the daemon stands still')
     ending = threading.Thread(target=daemon.stop, args=(3,))
     ending.start()
     until(lambda: is_pending(pid, signal.SIGTERM), 'the signal that is to end it')

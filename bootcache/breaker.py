@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 
 @dataclasses.dataclass(frozen=True)
-class State:
+class Health:
     """What is known of a neighbour.
 
     :ivar failures: in a row.
@@ -22,7 +22,7 @@ class State:
     until: float = 0.0
 
 
-def asked(state: State, limit: int, pause: float, now: float) -> tuple[bool, State]:
+def asked(state: Health, limit: int, pause: float, now: float) -> tuple[bool, Health]:
     """Return whether to ask now, and what is known then. Pure.
 
     After a pause one asks. If nothing is heard of that one, either, another does after a pause.
@@ -38,10 +38,10 @@ def asked(state: State, limit: int, pause: float, now: float) -> tuple[bool, Sta
     return True, dataclasses.replace(state, until=now + pause)
 
 
-def failed(state: State, limit: int, pause: float, now: float) -> State:
+def failed(state: Health, limit: int, pause: float, now: float) -> Health:
     """Return what is known after a failure. Pure; the parameters are those of ``asked``."""
     failures = state.failures + 1
-    return State(failures, now + pause if failures >= limit else state.until)
+    return Health(failures, now + pause if failures >= limit else state.until)
 
 
 class Breaker:
@@ -56,7 +56,7 @@ class Breaker:
         self._limit = limit
         self._pause = pause
         self._clock = clock
-        self._state = State()
+        self._state = Health()
         # Guards the state; held for its exchange only, never while somebody asks.
         self._lock = threading.Lock()
 
@@ -75,7 +75,7 @@ class Breaker:
     def answered(self) -> None:
         """Note that the neighbour has answered, whatever it said."""
         with self._lock:
-            self._state = State()
+            self._state = Health()
 
     def failed(self) -> None:
         """Note that it has not answered in its time."""

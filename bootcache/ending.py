@@ -7,7 +7,7 @@ _QUIET_SECONDS = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Limits:
+class BootLimits:
     """When to end a profile boot.
 
     :ivar quota: bytes; more than that would not fit the cache image.
@@ -23,7 +23,7 @@ class Limits:
 
 
 @dataclasses.dataclass(frozen=True)
-class Progress:
+class BootProgress:
     """How far a profile boot is.
 
     :ivar seconds: since its server was asked for.
@@ -38,7 +38,7 @@ class Progress:
     marker_age: float | None
 
 
-def was_quiet(progress: Progress, limits: Limits) -> bool:
+def was_quiet(progress: BootProgress, limits: BootLimits) -> bool:
     """Tell whether a boot that a marker ended had become quiet by then.
 
     If not, nobody knows which of the reads after the marker were the boot's, and which are what a
@@ -47,7 +47,7 @@ def was_quiet(progress: Progress, limits: Limits) -> bool:
     return progress.idle_seconds >= min(_QUIET_SECONDS, limits.linger)
 
 
-def ended_by(progress: Progress, limits: Limits) -> str | None:
+def ended_by(progress: BootProgress, limits: BootLimits) -> str | None:
     """Return what ends the boot now (marker, quota, silence or timeout), or None."""
     if progress.marker_age is not None and progress.recorded_bytes and (
             progress.marker_age >= limits.linger

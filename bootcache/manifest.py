@@ -15,7 +15,7 @@ from bootcache import exception, savefile
 VERSION = 1
 
 
-class State(enum.StrEnum):
+class ImageState(enum.StrEnum):
     """An image's state, as ``bootcache_state`` shows it."""
 
     PENDING = 'pending'
@@ -28,7 +28,7 @@ class State(enum.StrEnum):
 
 
 # What is in hand; after a restart of the service such an image starts again.
-IN_HAND = frozenset({State.PENDING, State.RECORDING, State.BUILDING})
+IN_HAND = frozenset({ImageState.PENDING, ImageState.RECORDING, ImageState.BUILDING})
 
 
 def _from_dict(cls: Any, document: Any) -> Any:
@@ -142,7 +142,7 @@ class Manifest:
     """
 
     image_id: str
-    state: State = State.PENDING
+    state: ImageState = ImageState.PENDING
     reason: str = ''
     image_hash: str = ''
     image_format: str = ''
@@ -164,7 +164,7 @@ class Manifest:
     name: str = ''
     base_export: str = ''
 
-    def without_base(self, state: State, reason: str) -> 'Manifest':
+    def without_base(self, state: ImageState, reason: str) -> 'Manifest':
         """Return what it is when its base is given up, and its cache image with it."""
         return dataclasses.replace(self, state=state, reason=reason, base_path='', cache_image=None)
 
@@ -183,7 +183,7 @@ class Manifest:
         entries = {key: value for key, value in document.items() if key != 'version'}
         manifest: Manifest = _from_dict(cls, entries)
         try:
-            state = State(manifest.state)
+            state = ImageState(manifest.state)
         except ValueError as error:
             raise exception.InvalidManifest(str(error)) from error
         return dataclasses.replace(

@@ -37,7 +37,7 @@ class Medium(enum.StrEnum):
 # The policy.
 
 @dataclasses.dataclass(frozen=True)
-class Limits:
+class TierLimits:
     """How much a tier may hold, in bytes.
 
     :ivar quota: never exceeded.
@@ -55,7 +55,7 @@ class Limits:
             raise ValueError(f'{self} is not in order: 0 <= low <= high <= quota')
 
     @classmethod
-    def from_percent(cls, quota: int, high_percent: int, low_percent: int) -> 'Limits':
+    def from_percent(cls, quota: int, high_percent: int, low_percent: int) -> 'TierLimits':
         """Return limits whose watermarks are percentages of the quota.
 
         :param quota: bytes.
@@ -83,7 +83,7 @@ class Item:
 
 
 @dataclasses.dataclass(frozen=True)
-class Room:
+class Eviction:
     """What makes room in a tier.
 
     :ivar fits: whether what comes in fits the quota after the eviction.
@@ -94,7 +94,7 @@ class Room:
     evict: tuple[str, ...]
 
 
-def make_room(items: Iterable[Item], limits: Limits, incoming: int = 0) -> Room:
+def make_room(items: Iterable[Item], limits: TierLimits, incoming: int = 0) -> Eviction:
     """Plan what a tier evicts: least recently used first (SC13 section 3.4). Pure.
 
     Nothing goes while all of it stays within the high watermark. Beyond that, items go until the
@@ -106,7 +106,7 @@ def make_room(items: Iterable[Item], limits: Limits, incoming: int = 0) -> Room:
     held = list(items)
     used = sum(item.bytes for item in held) + incoming
     if used <= limits.high:
-        return Room(True, ())
+        return Eviction(True, ())
     evict = []
     for item in sorted(held, key=lambda item: (item.last_used, item.key)):
         if used <= limits.low:
@@ -115,8 +115,8 @@ def make_room(items: Iterable[Item], limits: Limits, incoming: int = 0) -> Room:
             evict.append(item.key)
             used -= item.bytes
     if used > limits.quota:
-        return Room(False, ())
-    return Room(True, tuple(evict))
+        return Eviction(False, ())
+    return Eviction(True, tuple(evict))
 
 
 # Files and directories.
@@ -263,7 +263,7 @@ def check_apart(paths: Mapping[str, str]) -> None:
 
 
 def parse_limits(option: str, quota_text: str, high_percent: int, low_percent: int,
-                 minimum: int) -> Limits:
+                 minimum: int) -> TierLimits:
     """Read a tier's limits from its options.
 
     :param option: the quota's.
@@ -285,4 +285,4 @@ def parse_limits(option: str, quota_text: str, high_percent: int, low_percent: i
     if not 0 <= low_percent < high_percent:
         raise _refused('low_watermark', low_percent, f'is not below high_watermark={high_percent};'
                        ' lower it')
-    return Limits.from_percent(quota, high_percent, low_percent)
+    return TierLimits.from_percent(quota, high_percent, low_percent)

@@ -288,7 +288,7 @@ def check(conf: cfg.ConfigOpts) -> None:
     warmconf.aggregates(conf)
 
 
-def disk_limits(conf: cfg.ConfigOpts) -> tier.Limits:
+def disk_limits(conf: cfg.ConfigOpts) -> tier.TierLimits:
     """Return the limits of the storage disk tier; the largest cache image fits it.
 
     :raises ConfigurationError: naming the option and the cure.
@@ -298,7 +298,7 @@ def disk_limits(conf: cfg.ConfigOpts) -> tier.Limits:
                              group.low_watermark, minimum=properties.parse_size(group.max_quota))
 
 
-def memory_limits(conf: cfg.ConfigOpts) -> tier.Limits:
+def memory_limits(conf: cfg.ConfigOpts) -> tier.TierLimits:
     """Return the limits of the storage memory tier.
 
     :raises ConfigurationError: naming the option and the cure.

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bootcache import exception, properties
-from bootcache.manifest import IN_HAND, Manifest, State
+from bootcache.manifest import IN_HAND, ImageState, Manifest
 from bootcache.properties import Policy
 from glance_bootcache.storage import inspection
 
@@ -109,7 +109,7 @@ def is_to_go(generation: int, manifest: Manifest | None, *, damaged: bool, gone:
         return False
     if manifest is None:
         return ordered or gone
-    return ordered or manifest.state is State.SKIPPED or generation < manifest.generation
+    return ordered or manifest.state is ImageState.SKIPPED or generation < manifest.generation
 
 
 def why_not_warm(image_id: str, manifest: Manifest | None) -> str:
@@ -117,19 +117,19 @@ def why_not_warm(image_id: str, manifest: Manifest | None) -> str:
     build = f'"bootcache image build {image_id}"'
     if manifest is None:
         return f'image {image_id} is not known to the storage service; {build} records it'
-    if manifest.cache_image is not None and manifest.state is not State.SKIPPED:
+    if manifest.cache_image is not None and manifest.state is not ImageState.SKIPPED:
         return ''
     what = f'image {image_id} has no cache image: it is {manifest.state.value}'
-    if manifest.state is State.SKIPPED:
+    if manifest.state is ImageState.SKIPPED:
         return f'{what}: {manifest.reason}'
-    if manifest.state is State.FAILED:
+    if manifest.state is ImageState.FAILED:
         return f'{what}: {manifest.reason}; {build} tries again'
     if manifest.state in IN_HAND:
         return f'{what}; "bootcache image show {image_id} --wait" waits for it'
     return f'{what}; it gets one with the next boot of a server, or by {build}'
 
 
-class Action(enum.Enum):
+class ImageAction(enum.Enum):
     """What to do about an image."""
 
     NOTHING = 'nothing'
@@ -143,14 +143,14 @@ class Action(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True)
-class Decision:
+class ImageDecision:
     """An action, with what it needs.
 
     :ivar reason: for SKIP, FAIL and AWAIT.
     :ivar policy: for SERVE, RECORD, AWAIT and REBUILD; also for NOTHING, where the image is served.
     """
 
-    action: Action
+    action: ImageAction
     reason: str = ''
     policy: Policy | None = None
 
@@ -183,7 +183,8 @@ def skip_reason(image: ImageFacts, build_snapshots: bool) -> str:
 
 def decide(image: ImageFacts, manifest: Manifest | None, *, default_quota: int, max_quota: int,
            default_marker: str, build_snapshots: bool, forced: bool = False,
-           profile_boots: bool = True, booting: bool = False, has_hosts: bool = True) -> Decision:
+           profile_boots: bool = True, booting: bool = False,
+           has_hosts: bool = True) -> ImageDecision:
     """Decide about an image that was registered, changed, or asked for.
 
     :param manifest: what is known of it, None if nothing.
@@ -195,8 +196,9 @@ def decide(image: ImageFacts, manifest: Manifest | None, *, default_quota: int, 
     forced = forced or is_forced(manifest)
     decision = _decide(image, manifest, default_quota, max_quota, default_marker, build_snapshots,
                        forced, profile_boots, booting)
-    if decision.action is Action.RECORD and not has_hosts:
-        return Decision(Action.AWAIT, AWAITED_ANEW if forced else AWAITED, decision.policy)
+    if decision.action is ImageAction.RECORD and not has_hosts:
+        return ImageDecision(ImageAction.AWAIT, AWAITED_ANEW if forced else AWAITED,
+                             decision.policy)
     return decision
 
 
@@ -207,42 +209,44 @@ def is_forced(manifest: Manifest | None) -> bool:
 
 def _decide(image: ImageFacts, manifest: Manifest | None, default_quota: int, max_quota: int,
             default_marker: str, build_snapshots: bool, forced: bool, profile_boots: bool,
-            booting: bool) -> Decision:
+            booting: bool) -> ImageDecision:
     try:
         policy = properties.parse(image.properties, default_quota=default_quota,
                                   max_quota=max_quota, default_marker=default_marker)
     except exception.InvalidProperty as error:
-        return Decision(Action.SKIP, str(error))
+        return ImageDecision(ImageAction.SKIP, str(error))
     if policy.mode == 'off':
-        return Decision(Action.SKIP, f'{properties.MODE}=off')
+        return ImageDecision(ImageAction.SKIP, f'{properties.MODE}=off')
     if image.status == 'queued' and (manifest is None or not manifest.base_path):
         # It is heard of when it has data. One that had begun to get them has failed to.
         begun = manifest is not None or image.properties.get(properties.STATE)
-        return Decision(Action.FAIL, NO_DATA) if begun else Decision(Action.NOTHING)
+        return ImageDecision(ImageAction.FAIL, NO_DATA) if begun \
+            else ImageDecision(ImageAction.NOTHING)
     if image.status in ('queued', 'saving', 'uploading', 'importing'):
-        return Decision(Action.WAIT)
+        return ImageDecision(ImageAction.WAIT)
     if image.status != 'active':
-        return Decision(Action.SKIP, f'the image is {image.status}')
+        return ImageDecision(ImageAction.SKIP, f'the image is {image.status}')
     reason = skip_reason(image, build_snapshots)
     if reason:
-        return Decision(Action.SKIP, reason)
-    record = Decision(Action.RECORD, policy=policy)
-    first = record if profile_boots and not booting else Decision(Action.SERVE, policy=policy)
-    nothing = Decision(Action.NOTHING, policy=policy)
+        return ImageDecision(ImageAction.SKIP, reason)
+    record = ImageDecision(ImageAction.RECORD, policy=policy)
+    first = record if profile_boots and not booting \
+        else ImageDecision(ImageAction.SERVE, policy=policy)
+    nothing = ImageDecision(ImageAction.NOTHING, policy=policy)
     if forced:
         return record
     if manifest is None or (manifest.state in IN_HAND and profile_boots):
         return first if manifest is None else record
     if manifest.held:
-        return Decision(Action.NOTHING)
+        return ImageDecision(ImageAction.NOTHING)
     if manifest.image_hash != image.image_hash or manifest.state in IN_HAND:
         return first
-    if manifest.state in (State.FAILED, State.SKIPPED, State.SERVED):
+    if manifest.state in (ImageState.FAILED, ImageState.SKIPPED, ImageState.SERVED):
         # Not by itself: each change of a property would start the same failure again.
         return nothing
     if manifest.working_set is None or manifest.cache_image is None \
             or manifest.working_set.boot_marker != policy.boot_marker:
         return record if profile_boots else nothing
     if manifest.cache_image.quota != policy.quota:
-        return Decision(Action.REBUILD, policy=policy)
+        return ImageDecision(ImageAction.REBUILD, policy=policy)
     return nothing

@@ -14,7 +14,7 @@ from taskflow import task
 from taskflow.patterns import linear_flow
 
 from bootcache import exception, properties, rpcapi
-from bootcache.manifest import State
+from bootcache.manifest import ImageState
 from glance_bootcache import conf as glance_conf
 from glance_bootcache.glance import tenants
 
@@ -56,14 +56,14 @@ class AnnounceImage(task.Task):  # type: ignore[misc]
                         self._action_wrapper.image_id, error)
 
 
-def _first_state(image_properties: dict[str, Any]) -> tuple[State, str]:
+def _first_state(image_properties: dict[str, Any]) -> tuple[ImageState, str]:
     try:
         policy = glance_conf.image_policy(cfg.CONF, image_properties)
     except exception.InvalidProperty as error:
-        return State.SKIPPED, str(error)
+        return ImageState.SKIPPED, str(error)
     if policy.mode == 'off':
-        return State.SKIPPED, f'{properties.MODE}=off'
-    return State.PENDING, ''
+        return ImageState.SKIPPED, f'{properties.MODE}=off'
+    return ImageState.PENDING, ''
 
 
 def get_flow(**kwargs: Any) -> Any:

@@ -16,12 +16,12 @@ from bootcache import exception, rpcapi
 from glance_bootcache import startchecks
 from glance_bootcache.glance.images import Images
 from glance_bootcache.glance.listener import ImageEvents, get_listener
-from glance_bootcache.hosts.hosts import Hosts
-from glance_bootcache.hosts.needs import Needs
+from glance_bootcache.hosts.holdings import Hosts
 from glance_bootcache.hosts.orders import Orders
-from glance_bootcache.images.boots import Boots
+from glance_bootcache.hosts.reportedneeds import ReportedNeeds
 from glance_bootcache.images.manager import Manager
 from glance_bootcache.images.readerrors import ReadErrors
+from glance_bootcache.images.reportedboots import ReportedBoots
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 from glance_bootcache.rpc.endpoints import Endpoints
 from glance_bootcache.rpc.operators import Operators
@@ -29,9 +29,9 @@ from glance_bootcache.storage import serving
 from glance_bootcache.storage.exporter import Exporter
 from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import StorageTiers
-from glance_bootcache.upkeep import Upkeep
+from glance_bootcache.upkeep import ServiceUpkeep
 from glance_bootcache.warming.precache import NovaPrecache
-from glance_bootcache.warming.warming import Warming
+from glance_bootcache.warming.runner import Warming
 
 LOG = logging.getLogger(__name__)
 
@@ -80,12 +80,13 @@ class StorageService(service.Service):  # type: ignore[misc]
         tiers = StorageTiers(conf, store, exporter)
         profile_boots = NovaProfileBoots(conf)
         images = Images(conf)
-        needs = Needs(store.state_path('needs.json'))
+        needs = ReportedNeeds(store.state_path('needs.json'))
         manager = Manager(conf, store, images, exporter, tiers, profile_boots, needs)
         events = ImageEvents(manager.consider, manager.forget, manager.let_go)
         hosts = Hosts(store, tiers, manager.gone.is_gone, Orders(store.state_path('orders.json')))
         warming = Warming(conf, store, hosts, NovaPrecache(conf))
-        upkeep = Upkeep(conf, store, images, exporter, tiers, profile_boots, manager, events, needs)
+        upkeep = ServiceUpkeep(conf, store, images, exporter, tiers, profile_boots, manager, events,
+                               needs)
         tiers.start(store.manifests())
         upkeep.start()
         read_errors = ReadErrors(store, exporter, tiers, manager)
@@ -97,7 +98,7 @@ class StorageService(service.Service):  # type: ignore[misc]
         listener.start()
         server = messaging.get_rpc_server(
             rpcapi.get_transport(conf), rpcapi.target(server=conf.host),
-            [Endpoints(manager, Boots(conf, store, exporter, manager, tiers), tiers, hosts,
+            [Endpoints(manager, ReportedBoots(conf, store, exporter, manager, tiers), tiers, hosts,
                        Operators(store, tiers, manager, hosts), warming, needs)],
             executor='threading')
         server.start()

@@ -8,11 +8,11 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
-from bootcache.manifest import IN_HAND, State
+from bootcache.manifest import IN_HAND, ImageState
 from glance_bootcache.glance import listener
 from glance_bootcache.glance.images import Images
 from glance_bootcache.glance.listener import ImageEvents
-from glance_bootcache.hosts.needs import Needs
+from glance_bootcache.hosts.reportedneeds import ReportedNeeds
 from glance_bootcache.images.manager import Manager
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 from glance_bootcache.storage import serving
@@ -26,7 +26,7 @@ LOG = logging.getLogger(__name__)
 _MOST_FAILURES = 3
 
 
-class Upkeep:
+class ServiceUpkeep:
     """Starts what serves, and looks after it every ``[bootcache]poll_interval`` seconds.
 
     :param conf: configuration of the storage service.
@@ -36,7 +36,7 @@ class Upkeep:
 
     def __init__(self, conf: cfg.ConfigOpts, store: ImageStore, images: Images, exporter: Exporter,
                  tiers: StorageTiers, profile_boots: NovaProfileBoots, manager: Manager,
-                 events: ImageEvents, needs: Needs):
+                 events: ImageEvents, needs: ReportedNeeds):
         self._conf = conf[bootcache_conf.GROUP]
         self._store = store
         self._exporter = exporter
@@ -53,7 +53,7 @@ class Upkeep:
     def start(self) -> None:
         """End what an earlier process left, and go on with its work; bases are served already."""
         for manifest in self._store.manifests():
-            if manifest.state is State.SKIPPED and serving.has_base(manifest):
+            if manifest.state is ImageState.SKIPPED and serving.has_base(manifest):
                 self._manager.retiring.later(manifest.image_id)
         threading.Thread(target=self._run, name='bootcache-housekeeping', daemon=True).start()
 

@@ -8,7 +8,7 @@ from oslo_log import log as logging
 
 from bootcache import conf as shared
 from bootcache import exception, tier
-from bootcache.tier import Limits
+from bootcache.tier import TierLimits
 from nova_bootcache.gateway import growingstore
 
 LOG = logging.getLogger(__name__)
@@ -259,9 +259,9 @@ class Tiers:
     :ivar store_limit: bytes that a growing store may have.
     """
 
-    disk: Limits
+    disk: TierLimits
     memory_directory: str | None
-    memory: Limits | None
+    memory: TierLimits | None
     store_limit: int
 
 
@@ -306,7 +306,7 @@ def tiers(conf: cfg.ConfigOpts, cache_directory: str, direct_io: bool = True,
     return Tiers(disk, directory, memory, store.quota)
 
 
-def _check_store(store: Limits, largest: Limits) -> None:
+def _check_store(store: TierLimits, largest: TierLimits) -> None:
     if store.quota > largest.quota:
         raise exception.ConfigurationError(
             f'[bootcache]store_quota is {store.quota} bytes, more than the {largest.quota} of the'

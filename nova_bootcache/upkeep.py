@@ -17,10 +17,10 @@ from oslo_log import log as logging
 from bootcache import exception, naming
 from nova_bootcache.asking import offer
 from nova_bootcache.asking.placement import Offer
-from nova_bootcache.cache.cacheentry import Entry
-from nova_bootcache.chains.host import ComputeHost
+from nova_bootcache.cache.cacheentry import CacheEntry
+from nova_bootcache.chains.computehost import ComputeHost
 from nova_bootcache.news import News
-from nova_bootcache.published.holdings import Holdings
+from nova_bootcache.published.holdings import PublishedHoldings
 from nova_bootcache.settling import occasions
 
 LOG = logging.getLogger(__name__)
@@ -30,14 +30,14 @@ _LONGEST_PAUSE = 600
 _SERVICE, _GATEWAY = 'service', 'the gateway is not ready'
 
 
-class Upkeep:
+class HostUpkeep:
     """Looks after one host's gateway and cache images.
 
     :param host: the host.
     :param holdings: tells others what the host holds.
     """
 
-    def __init__(self, host: ComputeHost, holdings: Holdings):
+    def __init__(self, host: ComputeHost, holdings: PublishedHoldings):
         self._host = host
         self._holdings = holdings
         self._news = News(LOG)
@@ -151,7 +151,7 @@ class Upkeep:
                     LOG.warning('image %s: its empty cache image stays, for now: %s', image_id,
                                 error)
 
-    def _replace(self, entry: Entry) -> None:
+    def _replace(self, entry: CacheEntry) -> None:
         image_id = entry.remote.image_id
         offered = offer.parse(image_id, self._host.storage.ask(image_id, ''))
         if offered.storage.offer is Offer.STOCK:
@@ -186,7 +186,7 @@ class Upkeep:
                     LOG.warning('image %s: the content of its cache image is not noted, for now:'
                                 ' %s', image_id, error)
 
-    def _note_content(self, entry: Entry) -> None:
+    def _note_content(self, entry: CacheEntry) -> None:
         image_id = entry.remote.image_id
         offered = offer.parse(image_id, self._host.storage.ask(image_id, ''))
         if offered.remote is not None and offered.remote.image_hash and entry.is_of(

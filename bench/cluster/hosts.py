@@ -11,7 +11,7 @@ from bench.cluster.scheduling import Hardware
 from bench.cluster.storage import Node
 from bench.cluster.workload import Load
 from bootcache import tier
-from bootcache.tier import Item, Limits, Medium
+from bootcache.tier import Item, Medium, TierLimits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,10 +46,10 @@ class Tier:
     """One tier of one host."""
 
     def __init__(self, quota: int):
-        self.limits = Limits.from_percent(quota, 95, 85)
+        self.limits = TierLimits.from_percent(quota, 95, 85)
         self.held: dict[int, tuple[int, float]] = {}
 
-    def plan(self, host: 'Host', size: int) -> tier.Room:
+    def plan(self, host: 'Host', size: int) -> tier.Eviction:
         """Ask the product's eviction for room."""
         return tier.make_room((Item(str(image), held, used,
                                     busy=host.busy[image] > 0 or image in host.arriving)

@@ -16,8 +16,8 @@ from nova.scheduler import host_manager, weights
 
 from bench.cluster.workload import Flavor
 from nova_bootcache.published import warmth
-from nova_bootcache.scheduler import hosts as scheduler_hosts
-from nova_bootcache.scheduler.hosts import HostWarmth
+from nova_bootcache.scheduler import hostwarmth as scheduler_hosts
+from nova_bootcache.scheduler.hostwarmth import HostWarmth
 from nova_bootcache.scheduler.weights import BootCacheWeigher
 
 

@@ -11,7 +11,7 @@ import simpy
 from bench.cluster import calibration
 from bench.cluster.links import FairLink
 from bootcache import tier
-from bootcache.tier import Item, Limits, Medium
+from bootcache.tier import Item, Medium, TierLimits
 from nova_bootcache.asking.placement import Offer
 
 # A host may be fetching what was asked for just now (glance_bootcache/storage/tiers.py).
@@ -77,8 +77,8 @@ class StorageNode:
         self.node = node
         self._hash_rate = hash_rate
         self.has_memory = caches and node.memory_quota > 0
-        self._memory_limits = Limits.from_percent(node.count * node.memory_quota, 95, 85)
-        self._disk_limits = Limits.from_percent(node.count * node.disk_quota, 95, 85)
+        self._memory_limits = TierLimits.from_percent(node.count * node.memory_quota, 95, 85)
+        self._disk_limits = TierLimits.from_percent(node.count * node.disk_quota, 95, 85)
         self._memory: dict[int, _Copy] = {}
         self._disk: dict[int, _Copy] = {}
         # Files and parts of files that were read last, with their bytes and the events of that.

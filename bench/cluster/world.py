@@ -18,7 +18,7 @@ from bench.cluster.storage import StorageNode
 from bench.cluster.workload import Flavor
 from bootcache.tier import Medium
 from nova_bootcache.asking import placement
-from nova_bootcache.asking.placement import Held, Offer, Step, Storage
+from nova_bootcache.asking.placement import HeldHere, Offer, PlanStep, Storage
 from nova_bootcache.published import warmth
 from nova_bootcache.published.warmth import Holding, Level
 
@@ -147,7 +147,7 @@ class World:
         there = host.medium(image)
         plan = placement.plan(self._state(host, image), storage)
         for step in plan:
-            if step is Step.USE_LOCAL:
+            if step is PlanStep.USE_LOCAL:
                 assert there is not None
                 host.tiers[there].held[image] = int(calibration.CACHE_BYTES.value), self.env.now
                 host.dirty = True
@@ -167,7 +167,7 @@ class World:
         size = int(calibration.CACHE_BYTES.value)
         rooms = {medium: medium in host.tiers and host.tiers[medium].plan(host, size).fits
                  for medium in Medium}
-        return placement.Host(Held.NOTHING if host.medium(image) is None else Held.CURRENT,
+        return placement.Host(HeldHere.NOTHING if host.medium(image) is None else HeldHere.CURRENT,
                               rooms[Medium.MEMORY], rooms[Medium.DISK], False)
 
     def _fetch(self, host: Host, image: int, plan: placement.Plan,
@@ -175,7 +175,7 @@ class World:
         """Do what a plan says of fetching, if it does."""
         size = int(calibration.CACHE_BYTES.value)
         for step in plan:
-            if step is Step.PROMOTE:
+            if step is PlanStep.PROMOTE:
                 self.storage.promote(image)
             elif step in placement.MEDIUM:
                 target = host.tiers[placement.MEDIUM[step]]

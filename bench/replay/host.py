@@ -27,7 +27,7 @@ from bootcache.storagedaemon import StorageDaemon, UnixListener
 from nova_bootcache import conf as nova_conf
 from nova_bootcache import storagenode
 from nova_bootcache.asking.placement import Server
-from nova_bootcache.chains.host import ComputeHost
+from nova_bootcache.chains.computehost import ComputeHost
 from nova_bootcache.tiers import fetches
 
 _TICKS = os.sysconf('SC_CLK_TCK')
@@ -174,7 +174,7 @@ class HostChild:
         # What a peer runs on this host until it is reset.
         self.helpers: list[subprocess.Popen[bytes]] = []
         self._said = _Said()
-        logger = logging.getLogger('nova_bootcache.chains.host')
+        logger = logging.getLogger('nova_bootcache.chains.computehost')
         logger.addHandler(self._said)
         logger.setLevel(logging.INFO)
         self._peer: Any = None

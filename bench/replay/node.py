@@ -22,7 +22,7 @@ from bench.replay import netns
 from bootcache import cacheimage, naming
 from bootcache import conf as bootcache_conf
 from bootcache.cacheimage import Base
-from bootcache.manifest import CacheInfo, Manifest, State
+from bootcache.manifest import CacheInfo, ImageState, Manifest
 from bootcache.workingset import Extent
 from glance_bootcache import conf as glance_conf
 from glance_bootcache.storage.exporter import Exporter
@@ -101,7 +101,7 @@ class Node:
         """Serve an image's base and its file; what a host is told that asks for it."""
         self._files[image_id] = path
         self._manifests[image_id] = Manifest(
-            image_id, State.SERVED, image_format=image_format, virtual_bytes=virtual_bytes,
+            image_id, ImageState.SERVED, image_format=image_format, virtual_bytes=virtual_bytes,
             base_path=path)
         return self._serve(image_id, None)
 
@@ -120,7 +120,7 @@ class Node:
             str(path), quota=quota, cluster_bytes=cluster_bytes, backing_uri=uri)
         self._built[image_id] = path
         self._manifests[image_id] = Manifest(
-            image_id, State.READY, image_format=manifest.image_format,
+            image_id, ImageState.READY, image_format=manifest.image_format,
             virtual_bytes=manifest.virtual_bytes, base_path=manifest.base_path,
             cache_image=CacheInfo(
                 path.name, built.bytes, built.data_bytes, len(built.extents), built.sha256,

@@ -142,7 +142,7 @@ class _Console:
 
 
 def boot(socket: Path, log: Path, *, accelerator: str, memory: int, config_drive: str | None,
-         marker: str, limits: ending.Limits) -> tuple[float, float]:
+         marker: str, limits: ending.BootLimits) -> tuple[float, float]:
     """Boot a guest until it has been quiet after its marker; start and marker on the wall clock.
 
     :param accelerator: kvm or tcg.
@@ -168,7 +168,7 @@ def boot(socket: Path, log: Path, *, accelerator: str, memory: int, config_drive
             now = time.time()
             if log.stat().st_size != size:
                 size, grown = log.stat().st_size, now
-            over = ending.ended_by(ending.Progress(
+            over = ending.ended_by(ending.BootProgress(
                 now - started, size, now - grown,
                 None if console.marked is None else now - console.marked), limits)
             if process.poll() is not None or (over and console.marked is None):
@@ -200,7 +200,7 @@ def record(image: Path, name: str, count: int, memory: int = 512,
     version = subprocess.run(['qemu-system-x86_64', '--version'], check=True, text=True,
                              capture_output=True).stdout.split()[3]
     machine = {'accelerator': accelerator, 'memory_mib': memory, 'vcpus': 1, 'qemu': version}
-    limits = ending.Limits(quota=1 << 40, linger=30, silence=120, timeout=600)
+    limits = ending.BootLimits(quota=1 << 40, linger=30, silence=120, timeout=600)
     directory = Path(tempfile.mkdtemp(prefix='bcr-rec-', dir='/tmp'))
     traces = []
     try:

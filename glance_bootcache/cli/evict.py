@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from glance_bootcache.cli.client import printable
-from glance_bootcache.cli.progress import Progress
+from glance_bootcache.cli.progress import ProgressLine
 from glance_bootcache.cli.waiting import WaitingLister, names
 
 _COLUMNS = ('image_id', 'host', 'outcome')
@@ -60,7 +60,7 @@ class _Watch:
     :ivar hosts: by image and host.
     """
 
-    def __init__(self, api: Any, progress: Progress):
+    def __init__(self, api: Any, progress: ProgressLine):
         self._api = api
         self._progress = progress
         self.hosts: dict[tuple[str, str], _Host] = {}

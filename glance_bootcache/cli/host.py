@@ -12,7 +12,7 @@ from glance_bootcache.cli.client import printable
 SILENT_SECONDS = 300
 
 
-class List(lister.Lister):  # type: ignore[misc]
+class HostList(lister.Lister):  # type: ignore[misc]
     """List the compute hosts that have reported what they hold.
 
     A host that was not heard of for more than 5 minutes is silent: it is down, or cannot reach the

@@ -10,7 +10,7 @@ from oslo_utils import uuidutils
 
 from bootcache import exception
 from glance_bootcache.cli.client import printable
-from glance_bootcache.cli.progress import Progress
+from glance_bootcache.cli.progress import ProgressLine
 
 
 def image_id(text: str) -> str:
@@ -46,7 +46,8 @@ def _columns(image: dict[str, Any]) -> tuple[tuple[str, ...], tuple[Any, ...]]:
     return tuple(rows), tuple(rows.values())
 
 
-def wait_until_done(api: Any, wanted: str, timeout: float, progress: Progress) -> dict[str, Any]:
+def wait_until_done(api: Any, wanted: str, timeout: float,
+                    progress: ProgressLine) -> dict[str, Any]:
     """Show an image's progress until nothing is in hand for it.
 
     :param wanted: the image's id.
@@ -79,7 +80,7 @@ def _not_known(image: str) -> exception.BootcacheError:
                                     ' "bootcache image build" records it')
 
 
-class List(lister.Lister):  # type: ignore[misc]
+class ImageList(lister.Lister):  # type: ignore[misc]
     """List the images that the storage service knows."""
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
@@ -92,7 +93,7 @@ class List(lister.Lister):  # type: ignore[misc]
                  for image in images])
 
 
-class Show(show.ShowOne):  # type: ignore[misc]
+class ImageShow(show.ShowOne):  # type: ignore[misc]
     """Show an image's state, working set and cache image."""
 
     def get_parser(self, prog_name: str) -> Any:

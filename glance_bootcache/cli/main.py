@@ -12,7 +12,7 @@ from bootcache import exception, rpcapi
 from glance_bootcache import conf as glance_conf
 from glance_bootcache.cli import configuration
 from glance_bootcache.cli.client import ServiceClient
-from glance_bootcache.cli.progress import Progress
+from glance_bootcache.cli.progress import ProgressLine
 
 
 class BootcacheApp(app.App):  # type: ignore[misc]
@@ -71,9 +71,9 @@ class BootcacheApp(app.App):  # type: ignore[misc]
         configuration.check_transport(self.conf)
         return ServiceClient(rpcapi.StorageAPI(self.conf), configuration.bus(self.conf))
 
-    def progress(self) -> Progress:
+    def progress(self) -> ProgressLine:
         """Return what shows how far something is; with -q it shows nothing."""
-        return Progress(self.stderr, quiet=self.options.verbose_level == 0)
+        return ProgressLine(self.stderr, quiet=self.options.verbose_level == 0)
 
 
 def _version() -> str:

@@ -10,7 +10,7 @@ _NARROWEST_BAR = 5
 _USUAL_COLUMNS = 80
 
 
-class Progress:
+class ProgressLine:
     """Shows a text that changes.
 
     :param stream: where to; standard error by default, so that output can be piped.

@@ -11,7 +11,7 @@ from cliff import lister
 from bootcache import exception
 from glance_bootcache.cli.client import Away, Refused
 from glance_bootcache.cli.image import image_id
-from glance_bootcache.cli.progress import Progress
+from glance_bootcache.cli.progress import ProgressLine
 
 _PERIOD_SECONDS = 1.0
 # Names in a message; the table has all of them.
@@ -81,7 +81,7 @@ class WaitingLister(lister.Lister):  # type: ignore[misc]
                 self.complaints.append(str(error))
         return answers
 
-    def wait(self, progress: Progress, step: Callable[[], bool], timeout: float) -> bool:
+    def wait(self, progress: ProgressLine, step: Callable[[], bool], timeout: float) -> bool:
         """Repeat a step until it is the last one; a storage service that is away may come back.
 
         :param step: returns True if there is nothing more to wait for.

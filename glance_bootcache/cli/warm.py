@@ -5,7 +5,7 @@ from typing import Any
 
 from bootcache import rpcapi
 from glance_bootcache.cli.client import Refused, printable
-from glance_bootcache.cli.progress import Progress
+from glance_bootcache.cli.progress import ProgressLine
 from glance_bootcache.cli.waiting import WaitingLister, names
 
 _COLUMNS = ('image_id', 'aggregate', 'host', 'outcome', 'attempts', 'reason')
@@ -18,7 +18,7 @@ class _Watch:
     :ivar jobs: by image and aggregate, what the storage service tells of each.
     """
 
-    def __init__(self, api: Any, aggregates: list[str], progress: Progress):
+    def __init__(self, api: Any, aggregates: list[str], progress: ProgressLine):
         self._api = api
         self._aggregates = aggregates
         self._progress = progress

@@ -25,7 +25,7 @@ def _load(app: Any, source: str) -> WorkingSet:
     return WorkingSet.from_json(document)
 
 
-class Show(lister.Lister):  # type: ignore[misc]
+class WorkingSetShow(lister.Lister):  # type: ignore[misc]
     """Show a working set's extents, in first-read order."""
 
     def get_parser(self, prog_name: str) -> Any:

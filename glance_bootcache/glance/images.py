@@ -14,7 +14,7 @@ from oslo_log import log as logging
 
 from bootcache import properties
 from bootcache.exception import ConfigurationError
-from bootcache.manifest import State
+from bootcache.manifest import ImageState
 from glance_bootcache.conf import AUTH_GROUP
 from glance_bootcache.decisions import ImageFacts
 from glance_bootcache.glance import tenants
@@ -147,11 +147,11 @@ class Images:
         self._client.images.update(marked.image_id, remove_props=list(marked.names))
 
     @staticmethod
-    def shows(image: ImageFacts, state: State, reason: str) -> bool:
+    def shows(image: ImageFacts, state: ImageState, reason: str) -> bool:
         """Tell whether ``show_state`` would change nothing of an image. Pure."""
         return image.status not in _WITH_DATA or not _changes(image.properties, state, reason)
 
-    def show_state(self, image_id: str, state: State, reason: str) -> bool:
+    def show_state(self, image_id: str, state: ImageState, reason: str) -> bool:
         """Set ``bootcache_state`` and ``bootcache_reason`` on an image.
 
         They inform people only, tenants among them: the reason is one of a closed list. The state
@@ -178,7 +178,7 @@ class Images:
         return True
 
 
-def _changes(present: Mapping[str, Any], state: State, reason: str) -> dict[str, str]:
+def _changes(present: Mapping[str, Any], state: ImageState, reason: str) -> dict[str, str]:
     """Return the properties that are to be set for a state, or removed if they are empty."""
     wanted = {properties.STATE: state.value, properties.REASON: tenants.told(state, reason)}
     return {key: value for key, value in wanted.items() if present.get(key, '') != value}

@@ -6,20 +6,20 @@ what is not known here is told in general.
 """
 
 from bootcache import properties
-from bootcache.manifest import State
+from bootcache.manifest import ImageState
 from glance_bootcache import decisions
 
 GENERAL = {
-    State.PENDING: 'it waits; the operators of the cloud can see what for',
-    State.RECORDING: '',
-    State.BUILDING: '',
-    State.SERVED: '',
-    State.READY: 'an older cache image serves, as no newer one could be made; the operators of the'
-                 ' cloud can see why',
-    State.FAILED: 'no cache image could be made, and servers start without; the operators of the'
-                  ' cloud can see why',
-    State.SKIPPED: 'it is not served, and servers start the usual way; the operators of the cloud'
-                   ' can see why',
+    ImageState.PENDING: 'it waits; the operators of the cloud can see what for',
+    ImageState.RECORDING: '',
+    ImageState.BUILDING: '',
+    ImageState.SERVED: '',
+    ImageState.READY: 'an older cache image serves, as no newer one could be made; the operators of'
+                      ' the cloud can see why',
+    ImageState.FAILED: 'no cache image could be made, and servers start without; the operators of'
+                       ' the cloud can see why',
+    ImageState.SKIPPED: 'it is not served, and servers start the usual way; the operators of the'
+                        ' cloud can see why',
 }
 
 # How a reason begins that is about the image itself, and what its owner is told.
@@ -62,13 +62,13 @@ _FAILED = (
 _PENDING = (
     (decisions.NO_HOST, 'it waits for a compute host that can record its boot'),
 )
-_KNOWN = {State.SKIPPED: _SKIPPED, State.FAILED: _FAILED, State.PENDING: _PENDING}
+_KNOWN = {ImageState.SKIPPED: _SKIPPED, ImageState.FAILED: _FAILED, ImageState.PENDING: _PENDING}
 
 SENTENCES = frozenset({*GENERAL.values(),
                        *(sentence for known in _KNOWN.values() for _begin, sentence in known)})
 
 
-def told(state: State, reason: str) -> str:
+def told(state: ImageState, reason: str) -> str:
     """Return what tenants are told of a reason; empty where there is none.
 
     :param reason: as it is in the manifest.

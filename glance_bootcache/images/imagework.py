@@ -12,12 +12,12 @@ from oslo_log import log as logging
 from bootcache import cacheimage, exception, naming, properties, workingset
 from bootcache import conf as bootcache_conf
 from bootcache.cacheimage import Base
-from bootcache.manifest import CacheInfo, Manifest, State, WorkingSetInfo
+from bootcache.manifest import CacheInfo, ImageState, Manifest, WorkingSetInfo
 from bootcache.workingset import WorkingSet
 from glance_bootcache.decisions import ImageFacts
 from glance_bootcache.glance.images import Images
-from glance_bootcache.images import base
-from glance_bootcache.profileboot.job import Job
+from glance_bootcache.images import basefile
+from glance_bootcache.profileboot.job import BuildJob
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 from glance_bootcache.storage import inspection
 from glance_bootcache.storage.exporter import Exporter
@@ -59,7 +59,7 @@ class ImageWork:
             and os.path.exists(manifest.base_path) \
             and image.image_hash == (manifest.base_hash or manifest.image_hash)
 
-    def get_base(self, image: ImageFacts, job: Job) -> Manifest:
+    def get_base(self, image: ImageFacts, job: BuildJob) -> Manifest:
         """Get an image's base, look into it, and serve it.
 
         :returns: the manifest, with the base.
@@ -70,12 +70,12 @@ class ImageWork:
             if manifest.image_hash != image.image_hash:
                 # It was skipped meanwhile, as one that is deactivated is; servers may read it.
                 manifest = self._set(job, dataclasses.replace(
-                    manifest, image_hash=image.image_hash), State.PENDING)
+                    manifest, image_hash=image.image_hash), ImageState.PENDING)
             self._exporter.ensure(manifest, self._store.cache_path(manifest))
             return manifest
         with self.transfers.of(image.image_id, image.stored_bytes) as arrived:
-            path = base.obtain(image, self._store, self._images, self._conf.glance_store_dirs,
-                               job.cancelled, arrived)
+            path = basefile.obtain(image, self._store, self._images, self._conf.glance_store_dirs,
+                                   job.cancelled, arrived)
         try:
             inspected = inspection.inspect(
                 path, image.disk_format, properties.parse_size(self._conf.max_virtual_size))
@@ -101,11 +101,11 @@ class ImageWork:
         manifest = self._set(job, dataclasses.replace(
             manifest, image_hash=image.image_hash, image_format=inspected.image_format,
             stored_bytes=image.stored_bytes, virtual_bytes=inspected.virtual_bytes, base_path=path,
-            base_hash=image.image_hash, base_export=base_export), State.PENDING)
+            base_hash=image.image_hash, base_export=base_export), ImageState.PENDING)
         self._exporter.ensure(manifest, self._store.cache_path(manifest))
         return manifest
 
-    def record_and_build(self, image: ImageFacts, policy: properties.Policy, job: Job,
+    def record_and_build(self, image: ImageFacts, policy: properties.Policy, job: BuildJob,
                          record: bool) -> None:
         """Run a profile boot and build from what it read.
 
@@ -121,18 +121,18 @@ class ImageWork:
         self._build(manifest, working_set, job)
 
     def _record(self, image: ImageFacts, manifest: Manifest, policy: properties.Policy,
-                job: Job) -> tuple[Manifest, WorkingSet]:
-        manifest = self._set(job, manifest, State.RECORDING)
+                job: BuildJob) -> tuple[Manifest, WorkingSet]:
+        manifest = self._set(job, manifest, ImageState.RECORDING)
         result = self._profile_boots.run(image, manifest.virtual_bytes, policy, job)
         job.check_cancelled()
         name = self._store.save_working_set(image.image_id, result.working_set)
         info = WorkingSetInfo(name, result.working_set.bytes, len(result.working_set.extents),
                               result.working_set.granularity, self._profile_boots.recorded_by,
                               result.ended_by, round(result.boot_seconds, 1), policy.boot_marker)
-        return (self._set(job, dataclasses.replace(manifest, working_set=info), State.BUILDING),
-                result.working_set)
+        recorded = dataclasses.replace(manifest, working_set=info)
+        return self._set(job, recorded, ImageState.BUILDING), result.working_set
 
-    def build_again(self, job: Job) -> bool:
+    def build_again(self, job: BuildJob) -> bool:
         """Build from the working set that there is.
 
         :returns: True: the job is done.
@@ -143,8 +143,8 @@ class ImageWork:
             self._build(manifest, working_set, job)
         return True
 
-    def _build(self, manifest: Manifest, working_set: WorkingSet, job: Job) -> None:
-        manifest = self._set(job, manifest, State.BUILDING)
+    def _build(self, manifest: Manifest, working_set: WorkingSet, job: BuildJob) -> None:
+        manifest = self._set(job, manifest, ImageState.BUILDING)
         clusters = workingset.align(working_set.extents, self._conf.cluster_size,
                                     manifest.virtual_bytes)
         self._make_room(manifest.image_id, min(
@@ -165,7 +165,7 @@ class ImageWork:
                          round(seconds, 3), cacheimage.VERIFY_RULES)
         job.check_cancelled()
         self._exporter.ensure(dataclasses.replace(manifest, cache_image=info), built.path)
-        self._set(job, dataclasses.replace(manifest, cache_image=info), State.READY)
+        self._set(job, dataclasses.replace(manifest, cache_image=info), ImageState.READY)
         # What it replaces may be in memory; and it is not the least recently used one.
         self._tiers.forget(manifest.image_id)
         self._tiers.note_use(manifest.image_id, time.time())

@@ -13,18 +13,18 @@ from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
 from bootcache import exception, naming, properties
-from bootcache.manifest import Manifest, State, WorkingSetInfo
+from bootcache.manifest import ImageState, Manifest, WorkingSetInfo
 from glance_bootcache import decisions
-from glance_bootcache.decisions import Action, ImageFacts
+from glance_bootcache.decisions import ImageAction, ImageFacts
 from glance_bootcache.glance.images import Images
-from glance_bootcache.glance.looks import Looks
-from glance_bootcache.hosts.needs import Needs
-from glance_bootcache.images.gone import Gone
+from glance_bootcache.glance.inquiries import Inquiries
+from glance_bootcache.hosts.reportedneeds import ReportedNeeds
+from glance_bootcache.images.deleted import DeletedImages
 from glance_bootcache.images.imagework import ImageWork
 from glance_bootcache.images.retiring import Retiring
 from glance_bootcache.images.shown import Shown
 from glance_bootcache.images.turns import Turns, most_of_one
-from glance_bootcache.profileboot.job import Job
+from glance_bootcache.profileboot.job import BuildJob
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 from glance_bootcache.storage.exporter import Exporter
 from glance_bootcache.storage.store import ImageStore
@@ -45,7 +45,7 @@ class Manager:
     """
 
     def __init__(self, conf: cfg.ConfigOpts, store: ImageStore, images: Images, exporter: Exporter,
-                 tiers: StorageTiers, profile_boots: NovaProfileBoots, needs: Needs):
+                 tiers: StorageTiers, profile_boots: NovaProfileBoots, needs: ReportedNeeds):
         self._conf = conf[bootcache_conf.GROUP]
         self._store = store
         self._images = images
@@ -63,14 +63,14 @@ class Manager:
         # Building takes seconds, and waits for no recording, which takes minutes.
         self._workers = futurist.ThreadPoolExecutor(max_workers=self._conf.concurrent_builds)
         self._turns = Turns(self._conf.concurrent_builds)
-        self.gone = Gone(images)
+        self.gone = DeletedImages(images)
         self.shown = Shown(store, images)
         # Guards the dictionaries below as well: what is in hand has to agree with the manifests.
         self._lock = store.lock
-        self._jobs: dict[str, Job] = {}
+        self._jobs: dict[str, BuildJob] = {}
         # Images that changed while Glance could not be asked how.
         self._unseen: set[str] = set()
-        self._looks = Looks()
+        self._looks = Inquiries()
         self._preparing: set[str] = set()
         # A compute host with the driver was heard of, which can record boots.
         self._has_hosts = threading.Event()
@@ -128,13 +128,13 @@ class Manager:
         elif image is None:
             self.forget(image_id)
         else:
-            if decision.action is Action.SKIP and known is not None:
+            if decision.action is ImageAction.SKIP and known is not None:
                 self.retiring.retire(image_id)
             if self.job(image_id) is None:
                 self.shown.compare(image)
 
     def _begin(self, image: ImageFacts, known: Manifest | None, forced: bool,
-               booting: bool) -> decisions.Decision:
+               booting: bool) -> decisions.ImageDecision:
         """Decide, and begin what follows; under the lock."""
         manifest = known and self._note_visibility(image, known)
         decision = decisions.decide(
@@ -146,33 +146,34 @@ class Manager:
         image_id, job = image.image_id, self._jobs.get(image.image_id)
         LOG.debug('image %s: %s %s', image_id, decision.action.value, decision.reason)
         fresh = manifest or Manifest(image_id, visibility=image.visibility, name=image.name)
-        if decision.action is Action.SKIP:
+        if decision.action is ImageAction.SKIP:
             if job is not None:
                 self._cancel(job)
             self._skip(fresh, decision.reason, settle=not decisions.is_signed(image))
-        elif decision.action is Action.WAIT:
-            if manifest is None or manifest.state is State.FAILED:
-                self._store.put(dataclasses.replace(fresh, state=State.PENDING, reason=''))
-        elif decision.action is Action.FAIL:
-            if (fresh.state, fresh.reason) != (State.FAILED, decision.reason):
+        elif decision.action is ImageAction.WAIT:
+            if manifest is None or manifest.state is ImageState.FAILED:
+                self._store.put(dataclasses.replace(fresh, state=ImageState.PENDING, reason=''))
+        elif decision.action is ImageAction.FAIL:
+            if (fresh.state, fresh.reason) != (ImageState.FAILED, decision.reason):
                 LOG.info('image %s: failed: %s', image_id, decision.reason)
-                self._store.put(dataclasses.replace(fresh, state=State.FAILED,
+                self._store.put(dataclasses.replace(fresh, state=ImageState.FAILED,
                                                     reason=decision.reason))
-        elif decision.action is Action.NOTHING:
+        elif decision.action is ImageAction.NOTHING:
             if manifest is not None and decision.policy is not None:
                 self._note_policy(manifest, decision.policy)
         elif job is None:
             assert decision.policy is not None
             # For AWAIT the reason why nothing is begun.
             pending = dataclasses.replace(fresh, reason=decision.reason, held=False)
-            if decision.action is not Action.REBUILD:
+            if decision.action is not ImageAction.REBUILD:
                 pending = dataclasses.replace(
-                    pending, state=State.PENDING,
+                    pending, state=ImageState.PENDING,
                     warm_due=fresh.warm_due or decisions.has_new_content(image, fresh))
             self._note_policy(pending, decision.policy, always=pending != known)
-            if decision.action is not Action.AWAIT:
-                job = self._jobs[image_id] = Job(image_id, forced or decisions.is_forced(known))
-                if decision.action is Action.REBUILD or self._image_work.has_base(image):
+            if decision.action is not ImageAction.AWAIT:
+                job = BuildJob(image_id, forced or decisions.is_forced(known))
+                self._jobs[image_id] = job
+                if decision.action is ImageAction.REBUILD or self._image_work.has_base(image):
                     self._lookers.submit(self._work, image, decision, job)
                 else:
                     self._bases.submit(image_id, image.owner, functools.partial(
@@ -211,7 +212,7 @@ class Manager:
         with self._lock:
             if image_id in self._jobs or self._stopping.is_set():
                 return False
-            job = self._jobs[image_id] = Job(image_id)
+            job = self._jobs[image_id] = BuildJob(image_id)
             self._workers.submit(self._guarded, job, lambda: self._image_work.build_again(job))
         return True
 
@@ -249,7 +250,7 @@ class Manager:
                                    and not job.cancelled.is_set()
                                    and self._turns.is_waiting(manifest.image_id))
 
-    def _cancel(self, job: Job) -> None:
+    def _cancel(self, job: BuildJob) -> None:
         """Give up what is in hand for an image, also if it waits for its turn; under the lock."""
         job.cancel()
         for turns in (self._bases, self._turns):
@@ -257,7 +258,7 @@ class Manager:
             if work is not None:
                 self._lookers.submit(work)
 
-    def job(self, image_id: str) -> Job | None:
+    def job(self, image_id: str) -> BuildJob | None:
         """Return what is in hand for an image, if anything is."""
         with self._lock:
             return self._jobs.get(image_id)
@@ -329,7 +330,7 @@ class Manager:
             if manifest.reason != reason:
                 LOG.info('image %s: dropped: %s', image_id, reason)
                 self._store.put(dataclasses.replace(
-                    manifest, state=State.SKIPPED, reason=reason, held=held, working_set=None,
+                    manifest, state=ImageState.SKIPPED, reason=reason, held=held, working_set=None,
                     cache_image=None))
         self.retiring.retire(image_id)
         if held:
@@ -338,31 +339,32 @@ class Manager:
 
     def _skip(self, manifest: Manifest, reason: str, settle: bool) -> None:
         settle = manifest.settle and settle
-        if manifest.state is State.SKIPPED and manifest.reason == reason \
+        if manifest.state is ImageState.SKIPPED and manifest.reason == reason \
                 and manifest.settle == settle:
             return
         LOG.info('image %s: skipped: %s', manifest.image_id, reason)
         # The base stays for servers that run from it, until the last one has gone. Without the
         # hash the image is looked at again when its properties change.
         self._store.put(dataclasses.replace(
-            manifest, state=State.SKIPPED, reason=reason, image_hash='', working_set=None,
+            manifest, state=ImageState.SKIPPED, reason=reason, image_hash='', working_set=None,
             cache_image=None, settle=settle))
 
     # The work on one image: its base in turns, its recording in others, its building in threads.
 
-    def _work(self, image: ImageFacts, decision: decisions.Decision, job: Job) -> None:
+    def _work(self, image: ImageFacts, decision: decisions.ImageDecision, job: BuildJob) -> None:
         policy = decision.policy
         assert policy is not None
 
         def first() -> bool:
-            if decision.action is not Action.REBUILD:
+            if decision.action is not ImageAction.REBUILD:
                 self._image_work.get_base(image, job)
-            if decision.action is Action.SERVE:
+            if decision.action is ImageAction.SERVE:
                 manifest = self._store.load(job.image_id)
                 assert manifest is not None
-                self._set(job, manifest, State.READY if manifest.cache_image else State.SERVED)
+                self._set(job, manifest,
+                          ImageState.READY if manifest.cache_image else ImageState.SERVED)
                 return True
-            if decision.action is Action.RECORD:
+            if decision.action is ImageAction.RECORD:
                 self._turns.submit(job.image_id, image.owner,
                                    lambda: self._guarded(job, second, image))
             else:
@@ -371,12 +373,13 @@ class Manager:
 
         def second() -> bool:
             self._image_work.record_and_build(
-                image, policy, job, decision.action is Action.RECORD and not job.is_learned)
+                image, policy, job, decision.action is ImageAction.RECORD and not job.is_learned)
             return True
 
         self._guarded(job, first, image)
 
-    def _guarded(self, job: Job, work: Callable[[], bool], image: ImageFacts | None = None) -> None:
+    def _guarded(self, job: BuildJob, work: Callable[[], bool],
+                 image: ImageFacts | None = None) -> None:
         """Do a part of a job: whatever happens, the image's state tells of it.
 
         :param work: says whether the job is done with it.
@@ -389,13 +392,13 @@ class Manager:
         except exception.Cancelled as error:
             LOG.info('image %s: given up: %s', job.image_id, error)
         except exception.ImageRefused as error:
-            self._end(job, image, State.SKIPPED, str(error))
+            self._end(job, image, ImageState.SKIPPED, str(error))
         except exception.BootcacheError as error:
-            self._end(job, image, State.FAILED, str(error))
+            self._end(job, image, ImageState.FAILED, str(error))
         except Exception as error:
             if not job.cancelled.is_set() and not self._stopping.is_set():
                 LOG.exception('image %s: unexpected error', job.image_id)
-                self._end(job, image, State.FAILED, f'unexpected error: {error}')
+                self._end(job, image, ImageState.FAILED, f'unexpected error: {error}')
         if not done:
             return
         with self._lock:
@@ -405,7 +408,8 @@ class Manager:
             with contextlib.suppress(Exception):
                 self.consider(job.image_id)
 
-    def _set(self, job: Job, manifest: Manifest, state: State, reason: str = '') -> Manifest:
+    def _set(self, job: BuildJob, manifest: Manifest, state: ImageState,
+             reason: str = '') -> Manifest:
         with self._lock:
             job.check_cancelled()
             # What people changed meanwhile stays.
@@ -429,22 +433,22 @@ class Manager:
                 return True
             if image_id in self._jobs or not self._exporter.withdraw_cache(manifest):
                 return False
-            state = State.SERVED if manifest.state is State.READY else manifest.state
+            state = ImageState.SERVED if manifest.state is ImageState.READY else manifest.state
             self._store.put(dataclasses.replace(manifest, cache_image=None, state=state))
         self._tiers.forget(image_id)
-        if state is State.SERVED:
+        if state is ImageState.SERVED:
             self.shown.show(image_id)
         LOG.info('image %s: its cache image is evicted from storage disk', image_id)
         return True
 
-    def _end(self, job: Job, image: ImageFacts | None, state: State, reason: str) -> None:
+    def _end(self, job: BuildJob, image: ImageFacts | None, state: ImageState, reason: str) -> None:
         with contextlib.suppress(exception.Cancelled):
             job.check_cancelled()
             LOG.warning('image %s: %s: %s', job.image_id, state.value, reason)
             manifest = self._store.load(job.image_id) or Manifest(job.image_id)
-            if state is State.FAILED and manifest.cache_image is not None:
-                state, reason = State.READY, f'the older cache image serves, as {reason}'
-            elif state is State.SKIPPED:
+            if state is ImageState.FAILED and manifest.cache_image is not None:
+                state, reason = ImageState.READY, f'the older cache image serves, as {reason}'
+            elif state is ImageState.SKIPPED:
                 manifest = dataclasses.replace(manifest, cache_image=None)
             if image is not None:
                 # With the hash it is not tried again by itself for the same content.

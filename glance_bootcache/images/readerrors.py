@@ -17,7 +17,7 @@ import futurist
 from oslo_log import log as logging
 
 from bootcache import exception, naming
-from bootcache.manifest import Manifest, State
+from bootcache.manifest import ImageState, Manifest
 from glance_bootcache.images.manager import Manager
 from glance_bootcache.storage import inspection
 from glance_bootcache.storage.exporter import Exporter
@@ -217,14 +217,14 @@ class ReadErrors:
                   f' {image_id}" tries again')
 
         def fail(current: Manifest) -> Manifest:
-            if current.base_path != manifest.base_path or current.state is State.SKIPPED:
+            if current.base_path != manifest.base_path or current.state is ImageState.SKIPPED:
                 # Of an image that Glance gives no more this is the last copy, and most of it is
                 # right.
                 return current
-            return current.without_base(State.FAILED, reason)
+            return current.without_base(ImageState.FAILED, reason)
 
         changed = self._store.change(image_id, fail)
-        if changed is not None and changed.state is State.SKIPPED:
+        if changed is not None and changed.state is ImageState.SKIPPED:
             LOG.error('image %s: its base is not served until this service starts again: %s',
                       image_id, reason)
             return

@@ -5,9 +5,9 @@ import dataclasses
 from oslo_log import log as logging
 
 from bootcache import exception
-from bootcache.manifest import State
+from bootcache.manifest import ImageState
 from glance_bootcache.decisions import DELETED
-from glance_bootcache.hosts.needs import Needs
+from glance_bootcache.hosts.reportedneeds import ReportedNeeds
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 from glance_bootcache.storage.exporter import Exporter
 from glance_bootcache.storage.store import ImageStore
@@ -24,7 +24,7 @@ class Retiring:
     """
 
     def __init__(self, store: ImageStore, exporter: Exporter, tiers: StorageTiers,
-                 profile_boots: NovaProfileBoots, needs: Needs):
+                 profile_boots: NovaProfileBoots, needs: ReportedNeeds):
         self._store = store
         self._exporter = exporter
         self._tiers = tiers
@@ -50,13 +50,13 @@ class Retiring:
         with self._store.lock:
             manifest = self._store.load(image_id)
             self.waiting.discard(image_id)
-            if manifest is not None and manifest.state is not State.SKIPPED:
+            if manifest is not None and manifest.state is not ImageState.SKIPPED:
                 return
         gone = self._withdraw(image_id)
         self._tiers.forget(image_id)
         with self._store.lock:
             manifest = self._store.load(image_id)
-            if manifest is None or manifest.state is not State.SKIPPED:
+            if manifest is None or manifest.state is not ImageState.SKIPPED:
                 return
             if not gone:
                 self.waiting.add(image_id)

@@ -16,7 +16,7 @@ _MOST_OWNERS = 10_000
 
 
 @dataclasses.dataclass(frozen=True)
-class Waiting:
+class WaitingImage:
     """An image that waits for its turn.
 
     :ivar owner: the project that it belongs to.
@@ -33,8 +33,9 @@ def most_of_one(places: int) -> int:
     return max(1, places - 1)
 
 
-def next_turn(waiting: Collection[Waiting], running: Mapping[str, int], last: Mapping[str, int],
-              places: int) -> Waiting | None:
+def next_turn(waiting: Collection[WaitingImage], running: Mapping[str, int],
+              last: Mapping[str, int],
+              places: int) -> WaitingImage | None:
     """Return the image whose turn it is, None if all have to wait. Pure.
 
     The owner with the fewest images in hand comes first, then the one whose last turn is the
@@ -61,7 +62,7 @@ class Turns:
         self._places = places
         self._executor = futurist.ThreadPoolExecutor(max_workers=places)
         self._lock = threading.Lock()  # guards what follows; held for milliseconds
-        self._waiting: dict[str, tuple[Waiting, Callable[[], None]]] = {}
+        self._waiting: dict[str, tuple[WaitingImage, Callable[[], None]]] = {}
         self._running: collections.Counter[str] = collections.Counter()
         self._last: dict[str, int] = {}
         self._came = self._turn = 0
@@ -69,7 +70,7 @@ class Turns:
     def submit(self, image_id: str, owner: str, work: Callable[[], None]) -> None:
         """Do something for an image when its turn comes; it has one work at a time."""
         with self._lock:
-            self._waiting[image_id] = Waiting(image_id, owner, self._came), work
+            self._waiting[image_id] = WaitingImage(image_id, owner, self._came), work
             self._came += 1
             self._begin()
 

@@ -71,7 +71,7 @@ class Machine:
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
+class DirectOutcome:
     """What a direct profile boot gave.
 
     :ivar extents: in first-read order, aligned to the recorder's granularity.
@@ -112,8 +112,8 @@ def domain_xml(name: str, machine: Machine, accelerator: str, disk: str, console
 </domain>"""
 
 
-def record(base: Base, name: str, policy: properties.Policy, limits: ending.Limits,
-           machine: Machine, tell: Callable[[str], None] = lambda text: None) -> Outcome:
+def record(base: Base, name: str, policy: properties.Policy, limits: ending.BootLimits,
+           machine: Machine, tell: Callable[[str], None] = lambda text: None) -> DirectOutcome:
     """Boot an image on this machine and record what it reads; nothing is left behind.
 
     :param name: a UUID that names nodes and exports.
@@ -152,7 +152,7 @@ def record(base: Base, name: str, policy: properties.Policy, limits: ending.Limi
             finally:
                 with contextlib.suppress(Exception):
                     domain.destroy()
-        return Outcome(recording.finish(), ended_by, seconds)
+        return DirectOutcome(recording.finish(), ended_by, seconds)
     finally:
         daemon.stop()
         shutil.rmtree(scratch, ignore_errors=True)
@@ -168,7 +168,7 @@ class _Store:
         self.recorded_bytes, self.idle_seconds = recorded_bytes, idle_seconds
 
 
-def _watch(domain: Any, console: str, policy: properties.Policy, limits: ending.Limits,
+def _watch(domain: Any, console: str, policy: properties.Policy, limits: ending.BootLimits,
            store: _Store, began: float, tell: Callable[[str], None],
            keep_limits: Callable[[], None]) -> str:
     marker = BootMarker(policy.boot_marker, domain.name())
@@ -184,8 +184,8 @@ def _watch(domain: Any, console: str, policy: properties.Policy, limits: ending.
             marker_at = now
         keep_limits()
         ended_by = judge.ended_by(
-            ending.Progress(now - began, store.recorded_bytes, store.idle_seconds,
-                            None if marker_at is None else now - marker_at),
+            ending.BootProgress(now - began, store.recorded_bytes, store.idle_seconds,
+                                None if marker_at is None else now - marker_at),
             lambda: _tail(console), not marker.given_up)
         if now - told >= 1:
             told = now

@@ -10,7 +10,7 @@ from bootcache.workingset import WorkingSet
 
 
 @dataclasses.dataclass
-class Job:
+class BuildJob:
     """One recording and building.
 
     All attributes are set by one thread each; ``changed`` wakes the worker.

@@ -23,7 +23,7 @@ from glance_bootcache.conf import AUTH_GROUP
 from glance_bootcache.decisions import SWITCHED_OFF, ImageFacts
 from glance_bootcache.glance import images
 from glance_bootcache.profileboot import upsets
-from glance_bootcache.profileboot.job import Job
+from glance_bootcache.profileboot.job import BuildJob
 
 LOG = logging.getLogger(__name__)
 
@@ -138,7 +138,7 @@ class NovaProfileBoots:
         return len(mine)
 
     def run(self, image: ImageFacts, virtual_bytes: int, policy: properties.Policy,
-            job: Job) -> Result:
+            job: BuildJob) -> Result:
         """Boot a server, wait until its boot is over, delete it, and wait for the report.
 
         :raises ProfileBootFailed: with what went wrong and the cure.
@@ -156,7 +156,7 @@ class NovaProfileBoots:
             raise exception.ProfileBootFailed(f'Nova refused a profile boot: {error}') from error
 
     def _run(self, image: ImageFacts, virtual_bytes: int, policy: properties.Policy,
-             job: Job) -> Result:
+             job: BuildJob) -> Result:
         flavor = choose_flavor(
             [Flavor(entry.id, entry.name, entry.ram, entry.disk)
              for entry in self._client.flavors.list(is_public=None)],
@@ -190,10 +190,10 @@ class NovaProfileBoots:
                  len(working_set.extents))
         return Result(working_set, ended_by, boot_seconds)
 
-    def _watch(self, server_id: str, policy: properties.Policy, job: Job, began: float) -> str:
+    def _watch(self, server_id: str, policy: properties.Policy, job: BuildJob, began: float) -> str:
         marker = BootMarker(policy.boot_marker, f'image {job.image_id}')
-        limits = ending.Limits(policy.quota, self._conf.profile_linger, self._conf.profile_silence,
-                               self._conf.profile_timeout)
+        limits = ending.BootLimits(policy.quota, self._conf.profile_linger,
+                                   self._conf.profile_silence, self._conf.profile_timeout)
         judge = upsets.Judge(limits)
         marker_at: float | None = None
         active_at: float | None = None
@@ -231,8 +231,8 @@ class NovaProfileBoots:
                 raise _RecordingLost(f'compute host {job.host} stopped reporting; was nova-compute'
                                      ' restarted?')
             idle = job.idle_seconds + silent
-            progress = ending.Progress(now - began, job.recorded_bytes, idle,
-                                       None if marker_at is None else now - marker_at)
+            progress = ending.BootProgress(now - began, job.recorded_bytes, idle,
+                                           None if marker_at is None else now - marker_at)
             if marker_at is None and (server.status == 'SHUTOFF' or (
                     ending.ended_by(progress, limits) and self._is_off(server_id))):
                 # Its last words may have come since the last look.
@@ -264,7 +264,7 @@ class NovaProfileBoots:
             # Not there yet, Nova is away, or this cloud has none; silence ends such boots.
             return ''
 
-    def _report(self, job: Job) -> WorkingSet:
+    def _report(self, job: BuildJob) -> WorkingSet:
         deadline = time.monotonic() + _REPORT_SECONDS
         while job.working_set is None:
             job.check_cancelled()

@@ -55,11 +55,11 @@ class Judge:
     :param limits: when it ends.
     """
 
-    def __init__(self, limits: ending.Limits):
+    def __init__(self, limits: ending.BootLimits):
         self._limits = limits
         self._silent_at: float | None = None
 
-    def ended_by(self, progress: ending.Progress, console: Callable[[], str],
+    def ended_by(self, progress: ending.BootProgress, console: Callable[[], str],
                  marks: bool) -> str | None:
         """Return what ends the boot now, as ``ending.ended_by`` does, or None.
 
@@ -83,7 +83,7 @@ class Judge:
                 f' {self._limits.timeout:.0f} s')
         return ended_by
 
-    def _is_enough(self, progress: ending.Progress, may_say_more: bool) -> bool:
+    def _is_enough(self, progress: ending.BootProgress, may_say_more: bool) -> bool:
         if progress.recorded_bytes < LEAST_BYTES:
             return False
         if self._silent_at is None:

@@ -8,13 +8,13 @@ from oslo_log import log as logging
 
 from bootcache import naming, rpcapi
 from bootcache.exception import RequestRefused
-from glance_bootcache.hosts.hosts import MOST_IMAGES, Hosts, use_time
-from glance_bootcache.hosts.needs import Needs
-from glance_bootcache.images.boots import Boots
+from glance_bootcache.hosts.holdings import MOST_IMAGES, Hosts, use_time
+from glance_bootcache.hosts.reportedneeds import ReportedNeeds
 from glance_bootcache.images.manager import Manager
+from glance_bootcache.images.reportedboots import ReportedBoots
 from glance_bootcache.rpc.operators import Operators
 from glance_bootcache.storage.tiers import StorageTiers
-from glance_bootcache.warming.warming import Warming
+from glance_bootcache.warming.runner import Warming
 
 LOG = logging.getLogger(__name__)
 
@@ -33,8 +33,8 @@ class Endpoints:
 
     target = messaging.Target(version=rpcapi.VERSION)
 
-    def __init__(self, manager: Manager, boots: Boots, tiers: StorageTiers, hosts: Hosts,
-                 operators: Operators, warming: Warming, needs: Needs):
+    def __init__(self, manager: Manager, boots: ReportedBoots, tiers: StorageTiers, hosts: Hosts,
+                 operators: Operators, warming: Warming, needs: ReportedNeeds):
         self._manager = manager
         self._boots = boots
         self._tiers = tiers

@@ -7,7 +7,7 @@ from oslo_log import log as logging
 
 from bootcache import exception
 from bootcache.manifest import IN_HAND, Manifest
-from glance_bootcache.hosts.hosts import Hosts
+from glance_bootcache.hosts.holdings import Hosts
 from glance_bootcache.images.manager import Manager
 from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import StorageTiers

@@ -20,11 +20,11 @@ from oslo_log import log as logging
 from bootcache import cacheimage, exception, savefile, tier
 from bootcache import conf as bootcache_conf
 from bootcache.manifest import CacheInfo, Manifest
-from bootcache.tier import Item, Medium, Room
+from bootcache.tier import Eviction, Item, Medium
 from glance_bootcache import conf as glance_conf
 from glance_bootcache.storage.exporter import Exporter
+from glance_bootcache.storage.lastuses import Usage
 from glance_bootcache.storage.store import ImageStore
-from glance_bootcache.storage.usage import Usage
 
 LOG = logging.getLogger(__name__)
 
@@ -161,7 +161,7 @@ class StorageTiers:
             return 0
 
     def plan_disk(self, manifests: Iterable[Manifest], incoming: int = 0,
-                  busy: Collection[str] = ()) -> Room:
+                  busy: Collection[str] = ()) -> Eviction:
         """Plan which images' cache images leave the storage disk tier.
 
         :param manifests: of all images, without the one whose cache image comes in.

@@ -21,7 +21,7 @@ _SILENT_SECONDS = 180.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
+class HostOutcome:
     """How far one host is.
 
     :ivar outcome: waiting, or one of ``rpcapi.WARM_OUTCOMES``.
@@ -40,7 +40,7 @@ class Outcome:
         """Whether another attempt would change nothing."""
         return self.outcome in (*_WARM, rpcapi.WARM_UNSUPPORTED)
 
-    def reported(self, outcome: str, reason: str) -> 'Outcome':
+    def reported(self, outcome: str, reason: str) -> 'HostOutcome':
         """Return what it is after the host's report; a host that is warm stays as it is."""
         if self.outcome in _WARM or outcome not in rpcapi.WARM_OUTCOMES:
             return self
@@ -48,7 +48,7 @@ class Outcome:
                                    else reason[:_LONGEST_REASON])
 
 
-class Phase(enum.Enum):
+class WarmPhase(enum.Enum):
     """Where a job is."""
 
     WAITING = 'waiting'   # for its turn, or for the next attempt
@@ -57,7 +57,7 @@ class Phase(enum.Enum):
 
 
 @dataclasses.dataclass
-class Job:
+class WarmJob:
     """One image's warming on one aggregate. Times are monotonic seconds.
 
     :ivar hosts: by name; empty until Nova has told which they are.
@@ -74,8 +74,8 @@ class Job:
     image_id: str
     aggregate: str
     due: float
-    phase: Phase = Phase.WAITING
-    hosts: dict[str, Outcome] = dataclasses.field(default_factory=dict)
+    phase: WarmPhase = WarmPhase.WAITING
+    hosts: dict[str, HostOutcome] = dataclasses.field(default_factory=dict)
     reason: str = ''
     attempts: int = 0
     unanswered: int = 0
@@ -90,12 +90,12 @@ class Job:
         :param held: hosts that hold the image by now.
         """
         present = set(held)
-        self.phase, self.reason = Phase.ASKED, ''
+        self.phase, self.reason = WarmPhase.ASKED, ''
         self.attempts += 1
         self.asked_at = self.heard_at = now
         before, self.hosts = self.hosts, {}
         for name in hosts:
-            known = before.get(name, Outcome(held=name in present))
+            known = before.get(name, HostOutcome(held=name in present))
             if not known.is_final:
                 known = dataclasses.replace(known, outcome=rpcapi.WARM_WAITING,
                                             attempts=known.attempts + 1)
@@ -133,13 +133,13 @@ class Job:
             for: others' images wait for their turn.
         :returns: names of the hosts that are not warm, if the attempt is over by this.
         """
-        if self.phase is Phase.ASKED:
+        if self.phase is WarmPhase.ASKED:
             self._pass_over_silent(now, seen)
         waiting = [name for name, known in self.hosts.items()
                    if known.outcome == rpcapi.WARM_WAITING]
-        reported = self.phase is Phase.ASKED and (not waiting or now - self.heard_at >= timeout)
+        reported = self.phase is WarmPhase.ASKED and (not waiting or now - self.heard_at >= timeout)
         # While it waits for the next attempt, a host may have been warmed otherwise.
-        needless = self.phase is Phase.WAITING and self.hosts and all(
+        needless = self.phase is WarmPhase.WAITING and self.hosts and all(
             known.is_final for known in self.hosts.values())
         if not reported and not needless:
             return []
@@ -184,25 +184,25 @@ class Job:
 
     def _was_not_asked(self) -> None:
         """Take back what ``ask`` counted."""
-        if self.phase is Phase.ASKED:
+        if self.phase is WarmPhase.ASKED:
             self.attempts -= 1
             self.hosts = {name: known if known.is_final else dataclasses.replace(
                 known, attempts=known.attempts - 1) for name, known in self.hosts.items()}
 
     def postpone(self, now: float, times: int) -> None:
         """Wait longer each time before Nova is asked again."""
-        self.phase, self.due = Phase.WAITING, now + backoff(times)
+        self.phase, self.due = WarmPhase.WAITING, now + backoff(times)
 
     def end(self, now: float, reason: str) -> None:
         """Nothing more is done."""
-        self.phase, self.ended_at, self.reason = Phase.DONE, now, reason
+        self.phase, self.ended_at, self.reason = WarmPhase.DONE, now, reason
         self.hosts = {name: known if known.outcome != rpcapi.WARM_WAITING else dataclasses.replace(
             known, outcome=rpcapi.WARM_ERROR, reason=known.reason or reason)
             for name, known in self.hosts.items()}
 
     def describe(self) -> dict[str, Any]:
         """Return it as plain values: see ``get_warming`` in bootcache/rpcapi.py."""
-        return {'aggregate': self.aggregate, 'done': self.phase is Phase.DONE,
+        return {'aggregate': self.aggregate, 'done': self.phase is WarmPhase.DONE,
                 'reason': self.reason,
                 'hosts': {name: {'outcome': known.outcome, 'reason': known.reason,
                                  'attempts': known.attempts}
@@ -217,9 +217,9 @@ def backoff(times: int) -> float:
     return min(_BACKOFF_SECONDS * (1 << min(times - 1, 10)), _LONGEST_BACKOFF_SECONDS)
 
 
-def may_start(jobs: Iterable[Job], now: float, concurrency: int) -> list[Job]:
+def may_start(jobs: Iterable[WarmJob], now: float, concurrency: int) -> list[WarmJob]:
     """Return the jobs whose turn it is, the longest waiting first."""
     jobs = list(jobs)
-    free = concurrency - sum(job.phase is Phase.ASKED for job in jobs)
-    due = [job for job in jobs if job.phase is Phase.WAITING and job.due <= now]
+    free = concurrency - sum(job.phase is WarmPhase.ASKED for job in jobs)
+    due = [job for job in jobs if job.phase is WarmPhase.WAITING and job.due <= now]
     return sorted(due, key=lambda job: job.due)[:max(free, 0)]

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from bootcache import exception, rpcapi
-from bootcache.ending import Limits
+from bootcache.ending import BootLimits
 from bootcache.manifest import CacheInfo
 from bootcache.tier import Medium
 from nova_bootcache.asking.placement import Offer, Storage
@@ -24,7 +24,7 @@ class Watch:
     :ivar marker: regular expression that a console line of a finished boot matches.
     """
 
-    limits: Limits
+    limits: BootLimits
     marker: str
 
 
@@ -108,8 +108,8 @@ def _parse(image_id: str, answer: dict[str, Any]) -> Offered:
     raw = answer.get('watch')
     watch = None
     if raw is not None:
-        watch = Watch(Limits(int(raw['quota']), float(raw['linger']), float(raw['silence']),
-                             float(raw['timeout'])), str(raw['marker']))
+        watch = Watch(BootLimits(int(raw['quota']), float(raw['linger']), float(raw['silence']),
+                                 float(raw['timeout'])), str(raw['marker']))
     storage = Storage(offer, Medium(answer.get('medium', 'disk')), bool(answer.get('has_memory')),
                       watch is not None)
     return Offered(storage, reason, Remote.from_answer(image_id, answer),

@@ -11,7 +11,7 @@ import enum
 from bootcache.tier import Medium
 
 
-class Step(enum.Enum):
+class PlanStep(enum.Enum):
     """One thing to do; a plan has them in the order in which they are done."""
 
     STOCK = 'boot Nova\'s own way'
@@ -28,7 +28,7 @@ class Step(enum.Enum):
 
 
 # Where the two fetching steps put a cache image.
-MEDIUM = {Step.FETCH_TO_MEMORY: Medium.MEMORY, Step.FETCH_TO_DISK: Medium.DISK}
+MEDIUM = {PlanStep.FETCH_TO_MEMORY: Medium.MEMORY, PlanStep.FETCH_TO_DISK: Medium.DISK}
 
 
 class Offer(enum.Enum):
@@ -42,7 +42,7 @@ class Offer(enum.Enum):
     PROFILE = 'this server is its profile boot'
 
 
-class Held(enum.Enum):
+class HeldHere(enum.Enum):
     """What the host has for an image."""
 
     NOTHING = 'nothing'
@@ -84,7 +84,7 @@ class Host:
     :ivar store_room: whether there is room for a growing store in any tier.
     """
 
-    held: Held
+    held: HeldHere
     memory_room: bool
     disk_room: bool
     store_room: bool
@@ -106,7 +106,7 @@ class Storage:
     wants_report: bool = False
 
 
-Plan = tuple[Step, ...]
+Plan = tuple[PlanStep, ...]
 
 
 def stock_reason(server: Server, enabled: bool, host_has_stock_base: bool) -> str:
@@ -143,7 +143,7 @@ def plan(host: Host, storage: Storage) -> Plan:
     2. *if Cache exists in S*: branch 2.
     3. *if Cache is on disk: copy it to tmpfs*: PROMOTE. The exporter switches under its readers.
     4. *create NewCache on C, chain it to Cache, return NewCache*: FETCH. The server reads from
-       the storage node's while the new one comes, see nova_bootcache/gateway/arrival.py. In
+       the storage node's while the new one comes, see nova_bootcache/gateway/arrivingimage.py. In
        compute memory first, as in section 5.1, else on compute disk; without room in either the
        boot reads from the base.
     5. *create Cache on C, chain it to Base, return Cache*: branch 3. The empty cache image is the
@@ -155,31 +155,31 @@ def plan(host: Host, storage: Storage) -> Plan:
     """
     offer = storage.offer
     if offer is Offer.PROFILE:
-        return (Step.PROFILE,)
+        return (PlanStep.PROFILE,)
     if offer in (Offer.STOCK, Offer.WAIT):
-        return (Step.STOCK,)
-    watch = (Step.GROW, Step.WATCH) if storage.wants_report and host.store_room else ()
-    ending = (Step.SERVE_BASE, *watch, Step.CHAIN)
+        return (PlanStep.STOCK,)
+    watch = (PlanStep.GROW, PlanStep.WATCH) if storage.wants_report and host.store_room else ()
+    ending = (PlanStep.SERVE_BASE, *watch, PlanStep.CHAIN)
     fetch = _fetch(host) if offer is Offer.CACHE else None
     # 1. A cache image exists in C.
-    if host.held is Held.CURRENT or (host.held is Held.OLDER and fetch is None):
-        return (Step.USE_LOCAL, *ending)
-    if offer is Offer.AWAY and host.held is Held.NOTHING:
-        return (Step.STOCK,)
+    if host.held is HeldHere.CURRENT or (host.held is HeldHere.OLDER and fetch is None):
+        return (PlanStep.USE_LOCAL, *ending)
+    if offer is Offer.AWAY and host.held is HeldHere.NOTHING:
+        return (PlanStep.STOCK,)
     # 2. One exists in S.
     if fetch is not None:
         promote = storage.has_memory and storage.medium is Medium.DISK
-        return (*((Step.PROMOTE,) if promote else ()), fetch, *ending)
+        return (*((PlanStep.PROMOTE,) if promote else ()), fetch, *ending)
     # 3. None anywhere, or no room for it.
-    grow = (Step.GROW,) if host.store_room and Step.GROW not in watch else ()
-    make = () if host.held is Held.EMPTY else (Step.MAKE_EMPTY,)
-    return (*make, Step.SERVE_BASE, *grow, *watch, Step.CHAIN)
+    grow = (PlanStep.GROW,) if host.store_room and PlanStep.GROW not in watch else ()
+    make = () if host.held is HeldHere.EMPTY else (PlanStep.MAKE_EMPTY,)
+    return (*make, PlanStep.SERVE_BASE, *grow, *watch, PlanStep.CHAIN)
 
 
-def _fetch(host: Host) -> Step | None:
+def _fetch(host: Host) -> PlanStep | None:
     if host.memory_room:
-        return Step.FETCH_TO_MEMORY
-    return Step.FETCH_TO_DISK if host.disk_room else None
+        return PlanStep.FETCH_TO_MEMORY
+    return PlanStep.FETCH_TO_DISK if host.disk_room else None
 
 
 def plan_warming(host: Host, storage: Storage) -> Plan:
@@ -189,13 +189,13 @@ def plan_warming(host: Host, storage: Storage) -> Plan:
     bootcache's. The base is not served before it is needed, as that takes milliseconds.
     """
     if storage.offer in (Offer.STOCK, Offer.PROFILE):
-        return (Step.STOCK,)
+        return (PlanStep.STOCK,)
     if storage.offer is Offer.WAIT:
         return ()
     fetch = _fetch(host) if storage.offer is Offer.CACHE else None
-    if host.held is Held.CURRENT or (host.held is Held.OLDER and fetch is None):
-        return (Step.USE_LOCAL,)
+    if host.held is HeldHere.CURRENT or (host.held is HeldHere.OLDER and fetch is None):
+        return (PlanStep.USE_LOCAL,)
     if fetch is None:
         return ()
     promote = storage.has_memory and storage.medium is Medium.DISK
-    return (*((Step.PROMOTE,) if promote else ()), fetch)
+    return (*((PlanStep.PROMOTE,) if promote else ()), fetch)

@@ -11,7 +11,7 @@ VERSION = 2
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
+class CacheEntry:
     """A cache image on this host.
 
     :ivar remote: where its base is.
@@ -52,7 +52,7 @@ class Entry:
         return self.remote.export == remote.export
 
     @classmethod
-    def load(cls, path: str) -> 'Entry':
+    def load(cls, path: str) -> 'CacheEntry':
         """Read an entry.
 
         :raises InvalidManifest: if it cannot be read, is damaged or of another version.

@@ -13,8 +13,8 @@ from bootcache.tier import Medium
 from nova_bootcache import storagenode
 from nova_bootcache.asking import offer, placement
 from nova_bootcache.asking.offer import Offered
-from nova_bootcache.asking.placement import Held, Host, Offer, Server, Step
-from nova_bootcache.cache.cacheentry import Entry
+from nova_bootcache.asking.placement import HeldHere, Host, Offer, PlanStep, Server
+from nova_bootcache.cache.cacheentry import CacheEntry
 from nova_bootcache.chains import waiting
 from nova_bootcache.chains.parts import Parts
 from nova_bootcache.chains.serving import Serving
@@ -122,19 +122,19 @@ class Chains:
         entry = self._cache.entry(image_id)
         plan = placement.plan(self.facts(image_id, entry, offered), offered.storage)
         LOG.debug('bootcache: server %s: %s', server_id, ', '.join(step.name for step in plan))
-        if plan == (Step.STOCK,):
+        if plan == (PlanStep.STOCK,):
             return offered.reason
         if entry is not None and offered.remote is not None \
                 and not self._arrivals.has(image_id):
             entry = self._cache.update(entry, offered.remote, offered.pinned,
-                                      offered.generation)
+                                       offered.generation)
         remote = offered.remote or (entry.remote if entry else None)
         virtual_bytes = offered.virtual_bytes or (entry.virtual_bytes if entry else 0)
         assert remote is not None
         if root_bytes is not None and root_bytes < virtual_bytes:
             raise exception.FlavorTooSmall(root_bytes, virtual_bytes)
         size = root_bytes or virtual_bytes
-        if plan == (Step.PROFILE,):
+        if plan == (PlanStep.PROFILE,):
             self._make_profile(server_id, remote, virtual_bytes, profile_token or '', path, size)
             return ''
         if offered.storage.offer is Offer.AWAY:
@@ -144,7 +144,7 @@ class Chains:
         self._cache.touch(image_id)
         self._create(path, size, self._cache.path(image_id), 'qcow2')
         if store is not None and not store.spoilt and offered.watch is not None \
-                and Step.WATCH in plan:
+                and PlanStep.WATCH in plan:
             self._parts.boots.watch(server_id, self._parts.storage.hostname, store, remote, offered,
                                     console)
         entry = self._cache.known(image_id)
@@ -166,23 +166,23 @@ class Chains:
                    offered: Offered) -> GrowingStore | None:
         """Do a plan's steps up to the overlay; the growing store, if the plan has one."""
         store = None
-        if Step.SERVE_BASE in plan:
+        if PlanStep.SERVE_BASE in plan:
             # Nothing is fetched for a boot that goes the stock way in the end.
             self._gateway.start()
         for step in plan:
-            if step is Step.PROMOTE:
+            if step is PlanStep.PROMOTE:
                 # The boot does not depend on it.
                 with contextlib.suppress(messaging.MessagingException):
                     self._parts.storage.api.promote_image(image_id)
             elif step in placement.MEDIUM:
                 # A boot that is watched needs a growing store in the same place.
-                if Step.GROW in plan or not self._have_arrive(offered, placement.MEDIUM[step]):
+                if PlanStep.GROW in plan or not self._have_arrive(offered, placement.MEDIUM[step]):
                     self._fetch_first(offered, placement.MEDIUM[step])
-            elif step is Step.MAKE_EMPTY:
+            elif step is PlanStep.MAKE_EMPTY:
                 self._parts.fetches.make_empty(remote, virtual_bytes)
-            elif step is Step.SERVE_BASE:
+            elif step is PlanStep.SERVE_BASE:
                 self._gateway.ensure_base(remote)
-            elif step is Step.GROW:
+            elif step is PlanStep.GROW:
                 store = self._grow(image_id, virtual_bytes)
         return store
 
@@ -209,17 +209,17 @@ class Chains:
             # An older one is as right; so is an empty one, as all is in the base.
             self._parts.fetches.make_empty(remote, offered.virtual_bytes)
 
-    def facts(self, image_id: str, entry: Entry | None, offered: Offered) -> Host:
+    def facts(self, image_id: str, entry: CacheEntry | None, offered: Offered) -> Host:
         """Return what placement has to know of this host, for one image."""
         info = offered.cache_image
         if entry is None:
-            held = Held.NOTHING
+            held = HeldHere.NOTHING
         elif entry.cache_image is None:
-            held = Held.EMPTY
+            held = HeldHere.EMPTY
         elif info is None or entry.cache_image.sha256 == info.sha256:
-            held = Held.CURRENT
+            held = HeldHere.CURRENT
         else:
-            held = Held.OLDER
+            held = HeldHere.OLDER
         room = {medium: info is not None and self._room.has_room(medium, image_id, info.bytes)
                 for medium in Medium}
         return Host(held, room[Medium.MEMORY], room[Medium.DISK],
@@ -258,7 +258,7 @@ class Chains:
             waiting.patiently(keep, patience, path or f'image {image_id}',
                               lambda: not path or os.path.exists(path))
 
-    def _find_lost(self, image_id: str) -> Entry:
+    def _find_lost(self, image_id: str) -> CacheEntry:
         offered = self._parts.storage.ask_patiently(image_id, '', None)
         known = self._cache.known(image_id)
         if offered.remote is not None:
@@ -277,7 +277,7 @@ class Chains:
         entry = self._cache.known(image_id)
         return None if entry is None else (entry.remote.host, entry.remote.port)
 
-    def serve_base(self, entry: Entry) -> None:
+    def serve_base(self, entry: CacheEntry) -> None:
         """Serve a base to this host's servers, wherever it is now.
 
         :raises Exception: if it cannot be reached.
@@ -293,7 +293,7 @@ class Chains:
                 LOG.info('image %s: its base is at %s:%d now', entry.remote.image_id,
                          offered.remote.host, offered.remote.port)
                 entry = self._cache.update(entry, offered.remote, offered.pinned,
-                                          offered.generation)
+                                           offered.generation)
             # Who is asked serves it, also if nobody has needed it for a while.
             self._gateway.ensure_base(entry.remote)
 
@@ -318,7 +318,7 @@ class Chains:
         LOG.info('bootcache: %s stands on the cache image of %s', path, image_id)
         return True
 
-    def _replace_lost(self, image_id: str, offered: Offered, remote: Remote) -> Entry:
+    def _replace_lost(self, image_id: str, offered: Offered, remote: Remote) -> CacheEntry:
         info = offered.cache_image
         medium = self._room.room_for(image_id, info.bytes) if info is not None else None
         if info is not None and medium is not None:

@@ -2,13 +2,13 @@
 
 import dataclasses
 
-from nova_bootcache.asking.asking import StorageService
-from nova_bootcache.cache.hostfiles import HostFiles
+from nova_bootcache.asking.client import ServiceClient
+from nova_bootcache.cache.cachefiles import CacheFiles
 from nova_bootcache.gateway.below import Below
-from nova_bootcache.gateway.gateway import Gateway
-from nova_bootcache.gateway.needs import Needs
-from nova_bootcache.recording.boots import Boots
+from nova_bootcache.gateway.daemon import Gateway
+from nova_bootcache.gateway.hostneeds import HostNeeds
 from nova_bootcache.recording.profilerecordings import ProfileRecordings
+from nova_bootcache.recording.watchedboots import WatchedBoots
 from nova_bootcache.tiers.arrivals import Arrivals
 from nova_bootcache.tiers.fetches import Fetches
 from nova_bootcache.tiers.room import Room
@@ -30,13 +30,13 @@ class Parts:
     :ivar recordings: profile boots on this host.
     """
 
-    storage: StorageService
-    cache: HostFiles
+    storage: ServiceClient
+    cache: CacheFiles
     gateway: Gateway
-    needs: Needs
+    needs: HostNeeds
     below: Below
     room: Room
     fetches: Fetches
     arrivals: Arrivals
-    boots: Boots
+    boots: WatchedBoots
     recordings: ProfileRecordings

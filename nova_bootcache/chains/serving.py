@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from oslo_config import cfg
 from oslo_log import log as logging
 
-from nova_bootcache.gateway.needs import Needs
+from nova_bootcache.gateway.hostneeds import HostNeeds
 from nova_bootcache.gateway.socketfault import GatewaySocket
-from nova_bootcache.recording.boots import Boots
+from nova_bootcache.recording.watchedboots import WatchedBoots
 
 LOG = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ class Serving:
     :param boots: told of servers that do not boot from here.
     """
 
-    def __init__(self, conf: cfg.ConfigOpts, needs: Needs, boots: Boots):
+    def __init__(self, conf: cfg.ConfigOpts, needs: HostNeeds, boots: WatchedBoots):
         self._conf = conf
         self._needs = needs
         self._boots = boots

@@ -13,12 +13,12 @@ from oslo_log import log as logging
 
 from bootcache import exception
 from bootcache.tier import Medium
-from nova_bootcache.cache.hostfiles import HostFiles
-from nova_bootcache.gateway import arrival, graph
-from nova_bootcache.gateway.gateway import Gateway
+from nova_bootcache.cache.cachefiles import CacheFiles
+from nova_bootcache.gateway import arrivingimage, graph
+from nova_bootcache.gateway.daemon import Gateway
 from nova_bootcache.gateway.graph import Present, Store, Wanted
 from nova_bootcache.gateway.growingstore import GrowingStore, StoreKeeper
-from nova_bootcache.gateway.needs import Needs
+from nova_bootcache.gateway.hostneeds import HostNeeds
 
 LOG = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class Below:
     :param needs: who needs it.
     """
 
-    def __init__(self, gateway: Gateway, files: HostFiles, needs: Needs):
+    def __init__(self, gateway: Gateway, files: CacheFiles, needs: HostNeeds):
         self._gateway = gateway
         self._files = files
         self._needs = needs
@@ -108,7 +108,7 @@ class Below:
         with self._beginning:
             # Of one that could not be cleared up, as storage hung.
             self._gateway.change(image_id, arrives=False)
-            arrival.begin(self._gateway, image_id, size, path, source)
+            arrivingimage.begin(self._gateway, image_id, size, path, source)
 
     def end_arrival(self, image_id: str) -> None:
         """Take an arrival that is over out of the gateway.

@@ -39,7 +39,7 @@ _LOWER = FILTER, STORE, ARRIVING, LANDED, REMOTE
 UNLIMITED = 'unlimited'
 
 
-class Action(enum.Enum):
+class GraphAction(enum.Enum):
     """What a step does."""
 
     END_JOB = 'end the job by which a cache image comes'
@@ -55,7 +55,7 @@ class GraphStep:
     :ivar kind: of the node that it is about; empty where it is about none.
     """
 
-    action: Action
+    action: GraphAction
     kind: str = ''
 
 
@@ -125,12 +125,12 @@ def reconcile(wanted: Wanted, there: Present) -> tuple[GraphStep, ...]:
     leaving = [kind for kind in KINDS if kind in going & there.kinds]
     steps = []
     if not wanted.arrives and there.kinds & set(ARRIVAL):
-        steps.append(GraphStep(Action.END_JOB))
+        steps.append(GraphStep(GraphAction.END_JOB))
     if leaving and TOP in there.kinds and TOP not in leaving:
-        steps.append(GraphStep(Action.READ, lower(there.kinds - going)))
+        steps.append(GraphStep(GraphAction.READ, lower(there.kinds - going)))
     # What is on top of all goes first.
     leaving.sort(key=lambda kind: kind != TOP)
-    steps += [GraphStep(Action.DELETE, kind) for kind in leaving]
+    steps += [GraphStep(GraphAction.DELETE, kind) for kind in leaving]
     return tuple(steps)
 
 

@@ -24,7 +24,7 @@ from bootcache import exception, naming, qemuimg, recorder, workingset
 from bootcache.recorder import Sample
 from bootcache.workingset import Extent
 from nova_bootcache.gateway import diskroom, graph
-from nova_bootcache.gateway.gateway import Gateway
+from nova_bootcache.gateway.daemon import Gateway
 from nova_bootcache.gateway.graph import FILTER, REMOTE, STORE, STORE_FILE, THROTTLE, TOP, Store
 from nova_bootcache.gateway.growth import horizon, reserve, spare, write_rate
 

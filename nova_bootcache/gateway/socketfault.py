@@ -36,7 +36,7 @@ class Identity:
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
+class PathStep:
     """A directory on the way to a socket, or the socket.
 
     :ivar path: of it.
@@ -78,7 +78,7 @@ def _groups(uid: int, gid: int) -> list[int] | None:
         return None
 
 
-def look(path: str) -> list[Step]:
+def look(path: str) -> list[PathStep]:
     """Return the steps to a socket, from the top; none if it is not there.
 
     :raises OSError: if they cannot be looked at.
@@ -93,7 +93,7 @@ def look(path: str) -> list[Step]:
         return []
 
 
-def _step(path: str) -> Step:
+def _step(path: str) -> PathStep:
     status = os.stat(path)
     try:
         has_acl = _ACL in os.listxattr(path)
@@ -101,10 +101,10 @@ def _step(path: str) -> Step:
         if error.errno not in (errno.ENOTSUP, errno.EPERM):
             raise
         has_acl = False
-    return Step(path, status.st_mode, status.st_uid, status.st_gid, has_acl)
+    return PathStep(path, status.st_mode, status.st_uid, status.st_gid, has_acl)
 
 
-def denial(steps: Iterable[Step], who: Identity) -> str:
+def denial(steps: Iterable[PathStep], who: Identity) -> str:
     """Return why QEMU cannot open a socket, and the cure; empty if it can, for all we know. Pure.
 
     Of root is not known what libvirt leaves it.

@@ -21,17 +21,17 @@ from oslo_log import log as logging
 from bootcache import conf as bootcache_conf
 from bootcache import exception, naming
 from nova_bootcache import conf as bootcache_nova_conf
-from nova_bootcache.chains.host import ComputeHost
-from nova_bootcache.chains.warming import Warming
+from nova_bootcache.chains.computehost import ComputeHost
+from nova_bootcache.chains.hostwarmer import HostWarmer
 from nova_bootcache.gateway import socketfault
 from nova_bootcache.novadriver import accounting, localstorage, signatures, snapshots
 from nova_bootcache.novadriver.imagebackend import BootCacheQcow2
 from nova_bootcache.novadriver.novaservers import NovaServers, PoweringOn
 from nova_bootcache.novadriver.resuming import Resuming
 from nova_bootcache.published import warmth
-from nova_bootcache.published.holdings import Holdings
-from nova_bootcache.settling.settling import Settler
-from nova_bootcache.upkeep import Upkeep
+from nova_bootcache.published.holdings import PublishedHoldings
+from nova_bootcache.settling.settler import Settler
+from nova_bootcache.upkeep import HostUpkeep
 
 LOG = logging.getLogger(__name__)
 CONF = libvirt_driver.CONF
@@ -55,11 +55,11 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
         self.settler = Settler(self.bootcache, servers,
                                bootcache_nova_conf.bandwidth(CONF, 'settle_bandwidth'),
                                CONF[bootcache_conf.GROUP].settle_delay)
-        self.holdings = Holdings(self.bootcache, servers.base_directory,
-                                 self.settler.unsettled.report)
-        self.upkeep = Upkeep(self.bootcache, self.holdings)
-        self.warming = Warming(self.bootcache,
-                               bootcache_nova_conf.bandwidth(CONF, 'warm_bandwidth'))
+        self.holdings = PublishedHoldings(self.bootcache, servers.base_directory,
+                                          self.settler.unsettled.report)
+        self.upkeep = HostUpkeep(self.bootcache, self.holdings)
+        self.warming = HostWarmer(self.bootcache,
+                                  bootcache_nova_conf.bandwidth(CONF, 'warm_bandwidth'))
         self.resuming = Resuming(self.bootcache.chains.place_of,
                                  CONF[bootcache_conf.GROUP].resume_wait)
         # Servers that are about to leave this host in the form that stock Nova knows.

@@ -13,7 +13,7 @@ from oslo_log import log as logging
 
 from bootcache import exception, naming, qemuimg, rpcapi
 from nova_bootcache.asking.placement import Server
-from nova_bootcache.chains.host import ComputeHost
+from nova_bootcache.chains.computehost import ComputeHost
 from nova_bootcache.novadriver import signatures
 
 LOG = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ PERIOD_SECONDS = 5
 _LONGEST_PAUSE = 60
 
 
-class Waiting(Protocol):
+class WaitingServer(Protocol):
     """A server that waits, as Nova has it: see nova_bootcache/novadriver/novaservers.py."""
 
     server_id: str
@@ -71,7 +71,7 @@ class Resuming:
         self._patience = patience
         # By server id, with the time at which it began to wait. Guarded by the lock, which is held
         # for dictionary steps.
-        self._waiting: dict[str, tuple[Waiting, float]] = {}
+        self._waiting: dict[str, tuple[WaitingServer, float]] = {}
         self._images: dict[str, _Image] = {}
         self._lock = threading.Lock()
         self._stopped = threading.Event()
@@ -94,7 +94,7 @@ class Resuming:
         with self._lock:
             return bool(self._waiting)
 
-    def add(self, server: Waiting, reason: object) -> None:
+    def add(self, server: WaitingServer, reason: object) -> None:
         """Have a server wait.
 
         :param reason: what it waits for.
@@ -141,7 +141,7 @@ class Resuming:
             image.pause = min(2 * image.pause, _LONGEST_PAUSE)
             away.add(place)
 
-    def _try(self, server: Waiting, since: float) -> bool:
+    def _try(self, server: WaitingServer, since: float) -> bool:
         """Start a server if that is possible; False if it goes on waiting."""
         try:
             # Without Nova's lock of it: it may be deleted meanwhile.

@@ -11,10 +11,10 @@ from typing import Any
 from nova.virt.libvirt import utils as libvirt_utils
 
 from bootcache import qemuimg
-from nova_bootcache.cache.hostfiles import HostFiles
+from nova_bootcache.cache.cachefiles import CacheFiles
 
 
-def allow_on(cache: HostFiles) -> None:
+def allow_on(cache: CacheFiles) -> None:
     """Let Nova create overlays on this host's cache images; all else stays as it is.
 
     :param cache: tells which backing files are ours.

@@ -11,8 +11,8 @@ from oslo_log import log as logging
 
 from bootcache import exception, naming
 from bootcache.tier import Medium
-from nova_bootcache.cache.cacheentry import Entry
-from nova_bootcache.chains.host import ComputeHost
+from nova_bootcache.cache.cacheentry import CacheEntry
+from nova_bootcache.chains.computehost import ComputeHost
 from nova_bootcache.published import warmth
 from nova_bootcache.published.warmth import Holding, Level
 
@@ -22,7 +22,7 @@ _BASE = re.compile('[0-9a-f]{40}')
 _LEVELS = {Medium.DISK: Level.DISK, Medium.MEMORY: Level.MEMORY}
 
 
-class Holdings:
+class PublishedHoldings:
     """One host's cache images and bases, as others are told of them.
 
     :param host: the host.
@@ -38,7 +38,7 @@ class Holdings:
         # What the storage service was told last. The upkeep thread's own.
         self._told: dict[str, object] | None = None
 
-    def _whole(self) -> list[tuple[Entry, os.stat_result, float]]:
+    def _whole(self) -> list[tuple[CacheEntry, os.stat_result, float]]:
         """Return the cache images with data: entry, the file's status, and the last use."""
         found = []
         for entry in self._host.cache.entries():

@@ -50,7 +50,7 @@ class Holding:
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
+class WarmthEntry:
     """An entry that was read.
 
     :ivar levels: for each level that has any, the best first, its keys, separated by spaces.
@@ -70,7 +70,7 @@ class Entry:
         return Level.COLD
 
 
-NOTHING = Entry()
+NOTHING = WarmthEntry()
 
 
 def image_key(image_id: str) -> str:
@@ -109,7 +109,7 @@ def _document(levels: dict[Level, str]) -> str:
                       separators=(',', ':'))
 
 
-def decode(text: str) -> Entry:
+def decode(text: str) -> WarmthEntry:
     """Read an entry.
 
     :raises ValueError: if it is damaged, too long, or of another version.
@@ -126,4 +126,4 @@ def decode(text: str) -> Entry:
             raise ValueError(f'{level.name.lower()} is no text')
         if keys:
             levels.append((level, keys))
-    return Entry(tuple(levels))
+    return WarmthEntry(tuple(levels))

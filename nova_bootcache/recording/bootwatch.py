@@ -128,8 +128,8 @@ class BootWatch:
             # At least one byte: a boot that misses nothing ends as well.
             grown = max(1, self.store.size() - self._begin.file_bytes)
             idle = now - max(began, self.store.idle_since())
-            progress = ending.Progress(now - began, grown, idle,
-                                       None if seen_at is None else now - seen_at)
+            progress = ending.BootProgress(now - began, grown, idle,
+                                           None if seen_at is None else now - seen_at)
             ended_by = ending.ended_by(progress, self._watch.limits)
             if ended_by is None and not self.store.grows:
                 ended_by = 'quota'

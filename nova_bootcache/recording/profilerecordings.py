@@ -8,7 +8,7 @@ from oslo_log import log as logging
 
 from bootcache import naming, recorder, rpcapi, workingset
 from bootcache.recorder import Recording
-from nova_bootcache.gateway.gateway import Gateway
+from nova_bootcache.gateway.daemon import Gateway
 from nova_bootcache.storagenode import Remote
 
 LOG = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from oslo_log import log as logging
 from bootcache import exception, properties
 from nova_bootcache.published import warmth
 from nova_bootcache.published.warmth import Level
-from nova_bootcache.scheduler import hosts
+from nova_bootcache.scheduler import hostwarmth
 
 LOG = logging.getLogger(__name__)
 
@@ -46,13 +46,13 @@ class BootCacheFilter(filters.BaseHostFilter):  # type: ignore[misc]
 
     def filter_all(self, filter_obj_list: Iterable[Any], spec_obj: Any) -> Iterator[Any]:
         """Yield the hosts that pass; the image is looked up once."""
-        if hosts.is_rebuild(spec_obj):
+        if hostwarmth.is_rebuild(spec_obj):
             # Such a server stays where it is. Nova's RUN_ON_REBUILD is for single hosts only.
             yield from filter_obj_list
             return
-        image_id = hosts.requested_image(spec_obj)
+        image_id = hostwarmth.requested_image(spec_obj)
         required = self._requirement(image_id, spec_obj) if image_id else None
-        if hosts.is_profile_boot(spec_obj):
+        if hostwarmth.is_profile_boot(spec_obj):
             # Only such a host can record it, and no host is warm before there is a record.
             required = properties.REQUIRE_DRIVER
         for host_state in filter_obj_list:
@@ -72,7 +72,7 @@ class BootCacheFilter(filters.BaseHostFilter):  # type: ignore[misc]
                      required)
             return False
         if required == properties.REQUIRE_WARM:
-            level = hosts.HOSTS.entry(host_state).level(warmth.image_key(image_id))
+            level = hostwarmth.HOSTS.entry(host_state).level(warmth.image_key(image_id))
             if level in (Level.COLD, Level.ARRIVING):
                 LOG.info('host %s: is not warm for image %s, which asks for it by %s=%s;'
                          ' "bootcache warm" warms the hosts of an aggregate', host_state.host,

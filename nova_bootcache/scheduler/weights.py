@@ -11,7 +11,7 @@ from nova.scheduler import utils, weights
 
 from nova_bootcache.published import warmth
 from nova_bootcache.published.warmth import Level
-from nova_bootcache.scheduler import conf, hosts
+from nova_bootcache.scheduler import conf, hostwarmth
 
 CONF = nova.conf.CONF
 conf.register_opts(CONF)
@@ -36,7 +36,7 @@ class BootCacheWeigher(weights.BaseHostWeigher):  # type: ignore[misc]
 
     def __init__(self) -> None:
         """Follow the scheduler's choices from now on."""
-        hosts.follow_choices()
+        hostwarmth.follow_choices()
 
     def weight_multiplier(self, host_state: Any) -> float:
         """Return the multiplier: the host's aggregate's, else the option's."""
@@ -54,8 +54,8 @@ class BootCacheWeigher(weights.BaseHostWeigher):  # type: ignore[misc]
 
     @staticmethod
     def _weigh(host_states: list[Any], request_spec: Any) -> list[float]:
-        image_id = hosts.requested_image(request_spec)
+        image_id = hostwarmth.requested_image(request_spec)
         if image_id is None:
             return [0.0] * len(host_states)
         return [_BY_LEVEL[level]
-                for level in hosts.HOSTS.levels(host_states, warmth.image_key(image_id))]
+                for level in hostwarmth.HOSTS.levels(host_states, warmth.image_key(image_id))]

@@ -9,7 +9,7 @@ from xml.sax import saxutils
 
 import libvirt
 
-from nova_bootcache.cache.hostfiles import is_same_name
+from nova_bootcache.cache.cachefiles import is_same_name
 from nova_bootcache.settling.pivotstate import PivotFailed, PivotRefused
 
 POLL_SECONDS = 0.2

@@ -30,9 +30,9 @@ from nova_bootcache.settling.pivotstate import (
     Found,
     Marker,
     Overlay,
-    Phase,
     PivotConflict,
     PivotFailed,
+    PivotPhase,
     PivotRefused,
 )
 
@@ -79,7 +79,7 @@ class Pivot:
             disk = self._disk()
             disk.check(self._cache_image)
             virtual_bytes = disk.virtual_bytes()
-            marker = Marker(Phase.COPYING, self._target, self._base, self._base_format,
+            marker = Marker(PivotPhase.COPYING, self._target, self._base, self._base_format,
                             os.stat(self._path).st_ino)
         try:
             with self._errors():
@@ -144,20 +144,20 @@ class Pivot:
 
     def _pivot(self, marker: Marker) -> None:
         disk = self._disk()
-        if marker.phase is not Phase.COPYING or disk.job() != 'yes':
+        if marker.phase is not PivotPhase.COPYING or disk.job() != 'yes':
             raise PivotFailed(f'{self._path}: it cannot be finished in phase {marker.phase.value},'
                               f' with its block job {disk.job()}')
         # What the guest wrote faster than the rate would be copied while it stands still.
         disk.catch_up()
         suspends = not disk.paused()
-        marker = dataclasses.replace(marker, phase=Phase.PIVOTING, suspends=suspends)
+        marker = dataclasses.replace(marker, phase=PivotPhase.PIVOTING, suspends=suspends)
         marker.save(self._directory)
         # Until the next record the guest does not write: both overlays are right.
         if suspends:
             disk.domain.suspend()
         disk.pivot()
         pivotstate.exchange(self._directory)
-        dataclasses.replace(marker, phase=Phase.PIVOTED).save(self._directory)
+        dataclasses.replace(marker, phase=PivotPhase.PIVOTED).save(self._directory)
         if suspends:
             disk.resume()
         pivotstate.clean_up(self._directory)
@@ -239,7 +239,7 @@ def recover(directory: str, domain: Any) -> Overlay | None:
         disk = LiveDisk(domain, marker.target, os.path.join(directory, DISK)) \
             if domain is not None and domain.isActive() else None
         valid = rebase.recover_header(directory, marker, running=disk is not None) \
-            if marker.phase is Phase.REBASING else _recover(directory, marker, disk)
+            if marker.phase is PivotPhase.REBASING else _recover(directory, marker, disk)
     except (libvirt.libvirtError, OSError) as error:
         raise PivotFailed(f'{directory}: a half-done move cannot be put right: {error}') from error
     LOG.info('%s: a move in phase %s was put right; %s is the %s overlay', directory,
@@ -265,7 +265,7 @@ def _recover(directory: str, marker: Marker, disk: LiveDisk | None) -> Overlay:
         pivotstate.exchange(directory)
     if decision.record_pivoted:
         # Once the guest goes on, the new overlay is the only right one.
-        dataclasses.replace(marker, phase=Phase.PIVOTED).save(directory)
+        dataclasses.replace(marker, phase=PivotPhase.PIVOTED).save(directory)
     elif decision.exchange:
         savefile.fsync_directory(directory)
     if disk is not None and marker.suspends:

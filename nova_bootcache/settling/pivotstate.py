@@ -35,7 +35,7 @@ class PivotConflict(exception.BootcacheError):
     """Which overlay is the valid one cannot be told; nothing was changed, an operator has to."""
 
 
-class Phase(enum.Enum):
+class PivotPhase(enum.Enum):
     """How far it is."""
 
     COPYING = 'copying'    # the old overlay is valid
@@ -69,7 +69,7 @@ class Marker:
         its end.
     """
 
-    phase: Phase
+    phase: PivotPhase
     target: str
     base: str
     base_format: str
@@ -92,7 +92,7 @@ class Marker:
             if document.pop('version') != VERSION:
                 raise PivotConflict(f'{path} is of another version than {VERSION}; use the'
                                     ' bootcache that wrote it')
-            return cls(**{**document, 'phase': Phase(document['phase']),
+            return cls(**{**document, 'phase': PivotPhase(document['phase']),
                           'old_backing': tuple(document['old_backing'])})
         except FileNotFoundError:
             return None
@@ -127,7 +127,7 @@ class Found:
 
 
 @dataclasses.dataclass(frozen=True)
-class Decision:
+class Recovery:
     """What to do.
 
     :ivar valid: the overlay that has to be called ``disk``; the other one goes.
@@ -142,12 +142,12 @@ class Decision:
     refusal: str = ''
 
 
-def _valid(phase: Phase, found: Found) -> tuple[Overlay, str]:
-    if phase is Phase.COPYING:
+def _valid(phase: PivotPhase, found: Found) -> tuple[Overlay, str]:
+    if phase is PivotPhase.COPYING:
         if found.runs_from is Overlay.NEW:
             return Overlay.NONE, 'QEMU runs from the new overlay before that was complete'
         return Overlay.OLD, ''
-    if phase is Phase.PIVOTED:
+    if phase is PivotPhase.PIVOTED:
         if found.runs_from is Overlay.OLD:
             return Overlay.NONE, 'QEMU runs from the old overlay after the new one took its place'
         return Overlay.NEW, ''
@@ -162,23 +162,23 @@ def _valid(phase: Phase, found: Found) -> tuple[Overlay, str]:
     return Overlay.OLD, ''
 
 
-def decide_recovery(phase: Phase, found: Found) -> Decision:
+def decide_recovery(phase: PivotPhase, found: Found) -> Recovery:
     """Return what to do about a half-done pivot. Pure.
 
     :param phase: as the marker has it; not REBASING.
     """
     if found.spare is Overlay.NONE and found.disk is Overlay.OTHER:
         # Such as a directory that was restored from a backup: there is nothing to choose from.
-        return Decision(Overlay.OTHER)
+        return Recovery(Overlay.OTHER)
     valid, refusal = _valid(phase, found)
     if refusal:
-        return Decision(refusal=refusal)
-    record = found.running and phase is Phase.PIVOTING and valid is Overlay.NEW
+        return Recovery(refusal=refusal)
+    record = found.running and phase is PivotPhase.PIVOTING and valid is Overlay.NEW
     if found.disk is valid:
-        return Decision(valid, record_pivoted=record)
+        return Recovery(valid, record_pivoted=record)
     if found.spare is valid and found.disk is not Overlay.NONE:
-        return Decision(valid, exchange=True, record_pivoted=record)
-    return Decision(refusal=f'the {valid.value} overlay is valid, but neither {DISK} nor {SPARE}')
+        return Recovery(valid, exchange=True, record_pivoted=record)
+    return Recovery(refusal=f'the {valid.value} overlay is valid, but neither {DISK} nor {SPARE}')
 
 
 def which(directory: str, name: str, marker: Marker) -> Overlay:

@@ -7,9 +7,9 @@ from typing import Any
 from oslo_log import log as logging
 
 from bootcache import exception, qemuimg
-from nova_bootcache.cache.hostfiles import is_same_name
+from nova_bootcache.cache.cachefiles import is_same_name
 from nova_bootcache.settling import pivotstate
-from nova_bootcache.settling.pivotstate import DISK, Marker, Overlay, Phase, PivotRefused
+from nova_bootcache.settling.pivotstate import DISK, Marker, Overlay, PivotPhase, PivotRefused
 
 LOG = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ def rebase_stopped(directory: str, cache_image: str, base: str, base_format: str
         with open(path, 'rb') as stream:
             header = stream.read(details['cluster-size']).rstrip(b'\0').hex()
             inode = os.fstat(stream.fileno()).st_ino
-        Marker(Phase.REBASING, '', base, base_format, inode, old_backing=pointer,
+        Marker(PivotPhase.REBASING, '', base, base_format, inode, old_backing=pointer,
                header=header).save(directory)
         # Refused while QEMU has the file open: it locks it.
         qemuimg.set_backing_pointer(path, base, base_format)

@@ -10,12 +10,12 @@ from bootcache import exception
 from bootcache.tier import Medium
 from nova_bootcache import storagenode
 from nova_bootcache.asking.offer import Offered
-from nova_bootcache.cache.cacheentry import Entry
-from nova_bootcache.cache.hostfiles import HostFiles
-from nova_bootcache.gateway import arrival
+from nova_bootcache.cache.cacheentry import CacheEntry
+from nova_bootcache.cache.cachefiles import CacheFiles
+from nova_bootcache.gateway import arrivingimage
 from nova_bootcache.gateway.below import Below
-from nova_bootcache.gateway.gateway import Gateway
-from nova_bootcache.gateway.needs import Needs
+from nova_bootcache.gateway.daemon import Gateway
+from nova_bootcache.gateway.hostneeds import HostNeeds
 from nova_bootcache.tiers.fetches import Fetches
 from nova_bootcache.tiers.room import Room
 
@@ -33,8 +33,8 @@ class Arrivals:
     :param needs: told what is on its way.
     """
 
-    def __init__(self, files: HostFiles, fetches: Fetches, room: Room, below: Below,
-                 gateway: Gateway, needs: Needs):
+    def __init__(self, files: CacheFiles, fetches: Fetches, room: Room, below: Below,
+                 gateway: Gateway, needs: HostNeeds):
         self._files = files
         self._fetches = fetches
         self._room = room
@@ -53,8 +53,8 @@ class Arrivals:
         """
         info = offered.cache_image
         assert info is not None and offered.remote is not None
-        return arrival.is_worth_it(info.bytes) and self._room.has_room(
-            medium, offered.remote.image_id, arrival.room(info.bytes))
+        return arrivingimage.is_worth_it(info.bytes) and self._room.has_room(
+            medium, offered.remote.image_id, arrivingimage.room(info.bytes))
 
     def begin(self, offered: Offered, medium: Medium) -> bool:
         """Have servers of an image read from its cache image, which comes in the background.
@@ -93,7 +93,7 @@ class Arrivals:
         image_id = remote.image_id
         try:
             self._receive(offered, medium)
-            arrival.land(self._gateway, image_id, self._files.path(image_id))
+            arrivingimage.land(self._gateway, image_id, self._files.path(image_id))
         except (exception.BootcacheError, OSError) as error:
             LOG.warning('image %s: its cache image did not arrive, and is read from the base: %s',
                         image_id, error)
@@ -112,7 +112,7 @@ class Arrivals:
             # Upkeep sees it there, and that nobody waits for it.
             LOG.warning('image %s: the gateway keeps what arrived, for now: %s', image_id, error)
         try:
-            arrival.clean(self._files.coming_path(image_id, medium))
+            arrivingimage.clean(self._files.coming_path(image_id, medium))
         except OSError as error:
             LOG.warning('image %s: what is left of its arrival stays: %s', image_id, error)
 
@@ -121,11 +121,11 @@ class Arrivals:
         assert info is not None and remote is not None
         path = self._files.coming_path(remote.image_id, medium)
         self._fetches.receive(
-            Entry(remote, info, info.sha256, info.virtual_bytes, offered.pinned,
-                  offered.generation), medium, path,
-            lambda patience: arrival.bring(self._gateway, remote.image_id, info.bytes, path,
-                                           patience.seconds, patience.stalled),
-            room=arrival.room(info.bytes))
+            CacheEntry(remote, info, info.sha256, info.virtual_bytes, offered.pinned,
+                       offered.generation), medium, path,
+            lambda patience: arrivingimage.bring(self._gateway, remote.image_id, info.bytes, path,
+                                                 patience.seconds, patience.stalled),
+            room=arrivingimage.room(info.bytes))
 
     def wait(self, image_id: str, seconds: float) -> bool:
         """Wait until an image's cache image has arrived, or did not; False if it is on its way.

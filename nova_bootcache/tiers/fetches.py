@@ -12,8 +12,8 @@ from bootcache import cacheimage, exception, naming, qemuimg, savefile
 from bootcache.manifest import CacheInfo
 from bootcache.tier import Medium
 from nova_bootcache.asking.offer import Offered
-from nova_bootcache.cache.cacheentry import Entry
-from nova_bootcache.cache.hostfiles import HostFiles
+from nova_bootcache.cache.cacheentry import CacheEntry
+from nova_bootcache.cache.cachefiles import CacheFiles
 from nova_bootcache.storagenode import Remote, check_reachable
 from nova_bootcache.tiers.room import Room
 
@@ -47,12 +47,12 @@ class Fetches:
     :param gateway_socket: has to be in every header.
     """
 
-    def __init__(self, files: HostFiles, room: Room, gateway_socket: str):
+    def __init__(self, files: CacheFiles, room: Room, gateway_socket: str):
         self._files = files
         self._room = room
         self._gateway_socket = gateway_socket
 
-    def fetch_offered(self, offered: Offered, medium: Medium, rate: int = 0) -> Entry:
+    def fetch_offered(self, offered: Offered, medium: Medium, rate: int = 0) -> CacheEntry:
         """Get the cache image that is offered.
 
         :param rate: bytes a second at most, 0 for no limit.
@@ -65,7 +65,7 @@ class Fetches:
 
     def fetch(self, remote: Remote, cache_image: CacheInfo, cache_export: str,
               medium: Medium = Medium.DISK, pinned: bool = False, generation: int = 0,
-              rate: int = 0) -> Entry:
+              rate: int = 0) -> CacheEntry:
         """Get a cache image from a storage node, verify it, and put it into its place.
 
         Servers that run from an older one keep its inode. Two servers of one image that start
@@ -86,12 +86,12 @@ class Fetches:
             check_reachable(remote)
             self._copy(remote, cache_export, cache_image.bytes, partial, rate, patience)
 
-        return self.receive(Entry(remote, cache_image, cache_image.sha256,
-                                  cache_image.virtual_bytes, pinned, generation),
+        return self.receive(CacheEntry(remote, cache_image, cache_image.sha256,
+                                       cache_image.virtual_bytes, pinned, generation),
                             medium, partial, bring, rate)
 
-    def receive(self, wanted: Entry, medium: Medium, partial: str,
-                bring: Callable[[Patience], None], rate: int = 0, room: int = 0) -> Entry:
+    def receive(self, wanted: CacheEntry, medium: Medium, partial: str,
+                bring: Callable[[Patience], None], rate: int = 0, room: int = 0) -> CacheEntry:
         """Have a cache image brought, verify it, and put it into its place.
 
         :param wanted: what is noted of it when it is there.
@@ -143,7 +143,7 @@ class Fetches:
                            check=lambda: self._check_patience(remote.image_id),
                            seconds=_GRACE_SECONDS + 2 * size / min(rate, _SLOWEST))
 
-    def make_empty(self, remote: Remote, virtual_bytes: int) -> Entry:
+    def make_empty(self, remote: Remote, virtual_bytes: int) -> CacheEntry:
         """Make a cache image without data: the name that a whole one replaces later.
 
         SC13, Algorithm 1: "create Cache on C, chain Cache to Base".
@@ -162,7 +162,7 @@ class Fetches:
             try:
                 qemuimg.create_overlay(partial, virtual_bytes, self._base_uri(image_id), 'raw',
                                        cluster_bytes=_EMPTY_CLUSTER, open_backing=False)
-                entry = Entry(remote, None, savefile.file_digest(partial), virtual_bytes)
+                entry = CacheEntry(remote, None, savefile.file_digest(partial), virtual_bytes)
                 self._place(partial, entry, Medium.DISK)
             finally:
                 if os.path.exists(partial):
@@ -182,7 +182,7 @@ class Fetches:
         qemuimg.set_backing_pointer(path, wanted, 'raw')
         return savefile.file_digest(path)
 
-    def _place(self, partial: str, entry: Entry, medium: Medium) -> None:
+    def _place(self, partial: str, entry: CacheEntry, medium: Medium) -> None:
         final = self._files.path(entry.remote.image_id)
         os.chmod(partial, 0o644)
         described = f'{final}.json.new.tmp'

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator
 from oslo_log import log as logging
 
 from bootcache import exception, tier
-from bootcache.tier import Item, Limits, Medium
-from nova_bootcache.cache.hostfiles import STORE_SUFFIX, HostFiles
+from bootcache.tier import Item, Medium, TierLimits
+from nova_bootcache.cache.cachefiles import STORE_SUFFIX, CacheFiles
 from nova_bootcache.gateway.below import Below
-from nova_bootcache.gateway.needs import Needs
+from nova_bootcache.gateway.hostneeds import HostNeeds
 
 LOG = logging.getLogger(__name__)
 
@@ -31,7 +31,8 @@ class Room:
     :param limits: by tier.
     """
 
-    def __init__(self, files: HostFiles, below: Below, needs: Needs, limits: dict[Medium, Limits]):
+    def __init__(self, files: CacheFiles, below: Below, needs: HostNeeds,
+                 limits: dict[Medium, TierLimits]):
         self._files = files
         self._below = below
         self._needs = needs

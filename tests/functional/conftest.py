@@ -23,9 +23,9 @@ from bootcache import rpcapi
 from bootcache.storagedaemon import StorageDaemon, UnixListener
 from glance_bootcache import conf as glance_conf
 from nova_bootcache import conf as nova_conf
-from nova_bootcache.chains.host import ComputeHost
-from nova_bootcache.published.holdings import Holdings
-from nova_bootcache.upkeep import Upkeep
+from nova_bootcache.chains.computehost import ComputeHost
+from nova_bootcache.published.holdings import PublishedHoldings
+from nova_bootcache.upkeep import HostUpkeep
 
 
 @pytest.fixture(scope='session', autouse=True)
@@ -126,8 +126,8 @@ def hosts(node, storage_conf, directory, monkeypatch):
         host = ComputeHost(conf, f'{directory}/host')
         made.append(host)
         host.start('host-1')
-        host.holdings = Holdings(host, f'{directory}/_base')
-        host.upkeep = Upkeep(host, host.holdings)
+        host.holdings = PublishedHoldings(host, f'{directory}/_base')
+        host.upkeep = HostUpkeep(host, host.holdings)
         host.upkeep.serve_bases()
         host.service = service
         return host

@@ -19,7 +19,7 @@ from storage_node import IMAGE, MIB, content
 
 from bootcache import daemonjobs, exception, naming
 from bootcache.workingset import Extent
-from nova_bootcache.gateway import arrival, graph
+from nova_bootcache.gateway import arrivingimage, graph
 from nova_bootcache.tiers import fetches
 
 # The end of the base is read last, and so arrives last.
@@ -69,7 +69,7 @@ class Way:
 @pytest.fixture
 def way(request, node, directory, monkeypatch):
     """A way by which a cache image takes two seconds, or more; worth not to be waited for."""
-    monkeypatch.setattr(arrival, 'WORTH_BYTES', 0)
+    monkeypatch.setattr(arrivingimage, 'WORTH_BYTES', 0)
     node.build(*SET)
     made = Way(directory, node.conf.export_port, getattr(request, 'param', 8_000_000))
     yield made
@@ -100,8 +100,8 @@ def nodes(host, *kinds):
 @pytest.fixture
 def go(monkeypatch):
     """What arrives does not begin to before this is set, but for what servers ask for."""
-    event, real = threading.Event(), arrival.bring
-    monkeypatch.setattr(arrival, 'bring', lambda *what: event.wait(60) and real(*what))
+    event, real = threading.Event(), arrivingimage.bring
+    monkeypatch.setattr(arrivingimage, 'bring', lambda *what: event.wait(60) and real(*what))
     yield event
     event.set()
 
@@ -231,7 +231,7 @@ def test_the_storage_node_hangs_in_the_midst(host, way, node, directory, monkeyp
 
 def test_without_room_for_tables_it_is_fetched_first(hosts, way, node, directory):
     size = node.manifest.cache_image.bytes
-    made = hosts(compute_disk_quota=str(arrival.room(size) - 4096), store_quota='1MiB')
+    made = hosts(compute_disk_quota=str(arrivingimage.room(size) - 4096), store_quota='1MiB')
     assert boot(made, f'{directory}/disk') is True
     assert not made.arrivals.has(IMAGE)
     assert made.cache.entry(IMAGE).cache_image is not None

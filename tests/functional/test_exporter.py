@@ -11,7 +11,7 @@ from compute_host import boot, compare
 from functional_tools import until
 from storage_node import IMAGE
 
-from bootcache.manifest import Manifest, State
+from bootcache.manifest import ImageState, Manifest
 from glance_bootcache.storage.exporter import Exporter
 
 MIB = 1 << 20
@@ -29,7 +29,7 @@ def exporter(storage_conf, directory):
 @pytest.fixture
 def image(make_base, directory):
     base = make_base(f'{directory}/store/base', MIB, [(0, MIB, 'data')], 'qcow2')
-    return Manifest(str(uuid.uuid4()), State.READY, image_format='qcow2', virtual_bytes=MIB,
+    return Manifest(str(uuid.uuid4()), ImageState.READY, image_format='qcow2', virtual_bytes=MIB,
                     stored_bytes=MIB, base_path=base)
 
 
@@ -76,7 +76,7 @@ def test_what_is_served_costs_no_command(exporter, image, commands):
 
 
 def test_a_service_that_adopts_an_exporter_knows_what_it_serves(exporter, image, storage_conf,
-                                                               commands):
+                                                                commands):
     exporter.ensure(image, None)
     later = Exporter(storage_conf)
     assert later.start() is False

@@ -12,7 +12,7 @@ from storage_node import IMAGE, MIB, SIZE, content
 
 from bootcache import naming
 from bootcache.workingset import Extent
-from nova_bootcache.gateway import arrival, diskroom
+from nova_bootcache.gateway import arrivingimage, diskroom
 
 WATCH = {'quota': 64 * MIB, 'linger': 1, 'silence': 60, 'timeout': 100, 'marker': 'login:'}
 
@@ -95,11 +95,11 @@ def test_a_full_disk_gets_no_store(small_host, node, medium, directory):
 
 def test_a_disk_that_fills_while_a_cache_image_arrives(small_host, node, medium, directory,
                                                        monkeypatch):
-    data, real = content(node), arrival.bring
+    data, real = content(node), arrivingimage.bring
     was_read = threading.Event()
-    monkeypatch.setattr(arrival, 'WORTH_BYTES', 0)
+    monkeypatch.setattr(arrivingimage, 'WORTH_BYTES', 0)
     # What servers ask for comes first.
-    monkeypatch.setattr(arrival, 'bring', lambda *what: was_read.wait(60) and real(*what))
+    monkeypatch.setattr(arrivingimage, 'bring', lambda *what: was_read.wait(60) and real(*what))
     node.build(Extent(3 * MIB, MIB), Extent(0, MIB))
     assert boot(small_host, f'{directory}/one') is True
     assert small_host.arrivals.has(IMAGE)
@@ -120,7 +120,7 @@ def test_a_disk_that_fills_while_a_cache_image_arrives(small_host, node, medium,
 def test_a_full_disk_refuses_a_cache_image_cleanly(small_host, node, medium, directory,
                                                    monkeypatch, left):
     """The server boots all the same: cold, or where there is no space at all the stock way."""
-    monkeypatch.setattr(arrival, 'WORTH_BYTES', 0)
+    monkeypatch.setattr(arrivingimage, 'WORTH_BYTES', 0)
     node.build(Extent(3 * MIB, MIB), Extent(0, MIB))
     other = fill(medium, left)
     assert boot(small_host, f'{directory}/one') is bool(left)

@@ -8,7 +8,7 @@ from functional_tools import qemu_img, until
 from storage_node import IMAGE, MIB, SIZE, content
 
 from bootcache import exception, naming
-from nova_bootcache.gateway.gateway import Gateway
+from nova_bootcache.gateway.daemon import Gateway
 from nova_bootcache.gateway.graph import Store
 from nova_bootcache.gateway.growingstore import GrowingStore, StoreKeeper
 

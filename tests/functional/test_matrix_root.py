@@ -23,8 +23,8 @@ def started(directory):
     process = subprocess.Popen(
         ['bash', '-c', SCRIPT, 'tools/matrix', INSIDE, directory], cwd=TOP, start_new_session=True,
         env={**os.environ, 'BOOTCACHE_HOME': f'{directory}/home'}, stdin=subprocess.DEVNULL)
-    # The last that is started. Before it bash waits for programs in the foreground, and does without
-    # the signal if one of these ends well.
+    # The last that is started. Before it bash waits for programs in the foreground, and a signal is
+    # as good as none if such a one ends well.
     last = ['tail', '-f', f'{directory}/mounted/seen']
     until(lambda: last in command_lines().values())
     yield process, directory

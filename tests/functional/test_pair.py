@@ -11,16 +11,16 @@ from storage_node import IMAGE, MIB, SIZE, content
 
 from bootcache import exception, naming, qemuimg, savefile
 from bootcache.manifest import CacheInfo, Manifest
-from bootcache.tier import Limits, Medium
+from bootcache.tier import Medium, TierLimits
 from bootcache.workingset import Extent
-from nova_bootcache.cache.hostfiles import HostFiles
+from nova_bootcache.cache.cachefiles import CacheFiles
 from nova_bootcache.gateway.below import Below
-from nova_bootcache.gateway.gateway import Gateway
-from nova_bootcache.gateway.needs import Needs
+from nova_bootcache.gateway.daemon import Gateway
+from nova_bootcache.gateway.hostneeds import HostNeeds
 from nova_bootcache.tiers.fetches import Fetches
 from nova_bootcache.tiers.room import Room
 
-LIMITS = Limits(64 * MIB, 60 * MIB, 50 * MIB)
+LIMITS = TierLimits(64 * MIB, 60 * MIB, 50 * MIB)
 OTHER = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 
 
@@ -34,14 +34,14 @@ def gateway(storage_conf, directory):
 
 @pytest.fixture
 def cache(directory):
-    cache = HostFiles(f'{directory}/host')
+    cache = CacheFiles(f'{directory}/host')
     cache.prepare()
     return cache
 
 
 def fetches(cache, socket):
     """The host's, without a gateway: what is fetched needs none."""
-    needs = Needs()
+    needs = HostNeeds()
     room = Room(cache, Below(None, cache, needs), needs, {Medium.DISK: LIMITS})
     return Fetches(cache, room, socket)
 
@@ -84,7 +84,7 @@ def test_a_server_s_chain_is_the_base(node, gateway, cache, directory):
 def test_a_header_for_another_socket_is_rewritten(node, gateway, directory, storage_conf):
     storage_conf.set_override('gateway_socket', '/run/elsewhere.sock', 'bootcache')
     node.build(*SET)
-    cache = HostFiles(f'{directory}/host')
+    cache = CacheFiles(f'{directory}/host')
     cache.prepare()
     gateway.ensure_base(node.remote())
     entry = fetch(cache, node, gateway.socket_path)

@@ -14,7 +14,7 @@ from guests import Guest, Images, start_libvirtd
 
 from bootcache import exception, qemuimg
 from nova_bootcache.settling import pivot, pivotstate, rebase
-from nova_bootcache.settling.pivotstate import Marker, Overlay, Phase
+from nova_bootcache.settling.pivotstate import Marker, Overlay, PivotPhase
 
 SLOW = 256 << 10
 # The steps of a move; a process is killed at each of their lines.
@@ -183,7 +183,7 @@ def test_servers_that_are_not_moved(guest, host, tmp_path):
                            | libvirt.VIR_DOMAIN_BLOCK_COPY_TRANSIENT_JOB)
     refused('another block job')
     # Somebody else's job survives a recovery of ours.
-    Marker(Phase.COPYING, 'vda', images.full, 'raw', inode(guest)).save(guest.directory)
+    Marker(PivotPhase.COPYING, 'vda', images.full, 'raw', inode(guest)).save(guest.directory)
     assert pivot.recover(guest.directory, guest.domain) is Overlay.OLD
     assert guest.domain.blockJobInfo('vda', 0)
     guest.domain.blockJobAbort('vda', 0)
@@ -273,10 +273,10 @@ def line_after(guest, text):
 
 
 @pytest.mark.parametrize('text, left, phase, name', [
-    ('yield', 'cache', Phase.COPYING, Overlay.NEW),
-    ('disk.pivot()', 'cache', Phase.PIVOTING, Overlay.OLD),
-    ('exchange(', 'cache', Phase.PIVOTING, Overlay.NEW),
-    ('PIVOTED', 'full', Phase.PIVOTED, Overlay.NEW)])
+    ('yield', 'cache', PivotPhase.COPYING, Overlay.NEW),
+    ('disk.pivot()', 'cache', PivotPhase.PIVOTING, Overlay.OLD),
+    ('exchange(', 'cache', PivotPhase.PIVOTING, Overlay.NEW),
+    ('PIVOTED', 'full', PivotPhase.PIVOTED, Overlay.NEW)])
 def test_a_host_that_crashes(guest, text, left, phase, name):
     """QEMU and we die together, after a step; what boots then has all that the guest had synced."""
     number, functions = line_after(guest, text)
@@ -342,7 +342,7 @@ def test_a_header_that_a_power_failure_tore(host, torn):
     cluster = qemuimg.info(stopped.disk, 'qcow2')['cluster-size']
     with open(stopped.disk, 'rb') as stream:
         old = stream.read(cluster)
-    Marker(Phase.REBASING, '', images.full, 'raw', inode(stopped),
+    Marker(PivotPhase.REBASING, '', images.full, 'raw', inode(stopped),
            old_backing=(images.cache, 'qcow2'),
            header=old.rstrip(b'\0').hex()).save(stopped.directory)
     qemuimg.set_backing_pointer(stopped.disk, images.full, 'raw')

@@ -13,7 +13,7 @@ from compute_host import boot, compare
 from functional_tools import until
 from storage_node import IMAGE, MIB, SIZE
 
-from bootcache.manifest import Manifest, State
+from bootcache.manifest import ImageState, Manifest
 from bootcache.workingset import Extent
 from glance_bootcache.images.readerrors import ReadErrors
 from glance_bootcache.images.shown import Shown
@@ -65,7 +65,7 @@ def serve(node, service):
     """Serves an image as the storage service does."""
     def serve(image_id, path, virtual_bytes=SIZE):
         manifest = service.store.put(Manifest(
-            image_id, State.SERVED, image_format='qcow2', virtual_bytes=virtual_bytes,
+            image_id, ImageState.SERVED, image_format='qcow2', virtual_bytes=virtual_bytes,
             stored_bytes=virtual_bytes, base_path=path))
         node.exporter.ensure(manifest, None)
         return Remote.from_answer(image_id, node.exporter.describe(manifest))
@@ -85,7 +85,7 @@ def rotting(node, serve):
 def taken_out(service):
     def look():
         service.once()
-        return service.store.load(IMAGE).state is State.FAILED
+        return service.store.load(IMAGE).state is ImageState.FAILED
     until(look, 'the end of the rotten base')
 
 
@@ -114,7 +114,7 @@ def test_a_watched_boot_of_a_rotten_base_does_not_hold_up_others(hosts, node, se
     assert host.gateway.ensure_base(remote) == f'base-{OTHER}'
     manifest = service.store.load(IMAGE)
     assert manifest.base_path == '' and 'error while reading' in manifest.reason
-    assert service.images.shown == [(IMAGE, State.FAILED, manifest.reason)]
+    assert service.images.shown == [(IMAGE, ImageState.FAILED, manifest.reason)]
     assert node.exports == {f'base-{OTHER}'}
 
 
@@ -135,7 +135,7 @@ def test_a_base_that_can_be_read_again_is_served_again(hosts, node, service, rot
     mended.set()
     until(lambda: f'base-{IMAGE}' in node.exports, 'that it is served again')
     assert 'read 4096/4096' in guest.communicate(timeout=60)[0]
-    assert service.store.load(IMAGE).state is State.SERVED
+    assert service.store.load(IMAGE).state is ImageState.SERVED
     compare(f'{directory}/one', node)
 
 

@@ -12,7 +12,7 @@ from command import SERVICE, command
 from functional_tools import free_port, until
 from keystone import PASSWORD, REGION, keystone
 
-from bootcache.manifest import Manifest, State
+from bootcache.manifest import ImageState, Manifest
 from glance_bootcache.storage.store import ImageStore
 
 PATIENCE = 90
@@ -123,7 +123,7 @@ def test_running_servers_are_served_whatever_else_is_wrong(service, directory, o
     with open(f'{directory}/base.img', 'wb') as stream:
         stream.write(b'base' * 16384)
     ImageStore(f'{directory}/state').put(Manifest(
-        IMAGE, State.READY, image_format='raw', virtual_bytes=65536,
+        IMAGE, ImageState.READY, image_format='raw', virtual_bytes=65536,
         base_path=f'{directory}/base.img'))
     assert service(export_port=port, **options).wait(PATIENCE) == 1
     assert len(lines(directory)) == 1

@@ -14,7 +14,7 @@ from tiers_house import MIB, House, Readers, flip
 
 from bootcache import cacheimage, exception, naming, savefile, tier
 from bootcache.cacheimage import Base
-from bootcache.manifest import CacheInfo, Manifest, State
+from bootcache.manifest import CacheInfo, ImageState, Manifest
 from bootcache.storagedaemon import StorageDaemon, TcpListener
 from bootcache.tier import Medium
 
@@ -128,7 +128,7 @@ def test_a_crash_between_two_steps_of_a_switch(house):
     house.tiers.demote(manifest.image_id)
     house.check(manifest, house.disk_path(manifest))
     assert house.exporter._daemon.nodes() & {top, f'{top}f', f'{top}m'} in ({top, f'{top}f'},
-                                                                          {top, f'{top}m'})
+                                                                            {top, f'{top}m'})
 
 
 # What is not promoted.
@@ -280,7 +280,7 @@ def test_a_replaced_cache_image_leaves_memory(house):
         stream.write(data)
     info = CacheInfo.from_dict({**manifest.cache_image.to_dict(), 'file': name,
                                 'sha256': hashlib.sha256(data).hexdigest()})
-    newer = Manifest(manifest.image_id, State.READY, image_format='qcow2',
+    newer = Manifest(manifest.image_id, ImageState.READY, image_format='qcow2',
                      virtual_bytes=4 * MIB, base_path=manifest.base_path, cache_image=info)
     house.serve(newer)
     house.tiers.forget(manifest.image_id)

@@ -12,7 +12,7 @@ from storage_node import IMAGE, MIB
 from bootcache import exception
 from bootcache.tier import Medium
 from bootcache.workingset import Extent
-from nova_bootcache.chains.warming import Warming
+from nova_bootcache.chains.hostwarmer import HostWarmer
 from nova_bootcache.published import warmth
 from nova_bootcache.published.warmth import Level
 
@@ -31,9 +31,9 @@ def test_a_warmed_host_fetches_nothing_for_its_first_server(hosts, node, directo
     node.build(*SET)
     host = hosts()
     assert level(host) is Level.COLD
-    assert Warming(host, 0).cache_image(IMAGE, False, stock) is True
+    assert HostWarmer(host, 0).cache_image(IMAGE, False, stock) is True
     assert level(host) is Level.DISK
-    assert Warming(host, 0).cache_image(IMAGE, False, stock) is False
+    assert HostWarmer(host, 0).cache_image(IMAGE, False, stock) is False
     inode = os.stat(host.cache.path(IMAGE)).st_ino
     os.unlink(node.cache_path)
     assert boot(host, f'{directory}/disk') is True
@@ -45,10 +45,10 @@ def test_a_warmed_host_fetches_nothing_for_its_first_server(hosts, node, directo
 def test_a_paced_fetch_is_the_same_file(hosts, node):
     node.build(*SET)
     host = hosts()
-    Warming(host, 64 << 20).cache_image(IMAGE, False, stock)
+    HostWarmer(host, 64 << 20).cache_image(IMAGE, False, stock)
     paced = host.cache.entry(IMAGE)
     host.cache.remove(IMAGE)
-    Warming(host, 0).cache_image(IMAGE, False, stock)
+    HostWarmer(host, 0).cache_image(IMAGE, False, stock)
     assert host.cache.entry(IMAGE) == paced
 
 
@@ -58,7 +58,7 @@ def test_a_server_does_not_wait_for_a_paced_fetch(hosts, node, directory):
     host = hosts()
     done = []
     warmer = threading.Thread(
-        target=lambda: done.append(Warming(host, 1 << 10).cache_image(IMAGE, False, stock)))
+        target=lambda: done.append(HostWarmer(host, 1 << 10).cache_image(IMAGE, False, stock)))
     warmer.start()
     until(lambda: level(host) is Level.ARRIVING, 'the fetch')
     began = time.monotonic()
@@ -76,12 +76,12 @@ def test_what_the_storage_node_does_not_have_is_an_error(hosts, node):
     node.serve()
     host = hosts()
     with pytest.raises(exception.BootcacheError, match='has no cache image yet'):
-        Warming(host, 0).cache_image(IMAGE, False, stock)
+        HostWarmer(host, 0).cache_image(IMAGE, False, stock)
     node.build(*SET)
     host.service.freeze()
     os.truncate(node.cache_path, 100)
     with pytest.raises(exception.BootcacheError):
-        Warming(host, 0).cache_image(IMAGE, False, stock)
+        HostWarmer(host, 0).cache_image(IMAGE, False, stock)
     assert level(host) is Level.COLD and host.room.arriving() == []
     assert [told[2] for told in host.service.warmed] == ['error', 'error']
 
@@ -92,7 +92,7 @@ def test_what_is_withdrawn_goes_when_nobody_needs_it(hosts, node, directory):
     node.build(*SET)
     host = hosts()
     host.needs.note_unsettled([IMAGE])
-    Warming(host, 0).cache_image(IMAGE, False, stock)
+    HostWarmer(host, 0).cache_image(IMAGE, False, stock)
     host.service.dropped = {IMAGE}
     host.holdings.exchange()
     assert host.cache.entry(IMAGE) is not None, 'a server needs it'
@@ -118,7 +118,7 @@ def test_an_opened_cache_image_stays(hosts, node, daemons):
     node.build(*SET)
     host = hosts()
     host.needs.note_unsettled([])
-    Warming(host, 0).cache_image(IMAGE, False, stock)
+    HostWarmer(host, 0).cache_image(IMAGE, False, stock)
     host.service.dropped = {IMAGE}
     reader = daemons('reader')
     reader.ensure_running()
@@ -139,7 +139,7 @@ def test_memory_is_published_as_such(hosts, node, directory):
                      compute_memory_quota='64MiB', store_quota='8MiB')
         if Medium.MEMORY not in host.room.limits:
             pytest.skip('O_DIRECT does not work on tmpfs here')
-        Warming(host, 0).cache_image(IMAGE, False, stock)
+        HostWarmer(host, 0).cache_image(IMAGE, False, stock)
         assert level(host) is Level.MEMORY
         host.cache.remove(IMAGE)
     finally:

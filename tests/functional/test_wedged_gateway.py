@@ -12,7 +12,7 @@ from storage_node import IMAGE, MIB
 
 from bootcache import exception
 from bootcache.workingset import Extent
-from nova_bootcache.gateway import gateway
+from nova_bootcache.gateway import daemon
 
 SET = Extent(4 * MIB, 300_000), Extent(0, 4096)
 
@@ -20,7 +20,7 @@ SET = Extent(4 * MIB, 300_000), Extent(0, 4096)
 @pytest.fixture
 def host(hosts, node, directory, monkeypatch):
     """A host that holds an image's cache image, and soon loses patience with its gateway."""
-    monkeypatch.setattr(gateway, '_ANSWER_SECONDS', 1)
+    monkeypatch.setattr(daemon, '_ANSWER_SECONDS', 1)
     node.build(*SET)
     host = hosts()
     assert boot(host, f'{directory}/first') is True

@@ -10,7 +10,7 @@ import nbd
 from functional_tools import qemu_img, until
 
 from bootcache import cacheimage
-from bootcache.manifest import CacheInfo, Manifest, State
+from bootcache.manifest import CacheInfo, ImageState, Manifest
 from glance_bootcache.storage.exporter import Exporter
 from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import StorageTiers
@@ -55,7 +55,7 @@ class House:
         with open(self.store.path(image_id, name), 'wb') as stream:
             stream.write(data)
         manifest = Manifest(
-            image_id, State.READY, image_format='qcow2', virtual_bytes=4 * MIB, base_path=base,
+            image_id, ImageState.READY, image_format='qcow2', virtual_bytes=4 * MIB, base_path=base,
             cache_image=CacheInfo(name, size, size, 1, hashlib.sha256(data).hexdigest(), 4 * MIB,
                                   65536, 64 * MIB, '', 0.1, cacheimage.VERIFY_RULES))
         self.content[image_id] = data

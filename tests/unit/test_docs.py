@@ -17,8 +17,8 @@ from bootcache.storagedaemon import StorageDaemon, UnixListener
 from glance_bootcache import conf as glance_conf
 from nova_bootcache import conf as nova_conf
 from nova_bootcache.asking import placement
-from nova_bootcache.cache.cacheentry import Entry
-from nova_bootcache.settling.pivotstate import Marker, Phase
+from nova_bootcache.cache.cacheentry import CacheEntry
+from nova_bootcache.settling.pivotstate import Marker, PivotPhase
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
 PACKAGES = ('bootcache', 'glance_bootcache', 'nova_bootcache')
@@ -116,7 +116,7 @@ def test_files_that_overview_points_to_exist():
 # Formats and properties.
 
 @pytest.mark.parametrize('document', [manifest.Manifest, manifest.WorkingSetInfo,
-                                      manifest.CacheInfo, Entry, Marker])
+                                      manifest.CacheInfo, CacheEntry, Marker])
 def test_formats_name_every_entry(document):
     text = (PAGES / 'formats.rst').read_text()
     assert [field.name for field in dataclasses.fields(document)
@@ -127,15 +127,15 @@ def test_properties_page_names_every_property_and_state():
     text = (PAGES / 'image-properties.rst').read_text()
     for name in (properties.MODE, properties.QUOTA, properties.BOOT_MARKER, properties.SETTLE,
                  properties.STATE, properties.REASON, *properties.MODES,
-                 *(state.value for state in manifest.State)):
+                 *(state.value for state in manifest.ImageState)):
         assert f'``{name}``' in text
 
 
 def test_pages_name_every_step_and_phase():
     text = (PAGES / 'tiers.rst').read_text()
-    assert [step.name for step in placement.Step if f'``{step.name}``' not in text] == []
+    assert [step.name for step in placement.PlanStep if f'``{step.name}``' not in text] == []
     text = (PAGES / 'settling.rst').read_text()
-    assert [phase.value for phase in Phase if f'* - ``{phase.value}``' not in text] == []
+    assert [phase.value for phase in PivotPhase if f'* - ``{phase.value}``' not in text] == []
 
 
 def messages() -> list[re.Pattern[str]]:

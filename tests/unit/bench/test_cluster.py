@@ -24,7 +24,7 @@ from bench.cluster.world import Boot, World
 from bootcache import tier
 from nova_bootcache.asking import placement
 from nova_bootcache.published import warmth
-from nova_bootcache.scheduler import hosts as scheduler_hosts
+from nova_bootcache.scheduler import hostwarmth as scheduler_hosts
 from nova_bootcache.scheduler.weights import BootCacheWeigher
 
 objects.register_all()
@@ -328,8 +328,8 @@ def test_placement_is_the_products(monkeypatch):
     monkeypatch.setattr(placement, 'plan', plan)
     made = runs.run(cluster(settle=False), CACHE, MEASURED)
     assert len(plans) == made['boots']
-    hits = sum(placement.Step.USE_LOCAL in plan for plan in plans)
-    assert hits and any(placement.Step.FETCH_TO_DISK in plan for plan in plans)
+    hits = sum(placement.PlanStep.USE_LOCAL in plan for plan in plans)
+    assert hits and any(placement.PlanStep.FETCH_TO_DISK in plan for plan in plans)
 
 
 def test_eviction_is_the_products(monkeypatch):

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from bootcache import breaker
-from bootcache.breaker import Breaker, State
+from bootcache.breaker import Breaker, Health
 
 
 class Clock:
@@ -29,16 +29,16 @@ def neighbour(clock):
 
 
 @pytest.mark.parametrize('state, may, after', [
-    (State(), True, State()), (State(1), True, State(1)),
-    (State(1, 200.0), True, State(1, 200.0)),
-    (State(2, 100.1), False, State(2, 100.1)), (State(2, 100.0), True, State(2, 110.0)),
-    (State(9, 50.0), True, State(9, 110.0))])
+    (Health(), True, Health()), (Health(1), True, Health(1)),
+    (Health(1, 200.0), True, Health(1, 200.0)),
+    (Health(2, 100.1), False, Health(2, 100.1)), (Health(2, 100.0), True, Health(2, 110.0)),
+    (Health(9, 50.0), True, Health(9, 110.0))])
 def test_who_asks(state, may, after):
     assert breaker.asked(state, 2, 10, 100.0) == (may, after)
 
 
 @pytest.mark.parametrize('state, after', [
-    (State(), State(1)), (State(1), State(2, 110.0)), (State(2, 105.0), State(3, 110.0))])
+    (Health(), Health(1)), (Health(1), Health(2, 110.0)), (Health(2, 105.0), Health(3, 110.0))])
 def test_what_a_failure_leads_to(state, after):
     assert breaker.failed(state, 2, 10, 100.0) == after
 

@@ -7,17 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootcache import exception
-from bootcache.manifest import IN_HAND, CacheInfo, Manifest, State, WorkingSetInfo
+from bootcache.manifest import IN_HAND, CacheInfo, ImageState, Manifest, WorkingSetInfo
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 CACHE = CacheInfo('cache-1.qcow2', 1000, 900, 3, 'ab' * 32, 1 << 30, 65536, 1 << 29,
                   'nbd+unix:///base-x?socket=/run/s', 1.5, 1)
 SET = WorkingSetInfo('working-set-1.json', 900, 3, 4096, 'nova', 'marker', 12.5, 'login:')
-FULL = Manifest(IMAGE, State.READY, '', 'sha512:00', 'qcow2', 5, 1 << 30, '/base', False, SET,
+FULL = Manifest(IMAGE, ImageState.READY, '', 'sha512:00', 'qcow2', 5, 1 << 30, '/base', False, SET,
                 CACHE, '2026-01-01T00:00:00+00:00')
 
 
-@given(st.builds(Manifest, st.just(IMAGE), st.sampled_from(State), st.text(), st.text(),
+@given(st.builds(Manifest, st.just(IMAGE), st.sampled_from(ImageState), st.text(), st.text(),
                  st.sampled_from(['', 'raw', 'qcow2']), st.integers(0), st.integers(0), st.text(),
                  st.booleans(), st.sampled_from([None, SET]), st.sampled_from([None, CACHE]),
                  st.text()))
@@ -29,11 +29,12 @@ def test_round_trip_through_a_file(tmp_path):
     path = str(tmp_path / 'manifest.json')
     FULL.save(path)
     assert Manifest.load(path) == FULL
-    assert Manifest.load(path).state is State.READY
+    assert Manifest.load(path).state is ImageState.READY
 
 
 def test_what_is_in_hand():
-    assert frozenset(State) - {State.READY, State.FAILED, State.SKIPPED, State.SERVED} == IN_HAND
+    rest = {ImageState.READY, ImageState.FAILED, ImageState.SKIPPED, ImageState.SERVED}
+    assert frozenset(ImageState) - rest == IN_HAND
 
 
 @pytest.mark.parametrize('change', [

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from bootcache import tier
 from bootcache.exception import ConfigurationError
-from bootcache.tier import Item, Limits, Room
+from bootcache.tier import Eviction, Item, TierLimits
 
-LIMITS = Limits(quota=100, high=95, low=85)
+LIMITS = TierLimits(quota=100, high=95, low=85)
 
 
 def item(key, size, last_used=0.0, **flags):
@@ -22,19 +22,19 @@ def item(key, size, last_used=0.0, **flags):
 # The policy.
 
 @pytest.mark.parametrize('items, incoming, room', [
-    ([], 0, Room(True, ())),
-    ([], 100, Room(True, ())),
-    ([], 101, Room(False, ())),
-    ([item('a', 50), item('b', 45)], 0, Room(True, ())),
-    ([item('a', 50), item('b', 45)], 1, Room(True, ('a',))),
-    ([item('a', 50, 2), item('b', 45, 1)], 1, Room(True, ('b',))),
-    ([item('a', 5, 1), item('b', 10, 2), item('c', 75, 3)], 10, Room(True, ('a', 'b'))),
+    ([], 0, Eviction(True, ())),
+    ([], 100, Eviction(True, ())),
+    ([], 101, Eviction(False, ())),
+    ([item('a', 50), item('b', 45)], 0, Eviction(True, ())),
+    ([item('a', 50), item('b', 45)], 1, Eviction(True, ('a',))),
+    ([item('a', 50, 2), item('b', 45, 1)], 1, Eviction(True, ('b',))),
+    ([item('a', 5, 1), item('b', 10, 2), item('c', 75, 3)], 10, Eviction(True, ('a', 'b'))),
     ([item('a', 50, 1, pinned=True), item('b', 40, 2, busy=True), item('c', 9, 3)], 0,
-     Room(True, ('c',))),
-    ([item('a', 50, pinned=True), item('b', 50, busy=True)], 0, Room(True, ())),
+     Eviction(True, ('c',))),
+    ([item('a', 50, pinned=True), item('b', 50, busy=True)], 0, Eviction(True, ())),
     # Nothing goes for what does not fit anyway.
-    ([item('a', 60, pinned=True), item('b', 20)], 50, Room(False, ())),
-    ([item('a', 20), item('b', 20)], 200, Room(False, ()))])
+    ([item('a', 60, pinned=True), item('b', 20)], 50, Eviction(False, ())),
+    ([item('a', 20), item('b', 20)], 200, Eviction(False, ()))])
 def test_examples(items, incoming, room):
     assert tier.make_room(items, LIMITS, incoming) == room
 
@@ -44,7 +44,7 @@ sizes = st.integers(0, 60)
 stocks = st.lists(st.tuples(sizes, times, st.booleans(), st.booleans()), max_size=12).map(
     lambda rows: [Item(f'image-{index}', *row) for index, row in enumerate(rows)])
 limits = st.lists(st.integers(0, 200), min_size=3, max_size=3).map(
-    lambda values: Limits(*sorted(values, reverse=True)))
+    lambda values: TierLimits(*sorted(values, reverse=True)))
 
 
 @given(stocks, limits, st.integers(0, 150), st.randoms())
@@ -78,11 +78,11 @@ def test_the_policy_holds_for_any_tier(items, bounds, incoming, random):
 @pytest.mark.parametrize('values', [(1, 2, 0), (2, 1, 2), (1, 1, -1)])
 def test_limits_are_in_order(values):
     with pytest.raises(ValueError):
-        Limits(*values)
+        TierLimits(*values)
 
 
 def test_limits_from_percentages():
-    assert Limits.from_percent(1000, 95, 85) == Limits(1000, 950, 850)
+    assert TierLimits.from_percent(1000, 95, 85) == TierLimits(1000, 950, 850)
 
 
 # Directories.
@@ -143,7 +143,7 @@ def test_what_lies_in_memory(tmp_path):
 
 def test_limits_from_options():
     assert tier.parse_limits('q', '4GiB', 95, 85, 1 << 30).quota == 4 << 30
-    assert tier.parse_limits('q', '1000', 100, 0, 1000) == Limits(1000, 1000, 0)
+    assert tier.parse_limits('q', '1000', 100, 0, 1000) == TierLimits(1000, 1000, 0)
 
 
 @pytest.mark.parametrize('values, option', [

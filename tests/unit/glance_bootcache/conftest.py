@@ -9,19 +9,19 @@ import pytest
 from bootcache import cacheimage, exception, savefile, workingset
 from bootcache.cacheimage import CacheImage
 from glance_bootcache.glance.listener import ImageEvents
-from glance_bootcache.hosts.hosts import Hosts
-from glance_bootcache.hosts.needs import Needs
+from glance_bootcache.hosts.holdings import Hosts
 from glance_bootcache.hosts.orders import Orders
+from glance_bootcache.hosts.reportedneeds import ReportedNeeds
 from glance_bootcache.images import manager as manager_module
-from glance_bootcache.images.boots import Boots
 from glance_bootcache.images.manager import Manager
+from glance_bootcache.images.reportedboots import ReportedBoots
 from glance_bootcache.rpc.endpoints import Endpoints
 from glance_bootcache.rpc.operators import Operators
 from glance_bootcache.storage import inspection
 from glance_bootcache.storage.inspection import Inspected
 from glance_bootcache.storage.store import ImageStore
-from glance_bootcache.upkeep import Upkeep
-from glance_bootcache.warming.warming import Warming
+from glance_bootcache.upkeep import ServiceUpkeep
+from glance_bootcache.warming.runner import Warming
 
 
 @pytest.fixture
@@ -59,16 +59,16 @@ def house(storage_conf, no_qemu):
             store=ImageStore(storage_conf.bootcache.state_dir))
 
         def restart():
-            house.needs = Needs(house.store.state_path('needs.json'))
+            house.needs = ReportedNeeds(house.store.state_path('needs.json'))
             house.manager = Manager(storage_conf, house.store, house.images, house.exporter,
                                     house.tiers, house.boots, house.needs)
-            house.hosts = Boots(storage_conf, house.store, house.exporter, house.manager,
-                                house.tiers)
+            house.hosts = ReportedBoots(storage_conf, house.store, house.exporter, house.manager,
+                                        house.tiers)
             house.events = ImageEvents(house.manager.consider, house.manager.forget,
                                        house.manager.let_go)
-            house.upkeep = Upkeep(storage_conf, house.store, house.images, house.exporter,
-                                  house.tiers, house.boots, house.manager, house.events,
-                                  house.needs)
+            house.upkeep = ServiceUpkeep(storage_conf, house.store, house.images, house.exporter,
+                                         house.tiers, house.boots, house.manager, house.events,
+                                         house.needs)
             house.table = Hosts(house.store, house.tiers, house.manager.gone.is_gone,
                                 Orders(house.store.state_path('orders.json')), house.seconds)
             house.operators = Operators(house.store, house.tiers, house.manager, house.table)

@@ -10,7 +10,7 @@ import threading
 import time
 
 from bootcache import exception, properties
-from bootcache.tier import Medium, Room
+from bootcache.tier import Eviction, Medium
 from bootcache.workingset import WorkingSet
 from glance_bootcache.decisions import ImageFacts
 from glance_bootcache.glance import tenants
@@ -178,8 +178,8 @@ class FakeTiers:
     def plan_disk(self, manifests, incoming=0, busy=()):
         """As StorageTiers.plan_disk: what the test wants, and what is not busy."""
         held = {manifest.image_id for manifest in manifests if manifest.cache_image}
-        return Room(self.fits, tuple(image for image in self.evict
-                                     if image in held and image not in busy))
+        return Eviction(self.fits, tuple(image for image in self.evict
+                                         if image in held and image not in busy))
 
     def promote(self, manifest):
         """As StorageTiers.promote."""

@@ -10,7 +10,7 @@ import pytest
 from fakes_cli import IMAGE, Time, report
 
 from glance_bootcache.cli import progress
-from glance_bootcache.cli.progress import Progress
+from glance_bootcache.cli.progress import ProgressLine
 
 _END = '<end of what was shown>'
 
@@ -66,7 +66,7 @@ def states(text):
 
 def test_a_bar_grows(terminal, time):
     tty = terminal(80)
-    shown = Progress(tty.stream)
+    shown = ProgressLine(tty.stream)
     for done in (0, 1, 2):
         shown.bar('warming', done, 2, 'hosts', '1 failed' if done else '')
         time.sleep(70)
@@ -82,7 +82,7 @@ def test_a_bar_grows(terminal, time):
 @pytest.mark.parametrize('columns', [10, 25, 33, 41, 42, 60, 79, 200])
 def test_a_line_is_never_as_wide_as_the_terminal(terminal, columns):
     tty = terminal(columns)
-    shown = Progress(tty.stream)
+    shown = ProgressLine(tty.stream)
     shown.bar('warming', 3, 12, 'hosts', 'x' * 5)
     shown.bar('warming', 3, 12, 'hosts')
     shown.show('recording', 'x' * 300)
@@ -92,19 +92,19 @@ def test_a_line_is_never_as_wide_as_the_terminal(terminal, columns):
 
 def test_a_narrow_terminal_has_the_numbers_without_the_bar(terminal):
     tty = terminal(34)
-    Progress(tty.stream).bar('warming', 3, 12, 'hosts')
+    ProgressLine(tty.stream).bar('warming', 3, 12, 'hosts')
     assert states(tty.shown()) == ['     0 s  warming  3/12 hosts']
 
 
 def test_a_terminal_that_does_not_know_its_width(terminal):
     tty = terminal(0)
-    Progress(tty.stream).show('recording', 'x' * 300)
+    ProgressLine(tty.stream).show('recording', 'x' * 300)
     assert len(states(tty.shown())[0]) == 79
 
 
 def test_a_line_that_stays(terminal):
     tty = terminal(80)
-    shown = Progress(tty.stream)
+    shown = ProgressLine(tty.stream)
     shown.bar('warming', 1, 2, 'hosts')
     shown.line('asked again')
     shown.line('only where there is no bar', terminal=False)
@@ -118,7 +118,7 @@ def test_a_line_that_stays(terminal):
 
 def test_nothing_shown_leaves_no_line(terminal):
     tty = terminal(80)
-    shown = Progress(tty.stream)
+    shown = ProgressLine(tty.stream)
     shown.end()
     tty.stream.write('.')
     assert tty.shown() == '.'
@@ -127,7 +127,7 @@ def test_nothing_shown_leaves_no_line(terminal):
 def test_a_pipe_has_plain_lines_only():
     read, write = os.pipe()
     with os.fdopen(write, 'w') as stream:
-        shown = Progress(stream)
+        shown = ProgressLine(stream)
         shown.bar('warming', 0, 2, 'hosts')
         shown.bar('warming', 1, 2, 'hosts')
         shown.line('host one: cached', terminal=False)
@@ -140,7 +140,7 @@ def test_a_pipe_that_nobody_reads_ends_nothing():
     read, write = os.pipe()
     os.close(read)
     stream = os.fdopen(write, 'w')
-    shown = Progress(stream)
+    shown = ProgressLine(stream)
     shown.line('lost')
     shown.bar('warming', 1, 2, 'hosts')
     shown.end()
@@ -150,7 +150,7 @@ def test_a_pipe_that_nobody_reads_ends_nothing():
 
 def test_quiet(terminal):
     tty = terminal(80)
-    shown = Progress(tty.stream, quiet=True)
+    shown = ProgressLine(tty.stream, quiet=True)
     shown.show('recording')
     shown.bar('warming', 1, 2, 'hosts')
     shown.line('a line')

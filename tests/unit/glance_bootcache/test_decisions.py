@@ -5,18 +5,18 @@ import itertools
 
 import pytest
 
-from bootcache.manifest import CacheInfo, Manifest, State, WorkingSetInfo
+from bootcache.manifest import CacheInfo, ImageState, Manifest, WorkingSetInfo
 from bootcache.properties import Policy
 from glance_bootcache import decisions
-from glance_bootcache.decisions import Action, Decision, ImageFacts
+from glance_bootcache.decisions import ImageAction, ImageDecision, ImageFacts
 
 MIB = 1 << 20
 IMAGE = ImageFacts('7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f', 'active', 'qcow2', 'bare', 5 * MIB,
                    'sha512:00', 0, 0, {})
 SET = WorkingSetInfo('set', 900, 3, 4096, 'nova', 'marker', 12.5, 'login:')
 CACHE = CacheInfo('cache', 1000, 900, 3, 'ab', 1 << 30, 65536, 512 * MIB, 'nbd://', 1.5, 1)
-READY = Manifest(IMAGE.image_id, State.READY, '', 'sha512:00', 'qcow2', 5 * MIB, 1 << 30, '/base',
-                 False, SET, CACHE)
+READY = Manifest(IMAGE.image_id, ImageState.READY, '', 'sha512:00', 'qcow2', 5 * MIB, 1 << 30,
+                 '/base', False, SET, CACHE)
 POLICY = Policy('auto', 512 * MIB, 'login:')
 
 
@@ -34,46 +34,47 @@ def manifest(**changes):
     return dataclasses.replace(READY, **changes)
 
 
-RECORD = Decision(Action.RECORD, policy=POLICY)
-NOTHING = Decision(Action.NOTHING, policy=POLICY)
-HELD = Decision(Action.NOTHING)
-SERVE = Decision(Action.SERVE, policy=POLICY)
+RECORD = ImageDecision(ImageAction.RECORD, policy=POLICY)
+NOTHING = ImageDecision(ImageAction.NOTHING, policy=POLICY)
+HELD = ImageDecision(ImageAction.NOTHING)
+SERVE = ImageDecision(ImageAction.SERVE, policy=POLICY)
 
 TABLE = {
     'new image': (IMAGE, None, RECORD),
     'raw image': (image(disk_format='raw'), None, RECORD),
     'ready': (IMAGE, READY, NOTHING),
-    'restart while pending': (IMAGE, manifest(state=State.PENDING), RECORD),
-    'restart while recording': (IMAGE, manifest(state=State.RECORDING), RECORD),
-    'restart while building': (IMAGE, manifest(state=State.BUILDING), RECORD),
+    'restart while pending': (IMAGE, manifest(state=ImageState.PENDING), RECORD),
+    'restart while recording': (IMAGE, manifest(state=ImageState.RECORDING), RECORD),
+    'restart while building': (IMAGE, manifest(state=ImageState.BUILDING), RECORD),
     'content changed': (image(image_hash='sha512:11'), READY, RECORD),
     'content changed after a failure': (
-        image(image_hash='sha512:11'), manifest(state=State.FAILED, cache_image=None), RECORD),
-    'failed': (IMAGE, manifest(state=State.FAILED, cache_image=None), NOTHING),
-    'refused': (IMAGE, manifest(state=State.SKIPPED, cache_image=None), NOTHING),
+        image(image_hash='sha512:11'), manifest(state=ImageState.FAILED, cache_image=None), RECORD),
+    'failed': (IMAGE, manifest(state=ImageState.FAILED, cache_image=None), NOTHING),
+    'refused': (IMAGE, manifest(state=ImageState.SKIPPED, cache_image=None), NOTHING),
     'skipped by a property that is right now': (
-        IMAGE, Manifest(IMAGE.image_id, State.SKIPPED, 'bootcache_mode=off'), RECORD),
-    'held': (IMAGE, manifest(state=State.SKIPPED, held=True, cache_image=None), HELD),
+        IMAGE, Manifest(IMAGE.image_id, ImageState.SKIPPED, 'bootcache_mode=off'), RECORD),
+    'held': (IMAGE, manifest(state=ImageState.SKIPPED, held=True, cache_image=None), HELD),
     'held and content changed': (image(image_hash='sha512:11'),
-                                 manifest(state=State.SKIPPED, held=True), HELD),
+                                 manifest(state=ImageState.SKIPPED, held=True), HELD),
     'working set lost': (IMAGE, manifest(working_set=None), RECORD),
     'cache image lost': (IMAGE, manifest(cache_image=None), RECORD),
     'marker changed': (image({'bootcache_boot_marker': 'up'}), READY,
-                       Decision(Action.RECORD, policy=Policy('auto', 512 * MIB, 'up'))),
+                       ImageDecision(ImageAction.RECORD, policy=Policy('auto', 512 * MIB, 'up'))),
     'quota changed': (image({'bootcache_quota': '64MiB'}), READY,
-                      Decision(Action.REBUILD, policy=Policy('auto', 64 * MIB, 'login:'))),
+                      ImageDecision(ImageAction.REBUILD,
+                                    policy=Policy('auto', 64 * MIB, 'login:'))),
     'quota said another way': (image({'bootcache_quota': '536870912'}), READY, NOTHING),
     'quota and marker changed': (
         image({'bootcache_quota': '64MiB', 'bootcache_boot_marker': 'up'}), READY,
-        Decision(Action.RECORD, policy=Policy('auto', 64 * MIB, 'up'))),
+        ImageDecision(ImageAction.RECORD, policy=Policy('auto', 64 * MIB, 'up'))),
     'own state properties': (image({'bootcache_state': 'ready', 'bootcache_reason': 'x'}), READY,
                              NOTHING),
     'opted out': (image({'bootcache_mode': 'off'}), None,
-                  Decision(Action.SKIP, 'bootcache_mode=off')),
+                  ImageDecision(ImageAction.SKIP, 'bootcache_mode=off')),
     'opted out while ready': (image({'bootcache_mode': 'off'}), READY,
-                              Decision(Action.SKIP, 'bootcache_mode=off')),
+                              ImageDecision(ImageAction.SKIP, 'bootcache_mode=off')),
     'opted out while queued': (image({'bootcache_mode': 'off'}, status='queued'), None,
-                               Decision(Action.SKIP, 'bootcache_mode=off')),
+                               ImageDecision(ImageAction.SKIP, 'bootcache_mode=off')),
     'plain kernel id left empty': (image({'kernel_id': ''}), None, RECORD),
     'no volumes': (image({'block_device_mapping': '[]'}), None, RECORD),
 }
@@ -81,16 +82,17 @@ TABLE = {
 
 SERVING_TABLE = {
     'a server boots an unknown image': ({'booting': True}, None, SERVE),
-    'a server boots an image in hand': ({'booting': True}, manifest(state=State.RECORDING), RECORD),
+    'a server boots an image in hand': (
+        {'booting': True}, manifest(state=ImageState.RECORDING), RECORD),
     'a server boots a served image': (
-        {'booting': True}, manifest(state=State.SERVED, cache_image=None), NOTHING),
+        {'booting': True}, manifest(state=ImageState.SERVED, cache_image=None), NOTHING),
     'a server boots a ready image': ({'booting': True}, READY, NOTHING),
     'a server boots a failed image': (
-        {'booting': True}, manifest(state=State.FAILED, cache_image=None), NOTHING),
+        {'booting': True}, manifest(state=ImageState.FAILED, cache_image=None), NOTHING),
     'an operator wants no profile boots': ({'profile_boots': False}, None, SERVE),
-    'nor after a restart': ({'profile_boots': False}, manifest(state=State.PENDING), SERVE),
+    'nor after a restart': ({'profile_boots': False}, manifest(state=ImageState.PENDING), SERVE),
     'but asks for one': ({'profile_boots': False, 'forced': True}, READY, RECORD),
-    'a served image is looked at again': ({}, manifest(state=State.SERVED), NOTHING),
+    'a served image is looked at again': ({}, manifest(state=ImageState.SERVED), NOTHING),
     'a lost working set without profile boots': (
         {'profile_boots': False}, manifest(working_set=None), NOTHING),
 }
@@ -110,12 +112,12 @@ def test_table(name):
 
 @pytest.mark.parametrize('known, shown, expected', [
     # It was only created: nothing is to be waited for, as its data are told of.
-    (None, None, Decision(Action.NOTHING)),
+    (None, None, ImageDecision(ImageAction.NOTHING)),
     # The hook, or a look in mid-import, has seen it before.
-    (None, 'pending', Decision(Action.FAIL, decisions.NO_DATA)),
-    (Manifest(IMAGE.image_id), None, Decision(Action.FAIL, decisions.NO_DATA)),
-    (Manifest(IMAGE.image_id, State.FAILED, decisions.NO_DATA), 'failed',
-     Decision(Action.FAIL, decisions.NO_DATA))])
+    (None, 'pending', ImageDecision(ImageAction.FAIL, decisions.NO_DATA)),
+    (Manifest(IMAGE.image_id), None, ImageDecision(ImageAction.FAIL, decisions.NO_DATA)),
+    (Manifest(IMAGE.image_id, ImageState.FAILED, decisions.NO_DATA), 'failed',
+     ImageDecision(ImageAction.FAIL, decisions.NO_DATA))])
 def test_an_import_that_has_failed(known, shown, expected):
     given = image({'bootcache_state': shown} if shown else {}, status='queued', image_hash='')
     assert decide(given, known) == expected
@@ -124,13 +126,14 @@ def test_an_import_that_has_failed(known, shown, expected):
 @pytest.mark.parametrize('status, known', [
     *itertools.product(['saving', 'uploading', 'importing'], [None, READY]), ('queued', READY)])
 def test_wait_until_glance_has_it(status, known):
-    assert decide(image(status=status, disk_format='unset'), known) == Decision(Action.WAIT)
+    decision = decide(image(status=status, disk_format='unset'), known)
+    assert decision == ImageDecision(ImageAction.WAIT)
 
 
 @pytest.mark.parametrize('status', ['deactivated', 'killed', 'deleted', 'pending_delete', 'other'])
 def test_no_boot_from_an_image_that_is_not_active(status):
     decision = decide(image(status=status), READY)
-    assert decision.action is Action.SKIP and status in decision.reason
+    assert decision.action is ImageAction.SKIP and status in decision.reason
 
 
 @pytest.mark.parametrize('changes, word', [
@@ -147,7 +150,7 @@ def test_no_boot_from_an_image_that_is_not_active(status):
 @pytest.mark.parametrize('known, forced', [(None, False), (READY, False), (READY, True)])
 def test_what_cannot_be_served_is_skipped_with_its_reason(changes, word, known, forced):
     decision = decide(dataclasses.replace(IMAGE, **changes), known, forced=forced)
-    assert decision.action is Action.SKIP and word in decision.reason
+    assert decision.action is ImageAction.SKIP and word in decision.reason
 
 
 def test_snapshots_where_the_operator_wants_them():
@@ -161,31 +164,31 @@ def test_snapshots_where_the_operator_wants_them():
 @pytest.mark.parametrize('known', [None, READY])
 def test_bad_properties_are_skipped_with_the_propertys_name(properties, name, known):
     decision = decide(image(properties), known)
-    assert decision.action is Action.SKIP and name in decision.reason
+    assert decision.action is ImageAction.SKIP and name in decision.reason
 
 
-@pytest.mark.parametrize('state', State)
+@pytest.mark.parametrize('state', ImageState)
 @pytest.mark.parametrize('held', [False, True])
 def test_an_operator_gets_a_new_recording_whatever_is_there(state, held):
     assert decide(IMAGE, manifest(state=state, held=held), forced=True) == RECORD
 
 
 def test_an_operator_cannot_force_what_its_owner_opted_out():
-    assert decide(image({'bootcache_mode': 'off'}), READY, forced=True).action is Action.SKIP
+    assert decide(image({'bootcache_mode': 'off'}), READY, forced=True).action is ImageAction.SKIP
 
 
 def test_every_combination_gives_what_its_action_needs():
     for status, mode, quota, state, held, cache, forced in itertools.product(
             ('queued', 'active', 'deactivated'), ('auto', 'off', 'x'), ('', '1MiB', '512MiB'),
-            (None, *State), (False, True), (None, CACHE), (False, True)):
+            (None, *ImageState), (False, True), (None, CACHE), (False, True)):
         known = None if state is None else manifest(state=state, held=held, cache_image=cache)
         given = image({'bootcache_mode': mode, **({'bootcache_quota': quota} if quota else {})},
                       status=status)
         decision = decide(given, known, forced=forced)
-        assert bool(decision.reason) == (decision.action in (Action.SKIP, Action.FAIL))
-        if decision.action in (Action.RECORD, Action.REBUILD, Action.SERVE):
+        assert bool(decision.reason) == (decision.action in (ImageAction.SKIP, ImageAction.FAIL))
+        if decision.action in (ImageAction.RECORD, ImageAction.REBUILD, ImageAction.SERVE):
             assert decision.policy is not None
-        if decision.action is Action.REBUILD:
+        if decision.action is ImageAction.REBUILD:
             assert known is not None and known.working_set is not None and not forced
 
 

@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootcache import exception
-from bootcache.manifest import Manifest, State
+from bootcache.manifest import ImageState, Manifest
 from bootcache.tier import Medium
 from glance_bootcache import decisions
-from glance_bootcache.hosts import hosts, orders
-from glance_bootcache.hosts.hosts import Held, Holdings
+from glance_bootcache.hosts import holdings, orders
+from glance_bootcache.hosts.holdings import HeldImage, HostHoldings
 from glance_bootcache.hosts.orders import Orders
-from glance_bootcache.images import gone
-from glance_bootcache.images.gone import Gone
+from glance_bootcache.images import deleted
+from glance_bootcache.images.deleted import DeletedImages
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '8a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -43,16 +43,16 @@ def ready(house, *images):
 # Reading what hosts say.
 
 def test_a_report_is_read():
-    assert hosts.parse({'images': {IMAGE.upper(): [5, 'memory', 2, 9]},
-                        'quotas': {'disk': 10, 'memory': 20}}, NOW) \
-        == Holdings({IMAGE: Held(5.0, Medium.MEMORY, 2, 9)}, {'disk': 10, 'memory': 20})
+    assert holdings.parse({'images': {IMAGE.upper(): [5, 'memory', 2, 9]},
+                           'quotas': {'disk': 10, 'memory': 20}}, NOW) \
+        == HostHoldings({IMAGE: HeldImage(5.0, Medium.MEMORY, 2, 9)}, {'disk': 10, 'memory': 20})
 
 
 @pytest.mark.parametrize('report', [
     {}, [], 'all', 5, {'images': None, 'quotas': None}, {'images': [IMAGE]}, {'images': 'x'},
     {'quotas': {'tape': 5, 'disk': 'all', 'memory': None}}])
 def test_a_report_without_sense_is_an_empty_one(report):
-    assert hosts.parse(report, NOW) == Holdings({}, {})
+    assert holdings.parse(report, NOW) == HostHoldings({}, {})
 
 
 @pytest.mark.parametrize('entry', [
@@ -61,22 +61,23 @@ def test_a_report_without_sense_is_an_empty_one(report):
     [5.0, 'disk', None, 7], [5.0, 'disk', math.inf, 7], [5.0, 'disk', 0, []], {'disk': 1}])
 def test_an_entry_without_sense_is_left_out_alone(entry):
     report = {'images': {OTHER: entry, IMAGE: [5.0, 'disk', 0, 7]}}
-    assert hosts.parse(report, NOW).images == {IMAGE: Held(5.0, Medium.DISK, 0, 7)}
+    assert holdings.parse(report, NOW).images == {IMAGE: HeldImage(5.0, Medium.DISK, 0, 7)}
 
 
 @pytest.mark.parametrize('image', ['', 'x', '../../etc', None, 5, 5.0, ()])
 def test_only_image_ids_are_images(image):
-    assert hosts.parse({'images': {image: [5.0, 'disk', 0, 7]}}, NOW).images == {}
+    assert holdings.parse({'images': {image: [5.0, 'disk', 0, 7]}}, NOW).images == {}
 
 
 @pytest.mark.parametrize('told, counts', [(NOW + 1, NOW), (NOW, NOW), (5, 5.0), (-5, 0.0)])
 def test_nothing_is_used_in_the_future(told, counts):
-    assert hosts.parse(holding(IMAGE, used=told), NOW).images[IMAGE].last_use == counts
+    assert holdings.parse(holding(IMAGE, used=told), NOW).images[IMAGE].last_use == counts
 
 
 def test_a_report_has_an_end():
-    many = [f'{number:08x}-1f2b-4c3d-8e9f-0a1b2c3d4e5f' for number in range(hosts.MOST_IMAGES + 5)]
-    assert len(hosts.parse(holding(*many), NOW).images) == hosts.MOST_IMAGES
+    many = [f'{number:08x}-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+            for number in range(holdings.MOST_IMAGES + 5)]
+    assert len(holdings.parse(holding(*many), NOW).images) == holdings.MOST_IMAGES
 
 
 anything = st.recursive(
@@ -89,7 +90,7 @@ anything = st.recursive(
 
 @given(anything)
 def test_whatever_a_host_says_it_is_read(report):
-    for held in hosts.parse(report, NOW).images.values():
+    for held in holdings.parse(report, NOW).images.values():
         assert 0 <= held.last_use <= NOW
         assert held.generation >= 0 and held.bytes >= 0 and held.medium in Medium
 
@@ -97,7 +98,7 @@ def test_whatever_a_host_says_it_is_read(report):
 # What a host is to let go of: every case.
 
 @pytest.mark.parametrize('state, generation, held, damaged, gone, ordered', [
-    case for case in itertools.product((None, *State), (0, 1, 2), (0, 1, 2), (False, True),
+    case for case in itertools.product((None, *ImageState), (0, 1, 2), (0, 1, 2), (False, True),
                                        (False, True), (False, True))])
 def test_what_is_to_go(state, generation, held, damaged, gone, ordered):
     manifest = None if state is None else Manifest(IMAGE, state, generation=generation)
@@ -112,7 +113,8 @@ def test_a_host_keeps_what_it_may_hold(house):
     assert house.table.report('one', holding(IMAGE)) == {'drop': [], 'resend': False}
 
 
-@pytest.mark.parametrize('state', [State.SERVED, State.FAILED, State.PENDING, State.BUILDING])
+@pytest.mark.parametrize('state', [ImageState.SERVED, ImageState.FAILED, ImageState.PENDING,
+                                   ImageState.BUILDING])
 def test_also_while_there_is_none_on_the_storage_node(house, state):
     house.store.save(Manifest(IMAGE, state))
     assert house.table.report('one', holding(IMAGE))['drop'] == []
@@ -143,7 +145,7 @@ def test_glance_is_asked_once_in_an_hour_and_not_at_once_for_all(house, monkeypa
     asked = []
     monkeypatch.setattr(house.images, 'get', asked.append)
     clock = fakes_manager.Clock()
-    some = Gone(house.images, clock)
+    some = DeletedImages(house.images, clock)
     for image in images:
         assert some.is_gone(image) is False
     for number in (100, 200, 250, 250):
@@ -177,8 +179,8 @@ def test_while_glance_is_away_hosts_let_go_of_nothing(house):
 
 
 def test_there_is_an_end_to_what_glance_is_asked_for(house, monkeypatch):
-    monkeypatch.setattr(gone, '_MOST_IMAGES', 3)
-    some = Gone(house.images)
+    monkeypatch.setattr(deleted, '_MOST_IMAGES', 3)
+    some = DeletedImages(house.images)
     for number in range(9):
         some.is_gone(f'{number:08x}-1f2b-4c3d-8e9f-0a1b2c3d4e5f')
         some.note(f'{number:08x}-2f2b-4c3d-8e9f-0a1b2c3d4e5f')
@@ -350,7 +352,7 @@ def test_a_host_is_forgotten_after_a_day(house):
 
 
 def test_there_is_an_end_to_hosts(house, monkeypatch):
-    monkeypatch.setattr(hosts, '_MOST_HOSTS', 3)
+    monkeypatch.setattr(holdings, '_MOST_HOSTS', 3)
     for number in range(5):
         house.seconds.now += 1
         house.table.report(f'host-{number}', {})
@@ -422,7 +424,7 @@ def test_an_unknown_host_is_named_and_nothing_is_done(house):
 # What comes in.
 
 def test_reports_feed_the_record_of_uses(house):
-    house.store.save(Manifest(IMAGE, State.SKIPPED))
+    house.store.save(Manifest(IMAGE, ImageState.SKIPPED))
     assert house.endpoints.report_holdings({}, 'one', {
         'images': {IMAGE.upper(): [2e12, 'disk', 0, 7], OTHER: ['x', 'disk', 0, 7]}})['drop'] \
         == [IMAGE]
@@ -517,7 +519,7 @@ def test_orders_that_cannot_be_written_hold_as_long_as_the_process(house, caplog
     ({'servers': -5, 'named': []}, (0, ())),
 ], ids=str)
 def test_what_a_host_tells_of_its_servers(told, known):
-    found = hosts.parse({'images': {}, 'quotas': {}, 'unsettled': told}, 1000.0)
+    found = holdings.parse({'images': {}, 'quotas': {}, 'unsettled': told}, 1000.0)
     assert (found.unsettled, found.named) == known
 
 

@@ -9,7 +9,7 @@ import pytest
 from bootcache import exception
 from glance_bootcache.decisions import ImageFacts
 from glance_bootcache.glance.images import facts
-from glance_bootcache.images import base
+from glance_bootcache.images import basefile
 from glance_bootcache.storage.store import ImageStore
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -63,7 +63,7 @@ def test_a_file_of_the_store_is_linked(place):
     store, glance, image = place
     (glance / IMAGE).write_bytes(CONTENT)
     images = Glance([])
-    path = base.obtain(image(), store, images, ['/nonexistent', str(glance)], threading.Event())
+    path = basefile.obtain(image(), store, images, ['/nonexistent', str(glance)], threading.Event())
     assert os.path.samefile(path, glance / IMAGE) and path.startswith(store.directory(IMAGE))
     assert images.asked == 0
 
@@ -76,7 +76,7 @@ def test_it_is_used_in_place_where_it_cannot_be_linked(place, monkeypatch):
         raise OSError(18, 'Invalid cross-device link')
 
     monkeypatch.setattr(os, 'link', refuse)
-    assert base.obtain(image(), store, Glance([]), [str(glance)], threading.Event()) \
+    assert basefile.obtain(image(), store, Glance([]), [str(glance)], threading.Event()) \
         == str(glance / IMAGE)
 
 
@@ -84,15 +84,15 @@ def test_a_store_file_of_other_content_is_refused(place):
     store, glance, image = place
     (glance / IMAGE).write_bytes(CONTENT + b'x')
     with pytest.raises(exception.ImageRefused, match='sha512'):
-        base.obtain(image(), store, Glance([]), [str(glance)], threading.Event())
+        basefile.obtain(image(), store, Glance([]), [str(glance)], threading.Event())
     assert (glance / IMAGE).exists()
 
 
 @pytest.mark.parametrize('store_dirs', [[], ['/nonexistent']])
 def test_else_it_is_downloaded(place, store_dirs):
     store, _glance, image = place
-    path = base.obtain(image(), store, Glance([CONTENT[:7], CONTENT[7:]]), store_dirs,
-                       threading.Event())
+    path = basefile.obtain(image(), store, Glance([CONTENT[:7], CONTENT[7:]]), store_dirs,
+                           threading.Event())
     with open(path, 'rb') as stream:
         assert stream.read() == CONTENT
     assert os.listdir(store.directory(IMAGE)) == [os.path.basename(path)]
@@ -103,7 +103,7 @@ def test_else_it_is_downloaded(place, store_dirs):
 def test_a_wrong_download_is_refused_and_leaves_nothing(place, pieces):
     store, _glance, image = place
     with pytest.raises(exception.ImageRefused, match='sha512'):
-        base.obtain(image(), store, Glance(pieces), [], threading.Event())
+        basefile.obtain(image(), store, Glance(pieces), [], threading.Event())
     assert os.listdir(store.directory(IMAGE)) == []
 
 
@@ -111,7 +111,7 @@ def test_a_cancelled_download_ends_and_leaves_nothing(place):
     store, _glance, image = place
     cancelled = threading.Event()
     with pytest.raises(exception.Cancelled):
-        base.obtain(image(), store, Glance([b'a', b'b'], cancelled.set), [], cancelled)
+        basefile.obtain(image(), store, Glance([b'a', b'b'], cancelled.set), [], cancelled)
     assert os.listdir(store.directory(IMAGE)) == []
 
 
@@ -120,7 +120,8 @@ def test_without_a_hash_nothing_is_trusted(place, image_hash):
     store, glance, image = place
     (glance / IMAGE).write_bytes(CONTENT)
     with pytest.raises(exception.ImageRefused, match='os_hash_value'):
-        base.obtain(image(image_hash), store, Glance([CONTENT]), [str(glance)], threading.Event())
+        basefile.obtain(image(image_hash), store, Glance([CONTENT]), [str(glance)],
+                        threading.Event())
 
 
 @pytest.mark.parametrize('visibility', ['public', 'community', 'shared', 'private'])

@@ -11,7 +11,7 @@ import pytest
 from fakes_manager import failed, until
 
 from bootcache import exception
-from bootcache.manifest import Manifest, State
+from bootcache.manifest import ImageState, Manifest
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -293,23 +293,23 @@ def test_an_image_that_glance_cannot_be_asked_about_is_looked_at_again(house):
     house.images.away = True
     with pytest.raises(RuntimeError):
         house.manager.consider(IMAGE)
-    assert house.state(IMAGE) is State.PENDING and not house.boots.jobs
+    assert house.state(IMAGE) is ImageState.PENDING and not house.boots.jobs
     house.images.away = False
     house.images.put(IMAGE)
     house.manager.consider(IMAGE)
-    until(lambda: house.state(IMAGE) is State.READY)
+    until(lambda: house.state(IMAGE) is ImageState.READY)
 
 
 @pytest.mark.parametrize('away', [False, True])
 def test_a_deleted_images_base_stays_while_nova_has_servers_of_it(house, away):
     house.images.put(IMAGE)
     house.manager.consider(IMAGE)
-    until(lambda: house.state(IMAGE) is State.READY)
+    until(lambda: house.state(IMAGE) is ImageState.READY)
     house.boots.servers, house.boots.away = {IMAGE}, away
     base = house.manager._store.load(IMAGE).base_path
     del house.images.images[IMAGE]
     house.manager.forget(IMAGE)
-    assert house.state(IMAGE) is State.SKIPPED and os.path.exists(base)
+    assert house.state(IMAGE) is ImageState.SKIPPED and os.path.exists(base)
     house.boots.servers, house.boots.away = set(), False
     house.manager.retiring.retry()
     assert house.state(IMAGE) is None and not os.path.exists(base)
@@ -323,7 +323,7 @@ def test_a_deleted_images_base_stays_while_a_host_says_that_it_needs_it(house):
     base = house.store.load(IMAGE).base_path
     house.manager.forget(IMAGE)
     house.manager.retiring.retry()
-    assert house.state(IMAGE) is State.SKIPPED and os.path.exists(base)
+    assert house.state(IMAGE) is ImageState.SKIPPED and os.path.exists(base)
     house.needs.note('one', {'needs': []})
     house.manager.retiring.retry()
     assert house.state(IMAGE) is None and not os.path.exists(base)
@@ -332,14 +332,14 @@ def test_a_deleted_images_base_stays_while_a_host_says_that_it_needs_it(house):
 def test_an_image_that_is_opted_in_again_is_not_retired_any_more(house):
     house.images.put(IMAGE)
     house.manager.consider(IMAGE)
-    until(lambda: house.state(IMAGE) is State.READY)
+    until(lambda: house.state(IMAGE) is ImageState.READY)
     house.boots.servers = {IMAGE}
     house.images.put(IMAGE, mode='off')
     house.manager.consider(IMAGE)
     assert house.manager.retiring.waiting == {IMAGE}
     house.images.put(IMAGE)
     house.manager.consider(IMAGE)
-    until(lambda: house.state(IMAGE) is State.READY)
+    until(lambda: house.state(IMAGE) is ImageState.READY)
     house.boots.servers = set()
     house.manager.retiring.retry()
     assert IMAGE in house.exporter.serving and not house.manager.retiring.waiting
@@ -352,7 +352,7 @@ def test_only_image_ids(house, image):
             call(image)
 
 
-@pytest.mark.parametrize('state', [State.PENDING, State.RECORDING, State.BUILDING])
+@pytest.mark.parametrize('state', [ImageState.PENDING, ImageState.RECORDING, ImageState.BUILDING])
 def test_a_restart_in_the_midst_starts_again(house, state):
     house.images.put(IMAGE)
     house.store.save(Manifest(IMAGE, state))
@@ -367,7 +367,7 @@ def test_a_restart_in_the_midst_starts_again(house, state):
 def test_stopping_keeps_the_image_for_the_next_start(house):
     job = recording(house)
     house.manager.stop()
-    assert job.cancelled.is_set() and house.store.load(IMAGE).state is State.RECORDING
+    assert job.cancelled.is_set() and house.store.load(IMAGE).state is ImageState.RECORDING
     house.boots.gate.set()
     house.restart()
     house.upkeep.recover()

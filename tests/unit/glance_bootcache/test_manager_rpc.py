@@ -8,7 +8,7 @@ import pytest
 from fakes_manager import PATIENCE, SIZE, until
 
 from bootcache import exception
-from bootcache.manifest import State
+from bootcache.manifest import ImageState
 from bootcache.workingset import WorkingSet
 from glance_bootcache.storage import transfers
 
@@ -199,7 +199,7 @@ def test_an_evicted_cache_image_is_built_again_when_a_server_boots(house):
     cold(house)
     report(house, [[0, 65536]])
     manifest = house.store.load(IMAGE)
-    house.store.save(dataclasses.replace(manifest, state=State.SERVED, cache_image=None))
+    house.store.save(dataclasses.replace(manifest, state=ImageState.SERVED, cache_image=None))
     assert plan(house)['action'] == 'cold'
     house.settle()
     assert plan(house)['action'] == 'cache'
@@ -378,4 +378,4 @@ def test_endpoints_hand_on(house, job):
 def test_endpoints_take_only_image_ids(house, method, arguments):
     with pytest.raises(ValueError):
         getattr(house.endpoints, method)({}, '../../etc',
-                                                                            *arguments)
+                                         *arguments)

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from bootcache.manifest import Manifest, State
-from glance_bootcache.hosts import needs
-from glance_bootcache.hosts.needs import Needs
+from bootcache.manifest import ImageState, Manifest
+from glance_bootcache.hosts import reportedneeds
+from glance_bootcache.hosts.reportedneeds import ReportedNeeds
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '8a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -35,7 +35,7 @@ def report(*images):
 
 
 def test_what_a_host_said_last_counts(path, clock):
-    known = Needs(path, clock)
+    known = ReportedNeeds(path, clock)
     assert not known.needed(IMAGE)
     known.note('one', report(IMAGE.upper(), 'no image', None, 5))
     known.note('two', report())
@@ -48,7 +48,7 @@ def test_what_a_host_said_last_counts(path, clock):
 
 @pytest.mark.parametrize('told', [{'images': {}}, {'needs': 'all'}, {'needs': {IMAGE: 1}}, 'x'])
 def test_a_host_that_does_not_tell_may_need_anything(path, clock, told):
-    known = Needs(path, clock)
+    known = ReportedNeeds(path, clock)
     known.note('old', told)
     assert known.needed(IMAGE) and known.needed(OTHER)
     known.note('old', report())
@@ -56,7 +56,7 @@ def test_a_host_that_does_not_tell_may_need_anything(path, clock, told):
 
 
 def test_a_host_that_is_not_heard_of_for_a_day_needs_nothing(path, clock):
-    known = Needs(path, clock)
+    known = ReportedNeeds(path, clock)
     known.note('one', report(IMAGE))
     clock.now += DAY
     assert known.needed(IMAGE)
@@ -66,29 +66,29 @@ def test_a_host_that_is_not_heard_of_for_a_day_needs_nothing(path, clock):
 
 def test_a_restart_forgets_nothing(path, clock):
     """A host whose gateway is cut off reconnects, maybe before it can say anything."""
-    known = Needs(path, clock)
+    known = ReportedNeeds(path, clock)
     known.note('one', report(IMAGE))
     known.note('old', {'images': {}})
     known.save()
-    again = Needs(path, clock)
+    again = ReportedNeeds(path, clock)
     assert again.needed(IMAGE) and again.needed(OTHER)
     again.note('old', report())
     assert again.needed(IMAGE) and not again.needed(OTHER)
 
 
 def test_a_host_that_says_nothing_new_is_remembered_for_a_day_from_then(path, clock):
-    known = Needs(path, clock)
+    known = ReportedNeeds(path, clock)
     known.note('one', report(IMAGE))
     known.save()
     for _hour in range(40):
         clock.now += 3600
         known.note('one', None)
         known.save()
-    assert Needs(path, clock).needed(IMAGE)
+    assert ReportedNeeds(path, clock).needed(IMAGE)
 
 
 def test_it_is_written_when_something_changed(path, clock):
-    known = Needs(path, clock)
+    known = ReportedNeeds(path, clock)
     known.save()
     known.note('one', report(IMAGE))
     known.save()
@@ -110,23 +110,24 @@ def test_it_is_written_when_something_changed(path, clock):
 def test_a_damaged_file_counts_as_empty(path, clock, content):
     with open(path, 'w') as stream:
         stream.write(content)
-    assert not Needs(path, clock).needed(IMAGE)
+    assert not ReportedNeeds(path, clock).needed(IMAGE)
 
 
 def test_a_host_that_lies_cannot_fill_the_memory(path, clock, monkeypatch):
-    monkeypatch.setattr(needs, '_MOST_HOSTS', 3)
-    known = Needs(path, clock)
+    monkeypatch.setattr(reportedneeds, '_MOST_HOSTS', 3)
+    known = ReportedNeeds(path, clock)
     for number in range(10):
         clock.now += 1
         known.note(f'host-{number}' + 'x' * 1000, report(IMAGE))
     assert len(known._hosts) == 3 and all(len(name) <= 255 for name in known._hosts)
-    many = [f'{number:08x}-1f2b-4c3d-8e9f-0a1b2c3d4e5f' for number in range(needs.MOST_IMAGES + 5)]
-    assert len(needs.parse(many)) == needs.MOST_IMAGES
+    many = [f'{number:08x}-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+            for number in range(reportedneeds.MOST_IMAGES + 5)]
+    assert len(reportedneeds.parse(many)) == reportedneeds.MOST_IMAGES
 
 
 # Upkeep.
 
-def base(house, image_id, state=State.READY):
+def base(house, image_id, state=ImageState.READY):
     house.store.put(Manifest(image_id, state, base_path='/base', virtual_bytes=1 << 20))
 
 
@@ -146,7 +147,7 @@ def test_upkeep_serves_what_hosts_need_and_gives_up_what_is_idle(house):
 
 
 def test_an_image_that_is_worked_on_is_not_idle(house):
-    base(house, IMAGE, State.RECORDING)
+    base(house, IMAGE, ImageState.RECORDING)
     house.manager._jobs[IMAGE] = object()
     house.upkeep.keep_needed()
     assert house.exporter.idle == []

@@ -8,17 +8,17 @@ import pytest
 from novaclient import exceptions as nova_exceptions
 
 from bootcache import exception
-from bootcache.ending import Limits, Progress, ended_by
-from bootcache.manifest import State
+from bootcache.ending import BootLimits, BootProgress, ended_by
+from bootcache.manifest import ImageState
 from bootcache.properties import Policy
 from bootcache.workingset import WorkingSet
 from glance_bootcache.decisions import STUCK, SWITCHED_OFF
 from glance_bootcache.glance import tenants
 from glance_bootcache.profileboot import direct, throughnova
-from glance_bootcache.profileboot.job import Job
+from glance_bootcache.profileboot.job import BuildJob
 from glance_bootcache.profileboot.throughnova import Flavor, NovaProfileBoots, choose_flavor
 
-LIMITS = Limits(quota=1000, linger=20, silence=60, timeout=900)
+LIMITS = BootLimits(quota=1000, linger=20, silence=60, timeout=900)
 
 
 @pytest.mark.parametrize('progress, expected', [
@@ -47,11 +47,11 @@ LIMITS = Limits(quota=1000, linger=20, silence=60, timeout=900)
     ((900, 1000, 60, None), 'quota'),
     ((900, 500, 60, None), 'silence')])
 def test_when_a_boot_is_over(progress, expected):
-    assert ended_by(Progress(*progress), LIMITS) == expected
+    assert ended_by(BootProgress(*progress), LIMITS) == expected
 
 
 def test_no_linger_ends_with_the_marker():
-    assert ended_by(Progress(10, 1, 0, 0), Limits(1000, 0, 60, 900)) == 'marker'
+    assert ended_by(BootProgress(10, 1, 0, 0), BootLimits(1000, 0, 60, 900)) == 'marker'
 
 
 FLAVORS = [Flavor('1', 'big', 4096, 40), Flavor('2', 'small', 512, 5), Flavor('3', 'tiny', 64, 0),
@@ -103,7 +103,7 @@ def test_no_flavor_names_the_option(flavors, wanted, option):
 
 
 def test_tokens_are_secret_and_compared_whole():
-    one, two = Job('image'), Job('image')
+    one, two = BuildJob('image'), BuildJob('image')
     assert one.token != two.token and len(one.token) >= 32
     assert one.owns(one.token) is True
     for token in (two.token, '', None, one.token[:-1], one.token + 'x', one.token.upper() + ' '):
@@ -111,11 +111,11 @@ def test_tokens_are_secret_and_compared_whole():
 
 
 def test_a_token_of_strange_letters_is_just_wrong():
-    assert Job('image').owns('tökén') is False
+    assert BuildJob('image').owns('tökén') is False
 
 
 def test_a_job_that_begins_anew_forgets_the_old_one():
-    job = Job('image')
+    job = BuildJob('image')
     old = job.token
     job.host, job.working_set = 'host', WorkingSet('image', '', 1, 512, ())
     job.heard(5, 0.5)
@@ -126,7 +126,7 @@ def test_a_job_that_begins_anew_forgets_the_old_one():
 
 
 def test_cancelling_wakes_the_worker():
-    job = Job('image')
+    job = BuildJob('image')
     job.check_cancelled()
     woken = threading.Event()
     waiter = threading.Thread(target=lambda: (job.changed.wait(30), woken.set()))
@@ -139,7 +139,7 @@ def test_cancelling_wakes_the_worker():
 
 
 def test_a_host_is_heard():
-    job = Job('image')
+    job = BuildJob('image')
     job.heard(5, 0.5)
     assert (job.recorded_bytes, job.idle_seconds) == (5, 0.5) and job.heard_at > 0
 
@@ -188,7 +188,7 @@ def watch(storage_conf):
     def watch(nova, idle=0.0, quota=1 << 30, read=30 << 20):
         boots = object.__new__(NovaProfileBoots)
         boots._conf, boots._client = storage_conf.bootcache, nova
-        job = Job('image', host='host')
+        job = BuildJob('image', host='host')
         job.heard(read, idle)
         return boots._watch('server', Policy('auto', quota, 'login:'), job, time.monotonic())
 
@@ -250,7 +250,7 @@ def test_a_guest_that_waits_for_its_disk_is_waited_for(watch, monkeypatch):
     with pytest.raises(exception.ProfileBootFailed, match='hw_disk_bus') as failed:
         watch(nova, idle=60.0)
     assert str(failed.value).startswith(SWITCHED_OFF)
-    assert 'driver' in tenants.told(State.FAILED, str(failed.value))
+    assert 'driver' in tenants.told(ImageState.FAILED, str(failed.value))
 
 
 @pytest.mark.parametrize('line', [
@@ -264,12 +264,12 @@ def test_a_console_tells_that_a_guest_does_not_come_up(watch, monkeypatch, line,
     if 'idle' not in end:
         # It goes on reading, until the time is up.
         nova.now += 0.5
-        monkeypatch.setattr(Job, 'idle_seconds', property(lambda _job: -1e9, lambda *_: None),
+        monkeypatch.setattr(BuildJob, 'idle_seconds', property(lambda _job: -1e9, lambda *_: None),
                             raising=False)
     with pytest.raises(exception.ProfileBootFailed, match='hw_disk_bus') as failed:
         watch(nova, **end)
     assert str(failed.value).startswith(STUCK) and line.splitlines()[-1][:30] in str(failed.value)
-    told = tenants.told(State.FAILED, str(failed.value))
+    told = tenants.told(ImageState.FAILED, str(failed.value))
     assert 'driver' in told and line.splitlines()[-1][:30] not in told
 
 
@@ -292,7 +292,7 @@ def test_silence_of_a_guest_that_stands_still_ends_nothing(watch, monkeypatch, s
     with pytest.raises(exception.ProfileBootFailed, match='but 65536 bytes') as failed:
         watch(nova, idle=60.0, read=65536)
     assert abs(nova.looks - storage_conf.bootcache.profile_timeout) <= 2
-    assert tenants.told(State.FAILED, str(failed.value)) != tenants.GENERAL[State.FAILED]
+    assert tenants.told(ImageState.FAILED, str(failed.value)) != tenants.GENERAL[ImageState.FAILED]
 
 
 def test_a_direct_profile_boot_is_judged_in_the_same_way(monkeypatch, tmp_path):
@@ -303,5 +303,5 @@ def test_a_direct_profile_boot_is_judged_in_the_same_way(monkeypatch, tmp_path):
     domain = types.SimpleNamespace(name=lambda: 'domain', isActive=lambda: True)
     with pytest.raises(exception.ProfileBootFailed, match='grub rescue>'):
         direct._watch(domain, str(console), Policy('auto', 1 << 30, 'login:'),
-                      Limits(1 << 30, 20, 60, 900), store, time.monotonic(),
+                      BootLimits(1 << 30, 20, 60, 900), store, time.monotonic(),
                       lambda _text: None, lambda: None)

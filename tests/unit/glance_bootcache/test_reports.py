@@ -10,7 +10,7 @@ from bootcache import exception
 from bootcache.refinement import Boot
 from bootcache.workingset import Extent
 from glance_bootcache.decisions import SWITCHED_OFF
-from glance_bootcache.images import boots
+from glance_bootcache.images import reportedboots
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '8a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -37,7 +37,7 @@ def cold(house, monkeypatch):
         house.images.put(image)
         house.hosts.plan_boot(image, 'host', 'server', None)
         house.settle()
-    monkeypatch.setattr(boots, 'time', house.clock)
+    monkeypatch.setattr(reportedboots, 'time', house.clock)
     return house
 
 
@@ -175,7 +175,7 @@ def test_many_boots_that_nobody_confirms_do_not_end_the_refinement(cold):
     """The oldest of them are forgotten; and fewer hosts are asked than before."""
     assert boot(cold, [KNOWN]) == 1
     assert boot(cold, [MORE], server='oldest') == 1
-    for number in range(boots._MOST_UNCONFIRMED):
+    for number in range(reportedboots._MOST_UNCONFIRMED):
         assert boot(cold, [[(number + 5) * 65536, 65536]], server=f'server-{number}') == 1
     assert boot(cold, [MORE], server='another') == 1, 'of the oldest nothing is known'
     assert 'watch' in ask(cold, host='one') and 'watch' not in ask(cold, host='two')
@@ -183,13 +183,14 @@ def test_many_boots_that_nobody_confirms_do_not_end_the_refinement(cold):
 
 
 @pytest.mark.parametrize(('extents', 'kept'), [
-    ([1] * 9, 8), ([boots._MOST_EXTENTS - 2, 1], 2), ([boots._MOST_EXTENTS - 2, 1, 1], 2),
-    ([1, boots._MOST_EXTENTS], 0), ([], 0)])
+    ([1] * 9, 8), ([reportedboots._MOST_EXTENTS - 2, 1], 2),
+    ([reportedboots._MOST_EXTENTS - 2, 1, 1], 2),
+    ([1, reportedboots._MOST_EXTENTS], 0), ([], 0)])
 def test_what_is_remembered_is_bounded_by_its_size(extents, kept):
     """A host may report as many extents as the quota has clusters."""
     told = [Boot(f'{number}', 'host', 0.0, 1.0, 'marker', (Extent(0, 1),) * count)
             for number, count in enumerate(extents)]
-    assert boots.remembered(told) == (tuple(told[-kept:]) if kept else ())
+    assert reportedboots.remembered(told) == (tuple(told[-kept:]) if kept else ())
 
 
 def test_asking_for_no_server_asks_for_no_report(cold):
@@ -200,10 +201,10 @@ def test_asking_for_no_server_asks_for_no_report(cold):
 
 def test_a_report_is_expected_as_long_as_a_boot_may_take(cold):
     ask(cold)
-    cold.clock.now += cold.conf.bootcache.profile_timeout + boots._LATE_SECONDS - 1
+    cold.clock.now += cold.conf.bootcache.profile_timeout + reportedboots._LATE_SECONDS - 1
     assert report(cold, [[0, 65536]], ended_by='shutdown') == 1
     ask(cold)
-    cold.clock.now += cold.conf.bootcache.profile_timeout + boots._LATE_SECONDS
+    cold.clock.now += cold.conf.bootcache.profile_timeout + reportedboots._LATE_SECONDS
     assert report(cold, [[0, 65536], [131072, 65536]]) == 1
 
 

@@ -6,7 +6,7 @@ import logging
 import pytest
 from fakes_manager import failed
 
-from bootcache.manifest import Manifest, State
+from bootcache.manifest import ImageState, Manifest
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -28,7 +28,7 @@ def shown(house, image=IMAGE):
 
 @pytest.mark.parametrize('later', ['upkeep', 'restart', 'another look'])
 def test_ready_is_shown_later_where_glance_was_away_at_its_moment(house, later):
-    house.images.refuses = lambda state: state is State.READY
+    house.images.refuses = lambda state: state is ImageState.READY
     register(house)
     assert house.state(IMAGE) == 'ready' and shown(house) == ('building', '')
     house.upkeep.once()
@@ -53,7 +53,7 @@ def test_an_image_whose_state_glance_never_takes_holds_up_no_other(house, monkey
 
     images = [f'{number:08x}{IMAGE[8:]}' for number in range(20)]
     for image in images:
-        house.store.save(Manifest(image, State.READY))
+        house.store.save(Manifest(image, ImageState.READY))
     monkeypatch.setattr(house.images, 'show_state', show_state)
     refused = set(images)
     for image in images:
@@ -89,13 +89,13 @@ def test_what_is_shown_is_not_written_again(house):
 def test_a_state_that_changes_while_it_is_shown_is_not_the_last_one_shown(house):
     """Two threads show one after the other, and the slower one the older state."""
     register(house)
-    changes = [State.SERVED]
+    changes = [ImageState.SERVED]
 
     def change(image_id, state):
         if changes:
             house.store.save(Manifest(IMAGE, changes.pop()))
 
-    house.store.save(Manifest(IMAGE, State.FAILED, 'why'))
+    house.store.save(Manifest(IMAGE, ImageState.FAILED, 'why'))
     house.images.on_show = change
     house.manager.shown.show(IMAGE)
     assert shown(house) == ('served', '')
@@ -130,7 +130,7 @@ def test_quotas_are_kept_while_nova_is_away(house, monkeypatch):
     monkeypatch.setattr(house.manager, 'keep_quota', lambda: kept.append(True))
     house.boots.away = True
     house.images.put(IMAGE)
-    house.store.save(Manifest(IMAGE, State.PENDING))
+    house.store.save(Manifest(IMAGE, ImageState.PENDING))
     house.upkeep.once()
     assert kept == [True] and not house.upkeep.recovered
     # What an earlier process did not finish waits for it: it would fail.
@@ -147,7 +147,7 @@ def test_one_image_that_glance_cannot_tell_of_does_not_hold_up_the_others(house,
                         else get(image_id))
     for image in (OTHER, IMAGE):
         house.images.put(image)
-        house.store.save(Manifest(image, State.PENDING))
+        house.store.save(Manifest(image, ImageState.PENDING))
     house.restart()
     house.upkeep.once()
     house.settle()
@@ -161,7 +161,7 @@ def test_one_image_that_glance_cannot_tell_of_does_not_hold_up_the_others(house,
 
 def test_glance_that_is_away_is_not_asked_for_every_image(house):
     for number in range(20):
-        house.store.save(Manifest(f'{number:08x}{IMAGE[8:]}', State.PENDING))
+        house.store.save(Manifest(f'{number:08x}{IMAGE[8:]}', ImageState.PENDING))
     house.upkeep.recovered = True
     house.images.away = True
     with pytest.raises(RuntimeError):

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from bootcache import savefile
-from bootcache.manifest import CacheInfo, Manifest, State, WorkingSetInfo
+from bootcache.manifest import CacheInfo, ImageState, Manifest, WorkingSetInfo
 from bootcache.workingset import Extent, WorkingSet
 from glance_bootcache.storage.store import ImageStore
 
@@ -32,7 +32,7 @@ def fill(store):
             stream.write(name)
     file = store.save_working_set(IMAGE, SET)
     manifest = Manifest(
-        IMAGE, State.READY, base_path=store.path(IMAGE, 'base-1.img'),
+        IMAGE, ImageState.READY, base_path=store.path(IMAGE, 'base-1.img'),
         working_set=WorkingSetInfo(file, 8192, 2, 4096, 'nova', 'marker', 1.0, 'login:'),
         cache_image=CacheInfo('cache-1.qcow2', 13, 8192, 2, 'ab', 8192, 4096, 1 << 20, 'nbd:', 1.0,
                               1))

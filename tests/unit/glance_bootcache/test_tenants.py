@@ -5,7 +5,7 @@ import types
 import pytest
 
 from bootcache import exception, properties
-from bootcache.manifest import State
+from bootcache.manifest import ImageState
 from glance_bootcache import decisions
 from glance_bootcache.decisions import ImageFacts
 from glance_bootcache.glance import tenants
@@ -36,13 +36,13 @@ def skip_reason(disk_format='qcow2', container_format='bare', stored_bytes=1, **
                                             stored_bytes, '', 0, 0, given), False)
 
 
-@pytest.mark.parametrize('state', State)
+@pytest.mark.parametrize('state', ImageState)
 @pytest.mark.parametrize('reason', TELLING)
 def test_nothing_of_the_cloud_is_told(state, reason):
     assert tenants.told(state, reason) == tenants.GENERAL[state]
 
 
-@pytest.mark.parametrize('state', State)
+@pytest.mark.parametrize('state', ImageState)
 def test_without_a_reason_there_is_none(state):
     assert tenants.told(state, '') == ''
 
@@ -69,8 +69,8 @@ def test_the_sentences_are_short_and_plain():
     (decisions.HELD, 'an operator of the cloud'), (decisions.DELETED, 'was deleted'),
 ])
 def test_what_the_owner_can_mend_is_told(reason, told):
-    sentence = tenants.told(State.SKIPPED, reason)
-    assert told in sentence and sentence != tenants.GENERAL[State.SKIPPED]
+    sentence = tenants.told(ImageState.SKIPPED, reason)
+    assert told in sentence and sentence != tenants.GENERAL[ImageState.SKIPPED]
 
 
 def test_what_inspection_finds_is_told(tmp_path):
@@ -78,12 +78,12 @@ def test_what_inspection_finds_is_told(tmp_path):
     file.write_bytes(b'QFI\xfb' + bytes(1020))
     with pytest.raises(exception.ImageRefused) as refused:
         inspection.inspect(str(file), 'raw')
-    assert tenants.told(State.SKIPPED, str(refused.value)) \
+    assert tenants.told(ImageState.SKIPPED, str(refused.value)) \
         == 'its content is not what disk_format says'
 
 
 def test_it_waits_for_a_host():
-    assert 'compute host' in tenants.told(State.PENDING, f'{decisions.NO_HOST}; and so on')
+    assert 'compute host' in tenants.told(ImageState.PENDING, f'{decisions.NO_HOST}; and so on')
 
 
 class Client:
@@ -104,10 +104,10 @@ def test_glance_gets_the_sentence(reason):
     images = Images.__new__(Images)
     image = {'id': IMAGE, 'status': 'active'}
     images._client = Client({**image, 'bootcache_reason': 'of an earlier version, cn-17'})
-    images.show_state(IMAGE, State.FAILED, reason)
+    images.show_state(IMAGE, ImageState.FAILED, reason)
     assert images._client.image == {**image, 'bootcache_state': 'failed',
-                                    'bootcache_reason': tenants.GENERAL[State.FAILED]}
-    images.show_state(IMAGE, State.READY, '')
+                                    'bootcache_reason': tenants.GENERAL[ImageState.FAILED]}
+    images.show_state(IMAGE, ImageState.READY, '')
     assert images._client.image == {**image, 'bootcache_state': 'ready'}
 
 
@@ -117,6 +117,6 @@ def test_an_image_on_its_way_into_glance_is_left_alone(status):
     image = {'id': IMAGE, 'status': status}
     images = Images.__new__(Images)
     images._client = Client(dict(image))
-    assert images.show_state(IMAGE, State.PENDING, '') is True
+    assert images.show_state(IMAGE, ImageState.PENDING, '') is True
     assert images._client.image == image
-    assert images.shows(facts(image), State.PENDING, '')
+    assert images.shows(facts(image), ImageState.PENDING, '')

@@ -11,12 +11,12 @@ import pytest
 
 from bootcache import conf as bootcache_conf
 from bootcache import exception, savefile, tier
-from bootcache.manifest import CacheInfo, Manifest, State
-from bootcache.tier import Medium, Room
+from bootcache.manifest import CacheInfo, ImageState, Manifest
+from bootcache.tier import Eviction, Medium
 from glance_bootcache import conf as glance_conf
+from glance_bootcache.storage.lastuses import Usage
 from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import StorageTiers
-from glance_bootcache.storage.usage import Usage
 
 MIB = 1 << 20
 ONE, TWO, THREE = (f'{number}5f0d3e0-1f2b-4c3d-8e9f-0a1b2c3d4e5f' for number in (1, 2, 3))
@@ -28,7 +28,8 @@ def cache_image(size=MIB, content=b'x'):
 
 
 def manifest(image_id, size=MIB, updated_at='2026-01-02T03:04:05+00:00'):
-    return Manifest(image_id, State.READY, cache_image=cache_image(size), updated_at=updated_at)
+    return Manifest(image_id, ImageState.READY, cache_image=cache_image(size),
+                    updated_at=updated_at)
 
 
 class FakeExporter:
@@ -153,15 +154,15 @@ def on_disk(tiers, entry):
 def test_the_disk_s_plan(tiers):
     entries = [manifest(ONE), manifest(TWO), Manifest(THREE)]
     tiers.note_use(ONE, 2e9)
-    assert tiers.plan_disk(entries) == Room(True, ())
-    assert tiers.plan_disk(entries, MIB) == Room(True, ())
-    assert tiers.plan_disk(entries, 2 * MIB) == Room(True, (TWO,))
-    assert tiers.plan_disk(entries, 2 * MIB, busy=[TWO]) == Room(True, (ONE,))
-    assert tiers.plan_disk(entries, 4 * MIB) == Room(True, (TWO, ONE))
-    assert tiers.plan_disk(entries, 5 * MIB) == Room(False, ())
+    assert tiers.plan_disk(entries) == Eviction(True, ())
+    assert tiers.plan_disk(entries, MIB) == Eviction(True, ())
+    assert tiers.plan_disk(entries, 2 * MIB) == Eviction(True, (TWO,))
+    assert tiers.plan_disk(entries, 2 * MIB, busy=[TWO]) == Eviction(True, (ONE,))
+    assert tiers.plan_disk(entries, 4 * MIB) == Eviction(True, (TWO, ONE))
+    assert tiers.plan_disk(entries, 5 * MIB) == Eviction(False, ())
     pinned = dataclasses.replace(entries[1], pinned=True)
-    assert tiers.plan_disk([entries[0], pinned], 2 * MIB) == Room(True, (ONE,))
-    assert tiers.plan_disk([entries[0], pinned], 4 * MIB) == Room(False, ())
+    assert tiers.plan_disk([entries[0], pinned], 2 * MIB) == Eviction(True, (ONE,))
+    assert tiers.plan_disk([entries[0], pinned], 4 * MIB) == Eviction(False, ())
 
 
 def test_what_was_never_used_counts_from_its_last_change(tiers):

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from glance_bootcache.images import turns
-from glance_bootcache.images.turns import Turns, Waiting, most_of_one, next_turn
+from glance_bootcache.images.turns import Turns, WaitingImage, most_of_one, next_turn
 
 OWNERS = st.sampled_from(['a', 'b', 'c', 'd'])
 
 
 def waiting(*owners):
     """Images of these owners, in the order in which they came."""
-    return [Waiting(f'{owner}{came}', owner, came) for came, owner in enumerate(owners)]
+    return [WaitingImage(f'{owner}{came}', owner, came) for came, owner in enumerate(owners)]
 
 
 @pytest.mark.parametrize(('owners', 'running', 'last', 'places', 'expected'), [

@@ -2,7 +2,7 @@
 
 import fakes_manager
 
-from bootcache.manifest import State
+from bootcache.manifest import ImageState
 from glance_bootcache import decisions
 from glance_bootcache.glance import tenants
 
@@ -32,7 +32,7 @@ def test_an_image_waits_and_says_for_what(house):
     assert found['state'] == 'pending' and found['reason'] == decisions.AWAITED
     assert not house.boots.jobs
     assert house.images.shown == [(IMAGE, 'pending', decisions.AWAITED)]
-    assert 'compute host' in tenants.told(State.PENDING, decisions.AWAITED)
+    assert 'compute host' in tenants.told(ImageState.PENDING, decisions.AWAITED)
 
 
 def test_the_first_report_of_a_host_begins_it(house):
@@ -116,7 +116,7 @@ def test_what_an_operator_asked_for_is_done_when_a_host_comes(house):
     lonely(house).manager.consider(IMAGE)
     found = house.operators.get_image(IMAGE)
     assert (found['state'], found['reason']) == ('pending', decisions.AWAITED_ANEW)
-    assert 'compute host' in tenants.told(State.PENDING, found['reason'])
+    assert 'compute host' in tenants.told(ImageState.PENDING, found['reason'])
     house.endpoints.report_holdings({}, 'cn-1', HOLDINGS)
     house.boots.gate.clear()
     house.upkeep.recover()

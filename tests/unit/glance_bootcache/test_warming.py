@@ -6,8 +6,8 @@ from keystoneauth1 import exceptions as ks_exceptions
 from oslo_messaging.rpc import dispatcher as rpc_dispatcher
 
 from bootcache import exception
-from bootcache.manifest import State
-from glance_bootcache.warming import warming
+from bootcache.manifest import ImageState
+from glance_bootcache.warming import runner
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '8a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -258,7 +258,7 @@ def test_the_record_ends_after_an_hour(ready):
 
 
 def test_there_is_an_end_to_jobs(ready, monkeypatch):
-    monkeypatch.setattr(warming, '_MOST_JOBS', 2)
+    monkeypatch.setattr(runner, '_MOST_JOBS', 2)
     ready.nova.hosts = {name: ('one',) for name in 'abc'}
     with pytest.raises(exception.RequestRefused, match='2 at most'):
         warm(ready, 'a', 'b', 'c')
@@ -305,7 +305,7 @@ def test_the_thread_goes_on_after_an_error(ready, monkeypatch, caplog):
             ready.warming.stop()
         raise RuntimeError('a fault of ours')
 
-    monkeypatch.setattr(warming, '_TICK_SECONDS', 0.001)
+    monkeypatch.setattr(runner, '_TICK_SECONDS', 0.001)
     monkeypatch.setattr(ready.warming, 'step', fail)
     ready.warming._run()
     assert len(steps) == 3 and 'a fault of ours' in caplog.text
@@ -444,7 +444,7 @@ def test_what_is_done_while_it_is_built_again_stays_done(policy):
 
     def building():
         scan(policy)
-        policy.store.change(IMAGE, warming._is_warm)
+        policy.store.change(IMAGE, runner._is_warm)
 
     policy.qemu.building = building
     policy.manager.rebuild(IMAGE)
@@ -512,7 +512,7 @@ def test_a_failure_never_harms_the_image(policy, fault, caplog):
             tell(policy, host, 'error', 'no room')
     assert done(policy) == [True, True] and 'warm' in caplog.text
     manifest = policy.store.load(IMAGE)
-    assert (manifest.state, manifest.reason, manifest.warm_due) == (State.READY, '', False)
+    assert (manifest.state, manifest.reason, manifest.warm_due) == (ImageState.READY, '', False)
     assert policy.hosts.plan_boot(IMAGE, 'one', 'server', None)['action'] == 'cache'
     asked = len(policy.nova.asked)
     scan(policy)
@@ -544,7 +544,7 @@ def test_images_of_earlier_versions_are_not_warmed_by_an_upgrade(policy):
 
 
 def test_more_images_than_may_be_warmed_at_once_wait(policy, monkeypatch):
-    monkeypatch.setattr(warming, '_MOST_JOBS', 2)
+    monkeypatch.setattr(runner, '_MOST_JOBS', 2)
     for image in (IMAGE, OTHER):
         make_ready(policy, image)
     for _ in range(12):

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootcache import rpcapi
-from bootcache.manifest import CacheInfo, Manifest, State
+from bootcache.manifest import CacheInfo, ImageState, Manifest
 from glance_bootcache import decisions
 from glance_bootcache.warming import warmjobs
-from glance_bootcache.warming.warmjobs import Job, Outcome, Phase
+from glance_bootcache.warming.warmjobs import HostOutcome, WarmJob, WarmPhase
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 CACHE = CacheInfo('cache', 1000, 900, 3, 'ab', 1 << 30, 65536, 1 << 29, 'nbd://', 1.5, 1)
@@ -18,7 +18,7 @@ WARM = ('cached', 'existing')
 
 
 def asked(*hosts, held=(), now=100.0):
-    job = Job(IMAGE, 'racks', now)
+    job = WarmJob(IMAGE, 'racks', now)
     job.ask(hosts or ('one', 'two'), held, now)
     return job
 
@@ -32,7 +32,7 @@ def outcomes(job):
 @pytest.mark.parametrize('before, told', itertools.product(
     (rpcapi.WARM_WAITING, *rpcapi.WARM_OUTCOMES), rpcapi.WARM_OUTCOMES))
 def test_a_warm_host_stays_what_it_is(before, told):
-    after = Outcome(before, 'of before', 1).reported(told, 'of now')
+    after = HostOutcome(before, 'of before', 1).reported(told, 'of now')
     assert after.attempts == 1
     if before in WARM:
         assert (after.outcome, after.reason) == (before, 'of before')
@@ -42,18 +42,18 @@ def test_a_warm_host_stays_what_it_is(before, told):
 
 @pytest.mark.parametrize('told', ['', 'waiting', 'skipped', 'x' * 1000])
 def test_an_outcome_that_is_none_changes_nothing(told):
-    assert Outcome().reported(told, '') == Outcome()
+    assert HostOutcome().reported(told, '') == HostOutcome()
 
 
 def test_reasons_have_an_end():
-    assert len(Outcome().reported('error', 'x' * 10_000).reason) == 500
+    assert len(HostOutcome().reported('error', 'x' * 10_000).reason) == 500
 
 
 @pytest.mark.parametrize('outcome, final', [
     ('waiting', False), ('error', False), ('cached', True), ('existing', True),
     ('unsupported', True)])
 def test_what_another_attempt_would_not_change(outcome, final):
-    assert Outcome(outcome).is_final is final
+    assert HostOutcome(outcome).is_final is final
 
 
 # Attempts.
@@ -61,9 +61,9 @@ def test_what_another_attempt_would_not_change(outcome, final):
 def test_it_is_over_when_all_hosts_have_reported():
     job = asked()
     job.report('one', 'cached', '', 110.0)
-    assert job.close(111.0, 60, 3, {}) == [] and job.phase is Phase.ASKED
+    assert job.close(111.0, 60, 3, {}) == [] and job.phase is WarmPhase.ASKED
     job.report('two', 'existing', '', 112.0)
-    assert job.close(113.0, 60, 3, {}) == [] and job.phase is Phase.DONE
+    assert job.close(113.0, 60, 3, {}) == [] and job.phase is WarmPhase.DONE
     assert outcomes(job) == {'one': 'cached', 'two': 'existing'} and job.reason == ''
 
 
@@ -73,8 +73,8 @@ def test_a_host_without_a_report_is_waited_for_as_long_as_others_report():
     job.report('one', 'cached', '', 150.0)
     assert job.close(209.0, 60, 1, {}) == []
     job.report('two', 'cached', '', 209.0)
-    assert job.close(268.0, 60, 1, {}) == [] and job.phase is Phase.ASKED
-    assert job.close(269.0, 60, 1, {}) == ['three'] and job.phase is Phase.DONE
+    assert job.close(268.0, 60, 1, {}) == [] and job.phase is WarmPhase.ASKED
+    assert job.close(269.0, 60, 1, {}) == ['three'] and job.phase is WarmPhase.DONE
     assert job.hosts['three'].outcome == 'error' and '60 s' in job.hosts['three'].reason
 
 
@@ -83,12 +83,12 @@ def test_a_host_that_fails_is_asked_again_and_the_others_stay_warm():
     job.report('one', 'cached', '', 101.0)
     job.report('two', 'error', 'no room', 102.0)
     assert job.close(103.0, 60, 3, {}) == ['two']
-    assert (job.phase, job.due, outcomes(job)['two']) == (Phase.WAITING, 133.0, 'error')
+    assert (job.phase, job.due, outcomes(job)['two']) == (WarmPhase.WAITING, 133.0, 'error')
     job.ask(('one', 'two'), ('one',), 133.0)
     assert outcomes(job) == {'one': 'cached', 'two': 'waiting'}
     job.report('one', 'existing', '', 134.0)
     job.report('two', 'cached', '', 135.0)
-    assert job.close(136.0, 60, 3, {}) == [] and job.phase is Phase.DONE
+    assert job.close(136.0, 60, 3, {}) == [] and job.phase is WarmPhase.DONE
     assert job.describe() == {
         'aggregate': 'racks', 'done': True, 'reason': '', 'hosts': {
             'one': {'outcome': 'cached', 'reason': '', 'attempts': 1},
@@ -97,8 +97,8 @@ def test_a_host_that_fails_is_asked_again_and_the_others_stay_warm():
 
 @pytest.mark.parametrize('attempts', [1, 2, 5])
 def test_no_more_attempts_than_allowed(attempts):
-    job, now, asks = Job(IMAGE, 'racks', 0.0), 0.0, 0
-    while job.phase is not Phase.DONE:
+    job, now, asks = WarmJob(IMAGE, 'racks', 0.0), 0.0, 0
+    while job.phase is not WarmPhase.DONE:
         now = max(now, job.due)
         job.ask(('one',), (), now)
         asks += 1
@@ -111,7 +111,7 @@ def test_no_more_attempts_than_allowed(attempts):
 def test_a_host_that_cannot_is_not_asked_again():
     job = asked('one')
     job.report('one', 'unsupported', 'the driver cannot', 101.0)
-    assert job.close(102.0, 60, 3, {}) == ['one'] and job.phase is Phase.DONE
+    assert job.close(102.0, 60, 3, {}) == ['one'] and job.phase is WarmPhase.DONE
     assert job.hosts['one'].outcome == 'unsupported'
 
 
@@ -131,9 +131,9 @@ def test_hosts_that_come_and_go_between_attempts():
 
 
 def test_an_aggregate_without_hosts():
-    job = Job(IMAGE, 'racks', 0.0)
+    job = WarmJob(IMAGE, 'racks', 0.0)
     job.ask((), (), 1.0)
-    assert job.close(1.0, 60, 3, {}) == [] and job.phase is Phase.DONE
+    assert job.close(1.0, 60, 3, {}) == [] and job.phase is WarmPhase.DONE
     assert 'no hosts' in job.reason
 
 
@@ -159,27 +159,27 @@ def test_a_host_that_got_warm_meanwhile_needs_no_further_attempt():
     job = asked('one')
     job.report('one', 'error', 'x', 101.0)
     job.close(102.0, 60, 3, {})
-    assert job.phase is Phase.WAITING
+    assert job.phase is WarmPhase.WAITING
     job.look({'one': 0}, 0, 110.0)
-    assert job.close(110.0, 60, 3, {}) == [] and job.phase is Phase.DONE
+    assert job.close(110.0, 60, 3, {}) == [] and job.phase is WarmPhase.DONE
     assert job.hosts['one'].reason == ''
 
 
 # Nova.
 
 def test_a_refusal_counts_as_an_attempt():
-    job = Job(IMAGE, 'racks', 0.0)
+    job = WarmJob(IMAGE, 'racks', 0.0)
     job.refused('no such aggregate', 1.0, 2)
-    assert (job.phase, job.due, job.reason) == (Phase.WAITING, 31.0, 'no such aggregate')
+    assert (job.phase, job.due, job.reason) == (WarmPhase.WAITING, 31.0, 'no such aggregate')
     job.refused('no such aggregate', 31.0, 2)
-    assert job.phase is Phase.DONE and job.describe()['reason'] == 'no such aggregate'
+    assert job.phase is WarmPhase.DONE and job.describe()['reason'] == 'no such aggregate'
 
 
 def test_no_answer_counts_as_none():
-    job = Job(IMAGE, 'racks', 0.0)
+    job = WarmJob(IMAGE, 'racks', 0.0)
     for number in range(20):
         job.not_answered('refused', 0.0)
-        assert job.phase is Phase.WAITING and job.due == warmjobs.backoff(number + 1)
+        assert job.phase is WarmPhase.WAITING and job.due == warmjobs.backoff(number + 1)
     job.ask(('one',), (), 5.0)
     job.not_answered('timeout', 6.0)
     assert job.attempts == 0 and job.hosts['one'].attempts == 0
@@ -189,7 +189,7 @@ def test_no_answer_counts_as_none():
 
 
 def test_the_waiting_for_nova_begins_anew_once_it_has_answered():
-    job = Job(IMAGE, 'racks', 0.0)
+    job = WarmJob(IMAGE, 'racks', 0.0)
     for _ in range(4):
         job.not_answered('refused', 0.0)
     job.ask(('one',), (), 500.0)
@@ -202,8 +202,8 @@ def test_the_waiting_for_nova_begins_anew_once_it_has_answered():
 def test_a_refusal_of_the_request_itself_counts_once():
     job = asked('one')
     job.refused('image not found', 101.0, 1)
-    assert job.attempts == 1 and job.phase is Phase.DONE
-    assert job.hosts['one'] == Outcome('error', 'image not found', 0)
+    assert job.attempts == 1 and job.phase is WarmPhase.DONE
+    assert job.hosts['one'] == HostOutcome('error', 'image not found', 0)
 
 
 def test_waiting_grows_and_has_an_end():
@@ -215,12 +215,12 @@ def test_waiting_grows_and_has_an_end():
 # Turns.
 
 def job(aggregate, phase, due=0.0):
-    return Job(IMAGE, aggregate, due, phase)
+    return WarmJob(IMAGE, aggregate, due, phase)
 
 
 def test_the_longest_waiting_is_next():
-    jobs = [job('a', Phase.WAITING, 5.0), job('b', Phase.WAITING, 3.0), job('c', Phase.DONE),
-            job('d', Phase.WAITING, 50.0), job('e', Phase.ASKED)]
+    jobs = [job('a', WarmPhase.WAITING, 5.0), job('b', WarmPhase.WAITING, 3.0),
+            job('c', WarmPhase.DONE), job('d', WarmPhase.WAITING, 50.0), job('e', WarmPhase.ASKED)]
 
     def turn(concurrency, now=10.0):
         return [one.aggregate for one in warmjobs.may_start(jobs, now, concurrency)]
@@ -229,28 +229,30 @@ def test_the_longest_waiting_is_next():
     assert turn(9, 2.0) == [] and turn(9, 60.0) == ['b', 'a', 'd']
 
 
-@given(st.lists(st.tuples(st.sampled_from(Phase), st.floats(0, 100))), st.integers(1, 5),
+@given(st.lists(st.tuples(st.sampled_from(WarmPhase), st.floats(0, 100))), st.integers(1, 5),
        st.floats(0, 100))
 def test_never_more_at_once_than_allowed(jobs, concurrency, now):
     jobs = [job(str(number), *one) for number, one in enumerate(jobs)]
-    under_way = sum(one.phase is Phase.ASKED for one in jobs)
+    under_way = sum(one.phase is WarmPhase.ASKED for one in jobs)
     started = warmjobs.may_start(jobs, now, concurrency)
     assert not started or under_way + len(started) <= concurrency
-    assert all(one.phase is Phase.WAITING and one.due <= now for one in started)
+    assert all(one.phase is WarmPhase.WAITING and one.due <= now for one in started)
 
 
 # Images that hosts cannot be warmed for.
 
 @pytest.mark.parametrize('state, cure', [
-    (State.PENDING, '--wait'), (State.RECORDING, '--wait'), (State.BUILDING, '--wait'),
-    (State.SERVED, 'image build'), (State.READY, 'image build'), (State.FAILED, 'image build'),
-    (State.SKIPPED, 'opted out')])
+    (ImageState.PENDING, '--wait'), (ImageState.RECORDING, '--wait'),
+    (ImageState.BUILDING, '--wait'), (ImageState.SERVED, 'image build'),
+    (ImageState.READY, 'image build'), (ImageState.FAILED, 'image build'),
+    (ImageState.SKIPPED, 'opted out')])
 def test_an_image_without_a_cache_image_is_named_with_state_and_cure(state, cure):
     why = decisions.why_not_warm(IMAGE, Manifest(IMAGE, state, reason='it is opted out'))
     assert IMAGE in why and state.value in why and cure in why
 
 
-@pytest.mark.parametrize('state', [State.READY, State.BUILDING, State.RECORDING, State.PENDING])
+@pytest.mark.parametrize('state', [ImageState.READY, ImageState.BUILDING, ImageState.RECORDING,
+                                   ImageState.PENDING])
 def test_an_older_cache_image_warms_as_well(state):
     assert decisions.why_not_warm(IMAGE, Manifest(IMAGE, state, cache_image=CACHE)) == ''
 
@@ -261,15 +263,15 @@ def test_an_unknown_image_is_named():
 
 def test_a_host_that_is_silent_is_not_waited_for():
     """Its timeout may be an hour, and other images wait for their turn meanwhile."""
-    job = Job('image', 'rack', 0.0)
+    job = WarmJob('image', 'rack', 0.0)
     job.ask(['busy', 'dead'], [], 100.0)
     seen = {'busy': 260.0, 'dead': 40.0}
-    assert job.close(279.0, 3600, 3, seen) == [] and job.phase is Phase.ASKED
+    assert job.close(279.0, 3600, 3, seen) == [] and job.phase is WarmPhase.ASKED
     assert job.hosts['dead'].outcome == rpcapi.WARM_WAITING
-    assert job.close(280.0, 3600, 3, seen) == [] and job.phase is Phase.ASKED
+    assert job.close(280.0, 3600, 3, seen) == [] and job.phase is WarmPhase.ASKED
     assert job.hosts['dead'].outcome == rpcapi.WARM_ERROR
     assert 'not heard of for 180 s' in job.hosts['dead'].reason
     # Now only the one that is heard of is waited for.
     assert job.close(400.0, 3600, 3, {'busy': 395.0}) == []
     job.report('busy', rpcapi.WARM_CACHED, '', 401.0)
-    assert job.close(401.0, 3600, 3, {'busy': 395.0}) == ['dead'] and job.phase is Phase.WAITING
+    assert job.close(401.0, 3600, 3, {'busy': 395.0}) == ['dead'] and job.phase is WarmPhase.WAITING

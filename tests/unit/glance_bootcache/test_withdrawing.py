@@ -10,9 +10,9 @@ import pytest
 from fakes_manager import until
 from glance import notifier as glance_notifier
 
-from bootcache.manifest import Manifest, State
+from bootcache.manifest import ImageState, Manifest
+from glance_bootcache.glance.inquiries import Inquiries
 from glance_bootcache.glance.listener import ImageEvents
-from glance_bootcache.glance.looks import Looks
 from glance_bootcache.images import manager
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -85,7 +85,7 @@ def test_an_image_that_is_active_again_while_a_server_reads_its_base(ready, nova
     ready.settle()
     assert plan(ready)['action'] == 'cache'
     manifest = ready.store.load(IMAGE)
-    assert (manifest.state, manifest.reason, manifest.base_path) == (State.READY, '', base)
+    assert (manifest.state, manifest.reason, manifest.base_path) == (ImageState.READY, '', base)
     assert manifest.image_hash == manifest.base_hash
 
 
@@ -150,7 +150,7 @@ def test_an_earlier_answer_of_glance_does_not_undo_a_later_one(ready):
     go.set()
     thread.join(20)
     ready.settle()
-    assert ready.state(IMAGE) is State.SKIPPED and len(ready.boots.jobs) == 1
+    assert ready.state(IMAGE) is ImageState.SKIPPED and len(ready.boots.jobs) == 1
     assert not given_out(ready)
 
 
@@ -199,13 +199,13 @@ def test_nor_does_it_bring_a_deleted_image_back(ready):
 
 
 def test_looks_one_after_the_other_all_count():
-    looks = Looks()
+    looks = Inquiries()
     for _ in range(2):
         assert looks.end(IMAGE, looks.begin(IMAGE)) is True
 
 
 def test_of_looks_at_the_same_time_the_first_to_end_counts():
-    looks = Looks()
+    looks = Inquiries()
     one, two, other = looks.begin(IMAGE), looks.begin(IMAGE), looks.begin('other')
     assert looks.end(IMAGE, two) is True
     assert looks.end(IMAGE, one) is False
@@ -281,7 +281,7 @@ def test_a_lost_manifest_does_not_begin_again_below_what_hosts_hold(ready, monke
     for expected in (10 ** 9, 10 ** 9 + 1):
         assert ready.manager.let_go(IMAGE).generation == expected
     ready.store.remove(IMAGE)
-    ready.store.save(Manifest(IMAGE, State.READY))
+    ready.store.save(Manifest(IMAGE, ImageState.READY))
     monkeypatch.setattr(manager, 'time', types.SimpleNamespace(time=lambda: 2e9))
     assert ready.manager.let_go(IMAGE).generation == 2 * 10 ** 9
     held = {'images': {IMAGE: [1.0, 'disk', 10 ** 9 + 1, 7]}}

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from bootcache import ending, exception
-from bootcache.ending import Limits, Progress
+from bootcache.ending import BootLimits, BootProgress
 from bootcache.workingset import Extent
 from nova_bootcache.asking.offer import Watch
 from nova_bootcache.gateway import growingstore
@@ -19,7 +19,7 @@ from nova_bootcache.recording.bootwatch import BootWatch
 from nova_bootcache.storagenode import Remote
 
 REMOTE = Remote('7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f', '10.0.0.1', 10810, 'base-x')
-LIMITS = Limits(quota=1 << 30, linger=30, silence=60, timeout=900)
+LIMITS = BootLimits(quota=1 << 30, linger=30, silence=60, timeout=900)
 EXTENTS = [Extent(65536, 65536, 0.5), Extent(0, 65536)]
 TABLES = 300_000
 
@@ -166,12 +166,12 @@ def test_a_boot_that_never_ends_does(watched):
 
 def test_reading_as_much_as_the_cache_image_may_have_ends_it(watched):
     boot = watched({5: lambda boot: boot.read(1 << 20), 9: lambda boot: boot.read(3 << 20)},
-                   limits=Limits(4 << 20, 30, 60, 900))
+                   limits=BootLimits(4 << 20, 30, 60, 900))
     assert ended_by(boot) == ('quota', 9.0)
 
 
 def test_what_the_store_had_before_does_not_count(watched):
-    boot = watched(reading(1), limits=Limits(TABLES, 30, 60, 900))
+    boot = watched(reading(1), limits=BootLimits(TABLES, 30, 60, 900))
     assert ended_by(boot)[0] == 'silence'
 
 
@@ -287,7 +287,7 @@ def test_a_boot_that_never_becomes_quiet_counts_up_to_its_marker(watched):
 @pytest.mark.parametrize('idle, linger, quiet', [
     (5.0, 30, True), (4.9, 30, False), (3.0, 3, True), (2.9, 3, False), (0.0, 0, True)])
 def test_quiet_is_five_seconds_or_the_linger(idle, linger, quiet):
-    assert ending.was_quiet(Progress(100, 1, idle, 30), Limits(1, linger, 60, 900)) is quiet
+    assert ending.was_quiet(BootProgress(100, 1, idle, 30), BootLimits(1, linger, 60, 900)) is quiet
 
 
 def test_what_is_read_after_the_end_does_not_count(watched, monkeypatch):

@@ -3,7 +3,7 @@
 import json
 
 from bootcache.manifest import CacheInfo
-from nova_bootcache.cache.cacheentry import Entry
+from nova_bootcache.cache.cacheentry import CacheEntry
 from nova_bootcache.storagenode import Remote
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -16,7 +16,7 @@ def info(sha256):
 
 
 def entry(remote, cache_image=None):
-    return Entry(remote, cache_image, 'cd', 4096)
+    return CacheEntry(remote, cache_image, 'cd', 4096)
 
 
 def test_the_hash_decides_where_both_have_one():
@@ -45,7 +45,7 @@ def test_an_entry_of_an_earlier_version():
 def test_entries_are_understood_both_ways(tmp_path):
     path = str(tmp_path / 'entry')
     entry(NAMED).save(path)
-    assert Entry.load(path) == entry(NAMED)
+    assert CacheEntry.load(path) == entry(NAMED)
     with open(path) as stream:
         document = json.load(stream)
     # What an earlier version makes of it: its Remote knows four entries.
@@ -53,4 +53,4 @@ def test_entries_are_understood_both_ways(tmp_path):
     del document['image_hash']
     with open(path, 'w') as stream:
         json.dump(document, stream)
-    assert Entry.load(path).remote.image_hash == ''
+    assert CacheEntry.load(path).remote.image_hash == ''

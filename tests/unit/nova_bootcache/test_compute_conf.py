@@ -10,7 +10,7 @@ from oslo_config import cfg
 
 from bootcache import tier
 from bootcache.exception import ConfigurationError
-from bootcache.tier import Limits
+from bootcache.tier import TierLimits
 from nova_bootcache import conf as nova_conf
 
 GIB = 1 << 30
@@ -53,7 +53,7 @@ def refused(conf, tmp_path, **options):
 
 def test_the_defaults_can_be_used(conf, tmp_path):
     found = tiers(conf, tmp_path)
-    assert found.disk == Limits.from_percent(10 * GIB, 95, 85)
+    assert found.disk == TierLimits.from_percent(10 * GIB, 95, 85)
     assert (found.memory_directory, found.memory) == (None, None)
     assert found.store_limit == 512 << 20
     assert (tmp_path / 'cache').is_dir() and os.listdir(tmp_path / 'cache') == []
@@ -62,8 +62,8 @@ def test_the_defaults_can_be_used(conf, tmp_path):
 def test_a_memory_tier(conf, tmp_path, tmpfs):
     found = tiers(conf, tmp_path, compute_memory_directory=tmpfs, compute_memory_quota='2GiB',
                   high_watermark=50, low_watermark=25)
-    assert (found.memory_directory, found.memory) == (tmpfs, Limits(2 * GIB, GIB, GIB // 2))
-    assert found.disk == Limits(10 * GIB, 5 * GIB, 5 * GIB // 2)
+    assert (found.memory_directory, found.memory) == (tmpfs, TierLimits(2 * GIB, GIB, GIB // 2))
+    assert found.disk == TierLimits(10 * GIB, 5 * GIB, 5 * GIB // 2)
 
 
 @pytest.mark.parametrize('option, value, reason', [

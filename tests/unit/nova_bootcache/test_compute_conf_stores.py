@@ -9,7 +9,7 @@ from test_compute_conf import tmpfs as tmpfs
 
 from bootcache.exception import ConfigurationError
 from nova_bootcache import conf as nova_conf
-from nova_bootcache.chains.host import ComputeHost
+from nova_bootcache.chains.computehost import ComputeHost
 
 
 @pytest.mark.parametrize('options, quota, largest', [

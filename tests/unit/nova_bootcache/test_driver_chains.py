@@ -15,7 +15,7 @@ from nova.virt.libvirt import utils as libvirt_utils
 from bootcache import qemuimg
 from nova_bootcache.novadriver.driver import BootCacheLibvirtDriver
 from nova_bootcache.novadriver.imagebackend import BootCacheQcow2
-from nova_bootcache.settling.pivotstate import DISK, MARKER, SPARE, Marker, Phase
+from nova_bootcache.settling.pivotstate import DISK, MARKER, SPARE, Marker, PivotPhase
 
 SERVER = '5f0d3e7a-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -80,7 +80,7 @@ def state(directory):
 @pytest.fixture(params=['conflict', 'unreadable'])
 def untold(nova, request):
     """A server of which cannot be told which disk is the right one."""
-    leave(nova.directory, Phase.PIVOTING, ('new', 'old'), ran_on=True)
+    leave(nova.directory, PivotPhase.PIVOTING, ('new', 'old'), ran_on=True)
     if request.param == 'unreadable':
         (nova.directory / MARKER).write_text('{')
     return nova
@@ -108,8 +108,8 @@ def test_a_disk_that_cannot_be_told_does_not_leave(untold):
 
 @pytest.mark.parametrize('operation', STOCK)
 @pytest.mark.parametrize('phase, names, right', [
-    (Phase.COPYING, ('new', 'old'), 'old'), (Phase.PIVOTED, ('old', 'new'), 'new'),
-    (Phase.PIVOTING, ('old', 'new'), 'old')])
+    (PivotPhase.COPYING, ('new', 'old'), 'old'), (PivotPhase.PIVOTED, ('old', 'new'), 'new'),
+    (PivotPhase.PIVOTING, ('old', 'new'), 'old')])
 def test_a_disk_that_can_be_told_is_put_right_first(nova, operation, phase, names, right):
     leave(nova.directory, phase, names)
     nova.do(operation)
@@ -136,7 +136,7 @@ def test_operations_wait_once_novas_start_is_over(nova, monkeypatch):
 
 def test_a_reverted_resize_opens_the_disk_where_it_was_kept(nova):
     kept = nova.directory.rename(f'{nova.directory}_resize')
-    leave(kept, Phase.COPYING, ('new', 'old'))
+    leave(kept, PivotPhase.COPYING, ('new', 'old'))
     nova.do('finish_revert_migration')
     assert (kept / DISK).read_text() == 'old'
     assert not {SPARE, MARKER} & set(os.listdir(kept))

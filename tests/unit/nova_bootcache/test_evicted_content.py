@@ -11,9 +11,9 @@ from test_letting_go import IMAGE, MIB, OTHER, evict, place
 from test_letting_go import host as host  # the fixture
 
 from bootcache import exception
-from nova_bootcache.published.holdings import Holdings
+from nova_bootcache.published.holdings import PublishedHoldings
 from nova_bootcache.settling import occasions
-from nova_bootcache.upkeep import Upkeep
+from nova_bootcache.upkeep import HostUpkeep
 
 OLD, NEW = 'sha512:11', 'sha512:22'
 
@@ -59,7 +59,7 @@ def test_it_starts_when_the_image_has_its_content_again(evicted):
 
 
 def upkeep(host):
-    return Upkeep(host, Holdings(host, host.cache.directory))
+    return HostUpkeep(host, PublishedHoldings(host, host.cache.directory))
 
 
 def test_it_is_forgotten_once_no_server_s_disk_stands_on_it(evicted):

@@ -12,7 +12,7 @@ from test_settling import BANDWIDTH, DELAY, IMAGE, settled
 from test_settling import house as house  # the fixture
 
 from nova_bootcache.settling import basecontent
-from nova_bootcache.settling.settling import Settler
+from nova_bootcache.settling.settler import Settler
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_a_base_that_we_made_is_not_compared(house, settler):
 
 
 def test_a_base_that_we_made_of_another_content_is_refused_without_reading_it(house, settler,
-                                                                             foreign):
+                                                                              foreign):
     basecontent.note(foreign, 'sha512:cd')
     settler.once()
     assert settled(house) == [] and house.compared == []
@@ -92,7 +92,7 @@ def test_a_file_that_is_replaced_meanwhile_is_not_used(house, settler, foreign, 
 
 
 def test_where_nothing_can_be_noted_in_it_it_is_compared_each_time(house, settler, foreign,
-                                                                  monkeypatch):
+                                                                   monkeypatch):
     def refuse(*_arguments):
         raise OSError(errno.ENOTSUP, 'not supported')
 
@@ -111,7 +111,7 @@ def test_nothing_is_noted_of_it_if_nobody_can_tell(house, settler, foreign):
 
 
 def test_without_the_storage_service_it_is_compared_with_what_the_gateway_reads(house, settler,
-                                                                               foreign):
+                                                                                foreign):
     house.stored[IMAGE] = None
     settler.once()
     assert settled(house) == ['one']

@@ -11,7 +11,7 @@ import pytest
 
 from bootcache import naming
 from nova_bootcache.gateway import graph
-from nova_bootcache.gateway.graph import Action, Present, Store, Wanted, reconcile
+from nova_bootcache.gateway.graph import GraphAction, Present, Store, Wanted, reconcile
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 # Which node reads from which, as growingstore.py and arrival.py put them.
@@ -50,9 +50,9 @@ class Qemu:
             assert self.below in self.kinds
 
     def do(self, step):
-        if step.action is Action.END_JOB:
+        if step.action is GraphAction.END_JOB:
             self.has_job = False
-        elif step.action is Action.READ:
+        elif step.action is GraphAction.READ:
             assert graph.TOP in self.kinds and step.kind in self.kinds
             self.below = step.kind
         else:

@@ -7,11 +7,11 @@ import pytest
 
 from bootcache import exception, naming
 from bootcache.manifest import CacheInfo
-from bootcache.tier import Limits, Medium
-from nova_bootcache.cache.cacheentry import Entry
-from nova_bootcache.cache.hostfiles import HostFiles
+from bootcache.tier import Medium, TierLimits
+from nova_bootcache.cache.cacheentry import CacheEntry
+from nova_bootcache.cache.cachefiles import CacheFiles
 from nova_bootcache.published import warmth
-from nova_bootcache.published.holdings import Holdings
+from nova_bootcache.published.holdings import PublishedHoldings
 from nova_bootcache.published.warmth import Level
 from nova_bootcache.storagenode import Remote
 
@@ -19,7 +19,7 @@ IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 THIRD = '11111111-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 INFO = CacheInfo('cache', 5, 5, 3, 'ab', 1 << 30, 65536, 1 << 29, 'nbd://', 1.5, 1)
-LIMITS = Limits(1 << 30, 1 << 29, 1 << 28)
+LIMITS = TierLimits(1 << 30, 1 << 29, 1 << 28)
 
 
 class Host:
@@ -27,7 +27,7 @@ class Host:
 
     def __init__(self, directory):
         os.makedirs(os.path.join(directory, 'memory'))
-        self.cache = HostFiles(os.path.join(directory, 'cache'), os.path.join(directory, 'memory'))
+        self.cache = CacheFiles(os.path.join(directory, 'cache'), os.path.join(directory, 'memory'))
         self.cache.prepare()
         self.storage = self.api = self.needs = self.room = self
         self.hostname, self.limits = 'host-1', {Medium.MEMORY: LIMITS, Medium.DISK: LIMITS}
@@ -60,8 +60,8 @@ class Host:
         with open(target, 'wb') as stream:
             stream.write(b'12345')
         remote = Remote(image, '10.0.0.1', 10810, f'base-{image}')
-        Entry(remote, INFO if whole else None, 'ab', 1 << 30,
-              generation=generation).save(f'{path}.json')
+        CacheEntry(remote, INFO if whole else None, 'ab', 1 << 30,
+                   generation=generation).save(f'{path}.json')
         os.utime(f'{path}.json', (used, used))
 
     def report_holdings(self, host, report):
@@ -93,26 +93,26 @@ def levels(holdings):
 
 
 def test_what_is_published(host, base):
-    assert levels(Holdings(host, base)) == [Level.COLD] * 3
+    assert levels(PublishedHoldings(host, base)) == [Level.COLD] * 3
     host.holds(IMAGE)
     host.holds(OTHER, Medium.MEMORY)
     os.mkdir(base)
     for name in (naming.cache_file_name(THIRD), 'swap_1', f'{naming.cache_file_name(THIRD)}_20'):
         with open(os.path.join(base, name), 'w'):
             pass
-    assert levels(Holdings(host, base)) == [Level.DISK, Level.MEMORY, Level.BASE]
+    assert levels(PublishedHoldings(host, base)) == [Level.DISK, Level.MEMORY, Level.BASE]
 
 
 def test_what_is_being_fetched_arrives(host, base):
     host.coming = [IMAGE]
-    assert levels(Holdings(host, base)) == [Level.ARRIVING, Level.COLD, Level.COLD]
+    assert levels(PublishedHoldings(host, base)) == [Level.ARRIVING, Level.COLD, Level.COLD]
     host.coming = []
-    assert levels(Holdings(host, base)) == [Level.COLD] * 3
+    assert levels(PublishedHoldings(host, base)) == [Level.COLD] * 3
 
 
 def test_an_empty_cache_image_is_not_warm(host, base):
     host.holds(IMAGE, whole=False)
-    assert levels(Holdings(host, base)) == [Level.COLD] * 3
+    assert levels(PublishedHoldings(host, base)) == [Level.COLD] * 3
 
 
 def test_damaged_and_lost_ones_count_for_nothing(host, base, tmp_path):
@@ -122,13 +122,13 @@ def test_damaged_and_lost_ones_count_for_nothing(host, base, tmp_path):
     host.holds(OTHER, Medium.MEMORY)
     os.unlink(tmp_path / 'memory' / naming.cache_file_name(OTHER))
     host.holds(THIRD)
-    assert levels(Holdings(host, base)) == [Level.COLD, Level.COLD, Level.DISK]
+    assert levels(PublishedHoldings(host, base)) == [Level.COLD, Level.COLD, Level.DISK]
 
 
 def test_a_thousand_images_are_published_in_32_kib(host, base):
     for number in range(1000):
         host.holds(f'{number:08d}-1f2b-4c3d-8e9f-0a1b2c3d4e5f', used=float(number))
-    text = Holdings(host, base).published()
+    text = PublishedHoldings(host, base).published()
     assert len(text) <= 32 << 10
     entry = warmth.decode(text)
     assert all(entry.level(warmth.image_key(f'{number:08d}-1f2b-4c3d-8e9f-0a1b2c3d4e5f'))
@@ -141,12 +141,12 @@ def test_all_is_told_and_then_only_changes(host, base):
     host.holds(IMAGE, used=1234.5, generation=3)
     host.holds(OTHER, Medium.MEMORY)
     host.holds(THIRD, whole=False)
-    holdings = Holdings(host, base)
+    holdings = PublishedHoldings(host, base)
     holdings.exchange()
     holdings.exchange()
     everything = {'images': {IMAGE: [1234.5, 'disk', 3, 5], OTHER: [1000.0, 'memory', 0, 5]},
                   'needs': [], 'unsettled': None,
-                      'quotas': {'disk': 1 << 30, 'memory': 1 << 30}}
+                  'quotas': {'disk': 1 << 30, 'memory': 1 << 30}}
     assert host.reports == [('host-1', everything), ('host-1', None)]
     host.cache.touch(IMAGE)
     holdings.exchange()
@@ -159,7 +159,7 @@ def test_the_bases_that_servers_read_are_told(host, base):
         host.holds(image, whole=False)
     host.unsettled = {IMAGE}
     host.serving = {THIRD}
-    holdings = Holdings(host, base)
+    holdings = PublishedHoldings(host, base)
     holdings.exchange()
     assert host.reports[-1][1]['needs'] == sorted([IMAGE, THIRD])
     host.gateway_error = exception.StorageDaemonError('it does not answer')
@@ -172,7 +172,7 @@ def test_the_bases_that_servers_read_are_told(host, base):
 
 def test_a_service_that_was_restarted_hears_all_again(host, base):
     host.holds(IMAGE)
-    holdings = Holdings(host, base)
+    holdings = PublishedHoldings(host, base)
     holdings.exchange()
     host.answers = [{'drop': [], 'resend': True}]
     holdings.exchange()
@@ -183,7 +183,7 @@ def test_a_service_that_was_restarted_hears_all_again(host, base):
                                    messaging.RemoteError('UnsupportedVersion', '1.2')])
 def test_it_is_told_again_after_nobody_heard_it(host, base, error):
     host.holds(IMAGE)
-    holdings = Holdings(host, base)
+    holdings = PublishedHoldings(host, base)
     holdings.exchange()
     host.broken = error
     holdings.exchange()
@@ -195,5 +195,5 @@ def test_it_is_told_again_after_nobody_heard_it(host, base, error):
 def test_what_is_withdrawn_goes(host, base):
     host.answers = [{'drop': [IMAGE.upper(), THIRD, 'no image', OTHER], 'resend': False}]
     host.kept = {OTHER}
-    Holdings(host, base).exchange()
+    PublishedHoldings(host, base).exchange()
     assert host.gone == [IMAGE, OTHER], 'one that fails keeps no other from going'

@@ -16,7 +16,7 @@ from bootcache import exception
 from bootcache.manifest import CacheInfo
 from nova_bootcache import conf as nova_conf
 from nova_bootcache.asking.placement import Server
-from nova_bootcache.chains.host import ComputeHost
+from nova_bootcache.chains.computehost import ComputeHost
 from nova_bootcache.novadriver.imagebackend import BootCacheQcow2
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'

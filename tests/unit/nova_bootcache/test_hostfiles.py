@@ -11,11 +11,11 @@ import pytest
 
 from bootcache import cacheimage, exception, naming, savefile
 from bootcache.manifest import CacheInfo
-from bootcache.tier import Limits, Medium
-from nova_bootcache.cache import hostfiles
-from nova_bootcache.cache.cacheentry import Entry
-from nova_bootcache.cache.hostfiles import HostFiles
-from nova_bootcache.gateway.needs import Needs
+from bootcache.tier import Medium, TierLimits
+from nova_bootcache.cache import cachefiles
+from nova_bootcache.cache.cacheentry import CacheEntry
+from nova_bootcache.cache.cachefiles import CacheFiles
+from nova_bootcache.gateway.hostneeds import HostNeeds
 from nova_bootcache.storagenode import Remote
 from nova_bootcache.tiers import fetches, room
 from nova_bootcache.tiers.fetches import Fetches
@@ -24,12 +24,12 @@ from nova_bootcache.tiers.room import Room
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 SOCKET = '/run/bootcache/gateway.sock'
-LIMITS = Limits(1 << 30, 1 << 29, 1 << 28)
+LIMITS = TierLimits(1 << 30, 1 << 29, 1 << 28)
 
 
 @pytest.fixture
 def cache(tmp_path):
-    cache = HostFiles(str(tmp_path / '_bootcache'))
+    cache = CacheFiles(str(tmp_path / '_bootcache'))
     cache.prepare()
     return cache
 
@@ -41,15 +41,15 @@ def place(cache, image=IMAGE, content=b'x' * 512, **changes):
         stream.write(content)
     info = CacheInfo('cache-1', len(content), 900, 3, savefile.file_digest(path), 1 << 30, 65536,
                      1 << 29, 'nbd:', 1.5, cacheimage.VERIFY_RULES)
-    entry = Entry(Remote(image, '10.0.0.1', 10810, f'base-{image}'),
-                  dataclasses.replace(info, **changes), info.sha256, info.virtual_bytes)
+    entry = CacheEntry(Remote(image, '10.0.0.1', 10810, f'base-{image}'),
+                       dataclasses.replace(info, **changes), info.sha256, info.virtual_bytes)
     entry.save(f'{path}.json')
     return entry
 
 
 def another_process(cache):
     """A cache on the same directory that has verified nothing yet."""
-    return HostFiles(cache.directory)
+    return CacheFiles(cache.directory)
 
 
 def test_a_placed_file_counts(cache):
@@ -130,7 +130,7 @@ def test_a_damaged_entry_does_not_count_and_hides_no_other(cache, change):
     with open(path, 'w') as stream:
         json.dump({**document, **change}, stream)
     with pytest.raises(exception.InvalidManifest):
-        Entry.load(path)
+        CacheEntry.load(path)
     assert cache.entry(IMAGE) is None
     assert cache.entries() == [other]
 
@@ -188,8 +188,8 @@ def test_a_directory_is_the_same_however_its_option_is_written(tmp_path, option)
     (tmp_path / 'inside').symlink_to('a/b')
     (tmp_path / 'a' / 'cache').symlink_to('../cache')
     (tmp_path / 'a' / 'c').mkdir()
-    given = HostFiles(option.format(tmp_path))
-    plain = HostFiles(str(tmp_path / 'cache'))
+    given = CacheFiles(option.format(tmp_path))
+    plain = CacheFiles(str(tmp_path / 'cache'))
     given.prepare()
     entry = place(plain)
     assert given.entry(IMAGE) == entry
@@ -197,15 +197,15 @@ def test_a_directory_is_the_same_however_its_option_is_written(tmp_path, option)
         assert one.holds_path(other.path(IMAGE))
     # An overlay's header may have been written under the option as it was given once.
     assert plain.holds_path(os.path.join(option.format(tmp_path), naming.cache_file_name(IMAGE)))
-    assert hostfiles.is_same_name(given.path(IMAGE), plain.path(IMAGE))
-    assert not hostfiles.is_same_name(given.path(IMAGE), plain.path(OTHER))
+    assert cachefiles.is_same_name(given.path(IMAGE), plain.path(IMAGE))
+    assert not cachefiles.is_same_name(given.path(IMAGE), plain.path(OTHER))
     assert not given.holds_path(str(tmp_path / naming.cache_file_name(IMAGE)))
 
 
 def test_a_link_that_an_operator_made_stays_in_the_names(tmp_path):
     (tmp_path / 'disk').mkdir()
     (tmp_path / 'link').symlink_to('disk')
-    cache = HostFiles(f'{tmp_path}/link/')
+    cache = CacheFiles(f'{tmp_path}/link/')
     assert cache.directory == str(tmp_path / 'link')
 
 
@@ -243,7 +243,7 @@ def test_a_remote_out_of_an_answer():
 def two_tiers(tmp_path):
     """A disk tier and a memory tier; what the memory lies on does not matter here."""
     (tmp_path / 'memory').mkdir()
-    return HostFiles(str(tmp_path / '_bootcache'), str(tmp_path / 'memory'))
+    return CacheFiles(str(tmp_path / '_bootcache'), str(tmp_path / 'memory'))
 
 
 def test_what_is_not_ours_in_the_memory_directory_stays(two_tiers, tmp_path):
@@ -267,7 +267,7 @@ def test_names_of_a_memory_tier_that_is_gone_are_removed(two_tiers, tmp_path):
     os.symlink(tmp_path / 'memory' / os.path.basename(path), path)
     two_tiers.prepare()
     assert two_tiers.entry(IMAGE) is not None
-    without = HostFiles(two_tiers.directory)
+    without = CacheFiles(two_tiers.directory)
     without.prepare()
     assert without.entry(IMAGE) is None and without.known(IMAGE) is not None
 
@@ -281,7 +281,7 @@ class NoStores:
 
 @pytest.fixture
 def tiers(cache):
-    return Room(cache, NoStores(), Needs(), {Medium.DISK: LIMITS})
+    return Room(cache, NoStores(), HostNeeds(), {Medium.DISK: LIMITS})
 
 
 def test_the_medium_itself_has_to_have_room(tiers, monkeypatch):

@@ -13,10 +13,10 @@ from oslo_config import cfg
 from bootcache import exception, naming, recorder
 from bootcache.tier import Medium
 from nova_bootcache import conf as nova_conf
-from nova_bootcache.cache.cacheentry import Entry
-from nova_bootcache.chains.host import ComputeHost
+from nova_bootcache.cache.cacheentry import CacheEntry
+from nova_bootcache.chains.computehost import ComputeHost
 from nova_bootcache.gateway import graph
-from nova_bootcache.gateway.graph import Action
+from nova_bootcache.gateway.graph import GraphAction
 from nova_bootcache.storagenode import Remote
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -64,15 +64,15 @@ def host(tmp_path, monkeypatch, ended):
     monkeypatch.setattr(host.gateway, 'change', change)
     host.cache.prepare()
     for image in (IMAGE, OTHER):
-        Entry(Remote(image, '10.0.0.1', 10810, f'base-{image}'), None, 'ab', 1 << 20).save(
+        CacheEntry(Remote(image, '10.0.0.1', 10810, f'base-{image}'), None, 'ab', 1 << 20).save(
             f'{host.cache.path(image)}.json')
     yield host
     host.stop()
 
 
-GROWTH_ENDS = [(IMAGE, Action.READ, graph.STORE), (IMAGE, Action.DELETE, graph.FILTER)]
-ARRIVAL_ENDS = [(OTHER, Action.END_JOB, ''), (OTHER, Action.READ, graph.REMOTE),
-                (OTHER, Action.DELETE, graph.COME)]
+GROWTH_ENDS = [(IMAGE, GraphAction.READ, graph.STORE), (IMAGE, GraphAction.DELETE, graph.FILTER)]
+ARRIVAL_ENDS = [(OTHER, GraphAction.END_JOB, ''), (OTHER, GraphAction.READ, graph.REMOTE),
+                (OTHER, GraphAction.DELETE, graph.COME)]
 RECORDING_ENDS = [('recording', 'recording-server')]
 ALL = GROWTH_ENDS + ARRIVAL_ENDS + RECORDING_ENDS
 
@@ -120,7 +120,7 @@ def test_one_that_cannot_be_ended_keeps_no_other_and_is_told(host, ended):
 def test_what_this_process_is_at_work_on_stays(host, ended):
     leave(host)
     host.below.stores._stores[IMAGE] = types.SimpleNamespace(image_id=IMAGE, grows=True,
-                                                       stop_growing=lambda: None)
+                                                             stop_growing=lambda: None)
     host.needs.begin_arrival(OTHER)
     host.recordings._under_way.add('server')
     host.reconcile()

@@ -20,11 +20,11 @@ from bootcache.manifest import CacheInfo
 from bootcache.tier import Medium
 from nova_bootcache import conf as nova_conf
 from nova_bootcache import storagenode
-from nova_bootcache.asking import asking, placement
+from nova_bootcache.asking import client, placement
 from nova_bootcache.asking.placement import Offer, Server
-from nova_bootcache.cache.cacheentry import Entry
-from nova_bootcache.chains.host import ComputeHost
-from nova_bootcache.gateway import needs
+from nova_bootcache.cache.cacheentry import CacheEntry
+from nova_bootcache.chains.computehost import ComputeHost
+from nova_bootcache.gateway import hostneeds
 from nova_bootcache.novadriver.imagebackend import BootCacheQcow2
 from nova_bootcache.storagenode import Remote
 
@@ -78,7 +78,7 @@ def host(tmp_path, monkeypatch):
                         lambda image_id: not host.removed.append(image_id))
     monkeypatch.setattr(storagenode, 'check_reachable', lambda remote: None)
     host.clock = Clock()
-    monkeypatch.setattr(needs, 'time', host.clock)
+    monkeypatch.setattr(hostneeds, 'time', host.clock)
     yield host
     host.stop()
 
@@ -88,7 +88,8 @@ def place(host, image=IMAGE, size=MIB):
     path = host.cache.path(image)
     with open(path, 'wb') as stream:
         stream.truncate(size)
-    Entry(Remote(image, '10.0.0.1', 10810, f'base-{image}'), None, 'ab', size).save(f'{path}.json')
+    entry = CacheEntry(Remote(image, '10.0.0.1', 10810, f'base-{image}'), None, 'ab', size)
+    entry.save(f'{path}.json')
     os.utime(f'{path}.json', (1, 1))
 
 
@@ -159,7 +160,7 @@ def test_it_is_a_server_s_own_once_its_disk_is_open(host, tmp_path):
 def test_it_is_nobodys_any_more(host, tmp_path, end):
     place(host)
     make_disk(host, tmp_path / 'disk')
-    host.clock.now += needs._OPENED_SECONDS
+    host.clock.now += hostneeds._OPENED_SECONDS
     assert host.needs.is_in_making(IMAGE)
     if end == 'written':
         # The server was started, and stopped, between two looks.
@@ -175,7 +176,7 @@ def test_it_is_nobodys_any_more(host, tmp_path, end):
 @pytest.mark.parametrize('end', [lambda host: host.room.remove_unused([], 0), evict],
                          ids=['unused', 'evicted'])
 def test_nobody_begins_a_chain_on_a_cache_image_that_is_being_removed(host, tmp_path, monkeypatch,
-                                                                     end):
+                                                                      end):
     place(host)
     begun, found = threading.Event(), []
 
@@ -274,14 +275,14 @@ def test_a_chain_that_is_mended_while_it_is_looked_at_is_kept(host, tmp_path, mo
     """The server was started and stopped long ago, and is started again just now."""
     place(host)
     make_disk(host, tmp_path / 'disk')
-    was_opened = needs._was_opened
+    was_opened = hostneeds._was_opened
     with contextlib.ExitStack() as stack:
         def look(path, made_at):
-            monkeypatch.setattr(needs, '_was_opened', was_opened)
+            monkeypatch.setattr(hostneeds, '_was_opened', was_opened)
             stack.enter_context(host.needs.making(IMAGE, path))
             return True
 
-        monkeypatch.setattr(needs, '_was_opened', look)
+        monkeypatch.setattr(hostneeds, '_was_opened', look)
         host.needs.is_in_making(OTHER)
         assert host.needs.is_in_making(IMAGE)
 
@@ -383,7 +384,7 @@ def test_a_store_goes_with_the_whole_cache_image_unless_the_storage_node_is_away
     monkeypatch.setattr(storagenode, 'check_reachable', check_reachable)
     place(host)
     path = f'{host.cache.path(IMAGE)}.json'
-    entry = Entry.load(path)
+    entry = CacheEntry.load(path)
     dataclasses.replace(entry, cache_image=_info()).save(path)
     monkeypatch.setattr(host.needs, 'is_booting', lambda image_id: True)
     host.tidy_stores()
@@ -412,7 +413,7 @@ def test_a_server_does_not_wait_in_vain(host, monkeypatch, ready_in, asked):
                 'ready_in': ready_in and ready_in - (host.clock.now - 5000)}
 
     host.clock.sleep = lambda seconds: setattr(host.clock, 'now', host.clock.now + seconds)
-    monkeypatch.setattr(asking, 'time', host.clock)
+    monkeypatch.setattr(client, 'time', host.clock)
     monkeypatch.setattr(host.storage, 'ask', ask)
     offered = host.storage.ask_patiently(IMAGE, 'server-1', None)
     assert offered.storage.offer is Offer.WAIT

@@ -6,14 +6,14 @@ import pytest
 from test_hostfiles import IMAGE, OTHER, place
 
 from bootcache import naming
-from nova_bootcache.cache.hostfiles import HostFiles
+from nova_bootcache.cache.cachefiles import CacheFiles
 
 
 @pytest.fixture
 def make(tmp_path):
     """Makes the host's cache with a memory tier in a directory, or without one."""
     def make(memory=None):
-        cache = HostFiles(str(tmp_path / '_bootcache'), memory and str(tmp_path / memory))
+        cache = CacheFiles(str(tmp_path / '_bootcache'), memory and str(tmp_path / memory))
         cache.prepare()
         return cache
 

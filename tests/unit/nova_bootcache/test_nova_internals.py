@@ -21,7 +21,7 @@ from nova.virt.libvirt import driver, imagebackend, imagecache
 from nova.virt.libvirt import utils as libvirt_utils
 
 from bootcache import naming, rpcapi
-from nova_bootcache.cache.hostfiles import HostFiles
+from nova_bootcache.cache.cachefiles import CacheFiles
 from nova_bootcache.gateway.socketfault import GatewaySocket
 from nova_bootcache.novadriver import snapshots
 from nova_bootcache.novadriver.driver import BootCacheLibvirtDriver
@@ -195,7 +195,7 @@ def test_snapshots_on_our_cache_images_only(monkeypatch):
     monkeypatch.setattr(snapshots.qemuimg, 'create_overlay', lambda *a, **named: ours.append(a))
     # Twice, as the driver may be made twice in a process.
     for _ in range(2):
-        snapshots.allow_on(HostFiles('/cache'))
+        snapshots.allow_on(CacheFiles('/cache'))
     libvirt_utils.create_image('/delta', 'qcow2', '5', backing_file='/cache/abc')
     libvirt_utils.create_image('/delta', 'qcow2', '5', backing_file='/_base/abc', safe=True)
     libvirt_utils.create_image('/delta', 'raw', '5')
@@ -288,7 +288,7 @@ def test_a_new_overlay_is_what_novas_own_would_be():
 # The scheduler.
 
 def test_choices_are_made_where_we_follow_them():
-    """nova_bootcache/scheduler/hosts.py wraps the method; the scheduler calls it on its choice."""
+    """scheduler/hostwarmth.py wraps the method; the scheduler calls it on its choice."""
     state = host_manager.HostState
     assert list(inspect.signature(state.consume_from_request).parameters) == ['self', 'spec_obj']
     source = inspect.getsource(scheduler_manager.SchedulerManager._consume_selected_host)

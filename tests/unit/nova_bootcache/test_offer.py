@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootcache import rpcapi
-from bootcache.ending import Limits
+from bootcache.ending import BootLimits
 from bootcache.manifest import CacheInfo
 from bootcache.tier import Medium
 from nova_bootcache.asking import offer
@@ -43,7 +43,7 @@ def test_a_cache_image_is_offered():
     assert parse(over_the_bus(CACHE)) == Offered(
         Storage(Offer.CACHE, Medium.MEMORY, has_memory=True, wants_report=True), '', REMOTE,
         1 << 30, 'sha512:ab', INFO, 'cache-x', False,
-        Watch(Limits(1 << 29, 30.0, 60.5, 900.0), 'login:'))
+        Watch(BootLimits(1 << 29, 30.0, 60.5, 900.0), 'login:'))
 
 
 def test_the_base_is_offered():

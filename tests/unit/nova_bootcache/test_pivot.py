@@ -11,17 +11,17 @@ from nova_bootcache.settling.pivotstate import (
     DISK,
     MARKER,
     SPARE,
-    Decision,
     Found,
     Marker,
     Overlay,
-    Phase,
     PivotConflict,
+    PivotPhase,
+    Recovery,
     decide_recovery,
 )
 
 OLD, NEW, OTHER, NONE = Overlay.OLD, Overlay.NEW, Overlay.OTHER, Overlay.NONE
-LIVE = [phase for phase in Phase if phase is not Phase.REBASING]
+LIVE = [phase for phase in PivotPhase if phase is not PivotPhase.REBASING]
 RUNS = [(False, NONE), (True, NONE), (True, OLD), (True, NEW)]
 CASES = [(phase, Found(disk, spare, running, runs_from, ran_on))
          for phase, disk, spare, (running, runs_from), ran_on
@@ -32,7 +32,7 @@ CASES = [(phase, Found(disk, spare, running, runs_from, ran_on))
 def test_every_case(phase, found):
     decision = decide_recovery(phase, found)
     if decision.refusal:
-        assert decision == Decision(refusal=decision.refusal)
+        assert decision == Recovery(refusal=decision.refusal)
         return
     names = [found.disk, found.spare]
     if decision.exchange:
@@ -47,27 +47,27 @@ def test_every_case(phase, found):
     if OTHER in names and found.spare is not NONE:
         assert decision.valid in (OLD, NEW)
     if not found.running and decision.valid is not OTHER:
-        assert decision.valid is (NEW if phase is Phase.PIVOTED else OLD)
-    assert decision.record_pivoted == (found.running and phase is Phase.PIVOTING
+        assert decision.valid is (NEW if phase is PivotPhase.PIVOTED else OLD)
+    assert decision.record_pivoted == (found.running and phase is PivotPhase.PIVOTING
                                        and decision.valid is NEW)
     # A second look at what the first one made changes nothing.
-    again = decide_recovery(Phase.PIVOTED if decision.record_pivoted else phase,
+    again = decide_recovery(PivotPhase.PIVOTED if decision.record_pivoted else phase,
                             dataclasses.replace(found, disk=names[0], spare=names[1]))
-    assert again == Decision(decision.valid)
+    assert again == Recovery(decision.valid)
     # Nor does one after the other overlay is gone.
-    gone = decide_recovery(Phase.PIVOTED if decision.record_pivoted else phase,
+    gone = decide_recovery(PivotPhase.PIVOTED if decision.record_pivoted else phase,
                            dataclasses.replace(found, disk=names[0], spare=NONE, new_ran_on=False))
-    assert gone == Decision(decision.valid)
+    assert gone == Recovery(decision.valid)
 
 
 @pytest.mark.parametrize('phase, found, reason', [
-    (Phase.COPYING, Found(OLD, NEW, True, NEW), 'before that was complete'),
-    (Phase.PIVOTED, Found(NEW, OLD, True, OLD), 'after the new one'),
-    (Phase.PIVOTING, Found(OLD, NEW, True, NONE), 'does not tell'),
-    (Phase.PIVOTING, Found(NEW, OLD, new_ran_on=True), 'somebody resumed'),
-    (Phase.PIVOTED, Found(OLD, NONE), 'the new overlay is valid, but'),
-    (Phase.COPYING, Found(NONE, OLD), 'the old overlay is valid, but'),
-    (Phase.COPYING, Found(OTHER, NEW), 'the old overlay is valid, but')])
+    (PivotPhase.COPYING, Found(OLD, NEW, True, NEW), 'before that was complete'),
+    (PivotPhase.PIVOTED, Found(NEW, OLD, True, OLD), 'after the new one'),
+    (PivotPhase.PIVOTING, Found(OLD, NEW, True, NONE), 'does not tell'),
+    (PivotPhase.PIVOTING, Found(NEW, OLD, new_ran_on=True), 'somebody resumed'),
+    (PivotPhase.PIVOTED, Found(OLD, NONE), 'the new overlay is valid, but'),
+    (PivotPhase.COPYING, Found(NONE, OLD), 'the old overlay is valid, but'),
+    (PivotPhase.COPYING, Found(OTHER, NEW), 'the old overlay is valid, but')])
 def test_what_an_operator_has_to_look_at(phase, found, reason):
     assert reason in decide_recovery(phase, found).refusal
 
@@ -75,14 +75,14 @@ def test_what_an_operator_has_to_look_at(phase, found, reason):
 def test_a_directory_from_a_backup():
     """One overlay with another inode: there is nothing to choose."""
     for phase in LIVE:
-        assert decide_recovery(phase, Found(OTHER, NONE)) == Decision(OTHER)
+        assert decide_recovery(phase, Found(OTHER, NONE)) == Recovery(OTHER)
 
 
 @dataclasses.dataclass
 class Model:
     """A move in progress: what is on disk, and what is true."""
 
-    phase: Phase = Phase.COPYING
+    phase: PivotPhase = PivotPhase.COPYING
     disk: Overlay = OLD
     spare: Overlay = NONE
     job: bool = False
@@ -101,8 +101,9 @@ class Model:
 # As Pivot.begin and Pivot.finish do it.
 STEPS = [
     {'spare': NEW}, {'disk': NEW, 'spare': OLD}, {'job': True}, {'disk': OLD, 'spare': NEW},
-    {'phase': Phase.PIVOTING}, {'suspended': True}, {'complete': True}, {'qemu': NEW, 'job': False},
-    {'disk': NEW, 'spare': OLD}, {'phase': Phase.PIVOTED}, {'suspended': False}, {'spare': NONE}]
+    {'phase': PivotPhase.PIVOTING}, {'suspended': True}, {'complete': True},
+    {'qemu': NEW, 'job': False}, {'disk': NEW, 'spare': OLD}, {'phase': PivotPhase.PIVOTED},
+    {'suspended': False}, {'spare': NONE}]
 # As Pivot.abort does it in mid-job.
 GIVEN_UP = [*STEPS[:4], {'disk': NEW, 'spare': OLD}, {'job': False}, {'disk': OLD, 'spare': NEW},
             {'spare': NONE}]
@@ -150,10 +151,10 @@ def content(directory):
 
 
 @pytest.mark.parametrize('phase, disk, spare, left', [
-    (Phase.COPYING, 'old', 'new', 'old'), (Phase.COPYING, 'new', 'old', 'old'),
-    (Phase.COPYING, 'old', '', 'old'), (Phase.PIVOTING, 'old', 'new', 'old'),
-    (Phase.PIVOTING, 'new', 'old', 'old'), (Phase.PIVOTED, 'new', 'old', 'new'),
-    (Phase.PIVOTED, 'new', '', 'new')])
+    (PivotPhase.COPYING, 'old', 'new', 'old'), (PivotPhase.COPYING, 'new', 'old', 'old'),
+    (PivotPhase.COPYING, 'old', '', 'old'), (PivotPhase.PIVOTING, 'old', 'new', 'old'),
+    (PivotPhase.PIVOTING, 'new', 'old', 'old'), (PivotPhase.PIVOTED, 'new', 'old', 'new'),
+    (PivotPhase.PIVOTED, 'new', '', 'new')])
 def test_a_stopped_server_is_put_right(server, phase, disk, spare, left):
     directory = server(phase, disk, spare)
     assert pivot.is_under_way(directory)
@@ -164,7 +165,7 @@ def test_a_stopped_server_is_put_right(server, phase, disk, spare, left):
 
 def test_a_guest_that_ran_on_is_not_put_back(server):
     """Somebody resumed it by hand in the moment between the pivot and its record."""
-    directory = server(Phase.PIVOTING, 'new', 'old')
+    directory = server(PivotPhase.PIVOTING, 'new', 'old')
     late = os.stat(f'{directory}/{MARKER}').st_mtime + 3600
     os.utime(f'{directory}/{DISK}', (late, late))
     with pytest.raises(PivotConflict, match=r'Keep the right one of disk and disk\.settle'):
@@ -177,13 +178,14 @@ def test_a_guest_that_ran_on_is_not_put_back(server):
 
 def test_an_idle_guest_is_no_conflict(server):
     """Its old overlay is old, and the new one has just been written by the job."""
-    directory = server(Phase.PIVOTING)
+    directory = server(PivotPhase.PIVOTING)
     os.utime(f'{directory}/{DISK}', (1, 1))
     assert pivot.recover(directory, None) is OLD
 
 
 def test_a_marker_comes_back_as_it_was(tmp_path):
-    marker = Marker(Phase.REBASING, 'vda', '/base', 'raw', 1, 2, True, ('/cache', 'qcow2'), 'ff00')
+    marker = Marker(PivotPhase.REBASING, 'vda', '/base', 'raw', 1, 2, True, ('/cache', 'qcow2'),
+                    'ff00')
     marker.save(str(tmp_path))
     assert Marker.load(str(tmp_path)) == marker
     assert Marker.load(str(tmp_path / 'none')) is None
@@ -201,7 +203,7 @@ def test_a_marker_that_cannot_be_read_stops_everything(tmp_path, text):
 
 
 def test_names_are_exchanged_in_one_step(server):
-    directory = server(Phase.COPYING)
+    directory = server(PivotPhase.COPYING)
     pivotstate.exchange(directory)
     assert content(directory) == 'new'
     os.unlink(f'{directory}/{SPARE}')

@@ -7,7 +7,7 @@ import pytest
 
 from bootcache.tier import Medium
 from nova_bootcache.asking import placement
-from nova_bootcache.asking.placement import Held, Host, Offer, Server, Step, Storage, plan
+from nova_bootcache.asking.placement import HeldHere, Host, Offer, PlanStep, Server, Storage, plan
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 
@@ -40,30 +40,30 @@ def test_a_disk_without_an_image(image):
 
 EVERYTHING = [
     (Host(held, *rooms), Storage(offer, medium, has_memory, wants))
-    for held in Held for rooms in itertools.product((False, True), repeat=3)
+    for held in HeldHere for rooms in itertools.product((False, True), repeat=3)
     for offer in Offer for medium in Medium
     for has_memory, wants in itertools.product((False, True), repeat=2)]
-FETCHES = {Step.FETCH_TO_MEMORY, Step.FETCH_TO_DISK}
+FETCHES = {PlanStep.FETCH_TO_MEMORY, PlanStep.FETCH_TO_DISK}
 
 
 def paper(host, storage):
     """Algorithm 1 as it is printed, over what the paper knows: where a cache is, and its medium."""
     steps = []
-    if host.held is Held.CURRENT:
-        return [Step.USE_LOCAL, Step.SERVE_BASE, Step.CHAIN]
+    if host.held is HeldHere.CURRENT:
+        return [PlanStep.USE_LOCAL, PlanStep.SERVE_BASE, PlanStep.CHAIN]
     if storage.offer is Offer.CACHE:
         if storage.medium is Medium.DISK:
-            steps.append(Step.PROMOTE)
-        steps.append(Step.FETCH_TO_MEMORY)
-        return [*steps, Step.SERVE_BASE, Step.CHAIN]
-    return [Step.MAKE_EMPTY, Step.SERVE_BASE, Step.GROW, Step.WATCH, Step.CHAIN]
+            steps.append(PlanStep.PROMOTE)
+        steps.append(PlanStep.FETCH_TO_MEMORY)
+        return [*steps, PlanStep.SERVE_BASE, PlanStep.CHAIN]
+    return [PlanStep.MAKE_EMPTY, PlanStep.SERVE_BASE, PlanStep.GROW, PlanStep.WATCH, PlanStep.CHAIN]
 
 
 def test_it_is_the_papers_algorithm_where_the_paper_speaks():
     """Room everywhere, memory on both sides, a storage side that answers."""
     for held, offer, medium in itertools.product(
-            (Held.NOTHING, Held.CURRENT), (Offer.CACHE, Offer.COLD), Medium):
-        if offer is Offer.COLD and held is Held.CURRENT:
+            (HeldHere.NOTHING, HeldHere.CURRENT), (Offer.CACHE, Offer.COLD), Medium):
+        if offer is Offer.COLD and held is HeldHere.CURRENT:
             continue  # a cache of the host's own making, which the paper copies back at shutdown
         host = Host(held, True, True, True)
         storage = Storage(offer, medium, has_memory=True, wants_report=offer is Offer.COLD)
@@ -75,60 +75,62 @@ def test_the_whole_input_space():
     for host, storage in EVERYTHING:
         steps = plan(host, storage)
         assert len(set(steps)) == len(steps)
-        if steps in ((Step.STOCK,), (Step.PROFILE,)):
-            assert (steps == (Step.PROFILE,)) == (storage.offer is Offer.PROFILE)
+        if steps in ((PlanStep.STOCK,), (PlanStep.PROFILE,)):
+            assert (steps == (PlanStep.PROFILE,)) == (storage.offer is Offer.PROFILE)
             continue
         # Whatever it is, the base is there before the overlay, and the overlay is the last step.
-        assert steps[-1] is Step.CHAIN and steps.count(Step.SERVE_BASE) == 1
-        assert Step.STOCK not in steps and Step.PROFILE not in steps
+        assert steps[-1] is PlanStep.CHAIN and steps.count(PlanStep.SERVE_BASE) == 1
+        assert PlanStep.STOCK not in steps and PlanStep.PROFILE not in steps
         assert storage.offer in (Offer.CACHE, Offer.COLD, Offer.AWAY)
         # There is something to chain to: here already, fetched, or made.
-        sources = [step for step in steps if step in FETCHES | {Step.USE_LOCAL, Step.MAKE_EMPTY}]
-        assert len(sources) == 1 or (host.held is Held.EMPTY and sources == [])
-        if Step.USE_LOCAL in steps:
-            assert host.held in (Held.CURRENT, Held.OLDER)
+        sources = [step for step in steps
+                   if step in FETCHES | {PlanStep.USE_LOCAL, PlanStep.MAKE_EMPTY}]
+        assert len(sources) == 1 or (host.held is HeldHere.EMPTY and sources == [])
+        if PlanStep.USE_LOCAL in steps:
+            assert host.held in (HeldHere.CURRENT, HeldHere.OLDER)
         if FETCHES & set(steps):
-            assert storage.offer is Offer.CACHE and host.held is not Held.CURRENT
-            assert Step.FETCH_TO_DISK not in steps or not host.memory_room
-            assert host.memory_room if Step.FETCH_TO_MEMORY in steps else host.disk_room
-        if Step.PROMOTE in steps:
+            assert storage.offer is Offer.CACHE and host.held is not HeldHere.CURRENT
+            assert PlanStep.FETCH_TO_DISK not in steps or not host.memory_room
+            assert host.memory_room if PlanStep.FETCH_TO_MEMORY in steps else host.disk_room
+        if PlanStep.PROMOTE in steps:
             assert storage.has_memory and storage.medium is Medium.DISK
-            assert steps.index(Step.PROMOTE) < min(steps.index(step) for step in FETCHES
-                                                   if step in steps)
+            assert steps.index(PlanStep.PROMOTE) < min(steps.index(step) for step in FETCHES
+                                                       if step in steps)
         # What grows has room, what is watched grows, and both come before the server.
-        assert Step.GROW not in steps or host.store_room
-        assert Step.WATCH not in steps or (Step.GROW in steps and storage.wants_report)
-        if Step.WATCH in steps:
-            assert steps.index(Step.GROW) < steps.index(Step.WATCH) < steps.index(Step.CHAIN)
+        assert PlanStep.GROW not in steps or host.store_room
+        assert PlanStep.WATCH not in steps or (PlanStep.GROW in steps and storage.wants_report)
+        if PlanStep.WATCH in steps:
+            grow, watch, chain = map(steps.index, (PlanStep.GROW, PlanStep.WATCH, PlanStep.CHAIN))
+            assert grow < watch < chain
 
 
 def test_a_cache_image_that_is_here_is_used_whatever_the_storage_side_does():
     for host, storage in EVERYTHING:
-        if host.held is Held.CURRENT and storage.offer in (Offer.AWAY, Offer.CACHE, Offer.COLD):
-            assert plan(host, storage)[0] is Step.USE_LOCAL
+        if host.held is HeldHere.CURRENT and storage.offer in (Offer.AWAY, Offer.CACHE, Offer.COLD):
+            assert plan(host, storage)[0] is PlanStep.USE_LOCAL
 
 
 def test_an_older_one_is_used_only_where_the_new_one_cannot_be_had():
     for host, storage in EVERYTHING:
-        if host.held is Held.OLDER and storage.offer in (Offer.AWAY, Offer.CACHE, Offer.COLD):
+        if host.held is HeldHere.OLDER and storage.offer in (Offer.AWAY, Offer.CACHE, Offer.COLD):
             new = storage.offer is Offer.CACHE and (host.memory_room or host.disk_room)
-            assert (Step.USE_LOCAL in plan(host, storage)) == (not new)
+            assert (PlanStep.USE_LOCAL in plan(host, storage)) == (not new)
 
 
 def test_a_refusal_is_a_refusal():
     for host, storage in EVERYTHING:
         stock = storage.offer in (Offer.STOCK, Offer.WAIT) or (
-            storage.offer is Offer.AWAY and host.held is Held.NOTHING)
-        assert (plan(host, storage) == (Step.STOCK,)) == stock
+            storage.offer is Offer.AWAY and host.held is HeldHere.NOTHING)
+        assert (plan(host, storage) == (PlanStep.STOCK,)) == stock
 
 
 def test_a_cold_boot_grows_where_there_is_room_and_is_watched_where_it_is_wanted():
     for host, storage in EVERYTHING:
-        if storage.offer is Offer.COLD and host.held in (Held.NOTHING, Held.EMPTY):
+        if storage.offer is Offer.COLD and host.held in (HeldHere.NOTHING, HeldHere.EMPTY):
             steps = plan(host, storage)
-            assert (Step.GROW in steps) == host.store_room
-            assert (Step.WATCH in steps) == (host.store_room and storage.wants_report)
-            assert (Step.MAKE_EMPTY in steps) == (host.held is Held.NOTHING)
+            assert (PlanStep.GROW in steps) == host.store_room
+            assert (PlanStep.WATCH in steps) == (host.store_room and storage.wants_report)
+            assert (PlanStep.MAKE_EMPTY in steps) == (host.held is HeldHere.NOTHING)
 
 
 # Before a server asks.
@@ -137,12 +139,12 @@ def test_warming_over_the_whole_input_space():
     for host, storage in EVERYTHING:
         steps = placement.plan_warming(host, storage)
         if storage.offer in (Offer.STOCK, Offer.PROFILE):
-            assert steps == (Step.STOCK,)
+            assert steps == (PlanStep.STOCK,)
             continue
         if storage.offer is Offer.WAIT:
             assert steps == ()
             continue
         boot = plan(host, dataclasses.replace(storage, wants_report=False))
         # What a server would find, it finds; what a boot would fetch, is fetched; no more.
-        same = {Step.USE_LOCAL, Step.PROMOTE, *FETCHES}
+        same = {PlanStep.USE_LOCAL, PlanStep.PROMOTE, *FETCHES}
         assert list(steps) == [step for step in boot if step in same], (host, storage)

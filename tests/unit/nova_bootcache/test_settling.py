@@ -11,15 +11,17 @@ import json
 import os
 import types
 
+import oslo_messaging as messaging
 import pytest
 
 from bootcache import exception, naming
-from nova_bootcache.cache.cacheentry import Entry
-from nova_bootcache.gateway.needs import Needs
-from nova_bootcache.settling import basecontent, pivot, settling
+from nova_bootcache.cache.cacheentry import CacheEntry
+from nova_bootcache.gateway.hostneeds import HostNeeds
+from nova_bootcache.settling import basecontent, pivot
+from nova_bootcache.settling import settler as settler_module
 from nova_bootcache.settling.localservers import LocalServer
 from nova_bootcache.settling.pivotstate import PivotConflict, PivotFailed, PivotRefused
-from nova_bootcache.settling.settling import Settler
+from nova_bootcache.settling.settler import Settler
 from nova_bootcache.storagenode import Remote
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -61,7 +63,7 @@ class Cache:
         return self._house.noted.get(image_id)
 
 
-class HouseNeeds(Needs):
+class HouseNeeds(HostNeeds):
     """The host's, with boots that a test begins by name."""
 
     def __init__(self, house):
@@ -120,8 +122,8 @@ class House:
 
     def notes(self, image_hash, image=IMAGE):
         """The cache image here is of a content."""
-        self.noted[image] = Entry(Remote(image, '10.0.0.2', 10810, f'base-{image}', image_hash),
-                                  None, 'ab', 1 << 30)
+        remote = Remote(image, '10.0.0.2', 10810, f'base-{image}', image_hash)
+        self.noted[image] = CacheEntry(remote, None, 'ab', 1 << 30)
 
     def stands_on(self, server_id, backing):
         disk = self.known[server_id].disk
@@ -297,13 +299,13 @@ def house(tmp_path, monkeypatch):
         house.stands_on(server_id, base)
 
     house.pivots = []
-    monkeypatch.setattr(settling, 'time', clock)
-    monkeypatch.setattr(settling.qemuimg, 'info', info)
-    monkeypatch.setattr(settling.fullbase, 'complete', complete)
+    monkeypatch.setattr(settler_module, 'time', clock)
+    monkeypatch.setattr(settler_module.qemuimg, 'info', info)
+    monkeypatch.setattr(settler_module.fullbase, 'complete', complete)
     monkeypatch.setattr(basecontent.qemuimg, 'is_same_piece', is_same_piece)
-    monkeypatch.setattr(settling, 'Pivot', begun)
-    monkeypatch.setattr(settling.pivot, 'base_format', lambda path: 'raw')
-    monkeypatch.setattr(settling.rebase, 'rebase_stopped', rebased)
+    monkeypatch.setattr(settler_module, 'Pivot', begun)
+    monkeypatch.setattr(settler_module.pivot, 'base_format', lambda path: 'raw')
+    monkeypatch.setattr(settler_module.rebase, 'rebase_stopped', rebased)
     return house
 
 
@@ -492,14 +494,14 @@ def test_qemu_img_is_not_asked_for_a_raw_disk_each_time(house, settler):
 def test_a_disk_that_cannot_be_read_hides_no_other(house, settler, monkeypatch):
     house.boots('one')
     house.boots('two')
-    readable = settling.qemuimg.info
+    readable = settler_module.qemuimg.info
 
     def info(path, image_format):
         if os.path.dirname(path).endswith('one'):
             raise exception.BootcacheError('no qcow2')
         return readable(path, image_format)
 
-    monkeypatch.setattr(settling.qemuimg, 'info', info)
+    monkeypatch.setattr(settler_module.qemuimg, 'info', info)
     settler.once()
     assert settled(house) == ['two']
 
@@ -612,7 +614,7 @@ def test_stopping_ends_the_completion_of_a_base(house, settler, monkeypatch):
         assert cancelled.is_set()
         raise exception.Cancelled('told so')
 
-    monkeypatch.setattr(settling.fullbase, 'complete', complete)
+    monkeypatch.setattr(settler_module.fullbase, 'complete', complete)
     house.boots('one')
     house.boots('two', OTHER)
     settler.once()
@@ -622,17 +624,16 @@ def test_stopping_ends_the_completion_of_a_base(house, settler, monkeypatch):
 # What fails is tried again.
 
 @pytest.mark.parametrize('error', [exception.BootcacheError('hash'), exception.ImageRefused('data'),
-                                   OSError('disk'), settling.messaging.MessagingTimeout('bus')],
-                         ids=repr)
+                                   OSError('disk'), messaging.MessagingTimeout('bus')], ids=repr)
 def test_a_base_that_cannot_be_completed_is_tried_again_later(house, settler, monkeypatch, caplog,
                                                               error):
-    complete, tries = settling.fullbase.complete, []
+    complete, tries = settler_module.fullbase.complete, []
 
     def fail(*_arguments, **_how):
         tries.append(1)
         raise error
 
-    monkeypatch.setattr(settling.fullbase, 'complete', fail)
+    monkeypatch.setattr(settler_module.fullbase, 'complete', fail)
     house.boots('one')
     house.boots('two', OTHER)
     open(house.base(OTHER), 'w').close()
@@ -641,7 +642,7 @@ def test_a_base_that_cannot_be_completed_is_tried_again_later(house, settler, mo
     settler.once()
     assert len(tries) == 1 and settled(house) == ['two'], 'another image is not kept waiting'
     assert caplog.text.count('not settled yet') == 1
-    monkeypatch.setattr(settling.fullbase, 'complete', complete)
+    monkeypatch.setattr(settler_module.fullbase, 'complete', complete)
     house.clock.now += 1
     settler.once()
     assert settled(house) == ['one', 'two']
@@ -805,7 +806,7 @@ def test_another_file_in_the_place_of_a_settled_servers_disk_is_looked_at(house,
 def left(house, monkeypatch):
     """Notes which directories are mended, with which domain; a marker is an empty file."""
     mended = []
-    monkeypatch.setattr(settling.pivot, 'recover',
+    monkeypatch.setattr(settler_module.pivot, 'recover',
                         lambda directory, domain: mended.append((directory, domain)))
 
     def leave(name):
@@ -854,7 +855,7 @@ def test_one_that_cannot_be_ended_hides_no_other(house, settler, left, monkeypat
         left.mended.append(directory)
         raise PivotConflict('which one is valid cannot be told')
 
-    monkeypatch.setattr(settling.pivot, 'recover', recover)
+    monkeypatch.setattr(settler_module.pivot, 'recover', recover)
     settler.recover()
     assert left.mended == list(places) and caplog.text.count('cannot be ended') == 2
 
@@ -882,7 +883,7 @@ def half_copied(house):
 
 
 def test_what_was_copied_of_a_base_stays_until_it_is_known_who_needs_it(house, settler,
-                                                                      half_copied):
+                                                                        half_copied):
     wanted, unwanted = half_copied(), half_copied(OTHER)
     settler.recover()
     assert wanted() and unwanted()
@@ -896,7 +897,7 @@ def test_what_was_copied_of_a_base_stays_until_it_is_known_who_needs_it(house, s
 
 
 def test_what_was_copied_goes_if_the_image_is_not_to_be_settled(house, settler, half_copied,
-                                                               monkeypatch):
+                                                                monkeypatch):
     stays = half_copied()
     serve_stored = house.serve_stored
     monkeypatch.setattr(house, 'serve_stored',
@@ -931,7 +932,7 @@ def test_what_cannot_be_removed_ends_nothing(house, settler, half_copied, monkey
 
     house.boots('one')
     with monkeypatch.context() as patch:
-        patch.setattr(settling.fullbase.os, 'unlink', unlink)
+        patch.setattr(settler_module.fullbase.os, 'unlink', unlink)
         settler.once()
     assert 'cannot be removed' in caplog.text and settled(house) == ['one']
 

@@ -19,9 +19,9 @@ from oslo_config import cfg
 from bootcache import naming, qemuimg
 from nova_bootcache import conf as nova_conf
 from nova_bootcache.asking.placement import Server
-from nova_bootcache.chains.host import ComputeHost
+from nova_bootcache.chains.computehost import ComputeHost
 from nova_bootcache.gateway import socketfault
-from nova_bootcache.gateway.socketfault import Identity, Step
+from nova_bootcache.gateway.socketfault import Identity, PathStep
 from nova_bootcache.novadriver import driver
 from nova_bootcache.novadriver.driver import BootCacheLibvirtDriver
 from nova_bootcache.novadriver.imagebackend import BootCacheQcow2
@@ -48,7 +48,7 @@ def failed(path, why):
     ([(SOCKET | 0o066, 64055, 110)], '/0'), ([(SOCKET | 0o606, 42, 110)], '/0'),
     ([(SOCKET | 0o600, 64055, 42)], None), ([(SOCKET | 0o440, 42, 110)], '/0'), ([], None)])
 def test_modes_along_the_path(steps, word):
-    found = socketfault.denial([Step(f'/{number}', *step) for number, step in enumerate(steps)],
+    found = socketfault.denial([PathStep(f'/{number}', *step) for number, step in enumerate(steps)],
                                QEMU)
     assert bool(found) is (word is not None)
     assert word is None or (f'may not pass {word} ' in found and 'gateway_group' in found)
@@ -56,9 +56,9 @@ def test_modes_along_the_path(steps, word):
 
 @given(st.integers(0, 0o777), st.integers(0, 3), st.integers(0, 3))
 def test_what_modes_do_not_tell_is_no_denial(mode, uid, gid):
-    step = Step('/s', SOCKET | mode, uid, gid)
+    step = PathStep('/s', SOCKET | mode, uid, gid)
     assert socketfault.denial([step], Identity(0, frozenset({0}))) == '', 'libvirt\'s to know'
-    listed = Step('/s', SOCKET | mode, uid, gid, has_acl=True)
+    listed = PathStep('/s', SOCKET | mode, uid, gid, has_acl=True)
     assert socketfault.denial([listed], QEMU) == ''
 
 
@@ -102,7 +102,7 @@ def stock_line(host, tmp_path, caplog):
     caplog.clear()
     with caplog.at_level('INFO'):
         assert host.chains.make_overlay(SERVER, 'server-1', None, str(tmp_path / 'none'), None,
-                                 False) is False
+                                        False) is False
     return next(text for text in caplog.messages if 'server-1 goes the stock way' in text)
 
 
@@ -206,8 +206,8 @@ def test_a_disk_that_was_there_before_the_start_stays(host, tmp_path):
     with host.serving.starting('server-1'):
         with host.needs.making(IMAGE, str(disk)):
             pass
-        assert host.serving.did_not_start('server-1', str(disk), failed(tmp_path / 's',
-                                                                'Permission denied')) is False
+        refused = failed(tmp_path / 's', 'Permission denied')
+        assert host.serving.did_not_start('server-1', str(disk), refused) is False
     assert disk.read_bytes() == b'written by a tenant'
 
 
@@ -270,7 +270,7 @@ def finish(host, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize('why', ['Permission denied', 'Connection refused'])
 def test_a_server_that_comes_from_another_host_gets_a_base_of_stock_novas(host, finish, tmp_path,
-                                                                         why):
+                                                                          why):
     finish(failed(tmp_path / 's', why))
     assert finish.tries == [False, True] and finish.path.read_bytes() == b'written by a tenant'
     assert host.serving.socket._stock_only == set()

@@ -12,17 +12,17 @@ import pytest
 
 from bootcache import exception
 from bootcache.manifest import CacheInfo
-from bootcache.tier import Limits, Medium
+from bootcache.tier import Medium, TierLimits
 from nova_bootcache import news, upkeep
-from nova_bootcache.cache.cacheentry import Entry
+from nova_bootcache.cache.cacheentry import CacheEntry
 from nova_bootcache.storagenode import Remote
-from nova_bootcache.upkeep import Upkeep
+from nova_bootcache.upkeep import HostUpkeep
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 THIRD = '11111111-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 INFO = CacheInfo('cache', 1000, 900, 3, 'ab', 1 << 30, 65536, 1 << 29, 'nbd://', 1.5, 1)
-LIMITS = Limits(10 << 30, 9 << 30, 8 << 30)
+LIMITS = TierLimits(10 << 30, 9 << 30, 8 << 30)
 # Doubled each time, to ten minutes.
 TRIES = [0, 10, 30, 70, 150, 310, 630, 1230, 1830]
 
@@ -62,7 +62,7 @@ class Host:
     def holds(self, image, whole=True, used=1000.0, node='10.0.0.1'):
         """Put a cache image, or an empty one, into the cache."""
         remote = Remote(image, node, 10810, f'base-{image}')
-        self.held[image] = Entry(remote, INFO if whole else None, 'ab', 1 << 30)
+        self.held[image] = CacheEntry(remote, INFO if whole else None, 'ab', 1 << 30)
         for name in (self.path(image), f'{self.path(image)}.json'):
             with open(name, 'w'):
                 pass
@@ -205,7 +205,7 @@ def test_a_gateway_that_lost_its_bases_gets_them_again(host, clock):
     host.holds(IMAGE)
     host.holds(OTHER, whole=False)
     host.served[f'base-{OTHER}'] = 'node'
-    Upkeep(host, host).serve_bases()
+    HostUpkeep(host, host).serve_bases()
     assert host.tries == [IMAGE] and set(host.served) == {f'base-{IMAGE}', f'base-{OTHER}'}
 
 
@@ -213,20 +213,20 @@ def test_a_base_that_no_server_needs_is_not_served(host, clock):
     host.holds(IMAGE)
     host.holds(OTHER)
     host.needed = {OTHER}
-    Upkeep(host, host).serve_bases()
+    HostUpkeep(host, host).serve_bases()
     assert host.tries == [OTHER]
 
 
 def test_a_base_that_cannot_be_served_is_tried_ever_less_often(host, clock):
     host.holds(IMAGE)
     host.broken = {'ensure_base'}
-    assert times_of(clock, Upkeep(host, host).serve_bases, host.tries) == TRIES
+    assert times_of(clock, HostUpkeep(host, host).serve_bases, host.tries) == TRIES
 
 
 def test_patience_with_one_base_is_none_with_another(host, clock):
     host.holds(IMAGE)
     host.broken = {'ensure_base'}
-    keeper = Upkeep(host, host)
+    keeper = HostUpkeep(host, host)
     list(looks(clock, keeper.serve_bases, 60))
     host.tries.clear()
     host.holds(OTHER)
@@ -237,7 +237,7 @@ def test_patience_with_one_base_is_none_with_another(host, clock):
 def test_a_base_that_was_served_again_is_tried_at_once_when_it_is_lost_again(host, clock):
     host.holds(IMAGE)
     host.broken = {'ensure_base'}
-    keeper = Upkeep(host, host)
+    keeper = HostUpkeep(host, host)
     list(looks(clock, keeper.serve_bases, 60))
     host.served[f'base-{IMAGE}'] = 'node'
     keeper.serve_bases()
@@ -251,7 +251,7 @@ def test_a_storage_node_that_is_away_is_waited_for_once_a_round(host, clock):
         host.holds(image)
     host.holds(OTHER, node='10.0.0.2')
     host.nodes_away = {'10.0.0.1'}
-    keeper = Upkeep(host, host)
+    keeper = HostUpkeep(host, host)
     keeper.serve_bases()
     assert host.tries == [IMAGE, OTHER] and set(host.served) == {f'base-{OTHER}'}
     host.nodes_away.clear()
@@ -270,7 +270,7 @@ def test_start_waits_for_no_storage_node(host, monkeypatch):
         raise exception.StorageNodeAway('away')
 
     monkeypatch.setattr(host, 'serve_base', hang)
-    keeper = Upkeep(host, host)
+    keeper = HostUpkeep(host, host)
     keeper.start()
     assert begun.wait(30), 'it is looked after at once'
     keeper.stop()
@@ -282,7 +282,7 @@ def test_start_waits_for_no_storage_node(host, monkeypatch):
 def test_an_empty_cache_image_is_replaced_by_a_whole_one(host, clock):
     host.holds(IMAGE, whole=False)
     host.answers = {IMAGE: {**offered(), 'pinned': True}}
-    keeper = Upkeep(host, host)
+    keeper = HostUpkeep(host, host)
     keeper.replace_empty()
     assert host.fetched == [(IMAGE, INFO, 'cache-x', Medium.DISK, True)]
     list(looks(clock, keeper.replace_empty, 100))
@@ -292,21 +292,21 @@ def test_an_empty_cache_image_is_replaced_by_a_whole_one(host, clock):
 def test_it_goes_where_there_is_room(host, clock):
     host.holds(IMAGE, whole=False)
     host.answers, host.free = {IMAGE: offered()}, Medium.MEMORY
-    Upkeep(host, host).replace_empty()
+    HostUpkeep(host, host).replace_empty()
     assert [fetch[3] for fetch in host.fetched] == [Medium.MEMORY]
 
 
 def test_it_stays_where_there_is_none(host, clock):
     host.holds(IMAGE, whole=False)
     host.answers, host.free = {IMAGE: offered()}, None
-    Upkeep(host, host).replace_empty()
+    HostUpkeep(host, host).replace_empty()
     assert host.asked == [IMAGE] and host.fetched == []
 
 
 def test_a_whole_cache_image_is_left_alone(host, clock):
     host.holds(IMAGE)
     host.answers = {IMAGE: offered()}
-    Upkeep(host, host).replace_empty()
+    HostUpkeep(host, host).replace_empty()
     assert host.asked == []
 
 
@@ -315,7 +315,7 @@ def test_a_boot_that_is_watched_is_not_disturbed(host, clock):
     host.holds(OTHER, whole=False)
     host.answers = {IMAGE: offered(), OTHER: offered(OTHER)}
     host.booting = {IMAGE}
-    keeper = Upkeep(host, host)
+    keeper = HostUpkeep(host, host)
     keeper.replace_empty()
     assert [fetch[0] for fetch in host.fetched] == [OTHER]
     host.booting.clear()
@@ -332,7 +332,7 @@ def test_the_service_is_asked_ever_less_often_while_there_is_none(host, clock, a
     host.holds(IMAGE, whole=False)
     host.in_use = {IMAGE}
     host.answers = {IMAGE: answer}
-    assert times_of(clock, Upkeep(host, host).replace_empty, host.asked) == TRIES
+    assert times_of(clock, HostUpkeep(host, host).replace_empty, host.asked) == TRIES
     assert host.fetched == []
 
 
@@ -345,7 +345,7 @@ def test_one_that_the_storage_service_does_not_serve_goes_with_its_last_server(
     host.holds(IMAGE, whole=False)
     host.in_use = {IMAGE}
     host.answers = {IMAGE: answer}
-    keeper = Upkeep(host, host)
+    keeper = HostUpkeep(host, host)
     keeper.replace_empty()
     assert IMAGE in host.held
     host.in_use.clear()
@@ -358,7 +358,7 @@ def test_one_that_the_storage_service_does_not_serve_goes_with_its_last_server(
 
 def test_after_a_boot_the_service_is_asked_at_once(host, clock):
     host.holds(IMAGE, whole=False)
-    keeper = Upkeep(host, host)
+    keeper = HostUpkeep(host, host)
     list(looks(clock, keeper.replace_empty, 100))
     host.booting = {IMAGE}
     keeper.replace_empty()
@@ -371,7 +371,7 @@ def test_after_a_boot_the_service_is_asked_at_once(host, clock):
 # What the storage service hears.
 
 def test_holdings_are_told_at_intervals(host, clock):
-    keeper = Upkeep(host, host)
+    keeper = HostUpkeep(host, host)
     assert times_of(clock, keeper.exchange_holdings, host.told, 30) == [0, 60, 120, 180, 240]
 
 
@@ -389,7 +389,7 @@ def test_what_fails_keeps_nothing_else_from_being_done(host, clock, broken, capl
     host.holds(OTHER)
     host.answers = {IMAGE: offered()}
     host.broken = {broken}
-    Upkeep(host, host).once()
+    HostUpkeep(host, host).once()
     assert ('base-' + OTHER in host.served) == (broken not in ('exports', 'ensure_base'))
     assert bool(host.fetched) == (broken != 'fetch')
     assert bool(host.told) == (broken != 'bus')
@@ -404,7 +404,7 @@ def test_what_fails_keeps_nothing_else_from_being_done(host, clock, broken, capl
 def test_a_fault_of_ours_ends_no_upkeep(host, clock, monkeypatch, caplog):
     host.holds(IMAGE)
     monkeypatch.setattr(host, 'exports', lambda: {}[''], raising=False)
-    Upkeep(host, host).once()
+    HostUpkeep(host, host).once()
     assert host.told and 'unexpected' in caplog.text
 
 
@@ -413,13 +413,13 @@ def test_a_host_that_serves_nothing_changes_no_file_and_serves_who_is_there(host
     host.holds(IMAGE, whole=False)
     host.answers = {IMAGE: offered()}
     host.refusal = 'nfs'
-    Upkeep(host, host).once()
+    HostUpkeep(host, host).once()
     assert set(host.served) == {f'base-{IMAGE}'} and host.asked == host.told == []
 
 
 def test_stores_are_looked_after_each_time(host, clock):
     """A gateway may have been restarted by whoever it was, systemd for instance."""
-    keeper = Upkeep(host, host)
+    keeper = HostUpkeep(host, host)
     keeper.once()
     keeper.once()
     assert host.stores == ['reconciled', 'tidied', 'told'] * 2
@@ -437,7 +437,7 @@ def lines(caplog):
 
 def test_one_line_says_that_all_is_well(host, clock, caplog):
     caplog.set_level('INFO')
-    kept = Upkeep(host, host)
+    kept = HostUpkeep(host, host)
     for _second in looks(clock, kept.once, 20):
         pass
     ((level, line),) = lines(caplog)
@@ -449,7 +449,7 @@ def test_one_line_says_that_all_is_well(host, clock, caplog):
 
 def test_a_gateway_that_is_away_is_told_once_and_seldom_and_when_it_is_back(host, clock, caplog):
     caplog.set_level('INFO')
-    kept = Upkeep(host, host)
+    kept = HostUpkeep(host, host)
     host.holds(IMAGE)
     # The text of the gateway's own failure, and of what cannot be served through it.
     host.broken = {'start', 'exports'}
@@ -471,7 +471,7 @@ def test_a_gateway_that_is_away_is_told_once_and_seldom_and_when_it_is_back(host
 
 def test_a_storage_service_that_is_away_is_told_once_and_when_it_is_back(host, clock, caplog):
     caplog.set_level('INFO')
-    kept = Upkeep(host, host)
+    kept = HostUpkeep(host, host)
     host.away = 'no reply on topic bootcache'
     for _second in looks(clock, kept.once, 60):
         pass
@@ -489,7 +489,7 @@ def test_an_entry_that_does_not_name_its_content_gets_it_while_the_base_has_its_
     host.holds(IMAGE)
     host.answers = {IMAGE: {**offered(), 'image_hash': 'sha512:ab', 'generation': 3,
                             'pinned': True}}
-    keeper = Upkeep(host, host)
+    keeper = HostUpkeep(host, host)
     for _now in looks(clock, keeper.note_contents, 3):
         pass
     entry = host.held[IMAGE]
@@ -509,14 +509,14 @@ def test_an_entry_that_does_not_name_its_content_gets_it_while_the_base_has_its_
 def test_nothing_is_noted_that_is_not_known(host, clock, answer):
     host.holds(IMAGE)
     host.answers = {IMAGE: answer}
-    assert times_of(clock, Upkeep(host, host).note_contents, host.asked) == TRIES
+    assert times_of(clock, HostUpkeep(host, host).note_contents, host.asked) == TRIES
     assert host.held[IMAGE].remote.image_hash == ''
 
 
 def test_nobody_is_asked_about_what_no_server_needs(host, clock):
     host.holds(IMAGE)
     host.needed = set()
-    Upkeep(host, host).note_contents()
+    HostUpkeep(host, host).note_contents()
     assert host.asked == []
 
 
@@ -532,5 +532,5 @@ def test_one_whose_storage_service_fails_keeps_no_other(host, clock, caplog, mon
         return ask(image_id, server_id)
 
     monkeypatch.setattr(host, 'ask', fails)
-    Upkeep(host, host).note_contents()
+    HostUpkeep(host, host).note_contents()
     assert host.held[OTHER].remote.image_hash == 'sha512:ab' and IMAGE in caplog.text

@@ -6,10 +6,10 @@ import pytest
 from bootcache import exception
 from bootcache.manifest import CacheInfo
 from bootcache.tier import Medium
-from nova_bootcache.asking.placement import Held
+from nova_bootcache.asking.placement import HeldHere
 from nova_bootcache.asking.placement import Host as Facts
-from nova_bootcache.cache.cacheentry import Entry
-from nova_bootcache.chains.warming import Warming
+from nova_bootcache.cache.cacheentry import CacheEntry
+from nova_bootcache.chains.hostwarmer import HostWarmer
 from nova_bootcache.storagenode import Remote
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -26,7 +26,7 @@ class Host:
     def __init__(self):
         self.storage = self.api = self.cache = self.chains = self.fetches = self.serving = self
         self.hostname, self.is_on, self.answer = 'host-1', True, OFFER
-        self.held, self.rooms = Held.NOTHING, (True, True)
+        self.held, self.rooms = HeldHere.NOTHING, (True, True)
         self.fetched, self.told, self.promoted, self.updated, self.touched = [], [], [], [], 0
         self.fails, self.deaf = [], False
 
@@ -36,7 +36,7 @@ class Host:
 
     def entry(self, image_id):
         remote = Remote(IMAGE, '10.0.0.1', 10810, 'base')
-        return None if self.held is Held.NOTHING else Entry(remote, INFO, 'ab', 1 << 30)
+        return None if self.held is HeldHere.NOTHING else CacheEntry(remote, INFO, 'ab', 1 << 30)
 
     def facts(self, image_id, entry, offered):
         return Facts(self.held, *self.rooms, True)
@@ -76,50 +76,50 @@ def not_stock():
 
 
 def test_a_cold_host_is_warmed(host):
-    assert Warming(host, 7).cache_image(IMAGE, False, not_stock) is True
+    assert HostWarmer(host, 7).cache_image(IMAGE, False, not_stock) is True
     assert host.fetched == [(INFO, Medium.MEMORY, 7)] and host.promoted == [IMAGE]
     assert host.told == [(IMAGE, 'host-1', 'cached', '')]
 
 
 def test_the_disk_is_taken_where_the_memory_has_no_room(host):
     host.rooms = (False, True)
-    assert Warming(host, 0).cache_image(IMAGE, False, not_stock) is True
+    assert HostWarmer(host, 0).cache_image(IMAGE, False, not_stock) is True
     assert [medium for _info, medium, _rate in host.fetched] == [Medium.DISK]
 
 
 def test_a_warm_host_is_left_as_it_is(host):
-    host.held = Held.CURRENT
-    assert Warming(host, 0).cache_image(IMAGE, False, not_stock) is False
+    host.held = HeldHere.CURRENT
+    assert HostWarmer(host, 0).cache_image(IMAGE, False, not_stock) is False
     assert (host.fetched, host.touched, host.updated) == ([], 1, [4])
     assert host.told == [(IMAGE, 'host-1', 'existing', '')]
 
 
 def test_a_warm_host_is_warm_while_the_storage_service_is_away(host):
-    host.held, host.answer = Held.CURRENT, None
-    assert Warming(host, 0).cache_image(IMAGE, False, not_stock) is False
+    host.held, host.answer = HeldHere.CURRENT, None
+    assert HostWarmer(host, 0).cache_image(IMAGE, False, not_stock) is False
     assert host.updated == []
 
 
-@pytest.mark.parametrize('held', [Held.OLDER, Held.EMPTY])
+@pytest.mark.parametrize('held', [HeldHere.OLDER, HeldHere.EMPTY])
 def test_what_is_not_the_offered_one_is_replaced(host, held):
     host.held = held
-    assert Warming(host, 0).cache_image(IMAGE, False, not_stock) is True
+    assert HostWarmer(host, 0).cache_image(IMAGE, False, not_stock) is True
 
 
 def test_a_host_with_the_full_base_is_warm_the_stock_way(host):
-    assert Warming(host, 0).cache_image(IMAGE, True, lambda: False) is False
+    assert HostWarmer(host, 0).cache_image(IMAGE, True, lambda: False) is False
     assert host.told == [(IMAGE, 'host-1', 'existing', '')] and host.fetched == []
 
 
 def test_an_image_that_is_not_served_is_cached_the_stock_way(host):
     host.answer = {'action': 'stock', 'reason': 'bootcache_mode=off'}
-    assert Warming(host, 0).cache_image(IMAGE, False, stock) is True
+    assert HostWarmer(host, 0).cache_image(IMAGE, False, stock) is True
     assert host.told == [(IMAGE, 'host-1', 'cached', '')]
 
 
 def test_bootcache_may_be_off(host):
     host.is_on = False
-    assert Warming(host, 0).cache_image(IMAGE, False, stock) is True and host.fetched == []
+    assert HostWarmer(host, 0).cache_image(IMAGE, False, stock) is True and host.fetched == []
 
 
 @pytest.mark.parametrize('answer, rooms, text', [
@@ -129,7 +129,7 @@ def test_bootcache_may_be_off(host):
 def test_what_cannot_be_had_is_an_error_that_is_told(host, answer, rooms, text):
     host.answer, host.rooms = answer, rooms
     with pytest.raises(exception.BootcacheError) as caught:
-        Warming(host, 0).cache_image(IMAGE, False, not_stock)
+        HostWarmer(host, 0).cache_image(IMAGE, False, not_stock)
     assert text in str(caught.value)
     assert host.told == [(IMAGE, 'host-1', 'error', str(caught.value))]
 
@@ -139,24 +139,24 @@ def test_a_driver_that_cannot(host):
         raise NotImplementedError
 
     with pytest.raises(NotImplementedError):
-        Warming(host, 0).cache_image(IMAGE, True, cannot)
+        HostWarmer(host, 0).cache_image(IMAGE, True, cannot)
     assert [outcome for _image, _host, outcome, _reason in host.told] == ['unsupported']
 
 
 def test_a_failed_fetch_is_told(host):
     host.fails = [OSError('No space left')]
     with pytest.raises(OSError):
-        Warming(host, 0).cache_image(IMAGE, False, not_stock)
+        HostWarmer(host, 0).cache_image(IMAGE, False, not_stock)
     assert host.told == [(IMAGE, 'host-1', 'error', 'No space left')]
 
 
 def test_a_server_that_comes_meanwhile_does_not_wait(host):
     host.fails = [exception.Cancelled('a server waits')]
-    assert Warming(host, 7).cache_image(IMAGE, False, not_stock) is True
+    assert HostWarmer(host, 7).cache_image(IMAGE, False, not_stock) is True
     assert [rate for _info, _medium, rate in host.fetched] == [0]
 
 
 def test_warming_counts_although_nobody_hears_of_it(host, caplog):
     host.deaf = True
-    assert Warming(host, 0).cache_image(IMAGE, False, not_stock) is True
+    assert HostWarmer(host, 0).cache_image(IMAGE, False, not_stock) is True
     assert 'is not told that warming ended with cached' in caplog.text

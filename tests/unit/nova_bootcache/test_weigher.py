@@ -10,8 +10,8 @@ from scheduler_fakes import IMAGE, OTHER, host, published, request
 
 from nova_bootcache.published import warmth
 from nova_bootcache.published.warmth import Level
-from nova_bootcache.scheduler import hosts
-from nova_bootcache.scheduler.hosts import HostWarmth
+from nova_bootcache.scheduler import hostwarmth
+from nova_bootcache.scheduler.hostwarmth import HostWarmth
 from nova_bootcache.scheduler.weights import CONF, WEIGHTS, BootCacheWeigher
 
 
@@ -21,11 +21,11 @@ def memory(monkeypatch):
     now = [1000.0]
     memory = HostWarmth(lambda: now[0])
     memory.now = now
-    monkeypatch.setattr(hosts, 'HOSTS', memory)
+    monkeypatch.setattr(hostwarmth, 'HOSTS', memory)
     # What follows choices is put into Nova's class once for a process: undone with the test.
     monkeypatch.setattr(host_manager.HostState, 'consume_from_request',
                         host_manager.HostState.consume_from_request)
-    hosts.follow_choices(memory)
+    hostwarmth.follow_choices(memory)
     return memory
 
 
@@ -39,7 +39,7 @@ def weigh(states, spec=None, weighers=None):
 def test_hosts_come_by_their_warmth():
     states = [host(level.name, published(level)) for level in sorted(Level)]
     assert [name for name, _weight in weigh(states)] == ['MEMORY', 'DISK', 'ARRIVING', 'BASE',
-                                                        'COLD']
+                                                         'COLD']
     assert list(WEIGHTS.values()) == sorted(WEIGHTS.values(), reverse=True)
     assert (max(WEIGHTS.values()), min(WEIGHTS.values())) == (1.0, 0.0)
 
@@ -127,7 +127,7 @@ def test_a_host_that_was_chosen_counts_until_it_publishes(memory):
     states = [host('a', published()), host('b', published())]
     assert weigh(states) == [('b', WEIGHTS[Level.ARRIVING]), ('a', 0)]
     assert weigh(states, request(OTHER)) == [('a', 0), ('b', 0)]
-    memory.now[0] += hosts.CHOSEN_SECONDS + 1
+    memory.now[0] += hostwarmth.CHOSEN_SECONDS + 1
     assert weigh(states) == [('a', 0), ('b', 0)]
 
 
@@ -151,7 +151,7 @@ def test_the_memory_of_choices_does_not_grow(memory):
     for number in range(1000):
         memory.choose(host('a'), f'{number:012x}')
         memory.now[0] += 1
-    assert len(memory._chosen) <= hosts.CHOSEN_SECONDS + 1
+    assert len(memory._chosen) <= hostwarmth.CHOSEN_SECONDS + 1
 
 
 def test_choices_are_followed_once(memory):
@@ -162,7 +162,7 @@ def test_choices_are_followed_once(memory):
 
 def test_a_nova_that_does_not_tell_of_choices(monkeypatch, caplog):
     monkeypatch.delattr(host_manager.HostState, 'consume_from_request')
-    hosts.follow_choices()
+    hostwarmth.follow_choices()
     assert 'does not tell of the scheduler' in caplog.text
     assert weigh([host('a', published(Level.DISK)), host('b')])[0] == ('a', WEIGHTS[Level.DISK])
 

@@ -17,7 +17,7 @@ from bootcache import daemonjobs, exception, naming
 from bootcache.breaker import Breaker
 from bootcache.storagedaemon import StorageDaemon, UnixListener
 from nova_bootcache.gateway import graph
-from nova_bootcache.gateway.graph import Action, Present, Store, Wanted
+from nova_bootcache.gateway.graph import GraphAction, Present, Store, Wanted
 from nova_bootcache.storagenode import Remote, check_reachable
 
 LOG = logging.getLogger(__name__)
@@ -171,11 +171,11 @@ class Gateway:
     def _reconcile(self, image_id: str, wanted: Wanted) -> None:
         there = self._present(image_id)
         for step in graph.reconcile(wanted, there):
-            if step.action is Action.END_JOB:
+            if step.action is GraphAction.END_JOB:
                 daemonjobs.end(self.daemon, graph.arrival_job(image_id))
                 continue
             with self.daemon.session() as session:
-                if step.action is Action.READ:
+                if step.action is GraphAction.READ:
                     session.execute('blockdev-reopen',
                                     options=[graph.top_node(image_id, step.kind)])
                 else:

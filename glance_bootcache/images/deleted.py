@@ -17,7 +17,7 @@ _ASKED_AGAIN_SECONDS = 3600
 _MOST_IMAGES = 10_000
 
 
-class Gone:
+class DeletedImages:
     """What Glance said of such images; forgotten with a restart.
 
     :param images: Glance.

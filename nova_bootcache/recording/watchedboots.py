@@ -9,7 +9,7 @@ from typing import Any
 from bootcache import rpcapi
 from nova_bootcache.asking.offer import Offered
 from nova_bootcache.gateway.growingstore import GrowingStore, StoreKeeper
-from nova_bootcache.gateway.needs import Needs
+from nova_bootcache.gateway.hostneeds import HostNeeds
 from nova_bootcache.recording.bootreports import BootReports
 from nova_bootcache.recording.bootwatch import BootWatch
 from nova_bootcache.storagenode import Remote
@@ -17,7 +17,7 @@ from nova_bootcache.storagenode import Remote
 _REPORT_SECONDS = 20.0
 
 
-class Boots:
+class WatchedBoots:
     """Watches boots, and what Nova reads beside them.
 
     :ivar reports: what they read, on its way to the storage service.
@@ -28,7 +28,7 @@ class Boots:
     :param over: called when one is over, whatever it was.
     """
 
-    def __init__(self, stores: StoreKeeper, needs: Needs, api: Callable[[], rpcapi.StorageAPI],
+    def __init__(self, stores: StoreKeeper, needs: HostNeeds, api: Callable[[], rpcapi.StorageAPI],
                  over: Callable[[], None]):
         self.reports = BootReports(lambda *report: api().report_boot(*report))
         self._stores = stores

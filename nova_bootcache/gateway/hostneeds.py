@@ -24,7 +24,7 @@ def _was_opened(path: str, made_at: int) -> bool:
         return True
 
 
-class Needs:
+class HostNeeds:
     """Disks in the making, boots that are watched, arrivals, and servers that are not settled.
 
     :ivar deciding: held while somebody enters, and by whoever finds that nobody needs something

@@ -13,7 +13,7 @@ from typing import Any
 from oslo_log import log as logging
 
 from bootcache import naming, savefile
-from glance_bootcache.hosts.hosts import MOST_IMAGES
+from glance_bootcache.hosts.holdings import MOST_IMAGES
 
 LOG = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ def parse(images: Any) -> frozenset[str] | None:
     return frozenset(found)
 
 
-class Needs:
+class ReportedNeeds:
     """What all hosts need that have reported within a day.
 
     :param path: of the file; a damaged one counts as empty.

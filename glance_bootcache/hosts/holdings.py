@@ -37,7 +37,7 @@ _FORGET_SECONDS = 86400
 
 
 @dataclasses.dataclass(frozen=True)
-class Held:
+class HeldImage:
     """One cache image on one host.
 
     :ivar last_use: seconds since the epoch.
@@ -53,7 +53,7 @@ class Held:
 
 
 @dataclasses.dataclass(frozen=True)
-class Holdings:
+class HostHoldings:
     """What a host reported.
 
     :ivar images: by id.
@@ -63,7 +63,7 @@ class Holdings:
     :ivar named: some of these servers, and why each does.
     """
 
-    images: Mapping[str, Held]
+    images: Mapping[str, HeldImage]
     quotas: Mapping[str, int]
     unsettled: int | None = None
     named: tuple[tuple[str, str], ...] = ()
@@ -84,7 +84,7 @@ def _size(value: Any) -> int:
     return min(max(int(value), 0), _MOST_BYTES)
 
 
-def parse(report: Any, now: float) -> Holdings:
+def parse(report: Any, now: float) -> HostHoldings:
     """Read a host's report; what makes no sense in it is left out. Pure.
 
     :param report: as in ``report_holdings`` of bootcache/rpcapi.py.
@@ -95,7 +95,7 @@ def parse(report: Any, now: float) -> Holdings:
     for image_id, entry in _items(document.get('images')):
         try:
             used, medium, generation, size = entry
-            images[naming.canonical_image_id(image_id)] = Held(
+            images[naming.canonical_image_id(image_id)] = HeldImage(
                 use_time(used, now), Medium(medium), _size(generation), _size(size))
         except (ValueError, TypeError, OverflowError, AttributeError):
             continue
@@ -104,7 +104,7 @@ def parse(report: Any, now: float) -> Holdings:
             quotas[Medium(name).value] = _size(size)
         except (ValueError, TypeError, OverflowError):
             continue
-    return Holdings(images, quotas, *_unsettled(document.get('unsettled')))
+    return HostHoldings(images, quotas, *_unsettled(document.get('unsettled')))
 
 
 def _unsettled(entry: Any) -> tuple[int | None, tuple[tuple[str, str], ...]]:
@@ -127,7 +127,7 @@ class _Host:
     :ivar seen: monotonic seconds.
     """
 
-    holdings: Holdings
+    holdings: HostHoldings
     seen: float
 
 
@@ -170,7 +170,7 @@ class Hosts:
                 return {'drop': [], 'resend': True}
             if host is None:
                 self._make_room(now)
-                host = self._hosts[name] = _Host(Holdings({}, {}), now)
+                host = self._hosts[name] = _Host(HostHoldings({}, {}), now)
                 LOG.info('host %s tells what it holds', name)
             host.seen = now
             if fresh is not None:
@@ -192,7 +192,7 @@ class Hosts:
         while len(self._hosts) >= _MOST_HOSTS:
             del self._hosts[min(self._hosts, key=lambda name: self._hosts[name].seen)]
 
-    def _is_to_go(self, image_id: str, held: Held, ordered: bool) -> bool:
+    def _is_to_go(self, image_id: str, held: HeldImage, ordered: bool) -> bool:
         manifest = self._store.load(image_id)
         damaged = manifest is None and self._store.is_damaged(image_id)
         return decisions.is_to_go(
@@ -262,7 +262,7 @@ class Hosts:
         return holding
 
 
-def _by_tier(images: Iterable[Held]) -> dict[str, int]:
+def _by_tier(images: Iterable[HeldImage]) -> dict[str, int]:
     sums: dict[str, int] = {}
     for held in images:
         sums[held.medium.value] = sums.get(held.medium.value, 0) + held.bytes

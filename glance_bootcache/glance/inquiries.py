@@ -7,7 +7,7 @@ than another one that hears, later, that it was deactivated.
 import threading
 
 
-class Looks:
+class Inquiries:
     """The questions to Glance that are under way."""
 
     def __init__(self) -> None:

@@ -24,7 +24,7 @@ from typing import Any
 
 from bootcache import daemonjobs, exception, naming, qemuimg
 from nova_bootcache.gateway import diskroom, graph, growingstore
-from nova_bootcache.gateway.gateway import Gateway
+from nova_bootcache.gateway.daemon import Gateway
 from nova_bootcache.gateway.graph import (
     ARRIVING,
     ARRIVING_FILTER,
@@ -163,6 +163,6 @@ def land(gateway: Gateway, image_id: str, path: str) -> None:
     # One that arrived earlier has another file.
     gateway.change(image_id, landed=False)
     gateway.daemon.add_nodes({'driver': 'qcow2', 'node-name': names[LANDED], 'read-only': True,
-                      'backing': names[REMOTE],
-                      'file': {'driver': 'file', 'filename': os.path.realpath(path)}})
+                              'backing': names[REMOTE],
+                              'file': {'driver': 'file', 'filename': os.path.realpath(path)}})
     _read_from(gateway, image_id, LANDED)

@@ -10,13 +10,13 @@ from bootcache import exception, rpcapi
 from bootcache.tier import Medium
 from nova_bootcache.asking import offer, placement
 from nova_bootcache.asking.offer import Offered
-from nova_bootcache.asking.placement import Offer, Step
-from nova_bootcache.chains.host import ComputeHost
+from nova_bootcache.asking.placement import Offer, PlanStep
+from nova_bootcache.chains.computehost import ComputeHost
 
 LOG = logging.getLogger(__name__)
 
 
-class Warming:
+class HostWarmer:
     """Fetches cache images for servers that are to come, and tells the storage service.
 
     :param host: the host.
@@ -58,10 +58,10 @@ class Warming:
         plan = placement.plan_warming(facts, offered.storage)
         LOG.debug('bootcache: image %s is to be warmed: %s', image_id,
                   ', '.join(step.name for step in plan))
-        if plan == (Step.STOCK,):
+        if plan == (PlanStep.STOCK,):
             LOG.info('bootcache: image %s is cached the stock way: %s', image_id, offered.reason)
             return stock()
-        if plan == (Step.USE_LOCAL,):
+        if plan == (PlanStep.USE_LOCAL,):
             if entry is not None and offered.remote is not None:
                 self._host.cache.update(entry, offered.remote, offered.pinned, offered.generation)
             self._host.cache.touch(image_id)
@@ -69,7 +69,7 @@ class Warming:
         if not plan:
             raise exception.BootcacheError(_why_not(image_id, offered))
         for step in plan:
-            if step is Step.PROMOTE:
+            if step is PlanStep.PROMOTE:
                 # The fetch does not depend on it.
                 with contextlib.suppress(messaging.MessagingException):
                     self._host.storage.api.promote_image(image_id)

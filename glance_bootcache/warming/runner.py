@@ -15,13 +15,13 @@ from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
 from bootcache.exception import RequestRefused
-from bootcache.manifest import Manifest, State
+from bootcache.manifest import ImageState, Manifest
 from glance_bootcache import decisions, warmconf
-from glance_bootcache.hosts.hosts import Hosts
+from glance_bootcache.hosts.holdings import Hosts
 from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.warming import precache, warmjobs
 from glance_bootcache.warming.precache import NovaPrecache
-from glance_bootcache.warming.warmjobs import Job, Phase
+from glance_bootcache.warming.warmjobs import WarmJob, WarmPhase
 
 LOG = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class Warming:
         self._nova = nova
         self._clock = clock
         self._lock = threading.Lock()  # guards the jobs; Nova is asked, and files read, without it
-        self._jobs: dict[tuple[str, str], Job] = {}
+        self._jobs: dict[tuple[str, str], WarmJob] = {}
         self._policy_at = clock()
         self._wake = threading.Event()
         self._stopping = False
@@ -83,7 +83,8 @@ class Warming:
             self._follow_policy(now)
         with self._lock:
             begun = [job for job in self._jobs.values()
-                     if (job.phase is not Phase.DONE and job.hosts) or job.phase is Phase.ASKED]
+                     if (job.phase is not WarmPhase.DONE and job.hosts)
+                     or job.phase is WarmPhase.ASKED]
         for job in begun:
             self._look(job)
         with self._lock:
@@ -91,7 +92,7 @@ class Warming:
         for job in starting:
             self._ask(job)
 
-    def _look(self, job: Job) -> None:
+    def _look(self, job: WarmJob) -> None:
         manifest = self._store.load(job.image_id)
         why_not = decisions.why_not_warm(job.image_id, manifest)
         if why_not or manifest is None:
@@ -105,18 +106,18 @@ class Warming:
         if job.phase is not before:
             self._log_attempt(job, cold, now)
 
-    def _log_attempt(self, job: Job, cold: list[str], now: float) -> None:
-        again = '' if job.phase is Phase.DONE else f'; asked again in {job.due - now:.0f} s'
+    def _log_attempt(self, job: WarmJob, cold: list[str], now: float) -> None:
+        again = '' if job.phase is WarmPhase.DONE else f'; asked again in {job.due - now:.0f} s'
         for name in cold:
             known = job.hosts[name]
             LOG.warning('image %s: host %s of aggregate %s is not warm (%s, attempt %d of %d):'
                         ' %s%s', job.image_id, name, job.aggregate, known.outcome, known.attempts,
                         self._conf.warm_attempts, known.reason, '' if known.is_final else again)
-        if job.phase is Phase.DONE:
+        if job.phase is WarmPhase.DONE:
             LOG.info('image %s: %d of %d hosts of aggregate %s are warm', job.image_id,
                      len(job.hosts) - len(cold), len(job.hosts), job.aggregate)
 
-    def _end(self, job: Job, reason: str) -> None:
+    def _end(self, job: WarmJob, reason: str) -> None:
         with self._lock:
             job.end(self._clock(), reason)
             if job.by_policy:
@@ -126,7 +127,7 @@ class Warming:
         LOG.warning('image %s: warming aggregate %s has ended: %s', job.image_id, job.aggregate,
                     reason)
 
-    def _ask(self, job: Job) -> None:
+    def _ask(self, job: WarmJob) -> None:
         """Have Nova ask the hosts of a job's aggregate. Whatever comes of it, the job tells."""
         why_not = decisions.why_not_warm(job.image_id, self._store.load(job.image_id))
         if why_not:
@@ -159,14 +160,14 @@ class Warming:
     def _follow_policy(self, now: float) -> None:
         """Begin with images that became ready for the first time, and note which are done."""
         undone = {manifest.image_id: manifest for manifest in self._store.manifests()
-                  if manifest.warm_due and manifest.state is not State.SKIPPED}
+                  if manifest.warm_due and manifest.state is not ImageState.SKIPPED}
         due = [image_id for image_id, manifest in undone.items()
-               if manifest.state is State.READY]
+               if manifest.state is ImageState.READY]
         done = []
         with self._lock:
             for image_id in due:
                 jobs = [self._add(image_id, name, now, by_policy=True) for name in self._policy]
-                if all(job is not None and job.phase is Phase.DONE for job in jobs):
+                if all(job is not None and job.phase is WarmPhase.DONE for job in jobs):
                     done.append(image_id)
         for image_id in done:
             self._store.change(image_id, _is_warm)
@@ -176,26 +177,26 @@ class Warming:
                 job.by_policy = job.by_policy and job.image_id in undone
 
     def _add(self, image_id: str, aggregate: str, now: float,
-             by_policy: bool = False) -> Job | None:
+             by_policy: bool = False) -> WarmJob | None:
         """Return the job of an image and an aggregate, a new one if need be; None for too many.
 
         Call it with the lock held.
         """
         job = self._jobs.get((image_id, aggregate))
-        if job is None or (job.phase is Phase.DONE and not (by_policy and job.by_policy)):
+        if job is None or (job.phase is WarmPhase.DONE and not (by_policy and job.by_policy)):
             self._forget(now, 1)
             if len(self._jobs) >= _MOST_JOBS:
                 return None
             # What an operator asks for again is also what the policy asked for.
             by_policy = by_policy or (job is not None and job.by_policy)
-            job = self._jobs[image_id, aggregate] = Job(image_id, aggregate, now)
+            job = self._jobs[image_id, aggregate] = WarmJob(image_id, aggregate, now)
         job.by_policy = job.by_policy or by_policy
         return job
 
     def _forget(self, now: float, room: int = 0) -> None:
         """Forget what has ended long ago, and more for the room that is needed; lock held."""
         ended = sorted((job for job in self._jobs.values()
-                        if job.phase is Phase.DONE and not job.by_policy),
+                        if job.phase is WarmPhase.DONE and not job.by_policy),
                        key=lambda job: job.ended_at)
         over = len(self._jobs) + room - _MOST_JOBS
         for number, job in enumerate(ended):
@@ -243,7 +244,7 @@ class Warming:
         """Take a host's report of what came of Nova's request; others' requests are passed over."""
         with self._lock:
             jobs = [job for job in self._jobs.values()
-                    if job.image_id == image_id and job.phase is not Phase.DONE]
+                    if job.image_id == image_id and job.phase is not WarmPhase.DONE]
             known = [job for job in jobs
                      if job.report(str(host), str(outcome), str(reason), self._clock())]
         if known:

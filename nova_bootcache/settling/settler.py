@@ -19,7 +19,7 @@ from oslo_log import log as logging
 
 from bootcache import exception, naming, properties, qemuimg
 from nova_bootcache.asking import offer
-from nova_bootcache.chains.host import ComputeHost
+from nova_bootcache.chains.computehost import ComputeHost
 from nova_bootcache.settling import basecontent, fullbase, pivot, rebase
 from nova_bootcache.settling.localservers import LocalServer, Nova
 from nova_bootcache.settling.occasions import Occasions

@@ -23,7 +23,7 @@ from oslo_log import log as logging
 from bootcache import cacheimage, exception, naming
 from bootcache.manifest import CacheInfo
 from bootcache.tier import Medium
-from nova_bootcache.cache.cacheentry import Entry
+from nova_bootcache.cache.cacheentry import CacheEntry
 from nova_bootcache.storagenode import Remote
 
 LOG = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ def _plain(directory: str) -> str:
     return os.path.normpath(directory).replace('//', '/', 1)
 
 
-class HostFiles:
+class CacheFiles:
     """The cache images of one host, by their names.
 
     :ivar directory: of the disk tier, and of all names.
@@ -131,7 +131,7 @@ class HostFiles:
         """Return which tier an image's cache image is in."""
         return Medium.MEMORY if os.path.islink(self.path(image_id)) else Medium.DISK
 
-    def entry(self, image_id: str) -> Entry | None:
+    def entry(self, image_id: str) -> CacheEntry | None:
         """Return an image's entry if its file is there, whole and right; else None.
 
         The content is read once for each process and file, and after that only if the file's
@@ -139,7 +139,7 @@ class HostFiles:
         """
         path = self.path(image_id)
         try:
-            entry = Entry.load(f'{path}.json')
+            entry = CacheEntry.load(f'{path}.json')
             status = os.stat(path)
             rules = entry.cache_image.verify_rules if entry.cache_image else cacheimage.VERIFY_RULES
             with self._lock:
@@ -158,13 +158,14 @@ class HostFiles:
         with self._lock:
             self._verified.add(_identity(status))
 
-    def known(self, image_id: str) -> Entry | None:
+    def known(self, image_id: str) -> CacheEntry | None:
         """Return what is noted of an image's cache image, also if its file is gone."""
         with contextlib.suppress(exception.InvalidManifest):
-            return Entry.load(f'{self.path(image_id)}.json')
+            return CacheEntry.load(f'{self.path(image_id)}.json')
         return None
 
-    def update(self, entry: Entry, remote: Remote, pinned: bool, generation: int) -> Entry:
+    def update(self, entry: CacheEntry, remote: Remote, pinned: bool,
+               generation: int) -> CacheEntry:
         """Note where a cache image's base is now, and what the storage service says of it.
 
         :raises BootcacheError: if that base is of another content.
@@ -230,13 +231,13 @@ class HostFiles:
         with self._lock:
             return self._waiting[image_id] > 0
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[CacheEntry]:
         """Return the entries of all cache images, without a look at their content."""
         found = []
         for name in sorted(os.listdir(self.directory)):
             if name.endswith('.json'):
                 try:
-                    found.append(Entry.load(os.path.join(self.directory, name)))
+                    found.append(CacheEntry.load(os.path.join(self.directory, name)))
                 except exception.InvalidManifest as error:
                     LOG.warning('%s', error)
         return found

@@ -15,7 +15,7 @@ from oslo_log import log as logging
 
 from bootcache import rpcapi
 from nova_bootcache.published import warmth
-from nova_bootcache.published.warmth import Entry, Level
+from nova_bootcache.published.warmth import Level, WarmthEntry
 
 LOG = logging.getLogger(__name__)
 
@@ -51,12 +51,12 @@ class HostWarmth:
         self._clock = clock
         # By host and node: the published text, and what was read from it; threads may at worst
         # read the same text twice.
-        self._entries: dict[tuple[str, str], tuple[str, Entry]] = {}
+        self._entries: dict[tuple[str, str], tuple[str, WarmthEntry]] = {}
         # By image's key: until when which hosts count as chosen. Guarded by the lock.
         self._chosen: dict[str, dict[tuple[str, str], float]] = {}
         self._lock = threading.Lock()
 
-    def entry(self, host_state: Any) -> Entry:
+    def entry(self, host_state: Any) -> WarmthEntry:
         """Return what a host publishes; nothing if it is damaged or of another version."""
         # A compute node without a record yet has no stats.
         stats = getattr(host_state, 'stats', None)
@@ -69,7 +69,7 @@ class HostWarmth:
             return known[1]
         return self._read(host_state, name, text)
 
-    def _read(self, host_state: Any, name: tuple[str, str], text: str) -> Entry:
+    def _read(self, host_state: Any, name: tuple[str, str], text: str) -> WarmthEntry:
         try:
             entry = warmth.decode(text)
         except (ValueError, RecursionError) as error:

@@ -8,16 +8,16 @@ from bootcache import exception
 from bootcache.tier import Medium
 from nova_bootcache import conf as nova_conf
 from nova_bootcache import storagenode
-from nova_bootcache.asking.asking import StorageService
-from nova_bootcache.cache.hostfiles import HostFiles
+from nova_bootcache.asking.client import ServiceClient
+from nova_bootcache.cache.cachefiles import CacheFiles
 from nova_bootcache.chains.chains import Chains
 from nova_bootcache.chains.parts import Parts
 from nova_bootcache.chains.serving import Serving
 from nova_bootcache.gateway.below import Below
-from nova_bootcache.gateway.gateway import Gateway
-from nova_bootcache.gateway.needs import Needs
-from nova_bootcache.recording.boots import Boots
+from nova_bootcache.gateway.daemon import Gateway
+from nova_bootcache.gateway.hostneeds import HostNeeds
 from nova_bootcache.recording.profilerecordings import ProfileRecordings
+from nova_bootcache.recording.watchedboots import WatchedBoots
 from nova_bootcache.tiers.arrivals import Arrivals
 from nova_bootcache.tiers.fetches import Fetches
 from nova_bootcache.tiers.room import Room
@@ -47,18 +47,18 @@ class ComputeHost:
             assert tiers.memory is not None
             limits[Medium.MEMORY] = tiers.memory
         self.report_interval = int(group.report_interval)
-        self.storage = StorageService(conf)
-        self.cache = HostFiles(cache_directory, tiers.memory_directory)
+        self.storage = ServiceClient(conf)
+        self.cache = CacheFiles(cache_directory, tiers.memory_directory)
         self.gateway = Gateway(group.gateway_run_dir, group.gateway_socket, group.reconnect_delay,
                                group.gateway_autostart, group.gateway_group)
-        self.needs = Needs()
+        self.needs = HostNeeds()
         self.below = Below(self.gateway, self.cache, self.needs)
         self.room = Room(self.cache, self.below, self.needs, limits)
         self.fetches = Fetches(self.cache, self.room, group.gateway_socket)
         self.arrivals = Arrivals(self.cache, self.fetches, self.room, self.below, self.gateway,
                                  self.needs)
-        self.boots = Boots(self.below.stores, self.needs, lambda: self.storage.api,
-                           self.tidy_stores)
+        self.boots = WatchedBoots(self.below.stores, self.needs, lambda: self.storage.api,
+                                  self.tidy_stores)
         self.recordings = ProfileRecordings(self.gateway, cache_directory,
                                             lambda: self.storage.api)
         self.serving = Serving(group, self.needs, self.boots)

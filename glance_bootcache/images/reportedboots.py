@@ -13,7 +13,7 @@ from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
 from bootcache import exception, properties, recorder, refinement, rpcapi, workingset
-from bootcache.manifest import Manifest, State, WorkingSetInfo
+from bootcache.manifest import ImageState, Manifest, WorkingSetInfo
 from bootcache.refinement import Boot
 from bootcache.workingset import WorkingSet
 from glance_bootcache.decisions import STUCK, SWITCHED_OFF
@@ -40,7 +40,7 @@ _MOST_EXTENTS_OF_ALL = 500_000
 _LATE_SECONDS = 600
 
 
-class Boots:
+class ReportedBoots:
     """Answers compute hosts, and makes working sets out of their reports.
 
     :param conf: configuration of the storage service.
@@ -86,7 +86,7 @@ class Boots:
         self._exporter.ensure(manifest, self._store.cache_path(manifest))
         described = {**self._exporter.describe(manifest), 'image_hash': _base_hash(manifest),
                      'pinned': manifest.pinned, 'generation': manifest.generation}
-        if manifest.state is State.SKIPPED or _has_older_base(manifest):
+        if manifest.state is ImageState.SKIPPED or _has_older_base(manifest):
             # Servers that run from it may have lost their cache image.
             for entry in ('cache_export', 'cache_image'):
                 described.pop(entry, None)
@@ -116,7 +116,7 @@ class Boots:
                       token: str) -> dict[str, Any]:
         job = self._manager.job(image_id)
         if manifest is None or job is None or not job.owns(token) \
-                or manifest.state is not State.RECORDING:
+                or manifest.state is not ImageState.RECORDING:
             return {'action': rpcapi.ACTION_STOCK,
                     'reason': 'the server claims to be a profile boot, but none is in hand'}
         self._exporter.ensure(manifest, None)
@@ -207,7 +207,7 @@ class Boots:
         """
         manifest = self._store.load(image_id)
         if manifest is None or not manifest.base_path or _base_hash(manifest) != image_hash \
-                or manifest.state is State.SKIPPED:
+                or manifest.state is ImageState.SKIPPED:
             LOG.info('image %s: a report of another content, or of none, is ignored', image_id)
             return
         expected = self._take_expected(image_id, str(host))
@@ -223,7 +223,7 @@ class Boots:
             LOG.info('image %s: a boot on %s is not looked at: a recording or building is in hand',
                      image_id, host)
             return
-        if manifest.working_set is None and manifest.state is State.FAILED \
+        if manifest.working_set is None and manifest.state is ImageState.FAILED \
                 and manifest.reason.startswith(_NOT_BOOTED) and ended_by in ('shutdown', 'silence'):
             LOG.info('image %s: a boot on %s is not looked at: its boot marker was not seen, and'
                      ' the profile boot has failed for a guest that did not come up', image_id,
@@ -330,7 +330,8 @@ class _Expected:
 
 
 # States in which an image without a base gets one.
-_COMING = frozenset({State.PENDING, State.RECORDING, State.BUILDING, State.SERVED})
+_COMING = frozenset({ImageState.PENDING, ImageState.RECORDING, ImageState.BUILDING,
+                     ImageState.SERVED})
 
 
 def _base_hash(manifest: Manifest) -> str:

@@ -1,10 +1,12 @@
 """Which images' bases compute hosts need, as they report it: remembered over a restart.
 
 A gateway that has lost its connection comes back by itself, maybe after minutes, and must find what
-it read from. So what a host said last counts until it says something else, or is gone for a day.
+it read from. So what a host said last counts until it says something else, or is gone for a day. That
+is a day of this service: while it stands still it can hear of no host.
 """
 
 import dataclasses
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -30,7 +32,7 @@ _WRITE_SECONDS = 3600
 class _Told:
     """What a host said last.
 
-    :ivar seen: seconds since the epoch.
+    :ivar seen: monotonic seconds; below 0 if that was before the machine came up.
     :ivar images: ids; None if it does not tell, as one of an earlier version.
     """
 
@@ -54,26 +56,39 @@ def parse(images: Any) -> frozenset[str] | None:
     return frozenset(found)
 
 
+def _ages(document: Any) -> dict[str, _Told]:
+    """Read the file's document: for how many seconds each host was silent when it was written."""
+    told = {str(name): _Told(float(host['seen']), parse(host['images']))
+            for name, host in document['hosts'].items()}
+    # A file of an earlier version does not say when it was written: when a host was heard of last.
+    written = float(document.get('written', max((host.seen for host in told.values()), default=0)))
+    if not all(map(math.isfinite, (written, *(host.seen for host in told.values())))):
+        raise ValueError('a time that is none')
+    return {name: _Told(max(0.0, written - host.seen), host.images) for name, host in told.items()}
+
+
 class ReportedNeeds:
-    """What all hosts need that have reported within a day.
+    """What all hosts need that have reported within a day of this service's.
 
     :param path: of the file; a damaged one counts as empty.
-    :param clock: seconds since the epoch.
+    :param clock: monotonic seconds.
+    :param wall: seconds since the epoch, for people who read the file.
     """
 
-    def __init__(self, path: str, clock: Callable[[], float] = time.time):
+    def __init__(self, path: str, clock: Callable[[], float] = time.monotonic,
+                 wall: Callable[[], float] = time.time):
         self._path = path
         self._clock = clock
+        self._wall = wall
         self._lock = threading.Lock()  # guards the dictionary and what is below it
+        self._saved = clock()
         self._hosts = self._load()
         self._changed = False
-        self._saved = clock()
 
     def _load(self) -> dict[str, _Told]:
         try:
-            return savefile.read_json(self._path, VERSION, lambda document: {
-                str(name): _Told(float(host['seen']), parse(host['images']))
-                for name, host in document['hosts'].items()}) or {}
+            ages = savefile.read_json(self._path, VERSION, _ages) or {}
+            return {name: _Told(self._saved - age.seen, age.images) for name, age in ages.items()}
         except ValueError as error:
             LOG.warning('%s cannot be used (%s): hosts tell what they need within a minute',
                         self._path, error)
@@ -120,14 +135,14 @@ class ReportedNeeds:
 
         :raises OSError: if it cannot be written.
         """
-        now = self._clock()
+        now, wall = self._clock(), self._wall()
         with self._lock:
             if not self._changed and now - self._saved < _WRITE_SECONDS:
                 return
             self._hosts = {name: host for name, host in self._hosts.items()
                            if host.seen >= now - _FORGET_SECONDS}
-            document = {'version': VERSION, 'hosts': {
-                name: {'seen': host.seen,
+            document = {'version': VERSION, 'written': wall, 'hosts': {
+                name: {'seen': wall - (now - host.seen),
                        'images': None if host.images is None else sorted(host.images)}
                 for name, host in self._hosts.items()}}
             self._changed, self._saved = False, now

@@ -35,7 +35,7 @@ def report(*images):
 
 
 def test_what_a_host_said_last_counts(path, clock):
-    known = ReportedNeeds(path, clock)
+    known = ReportedNeeds(path, clock, clock)
     assert not known.needed(IMAGE)
     known.note('one', report(IMAGE.upper(), 'no image', None, 5))
     known.note('two', report())
@@ -48,7 +48,7 @@ def test_what_a_host_said_last_counts(path, clock):
 
 @pytest.mark.parametrize('told', [{'images': {}}, {'needs': 'all'}, {'needs': {IMAGE: 1}}, 'x'])
 def test_a_host_that_does_not_tell_may_need_anything(path, clock, told):
-    known = ReportedNeeds(path, clock)
+    known = ReportedNeeds(path, clock, clock)
     known.note('old', told)
     assert known.needed(IMAGE) and known.needed(OTHER)
     known.note('old', report())
@@ -56,7 +56,7 @@ def test_a_host_that_does_not_tell_may_need_anything(path, clock, told):
 
 
 def test_a_host_that_is_not_heard_of_for_a_day_needs_nothing(path, clock):
-    known = ReportedNeeds(path, clock)
+    known = ReportedNeeds(path, clock, clock)
     known.note('one', report(IMAGE))
     clock.now += DAY
     assert known.needed(IMAGE)
@@ -66,34 +66,80 @@ def test_a_host_that_is_not_heard_of_for_a_day_needs_nothing(path, clock):
 
 def test_a_restart_forgets_nothing(path, clock):
     """A host whose gateway is cut off reconnects, maybe before it can say anything."""
-    known = ReportedNeeds(path, clock)
+    known = ReportedNeeds(path, clock, clock)
     known.note('one', report(IMAGE))
     known.note('old', {'images': {}})
     known.save()
-    again = ReportedNeeds(path, clock)
+    again = ReportedNeeds(path, clock, clock)
     assert again.needed(IMAGE) and again.needed(OTHER)
     again.note('old', report())
     assert again.needed(IMAGE) and not again.needed(OTHER)
 
 
 def test_a_host_that_says_nothing_new_is_remembered_for_a_day_from_then(path, clock):
-    known = ReportedNeeds(path, clock)
+    known = ReportedNeeds(path, clock, clock)
     known.note('one', report(IMAGE))
     known.save()
     for _hour in range(40):
         clock.now += 3600
         known.note('one', None)
         known.save()
-    assert ReportedNeeds(path, clock).needed(IMAGE)
+    assert ReportedNeeds(path, clock, clock).needed(IMAGE)
+
+
+def test_a_standstill_of_the_service_does_not_count_towards_a_hosts_day(path, clock):
+    """Both sides may be off for a week: a base whose servers are soft-deleted, of which Nova does
+    not tell, stays until the host that keeps them has had its day."""
+    known = ReportedNeeds(path, clock, clock)
+    known.note('two', report(OTHER))
+    clock.now += DAY / 2
+    known.note('one', report(IMAGE))
+    known.save()
+    clock.now += 7 * DAY
+    again = ReportedNeeds(path, clock, clock)
+    assert again.named(IMAGE) and again.needed(IMAGE) and again.named(OTHER)
+    clock.now += DAY / 2 + 1
+    assert again.named(IMAGE) and not again.named(OTHER)
+    clock.now += DAY / 2
+    assert not again.named(IMAGE)
+
+
+def test_a_clock_that_is_set_ages_no_host(path, clock):
+    """As that of a machine that comes up without one that runs on."""
+    wall = Clock()
+    wall.now = 0.0
+    known = ReportedNeeds(path, clock, wall)
+    known.note('one', report(IMAGE))
+    known.save()
+    wall.now = 1e9
+    assert known.named(IMAGE)
+    known.note('one', report(IMAGE, OTHER))
+    known.save()
+    clock.now, wall.now = 5.0, 0.0
+    again = ReportedNeeds(path, clock, wall)
+    clock.now += DAY
+    assert again.named(IMAGE)
+    clock.now += 1
+    assert not again.named(IMAGE)
+
+
+def test_a_file_of_an_earlier_version_does_not_say_when_it_was_written(path, clock):
+    with open(path, 'w') as stream:
+        json.dump({'version': 1, 'hosts': {'one': {'seen': 1e6, 'images': [IMAGE]}, 'two': {
+            'seen': 1e6 + DAY, 'images': [OTHER]}}}, stream)
+    known = ReportedNeeds(path, clock, clock)
+    assert known.named(IMAGE) and known.named(OTHER)
+    clock.now += 1
+    assert not known.named(IMAGE) and known.named(OTHER)
 
 
 def test_it_is_written_when_something_changed(path, clock):
-    known = ReportedNeeds(path, clock)
+    known = ReportedNeeds(path, clock, clock)
     known.save()
     known.note('one', report(IMAGE))
     known.save()
     with open(path) as stream:
-        assert json.load(stream) == {'version': 1, 'hosts': {
+        assert json.load(stream) == {'version': 1, 'written': 1e9, 'hosts': {
             'one': {'seen': 1e9, 'images': [IMAGE]}}}
     with open(path, 'w') as stream:
         stream.write('as it was')
@@ -106,16 +152,19 @@ def test_it_is_written_when_something_changed(path, clock):
 
 @pytest.mark.parametrize('content', ['', '{}', '[]', '{"version": 2, "hosts": {}}',
                                      '{"version": 1, "hosts": {"one": 5}}',
-                                     '{"version": 1, "hosts": {"one": {"seen": "x"}}}'])
+                                     '{"version": 1, "hosts": {"one": {"seen": "x"}}}',
+                                     '{"version": 1, "hosts": {"one": {"seen": NaN,'
+                                     ' "images": null}}}',
+                                     '{"version": 1, "written": "x", "hosts": {}}'])
 def test_a_damaged_file_counts_as_empty(path, clock, content):
     with open(path, 'w') as stream:
         stream.write(content)
-    assert not ReportedNeeds(path, clock).needed(IMAGE)
+    assert not ReportedNeeds(path, clock, clock).needed(IMAGE)
 
 
 def test_a_host_that_lies_cannot_fill_the_memory(path, clock, monkeypatch):
     monkeypatch.setattr(reportedneeds, '_MOST_HOSTS', 3)
-    known = ReportedNeeds(path, clock)
+    known = ReportedNeeds(path, clock, clock)
     for number in range(10):
         clock.now += 1
         known.note(f'host-{number}' + 'x' * 1000, report(IMAGE))

@@ -1,8 +1,8 @@
 """Which images' bases compute hosts need, as they report it: remembered over a restart.
 
 A gateway that has lost its connection comes back by itself, maybe after minutes, and must find what
-it read from. So what a host said last counts until it says something else, or is gone for a day. That
-is a day of this service: while it stands still it can hear of no host.
+it read from. So what a host said last counts until it says something else, or is gone for a day.
+That is a day of this service: while it stands still it can hear of no host.
 """
 
 import dataclasses
@@ -23,6 +23,8 @@ VERSION = 1
 # As in hosts.py: whoever can write to the message bus can report for any host.
 _MOST_HOSTS = 20_000
 _LONGEST_NAME = 255
+# Of all hosts: 40 MB of the file. So many servers' images are not needed at a time.
+_MOST_NAMED = 1_000_000
 _FORGET_SECONDS = 86400
 # That a host was heard of is written this often, if nothing else has changed.
 _WRITE_SECONDS = 3600
@@ -111,6 +113,19 @@ class ReportedNeeds:
                 del self._hosts[min(self._hosts, key=lambda host: self._hosts[host].seen)]
             self._hosts[name] = _Told(now, images)
             self._changed |= known is None or known.images != images
+            if known is None or known.images != images:
+                self._bound()
+
+    def _bound(self) -> None:
+        """Of the hosts that name the most remember that they may need any; under the lock."""
+        named = sum(len(host.images or ()) for host in self._hosts.values())
+        while named > _MOST_NAMED:
+            most = max(self._hosts, key=lambda name: len(self._hosts[name].images or ()))
+            LOG.warning('host %s says that its servers need %d images, and all hosts name more than'
+                        ' %d: it counts as one that may need any', most,
+                        len(self._hosts[most].images or ()), _MOST_NAMED)
+            named -= len(self._hosts[most].images or ())
+            self._hosts[most] = _Told(self._hosts[most].seen, None)
 
     def needed(self, image_id: str) -> bool:
         """Tell whether a host needs an image's base, or may do so."""

@@ -17,6 +17,7 @@ from bootcache.manifest import ImageState, Manifest, WorkingSetInfo
 from bootcache.refinement import Boot
 from bootcache.workingset import WorkingSet
 from glance_bootcache.decisions import STUCK, SWITCHED_OFF
+from glance_bootcache.images.expectedreports import ExpectedBoot, ExpectedReports
 from glance_bootcache.images.manager import Manager
 from glance_bootcache.storage.exporter import Exporter
 from glance_bootcache.storage.store import ImageStore
@@ -31,6 +32,9 @@ _GRANULARITIES = (4096, 65536)
 # So many boots in a row that bring nothing new, and no more reports are asked for until a restart;
 # and so many hosts are asked at a time.
 _ENOUGH_BOOTS = 3
+# The same of boots that read something new which no other boot reads: so do those of an image that
+# reads at random.
+_ENOUGH_IN_VAIN = 40
 # Boots that are remembered of an image until another one confirms what they read, and the extents
 # that are remembered of an image's and of all. An extent takes 150 bytes, a boot some kilobytes.
 _MOST_UNCONFIRMED = 8
@@ -56,13 +60,14 @@ class ReportedBoots:
         # Boots in a row that brought nothing new, by image. Guarded by the lock, which is held for
         # dictionary steps only.
         self._nothing_new: dict[str, int] = {}
-        # Boots whose reports are expected, by image and host; as above.
-        self._expected: dict[tuple[str, str], list[_Expected]] = {}
+        # Boots in a row that nobody has confirmed, by image; as above.
+        self._in_vain: dict[str, int] = {}
         # Boots that read what no other one has read, by image and version of the working set; as
         # above.
         self._unconfirmed: cachetools.LRUCache[tuple[str, int], tuple[Boot, ...]] = \
             cachetools.LRUCache(_MOST_EXTENTS_OF_ALL, getsizeof=_extents)
         self._lock = threading.Lock()
+        self._expected = ExpectedReports(lambda: time.monotonic())
 
     def plan_boot(self, image_id: str, host: str, server_id: str,
                   profile_token: str | None) -> dict[str, Any]:
@@ -109,7 +114,8 @@ class ReportedBoots:
                 'quota': manifest.quota, 'marker': manifest.boot_marker,
                 'linger': self._conf.profile_linger, 'silence': self._conf.profile_silence,
                 'timeout': self._conf.profile_timeout}
-            self._expect_report(image_id, host, server_id)
+            self._expected.expect(image_id, str(host), str(server_id),
+                                  self._conf.profile_timeout + _LATE_SECONDS)
         return described
 
     def _plan_profile(self, manifest: Manifest | None, image_id: str, host: str,
@@ -126,14 +132,11 @@ class ReportedBoots:
     def _wants_report(self, manifest: Manifest, host: str) -> bool:
         if not self._can_learn(manifest):
             return False
-        now = time.monotonic()
-        with self._lock:
-            asked = {name for (image_id, name), until in self._expected.items()
-                     if image_id == manifest.image_id and any(one.until > now for one in until)}
+        asked = self._expected.hosts(manifest.image_id)
         # A boot that is watched waits until its host has the cache image: not all of a storm. And
         # where so many boots had nothing in common, another one hardly has.
         most = _ENOUGH_BOOTS if len(self._earlier(manifest)) < _MOST_UNCONFIRMED else 1
-        return manifest.working_set is None or host in asked or len(asked) < most
+        return manifest.working_set is None or str(host) in asked or len(asked) < most
 
     def _earlier(self, manifest: Manifest) -> tuple[Boot, ...]:
         """Return the boots that are remembered of an image's working set as it is."""
@@ -151,25 +154,8 @@ class ReportedBoots:
             return True
         with self._lock:
             return known.version <= self._conf.refine_boots \
-                and self._nothing_new.get(manifest.image_id, 0) < _ENOUGH_BOOTS
-
-    def _expect_report(self, image_id: str, host: str, server_id: str) -> None:
-        now = time.monotonic()
-        with self._lock:
-            # Of many no report ever comes: servers go the stock way, or hosts are lost.
-            self._expected = {key: later for key, boots in self._expected.items()
-                              if (later := [boot for boot in boots if boot.until > now])}
-            self._expected.setdefault((image_id, host), []).append(_Expected(
-                server_id, now, now + self._conf.profile_timeout + _LATE_SECONDS))
-
-    def _take_expected(self, image_id: str, host: str) -> '_Expected | None':
-        """Return the boot that a host was asked to report; each counts once."""
-        now = time.monotonic()
-        with self._lock:
-            later = [boot for boot in self._expected.pop((image_id, host), []) if boot.until > now]
-            if later[1:]:
-                self._expected[image_id, host] = later[1:]
-        return later[0] if later else None
+                and self._nothing_new.get(manifest.image_id, 0) < _ENOUGH_BOOTS \
+                and self._in_vain.get(manifest.image_id, 0) < _ENOUGH_IN_VAIN
 
     def recording_progress(self, image_id: str, profile_token: str, recorded_bytes: int,
                            idle_seconds: float) -> None:
@@ -210,7 +196,7 @@ class ReportedBoots:
                 or manifest.state is ImageState.SKIPPED:
             LOG.info('image %s: a report of another content, or of none, is ignored', image_id)
             return
-        expected = self._take_expected(image_id, str(host))
+        expected = self._expected.take(image_id, str(host))
         if expected is None:
             LOG.info('image %s: a boot on %s is not looked at: no report was asked for', image_id,
                      host)
@@ -247,13 +233,14 @@ class ReportedBoots:
             return
         with self._lock:
             self._nothing_new.pop(image_id, None)
+            self._in_vain.pop(image_id, None)
             for key in [key for key in self._unconfirmed if key[0] == image_id]:
                 del self._unconfirmed[key]
         LOG.info('image %s: working set version %d of %d bytes, with a boot on %s (%s)', image_id,
                  version, improved.bytes, host, info.ended_by)
         self._manager.rebuild(image_id)
 
-    def _improve(self, manifest: Manifest, seen: WorkingSet, expected: '_Expected', host: str,
+    def _improve(self, manifest: Manifest, seen: WorkingSet, expected: ExpectedBoot, host: str,
                  ended_by: str, only_host: bool) -> WorkingSet | None:
         """Return a better working set; None if the boot brings none, which is noted."""
         image_id, known = manifest.image_id, manifest.working_set
@@ -280,6 +267,7 @@ class ReportedBoots:
         with self._lock:
             self._unconfirmed[key] = remembered(
                 (*self._unconfirmed.get(key, ()), lesson.unconfirmed))
+            self._in_vain[image_id] = self._in_vain.get(image_id, 0) + 1
         LOG.info('image %s: server %s on %s read %d bytes beyond the working set while it booted;'
                  ' they count when the boot of another server%s reads them, too', image_id,
                  expected.server_id, host, workingset.total_bytes(lesson.unconfirmed.extents),
@@ -315,20 +303,6 @@ class ReportedBoots:
                 'image_format': manifest.image_format, 'settle': manifest.settle}
 
 
-@dataclasses.dataclass(frozen=True)
-class _Expected:
-    """A boot whose report is expected.
-
-    :ivar server_id: the server, as its host named it.
-    :ivar began: monotonic seconds.
-    :ivar until: monotonic seconds.
-    """
-
-    server_id: str
-    began: float
-    until: float
-
-
 # States in which an image without a base gets one.
 _COMING = frozenset({ImageState.PENDING, ImageState.RECORDING, ImageState.BUILDING,
                      ImageState.SERVED})
@@ -349,7 +323,9 @@ def remembered(boots: Sequence[Boot]) -> tuple[Boot, ...]:
 
     :param boots: in the order in which they were reported.
     """
-    kept = tuple(boots[-_MOST_UNCONFIRMED:])
+    # Of one that read more, what it read first: another boot may confirm that.
+    kept = tuple(dataclasses.replace(boot, extents=boot.extents[:_MOST_EXTENTS - 1])
+                 for boot in boots[-_MOST_UNCONFIRMED:])
     while _extents(kept) > _MOST_EXTENTS:
         kept = kept[1:]
     return kept

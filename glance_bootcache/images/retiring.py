@@ -1,6 +1,8 @@
 """Images that are skipped: no longer given out at once, and forgotten when no server needs them."""
 
 import dataclasses
+import time
+from collections.abc import Callable
 
 from oslo_log import log as logging
 
@@ -15,41 +17,54 @@ from glance_bootcache.storage.tiers import StorageTiers
 
 LOG = logging.getLogger(__name__)
 
+# Of a round. Where Nova hangs it takes a minute to find that out, and others wait for this thread.
+_ROUND_SECONDS = 30
+
 
 class Retiring:
     """Stops serving images whose manifest says that they are skipped.
 
     :param store: its lock guards what is waiting, too.
     :param needs: which bases compute hosts need.
+    :param clock: monotonic seconds.
     """
 
     def __init__(self, store: ImageStore, exporter: Exporter, tiers: StorageTiers,
-                 profile_boots: NovaProfileBoots, needs: ReportedNeeds):
+                 profile_boots: NovaProfileBoots, needs: ReportedNeeds,
+                 clock: Callable[[], float] = time.monotonic):
         self._store = store
         self._exporter = exporter
         self._tiers = tiers
         self._profile_boots = profile_boots
         self._needs = needs
-        # Images whose base is still read, or could not be given up. Guarded by the store's lock.
-        self.waiting: set[str] = set()
+        self._clock = clock
+        # Images whose base is still read, or could not be given up, the one that was looked at last
+        # at the end. Guarded by the store's lock.
+        self._waiting: dict[str, None] = {}
+
+    def waiting(self) -> list[str]:
+        """Return the images that are looked at with the next ``retry``, in this order."""
+        with self._store.lock:
+            return list(self._waiting)
 
     def later(self, image_id: str) -> None:
         """Look at a skipped image with the next ``retry``."""
         with self._store.lock:
-            self.waiting.add(image_id)
+            self._waiting.setdefault(image_id)
 
     def retry(self) -> None:
-        """Go on with the images whose base was in use."""
-        with self._store.lock:
-            waiting = list(self.waiting)
-        for image_id in waiting:
+        """Go on with the images whose base was in use, until the time of a round is over."""
+        until = self._clock() + _ROUND_SECONDS
+        for image_id in self.waiting():
+            if self._clock() >= until:
+                return
             self.retire(image_id)
 
     def retire(self, image_id: str) -> None:
         """Stop serving a skipped image; its base stays while ``is_needed``."""
         with self._store.lock:
             manifest = self._store.load(image_id)
-            self.waiting.discard(image_id)
+            self._waiting.pop(image_id, None)
             if manifest is not None and manifest.state is not ImageState.SKIPPED:
                 return
         gone = self._withdraw(image_id)
@@ -59,7 +74,7 @@ class Retiring:
             if manifest is None or manifest.state is not ImageState.SKIPPED:
                 return
             if not gone:
-                self.waiting.add(image_id)
+                self._waiting[image_id] = None
             elif manifest.reason == DELETED:
                 self._store.remove(image_id)
             elif manifest.base_path:

@@ -302,9 +302,7 @@ def test_an_image_that_glance_cannot_be_asked_about_is_looked_at_again(house):
 
 @pytest.mark.parametrize('away', [False, True])
 def test_a_deleted_images_base_stays_while_nova_has_servers_of_it(house, away):
-    house.images.put(IMAGE)
-    house.manager.consider(IMAGE)
-    until(lambda: house.state(IMAGE) is ImageState.READY)
+    ready(house)
     house.boots.servers, house.boots.away = {IMAGE}, away
     base = house.manager._store.load(IMAGE).base_path
     del house.images.images[IMAGE]
@@ -330,19 +328,17 @@ def test_a_deleted_images_base_stays_while_a_host_says_that_it_needs_it(house):
 
 
 def test_an_image_that_is_opted_in_again_is_not_retired_any_more(house):
-    house.images.put(IMAGE)
-    house.manager.consider(IMAGE)
-    until(lambda: house.state(IMAGE) is ImageState.READY)
+    ready(house)
     house.boots.servers = {IMAGE}
     house.images.put(IMAGE, mode='off')
     house.manager.consider(IMAGE)
-    assert house.manager.retiring.waiting == {IMAGE}
+    assert house.manager.retiring.waiting() == [IMAGE]
     house.images.put(IMAGE)
     house.manager.consider(IMAGE)
     until(lambda: house.state(IMAGE) is ImageState.READY)
     house.boots.servers = set()
     house.manager.retiring.retry()
-    assert IMAGE in house.exporter.serving and not house.manager.retiring.waiting
+    assert IMAGE in house.exporter.serving and not house.manager.retiring.waiting()
 
 
 @pytest.mark.parametrize('image', ['', '../x', 'x'])

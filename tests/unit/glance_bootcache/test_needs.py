@@ -174,6 +174,18 @@ def test_a_host_that_lies_cannot_fill_the_memory(path, clock, monkeypatch):
     assert len(reportedneeds.parse(many)) == reportedneeds.MOST_IMAGES
 
 
+def test_hosts_that_lie_cannot_fill_it_with_names_either(path, clock, monkeypatch):
+    """Whoever names the most may need anything from then on; what others name counts."""
+    monkeypatch.setattr(reportedneeds, '_MOST_NAMED', 25)
+    known = ReportedNeeds(path, clock, clock)
+    known.note('honest', report(IMAGE))
+    for number in range(10):
+        known.note(f'host-{number}', report(*(
+            f'{number:04x}{image:04x}-1f2b-4c3d-8e9f-0a1b2c3d4e5f' for image in range(20))))
+    assert sum(len(host.images or ()) for host in known._hosts.values()) <= 25
+    assert known.named(IMAGE) and known.needed(OTHER)
+
+
 # Upkeep.
 
 def base(house, image_id, state=ImageState.READY):

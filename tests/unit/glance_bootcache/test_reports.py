@@ -10,7 +10,7 @@ from bootcache import exception
 from bootcache.refinement import Boot
 from bootcache.workingset import Extent
 from glance_bootcache.decisions import SWITCHED_OFF
-from glance_bootcache.images import reportedboots
+from glance_bootcache.images import expectedreports, reportedboots
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '8a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -185,12 +185,38 @@ def test_many_boots_that_nobody_confirms_do_not_end_the_refinement(cold):
 @pytest.mark.parametrize(('extents', 'kept'), [
     ([1] * 9, 8), ([reportedboots._MOST_EXTENTS - 2, 1], 2),
     ([reportedboots._MOST_EXTENTS - 2, 1, 1], 2),
-    ([1, reportedboots._MOST_EXTENTS], 0), ([], 0)])
+    ([], 0)])
 def test_what_is_remembered_is_bounded_by_its_size(extents, kept):
     """A host may report as many extents as the quota has clusters."""
     told = [Boot(f'{number}', 'host', 0.0, 1.0, 'marker', (Extent(0, 1),) * count)
             for number, count in enumerate(extents)]
     assert reportedboots.remembered(told) == (tuple(told[-kept:]) if kept else ())
+
+
+def test_a_boot_of_more_is_remembered_by_what_it_read_first():
+    """It would be asked for and forgotten without end."""
+    first = tuple(Extent(number, 1) for number in range(reportedboots._MOST_EXTENTS + 5))
+    one, two = (Boot(name, 'host', 0.0, 1.0, 'marker', first) for name in ('one', 'two'))
+    (kept,) = reportedboots.remembered([one, two])
+    assert kept.server_id == 'two' and kept.extents == first[:reportedboots._MOST_EXTENTS - 1]
+
+
+def test_an_image_whose_boots_read_at_random_is_not_watched_for_ever(cold, monkeypatch):
+    monkeypatch.setattr(reportedboots, '_ENOUGH_IN_VAIN', 10)
+    assert boot(cold, [KNOWN]) == 1
+    for number in range(reportedboots._ENOUGH_IN_VAIN):
+        assert 'watch' in ask(cold, server=f'server-{number}')
+        assert report(cold, [[(number + 5) * 65536, 65536]]) == 1
+    assert 'watch' not in ask(cold)
+    # What was asked for meanwhile makes no difference either.
+    cold.restart()
+    assert 'watch' in ask(cold), 'until a restart'
+
+
+def test_a_boot_that_is_confirmed_ends_the_count(cold):
+    assert boot(cold, [KNOWN]) == 1
+    assert boot(cold, [NEW], server='one') == 1 and cold.hosts._in_vain == {IMAGE: 1}
+    assert boot(cold, [NEW], server='two') == 2 and cold.hosts._in_vain == {}
 
 
 def test_asking_for_no_server_asks_for_no_report(cold):
@@ -213,7 +239,24 @@ def test_what_is_expected_in_vain_is_forgotten(cold):
         ask(cold, f'host-{number}')
     cold.clock.now += 10_000
     ask(cold)
-    assert list(cold.hosts._expected) == [(IMAGE, 'host')]
+    assert list(cold.hosts._expected._boots) == [(IMAGE, 'host')]
+
+
+def test_what_is_expected_is_bounded(monkeypatch):
+    """Whoever can write to the message bus can ask for any server, of any name, on any host."""
+    monkeypatch.setattr(expectedreports, '_MOST_BOOTS', 200)
+    clock = Clock()
+    reports = expectedreports.ExpectedReports(clock.monotonic)
+    for number in range(1000):
+        reports.expect(IMAGE, 'host', f'{number:0300}', 60)
+        reports.expect(OTHER, f'{number}' + 'x' * 300, 'server', 60)
+    boots = reports._boots
+    assert sum(map(len, boots.values())) == 200 and len(boots[IMAGE, 'host']) == 100
+    assert all(len(host) <= 255 for _image, host in boots)
+    assert all(len(boot.server_id) == 255 for boot in boots[IMAGE, 'host'])
+    # The last ones count, whatever their names.
+    assert reports.take(OTHER, '999' + 'x' * 300) is not None
+    assert reports.take(OTHER, '0' + 'x' * 300) is None
 
 
 def test_a_new_service_expects_nothing(cold):

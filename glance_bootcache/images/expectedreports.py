@@ -1,0 +1,64 @@
+"""Boots that hosts were asked to report: only their reports are looked at, and each once."""
+
+import dataclasses
+import threading
+from collections.abc import Callable
+
+# Whoever can write to the message bus can ask for any server on any host.
+_MOST_BOOTS = 10_000
+_MOST_OF_ONE = 100
+_LONGEST_NAME = 255
+
+
+@dataclasses.dataclass(frozen=True)
+class ExpectedBoot:
+    """A boot whose report is expected.
+
+    :ivar server_id: the server, as its host named it.
+    :ivar began: monotonic seconds.
+    :ivar until: monotonic seconds.
+    """
+
+    server_id: str
+    began: float
+    until: float
+
+
+class ExpectedReports:
+    """What is expected of each host, by image; forgotten with a restart.
+
+    :param clock: monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float]):
+        self._clock = clock
+        self._lock = threading.Lock()  # guards the dictionary
+        self._boots: dict[tuple[str, str], list[ExpectedBoot]] = {}
+
+    def expect(self, image_id: str, host: str, server_id: str, seconds: float) -> None:
+        """Expect a report for some seconds; where too many are expected, the oldest are not."""
+        now, key = self._clock(), (image_id, host[:_LONGEST_NAME])
+        with self._lock:
+            # Of many no report ever comes: servers go the stock way, or hosts are lost.
+            self._boots = {key: later for key, boots in self._boots.items()
+                           if (later := [boot for boot in boots if boot.until > now])}
+            self._boots[key] = [*self._boots.pop(key, []), ExpectedBoot(
+                server_id[:_LONGEST_NAME], now, now + seconds)][-_MOST_OF_ONE:]
+            while sum(map(len, self._boots.values())) > _MOST_BOOTS:
+                del self._boots[next(iter(self._boots))]
+
+    def take(self, image_id: str, host: str) -> ExpectedBoot | None:
+        """Return the boot that a host was asked to report; each counts once."""
+        now, key = self._clock(), (image_id, host[:_LONGEST_NAME])
+        with self._lock:
+            later = [boot for boot in self._boots.pop(key, []) if boot.until > now]
+            if later[1:]:
+                self._boots[key] = later[1:]
+        return later[0] if later else None
+
+    def hosts(self, image_id: str) -> set[str]:
+        """Return the hosts of which a report about an image is expected."""
+        now = self._clock()
+        with self._lock:
+            return {host for (image, host), boots in self._boots.items()
+                    if image == image_id and any(boot.until > now for boot in boots)}

@@ -1,0 +1,53 @@
+"""Images that are no longer given out: how long a round of looking at them takes."""
+
+import fakes_manager
+import pytest
+
+from bootcache.manifest import ImageState, Manifest
+from glance_bootcache.decisions import DELETED
+from glance_bootcache.images.retiring import Retiring
+
+IMAGES = [f'{number}a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f' for number in range(1, 6)]
+
+
+class HangingNova:
+    """Stands for a Nova that answers nothing until the client gives up."""
+
+    def __init__(self, clock):
+        self.clock = clock
+        self.hangs = True
+        self.asked = []
+
+    def has_servers(self, image_id):
+        """As NovaProfileBoots.has_servers."""
+        self.asked.append(image_id)
+        if self.hangs:
+            self.clock.now += 60
+            raise TimeoutError('no answer')
+        return False
+
+
+@pytest.fixture
+def retiring(house):
+    for image_id in IMAGES:
+        house.store.put(Manifest(image_id, ImageState.SKIPPED, DELETED, base_path='/base'))
+    clock = fakes_manager.Clock()
+    nova = HangingNova(clock)
+    made = Retiring(house.store, house.exporter, house.tiers, nova, house.needs, clock)
+    for image_id in IMAGES:
+        made.later(image_id)
+    return made, nova
+
+
+def test_a_nova_that_hangs_does_not_hold_the_round_up_for_each_image(retiring, house):
+    """The exporter, quotas and Glance are looked after in the same thread."""
+    made, nova = retiring
+    made.retry()
+    assert nova.asked == IMAGES[:1]
+    # The others have their turn in the next rounds, none before all had.
+    for _round in IMAGES:
+        made.retry()
+    assert nova.asked == [*IMAGES, IMAGES[0]]
+    nova.hangs = False
+    made.retry()
+    assert made.waiting() == [] and house.store.manifests() == []

@@ -144,6 +144,6 @@ say "making the image $name"
 started=$SECONDS
 make_base
 build
-mv "$work/image.qcow2" "$image"
+mv "$work/result" "$image"
 say "made $image in $((SECONDS - started)) s"
 echo "$image"

@@ -23,5 +23,5 @@ make_disk() { # ROOT WORK MIB UUID
     # 440 bytes: the partition table follows. boot.img loads core.img from sector 1, which is what it is built for.
     dd if="$GRUB/boot.img" of="$raw" bs=440 count=1 conv=notrunc status=none
     dd if="$work/core.img" of="$raw" bs=512 seek=1 conv=notrunc status=none
-    run qemu-img convert -q -f raw -O qcow2 "$raw" "$work/image.qcow2"
+    run qemu-img convert -q -f raw -O qcow2 "$raw" "$work/result"
 }

@@ -1,14 +1,16 @@
 #!/bin/bash
-# Print the path of a guest image, made from Debian packages where it is not there yet.
-# usage: make.sh debian|small
+# Print the path of a guest image, made from Debian packages where it is not there yet, or of the small one's kernel.
+# usage: make.sh debian|small|kernel
 # shellcheck source=tools/common.sh
 . "$(dirname "$0")/../common.sh"
 IMAGES_SRC=$TOP/tools/images
 
 name=${1:-}
 case $name in
-    debian | small) ;;
-    *) die "usage: make.sh debian|small" ;;
+    debian) parts=(make.sh disk.sh sources.sh debian) suffix=.qcow2 ;;
+    small) parts=(make.sh disk.sh small kernel) suffix=.qcow2 ;;
+    kernel) parts=(make.sh kernel) suffix='' ;;
+    *) die "usage: make.sh debian|small|kernel" ;;
 esac
 
 # PATH of a login shell may lack the file system tools.
@@ -16,10 +18,10 @@ PATH=$PATH:/usr/sbin:/sbin
 umask 022
 
 # Editors' backups do not count.
-key=$(cd "$IMAGES_SRC" && find make.sh disk.sh sources.sh "$name" -type f -not -name '*~' -not -name '.*' -print0 \
+key=$(cd "$IMAGES_SRC" && find "${parts[@]}" -type f -not -name '*~' -not -name '.*' -print0 \
     | sort -z | xargs -0 sha256sum | sha256sum | cut -c1-16)
 store=$BOOTCACHE_HOME/images
-image=$store/$name-$key.qcow2
+image=$store/$name-$key$suffix
 mkdir -p "$store"
 
 exec 9>"$store/$name.lock"
@@ -60,12 +62,12 @@ run() {
 . "$IMAGES_SRC/disk.sh"
 # shellcheck source=tools/images/sources.sh
 . "$IMAGES_SRC/sources.sh"
-# shellcheck source=/dev/null  # either of the two
+# shellcheck source=/dev/null  # one of the three
 . "$IMAGES_SRC/$name/build.sh"
 
-say "making the image $name"
+say "making $name"
 started=$SECONDS
 build "$work" "$IMAGES_SRC/$name"
-mv "$work/image.qcow2" "$image"
+mv "$work/result" "$image"
 say "made $image in $((SECONDS - started)) s"
 echo "$image"

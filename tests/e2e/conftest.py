@@ -97,7 +97,8 @@ class Tenant:
 
     def __init__(self, cloud: BootcacheCloud):
         self.cloud = cloud
-        self.openstack = OpenStack(cloud)
+        # Nobody measures here, and two clouds share the processors.
+        self.openstack = OpenStack(cloud, pause=0.6)
         self._images: list[str] = []
         self._servers: list[str] = []
 

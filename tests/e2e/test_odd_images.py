@@ -50,6 +50,14 @@ def test_a_server_that_never_starts_leaves_nothing(tenant, small_image, cloud):
     wait_until(lambda: not left_of(cloud, image), f'the end of {left_of(cloud, image)}', 240)
 
 
+def test_a_guest_without_its_disk_s_driver_gets_no_cache_image(tenant, small_image):
+    """Its kernel has none for SATA: it waits for its disk in vain, and switches itself off."""
+    image = tenant.image(small_image, hw_disk_bus='sata')
+    found = tenant.wait_state(image, 'failed')
+    assert 'switched itself off' in found['reason'] and 'driver' in found['reason'], found
+    assert not found['cache_image']
+
+
 def test_deactivated_and_activated_while_a_server_runs(tenant, small_image):
     image = tenant.image(small_image)
     tenant.wait_state(image, 'ready')

@@ -24,10 +24,14 @@ class OpenStack:
 
     :param cloud: the running cloud.
     :param say: shows a command to people, or None.
+    :param pause: seconds between two questions to Nova, each of which costs it and Keystone some
+        hundredths of a processor's second.
     """
 
-    def __init__(self, cloud: Cloud, say: Callable[[str], None] | None = None) -> None:
+    def __init__(self, cloud: Cloud, say: Callable[[str], None] | None = None,
+                 pause: float = POLL) -> None:  # fmt: skip
         self._cloud = cloud
+        self._pause = pause
         self._say = say or (lambda text: None)
         self._nova: Any = None
 
@@ -107,7 +111,7 @@ class OpenStack:
             if time.monotonic() > deadline:
                 raise ClientError(f"server {server} is {found.status}, not {status}, after"
                                 f" {timeout:.0f} s")  # fmt: skip
-            time.sleep(POLL)
+            time.sleep(self._pause)
 
     def image_api(self, method: str, path: str = "", **more: Any) -> Any:
         """One request to Glance, as starting the openstack client takes seconds of a CPU.
@@ -147,7 +151,7 @@ class OpenStack:
                 self.nova.servers.get(server)
             except exceptions.NotFound:
                 return
-            time.sleep(POLL)
+            time.sleep(self._pause)
         raise ClientError(f"server {server} is still there {timeout:.0f} s after its deletion")
 
     def host_of(self, server: str) -> Host:

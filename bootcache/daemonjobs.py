@@ -47,12 +47,14 @@ def _jobs(daemon: StorageDaemon) -> dict[str, dict[str, Any]]:
         return {entry['id']: entry for entry in session.execute('query-jobs')}
 
 
-def end(daemon: StorageDaemon, job: str) -> None:
+def end(daemon: StorageDaemon, job: str, seconds: float | None = None) -> None:
     """End a job, whatever its state, and forget it; one that is not there is no error.
 
+    :param seconds: for which to wait until it has ended; None for ten.
     :raises StorageDaemonError: if it does not end: it may wait for a storage node.
     """
-    deadline, asked = time.monotonic() + _ENDING_SECONDS, False
+    seconds = _ENDING_SECONDS if seconds is None else seconds
+    deadline, asked = time.monotonic() + seconds, False
     while (entry := _jobs(daemon).get(job)) is not None:
         with contextlib.suppress(exception.StorageDaemonError), daemon.session() as session:
             # It may end, and go, at this moment by itself.
@@ -63,5 +65,5 @@ def end(daemon: StorageDaemon, job: str) -> None:
                 asked = True
         if time.monotonic() > deadline:
             raise exception.StorageDaemonError(
-                f'{daemon.name}: job {job} did not end within {_ENDING_SECONDS} s')
+                f'{daemon.name}: job {job} did not end within {seconds:g} s')
         time.sleep(0.002)

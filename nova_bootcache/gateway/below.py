@@ -5,14 +5,15 @@ The only owner of an image's block nodes there; graph.py says what they are to b
 
 import contextlib
 import os
-import threading
 from collections.abc import Iterable
 from typing import Any
 
 from oslo_log import log as logging
 
 from bootcache import exception
+from bootcache.locks import KeyedLocks
 from bootcache.tier import Medium
+from nova_bootcache import locks
 from nova_bootcache.cache.cachefiles import CacheFiles
 from nova_bootcache.gateway import arrivingimage, graph
 from nova_bootcache.gateway.daemon import Gateway
@@ -21,6 +22,9 @@ from nova_bootcache.gateway.growingstore import GrowingStore, StoreKeeper
 from nova_bootcache.gateway.hostneeds import HostNeeds
 
 LOG = logging.getLogger(__name__)
+
+# For which upkeep, which has more to do, waits for an arrival's job that it ends.
+_TIDY_SECONDS = 1
 
 
 class Below:
@@ -38,9 +42,9 @@ class Below:
         self._files = files
         self._needs = needs
         self.stores = StoreKeeper(lambda store, _error: self.forget_store(store))
-        # Makes beginning an arrival one step for who tidies up: some milliseconds, and ten seconds
-        # where storage hangs. Taken after ``deciding``.
-        self._beginning = threading.Lock()
+        # Each makes beginning an arrival, and clearing up what one left, one step for an image:
+        # some milliseconds, and ten seconds where storage hangs.
+        self._beginning = KeyedLocks(locks.Rank.ARRIVAL, 'the lock of arrivals of image')
 
     # Growing stores.
 
@@ -105,8 +109,9 @@ class Below:
         :raises BootcacheError: if qemu-img or the gateway refuses.
         :raises OSError: if the file system has no room for all of it.
         """
-        with self._beginning:
+        with self._beginning.of(image_id):
             # Of one that could not be cleared up, as storage hung.
+            self._gateway.end_arrival_job(image_id)
             self._gateway.change(image_id, arrives=False)
             arrivingimage.begin(self._gateway, image_id, size, path, source)
 
@@ -116,6 +121,7 @@ class Below:
         :raises StorageDaemonError: if the gateway does not answer, or refuses: upkeep sees it there
             later, and that nobody waits for it.
         """
+        self._gateway.end_arrival_job(image_id)
         self._gateway.change(image_id, arrives=False)
 
     # All of an image.
@@ -159,7 +165,7 @@ class Below:
         for image_id, there in present.items():
             try:
                 if graph.reconcile(self._wanted(image_id, there), there):
-                    self._tidy(image_id)
+                    self._tidy(image_id, there)
             except exception.BootcacheError as error:
                 failed.append(f'image {image_id}: {error}')
         if failed:
@@ -172,9 +178,19 @@ class Below:
         return Wanted(Store.GROWS if grows else Store.STAYS,
                       self._needs.is_arriving(image_id), graph.as_it_is(there).landed)
 
-    def _tidy(self, image_id: str) -> None:
-        # Nobody opens a store, or begins an arrival, meanwhile.
-        with self._needs.deciding, self._beginning:
-            there = self._gateway.present([image_id]).get(image_id, Present())
-            wanted = self._wanted(image_id, there)
-            self._gateway.change(image_id, store=wanted.store, arrives=wanted.arrives)
+    def _tidy(self, image_id: str, there: Present) -> None:
+        beginning = self._beginning.of(image_id)
+        if not beginning.acquire(0):
+            # An arrival begins, and clears up what is in its way.
+            return
+        try:
+            if there.kinds & set(graph.ARRIVAL) and not self._needs.is_arriving(image_id):
+                # Before others are kept waiting: it may hang, and the next round asks again.
+                self._gateway.end_arrival_job(image_id, _TIDY_SECONDS)
+            # Nobody opens a store meanwhile.
+            with self._needs.deciding:
+                there = self._gateway.present([image_id]).get(image_id, Present())
+                wanted = self._wanted(image_id, there)
+                self._gateway.change(image_id, store=wanted.store, arrives=wanted.arrives)
+        finally:
+            beginning.release()

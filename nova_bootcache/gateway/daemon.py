@@ -7,15 +7,16 @@ reaches its base by an export of the gateway on a unix socket.
 import contextlib
 import dataclasses
 import re
-import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from oslo_log import log as logging
 
 from bootcache import daemonjobs, exception, naming
 from bootcache.breaker import Breaker
+from bootcache.locks import KeyedLocks
 from bootcache.storagedaemon import StorageDaemon, UnixListener
+from nova_bootcache import locks
 from nova_bootcache.gateway import graph
 from nova_bootcache.gateway.graph import GraphAction, Present, Store, Wanted
 from nova_bootcache.storagenode import Remote, check_reachable
@@ -47,8 +48,9 @@ class Gateway:
                                     command_seconds=_ANSWER_SECONDS + reconnect_delay,
                                     breaker=Breaker(1, _SILENCE_SECONDS))
         self._reconnect_delay = reconnect_delay
-        # Guards looking, adding and removing as one step; held for milliseconds.
-        self._lock = threading.Lock()
+        # Each makes looking, adding and removing one step for an image; held for some commands of
+        # QMP, each of which is answered within the daemon's command_seconds, or is given up.
+        self._locks = KeyedLocks(locks.Rank.GATEWAY, 'the gateway\'s lock of image')
 
     def start(self) -> bool:
         """Adopt the gateway that runs, or start one.
@@ -82,7 +84,10 @@ class Gateway:
             return export
         # Not under the lock: bases of other storage nodes do not wait for this one.
         check_reachable(remote)
-        with self._lock:
+        if export not in self.daemon.exports():
+            # Of an arrival below a base that is not served: nobody reads from it.
+            self.end_arrival_job(remote.image_id)
+        with self._alone(remote.image_id):
             if export in self.daemon.exports():
                 if self._is_of(remote):
                     return export
@@ -127,7 +132,7 @@ class Gateway:
         :raises StorageDaemonError: if the daemon refuses.
         """
         export = naming.export_name(naming.EXPORT_BASE, image_id)
-        with self._lock:
+        with self._alone(image_id):
             if self.daemon.pid() is None and not self.daemon.answers():
                 return True
             if graph.ARRIVING in self._present(image_id).kinds:
@@ -158,21 +163,49 @@ class Gateway:
     def _present(self, image_id: str) -> Present:
         return self.present([image_id]).get(image_id, Present())
 
+    @contextlib.contextmanager
+    def _alone(self, image_id: str) -> Iterator[None]:
+        lock = self._locks.of(image_id)
+        if not lock.acquire(self.daemon.command_seconds):
+            raise exception.StorageDaemonBusy(
+                f'gateway: what it has of image {image_id} is being changed, for more than'
+                f' {self.daemon.command_seconds:g} s')
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def end_arrival_job(self, image_id: str, seconds: float | None = None) -> None:
+        """End the job by which an image's cache image comes, if there is one.
+
+        To be called under no lock but the image's own of arrivals: a job that waits for a storage
+        node takes seconds, or does not end.
+
+        :param seconds: for which to wait until it has ended; None for ten.
+        :raises StorageDaemonError: if it does not end.
+        """
+        daemonjobs.end(self.daemon, graph.arrival_job(image_id), seconds)
+
     def change(self, image_id: str, **wishes: Any) -> None:
         """Change what is between an image's export and its base; servers do not notice.
 
         :param wishes: fields of ``graph.Wanted``; what they do not name stays as it is.
+        :raises StorageDaemonBusy: if a cache image is not to arrive any more, and its job has not
+            ended: see ``end_arrival_job``.
         :raises StorageDaemonError: if the daemon does not answer, or refuses.
         """
-        with self._lock:
+        with self._alone(image_id):
             self._reconcile(image_id, dataclasses.replace(
                 graph.as_it_is(self._present(image_id)), **wishes))
 
     def _reconcile(self, image_id: str, wanted: Wanted) -> None:
         there = self._present(image_id)
         for step in graph.reconcile(wanted, there):
-            if step.action is GraphAction.END_JOB:
-                daemonjobs.end(self.daemon, graph.arrival_job(image_id))
+            if step.action is GraphAction.CHECK_JOB:
+                if daemonjobs.progress(self.daemon, graph.arrival_job(image_id)) is not None:
+                    raise exception.StorageDaemonBusy(
+                        f'gateway: the cache image of {image_id} still comes: its job has not'
+                        ' ended, and may wait for the storage node')
                 continue
             with self.daemon.session() as session:
                 if step.action is GraphAction.READ:

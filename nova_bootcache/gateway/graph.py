@@ -42,7 +42,7 @@ UNLIMITED = 'unlimited'
 class GraphAction(enum.Enum):
     """What a step does."""
 
-    END_JOB = 'end the job by which a cache image comes'
+    CHECK_JOB = 'check that the job by which a cache image comes has ended'
     READ = 'have the node on top read from a node'
     DELETE = 'remove a node'
 
@@ -125,7 +125,7 @@ def reconcile(wanted: Wanted, there: Present) -> tuple[GraphStep, ...]:
     leaving = [kind for kind in KINDS if kind in going & there.kinds]
     steps = []
     if not wanted.arrives and there.kinds & set(ARRIVAL):
-        steps.append(GraphStep(GraphAction.END_JOB))
+        steps.append(GraphStep(GraphAction.CHECK_JOB))
     if leaving and TOP in there.kinds and TOP not in leaving:
         steps.append(GraphStep(GraphAction.READ, lower(there.kinds - going)))
     # What is on top of all goes first.

@@ -19,6 +19,8 @@ class Service:
         self.node, self.reports, self.frozen, self.away = node, [], None, False
         self.watch, self.extra, self.boots, self.used, self.promoted = None, {}, [], [], []
         self.dropped, self.warmed = set(), []
+        # What it has of further images, which are cold, by id.
+        self.others = {}
 
     def freeze(self):
         """Go on with what is known now."""
@@ -27,6 +29,8 @@ class Service:
     def plan_boot(self, image_id, host, server_id, profile_token):
         if self.away:
             raise messaging.MessagingTimeout('nobody')
+        if image_id in self.others:
+            return {'action': 'cold', 'image_hash': 'sha512:cd', **self.others[image_id]}
         answer = self.frozen or self.node.answer()
         action = 'record' if profile_token else 'cache' if 'cache_image' in answer else 'cold'
         return {'action': action, 'watch': self.watch, 'image_hash': 'sha512:ab', **answer,
@@ -53,9 +57,9 @@ class Service:
                                                                  extents)))
 
 
-def boot(host, path, token=None, size=SIZE, **more):
+def boot(host, path, token=None, size=SIZE, server=SERVER, **more):
     """Make a server's root disk, as the image backend does."""
-    return host.chains.make_overlay(SERVER, f'server-{os.path.basename(path)}', token, path, size,
+    return host.chains.make_overlay(server, f'server-{os.path.basename(path)}', token, path, size,
                                     False, **more)
 
 

@@ -19,7 +19,7 @@ from oslo_config import cfg
 from storage_node import Node
 
 from bootcache import conf as bootcache_conf
-from bootcache import rpcapi
+from bootcache import locks, rpcapi
 from bootcache.storagedaemon import StorageDaemon, UnixListener
 from glance_bootcache import conf as glance_conf
 from nova_bootcache import conf as nova_conf
@@ -32,6 +32,15 @@ from nova_bootcache.upkeep import HostUpkeep
 def base_of_temporary_paths(tmp_path_factory):
     """Have pytest make its own directory first: not within that of a test, which goes with it."""
     tmp_path_factory.getbasetemp()
+
+
+@pytest.fixture(autouse=True)
+def locks_in_their_turn(monkeypatch):
+    """A lock that is taken out of its turn fails the test."""
+    complaints = []
+    monkeypatch.setattr(locks, 'complain', complaints.append)
+    yield
+    assert complaints == []
 
 
 @pytest.fixture

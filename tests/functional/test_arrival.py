@@ -3,6 +3,8 @@
 A stock nbdkit stands before the exporter: it makes the way long, and notes what is read.
 """
 
+import contextlib
+import dataclasses
 import itertools
 import os
 import re
@@ -13,16 +15,18 @@ import threading
 
 import nbd
 import pytest
-from compute_host import boot, compare
+from compute_host import SERVER, boot, compare
 from functional_tools import free_port, until
-from storage_node import IMAGE, MIB, content
+from storage_node import IMAGE, MIB, SIZE, content
 
 from bootcache import daemonjobs, exception, naming
+from bootcache.manifest import ImageState, Manifest
 from bootcache.workingset import Extent
-from nova_bootcache.gateway import arrivingimage, graph
+from nova_bootcache.gateway import arrivingimage, below, graph
 from nova_bootcache.tiers import fetches
 
 # The end of the base is read last, and so arrives last.
+OTHER = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 SET = Extent(3 * MIB, MIB), Extent(0, MIB), Extent(5 * MIB, 300_000)
 LAST = 5 * MIB + 8192
 _LINE = re.compile(r'connection=(\d+) (Connect|Read)\b(.*)')
@@ -84,9 +88,9 @@ def host(hosts, way):
     assert made.arrivals.wait(IMAGE, 60)
 
 
-def read(host, offset, length):
+def read(host, offset, length, image=IMAGE):
     handle = nbd.NBD()
-    handle.connect_uri(naming.nbd_unix_uri(host.gateway.socket_path, f'base-{IMAGE}'))
+    handle.connect_uri(naming.nbd_unix_uri(host.gateway.socket_path, f'base-{image}'))
     try:
         return handle.pread(length, offset)
     finally:
@@ -227,6 +231,58 @@ def test_the_storage_node_hangs_in_the_midst(host, way, node, directory, monkeyp
     until(lambda: host.gateway.daemon.nodes() == nodes(host, 'g', 'n') or host.upkeep.once(),
           'that the gateway has let go of it')
     compare(f'{directory}/disk', node)
+
+
+@pytest.mark.parametrize('way', [2_000_000], indirect=True, ids=['slow'])
+@pytest.mark.parametrize('by_upkeep', [False, True], ids=['by itself', 'by upkeep'])
+def test_nobody_waits_while_one_that_hangs_is_ended(hosts, way, node, directory, make_base,
+                                                    monkeypatch, by_upkeep):
+    """Neither a chain of another image, nor the growing store below it, which has its limit."""
+    other = Manifest(OTHER, ImageState.READY, image_format='raw', virtual_bytes=SIZE,
+                     base_path=make_base(f'{directory}/store/other', SIZE, [(0, SIZE, 'data')]))
+    node.exporter.ensure(other, None)
+    host = hosts(store_quota='2MiB')
+    host.service.extra = {'server': ['127.0.0.1', way.port]}
+    host.service.freeze()
+    host.service.others[OTHER] = node.exporter.describe(other)
+    monkeypatch.setattr(fetches, '_GRACE_SECONDS', 2)
+    monkeypatch.setattr(fetches, '_SLOWEST', 1 << 30)
+    monkeypatch.setattr(daemonjobs, '_ENDING_SECONDS', 1 if by_upkeep else 100)
+    monkeypatch.setattr(below, '_TIDY_SECONDS', 100)
+    job, end, begun = graph.arrival_job(IMAGE), daemonjobs.end, threading.Event()
+
+    def note_end(daemon, ended, seconds=None):
+        if ended == job:
+            begun.set()
+        end(daemon, ended, seconds)
+
+    def reconcile():
+        # It may have given up by now, if this takes longer than a hundred seconds.
+        with contextlib.suppress(exception.BootcacheError):
+            host.reconcile()
+
+    boot(host, f'{directory}/disk')
+    until(lambda: daemonjobs.progress(host.gateway.daemon, job), 'that it comes')
+    os.kill(way.process.pid, signal.SIGSTOP)
+    tidies = threading.Thread(target=reconcile)
+    try:
+        if by_upkeep:
+            until(lambda: not host.arrivals.has(IMAGE), 'the end of the arrival')
+        monkeypatch.setattr(daemonjobs, 'end', note_end)
+        if by_upkeep:
+            tidies.start()
+        assert begun.wait(60)
+        assert boot(host, f'{directory}/other', server=dataclasses.replace(SERVER, image_id=OTHER))
+        store = host.below.stores.get(OTHER)
+        assert store.grows
+        assert len(read(host, 0, 4 * MIB, OTHER)) == 4 * MIB
+        until(lambda: not store.grows, 'that the growing store has its limit')
+        assert tidies.is_alive() if by_upkeep else host.arrivals.has(IMAGE), 'it is still ended'
+    finally:
+        os.kill(way.process.pid, signal.SIGCONT)
+        if by_upkeep:
+            tidies.join()
+    assert host.arrivals.wait(IMAGE, 60)
 
 
 def test_without_room_for_tables_it_is_fetched_first(hosts, way, node, directory):

@@ -13,6 +13,7 @@ import pytest
 from oslo_config import cfg
 
 from bootcache import conf as bootcache_conf
+from bootcache import locks
 from bootcache.storagedaemon import StorageDaemon
 from glance_bootcache import conf as glance_conf
 
@@ -31,6 +32,20 @@ def no_daemons(monkeypatch):
         return launch(daemon)
 
     monkeypatch.setattr(StorageDaemon, '_launch', refuse)
+
+
+@pytest.fixture(autouse=True)
+def locks_in_their_turn(monkeypatch):
+    """A lock that is taken out of its turn is an error here, also where somebody catches it."""
+    complaints = []
+
+    def complain(what):
+        complaints.append(what)
+        raise AssertionError(what)
+
+    monkeypatch.setattr(locks, 'complain', complain)
+    yield complaints
+    assert complaints == []
 
 
 @pytest.fixture

@@ -61,7 +61,11 @@ def host(tmp_path, monkeypatch, ended):
         ended.extend((image_id, step.action, step.kind) for step in graph.reconcile(
             dataclasses.replace(graph.as_it_is(there), **wishes), there))
 
+    def end_arrival_job(image_id, seconds):
+        ended.append((image_id, 'job', host.needs.deciding._is_owned()))
+
     monkeypatch.setattr(host.gateway, 'change', change)
+    monkeypatch.setattr(host.gateway, 'end_arrival_job', end_arrival_job)
     host.cache.prepare()
     for image in (IMAGE, OTHER):
         CacheEntry(Remote(image, '10.0.0.1', 10810, f'base-{image}'), None, 'ab', 1 << 20).save(
@@ -71,8 +75,10 @@ def host(tmp_path, monkeypatch, ended):
 
 
 GROWTH_ENDS = [(IMAGE, GraphAction.READ, graph.STORE), (IMAGE, GraphAction.DELETE, graph.FILTER)]
-ARRIVAL_ENDS = [(OTHER, GraphAction.END_JOB, ''), (OTHER, GraphAction.READ, graph.REMOTE),
-                (OTHER, GraphAction.DELETE, graph.COME)]
+# No chain waits while the job is ended.
+JOB_ENDS = [(OTHER, 'job', False)]
+ARRIVAL_ENDS = [*JOB_ENDS, (OTHER, GraphAction.CHECK_JOB, ''),
+                (OTHER, GraphAction.READ, graph.REMOTE), (OTHER, GraphAction.DELETE, graph.COME)]
 RECORDING_ENDS = [('recording', 'recording-server')]
 ALL = GROWTH_ENDS + ARRIVAL_ENDS + RECORDING_ENDS
 
@@ -114,7 +120,8 @@ def test_one_that_cannot_be_ended_keeps_no_other_and_is_told(host, ended):
     host.refused = {OTHER}
     with pytest.raises(exception.BootcacheError, match=f'image {OTHER}: refused'):
         host.reconcile()
-    assert sorted(ended, key=key) == sorted(GROWTH_ENDS + RECORDING_ENDS, key=key)
+    assert sorted(ended, key=key) == sorted(GROWTH_ENDS + JOB_ENDS + RECORDING_ENDS,
+                                            key=key)
 
 
 def test_what_this_process_is_at_work_on_stays(host, ended):

@@ -1,0 +1,107 @@
+"""Locks that are taken in one order, and locks of which there is one for each of many things.
+
+Two threads that take the same locks in another order stand still for good, once in a thousand runs.
+So each lock here has a rank, and a thread takes one of a higher rank than all that it has: never
+two of one rank. Whoever does not is told of it whenever that happens, not only when it hurts: in
+the log, as the mistake need not hurt a server, and by an error where ``complain`` is replaced by
+one that raises, as the tests do. That costs a microsecond, so it is always on.
+
+nova_bootcache/locks.py has the ranks of a compute host's locks.
+"""
+
+import threading
+import traceback
+import weakref
+from typing import Any
+
+from oslo_log import log as logging
+
+LOG = logging.getLogger(__name__)
+
+# Of a storage daemon's monitor, and of locks under which no other one is taken.
+MONITOR, LEAF = 90, 100
+
+_local = threading.local()
+_told: set[str] = set()
+
+
+def complain(what: str) -> None:
+    """Tell of a lock that was taken out of its turn.
+
+    :param what: names the locks.
+    """
+    if what not in _told:
+        _told.add(what)
+        LOG.error('bootcache: please report this: %s\n%s', what,
+                  ''.join(traceback.format_stack()))
+
+
+def _held() -> list['OrderedLock']:
+    """Return the locks that this thread has."""
+    found: list[OrderedLock] | None = getattr(_local, 'held', None)
+    if found is None:
+        found = _local.held = []
+    return found
+
+
+class OrderedLock:
+    """A lock with a rank; its thread may take it again.
+
+    :ivar rank: threads take those of higher ranks later.
+    :ivar name: for messages.
+    """
+
+    def __init__(self, rank: int, name: str):
+        self.rank = rank
+        self.name = name
+        self._lock = threading.RLock()
+
+    def acquire(self, seconds: float = -1) -> bool:
+        """Take it; False if it is not free in time.
+
+        :param seconds: for which to wait; 0 not to, less for ever.
+        """
+        held = _held()
+        if held and self not in held:
+            last = max(held, key=lambda lock: lock.rank)
+            if last.rank >= self.rank:
+                complain(f'{self.name} is taken by a thread that has {last.name}')
+        found = self._lock.acquire(timeout=seconds) if seconds else self._lock.acquire(False)
+        if found:
+            held.append(self)
+        return found
+
+    def release(self) -> None:
+        """Let go of it."""
+        _held().remove(self)
+        self._lock.release()
+
+    def __enter__(self) -> 'OrderedLock':
+        self.acquire()
+        return self
+
+    def __exit__(self, *_error: Any) -> None:
+        self.release()
+
+
+class KeyedLocks:
+    """One lock for each key, which is there as long as somebody has it or waits for it.
+
+    :param rank: of each.
+    :param name: of what they guard, for messages.
+    """
+
+    def __init__(self, rank: int, name: str):
+        self._rank = rank
+        self._name = name
+        self._locks: weakref.WeakValueDictionary[str, OrderedLock] = weakref.WeakValueDictionary()
+        # Held for dictionary steps.
+        self._lock = threading.Lock()
+
+    def of(self, key: str) -> OrderedLock:
+        """Return a key's lock."""
+        with self._lock:
+            lock = self._locks.get(key)
+            if lock is None:
+                lock = self._locks[key] = OrderedLock(self._rank, f'{self._name} {key}')
+            return lock

@@ -6,5 +6,6 @@ import enum
 class Rank(enum.IntEnum):
     """Threads take locks of lower ranks first: see bootcache/locks.py."""
 
+    PLACING = 10
     ARRIVAL = 20
     GATEWAY = 50

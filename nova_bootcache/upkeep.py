@@ -192,11 +192,12 @@ class HostUpkeep:
         if offered.remote is not None and offered.remote.image_hash and entry.is_of(
                 offered.remote, offered.virtual_bytes, offered.cache_image):
             # The count stays: it says what the host is to let go of.
-            self._host.cache.update(entry, dataclasses.replace(
+            noted = self._host.cache.update(entry, dataclasses.replace(
                 entry.remote, image_hash=offered.remote.image_hash), entry.pinned,
-                entry.generation)
-            LOG.info('image %s: its cache image here is of %s', image_id,
-                     offered.remote.image_hash)
+                entry.generation, waits=False)
+            if noted.remote.image_hash:
+                LOG.info('image %s: its cache image here is of %s', image_id,
+                         offered.remote.image_hash)
 
     def forget_gone(self) -> None:
         """Forget cache images whose files are gone, once no server's disk stands on their content.
@@ -206,7 +207,7 @@ class HostUpkeep:
         """
         # By then settling has looked at a server that was made, or came here, meanwhile.
         for image_id in self._host.cache.gone(occasions.LONGEST_SECONDS):
-            self._host.room.let_go(image_id)
+            self._host.room.forget_gone(image_id, occasions.LONGEST_SECONDS)
 
     def exchange_holdings(self) -> None:
         """Tell the storage service what is here, and let go of what is not to be."""

@@ -17,12 +17,13 @@ import threading
 import time
 from collections.abc import Iterator
 
-from oslo_concurrency import lockutils
 from oslo_log import log as logging
 
 from bootcache import cacheimage, exception, naming
+from bootcache.locks import KeyedLocks
 from bootcache.manifest import CacheInfo
 from bootcache.tier import Medium
+from nova_bootcache import locks
 from nova_bootcache.cache.cacheentry import CacheEntry
 from nova_bootcache.storagenode import Remote
 
@@ -80,6 +81,8 @@ class CacheFiles:
         # How many place an image's file, or wait for that, and do not give way. Likewise.
         self._waiting: collections.Counter[str] = collections.Counter()
         self._lock = threading.Lock()
+        # Held for as long as a fetch takes: only the image's own servers wait for that.
+        self._placing = KeyedLocks(locks.Rank.PLACING, 'the lock of placing image')
 
     def prepare(self) -> None:
         """Make the directories, and remove what a crash left half-made.
@@ -164,17 +167,21 @@ class CacheFiles:
             return CacheEntry.load(f'{self.path(image_id)}.json')
         return None
 
-    def update(self, entry: CacheEntry, remote: Remote, pinned: bool,
-               generation: int) -> CacheEntry:
+    def update(self, entry: CacheEntry, remote: Remote, pinned: bool, generation: int,
+               waits: bool = True) -> CacheEntry:
         """Note where a cache image's base is now, and what the storage service says of it.
 
+        :param waits: for whoever places the image's file; else it is not noted now.
         :raises BootcacheError: if that base is of another content.
         :raises OSError: if the entry cannot be written.
         """
         if (entry.remote, entry.pinned, entry.generation) == (remote, pinned, generation):
             return entry
         path = f'{self.path(remote.image_id)}.json'
-        with self.placing(remote.image_id):
+        with self.placing(remote.image_id) if waits else self.placing_if_free(
+                remote.image_id) as is_alone:
+            if not is_alone:
+                return entry
             # It may have been replaced meanwhile.
             self.check_content(remote)
             changed = dataclasses.replace(self.known(remote.image_id) or entry, remote=remote,
@@ -209,8 +216,8 @@ class CacheFiles:
                 known.remote, image_hash=image_hash, export=base_export or known.remote.export))
 
     @contextlib.contextmanager
-    def placing(self, image_id: str, gives_way: bool = False) -> Iterator[None]:
-        """Have one thread at a time place an image's file, or change its entry.
+    def placing(self, image_id: str, gives_way: bool = False) -> Iterator[bool]:
+        """Have one thread at a time place an image's file, or change its entry; gives True.
 
         :param gives_way: whether it ends when another one waits: see ``is_waited_for``. A server
             may wait for any of these.
@@ -218,13 +225,24 @@ class CacheFiles:
         with self._lock:
             self._waiting[image_id] += not gives_way
         try:
-            with lockutils.lock(f'bootcache-{naming.cache_file_name(image_id)}'):
-                yield
+            with self._placing.of(image_id):
+                yield True
         finally:
             with self._lock:
                 self._waiting[image_id] -= not gives_way
                 if not self._waiting[image_id]:
                     del self._waiting[image_id]
+
+    @contextlib.contextmanager
+    def placing_if_free(self, image_id: str) -> Iterator[bool]:
+        """Keep others from placing an image's file; gives False where somebody does just now."""
+        lock = self._placing.of(image_id)
+        is_alone = lock.acquire(0)
+        try:
+            yield is_alone
+        finally:
+            if is_alone:
+                lock.release()
 
     def is_waited_for(self, image_id: str) -> bool:
         """Tell whether somebody waits to place an image's file, and does not give way."""
@@ -270,8 +288,14 @@ class CacheFiles:
         :param unused_seconds: since the last use, at least.
         """
         return [image_id for image_id in (entry.remote.image_id for entry in self.entries())
-                if not os.path.exists(self.path(image_id))
-                and self.age(image_id) >= unused_seconds]
+                if self.is_gone(image_id, unused_seconds)]
+
+    def is_gone(self, image_id: str, unused_seconds: float) -> bool:
+        """Tell whether only an image's entry is left.
+
+        :param unused_seconds: since the last use, at least.
+        """
+        return not os.path.exists(self.path(image_id)) and self.age(image_id) >= unused_seconds
 
     # Last use.
 

@@ -140,13 +140,14 @@ class Chains:
         if offered.storage.offer is Offer.AWAY:
             LOG.info('bootcache: the storage service does not answer; server %s boots from the'
                      ' cache image that is here', server_id)
-        store = self._carry_out(plan, image_id, remote, virtual_bytes, offered)
-        self._cache.touch(image_id)
-        self._create(path, size, self._cache.path(image_id), 'qcow2')
-        if store is not None and not store.spoilt and offered.watch is not None \
-                and PlanStep.WATCH in plan:
-            self._parts.boots.watch(server_id, self._parts.storage.hostname, store, remote, offered,
-                                    console)
+        with contextlib.ExitStack() as until_watched:
+            store = self._carry_out(plan, image_id, remote, virtual_bytes, offered, until_watched)
+            self._cache.touch(image_id)
+            self._create(path, size, self._cache.path(image_id), 'qcow2')
+            if store is not None and not store.spoilt and offered.watch is not None \
+                    and PlanStep.WATCH in plan:
+                self._parts.boots.watch(server_id, self._parts.storage.hostname, store, remote,
+                                        offered, console)
         entry = self._cache.known(image_id)
         LOG.info('bootcache: server %s boots from %s of %s', server_id,
                  'the cache image, on its way here,' if self._arrivals.has(image_id) else
@@ -163,8 +164,11 @@ class Chains:
             raise exception.ProfileBootFailed(f'it cannot be recorded: {error}') from error
 
     def _carry_out(self, plan: placement.Plan, image_id: str, remote: Remote, virtual_bytes: int,
-                   offered: Offered) -> GrowingStore | None:
-        """Do a plan's steps up to the overlay; the growing store, if the plan has one."""
+                   offered: Offered, until_watched: contextlib.ExitStack) -> GrowingStore | None:
+        """Do a plan's steps up to the overlay; the growing store, if the plan has one.
+
+        :param until_watched: closed when the boot is watched, or is not going to be.
+        """
         store = None
         if PlanStep.SERVE_BASE in plan:
             # Nothing is fetched for a boot that goes the stock way in the end.
@@ -183,7 +187,7 @@ class Chains:
             elif step is PlanStep.SERVE_BASE:
                 self._gateway.ensure_base(remote)
             elif step is PlanStep.GROW:
-                store = self._grow(image_id, virtual_bytes)
+                store = self._grow(image_id, virtual_bytes, until_watched)
         return store
 
     def _have_arrive(self, offered: Offered, medium: Medium) -> bool:
@@ -326,8 +330,12 @@ class Chains:
                 return self._parts.fetches.fetch_offered(offered, medium)
         return self._parts.fetches.make_empty(remote, offered.virtual_bytes)
 
-    def _grow(self, image_id: str, virtual_bytes: int) -> GrowingStore | None:
-        """Return a growing store below an image's export; None if it is read without one."""
+    def _grow(self, image_id: str, virtual_bytes: int,
+              until_watched: contextlib.ExitStack) -> GrowingStore | None:
+        """Return a growing store below an image's export; None if it is read without one.
+
+        :param until_watched: the store stays as long as it is open.
+        """
         below = self._parts.below
         spoilt = self._spoilt_to_replace(image_id)
         with self._needs.deciding:
@@ -336,6 +344,7 @@ class Chains:
             store = below.stores.get(image_id)
             if store is not None and store.is_there() \
                     and not (store is spoilt and self._gives_way(store)):
+                until_watched.enter_context(self._needs.booting(image_id))
                 return store
             if store is not None:
                 below.forget_store(store)
@@ -350,6 +359,7 @@ class Chains:
                 return None
             if self._parts.boots.is_copied(image_id):
                 store.spoilt = True
+            until_watched.enter_context(self._needs.booting(image_id))
             return store
 
     def _spoilt_to_replace(self, image_id: str) -> GrowingStore | None:

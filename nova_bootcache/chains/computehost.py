@@ -113,6 +113,9 @@ class ComputeHost:
                 continue
             try:
                 storagenode.check_reachable(entry.remote)
-                self.below.drop_store(store.image_id)
+                with self.needs.deciding:
+                    # Somebody may have come for it meanwhile.
+                    if not self.needs.is_booting(store.image_id):
+                        self.below.drop_store(store.image_id)
             except exception.BootcacheError as error:
                 LOG.info('image %s: its growing store stays for now: %s', store.image_id, error)

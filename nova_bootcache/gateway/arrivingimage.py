@@ -92,6 +92,8 @@ def begin(gateway: Gateway, image_id: str, size: int, path: str,
     :raises BootcacheError: if qemu-img or the gateway refuses; the base is then read directly.
     :raises OSError: if the file system has no room for all of it.
     """
+    # What has been added could not be taken away again.
+    gateway.check_top(image_id)
     names = _names(image_id)
     clean(path)
     try:

@@ -160,6 +160,19 @@ class Gateway:
         """
         return graph.present(image_ids, self.daemon.nodes(), self.daemon.exports())
 
+    def check_top(self, image_id: str) -> None:
+        """Check that what an image's export reads from can be exchanged.
+
+        :raises StorageDaemonError: if it cannot, or the daemon does not answer.
+        """
+        with self.daemon.session() as session:
+            drivers = {node['node-name']: node['drv']
+                       for node in session.execute('query-named-block-nodes', flat=True)}
+        if drivers.get(naming.node_name(graph.TOP, image_id)) != 'throttle':
+            raise exception.StorageDaemonError(
+                'the gateway is of an earlier version of bootcache; restart it when the servers of'
+                ' the image have settled')
+
     def _present(self, image_id: str) -> Present:
         return self.present([image_id]).get(image_id, Present())
 

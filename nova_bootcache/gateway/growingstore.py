@@ -25,7 +25,7 @@ from bootcache.recorder import Sample
 from bootcache.workingset import Extent
 from nova_bootcache.gateway import diskroom, graph
 from nova_bootcache.gateway.daemon import Gateway
-from nova_bootcache.gateway.graph import FILTER, REMOTE, STORE, STORE_FILE, THROTTLE, TOP, Store
+from nova_bootcache.gateway.graph import FILTER, REMOTE, STORE, STORE_FILE, THROTTLE, Store
 from nova_bootcache.gateway.growth import horizon, reserve, spare, write_rate
 
 LOG = logging.getLogger(__name__)
@@ -92,13 +92,7 @@ class GrowingStore:
 
         :raises BootcacheError: if qemu-img or the gateway refuses; the base is then read directly.
         """
-        with self._daemon.session() as session:
-            drivers = {node['node-name']: node['drv']
-                       for node in session.execute('query-named-block-nodes', flat=True)}
-        if drivers.get(self._name(TOP)) != 'throttle':
-            raise exception.StorageDaemonError(
-                'the gateway is of an earlier version of bootcache; restart it when the servers of'
-                ' the image have settled')
+        self._gateway.check_top(self.image_id)
         qemuimg.create_standalone(self.path, self._virtual_bytes, GRANULARITY)
         size = os.stat(self.path).st_size
         if size + reserve(self.limit) >= self.limit:

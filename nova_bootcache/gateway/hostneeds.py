@@ -4,6 +4,7 @@ A need is entered before anything is decided by what is here, so that what was d
 here when it is done; and nothing is let go of while somebody enters.
 """
 
+import collections
 import contextlib
 import os
 import threading
@@ -38,8 +39,8 @@ class HostNeeds:
         # Disks that were just made or are about to be opened: their images, until when that is
         # believed in monotonic seconds, and their files' time.
         self._in_making: dict[str, tuple[str, float, int]] = {}
-        # Images by server.
-        self._booting: dict[str, str] = {}
+        # How many boots from an image are watched, or about to be.
+        self._booting: collections.Counter[str] = collections.Counter()
         self._arriving: set[str] = set()
         # None as long as nobody has looked: then all are needed.
         self._unsettled: frozenset[str] | None = None
@@ -100,20 +101,31 @@ class HostNeeds:
 
     # Boots.
 
-    def begin_boot(self, server_id: str, image_id: str) -> None:
-        """Note that a server's boot is watched: its growing store stays."""
+    def begin_boot(self, image_id: str) -> None:
+        """Note that a boot from an image is watched: its growing store stays."""
         with self._lock:
-            self._booting[server_id] = image_id
+            self._booting[image_id] += 1
 
-    def end_boot(self, server_id: str) -> None:
-        """Note that it is not watched any more."""
+    def end_boot(self, image_id: str) -> None:
+        """Note that one that was is not watched any more."""
         with self._lock:
-            self._booting.pop(server_id, None)
+            self._booting[image_id] -= 1
+            if not self._booting[image_id]:
+                del self._booting[image_id]
+
+    @contextlib.contextmanager
+    def booting(self, image_id: str) -> Iterator[None]:
+        """Keep an image's growing store while the block runs: somebody is about to watch a boot."""
+        self.begin_boot(image_id)
+        try:
+            yield
+        finally:
+            self.end_boot(image_id)
 
     def is_booting(self, image_id: str) -> bool:
-        """Tell whether a boot from an image is watched."""
+        """Tell whether a boot from an image is watched, or about to be."""
         with self._lock:
-            return image_id in self._booting.values()
+            return self._booting[image_id] > 0
 
     # Arrivals.
 

@@ -34,8 +34,7 @@ class WatchedBoots:
         self._stores = stores
         self._needs = needs
         self._over = over
-        # By server id. Guarded by the lock, held for dictionary steps; that of the needs is taken
-        # after it.
+        # By server id. Guarded by the lock, held for dictionary steps.
         self._watches: dict[str, BootWatch] = {}
         # How many disks of an image Nova is reading now, by image. Guarded likewise.
         self._copies: collections.Counter[str] = collections.Counter()
@@ -59,7 +58,7 @@ class WatchedBoots:
         watch = BootWatch(server_id, store, remote, offered.watch, console, report, self._ended)
         with self._lock:
             self._watches[server_id] = watch
-            self._needs.begin_boot(server_id, remote.image_id)
+        self._needs.begin_boot(remote.image_id)
         watch.start()
 
     def _ended(self, watch: BootWatch) -> None:
@@ -67,7 +66,7 @@ class WatchedBoots:
             # The server's next boot may be watched by now.
             if self._watches.get(watch.server_id) is watch:
                 del self._watches[watch.server_id]
-                self._needs.end_boot(watch.server_id)
+        self._needs.end_boot(watch.store.image_id)
         self._over()
 
     def discard(self, server_id: str) -> None:

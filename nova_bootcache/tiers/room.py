@@ -214,6 +214,18 @@ class Room:
             return False
         return self._remove(image_id)
 
+    def forget_gone(self, image_id: str, unused_seconds: float) -> None:
+        """Forget an image of which only the entry is left, if no server needs it.
+
+        :param unused_seconds: since its last use, at least.
+        :raises BootcacheError: if the gateway refuses.
+        :raises OSError: if the entry cannot be removed.
+        """
+        # Its file may have come again since somebody looked, or comes just now.
+        with self._files.placing_if_free(image_id) as is_alone:
+            if is_alone and self._files.is_gone(image_id, unused_seconds):
+                self.let_go(image_id)
+
     def _remove(self, image_id: str) -> bool:
         with self._needs.deciding:
             if not self._below.stop_serving(image_id):

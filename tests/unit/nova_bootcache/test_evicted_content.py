@@ -5,6 +5,7 @@ The gateway is a stand-in, as in test_letting_go.py.
 
 import dataclasses
 import os
+import threading
 
 import pytest
 from test_letting_go import IMAGE, MIB, OTHER, evict, place
@@ -88,3 +89,38 @@ def test_what_was_evicted_empty_is_not_replaced_by_a_whole_one(evicted):
     evicted.storage.ask = lambda *arguments: asked.append(arguments)
     upkeep(evicted).replace_empty()
     assert asked == []
+
+
+def test_what_was_warmed_while_it_was_looked_for_is_not_forgotten(evicted, monkeypatch):
+    """Its file comes between the look and the removal."""
+    evicted.needs.note_unsettled([])
+    gone = evicted.cache.gone
+
+    def look(unused_seconds):
+        found = gone(unused_seconds)
+        place(evicted)
+        return found
+
+    monkeypatch.setattr(evicted.cache, 'gone', look)
+    upkeep(evicted).forget_gone()
+    assert evicted.cache.known(IMAGE) is not None and os.path.exists(evicted.cache.path(IMAGE))
+
+
+def test_what_is_just_being_fetched_is_not_forgotten(evicted):
+    evicted.needs.note_unsettled([])
+    begun, over = threading.Event(), threading.Event()
+
+    def fetch():
+        with evicted.cache.placing(IMAGE):
+            begun.set()
+            over.wait(60)
+
+    fetching = threading.Thread(target=fetch)
+    fetching.start()
+    assert begun.wait(60)
+    upkeep(evicted).forget_gone()
+    assert evicted.cache.known(IMAGE) is not None
+    over.set()
+    fetching.join()
+    upkeep(evicted).forget_gone()
+    assert evicted.cache.known(IMAGE) is None

@@ -477,6 +477,76 @@ def test_a_spoilt_store_stays_while_the_storage_node_is_away(host, tmp_path, mon
 
     monkeypatch.setattr(storagenode, 'check_reachable', check)
     monkeypatch.setattr(host.room, 'room_for', lambda image_id, size: None)
-    found = host.chains._grow(IMAGE, MIB)
+    with contextlib.ExitStack() as until_watched:
+        found = host.chains._grow(IMAGE, MIB, until_watched)
     assert free == [True], 'no lock is held over it'
     assert (found is store, store.closed) == ((True, False) if is_away else (False, True))
+
+
+# Stores of boots that are about to be watched.
+
+class Warm:
+    """Stands for a storage service that has the cache image, and wants to know of boots."""
+
+    def plan_boot(self, image_id, host, server_id, profile_token):
+        return {'action': 'cache', 'virtual_bytes': MIB, 'server': ['10.0.0.1', 10810],
+                'base_export': f'base-{image_id}', 'cache_export': 'c', 'image_hash': '',
+                'cache_image': dataclasses.asdict(_info()),
+                'watch': {'quota': MIB, 'linger': 1, 'silence': 1, 'timeout': 1, 'marker': ''}}
+
+
+@pytest.fixture
+def boots(host, decides, monkeypatch):
+    """A host with a whole cache image, whose boots are watched; gives these."""
+    place(host)
+    path = f'{host.cache.path(IMAGE)}.json'
+    dataclasses.replace(CacheEntry.load(path), cache_image=_info()).save(path)
+    host.storage._api = Warm()
+
+    def open_store(image_id, virtual_bytes, medium, limit):
+        store = Store(image_id, host.cache.store_path(image_id, medium))
+        store.spoilt = False
+        open(store.path, 'x').close()
+        host.below.stores.add(store)
+        return store
+
+    watched = []
+    monkeypatch.setattr(host.below, 'open_store', open_store)
+    monkeypatch.setattr(host.boots, 'watch',
+                        lambda server_id, hostname, store, *_: watched.append(store))
+    return watched
+
+
+def test_a_store_stays_between_its_making_and_its_watch(host, tmp_path, monkeypatch, boots):
+    """There is a whole cache image, so that it would go else."""
+    monkeypatch.setattr(qemuimg, 'create_overlay', lambda path, size, backing, *_a, **_n: (
+        host.tidy_stores(), open(path, 'x').close()))
+    assert host.chains.make_overlay(SERVER, 'server-1', None, str(tmp_path / 'disk'), MIB,
+                                    False) is True
+    (store,) = boots
+    assert not store.closed and host.below.stores.get(IMAGE) is store
+    # Nobody watches here: it goes at once, also while its server's disk is still to be opened.
+    assert host.needs.is_in_making(IMAGE) and not host.needs.is_booting(IMAGE)
+    host.tidy_stores()
+    assert store.closed
+
+
+def test_a_store_that_somebody_came_for_while_it_was_looked_at_stays(host, monkeypatch, boots):
+    store = host.below.open_store(IMAGE, MIB, Medium.DISK, MIB)
+    monkeypatch.setattr(storagenode, 'check_reachable',
+                        lambda remote: host.needs.begin_boot(IMAGE))
+    host.tidy_stores()
+    assert not store.closed
+    host.needs.end_boot(IMAGE)
+    monkeypatch.setattr(storagenode, 'check_reachable', lambda remote: None)
+    host.tidy_stores()
+    assert store.closed
+
+
+def test_boots_of_one_image_are_counted(host):
+    for _ in range(2):
+        host.needs.begin_boot(IMAGE)
+    host.needs.end_boot(IMAGE)
+    assert host.needs.is_booting(IMAGE) and not host.needs.is_booting(OTHER)
+    host.needs.end_boot(IMAGE)
+    assert not host.needs.is_booting(IMAGE)

@@ -57,7 +57,7 @@ class Host:
         self.needed, self.refusal, self.away = None, '', ''
         self.nodes_away = set()
         self.limits, self.socket_path = {Medium.DISK: LIMITS}, '/run/bootcache/gateway.sock'
-        self.in_use = set()
+        self.in_use, self.waited = set(), []
 
     def holds(self, image, whole=True, used=1000.0, node='10.0.0.1'):
         """Put a cache image, or an empty one, into the cache."""
@@ -119,7 +119,8 @@ class Host:
     def medium(self, image_id):
         return Medium.DISK
 
-    def update(self, entry, remote, pinned, generation):
+    def update(self, entry, remote, pinned, generation, waits=True):
+        self.waited.append(waits)
         changed = dataclasses.replace(entry, remote=remote, pinned=pinned, generation=generation)
         self.held[remote.image_id] = changed
         return changed
@@ -496,6 +497,7 @@ def test_an_entry_that_does_not_name_its_content_gets_it_while_the_base_has_its_
     assert entry.remote == Remote(IMAGE, '10.0.0.1', 10810, f'base-{IMAGE}', 'sha512:ab')
     assert (entry.generation, entry.pinned) == (0, False), 'it is not used'
     assert host.asked == [IMAGE]
+    assert host.waited == [False], 'a cache image that comes with patience does not make haste'
     # The storage node's manifest is made anew: the base has another name, and is the same one.
     again = Remote(IMAGE, '10.0.0.1', 10810, f'base-{IMAGE}-ab', 'sha512:ab')
     assert entry.is_of(again, 1 << 30)

@@ -12,12 +12,31 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import oslo_messaging as messaging
+from oslo_config import cfg
+
+from bootcache import conf as bootcache_conf
 
 _CLIENTS_OWN_SECONDS = 1
 # oslo.messaging lets errors of the libraries through by which it reaches RabbitMQ.
 _TRANSPORTS = ('kombu', 'amqp')
 
 Answer = TypeVar('Answer')
+
+
+def named(conf: cfg.ConfigOpts) -> str:
+    """Return user and addresses of the message bus, without the password."""
+    url = messaging.TransportURL.parse(conf, conf[bootcache_conf.GROUP].transport_url)
+    return ', '.join(f'{host.username or "(no user)"}@{host.hostname}:{host.port}'
+                     for host in url.hosts) or str(url.transport)
+
+
+def is_refusal(error: Exception) -> bool:
+    """Tell whether an error is RabbitMQ's own answer: to a user, a virtual host, or a queue."""
+    return isinstance(error, messaging.MessageDeliveryFailure) or _is_transports(error)
+
+
+def _is_transports(error: Exception) -> bool:
+    return type(error).__module__.partition('.')[0] in _TRANSPORTS
 
 
 def within(seconds: float, call: Callable[[], Answer]) -> Answer:
@@ -42,7 +61,7 @@ def within(seconds: float, call: Callable[[], Answer]) -> Answer:
     except concurrent.futures.TimeoutError:
         raise messaging.MessagingTimeout(f'no answer within {seconds:g} s') from None
     except Exception as error:
-        if isinstance(error, OSError) or type(error).__module__.partition('.')[0] in _TRANSPORTS:
+        if isinstance(error, OSError) or _is_transports(error):
             raise messaging.MessageDeliveryFailure(f'the message bus fails: {error!r}') from error
         raise
 

@@ -21,7 +21,7 @@ from typing import Any
 from oslo_log import log as logging
 from qemu.qmp import ConnectError, ExecuteError, QMPClient, QMPError
 
-from bootcache import exception, qmploop
+from bootcache import exception, listening, qmploop
 from bootcache.breaker import Breaker
 
 LOG = logging.getLogger(__name__)
@@ -45,6 +45,9 @@ class UnixListener:
 
     path: str
 
+    def __str__(self) -> str:
+        return self.path
+
 
 @dataclasses.dataclass(frozen=True)
 class TcpListener:
@@ -56,6 +59,9 @@ class TcpListener:
 
     host: str
     port: int
+
+    def __str__(self) -> str:
+        return f'{self.host}:{self.port}'
 
 
 class Session:
@@ -266,11 +272,10 @@ class StorageDaemon:
                 os.unlink(self.listener.path)
             return ['--nbd-server',
                     f'addr.type=unix,addr.path={self.listener.path},max-connections=0'], []
-        listening = socket.create_server((self.listener.host, self.listener.port),
-                                         backlog=_BACKLOG, reuse_port=False)
+        server = listening.listen(self.listener.host, self.listener.port, _BACKLOG)
         # Accepted sockets inherit it; without it each answer may wait 40 ms for an acknowledgement.
-        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        fd = listening.detach()
+        server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        fd = server.detach()
         return ['--nbd-server', f'addr.type=fd,addr.str={fd},max-connections=0'], [fd]
 
     def _start(self) -> None:
@@ -299,8 +304,10 @@ class StorageDaemon:
         try:
             nbd, fds = self._listen()
         except OSError as error:
+            who = '; "ss -ltnp" shows who does' if isinstance(self.listener, TcpListener) else ''
             raise exception.StorageDaemonError(
-                f'{self.name}: cannot listen on {self.listener}: {error}') from error
+                f'{self.name}: cannot listen on {self.listener} ({error.strerror or error}){who}'
+            ) from error
         command = [self._binary,
                    '--chardev', f'socket,path={self.monitor_path},server=on,wait=off,id=monitor',
                    '--monitor', 'chardev=monitor', '--pidfile', self.pid_path, *nbd]

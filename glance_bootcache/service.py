@@ -11,8 +11,8 @@ from oslo_config import cfg
 from oslo_log import log as logging
 from oslo_service import service
 
+from bootcache import bus, exception, rpcapi
 from bootcache import conf as bootcache_conf
-from bootcache import exception, rpcapi
 from glance_bootcache import startchecks
 from glance_bootcache.glance.images import Images
 from glance_bootcache.glance.listener import ImageEvents, get_listener
@@ -58,16 +58,31 @@ class StorageService(service.Service):  # type: ignore[misc]
         The exporter, which servers that run read from, is started first, and serves in both cases.
         """
         super().start()
+        error = self._fault()
+        if error is None:
+            return
+        # Not where it was caught: oslo.log would add the error to a line that has it already.
+        expected = isinstance(error, (exception.BootcacheError, OSError,
+                                      cfg.ConfigSourceValueError))
+        LOG.error('glance-bootcache cannot be started: %s', error,
+                  exc_info=None if expected else error)
+        if self._conf.log_file or self._conf.log_dir or self._conf.use_syslog:
+            print(f'glance-bootcache: {error}', file=sys.stderr, flush=True)
+        self._failed.value = True
+        os.kill(os.getppid(), signal.SIGTERM)
+
+    def _fault(self) -> Exception | None:
         try:
             self._start()
         except Exception as error:
-            expected = isinstance(error, (exception.BootcacheError, OSError,
-                                          cfg.ConfigSourceValueError))
-            LOG.error('glance-bootcache cannot be started: %s', error, exc_info=not expected)
-            if self._conf.log_file or self._conf.log_dir or self._conf.use_syslog:
-                print(f'glance-bootcache: {error}', file=sys.stderr, flush=True)
-            self._failed.value = True
-            os.kill(os.getppid(), signal.SIGTERM)
+            if not bus.is_refusal(error):
+                return error
+            return exception.ConfigurationError(
+                f'transport_url: RabbitMQ at {bus.named(self._conf)} refuses: {error}; correct'
+                ' user, password and virtual host, or, if it is a queue that it refuses, set'
+                ' [oslo_messaging_rabbit]amqp_durable_queues and rabbit_quorum_queue as in'
+                ' glance-api.conf')
+        return None
 
     def _start(self) -> None:
         conf = self._conf

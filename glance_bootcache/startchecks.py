@@ -9,7 +9,6 @@ itself, and all else when the bases are served.
 """
 
 import os
-import socket
 from typing import Any
 
 from keystoneauth1 import exceptions as ks_exceptions
@@ -19,7 +18,7 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
-from bootcache import tier
+from bootcache import listening, tier
 from bootcache.exception import ConfigurationError, ProfileBootFailed
 from glance_bootcache.conf import AUTH_GROUP
 from glance_bootcache.glance import images
@@ -69,7 +68,7 @@ def check_stores(conf: cfg.ConfigOpts) -> None:
 def _check_address(group: Any) -> None:
     try:
         # Any port: on its own one the exporter of an earlier process may listen.
-        socket.create_server((group.export_host, 0)).close()
+        listening.listen(group.export_host, 0).close()
     except OSError as error:
         raise ConfigurationError(
             f'[bootcache]export_host={group.export_host} is no address of this machine that a'

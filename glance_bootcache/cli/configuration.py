@@ -12,6 +12,8 @@ from bootcache import conf as bootcache_conf
 from bootcache.exception import ConfigurationError
 
 PROJECT = 'bootcache'
+# Where install.rst has the configuration, for root and the service's user only.
+FOLDER = '/etc/bootcache'
 
 
 def read(conf: cfg.ConfigOpts, prog: str, arguments: Sequence[str] = (),
@@ -49,6 +51,11 @@ def check_transport(conf: cfg.ConfigOpts) -> None:
             conf.register_opts(opts)
     url = conf[bootcache_conf.GROUP].transport_url
     if not url and conf.get_location('transport_url').location is cfg.Locations.opt_default:
+        if not conf.config_file and os.path.isdir(FOLDER) and not os.access(FOLDER, os.X_OK):
+            raise ConfigurationError(
+                f'configuration: user {_user()} may not look into {FOLDER}; what is in it has'
+                ' passwords, so run this as root or as the storage service\'s user (glance, if its'
+                ' unit was not changed), or name another file with --config-file')
         raise ConfigurationError(
             'the message bus is not known: transport_url is neither in [bootcache] nor in [DEFAULT]'
             f' of {_read(conf)}; set it to the storage service\'s, as in'
@@ -61,13 +68,6 @@ def check_transport(conf: cfg.ConfigOpts) -> None:
             f'transport_url in {_read(conf)} is no URL of a message bus; give one as in'
             ' rabbit://user:password@host:5672/, with special characters of the password as %XX'
         ) from None
-
-
-def bus(conf: cfg.ConfigOpts) -> str:
-    """Return user and addresses of the message bus, without the password."""
-    url = messaging.TransportURL.parse(conf, conf[bootcache_conf.GROUP].transport_url)
-    return ', '.join(f'{host.username or "(no user)"}@{host.hostname}:{host.port}'
-                     for host in url.hosts) or str(url.transport)
 
 
 def _named(error: cfg.Error) -> str:

@@ -8,7 +8,7 @@ from cliff import app, commandmanager
 from oslo_config import cfg
 from oslo_log import log as logging
 
-from bootcache import exception, rpcapi
+from bootcache import bus, exception, rpcapi
 from glance_bootcache import conf as glance_conf
 from glance_bootcache.cli import configuration
 from glance_bootcache.cli.client import ServiceClient
@@ -69,7 +69,7 @@ class BootcacheApp(app.App):  # type: ignore[misc]
         :raises BootcacheError: if the configuration cannot be read.
         """
         configuration.check_transport(self.conf)
-        return ServiceClient(rpcapi.StorageAPI(self.conf), configuration.bus(self.conf))
+        return ServiceClient(rpcapi.StorageAPI(self.conf), bus.named(self.conf))
 
     def progress(self) -> ProgressLine:
         """Return what shows how far something is; with -q it shows nothing."""

@@ -14,7 +14,7 @@ from oslo_log import log as logging
 from oslo_service import service
 
 from bootcache import conf as bootcache_conf
-from bootcache import exception, rpcapi
+from bootcache import exception, rpcapi, tier
 from glance_bootcache import conf as glance_conf
 from glance_bootcache import startchecks
 from glance_bootcache.cli import configuration
@@ -70,9 +70,17 @@ def _check_tools() -> None:
 
 
 def _only_one(state_dir: str) -> fasteners.InterProcessLock:
-    os.makedirs(state_dir, mode=0o750, exist_ok=True)
-    lock = fasteners.InterProcessLock(os.path.join(state_dir, 'lock'))
-    if not lock.acquire(blocking=False):
+    tier.check_directory('state_dir', state_dir, make=True, mode=0o750)
+    path = os.path.join(state_dir, 'lock')
+    lock = fasteners.InterProcessLock(path)
+    try:
+        is_ours = lock.acquire(blocking=False)
+    except PermissionError:
+        raise exception.ConfigurationError(
+            f'[bootcache]state_dir: {path} belongs to another user, as whom glance-bootcache was'
+            f' started before; give the service\'s user all that is there (chown -R {state_dir})'
+        ) from None
+    if not is_ours:
         raise exception.BootcacheError(
             f'another glance-bootcache works on [bootcache]state_dir {state_dir}')
     return lock

@@ -10,10 +10,12 @@ from oslo_config import cfg
 from oslo_service import backend
 
 from bootcache import exception
+from glance_bootcache import conf as glance_conf
 
 # The command's process chooses it before anything else is imported.
 with mock.patch.object(backend, 'init_backend'):
     from glance_bootcache.cli import configuration
+    from glance_bootcache.cli import service as cli_service
 
 
 def last_line(done):
@@ -45,14 +47,28 @@ def test_a_file_that_is_not_there_is_named_once(tmp_path):
     assert line.count(str(file)) == 1 and 'there is no file' in line
 
 
-def _read_as_nobody(file, pipe):
+def _say_as_nobody(call, pipe):
     if os.geteuid() == 0:
         os.setgid(65534)
         os.setuid(65534)
     try:
-        configuration.read(cfg.ConfigOpts(), 'bootcache', files=[file])
+        call()
     except exception.ConfigurationError as error:
         pipe.send(str(error))
+
+
+def said_to_nobody(call):
+    """What a call says to a user who has no rights.
+
+    Root may read everything, and others nothing of this tree: a process that has it already.
+    """
+    heard, told = multiprocessing.Pipe(duplex=False)
+    reader = multiprocessing.get_context('fork').Process(target=_say_as_nobody, args=(call, told))
+    reader.start()
+    assert heard.poll(30)
+    line = heard.recv()
+    reader.join()
+    return line
 
 
 def test_a_file_that_may_not_be_read_is_named_once_with_the_user(directory):
@@ -61,15 +77,38 @@ def test_a_file_that_may_not_be_read_is_named_once_with_the_user(directory):
         stream.write('[bootcache]\n')
     os.chmod(directory, 0o755)
     os.chmod(file, 0o600 if os.geteuid() == 0 else 0)
-    heard, told = multiprocessing.Pipe(duplex=False)
-    # Root may read everything, and others nothing of this tree: a process that has it already.
-    reader = multiprocessing.get_context('fork').Process(target=_read_as_nobody,
-                                                         args=(file, told))
-    reader.start()
-    assert heard.poll(30)
-    line = heard.recv()
-    reader.join()
+    line = said_to_nobody(
+        lambda: configuration.read(cfg.ConfigOpts(), 'bootcache', files=[file]))
     assert line.count(file) == 1 and 'may not be read by user' in line and '--config-file' in line
+
+
+def test_a_folder_that_may_not_be_looked_into_is_not_taken_for_none(directory, monkeypatch):
+    """Who is not root finds no file in /etc/bootcache, as install.rst makes it."""
+    folder = f'{directory}/etc'
+    os.mkdir(folder, 0o700 if os.geteuid() == 0 else 0)
+    os.chmod(directory, 0o755)
+    monkeypatch.setattr(configuration, 'FOLDER', folder)
+
+    def ask():
+        conf = cfg.ConfigOpts()
+        glance_conf.register_opts(conf)
+        conf([], project='bootcache', default_config_files=[], default_config_dirs=[])
+        configuration.check_transport(conf)
+
+    line = said_to_nobody(ask)
+    assert f'may not look into {folder};' in line and 'as root' in line
+
+
+def test_a_lock_of_another_user_is_named(directory):
+    """Left by a trial as root: the unit's user cannot take it."""
+    state = f'{directory}/state'
+    os.mkdir(state)
+    os.chmod(directory, 0o755)
+    os.chmod(state, 0o777)
+    with open(f'{state}/lock', 'w'):
+        os.chmod(f'{state}/lock', 0o600 if os.geteuid() == 0 else 0)
+    line = said_to_nobody(lambda: cli_service._only_one(state))
+    assert f'state_dir: {state}/lock belongs to another user' in line and 'chown' in line
 
 
 def test_a_wrong_password_of_the_bus_is_told(tmp_path, rabbit):

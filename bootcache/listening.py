@@ -1,0 +1,24 @@
+"""Listening on a TCP port, by IPv4 or IPv6."""
+
+import os
+import socket
+
+
+def listen(host: str, port: int, backlog: int | None = None) -> socket.socket:
+    """Listen on a TCP port.
+
+    :param host: an address of this machine, IPv4 or IPv6, or a name of it; ``::`` is any of both.
+        Of a name the IPv4 address is taken if there is one.
+    :param port: 0 is any that is free.
+    :raises OSError: with nothing but the reason as its text.
+    """
+    try:
+        families = {entry[0] for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+        family = socket.AF_INET if socket.AF_INET in families else socket.AF_INET6
+        return socket.create_server((host, port), family=family, backlog=backlog,
+                                    dualstack_ipv6=host == '::')
+    except socket.gaierror as error:
+        raise OSError(error.strerror) from None
+    except OSError as error:
+        # Its own text says the address once more.
+        raise OSError(error.errno, os.strerror(error.errno or 0)) from None

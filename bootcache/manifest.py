@@ -139,6 +139,7 @@ class Manifest:
     :ivar updated_at: ISO 8601, UTC.
     :ivar base_export: the exporter's name for the base, which is of this content alone; empty of
         one that an earlier version got: it keeps the name that hosts know.
+    :ivar owner: the project that the image belongs to, as last seen; empty while not known.
     """
 
     image_id: str
@@ -163,6 +164,7 @@ class Manifest:
     warm_due: bool = False
     name: str = ''
     base_export: str = ''
+    owner: str = ''
 
     def without_base(self, state: ImageState, reason: str) -> 'Manifest':
         """Return what it is when its base is given up, and its cache image with it."""

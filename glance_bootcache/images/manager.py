@@ -60,8 +60,8 @@ class Manager:
         self._bases = Turns(_CONCURRENT_BASES)
         # What asks Glance, or finds that its base is here, waits for no base of others.
         self._lookers = futurist.ThreadPoolExecutor(max_workers=_CONCURRENT_LOOKS)
-        # Building takes seconds, and waits for no recording, which takes minutes.
-        self._workers = futurist.ThreadPoolExecutor(max_workers=self._conf.concurrent_builds)
+        # Building takes seconds, or minutes for a large image, and waits for no recording.
+        self._builds = Turns(self._conf.concurrent_builds)
         self._turns = Turns(self._conf.concurrent_builds)
         self.gone = DeletedImages(images)
         self.shown = Shown(store, images)
@@ -82,7 +82,7 @@ class Manager:
         with self._lock:
             for job in self._jobs.values():
                 job.cancel()
-        for executor in (self._lookers, self._bases, self._turns, self._workers):
+        for executor in (self._lookers, self._bases, self._turns, self._builds):
             executor.shutdown(wait=True)
         self._tiers.stop()
 
@@ -145,7 +145,8 @@ class Manager:
             default_marker=self._conf.boot_marker, build_snapshots=self._conf.build_snapshots)
         image_id, job = image.image_id, self._jobs.get(image.image_id)
         LOG.debug('image %s: %s %s', image_id, decision.action.value, decision.reason)
-        fresh = manifest or Manifest(image_id, visibility=image.visibility, name=image.name)
+        fresh = manifest or Manifest(image_id, visibility=image.visibility, name=image.name,
+                                     owner=image.owner)
         if decision.action is ImageAction.SKIP:
             if job is not None:
                 self._cancel(job)
@@ -182,7 +183,7 @@ class Manager:
 
     def _note_visibility(self, image: ImageFacts, known: Manifest) -> Manifest:
         manifest = dataclasses.replace(decisions.seen(known, image.visibility, time.time()),
-                                       name=image.name)
+                                       name=image.name, owner=image.owner)
         if manifest.generation != known.generation:
             LOG.info('image %s: %s, and was %s: hosts let go of its cache image', image.image_id,
                      image.visibility, known.visibility)
@@ -207,13 +208,15 @@ class Manager:
     def rebuild(self, image_id: str) -> bool:
         """Build an image's cache image from the working set that there is.
 
-        :returns: False if something is in hand for it already.
+        :returns: False if something is in hand for it already, or it is not known.
         """
         with self._lock:
-            if image_id in self._jobs or self._stopping.is_set():
+            manifest = self._store.load(image_id)
+            if manifest is None or image_id in self._jobs or self._stopping.is_set():
                 return False
             job = self._jobs[image_id] = BuildJob(image_id)
-            self._workers.submit(self._guarded, job, lambda: self._image_work.build_again(job))
+            self._builds.submit(image_id, manifest.owner, functools.partial(
+                self._guarded, job, lambda: self._image_work.build_again(job)))
         return True
 
     def set_working_set(self, manifest: Manifest, info: WorkingSetInfo) -> bool:
@@ -236,7 +239,7 @@ class Manager:
             self._store.put(dataclasses.replace(current, working_set=info))
             if job is not None and work is not None:
                 job.is_learned = True
-                self._workers.submit(work)
+                self._builds.submit(manifest.image_id, current.owner, work)
         return True
 
     def takes_report(self, manifest: Manifest) -> bool:
@@ -253,7 +256,7 @@ class Manager:
     def _cancel(self, job: BuildJob) -> None:
         """Give up what is in hand for an image, also if it waits for its turn; under the lock."""
         job.cancel()
-        for turns in (self._bases, self._turns):
+        for turns in (self._bases, self._turns, self._builds):
             work = turns.take_out(job.image_id)
             if work is not None:
                 self._lookers.submit(work)
@@ -349,7 +352,7 @@ class Manager:
             manifest, state=ImageState.SKIPPED, reason=reason, image_hash='', working_set=None,
             cache_image=None, settle=settle))
 
-    # The work on one image: its base in turns, its recording in others, its building in threads.
+    # The work on one image: its base, its recording and its building, each in turns of their own.
 
     def _work(self, image: ImageFacts, decision: decisions.ImageDecision, job: BuildJob) -> None:
         policy = decision.policy
@@ -368,7 +371,8 @@ class Manager:
                 self._turns.submit(job.image_id, image.owner,
                                    lambda: self._guarded(job, second, image))
             else:
-                self._workers.submit(self._guarded, job, second, image)
+                self._builds.submit(job.image_id, image.owner,
+                                    lambda: self._guarded(job, second, image))
             return False
 
         def second() -> bool:
@@ -418,7 +422,7 @@ class Manager:
                 manifest, state=state, reason=reason, pinned=current.pinned, quota=current.quota,
                 boot_marker=current.boot_marker, settle=current.settle,
                 generation=current.generation, visibility=current.visibility,
-                warm_due=current.warm_due, name=current.name))
+                warm_due=current.warm_due, name=current.name, owner=current.owner))
         self.shown.show(manifest.image_id)
         return manifest
 

@@ -88,7 +88,7 @@ def house(storage_conf, no_qemu):
             fakes_manager.until(lambda: not manager._jobs, 'the end of all jobs')
             fakes_manager.until(lambda: not manager._preparing, 'the end of all preparing')
             manager._turns.shutdown(wait=False)
-            manager._workers.shutdown(wait=False)
+            manager._builds.shutdown(wait=False)
             manager._bases.shutdown(wait=False)
             manager._lookers.shutdown(wait=False)
 

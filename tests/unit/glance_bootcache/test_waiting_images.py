@@ -111,6 +111,43 @@ def test_a_build_does_not_wait_for_recordings(busy):
     assert busy.boots.running == 1
 
 
+def test_an_owner_whose_builds_take_long_holds_up_no_other(house):
+    """Of images that servers boot from: each was evicted, and is built again."""
+    hostile = [FIRST.replace('1', str(number), 1) for number in range(4, 9)]
+    for image in (*hostile, SECOND):
+        register(house, image, owner='another' if image == SECOND else 'hostile')
+        house.settle()
+    evict(house, *hostile, SECOND)
+    gate, building = threading.Event(), []
+
+    def build():
+        building.append(threading.current_thread())
+        assert gate.wait(60)
+
+    house.qemu.building = build
+    for image in hostile:
+        house.hosts.plan_boot(image, 'host', 'server', None)
+    until(lambda: building, 'a build')
+    house.qemu.building = lambda: None
+    house.hosts.plan_boot(SECOND, 'host', 'server', None)
+    until(lambda: house.store.load(SECOND).cache_image, 'the build of another owner')
+    assert len(building) == 1
+    # One that waits for its turn to be built goes at once, too.
+    register(house, hostile[-1], owner='hostile', mode='off')
+    until(lambda: house.manager.job(hostile[-1]) is None, 'its end')
+    gate.set()
+    house.settle()
+    assert [house.state(image) for image in hostile] == [*['ready'] * 4, 'skipped']
+
+
+def evict(house, *images):
+    """Have cache images leave storage disk, as when it is full."""
+    house.tiers.evict = list(images)
+    house.manager.keep_quota()
+    house.tiers.evict = []
+    assert [house.state(image) for image in images] == ['served'] * len(images)
+
+
 @pytest.fixture
 def reading(house, monkeypatch):
     """The images of one owner are read for minutes: their clusters are compressed for it."""

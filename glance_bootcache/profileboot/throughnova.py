@@ -5,6 +5,7 @@ it below its overlay, and reports the extents when the server is deleted.
 """
 
 import dataclasses
+import functools
 import re
 import time
 from collections.abc import Collection
@@ -31,6 +32,8 @@ LOG = logging.getLogger(__name__)
 API_VERSION = '2.79'
 NAME_PREFIX = 'bootcache-profile-'
 _POLL_SECONDS = 1.0
+# A guest that is quiet is looked at after a tenth of that time, so often at least.
+_LONGEST_PAUSE = 5
 _REPORT_SECONDS = 90.0
 # A server that runs while no host has asked for a recording is on a host without the driver.
 _UNHEARD_SECONDS = 30.0
@@ -94,6 +97,16 @@ def choose_flavor(flavors: list[Flavor], wanted_name: str | None, min_ram: int, 
             f'no flavor has {min_ram} MiB of memory and {disk} GiB of disk;'
             ' make one and name it in [bootcache]profile_flavor')
     return min(fitting, key=lambda flavor: (flavor.ram, flavor.disk, flavor.name))
+
+
+def pause(idle_seconds: float, seconds_left: float) -> float:
+    """Return the seconds until a guest is looked at again, which is two or three calls. Pure.
+
+    :param idle_seconds: for how long it has read nothing.
+    :param seconds_left: until that may end its boot.
+    """
+    quiet = min(max(idle_seconds / 10, 1), _LONGEST_PAUSE)
+    return _POLL_SECONDS * max(min(quiet, seconds_left), 1)
 
 
 class _RecordingLost(exception.ProfileBootFailed):
@@ -201,6 +214,7 @@ class NovaProfileBoots:
         while True:
             job.check_cancelled()
             now = time.monotonic()
+            console = functools.cache(functools.partial(self._console, server_id))
             try:
                 server = self._client.servers.get(server_id)
                 answered_at = now
@@ -223,8 +237,7 @@ class NovaProfileBoots:
                         ' [bootcache]profile_availability_zone, or add BootCacheFilter to'
                         ' nova-scheduler\'s enabled_filters; then "bootcache image build'
                         f' {job.image_id}" tries again')
-                if marker_at is None and marker.seen(
-                        lambda: self._console(server_id)):
+                if marker_at is None and marker.seen(console):
                     marker_at = now
             silent = now - job.heard_at if job.heard_at else 0.0
             if silent > _UNHEARD_SECONDS:
@@ -242,11 +255,11 @@ class NovaProfileBoots:
                         ' boot; it may lack the driver of its disk (hw_disk_bus), or need a'
                         f' {properties.BOOT_MARKER} that it prints before it ends')
                 return 'marker'
-            ended_by = judge.ended_by(progress, lambda: self._console(server_id),
-                                      not marker.given_up)
+            ended_by = judge.ended_by(progress, console, not marker.given_up)
             if ended_by:
                 return ended_by
-            job.changed.wait(_POLL_SECONDS)
+            job.changed.wait(pause(idle, judge.seconds_left(progress)) if marker_at is None
+                             else _POLL_SECONDS)
             job.changed.clear()
 
     def _is_off(self, server_id: str) -> bool:

@@ -83,6 +83,13 @@ class Judge:
                 f' {self._limits.timeout:.0f} s')
         return ended_by
 
+    def seconds_left(self, progress: ending.BootProgress) -> float:
+        """Return the seconds until silence, or the time limit, may end a boot at the earliest."""
+        silence = self._limits.silence
+        enough = progress.seconds + silence - progress.idle_seconds if self._silent_at is None \
+            else self._silent_at + silence * (_PATIENCE - 1)
+        return min(enough, self._limits.timeout) - progress.seconds
+
     def _is_enough(self, progress: ending.BootProgress, may_say_more: bool) -> bool:
         if progress.recorded_bytes < LEAST_BYTES:
             return False

@@ -185,11 +185,12 @@ class Nova:
 @pytest.fixture
 def watch(storage_conf):
     """Watches a server whose guest has read something, and goes on reading nothing."""
-    def watch(nova, idle=0.0, quota=1 << 30, read=30 << 20):
+    def watch(nova, idle=0.0, quota=1 << 30, read=30 << 20, changed=None):
         boots = object.__new__(NovaProfileBoots)
         boots._conf, boots._client = storage_conf.bootcache, nova
         job = BuildJob('image', host='host')
         job.heard(read, idle)
+        job.changed = changed or job.changed
         return boots._watch('server', Policy('auto', quota, 'login:'), job, time.monotonic())
 
     return watch
@@ -284,6 +285,51 @@ def test_a_guest_of_which_nothing_is_known_ends_by_silence(watch, monkeypatch, c
     nova = Silent(monkeypatch, console)
     assert watch(nova, idle=60.0) == 'silence'
     assert abs(nova.looks - seconds) <= 2
+
+
+class Patient(Nova):
+    """A server whose guest is quiet; each call is counted, and only the waiting takes time."""
+
+    def __init__(self, monkeypatch):
+        super().__init__('', 'ACTIVE', 'running')
+        self.calls, self.now = 0, time.monotonic()
+        monkeypatch.setattr(throughnova.time, 'monotonic', lambda: self.now)
+        monkeypatch.setattr(throughnova, '_UNHEARD_SECONDS', 1e9)
+
+    def wait(self, seconds):
+        """As the job's event, which nothing wakes."""
+        self.now += seconds
+
+    def get(self, server_id):
+        self.calls += 1
+        return super().get(server_id)
+
+    def get_console_output(self, server_id, length):
+        self.calls += 1
+        return super().get_console_output(server_id, length)
+
+    def diagnostics(self, server_id):
+        self.calls += 1
+        return super().diagnostics(server_id)
+
+
+@pytest.mark.parametrize(('idle', 'seconds'), [(0.0, 180), (60.0, 120)])
+def test_a_quiet_guest_is_looked_at_now_and_then_and_its_boot_ends_as_early(
+        watch, monkeypatch, idle, seconds):
+    """Nova's API is there for others as well: it was asked four times a second."""
+    nova = Patient(monkeypatch)
+    began = nova.now
+    changed = types.SimpleNamespace(wait=nova.wait, clear=lambda: None)
+    assert watch(nova, idle=idle, changed=changed) == 'silence'
+    assert nova.now - began == pytest.approx(seconds, abs=1)
+    assert nova.calls <= seconds
+
+
+@pytest.mark.parametrize(('idle', 'left', 'expected'), [
+    (0, 100, 1), (10, 100, 1), (20, 100, 2), (49, 100, 4.9), (1000, 100, 5), (1000, 3.5, 3.5),
+    (1000, 0.1, 1), (1000, -5, 1)])
+def test_when_a_guest_is_looked_at_again(idle, left, expected):
+    assert throughnova.pause(idle, left) == expected
 
 
 def test_silence_of_a_guest_that_stands_still_ends_nothing(watch, monkeypatch, storage_conf):

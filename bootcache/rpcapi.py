@@ -11,6 +11,7 @@ History:
   list_hosts, image_hosts, evict_image, warm_image, get_warming.
 * 1.3: report_holdings' entries needs and unsettled; plan_boot's entry ready_in; list_hosts' entries
   unsettled and named; image_hosts' entry storage_bytes.
+* 1.4: get_image's entry kept_for.
 """
 
 from collections.abc import Callable
@@ -25,7 +26,7 @@ from bootcache.bus import BusOpening, within
 
 EXCHANGE = 'bootcache'
 TOPIC = 'bootcache'
-VERSION = '1.3'
+VERSION = '1.4'
 # Added to a client's first call's limit.
 _OPENING_SECONDS = 2
 # A server that boots does not wait for longer to hear how, whatever rpc_timeout is.
@@ -286,7 +287,11 @@ class StorageAPI:
         return answer
 
     def get_image(self, image_id: str) -> dict[str, Any] | None:
-        """Return an image's manifest, with its progress, or None if it is not known."""
+        """Return an image's manifest, with its progress, or None if it is not known.
+
+        ``kept_for`` is a list of what may need its base: hosts, and, while a base is to go and
+        cannot, what else was found.
+        """
         answer: dict[str, Any] | None = self._call('get_image', image_id=image_id)
         return answer
 

@@ -42,6 +42,7 @@ def _columns(image: dict[str, Any]) -> tuple[tuple[str, ...], tuple[Any, ...]]:
         'cache_sha256': cache_image.get('sha256'), 'quota': cache_image.get('quota'),
         'build_seconds': cache_image.get('build_seconds'), 'medium': image.get('medium'),
         'pinned': image.get('pinned'), 'settle': image.get('settle'),
+        'kept_for': printable(', '.join(image.get('kept_for') or ())),
         'updated_at': image['updated_at']}
     return tuple(rows), tuple(rows.values())
 

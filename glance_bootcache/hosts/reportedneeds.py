@@ -140,10 +140,14 @@ class ReportedNeeds:
         Those of an earlier version, which say nothing, count as ``needed`` alone: what follows from
         that can be taken back. What has to go at some time cannot wait for their upgrade.
         """
+        return bool(self.hosts(image_id))
+
+    def hosts(self, image_id: str) -> list[str]:
+        """Return the hosts that say so, by name."""
         oldest = self._clock() - _FORGET_SECONDS
         with self._lock:
-            return any(image_id in (host.images or ()) for host in self._hosts.values()
-                       if host.seen >= oldest)
+            return sorted(name for name, host in self._hosts.items()
+                          if image_id in (host.images or ()) and host.seen >= oldest)
 
     def save(self) -> None:
         """Write the file if something changed.

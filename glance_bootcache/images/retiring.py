@@ -19,6 +19,12 @@ LOG = logging.getLogger(__name__)
 
 # Of a round. Where Nova hangs it takes a minute to find that out, and others wait for this thread.
 _ROUND_SECONDS = 30
+_MOST_SHOWN = 20
+# What keeps a base.
+NAMED = 'hosts, of servers there'
+SERVERS = 'servers ("openstack server list --all-projects --image {}" shows them)'
+NOT_KNOWN = 'servers, maybe: Nova cannot be asked for them'
+CONNECTED = 'a compute host that is connected'
 
 
 class Retiring:
@@ -38,9 +44,9 @@ class Retiring:
         self._profile_boots = profile_boots
         self._needs = needs
         self._clock = clock
-        # Images whose base is still read, or could not be given up, the one that was looked at last
-        # at the end. Guarded by the store's lock.
-        self._waiting: dict[str, None] = {}
+        # Images whose base is still read, or could not be given up, and why; the one that was
+        # looked at last at the end. Guarded by the store's lock.
+        self._waiting: dict[str, str] = {}
 
     def waiting(self) -> list[str]:
         """Return the images that are looked at with the next ``retry``, in this order."""
@@ -50,7 +56,7 @@ class Retiring:
     def later(self, image_id: str) -> None:
         """Look at a skipped image with the next ``retry``."""
         with self._store.lock:
-            self._waiting.setdefault(image_id)
+            self._waiting.setdefault(image_id, '')
 
     def retry(self) -> None:
         """Go on with the images whose base was in use, until the time of a round is over."""
@@ -67,42 +73,61 @@ class Retiring:
             self._waiting.pop(image_id, None)
             if manifest is not None and manifest.state is not ImageState.SKIPPED:
                 return
-        gone = self._withdraw(image_id)
+        why = self._withdraw(image_id)
         self._tiers.forget(image_id)
         with self._store.lock:
             manifest = self._store.load(image_id)
             if manifest is None or manifest.state is not ImageState.SKIPPED:
                 return
-            if not gone:
-                self._waiting[image_id] = None
+            if why:
+                self._waiting[image_id] = why
             elif manifest.reason == DELETED:
                 self._store.remove(image_id)
             elif manifest.base_path:
                 self._store.put(dataclasses.replace(manifest, base_path=''))
 
-    def _withdraw(self, image_id: str) -> bool:
+    def _withdraw(self, image_id: str) -> str:
         """Serve the cache image no more, and the base if no server needs it.
 
-        :returns: True if nothing of the image is served any more.
+        :returns: why the base is served still; empty if nothing of the image is any more.
         """
         try:
             # Before Nova is asked, which may take its time.
             self._exporter.retire(image_id, with_base=False)
-            return self._exporter.retire(image_id, with_base=not self.is_needed(image_id))
+            why = self.why_needed(image_id)
+            gone = self._exporter.retire(image_id, with_base=not why)
+            return why or ('' if gone else CONNECTED)
         except exception.BootcacheError as error:
             LOG.warning('image %s: cannot be retired yet: %s', image_id, error)
-            return False
+            return f'the exporter: {error}'
 
     def is_needed(self, image_id: str) -> bool:
-        """Tell whether servers may need an image's base, also such as are off and read nothing.
+        """Tell whether servers may need an image's base, also such as are off and read nothing."""
+        return bool(self.why_needed(image_id))
 
-        Nova does not list all of them to everybody: of one that was deleted and can be restored
+    def why_needed(self, image_id: str) -> str:
+        """Return what may need an image's base; empty if nothing does.
+
+        Nova does not list all servers to everybody: of one that was deleted and can be restored
         the host alone tells. And a host tells of a server some time after its disk was made.
         """
         if self._needs.named(image_id):
-            return True
+            return NAMED
         try:
-            return self._profile_boots.has_servers(image_id)
+            return SERVERS.format(image_id) if self._profile_boots.has_servers(image_id) else ''
         except Exception as error:
             LOG.warning('image %s: Nova cannot be asked for its servers: %s', image_id, error)
-            return True
+            return NOT_KNOWN
+
+    def kept_for(self, image_id: str) -> list[str]:
+        """Return what keeps an image's base, for people: hosts, and what else was found last.
+
+        The hosts that say so are told whatever the image's state.
+        """
+        hosts = self._needs.hosts(image_id)
+        kept = [f'host {name}' for name in hosts[:_MOST_SHOWN]]
+        if len(hosts) > _MOST_SHOWN:
+            kept.append(f'{len(hosts) - _MOST_SHOWN} more')
+        with self._store.lock:
+            why = self._waiting.get(image_id, '')
+        return kept + [why] * (why not in ('', NAMED))

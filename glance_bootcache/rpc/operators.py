@@ -48,7 +48,8 @@ class Operators:
     def get_image(self, image_id: str) -> dict[str, Any] | None:
         """Return an image, or None if it is not known."""
         manifest = self._store.load(image_id)
-        return None if manifest is None else self._describe(manifest)
+        return None if manifest is None else {
+            **self._describe(manifest), 'kept_for': self._manager.retiring.kept_for(image_id)}
 
     def get_working_set(self, image_id: str) -> dict[str, Any] | None:
         """Return an image's working set document, or None."""

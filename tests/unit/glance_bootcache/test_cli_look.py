@@ -92,6 +92,14 @@ def test_images_are_listed_with_their_names(cli):
     assert cli.json('image', 'show', IMAGE)['name'] == 'Debian?[2J 12'
 
 
+def test_what_keeps_a_base(cli):
+    cli.api.images = {IMAGE: image(IMAGE, kept_for=['host one', 'host t\x1bwo']),
+                      OTHER: image(OTHER)}
+    assert cli.json('image', 'show', IMAGE)['kept_for'] == 'host one, host t?wo'
+    # A service of an earlier version tells none.
+    assert cli.json('image', 'show', OTHER)['kept_for'] == ''
+
+
 # Pins, and what else was there before.
 
 def test_pin_and_unpin(cli):

@@ -5,6 +5,7 @@ import pytest
 
 from bootcache.manifest import ImageState, Manifest
 from glance_bootcache.decisions import DELETED
+from glance_bootcache.images import retiring as module
 from glance_bootcache.images.retiring import Retiring
 
 IMAGES = [f'{number}a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f' for number in range(1, 6)]
@@ -51,3 +52,43 @@ def test_a_nova_that_hangs_does_not_hold_the_round_up_for_each_image(retiring, h
     nova.hangs = False
     made.retry()
     assert made.waiting() == [] and house.store.manifests() == []
+
+
+def test_what_keeps_a_base_is_told(house):
+    """So that an operator knows where to look."""
+    image = IMAGES[0]
+    house.images.put(image)
+    house.manager.consider(image)
+    house.settle()
+
+    def told():
+        house.manager.retiring.retry()
+        return house.operators.get_image(image)['kept_for']
+
+    assert told() == []
+    for host in ('two', 'one'):
+        house.endpoints.report_holdings({}, host, {'images': {}, 'needs': [image], 'quotas': {}})
+    assert told() == ['host one', 'host two'], 'of an image that is there as well'
+    del house.images.images[image]
+    house.boots.servers = {image}
+    house.exporter.readers = {image}
+    house.manager.forget(image)
+    assert told() == ['host one', 'host two']
+    for host in ('two', 'one'):
+        house.endpoints.report_holdings({}, host, {'images': {}, 'needs': [], 'quotas': {}})
+    assert told() == [module.SERVERS.format(image)]
+    house.boots.away = True
+    assert told() == [module.NOT_KNOWN]
+    house.boots.away, house.boots.servers = False, set()
+    assert told() == [module.CONNECTED]
+    house.exporter.readers = set()
+    house.manager.retiring.retry()
+    assert house.operators.get_image(image) is None
+
+
+def test_many_hosts_are_not_all_named(house, monkeypatch):
+    monkeypatch.setattr(module, '_MOST_SHOWN', 2)
+    house.store.put(Manifest(IMAGES[0], ImageState.READY))
+    for host in 'cab':
+        house.needs.note(host, {'needs': [IMAGES[0]]})
+    assert house.operators.get_image(IMAGES[0])['kept_for'] == ['host a', 'host b', '1 more']

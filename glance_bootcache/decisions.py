@@ -54,6 +54,7 @@ DELETED = 'the image was deleted in Glance'
 HELD = 'deleted with "bootcache image delete"; "bootcache image build" makes it again'
 SIGNED = 'the image is signed'
 NO_DATA = 'the image has no data: its import or upload into Glance has failed; import it again'
+OLDER_READ = 'compute hosts still read the image\'s older content'
 # How the reasons begin of guests that have not booted.
 SWITCHED_OFF = 'the guest switched itself off'
 STUCK = 'the guest does not come up'
@@ -183,8 +184,8 @@ def skip_reason(image: ImageFacts, build_snapshots: bool) -> str:
 
 def decide(image: ImageFacts, manifest: Manifest | None, *, default_quota: int, max_quota: int,
            default_marker: str, build_snapshots: bool, forced: bool = False,
-           profile_boots: bool = True, booting: bool = False,
-           has_hosts: bool = True) -> ImageDecision:
+           profile_boots: bool = True, booting: bool = False, has_hosts: bool = True,
+           again: bool = False) -> ImageDecision:
     """Decide about an image that was registered, changed, or asked for.
 
     :param manifest: what is known of it, None if nothing.
@@ -192,10 +193,11 @@ def decide(image: ImageFacts, manifest: Manifest | None, *, default_quota: int, 
     :param profile_boots: whether images are booted to be recorded; if not, servers' boots are.
     :param booting: a server boots from the image just now, and can be recorded.
     :param has_hosts: a compute host with the driver is known; without, no boot can be recorded.
+    :param again: what kept its content from being taken has gone.
     """
     forced = forced or is_forced(manifest)
     decision = _decide(image, manifest, default_quota, max_quota, default_marker, build_snapshots,
-                       forced, profile_boots, booting)
+                       forced, profile_boots, booting, again)
     if decision.action is ImageAction.RECORD and not has_hosts:
         return ImageDecision(ImageAction.AWAIT, AWAITED_ANEW if forced else AWAITED,
                              decision.policy)
@@ -209,7 +211,7 @@ def is_forced(manifest: Manifest | None) -> bool:
 
 def _decide(image: ImageFacts, manifest: Manifest | None, default_quota: int, max_quota: int,
             default_marker: str, build_snapshots: bool, forced: bool, profile_boots: bool,
-            booting: bool) -> ImageDecision:
+            booting: bool, again: bool) -> ImageDecision:
     try:
         policy = properties.parse(image.properties, default_quota=default_quota,
                                   max_quota=max_quota, default_marker=default_marker)
@@ -239,7 +241,7 @@ def _decide(image: ImageFacts, manifest: Manifest | None, default_quota: int, ma
         return first if manifest is None else record
     if manifest.held:
         return ImageDecision(ImageAction.NOTHING)
-    if manifest.image_hash != image.image_hash or manifest.state in IN_HAND:
+    if again or manifest.image_hash != image.image_hash or manifest.state in IN_HAND:
         return first
     if manifest.state in (ImageState.FAILED, ImageState.SKIPPED, ImageState.SERVED):
         # Not by itself: each change of a property would start the same failure again.

@@ -14,6 +14,7 @@ from glance_bootcache.glance.images import Images
 from glance_bootcache.glance.listener import ImageEvents
 from glance_bootcache.hosts.reportedneeds import ReportedNeeds
 from glance_bootcache.images.manager import Manager
+from glance_bootcache.images.oldercontent import OlderContent
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 from glance_bootcache.storage import serving
 from glance_bootcache.storage.exporter import Exporter
@@ -46,6 +47,7 @@ class ServiceUpkeep:
         self._images = images
         self._events = events
         self._needs = needs
+        self.older = OlderContent(store, manager)
         self.recovered = False
         self._told_unheard = False
         self._stopping = threading.Event()
@@ -73,6 +75,7 @@ class ServiceUpkeep:
                            ('bases cannot be served or given up', self.keep_needed),
                            ('images cannot be retired yet', self._manager.retiring.retry),
                            ('images that wait cannot be looked at', self.go_on),
+                           ('images of another content cannot be looked at', self.older.retry),
                            ('last uses cannot be written', self._tiers.save_usage),
                            ('the quota cannot be kept', self._manager.keep_quota),
                            ('Glance cannot be asked what it has', self._manager.gone.ask),

@@ -14,7 +14,7 @@ from bootcache import conf as bootcache_conf
 from bootcache.cacheimage import Base
 from bootcache.manifest import CacheInfo, ImageState, Manifest, WorkingSetInfo
 from bootcache.workingset import WorkingSet
-from glance_bootcache.decisions import ImageFacts
+from glance_bootcache.decisions import OLDER_READ, ImageFacts
 from glance_bootcache.glance.images import Images
 from glance_bootcache.images import basefile
 from glance_bootcache.profileboot.job import BuildJob
@@ -26,6 +26,9 @@ from glance_bootcache.storage.tiers import StorageTiers
 from glance_bootcache.storage.transfers import Transfers
 
 LOG = logging.getLogger(__name__)
+
+_OLDER = (f'{OLDER_READ}, or servers of the image may need it that are off; the new one is got by'
+          ' itself when they are gone, within the hour')
 
 
 class ImageWork:
@@ -73,6 +76,9 @@ class ImageWork:
                     manifest, image_hash=image.image_hash), ImageState.PENDING)
             self._exporter.ensure(manifest, self._store.cache_path(manifest))
             return manifest
+        if self._has_older(manifest, image) and self._is_needed(image.image_id):
+            # So that nothing is downloaded in vain.
+            raise exception.BuildFailed(_OLDER)
         with self.transfers.of(image.image_id, image.stored_bytes) as arrived:
             path = basefile.obtain(image, self._store, self._images, self._conf.glance_store_dirs,
                                    job.cancelled, arrived)
@@ -81,15 +87,12 @@ class ImageWork:
                 path, image.disk_format, properties.parse_size(self._conf.max_virtual_size))
             inspection.read_through(path, inspected, image.stored_bytes, job.check_cancelled)
             # Also after a try that failed, by which the manifest knows the new content's hash.
-            has_older = bool(manifest.base_path) \
-                and (manifest.base_hash or manifest.image_hash) != image.image_hash
+            has_older = self._has_older(manifest, image)
             if has_older or manifest.image_hash != image.image_hash:
                 manifest = dataclasses.replace(manifest, working_set=None, cache_image=None)
                 if (has_older and self._is_needed(image.image_id)) \
                         or not self._exporter.retire(image.image_id, with_base=True):
-                    raise exception.BuildFailed(
-                        'compute hosts still read the image\'s older content, or servers of the'
-                        ' image may need it that are off; build it again when they are gone')
+                    raise exception.BuildFailed(_OLDER)
         except exception.BootcacheError:
             # No manifest names it; one that could not be linked is Glance's own.
             if os.path.dirname(path) == self._store.directory(image.image_id):
@@ -104,6 +107,12 @@ class ImageWork:
             base_hash=image.image_hash, base_export=base_export), ImageState.PENDING)
         self._exporter.ensure(manifest, self._store.cache_path(manifest))
         return manifest
+
+    @staticmethod
+    def _has_older(manifest: Manifest, image: ImageFacts) -> bool:
+        """Tell whether the base that there is is of another content than Glance has."""
+        return bool(manifest.base_path) \
+            and (manifest.base_hash or manifest.image_hash) != image.image_hash
 
     def record_and_build(self, image: ImageFacts, policy: properties.Policy, job: BuildJob,
                          record: bool) -> None:

@@ -92,13 +92,15 @@ class Manager:
 
     # Events.
 
-    def consider(self, image_id: str, forced: bool = False, booting: bool = False) -> None:
+    def consider(self, image_id: str, forced: bool = False, booting: bool = False,
+                 again: bool = False) -> None:
         """Look at an image that was registered or changed, and do what follows from it.
 
         Safe to be called any number of times: an image is recorded once for each content.
 
         :param forced: record it anew whatever is there.
         :param booting: a server boots from it just now.
+        :param again: what kept its content from being taken has gone.
         :raises Exception: keystoneauth's or glanceclient's, if Glance cannot be asked.
         """
         image_id = naming.canonical_image_id(image_id)
@@ -122,9 +124,9 @@ class Manager:
                 self._unseen.discard(image_id)
                 if image is not None:
                     known = self._store.load(image_id)
-                    decision = self._begin(image, known, forced, booting)
+                    decision = self._begin(image, known, forced, booting, again)
         if not fresh:
-            self.consider(image_id, forced, booting)
+            self.consider(image_id, forced, booting, again)
         elif image is None:
             self.forget(image_id)
         else:
@@ -134,11 +136,11 @@ class Manager:
                 self.shown.compare(image)
 
     def _begin(self, image: ImageFacts, known: Manifest | None, forced: bool,
-               booting: bool) -> decisions.ImageDecision:
+               booting: bool, again: bool) -> decisions.ImageDecision:
         """Decide, and begin what follows; under the lock."""
         manifest = known and self._note_visibility(image, known)
         decision = decisions.decide(
-            image, manifest, forced=forced, booting=booting,
+            image, manifest, forced=forced, booting=booting, again=again,
             profile_boots=self._conf.profile_boots, has_hosts=self._has_hosts.is_set(),
             default_quota=properties.parse_size(self._conf.default_quota),
             max_quota=properties.parse_size(self._conf.max_quota),

@@ -18,7 +18,7 @@ from glance_bootcache.storage.tiers import StorageTiers
 LOG = logging.getLogger(__name__)
 
 # Of a round. Where Nova hangs it takes a minute to find that out, and others wait for this thread.
-_ROUND_SECONDS = 30
+ROUND_SECONDS = 30
 _MOST_SHOWN = 20
 # What keeps a base.
 NAMED = 'hosts, of servers there'
@@ -60,7 +60,7 @@ class Retiring:
 
     def retry(self) -> None:
         """Go on with the images whose base was in use, until the time of a round is over."""
-        until = self._clock() + _ROUND_SECONDS
+        until = self._clock() + ROUND_SECONDS
         for image_id in self.waiting():
             if self._clock() >= until:
                 return

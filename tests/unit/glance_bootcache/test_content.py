@@ -1,11 +1,13 @@
 """The exporter's name of a base names its content."""
 
 import dataclasses
+import itertools
 import os
 
 import pytest
 
 from bootcache import naming
+from glance_bootcache.images.oldercontent import OlderContent
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 
@@ -77,3 +79,86 @@ def test_older_content_stays_while_a_server_that_is_off_needs_it(house, who):
     house.manager.consider(IMAGE, forced=True)
     house.settle()
     assert house.store.load(IMAGE).reason == '' and not os.path.exists(one.base_path)
+
+
+# The end of the older content.
+
+@pytest.fixture
+def waiting(house):
+    """An image whose older content a host needs; the clock of who looks after that stands still."""
+    house.older = OlderContent(house.store, house.manager, house.seconds)
+    house.first = ready(house, b'1' * 4096)
+    house.needs.note('one', {'needs': [IMAGE]})
+    house.images.put(IMAGE, b'2' * 4096)
+    house.manager.consider(IMAGE)
+    house.settle()
+    assert 'older content' in house.store.load(IMAGE).reason
+    return house
+
+
+def look(house, seconds=60):
+    """Upkeep comes by once more."""
+    house.seconds.now += seconds
+    house.older.retry()
+    house.settle()
+    return house.store.load(IMAGE)
+
+
+def test_the_new_content_is_got_by_itself_when_nobody_needs_the_older_one(waiting):
+    """An operator need not look whether the last host has gone."""
+    look(waiting)
+    assert look(waiting).base_hash == waiting.first.base_hash
+    waiting.needs.note('one', {'needs': []})
+    manifest = look(waiting)
+    assert (manifest.state, manifest.reason) == ('ready', '')
+    assert manifest.base_hash == manifest.image_hash != waiting.first.base_hash
+    assert waiting.hosts.plan_boot(IMAGE, 'host', 'server', None)['action'] == 'cache'
+    assert len(waiting.boots.jobs) == 2
+    look(waiting)
+    assert len(waiting.boots.jobs) == 2 and waiting.older._due == {}
+
+
+def test_the_service_looks_by_itself(waiting, monkeypatch):
+    waiting.upkeep.older = waiting.older
+    waiting.upkeep.recovered = True
+    waiting.needs.note('one', {'needs': []})
+    for _round in range(2):
+        waiting.upkeep.once()
+        waiting.seconds.now += 60
+    waiting.settle()
+    assert waiting.state(IMAGE) == 'ready' and waiting.store.load(IMAGE).reason == ''
+
+
+def test_pauses_grow_while_it_is_needed(waiting):
+    asked = []
+    waiting.manager.retiring.is_needed = lambda image_id: asked.append(waiting.seconds.now) or True
+    for _minute in range(60 * 12):
+        look(waiting)
+    pauses = [later - sooner for sooner, later in itertools.pairwise(asked)]
+    assert pauses[:7] == [60, 120, 240, 480, 960, 1920, 3600] and set(pauses[7:]) == {3600}
+
+
+def test_nothing_is_downloaded_while_a_server_needs_the_older_content(waiting):
+    waiting.images.download = lambda image_id: pytest.fail('downloaded')
+    waiting.manager.consider(IMAGE, forced=True)
+    waiting.settle()
+    assert 'older content' in waiting.store.load(IMAGE).reason
+
+
+def test_where_it_is_tried_in_vain_the_pause_is_kept(waiting):
+    """A host is connected that does not tell what it needs."""
+    waiting.needs.note('one', {})
+    waiting.exporter.readers.add(IMAGE)
+    downloads, download = [], waiting.images.download
+    waiting.images.download = lambda image_id: downloads.append(image_id) or download(image_id)
+    for _minute in range(60):
+        assert 'older content' in look(waiting).reason
+    # After 2, 3, 5, 9, 17 and 33 minutes.
+    assert len(downloads) == 6
+
+
+def test_without_profile_boots_the_next_server_is_recorded(waiting):
+    waiting.conf.set_override('profile_boots', False, 'bootcache')
+    waiting.needs.note('one', {'needs': []})
+    look(waiting)
+    assert look(waiting).state == 'served' and len(waiting.boots.jobs) == 1

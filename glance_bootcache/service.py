@@ -104,7 +104,7 @@ class StorageService(service.Service):  # type: ignore[misc]
                                needs)
         tiers.start(store.manifests())
         upkeep.start()
-        read_errors = ReadErrors(store, exporter, tiers, manager)
+        read_errors = ReadErrors(store, exporter, tiers, manager.jobs, manager.shown)
         read_errors.start()
         self._started = [manager, upkeep, read_errors]
         warming.start()

@@ -77,7 +77,7 @@ class ServiceUpkeep:
                            ('images that wait cannot be looked at', self.go_on),
                            ('images of another content cannot be looked at', self.older.retry),
                            ('last uses cannot be written', self._tiers.save_usage),
-                           ('the quota cannot be kept', self._manager.keep_quota),
+                           ('the quota cannot be kept', self._manager.disk_room.keep_quota),
                            ('Glance cannot be asked what it has', self._manager.gone.ask),
                            ('states cannot be shown', self._manager.shown.again),
                            ('notifications cannot be told of', self.listen)):
@@ -108,11 +108,11 @@ class ServiceUpkeep:
         """
         if self.recovered:
             return
-        self._profile_boots.remove_leftovers(self._manager.tokens())
+        self._profile_boots.remove_leftovers(self._manager.jobs.tokens())
         for manifest in self._store.manifests():
             with self._store.lock:
                 current = self._store.load(manifest.image_id)
-                if current is not None and self._manager.job(manifest.image_id) is None:
+                if current is not None and self._manager.jobs.of(manifest.image_id) is None:
                     self._store.sweep(current)
         # Those about which Glance does not answer are unseen, and looked at by ``go_on``.
         self._consider(manifest.image_id for manifest in self._store.manifests())
@@ -138,7 +138,7 @@ class ServiceUpkeep:
                 continue
             if self._needs.needed(image_id):
                 serving.serve(manifest, self._store, self._exporter)
-            elif self._manager.job(image_id) is None:
+            elif self._manager.jobs.of(image_id) is None:
                 self._exporter.withdraw_idle(image_id, self._conf.export_idle)
         self._needs.save()
 
@@ -155,7 +155,7 @@ class ServiceUpkeep:
             return
         self._consider(manifest.image_id for manifest in self._store.manifests()
                        if manifest.state in IN_HAND
-                       and self._manager.job(manifest.image_id) is None
+                       and self._manager.jobs.of(manifest.image_id) is None
                        and not self._manager.awaits_host(manifest))
 
     def _consider(self, image_ids: Iterable[str]) -> None:

@@ -1,9 +1,8 @@
-"""The work on one image: get its base, record its boot, build its cache image, make room for it."""
+"""The work on one image: get its base, record its boot, build its cache image."""
 
 import dataclasses
 import os
 import time
-from collections.abc import Callable
 from typing import Any
 
 from oslo_config import cfg
@@ -17,6 +16,9 @@ from bootcache.workingset import WorkingSet
 from glance_bootcache.decisions import OLDER_READ, ImageFacts
 from glance_bootcache.glance.images import Images
 from glance_bootcache.images import basefile
+from glance_bootcache.images.diskroom import DiskRoom
+from glance_bootcache.images.retiring import Retiring
+from glance_bootcache.images.states import States
 from glance_bootcache.profileboot.job import BuildJob
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 from glance_bootcache.storage import inspection
@@ -35,24 +37,21 @@ class ImageWork:
     """Does what takes long, in the manager's threads.
 
     :param conf: configuration of the storage service.
-    :param set_state: writes a manifest in a state, unless the job is cancelled.
-    :param evict: drops an image's cache image; False if that is not possible now.
-    :param is_needed: tells whether servers may need an image's base.
+    :param retiring: tells whether servers may need an image's base.
     """
 
     def __init__(self, conf: cfg.ConfigOpts, store: ImageStore, images: Images, exporter: Exporter,
-                 tiers: StorageTiers, profile_boots: NovaProfileBoots,
-                 set_state: Callable[..., Manifest], evict: Callable[[str], bool],
-                 is_needed: Callable[[str], bool]):
+                 tiers: StorageTiers, profile_boots: NovaProfileBoots, states: States,
+                 disk_room: DiskRoom, retiring: Retiring):
         self._conf: Any = conf[bootcache_conf.GROUP]
         self._store = store
         self._images = images
         self._exporter = exporter
         self._tiers = tiers
         self._profile_boots = profile_boots
-        self._set = set_state
-        self._evict = evict
-        self._is_needed = is_needed
+        self._states = states
+        self._disk_room = disk_room
+        self._retiring = retiring
         self.transfers = Transfers()
 
     def has_base(self, image: ImageFacts) -> bool:
@@ -72,11 +71,11 @@ class ImageWork:
         if self.has_base(image):
             if manifest.image_hash != image.image_hash:
                 # It was skipped meanwhile, as one that is deactivated is; servers may read it.
-                manifest = self._set(job, dataclasses.replace(
+                manifest = self._states.enter(job, dataclasses.replace(
                     manifest, image_hash=image.image_hash), ImageState.PENDING)
             self._exporter.ensure(manifest, self._store.cache_path(manifest))
             return manifest
-        if self._has_older(manifest, image) and self._is_needed(image.image_id):
+        if self._has_older(manifest, image) and self._retiring.is_needed(image.image_id):
             # So that nothing is downloaded in vain.
             raise exception.BuildFailed(_OLDER)
         with self.transfers.of(image.image_id, image.stored_bytes) as arrived:
@@ -90,7 +89,7 @@ class ImageWork:
             has_older = self._has_older(manifest, image)
             if has_older or manifest.image_hash != image.image_hash:
                 manifest = dataclasses.replace(manifest, working_set=None, cache_image=None)
-                if (has_older and self._is_needed(image.image_id)) \
+                if (has_older and self._retiring.is_needed(image.image_id)) \
                         or not self._exporter.retire(image.image_id, with_base=True):
                     raise exception.BuildFailed(_OLDER)
         except exception.BootcacheError:
@@ -101,7 +100,7 @@ class ImageWork:
         base_export = manifest.base_export
         if (manifest.base_hash or manifest.image_hash) != image.image_hash:
             base_export = naming.content_export_name(image.image_id, image.image_hash)
-        manifest = self._set(job, dataclasses.replace(
+        manifest = self._states.enter(job, dataclasses.replace(
             manifest, image_hash=image.image_hash, image_format=inspected.image_format,
             stored_bytes=image.stored_bytes, virtual_bytes=inspected.virtual_bytes, base_path=path,
             base_hash=image.image_hash, base_export=base_export), ImageState.PENDING)
@@ -131,7 +130,7 @@ class ImageWork:
 
     def _record(self, image: ImageFacts, manifest: Manifest, policy: properties.Policy,
                 job: BuildJob) -> tuple[Manifest, WorkingSet]:
-        manifest = self._set(job, manifest, ImageState.RECORDING)
+        manifest = self._states.enter(job, manifest, ImageState.RECORDING)
         result = self._profile_boots.run(image, manifest.virtual_bytes, policy, job)
         job.check_cancelled()
         name = self._store.save_working_set(image.image_id, result.working_set)
@@ -139,7 +138,7 @@ class ImageWork:
                               result.working_set.granularity, self._profile_boots.recorded_by,
                               result.ended_by, round(result.boot_seconds, 1), policy.boot_marker)
         recorded = dataclasses.replace(manifest, working_set=info)
-        return self._set(job, recorded, ImageState.BUILDING), result.working_set
+        return self._states.enter(job, recorded, ImageState.BUILDING), result.working_set
 
     def build_again(self, job: BuildJob) -> bool:
         """Build from the working set that there is.
@@ -153,10 +152,10 @@ class ImageWork:
         return True
 
     def _build(self, manifest: Manifest, working_set: WorkingSet, job: BuildJob) -> None:
-        manifest = self._set(job, manifest, ImageState.BUILDING)
+        manifest = self._states.enter(job, manifest, ImageState.BUILDING)
         clusters = workingset.align(working_set.extents, self._conf.cluster_size,
                                     manifest.virtual_bytes)
-        self._make_room(manifest.image_id, min(
+        self._disk_room.make(manifest.image_id, min(
             manifest.quota, workingset.total_bytes(clusters) + cacheimage.metadata_bytes(
                 clusters, self._conf.cluster_size, manifest.virtual_bytes)))
         name = self._store.new_name('cache', '.qcow2')
@@ -174,36 +173,9 @@ class ImageWork:
                          round(seconds, 3), cacheimage.VERIFY_RULES)
         job.check_cancelled()
         self._exporter.ensure(dataclasses.replace(manifest, cache_image=info), built.path)
-        self._set(job, dataclasses.replace(manifest, cache_image=info), ImageState.READY)
+        self._states.enter(job, dataclasses.replace(manifest, cache_image=info), ImageState.READY)
         # What it replaces may be in memory; and it is not the least recently used one.
         self._tiers.forget(manifest.image_id)
         self._tiers.note_use(manifest.image_id, time.time())
         LOG.info('image %s: cache image of %d bytes built in %.2f s', manifest.image_id,
                  built.bytes, seconds)
-
-    def keep_quota(self) -> None:
-        """Evict what is over the storage disk tier's quota, as after it was lowered; and damage."""
-        for manifest in self._store.manifests():
-            if self._tiers.is_damaged(manifest):
-                self._evict(manifest.image_id)
-        self._make_room('', 0)
-
-    def _make_room(self, image_id: str, incoming: int) -> None:
-        """Evict least recently used cache images from storage disk (SC13 section 3.4).
-
-        :param image_id: whose cache image comes in.
-        :param incoming: bytes of it, at most.
-        :raises BuildFailed: if there is no room.
-        """
-        busy: set[str] = set()
-        while True:
-            others = [manifest for manifest in self._store.manifests()
-                      if manifest.image_id != image_id]
-            room = self._tiers.plan_disk(others, incoming, busy)
-            if not room.fits and incoming:
-                raise exception.BuildFailed('the storage disk tier has no room; raise'
-                                            ' [bootcache]storage_disk_quota or unpin images')
-            refused = [victim for victim in room.evict if not self._evict(victim)]
-            if not refused:
-                return
-            busy.update(refused)

@@ -7,12 +7,11 @@ import threading
 import time
 from collections.abc import Callable
 
-import futurist
 from oslo_config import cfg
 from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
-from bootcache import exception, naming, properties
+from bootcache import naming, properties
 from bootcache.manifest import ImageState, Manifest, WorkingSetInfo
 from glance_bootcache import decisions
 from glance_bootcache.decisions import ImageAction, ImageFacts
@@ -20,10 +19,12 @@ from glance_bootcache.glance.images import Images
 from glance_bootcache.glance.inquiries import Inquiries
 from glance_bootcache.hosts.reportedneeds import ReportedNeeds
 from glance_bootcache.images.deleted import DeletedImages
+from glance_bootcache.images.diskroom import DiskRoom
 from glance_bootcache.images.imagework import ImageWork
+from glance_bootcache.images.jobs import BASES_AT_ONCE, Jobs
 from glance_bootcache.images.retiring import Retiring
 from glance_bootcache.images.shown import Shown
-from glance_bootcache.images.turns import Turns, most_of_one
+from glance_bootcache.images.states import States
 from glance_bootcache.profileboot.job import BuildJob
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 from glance_bootcache.storage.exporter import Exporter
@@ -31,10 +32,6 @@ from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import StorageTiers
 
 LOG = logging.getLogger(__name__)
-
-# So that one owner may have two in hand: see turns.py.
-_CONCURRENT_BASES = 3
-_CONCURRENT_LOOKS = 4
 
 
 class Manager:
@@ -49,46 +46,28 @@ class Manager:
         self._conf = conf[bootcache_conf.GROUP]
         self._store = store
         self._images = images
-        self._exporter = exporter
         self._tiers = tiers
-        self._profile_boots = profile_boots
-        self.retiring = Retiring(store, exporter, tiers, profile_boots, needs)
-        self._image_work = ImageWork(conf, store, images, exporter, tiers, profile_boots,
-                                     self._set, self._evict, self.retiring.is_needed)
-        # Bases are got beside profile boots: a server that boots meanwhile needs its base now. All
-        # of a base is read, which takes minutes if its owner wants it so.
-        self._bases = Turns(_CONCURRENT_BASES)
-        # What asks Glance, or finds that its base is here, waits for no base of others.
-        self._lookers = futurist.ThreadPoolExecutor(max_workers=_CONCURRENT_LOOKS)
-        # Building takes seconds, or minutes for a large image, and waits for no recording.
-        self._builds = Turns(self._conf.concurrent_builds)
-        self._turns = Turns(self._conf.concurrent_builds)
+        self.jobs = Jobs(self._conf.concurrent_builds, store.lock)
         self.gone = DeletedImages(images)
         self.shown = Shown(store, images)
-        # Guards the dictionaries below as well: what is in hand has to agree with the manifests.
+        self.retiring = Retiring(store, exporter, tiers, profile_boots, needs)
+        self.disk_room = DiskRoom(store, self.jobs, exporter, tiers, self.shown)
+        self._states = States(store, self.jobs, self.shown)
+        self._image_work = ImageWork(conf, store, images, exporter, tiers, profile_boots,
+                                     self._states, self.disk_room, self.retiring)
+        # Guards what is below as well: it has to agree with the manifests.
         self._lock = store.lock
-        self._jobs: dict[str, BuildJob] = {}
         # Images that changed while Glance could not be asked how.
         self._unseen: set[str] = set()
         self._looks = Inquiries()
         self._preparing: set[str] = set()
         # A compute host with the driver was heard of, which can record boots.
         self._has_hosts = threading.Event()
-        self._stopping = threading.Event()
 
     def stop(self) -> None:
         """Give up what is in hand: profile servers are deleted, the images stay pending."""
-        self._stopping.set()
-        with self._lock:
-            for job in self._jobs.values():
-                job.cancel()
-        for executor in (self._lookers, self._bases, self._turns, self._builds):
-            executor.shutdown(wait=True)
+        self.jobs.stop()
         self._tiers.stop()
-
-    def keep_quota(self) -> None:
-        """Evict what is over the storage disk tier's quota, as after it was lowered."""
-        self._image_work.keep_quota()
 
     # Events.
 
@@ -117,7 +96,7 @@ class Manager:
                     self._store.put(Manifest(image_id))
             raise
         with self._lock:
-            if self._stopping.is_set():
+            if self.jobs.is_stopping:
                 return
             fresh = self._looks.end(image_id, look)
             if fresh:
@@ -132,7 +111,7 @@ class Manager:
         else:
             if decision.action is ImageAction.SKIP and known is not None:
                 self.retiring.retire(image_id)
-            if self.job(image_id) is None:
+            if self.jobs.of(image_id) is None:
                 self.shown.compare(image)
 
     def _begin(self, image: ImageFacts, known: Manifest | None, forced: bool,
@@ -145,13 +124,12 @@ class Manager:
             default_quota=properties.parse_size(self._conf.default_quota),
             max_quota=properties.parse_size(self._conf.max_quota),
             default_marker=self._conf.boot_marker, build_snapshots=self._conf.build_snapshots)
-        image_id, job = image.image_id, self._jobs.get(image.image_id)
+        image_id = image.image_id
         LOG.debug('image %s: %s %s', image_id, decision.action.value, decision.reason)
         fresh = manifest or Manifest(image_id, visibility=image.visibility, name=image.name,
                                      owner=image.owner)
         if decision.action is ImageAction.SKIP:
-            if job is not None:
-                self._cancel(job)
+            self.jobs.cancel(image_id)
             self._skip(fresh, decision.reason, settle=not decisions.is_signed(image))
         elif decision.action is ImageAction.WAIT:
             if manifest is None or manifest.state is ImageState.FAILED:
@@ -164,7 +142,7 @@ class Manager:
         elif decision.action is ImageAction.NOTHING:
             if manifest is not None and decision.policy is not None:
                 self._note_policy(manifest, decision.policy)
-        elif job is None:
+        elif self.jobs.of(image_id) is None:
             assert decision.policy is not None
             # For AWAIT the reason why nothing is begun.
             pending = dataclasses.replace(fresh, reason=decision.reason, held=False)
@@ -174,13 +152,13 @@ class Manager:
                     warm_due=fresh.warm_due or decisions.has_new_content(image, fresh))
             self._note_policy(pending, decision.policy, always=pending != known)
             if decision.action is not ImageAction.AWAIT:
-                job = BuildJob(image_id, forced or decisions.is_forced(known))
-                self._jobs[image_id] = job
+                job = self.jobs.begin(image_id, forced or decisions.is_forced(known))
+                assert job is not None
+                work = functools.partial(self._work, image, decision, job)
                 if decision.action is ImageAction.REBUILD or self._image_work.has_base(image):
-                    self._lookers.submit(self._work, image, decision, job)
+                    self.jobs.look(work)
                 else:
-                    self._bases.submit(image_id, image.owner, functools.partial(
-                        self._work, image, decision, job))
+                    self.jobs.get_base(job, image.owner, work)
         return decision
 
     def _note_visibility(self, image: ImageFacts, known: Manifest) -> Manifest:
@@ -214,10 +192,10 @@ class Manager:
         """
         with self._lock:
             manifest = self._store.load(image_id)
-            if manifest is None or image_id in self._jobs or self._stopping.is_set():
+            job = None if manifest is None else self.jobs.begin(image_id)
+            if manifest is None or job is None:
                 return False
-            job = self._jobs[image_id] = BuildJob(image_id)
-            self._builds.submit(image_id, manifest.owner, functools.partial(
+            self.jobs.build(job, manifest.owner, functools.partial(
                 self._guarded, job, lambda: self._image_work.build_again(job)))
         return True
 
@@ -233,15 +211,15 @@ class Manager:
                     or (current.image_hash, current.working_set, current.state) \
                     != (manifest.image_hash, manifest.working_set, manifest.state):
                 return False
-            job = self._jobs.get(manifest.image_id)
-            work = None if job is None else self._turns.take_out(manifest.image_id)
+            job = self.jobs.of(manifest.image_id)
+            work = None if job is None else self.jobs.take_recording(manifest.image_id)
             if job is not None and work is None:
                 # Its turn has just come.
                 return False
             self._store.put(dataclasses.replace(current, working_set=info))
             if job is not None and work is not None:
                 job.is_learned = True
-                self._builds.submit(manifest.image_id, current.owner, work)
+                self.jobs.build(job, current.owner, work)
         return True
 
     def takes_report(self, manifest: Manifest) -> bool:
@@ -250,28 +228,10 @@ class Manager:
         While the image waits for its turn to be recorded it can: it need not be recorded then.
         """
         with self._lock:
-            job = self._jobs.get(manifest.image_id)
+            job = self.jobs.of(manifest.image_id)
             return job is None or (manifest.working_set is None and not job.forced
                                    and not job.cancelled.is_set()
-                                   and self._turns.is_waiting(manifest.image_id))
-
-    def _cancel(self, job: BuildJob) -> None:
-        """Give up what is in hand for an image, also if it waits for its turn; under the lock."""
-        job.cancel()
-        for turns in (self._bases, self._turns, self._builds):
-            work = turns.take_out(job.image_id)
-            if work is not None:
-                self._lookers.submit(work)
-
-    def job(self, image_id: str) -> BuildJob | None:
-        """Return what is in hand for an image, if anything is."""
-        with self._lock:
-            return self._jobs.get(image_id)
-
-    def tokens(self) -> set[str]:
-        """Return what proves servers to be profile boots that are in hand."""
-        with self._lock:
-            return {job.token for job in self._jobs.values()}
+                                   and self.jobs.waits_to_record(manifest.image_id))
 
     def unseen(self) -> list[str]:
         """Return the images that changed while Glance could not be asked how."""
@@ -290,15 +250,15 @@ class Manager:
     def prepare(self, image_id: str) -> None:
         """Get the base of an image from which a server boots, in the background."""
         with self._lock:
-            if image_id in self._preparing or image_id in self._jobs or self._stopping.is_set():
+            if image_id in self._preparing or self.jobs.of(image_id) is not None \
+                    or self.jobs.is_stopping:
                 return
             self._preparing.add(image_id)
-        self._lookers.submit(self._prepare_soon, image_id)
+        self.jobs.look(functools.partial(self._prepare_soon, image_id))
 
     def ready_in(self, image_id: str) -> float | None:
         """Return the seconds until an image's base is here, at least; None if nobody knows."""
-        # As if all were of one owner, of whom one place is not.
-        return self._image_work.transfers.seconds_left(image_id, most_of_one(_CONCURRENT_BASES))
+        return self._image_work.transfers.seconds_left(image_id, BASES_AT_ONCE)
 
     def _prepare_soon(self, image_id: str) -> None:
         try:
@@ -324,9 +284,7 @@ class Manager:
         if not held:
             self.gone.note(image_id)
         with self._lock:
-            job = self._jobs.get(image_id)
-            if job is not None:
-                self._cancel(job)
+            self.jobs.cancel(image_id)
             manifest = self._store.load(image_id)
             if manifest is None:
                 # What a damaged manifest left.
@@ -366,15 +324,13 @@ class Manager:
             if decision.action is ImageAction.SERVE:
                 manifest = self._store.load(job.image_id)
                 assert manifest is not None
-                self._set(job, manifest,
-                          ImageState.READY if manifest.cache_image else ImageState.SERVED)
+                self._states.enter(
+                    job, manifest, ImageState.READY if manifest.cache_image else ImageState.SERVED)
                 return True
             if decision.action is ImageAction.RECORD:
-                self._turns.submit(job.image_id, image.owner,
-                                   lambda: self._guarded(job, second, image))
+                self.jobs.record(job, image.owner, lambda: self._guarded(job, second, image))
             else:
-                self._builds.submit(job.image_id, image.owner,
-                                    lambda: self._guarded(job, second, image))
+                self.jobs.build(job, image.owner, lambda: self._guarded(job, second, image))
             return False
 
         def second() -> bool:
@@ -386,77 +342,9 @@ class Manager:
 
     def _guarded(self, job: BuildJob, work: Callable[[], bool],
                  image: ImageFacts | None = None) -> None:
-        """Do a part of a job: whatever happens, the image's state tells of it.
-
-        :param work: says whether the job is done with it.
-        :param image: whose content a failure is of; None for the one that is served.
-        """
-        done = True
-        try:
-            job.check_cancelled()
-            done = work()
-        except exception.Cancelled as error:
-            LOG.info('image %s: given up: %s', job.image_id, error)
-        except exception.ImageRefused as error:
-            self._end(job, image, ImageState.SKIPPED, str(error))
-        except exception.BootcacheError as error:
-            self._end(job, image, ImageState.FAILED, str(error))
-        except Exception as error:
-            if not job.cancelled.is_set() and not self._stopping.is_set():
-                LOG.exception('image %s: unexpected error', job.image_id)
-                self._end(job, image, ImageState.FAILED, f'unexpected error: {error}')
-        if not done:
-            return
-        with self._lock:
-            self._jobs.pop(job.image_id, None)
-        if job.cancelled.is_set():
+        """Do a part of a job; see ``States.guarded``."""
+        self._states.guarded(job, work, image)
+        if job.cancelled.is_set() and self.jobs.of(job.image_id) is not job:
             # It may have been opted in again while this job was on its way out.
             with contextlib.suppress(Exception):
                 self.consider(job.image_id)
-
-    def _set(self, job: BuildJob, manifest: Manifest, state: ImageState,
-             reason: str = '') -> Manifest:
-        with self._lock:
-            job.check_cancelled()
-            # What people changed meanwhile stays.
-            current = self._store.load(manifest.image_id) or manifest
-            manifest = self._store.put(dataclasses.replace(
-                manifest, state=state, reason=reason, pinned=current.pinned, quota=current.quota,
-                boot_marker=current.boot_marker, settle=current.settle,
-                generation=current.generation, visibility=current.visibility,
-                warm_due=current.warm_due, name=current.name, owner=current.owner))
-        self.shown.show(manifest.image_id)
-        return manifest
-
-    def _evict(self, image_id: str) -> bool:
-        """Drop a cache image from the storage disk tier; its next boot has it built again.
-
-        :returns: False if something is in hand for it, or a host is fetching it.
-        """
-        with self._lock:
-            manifest = self._store.load(image_id)
-            if manifest is None or manifest.cache_image is None:
-                return True
-            if image_id in self._jobs or not self._exporter.withdraw_cache(manifest):
-                return False
-            state = ImageState.SERVED if manifest.state is ImageState.READY else manifest.state
-            self._store.put(dataclasses.replace(manifest, cache_image=None, state=state))
-        self._tiers.forget(image_id)
-        if state is ImageState.SERVED:
-            self.shown.show(image_id)
-        LOG.info('image %s: its cache image is evicted from storage disk', image_id)
-        return True
-
-    def _end(self, job: BuildJob, image: ImageFacts | None, state: ImageState, reason: str) -> None:
-        with contextlib.suppress(exception.Cancelled):
-            job.check_cancelled()
-            LOG.warning('image %s: %s: %s', job.image_id, state.value, reason)
-            manifest = self._store.load(job.image_id) or Manifest(job.image_id)
-            if state is ImageState.FAILED and manifest.cache_image is not None:
-                state, reason = ImageState.READY, f'the older cache image serves, as {reason}'
-            elif state is ImageState.SKIPPED:
-                manifest = dataclasses.replace(manifest, cache_image=None)
-            if image is not None:
-                # With the hash it is not tried again by itself for the same content.
-                manifest = dataclasses.replace(manifest, image_hash=image.image_hash)
-            self._set(job, manifest, state, reason)

@@ -50,10 +50,10 @@ class OlderContent:
         """
         now = self._clock()
         waiting = [manifest.image_id for manifest in self._store.manifests()
-                   if is_waiting(manifest) and self._manager.job(manifest.image_id) is None]
+                   if is_waiting(manifest) and self._manager.jobs.of(manifest.image_id) is None]
         # What is tried just now may come back: its pause is kept.
         self._due = {image_id: due for image_id, due in self._due.items()
-                     if image_id in waiting or self._manager.job(image_id) is not None}
+                     if image_id in waiting or self._manager.jobs.of(image_id) is not None}
         for image_id in waiting:
             self._due.setdefault(image_id, (now + _PAUSE_SECONDS, _PAUSE_SECONDS))
         for image_id in sorted(waiting, key=self._due.__getitem__):

@@ -18,7 +18,8 @@ from oslo_log import log as logging
 
 from bootcache import exception, naming
 from bootcache.manifest import ImageState, Manifest
-from glance_bootcache.images.manager import Manager
+from glance_bootcache.images.jobs import Jobs
+from glance_bootcache.images.shown import Shown
 from glance_bootcache.storage import inspection
 from glance_bootcache.storage.exporter import Exporter
 from glance_bootcache.storage.store import ImageStore
@@ -97,14 +98,16 @@ class ReadErrors:
     """Takes exports out that cannot be read, and looks into why.
 
     :param store: the images' manifests.
+    :param jobs: what is in hand.
     """
 
-    def __init__(self, store: ImageStore, exporter: Exporter, tiers: StorageTiers,
-                 manager: Manager):
+    def __init__(self, store: ImageStore, exporter: Exporter, tiers: StorageTiers, jobs: Jobs,
+                 shown: Shown):
         self._store = store
         self._exporter = exporter
         self._tiers = tiers
-        self._manager = manager
+        self._jobs = jobs
+        self._shown = shown
         self._log = ErrorLog(exporter.log_path)
         # What was logged since a time, in monotonic seconds. The looking thread's own.
         self._recent = b''
@@ -208,7 +211,7 @@ class ReadErrors:
 
     def _give_up(self, manifest: Manifest, reason: str) -> None:
         image_id = manifest.image_id
-        job = self._manager.job(image_id)
+        job = self._jobs.of(image_id)
         if job is not None:
             # Whatever it makes, it makes of this base.
             job.cancel()
@@ -234,4 +237,4 @@ class ReadErrors:
         LOG.error('image %s: failed: %s', image_id, reason)
         self._exporter.retire(image_id, with_base=False)
         self._tiers.forget(image_id)
-        self._manager.shown.show(image_id)
+        self._shown.show(image_id)

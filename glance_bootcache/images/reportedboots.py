@@ -120,7 +120,7 @@ class ReportedBoots:
 
     def _plan_profile(self, manifest: Manifest | None, image_id: str, host: str,
                       token: str) -> dict[str, Any]:
-        job = self._manager.job(image_id)
+        job = self._manager.jobs.of(image_id)
         if manifest is None or job is None or not job.owns(token) \
                 or manifest.state is not ImageState.RECORDING:
             return {'action': rpcapi.ACTION_STOCK,
@@ -160,7 +160,7 @@ class ReportedBoots:
     def recording_progress(self, image_id: str, profile_token: str, recorded_bytes: int,
                            idle_seconds: float) -> None:
         """Note a compute host's progress message; one that belongs to no job is ignored."""
-        job = self._manager.job(image_id)
+        job = self._manager.jobs.of(image_id)
         if job is not None and job.owns(profile_token):
             job.heard(int(recorded_bytes), float(idle_seconds))
 
@@ -170,7 +170,7 @@ class ReportedBoots:
 
         :raises InvalidWorkingSet: if it does not fit the image.
         """
-        job = self._manager.job(image_id)
+        job = self._manager.jobs.of(image_id)
         manifest = self._store.load(image_id)
         if job is None or manifest is None or not job.owns(profile_token):
             LOG.info('image %s: a report that belongs to no recording is ignored', image_id)

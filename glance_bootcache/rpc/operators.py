@@ -32,7 +32,7 @@ class Operators:
 
     def _describe(self, manifest: Manifest) -> dict[str, Any]:
         """Return a manifest with the progress of what is in hand, as plain values."""
-        job = self._manager.job(manifest.image_id)
+        job = self._manager.jobs.of(manifest.image_id)
         return {**manifest.to_json(),
                 'progress': None if job is None else {'host': job.host,
                                                       'recorded_bytes': job.recorded_bytes},

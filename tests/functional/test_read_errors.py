@@ -15,6 +15,7 @@ from storage_node import IMAGE, MIB, SIZE
 
 from bootcache.manifest import ImageState, Manifest
 from bootcache.workingset import Extent
+from glance_bootcache.images.jobs import Jobs
 from glance_bootcache.images.readerrors import ReadErrors
 from glance_bootcache.images.shown import Shown
 from glance_bootcache.storage.store import ImageStore
@@ -36,27 +37,17 @@ class Images:
         return True
 
 
-class Manager:
-    """Stands for the manager: nothing is in hand. What is shown is real, but for Glance."""
-
-    def __init__(self, store):
-        self.images = Images()
-        self.shown = Shown(store, self.images)
-
-    def job(self, image_id):
-        return None
-
-
 @pytest.fixture
 def service(node, storage_conf):
     """What looks after the exporter; ``once`` is called by the test."""
     store = ImageStore(storage_conf.bootcache.state_dir)
     tiers = StorageTiers(storage_conf, store, node.exporter)
-    manager = Manager(store)
-    errors = ReadErrors(store, node.exporter, tiers, manager)
-    errors.store, errors.images, errors.tiers = store, manager.images, tiers
+    images, jobs = Images(), Jobs(1, store.lock)
+    errors = ReadErrors(store, node.exporter, tiers, jobs, Shown(store, images))
+    errors.store, errors.images, errors.tiers = store, images, tiers
     yield errors
     errors.stop()
+    jobs.stop()
     tiers.stop()
 
 

@@ -82,18 +82,15 @@ def house(storage_conf, no_qemu):
 
         def give_up(manager):
             # Manager.stop waits a second for idle threads; tests would take minutes.
-            manager._stopping.set()
-            for job in list(manager._jobs.values()):
+            manager.jobs._stopping.set()
+            for job in list(manager.jobs._jobs.values()):
                 job.cancel()
-            fakes_manager.until(lambda: not manager._jobs, 'the end of all jobs')
+            fakes_manager.until(lambda: not manager.jobs._jobs, 'the end of all jobs')
             fakes_manager.until(lambda: not manager._preparing, 'the end of all preparing')
-            manager._turns.shutdown(wait=False)
-            manager._builds.shutdown(wait=False)
-            manager._bases.shutdown(wait=False)
-            manager._lookers.shutdown(wait=False)
+            manager.jobs.stop(wait=False)
 
         def idle():
-            return not house.manager._jobs and not house.manager._preparing
+            return not house.manager.jobs._jobs and not house.manager._preparing
 
         house.restart = restart
         house.settle = lambda: fakes_manager.until(idle, 'the end of all jobs')

@@ -95,7 +95,7 @@ def test_meanwhile_it_is_evicted_also_if_it_is_pinned(ready, caplog):
     damage(ready, 'flipped')
     plan(ready)
     with caplog.at_level('INFO'):
-        ready.manager.keep_quota()
+        ready.manager.disk_room.keep_quota()
     manifest = ready.store.load(IMAGE)
     assert (manifest.state, manifest.cache_image) == ('served', None)
     assert manifest.working_set is not None and manifest.pinned
@@ -103,7 +103,7 @@ def test_meanwhile_it_is_evicted_also_if_it_is_pinned(ready, caplog):
     assert ready.images.states(IMAGE)[-1] == 'served'
     plan(ready)
     assert ready.state(IMAGE) == 'ready' and is_whole(ready)
-    ready.manager.keep_quota()
+    ready.manager.disk_room.keep_quota()
     assert ready.store.load(IMAGE).cache_image is not None
 
 
@@ -111,10 +111,10 @@ def test_what_is_being_fetched_is_evicted_later(ready):
     damage(ready, 'flipped')
     plan(ready)
     ready.exporter.fetching.add(IMAGE)
-    ready.manager.keep_quota()
+    ready.manager.disk_room.keep_quota()
     assert ready.store.load(IMAGE).cache_image is not None
     ready.exporter.fetching.clear()
-    ready.manager.keep_quota()
+    ready.manager.disk_room.keep_quota()
     assert ready.store.load(IMAGE).cache_image is None
 
 
@@ -126,7 +126,7 @@ def test_a_damaged_one_that_cannot_be_built_again_serves_nobody(ready):
     ready.qemu.building = refuse
     for _ in range(3):
         assert plan(ready)['action'] == 'cold'
-    ready.manager.keep_quota()
+    ready.manager.disk_room.keep_quota()
     assert ready.state(IMAGE) == 'served'
     ready.qemu.building = lambda: None
     plan(ready)

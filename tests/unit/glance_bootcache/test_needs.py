@@ -209,7 +209,7 @@ def test_upkeep_serves_what_hosts_need_and_gives_up_what_is_idle(house):
 
 def test_an_image_that_is_worked_on_is_not_idle(house):
     base(house, IMAGE, ImageState.RECORDING)
-    house.manager._jobs[IMAGE] = object()
+    house.manager.jobs._jobs[IMAGE] = object()
     house.upkeep.keep_needed()
     assert house.exporter.idle == []
-    house.manager._jobs.clear()
+    house.manager.jobs._jobs.clear()

@@ -127,14 +127,14 @@ def test_a_step_that_fails_keeps_no_other_from_being_done(house, monkeypatch, ca
 def test_quotas_are_kept_while_nova_is_away(house, monkeypatch):
     """Nova is asked first of all for what an earlier process left."""
     kept = []
-    monkeypatch.setattr(house.manager, 'keep_quota', lambda: kept.append(True))
+    monkeypatch.setattr(house.manager.disk_room, 'keep_quota', lambda: kept.append(True))
     house.boots.away = True
     house.images.put(IMAGE)
     house.store.save(Manifest(IMAGE, ImageState.PENDING))
     house.upkeep.once()
     assert kept == [True] and not house.upkeep.recovered
     # What an earlier process did not finish waits for it: it would fail.
-    assert house.manager.job(IMAGE) is None and house.state(IMAGE) == 'pending'
+    assert house.manager.jobs.of(IMAGE) is None and house.state(IMAGE) == 'pending'
     house.boots.away = False
     house.upkeep.once()
     house.settle()

@@ -122,7 +122,7 @@ def test_what_an_operator_asked_for_is_done_when_a_host_comes(house):
     house.upkeep.recover()
     house.upkeep.go_on()
     fakes_manager.until(lambda: house.boots.jobs, 'a profile boot')
-    assert house.manager.job(IMAGE).forced
+    assert house.manager.jobs.of(IMAGE).forced
     house.boots.gate.set()
     fakes_manager.until(lambda: house.state(IMAGE) == 'ready', 'ready')
     house.settle()

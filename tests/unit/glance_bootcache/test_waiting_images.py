@@ -30,7 +30,7 @@ def register(house, image, **options):
 
 def waits(house, image):
     """Wait until an image's base is there and its turn is not."""
-    until(lambda: house.manager._turns.is_waiting(image), 'its turn to be waited for')
+    until(lambda: house.manager.jobs.waits_to_record(image), 'its turn to be waited for')
 
 
 def boot(house, image, extents=((0, 4096),)):
@@ -95,7 +95,7 @@ def test_an_image_that_waits_goes_at_once(busy, how):
         busy.manager.forget(SECOND)
     else:
         register(busy, SECOND, mode='off')
-    until(lambda: busy.manager.job(SECOND) is None, 'its end')
+    until(lambda: busy.manager.jobs.of(SECOND) is None, 'its end')
     assert busy.state(SECOND) == (None if how == 'deleted' else 'skipped')
     assert busy.boots.running == 1
 
@@ -105,7 +105,7 @@ def test_a_build_does_not_wait_for_recordings(busy):
     waits(busy, SECOND)
     boot(busy, SECOND)
     until(lambda: busy.state(SECOND) == 'ready', 'ready')
-    until(lambda: busy.manager.job(SECOND) is None)
+    until(lambda: busy.manager.jobs.of(SECOND) is None)
     register(busy, SECOND, owner='another', quota='1MiB')
     until(lambda: [quota for _extents, quota in busy.qemu.builds] == [512 << 20, 1 << 20])
     assert busy.boots.running == 1
@@ -134,7 +134,7 @@ def test_an_owner_whose_builds_take_long_holds_up_no_other(house):
     assert len(building) == 1
     # One that waits for its turn to be built goes at once, too.
     register(house, hostile[-1], owner='hostile', mode='off')
-    until(lambda: house.manager.job(hostile[-1]) is None, 'its end')
+    until(lambda: house.manager.jobs.of(hostile[-1]) is None, 'its end')
     gate.set()
     house.settle()
     assert [house.state(image) for image in hostile] == [*['ready'] * 4, 'skipped']
@@ -143,7 +143,7 @@ def test_an_owner_whose_builds_take_long_holds_up_no_other(house):
 def evict(house, *images):
     """Have cache images leave storage disk, as when it is full."""
     house.tiers.evict = list(images)
-    house.manager.keep_quota()
+    house.manager.disk_room.keep_quota()
     house.tiers.evict = []
     assert [house.state(image) for image in images] == ['served'] * len(images)
 
@@ -184,7 +184,7 @@ def test_what_has_its_base_waits_for_no_base(reading):
     for options, state in (({'status': 'deactivated'}, 'skipped'), ({}, 'ready'),
                            ({'quota': '64MiB'}, 'ready')):
         register(reading, SECOND, owner='hostile', **options)
-        until(lambda state=state: reading.manager.job(SECOND) is None
+        until(lambda state=state: reading.manager.jobs.of(SECOND) is None
               and reading.state(SECOND) == state, state)
     looked = []
     reading.images.get = looked.append
@@ -194,8 +194,8 @@ def test_what_has_its_base_waits_for_no_base(reading):
 
 def test_an_image_that_is_deleted_while_it_waits_for_its_base(reading):
     waiting = FIRST.replace('1', '8', 1)
-    assert reading.manager._bases.is_waiting(waiting)
+    assert reading.manager.jobs._bases.is_waiting(waiting)
     del reading.images.images[waiting]
     reading.manager.forget(waiting)
-    until(lambda: reading.manager.job(waiting) is None, 'its end')
+    until(lambda: reading.manager.jobs.of(waiting) is None, 'its end')
     assert reading.state(waiting) is None

@@ -385,7 +385,7 @@ def test_later_builds_warm_nobody(policy, again):
     elif again == 'refined':
         policy.manager.rebuild(IMAGE)
     elif again == 'evicted':
-        assert policy.manager._evict(IMAGE)
+        assert policy.manager.disk_room.evict(IMAGE)
         policy.manager.rebuild(IMAGE)
     else:
         policy.restart()
@@ -457,7 +457,7 @@ def test_what_is_without_a_cache_image_for_a_while_is_warmed_later(policy):
     scan(policy)
     assert len(policy.nova.asked) == 1
     # Evicted while hosts are being warmed, and built again with a server's boot.
-    policy.manager._evict(IMAGE)
+    policy.manager.disk_room.evict(IMAGE)
     scan(policy)
     assert policy.store.load(IMAGE).warm_due and policy.warming.progress(IMAGE) == []
     policy.manager.rebuild(IMAGE)

@@ -1,0 +1,79 @@
+"""Room on the storage disk tier: the cache images that leave it (SC13 section 3.4)."""
+
+import dataclasses
+
+from oslo_log import log as logging
+
+from bootcache import exception
+from bootcache.manifest import ImageState
+from glance_bootcache.images.jobs import Jobs
+from glance_bootcache.images.shown import Shown
+from glance_bootcache.storage.exporter import Exporter
+from glance_bootcache.storage.store import ImageStore
+from glance_bootcache.storage.tiers import StorageTiers
+
+LOG = logging.getLogger(__name__)
+
+
+class DiskRoom:
+    """Evicts cache images from storage disk: nobody else does.
+
+    :param tiers: plan what leaves, by the cloud's last uses.
+    """
+
+    def __init__(self, store: ImageStore, jobs: Jobs, exporter: Exporter, tiers: StorageTiers,
+                 shown: Shown):
+        self._store = store
+        self._jobs = jobs
+        self._exporter = exporter
+        self._tiers = tiers
+        self._shown = shown
+
+    def keep_quota(self) -> None:
+        """Evict what is over the storage disk tier's quota, as after it was lowered; and damage.
+
+        :raises BootcacheError: if the exporter does not answer.
+        """
+        for manifest in self._store.manifests():
+            if self._tiers.is_damaged(manifest):
+                self.evict(manifest.image_id)
+        self.make('', 0)
+
+    def make(self, image_id: str, incoming: int) -> None:
+        """Evict least recently used cache images until another one fits.
+
+        :param image_id: whose cache image comes in.
+        :param incoming: bytes of it, at most.
+        :raises BuildFailed: if there is no room.
+        """
+        busy: set[str] = set()
+        while True:
+            others = [manifest for manifest in self._store.manifests()
+                      if manifest.image_id != image_id]
+            room = self._tiers.plan_disk(others, incoming, busy)
+            if not room.fits and incoming:
+                raise exception.BuildFailed('the storage disk tier has no room; raise'
+                                            ' [bootcache]storage_disk_quota or unpin images')
+            refused = [victim for victim in room.evict if not self.evict(victim)]
+            if not refused:
+                return
+            busy.update(refused)
+
+    def evict(self, image_id: str) -> bool:
+        """Drop a cache image from the storage disk tier; its next boot has it built again.
+
+        :returns: False if something is in hand for it, or a host is fetching it.
+        """
+        with self._store.lock:
+            manifest = self._store.load(image_id)
+            if manifest is None or manifest.cache_image is None:
+                return True
+            if self._jobs.of(image_id) is not None or not self._exporter.withdraw_cache(manifest):
+                return False
+            state = ImageState.SERVED if manifest.state is ImageState.READY else manifest.state
+            self._store.put(dataclasses.replace(manifest, cache_image=None, state=state))
+        self._tiers.forget(image_id)
+        if state is ImageState.SERVED:
+            self._shown.show(image_id)
+        LOG.info('image %s: its cache image is evicted from storage disk', image_id)
+        return True

@@ -55,3 +55,13 @@ def content_export_name(image_id: str, image_hash: str) -> str:
 def nbd_unix_uri(socket_path: str, export: str) -> str:
     """Return the URI of an export behind a unix socket, as QEMU's headers and libvirt take it."""
     return f'nbd+unix:///{export}?socket={socket_path}'
+
+
+def tcp_address(host: str, port: int) -> str:
+    """Return host and port as URIs and messages have them: an IPv6 address in brackets."""
+    return f'[{host}]:{port}' if ':' in host else f'{host}:{port}'
+
+
+def nbd_tcp_uri(host: str, port: int, export: str) -> str:
+    """Return the URI of an export behind a TCP port, as QEMU takes it."""
+    return f'nbd://{tcp_address(host, port)}/{export}'

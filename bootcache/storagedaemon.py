@@ -21,7 +21,7 @@ from typing import Any
 from oslo_log import log as logging
 from qemu.qmp import ConnectError, ExecuteError, QMPClient, QMPError
 
-from bootcache import exception, listening, qmploop
+from bootcache import exception, listening, naming, qmploop
 from bootcache.breaker import Breaker
 
 LOG = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class TcpListener:
     port: int
 
     def __str__(self) -> str:
-        return f'{self.host}:{self.port}'
+        return naming.tcp_address(self.host, self.port)
 
 
 class Session:

@@ -33,7 +33,8 @@ end at 107 bytes, so keep it short.
     cfg.HostAddressOpt('export_host',
                        default='127.0.0.1',
                        help="""
-Address on which the exporter serves bases and cache images over NBD.
+Address on which the exporter serves bases and cache images over NBD: IPv4, or
+IPv6 without brackets.
 
 The protocol is not encrypted: bind it to an address of the storage network
 that only compute hosts reach.
@@ -49,7 +50,8 @@ Address that compute hosts are told to connect to.
 
 Possible values:
 
-* An address or host name that reaches the exporter from every compute host.
+* An address, IPv4 or IPv6, or host name that reaches the exporter from every
+  compute host.
 * Unset: the value of ``export_host``.
 """),
     cfg.PortOpt('advertise_port',

@@ -4,7 +4,7 @@ import dataclasses
 import socket
 from typing import Any
 
-from bootcache import exception
+from bootcache import exception, naming
 
 _REACH_SECONDS = 3
 
@@ -49,5 +49,5 @@ def check_reachable(remote: Remote) -> None:
                 raise OSError('it does not speak NBD')
     except OSError as error:
         raise exception.StorageNodeAway(
-            f'gateway: the exporter at {remote.host}:{remote.port} cannot be reached: {error}'
-        ) from error
+            f'gateway: the exporter at {naming.tcp_address(remote.host, remote.port)} cannot be'
+            f' reached: {error}') from error

@@ -134,7 +134,7 @@ class Fetches:
     def _copy(self, remote: Remote, export: str, size: int, partial: str, rate: int,
               patience: Patience) -> None:
         if not rate:
-            qemuimg.copy_raw(f'nbd://{remote.host}:{remote.port}/{export}', partial,
+            qemuimg.copy_raw(naming.nbd_tcp_uri(remote.host, remote.port, export), partial,
                              seconds=patience.seconds, stalled=patience.stalled)
             return
         server = {'type': 'inet', 'host': remote.host, 'port': str(remote.port)}

@@ -52,6 +52,13 @@ def test_export_names_are_qemu_ids_as_well(kind, image):
     assert re.fullmatch(r'[a-z][a-z0-9-]*', naming.export_name(kind, str(image)))
 
 
+@pytest.mark.parametrize(('host', 'uri'), [
+    ('192.0.2.10', 'nbd://192.0.2.10:10810/base-x'), ('node', 'nbd://node:10810/base-x'),
+    ('2001:db8::10', 'nbd://[2001:db8::10]:10810/base-x')])
+def test_uris_of_a_port(host, uri):
+    assert naming.nbd_tcp_uri(host, 10810, 'base-x') == uri
+
+
 def test_the_uri_in_headers():
     assert naming.nbd_unix_uri('/run/bootcache/gateway.sock', 'base-x') \
         == 'nbd+unix:///base-x?socket=/run/bootcache/gateway.sock'

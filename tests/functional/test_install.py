@@ -80,8 +80,10 @@ def alone(built, tmp_path_factory):
     path = tmp_path_factory.mktemp('alone') / 'venv'
     assert (WHEELS / '.stamp').exists(), 'run tools/setup.sh: it downloads them'
     environment(path, built[1], '--find-links', WHEELS)
-    link, = re.findall(r'^ +(ln -s /usr/lib/python3/\S*nbd.*) /opt/bootcache/(.*)$', PAGE, re.M)
-    run('bash', '-c', f'{link[0]} {path}/{link[1]}')
+    link, = re.findall(r'^ +(ln -sf /usr/lib/python3/\S*nbd.*) /opt/bootcache/(.*)$', PAGE, re.M)
+    # As who upgrades does: a second time.
+    for _time in range(2):
+        run('bash', '-c', f'{link[0]} {path}/{link[1]}')
     return path
 
 
@@ -118,7 +120,7 @@ def blocks(title):
 def debians(built, tmp_path_factory):
     """Nova and Glance in a Python that is not pip's to change, by the page's commands for Debian's.
 
-    An environment stands for Debian's Python: its site-packages for both folders dist-packages.
+    An environment stands for Debian's Python: its site-packages for the folder dist-packages.
     The other one borrows from the Python that both are made of, not from the first one, so what it
     would find there is not asked for.
     """
@@ -135,10 +137,14 @@ def debians(built, tmp_path_factory):
         pip('--python', own / 'bin' / 'python', 'install', '-q', '--no-index', '--no-compile',
             '--find-links', WHEELS, *[str(built[1]) if argument.startswith('/root/') else argument
                                       for argument in arguments])
-    assert lines[4].startswith('echo ') and lines[5].startswith('ln -s ')
+    assert lines[4].startswith('echo ') and lines[5].startswith('ln -sfn ')
     for line in lines[4:6]:
-        line = re.sub(r'/usr/(local/)?lib/python3(\.\d+)?/dist-packages', str(site), line)
-        run('bash', '-ec', line.replace('/opt/bootcache-debian', str(own)))
+        line = line.replace('/usr/lib/python3/dist-packages', str(site))
+        assert '/usr/' not in line
+        # As who upgrades does: a second time.
+        for _time in range(2):
+            run('bash', '-ec', line.replace('/opt/bootcache-debian', str(own)))
+    assert not (site / 'nova' / 'virt' / 'bootcache' / 'shim').exists()
     return folder / 'python', own, lines[6:]
 
 

@@ -151,11 +151,16 @@ def test_every_option_that_is_set_is_unset_when_it_is_taken_out():
 
 def test_every_file_that_is_made_is_removed_when_it_is_taken_out():
     text = (PAGES / 'install.rst').read_text().split('Taking it out\n====')[0]
-    made = set(re.findall(r'(?:cp|ln -s|install|venv) .*?(/(?:etc|opt|usr/local)\S*)$', text, re.M))
+    made = set(re.findall(r'(?:cp|ln -s\w*|install|touch|venv) .*?(/(?:etc|opt|usr/local)\S*)$',
+                          text, re.M))
+    made |= set(re.findall(r'^ +echo .* >(/\S+)$', text, re.M))
+    made |= set(re.findall(r'^ +ln -s.*\\\n +(/\S+)$', text, re.M))
     units = {path.name for path in (TOP / 'etc' / 'systemd').iterdir()}
     made = {path for path in made if path != '/etc/systemd/system/'}
     made |= {f'/etc/systemd/system/{unit}' for unit in units}
-    assert {'/opt/bootcache', '/usr/local/bin/bootcache', '/etc/bootcache'} <= made
+    assert {'/opt/bootcache', '/usr/local/bin/bootcache', '/etc/bootcache',
+            '/usr/lib/python3/dist-packages/bootcache.pth',
+            '/usr/lib/python3/dist-packages/nova/virt/bootcache'} <= made
     removed = ' '.join(re.findall(r'^ +rm .*$', TAKING_OUT, re.M)).split()
     assert [path for path in sorted(made)
             if not any(path == name or path.startswith(f'{name}/') for name in removed)] == []
@@ -166,3 +171,39 @@ def test_what_names_the_package_is_taken_out_before_the_package():
         '#. nova-scheduler', '#. Glance', '#. Each compute host', '#. nova-api',
         '#. The storage service', '#. The storage node', '#. RabbitMQ', '#. The package')]
     assert steps == sorted(steps)
+
+
+# What is done once more, by who upgrades or begins anew.
+
+INSTALLING = (PAGES / 'install.rst').read_text().split('Taking it out\n====')[0]
+
+
+def test_links_are_made_a_second_time_as_well():
+    """Without -f the second is refused; without -n one to a folder is made within that."""
+    links = re.findall(r'^ +(ln .*(?:\\\n.*)?)$', INSTALLING, re.M)
+    assert len(links) == 4
+    assert [link for link in links if not link.startswith(
+        'ln -sfn ' if '/shim' in link else 'ln -sf ')] == []
+
+
+def test_a_configuration_is_not_emptied():
+    assert '/dev/null /etc' not in INSTALLING
+
+
+def test_units_are_there_before_they_are_edited():
+    for unit in (path.name for path in (TOP / 'etc' / 'systemd').iterdir()):
+        copied = INSTALLING.index(f'systemd/{unit} /etc/systemd/system/')
+        name = unit.removesuffix('.service')
+        edits = [match.start() for match in re.finditer(f'systemctl edit {name}', INSTALLING)]
+        assert edits and min(edits) > copied
+
+
+def test_earlier_wheels_are_taken_away():
+    before, _, _ = INSTALLING.partition('pip install /root/bootcache-')
+    assert 'rm -rf dist' in before and 'rm -f /root/bootcache-*.whl' in before
+
+
+def test_upgrading_names_all_who_have_the_package():
+    section = INSTALLING.split('\nUpgrading\n====')[1]
+    for part in ('storage service', 'compute host', 'nova-scheduler', 'glance-api'):
+        assert re.search(rf'^#\. .*{part}', section, re.M), part

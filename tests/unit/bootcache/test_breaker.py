@@ -3,24 +3,15 @@
 import threading
 
 import pytest
+from fakes_clock import Clock
 
 from bootcache import breaker
 from bootcache.breaker import Breaker, Health
 
 
-class Clock:
-    """Monotonic seconds."""
-
-    def __init__(self):
-        self.now = 100.0
-
-    def __call__(self):
-        return self.now
-
-
 @pytest.fixture
 def clock():
-    return Clock()
+    return Clock(100.0)
 
 
 @pytest.fixture

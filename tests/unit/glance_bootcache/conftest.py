@@ -5,6 +5,7 @@ import types
 
 import fakes_manager
 import pytest
+from fakes_clock import Clock
 
 from bootcache import cacheimage, exception, savefile, workingset
 from bootcache.cacheimage import CacheImage
@@ -55,7 +56,7 @@ def house(storage_conf, no_qemu):
         house = types.SimpleNamespace(
             images=fakes_manager.FakeImages(), exporter=fakes_manager.FakeExporter(),
             boots=fakes_manager.FakeBoots(), tiers=fakes_manager.FakeTiers(), qemu=no_qemu,
-            conf=storage_conf, nova=fakes_manager.FakePrecache(), seconds=fakes_manager.Clock(),
+            conf=storage_conf, nova=fakes_manager.FakePrecache(), seconds=Clock(),
             store=ImageStore(storage_conf.bootcache.state_dir))
 
         def restart():

@@ -191,16 +191,6 @@ class FakeTiers:
         self.demoted.append(image_id)
 
 
-class Clock:
-    """Monotonic seconds that pass when the test says so."""
-
-    def __init__(self):
-        self.now = 5000.0
-
-    def __call__(self):
-        return self.now
-
-
 class FakePrecache:
     """Nova's aggregates, and what it was asked to warm."""
 

@@ -9,6 +9,7 @@ import types
 
 import fakes_manager
 import pytest
+from fakes_clock import Clock
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -144,7 +145,7 @@ def test_glance_is_asked_once_in_an_hour_and_not_at_once_for_all(house, monkeypa
     images = [f'{number:08x}-1f2b-4c3d-8e9f-0a1b2c3d4e5f' for number in range(250)]
     asked = []
     monkeypatch.setattr(house.images, 'get', asked.append)
-    clock = fakes_manager.Clock()
+    clock = Clock()
     some = DeletedImages(house.images, clock)
     for image in images:
         assert some.is_gone(image) is False

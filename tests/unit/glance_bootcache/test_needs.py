@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from fakes_clock import Clock
 
 from bootcache.manifest import ImageState, Manifest
 from glance_bootcache.hosts import reportedneeds
@@ -13,16 +14,9 @@ OTHER = '8a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 DAY = 86400
 
 
-class Clock:
-    now = 1e9
-
-    def __call__(self):
-        return self.now
-
-
 @pytest.fixture
 def clock():
-    return Clock()
+    return Clock(1e9)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ working set is built here and fetched by every host, so none comes of a report t
 """
 
 import pytest
+from fakes_clock import Clock
 
 from bootcache import exception
 from bootcache.refinement import Boot
@@ -14,19 +15,6 @@ from glance_bootcache.images import expectedreports, reportedboots
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '8a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
-
-
-class Clock:
-    """Stands for the module ``time``."""
-
-    def __init__(self):
-        self.now = 5000.0
-
-    def monotonic(self):
-        return self.now
-
-    def time(self):
-        return 1e9
 
 
 @pytest.fixture

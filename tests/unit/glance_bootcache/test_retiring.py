@@ -1,7 +1,7 @@
 """Images that are no longer given out: how long a round of looking at them takes."""
 
-import fakes_manager
 import pytest
+from fakes_clock import Clock
 
 from bootcache.manifest import ImageState, Manifest
 from glance_bootcache.decisions import DELETED
@@ -32,7 +32,7 @@ class HangingNova:
 def retiring(house):
     for image_id in IMAGES:
         house.store.put(Manifest(image_id, ImageState.SKIPPED, DELETED, base_path='/base'))
-    clock = fakes_manager.Clock()
+    clock = Clock()
     nova = HangingNova(clock)
     made = Retiring(house.store, house.exporter, house.tiers, nova, house.needs, clock)
     for image_id in IMAGES:

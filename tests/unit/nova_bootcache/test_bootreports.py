@@ -5,6 +5,7 @@ The storage service is a stand-in; tests/functional/test_cold_boots.py has real 
 
 import oslo_messaging as messaging
 import pytest
+from fakes_clock import Clock
 
 from nova_bootcache.recording import bootreports
 from nova_bootcache.recording.bootreports import BootReports
@@ -25,14 +26,6 @@ class Service:
 
 @pytest.fixture
 def clock(monkeypatch):
-    class Clock:
-        """Stands for the module ``time``."""
-
-        now = 5000.0
-
-        def monotonic(self):
-            return self.now
-
     clock = Clock()
     monkeypatch.setattr(bootreports, 'time', clock)
     return clock

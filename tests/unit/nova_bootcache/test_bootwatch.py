@@ -7,6 +7,7 @@ too: tests/functional/test_growingstore.py has real ones.
 import threading
 
 import pytest
+from fakes_clock import Clock
 
 from bootcache import ending, exception
 from bootcache.ending import BootLimits, BootProgress
@@ -22,16 +23,6 @@ REMOTE = Remote('7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f', '10.0.0.1', 10810, 'base
 LIMITS = BootLimits(quota=1 << 30, linger=30, silence=60, timeout=900)
 EXTENTS = [Extent(65536, 65536, 0.5), Extent(0, 65536)]
 TABLES = 300_000
-
-
-class Clock:
-    """Stands for the module ``time``."""
-
-    def __init__(self):
-        self.now = 1000.0
-
-    def monotonic(self):
-        return self.now
 
 
 class Looks:

@@ -13,6 +13,7 @@ import threading
 
 import oslo_messaging as messaging
 import pytest
+from fakes_clock import Clock
 from oslo_config import cfg
 
 from bootcache import exception, qemuimg, tier
@@ -31,16 +32,6 @@ from nova_bootcache.storagenode import Remote
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 MIB = 1 << 20
-
-
-class Clock:
-    """Stands for the module ``time``."""
-
-    def __init__(self):
-        self.now = 5000.0
-
-    def monotonic(self):
-        return self.now
 
 
 class Store:

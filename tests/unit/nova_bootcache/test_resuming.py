@@ -6,6 +6,7 @@ Nova's record of a server is a stand-in, and time; the driver is our own over No
 import types
 
 import pytest
+from fakes_clock import Clock
 from nova import exception as nova_exception
 from nova.compute import power_state, task_states, vm_states
 from nova.virt.libvirt import driver, imagebackend
@@ -22,16 +23,6 @@ IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 PATIENCE = 3600
 AWAY = exception.StorageNodeAway('the exporter at 10.0.0.1:10810 cannot be reached')
-
-
-class Clock:
-    """Stands for the module ``time``."""
-
-    def __init__(self):
-        self.now = 5000.0
-
-    def monotonic(self):
-        return self.now
 
 
 @pytest.fixture(autouse=True)

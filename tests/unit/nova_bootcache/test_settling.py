@@ -13,6 +13,7 @@ import types
 
 import oslo_messaging as messaging
 import pytest
+from fakes_clock import Clock
 
 from bootcache import exception, naming
 from nova_bootcache.cache.cacheentry import CacheEntry
@@ -28,16 +29,6 @@ IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 BANDWIDTH, DELAY = 1 << 20, 60
 MAGIC = b'QFI\xfb'
-
-
-class Clock:
-    """Stands for the module ``time``."""
-
-    def __init__(self):
-        self.now = 5000.0
-
-    def monotonic(self):
-        return self.now
 
 
 class Domain:

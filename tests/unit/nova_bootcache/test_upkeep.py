@@ -9,6 +9,7 @@ import threading
 
 import oslo_messaging as messaging
 import pytest
+from fakes_clock import Clock
 
 from bootcache import exception
 from bootcache.manifest import CacheInfo
@@ -31,16 +32,6 @@ def offered(image=IMAGE):
     return {'action': 'cache', 'virtual_bytes': 1 << 30, 'server': ['10.0.0.1', 10810],
             'base_export': f'base-{image}', 'cache_export': 'cache-x',
             'cache_image': INFO.to_dict()}
-
-
-class Clock:
-    """Stands for the module ``time``."""
-
-    def __init__(self):
-        self.now = 5000.0
-
-    def monotonic(self):
-        return self.now
 
 
 class Host:

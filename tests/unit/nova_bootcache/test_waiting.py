@@ -7,6 +7,7 @@ import os
 
 import oslo_messaging as messaging
 import pytest
+from fakes_clock import Clock
 from nova import exception as nova_exception
 from test_letting_go import IMAGE, place
 from test_letting_go import host as host  # the fixture
@@ -20,24 +21,22 @@ PASSING = [exception.StorageDaemonBusy('busy'), exception.StorageNodeAway('away'
 LASTING = [exception.BootcacheError('another content'), OSError('disk'), ValueError('a fault')]
 
 
-class Clock:
-    """Stands for the module ``time``; things happen at given seconds."""
+class EventfulClock(Clock):
+    """Things happen at given seconds."""
 
     def __init__(self):
-        self.now, self.then = 5000.0, {}
-
-    def monotonic(self):
-        return self.now
+        super().__init__()
+        self.then = {}
 
     def sleep(self, seconds):
-        self.now += seconds
+        super().sleep(seconds)
         for at in [at for at in self.then if self.now >= 5000 + at]:
             self.then.pop(at)()
 
 
 @pytest.fixture
 def clock(monkeypatch):
-    clock = Clock()
+    clock = EventfulClock()
     monkeypatch.setattr(waiting, 'time', clock)
     return clock
 

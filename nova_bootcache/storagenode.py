@@ -35,6 +35,20 @@ class Remote:
                    str(answer.get('image_hash', '')))
 
 
+def nbd_node(host: str, port: int, export: str) -> dict[str, Any]:
+    """Return the block node of a file that an exporter serves.
+
+    Here stands how hosts reach a storage node. A node that is frozen, not dead, is found out by the
+    kernel. It does not reconnect: QEMU 7.2's exporter cuts a client off at a read error, and a
+    client that reconnects would ask again without end. Whoever copies tries again later.
+
+    :param port: TCP port.
+    :param export: the exporter's name for the file.
+    """
+    return {'driver': 'nbd', 'export': export,
+            'server': {'type': 'inet', 'host': host, 'port': str(port), 'keep-alive': True}}
+
+
 def check_reachable(remote: Remote) -> None:
     """Try to connect: while the daemon itself tries, or waits in vain, it takes no new connections.
 

@@ -62,6 +62,13 @@ def canvas(title: str, across: str, up: str) -> tuple[Any, Any]:
     return figure, axes
 
 
+def logarithmic(axes: Any) -> None:
+    """Have a figure's upward axis logarithmic, with plain numbers."""
+    axes.set_yscale('log')
+    for which in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+        which('{x:g}')
+
+
 def save(figure: Any, path: Path) -> None:
     """Write a figure as SVG, and let go of it."""
     from matplotlib import pyplot

@@ -19,7 +19,7 @@ from bootcache.storagedaemon import StorageDaemon, UnixListener
 from nova_bootcache import locks
 from nova_bootcache.gateway import graph
 from nova_bootcache.gateway.graph import GraphAction, Present, Store, Wanted
-from nova_bootcache.storagenode import Remote, check_reachable
+from nova_bootcache.storagenode import Remote, check_reachable, nbd_node
 
 LOG = logging.getLogger(__name__)
 
@@ -65,12 +65,8 @@ class Gateway:
 
         :param name: of the node.
         """
-        return {'driver': 'nbd', 'node-name': name,
-                'read-only': True, 'export': remote.export,
-                'reconnect-delay': self._reconnect_delay,
-                # A storage node that is frozen, not dead, is found out by the kernel.
-                'server': {'type': 'inet', 'host': remote.host, 'port': str(remote.port),
-                           'keep-alive': True}}
+        return {**nbd_node(remote.host, remote.port, remote.export), 'node-name': name,
+                'read-only': True, 'reconnect-delay': self._reconnect_delay}
 
     def ensure_base(self, remote: Remote) -> str:
         """Serve a base to this host's servers.

@@ -42,19 +42,6 @@ class _IsThere(exception.BootcacheError):
     """Somebody else, stock Nova for instance, has made the base."""
 
 
-def nbd_node(host: str, port: int, export: str) -> dict[str, Any]:
-    """Return the block node of a file that an exporter serves.
-
-    It does not reconnect: QEMU 7.2's exporter cuts a client off at a read error, and a client that
-    reconnects would ask again without end. Whoever copies tries again later.
-
-    :param port: TCP port.
-    :param export: the exporter's name for the file.
-    """
-    return {'driver': 'nbd', 'export': export,
-            'server': {'type': 'inet', 'host': host, 'port': str(port), 'keep-alive': True}}
-
-
 def complete(source: Mapping[str, Any], stored_bytes: int, image_hash: str, image_format: str,
              target: str, *, raw: bool, rate: int, keep_free: int, cancelled: threading.Event,
              lock: contextlib.AbstractContextManager[Any]) -> bool:
@@ -63,7 +50,7 @@ def complete(source: Mapping[str, Any], stored_bytes: int, image_hash: str, imag
     One caller at a time for a target. What was copied stays for the next call if the work is
     interrupted, unless space is short: see ``sweep``.
 
-    :param source: block node of the stored image file, see ``nbd_node``; its size is
+    :param source: block node of the stored image file, see storagenode.py; its size is
         ``stored_bytes`` rounded up to a sector.
     :param stored_bytes: size of the image file as Glance has it.
     :param image_hash: Glance's hash of that file, ``algorithm:hexadecimal``.

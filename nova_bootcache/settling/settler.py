@@ -18,6 +18,7 @@ from oslo_concurrency import lockutils
 from oslo_log import log as logging
 
 from bootcache import exception, naming, properties, qemuimg
+from nova_bootcache import storagenode
 from nova_bootcache.asking import offer
 from nova_bootcache.chains.computehost import ComputeHost
 from nova_bootcache.settling import basecontent, fullbase, pivot, rebase
@@ -351,7 +352,7 @@ class Settler:
             LOG.info('image %s: its full base is completed, at %d bytes a second', image_id,
                      self._bandwidth)
             if fullbase.complete(
-                fullbase.nbd_node(str(host), int(port), str(stored['export'])),
+                storagenode.nbd_node(str(host), int(port), str(stored['export'])),
                 int(stored['stored_bytes']), str(stored['image_hash']),
                 str(stored['image_format']), target, raw=self._nova.force_raw,
                 rate=self._bandwidth, keep_free=self._nova.keep_free,
@@ -388,7 +389,7 @@ class Settler:
             if remote is None:
                 raise exception.BootcacheError(f'base {target} cannot be compared with the storage'
                                                f' node\'s: {offered.reason}')
-            return fullbase.nbd_node(remote.host, remote.port, remote.export)
+            return storagenode.nbd_node(remote.host, remote.port, remote.export)
 
         return basecontent.check(target, pivot.base_format(target), content, source,
                                  self._bandwidth, is_over)

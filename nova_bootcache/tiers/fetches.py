@@ -14,7 +14,7 @@ from bootcache.tier import Medium
 from nova_bootcache.asking.offer import Offered
 from nova_bootcache.cache.cacheentry import CacheEntry
 from nova_bootcache.cache.cachefiles import CacheFiles
-from nova_bootcache.storagenode import Remote, check_reachable
+from nova_bootcache.storagenode import Remote, check_reachable, nbd_node
 from nova_bootcache.tiers.room import Room
 
 LOG = logging.getLogger(__name__)
@@ -137,8 +137,7 @@ class Fetches:
             qemuimg.copy_raw(naming.nbd_tcp_uri(remote.host, remote.port, export), partial,
                              seconds=patience.seconds, stalled=patience.stalled)
             return
-        server = {'type': 'inet', 'host': remote.host, 'port': str(remote.port)}
-        node = {'driver': 'raw', 'file': {'driver': 'nbd', 'server': server, 'export': export}}
+        node = {'driver': 'raw', 'file': nbd_node(remote.host, remote.port, export)}
         qemuimg.copy_paced(node, partial, length=size, rate=rate,
                            check=lambda: self._check_patience(remote.image_id),
                            seconds=_GRACE_SECONDS + 2 * size / min(rate, _SLOWEST))

@@ -183,6 +183,17 @@ class Tenant:
         text = self.openstack.type(server, line, f'.*{name}: .*')
         assert text.rstrip().endswith(f'{name}: {answer}'), text
 
+    def check(self, server: str) -> None:
+        """The guest's own data and its image's are right."""
+        self.command(server, 'verify')
+        self.command(server, 'check-all')
+
+    def check_after_boot(self, server: str) -> None:
+        """The guest has booted again, from the disk that it had."""
+        console = self.login(server)
+        assert 'mark: ok' in console, console
+        self.check(server)
+
     def host_of(self, server: str) -> Host:
         """The host that a server is on."""
         return self.openstack.host_of(server)

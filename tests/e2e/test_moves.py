@@ -39,26 +39,15 @@ def stock_second(cloud):
     cloud.use_driver(DRIVER, second)
 
 
-def check(tenant, server):
-    tenant.command(server, 'verify')
-    tenant.command(server, 'check-all')
-
-
-def check_after_boot(tenant, server):
-    console = tenant.login(server)
-    assert 'mark: ok' in console, console
-    check(tenant, server)
-
-
 def live(tenant, server, host):
     tenant.live_migrate(server, host)
-    check(tenant, server)
+    tenant.check(server)
     tenant.command(server, 'write 1')
 
 
 def cold(tenant, server, host):
     tenant.migrate(server, host)
-    check_after_boot(tenant, server)
+    tenant.check_after_boot(server)
     tenant.confirm(server)
 
 
@@ -88,9 +77,9 @@ def test_a_cold_migration_that_is_reverted(tenant, servers, cloud):
 
     def there_and_back(server):
         tenant.migrate(server, second)
-        check_after_boot(tenant, server)
+        tenant.check_after_boot(server)
         tenant.revert(server)
-        check_after_boot(tenant, server)
+        tenant.check_after_boot(server)
 
     in_parallel(there_and_back, servers)
     assert '/_bootcache/' in tenant.backing(servers[0])[1]
@@ -133,4 +122,4 @@ def test_a_server_that_was_made_on_a_stock_host(tenant, images, stock_second, cl
     tenant.openstack.nova.servers.reboot(server, 'HARD')
     wait_until(lambda: 'boot number 2' in tenant.openstack.console(server), 'the second boot', 120)
     tenant.openstack.wait_console(server, 'small login:')
-    check(tenant, server)
+    tenant.check(server)

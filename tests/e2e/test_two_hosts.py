@@ -35,24 +35,11 @@ def files(host, server):
     return list(host.instances.glob(f'{server}*'))
 
 
-def check(tenant, server):
-    """The guest's own data and its image's are right."""
-    tenant.command(server, 'verify')
-    tenant.command(server, 'check-all')
-
-
-def check_after_boot(tenant, server):
-    """The guest has booted again, from the disk that it had."""
-    console = tenant.login(server)
-    assert 'mark: ok' in console, console
-    check(tenant, server)
-
-
 def test_live_migration_there_and_back(tenant, server, hosts):
     here, there = hosts
     for host in (there, here):
         tenant.live_migrate(server, host)
-        check(tenant, server)
+        tenant.check(server)
         tenant.command(server, 'write 2')
         assert 'login:' not in tenant.openstack.console(server), 'the same run of the guest'
     assert not files(there, server)
@@ -61,7 +48,7 @@ def test_live_migration_there_and_back(tenant, server, hosts):
 def test_cold_migration(tenant, server, hosts):
     here, there = hosts
     tenant.migrate(server, there)
-    check_after_boot(tenant, server)
+    tenant.check_after_boot(server)
     tenant.confirm(server)
     assert not files(here, server)
 
@@ -69,10 +56,10 @@ def test_cold_migration(tenant, server, hosts):
 def test_resize_to_the_other_host_and_back(tenant, server, hosts):
     here, there = hosts
     tenant.resize(server, 'm1.small', there)
-    check_after_boot(tenant, server)
+    tenant.check_after_boot(server)
     tenant.revert(server)
     assert tenant.host_of(server) == here
-    check_after_boot(tenant, server)
+    tenant.check_after_boot(server)
     assert not files(there, server)
 
 
@@ -95,4 +82,4 @@ def test_a_host_that_reboots(tenant, server, hosts, cloud):
     tenant.openstack.run('server', 'reboot', '--hard', server)
     wait_until(cloud.guests, 'the guest runs again')
     tenant.openstack.wait_active(server)
-    check_after_boot(tenant, server)
+    tenant.check_after_boot(server)

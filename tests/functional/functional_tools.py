@@ -3,9 +3,14 @@
 import contextlib
 import os
 import random
+import signal
 import socket
 import subprocess
 import time
+
+import nbd
+
+from bootcache import naming
 
 PATIENCE = 240
 
@@ -46,6 +51,27 @@ def processes_of(directory):
     """Return the ids of the processes that have a directory in their command line."""
     return [pid for pid, words in command_lines().items()
             if pid != os.getpid() and any(f'{directory}/' in word for word in words)]
+
+
+@contextlib.contextmanager
+def frozen(pid):
+    """A process stands still, until the end of the block or its own."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+def read_base(host, image, offset, length):
+    """Read an image's base as a server's QEMU does, through a host's gateway."""
+    handle = nbd.NBD()
+    handle.connect_uri(naming.nbd_unix_uri(host.gateway.socket_path, f'base-{image}'))
+    try:
+        return handle.pread(length, offset)
+    finally:
+        handle.shutdown()
 
 
 def qemu_img(*arguments):

@@ -13,10 +13,9 @@ import socket
 import subprocess
 import threading
 
-import nbd
 import pytest
 from compute_host import SERVER, boot, compare
-from functional_tools import free_port, until
+from functional_tools import free_port, read_base, until
 from storage_node import IMAGE, MIB, SIZE, content
 
 from bootcache import daemonjobs, exception, naming
@@ -89,12 +88,7 @@ def host(hosts, way):
 
 
 def read(host, offset, length, image=IMAGE):
-    handle = nbd.NBD()
-    handle.connect_uri(naming.nbd_unix_uri(host.gateway.socket_path, f'base-{image}'))
-    try:
-        return handle.pread(length, offset)
-    finally:
-        handle.shutdown()
+    return read_base(host, image, offset, length)
 
 
 def nodes(host, *kinds):

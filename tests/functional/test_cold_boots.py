@@ -4,10 +4,9 @@ import dataclasses
 import os
 import subprocess
 
-import nbd
 import pytest
 from compute_host import boot, compare
-from functional_tools import qemu_img, until
+from functional_tools import qemu_img, read_base, until
 from storage_node import IMAGE, MIB, SIZE, content
 
 from bootcache import exception, naming
@@ -20,12 +19,7 @@ WATCH = {'quota': 64 * MIB, 'linger': 1, 'silence': 60, 'timeout': 100, 'marker'
 
 def read(host, offset, length):
     """Read as a server's QEMU does, through the gateway."""
-    handle = nbd.NBD()
-    handle.connect_uri(naming.nbd_unix_uri(host.gateway.socket_path, f'base-{IMAGE}'))
-    try:
-        return handle.pread(length, offset)
-    finally:
-        handle.shutdown()
+    return read_base(host, IMAGE, offset, length)
 
 
 def cold(node, host):

@@ -16,6 +16,7 @@ from bootcache import exception, naming, qemuimg, savefile
 from bootcache.cacheimage import Base
 from bootcache.storagedaemon import UnixListener
 from nova_bootcache.settling import basecontent, fullbase
+from nova_bootcache.storagenode import nbd_node
 
 MIB = 1 << 20
 NAME = '0' * 40
@@ -40,7 +41,7 @@ def stored(directory, daemons, make_base):
         number = len(daemon.exports())
         daemon.add_nodes(*Base(path, 'raw', 0).nodes(f'file{number}'))
         daemon.add_export(f'stored-{number}', f'file{number}')
-        return {**fullbase.nbd_node('', 0, f'stored-{number}'),
+        return {**nbd_node('', 0, f'stored-{number}'),
                 'server': {'type': 'unix', 'path': daemon.listener.path}}
 
     make.serve = serve

@@ -1,14 +1,11 @@
 """Whether an exporter answers, as asked before the gateway is made to wait for it."""
 
-import contextlib
-import os
-import signal
 import socket
 import threading
 import time
 
 import pytest
-from functional_tools import free_port
+from functional_tools import free_port, frozen
 from storage_node import IMAGE
 
 from bootcache import exception
@@ -60,21 +57,10 @@ def test_something_else_listens(listener, word):
         thread.join()
 
 
-@contextlib.contextmanager
-def frozen(node):
-    """An exporter whose process stands still."""
-    pid = node.exporter._daemon.pid()
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
-
-
 def test_an_exporter(node):
     node.serve()
     check_reachable(node.remote())
-    with frozen(node):
+    with frozen(node.exporter._daemon.pid()):
         refused(node.remote().port)
     check_reachable(node.remote())
 
@@ -84,7 +70,7 @@ def test_a_frozen_storage_node_does_not_hold_the_gateway_up(hosts, node, directo
     node.serve()
     host = hosts()
     pid = host.gateway.daemon.pid()
-    with frozen(node):
+    with frozen(node.exporter._daemon.pid()):
         began = time.monotonic()
         with pytest.raises(exception.StorageDaemonError, match='cannot be reached'):
             host.gateway.ensure_base(node.remote())

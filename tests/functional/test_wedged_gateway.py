@@ -1,13 +1,12 @@
 """Boots while the gateway hangs: SIGSTOP stands for a change of a chain that does not end."""
 
-import contextlib
 import os
 import signal
 import threading
 
 import pytest
 from compute_host import boot, compare
-from functional_tools import PATIENCE, until
+from functional_tools import PATIENCE, frozen, until
 from storage_node import IMAGE, MIB
 
 from bootcache import exception
@@ -27,17 +26,6 @@ def host(hosts, node, directory, monkeypatch):
     return host
 
 
-@contextlib.contextmanager
-def hanging(host):
-    pid = host.gateway.daemon.pid()
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
-
-
 def reasons(caplog):
     return [text.partition('stock way: ')[2] for record in caplog.records
             if 'goes the stock way: ' in (text := record.getMessage())]
@@ -46,7 +34,7 @@ def reasons(caplog):
 def test_boots_go_stock_and_only_the_first_ones_wait(host, node, directory, caplog):
     caplog.set_level('INFO')
     made = []
-    with hanging(host):
+    with frozen(host.gateway.daemon.pid()):
         threads = [threading.Thread(target=lambda path: made.append(boot(host, path)),
                                     args=(f'{directory}/{number}',)) for number in range(4)]
         for thread in threads:
@@ -69,13 +57,13 @@ def test_boots_go_stock_and_only_the_first_ones_wait(host, node, directory, capl
 
 def test_nothing_is_fetched_for_a_boot_that_goes_stock(host, node, directory):
     host.cache.remove(IMAGE)
-    with hanging(host):
+    with frozen(host.gateway.daemon.pid()):
         assert boot(host, f'{directory}/disk') is False
     assert host.cache.known(IMAGE) is None
 
 
 def test_one_that_hung_and_was_ended_is_started_again_at_once(host, node, directory):
-    with hanging(host):
+    with frozen(host.gateway.daemon.pid()):
         assert boot(host, f'{directory}/one') is False
         os.kill(host.gateway.daemon.pid(), signal.SIGKILL)
         until(lambda: host.gateway.daemon.pid() is None, 'its end')

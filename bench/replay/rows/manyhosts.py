@@ -107,9 +107,7 @@ def draw(head: dict[str, Any], rows: list[dict[str, Any]],
             f'Boot time when many hosts start servers of one image ({image})',
             'hosts that start a server at the same time', 'boot time / that of a full local base')
         axes.set_xscale('log', base=2)
-        axes.set_yscale('log')
-        for which in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-            which('{x:g}')
+        figures.logarithmic(axes)
         mine = [row for row in rows if row['image'] == image]
         for peer in figures.order(row["peer"] for row in mine):
             points = [(row['hosts'], row['ratio'], row['spread']) for row in mine

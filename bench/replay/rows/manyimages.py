@@ -303,9 +303,7 @@ def draw(head: dict[str, Any], rows: list[dict[str, Any]],
         figure, axes = figures.canvas(title, 'images that the servers share', up)
         axes.set_xscale('log', base=2)
         if kind == 'time':
-            axes.set_yscale('log')
-            for which in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-                which('{x:g}')
+            figures.logarithmic(axes)
             axes.axhline(1, color='black', linewidth=0.8, linestyle=':')
         mine = [row for row in rows if row['peer'] != REFERENCE
                 and (kind == 'time' or row['peer'] in reading)]

@@ -258,9 +258,7 @@ def _lines(axes: Any, rows: list[dict[str, Any]], names: tuple[str, str, str]) -
 
 def _finish(figure: Any, axes: Any, rows: list[dict[str, Any]], path: Path) -> None:
     axes.set_xscale('log', base=2)
-    axes.set_yscale('log')
-    for which in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-        which('{x:g}')
+    figures.logarithmic(axes)
     counts = sorted({row['hosts'] for row in rows})
     axes.set_xticks(counts, [str(count) for count in counts])
     figure.legend(fontsize=7, handlelength=4, loc='outside right upper')

@@ -77,9 +77,7 @@ def draw(head: dict[str, Any], rows: list[dict[str, Any]],
             f'Servers of {_TITLES[distinct]} that boot at once on one host, {medium}',
             'servers', 'boot time / think time of the guest\'s CPU')
         axes.set_xscale('log', base=2)
-        axes.set_yscale('log')
-        for which in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-            which('{x:g}')
+        figures.logarithmic(axes)
         yolosums.lines(axes, head, mine, 'servers')
         axes.set_xticks(counts, [str(count) for count in counts])
         figure.legend(fontsize=7, loc='outside right upper')

@@ -3,6 +3,7 @@
 The notifications are those of Glance's own code; tests/functional has them through RabbitMQ.
 """
 
+import contextlib
 import threading
 import types
 
@@ -129,8 +130,12 @@ def test_while_glance_does_not_answer_it_is_looked_at_again(ready, status, caplo
     assert not given_out(ready) and ready.manager.unseen() == []
 
 
-def test_an_earlier_answer_of_glance_does_not_undo_a_later_one(ready):
-    """One thread hears that the image is active, and is slow; it is deactivated meanwhile."""
+@contextlib.contextmanager
+def overtaken(ready, *arguments):
+    """The manager considers the image in a thread, which has Glance's answer late, after the block.
+
+    :param arguments: of ``consider``, after the image.
+    """
     asked, go = threading.Event(), threading.Event()
     get = ready.images.get
 
@@ -141,59 +146,36 @@ def test_an_earlier_answer_of_glance_does_not_undo_a_later_one(ready):
         return answer
 
     ready.images.get = slow
-    thread = threading.Thread(target=ready.manager.consider, args=(IMAGE,))
+    thread = threading.Thread(target=ready.manager.consider, args=(IMAGE, *arguments))
     thread.start()
     assert asked.wait(20)
     ready.images.get = get
-    ready.images.put(IMAGE, status='deactivated')
-    ready.notify('image.update', {'id': IMAGE})
+    yield
     go.set()
     thread.join(20)
+
+
+def test_an_earlier_answer_of_glance_does_not_undo_a_later_one(ready):
+    """One thread hears that the image is active, and is slow; it is deactivated meanwhile."""
+    with overtaken(ready):
+        ready.images.put(IMAGE, status='deactivated')
+        ready.notify('image.update', {'id': IMAGE})
     ready.settle()
     assert ready.state(IMAGE) is ImageState.SKIPPED and len(ready.boots.jobs) == 1
     assert not given_out(ready)
 
 
 def test_what_was_asked_for_with_it_is_done_all_the_same(ready):
-    asked, go = threading.Event(), threading.Event()
-    get = ready.images.get
-
-    def slow(image_id):
-        asked.set()
-        assert go.wait(20)
-        return get(image_id)
-
-    ready.images.get = slow
-    thread = threading.Thread(target=ready.manager.consider, args=(IMAGE, True))
-    thread.start()
-    assert asked.wait(20)
-    ready.images.get = get
-    ready.notify('image.update', {'id': IMAGE})
-    go.set()
-    thread.join(20)
+    with overtaken(ready, True):
+        ready.notify('image.update', {'id': IMAGE})
     ready.settle()
     assert len(ready.boots.jobs) == 2, 'it is recorded anew'
 
 
 def test_nor_does_it_bring_a_deleted_image_back(ready):
-    asked, go = threading.Event(), threading.Event()
-    get = ready.images.get
-
-    def slow(image_id):
-        answer = get(image_id)
-        asked.set()
-        assert go.wait(20)
-        return answer
-
-    ready.images.get = slow
-    thread = threading.Thread(target=ready.manager.consider, args=(IMAGE, True))
-    thread.start()
-    assert asked.wait(20)
-    ready.images.get = get
-    del ready.images.images[IMAGE]
-    ready.notify('image.delete', {'id': IMAGE})
-    go.set()
-    thread.join(20)
+    with overtaken(ready, True):
+        del ready.images.images[IMAGE]
+        ready.notify('image.delete', {'id': IMAGE})
     until(lambda: ready.store.load(IMAGE) is None, 'the end of the image')
     assert len(ready.boots.jobs) == 1
 

@@ -84,6 +84,14 @@ class OrderedLock:
         self.release()
 
 
+def leaf(name: str) -> OrderedLock:
+    """Return a lock under which no other one is taken: it is held for steps in memory.
+
+    :param name: for messages.
+    """
+    return OrderedLock(LEAF, name)
+
+
 class KeyedLocks:
     """One lock for each key, which is there as long as somebody has it or waits for it.
 

@@ -21,8 +21,9 @@ from typing import Any
 from oslo_log import log as logging
 from qemu.qmp import ConnectError, ExecuteError, QMPClient, QMPError
 
-from bootcache import exception, listening, naming, qmploop
+from bootcache import exception, listening, locks, naming, qmploop
 from bootcache.breaker import Breaker
+from bootcache.locks import OrderedLock
 
 LOG = logging.getLogger(__name__)
 
@@ -149,7 +150,8 @@ class StorageDaemon:
         self.pid_path = os.path.join(directory, f'{name}.pid')
         self.log_path = os.path.join(directory, f'{name}.log')
         # Guards the monitor within this process (it serves one client) and starting.
-        self._lock = threading.RLock()
+        self._lock = OrderedLock(locks.MONITOR, f'the monitor of {name}')
+        self._session: Session | None = None
 
     def ensure_running(self) -> bool:
         """Adopt the daemon if it answers, else start it.
@@ -200,7 +202,7 @@ class StorageDaemon:
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
         """Have the monitor for this thread, which may have it already."""
-        if not self._lock.acquire(timeout=self._patience):
+        if not self._lock.acquire(self._patience):
             # Whoever has it finds out whether the daemon hangs.
             raise exception.StorageDaemonBusy(
                 f'{self.name}: {self.monitor_path} is in use, and was not free within'
@@ -214,17 +216,25 @@ class StorageDaemon:
     def session(self) -> Iterator[Session]:
         """Connect to the monitor for a group of commands; no other thread gets in between.
 
+        Within a session of the same thread it is that one.
+
         :raises StorageDaemonBusy: if it does not answer in its time, or did not just now.
         :raises StorageDaemonError: if there is no daemon.
         """
         # Not behind those who wait for it: what has just not answered is told at once.
         self._check_breaker(self._breaker is None or not self._breaker.seconds_left())
         with self._alone():
+            if self._session is not None:
+                # It serves one client.
+                yield self._session
+                return
             self._check_breaker(self._breaker is None or self._breaker.may_ask())
             client = self._connect()
+            self._session = Session(self, client)
             try:
-                yield Session(self, client)
+                yield self._session
             finally:
+                self._session = None
                 # A peer that died makes this raise, which tells nothing new.
                 with contextlib.suppress(QMPError, TimeoutError, OSError, EOFError):
                     qmploop.LOOP.run(client.disconnect(), self._patience)

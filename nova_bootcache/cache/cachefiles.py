@@ -13,18 +13,17 @@ import contextlib
 import dataclasses
 import os
 import re
-import threading
 import time
 from collections.abc import Iterator
 
 from oslo_log import log as logging
 
 from bootcache import cacheimage, exception, naming
-from bootcache.locks import KeyedLocks
+from bootcache.locks import KeyedLocks, leaf
 from bootcache.manifest import CacheInfo
 from bootcache.tier import Medium
-from nova_bootcache import locks
 from nova_bootcache.cache.cacheentry import CacheEntry
+from nova_bootcache.locks import Rank
 from nova_bootcache.storagenode import Remote
 
 LOG = logging.getLogger(__name__)
@@ -80,9 +79,8 @@ class CacheFiles:
         self._verified: set[tuple[int, int, int]] = set()
         # How many place an image's file, or wait for that, and do not give way. Likewise.
         self._waiting: collections.Counter[str] = collections.Counter()
-        self._lock = threading.Lock()
-        # Held for as long as a fetch takes: only the image's own servers wait for that.
-        self._placing = KeyedLocks(locks.Rank.PLACING, 'the lock of placing image')
+        self._lock = leaf('the lock of verified files')
+        self._placing = KeyedLocks(Rank.PLACING, 'the lock of placing image')
 
     def prepare(self) -> None:
         """Make the directories, and remove what a crash left half-made.

@@ -10,12 +10,12 @@ from oslo_log import log as logging
 
 from bootcache import exception, naming, qemuimg
 from bootcache.tier import Medium
-from nova_bootcache import storagenode
 from nova_bootcache.asking import offer, placement
 from nova_bootcache.asking.offer import Offered
 from nova_bootcache.asking.placement import HeldHere, Host, Offer, PlanStep, Server
 from nova_bootcache.cache.cacheentry import CacheEntry
 from nova_bootcache.chains import waiting
+from nova_bootcache.chains.chainstores import ChainStores
 from nova_bootcache.chains.parts import Parts
 from nova_bootcache.chains.serving import Serving
 from nova_bootcache.gateway.growingstore import GrowingStore
@@ -50,6 +50,7 @@ class Chains:
         self._arrivals = parts.arrivals
         self._serving = serving
         self._store_limit = store_limit
+        self._stores = ChainStores(parts, store_limit)
 
     # Root disks.
 
@@ -187,7 +188,7 @@ class Chains:
             elif step is PlanStep.SERVE_BASE:
                 self._gateway.ensure_base(remote)
             elif step is PlanStep.GROW:
-                store = self._grow(image_id, virtual_bytes, until_watched)
+                store = self._stores.get(image_id, virtual_bytes, until_watched)
         return store
 
     def _have_arrive(self, offered: Offered, medium: Medium) -> bool:
@@ -228,7 +229,7 @@ class Chains:
                 for medium in Medium}
         return Host(held, room[Medium.MEMORY], room[Medium.DISK],
                     self._parts.below.stores.get(image_id) is not None
-                    or self._room.room_for('', self._store_limit) is not None)
+                    or self._room.room_for_store(image_id, self._store_limit) is not None)
 
     @staticmethod
     def _create(path: str, size: int, backing: str, backing_format: str) -> None:
@@ -329,63 +330,3 @@ class Chains:
             with contextlib.suppress(exception.BootcacheError):
                 return self._parts.fetches.fetch_offered(offered, medium)
         return self._parts.fetches.make_empty(remote, offered.virtual_bytes)
-
-    def _grow(self, image_id: str, virtual_bytes: int,
-              until_watched: contextlib.ExitStack) -> GrowingStore | None:
-        """Return a growing store below an image's export; None if it is read without one.
-
-        :param until_watched: the store stays as long as it is open.
-        """
-        below = self._parts.below
-        spoilt = self._spoilt_to_replace(image_id)
-        with self._needs.deciding:
-            if self._arrivals.has(image_id):
-                return None
-            store = below.stores.get(image_id)
-            if store is not None and store.is_there() \
-                    and not (store is spoilt and self._gives_way(store)):
-                until_watched.enter_context(self._needs.booting(image_id))
-                return store
-            if store is not None:
-                below.forget_store(store)
-            medium = self._room.room_for('', self._store_limit)
-            if medium is None:
-                return None
-            try:
-                with self._room.for_store(image_id, medium, self._store_limit):
-                    store = below.open_store(image_id, virtual_bytes, medium, self._store_limit)
-            except (exception.BootcacheError, OSError) as error:
-                LOG.warning('image %s: it is read without a growing store: %s', image_id, error)
-                return None
-            if self._parts.boots.is_copied(image_id):
-                store.spoilt = True
-            until_watched.enter_context(self._needs.booting(image_id))
-            return store
-
-    def _spoilt_to_replace(self, image_id: str) -> GrowingStore | None:
-        """Return a store that another one may take the place of; to find out may take seconds.
-
-        While the storage node is away it stays: what it has is all that servers can read.
-        """
-        store, entry = self._parts.below.stores.get(image_id), self._cache.known(image_id)
-        if store is None or not store.spoilt or entry is None:
-            return None
-        try:
-            storagenode.check_reachable(entry.remote)
-        except exception.StorageNodeAway as error:
-            LOG.info('image %s: its growing store stays for now: %s', image_id, error)
-            return None
-        return store
-
-    def _gives_way(self, store: GrowingStore) -> bool:
-        """Take out a store that cannot tell of boots any more, so that another one can."""
-        image_id = store.image_id
-        if not store.spoilt or self._parts.boots.is_copied(image_id) \
-                or self._needs.is_booting(image_id):
-            return False
-        try:
-            store.close()
-        except exception.BootcacheError as error:
-            LOG.info('image %s: its growing store stays for now: %s', image_id, error)
-            return False
-        return True

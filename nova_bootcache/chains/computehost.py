@@ -113,7 +113,7 @@ class ComputeHost:
                 continue
             try:
                 storagenode.check_reachable(entry.remote)
-                with self.needs.deciding:
+                with self.needs.deciding.of(store.image_id):
                     # Somebody may have come for it meanwhile.
                     if not self.needs.is_booting(store.image_id):
                         self.below.drop_store(store.image_id)

@@ -2,12 +2,12 @@
 
 import contextlib
 import os
-import threading
 from collections.abc import Iterator
 
 from oslo_config import cfg
 from oslo_log import log as logging
 
+from bootcache.locks import leaf
 from nova_bootcache.gateway.hostneeds import HostNeeds
 from nova_bootcache.gateway.socketfault import GatewaySocket
 from nova_bootcache.recording.watchedboots import WatchedBoots
@@ -35,7 +35,7 @@ class Serving:
         # Servers that Nova starts just now, and the disks that were made for that. Guarded by the
         # lock, held for dictionary steps.
         self._starting: dict[str, str] = {}
-        self._lock = threading.Lock()
+        self._lock = leaf('the lock of servers that start')
 
     @property
     def is_on(self) -> bool:

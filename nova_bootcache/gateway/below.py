@@ -13,13 +13,13 @@ from oslo_log import log as logging
 from bootcache import exception
 from bootcache.locks import KeyedLocks
 from bootcache.tier import Medium
-from nova_bootcache import locks
 from nova_bootcache.cache.cachefiles import CacheFiles
 from nova_bootcache.gateway import arrivingimage, graph
 from nova_bootcache.gateway.daemon import Gateway
 from nova_bootcache.gateway.graph import Present, Store, Wanted
 from nova_bootcache.gateway.growingstore import GrowingStore, StoreKeeper
 from nova_bootcache.gateway.hostneeds import HostNeeds
+from nova_bootcache.locks import Rank
 
 LOG = logging.getLogger(__name__)
 
@@ -42,9 +42,8 @@ class Below:
         self._files = files
         self._needs = needs
         self.stores = StoreKeeper(lambda store, _error: self.forget_store(store))
-        # Each makes beginning an arrival, and clearing up what one left, one step for an image:
-        # some milliseconds, and ten seconds where storage hangs.
-        self._beginning = KeyedLocks(locks.Rank.ARRIVAL, 'the lock of arrivals of image')
+        # Make beginning an arrival, and clearing up what one left, one step.
+        self._beginning = KeyedLocks(Rank.ARRIVAL, 'the lock of arrivals of image')
 
     # Growing stores.
 
@@ -57,7 +56,7 @@ class Below:
         :raises BootcacheError: if qemu-img or the gateway refuses.
         :raises OSError: if the tier cannot be written.
         """
-        with self._needs.deciding:
+        with self._needs.deciding.of(image_id):
             store = GrowingStore(self._gateway, image_id, virtual_bytes,
                                  self._files.store_path(image_id, medium), limit)
             self._gateway.change(image_id, store=Store.GOES)
@@ -75,7 +74,7 @@ class Below:
 
         :raises StorageDaemonError: if the gateway does not answer.
         """
-        with self._needs.deciding:
+        with self._needs.deciding.of(image_id):
             store = self.stores.remove(image_id)
             if store is not None:
                 store.close()
@@ -89,7 +88,7 @@ class Below:
 
         Another one that has taken its place meanwhile, and its file's name, stays.
         """
-        with self._needs.deciding:
+        with self._needs.deciding.of(store.image_id):
             known = self.stores.get(store.image_id)
             if known is not None and known is not store:
                 return
@@ -132,7 +131,7 @@ class Below:
         :returns: False if a server is connected to it, or about to be.
         :raises StorageDaemonError: if the gateway refuses.
         """
-        with self._needs.deciding:
+        with self._needs.deciding.of(image_id):
             if self._needs.is_in_making(image_id) or not self._gateway.remove_base(image_id):
                 return False
             store = self.stores.get(image_id)
@@ -188,7 +187,7 @@ class Below:
                 # Before others are kept waiting: it may hang, and the next round asks again.
                 self._gateway.end_arrival_job(image_id, _TIDY_SECONDS)
             # Nobody opens a store meanwhile.
-            with self._needs.deciding:
+            with self._needs.deciding.of(image_id):
                 there = self._gateway.present([image_id]).get(image_id, Present())
                 wanted = self._wanted(image_id, there)
                 self._gateway.change(image_id, store=wanted.store, arrives=wanted.arrives)

@@ -16,9 +16,9 @@ from bootcache import daemonjobs, exception, naming
 from bootcache.breaker import Breaker
 from bootcache.locks import KeyedLocks
 from bootcache.storagedaemon import StorageDaemon, UnixListener
-from nova_bootcache import locks
 from nova_bootcache.gateway import graph
 from nova_bootcache.gateway.graph import GraphAction, Present, Store, Wanted
+from nova_bootcache.locks import Rank
 from nova_bootcache.storagenode import Remote, check_reachable, nbd_node
 
 LOG = logging.getLogger(__name__)
@@ -48,9 +48,8 @@ class Gateway:
                                     command_seconds=_ANSWER_SECONDS + reconnect_delay,
                                     breaker=Breaker(1, _SILENCE_SECONDS))
         self._reconnect_delay = reconnect_delay
-        # Each makes looking, adding and removing one step for an image; held for some commands of
-        # QMP, each of which is answered within the daemon's command_seconds, or is given up.
-        self._locks = KeyedLocks(locks.Rank.GATEWAY, 'the gateway\'s lock of image')
+        # Make looking, adding and removing one step.
+        self._locks = KeyedLocks(Rank.GATEWAY, 'the gateway\'s lock of image')
 
     def start(self) -> bool:
         """Adopt the gateway that runs, or start one.

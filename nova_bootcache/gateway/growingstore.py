@@ -21,12 +21,14 @@ from typing import Any
 from oslo_log import log as logging
 
 from bootcache import exception, naming, qemuimg, recorder, workingset
+from bootcache.locks import OrderedLock, leaf
 from bootcache.recorder import Sample
 from bootcache.workingset import Extent
 from nova_bootcache.gateway import diskroom, graph
 from nova_bootcache.gateway.daemon import Gateway
 from nova_bootcache.gateway.graph import FILTER, REMOTE, STORE, STORE_FILE, THROTTLE, Store
 from nova_bootcache.gateway.growth import horizon, reserve, spare, write_rate
+from nova_bootcache.locks import Rank
 
 LOG = logging.getLogger(__name__)
 
@@ -75,9 +77,8 @@ class GrowingStore:
         self._rate = 0
         # Size of the file up to which the medium's space is its own.
         self._held = 0
-        # Guards the store's nodes; held for one change of them, which takes milliseconds, or the
-        # reconnect delay if the storage node goes away in the midst of it.
-        self._lock = threading.RLock()
+        # Guards the store's nodes.
+        self._lock = OrderedLock(Rank.STORE, f'the lock of the growing store of {image_id}')
 
     def _name(self, kind: str) -> str:
         return naming.node_name(kind, self.image_id)
@@ -150,10 +151,15 @@ class GrowingStore:
         size = self.size()
         if not self._samples or self._samples[-1].file_bytes != size:
             self._samples.append(Sample(now, size))
-        with self._lock:
+        if not self._lock.acquire(0):
+            # Somebody changes it, which takes seconds where storage hangs: others are looked at.
+            return self.grows
+        try:
             if self.grows:
                 self._keep_limit(size)
             return self.grows
+        finally:
+            self._lock.release()
 
     def _take_room(self, size: int) -> int:
         """Take the medium's space for what may come until the next look.
@@ -268,9 +274,9 @@ class StoreKeeper:
 
     def __init__(self, failed: Callable[[GrowingStore, Exception], None] | None = None):
         self._failed = failed
-        # By image id; guarded by the lock, which is held for dictionary steps only.
+        # By image id; guarded by the lock.
         self._stores: dict[str, GrowingStore] = {}
-        self._lock = threading.Lock()
+        self._lock = leaf('the lock of the list of stores')
         self._thread: threading.Thread | None = None
         self._stopped = threading.Event()
         self._wanted = threading.Event()

@@ -7,11 +7,12 @@ here when it is done; and nothing is let go of while somebody enters.
 import collections
 import contextlib
 import os
-import threading
 import time
 from collections.abc import Iterable, Iterator
 
 from bootcache import tier
+from bootcache.locks import KeyedLocks, leaf
+from nova_bootcache.locks import Rank
 
 # Nova may wait for the network, five minutes by default, between a disk's making and its opening.
 _OPENED_SECONDS = 900
@@ -28,14 +29,14 @@ def _was_opened(path: str, made_at: int) -> bool:
 class HostNeeds:
     """Disks in the making, boots that are watched, arrivals, and servers that are not settled.
 
-    :ivar deciding: held while somebody enters, and by whoever finds that nobody needs something
-        until that is gone: some milliseconds of QMP, or of removing a file. May be taken again.
+    :ivar deciding: an image's lock is held while somebody enters, and by whoever finds that nobody
+        needs something of the image until that is gone.
     """
 
     def __init__(self) -> None:
-        self.deciding = threading.RLock()
+        self.deciding = KeyedLocks(Rank.DECIDING, 'the lock of the needs of image')
         # Guards what follows; held for dictionary steps.
-        self._lock = threading.Lock()
+        self._lock = leaf('the lock of the list of needs')
         # Disks that were just made or are about to be opened: their images, until when that is
         # believed in monotonic seconds, and their files' time.
         self._in_making: dict[str, tuple[str, float, int]] = {}
@@ -55,7 +56,7 @@ class HostNeeds:
         """
         until = time.monotonic() + _OPENED_SECONDS
         # Not while something is let go of: what is there from now on stays.
-        with self.deciding, self._lock:
+        with self.deciding.of(image_id), self._lock:
             self._in_making[path] = image_id, until, 0
         try:
             yield

@@ -10,11 +10,12 @@ import errno
 import os
 import pwd
 import stat
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from xml.etree import ElementTree
 
 from oslo_log import log as logging
+
+from bootcache.locks import leaf
 
 LOG = logging.getLogger(__name__)
 
@@ -156,7 +157,7 @@ class GatewaySocket:
         self._warned = ''
         # Servers that go the stock way just now. Guarded by the lock.
         self._stock_only: set[str] = set()
-        self._lock = threading.Lock()
+        self._lock = leaf('the lock of servers that go the stock way')
 
     @property
     def reason(self) -> str:

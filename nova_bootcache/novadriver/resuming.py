@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from oslo_log import log as logging
 
+from bootcache.locks import leaf
 from nova_bootcache.chains import waiting
 
 LOG = logging.getLogger(__name__)
@@ -73,7 +74,7 @@ class Resuming:
         # for dictionary steps.
         self._waiting: dict[str, tuple[WaitingServer, float]] = {}
         self._images: dict[str, _Image] = {}
-        self._lock = threading.Lock()
+        self._lock = leaf('the lock of servers that wait')
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 

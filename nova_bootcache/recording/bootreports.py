@@ -5,13 +5,14 @@ each that it asked for.
 """
 
 import collections
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 import oslo_messaging as messaging
 from oslo_log import log as logging
+
+from bootcache.locks import leaf
 
 LOG = logging.getLogger(__name__)
 
@@ -33,7 +34,7 @@ class BootReports:
         # Those that are to be sent again, until when in monotonic seconds. Guarded by the lock,
         # held for steps of the queue.
         self._left: collections.deque[tuple[float, Report]] = collections.deque()
-        self._lock = threading.Lock()
+        self._lock = leaf('the lock of reports')
 
     def report(self, *report: Any) -> None:
         """Send a report; where the storage service does not answer, later.

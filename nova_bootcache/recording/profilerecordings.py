@@ -1,12 +1,12 @@
 """Profile boots on this host: each is recorded in a store of its own, whatever the host has."""
 
 import os
-import threading
 from collections.abc import Callable
 
 from oslo_log import log as logging
 
 from bootcache import naming, recorder, rpcapi, workingset
+from bootcache.locks import leaf
 from bootcache.recorder import Recording
 from nova_bootcache.gateway.daemon import Gateway
 from nova_bootcache.storagenode import Remote
@@ -31,7 +31,7 @@ class ProfileRecordings:
         # Servers whose recordings are this process's until they are closed: from before their
         # exports are made until these are gone. Changed under the lock.
         self._under_way: set[str] = set()
-        self._lock = threading.Lock()
+        self._lock = leaf('the lock of recordings')
 
     def start(self, server_id: str, remote: Remote, virtual_bytes: int, token: str) -> str:
         """Begin to record, and return the export for the server's overlay.

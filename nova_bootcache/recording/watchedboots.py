@@ -2,11 +2,11 @@
 
 import collections
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from bootcache import rpcapi
+from bootcache.locks import leaf
 from nova_bootcache.asking.offer import Offered
 from nova_bootcache.gateway.growingstore import GrowingStore, StoreKeeper
 from nova_bootcache.gateway.hostneeds import HostNeeds
@@ -38,7 +38,7 @@ class WatchedBoots:
         self._watches: dict[str, BootWatch] = {}
         # How many disks of an image Nova is reading now, by image. Guarded likewise.
         self._copies: collections.Counter[str] = collections.Counter()
-        self._lock = threading.Lock()
+        self._lock = leaf('the lock of watched boots')
 
     def watch(self, server_id: str, hostname: str, store: GrowingStore, remote: Remote,
               offered: Offered, console: Callable[[], str]) -> None:

@@ -14,13 +14,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import oslo_messaging as messaging
-from oslo_concurrency import lockutils
 from oslo_log import log as logging
 
 from bootcache import exception, naming, properties, qemuimg
+from bootcache.locks import KeyedLocks, leaf
 from nova_bootcache import storagenode
 from nova_bootcache.asking import offer
 from nova_bootcache.chains.computehost import ComputeHost
+from nova_bootcache.locks import Rank
 from nova_bootcache.settling import basecontent, fullbase, pivot, rebase
 from nova_bootcache.settling.localservers import LocalServer, Nova
 from nova_bootcache.settling.occasions import Occasions
@@ -69,12 +70,12 @@ class Settler:
         self._bandwidth = bandwidth
         self._delay = delay
         self._stopped = threading.Event()
-        # Servers that Nova works on, and what is under way; guarded by the lock, which is held for
-        # dictionary steps. Beginning, ending and giving up are one step each for a server by a
-        # lock of its own (see _one_step).
+        # Servers that Nova works on, and what is under way; guarded by the lock.
         self._held: collections.Counter[str] = collections.Counter()
         self._pivots: dict[str, tuple[Pivot, threading.Event]] = {}
-        self._lock = threading.Lock()
+        self._lock = leaf('the lock of what settles')
+        # Make beginning, ending and giving up one step.
+        self._steps = KeyedLocks(Rank.SETTLING, 'the lock of settling server')
         # Inodes of disks, and whether they stand on a cache image, by server.
         self._chained: dict[str, tuple[int, bool]] = {}
         # What did not come off, by image: the next pause in seconds, and when to try again.
@@ -145,14 +146,8 @@ class Settler:
             self._chained.pop(server_id, None)
             self._has_worked = True
 
-    @staticmethod
-    @contextlib.contextmanager
-    def _one_step(server_id: str) -> Iterator[None]:
-        with lockutils.lock(f'bootcache-settling-{server_id}'):
-            yield
-
     def _give_up(self, server_id: str) -> None:
-        with self._one_step(server_id):
+        with self._steps.of(server_id):
             with self._lock:
                 found = self._pivots.pop(server_id, None)
             if found is None:
@@ -419,7 +414,7 @@ class Settler:
 
     def _begin(self, server: LocalServer, checked: tuple[int, int]
                ) -> tuple[Pivot, threading.Event] | None:
-        with self._nova.instance_lock(server.server_id), self._one_step(server.server_id):
+        with self._nova.instance_lock(server.server_id), self._steps.of(server.server_id):
             now = self._nova.server(server.server_id)
             with self._lock:
                 is_held = self._held[server.server_id] > 0
@@ -449,7 +444,7 @@ class Settler:
 
     def _finish(self, server_id: str, under_way: Pivot, cancelled: threading.Event) -> None:
         under_way.wait_ready(cancelled)
-        with self._nova.instance_lock(server_id), self._one_step(server_id):
+        with self._nova.instance_lock(server_id), self._steps.of(server_id):
             with self._lock:
                 if self._pivots.pop(server_id, None) is None:
                     return

@@ -3,21 +3,27 @@
 import contextlib
 import os
 import shutil
-import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from oslo_log import log as logging
 
 from bootcache import exception, tier
+from bootcache.locks import OrderedLock, leaf
 from bootcache.tier import Item, Medium, TierLimits
 from nova_bootcache.cache.cachefiles import STORE_SUFFIX, CacheFiles
 from nova_bootcache.gateway.below import Below
 from nova_bootcache.gateway.hostneeds import HostNeeds
+from nova_bootcache.locks import Rank
 
 LOG = logging.getLogger(__name__)
 
 _FETCH, _STORE = 'fetch:', 'store:'
 _ATTEMPTS = 5
+
+
+def _file_keys(image_id: str) -> tuple[str, str]:
+    """Return the keys of what a cache image takes the place of: another server may fetch it."""
+    return image_id, f'{_FETCH}{image_id}'
 
 
 class Room:
@@ -40,9 +46,9 @@ class Room:
         # Room that is promised to what is being fetched, or opened, by key. Guarded by the lock,
         # held for dictionary steps.
         self._reserved: dict[str, tuple[Medium, int]] = {}
-        self._lock = threading.Lock()
-        # Makes looking for room and taking it one step; held for milliseconds.
-        self._room_lock = threading.Lock()
+        self._lock = leaf('the lock of promised room')
+        # Makes looking for room and taking it one step.
+        self._room_lock = OrderedLock(Rank.ROOM, 'the lock of the tiers\' room')
 
     def arriving(self) -> list[str]:
         """Return the ids of images whose cache image is being fetched."""
@@ -62,12 +68,18 @@ class Room:
             found['MEMORY_MB'] = self.limits[Medium.MEMORY].quota
         return found
 
-    def _items(self, medium: Medium, but: str) -> list[Item]:
-        """Return what is in a tier: cache images, growing stores, and what is promised."""
+    def _items(self, medium: Medium, but: Collection[str] = ()) -> list[Item]:
+        """Return what is in a tier: cache images, growing stores, and what is promised.
+
+        :param but: keys of what does not count, as what is to come takes its place.
+        """
+        return [item for item in self._all_items(medium) if item.key not in but]
+
+    def _all_items(self, medium: Medium) -> list[Item]:
         items = []
         for entry in self._files.entries():
             image_id = entry.remote.image_id
-            if image_id == but or self._files.medium(image_id) is not medium:
+            if self._files.medium(image_id) is not medium:
                 continue
             path = self._files.path(image_id)
             with contextlib.suppress(FileNotFoundError):
@@ -99,16 +111,29 @@ class Room:
 
         :param size: bytes.
         """
+        return self._has_room(medium, _file_keys(image_id), size)
+
+    def _has_room(self, medium: Medium, but: Collection[str], size: int) -> bool:
         return medium in self.limits and tier.make_room(
-            self._items(medium, image_id), self.limits[medium], size).fits
+            self._items(medium, but), self.limits[medium], size).fits
 
     def room_for(self, image_id: str, size: int) -> Medium | None:
         """Return the tier in which a file of an image has room, memory first (section 5.1).
 
         :param size: bytes.
         """
+        return self._first_room(_file_keys(image_id), size)
+
+    def room_for_store(self, image_id: str, size: int) -> Medium | None:
+        """Return the tier in which a growing store of an image has room, memory first.
+
+        :param size: bytes.
+        """
+        return self._first_room((f'{_STORE}{image_id}',), size)
+
+    def _first_room(self, but: Collection[str], size: int) -> Medium | None:
         for medium in (Medium.MEMORY, Medium.DISK):
-            if self.has_room(medium, image_id, size):
+            if self._has_room(medium, but, size):
                 return medium
         return None
 
@@ -118,8 +143,7 @@ class Room:
 
         :raises BootcacheError: if there is none.
         """
-        # What is fetched takes the place of the image's older file.
-        with self._reserved_for(f'{_FETCH}{image_id}', image_id, medium, size):
+        with self._reserved_for(f'{_FETCH}{image_id}', _file_keys(image_id), medium, size):
             yield
 
     @contextlib.contextmanager
@@ -128,11 +152,13 @@ class Room:
 
         :raises BootcacheError: if there is none.
         """
-        with self._reserved_for(f'{_STORE}{image_id}', '', medium, size):
+        with self._reserved_for(
+                f'{_STORE}{image_id}', (f'{_STORE}{image_id}',), medium, size):
             yield
 
     @contextlib.contextmanager
-    def _reserved_for(self, key: str, but: str, medium: Medium, size: int) -> Iterator[None]:
+    def _reserved_for(self, key: str, but: Collection[str], medium: Medium,
+                      size: int) -> Iterator[None]:
         self._reserve(key, but, medium, size)
         try:
             yield
@@ -140,7 +166,7 @@ class Room:
             with self._lock:
                 self._reserved.pop(key, None)
 
-    def _reserve(self, key: str, but: str, medium: Medium, size: int) -> None:
+    def _reserve(self, key: str, but: Collection[str], medium: Medium, size: int) -> None:
         for _attempt in range(_ATTEMPTS):
             with self._room_lock:
                 room = tier.make_room(self._items(medium, but), self.limits[medium], size)
@@ -172,7 +198,7 @@ class Room:
             if kind:
                 self._below.drop_store(image_id)
                 return
-            with self._needs.deciding:
+            with self._needs.deciding.of(image_id):
                 # A server may have come since it was chosen; room is looked for anew then.
                 if self._needs.keeps_file(image_id, self._files.path(image_id)):
                     return
@@ -227,7 +253,7 @@ class Room:
                 self.let_go(image_id)
 
     def _remove(self, image_id: str) -> bool:
-        with self._needs.deciding:
+        with self._needs.deciding.of(image_id):
             if not self._below.stop_serving(image_id):
                 return False
             self._files.remove(image_id)

@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import threading
+from concurrent import futures
 from pathlib import Path
 
 import nbd
@@ -241,6 +242,17 @@ def test_many_threads_share_the_monitor(daemons, base):
     assert failures == [] and daemon.nodes() == set()
 
 
+def test_a_session_within_a_session_is_the_same_one(daemons, base):
+    """The monitor serves one client: another one would wait for the first, which waits for it."""
+    daemon = daemons()
+    daemon.ensure_running()
+    with daemon.session() as session:
+        with daemon.session() as inner:
+            assert inner is session and daemon.nodes() == set()
+        assert session.execute('query-version')
+    assert daemon.answers()
+
+
 def test_what_was_added_before_a_refusal_is_removed(daemons, base):
     daemon = daemons()
     daemon.ensure_running()
@@ -416,10 +428,10 @@ def test_a_daemon_that_does_not_answer_is_left_alone(daemons):
     daemon = daemons()
     daemon.ensure_running()
     pid = daemon.pid()
-    with daemon.session():
+    with daemon.session(), futures.ThreadPoolExecutor(1) as elsewhere:
         # The monitor serves one client only.
         other = StorageDaemon(daemon.name, daemon.directory, daemon.listener)
         other.answers = lambda: False
         with pytest.raises(exception.StorageDaemonError, match=f'pid {pid} runs'):
-            other.ensure_running()
+            elsewhere.submit(other.ensure_running).result()
     assert daemon.pid() == pid and daemon.ensure_running() is False

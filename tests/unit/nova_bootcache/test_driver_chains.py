@@ -166,7 +166,7 @@ def test_a_pause_that_comes_while_a_server_is_moved_waits_for_its_end(nova, monk
     monkeypatch.setattr(driver.LibvirtDriver, 'pause',
                         lambda self, instance: found.append(moved.is_set()))
     pause = threading.Thread(target=nova.driver.pause, args=(nova.instance,))
-    with settler._one_step(SERVER):
+    with settler._steps.of(SERVER):
         pause.start()
         assert asked.wait(60)
         moved.set()

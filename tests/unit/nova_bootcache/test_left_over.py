@@ -62,7 +62,7 @@ def host(tmp_path, monkeypatch, ended):
             dataclasses.replace(graph.as_it_is(there), **wishes), there))
 
     def end_arrival_job(image_id, seconds):
-        ended.append((image_id, 'job', host.needs.deciding._is_owned()))
+        ended.append((image_id, 'job', host.needs.deciding.of(image_id)._lock._is_owned()))
 
     monkeypatch.setattr(host.gateway, 'change', change)
     monkeypatch.setattr(host.gateway, 'end_arrival_job', end_arrival_job)

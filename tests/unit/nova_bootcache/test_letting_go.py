@@ -39,10 +39,13 @@ class Store:
 
     def __init__(self, image_id, path):
         self.image_id, self.path, self.grows, self.closed = image_id, path, True, False
-        self.limit = 3 * MIB
+        self.limit, self.spoilt = 3 * MIB, False
 
     def look(self, now):
         return self.grows
+
+    def is_there(self):
+        return True
 
     def stop_growing(self):
         self.grows = False
@@ -197,7 +200,9 @@ def test_what_a_server_came_for_meanwhile_is_not_evicted(host, tmp_path, monkeyp
     def choose(*arguments):
         room = make_room(*arguments)
         monkeypatch.setattr(tier, 'make_room', make_room)
-        make_disk(host, tmp_path / 'disk')
+        server = threading.Thread(target=make_disk, args=(host, tmp_path / 'disk'))
+        server.start()
+        server.join()
         return room
 
     monkeypatch.setattr(tier, 'make_room', choose)
@@ -321,9 +326,9 @@ def test_a_chain_that_was_mended_is_kept_until_the_server_starts(host, tmp_path,
 def test_the_cache_asks_for_chains_in_the_making(host, tmp_path):
     """What is busy is asked of the host itself, each time."""
     place(host)
-    busy = [item.busy for item in host.room._items(Medium.DISK, '')]
+    busy = [item.busy for item in host.room._items(Medium.DISK)]
     make_disk(host, tmp_path / 'disk')
-    assert busy + [item.busy for item in host.room._items(Medium.DISK, '')] == [False, True]
+    assert busy + [item.busy for item in host.room._items(Medium.DISK)] == [False, True]
     assert not tier.is_open(host.cache.path(IMAGE))
 
 
@@ -451,12 +456,12 @@ def test_a_spoilt_store_stays_while_the_storage_node_is_away(host, tmp_path, mon
     place(host)
     (tmp_path / 'store').touch()
     store = Store(IMAGE, str(tmp_path / 'store'))
-    store.spoilt, store.is_there = True, lambda: True
+    store.spoilt = True
     host.below.stores.add(store)
     free = []
 
     def take():
-        with host.needs.deciding:
+        with host.needs.deciding.of(IMAGE):
             free.append(True)
 
     def check(remote):
@@ -467,9 +472,9 @@ def test_a_spoilt_store_stays_while_the_storage_node_is_away(host, tmp_path, mon
             raise exception.StorageNodeAway('away')
 
     monkeypatch.setattr(storagenode, 'check_reachable', check)
-    monkeypatch.setattr(host.room, 'room_for', lambda image_id, size: None)
+    monkeypatch.setattr(host.room, 'room_for_store', lambda image_id, size: None)
     with contextlib.ExitStack() as until_watched:
-        found = host.chains._grow(IMAGE, MIB, until_watched)
+        found = host.chains._stores.get(IMAGE, MIB, until_watched)
     assert free == [True], 'no lock is held over it'
     assert (found is store, store.closed) == ((True, False) if is_away else (False, True))
 
@@ -496,7 +501,6 @@ def boots(host, decides, monkeypatch):
 
     def open_store(image_id, virtual_bytes, medium, limit):
         store = Store(image_id, host.cache.store_path(image_id, medium))
-        store.spoilt = False
         open(store.path, 'x').close()
         host.below.stores.add(store)
         return store
@@ -541,3 +545,93 @@ def test_boots_of_one_image_are_counted(host):
     assert host.needs.is_booting(IMAGE) and not host.needs.is_booting(OTHER)
     host.needs.end_boot(IMAGE)
     assert not host.needs.is_booting(IMAGE)
+
+
+# Images do not wait for each other.
+
+def in_time(work):
+    """Do something in a thread of its own; tell whether it comes to its end."""
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(30)
+    return not thread.is_alive()
+
+
+def test_what_is_let_go_of_holds_up_no_other_image(host, tmp_path):
+    for image in (IMAGE, OTHER):
+        place(host, image)
+    host.needs.note_unsettled([])
+    done = []
+    with host.needs.deciding.of(IMAGE):
+        assert in_time(lambda: make_disk(host, tmp_path / 'other', OTHER))
+        assert in_time(lambda: done.append(host.below.stop_serving(OTHER)))
+    os.unlink(tmp_path / 'other')
+    with host.needs.deciding.of(IMAGE):
+        assert in_time(lambda: done.append(host.room.let_go(OTHER)))
+    assert done == [False, True] and host.cache.known(OTHER) is None
+
+
+def test_stores_that_have_to_go_for_each_other_do_not_stand_still(host, decides, monkeypatch):
+    """Each image's store has room only where the other one's was: the last to come has it."""
+    real_close, both = Store.close, threading.Barrier(2, timeout=30)
+
+    def open_store(image_id, virtual_bytes, medium, limit):
+        with host.needs.deciding.of(image_id):
+            store = Store(image_id, host.cache.store_path(image_id, medium))
+            with open(store.path, 'wb') as stream:
+                stream.truncate(limit)
+            # Such a one may be evicted.
+            store.grows = False
+            host.below.stores.add(store)
+            return store
+
+    def close(store):
+        # Both are at it at this moment.
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait()
+        real_close(store)
+
+    monkeypatch.setattr(host.below, 'open_store', open_store)
+    monkeypatch.setattr(Store, 'close', close)
+    for image in (IMAGE, OTHER):
+        place(host, image)
+        os.unlink(host.cache.path(image))
+
+    def grow(image):
+        with contextlib.ExitStack() as until_watched:
+            host.chains._stores.get(image, MIB, until_watched)
+
+    grow(IMAGE)
+    threads = [threading.Thread(target=grow, args=(image,), daemon=True)
+               for image in (OTHER, IMAGE) * 3]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def test_two_servers_of_one_image_make_room_for_one_store(host, monkeypatch, boots):
+    """Nothing goes for the second one's, which is the first one's."""
+    place(host, OTHER)
+    found = []
+
+    def grow():
+        with contextlib.ExitStack() as until_watched:
+            found.append(host.chains._stores.get(IMAGE, MIB, until_watched))
+
+    reserve, opened = host.room.for_store, []
+
+    @contextlib.contextmanager
+    def for_store(*arguments):
+        with reserve(*arguments):
+            if not opened:
+                opened.append(True)
+                assert in_time(grow)
+            yield
+
+    monkeypatch.setattr(host.room, 'for_store', for_store)
+    os.unlink(host.cache.path(IMAGE))
+    grow()
+    assert len(found) == 2 and found[0] is found[1] is not None
+    assert os.path.exists(host.cache.path(OTHER))

@@ -5,11 +5,12 @@ Stores are stand-ins; tests/functional/test_growingstore.py has real ones.
 
 import queue
 import threading
+import types
 
 import pytest
 
 from bootcache import exception
-from nova_bootcache.gateway.growingstore import StoreKeeper
+from nova_bootcache.gateway.growingstore import GrowingStore, StoreKeeper
 
 
 class Store:
@@ -56,3 +57,18 @@ def test_a_store_whose_gateway_is_gone_is_lost(keeper, lost):
     keeper.add(store)
     assert lost.get(timeout=30) is store
     assert keeper.stores() == [] and not store.grows and store.looks == 1
+
+
+def test_a_store_that_is_being_changed_is_looked_at_later(tmp_path):
+    """A change waits for storage that hangs, and other stores have limits as well."""
+    store = GrowingStore(types.SimpleNamespace(daemon=None), 'image', 1 << 30,
+                         str(tmp_path / 'store'), 1 << 30)
+    store.grows, kept = True, []
+    store._keep_limit = kept.append
+    looked = []
+    with store._lock:
+        thread = threading.Thread(target=lambda: looked.append(store.look(1.0)), daemon=True)
+        thread.start()
+        thread.join(30)
+    assert looked == [True] and kept == []
+    assert store.look(2.0) is True and kept == [0]

@@ -1,0 +1,99 @@
+"""Growing stores below chains: who boots shares the one that is there, or has a new one opened."""
+
+import contextlib
+
+from oslo_log import log as logging
+
+from bootcache import exception
+from nova_bootcache import storagenode
+from nova_bootcache.chains.parts import Parts
+from nova_bootcache.gateway.growingstore import GrowingStore
+
+LOG = logging.getLogger(__name__)
+
+
+class ChainStores:
+    """Finds or opens the growing store of an image whose server's chain is being made.
+
+    :param parts: of the host.
+    :param limit: bytes that a growing store may have.
+    """
+
+    def __init__(self, parts: Parts, limit: int):
+        self._parts = parts
+        self._cache = parts.cache
+        self._needs = parts.needs
+        self._room = parts.room
+        self._arrivals = parts.arrivals
+        self._limit = limit
+
+    def get(self, image_id: str, virtual_bytes: int,
+            until_watched: contextlib.ExitStack) -> GrowingStore | None:
+        """Return a growing store below an image's export; None if it is read without one.
+
+        :param virtual_bytes: size of the base.
+        :param until_watched: the store stays as long as it is open.
+        """
+        spoilt = self._spoilt_to_replace(image_id)
+        with self._needs.deciding.of(image_id):
+            store = self._here(image_id, spoilt, until_watched)
+        if store is not None or self._arrivals.has(image_id):
+            return store
+        medium = self._room.room_for_store(image_id, self._limit)
+        if medium is None:
+            return None
+        try:
+            # What goes for it may have a growing store, with locks of its own.
+            with self._room.for_store(image_id, medium, self._limit), \
+                    self._needs.deciding.of(image_id):
+                # Another server of the image may have been faster.
+                store = self._here(image_id, None, until_watched)
+                if store is not None or self._arrivals.has(image_id):
+                    return store
+                store = self._parts.below.open_store(image_id, virtual_bytes, medium, self._limit)
+                store.spoilt = self._parts.boots.is_copied(image_id)
+                until_watched.enter_context(self._needs.booting(image_id))
+                return store
+        except (exception.BootcacheError, OSError) as error:
+            LOG.warning('image %s: it is read without a growing store: %s', image_id, error)
+            return None
+
+    def _here(self, image_id: str, spoilt: GrowingStore | None,
+              until_watched: contextlib.ExitStack) -> GrowingStore | None:
+        """Return an image's growing store; one that is of no use any more is forgotten."""
+        store = self._parts.below.stores.get(image_id)
+        if store is None or self._arrivals.has(image_id):
+            return None
+        if not store.is_there() or (store is spoilt and self._gives_way(store)):
+            self._parts.below.forget_store(store)
+            return None
+        until_watched.enter_context(self._needs.booting(image_id))
+        return store
+
+    def _spoilt_to_replace(self, image_id: str) -> GrowingStore | None:
+        """Return a store that another one may take the place of; to find out may take seconds.
+
+        While the storage node is away it stays: what it has is all that servers can read.
+        """
+        store, entry = self._parts.below.stores.get(image_id), self._cache.known(image_id)
+        if store is None or not store.spoilt or entry is None:
+            return None
+        try:
+            storagenode.check_reachable(entry.remote)
+        except exception.StorageNodeAway as error:
+            LOG.info('image %s: its growing store stays for now: %s', image_id, error)
+            return None
+        return store
+
+    def _gives_way(self, store: GrowingStore) -> bool:
+        """Take out a store that cannot tell of boots any more, so that another one can."""
+        image_id = store.image_id
+        if not store.spoilt or self._parts.boots.is_copied(image_id) \
+                or self._needs.is_booting(image_id):
+            return False
+        try:
+            store.close()
+        except exception.BootcacheError as error:
+            LOG.info('image %s: its growing store stays for now: %s', image_id, error)
+            return False
+        return True

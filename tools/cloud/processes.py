@@ -39,10 +39,15 @@ class ProcessInfo:
     session: int
     start: int
 
+    threads: int
+
     @property
     def alive(self) -> bool:
-        """Whether it runs; a zombie does not."""
-        return self.state not in "ZX"
+        """Whether it runs; a zombie does not, once its other threads have ended.
+
+        The state is the first thread's. Until the last has ended the process holds its ports.
+        """
+        return self.state not in "ZX" or self.threads > 1
 
 
 def process_info(pid: int) -> ProcessInfo | None:
@@ -53,7 +58,7 @@ def process_info(pid: int) -> ProcessInfo | None:
         return None
     name, _, rest = stat.partition("(")[2].rpartition(")")
     fields = rest.split()
-    return ProcessInfo(pid, name, fields[0], int(fields[3]), int(fields[19]))
+    return ProcessInfo(pid, name, fields[0], int(fields[3]), int(fields[19]), int(fields[17]))
 
 
 def all_processes() -> Iterator[ProcessInfo]:

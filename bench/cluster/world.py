@@ -18,7 +18,7 @@ from bench.cluster.storage import StorageNode
 from bench.cluster.workload import Flavor
 from bootcache.tier import Medium
 from nova_bootcache.asking import placement
-from nova_bootcache.asking.placement import HeldHere, Offer, PlanStep, Storage
+from nova_bootcache.asking.placement import HeldHere, Offer, PlanStep, Storage, TierRoom
 from nova_bootcache.published import warmth
 from nova_bootcache.published.warmth import Holding, Level
 
@@ -164,8 +164,14 @@ class World:
                        self.storage.medium(image), self.storage.has_memory)
 
     def _state(self, host: Host, image: int) -> placement.Host:
+        """Return what the placement has to know; servers wait for what is fetched.
+
+        Where the product has a cache image arrive while its server boots, that waits less: the
+        delays here are those of a host that has no room for the tables of an arrival.
+        """
         size = int(calibration.CACHE_BYTES.value)
-        rooms = {medium: medium in host.tiers and host.tiers[medium].plan(host, size).fits
+        rooms = {medium: TierRoom.FILE if medium in host.tiers
+                 and host.tiers[medium].plan(host, size).fits else TierRoom.NONE
                  for medium in Medium}
         return placement.Host(HeldHere.NOTHING if host.medium(image) is None else HeldHere.CURRENT,
                               rooms[Medium.MEMORY], rooms[Medium.DISK], False)
@@ -177,8 +183,8 @@ class World:
         for step in plan:
             if step is PlanStep.PROMOTE:
                 self.storage.promote(image)
-            elif step in placement.MEDIUM:
-                target = host.tiers[placement.MEDIUM[step]]
+            elif step in placement.FETCH:
+                target = host.tiers[placement.FETCH[step]]
                 for victim in target.plan(host, size).evict:
                     del target.held[int(victim)]
                 # It counts from now on, as the product reserves its room.

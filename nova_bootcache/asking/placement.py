@@ -7,6 +7,7 @@ their input space, and run unchanged in a simulation.
 
 import dataclasses
 import enum
+from collections.abc import Mapping
 
 from bootcache.tier import Medium
 
@@ -19,16 +20,19 @@ class PlanStep(enum.Enum):
     PROMOTE = 'ask the storage node to copy its cache image to tmpfs'
     FETCH_TO_MEMORY = 'fetch the cache image into compute memory'
     FETCH_TO_DISK = 'fetch the cache image onto compute disk'
-    USE_LOCAL = 'use the cache image that is here'
+    USE_LOCAL = 'use the cache image that is here: note where its base is now'
     MAKE_EMPTY = 'make an empty cache image'
     SERVE_BASE = 'serve the base through the gateway'
+    ARRIVE_IN_MEMORY = 'have the cache image come into compute memory, and servers read from it'
+    ARRIVE_ON_DISK = 'have the cache image come onto compute disk, and servers read from it'
     GROW = 'copy on read into the growing store'
-    WATCH = 'report what the boot reads'
     CHAIN = 'put the overlay on the cache image'
+    WATCH = 'report what the boot reads'
 
 
-# Where the two fetching steps put a cache image.
-MEDIUM = {PlanStep.FETCH_TO_MEMORY: Medium.MEMORY, PlanStep.FETCH_TO_DISK: Medium.DISK}
+# Where these steps put a cache image: a server waits for a fetch, and not for what arrives.
+FETCH = {PlanStep.FETCH_TO_MEMORY: Medium.MEMORY, PlanStep.FETCH_TO_DISK: Medium.DISK}
+ARRIVE = {PlanStep.ARRIVE_IN_MEMORY: Medium.MEMORY, PlanStep.ARRIVE_ON_DISK: Medium.DISK}
 
 
 class Offer(enum.Enum):
@@ -47,8 +51,17 @@ class HeldHere(enum.Enum):
 
     NOTHING = 'nothing'
     EMPTY = 'an empty cache image: servers of the image booted cold here'
+    ARRIVING = 'a cache image on its way, from which servers read'
     OLDER = 'a cache image, but not the one that is offered'
     CURRENT = 'the cache image that is offered, or the only one there is to have'
+
+
+class TierRoom(enum.Enum):
+    """What a tier has room for, after eviction if need be, of an image's cache image."""
+
+    NONE = 'nothing'
+    FILE = 'its file'
+    ARRIVAL = 'its file, and what it takes to be read from on its way, which is worth it'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,14 +92,14 @@ class Host:
     """The compute node, C in the paper.
 
     :ivar held: what it has for the image.
-    :ivar memory_room: whether the cache image fits its memory tier, after eviction if need be.
+    :ivar memory_room: what its memory tier has room for.
     :ivar disk_room: the same of its disk tier.
     :ivar store_room: whether there is room for a growing store in any tier.
     """
 
     held: HeldHere
-    memory_room: bool
-    disk_room: bool
+    memory_room: TierRoom
+    disk_room: TierRoom
     store_room: bool
 
 
@@ -142,10 +155,11 @@ def plan(host: Host, storage: Storage) -> Plan:
        right as the offered one, and is used where the new one has no room.
     2. *if Cache exists in S*: branch 2.
     3. *if Cache is on disk: copy it to tmpfs*: PROMOTE. The exporter switches under its readers.
-    4. *create NewCache on C, chain it to Cache, return NewCache*: FETCH. The server reads from
-       the storage node's while the new one comes, see nova_bootcache/gateway/arrivingimage.py. In
-       compute memory first, as in section 5.1, else on compute disk; without room in either the
-       boot reads from the base.
+    4. *create NewCache on C, chain it to Cache, return NewCache*: ARRIVE: the server reads from the
+       storage node's while the new one comes, see nova_bootcache/gateway/arrivingimage.py. A small
+       one is fetched before, as is one whose boot is watched: the growing store that takes has
+       the same place. In compute memory first, as in section 5.1, else on compute disk; without
+       room in either the boot reads from the base.
     5. *create Cache on C, chain it to Base, return Cache*: branch 3. The empty cache image is the
        name that is replaced once there is a whole one; the data is in the gateway's growing store.
     6. *copy Cache to S on VM shutdown*: WATCH. Extents travel, never data, and at the boot's end.
@@ -158,44 +172,64 @@ def plan(host: Host, storage: Storage) -> Plan:
         return (PlanStep.PROFILE,)
     if offer in (Offer.STOCK, Offer.WAIT):
         return (PlanStep.STOCK,)
-    watch = (PlanStep.GROW, PlanStep.WATCH) if storage.wants_report and host.store_room else ()
-    ending = (PlanStep.SERVE_BASE, *watch, PlanStep.CHAIN)
-    fetch = _fetch(host) if offer is Offer.CACHE else None
+    is_watched = storage.wants_report and host.store_room
+    ending: Plan = PlanStep.SERVE_BASE, PlanStep.CHAIN
+    if is_watched:
+        ending = PlanStep.SERVE_BASE, PlanStep.GROW, PlanStep.CHAIN, PlanStep.WATCH
+    fetch = _medium(host) if offer is Offer.CACHE else None
+    # One is about to exist in C. A boot that is watched waits for it.
+    if host.held is HeldHere.ARRIVING and (fetch is None or not is_watched):
+        return PlanStep.SERVE_BASE, PlanStep.CHAIN
     # 1. A cache image exists in C.
     if host.held is HeldHere.CURRENT or (host.held is HeldHere.OLDER and fetch is None):
         return (PlanStep.USE_LOCAL, *ending)
     if offer is Offer.AWAY and host.held is HeldHere.NOTHING:
         return (PlanStep.STOCK,)
+    here = PlanStep.MAKE_EMPTY if host.held is HeldHere.NOTHING else PlanStep.USE_LOCAL
     # 2. One exists in S.
     if fetch is not None:
-        promote = storage.has_memory and storage.medium is Medium.DISK
-        return (*((PlanStep.PROMOTE,) if promote else ()), fetch, *ending)
+        promote = _promote(storage)
+        if _room(host, fetch) is TierRoom.ARRIVAL and not is_watched:
+            return (*promote, here, PlanStep.SERVE_BASE, _step(ARRIVE, fetch), PlanStep.CHAIN)
+        return (*promote, _step(FETCH, fetch), *ending)
     # 3. None anywhere, or no room for it.
-    grow = (PlanStep.GROW,) if host.store_room and PlanStep.GROW not in watch else ()
-    make = () if host.held is HeldHere.EMPTY else (PlanStep.MAKE_EMPTY,)
-    return (*make, PlanStep.SERVE_BASE, *grow, *watch, PlanStep.CHAIN)
+    if host.store_room and not is_watched:
+        ending = (PlanStep.SERVE_BASE, PlanStep.GROW, PlanStep.CHAIN)
+    return (here, *ending)
 
 
-def _fetch(host: Host) -> PlanStep | None:
-    if host.memory_room:
-        return PlanStep.FETCH_TO_MEMORY
-    return PlanStep.FETCH_TO_DISK if host.disk_room else None
+def _room(host: Host, medium: Medium) -> TierRoom:
+    return host.memory_room if medium is Medium.MEMORY else host.disk_room
+
+
+def _medium(host: Host) -> Medium | None:
+    """Return the tier into which a cache image is to come, None if it has no room."""
+    return next((medium for medium in (Medium.MEMORY, Medium.DISK)
+                 if _room(host, medium) is not TierRoom.NONE), None)
+
+
+def _step(steps: Mapping[PlanStep, Medium], medium: Medium) -> PlanStep:
+    return next(step for step, target in steps.items() if target is medium)
+
+
+def _promote(storage: Storage) -> Plan:
+    return (PlanStep.PROMOTE,) if storage.has_memory and storage.medium is Medium.DISK else ()
 
 
 def plan_warming(host: Host, storage: Storage) -> Plan:
     """Return the steps by which a host is warmed before a server asks: the same, without a server.
 
     An empty plan: there is nothing to have now, and may be later. STOCK: the image is none of
-    bootcache's. The base is not served before it is needed, as that takes milliseconds.
+    bootcache's. The base is not served before it is needed, as that takes milliseconds; nobody
+    reads from it meanwhile, so it is fetched, and does not arrive.
     """
     if storage.offer in (Offer.STOCK, Offer.PROFILE):
         return (PlanStep.STOCK,)
     if storage.offer is Offer.WAIT:
         return ()
-    fetch = _fetch(host) if storage.offer is Offer.CACHE else None
+    fetch = _medium(host) if storage.offer is Offer.CACHE else None
     if host.held is HeldHere.CURRENT or (host.held is HeldHere.OLDER and fetch is None):
         return (PlanStep.USE_LOCAL,)
     if fetch is None:
         return ()
-    promote = storage.has_memory and storage.medium is Medium.DISK
-    return (*((PlanStep.PROMOTE,) if promote else ()), fetch)
+    return (*_promote(storage), _step(FETCH, fetch))

@@ -1,6 +1,7 @@
 """The chains of one host's servers: made when a root disk is, and kept while it is there."""
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Callable
 
@@ -12,13 +13,12 @@ from bootcache import exception, naming, qemuimg
 from bootcache.tier import Medium
 from nova_bootcache.asking import offer, placement
 from nova_bootcache.asking.offer import Offered
-from nova_bootcache.asking.placement import HeldHere, Host, Offer, PlanStep, Server
+from nova_bootcache.asking.placement import HeldHere, Host, Offer, PlanStep, Server, TierRoom
 from nova_bootcache.cache.cacheentry import CacheEntry
 from nova_bootcache.chains import waiting
 from nova_bootcache.chains.chainstores import ChainStores
 from nova_bootcache.chains.parts import Parts
 from nova_bootcache.chains.serving import Serving
-from nova_bootcache.gateway.growingstore import GrowingStore
 from nova_bootcache.storagenode import Remote
 
 LOG = logging.getLogger(__name__)
@@ -29,6 +29,22 @@ _OVERLAY_CLUSTER = 128 << 10
 
 def _no_console() -> str:
     return ''
+
+
+@dataclasses.dataclass(frozen=True)
+class _Disk:
+    """A root disk that is to be made.
+
+    :ivar server_id: whose it is.
+    :ivar path: of the overlay.
+    :ivar size: of the disk, in bytes.
+    :ivar console: gives the end of the server's console.
+    """
+
+    server_id: str
+    path: str
+    size: int
+    console: Callable[[], str]
 
 
 class Chains:
@@ -120,15 +136,13 @@ class Chains:
     def _decide_and_make(self, offered: Offered, image_id: str, server_id: str,
                          profile_token: str | None, path: str, root_bytes: int | None,
                          console: Callable[[], str]) -> str:
+        # Asked first: what has arrived by then is found.
+        is_arriving = self._arrivals.has(image_id)
         entry = self._cache.entry(image_id)
-        plan = placement.plan(self.facts(image_id, entry, offered), offered.storage)
+        plan = placement.plan(self.facts(image_id, entry, offered, is_arriving), offered.storage)
         LOG.debug('bootcache: server %s: %s', server_id, ', '.join(step.name for step in plan))
         if plan == (PlanStep.STOCK,):
             return offered.reason
-        if entry is not None and offered.remote is not None \
-                and not self._arrivals.has(image_id):
-            entry = self._cache.update(entry, offered.remote, offered.pinned,
-                                       offered.generation)
         remote = offered.remote or (entry.remote if entry else None)
         virtual_bytes = offered.virtual_bytes or (entry.virtual_bytes if entry else 0)
         assert remote is not None
@@ -141,14 +155,7 @@ class Chains:
         if offered.storage.offer is Offer.AWAY:
             LOG.info('bootcache: the storage service does not answer; server %s boots from the'
                      ' cache image that is here', server_id)
-        with contextlib.ExitStack() as until_watched:
-            store = self._carry_out(plan, image_id, remote, virtual_bytes, offered, until_watched)
-            self._cache.touch(image_id)
-            self._create(path, size, self._cache.path(image_id), 'qcow2')
-            if store is not None and not store.spoilt and offered.watch is not None \
-                    and PlanStep.WATCH in plan:
-                self._parts.boots.watch(server_id, self._parts.storage.hostname, store, remote,
-                                        offered, console)
+        self._carry_out(plan, _Disk(server_id, path, size, console), remote, virtual_bytes, offered)
         entry = self._cache.known(image_id)
         LOG.info('bootcache: server %s boots from %s of %s', server_id,
                  'the cache image, on its way here,' if self._arrivals.has(image_id) else
@@ -164,47 +171,48 @@ class Chains:
         except (exception.BootcacheError, OSError) as error:
             raise exception.ProfileBootFailed(f'it cannot be recorded: {error}') from error
 
-    def _carry_out(self, plan: placement.Plan, image_id: str, remote: Remote, virtual_bytes: int,
-                   offered: Offered, until_watched: contextlib.ExitStack) -> GrowingStore | None:
-        """Do a plan's steps up to the overlay; the growing store, if the plan has one.
-
-        :param until_watched: closed when the boot is watched, or is not going to be.
-        """
-        store = None
+    def _carry_out(self, plan: placement.Plan, disk: '_Disk', remote: Remote, virtual_bytes: int,
+                   offered: Offered) -> None:
+        """Do a plan's steps, each as it says."""
+        image_id, store = remote.image_id, None
         if PlanStep.SERVE_BASE in plan:
             # Nothing is fetched for a boot that goes the stock way in the end.
             self._gateway.start()
-        for step in plan:
-            if step is PlanStep.PROMOTE:
-                # The boot does not depend on it.
-                with contextlib.suppress(messaging.MessagingException):
-                    self._parts.storage.api.promote_image(image_id)
-            elif step in placement.MEDIUM:
-                # A boot that is watched needs a growing store in the same place.
-                if PlanStep.GROW in plan or not self._have_arrive(offered, placement.MEDIUM[step]):
-                    self._fetch_first(offered, placement.MEDIUM[step])
-            elif step is PlanStep.MAKE_EMPTY:
-                self._parts.fetches.make_empty(remote, virtual_bytes)
-            elif step is PlanStep.SERVE_BASE:
-                self._gateway.ensure_base(remote)
-            elif step is PlanStep.GROW:
-                store = self._stores.get(image_id, virtual_bytes, until_watched)
-        return store
+        with contextlib.ExitStack() as until_watched:
+            for step in plan:
+                if step is PlanStep.PROMOTE:
+                    # The boot does not depend on it.
+                    with contextlib.suppress(messaging.MessagingException):
+                        self._parts.storage.api.promote_image(image_id)
+                elif step in placement.FETCH:
+                    self._fetch(offered, placement.FETCH[step])
+                elif step in placement.ARRIVE:
+                    if not self._arrivals.begin(offered, placement.ARRIVE[step]):
+                        self._fetch(offered, placement.ARRIVE[step])
+                elif step is PlanStep.USE_LOCAL:
+                    self._use_local(image_id, offered)
+                elif step is PlanStep.MAKE_EMPTY:
+                    # Where another server has one arrive, to look would wait for that.
+                    if not self._arrivals.has(image_id):
+                        self._parts.fetches.make_empty(remote, virtual_bytes)
+                elif step is PlanStep.SERVE_BASE:
+                    self._gateway.ensure_base(remote)
+                elif step is PlanStep.GROW:
+                    store = self._stores.get(image_id, virtual_bytes, until_watched)
+                elif step is PlanStep.CHAIN:
+                    self._cache.touch(image_id)
+                    self._create(disk.path, disk.size, self._cache.path(image_id), 'qcow2')
+                elif step is PlanStep.WATCH and store is not None and not store.spoilt:
+                    self._parts.boots.watch(disk.server_id, self._parts.storage.hostname, store,
+                                            remote, offered, disk.console)
 
-    def _have_arrive(self, offered: Offered, medium: Medium) -> bool:
-        """Have the server read from the cache image while it arrives; False if it has to wait."""
-        remote = offered.remote
-        assert remote is not None
-        if self._arrivals.has(remote.image_id):
-            # It has at least an empty one; to look would wait for what arrives.
-            return True
-        if self._parts.below.stores.get(remote.image_id) is not None \
-                or not self._arrivals.is_worth_it(offered, medium):
-            return False
-        self._parts.fetches.make_empty(remote, offered.virtual_bytes)
-        return self._arrivals.begin(offered, medium)
+    def _use_local(self, image_id: str, offered: Offered) -> None:
+        """Note where the base is now of a cache image that is here."""
+        entry = self._cache.known(image_id)
+        if entry is not None and offered.remote is not None and not self._arrivals.has(image_id):
+            self._cache.update(entry, offered.remote, offered.pinned, offered.generation)
 
-    def _fetch_first(self, offered: Offered, medium: Medium) -> None:
+    def _fetch(self, offered: Offered, medium: Medium) -> None:
         remote = offered.remote
         assert remote is not None
         try:
@@ -213,11 +221,19 @@ class Chains:
             LOG.warning('image %s: its cache image cannot be fetched: %s', remote.image_id, error)
             # An older one is as right; so is an empty one, as all is in the base.
             self._parts.fetches.make_empty(remote, offered.virtual_bytes)
+            self._use_local(remote.image_id, offered)
 
-    def facts(self, image_id: str, entry: CacheEntry | None, offered: Offered) -> Host:
-        """Return what placement has to know of this host, for one image."""
+    def facts(self, image_id: str, entry: CacheEntry | None, offered: Offered,
+              is_arriving: bool = False) -> Host:
+        """Return what placement has to know of this host, for one image.
+
+        :param entry: of the cache image that is here, None if there is none.
+        :param is_arriving: whether one is on its way, which servers read from.
+        """
         info = offered.cache_image
-        if entry is None:
+        if is_arriving:
+            held = HeldHere.ARRIVING
+        elif entry is None:
             held = HeldHere.NOTHING
         elif entry.cache_image is None:
             held = HeldHere.EMPTY
@@ -225,10 +241,14 @@ class Chains:
             held = HeldHere.CURRENT
         else:
             held = HeldHere.OLDER
-        room = {medium: info is not None and self._room.has_room(medium, image_id, info.bytes)
-                for medium in Medium}
-        return Host(held, room[Medium.MEMORY], room[Medium.DISK],
-                    self._parts.below.stores.get(image_id) is not None
+        has_store = self._parts.below.stores.get(image_id) is not None
+        rooms = {Medium.MEMORY: TierRoom.NONE, Medium.DISK: TierRoom.NONE}
+        for medium in rooms:
+            if info is not None and self._room.has_room(medium, image_id, info.bytes):
+                # A store that servers read through is in the same place.
+                rooms[medium] = TierRoom.ARRIVAL if not has_store and self._arrivals.is_worth_it(
+                    offered, medium) else TierRoom.FILE
+        return Host(held, rooms[Medium.MEMORY], rooms[Medium.DISK], has_store
                     or self._room.room_for_store(image_id, self._store_limit) is not None)
 
     @staticmethod

@@ -74,7 +74,7 @@ class HostWarmer:
                 with contextlib.suppress(messaging.MessagingException):
                     self._host.storage.api.promote_image(image_id)
             else:
-                self._fetch(offered, placement.MEDIUM[step])
+                self._fetch(offered, placement.FETCH[step])
         return True
 
     def _fetch(self, offered: Offered, medium: Medium) -> None:

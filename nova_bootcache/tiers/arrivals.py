@@ -59,7 +59,8 @@ class Arrivals:
     def begin(self, offered: Offered, medium: Medium) -> bool:
         """Have servers of an image read from its cache image, which comes in the background.
 
-        The image has a cache image on this host, as a rule an empty one, that what comes replaces.
+        The image has a cache image on this host, as a rule an empty one, that what comes replaces;
+        and the gateway serves its base.
 
         :returns: False if that is not possible: it is logged.
         """
@@ -69,7 +70,6 @@ class Arrivals:
             return True
         has_begun = False
         try:
-            self._gateway.ensure_base(remote)
             storagenode.check_reachable(remote)
             source = self._gateway.remote_node(
                 '', dataclasses.replace(remote, export=offered.cache_export))

@@ -7,7 +7,16 @@ import pytest
 
 from bootcache.tier import Medium
 from nova_bootcache.asking import placement
-from nova_bootcache.asking.placement import HeldHere, Host, Offer, PlanStep, Server, Storage, plan
+from nova_bootcache.asking.placement import (
+    HeldHere,
+    Host,
+    Offer,
+    PlanStep,
+    Server,
+    Storage,
+    TierRoom,
+    plan,
+)
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 
@@ -40,10 +49,17 @@ def test_a_disk_without_an_image(image):
 
 EVERYTHING = [
     (Host(held, *rooms), Storage(offer, medium, has_memory, wants))
-    for held in HeldHere for rooms in itertools.product((False, True), repeat=3)
+    for held in HeldHere for rooms in itertools.product(TierRoom, TierRoom, (False, True))
     for offer in Offer for medium in Medium
     for has_memory, wants in itertools.product((False, True), repeat=2)]
+# The two ways of a tier.
 FETCHES = {PlanStep.FETCH_TO_MEMORY, PlanStep.FETCH_TO_DISK}
+ARRIVALS = {PlanStep.ARRIVE_IN_MEMORY: PlanStep.FETCH_TO_MEMORY,
+            PlanStep.ARRIVE_ON_DISK: PlanStep.FETCH_TO_DISK}
+
+
+def has_room(host):
+    return {host.memory_room, host.disk_room} != {TierRoom.NONE}
 
 
 def paper(host, storage):
@@ -54,9 +70,11 @@ def paper(host, storage):
     if storage.offer is Offer.CACHE:
         if storage.medium is Medium.DISK:
             steps.append(PlanStep.PROMOTE)
-        steps.append(PlanStep.FETCH_TO_MEMORY)
-        return [*steps, PlanStep.SERVE_BASE, PlanStep.CHAIN]
-    return [PlanStep.MAKE_EMPTY, PlanStep.SERVE_BASE, PlanStep.GROW, PlanStep.WATCH, PlanStep.CHAIN]
+        # "Create NewCache on C, chain it to Cache": the empty one is the name that servers' chains
+        # have from now on.
+        return [*steps, PlanStep.MAKE_EMPTY, PlanStep.SERVE_BASE, PlanStep.ARRIVE_IN_MEMORY,
+                PlanStep.CHAIN]
+    return [PlanStep.MAKE_EMPTY, PlanStep.SERVE_BASE, PlanStep.GROW, PlanStep.CHAIN, PlanStep.WATCH]
 
 
 def test_it_is_the_papers_algorithm_where_the_paper_speaks():
@@ -65,43 +83,58 @@ def test_it_is_the_papers_algorithm_where_the_paper_speaks():
             (HeldHere.NOTHING, HeldHere.CURRENT), (Offer.CACHE, Offer.COLD), Medium):
         if offer is Offer.COLD and held is HeldHere.CURRENT:
             continue  # a cache of the host's own making, which the paper copies back at shutdown
-        host = Host(held, True, True, True)
+        host = Host(held, TierRoom.ARRIVAL, TierRoom.ARRIVAL, True)
         storage = Storage(offer, medium, has_memory=True, wants_report=offer is Offer.COLD)
         assert list(plan(host, storage)) == paper(host, storage)
 
 
 def test_the_whole_input_space():
-    assert len(EVERYTHING) == 4 * 8 * 6 * 2 * 4
+    assert len(EVERYTHING) == 5 * 18 * 6 * 2 * 4
     for host, storage in EVERYTHING:
         steps = plan(host, storage)
         assert len(set(steps)) == len(steps)
         if steps in ((PlanStep.STOCK,), (PlanStep.PROFILE,)):
             assert (steps == (PlanStep.PROFILE,)) == (storage.offer is Offer.PROFILE)
             continue
-        # Whatever it is, the base is there before the overlay, and the overlay is the last step.
-        assert steps[-1] is PlanStep.CHAIN and steps.count(PlanStep.SERVE_BASE) == 1
+        # Whatever it is, the base is there before the overlay; only a boot can be watched then.
+        assert steps.count(PlanStep.SERVE_BASE) == steps.count(PlanStep.CHAIN) == 1
+        assert steps.index(PlanStep.SERVE_BASE) < steps.index(PlanStep.CHAIN)
+        assert steps[-1] is (PlanStep.WATCH if PlanStep.WATCH in steps else PlanStep.CHAIN)
         assert PlanStep.STOCK not in steps and PlanStep.PROFILE not in steps
         assert storage.offer in (Offer.CACHE, Offer.COLD, Offer.AWAY)
         # There is something to chain to: here already, fetched, or made.
         sources = [step for step in steps
                    if step in FETCHES | {PlanStep.USE_LOCAL, PlanStep.MAKE_EMPTY}]
-        assert len(sources) == 1 or (host.held is HeldHere.EMPTY and sources == [])
+        assert len(sources) == 1 or (host.held is HeldHere.ARRIVING and sources == [])
         if PlanStep.USE_LOCAL in steps:
-            assert host.held in (HeldHere.CURRENT, HeldHere.OLDER)
-        if FETCHES & set(steps):
+            assert host.held in (HeldHere.CURRENT, HeldHere.OLDER, HeldHere.EMPTY)
+        if PlanStep.MAKE_EMPTY in steps:
+            assert host.held is HeldHere.NOTHING
+        coming = [step for step in steps if step in FETCHES or step in ARRIVALS]
+        assert len(coming) <= 1
+        for step in coming:
             assert storage.offer is Offer.CACHE and host.held is not HeldHere.CURRENT
-            assert PlanStep.FETCH_TO_DISK not in steps or not host.memory_room
-            assert host.memory_room if PlanStep.FETCH_TO_MEMORY in steps else host.disk_room
+            in_memory = step in (PlanStep.FETCH_TO_MEMORY, PlanStep.ARRIVE_IN_MEMORY)
+            assert in_memory == (host.memory_room is not TierRoom.NONE)
+            room = host.memory_room if in_memory else host.disk_room
+            assert room is not TierRoom.NONE
+            # It arrives where that is worth it, but for a boot that is watched.
+            assert (step in ARRIVALS) == (room is TierRoom.ARRIVAL and PlanStep.WATCH not in steps)
+            if step in ARRIVALS:
+                # Servers read through the base's export meanwhile, by a name that is there.
+                assert steps.index(sources[0]) < steps.index(PlanStep.SERVE_BASE) \
+                    < steps.index(step) < steps.index(PlanStep.CHAIN)
+                # A growing store would be in the same place.
+                assert PlanStep.GROW not in steps and host.held is not HeldHere.ARRIVING
         if PlanStep.PROMOTE in steps:
             assert storage.has_memory and storage.medium is Medium.DISK
-            assert steps.index(PlanStep.PROMOTE) < min(steps.index(step) for step in FETCHES
-                                                       if step in steps)
+            assert steps.index(PlanStep.PROMOTE) < steps.index(coming[0])
         # What grows has room, what is watched grows, and both come before the server.
         assert PlanStep.GROW not in steps or host.store_room
         assert PlanStep.WATCH not in steps or (PlanStep.GROW in steps and storage.wants_report)
         if PlanStep.WATCH in steps:
             grow, watch, chain = map(steps.index, (PlanStep.GROW, PlanStep.WATCH, PlanStep.CHAIN))
-            assert grow < watch < chain
+            assert grow < chain < watch
 
 
 def test_a_cache_image_that_is_here_is_used_whatever_the_storage_side_does():
@@ -113,8 +146,11 @@ def test_a_cache_image_that_is_here_is_used_whatever_the_storage_side_does():
 def test_an_older_one_is_used_only_where_the_new_one_cannot_be_had():
     for host, storage in EVERYTHING:
         if host.held is HeldHere.OLDER and storage.offer in (Offer.AWAY, Offer.CACHE, Offer.COLD):
-            new = storage.offer is Offer.CACHE and (host.memory_room or host.disk_room)
-            assert (PlanStep.USE_LOCAL in plan(host, storage)) == (not new)
+            new = storage.offer is Offer.CACHE and has_room(host)
+            steps = set(plan(host, storage))
+            assert bool(steps & (FETCHES | set(ARRIVALS))) == new
+            # Also until the new one has arrived.
+            assert (PlanStep.USE_LOCAL in steps) == (not steps & FETCHES)
 
 
 def test_a_refusal_is_a_refusal():
@@ -144,7 +180,27 @@ def test_warming_over_the_whole_input_space():
         if storage.offer is Offer.WAIT:
             assert steps == ()
             continue
+        if host.held is HeldHere.ARRIVING:
+            # It waits for what comes, as for one of which nothing is here.
+            assert steps == placement.plan_warming(
+                dataclasses.replace(host, held=HeldHere.EMPTY), storage)
+            continue
         boot = plan(host, dataclasses.replace(storage, wants_report=False))
-        # What a server would find, it finds; what a boot would fetch, is fetched; no more.
-        same = {PlanStep.USE_LOCAL, PlanStep.PROMOTE, *FETCHES}
-        assert list(steps) == [step for step in boot if step in same], (host, storage)
+        # What a server would find, it finds; what would come for a boot, is fetched; no more.
+        coming = [ARRIVALS.get(step, step) for step in boot
+                  if step in FETCHES or step in ARRIVALS or step is PlanStep.PROMOTE]
+        found = host.held in (HeldHere.CURRENT, HeldHere.OLDER) and PlanStep.USE_LOCAL in boot \
+            and not coming
+        assert list(steps) == ([PlanStep.USE_LOCAL] if found else coming), (host, storage)
+
+
+def test_servers_that_come_while_it_arrives_read_from_it_and_wait_for_nothing():
+    for host, storage in EVERYTHING:
+        if host.held is HeldHere.ARRIVING and storage.offer in (Offer.AWAY, Offer.COLD,
+                                                                Offer.CACHE):
+            is_watched = storage.wants_report and host.store_room \
+                and storage.offer is Offer.CACHE and has_room(host)
+            steps = plan(host, storage)
+            assert (steps == (PlanStep.SERVE_BASE, PlanStep.CHAIN)) == (not is_watched)
+            # The growing store of one that is watched would be in the same place.
+            assert bool(FETCHES & set(steps)) == (PlanStep.WATCH in steps) == is_watched

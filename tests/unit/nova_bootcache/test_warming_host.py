@@ -6,7 +6,7 @@ import pytest
 from bootcache import exception
 from bootcache.manifest import CacheInfo
 from bootcache.tier import Medium
-from nova_bootcache.asking.placement import HeldHere
+from nova_bootcache.asking.placement import HeldHere, TierRoom
 from nova_bootcache.asking.placement import Host as Facts
 from nova_bootcache.cache.cacheentry import CacheEntry
 from nova_bootcache.chains.hostwarmer import HostWarmer
@@ -18,6 +18,7 @@ OFFER = {'action': 'cache', 'virtual_bytes': 1 << 30, 'server': ['10.0.0.1', 108
          'base_export': f'base-{IMAGE}', 'cache_export': 'cache-x', 'cache_image': INFO.to_dict(),
          'medium': 'disk', 'has_memory': True, 'generation': 4}
 COLD = {key: value for key, value in {**OFFER, 'action': 'cold'}.items() if 'cache_' not in key}
+BOTH = TierRoom.FILE, TierRoom.ARRIVAL
 
 
 class Host:
@@ -26,7 +27,7 @@ class Host:
     def __init__(self):
         self.storage = self.api = self.cache = self.chains = self.fetches = self.serving = self
         self.hostname, self.is_on, self.answer = 'host-1', True, OFFER
-        self.held, self.rooms = HeldHere.NOTHING, (True, True)
+        self.held, self.rooms = HeldHere.NOTHING, BOTH
         self.fetched, self.told, self.promoted, self.updated, self.touched = [], [], [], [], 0
         self.fails, self.deaf = [], False
 
@@ -82,7 +83,7 @@ def test_a_cold_host_is_warmed(host):
 
 
 def test_the_disk_is_taken_where_the_memory_has_no_room(host):
-    host.rooms = (False, True)
+    host.rooms = (TierRoom.NONE, TierRoom.ARRIVAL)
     assert HostWarmer(host, 0).cache_image(IMAGE, False, not_stock) is True
     assert [medium for _info, medium, _rate in host.fetched] == [Medium.DISK]
 
@@ -123,9 +124,9 @@ def test_bootcache_may_be_off(host):
 
 
 @pytest.mark.parametrize('answer, rooms, text', [
-    (None, (True, True), 'does not answer'), (COLD, (True, True), 'has no cache image yet'),
-    ({'action': 'wait', 'reason': 'soon'}, (True, True), 'has no cache image yet'),
-    (OFFER, (False, False), 'raise [bootcache]compute_disk_quota')])
+    (None, BOTH, 'does not answer'), (COLD, BOTH, 'has no cache image yet'),
+    ({'action': 'wait', 'reason': 'soon'}, BOTH, 'has no cache image yet'),
+    (OFFER, (TierRoom.NONE, TierRoom.NONE), 'raise [bootcache]compute_disk_quota')])
 def test_what_cannot_be_had_is_an_error_that_is_told(host, answer, rooms, text):
     host.answer, host.rooms = answer, rooms
     with pytest.raises(exception.BootcacheError) as caught:

@@ -220,8 +220,13 @@ class Gateway:
                     session.execute('blockdev-reopen',
                                     options=[graph.top_node(image_id, step.kind)])
                 else:
-                    session.execute('blockdev-del',
-                                    node_name=naming.node_name(step.kind, image_id))
+                    name = naming.node_name(step.kind, image_id)
+                    try:
+                        session.execute('blockdev-del', node_name=name)
+                    except exception.StorageDaemonError:
+                        # A process that ends may clear up behind itself at this moment.
+                        if name in self.daemon.nodes():
+                            raise
         if wanted.store is Store.GOES:
             # Left by a crash between making it and its node, or in use no more.
             with contextlib.suppress(exception.StorageDaemonError), \

@@ -2,12 +2,14 @@
 
 import os
 import subprocess
+from concurrent import futures
 
 import pytest
 from functional_tools import qemu_img, until
 from storage_node import IMAGE, MIB, SIZE, content
 
 from bootcache import exception, naming
+from nova_bootcache.gateway import graph
 from nova_bootcache.gateway.daemon import Gateway
 from nova_bootcache.gateway.graph import Store
 from nova_bootcache.gateway.growingstore import GrowingStore, StoreKeeper
@@ -177,6 +179,27 @@ def test_what_an_earlier_process_left_stops_growing_and_goes(gateway, node, dire
     assert os.path.getsize(store.path) == size
     gateway.change(IMAGE, store=Store.GOES)
     gateway.change(IMAGE, store=Store.GOES)
+    assert pread(gateway, 0, SIZE) == wanted
+
+
+def test_what_another_process_removes_at_the_same_time_is_no_error(gateway, node, directory,
+                                                                   monkeypatch):
+    """As one that ends while the next one begins."""
+    make(gateway, node, directory)
+    wanted, reconcile = content(node), graph.reconcile
+    another = Gateway(f'{directory}/gw', f'{directory}/gw/sock', 5)
+
+    def meanwhile(*arguments):
+        steps = reconcile(*arguments)
+        monkeypatch.setattr(graph, 'reconcile', reconcile)
+        with futures.ThreadPoolExecutor(1) as elsewhere:
+            elsewhere.submit(another.change, IMAGE, store=Store.GOES).result()
+        return steps
+
+    monkeypatch.setattr(graph, 'reconcile', meanwhile)
+    gateway.change(IMAGE, store=Store.GOES)
+    assert graph.reconcile is reconcile
+    assert gateway.daemon.nodes() == {naming.node_name(kind, IMAGE) for kind in 'gn'}
     assert pread(gateway, 0, SIZE) == wanted
 
 

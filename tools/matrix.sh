@@ -1,7 +1,8 @@
 #!/bin/bash
 # The product on other releases. Of Nova: our unit tests, and Nova's own tests of its libvirt driver with our driver
-# in stock's place. Of Debian: our unit and functional tests and the demo.
-# usage: tools/matrix.sh [31|32|33|34|debian13]...     all rows if none is named
+# in stock's place. Of Debian: our unit and functional tests and the demo. Of what requirements.txt names, the lowest
+# versions: the storage side's unit tests, and the storage service as a process.
+# usage: tools/matrix.sh [31|32|33|34|debian13|lowest]...     all rows if none is named
 #
 # The packages of a release of Nova are those of tools/matrix/nova-ROW.txt, which says how it came to be; a Debian
 # is made from the host's own apt sources. Environments and results are below $BOOTCACHE_HOME/matrix: what is there
@@ -12,7 +13,7 @@ set -euo pipefail
 # shellcheck source=tools/matrix/debian.sh
 . "$TOP/tools/matrix/debian.sh"
 
-ROWS=(31 32 33 34 debian13)
+ROWS=(31 32 33 34 debian13 lowest)
 MATRIX=$BOOTCACHE_HOME/matrix
 
 usage() { say "usage: tools/matrix.sh [${ROWS[*]}]..."; }
@@ -20,7 +21,7 @@ usage() { say "usage: tools/matrix.sh [${ROWS[*]}]..."; }
 for row in "$@"; do
     case $row in
     -h | --help) usage; exit 0 ;;
-    31 | 32 | 33 | 34 | debian13) ;;
+    31 | 32 | 33 | 34 | debian13 | lowest) ;;
     *) usage; die "'$row' is not one of: ${ROWS[*]}" ;;
     esac
 done
@@ -83,6 +84,48 @@ nova_row() { # ROW
         "$VENV/bin/python" -W ignore -m tools.matrix.nova_tests --report "$results/driver.json"
 }
 
+# What the tests of row lowest need beside the storage service's own packages.
+LOWEST_TOOLS=(build fixtures hypothesis packaging pbr pytest pytest-timeout setuptools)
+LOWEST_FUNCTIONAL=(tests/functional/test_{install,service_start,cli_configuration,cli_old_service,messages}.py
+    tests/functional/test_{notifications,exporter}.py)
+
+# An environment of the storage service's own, without Nova and Glance. Its wheels are where test_install.py looks.
+lowest_environment() { # RESULTS
+    local results=$1 want
+    want=$({ cat "$TOP"/requirements.txt "$TOP"/tools/constraints.txt "$TOP"/tools/matrix/lowest.py
+        declare -p LOWEST_TOOLS; } | sha256sum)
+    if [ "$(cat "$VENV/.stamp" 2>/dev/null)" != "$want" ]; then
+        say "== lowest: installing the lowest versions of what is required"
+        rm -rf "$VENV" "$results/wheels" "$results"/*.json "$results"/*.done
+        /usr/bin/python3 -m venv "$VENV"
+        "$VENV/bin/pip" install -q --disable-pip-version-check -c "$TOP/tools/constraints.txt" packaging
+        "$VENV/bin/python" "$TOP/tools/matrix/lowest.py" "$TOP/requirements.txt" "$TOP/tools/constraints.txt" "$results"
+        "$VENV/bin/pip" install -q --disable-pip-version-check -c "$results/constraints.txt" \
+            -r "$results/requirements.txt" "${LOWEST_TOOLS[@]}"
+        "$VENV/bin/pip" wheel -q --disable-pip-version-check -w "$results/wheels" -c "$results/constraints.txt" \
+            -r "$results/requirements.txt"
+        touch "$results/wheels/.stamp"
+        echo "$want" >"$VENV/.stamp"
+    fi
+    link_debian_bindings
+}
+
+lowest_row() { # ROW
+    local row=$1 results=$MATRIX/$1 state without
+    local run=(env -C "$TOP" "PATH=$MATRIX/$1/venv/bin:$PATH" "$MATRIX/$1/venv/bin/python" -W ignore
+        -m tools.matrix.our_tests --other-versions)
+    VENV=$results/venv
+    lowest_environment "$results"
+    state=$(state_of "$VENV/.stamp")
+    mapfile -t without < <(cd "$TOP" && grep -rlE '^(from|import) (nova|glance)\b' --include='test_*.py' \
+        tests/unit/bootcache tests/unit/glance_bootcache)
+    part "$row" unit "$state" "${run[@]}" --report "$results/unit.json" -- "${without[@]/#/--ignore=}" \
+        tests/unit/bootcache tests/unit/glance_bootcache
+    part "$row" functional "$state" "${run[@]}" --report "$results/functional.json" -- \
+        -k 'not theirs and not beside_nova' \
+        "${LOWEST_FUNCTIONAL[@]}"
+}
+
 install_debian_packages
 for row in "${ROWS[@]}"; do
     mkdir -p "$MATRIX/$row"
@@ -90,6 +133,7 @@ for row in "${ROWS[@]}"; do
     flock -n 9 || die "another tools/matrix.sh is at row $row"
     case $row in
     debian13) debian_row "$row" trixie ;;
+    lowest) lowest_row "$row" ;;
     *) nova_row "$row" ;;
     esac
     exec 9>&-

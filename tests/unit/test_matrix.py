@@ -11,7 +11,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tools.matrix import nova_tests, our_tests, program, table
+from tools.matrix import lowest, nova_tests, our_tests, program, table
 
 TOP = Path(__file__).resolve().parents[2]
 
@@ -172,3 +172,21 @@ def test_beside_the_oldest_release_it_is_installed_as_the_page_says():
     assert named and unmet(31, named) == set()
     assert unmet(31, (TOP / 'requirements.txt').read_text().splitlines()) \
         == {'oslo.service', 'futurist'}
+
+
+def test_the_lowest_versions_are_those_that_are_named():
+    wanted = '# why\noslo.service[threading]>=4.2.1 # Apache-2.0\nqemu.qmp>=0.0.3 # LGPL\n'
+    assert lowest.pins(wanted) == ['oslo.service[threading]==4.2.1', 'qemu.qmp==0.0.3']
+    assert lowest.others('oslo_service==4.8.0\nqemu-qmp==0.0.6\nkombu==5.7.0\n', wanted) \
+        == ['kombu==5.7.0']
+
+
+@pytest.mark.parametrize('line', ['six', 'six==1.17.0', 'six>=1.16,<2'])
+def test_a_requirement_without_a_lower_bound_is_refused(line):
+    with pytest.raises(ValueError, match='six'):
+        lowest.pins(line)
+
+
+def test_everything_that_is_required_has_a_lowest_version():
+    wanted = (TOP / 'requirements.txt').read_text()
+    assert len(lowest.pins(wanted)) == sum(not line.startswith('#') for line in wanted.splitlines())

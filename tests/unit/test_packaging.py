@@ -75,7 +75,7 @@ def test_the_page_names_what_nova_does_not_bring():
 def test_service_has_the_backend_that_it_chooses():
     line, = (line for line in (TOP / 'requirements.txt').read_text().splitlines()
              if line.startswith('oslo.service'))
-    assert line.startswith('oslo.service[threading]>=4.2.0')
+    assert line.startswith('oslo.service[threading]>=4.2.1')
 
 
 def test_packages_are_all_that_there_are():

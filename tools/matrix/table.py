@@ -9,7 +9,8 @@ HEAD = ('row', 'what', 'ran', 'passed', 'failed', 'expected differences', 'stock
         'seconds')
 PARTS = {'unit': 'our unit tests', 'driver': 'Nova\'s driver tests',
          'functional': 'our functional tests', 'demo': 'the demo'}
-ROWS = {'debian13': ('Debian 13', ('unit', 'functional', 'demo'))}
+ROWS = {'debian13': ('Debian 13', ('unit', 'functional', 'demo')),
+        'lowest': ('lowest', ('unit', 'functional'))}
 
 
 def row_of(name: str) -> tuple[str, tuple[str, ...]]:

@@ -2,7 +2,8 @@
 
 The directory's other files have names that are never used twice, so renaming a new manifest into
 place changes everything at once; files that no manifest names are left-overs of a crash. The format
-is described in doc/source/formats.rst.
+is described in doc/source/formats.rst. It has two parts: what people wish, and what jobs made. Who
+writes the one leaves the other as it is.
 """
 
 import dataclasses
@@ -10,9 +11,9 @@ import enum
 import json
 from typing import Any
 
-from bootcache import exception, savefile
+from bootcache import exception, oldformats, savefile
 
-VERSION = 1
+VERSION = 2
 
 
 class ImageState(enum.StrEnum):
@@ -23,6 +24,15 @@ class ImageState(enum.StrEnum):
     BUILDING = 'building'
     SERVED = 'served'
     READY = 'ready'
+    FAILED = 'failed'
+    SKIPPED = 'skipped'
+
+
+class Standing(enum.Enum):
+    """How far an image is, as its manifest says: the rest of its state is derived."""
+
+    WANTED = 'wanted'     # something is to be done; after a restart of the service it begins again
+    DONE = 'done'         # nothing is
     FAILED = 'failed'
     SKIPPED = 'skipped'
 
@@ -112,88 +122,144 @@ class WorkingSetInfo:
 
 
 @dataclasses.dataclass(frozen=True)
-class Manifest:
-    """An image's state and files.
+class Wished:
+    """What people wish: the operator, and the image's owner as Glance tells it.
 
-    :ivar image_id: the Glance image's id.
-    :ivar state: see :class:`State`.
-    :ivar reason: why it is skipped or failed; empty otherwise.
-    :ivar image_hash: ``algorithm:hexadecimal`` of the stored bytes, empty while not known.
-    :ivar image_format: qcow2 or raw, empty while not known.
-    :ivar stored_bytes: size of the image file.
-    :ivar virtual_bytes: size of the base.
-    :ivar base_path: the image file that is served as the base, empty if none.
     :ivar held: an operator deleted the cache image; only an operator makes a new one.
     :ivar pinned: an operator wants the cache image to stay in every tier.
     :ivar quota: bytes that its cache image may have.
     :ivar boot_marker: the marker in force.
     :ivar settle: whether its servers are to be settled.
-    :ivar base_hash: ``algorithm:hexadecimal`` of the file at ``base_path``; unlike ``image_hash``
-        it stays while an image is skipped.
     :ivar generation: grows each time that hosts are to let go of what they hold: after an
         operator's eviction, or when fewer people may see the image. At least that time, in seconds
         since the epoch.
     :ivar visibility: Glance's, as last seen; empty while not known.
     :ivar warm_due: hosts are still to be warmed, as it was registered.
     :ivar name: the Glance image's, as last seen: a tenant's text, for people.
-    :ivar updated_at: ISO 8601, UTC.
-    :ivar base_export: the exporter's name for the base, which is of this content alone; empty of
-        one that an earlier version got: it keeps the name that hosts know.
     :ivar owner: the project that the image belongs to, as last seen; empty while not known.
     """
 
-    image_id: str
-    state: ImageState = ImageState.PENDING
-    reason: str = ''
-    image_hash: str = ''
-    image_format: str = ''
-    stored_bytes: int = 0
-    virtual_bytes: int = 0
-    base_path: str = ''
     held: bool = False
-    working_set: WorkingSetInfo | None = None
-    cache_image: CacheInfo | None = None
-    updated_at: str = ''
     pinned: bool = False
     quota: int = 0
     boot_marker: str = ''
     settle: bool = True
-    base_hash: str = ''
     generation: int = 0
     visibility: str = ''
     warm_due: bool = False
     name: str = ''
-    base_export: str = ''
     owner: str = ''
 
-    def without_base(self, state: ImageState, reason: str) -> 'Manifest':
-        """Return what it is when its base is given up, and its cache image with it."""
-        return dataclasses.replace(self, state=state, reason=reason, base_path='', cache_image=None)
+
+@dataclasses.dataclass(frozen=True)
+class Made:
+    """What jobs made: the files, and what is known of them.
+
+    :ivar base_path: the image file that is served as the base, empty if none.
+    :ivar base_hash: ``algorithm:hexadecimal`` of that file; it stays when the base is given up.
+    :ivar base_export: the exporter's name for the base, which is of this content alone; empty of
+        one that an earlier version got: it keeps the name that hosts know.
+    :ivar image_format: of that file: qcow2 or raw, empty while not known.
+    :ivar stored_bytes: its size.
+    :ivar virtual_bytes: size of the base.
+    :ivar working_set: of this content; None if there is none.
+    :ivar cache_image: of this content; None if there is none.
+    """
+
+    base_path: str = ''
+    base_hash: str = ''
+    base_export: str = ''
+    image_format: str = ''
+    stored_bytes: int = 0
+    virtual_bytes: int = 0
+    working_set: WorkingSetInfo | None = None
+    cache_image: CacheInfo | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """What is known of an image.
+
+    :ivar image_id: the Glance image's id.
+    :ivar standing: how far it is.
+    :ivar reason: why it is skipped, has failed or waits; empty otherwise.
+    :ivar image_hash: ``algorithm:hexadecimal`` of the content that was taken up last: the standing
+        is about it. Empty if none was, and while the image is skipped for what it is.
+    :ivar wished: what people wish.
+    :ivar made: what jobs made.
+    :ivar updated_at: ISO 8601, UTC.
+    """
+
+    image_id: str
+    standing: Standing = Standing.WANTED
+    reason: str = ''
+    image_hash: str = ''
+    wished: Wished = Wished()
+    made: Made = Made()
+    updated_at: str = ''
+
+    @property
+    def state(self) -> ImageState:
+        """Its state while no job is in hand for it."""
+        if self.standing is Standing.DONE:
+            return ImageState.READY if self.made.cache_image is not None else ImageState.SERVED
+        return _STATES[self.standing]
+
+    @property
+    def has_older_base(self) -> bool:
+        """Whether the base is not of the content that was taken up, as that is not here yet."""
+        return bool(self.made.base_path and self.image_hash) \
+            and self.image_hash != self.made.base_hash
+
+    def wishing(self, **changes: Any) -> 'Manifest':
+        """Return it with other wishes."""
+        return dataclasses.replace(self, wished=dataclasses.replace(self.wished, **changes))
+
+    def making(self, **changes: Any) -> 'Manifest':
+        """Return it with other things made."""
+        return dataclasses.replace(self, made=dataclasses.replace(self.made, **changes))
+
+    def making_all(self, made: Made) -> 'Manifest':
+        """Return it with all that a job made."""
+        return dataclasses.replace(self, made=made)
+
+    def standing_at(self, standing: Standing, reason: str = '') -> 'Manifest':
+        """Return it with another standing."""
+        return dataclasses.replace(self, standing=standing, reason=reason)
 
     def to_json(self) -> dict[str, Any]:
         """Return the document as it is stored."""
-        return {'version': VERSION, **dataclasses.asdict(self)}
+        return {'version': VERSION, **dataclasses.asdict(self), 'standing': self.standing.value}
 
     @classmethod
     def from_json(cls, document: Any) -> 'Manifest':
-        """Read a document.
+        """Read a document, also one of version 1.
 
         :raises InvalidManifest: if it is damaged or of another version.
         """
-        if not isinstance(document, dict) or document.get('version') != VERSION:
-            raise exception.InvalidManifest(f'not a manifest of version {VERSION}')
-        entries = {key: value for key, value in document.items() if key != 'version'}
+        if isinstance(document, dict) and type(document.get('version')) is int:
+            if document['version'] == 1:
+                document = oldformats.manifest_of_1(document)
+            if document['version'] == VERSION:
+                return cls._read({key: value for key, value in document.items()
+                                  if key != 'version'})
+        raise exception.InvalidManifest(f'not a manifest of version {VERSION}')
+
+    @classmethod
+    def _read(cls, entries: dict[str, Any]) -> 'Manifest':
         manifest: Manifest = _from_dict(cls, entries)
+        made: Made = _from_dict(Made, manifest.made)
         try:
-            state = ImageState(manifest.state)
+            standing = Standing(manifest.standing)
         except ValueError as error:
             raise exception.InvalidManifest(str(error)) from error
         return dataclasses.replace(
-            manifest, state=state,
-            working_set=_from_dict(WorkingSetInfo, manifest.working_set)
-            if manifest.working_set is not None else None,
-            cache_image=CacheInfo.from_dict(manifest.cache_image)
-            if manifest.cache_image is not None else None)
+            manifest, standing=standing, wished=_from_dict(Wished, manifest.wished),
+            made=dataclasses.replace(
+                made, working_set=_from_dict(WorkingSetInfo, made.working_set)
+                if made.working_set is not None else None,
+                cache_image=CacheInfo.from_dict(made.cache_image)
+                if made.cache_image is not None else None))
 
     @classmethod
     def load(cls, path: str) -> 'Manifest':
@@ -213,3 +279,7 @@ class Manifest:
         :raises OSError: if it cannot be written.
         """
         savefile.write_json(path, self.to_json())
+
+
+_STATES = {Standing.WANTED: ImageState.PENDING, Standing.FAILED: ImageState.FAILED,
+           Standing.SKIPPED: ImageState.SKIPPED}

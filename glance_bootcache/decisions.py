@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bootcache import exception, properties
-from bootcache.manifest import IN_HAND, ImageState, Manifest
+from bootcache.manifest import Manifest, Standing
 from bootcache.properties import Policy
 from glance_bootcache.storage import inspection
 
@@ -83,17 +83,18 @@ def seen(manifest: Manifest, visibility: str, now: float = 0.0) -> Manifest:
     :param visibility: Glance's; empty changes nothing.
     :param now: seconds since the epoch.
     """
-    if not visibility or visibility == manifest.visibility:
+    if not visibility or visibility == manifest.wished.visibility:
         return manifest
-    known = {manifest.visibility, visibility} <= set(VISIBILITIES)
-    fewer = known and VISIBILITIES.index(visibility) > VISIBILITIES.index(manifest.visibility)
-    generation = next_generation(manifest.generation, now) if fewer else manifest.generation
-    return dataclasses.replace(manifest, visibility=visibility, generation=generation)
+    before = manifest.wished
+    known = {before.visibility, visibility} <= set(VISIBILITIES)
+    fewer = known and VISIBILITIES.index(visibility) > VISIBILITIES.index(before.visibility)
+    generation = next_generation(before.generation, now) if fewer else before.generation
+    return manifest.wishing(visibility=visibility, generation=generation)
 
 
 def has_new_content(image: ImageFacts, manifest: Manifest) -> bool:
     """Tell whether an image's content never got a base here, as far as its manifest knows."""
-    return image.image_hash != manifest.image_hash or image.image_hash != manifest.base_hash
+    return image.image_hash != manifest.image_hash or image.image_hash != manifest.made.base_hash
 
 
 def is_to_go(generation: int, manifest: Manifest | None, *, damaged: bool, gone: bool,
@@ -110,7 +111,8 @@ def is_to_go(generation: int, manifest: Manifest | None, *, damaged: bool, gone:
         return False
     if manifest is None:
         return ordered or gone
-    return ordered or manifest.state is ImageState.SKIPPED or generation < manifest.generation
+    return ordered or manifest.standing is Standing.SKIPPED \
+        or generation < manifest.wished.generation
 
 
 def why_not_warm(image_id: str, manifest: Manifest | None) -> str:
@@ -118,14 +120,15 @@ def why_not_warm(image_id: str, manifest: Manifest | None) -> str:
     build = f'"bootcache image build {image_id}"'
     if manifest is None:
         return f'image {image_id} is not known to the storage service; {build} records it'
-    if manifest.cache_image is not None and manifest.state is not ImageState.SKIPPED:
+    if manifest.made.cache_image is not None and manifest.standing is not Standing.SKIPPED \
+            and not manifest.has_older_base:
         return ''
     what = f'image {image_id} has no cache image: it is {manifest.state.value}'
-    if manifest.state is ImageState.SKIPPED:
+    if manifest.standing is Standing.SKIPPED:
         return f'{what}: {manifest.reason}'
-    if manifest.state is ImageState.FAILED:
+    if manifest.standing is Standing.FAILED:
         return f'{what}: {manifest.reason}; {build} tries again'
-    if manifest.state in IN_HAND:
+    if manifest.standing is Standing.WANTED:
         return f'{what}; "bootcache image show {image_id} --wait" waits for it'
     return f'{what}; it gets one with the next boot of a server, or by {build}'
 
@@ -219,7 +222,7 @@ def _decide(image: ImageFacts, manifest: Manifest | None, default_quota: int, ma
         return ImageDecision(ImageAction.SKIP, str(error))
     if policy.mode == 'off':
         return ImageDecision(ImageAction.SKIP, f'{properties.MODE}=off')
-    if image.status == 'queued' and (manifest is None or not manifest.base_path):
+    if image.status == 'queued' and (manifest is None or not manifest.made.base_path):
         # It is heard of when it has data. One that had begun to get them has failed to.
         begun = manifest is not None or image.properties.get(properties.STATE)
         return ImageDecision(ImageAction.FAIL, NO_DATA) if begun \
@@ -237,18 +240,19 @@ def _decide(image: ImageFacts, manifest: Manifest | None, default_quota: int, ma
     nothing = ImageDecision(ImageAction.NOTHING, policy=policy)
     if forced:
         return record
-    if manifest is None or (manifest.state in IN_HAND and profile_boots):
+    if manifest is None or (manifest.standing is Standing.WANTED and profile_boots):
         return first if manifest is None else record
-    if manifest.held:
+    if manifest.wished.held:
         return ImageDecision(ImageAction.NOTHING)
-    if again or manifest.image_hash != image.image_hash or manifest.state in IN_HAND:
+    if again or manifest.image_hash != image.image_hash or manifest.standing is Standing.WANTED:
         return first
-    if manifest.state in (ImageState.FAILED, ImageState.SKIPPED, ImageState.SERVED):
+    if manifest.standing in (Standing.FAILED, Standing.SKIPPED) \
+            or manifest.made.cache_image is None or manifest.has_older_base:
         # Not by itself: each change of a property would start the same failure again.
         return nothing
-    if manifest.working_set is None or manifest.cache_image is None \
-            or manifest.working_set.boot_marker != policy.boot_marker:
+    if manifest.made.working_set is None \
+            or manifest.made.working_set.boot_marker != policy.boot_marker:
         return record if profile_boots else nothing
-    if manifest.cache_image.quota != policy.quota:
+    if manifest.made.cache_image.quota != policy.quota:
         return ImageDecision(ImageAction.REBUILD, policy=policy)
     return nothing

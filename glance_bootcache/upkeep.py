@@ -8,7 +8,7 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
-from bootcache.manifest import IN_HAND, ImageState
+from bootcache.manifest import Standing
 from glance_bootcache.glance import listener
 from glance_bootcache.glance.images import Images
 from glance_bootcache.glance.listener import ImageEvents
@@ -55,7 +55,7 @@ class ServiceUpkeep:
     def start(self) -> None:
         """End what an earlier process left, and go on with its work; bases are served already."""
         for manifest in self._store.manifests():
-            if manifest.state is ImageState.SKIPPED and serving.has_base(manifest):
+            if manifest.standing is Standing.SKIPPED and serving.has_base(manifest):
                 self._manager.retiring.later(manifest.image_id)
         threading.Thread(target=self._run, name='bootcache-housekeeping', daemon=True).start()
 
@@ -154,7 +154,7 @@ class ServiceUpkeep:
             # With Nova away, what is begun would fail for good.
             return
         self._consider(manifest.image_id for manifest in self._store.manifests()
-                       if manifest.state in IN_HAND
+                       if manifest.standing is Standing.WANTED
                        and self._manager.jobs.of(manifest.image_id) is None
                        and not self._manager.awaits_host(manifest))
 

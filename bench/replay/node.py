@@ -22,7 +22,7 @@ from bench.replay import netns
 from bootcache import cacheimage, naming
 from bootcache import conf as bootcache_conf
 from bootcache.cacheimage import Base
-from bootcache.manifest import CacheInfo, ImageState, Manifest
+from bootcache.manifest import CacheInfo, Made, Manifest, Standing
 from bootcache.workingset import Extent
 from glance_bootcache import conf as glance_conf
 from glance_bootcache.storage.exporter import Exporter
@@ -100,9 +100,8 @@ class Node:
                   virtual_bytes: int) -> dict[str, Any]:
         """Serve an image's base and its file; what a host is told that asks for it."""
         self._files[image_id] = path
-        self._manifests[image_id] = Manifest(
-            image_id, ImageState.SERVED, image_format=image_format, virtual_bytes=virtual_bytes,
-            base_path=path)
+        self._manifests[image_id] = Manifest(image_id, Standing.DONE, made=Made(
+            image_format=image_format, virtual_bytes=virtual_bytes, base_path=path))
         return self._serve(image_id, None)
 
     def build(self, image_id: str, extents: Sequence[Extent], quota: int,
@@ -116,16 +115,13 @@ class Node:
         path = Path(place) / f'cache-{image_id}-{time.monotonic_ns()}'
         began = time.monotonic()
         built = cacheimage.build(
-            Base(manifest.base_path, manifest.image_format, manifest.virtual_bytes), extents,
-            str(path), quota=quota, cluster_bytes=cluster_bytes, backing_uri=uri)
+            Base(manifest.made.base_path, manifest.made.image_format, manifest.made.virtual_bytes),
+            extents, str(path), quota=quota, cluster_bytes=cluster_bytes, backing_uri=uri)
         self._built[image_id] = path
-        self._manifests[image_id] = Manifest(
-            image_id, ImageState.READY, image_format=manifest.image_format,
-            virtual_bytes=manifest.virtual_bytes, base_path=manifest.base_path,
-            cache_image=CacheInfo(
-                path.name, built.bytes, built.data_bytes, len(built.extents), built.sha256,
-                built.virtual_bytes, cluster_bytes, quota, uri, time.monotonic() - began,
-                cacheimage.VERIFY_RULES))
+        self._manifests[image_id] = manifest.making(cache_image=CacheInfo(
+            path.name, built.bytes, built.data_bytes, len(built.extents), built.sha256,
+            built.virtual_bytes, cluster_bytes, quota, uri, time.monotonic() - began,
+            cacheimage.VERIFY_RULES))
         return self._serve(image_id, str(path))
 
     def serve_from(self, image_ids: Sequence[str], place: str) -> None:

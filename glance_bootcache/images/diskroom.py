@@ -1,11 +1,9 @@
 """Room on the storage disk tier: the cache images that leave it (SC13 section 3.4)."""
 
-import dataclasses
-
 from oslo_log import log as logging
 
 from bootcache import exception
-from bootcache.manifest import ImageState
+from bootcache.manifest import Standing
 from glance_bootcache.images.jobs import Jobs
 from glance_bootcache.images.shown import Shown
 from glance_bootcache.storage.exporter import Exporter
@@ -66,14 +64,13 @@ class DiskRoom:
         """
         with self._store.lock:
             manifest = self._store.load(image_id)
-            if manifest is None or manifest.cache_image is None:
+            if manifest is None or manifest.made.cache_image is None:
                 return True
             if self._jobs.of(image_id) is not None or not self._exporter.withdraw_cache(manifest):
                 return False
-            state = ImageState.SERVED if manifest.state is ImageState.READY else manifest.state
-            self._store.put(dataclasses.replace(manifest, cache_image=None, state=state))
+            self._store.put(manifest.making(cache_image=None))
         self._tiers.forget(image_id)
-        if state is ImageState.SERVED:
+        if manifest.standing is Standing.DONE:
             self._shown.show(image_id)
         LOG.info('image %s: its cache image is evicted from storage disk', image_id)
         return True

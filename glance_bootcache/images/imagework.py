@@ -57,9 +57,9 @@ class ImageWork:
     def has_base(self, image: ImageFacts) -> bool:
         """Tell whether the base of an image's content is here, so that nothing has to be got."""
         manifest = self._store.load(image.image_id)
-        return manifest is not None and bool(manifest.base_path) \
-            and os.path.exists(manifest.base_path) \
-            and image.image_hash == (manifest.base_hash or manifest.image_hash)
+        return manifest is not None and bool(manifest.made.base_path) \
+            and os.path.exists(manifest.made.base_path) \
+            and image.image_hash == manifest.made.base_hash
 
     def get_base(self, image: ImageFacts, job: BuildJob) -> Manifest:
         """Get an image's base, look into it, and serve it.
@@ -69,10 +69,6 @@ class ImageWork:
         """
         manifest = self._store.load(image.image_id) or Manifest(image.image_id)
         if self.has_base(image):
-            if manifest.image_hash != image.image_hash:
-                # It was skipped meanwhile, as one that is deactivated is; servers may read it.
-                manifest = self._states.enter(job, dataclasses.replace(
-                    manifest, image_hash=image.image_hash), ImageState.PENDING)
             self._exporter.ensure(manifest, self._store.cache_path(manifest))
             return manifest
         if self._has_older(manifest, image) and self._retiring.is_needed(image.image_id):
@@ -85,33 +81,31 @@ class ImageWork:
             inspected = inspection.inspect(
                 path, image.disk_format, properties.parse_size(self._conf.max_virtual_size))
             inspection.read_through(path, inspected, image.stored_bytes, job.check_cancelled)
-            # Also after a try that failed, by which the manifest knows the new content's hash.
-            has_older = self._has_older(manifest, image)
-            if has_older or manifest.image_hash != image.image_hash:
-                manifest = dataclasses.replace(manifest, working_set=None, cache_image=None)
-                if (has_older and self._retiring.is_needed(image.image_id)) \
-                        or not self._exporter.retire(image.image_id, with_base=True):
-                    raise exception.BuildFailed(_OLDER)
+            if self._has_older(manifest, image) and (
+                    self._retiring.is_needed(image.image_id)
+                    or not self._exporter.retire(image.image_id, with_base=True)):
+                raise exception.BuildFailed(_OLDER)
         except exception.BootcacheError:
             # No manifest names it; one that could not be linked is Glance's own.
             if os.path.dirname(path) == self._store.directory(image.image_id):
                 os.unlink(path)
             raise
-        base_export = manifest.base_export
-        if (manifest.base_hash or manifest.image_hash) != image.image_hash:
-            base_export = naming.content_export_name(image.image_id, image.image_hash)
-        manifest = self._states.enter(job, dataclasses.replace(
-            manifest, image_hash=image.image_hash, image_format=inspected.image_format,
-            stored_bytes=image.stored_bytes, virtual_bytes=inspected.virtual_bytes, base_path=path,
-            base_hash=image.image_hash, base_export=base_export), ImageState.PENDING)
+        made = dataclasses.replace(
+            manifest.made, image_format=inspected.image_format, stored_bytes=image.stored_bytes,
+            virtual_bytes=inspected.virtual_bytes, base_path=path, base_hash=image.image_hash)
+        if manifest.made.base_hash != image.image_hash:
+            # What was made of the content before is of no use.
+            made = dataclasses.replace(
+                made, working_set=None, cache_image=None,
+                base_export=naming.content_export_name(image.image_id, image.image_hash))
+        manifest = self._states.note(job, made)
         self._exporter.ensure(manifest, self._store.cache_path(manifest))
         return manifest
 
     @staticmethod
     def _has_older(manifest: Manifest, image: ImageFacts) -> bool:
         """Tell whether the base that there is is of another content than Glance has."""
-        return bool(manifest.base_path) \
-            and (manifest.base_hash or manifest.image_hash) != image.image_hash
+        return bool(manifest.made.base_path) and manifest.made.base_hash != image.image_hash
 
     def record_and_build(self, image: ImageFacts, policy: properties.Policy, job: BuildJob,
                          record: bool) -> None:
@@ -122,23 +116,23 @@ class ImageWork:
         """
         manifest = self._store.load(job.image_id) or Manifest(job.image_id)
         working_set = None if record else self._store.load_working_set(manifest)
-        if working_set is None or not manifest.base_path:
-            if not manifest.base_path:
+        if working_set is None or not manifest.made.base_path:
+            if not manifest.made.base_path:
                 manifest = self.get_base(image, job)
             manifest, working_set = self._record(image, manifest, policy, job)
         self._build(manifest, working_set, job)
 
     def _record(self, image: ImageFacts, manifest: Manifest, policy: properties.Policy,
                 job: BuildJob) -> tuple[Manifest, WorkingSet]:
-        manifest = self._states.enter(job, manifest, ImageState.RECORDING)
-        result = self._profile_boots.run(image, manifest.virtual_bytes, policy, job)
+        self._states.enter(job, ImageState.RECORDING)
+        result = self._profile_boots.run(image, manifest.made.virtual_bytes, policy, job)
         job.check_cancelled()
         name = self._store.save_working_set(image.image_id, result.working_set)
         info = WorkingSetInfo(name, result.working_set.bytes, len(result.working_set.extents),
                               result.working_set.granularity, self._profile_boots.recorded_by,
                               result.ended_by, round(result.boot_seconds, 1), policy.boot_marker)
-        recorded = dataclasses.replace(manifest, working_set=info)
-        return self._states.enter(job, recorded, ImageState.BUILDING), result.working_set
+        made = dataclasses.replace(manifest.made, working_set=info)
+        return self._states.note(job, made, ImageState.BUILDING), result.working_set
 
     def build_again(self, job: BuildJob) -> bool:
         """Build from the working set that there is.
@@ -147,33 +141,37 @@ class ImageWork:
         """
         manifest = self._store.load(job.image_id)
         working_set = manifest and self._store.load_working_set(manifest)
-        if manifest is not None and working_set and manifest.base_path:
+        if manifest is not None and working_set and manifest.made.base_path:
             self._build(manifest, working_set, job)
         return True
 
     def _build(self, manifest: Manifest, working_set: WorkingSet, job: BuildJob) -> None:
-        manifest = self._states.enter(job, manifest, ImageState.BUILDING)
+        self._states.enter(job, ImageState.BUILDING)
+        # The quota is as it is now.
+        manifest = self._store.load(manifest.image_id) or manifest
+        made, quota = manifest.made, manifest.wished.quota
         clusters = workingset.align(working_set.extents, self._conf.cluster_size,
-                                    manifest.virtual_bytes)
+                                    made.virtual_bytes)
         self._disk_room.make(manifest.image_id, min(
-            manifest.quota, workingset.total_bytes(clusters) + cacheimage.metadata_bytes(
-                clusters, self._conf.cluster_size, manifest.virtual_bytes)))
+            quota, workingset.total_bytes(clusters) + cacheimage.metadata_bytes(
+                clusters, self._conf.cluster_size, made.virtual_bytes)))
         name = self._store.new_name('cache', '.qcow2')
         backing_uri = naming.nbd_unix_uri(
             self._conf.gateway_socket,
             naming.export_name(naming.EXPORT_BASE, manifest.image_id))
         began = time.monotonic()
         built = cacheimage.build(
-            Base(manifest.base_path, manifest.image_format, manifest.virtual_bytes),
-            working_set.extents, self._store.path(manifest.image_id, name), quota=manifest.quota,
+            Base(made.base_path, made.image_format, made.virtual_bytes),
+            working_set.extents, self._store.path(manifest.image_id, name), quota=quota,
             cluster_bytes=self._conf.cluster_size, backing_uri=backing_uri)
         seconds = time.monotonic() - began
         info = CacheInfo(name, built.bytes, built.data_bytes, len(built.extents), built.sha256,
-                         built.virtual_bytes, built.cluster_bytes, manifest.quota, backing_uri,
+                         built.virtual_bytes, built.cluster_bytes, quota, backing_uri,
                          round(seconds, 3), cacheimage.VERIFY_RULES)
         job.check_cancelled()
-        self._exporter.ensure(dataclasses.replace(manifest, cache_image=info), built.path)
-        self._states.enter(job, dataclasses.replace(manifest, cache_image=info), ImageState.READY)
+        made = dataclasses.replace(made, cache_image=info)
+        self._exporter.ensure(manifest.making_all(made), built.path)
+        self._states.done(job, made)
         # What it replaces may be in memory; and it is not the least recently used one.
         self._tiers.forget(manifest.image_id)
         self._tiers.note_use(manifest.image_id, time.time())

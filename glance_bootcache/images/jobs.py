@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import futurist
 
+from bootcache.manifest import ImageState, Manifest
 from glance_bootcache.images.turns import Turns, most_of_one
 from glance_bootcache.profileboot.job import BuildJob
 
@@ -74,6 +75,13 @@ class Jobs:
         """Return what is in hand for an image, if anything is."""
         with self._lock:
             return self._jobs.get(image_id)
+
+    def state(self, manifest: Manifest) -> ImageState:
+        """Return an image's state: what its job does now, or else what its manifest says."""
+        job = self.of(manifest.image_id)
+        if job is None or job.phase is None or job.cancelled.is_set():
+            return manifest.state
+        return job.phase
 
     def tokens(self) -> set[str]:
         """Return what proves servers to be profile boots that are in hand."""

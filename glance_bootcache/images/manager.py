@@ -12,7 +12,7 @@ from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
 from bootcache import naming, properties
-from bootcache.manifest import ImageState, Manifest, WorkingSetInfo
+from bootcache.manifest import Manifest, Standing, Wished, WorkingSetInfo
 from glance_bootcache import decisions
 from glance_bootcache.decisions import ImageAction, ImageFacts
 from glance_bootcache.glance.images import Images
@@ -49,7 +49,7 @@ class Manager:
         self._tiers = tiers
         self.jobs = Jobs(self._conf.concurrent_builds, store.lock)
         self.gone = DeletedImages(images)
-        self.shown = Shown(store, images)
+        self.shown = Shown(store, images, self.jobs)
         self.retiring = Retiring(store, exporter, tiers, profile_boots, needs)
         self.disk_room = DiskRoom(store, self.jobs, exporter, tiers, self.shown)
         self._states = States(store, self.jobs, self.shown)
@@ -126,30 +126,29 @@ class Manager:
             default_marker=self._conf.boot_marker, build_snapshots=self._conf.build_snapshots)
         image_id = image.image_id
         LOG.debug('image %s: %s %s', image_id, decision.action.value, decision.reason)
-        fresh = manifest or Manifest(image_id, visibility=image.visibility, name=image.name,
-                                     owner=image.owner)
+        fresh = manifest or Manifest(image_id, wished=Wished(
+            visibility=image.visibility, name=image.name, owner=image.owner))
         if decision.action is ImageAction.SKIP:
             self.jobs.cancel(image_id)
             self._skip(fresh, decision.reason, settle=not decisions.is_signed(image))
         elif decision.action is ImageAction.WAIT:
-            if manifest is None or manifest.state is ImageState.FAILED:
-                self._store.put(dataclasses.replace(fresh, state=ImageState.PENDING, reason=''))
+            if manifest is None or manifest.standing is Standing.FAILED:
+                self._store.put(fresh.standing_at(Standing.WANTED))
         elif decision.action is ImageAction.FAIL:
-            if (fresh.state, fresh.reason) != (ImageState.FAILED, decision.reason):
+            if (fresh.standing, fresh.reason) != (Standing.FAILED, decision.reason):
                 LOG.info('image %s: failed: %s', image_id, decision.reason)
-                self._store.put(dataclasses.replace(fresh, state=ImageState.FAILED,
-                                                    reason=decision.reason))
+                self._store.put(fresh.standing_at(Standing.FAILED, decision.reason))
         elif decision.action is ImageAction.NOTHING:
             if manifest is not None and decision.policy is not None:
                 self._note_policy(manifest, decision.policy)
         elif self.jobs.of(image_id) is None:
             assert decision.policy is not None
             # For AWAIT the reason why nothing is begun.
-            pending = dataclasses.replace(fresh, reason=decision.reason, held=False)
+            pending = fresh.standing_at(fresh.standing, decision.reason).wishing(held=False)
             if decision.action is not ImageAction.REBUILD:
                 pending = dataclasses.replace(
-                    pending, state=ImageState.PENDING,
-                    warm_due=fresh.warm_due or decisions.has_new_content(image, fresh))
+                    pending, standing=Standing.WANTED, image_hash=image.image_hash).wishing(
+                    warm_due=fresh.wished.warm_due or decisions.has_new_content(image, fresh))
             self._note_policy(pending, decision.policy, always=pending != known)
             if decision.action is not ImageAction.AWAIT:
                 job = self.jobs.begin(image_id, forced or decisions.is_forced(known))
@@ -162,11 +161,11 @@ class Manager:
         return decision
 
     def _note_visibility(self, image: ImageFacts, known: Manifest) -> Manifest:
-        manifest = dataclasses.replace(decisions.seen(known, image.visibility, time.time()),
-                                       name=image.name, owner=image.owner)
-        if manifest.generation != known.generation:
+        manifest = decisions.seen(known, image.visibility, time.time()).wishing(
+            name=image.name, owner=image.owner)
+        if manifest.wished.generation != known.wished.generation:
             LOG.info('image %s: %s, and was %s: hosts let go of its cache image', image.image_id,
-                     image.visibility, known.visibility)
+                     image.visibility, known.wished.visibility)
         return manifest if manifest == known else self._store.put(manifest)
 
     def let_go(self, image_id: str) -> Manifest | None:
@@ -175,13 +174,13 @@ class Manager:
         :returns: the manifest, None if the image is not known.
         """
         return self._store.change(
-            naming.canonical_image_id(image_id), lambda manifest: dataclasses.replace(
-                manifest, generation=decisions.next_generation(manifest.generation, time.time())))
+            naming.canonical_image_id(image_id), lambda manifest: manifest.wishing(
+                generation=decisions.next_generation(manifest.wished.generation, time.time())))
 
     def _note_policy(self, manifest: Manifest, policy: properties.Policy,
                      always: bool = False) -> None:
-        noted = dataclasses.replace(manifest, quota=policy.quota, settle=policy.settle,
-                                    boot_marker=policy.boot_marker)
+        noted = manifest.wishing(quota=policy.quota, settle=policy.settle,
+                                 boot_marker=policy.boot_marker)
         if always or noted != manifest:
             self._store.put(noted)
 
@@ -195,7 +194,7 @@ class Manager:
             job = None if manifest is None else self.jobs.begin(image_id)
             if manifest is None or job is None:
                 return False
-            self.jobs.build(job, manifest.owner, functools.partial(
+            self.jobs.build(job, manifest.wished.owner, functools.partial(
                 self._guarded, job, lambda: self._image_work.build_again(job)))
         return True
 
@@ -208,18 +207,19 @@ class Manager:
         with self._lock:
             current = self._store.load(manifest.image_id)
             if current is None or not self.takes_report(current) \
-                    or (current.image_hash, current.working_set, current.state) \
-                    != (manifest.image_hash, manifest.working_set, manifest.state):
+                    or current.made.base_hash != manifest.made.base_hash \
+                    or (current.image_hash, current.made.working_set, current.standing) \
+                    != (manifest.image_hash, manifest.made.working_set, manifest.standing):
                 return False
             job = self.jobs.of(manifest.image_id)
             work = None if job is None else self.jobs.take_recording(manifest.image_id)
             if job is not None and work is None:
                 # Its turn has just come.
                 return False
-            self._store.put(dataclasses.replace(current, working_set=info))
+            self._store.put(current.making(working_set=info))
             if job is not None and work is not None:
                 job.is_learned = True
-                self.jobs.build(job, current.owner, work)
+                self.jobs.build(job, current.wished.owner, work)
         return True
 
     def takes_report(self, manifest: Manifest) -> bool:
@@ -229,7 +229,7 @@ class Manager:
         """
         with self._lock:
             job = self.jobs.of(manifest.image_id)
-            return job is None or (manifest.working_set is None and not job.forced
+            return job is None or (manifest.made.working_set is None and not job.forced
                                    and not job.cancelled.is_set()
                                    and self.jobs.waits_to_record(manifest.image_id))
 
@@ -292,25 +292,24 @@ class Manager:
                 return False
             if manifest.reason != reason:
                 LOG.info('image %s: dropped: %s', image_id, reason)
-                self._store.put(dataclasses.replace(
-                    manifest, state=ImageState.SKIPPED, reason=reason, held=held, working_set=None,
-                    cache_image=None))
+                self._store.put(manifest.standing_at(Standing.SKIPPED, reason).wishing(
+                    held=held).making(working_set=None, cache_image=None))
         self.retiring.retire(image_id)
         if held:
             self.shown.show(image_id)
         return True
 
     def _skip(self, manifest: Manifest, reason: str, settle: bool) -> None:
-        settle = manifest.settle and settle
-        if manifest.state is ImageState.SKIPPED and manifest.reason == reason \
-                and manifest.settle == settle:
+        settle = manifest.wished.settle and settle
+        if manifest.standing is Standing.SKIPPED and manifest.reason == reason \
+                and manifest.wished.settle == settle:
             return
         LOG.info('image %s: skipped: %s', manifest.image_id, reason)
         # The base stays for servers that run from it, until the last one has gone. Without the
         # hash the image is looked at again when its properties change.
-        self._store.put(dataclasses.replace(
-            manifest, state=ImageState.SKIPPED, reason=reason, image_hash='', working_set=None,
-            cache_image=None, settle=settle))
+        self._store.put(dataclasses.replace(manifest, image_hash='').standing_at(
+            Standing.SKIPPED, reason).wishing(settle=settle).making(
+            working_set=None, cache_image=None))
 
     # The work on one image: its base, its recording and its building, each in turns of their own.
 
@@ -322,15 +321,12 @@ class Manager:
             if decision.action is not ImageAction.REBUILD:
                 self._image_work.get_base(image, job)
             if decision.action is ImageAction.SERVE:
-                manifest = self._store.load(job.image_id)
-                assert manifest is not None
-                self._states.enter(
-                    job, manifest, ImageState.READY if manifest.cache_image else ImageState.SERVED)
+                self._states.done(job)
                 return True
             if decision.action is ImageAction.RECORD:
-                self.jobs.record(job, image.owner, lambda: self._guarded(job, second, image))
+                self.jobs.record(job, image.owner, lambda: self._guarded(job, second))
             else:
-                self.jobs.build(job, image.owner, lambda: self._guarded(job, second, image))
+                self.jobs.build(job, image.owner, lambda: self._guarded(job, second))
             return False
 
         def second() -> bool:
@@ -338,12 +334,11 @@ class Manager:
                 image, policy, job, decision.action is ImageAction.RECORD and not job.is_learned)
             return True
 
-        self._guarded(job, first, image)
+        self._guarded(job, first)
 
-    def _guarded(self, job: BuildJob, work: Callable[[], bool],
-                 image: ImageFacts | None = None) -> None:
+    def _guarded(self, job: BuildJob, work: Callable[[], bool]) -> None:
         """Do a part of a job; see ``States.guarded``."""
-        self._states.guarded(job, work, image)
+        self._states.guarded(job, work)
         if job.cancelled.is_set() and self.jobs.of(job.image_id) is not job:
             # It may have been opted in again while this job was on its way out.
             with contextlib.suppress(Exception):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from oslo_log import log as logging
 
-from bootcache.manifest import ImageState, Manifest
+from bootcache.manifest import Manifest, Standing
 from glance_bootcache.decisions import OLDER_READ
 from glance_bootcache.images.manager import Manager
 from glance_bootcache.images.retiring import ROUND_SECONDS
@@ -26,7 +26,7 @@ _LONGEST_PAUSE = 3600
 def is_waiting(manifest: Manifest) -> bool:
     """Tell whether an image waits for the end of those that need its older content. Pure."""
     return OLDER_READ in manifest.reason \
-        and manifest.state in (ImageState.FAILED, ImageState.READY)
+        and manifest.standing in (Standing.FAILED, Standing.DONE)
 
 
 class OlderContent:

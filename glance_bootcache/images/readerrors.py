@@ -17,7 +17,7 @@ import futurist
 from oslo_log import log as logging
 
 from bootcache import exception, naming
-from bootcache.manifest import ImageState, Manifest
+from bootcache.manifest import Manifest, Standing
 from glance_bootcache.images.jobs import Jobs
 from glance_bootcache.images.shown import Shown
 from glance_bootcache.storage import inspection
@@ -156,7 +156,7 @@ class ReadErrors:
         except ValueError:
             image_id = ''
         manifest = self._store.load(image_id) if image_id else None
-        if manifest is not None and kind == naming.EXPORT_BASE and manifest.base_path \
+        if manifest is not None and kind == naming.EXPORT_BASE and manifest.made.base_path \
                 and self._exporter.suspend(image_id):
             # Nobody has it served again before it was read.
             self._taken_out[image_id] += 1
@@ -199,8 +199,9 @@ class ReadErrors:
         :raises BootcacheError: if that cannot be told.
         """
         try:
-            inspection.read_all(manifest.base_path, inspection.Inspected(
-                manifest.image_format, manifest.virtual_bytes), manifest.stored_bytes, self._check)
+            inspection.read_all(manifest.made.base_path, inspection.Inspected(
+                manifest.made.image_format, manifest.made.virtual_bytes),
+                manifest.made.stored_bytes, self._check)
         except exception.ImageRefused as error:
             return str(error)
         if times > _CHANCES:
@@ -220,14 +221,16 @@ class ReadErrors:
                   f' {image_id}" tries again')
 
         def fail(current: Manifest) -> Manifest:
-            if current.base_path != manifest.base_path or current.state is ImageState.SKIPPED:
+            if current.made.base_path != manifest.made.base_path \
+                    or current.standing is Standing.SKIPPED:
                 # Of an image that Glance gives no more this is the last copy, and most of it is
                 # right.
                 return current
-            return current.without_base(ImageState.FAILED, reason)
+            return current.making(base_path='', cache_image=None).standing_at(
+                Standing.FAILED, reason)
 
         changed = self._store.change(image_id, fail)
-        if changed is not None and changed.state is ImageState.SKIPPED:
+        if changed is not None and changed.standing is Standing.SKIPPED:
             LOG.error('image %s: its base is not served until this service starts again: %s',
                       image_id, reason)
             return

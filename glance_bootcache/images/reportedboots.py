@@ -13,7 +13,7 @@ from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
 from bootcache import exception, properties, recorder, refinement, rpcapi, workingset
-from bootcache.manifest import ImageState, Manifest, WorkingSetInfo
+from bootcache.manifest import ImageState, Manifest, Standing, WorkingSetInfo
 from bootcache.refinement import Boot
 from bootcache.workingset import WorkingSet
 from glance_bootcache.decisions import STUCK, SWITCHED_OFF
@@ -75,23 +75,24 @@ class ReportedBoots:
         manifest = self._store.load(image_id)
         if profile_token is not None:
             return self._plan_profile(manifest, image_id, host, profile_token)
-        if manifest is None or (not manifest.base_path and manifest.state in _COMING):
+        if manifest is None or (not manifest.made.base_path
+                                and manifest.standing in (Standing.WANTED, Standing.DONE)):
             self._manager.prepare(image_id)
             if manifest is None and self._manager.gone.is_gone(image_id):
                 return {'action': rpcapi.ACTION_STOCK,
                         'reason': 'Glance does not give the image out'}
             return {'action': rpcapi.ACTION_WAIT, 'reason': 'the image\'s base is being prepared',
                     'ready_in': self._manager.ready_in(image_id)}
-        if not manifest.base_path:
+        if not manifest.made.base_path:
             return _stock(manifest)
-        if manifest.cache_image is not None and not self._tiers.check(manifest):
+        if manifest.made.cache_image is not None and not self._tiers.check(manifest):
             # Whoever fetched it would find that out, and boot cold as well.
-            manifest = dataclasses.replace(manifest, cache_image=None)
-        cache = manifest.cache_image
+            manifest = manifest.making(cache_image=None)
+        cache = manifest.made.cache_image
         self._exporter.ensure(manifest, self._store.cache_path(manifest))
-        described = {**self._exporter.describe(manifest), 'image_hash': _base_hash(manifest),
-                     'pinned': manifest.pinned, 'generation': manifest.generation}
-        if manifest.state is ImageState.SKIPPED or _has_older_base(manifest):
+        described = {**self._exporter.describe(manifest), 'image_hash': manifest.made.base_hash,
+                     'pinned': manifest.wished.pinned, 'generation': manifest.wished.generation}
+        if manifest.standing is Standing.SKIPPED or manifest.has_older_base:
             # Servers that run from it may have lost their cache image.
             for entry in ('cache_export', 'cache_image'):
                 described.pop(entry, None)
@@ -99,7 +100,7 @@ class ReportedBoots:
         if server_id:
             self._tiers.note_use(image_id, time.time())
         if cache is None:
-            if manifest.working_set is not None and server_id:
+            if manifest.made.working_set is not None and server_id:
                 # It was evicted, or is damaged; this boot does without.
                 self._manager.rebuild(image_id)
             described = {'action': rpcapi.ACTION_COLD, **described}
@@ -111,7 +112,7 @@ class ReportedBoots:
                   image_id)
         if server_id and self._wants_report(manifest, host):
             described['watch'] = {
-                'quota': manifest.quota, 'marker': manifest.boot_marker,
+                'quota': manifest.wished.quota, 'marker': manifest.wished.boot_marker,
                 'linger': self._conf.profile_linger, 'silence': self._conf.profile_silence,
                 'timeout': self._conf.profile_timeout}
             self._expected.expect(image_id, str(host), str(server_id),
@@ -122,7 +123,7 @@ class ReportedBoots:
                       token: str) -> dict[str, Any]:
         job = self._manager.jobs.of(image_id)
         if manifest is None or job is None or not job.owns(token) \
-                or manifest.state is not ImageState.RECORDING:
+                or job.phase is not ImageState.RECORDING:
             return {'action': rpcapi.ACTION_STOCK,
                     'reason': 'the server claims to be a profile boot, but none is in hand'}
         self._exporter.ensure(manifest, None)
@@ -136,18 +137,18 @@ class ReportedBoots:
         # A boot that is watched waits until its host has the cache image: not all of a storm. And
         # where so many boots had nothing in common, another one hardly has.
         most = _ENOUGH_BOOTS if len(self._earlier(manifest)) < _MOST_UNCONFIRMED else 1
-        return manifest.working_set is None or str(host) in asked or len(asked) < most
+        return manifest.made.working_set is None or str(host) in asked or len(asked) < most
 
     def _earlier(self, manifest: Manifest) -> tuple[Boot, ...]:
         """Return the boots that are remembered of an image's working set as it is."""
-        known = manifest.working_set
+        known = manifest.made.working_set
         with self._lock:
             return self._unconfirmed.get((manifest.image_id, known.version), ()) if known else ()
 
     def _can_learn(self, manifest: Manifest) -> bool:
         """Tell whether another record of what a boot reads may make the image's better."""
-        known = manifest.working_set
-        if not manifest.boot_marker or not manifest.quota:
+        known = manifest.made.working_set
+        if not manifest.wished.boot_marker or not manifest.wished.quota:
             # Of an older version of this service: known with its next change.
             return False
         if known is None:
@@ -192,8 +193,8 @@ class ReportedBoots:
         :raises InvalidWorkingSet: if it does not fit the image.
         """
         manifest = self._store.load(image_id)
-        if manifest is None or not manifest.base_path or _base_hash(manifest) != image_hash \
-                or manifest.state is ImageState.SKIPPED:
+        if manifest is None or not manifest.made.base_path \
+                or manifest.made.base_hash != image_hash or manifest.standing is Standing.SKIPPED:
             LOG.info('image %s: a report of another content, or of none, is ignored', image_id)
             return
         expected = self._expected.take(image_id, str(host))
@@ -209,7 +210,7 @@ class ReportedBoots:
             LOG.info('image %s: a boot on %s is not looked at: a recording or building is in hand',
                      image_id, host)
             return
-        if manifest.working_set is None and manifest.state is ImageState.FAILED \
+        if manifest.made.working_set is None and manifest.standing is Standing.FAILED \
                 and manifest.reason.startswith(_NOT_BOOTED) and ended_by in ('shutdown', 'silence'):
             LOG.info('image %s: a boot on %s is not looked at: its boot marker was not seen, and'
                      ' the profile boot has failed for a guest that did not come up', image_id,
@@ -223,11 +224,11 @@ class ReportedBoots:
         improved = self._improve(manifest, seen, expected, str(host), str(ended_by), only_host)
         if improved is None:
             return
-        version = manifest.working_set.version + 1 if manifest.working_set else 1
+        version = manifest.made.working_set.version + 1 if manifest.made.working_set else 1
         name = self._store.save_working_set(image_id, improved)
         info = WorkingSetInfo(name, improved.bytes, len(improved.extents),
                               improved.granularity, 'server', str(ended_by)[:16],
-                              round(float(boot_seconds), 1), manifest.boot_marker, version)
+                              round(float(boot_seconds), 1), manifest.wished.boot_marker, version)
         if not self._manager.set_working_set(manifest, info):
             os.unlink(self._store.path(image_id, name))
             return
@@ -243,22 +244,22 @@ class ReportedBoots:
     def _improve(self, manifest: Manifest, seen: WorkingSet, expected: ExpectedBoot, host: str,
                  ended_by: str, only_host: bool) -> WorkingSet | None:
         """Return a better working set; None if the boot brings none, which is noted."""
-        image_id, known = manifest.image_id, manifest.working_set
+        image_id, known = manifest.image_id, manifest.made.working_set
         have = self._store.load_working_set(manifest)
         if have is None or known is None:
             if seen.extents:
                 return seen
             self._note_nothing_new(image_id)
             return None
-        if have.image_hash != manifest.image_hash:
+        if have.image_hash != manifest.made.base_hash:
             return None
         boot = Boot(expected.server_id, host, expected.began, time.monotonic(), ended_by,
                     seen.extents)
         key = image_id, known.version
         lesson = refinement.learn(
             have.extents, known.ended_by, boot, self._earlier(manifest), only_host=only_host,
-            quota=manifest.quota, cluster_bytes=self._conf.cluster_size,
-            granularity=have.granularity, virtual_bytes=manifest.virtual_bytes)
+            quota=manifest.wished.quota, cluster_bytes=self._conf.cluster_size,
+            granularity=have.granularity, virtual_bytes=manifest.made.virtual_bytes)
         if lesson.extents is not None:
             return dataclasses.replace(have, extents=tuple(lesson.extents))
         if lesson.unconfirmed is None:
@@ -281,8 +282,8 @@ class ReportedBoots:
     def _read(self, manifest: Manifest, granularity: int, extents: list[Any]) -> WorkingSet:
         # No cache image holds more; and a host that lies shall not have us count for ever.
         return WorkingSet.from_wire(
-            manifest.image_id, manifest.image_hash, manifest.virtual_bytes, granularity, extents,
-            limit=properties.parse_size(self._conf.max_quota))
+            manifest.image_id, manifest.made.base_hash, manifest.made.virtual_bytes, granularity,
+            extents, limit=properties.parse_size(self._conf.max_quota))
 
     def promote(self, image_id: str) -> None:
         """Have an image's cache image copied to the storage memory tier, in the background."""
@@ -293,24 +294,14 @@ class ReportedBoots:
     def serve_stored(self, image_id: str) -> dict[str, Any] | None:
         """Serve an image's stored bytes to a host that settles its servers."""
         manifest = self._store.load(image_id)
-        if manifest is None or not manifest.base_path:
+        if manifest is None or not manifest.made.base_path:
             return None
         export = self._exporter.ensure_stored(manifest)
         described = self._exporter.describe(manifest)
         return {'server': described['server'], 'export': export,
                 'base_export': described['base_export'],
-                'stored_bytes': manifest.stored_bytes, 'image_hash': _base_hash(manifest),
-                'image_format': manifest.image_format, 'settle': manifest.settle}
-
-
-# States in which an image without a base gets one.
-_COMING = frozenset({ImageState.PENDING, ImageState.RECORDING, ImageState.BUILDING,
-                     ImageState.SERVED})
-
-
-def _base_hash(manifest: Manifest) -> str:
-    # Manifests of earlier versions have the image's only.
-    return manifest.base_hash or manifest.image_hash
+                'stored_bytes': manifest.made.stored_bytes, 'image_hash': manifest.made.base_hash,
+                'image_format': manifest.made.image_format, 'settle': manifest.wished.settle}
 
 
 def _extents(boots: Iterable[Boot]) -> int:
@@ -329,11 +320,6 @@ def remembered(boots: Sequence[Boot]) -> tuple[Boot, ...]:
     while _extents(kept) > _MOST_EXTENTS:
         kept = kept[1:]
     return kept
-
-
-def _has_older_base(manifest: Manifest) -> bool:
-    """Tell whether what is served is not what Glance has now, as that could not be had."""
-    return bool(manifest.image_hash) and manifest.image_hash != _base_hash(manifest)
 
 
 def _stock(manifest: Manifest) -> dict[str, Any]:

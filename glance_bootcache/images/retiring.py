@@ -1,13 +1,12 @@
 """Images that are skipped: no longer given out at once, and forgotten when no server needs them."""
 
-import dataclasses
 import time
 from collections.abc import Callable
 
 from oslo_log import log as logging
 
 from bootcache import exception
-from bootcache.manifest import ImageState
+from bootcache.manifest import Standing
 from glance_bootcache.decisions import DELETED
 from glance_bootcache.hosts.reportedneeds import ReportedNeeds
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
@@ -71,20 +70,20 @@ class Retiring:
         with self._store.lock:
             manifest = self._store.load(image_id)
             self._waiting.pop(image_id, None)
-            if manifest is not None and manifest.state is not ImageState.SKIPPED:
+            if manifest is not None and manifest.standing is not Standing.SKIPPED:
                 return
         why = self._withdraw(image_id)
         self._tiers.forget(image_id)
         with self._store.lock:
             manifest = self._store.load(image_id)
-            if manifest is None or manifest.state is not ImageState.SKIPPED:
+            if manifest is None or manifest.standing is not Standing.SKIPPED:
                 return
             if why:
                 self._waiting[image_id] = why
             elif manifest.reason == DELETED:
                 self._store.remove(image_id)
-            elif manifest.base_path:
-                self._store.put(dataclasses.replace(manifest, base_path=''))
+            elif manifest.made.base_path:
+                self._store.put(manifest.making(base_path=''))
 
     def _withdraw(self, image_id: str) -> str:
         """Serve the cache image no more, and the base if no server needs it.

@@ -9,6 +9,7 @@ import threading
 
 from glance_bootcache.decisions import ImageFacts
 from glance_bootcache.glance.images import Images
+from glance_bootcache.images.jobs import Jobs
 from glance_bootcache.storage.store import ImageStore
 
 # A state may change while it is shown; the last one of several threads shows the last one.
@@ -22,11 +23,13 @@ class Shown:
 
     :param store: the manifests.
     :param images: Glance.
+    :param jobs: what is in hand.
     """
 
-    def __init__(self, store: ImageStore, images: Images):
+    def __init__(self, store: ImageStore, images: Images, jobs: Jobs):
         self._store = store
         self._images = images
+        self._jobs = jobs
         self._lock = threading.Lock()  # guards the set
         self._unshown: set[str] = set()
 
@@ -34,13 +37,12 @@ class Shown:
         """Show what an image's manifest says; where Glance does not take it, ``again`` does."""
         for _try in range(_TRIES):
             manifest = self._store.load(image_id)
-            taken = manifest is None or self._images.show_state(image_id, manifest.state,
-                                                                manifest.reason)
+            seen = None if manifest is None else (self._jobs.state(manifest), manifest.reason)
+            taken = seen is None or self._images.show_state(image_id, *seen)
             with self._lock:
                 (self._unshown.discard if taken else self._unshown.add)(image_id)
             now = self._store.load(image_id)
-            if manifest is None or now is None \
-                    or (now.state, now.reason) == (manifest.state, manifest.reason):
+            if seen is None or now is None or (self._jobs.state(now), now.reason) == seen:
                 return
 
     def compare(self, image: ImageFacts) -> None:
@@ -49,7 +51,8 @@ class Shown:
         :param image: as Glance described it.
         """
         manifest = self._store.load(image.image_id)
-        if manifest is not None and not self._images.shows(image, manifest.state, manifest.reason):
+        if manifest is not None and not self._images.shows(
+                image, self._jobs.state(manifest), manifest.reason):
             self.show(image.image_id)
 
     def again(self) -> None:

@@ -6,6 +6,7 @@ import threading
 import time
 
 from bootcache import exception
+from bootcache.manifest import ImageState
 from bootcache.workingset import WorkingSet
 
 
@@ -24,6 +25,7 @@ class BuildJob:
     :ivar idle_seconds: of the store, when it was last heard of.
     :ivar heard_at: monotonic time of that.
     :ivar working_set: what was reported.
+    :ivar phase: what it does now, RECORDING or BUILDING; None while it waits, or gets a base.
     :ivar is_learned: a server's boot was reported while this one waited for its turn.
     """
 
@@ -37,6 +39,7 @@ class BuildJob:
     idle_seconds: float = 0.0
     heard_at: float = 0.0
     working_set: WorkingSet | None = None
+    phase: ImageState | None = None
     is_learned: bool = False
 
     def owns(self, token: str | None) -> bool:

@@ -33,13 +33,16 @@ class Operators:
     def _describe(self, manifest: Manifest) -> dict[str, Any]:
         """Return a manifest with the progress of what is in hand, as plain values."""
         job = self._manager.jobs.of(manifest.image_id)
-        return {**manifest.to_json(),
+        state = self._manager.jobs.state(manifest)
+        return {**dataclasses.asdict(manifest.wished), **dataclasses.asdict(manifest.made),
+                'image_id': manifest.image_id, 'state': state, 'reason': manifest.reason,
+                'image_hash': manifest.image_hash, 'updated_at': manifest.updated_at,
                 'progress': None if job is None else {'host': job.host,
                                                       'recorded_bytes': job.recorded_bytes},
-                'in_hand': manifest.state in IN_HAND, 'medium': self._medium(manifest)}
+                'in_hand': state in IN_HAND, 'medium': self._medium(manifest)}
 
     def _medium(self, manifest: Manifest) -> str | None:
-        return self._tiers.medium(manifest.image_id).value if manifest.cache_image else None
+        return self._tiers.medium(manifest.image_id).value if manifest.made.cache_image else None
 
     def list_images(self) -> list[dict[str, Any]]:
         """Return all images."""
@@ -63,7 +66,7 @@ class Operators:
         :returns: False if the image is not known.
         """
         return self._store.change(
-            image_id, lambda known: dataclasses.replace(known, pinned=pinned)) is not None
+            image_id, lambda known: known.wishing(pinned=pinned)) is not None
 
     # Hosts.
 
@@ -79,7 +82,7 @@ class Operators:
         manifest, hosts = self._store.load(image_id), self._hosts.holders(image_id)
         if manifest is None and not hosts:
             return None
-        cache = manifest.cache_image if manifest else None
+        cache = manifest.made.cache_image if manifest else None
         return {'storage': manifest and self._medium(manifest),
                 'storage_bytes': cache.bytes if cache else None, 'hosts': hosts}
 
@@ -96,7 +99,7 @@ class Operators:
             raise exception.RequestRefused(
                 f'image {image_id} is not known to the storage service; "bootcache image list"'
                 ' shows those that are')
-        if manifest.pinned:
+        if manifest.wished.pinned:
             raise exception.RequestRefused(
                 f'image {image_id} is pinned; "bootcache unpin {image_id}" first')
         if hosts is not None:

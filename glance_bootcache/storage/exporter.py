@@ -111,11 +111,11 @@ class Exporter:
     def describe(self, manifest: Manifest) -> dict[str, Any]:
         """Return what a compute host needs to reach an image: see ``plan_boot`` in rpcapi."""
         answer: dict[str, Any] = {
-            'server': self._address, 'virtual_bytes': manifest.virtual_bytes,
+            'server': self._address, 'virtual_bytes': manifest.made.virtual_bytes,
             'base_export': self.base_export(manifest)}
-        if manifest.cache_image is not None:
+        if manifest.made.cache_image is not None:
             answer['cache_export'] = self.cache_export(manifest)
-            answer['cache_image'] = manifest.cache_image.to_dict()
+            answer['cache_image'] = manifest.made.cache_image.to_dict()
         return answer
 
     def ensure(self, manifest: Manifest, cache_path: str | None) -> None:
@@ -126,7 +126,7 @@ class Exporter:
         :raises StorageDaemonError: if the daemon refuses, for instance as a file is gone.
         """
         base_export = self.base_export(manifest)
-        has_cache = cache_path is not None and manifest.cache_image is not None
+        has_cache = cache_path is not None and manifest.made.cache_image is not None
         wanted = (base_export, self.cache_export(manifest)) if has_cache else (base_export,)
         if self._is_served(*wanted):
             return
@@ -138,9 +138,9 @@ class Exporter:
             exports = self._exports()
             if base_export not in exports:
                 name = naming.node_name('b', manifest.image_id)
-                self._add(base_export, Base(manifest.base_path, manifest.image_format,
-                                            manifest.virtual_bytes).nodes(name))
-            if cache_path is None or manifest.cache_image is None:
+                self._add(base_export, Base(manifest.made.base_path, manifest.made.image_format,
+                                            manifest.made.virtual_bytes).nodes(name))
+            if cache_path is None or manifest.made.cache_image is None:
                 return
             cache_export = self.cache_export(manifest)
             if cache_export not in exports:
@@ -158,7 +158,7 @@ class Exporter:
         :raises StorageDaemonError: if the daemon refuses, or the file is gone.
         """
         export = naming.export_name(naming.EXPORT_STORED, manifest.image_id)
-        if not manifest.base_path:
+        if not manifest.made.base_path:
             raise exception.StorageDaemonError(
                 f'exporter: image {manifest.image_id} has no stored file here; build it again')
         if self._is_served(export):
@@ -166,7 +166,7 @@ class Exporter:
         with self._lock:
             if export not in self._exports():
                 name = naming.node_name('s', manifest.image_id)
-                self._add(export, Base(manifest.base_path, 'raw', 0).nodes(name))
+                self._add(export, Base(manifest.made.base_path, 'raw', 0).nodes(name))
         return export
 
     def _place(self, cache_export: str, cache_path: str) -> str:
@@ -387,15 +387,16 @@ class Exporter:
     @staticmethod
     def base_export(manifest: Manifest) -> str:
         """Return the name of the export of an image's base."""
-        return manifest.base_export or naming.export_name(naming.EXPORT_BASE, manifest.image_id)
+        return manifest.made.base_export \
+            or naming.export_name(naming.EXPORT_BASE, manifest.image_id)
 
     @staticmethod
     def cache_export(manifest: Manifest) -> str:
         """Return the name of the export of an image's cache image, which it must have."""
-        assert manifest.cache_image is not None
+        assert manifest.made.cache_image is not None
         # A new cache image gets a new name: who fetches the old one meanwhile gets all of it.
         return (naming.export_name(naming.EXPORT_CACHE, manifest.image_id)
-                + f'-{manifest.cache_image.sha256[:16]}')
+                + f'-{manifest.made.cache_image.sha256[:16]}')
 
     @staticmethod
     def _cache_node(cache_export: str) -> str:

@@ -12,7 +12,7 @@ LOG = logging.getLogger(__name__)
 
 def has_base(manifest: Manifest) -> bool:
     """Tell whether an image has a base that can be served."""
-    return bool(manifest.base_path and manifest.virtual_bytes)
+    return bool(manifest.made.base_path and manifest.made.virtual_bytes)
 
 
 def serve(manifest: Manifest, store: ImageStore, exporter: Exporter) -> None:

@@ -22,11 +22,11 @@ _MANIFEST = 'manifest.json'
 
 def _named(manifest: Manifest) -> set[str]:
     """Return the names of a manifest's files; a base that lies elsewhere is not one of them."""
-    names = {os.path.basename(manifest.base_path)} if manifest.base_path else set()
-    if manifest.working_set:
-        names.add(manifest.working_set.file)
-    if manifest.cache_image:
-        names.add(manifest.cache_image.file)
+    names = {os.path.basename(manifest.made.base_path)} if manifest.made.base_path else set()
+    if manifest.made.working_set:
+        names.add(manifest.made.working_set.file)
+    if manifest.made.cache_image:
+        names.add(manifest.made.cache_image.file)
     return names
 
 
@@ -76,7 +76,7 @@ class ImageStore:
 
     def cache_path(self, manifest: Manifest) -> str | None:
         """Return the path of an image's cache image, None if it has none."""
-        cache = manifest.cache_image
+        cache = manifest.made.cache_image
         return self.path(manifest.image_id, cache.file) if cache else None
 
     def new_name(self, kind: str, suffix: str) -> str:
@@ -166,10 +166,10 @@ class ImageStore:
 
     def load_working_set(self, manifest: Manifest) -> WorkingSet | None:
         """Return the working set that a manifest names, or None if there is none to be used."""
-        if manifest.working_set is None:
+        if manifest.made.working_set is None:
             return None
         try:
-            return WorkingSet.load(self.path(manifest.image_id, manifest.working_set.file))
+            return WorkingSet.load(self.path(manifest.image_id, manifest.made.working_set.file))
         except exception.InvalidWorkingSet as error:
             LOG.warning('image %s: %s', manifest.image_id, error)
             return None

@@ -47,11 +47,11 @@ class _Held:
 
 
 def _cache_bytes(manifest: Manifest) -> int:
-    return manifest.cache_image.bytes if manifest.cache_image is not None else 0
+    return manifest.made.cache_image.bytes if manifest.made.cache_image is not None else 0
 
 
 def _sha256(manifest: Manifest) -> str:
-    return manifest.cache_image.sha256 if manifest.cache_image is not None else ''
+    return manifest.made.cache_image.sha256 if manifest.made.cache_image is not None else ''
 
 
 class StorageTiers:
@@ -91,8 +91,8 @@ class StorageTiers:
         """
         present = list(manifests)
         self._usage.keep_only({manifest.image_id for manifest in present})
-        known = {(manifest.image_id, manifest.cache_image.sha256): manifest
-                 for manifest in present if manifest.cache_image is not None}
+        known = {(manifest.image_id, manifest.made.cache_image.sha256): manifest
+                 for manifest in present if manifest.made.cache_image is not None}
         leftovers = []
         with self._lock:
             for name in sorted(os.listdir(self._directory)) if self._directory else ():
@@ -169,14 +169,14 @@ class StorageTiers:
         :param busy: ids of those that ``Exporter.withdraw_cache`` found being fetched.
         """
         return tier.make_room([self._item(manifest, manifest.image_id in busy)
-                               for manifest in manifests if manifest.cache_image is not None],
+                               for manifest in manifests if manifest.made.cache_image is not None],
                               self._disk, incoming)
 
     def _item(self, manifest: Manifest, busy: bool) -> Item:
         # As it is now: it may have been pinned while it was copied, or since.
         current = self._store.load(manifest.image_id) or manifest
         return Item(manifest.image_id, _cache_bytes(manifest), self.last_used(manifest),
-                    current.pinned, busy)
+                    current.wished.pinned, busy)
 
     # Files on the disk.
 
@@ -185,7 +185,7 @@ class StorageTiers:
 
         Its size is looked at now; its content in the background, once a file and process.
         """
-        info = manifest.cache_image
+        info = manifest.made.cache_image
         if info is None or self.is_damaged(manifest):
             return False
         path = self._disk_path(manifest)
@@ -206,7 +206,7 @@ class StorageTiers:
     def is_damaged(self, manifest: Manifest) -> bool:
         """Tell whether a cache image's file on the disk was found damaged."""
         with self._lock:
-            return manifest.cache_image in self._damaged
+            return manifest.made.cache_image in self._damaged
 
     def _verify(self, manifest: Manifest) -> None:
         if self._stopping:
@@ -223,10 +223,10 @@ class StorageTiers:
         """
         with self._lock:
             current = self._store.load(manifest.image_id)
-            if current is None or current.cache_image != manifest.cache_image:
+            if current is None or current.made.cache_image != manifest.made.cache_image:
                 # It was replaced, or removed, meanwhile.
                 return
-            self._damaged.add(manifest.cache_image)
+            self._damaged.add(manifest.made.cache_image)
         LOG.error('image %s: its cache image on storage disk is damaged, and is built again when a'
                   ' server boots from it: %s', manifest.image_id, reason)
 
@@ -253,15 +253,15 @@ class StorageTiers:
         Returns at once. Without a memory tier, or where it has no room that could be made, the disk
         serves on; so it does after any error, which is logged.
         """
-        if self._directory is None or manifest.cache_image is None:
+        if self._directory is None or manifest.made.cache_image is None:
             return
-        image_id, sha256 = manifest.image_id, manifest.cache_image.sha256
+        image_id, sha256 = manifest.image_id, manifest.made.cache_image.sha256
         with self._lock:
             held = self._held.get(image_id)
             if held is not None and _sha256(held.manifest) == sha256 and self._serves(held):
                 return
             wanted = self._wanted.get(image_id)
-            if self._stopping or manifest.cache_image in self._damaged \
+            if self._stopping or manifest.made.cache_image in self._damaged \
                     or (wanted is not None and _sha256(wanted) == sha256):
                 return
             self._wanted[image_id] = manifest
@@ -291,8 +291,8 @@ class StorageTiers:
             self._discard(image_id)
 
     def _disk_path(self, manifest: Manifest) -> str:
-        assert manifest.cache_image is not None
-        return self._store.path(manifest.image_id, manifest.cache_image.file)
+        assert manifest.made.cache_image is not None
+        return self._store.path(manifest.image_id, manifest.made.cache_image.file)
 
     def _discard(self, image_id: str) -> None:
         held = self._held.pop(image_id, None)

@@ -3,7 +3,6 @@
 glance_bootcache/warming/warmjobs.py has the rules; here is the thread that follows them.
 """
 
-import dataclasses
 import math
 import threading
 import time
@@ -15,7 +14,7 @@ from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
 from bootcache.exception import RequestRefused
-from bootcache.manifest import ImageState, Manifest
+from bootcache.manifest import ImageState, Manifest, Standing
 from glance_bootcache import decisions, warmconf
 from glance_bootcache.hosts.holdings import Hosts
 from glance_bootcache.storage.store import ImageStore
@@ -101,7 +100,7 @@ class Warming:
         holding, seen = self._hosts.held_since(job.image_id, job.asked_at), self._hosts.seen()
         with self._lock:
             before, now = job.phase, self._clock()
-            job.look(holding, manifest.generation, now)
+            job.look(holding, manifest.wished.generation, now)
             cold = job.close(now, self._conf.warm_timeout, self._conf.warm_attempts, seen)
         if job.phase is not before:
             self._log_attempt(job, cold, now)
@@ -160,7 +159,7 @@ class Warming:
     def _follow_policy(self, now: float) -> None:
         """Begin with images that became ready for the first time, and note which are done."""
         undone = {manifest.image_id: manifest for manifest in self._store.manifests()
-                  if manifest.warm_due and manifest.state is not ImageState.SKIPPED}
+                  if manifest.wished.warm_due and manifest.standing is not Standing.SKIPPED}
         due = [image_id for image_id, manifest in undone.items()
                if manifest.state is ImageState.READY]
         done = []
@@ -259,4 +258,4 @@ class Warming:
 
 
 def _is_warm(manifest: Manifest) -> Manifest:
-    return dataclasses.replace(manifest, warm_due=False)
+    return manifest.wishing(warm_due=False)

@@ -7,7 +7,7 @@ from functional_tools import qemu_img, until
 
 from bootcache import cacheimage, naming
 from bootcache.cacheimage import Base
-from bootcache.manifest import CacheInfo, ImageState, Manifest
+from bootcache.manifest import CacheInfo, Made, Manifest, Standing
 from glance_bootcache.storage.exporter import Exporter
 from nova_bootcache.storagenode import Remote
 
@@ -25,8 +25,8 @@ class Node:
         self.exporter = Exporter(conf)
         self.base = make_base(f'{directory}/store/base', SIZE, [
             (0, MIB, 'data'), (2 * MIB, MIB, 'zeros'), (3 * MIB, SIZE, 'data')], 'qcow2')
-        self.manifest = Manifest(IMAGE, ImageState.READY, image_format='qcow2', virtual_bytes=SIZE,
-                                 base_path=self.base)
+        self.manifest = Manifest(IMAGE, Standing.DONE, made=Made(
+            image_format='qcow2', virtual_bytes=SIZE, base_path=self.base))
         self.cache_path = ''
 
     def build(self, *extents):
@@ -35,11 +35,9 @@ class Node:
         uri = naming.nbd_unix_uri(self.conf.gateway_socket, f'base-{IMAGE}')
         built = cacheimage.build(Base(self.base, 'qcow2', SIZE), extents, self.cache_path,
                                  quota=64 * MIB, cluster_bytes=4096, backing_uri=uri)
-        self.manifest = Manifest(
-            IMAGE, ImageState.READY, image_format='qcow2', virtual_bytes=SIZE, base_path=self.base,
-            cache_image=CacheInfo(os.path.basename(self.cache_path), built.bytes, built.data_bytes,
-                                  len(built.extents), built.sha256, SIZE, 4096, 64 * MIB, uri, 0.1,
-                                  cacheimage.VERIFY_RULES))
+        self.manifest = self.manifest.making(cache_image=CacheInfo(
+            os.path.basename(self.cache_path), built.bytes, built.data_bytes, len(built.extents),
+            built.sha256, SIZE, 4096, 64 * MIB, uri, 0.1, cacheimage.VERIFY_RULES))
         self.serve()
         return self
 

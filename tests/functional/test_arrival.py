@@ -19,7 +19,7 @@ from functional_tools import free_port, read_base, until
 from storage_node import IMAGE, MIB, SIZE, content
 
 from bootcache import daemonjobs, exception, naming
-from bootcache.manifest import ImageState, Manifest
+from bootcache.manifest import Made, Manifest, Standing
 from bootcache.workingset import Extent
 from nova_bootcache.gateway import arrivingimage, below, graph
 from nova_bootcache.tiers import fetches
@@ -115,7 +115,7 @@ def test_a_server_boots_while_its_cache_image_arrives(host, node, way, go, direc
     assert host.arrivals.has(IMAGE)
     go.set()
     assert host.arrivals.wait(IMAGE, 60)
-    info = node.manifest.cache_image
+    info = node.manifest.made.cache_image
     assert host.cache.entry(IMAGE).cache_image == info
     # All of it crossed the wire, and each byte once.
     taken = sorted(way.reads('cache-'))
@@ -232,8 +232,8 @@ def test_the_storage_node_hangs_in_the_midst(host, way, node, directory, monkeyp
 def test_nobody_waits_while_one_that_hangs_is_ended(hosts, way, node, directory, make_base,
                                                     monkeypatch, by_upkeep):
     """Neither a chain of another image, nor the growing store below it, which has its limit."""
-    other = Manifest(OTHER, ImageState.READY, image_format='raw', virtual_bytes=SIZE,
-                     base_path=make_base(f'{directory}/store/other', SIZE, [(0, SIZE, 'data')]))
+    other = Manifest(OTHER, Standing.DONE, made=Made(image_format='raw', virtual_bytes=SIZE,
+        base_path=make_base(f'{directory}/store/other', SIZE, [(0, SIZE, 'data')])))
     node.exporter.ensure(other, None)
     host = hosts(store_quota='2MiB')
     host.service.extra = {'server': ['127.0.0.1', way.port]}
@@ -295,7 +295,7 @@ def test_a_gateway_of_an_earlier_version_keeps_nothing_of_one(hosts, way, node, 
 
 
 def test_without_room_for_tables_it_is_fetched_first(hosts, way, node, directory):
-    size = node.manifest.cache_image.bytes
+    size = node.manifest.made.cache_image.bytes
     made = hosts(compute_disk_quota=str(arrivingimage.room(size) - 4096), store_quota='1MiB')
     assert boot(made, f'{directory}/disk') is True
     assert not made.arrivals.has(IMAGE)

@@ -20,8 +20,7 @@ OLD, NEW = 'sha512:' + 'ab' * 64, 'sha512:' + 'cd' * 64
 @pytest.fixture
 def host(hosts, node):
     """A host whose servers have all settled, until a test says otherwise."""
-    node.manifest = dataclasses.replace(
-        node.manifest, base_export=naming.content_export_name(IMAGE, OLD))
+    node.manifest = node.manifest.making(base_export=naming.content_export_name(IMAGE, OLD))
     made = hosts()
     made.service.extra = {'image_hash': OLD}
     made.needs.note_unsettled([])
@@ -29,10 +28,10 @@ def host(hosts, node):
 
 
 def build(node):
-    export = node.manifest.base_export
+    export = node.manifest.made.base_export
     node.build(*SET)
     node.exporter.retire(IMAGE, with_base=True)
-    node.manifest = dataclasses.replace(node.manifest, base_export=export)
+    node.manifest = node.manifest.making(base_export=export)
     node.serve()
 
 
@@ -47,9 +46,8 @@ def change(host, node, make_base, directory):
         node.base = make_base(f'{directory}/store/other', size, [(0, size, 'data')], 'qcow2',
                               seed=9)
         node.cache_path = ''
-        node.manifest = dataclasses.replace(
-            node.manifest, base_path=node.base, cache_image=None, virtual_bytes=size,
-            base_export=naming.content_export_name(IMAGE, NEW))
+        node.manifest = node.manifest.making(base_path=node.base, cache_image=None,
+            virtual_bytes=size, base_export=naming.content_export_name(IMAGE, NEW))
         if not connected:
             node.serve()
         host.service.extra = {'image_hash': NEW}
@@ -110,8 +108,8 @@ def test_where_a_server_stands_on_it_new_ones_go_the_stock_way(host, node, direc
     # The database is put right: it goes on.
     node.exporter.retire(IMAGE, with_base=True)
     node.base = f'{directory}/store/base'
-    node.manifest = dataclasses.replace(node.manifest, base_path=node.base, virtual_bytes=SIZE,
-                                        base_export=naming.content_export_name(IMAGE, OLD))
+    node.manifest = node.manifest.making(base_path=node.base, virtual_bytes=SIZE,
+        base_export=naming.content_export_name(IMAGE, OLD))
     node.serve()
     host.service.extra = {'image_hash': OLD}
     host.chains.keep_chain(IMAGE, f'{directory}/one')
@@ -165,8 +163,7 @@ def test_a_gateway_does_not_serve_one_content_for_another(host, node, directory,
 
 def test_a_storage_node_names_the_content_of_what_it_exports(node):
     """A gateway that connects again to an older content's name gets nothing, not another one."""
-    node.manifest = dataclasses.replace(
-        node.manifest, base_export=naming.content_export_name(IMAGE, OLD))
+    node.manifest = node.manifest.making(base_export=naming.content_export_name(IMAGE, OLD))
     node.serve()
     assert node.exports == {f'base-{IMAGE}-{"ab" * 8}'}
     assert node.answer()['base_export'] == f'base-{IMAGE}-{"ab" * 8}'

@@ -11,7 +11,7 @@ from compute_host import boot, compare
 from functional_tools import until
 from storage_node import IMAGE
 
-from bootcache.manifest import ImageState, Manifest
+from bootcache.manifest import Made, Manifest, Standing
 from glance_bootcache.storage.exporter import Exporter
 
 MIB = 1 << 20
@@ -29,8 +29,8 @@ def exporter(storage_conf, directory):
 @pytest.fixture
 def image(make_base, directory):
     base = make_base(f'{directory}/store/base', MIB, [(0, MIB, 'data')], 'qcow2')
-    return Manifest(str(uuid.uuid4()), ImageState.READY, image_format='qcow2', virtual_bytes=MIB,
-                    stored_bytes=MIB, base_path=base)
+    return Manifest(str(uuid.uuid4()), Standing.DONE, made=Made(image_format='qcow2',
+        virtual_bytes=MIB, stored_bytes=MIB, base_path=base))
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from functional_tools import qemu_img, until
 from storage_node import IMAGE, MIB, SIZE, content
 
 from bootcache import exception, naming, qemuimg, savefile
-from bootcache.manifest import CacheInfo, Manifest
+from bootcache.manifest import CacheInfo, Made, Manifest
 from bootcache.tier import Medium, TierLimits
 from bootcache.workingset import Extent
 from nova_bootcache.cache.cachefiles import CacheFiles
@@ -67,7 +67,8 @@ def test_a_server_s_chain_is_the_base(node, gateway, cache, directory):
     export = gateway.ensure_base(node.remote())
     assert export == f'base-{IMAGE}'
     entry = fetch(cache, node)
-    assert cache.entry(IMAGE) == entry and entry.file_sha256 == node.manifest.cache_image.sha256
+    assert cache.entry(IMAGE) == entry
+    assert entry.file_sha256 == node.manifest.made.cache_image.sha256
     overlay = f'{directory}/disk'
     qemuimg.create_overlay(overlay, SIZE, cache.path(IMAGE), 'qcow2', cluster_bytes=128 << 10,
                            subclusters=True)
@@ -89,7 +90,7 @@ def test_a_header_for_another_socket_is_rewritten(node, gateway, directory, stor
     gateway.ensure_base(node.remote())
     entry = fetch(cache, node, gateway.socket_path)
     assert entry.file_sha256 == savefile.file_digest(cache.path(IMAGE)) \
-        != node.manifest.cache_image.sha256
+        != node.manifest.made.cache_image.sha256
     assert cache.entry(IMAGE) == entry
     qemu_img('compare', '-f', 'qcow2', '-F', 'qcow2', cache.path(IMAGE), node.base)
 
@@ -130,7 +131,7 @@ def test_a_storage_node_that_is_away_leaves_nothing(node, cache):
     node.exporter.stop()
     with pytest.raises(exception.BootcacheError):
         fetches(cache, node.conf.gateway_socket).fetch(
-            node.remote(), node.manifest.cache_image, answer['cache_export'])
+            node.remote(), node.manifest.made.cache_image, answer['cache_export'])
     assert os.listdir(cache.directory) == []
 
 
@@ -248,8 +249,8 @@ def test_removing_what_is_not_there(node, gateway):
 
 def test_retiring_one_image_leaves_the_other(node):
     node.build(*SET)
-    node.exporter.ensure(Manifest(OTHER, image_format='qcow2', virtual_bytes=SIZE,
-                                  base_path=node.base), None)
+    node.exporter.ensure(Manifest(OTHER, made=Made(image_format='qcow2', virtual_bytes=SIZE,
+        base_path=node.base)), None)
     assert node.exporter.retire(IMAGE, with_base=True) is True
     assert node.exports == {f'base-{OTHER}'}
 

@@ -13,7 +13,7 @@ from compute_host import boot, compare
 from functional_tools import until
 from storage_node import IMAGE, MIB, SIZE
 
-from bootcache.manifest import ImageState, Manifest
+from bootcache.manifest import ImageState, Made, Manifest, Standing
 from bootcache.workingset import Extent
 from glance_bootcache.images.jobs import Jobs
 from glance_bootcache.images.readerrors import ReadErrors
@@ -43,7 +43,7 @@ def service(node, storage_conf):
     store = ImageStore(storage_conf.bootcache.state_dir)
     tiers = StorageTiers(storage_conf, store, node.exporter)
     images, jobs = Images(), Jobs(1, store.lock)
-    errors = ReadErrors(store, node.exporter, tiers, jobs, Shown(store, images))
+    errors = ReadErrors(store, node.exporter, tiers, jobs, Shown(store, images, jobs))
     errors.store, errors.images, errors.tiers = store, images, tiers
     yield errors
     errors.stop()
@@ -55,9 +55,9 @@ def service(node, storage_conf):
 def serve(node, service):
     """Serves an image as the storage service does."""
     def serve(image_id, path, virtual_bytes=SIZE):
-        manifest = service.store.put(Manifest(
-            image_id, ImageState.SERVED, image_format='qcow2', virtual_bytes=virtual_bytes,
-            stored_bytes=virtual_bytes, base_path=path))
+        manifest = service.store.put(Manifest(image_id, Standing.DONE,
+            made=Made(image_format='qcow2', virtual_bytes=virtual_bytes, stored_bytes=virtual_bytes,
+            base_path=path)))
         node.exporter.ensure(manifest, None)
         return Remote.from_answer(image_id, node.exporter.describe(manifest))
 
@@ -104,7 +104,7 @@ def test_a_watched_boot_of_a_rotten_base_does_not_hold_up_others(hosts, node, se
     other.shutdown()
     assert host.gateway.ensure_base(remote) == f'base-{OTHER}'
     manifest = service.store.load(IMAGE)
-    assert manifest.base_path == '' and 'error while reading' in manifest.reason
+    assert manifest.made.base_path == '' and 'error while reading' in manifest.reason
     assert service.images.shown == [(IMAGE, ImageState.FAILED, manifest.reason)]
     assert node.exports == {f'base-{OTHER}'}
 

@@ -13,7 +13,7 @@ from command import SERVICE, command
 from functional_tools import free_port, until
 from keystone import PASSWORD, REGION, keystone
 
-from bootcache.manifest import ImageState, Manifest
+from bootcache.manifest import Made, Manifest, Standing
 from glance_bootcache.storage.store import ImageStore
 
 PATIENCE = 90
@@ -151,9 +151,8 @@ def test_running_servers_are_served_whatever_else_is_wrong(service, directory, o
     port = free_port()
     with open(f'{directory}/base.img', 'wb') as stream:
         stream.write(b'base' * 16384)
-    ImageStore(f'{directory}/state').put(Manifest(
-        IMAGE, ImageState.READY, image_format='raw', virtual_bytes=65536,
-        base_path=f'{directory}/base.img'))
+    ImageStore(f'{directory}/state').put(Manifest(IMAGE, Standing.DONE,
+        made=Made(image_format='raw', virtual_bytes=65536, base_path=f'{directory}/base.img')))
     assert service(export_port=port, **options).wait(PATIENCE) == 1
     assert len(lines(directory)) == 1
     handle = nbd.NBD()

@@ -14,7 +14,7 @@ from tiers_house import MIB, House, Readers, flip
 
 from bootcache import cacheimage, exception, naming, savefile, tier
 from bootcache.cacheimage import Base
-from bootcache.manifest import CacheInfo, ImageState, Manifest
+from bootcache.manifest import CacheInfo, Made, Manifest, Standing
 from bootcache.storagedaemon import StorageDaemon, TcpListener
 from bootcache.tier import Medium
 
@@ -96,7 +96,7 @@ def test_a_daemon_of_an_earlier_version(house, directory):
     daemon = StorageDaemon('exporter', house.conf.bootcache.run_dir,
                            TcpListener('127.0.0.1', house.conf.bootcache.export_port))
     daemon.ensure_running()
-    export = f'cache-{manifest.image_id}-{manifest.cache_image.sha256[:16]}'
+    export = f'cache-{manifest.image_id}-{manifest.made.cache_image.sha256[:16]}'
     node = naming.node_name('c', export)
     daemon.add_nodes(*Base(house.disk_path(manifest), 'raw', 0).nodes(node))
     daemon.add_export(export, node)
@@ -278,10 +278,10 @@ def test_a_replaced_cache_image_leaves_memory(house):
     name = house.store.new_name('cache', '.qcow2')
     with open(house.store.path(manifest.image_id, name), 'wb') as stream:
         stream.write(data)
-    info = CacheInfo.from_dict({**manifest.cache_image.to_dict(), 'file': name,
+    info = CacheInfo.from_dict({**manifest.made.cache_image.to_dict(), 'file': name,
                                 'sha256': hashlib.sha256(data).hexdigest()})
-    newer = Manifest(manifest.image_id, ImageState.READY, image_format='qcow2',
-                     virtual_bytes=4 * MIB, base_path=manifest.base_path, cache_image=info)
+    newer = Manifest(manifest.image_id, Standing.DONE, made=Made(image_format='qcow2',
+        virtual_bytes=4 * MIB, base_path=manifest.made.base_path, cache_image=info))
     house.serve(newer)
     house.tiers.forget(manifest.image_id)
     assert os.listdir(house.memory) == []
@@ -316,7 +316,7 @@ def test_the_stored_file_is_served_as_it_is(house):
     manifest = house.image(1)
     export = house.exporter.ensure_stored(manifest)
     assert export == house.exporter.ensure_stored(manifest) == f'stored-{manifest.image_id}'
-    with open(manifest.base_path, 'rb') as stream:
+    with open(manifest.made.base_path, 'rb') as stream:
         stored = stream.read()
     assert stored[:4] == b'QFI\xfb' and len(stored) % 512
     # A block device ends with a whole sector.
@@ -335,7 +335,7 @@ def test_the_stored_file_is_served_as_it_is(house):
 
 def test_a_stored_file_that_is_missing(house):
     manifest = house.image(1)
-    os.unlink(manifest.base_path)
+    os.unlink(manifest.made.base_path)
     with pytest.raises(exception.StorageDaemonError):
         house.exporter.ensure_stored(manifest)
     with pytest.raises(exception.StorageDaemonError, match='no stored file'):

@@ -10,7 +10,7 @@ import nbd
 from functional_tools import qemu_img, until
 
 from bootcache import cacheimage
-from bootcache.manifest import CacheInfo, ImageState, Manifest
+from bootcache.manifest import CacheInfo, Made, Manifest, Standing
 from glance_bootcache.storage.exporter import Exporter
 from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import StorageTiers
@@ -54,10 +54,10 @@ class House:
         data = random.Random(number).randbytes(size)
         with open(self.store.path(image_id, name), 'wb') as stream:
             stream.write(data)
-        manifest = Manifest(
-            image_id, ImageState.READY, image_format='qcow2', virtual_bytes=4 * MIB, base_path=base,
+        manifest = Manifest(image_id, Standing.DONE, made=Made(
+            image_format='qcow2', virtual_bytes=4 * MIB, base_path=base,
             cache_image=CacheInfo(name, size, size, 1, hashlib.sha256(data).hexdigest(), 4 * MIB,
-                                  65536, 64 * MIB, '', 0.1, cacheimage.VERIFY_RULES))
+                                  65536, 64 * MIB, '', 0.1, cacheimage.VERIFY_RULES)))
         self.content[image_id] = data
         self.store.save(manifest)
         self.serve(manifest)
@@ -67,10 +67,10 @@ class House:
         self.exporter.ensure(manifest, self.disk_path(manifest))
 
     def disk_path(self, manifest):
-        return self.store.path(manifest.image_id, manifest.cache_image.file)
+        return self.store.path(manifest.image_id, manifest.made.cache_image.file)
 
     def memory_path(self, manifest):
-        return f'{self.memory}/{manifest.image_id}-{manifest.cache_image.sha256}.qcow2'
+        return f'{self.memory}/{manifest.image_id}-{manifest.made.cache_image.sha256}.qcow2'
 
     def served_from(self, manifest):
         return self.exporter.cache_places().get(self.exporter.cache_export(manifest))

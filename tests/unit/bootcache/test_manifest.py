@@ -1,5 +1,6 @@
 """Manifests: what is written is what is read, and nothing damaged is taken for one."""
 
+import dataclasses
 import json
 
 import pytest
@@ -7,22 +8,94 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootcache import exception
-from bootcache.manifest import IN_HAND, CacheInfo, ImageState, Manifest, WorkingSetInfo
+from bootcache.manifest import (
+    IN_HAND,
+    CacheInfo,
+    ImageState,
+    Made,
+    Manifest,
+    Standing,
+    Wished,
+    WorkingSetInfo,
+)
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 CACHE = CacheInfo('cache-1.qcow2', 1000, 900, 3, 'ab' * 32, 1 << 30, 65536, 1 << 29,
                   'nbd+unix:///base-x?socket=/run/s', 1.5, 1)
 SET = WorkingSetInfo('working-set-1.json', 900, 3, 4096, 'nova', 'marker', 12.5, 'login:')
-FULL = Manifest(IMAGE, ImageState.READY, '', 'sha512:00', 'qcow2', 5, 1 << 30, '/base', False, SET,
-                CACHE, '2026-01-01T00:00:00+00:00')
+FULL = Manifest(IMAGE, Standing.DONE, '', 'sha512:00', Wished(quota=1 << 29, name='Debian'),
+                Made('/base', 'sha512:00', 'base-x', 'qcow2', 5, 1 << 30, SET, CACHE),
+                '2026-01-01T00:00:00+00:00')
+MADE = st.builds(Made, image_format=st.sampled_from(['', 'raw', 'qcow2']),
+                 working_set=st.sampled_from([None, SET]),
+                 cache_image=st.sampled_from([None, CACHE]))
 
 
-@given(st.builds(Manifest, st.just(IMAGE), st.sampled_from(ImageState), st.text(), st.text(),
-                 st.sampled_from(['', 'raw', 'qcow2']), st.integers(0), st.integers(0), st.text(),
-                 st.booleans(), st.sampled_from([None, SET]), st.sampled_from([None, CACHE]),
-                 st.text()))
+@given(st.builds(Manifest, st.just(IMAGE), st.sampled_from(Standing), st.text(), st.text(),
+                 st.builds(Wished), MADE, st.text()))
 def test_round_trip_through_json(manifest):
     assert Manifest.from_json(json.loads(json.dumps(manifest.to_json()))) == manifest
+
+
+@pytest.mark.parametrize(('standing', 'cache_image', 'state'), [
+    (Standing.WANTED, None, 'pending'), (Standing.WANTED, CACHE, 'pending'),
+    (Standing.DONE, None, 'served'), (Standing.DONE, CACHE, 'ready'),
+    (Standing.FAILED, CACHE, 'failed'), (Standing.SKIPPED, None, 'skipped')])
+def test_the_state_is_derived(standing, cache_image, state):
+    assert Manifest(IMAGE, standing, made=Made(cache_image=cache_image)).state is ImageState(state)
+
+
+def test_who_writes_a_part_leaves_the_other():
+    wished = FULL.wishing(pinned=True)
+    assert wished.wished.pinned and wished.made is FULL.made
+    made = FULL.making(cache_image=None)
+    assert made.made.cache_image is None and made.wished is FULL.wished
+
+
+@pytest.mark.parametrize(('image_hash', 'base_hash', 'base_path', 'older'), [
+    ('a', 'a', '/base', False), ('b', 'a', '/base', True), ('b', 'a', '', False),
+    ('', 'a', '/base', False)])
+def test_an_older_base(image_hash, base_hash, base_path, older):
+    manifest = Manifest(IMAGE, image_hash=image_hash, made=Made(base_path, base_hash))
+    assert manifest.has_older_base == older
+
+
+# Version 1: one part, and the state in it.
+
+FIRST = {'version': 1, 'image_id': IMAGE, 'state': 'ready', 'reason': '', 'image_hash': 'sha512:00',
+         'image_format': 'qcow2', 'stored_bytes': 5, 'virtual_bytes': 1 << 30, 'base_path': '/base',
+         'held': False, 'working_set': dataclasses.asdict(SET), 'cache_image': CACHE.to_dict(),
+         'updated_at': '2026-01-01T00:00:00+00:00'}
+
+
+def test_a_manifest_of_the_first_release_is_read():
+    made = dataclasses.replace(FULL.made, base_export='')
+    assert Manifest.from_json(FIRST) == dataclasses.replace(FULL, wished=Wished(), made=made)
+
+
+def test_one_of_the_last_release_of_version_1_is_read():
+    found = Manifest.from_json({
+        **FIRST, 'pinned': True, 'quota': 7, 'boot_marker': 'up', 'settle': False, 'generation': 9,
+        'visibility': 'public', 'warm_due': True, 'name': 'x', 'owner': 'y', 'held': True,
+        'base_hash': 'sha512:11', 'base_export': 'base-x'})
+    assert found.wished == Wished(True, True, 7, 'up', False, 9, 'public', True, 'x', 'y')
+    assert (found.made.base_hash, found.made.base_export) == ('sha512:11', 'base-x')
+    assert found.has_older_base
+
+
+@pytest.mark.parametrize(('state', 'standing'), [
+    ('pending', 'wanted'), ('recording', 'wanted'), ('building', 'wanted'), ('served', 'done'),
+    ('ready', 'done'), ('failed', 'failed'), ('skipped', 'skipped')])
+def test_states_of_version_1(state, standing):
+    assert Manifest.from_json({**FIRST, 'state': state}).standing is Standing(standing)
+
+
+@pytest.mark.parametrize('change', [
+    {'version': 0}, {'state': 'done'}, {'state': None}, {'surprise': 1}, {'cache_image': 'x'},
+    {'cache_image': {}}, {'working_set': [1]}, {'made': {}}, {'version': True}])
+def test_a_damaged_document_of_version_1_is_refused(change):
+    with pytest.raises(exception.InvalidManifest):
+        Manifest.from_json({**FIRST, **change})
 
 
 def test_round_trip_through_a_file(tmp_path):
@@ -38,14 +111,22 @@ def test_what_is_in_hand():
 
 
 @pytest.mark.parametrize('change', [
-    {'version': 0}, {'version': 2}, {'version': '1'}, {'version': None}, {'state': 'done'},
-    {'state': None}, {'surprise': 1}, {'cache_image': 'x'},
-    {'cache_image': {}},
-    {'cache_image': {**CACHE.to_dict(), 'more': 1}}, {'working_set': [1]},
-    {'working_set': {'file': 'x'}}])
+    {'version': 0}, {'version': 3}, {'version': '2'}, {'version': None}, {'standing': 'ready'},
+    {'standing': None}, {'surprise': 1}, {'made': None}, {'made': {'surprise': 1}},
+    {'wished': 'x'}, {'wished': {'cache_image': None}}])
 def test_a_damaged_document_is_refused(change):
     with pytest.raises(exception.InvalidManifest):
         Manifest.from_json({**FULL.to_json(), **change})
+
+
+@pytest.mark.parametrize('change', [
+    {'cache_image': 'x'}, {'cache_image': {}}, {'cache_image': {**CACHE.to_dict(), 'more': 1}},
+    {'working_set': [1]}, {'working_set': {'file': 'x'}}])
+def test_a_damaged_part_is_refused(change):
+    document = FULL.to_json()
+    document['made'].update(change)
+    with pytest.raises(exception.InvalidManifest):
+        Manifest.from_json(document)
 
 
 @pytest.mark.parametrize('missing', ['version', 'image_id'])

@@ -100,7 +100,7 @@ class FakeExporter:
         """As Exporter.ensure."""
         if self.fails:
             raise self.fails
-        self.serving[manifest.image_id] = manifest.base_path, cache_path
+        self.serving[manifest.image_id] = manifest.made.base_path, cache_path
 
     def retire(self, image_id, with_base):
         """As Exporter.retire: the cache image goes at once."""
@@ -127,8 +127,8 @@ class FakeExporter:
 
     def describe(self, manifest):
         """As Exporter.describe."""
-        cache = manifest.cache_image
-        return {'server': ['storage', 1], 'virtual_bytes': manifest.virtual_bytes,
+        cache = manifest.made.cache_image
+        return {'server': ['storage', 1], 'virtual_bytes': manifest.made.virtual_bytes,
                 'base_export': f'base-{manifest.image_id}',
                 **({'cache_image': cache.to_dict(), 'cache_export': 'cache-x'} if cache else {})}
 
@@ -152,7 +152,7 @@ class FakeTiers:
 
     def check(self, manifest):
         """As StorageTiers.check: nothing is damaged."""
-        return manifest.cache_image is not None
+        return manifest.made.cache_image is not None
 
     def is_damaged(self, manifest):
         """As StorageTiers.is_damaged."""
@@ -177,7 +177,7 @@ class FakeTiers:
 
     def plan_disk(self, manifests, incoming=0, busy=()):
         """As StorageTiers.plan_disk: what the test wants, and what is not busy."""
-        held = {manifest.image_id for manifest in manifests if manifest.cache_image}
+        held = {manifest.image_id for manifest in manifests if manifest.made.cache_image}
         return Eviction(self.fits, tuple(image for image in self.evict
                                          if image in held and image not in busy))
 

@@ -1,10 +1,11 @@
 """The exporter's name of a base names its content."""
 
-import dataclasses
 import itertools
 import os
+import threading
 
 import pytest
+from fakes_manager import until
 
 from bootcache import naming
 from glance_bootcache.images.oldercontent import OlderContent
@@ -23,21 +24,21 @@ def ready(house, content):
 
 def test_another_content_gets_another_name(house):
     one = ready(house, b'1' * 4096)
-    assert one.base_export == naming.content_export_name(IMAGE, one.image_hash)
+    assert one.made.base_export == naming.content_export_name(IMAGE, one.image_hash)
     two = ready(house, b'2' * 4096)
-    assert two.base_export == naming.content_export_name(IMAGE, two.image_hash)
-    assert two.base_export != one.base_export
+    assert two.made.base_export == naming.content_export_name(IMAGE, two.image_hash)
+    assert two.made.base_export != one.made.base_export
 
 
 def test_a_base_that_an_earlier_version_got_keeps_its_name(house):
     """Gateways of hosts are connected to it."""
     one = ready(house, b'1' * 4096)
-    house.store.put(dataclasses.replace(one, base_export=''))
+    house.store.put(one.making(base_export=''))
     house.manager.consider(IMAGE, forced=True)
     house.settle()
-    assert house.store.load(IMAGE).base_export == ''
+    assert house.store.load(IMAGE).made.base_export == ''
     two = ready(house, b'2' * 4096)
-    assert two.base_export == naming.content_export_name(IMAGE, two.image_hash)
+    assert two.made.base_export == naming.content_export_name(IMAGE, two.image_hash)
 
 
 def test_older_content_is_given_to_no_new_server_and_never_taken_for_the_new_one(house):
@@ -54,8 +55,8 @@ def test_older_content_is_given_to_no_new_server_and_never_taken_for_the_new_one
     house.manager.consider(IMAGE, forced=True)
     house.settle()
     manifest = house.store.load(IMAGE)
-    assert manifest.state == 'ready' and manifest.base_hash != one.base_hash
-    with open(manifest.base_path, 'rb') as stream:
+    assert manifest.state == 'ready' and manifest.made.base_hash != one.made.base_hash
+    with open(manifest.made.base_path, 'rb') as stream:
         assert stream.read() == b'2' * 4096
     assert house.hosts.plan_boot(IMAGE, 'host', 'server', None)['action'] == 'cache'
 
@@ -71,14 +72,59 @@ def test_older_content_stays_while_a_server_that_is_off_needs_it(house, who):
         house.manager.consider(IMAGE, forced=True)
         house.settle()
         manifest = house.store.load(IMAGE)
-        assert manifest.base_path == one.base_path and 'older content' in manifest.reason
-        with open(one.base_path, 'rb') as stream:
+        assert manifest.made.base_path == one.made.base_path and 'older content' in manifest.reason
+        with open(one.made.base_path, 'rb') as stream:
             assert stream.read() == b'1' * 4096
     house.needs.note('one', {'needs': []})
     house.boots.servers = set()
     house.manager.consider(IMAGE, forced=True)
     house.settle()
-    assert house.store.load(IMAGE).reason == '' and not os.path.exists(one.base_path)
+    assert house.store.load(IMAGE).reason == '' and not os.path.exists(one.made.base_path)
+
+
+def test_while_new_content_is_got_no_server_gets_the_older_one(house, monkeypatch):
+    """It is another image by now: what it boots from has to be that."""
+    ready(house, b'1' * 4096)
+    go, begun, download = threading.Event(), threading.Event(), house.images.download
+
+    def slowly(image_id):
+        begun.set()
+        assert go.wait(20)
+        return download(image_id)
+
+    house.images.download = slowly
+    house.images.put(IMAGE, b'2' * 4096)
+    house.manager.consider(IMAGE)
+    assert begun.wait(20)
+    answer = house.hosts.plan_boot(IMAGE, 'host', 'server', None)
+    assert answer['action'] == 'stock' and 'cache_image' not in answer
+    go.set()
+    house.settle()
+    assert house.hosts.plan_boot(IMAGE, 'host', 'server', None)['action'] == 'cache'
+
+
+@pytest.mark.parametrize('change', ['evicted', 'quota'])
+def test_a_restart_while_a_cache_image_is_built_again_needs_no_new_recording(house, change):
+    ready(house, b'1' * 4096)
+    gate = threading.Event()
+    house.qemu.building = lambda: gate.wait(20)
+    if change == 'evicted':
+        house.manager.disk_room.evict(IMAGE)
+        house.hosts.plan_boot(IMAGE, 'host', 'server', None)
+    else:
+        house.images.put(IMAGE, b'1' * 4096, quota='1MiB')
+        house.manager.consider(IMAGE)
+    until(lambda: house.state(IMAGE) == 'building', 'a build')
+    cut_short = house.manager
+    house.restart()
+    for job in cut_short.jobs._jobs.values():
+        job.cancel()
+    gate.set()
+    until(lambda: not cut_short.jobs._jobs, 'its end')
+    house.upkeep.recover()
+    house.hosts.plan_boot(IMAGE, 'host', 'server', None)
+    house.settle()
+    assert house.state(IMAGE) == 'ready' and len(house.boots.jobs) == 1
 
 
 # The end of the older content.
@@ -107,11 +153,11 @@ def look(house, seconds=60):
 def test_the_new_content_is_got_by_itself_when_nobody_needs_the_older_one(waiting):
     """An operator need not look whether the last host has gone."""
     look(waiting)
-    assert look(waiting).base_hash == waiting.first.base_hash
+    assert look(waiting).made.base_hash == waiting.first.made.base_hash
     waiting.needs.note('one', {'needs': []})
     manifest = look(waiting)
     assert (manifest.state, manifest.reason) == ('ready', '')
-    assert manifest.base_hash == manifest.image_hash != waiting.first.base_hash
+    assert manifest.made.base_hash == manifest.image_hash != waiting.first.made.base_hash
     assert waiting.hosts.plan_boot(IMAGE, 'host', 'server', None)['action'] == 'cache'
     assert len(waiting.boots.jobs) == 2
     look(waiting)

@@ -4,7 +4,6 @@ The tiers are real, without a memory tier; the neighbours are stand-ins, see tes
 tests/functional/test_storage_tiers.py has damage that is found on the way to memory.
 """
 
-import dataclasses
 import os
 
 import pytest
@@ -52,7 +51,7 @@ def damage(house, kind):
 
 
 def is_whole(house):
-    info = house.store.load(IMAGE).cache_image
+    info = house.store.load(IMAGE).made.cache_image
     try:
         cacheimage.verify(path(house), info.sha256, info.bytes)
     except exception.InvalidManifest:
@@ -97,14 +96,14 @@ def test_meanwhile_it_is_evicted_also_if_it_is_pinned(ready, caplog):
     with caplog.at_level('INFO'):
         ready.manager.disk_room.keep_quota()
     manifest = ready.store.load(IMAGE)
-    assert (manifest.state, manifest.cache_image) == ('served', None)
-    assert manifest.working_set is not None and manifest.pinned
+    assert (manifest.state, manifest.made.cache_image) == ('served', None)
+    assert manifest.made.working_set is not None and manifest.wished.pinned
     assert 'is evicted from storage disk' in caplog.text
     assert ready.images.states(IMAGE)[-1] == 'served'
     plan(ready)
     assert ready.state(IMAGE) == 'ready' and is_whole(ready)
     ready.manager.disk_room.keep_quota()
-    assert ready.store.load(IMAGE).cache_image is not None
+    assert ready.store.load(IMAGE).made.cache_image is not None
 
 
 def test_what_is_being_fetched_is_evicted_later(ready):
@@ -112,10 +111,10 @@ def test_what_is_being_fetched_is_evicted_later(ready):
     plan(ready)
     ready.exporter.fetching.add(IMAGE)
     ready.manager.disk_room.keep_quota()
-    assert ready.store.load(IMAGE).cache_image is not None
+    assert ready.store.load(IMAGE).made.cache_image is not None
     ready.exporter.fetching.clear()
     ready.manager.disk_room.keep_quota()
-    assert ready.store.load(IMAGE).cache_image is None
+    assert ready.store.load(IMAGE).made.cache_image is None
 
 
 def test_a_damaged_one_that_cannot_be_built_again_serves_nobody(ready):
@@ -144,7 +143,7 @@ def test_a_file_that_was_replaced_meanwhile_is_not_damaged(ready, caplog):
     older = ready.store.load(IMAGE)
     ready.manager.rebuild(IMAGE)
     ready.settle()
-    assert older.cache_image.file != ready.store.load(IMAGE).cache_image.file
+    assert older.made.cache_image.file != ready.store.load(IMAGE).made.cache_image.file
     assert ready.tiers.check(older) is False
     assert not ready.tiers.is_damaged(older) and 'damaged' not in caplog.text
     assert plan(ready)['action'] == 'cache'
@@ -162,5 +161,5 @@ def test_a_new_service_reads_it_anew(ready, storage_conf):
 
 
 def test_an_image_without_a_cache_image(ready):
-    manifest = dataclasses.replace(ready.store.load(IMAGE), cache_image=None)
+    manifest = ready.store.load(IMAGE).making(cache_image=None)
     assert ready.tiers.check(manifest) is False and not ready.tiers.is_damaged(manifest)

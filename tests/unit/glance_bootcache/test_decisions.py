@@ -5,7 +5,13 @@ import itertools
 
 import pytest
 
-from bootcache.manifest import CacheInfo, ImageState, Manifest, WorkingSetInfo
+from bootcache.manifest import (
+    CacheInfo,
+    Made,
+    Manifest,
+    Standing,
+    WorkingSetInfo,
+)
 from bootcache.properties import Policy
 from glance_bootcache import decisions
 from glance_bootcache.decisions import ImageAction, ImageDecision, ImageFacts
@@ -15,8 +21,8 @@ IMAGE = ImageFacts('7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f', 'active', 'qcow2', 'b
                    'sha512:00', 0, 0, {})
 SET = WorkingSetInfo('set', 900, 3, 4096, 'nova', 'marker', 12.5, 'login:')
 CACHE = CacheInfo('cache', 1000, 900, 3, 'ab', 1 << 30, 65536, 512 * MIB, 'nbd://', 1.5, 1)
-READY = Manifest(IMAGE.image_id, ImageState.READY, '', 'sha512:00', 'qcow2', 5 * MIB, 1 << 30,
-                 '/base', False, SET, CACHE)
+READY = Manifest(IMAGE.image_id, Standing.DONE, image_hash='sha512:00', made=Made(
+    '/base', 'sha512:00', '', 'qcow2', 5 * MIB, 1 << 30, SET, CACHE))
 POLICY = Policy('auto', 512 * MIB, 'login:')
 
 
@@ -30,8 +36,8 @@ def image(properties=None, **changes):
     return dataclasses.replace(IMAGE, properties=properties or {}, **changes)
 
 
-def manifest(**changes):
-    return dataclasses.replace(READY, **changes)
+def manifest(standing=Standing.DONE, held=False, **made):
+    return READY.standing_at(standing).wishing(held=held).making(**made)
 
 
 RECORD = ImageDecision(ImageAction.RECORD, policy=POLICY)
@@ -43,21 +49,23 @@ TABLE = {
     'new image': (IMAGE, None, RECORD),
     'raw image': (image(disk_format='raw'), None, RECORD),
     'ready': (IMAGE, READY, NOTHING),
-    'restart while pending': (IMAGE, manifest(state=ImageState.PENDING), RECORD),
-    'restart while recording': (IMAGE, manifest(state=ImageState.RECORDING), RECORD),
-    'restart while building': (IMAGE, manifest(state=ImageState.BUILDING), RECORD),
+    'restart while it is in hand': (IMAGE, manifest(Standing.WANTED), RECORD),
     'content changed': (image(image_hash='sha512:11'), READY, RECORD),
     'content changed after a failure': (
-        image(image_hash='sha512:11'), manifest(state=ImageState.FAILED, cache_image=None), RECORD),
-    'failed': (IMAGE, manifest(state=ImageState.FAILED, cache_image=None), NOTHING),
-    'refused': (IMAGE, manifest(state=ImageState.SKIPPED, cache_image=None), NOTHING),
+        image(image_hash='sha512:11'), manifest(Standing.FAILED, cache_image=None), RECORD),
+    'failed': (IMAGE, manifest(Standing.FAILED, cache_image=None), NOTHING),
+    'refused': (IMAGE, manifest(Standing.SKIPPED, cache_image=None), NOTHING),
     'skipped by a property that is right now': (
-        IMAGE, Manifest(IMAGE.image_id, ImageState.SKIPPED, 'bootcache_mode=off'), RECORD),
-    'held': (IMAGE, manifest(state=ImageState.SKIPPED, held=True, cache_image=None), HELD),
+        IMAGE, Manifest(IMAGE.image_id, Standing.SKIPPED, 'bootcache_mode=off'), RECORD),
+    'held': (IMAGE, manifest(Standing.SKIPPED, held=True, cache_image=None), HELD),
     'held and content changed': (image(image_hash='sha512:11'),
-                                 manifest(state=ImageState.SKIPPED, held=True), HELD),
+                                 manifest(Standing.SKIPPED, held=True), HELD),
     'working set lost': (IMAGE, manifest(working_set=None), RECORD),
-    'cache image lost': (IMAGE, manifest(cache_image=None), RECORD),
+    'cache image evicted': (IMAGE, manifest(cache_image=None), NOTHING),
+    'an older content is needed': (IMAGE, manifest(base_hash='sha512:11'), NOTHING),
+    'an older content is needed, and the quota changed': (
+        image({'bootcache_quota': '64MiB'}), manifest(base_hash='sha512:11'), ImageDecision(
+            ImageAction.NOTHING, policy=Policy('auto', 64 * MIB, 'login:'))),
     'marker changed': (image({'bootcache_boot_marker': 'up'}), READY,
                        ImageDecision(ImageAction.RECORD, policy=Policy('auto', 512 * MIB, 'up'))),
     'quota changed': (image({'bootcache_quota': '64MiB'}), READY,
@@ -83,16 +91,16 @@ TABLE = {
 SERVING_TABLE = {
     'a server boots an unknown image': ({'booting': True}, None, SERVE),
     'a server boots an image in hand': (
-        {'booting': True}, manifest(state=ImageState.RECORDING), RECORD),
+        {'booting': True}, manifest(Standing.WANTED), RECORD),
     'a server boots a served image': (
-        {'booting': True}, manifest(state=ImageState.SERVED, cache_image=None), NOTHING),
+        {'booting': True}, manifest(cache_image=None), NOTHING),
     'a server boots a ready image': ({'booting': True}, READY, NOTHING),
     'a server boots a failed image': (
-        {'booting': True}, manifest(state=ImageState.FAILED, cache_image=None), NOTHING),
+        {'booting': True}, manifest(Standing.FAILED, cache_image=None), NOTHING),
     'an operator wants no profile boots': ({'profile_boots': False}, None, SERVE),
-    'nor after a restart': ({'profile_boots': False}, manifest(state=ImageState.PENDING), SERVE),
+    'nor after a restart': ({'profile_boots': False}, manifest(Standing.WANTED), SERVE),
     'but asks for one': ({'profile_boots': False, 'forced': True}, READY, RECORD),
-    'a served image is looked at again': ({}, manifest(state=ImageState.SERVED), NOTHING),
+    'a served image is looked at again': ({}, manifest(cache_image=None), NOTHING),
     'a lost working set without profile boots': (
         {'profile_boots': False}, manifest(working_set=None), NOTHING),
 }
@@ -116,7 +124,7 @@ def test_table(name):
     # The hook, or a look in mid-import, has seen it before.
     (None, 'pending', ImageDecision(ImageAction.FAIL, decisions.NO_DATA)),
     (Manifest(IMAGE.image_id), None, ImageDecision(ImageAction.FAIL, decisions.NO_DATA)),
-    (Manifest(IMAGE.image_id, ImageState.FAILED, decisions.NO_DATA), 'failed',
+    (Manifest(IMAGE.image_id, Standing.FAILED, decisions.NO_DATA), 'failed',
      ImageDecision(ImageAction.FAIL, decisions.NO_DATA))])
 def test_an_import_that_has_failed(known, shown, expected):
     given = image({'bootcache_state': shown} if shown else {}, status='queued', image_hash='')
@@ -167,10 +175,18 @@ def test_bad_properties_are_skipped_with_the_propertys_name(properties, name, kn
     assert decision.action is ImageAction.SKIP and name in decision.reason
 
 
-@pytest.mark.parametrize('state', ImageState)
+@pytest.mark.parametrize('standing', Standing)
 @pytest.mark.parametrize('held', [False, True])
-def test_an_operator_gets_a_new_recording_whatever_is_there(state, held):
-    assert decide(IMAGE, manifest(state=state, held=held), forced=True) == RECORD
+def test_an_operator_gets_a_new_recording_whatever_is_there(standing, held):
+    assert decide(IMAGE, manifest(standing, held), forced=True) == RECORD
+
+
+@pytest.mark.parametrize(('profile_boots', 'expected'), [(True, RECORD), (False, SERVE)])
+def test_content_that_could_not_be_taken_and_can_be_now(profile_boots, expected):
+    known = manifest(Standing.FAILED, base_hash='sha512:11')
+    assert decide(IMAGE, known, profile_boots=profile_boots) == NOTHING
+    assert decide(IMAGE, known, profile_boots=profile_boots, again=True) == expected
+    assert decide(image(status='deactivated'), known, again=True).action is ImageAction.SKIP
 
 
 def test_an_operator_cannot_force_what_its_owner_opted_out():
@@ -178,10 +194,10 @@ def test_an_operator_cannot_force_what_its_owner_opted_out():
 
 
 def test_every_combination_gives_what_its_action_needs():
-    for status, mode, quota, state, held, cache, forced in itertools.product(
+    for status, mode, quota, standing, held, cache, forced in itertools.product(
             ('queued', 'active', 'deactivated'), ('auto', 'off', 'x'), ('', '1MiB', '512MiB'),
-            (None, *ImageState), (False, True), (None, CACHE), (False, True)):
-        known = None if state is None else manifest(state=state, held=held, cache_image=cache)
+            (None, *Standing), (False, True), (None, CACHE), (False, True)):
+        known = None if standing is None else manifest(standing, held, cache_image=cache)
         given = image({'bootcache_mode': mode, **({'bootcache_quota': quota} if quota else {})},
                       status=status)
         decision = decide(given, known, forced=forced)
@@ -189,7 +205,7 @@ def test_every_combination_gives_what_its_action_needs():
         if decision.action in (ImageAction.RECORD, ImageAction.REBUILD, ImageAction.SERVE):
             assert decision.policy is not None
         if decision.action is ImageAction.REBUILD:
-            assert known is not None and known.working_set is not None and not forced
+            assert known is not None and known.made.working_set is not None and not forced
 
 
 @pytest.mark.parametrize('noted, base, new', [
@@ -199,5 +215,5 @@ def test_every_combination_gives_what_its_action_needs():
     # It was skipped since.
     ('', 'sha512:00', True), ('sha512:11', 'sha512:00', True), ('sha512:00', 'sha512:11', True)])
 def test_content_that_is_new(noted, base, new):
-    known = manifest(image_hash=noted, base_hash=base)
+    known = dataclasses.replace(manifest(base_hash=base), image_hash=noted)
     assert decisions.has_new_content(IMAGE, known) is new

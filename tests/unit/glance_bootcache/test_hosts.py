@@ -1,6 +1,5 @@
 """What hosts tell of their holdings, what they are told to drop, and what operators see of it."""
 
-import dataclasses
 import itertools
 import math
 import os
@@ -14,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootcache import exception
-from bootcache.manifest import ImageState, Manifest
+from bootcache.manifest import Manifest, Standing, Wished
 from bootcache.tier import Medium
 from glance_bootcache import decisions
 from glance_bootcache.hosts import holdings, orders
@@ -98,13 +97,14 @@ def test_whatever_a_host_says_it_is_read(report):
 
 # What a host is to let go of: every case.
 
-@pytest.mark.parametrize('state, generation, held, damaged, gone, ordered', [
-    case for case in itertools.product((None, *ImageState), (0, 1, 2), (0, 1, 2), (False, True),
+@pytest.mark.parametrize('standing, generation, held, damaged, gone, ordered', [
+    case for case in itertools.product((None, *Standing), (0, 1, 2), (0, 1, 2), (False, True),
                                        (False, True), (False, True))])
-def test_what_is_to_go(state, generation, held, damaged, gone, ordered):
-    manifest = None if state is None else Manifest(IMAGE, state, generation=generation)
-    wanted = not damaged and (
-        ordered or (gone if state is None else state == 'skipped' or held < generation))
+def test_what_is_to_go(standing, generation, held, damaged, gone, ordered):
+    manifest = None if standing is None \
+        else Manifest(IMAGE, standing, wished=Wished(generation=generation))
+    wanted = not damaged and (ordered or (
+        gone if standing is None else standing is Standing.SKIPPED or held < generation))
     assert decisions.is_to_go(held, manifest, damaged=damaged, gone=gone, ordered=ordered) \
         is wanted
 
@@ -114,10 +114,9 @@ def test_a_host_keeps_what_it_may_hold(house):
     assert house.table.report('one', holding(IMAGE)) == {'drop': [], 'resend': False}
 
 
-@pytest.mark.parametrize('state', [ImageState.SERVED, ImageState.FAILED, ImageState.PENDING,
-                                   ImageState.BUILDING])
-def test_also_while_there_is_none_on_the_storage_node(house, state):
-    house.store.save(Manifest(IMAGE, state))
+@pytest.mark.parametrize('standing', [Standing.DONE, Standing.FAILED, Standing.WANTED])
+def test_also_while_there_is_none_on_the_storage_node(house, standing):
+    house.store.save(Manifest(IMAGE, standing))
     assert house.table.report('one', holding(IMAGE))['drop'] == []
 
 
@@ -233,9 +232,9 @@ def test_a_service_that_was_restarted_asks_for_the_holdings(house):
     ('', *decisions.VISIBILITIES, 'odd'), repeat=2))
 def test_generations_and_visibility(before, after):
     order = {'public': 4, 'community': 3, 'shared': 2, 'private': 1}
-    seen = decisions.seen(Manifest(IMAGE, visibility=before, generation=5), after)
+    seen = decisions.seen(Manifest(IMAGE, wished=Wished(visibility=before, generation=5)), after)
     fewer = before in order and after in order and order[after] < order[before]
-    assert (seen.visibility, seen.generation) == (after or before, 5 + fewer)
+    assert (seen.wished.visibility, seen.wished.generation) == (after or before, 5 + fewer)
 
 
 def test_an_image_that_fewer_people_may_see_leaves_the_hosts(house):
@@ -258,7 +257,7 @@ def test_more_people_may_see_it(house):
     ready(house)
     house.images.put(IMAGE, visibility='public')
     house.manager.consider(IMAGE)
-    assert house.store.load(IMAGE).visibility == 'public'
+    assert house.store.load(IMAGE).wished.visibility == 'public'
     assert house.table.report('one', holding(IMAGE))['drop'] == []
 
 
@@ -274,11 +273,11 @@ def test_a_change_while_the_service_was_down_is_seen_by_its_start(house):
 
 def test_an_image_of_an_earlier_version_has_no_visibility_yet(house):
     ready(house)
-    house.store.save(dataclasses.replace(house.store.load(IMAGE), visibility=''))
+    house.store.save(house.store.load(IMAGE).wishing(visibility=''))
     house.images.put(IMAGE, visibility='private')
     house.manager.consider(IMAGE)
     manifest = house.store.load(IMAGE)
-    assert (manifest.visibility, manifest.generation) == ('private', 0)
+    assert (manifest.wished.visibility, manifest.wished.generation) == ('private', 0)
 
 
 @pytest.mark.parametrize('status', ['importing', 'active', 'deactivated'])
@@ -286,11 +285,11 @@ def test_visibility_is_noted_whatever_becomes_of_the_image(house, status):
     house.images.put(IMAGE, status=status, visibility='public')
     house.manager.consider(IMAGE)
     house.settle()
-    assert house.store.load(IMAGE).visibility == 'public'
+    assert house.store.load(IMAGE).wished.visibility == 'public'
     house.images.put(IMAGE, status=status, visibility='private')
     house.manager.consider(IMAGE)
     manifest = house.store.load(IMAGE)
-    assert (manifest.visibility, manifest.generation) == ('private', 1)
+    assert (manifest.wished.visibility, manifest.wished.generation) == ('private', 1)
 
 
 def test_what_changes_while_it_is_recorded_is_not_lost(house):
@@ -303,7 +302,8 @@ def test_what_changes_while_it_is_recorded_is_not_lost(house):
     house.boots.gate.set()
     house.settle()
     manifest = house.store.load(IMAGE)
-    assert (manifest.state, manifest.visibility, manifest.generation) == ('ready', 'private', 2)
+    assert (manifest.state, manifest.wished.visibility, manifest.wished.generation) == ('ready',
+        'private', 2)
 
 
 # Operators.
@@ -384,7 +384,7 @@ def test_evicting_from_one_host(house):
         house.table.report(host, holding(IMAGE))
     house.table.report('three', holding())
     assert house.endpoints.evict_image({}, IMAGE, ['three', 'one']) == ['one']
-    assert house.tiers.demoted == [] and house.store.load(IMAGE).generation == 0
+    assert house.tiers.demoted == [] and house.store.load(IMAGE).wished.generation == 0
     assert house.table.report('two', None)['drop'] == []
     # Until it has done so; a server may need it for long.
     for _minute in range(2):
@@ -425,7 +425,7 @@ def test_an_unknown_host_is_named_and_nothing_is_done(house):
 # What comes in.
 
 def test_reports_feed_the_record_of_uses(house):
-    house.store.save(Manifest(IMAGE, ImageState.SKIPPED))
+    house.store.save(Manifest(IMAGE, Standing.SKIPPED))
     assert house.endpoints.report_holdings({}, 'one', {
         'images': {IMAGE.upper(): [2e12, 'disk', 0, 7], OTHER: ['x', 'disk', 0, 7]}})['drop'] \
         == [IMAGE]
@@ -451,7 +451,7 @@ def test_pinning(house):
     ready(house)
     for pinned in (True, False):
         assert house.operators.pin(IMAGE, pinned) is True
-        assert house.store.load(IMAGE).pinned is pinned
+        assert house.store.load(IMAGE).wished.pinned is pinned
     assert house.operators.pin(OTHER, True) is False
     # Who says what is pinned is the manifest: nothing is copied for it.
     assert house.tiers.promoted == []

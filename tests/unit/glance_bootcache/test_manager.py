@@ -11,7 +11,7 @@ import pytest
 from fakes_manager import failed, until
 
 from bootcache import exception
-from bootcache.manifest import ImageState, Manifest
+from bootcache.manifest import ImageState, Manifest, Standing
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -46,7 +46,7 @@ def test_a_name_is_noted_and_follows(house):
 
 def test_a_registered_image_becomes_ready(house):
     ready(house)
-    assert house.images.states(IMAGE) == ['pending', 'recording', 'building', 'building', 'ready']
+    assert house.images.states(IMAGE) == ['pending', 'recording', 'building', 'ready']
     document = house.operators.get_image(IMAGE)
     assert document['in_hand'] is False and document['progress'] is None
     assert document['working_set']['bytes'] == 8192 and document['cache_image']['bytes'] == 11
@@ -153,7 +153,7 @@ def test_deleted_while_a_server_reads_from_its_base(house):
     ready(house)
     house.exporter.readers.add(IMAGE)
     house.manager.forget(IMAGE)
-    base = house.store.load(IMAGE).base_path
+    base = house.store.load(IMAGE).made.base_path
     assert os.path.exists(base) and house.state(IMAGE) == 'skipped'
     assert house.hosts.plan_boot(IMAGE, 'host', 'server', None)['action'] == 'stock'
     house.exporter.readers.clear()
@@ -271,7 +271,7 @@ def test_held_until_an_operator_wants_it_again(house):
     assert house.manager.forget(IMAGE, held=True) is True
     house.manager.consider(IMAGE)
     house.settle()
-    assert house.state(IMAGE) == 'skipped' and house.store.load(IMAGE).held
+    assert house.state(IMAGE) == 'skipped' and house.store.load(IMAGE).wished.held
     assert 'image build' in house.images.shown[-1][2] and len(house.boots.jobs) == 1
     house.restart()
     house.upkeep.recover()
@@ -279,7 +279,7 @@ def test_held_until_an_operator_wants_it_again(house):
     assert house.state(IMAGE) == 'skipped'
     house.manager.consider(IMAGE, forced=True)
     house.settle()
-    assert house.state(IMAGE) == 'ready' and not house.store.load(IMAGE).held
+    assert house.state(IMAGE) == 'ready' and not house.store.load(IMAGE).wished.held
 
 
 def test_held_while_recording(house):
@@ -305,7 +305,7 @@ def test_an_image_that_glance_cannot_be_asked_about_is_looked_at_again(house):
 def test_a_deleted_images_base_stays_while_nova_has_servers_of_it(house, away):
     ready(house)
     house.boots.servers, house.boots.away = {IMAGE}, away
-    base = house.manager._store.load(IMAGE).base_path
+    base = house.manager._store.load(IMAGE).made.base_path
     del house.images.images[IMAGE]
     house.manager.forget(IMAGE)
     assert house.state(IMAGE) is ImageState.SKIPPED and os.path.exists(base)
@@ -319,7 +319,7 @@ def test_a_deleted_images_base_stays_while_a_host_says_that_it_needs_it(house):
     ready(house)
     house.needs.note('one', {'needs': [IMAGE]})
     house.needs.note('of an earlier version', {})
-    base = house.store.load(IMAGE).base_path
+    base = house.store.load(IMAGE).made.base_path
     house.manager.forget(IMAGE)
     house.manager.retiring.retry()
     assert house.state(IMAGE) is ImageState.SKIPPED and os.path.exists(base)
@@ -349,10 +349,9 @@ def test_only_image_ids(house, image):
             call(image)
 
 
-@pytest.mark.parametrize('state', [ImageState.PENDING, ImageState.RECORDING, ImageState.BUILDING])
-def test_a_restart_in_the_midst_starts_again(house, state):
+def test_a_restart_in_the_midst_starts_again(house):
     house.images.put(IMAGE)
-    house.store.save(Manifest(IMAGE, state))
+    house.store.save(Manifest(IMAGE, Standing.WANTED))
     house.restart()
     house.upkeep.recover()
     assert house.upkeep.recovered
@@ -364,7 +363,7 @@ def test_a_restart_in_the_midst_starts_again(house, state):
 def test_stopping_keeps_the_image_for_the_next_start(house):
     job = recording(house)
     house.manager.stop()
-    assert job.cancelled.is_set() and house.store.load(IMAGE).state is ImageState.RECORDING
+    assert job.cancelled.is_set() and house.store.load(IMAGE).standing is Standing.WANTED
     house.boots.gate.set()
     house.restart()
     house.upkeep.recover()

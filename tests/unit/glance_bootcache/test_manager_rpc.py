@@ -8,7 +8,7 @@ import pytest
 from fakes_manager import PATIENCE, SIZE, until
 
 from bootcache import exception
-from bootcache.manifest import ImageState
+from bootcache.manifest import Standing
 from bootcache.workingset import WorkingSet
 from glance_bootcache.storage import transfers
 
@@ -94,7 +94,7 @@ def test_an_image_that_waits_for_its_profile_boot_boots_cold(house, job):
     other = IMAGE.replace('7', '8', 1)
     house.images.put(other)
     house.manager.consider(other)
-    until(lambda: house.store.load(other).base_path, 'the base')
+    until(lambda: house.store.load(other).made.base_path, 'the base')
     assert house.state(other) == 'pending'
     assert house.hosts.plan_boot(other, 'host', 'server', None)['action'] == 'cold'
 
@@ -117,8 +117,8 @@ def test_a_cold_boots_report_makes_the_cache_image(house):
     cold(house)
     report(house, [[65536, 65536, 0.0], [0, 65536, 0.5]])
     manifest = house.store.load(IMAGE)
-    assert manifest.state == 'ready' and manifest.cache_image is not None
-    info = manifest.working_set
+    assert manifest.state == 'ready' and manifest.made.cache_image is not None
+    info = manifest.made.working_set
     assert (info.recorded_by, info.ended_by, info.boot_seconds, info.version) \
         == ('server', 'marker', 12.3, 1)
     assert plan(house)['action'] == 'cache' and not house.boots.jobs
@@ -148,14 +148,14 @@ def test_boots_refine_the_working_set_until_they_bring_nothing_new(house):
     for server in ('one', 'two'):
         report(house, [[0, 65536], [131072, 65536]], server=server)
     manifest = house.store.load(IMAGE)
-    assert manifest.working_set.version == 2 and len(house.qemu.builds) == 2
+    assert manifest.made.working_set.version == 2 and len(house.qemu.builds) == 2
     document = house.operators.get_working_set(IMAGE)
     assert [extent[0] for extent in document['extents']] == [0, 131072]
     for _boot in range(3):
         assert plan(house)['watch']
         report(house, [[131072, 65536]])
     assert 'watch' not in plan(house)
-    assert house.store.load(IMAGE).working_set.version == 2 and len(house.qemu.builds) == 2
+    assert house.store.load(IMAGE).made.working_set.version == 2 and len(house.qemu.builds) == 2
 
 
 def test_three_hosts_at_a_time_are_asked_for_reports(house):
@@ -180,7 +180,7 @@ def test_no_more_versions_than_the_operator_wants(house):
     report(house, [[0, 65536]])
     for server in ('one', 'two'):
         report(house, [[131072, 65536]], server=server)
-    assert house.store.load(IMAGE).working_set.version == 2
+    assert house.store.load(IMAGE).made.working_set.version == 2
     assert 'watch' not in plan(house)
 
 
@@ -199,7 +199,7 @@ def test_an_evicted_cache_image_is_built_again_when_a_server_boots(house):
     cold(house)
     report(house, [[0, 65536]])
     manifest = house.store.load(IMAGE)
-    house.store.save(dataclasses.replace(manifest, state=ImageState.SERVED, cache_image=None))
+    house.store.save(dataclasses.replace(manifest, standing=Standing.DONE).making(cache_image=None))
     assert plan(house)['action'] == 'cold'
     house.settle()
     assert plan(house)['action'] == 'cache'
@@ -214,7 +214,7 @@ def test_building_evicts_what_was_used_least_recently(house):
     house.manager.consider(other)
     house.settle()
     evicted = house.store.load(IMAGE)
-    assert evicted.state == 'served' and evicted.cache_image is None and evicted.working_set
+    assert evicted.state == 'served' and evicted.made.working_set
     assert IMAGE in house.tiers.forgotten and house.state(other) == 'ready'
 
 
@@ -224,7 +224,7 @@ def test_what_is_being_fetched_is_not_evicted(house):
     house.exporter.fetching.add(IMAGE)
     house.tiers.evict = [IMAGE]
     house.manager.disk_room.keep_quota()
-    assert house.store.load(IMAGE).cache_image is not None
+    assert house.store.load(IMAGE).made.cache_image is not None
 
 
 def test_without_room_on_storage_disk_nothing_is_built(house):

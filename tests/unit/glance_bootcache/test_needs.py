@@ -5,7 +5,7 @@ import json
 import pytest
 from fakes_clock import Clock
 
-from bootcache.manifest import ImageState, Manifest
+from bootcache.manifest import Made, Manifest, Standing
 from glance_bootcache.hosts import reportedneeds
 from glance_bootcache.hosts.reportedneeds import ReportedNeeds
 
@@ -182,8 +182,8 @@ def test_hosts_that_lie_cannot_fill_it_with_names_either(path, clock, monkeypatc
 
 # Upkeep.
 
-def base(house, image_id, state=ImageState.READY):
-    house.store.put(Manifest(image_id, state, base_path='/base', virtual_bytes=1 << 20))
+def base(house, image_id, standing=Standing.DONE):
+    house.store.put(Manifest(image_id, standing, made=Made('/base', virtual_bytes=1 << 20)))
 
 
 def test_upkeep_serves_what_hosts_need_and_gives_up_what_is_idle(house):
@@ -202,7 +202,7 @@ def test_upkeep_serves_what_hosts_need_and_gives_up_what_is_idle(house):
 
 
 def test_an_image_that_is_worked_on_is_not_idle(house):
-    base(house, IMAGE, ImageState.RECORDING)
+    base(house, IMAGE, Standing.WANTED)
     house.manager.jobs._jobs[IMAGE] = object()
     house.upkeep.keep_needed()
     assert house.exporter.idle == []

@@ -38,7 +38,7 @@ def report(house, extents, host='host', image=IMAGE, ended_by='marker'):
     house.endpoints.report_boot(
         {}, image, house.store.load(image).image_hash, host, 65536, extents, ended_by, 1.0)
     house.settle()
-    working_set = house.store.load(image).working_set
+    working_set = house.store.load(image).made.working_set
     return working_set and working_set.version
 
 
@@ -147,7 +147,7 @@ def test_a_set_of_a_boot_that_was_cut_short_is_completed_by_the_next_one(cold):
     assert boot(cold, [NEW], server='short', ended_by='shutdown') == 1
     assert boot(cold, [KNOWN, MORE], server='whole') == 2
     assert learned(cold) == [0, 262144]
-    assert cold.store.load(IMAGE).working_set.ended_by == 'marker'
+    assert cold.store.load(IMAGE).made.working_set.ended_by == 'marker'
     assert boot(cold, [NEW], server='later') == 2, 'from now on it takes two'
 
 
@@ -262,7 +262,7 @@ def test_a_host_that_lies_ends_with_the_last_version(cold):
         for twice in range(2):
             ask(cold, f'host-{twice}', server=f'made-up-{number}-{twice}')
             report(cold, [[number * 65536, 65536]], f'host-{twice}')
-    assert cold.store.load(IMAGE).working_set.version == cold.conf.bootcache.refine_boots + 1
+    assert cold.store.load(IMAGE).made.working_set.version == cold.conf.bootcache.refine_boots + 1
     assert 'watch' not in ask(cold)
 
 
@@ -281,7 +281,7 @@ def test_a_guest_that_switches_itself_off_is_no_boot_of_a_server_either(house, e
     house.endpoints.report_boot({}, IMAGE, answer['image_hash'], 'host', 65536, [[0, 65536]],
                                 ended_by, 1.0)
     house.settle()
-    working_set = house.store.load(IMAGE).working_set
+    working_set = house.store.load(IMAGE).made.working_set
     assert (working_set and working_set.version) == version
     assert house.state(IMAGE) == ('failed' if version is None else 'ready')
 

@@ -3,7 +3,7 @@
 import pytest
 from fakes_clock import Clock
 
-from bootcache.manifest import ImageState, Manifest
+from bootcache.manifest import Made, Manifest, Standing
 from glance_bootcache.decisions import DELETED
 from glance_bootcache.images import retiring as module
 from glance_bootcache.images.retiring import Retiring
@@ -31,7 +31,7 @@ class HangingNova:
 @pytest.fixture
 def retiring(house):
     for image_id in IMAGES:
-        house.store.put(Manifest(image_id, ImageState.SKIPPED, DELETED, base_path='/base'))
+        house.store.put(Manifest(image_id, Standing.SKIPPED, DELETED, made=Made('/base')))
     clock = Clock()
     nova = HangingNova(clock)
     made = Retiring(house.store, house.exporter, house.tiers, nova, house.needs, clock)
@@ -88,7 +88,7 @@ def test_what_keeps_a_base_is_told(house):
 
 def test_many_hosts_are_not_all_named(house, monkeypatch):
     monkeypatch.setattr(module, '_MOST_SHOWN', 2)
-    house.store.put(Manifest(IMAGES[0], ImageState.READY))
+    house.store.put(Manifest(IMAGES[0], Standing.DONE))
     for host in 'cab':
         house.needs.note(host, {'needs': [IMAGES[0]]})
     assert house.operators.get_image(IMAGES[0])['kept_for'] == ['host a', 'host b', '1 more']

@@ -6,7 +6,7 @@ import logging
 import pytest
 from fakes_manager import failed
 
-from bootcache.manifest import ImageState, Manifest
+from bootcache.manifest import ImageState, Manifest, Standing
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -53,7 +53,7 @@ def test_an_image_whose_state_glance_never_takes_holds_up_no_other(house, monkey
 
     images = [f'{number:08x}{IMAGE[8:]}' for number in range(20)]
     for image in images:
-        house.store.save(Manifest(image, ImageState.READY))
+        house.store.save(Manifest(image, Standing.DONE))
     monkeypatch.setattr(house.images, 'show_state', show_state)
     refused = set(images)
     for image in images:
@@ -89,13 +89,13 @@ def test_what_is_shown_is_not_written_again(house):
 def test_a_state_that_changes_while_it_is_shown_is_not_the_last_one_shown(house):
     """Two threads show one after the other, and the slower one the older state."""
     register(house)
-    changes = [ImageState.SERVED]
+    changes = [Standing.DONE]
 
     def change(image_id, state):
         if changes:
             house.store.save(Manifest(IMAGE, changes.pop()))
 
-    house.store.save(Manifest(IMAGE, ImageState.FAILED, 'why'))
+    house.store.save(Manifest(IMAGE, Standing.FAILED, 'why'))
     house.images.on_show = change
     house.manager.shown.show(IMAGE)
     assert shown(house) == ('served', '')
@@ -130,7 +130,7 @@ def test_quotas_are_kept_while_nova_is_away(house, monkeypatch):
     monkeypatch.setattr(house.manager.disk_room, 'keep_quota', lambda: kept.append(True))
     house.boots.away = True
     house.images.put(IMAGE)
-    house.store.save(Manifest(IMAGE, ImageState.PENDING))
+    house.store.save(Manifest(IMAGE, Standing.WANTED))
     house.upkeep.once()
     assert kept == [True] and not house.upkeep.recovered
     # What an earlier process did not finish waits for it: it would fail.
@@ -147,7 +147,7 @@ def test_one_image_that_glance_cannot_tell_of_does_not_hold_up_the_others(house,
                         else get(image_id))
     for image in (OTHER, IMAGE):
         house.images.put(image)
-        house.store.save(Manifest(image, ImageState.PENDING))
+        house.store.save(Manifest(image, Standing.WANTED))
     house.restart()
     house.upkeep.once()
     house.settle()
@@ -161,7 +161,7 @@ def test_one_image_that_glance_cannot_tell_of_does_not_hold_up_the_others(house,
 
 def test_glance_that_is_away_is_not_asked_for_every_image(house):
     for number in range(20):
-        house.store.save(Manifest(f'{number:08x}{IMAGE[8:]}', ImageState.PENDING))
+        house.store.save(Manifest(f'{number:08x}{IMAGE[8:]}', Standing.WANTED))
     house.upkeep.recovered = True
     house.images.away = True
     with pytest.raises(RuntimeError):

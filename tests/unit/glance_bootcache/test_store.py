@@ -1,12 +1,11 @@
 """The state on disk: what a crash leaves is swept, what is damaged counts as none."""
 
-import dataclasses
 import os
 
 import pytest
 
 from bootcache import savefile
-from bootcache.manifest import CacheInfo, ImageState, Manifest, WorkingSetInfo
+from bootcache.manifest import CacheInfo, Made, Manifest, Standing, Wished, WorkingSetInfo
 from bootcache.workingset import Extent, WorkingSet
 from glance_bootcache.storage.store import ImageStore
 
@@ -31,11 +30,10 @@ def fill(store):
         with open(store.path(IMAGE, name), 'w') as stream:
             stream.write(name)
     file = store.save_working_set(IMAGE, SET)
-    manifest = Manifest(
-        IMAGE, ImageState.READY, base_path=store.path(IMAGE, 'base-1.img'),
-        working_set=WorkingSetInfo(file, 8192, 2, 4096, 'nova', 'marker', 1.0, 'login:'),
-        cache_image=CacheInfo('cache-1.qcow2', 13, 8192, 2, 'ab', 8192, 4096, 1 << 20, 'nbd:', 1.0,
-                              1))
+    manifest = Manifest(IMAGE, Standing.DONE, made=Made(base_path=store.path(IMAGE,
+        'base-1.img'), working_set=WorkingSetInfo(file, 8192, 2, 4096, 'nova', 'marker', 1.0,
+        'login:'), cache_image=CacheInfo('cache-1.qcow2', 13, 8192, 2, 'ab', 8192, 4096, 1 << 20,
+        'nbd:', 1.0, 1)))
     store.save(manifest)
     return manifest
 
@@ -46,7 +44,7 @@ def test_an_image_comes_back(store):
     assert store.load_working_set(manifest) == SET
     assert store.manifests() == [manifest]
     assert names(store) == ['base-1.img', 'cache-1.qcow2', 'manifest.json',
-                            manifest.working_set.file]
+                            manifest.made.working_set.file]
 
 
 def test_nothing_is_known_of_an_unknown_image(store):
@@ -59,9 +57,9 @@ def test_a_new_manifest_removes_what_only_the_last_one_named(store):
     manifest = fill(store)
     with open(store.path(IMAGE, 'cache-2.qcow2.partial'), 'w'):
         pass
-    store.save(dataclasses.replace(manifest, cache_image=None))
+    store.save(manifest.making(cache_image=None))
     assert names(store) == ['base-1.img', 'cache-2.qcow2.partial', 'manifest.json',
-                            manifest.working_set.file]
+                            manifest.made.working_set.file]
 
 
 def test_sweeping_removes_what_a_crash_left(store):
@@ -70,16 +68,16 @@ def test_sweeping_removes_what_a_crash_left(store):
                  'working-set-0.json', 'base-0.img'):
         with open(store.path(IMAGE, name), 'w'):
             pass
-    store.save(dataclasses.replace(manifest, cache_image=None))
+    store.save(manifest.making(cache_image=None))
     store.sweep(store.load(IMAGE))
-    assert names(store) == ['base-1.img', 'manifest.json', manifest.working_set.file]
+    assert names(store) == ['base-1.img', 'manifest.json', manifest.made.working_set.file]
 
 
 def test_a_base_outside_is_not_touched(store, tmp_path):
     outside = tmp_path / 'glance' / IMAGE
     outside.parent.mkdir()
     outside.write_text('base')
-    manifest = Manifest(IMAGE, base_path=str(outside))
+    manifest = Manifest(IMAGE, made=Made(base_path=str(outside)))
     store.save(manifest)
     store.sweep(manifest)
     store.save(Manifest(IMAGE))
@@ -98,7 +96,7 @@ def test_a_damaged_manifest_counts_as_none(store, content):
 
 def test_a_damaged_working_set_counts_as_none(store):
     manifest = fill(store)
-    with open(store.path(IMAGE, manifest.working_set.file), 'w') as stream:
+    with open(store.path(IMAGE, manifest.made.working_set.file), 'w') as stream:
         stream.write('{"version": 1}')
     assert store.load_working_set(manifest) is None
 
@@ -162,20 +160,20 @@ def test_names_are_new_each_time(store):
 
 def test_each_save_is_read(store):
     for generation in range(50):
-        store.save(Manifest(IMAGE, generation=generation))
-        assert store.load(IMAGE).generation == generation
+        store.save(Manifest(IMAGE, wished=Wished(generation=generation)))
+        assert store.load(IMAGE).wished.generation == generation
         assert ImageStore(os.path.dirname(os.path.dirname(store.directory(IMAGE)))).load(
-            IMAGE).generation == generation
+            IMAGE).wished.generation == generation
 
 
 def test_what_another_wrote_is_read(store):
     """A manifest of the same size, put into place by rename within the same moment."""
-    store.save(Manifest(IMAGE, generation=1))
-    assert store.load(IMAGE).generation == 1
+    store.save(Manifest(IMAGE, wished=Wished(generation=1)))
+    assert store.load(IMAGE).wished.generation == 1
     before = os.stat(store.path(IMAGE, 'manifest.json'))
-    Manifest(IMAGE, generation=2).save(store.path(IMAGE, 'manifest.json'))
+    Manifest(IMAGE, wished=Wished(generation=2)).save(store.path(IMAGE, 'manifest.json'))
     os.utime(store.path(IMAGE, 'manifest.json'), ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert store.load(IMAGE).generation == 2
+    assert store.load(IMAGE).wished.generation == 2
 
 
 def test_a_removed_manifest_is_not_remembered(store):
@@ -199,5 +197,5 @@ def test_changes(store):
     assert store.change(IMAGE, lambda manifest: pytest.fail('there is none')) is None
     store.save(Manifest(IMAGE, updated_at='then'))
     assert store.change(IMAGE, lambda manifest: manifest).updated_at == 'then'
-    changed = store.change(IMAGE, lambda manifest: dataclasses.replace(manifest, pinned=True))
-    assert changed.pinned and changed.updated_at != 'then' and store.load(IMAGE) == changed
+    changed = store.change(IMAGE, lambda manifest: manifest.wishing(pinned=True))
+    assert changed.wished.pinned and changed.updated_at != 'then' and store.load(IMAGE) == changed

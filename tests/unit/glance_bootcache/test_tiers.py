@@ -11,7 +11,7 @@ import pytest
 
 from bootcache import conf as bootcache_conf
 from bootcache import exception, savefile, tier
-from bootcache.manifest import CacheInfo, ImageState, Manifest
+from bootcache.manifest import CacheInfo, Made, Manifest, Standing
 from bootcache.tier import Eviction, Medium
 from glance_bootcache import conf as glance_conf
 from glance_bootcache.storage.lastuses import Usage
@@ -28,8 +28,8 @@ def cache_image(size=MIB, content=b'x'):
 
 
 def manifest(image_id, size=MIB, updated_at='2026-01-02T03:04:05+00:00'):
-    return Manifest(image_id, ImageState.READY, cache_image=cache_image(size),
-                    updated_at=updated_at)
+    return Manifest(image_id, Standing.DONE, updated_at=updated_at,
+                    made=Made(cache_image=cache_image(size)))
 
 
 class FakeExporter:
@@ -147,7 +147,7 @@ def settle(tiers):
 
 def on_disk(tiers, entry):
     with open(tiers._disk_path(entry), 'wb') as stream:
-        stream.write(b'x' * entry.cache_image.bytes)
+        stream.write(b'x' * entry.made.cache_image.bytes)
     return entry
 
 
@@ -160,7 +160,7 @@ def test_the_disk_s_plan(tiers):
     assert tiers.plan_disk(entries, 2 * MIB, busy=[TWO]) == Eviction(True, (ONE,))
     assert tiers.plan_disk(entries, 4 * MIB) == Eviction(True, (TWO, ONE))
     assert tiers.plan_disk(entries, 5 * MIB) == Eviction(False, ())
-    pinned = dataclasses.replace(entries[1], pinned=True)
+    pinned = entries[1].wishing(pinned=True)
     assert tiers.plan_disk([entries[0], pinned], 2 * MIB) == Eviction(True, (ONE,))
     assert tiers.plan_disk([entries[0], pinned], 4 * MIB) == Eviction(False, ())
 
@@ -208,7 +208,7 @@ def test_promoting_and_demoting(tiers, exporter, tmp_path):
     assert tiers.medium(ONE) is Medium.MEMORY
     [copy] = (tmp_path / 'memory').iterdir()
     assert exporter.places == {ONE: str(copy)}
-    assert copy.name == f'{ONE}-{entry.cache_image.sha256}.qcow2'
+    assert copy.name == f'{ONE}-{entry.made.cache_image.sha256}.qcow2'
     assert copy.stat().st_mode & 0o777 == 0o600
     exporter.refuse = True
     with pytest.raises(exception.StorageDaemonError):
@@ -278,9 +278,9 @@ def test_a_damaged_file_is_copied_once_only(tiers, monkeypatch):
     for _ in range(3):
         tiers.promote(entry)
         settle(tiers)
-    assert tiers._damaged == {entry.cache_image} and tiers.medium(ONE) is Medium.DISK
+    assert tiers._damaged == {entry.made.cache_image} and tiers.medium(ONE) is Medium.DISK
     # A new build, even with the same bytes, is looked at anew.
-    newer = dataclasses.replace(entry, cache_image=dataclasses.replace(entry.cache_image,
+    newer = entry.making(cache_image=dataclasses.replace(entry.made.cache_image,
                                                                        file='cache-2.qcow2'))
     with open(tiers._disk_path(newer), 'wb') as stream:
         stream.write(b'x' * MIB)
@@ -290,7 +290,7 @@ def test_a_damaged_file_is_copied_once_only(tiers, monkeypatch):
 
 
 def pin(tiers, entry):
-    tiers._store.save(dataclasses.replace(entry, pinned=True))
+    tiers._store.save(entry.wishing(pinned=True))
 
 
 def test_one_that_was_pinned_while_it_was_copied_stays_in_memory(tiers, monkeypatch):

@@ -60,7 +60,7 @@ def test_a_servers_boot_makes_an_image_ready_that_waits(busy):
     boot(busy, SECOND)
     until(lambda: busy.state(SECOND) == 'ready', 'ready')
     assert [job.image_id for job in busy.boots.jobs] == [FIRST]
-    found = busy.store.load(SECOND).working_set
+    found = busy.store.load(SECOND).made.working_set
     assert (found.recorded_by, found.bytes) == ('server', 65536)
     busy.boots.gate.set()
     busy.settle()
@@ -72,18 +72,18 @@ def test_a_recording_that_an_operator_wants_is_not_replaced(busy):
     busy.manager.consider(SECOND, forced=True)
     waits(busy, SECOND)
     boot(busy, SECOND)
-    assert busy.store.load(SECOND).working_set is None
+    assert busy.store.load(SECOND).made.working_set is None
     busy.boots.gate.set()
     busy.settle()
-    assert busy.store.load(SECOND).working_set.recorded_by == 'nova'
+    assert busy.store.load(SECOND).made.working_set.recorded_by == 'nova'
 
 
 def test_a_report_in_mid_recording_is_not_taken(busy):
     boot(busy, FIRST)
-    assert busy.store.load(FIRST).working_set is None
+    assert busy.store.load(FIRST).made.working_set is None
     busy.boots.gate.set()
     busy.settle()
-    assert busy.store.load(FIRST).working_set.recorded_by == 'nova'
+    assert busy.store.load(FIRST).made.working_set.recorded_by == 'nova'
 
 
 @pytest.mark.parametrize('how', ['deleted', 'opted out'])
@@ -130,7 +130,7 @@ def test_an_owner_whose_builds_take_long_holds_up_no_other(house):
     until(lambda: building, 'a build')
     house.qemu.building = lambda: None
     house.hosts.plan_boot(SECOND, 'host', 'server', None)
-    until(lambda: house.store.load(SECOND).cache_image, 'the build of another owner')
+    until(lambda: house.store.load(SECOND).made.cache_image, 'the build of another owner')
     assert len(building) == 1
     # One that waits for its turn to be built goes at once, too.
     register(house, hostile[-1], owner='hostile', mode='off')

@@ -360,7 +360,7 @@ def test_a_registered_image_warms_hosts(policy):
     finish(policy)
     assert done(policy) == [True, True] and len(policy.nova.asked) == 2
     scan(policy)
-    assert policy.store.load(IMAGE).warm_due is False
+    assert policy.store.load(IMAGE).wished.warm_due is False
 
 
 def warmed(house):
@@ -435,12 +435,12 @@ def test_an_operator_may_ask_again_for_what_the_policy_has_done(policy):
     assert sorted(done(policy)) == [False, False]
     finish(policy)
     scan(policy)
-    assert len(policy.nova.asked) == 3 and policy.store.load(IMAGE).warm_due is False
+    assert len(policy.nova.asked) == 3 and policy.store.load(IMAGE).wished.warm_due is False
 
 
 def test_what_is_done_while_it_is_built_again_stays_done(policy):
     make_ready(policy)
-    assert policy.store.load(IMAGE).warm_due
+    assert policy.store.load(IMAGE).wished.warm_due
 
     def building():
         scan(policy)
@@ -449,7 +449,7 @@ def test_what_is_done_while_it_is_built_again_stays_done(policy):
     policy.qemu.building = building
     policy.manager.rebuild(IMAGE)
     policy.settle()
-    assert policy.state(IMAGE) == 'ready' and policy.store.load(IMAGE).warm_due is False
+    assert policy.state(IMAGE) == 'ready' and policy.store.load(IMAGE).wished.warm_due is False
 
 
 def test_what_is_without_a_cache_image_for_a_while_is_warmed_later(policy):
@@ -459,14 +459,14 @@ def test_what_is_without_a_cache_image_for_a_while_is_warmed_later(policy):
     # Evicted while hosts are being warmed, and built again with a server's boot.
     policy.manager.disk_room.evict(IMAGE)
     scan(policy)
-    assert policy.store.load(IMAGE).warm_due and policy.warming.progress(IMAGE) == []
+    assert policy.store.load(IMAGE).wished.warm_due and policy.warming.progress(IMAGE) == []
     policy.manager.rebuild(IMAGE)
     policy.settle()
     scan(policy)
     assert [hosts for hosts, _image in policy.nova.asked] == [('one', 'two')] * 2
     finish(policy)
     scan(policy)
-    assert policy.store.load(IMAGE).warm_due is False
+    assert policy.store.load(IMAGE).wished.warm_due is False
 
 
 def test_a_restart_in_between_loses_nothing(policy):
@@ -480,7 +480,7 @@ def test_a_restart_in_between_loses_nothing(policy):
     assert [hosts for hosts, _image in policy.nova.asked] == [('one', 'two')] * 2
     finish(policy)
     scan(policy)
-    assert policy.store.load(IMAGE).warm_due is False
+    assert policy.store.load(IMAGE).wished.warm_due is False
 
 
 def test_the_first_boot_of_a_server_makes_it_ready(policy):
@@ -512,7 +512,8 @@ def test_a_failure_never_harms_the_image(policy, fault, caplog):
             tell(policy, host, 'error', 'no room')
     assert done(policy) == [True, True] and 'warm' in caplog.text
     manifest = policy.store.load(IMAGE)
-    assert (manifest.state, manifest.reason, manifest.warm_due) == (ImageState.READY, '', False)
+    assert (manifest.state, manifest.reason) == (ImageState.READY, '')
+    assert not manifest.wished.warm_due
     assert policy.hosts.plan_boot(IMAGE, 'one', 'server', None)['action'] == 'cache'
     asked = len(policy.nova.asked)
     scan(policy)
@@ -522,7 +523,7 @@ def test_a_failure_never_harms_the_image(policy, fault, caplog):
 def test_without_a_policy_nobody_is_warmed_also_not_later(house):
     make_ready(house)
     scan(house)
-    assert house.nova.asked == [] and house.store.load(IMAGE).warm_due is False
+    assert house.nova.asked == [] and house.store.load(IMAGE).wished.warm_due is False
     house.conf.set_override('warm_on_register', ['racks'], 'bootcache')
     house.restart()
     scan(house)
@@ -535,7 +536,7 @@ def test_images_of_earlier_versions_are_not_warmed_by_an_upgrade(policy):
     finish(policy)
     scan(policy)
     document = policy.store.load(IMAGE).to_json()
-    del document['warm_due']
+    del document['wished']['warm_due']
     policy.store.save(type(policy.store.load(IMAGE)).from_json(document))
     policy.restart()
     policy.upkeep.recover()
@@ -553,6 +554,6 @@ def test_more_images_than_may_be_warmed_at_once_wait(policy, monkeypatch):
             for host in ('one', 'two', 'three'):
                 tell(policy, host, image=image)
     scan(policy)
-    assert [policy.store.load(image).warm_due for image in (IMAGE, OTHER)] == [False, False]
+    assert [policy.store.load(image).wished.warm_due for image in (IMAGE, OTHER)] == [False, False]
     assert sorted(policy.nova.asked) == sorted(
         (hosts, image) for hosts in (('one', 'two'), ('three',)) for image in (IMAGE, OTHER))

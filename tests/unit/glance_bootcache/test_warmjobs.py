@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootcache import rpcapi
-from bootcache.manifest import CacheInfo, ImageState, Manifest
+from bootcache.manifest import CacheInfo, Made, Manifest, Standing
 from glance_bootcache import decisions
 from glance_bootcache.warming import warmjobs
 from glance_bootcache.warming.warmjobs import HostOutcome, WarmJob, WarmPhase
@@ -241,20 +241,25 @@ def test_never_more_at_once_than_allowed(jobs, concurrency, now):
 
 # Images that hosts cannot be warmed for.
 
-@pytest.mark.parametrize('state, cure', [
-    (ImageState.PENDING, '--wait'), (ImageState.RECORDING, '--wait'),
-    (ImageState.BUILDING, '--wait'), (ImageState.SERVED, 'image build'),
-    (ImageState.READY, 'image build'), (ImageState.FAILED, 'image build'),
-    (ImageState.SKIPPED, 'opted out')])
-def test_an_image_without_a_cache_image_is_named_with_state_and_cure(state, cure):
-    why = decisions.why_not_warm(IMAGE, Manifest(IMAGE, state, reason='it is opted out'))
-    assert IMAGE in why and state.value in why and cure in why
+@pytest.mark.parametrize('standing, cure', [
+    (Standing.WANTED, '--wait'), (Standing.DONE, 'image build'), (Standing.FAILED, 'image build'),
+    (Standing.SKIPPED, 'opted out')])
+def test_an_image_without_a_cache_image_is_named_with_state_and_cure(standing, cure):
+    manifest = Manifest(IMAGE, standing, 'it is opted out')
+    why = decisions.why_not_warm(IMAGE, manifest)
+    assert IMAGE in why and manifest.state.value in why and cure in why
 
 
-@pytest.mark.parametrize('state', [ImageState.READY, ImageState.BUILDING, ImageState.RECORDING,
-                                   ImageState.PENDING])
-def test_an_older_cache_image_warms_as_well(state):
-    assert decisions.why_not_warm(IMAGE, Manifest(IMAGE, state, cache_image=CACHE)) == ''
+@pytest.mark.parametrize('standing', [Standing.DONE, Standing.WANTED])
+def test_an_older_cache_image_warms_as_well(standing):
+    manifest = Manifest(IMAGE, standing, made=Made(cache_image=CACHE))
+    assert decisions.why_not_warm(IMAGE, manifest) == ''
+
+
+def test_one_of_another_content_does_not():
+    manifest = Manifest(IMAGE, Standing.FAILED, 'why', 'sha512:11', made=Made(
+        '/base', 'sha512:00', cache_image=CACHE))
+    assert 'why' in decisions.why_not_warm(IMAGE, manifest)
 
 
 def test_an_unknown_image_is_named():

@@ -11,7 +11,7 @@ import pytest
 from fakes_manager import until
 from glance import notifier as glance_notifier
 
-from bootcache.manifest import ImageState, Manifest
+from bootcache.manifest import ImageState, Manifest, Standing
 from glance_bootcache.glance.inquiries import Inquiries
 from glance_bootcache.glance.listener import ImageEvents
 from glance_bootcache.images import manager
@@ -72,11 +72,11 @@ def test_a_deactivated_image(ready, nova):
 def test_an_image_that_is_active_again_while_a_server_reads_its_base(ready, nova, restart):
     """The content is what it was: its base is the same one, in the same place."""
     ready.exporter.readers.add(IMAGE)
-    base = ready.store.load(IMAGE).base_path
+    base = ready.store.load(IMAGE).made.base_path
     ready.boots.servers = {IMAGE}
     ready.images.put(IMAGE, status='deactivated')
     ready.notify('image.update', {'id': IMAGE})
-    assert not given_out(ready) and ready.store.load(IMAGE).base_path == base
+    assert not given_out(ready) and ready.store.load(IMAGE).made.base_path == base
     if restart:
         ready.restart()
     ready.boots.servers, ready.boots.away = {'has servers': {IMAGE}}.get(nova, set()), \
@@ -86,8 +86,9 @@ def test_an_image_that_is_active_again_while_a_server_reads_its_base(ready, nova
     ready.settle()
     assert plan(ready)['action'] == 'cache'
     manifest = ready.store.load(IMAGE)
-    assert (manifest.state, manifest.reason, manifest.base_path) == (ImageState.READY, '', base)
-    assert manifest.image_hash == manifest.base_hash
+    assert (manifest.state, manifest.reason, manifest.made.base_path) == (ImageState.READY, '',
+        base)
+    assert manifest.image_hash == manifest.made.base_hash
 
 
 def test_another_content_does_not_take_the_place_of_one_that_is_read(ready):
@@ -206,7 +207,7 @@ def test_of_looks_at_the_same_time_the_first_to_end_counts():
 
 def test_a_member_less(ready):
     ready.notify('image.member.delete', {'image_id': IMAGE, 'member_id': 'project'})
-    generation = ready.store.load(IMAGE).generation
+    generation = ready.store.load(IMAGE).wished.generation
     assert generation > 0
     assert ready.table.report('one', {'images': {IMAGE: [1.0, 'disk', 0, 7]}})['drop'] == [IMAGE]
     answer = plan(ready)
@@ -217,7 +218,7 @@ def test_a_member_less(ready):
                                      {'image_id': IMAGE.replace('7', '8', 1)}])
 def test_members_that_say_nothing(ready, payload):
     ready.notify('image.member.delete', payload)
-    assert ready.store.load(IMAGE).generation == 0
+    assert ready.store.load(IMAGE).wished.generation == 0
 
 
 @pytest.mark.parametrize('event, taken', [
@@ -261,10 +262,10 @@ def test_glance_names_and_fills_its_notifications_so(monkeypatch):
 def test_a_lost_manifest_does_not_begin_again_below_what_hosts_hold(ready, monkeypatch):
     monkeypatch.setattr(manager, 'time', types.SimpleNamespace(time=lambda: 1e9))
     for expected in (10 ** 9, 10 ** 9 + 1):
-        assert ready.manager.let_go(IMAGE).generation == expected
+        assert ready.manager.let_go(IMAGE).wished.generation == expected
     ready.store.remove(IMAGE)
-    ready.store.save(Manifest(IMAGE, ImageState.READY))
+    ready.store.save(Manifest(IMAGE, Standing.DONE))
     monkeypatch.setattr(manager, 'time', types.SimpleNamespace(time=lambda: 2e9))
-    assert ready.manager.let_go(IMAGE).generation == 2 * 10 ** 9
+    assert ready.manager.let_go(IMAGE).wished.generation == 2 * 10 ** 9
     held = {'images': {IMAGE: [1.0, 'disk', 10 ** 9 + 1, 7]}}
     assert ready.table.report('one', held)['drop'] == [IMAGE]

@@ -1,9 +1,8 @@
 """One stock qemu-storage-daemon, started or adopted, and steered over QMP.
 
 It outlives the service that started it: a new service process finds it by its monitor socket and
-goes on with it. What is known of its faults (version 7.2) shapes this module: the listening socket
-is made here with TCP_NODELAY, no iothreads are used, and every command has a time limit, because
-a second client on the monitor waits in silence.
+goes on with it. What is known of its faults (version 7.2) shapes this module and monitor.py: the
+listening socket is made here with TCP_NODELAY, and no iothreads are used.
 """
 
 import contextlib
@@ -15,15 +14,13 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 from oslo_log import log as logging
-from qemu.qmp import ConnectError, ExecuteError, QMPClient, QMPError
 
-from bootcache import exception, listening, locks, naming, qmploop
+from bootcache import exception, listening, naming
 from bootcache.breaker import Breaker
-from bootcache.locks import OrderedLock
+from bootcache.monitor import Monitor, Session
 
 LOG = logging.getLogger(__name__)
 
@@ -33,7 +30,6 @@ _STARTS = 3
 _KILLED_SECONDS = 30
 # QEMU 7.2 has been seen to crash at its monitor's first client.
 _CRASHES = (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS)
-_ATTEMPTS = 10
 _BACKLOG = 1024
 
 
@@ -65,37 +61,6 @@ class TcpListener:
         return naming.tcp_address(self.host, self.port)
 
 
-class Session:
-    """One connection to a daemon's monitor; ``execute`` sends a command and returns its answer."""
-
-    def __init__(self, daemon: 'StorageDaemon', client: QMPClient):
-        self._daemon = daemon
-        self._client = client
-
-    def execute(self, command: str, /, **arguments: Any) -> Any:
-        """Send a QMP command.
-
-        :param arguments: as QMP names them, with underscores for hyphens at the top level.
-        :raises StorageDaemonError: if it is refused or not answered in time.
-        """
-        named = {key.rstrip('_').replace('_', '-'): value for key, value in arguments.items()}
-        try:
-            answer = qmploop.LOOP.run(self._client.execute(command, named or None),
-                               self._daemon.command_seconds)
-            self._daemon.heard()
-            return answer
-        except ExecuteError as error:
-            self._daemon.heard()
-            raise exception.StorageDaemonError(
-                f'{self._daemon.name}: {command} was refused: {error}') from error
-        except TimeoutError as error:
-            raise self._daemon.busy(f'{command} was not answered within'
-                                    f' {self._daemon.command_seconds:g} s') from error
-        except (QMPError, OSError, EOFError) as error:
-            raise exception.StorageDaemonError(
-                f'{self._daemon.name}: {command} was not answered: {error!r}') from error
-
-
 def _wait_end(pid: int, seconds: float) -> bool:
     """Wait until a process has ended; its command line goes before it closes its files.
 
@@ -117,6 +82,8 @@ def _wait_end(pid: int, seconds: float) -> bool:
 class StorageDaemon:
     """A qemu-storage-daemon with its own directory for monitor socket, pid file and log.
 
+    :ivar monitor: where it is steered.
+
     :param name: for messages and file names, for instance ``exporter``.
     :param directory: made if missing; short, as unix socket paths end at 107 bytes.
     :param listener: where NBD is served.
@@ -124,10 +91,9 @@ class StorageDaemon:
     :param autostart: whether ``ensure_running`` may start it, or only adopt it.
     :param group: that may connect to its NBD socket; None for the process's own. Nobody else may,
         and nobody but the daemon's user may reach its monitor.
-    :param patience: seconds for which to wait for the monitor, and for another thread that has it.
-    :param command_seconds: for which to wait for a command's answer.
-    :param breaker: spares others the wait for a daemon that did not answer just now; None for a
-        daemon on which nobody waits in a hurry.
+    :param patience: of its monitor: see there.
+    :param command_seconds: likewise.
+    :param breaker: likewise.
     :param trace: an event of QEMU's that it writes into its log.
     """
 
@@ -142,16 +108,12 @@ class StorageDaemon:
         self._binary = binary
         self._autostart = autostart
         self._group = group
-        self._patience = patience
-        self.command_seconds = command_seconds
-        self._breaker = breaker
         self._trace = trace
         self.monitor_path = os.path.join(directory, f'{name}.qmp')
         self.pid_path = os.path.join(directory, f'{name}.pid')
         self.log_path = os.path.join(directory, f'{name}.log')
-        # Guards the monitor within this process (it serves one client) and starting.
-        self._lock = OrderedLock(locks.MONITOR, f'the monitor of {name}')
-        self._session: Session | None = None
+        # To have it alone guards starting as well.
+        self.monitor = Monitor(name, self.monitor_path, patience, command_seconds, breaker)
 
     def ensure_running(self) -> bool:
         """Adopt the daemon if it answers, else start it.
@@ -159,7 +121,7 @@ class StorageDaemon:
         :returns: True if it was started, and so is empty.
         :raises StorageDaemonError: if it does not come up.
         """
-        with self._alone():
+        with self.monitor.alone():
             if self.answers():
                 return False
             pid = self.pid()
@@ -173,100 +135,21 @@ class StorageDaemon:
                     f'{self.name}: nothing answers on {self.monitor_path}; start its systemd unit')
             self.stop()
             # The one that may have hung is gone.
-            self.heard()
+            self.monitor.heard()
             self._start()
             return True
 
     def answers(self) -> bool:
         """Tell whether the daemon's monitor answers."""
-        if not os.path.exists(self.monitor_path):
-            return False
-        try:
-            with self.session() as session:
-                session.execute('query-version')
-            return True
-        except exception.StorageDaemonError:
-            return False
+        return self.monitor.answers()
 
-    def busy(self, what: str) -> exception.StorageDaemonBusy:
-        """Note that the daemon did not answer in its time; return the error that says so."""
-        if self._breaker is not None:
-            self._breaker.failed()
-        return exception.StorageDaemonBusy(f'{self.name}: {what}')
-
-    def heard(self) -> None:
-        """Note that the daemon does not hang."""
-        if self._breaker is not None:
-            self._breaker.answered()
-
-    @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Have the monitor for this thread, which may have it already."""
-        if not self._lock.acquire(self._patience):
-            # Whoever has it finds out whether the daemon hangs.
-            raise exception.StorageDaemonBusy(
-                f'{self.name}: {self.monitor_path} is in use, and was not free within'
-                f' {self._patience:g} s')
-        try:
-            yield
-        finally:
-            self._lock.release()
-
-    @contextlib.contextmanager
-    def session(self) -> Iterator[Session]:
-        """Connect to the monitor for a group of commands; no other thread gets in between.
-
-        Within a session of the same thread it is that one.
+    def session(self) -> contextlib.AbstractContextManager[Session]:
+        """Connect to the monitor for a group of commands: see ``Monitor.session``.
 
         :raises StorageDaemonBusy: if it does not answer in its time, or did not just now.
         :raises StorageDaemonError: if there is no daemon.
         """
-        # Not behind those who wait for it: what has just not answered is told at once.
-        self._check_breaker(self._breaker is None or not self._breaker.seconds_left())
-        with self._alone():
-            if self._session is not None:
-                # It serves one client.
-                yield self._session
-                return
-            self._check_breaker(self._breaker is None or self._breaker.may_ask())
-            client = self._connect()
-            self._session = Session(self, client)
-            try:
-                yield self._session
-            finally:
-                self._session = None
-                # A peer that died makes this raise, which tells nothing new.
-                with contextlib.suppress(QMPError, TimeoutError, OSError, EOFError):
-                    qmploop.LOOP.run(client.disconnect(), self._patience)
-
-    def _check_breaker(self, may_ask: bool) -> None:
-        if not may_ask:
-            assert self._breaker is not None
-            raise exception.StorageDaemonBusy(
-                f'{self.name}: it did not answer just now; it is asked again in'
-                f' {self._breaker.seconds_left():.0f} s')
-
-    def _connect(self) -> QMPClient:
-        attempt = 0
-        while True:
-            client = QMPClient(self.name)
-            try:
-                qmploop.LOOP.run(client.connect(self.monitor_path), self._patience)
-                return client
-            except TimeoutError as error:
-                raise self.busy(f'no answer on {self.monitor_path} within'
-                                f' {self._patience:g} s') from error
-            # The library asserts that a peer does not end right after its greeting.
-            except (QMPError, OSError, EOFError, AssertionError) as error:
-                attempt += 1
-                # An event of a job may come before the greeting; the next client gets that first.
-                garbled = isinstance(error, ConnectError) and not isinstance(
-                    error.exc, (OSError, EOFError))
-                if not garbled or attempt == _ATTEMPTS:
-                    # Nobody hangs there: there is nobody, or somebody else.
-                    self.heard()
-                    raise exception.StorageDaemonError(
-                        f'{self.name}: no answer on {self.monitor_path}: {error!r}') from error
+        return self.monitor.session()
 
     def _check_length(self, path: str) -> None:
         if len(os.fsencode(path)) > 107:
@@ -342,7 +225,7 @@ class StorageDaemon:
         deadline = time.monotonic() + _START_SECONDS
         while time.monotonic() < deadline and process.poll() is None:
             # What was heard of another one says nothing of this.
-            self.heard()
+            self.monitor.heard()
             if os.path.exists(self.pid_path) and self.answers():
                 return True
             time.sleep(0.02)

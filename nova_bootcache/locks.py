@@ -30,7 +30,7 @@ above, with what each makes one step, and for how long it is held at most:
 ``ROOM``, one for the host
     looking for room in a tier, and taking it: steps in memory, and a look into a directory.
 
-``MONITOR``, one a daemon, of bootcache/storagedaemon.py
+``MONITOR``, one a daemon, of bootcache/monitor.py
     a group of QMP's commands. The first one that is not answered within 5 s and [bootcache]
     reconnect_delay ends it; for 10 s from then on all others end at once.
 

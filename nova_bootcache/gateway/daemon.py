@@ -174,10 +174,10 @@ class Gateway:
     @contextlib.contextmanager
     def _alone(self, image_id: str) -> Iterator[None]:
         lock = self._locks.of(image_id)
-        if not lock.acquire(self.daemon.command_seconds):
+        if not lock.acquire(self.daemon.monitor.command_seconds):
             raise exception.StorageDaemonBusy(
                 f'gateway: what it has of image {image_id} is being changed, for more than'
-                f' {self.daemon.command_seconds:g} s')
+                f' {self.daemon.monitor.command_seconds:g} s')
         try:
             yield
         finally:

@@ -24,7 +24,7 @@ from nova_bootcache import conf as bootcache_nova_conf
 from nova_bootcache.chains.computehost import ComputeHost
 from nova_bootcache.chains.hostwarmer import HostWarmer
 from nova_bootcache.gateway import socketfault
-from nova_bootcache.novadriver import accounting, localstorage, signatures, snapshots
+from nova_bootcache.novadriver import accounting, diskconf, localstorage, snapshots
 from nova_bootcache.novadriver.imagebackend import BootCacheQcow2
 from nova_bootcache.novadriver.novaservers import NovaServers, PoweringOn
 from nova_bootcache.novadriver.resuming import Resuming
@@ -50,7 +50,7 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
         directory = CONF[bootcache_conf.GROUP].cache_directory \
             or os.path.abspath(os.path.join(CONF.instances_path, '_bootcache'))
         servers = self._servers = NovaServers(self._host)
-        self.bootcache = ComputeHost(CONF, directory, self._opens_directly(),
+        self.bootcache = ComputeHost(CONF, directory, diskconf.opens_directly(CONF),
                                      servers.base_directory)
         self.settler = Settler(self.bootcache, servers,
                                bootcache_nova_conf.bandwidth(CONF, 'settle_bandwidth'),
@@ -73,30 +73,14 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
                 table[name] = backend
         snapshots.allow_on(self.bootcache.cache)
 
-    @staticmethod
-    def _opens_directly() -> bool:
-        """Tell whether servers' disks are opened with O_DIRECT: Nova's default, where it works."""
-        modes = dict(mode.partition('=')[::2] for mode in CONF.libvirt.disk_cachemodes)
-        return modes.get('file', 'none') in ('none', 'directsync', 'default')
-
-    @staticmethod
-    def _has_overlays() -> bool:
-        """Tell whether servers' root disks can be overlays on this host."""
-        return CONF.libvirt.images_type in ('qcow2', 'default') and bool(CONF.use_cow_images)
-
     def _serves(self) -> bool:
         """Tell whether new servers of this host boot from cache images, where there are some."""
-        return self.bootcache.serving.is_on and self._has_overlays() \
-            and CONF.preallocate_images == 'none' and not signatures.are_checked(CONF)
+        return self.bootcache.serving.is_on and diskconf.serves(CONF)
 
     def init_host(self, host: str, *args: Any, **kwargs: Any) -> None:
         """Start the gateway and mend disks first: Nova's own start may boot servers."""
-        if not self._has_overlays():
-            LOG.warning('bootcache: [libvirt]images_type=%s is served the stock way; use qcow2',
-                        CONF.libvirt.images_type)
-        if signatures.are_checked(CONF):
-            LOG.warning('bootcache: Nova checks the signatures of images on this host, see'
-                        ' [glance]verify_glance_signatures; all servers go the stock way')
+        for warning in diskconf.warnings(CONF):
+            LOG.warning('bootcache: %s', warning)
         if reason := self._shared_storage(host):
             self.bootcache.serving.refuse(reason)
         self.bootcache.start(host)
@@ -148,7 +132,7 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
 
     def _shared_storage(self, host: str) -> str:
         """Return why cache images cannot be served from this host's directories, if so."""
-        if not self._has_overlays():
+        if not diskconf.has_overlays(CONF):
             return ''
         kinds = localstorage.types({
             '[DEFAULT]instances_path': CONF.instances_path,

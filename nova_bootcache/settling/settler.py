@@ -10,22 +10,21 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import oslo_messaging as messaging
 from oslo_log import log as logging
 
-from bootcache import exception, naming, properties, qemuimg
+from bootcache import exception, naming, qemuimg
 from bootcache.locks import KeyedLocks, leaf
-from nova_bootcache import storagenode
-from nova_bootcache.asking import offer
 from nova_bootcache.chains.computehost import ComputeHost
 from nova_bootcache.locks import Rank
 from nova_bootcache.settling import basecontent, fullbase, pivot, rebase
 from nova_bootcache.settling.localservers import LocalServer, Nova
 from nova_bootcache.settling.occasions import Occasions
 from nova_bootcache.settling.pivot import Pivot
+from nova_bootcache.settling.serversbases import ServersBases
 from nova_bootcache.settling.unsettled import Unsettled
 
 LOG = logging.getLogger(__name__)
@@ -33,26 +32,6 @@ LOG = logging.getLogger(__name__)
 _PERIOD_SECONDS = 10
 _PAUSE_SECONDS = 60
 _LONGEST_PAUSE = 6 * 3600
-
-
-class _Unwanted(threading.Event):
-    """Is set when settling stops, or the last server that wanted a base is gone."""
-
-    def __init__(self, stopped: threading.Event, is_wanted: Callable[[], bool]):
-        super().__init__()
-        self._stopped = stopped
-        self._is_wanted = is_wanted
-        self._asked_at = time.monotonic()
-
-    def is_set(self) -> bool:
-        """Ask Nova as well, but not each time."""
-        if not super().is_set() and time.monotonic() - self._asked_at > _PERIOD_SECONDS:
-            self._asked_at = time.monotonic()
-            # Nova may be away; that is no reason to begin again from the start.
-            with contextlib.suppress(Exception):
-                if not self._is_wanted():
-                    self.set()
-        return super().is_set() or self._stopped.is_set()
 
 
 class Settler:
@@ -80,12 +59,11 @@ class Settler:
         self._chained: dict[str, tuple[int, bool]] = {}
         # What did not come off, by image: the next pause in seconds, and when to try again.
         self._patience: dict[str, tuple[float, float]] = {}
-        # Images whose servers are not to be settled, and when to ask again.
-        self._unwanted: dict[str, float] = {}
         # Images whose base is to leave the gateway.
         self._gone: set[str] = set()
         self._occasions = Occasions(nova.directories, self._is_chained_in)
         self.unsettled = Unsettled(is_off=not bandwidth)
+        self._bases = ServersBases(host, nova, bandwidth, self._stopped, self.unsettled)
         # Nova has worked on a server, which may be in another state now.
         self._has_worked = False
 
@@ -176,7 +154,7 @@ class Settler:
         waits = has_worked or self.unsettled.are_changing() or bool(self._gone) or (
             bool(self._bandwidth) and any(
                 now >= max(self._patience.get(image_id, (0.0, 0.0))[1],
-                           self._unwanted.get(image_id, 0.0))
+                           self._bases.asks_at(image_id))
                 for image_id in self._host.needs.unsettled or ()))
         self._occasions.look(now, waits, self.once)
 
@@ -213,9 +191,9 @@ class Settler:
             return
         # Servers whose base is here first: to complete one takes long.
         for image_id, servers in sorted(
-                unsettled.items(), key=lambda item: not os.path.exists(self._base_path(item[0]))):
+                unsettled.items(), key=lambda item: not os.path.exists(self._bases.path(item[0]))):
             if self._stopped.is_set() or time.monotonic() < max(
-                    self._patience.get(image_id, (0.0, 0.0))[1], self._unwanted.get(image_id, 0.0)):
+                    self._patience.get(image_id, (0.0, 0.0))[1], self._bases.asks_at(image_id)):
                 continue
             ready = [server for server in servers
                      if server.settles and server.age >= self._delay]
@@ -225,7 +203,7 @@ class Settler:
     def _sweep(self) -> None:
         """Remove what was copied of bases that no server of this host needs any more."""
         wanted = {naming.cache_file_name(image_id) for image_id in self._host.needs.unsettled or ()
-                  if self._bandwidth and image_id not in self._unwanted}
+                  if self._bandwidth and not self._bases.is_unwanted(image_id)}
         try:
             fullbase.sweep(self._nova.base_directory, wanted, self._nova.keep_free)
         except OSError as error:
@@ -259,7 +237,7 @@ class Settler:
         """
         return {entry.remote.image_id for entry in self._host.cache.entries()
                 if entry.cache_image is None
-                or os.path.exists(self._base_path(entry.remote.image_id))}
+                or os.path.exists(self._bases.path(entry.remote.image_id))}
 
     def _let_go(self, image_id: str) -> bool:
         """Take what nobody uses any more out of the gateway; False if that is not possible now."""
@@ -276,12 +254,9 @@ class Settler:
         LOG.info('image %s: no server of this host needs the gateway for it any more', image_id)
         return True
 
-    def _base_path(self, image_id: str) -> str:
-        return os.path.join(self._nova.base_directory, naming.cache_file_name(image_id))
-
     def _settle(self, image_id: str, servers: list[LocalServer]) -> None:
         try:
-            base = self._complete_base(image_id, servers)
+            base = self._bases.complete(image_id, servers)
             if base is not None:
                 before = self._patience.get(image_id)
                 for server in servers:
@@ -302,95 +277,6 @@ class Settler:
         pause = self._patience.get(image_id, (_PAUSE_SECONDS, 0.0))[0]
         self._patience[image_id] = min(2 * pause, _LONGEST_PAUSE), time.monotonic() + pause
         return pause
-
-    def _is_to_settle(self, image_id: str, wanted: bool) -> bool:
-        """Note what an image's property asks for: no failure, and it may ask for another thing."""
-        if not wanted:
-            if image_id not in self._unwanted:
-                LOG.info('image %s: its servers are not settled, as it says %s=no', image_id,
-                         properties.SETTLE)
-            self._unwanted[image_id] = time.monotonic() + _PAUSE_SECONDS
-        elif self._unwanted.pop(image_id, None) is not None:
-            LOG.info('image %s: its servers are settled from now on, as it says %s=yes', image_id,
-                     properties.SETTLE)
-        return wanted
-
-    def _complete_base(self, image_id: str, servers: list[LocalServer]) -> tuple[int, int] | None:
-        """Return the identity of a full base of the servers' content; None if they do not settle.
-
-        :raises BootcacheError: if there is none.
-        """
-        target = self._base_path(image_id)
-        if not os.path.exists(target) \
-                and any(self._nova.needs_stock_base(server.server_id) for server in servers):
-            raise exception.BootcacheError(
-                'the image\'s signature has to be checked, which only stock Nova does; it makes'
-                ' the full base when the next server of the image starts')
-        stored = self._host.storage.api.serve_stored(image_id)
-        self.unsettled.unwanted.discard(image_id)
-        if stored is None:
-            if not os.path.exists(target):
-                raise exception.BootcacheError('the storage service does not serve the image')
-            return self._check_base(image_id, '')
-        if not self._is_to_settle(image_id, bool(stored['settle'])):
-            self.unsettled.unwanted.add(image_id)
-            return None
-        if not stored['image_hash']:
-            raise exception.BootcacheError('the storage service does not know the image\'s hash')
-        # Servers are put onto a base of the content that they stand on.
-        self._host.cache.check_stored(image_id, str(stored['image_hash']),
-                                      str(stored.get('base_export', '')))
-        if not os.path.exists(target):
-            host, port = stored['server']
-            # Nova makes it with its own first base.
-            os.makedirs(self._nova.base_directory, exist_ok=True)
-            LOG.info('image %s: its full base is completed, at %d bytes a second', image_id,
-                     self._bandwidth)
-            if fullbase.complete(
-                storagenode.nbd_node(str(host), int(port), str(stored['export'])),
-                int(stored['stored_bytes']), str(stored['image_hash']),
-                str(stored['image_format']), target, raw=self._nova.force_raw,
-                rate=self._bandwidth, keep_free=self._nova.keep_free,
-                cancelled=_Unwanted(self._stopped, lambda: self._is_wanted(image_id)),
-                lock=self._nova.base_lock(os.path.basename(target))):
-                return basecontent.identity(target)
-        return self._check_base(image_id, str(stored['image_hash']))
-
-    def _check_base(self, image_id: str, stored_hash: str) -> tuple[int, int]:
-        """Check that a base that somebody else may have made is of the servers' content.
-
-        :param stored_hash: of the content that the storage service has; empty if it has none.
-        """
-        target = self._base_path(image_id)
-        entry = self._host.cache.known(image_id)
-        known = entry.remote if entry is not None else None
-        content = (known and known.image_hash) or stored_hash or (known and known.export)
-        if not content:
-            raise exception.BootcacheError(
-                f'base {target} was not made here, and the storage service does not have the image')
-        unwanted = _Unwanted(self._stopped, lambda: self._is_wanted(image_id))
-
-        def is_over() -> None:
-            if unwanted.is_set():
-                raise exception.Cancelled(f'base {target} is not compared now')
-
-        def source() -> dict[str, Any]:
-            # Asked, the storage service serves the base.
-            offered = offer.parse(
-                image_id, self._host.storage.ask(image_id, '') if stored_hash else None)
-            if offered.remote is not None:
-                self._host.cache.check_content(offered.remote, offered.virtual_bytes)
-            remote = offered.remote or known
-            if remote is None:
-                raise exception.BootcacheError(f'base {target} cannot be compared with the storage'
-                                               f' node\'s: {offered.reason}')
-            return storagenode.nbd_node(remote.host, remote.port, remote.export)
-
-        return basecontent.check(target, pivot.base_format(target), content, source,
-                                 self._bandwidth, is_over)
-
-    def _is_wanted(self, image_id: str) -> bool:
-        return any(server.image_id == image_id for server in self._nova.servers())
 
     def _settle_server(self, server: LocalServer, base: tuple[int, int]) -> None:
         """Move one server; what cannot be done now is tried again later.
@@ -420,7 +306,7 @@ class Settler:
                 is_held = self._held[server.server_id] > 0
             if now is None or not now.settles or is_held:
                 return None
-            base = self._base_path(server.image_id)
+            base = self._bases.path(server.image_id)
             cache_image = self._host.cache.path(server.image_id)
             if basecontent.identity(base) != checked:
                 raise exception.BootcacheError(f'base {base} was replaced since it was checked')

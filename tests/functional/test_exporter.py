@@ -36,15 +36,15 @@ def image(make_base, directory):
 @pytest.fixture
 def commands(monkeypatch):
     """The QMP commands that are sent."""
-    from bootcache import storagedaemon
+    from bootcache import monitor
     sent = []
-    execute = storagedaemon.Session.execute
+    execute = monitor.Session.execute
 
     def spy(session, command, /, **arguments):
         sent.append(command)
         return execute(session, command, **arguments)
 
-    monkeypatch.setattr(storagedaemon.Session, 'execute', spy)
+    monkeypatch.setattr(monitor.Session, 'execute', spy)
     return sent
 
 

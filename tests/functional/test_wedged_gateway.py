@@ -45,7 +45,7 @@ def test_boots_go_stock_and_only_the_first_ones_wait(host, node, directory, capl
         said = reasons(caplog)
         assert len(said) == 4 and all('StorageDaemonBusy' in reason for reason in said), said
         # Nobody waits again: the breaker says so before the monitor is asked.
-        assert not host.gateway.daemon._breaker.may_ask()
+        assert not host.gateway.daemon.monitor._breaker.may_ask()
         with pytest.raises(exception.StorageDaemonBusy, match='did not answer just now'), \
                 host.gateway.daemon.session():
             pass

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from bootcache import exception, storagedaemon
+from bootcache import exception, monitor
 from bootcache.breaker import Breaker
 from bootcache.storagedaemon import StorageDaemon, UnixListener
 
@@ -22,7 +22,7 @@ class EndsAfterItsGreeting:
 
 def test_a_daemon_that_ends_after_its_greeting_does_not_answer(tmp_path, monkeypatch):
     """The library has an assertion for it that may fail: which thread is first decides."""
-    monkeypatch.setattr(storagedaemon, 'QMPClient', EndsAfterItsGreeting)
+    monkeypatch.setattr(monitor, 'QMPClient', EndsAfterItsGreeting)
     daemon = StorageDaemon('x', str(tmp_path), UnixListener(str(tmp_path / 'nbd')))
     (tmp_path / 'x.qmp').touch()
     assert daemon.answers() is False
@@ -40,7 +40,7 @@ class Hangs:
 
 
 def hanging(tmp_path, monkeypatch, breaker):
-    monkeypatch.setattr(storagedaemon, 'QMPClient', Hangs)
+    monkeypatch.setattr(monitor, 'QMPClient', Hangs)
     Hangs.asked = 0
     (tmp_path / 'x.qmp').touch()
     return StorageDaemon('x', str(tmp_path), UnixListener(str(tmp_path / 'nbd')), patience=0.05,
@@ -63,7 +63,7 @@ def test_a_daemon_that_did_not_answer_just_now_is_not_queued_for(tmp_path, monke
     held, end = threading.Event(), threading.Event()
 
     def hold():
-        with daemon._alone():
+        with daemon.monitor.alone():
             held.set()
             end.wait(30)
 
@@ -88,7 +88,7 @@ def test_nobody_waits_for_ever_for_another_who_has_the_monitor(tmp_path, monkeyp
     held, end = threading.Event(), threading.Event()
 
     def hold():
-        with daemon._alone():
+        with daemon.monitor.alone():
             held.set()
             end.wait(30)
 

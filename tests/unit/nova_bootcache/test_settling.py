@@ -18,7 +18,7 @@ from fakes_clock import Clock
 from bootcache import exception, naming
 from nova_bootcache.cache.cacheentry import CacheEntry
 from nova_bootcache.gateway.hostneeds import HostNeeds
-from nova_bootcache.settling import basecontent, pivot
+from nova_bootcache.settling import basecontent, pivot, serversbases
 from nova_bootcache.settling import settler as settler_module
 from nova_bootcache.settling.localservers import LocalServer
 from nova_bootcache.settling.pivotstate import PivotConflict, PivotFailed, PivotRefused
@@ -291,8 +291,9 @@ def house(tmp_path, monkeypatch):
 
     house.pivots = []
     monkeypatch.setattr(settler_module, 'time', clock)
+    monkeypatch.setattr(serversbases, 'time', clock)
     monkeypatch.setattr(settler_module.qemuimg, 'info', info)
-    monkeypatch.setattr(settler_module.fullbase, 'complete', complete)
+    monkeypatch.setattr(serversbases.fullbase, 'complete', complete)
     monkeypatch.setattr(basecontent.qemuimg, 'is_same_piece', is_same_piece)
     monkeypatch.setattr(settler_module, 'Pivot', begun)
     monkeypatch.setattr(settler_module.pivot, 'base_format', lambda path: 'raw')
@@ -605,7 +606,7 @@ def test_stopping_ends_the_completion_of_a_base(house, settler, monkeypatch):
         assert cancelled.is_set()
         raise exception.Cancelled('told so')
 
-    monkeypatch.setattr(settler_module.fullbase, 'complete', complete)
+    monkeypatch.setattr(serversbases.fullbase, 'complete', complete)
     house.boots('one')
     house.boots('two', OTHER)
     settler.once()
@@ -618,13 +619,13 @@ def test_stopping_ends_the_completion_of_a_base(house, settler, monkeypatch):
                                    OSError('disk'), messaging.MessagingTimeout('bus')], ids=repr)
 def test_a_base_that_cannot_be_completed_is_tried_again_later(house, settler, monkeypatch, caplog,
                                                               error):
-    complete, tries = settler_module.fullbase.complete, []
+    complete, tries = serversbases.fullbase.complete, []
 
     def fail(*_arguments, **_how):
         tries.append(1)
         raise error
 
-    monkeypatch.setattr(settler_module.fullbase, 'complete', fail)
+    monkeypatch.setattr(serversbases.fullbase, 'complete', fail)
     house.boots('one')
     house.boots('two', OTHER)
     open(house.base(OTHER), 'w').close()
@@ -633,7 +634,7 @@ def test_a_base_that_cannot_be_completed_is_tried_again_later(house, settler, mo
     settler.once()
     assert len(tries) == 1 and settled(house) == ['two'], 'another image is not kept waiting'
     assert caplog.text.count('not settled yet') == 1
-    monkeypatch.setattr(settler_module.fullbase, 'complete', complete)
+    monkeypatch.setattr(serversbases.fullbase, 'complete', complete)
     house.clock.now += 1
     settler.once()
     assert settled(house) == ['one', 'two']
@@ -923,7 +924,7 @@ def test_what_cannot_be_removed_ends_nothing(house, settler, half_copied, monkey
 
     house.boots('one')
     with monkeypatch.context() as patch:
-        patch.setattr(settler_module.fullbase.os, 'unlink', unlink)
+        patch.setattr(serversbases.fullbase.os, 'unlink', unlink)
         settler.once()
     assert 'cannot be removed' in caplog.text and settled(house) == ['one']
 

@@ -5,7 +5,7 @@ from test_settling import BANDWIDTH, DELAY, IMAGE, OTHER, settled
 from test_settling import house as house  # the fixture
 
 from bootcache import exception
-from nova_bootcache.settling import settler as settler_module
+from nova_bootcache.settling import serversbases
 from nova_bootcache.settling.settler import Settler
 
 
@@ -37,7 +37,7 @@ def copying(house, monkeypatch):
             open(house.base(source['export'].removeprefix('stored-')), 'w').close()
             return True
 
-        monkeypatch.setattr(settler_module.fullbase, 'complete', complete)
+        monkeypatch.setattr(serversbases.fullbase, 'complete', complete)
         return given_up
 
     make.asked = asked
@@ -53,7 +53,7 @@ def test_the_last_server_of_an_image_is_gone(house, settler, copying, leave):
     settler.once()
     (export, second), = given_up
     # Nova is not asked each time, but soon enough.
-    assert export == f'stored-{IMAGE}' and 5 < second <= 5 + settler_module._PERIOD_SECONDS + 1
+    assert export == f'stored-{IMAGE}' and 5 < second <= 5 + serversbases._ASKED_SECONDS + 1
     assert house.done('complete') == [] and house.done('begin') == []
 
 
@@ -72,7 +72,7 @@ def test_nova_is_asked_now_and_then_only(house, settler, copying):
     house.boots('one')
     copying({})
     settler.once()
-    assert 1 <= len(copying.asked) <= 60 / settler_module._PERIOD_SECONDS
+    assert 1 <= len(copying.asked) <= 60 / serversbases._ASKED_SECONDS
     assert settled(house) == ['one']
 
 

@@ -1,0 +1,170 @@
+"""The monitor of a storage daemon: QMP for one client at a time, within limits of time.
+
+A second client waits in silence, and a daemon that hangs on a storage node answers to nobody: so
+every wait has a limit, and who comes after one that was in vain is told at once.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from qemu.qmp import ConnectError, ExecuteError, QMPClient, QMPError
+
+from bootcache import exception, locks, qmploop
+from bootcache.breaker import Breaker
+from bootcache.locks import OrderedLock
+
+_ATTEMPTS = 10
+
+
+class Session:
+    """One connection to a daemon's monitor; ``execute`` sends a command and returns its answer."""
+
+    def __init__(self, monitor: 'Monitor', client: QMPClient):
+        self._monitor = monitor
+        self._client = client
+
+    def execute(self, command: str, /, **arguments: Any) -> Any:
+        """Send a QMP command.
+
+        :param arguments: as QMP names them, with underscores for hyphens at the top level.
+        :raises StorageDaemonError: if it is refused or not answered in time.
+        """
+        named = {key.rstrip('_').replace('_', '-'): value for key, value in arguments.items()}
+        try:
+            answer = qmploop.LOOP.run(self._client.execute(command, named or None),
+                                      self._monitor.command_seconds)
+            self._monitor.heard()
+            return answer
+        except ExecuteError as error:
+            self._monitor.heard()
+            raise exception.StorageDaemonError(
+                f'{self._monitor.name}: {command} was refused: {error}') from error
+        except TimeoutError as error:
+            raise self._monitor.busy(f'{command} was not answered within'
+                                    f' {self._monitor.command_seconds:g} s') from error
+        except (QMPError, OSError, EOFError) as error:
+            raise exception.StorageDaemonError(
+                f'{self._monitor.name}: {command} was not answered: {error!r}') from error
+
+
+class Monitor:
+    """One daemon's monitor, as this process reaches it.
+
+    :ivar name: of the daemon, for messages.
+    :ivar path: of the monitor's socket.
+    :ivar command_seconds: for which to wait for a command's answer.
+
+    :param name: of the daemon, for messages.
+    :param path: of the monitor's socket.
+    :param patience: seconds for which to wait for the monitor, and for another thread that has it.
+    :param command_seconds: for which to wait for a command's answer.
+    :param breaker: spares others the wait for a daemon that did not answer just now; None for a
+        daemon on which nobody waits in a hurry.
+    """
+
+    def __init__(self, name: str, path: str, patience: float, command_seconds: float,
+                 breaker: Breaker | None = None):
+        self.name = name
+        self.path = path
+        self.command_seconds = command_seconds
+        self._patience = patience
+        self._breaker = breaker
+        # Guards the monitor within this process: it serves one client.
+        self._lock = OrderedLock(locks.MONITOR, f'the monitor of {name}')
+        self._session: Session | None = None
+
+    def answers(self) -> bool:
+        """Tell whether it answers."""
+        if not os.path.exists(self.path):
+            return False
+        try:
+            with self.session() as session:
+                session.execute('query-version')
+            return True
+        except exception.StorageDaemonError:
+            return False
+
+    def busy(self, what: str) -> exception.StorageDaemonBusy:
+        """Note that the daemon did not answer in its time; return the error that says so."""
+        if self._breaker is not None:
+            self._breaker.failed()
+        return exception.StorageDaemonBusy(f'{self.name}: {what}')
+
+    def heard(self) -> None:
+        """Note that the daemon does not hang."""
+        if self._breaker is not None:
+            self._breaker.answered()
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Have the monitor for this thread, which may have it already.
+
+        :raises StorageDaemonBusy: if another one has it for longer than this one waits.
+        """
+        if not self._lock.acquire(self._patience):
+            # Whoever has it finds out whether the daemon hangs.
+            raise exception.StorageDaemonBusy(
+                f'{self.name}: {self.path} is in use, and was not free within'
+                f' {self._patience:g} s')
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    @contextlib.contextmanager
+    def session(self) -> Iterator[Session]:
+        """Connect to the monitor for a group of commands; no other thread gets in between.
+
+        Within a session of the same thread it is that one.
+
+        :raises StorageDaemonBusy: if it does not answer in its time, or did not just now.
+        :raises StorageDaemonError: if there is no daemon.
+        """
+        # Not behind those who wait for it: what has just not answered is told at once.
+        self._check_breaker(self._breaker is None or not self._breaker.seconds_left())
+        with self.alone():
+            if self._session is not None:
+                # It serves one client.
+                yield self._session
+                return
+            self._check_breaker(self._breaker is None or self._breaker.may_ask())
+            client = self._connect()
+            self._session = Session(self, client)
+            try:
+                yield self._session
+            finally:
+                self._session = None
+                # A peer that died makes this raise, which tells nothing new.
+                with contextlib.suppress(QMPError, TimeoutError, OSError, EOFError):
+                    qmploop.LOOP.run(client.disconnect(), self._patience)
+
+    def _check_breaker(self, may_ask: bool) -> None:
+        if not may_ask:
+            assert self._breaker is not None
+            raise exception.StorageDaemonBusy(
+                f'{self.name}: it did not answer just now; it is asked again in'
+                f' {self._breaker.seconds_left():.0f} s')
+
+    def _connect(self) -> QMPClient:
+        attempt = 0
+        while True:
+            client = QMPClient(self.name)
+            try:
+                qmploop.LOOP.run(client.connect(self.path), self._patience)
+                return client
+            except TimeoutError as error:
+                raise self.busy(f'no answer on {self.path} within'
+                                f' {self._patience:g} s') from error
+            # The library asserts that a peer does not end right after its greeting.
+            except (QMPError, OSError, EOFError, AssertionError) as error:
+                attempt += 1
+                # An event of a job may come before the greeting; the next client gets that first.
+                garbled = isinstance(error, ConnectError) and not isinstance(
+                    error.exc, (OSError, EOFError))
+                if not garbled or attempt == _ATTEMPTS:
+                    # Nobody hangs there: there is nobody, or somebody else.
+                    self.heard()
+                    raise exception.StorageDaemonError(
+                        f'{self.name}: no answer on {self.path}: {error!r}') from error

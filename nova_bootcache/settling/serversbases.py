@@ -1,0 +1,176 @@
+"""The full bases of a host's servers: whether they are to have one, and one of their content.
+
+It is completed from the storage node, once an image, unless somebody else has made one there: that
+is compared with what the servers stand on.
+"""
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from oslo_log import log as logging
+
+from bootcache import exception, naming, properties
+from nova_bootcache import storagenode
+from nova_bootcache.asking import offer
+from nova_bootcache.chains.computehost import ComputeHost
+from nova_bootcache.settling import basecontent, fullbase, pivot
+from nova_bootcache.settling.localservers import LocalServer, Nova
+from nova_bootcache.settling.unsettled import Unsettled
+
+LOG = logging.getLogger(__name__)
+
+_ASKED_SECONDS = 10
+_AGAIN_SECONDS = 60
+
+
+class _Unwanted(threading.Event):
+    """Is set when settling stops, or the last server that wanted a base is gone."""
+
+    def __init__(self, stopped: threading.Event, is_wanted: Callable[[], bool]):
+        super().__init__()
+        self._stopped = stopped
+        self._is_wanted = is_wanted
+        self._asked_at = time.monotonic()
+
+    def is_set(self) -> bool:
+        """Ask Nova as well, but not each time."""
+        if not super().is_set() and time.monotonic() - self._asked_at > _ASKED_SECONDS:
+            self._asked_at = time.monotonic()
+            # Nova may be away; that is no reason to begin again from the start.
+            with contextlib.suppress(Exception):
+                if not self._is_wanted():
+                    self.set()
+        return super().is_set() or self._stopped.is_set()
+
+
+class ServersBases:
+    """The full bases at Nova's own paths, onto which a host's servers are to be moved.
+
+    :param host: the host.
+    :param nova: what is needed of Nova.
+    :param bandwidth: bytes a second.
+    :param stopped: set when settling stops.
+    :param unsettled: told of images that say that their servers are not to be settled.
+    """
+
+    def __init__(self, host: ComputeHost, nova: Nova, bandwidth: int, stopped: threading.Event,
+                 unsettled: Unsettled):
+        self._host = host
+        self._nova = nova
+        self._bandwidth = bandwidth
+        self._stopped = stopped
+        self._unsettled = unsettled
+        # Images whose servers are not to be settled, and when to ask again.
+        self._unwanted: dict[str, float] = {}
+
+    def path(self, image_id: str) -> str:
+        """Return where an image's base is, or would be."""
+        return os.path.join(self._nova.base_directory, naming.cache_file_name(image_id))
+
+    def is_unwanted(self, image_id: str) -> bool:
+        """Tell whether an image's servers are not to be settled, as it says."""
+        return image_id in self._unwanted
+
+    def asks_at(self, image_id: str) -> float:
+        """Return when it is asked again whether an image's servers are to be settled.
+
+        In monotonic seconds; 0 for one of which nobody has said that they are not.
+        """
+        return self._unwanted.get(image_id, 0.0)
+
+    def _is_to_settle(self, image_id: str, wanted: bool) -> bool:
+        """Note what an image's property asks for: no failure, and it may ask for another thing."""
+        if not wanted:
+            if image_id not in self._unwanted:
+                LOG.info('image %s: its servers are not settled, as it says %s=no', image_id,
+                         properties.SETTLE)
+            self._unwanted[image_id] = time.monotonic() + _AGAIN_SECONDS
+        elif self._unwanted.pop(image_id, None) is not None:
+            LOG.info('image %s: its servers are settled from now on, as it says %s=yes', image_id,
+                     properties.SETTLE)
+        return wanted
+
+    def complete(self, image_id: str, servers: list[LocalServer]) -> tuple[int, int] | None:
+        """Return the identity of a full base of the servers' content; None if they do not settle.
+
+        :param servers: that are to be moved.
+        :raises Cancelled: if settling stops, or nobody needs it any more.
+        :raises BootcacheError: if there is none.
+        :raises OSError: if it cannot be written.
+        :raises MessagingException: if the storage service cannot be asked.
+        """
+        target = self.path(image_id)
+        if not os.path.exists(target) \
+                and any(self._nova.needs_stock_base(server.server_id) for server in servers):
+            raise exception.BootcacheError(
+                'the image\'s signature has to be checked, which only stock Nova does; it makes'
+                ' the full base when the next server of the image starts')
+        stored = self._host.storage.api.serve_stored(image_id)
+        self._unsettled.unwanted.discard(image_id)
+        if stored is None:
+            if not os.path.exists(target):
+                raise exception.BootcacheError('the storage service does not serve the image')
+            return self._check_base(image_id, '')
+        if not self._is_to_settle(image_id, bool(stored['settle'])):
+            self._unsettled.unwanted.add(image_id)
+            return None
+        if not stored['image_hash']:
+            raise exception.BootcacheError('the storage service does not know the image\'s hash')
+        # Servers are put onto a base of the content that they stand on.
+        self._host.cache.check_stored(image_id, str(stored['image_hash']),
+                                      str(stored.get('base_export', '')))
+        if not os.path.exists(target):
+            host, port = stored['server']
+            # Nova makes it with its own first base.
+            os.makedirs(self._nova.base_directory, exist_ok=True)
+            LOG.info('image %s: its full base is completed, at %d bytes a second', image_id,
+                     self._bandwidth)
+            if fullbase.complete(
+                storagenode.nbd_node(str(host), int(port), str(stored['export'])),
+                int(stored['stored_bytes']), str(stored['image_hash']),
+                str(stored['image_format']), target, raw=self._nova.force_raw,
+                rate=self._bandwidth, keep_free=self._nova.keep_free,
+                cancelled=_Unwanted(self._stopped, lambda: self._is_wanted(image_id)),
+                lock=self._nova.base_lock(os.path.basename(target))):
+                return basecontent.identity(target)
+        return self._check_base(image_id, str(stored['image_hash']))
+
+    def _check_base(self, image_id: str, stored_hash: str) -> tuple[int, int]:
+        """Check that a base that somebody else may have made is of the servers' content.
+
+        :param stored_hash: of the content that the storage service has; empty if it has none.
+        """
+        target = self.path(image_id)
+        entry = self._host.cache.known(image_id)
+        known = entry.remote if entry is not None else None
+        content = (known and known.image_hash) or stored_hash or (known and known.export)
+        if not content:
+            raise exception.BootcacheError(
+                f'base {target} was not made here, and the storage service does not have the image')
+        unwanted = _Unwanted(self._stopped, lambda: self._is_wanted(image_id))
+
+        def is_over() -> None:
+            if unwanted.is_set():
+                raise exception.Cancelled(f'base {target} is not compared now')
+
+        def source() -> dict[str, Any]:
+            # Asked, the storage service serves the base.
+            offered = offer.parse(
+                image_id, self._host.storage.ask(image_id, '') if stored_hash else None)
+            if offered.remote is not None:
+                self._host.cache.check_content(offered.remote, offered.virtual_bytes)
+            remote = offered.remote or known
+            if remote is None:
+                raise exception.BootcacheError(f'base {target} cannot be compared with the storage'
+                                               f' node\'s: {offered.reason}')
+            return storagenode.nbd_node(remote.host, remote.port, remote.export)
+
+        return basecontent.check(target, pivot.base_format(target), content, source,
+                                 self._bandwidth, is_over)
+
+    def _is_wanted(self, image_id: str) -> bool:
+        return any(server.image_id == image_id for server in self._nova.servers())

@@ -23,6 +23,7 @@ MONITOR, LEAF = 90, 100
 
 _local = threading.local()
 _told: set[str] = set()
+_MOST_TOLD = 20
 
 
 def complain(what: str) -> None:
@@ -30,7 +31,7 @@ def complain(what: str) -> None:
 
     :param what: names the locks.
     """
-    if what not in _told:
+    if what not in _told and len(_told) < _MOST_TOLD:
         _told.add(what)
         LOG.error('bootcache: please report this: %s\n%s', what,
                   ''.join(traceback.format_stack()))

@@ -35,7 +35,8 @@ above, with what each makes one step, and for how long it is held at most:
     reconnect_delay ends it; for 10 s from then on all others end at once.
 
 ``LEAF``, many
-    steps in memory: each is inside one class, which takes no other one meanwhile.
+    steps in memory: each is inside one class, which takes no other one meanwhile. So are the plain
+    locks of bootcache/breaker.py, bus.py and qmploop.py.
 
 What is to be removed for another image's room is removed before that image's locks are taken, but
 for ``PLACING``: its own are taken below that.

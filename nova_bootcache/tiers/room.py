@@ -195,11 +195,12 @@ class Room:
     def _evict(self, key: str) -> None:
         kind, _colon, image_id = key.rpartition(':')
         try:
-            if kind:
-                self._below.drop_store(image_id)
-                return
+            # A server may have come since it was chosen; room is looked for anew then.
             with self._needs.deciding.of(image_id):
-                # A server may have come since it was chosen; room is looked for anew then.
+                if kind:
+                    if not self._needs.is_booting(image_id):
+                        self._below.drop_store(image_id)
+                    return
                 if self._needs.keeps_file(image_id, self._files.path(image_id)):
                     return
                 # What disks of stopped servers stand on is not forgotten with it.

@@ -76,4 +76,8 @@ def test_without_tests_it_is_logged_once(monkeypatch, caplog):
     locks.complain('one is taken by a thread that has another')
     locks.complain('one is taken by a thread that has another')
     assert len(caplog.records) == 1 and 'one is taken' in caplog.text
+    # The names of images may be in it: there is an end to that.
+    for number in range(1000):
+        locks.complain(f'number {number} is taken by a thread that has another')
+    assert len(caplog.records) == len(locks._told) == locks._MOST_TOLD
     locks._told.clear()

@@ -635,3 +635,29 @@ def test_two_servers_of_one_image_make_room_for_one_store(host, monkeypatch, boo
     grow()
     assert len(found) == 2 and found[0] is found[1] is not None
     assert os.path.exists(host.cache.path(OTHER))
+
+
+def test_a_store_that_somebody_came_for_since_it_was_chosen_is_not_evicted(
+        host, monkeypatch, boots):
+    """It does not grow any more, so that it may be evicted; and its next boot is to be told."""
+    os.unlink(host.cache.path(IMAGE))
+    store = host.below.open_store(IMAGE, MIB, Medium.DISK, MIB)
+    store.grows = False
+    with open(store.path, 'wb') as stream:
+        stream.truncate(3 * MIB)
+    make_room = tier.make_room
+
+    def choose(*arguments):
+        room = make_room(*arguments)
+        if room.evict:
+            monkeypatch.setattr(tier, 'make_room', make_room)
+            host.needs.begin_boot(IMAGE)
+        return room
+
+    monkeypatch.setattr(tier, 'make_room', choose)
+    with pytest.raises(exception.BootcacheError, match='no room'):
+        fill(host, 4 * MIB)
+    assert not store.closed and host.below.stores.get(IMAGE) is store
+    host.needs.end_boot(IMAGE)
+    fill(host, 4 * MIB)
+    assert store.closed

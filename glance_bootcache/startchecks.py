@@ -87,6 +87,16 @@ def check_cloud(conf: cfg.ConfigOpts) -> None:
 
     :raises ConfigurationError: naming the option and the cure.
     """
+    away = _ask_cloud(conf)
+    # Not where it was caught: oslo.log would add the error to a line that has it already.
+    if away is not None:
+        LOG.warning('%s does not answer (%s): no image is recorded until it does, and the'
+                    ' credentials, flavor and availability zone are not checked; all else is'
+                    ' served', *away)
+
+
+def _ask_cloud(conf: cfg.ConfigOpts) -> tuple[str, Exception] | None:
+    """Return who does not answer, and what came instead."""
     auth = conf[AUTH_GROUP]
     if not auth.auth_type:
         raise ConfigurationError(
@@ -98,12 +108,10 @@ def check_cloud(conf: cfg.ConfigOpts) -> None:
         session.timeout = session.timeout or _ANSWER_SECONDS
         session.get_token()
     except _AWAY as error:
-        _tell_away('Keystone', error)
-        return
+        return 'Keystone', error
     except ks_exceptions.ClientException as error:
         if _is_too_much(error):
-            _tell_away('Keystone', error)
-            return
+            return 'Keystone', error
         raise _refused(auth, error) from error
     try:
         _check_nova(conf, session)
@@ -112,7 +120,7 @@ def check_cloud(conf: cfg.ConfigOpts) -> None:
             raise ConfigurationError(
                 f'[{AUTH_GROUP}]: Nova refuses user {_who(auth)}: {error}; it needs the role admin'
                 ' in its project ("openstack role add")') from error
-        _tell_away('Nova', error)
+        return 'Nova', error
     except ks_exceptions.EndpointNotFound as error:
         raise ConfigurationError(
             f'[{AUTH_GROUP}]region_name={auth.region_name}: Keystone\'s catalogue has no compute'
@@ -121,16 +129,12 @@ def check_cloud(conf: cfg.ConfigOpts) -> None:
     except ks_exceptions.ClientException as error:
         if not _is_too_much(error):
             raise _refused(auth, error) from error
-        _tell_away('Nova', error)
+        return 'Nova', error
+    return None
 
 
 def _is_too_much(error: Exception) -> bool:
     return getattr(error, 'http_status', None) == _TOO_MANY_REQUESTS
-
-
-def _tell_away(service: str, error: Exception) -> None:
-    LOG.warning('%s does not answer (%s): no image is recorded until it does, and the credentials,'
-                ' flavor and availability zone are not checked; all else is served', service, error)
 
 
 def _who(auth: Any) -> str:
@@ -156,6 +160,7 @@ def _check_nova(conf: cfg.ConfigOpts, session: Any) -> None:
                               region_name=conf[AUTH_GROUP].region_name)
     flavors = [throughnova.Flavor(entry.id, entry.name, entry.ram, entry.disk)
                for entry in nova.flavors.list(is_public=None)]
+    lacking = None
     try:
         throughnova.choose_flavor(flavors, group.profile_flavor, group.profile_min_ram, 0, 0)
     except ProfileBootFailed as error:
@@ -163,8 +168,10 @@ def _check_nova(conf: cfg.ConfigOpts, session: Any) -> None:
             raise ConfigurationError(
                 f'[bootcache]profile_flavor: {error}; Nova has:'
                 f' {_some(flavor.name for flavor in flavors)}') from error
+        lacking = str(error)
+    if lacking is not None:
         # One may be made later.
-        LOG.warning('no image can be recorded: %s', error)
+        LOG.warning('no image can be recorded: %s', lacking)
     zone = (group.profile_availability_zone or '').partition(':')[0]
     if not zone:
         return

@@ -87,6 +87,18 @@ def read_json(path: str, version: int, parse: Callable[[Any], T]) -> T | None:
                          else str(error)) from error
 
 
+def signature(path: str) -> tuple[int, int, int] | None:
+    """Return what changes when somebody replaces or rewrites a file; None if there is none.
+
+    Of two files that replace each other both are there at a time, so they are different inodes.
+    """
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_size
+
+
 def file_digest(path: str, algorithm: str = 'sha256') -> str:
     """Return the hexadecimal digest of a file's bytes.
 

@@ -89,7 +89,9 @@ class StorageService(service.Service):  # type: ignore[misc]
         store = ImageStore(conf[bootcache_conf.GROUP].state_dir)
         exporter = Exporter(conf)
         exporter.start()
-        serving.serve_all(store, exporter)
+        # What is in memory is known later; an exporter that serves from there goes on.
+        serving.serve_all(store.manifests(), lambda manifest: exporter.ensure(
+            manifest, store.cache_path(manifest)))
         self._check()
         startchecks.check_cloud(conf)
         tiers = StorageTiers(conf, store, exporter)

@@ -124,7 +124,7 @@ class ServiceUpkeep:
         :raises StorageDaemonError: if it does not come up.
         """
         if self._exporter.start():
-            serving.serve_all(self._store, self._exporter)
+            serving.serve_all(self._store.manifests(), self._tiers.serve)
 
     def keep_needed(self) -> None:
         """Serve the bases that hosts need, and no more those that nobody has needed for a while.
@@ -137,7 +137,7 @@ class ServiceUpkeep:
             if not serving.has_base(manifest):
                 continue
             if self._needs.needed(image_id):
-                serving.serve(manifest, self._store, self._exporter)
+                serving.serve(manifest, self._tiers.serve)
             elif self._manager.jobs.of(image_id) is None:
                 self._exporter.withdraw_idle(image_id, self._conf.export_idle)
         self._needs.save()

@@ -69,7 +69,7 @@ class ImageWork:
         """
         manifest = self._store.load(image.image_id) or Manifest(image.image_id)
         if self.has_base(image):
-            self._exporter.ensure(manifest, self._store.cache_path(manifest))
+            self._tiers.serve(manifest)
             return manifest
         if self._has_older(manifest, image) and self._retiring.is_needed(image.image_id):
             # So that nothing is downloaded in vain.
@@ -99,7 +99,7 @@ class ImageWork:
                 made, working_set=None, cache_image=None,
                 base_export=naming.content_export_name(image.image_id, image.image_hash))
         manifest = self._states.note(job, made)
-        self._exporter.ensure(manifest, self._store.cache_path(manifest))
+        self._tiers.serve(manifest)
         return manifest
 
     @staticmethod
@@ -170,7 +170,7 @@ class ImageWork:
                          round(seconds, 3), cacheimage.VERIFY_RULES)
         job.check_cancelled()
         made = dataclasses.replace(made, cache_image=info)
-        self._exporter.ensure(manifest.making_all(made), built.path)
+        self._tiers.serve(manifest.making_all(made))
         self._states.done(job, made)
         # What it replaces may be in memory; and it is not the least recently used one.
         self._tiers.forget(manifest.image_id)

@@ -188,7 +188,7 @@ class ReadErrors:
                         image_id, error)
         self._exporter.resume(image_id)
         try:
-            self._exporter.ensure(manifest, self._store.cache_path(manifest))
+            self._tiers.serve(manifest)
         except exception.BootcacheError as error:
             LOG.warning('image %s: its base is served when it is asked for: %s', image_id, error)
 

@@ -89,7 +89,7 @@ class ReportedBoots:
             # Whoever fetched it would find that out, and boot cold as well.
             manifest = manifest.making(cache_image=None)
         cache = manifest.made.cache_image
-        self._exporter.ensure(manifest, self._store.cache_path(manifest))
+        self._tiers.serve(manifest)
         described = {**self._exporter.describe(manifest), 'image_hash': manifest.made.base_hash,
                      'pinned': manifest.wished.pinned, 'generation': manifest.wished.generation}
         if manifest.standing is Standing.SKIPPED or manifest.has_older_base:

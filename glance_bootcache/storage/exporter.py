@@ -10,7 +10,6 @@ had no error, the slowest read took 23 ms.
 """
 
 import contextlib
-import os
 import threading
 import time
 from typing import Any
@@ -32,15 +31,6 @@ _TRACE = 'nbd_negotiate_handle_export_name_request'
 _FILE_NODES = ('f', 'm')
 
 
-def _signature(path: str) -> tuple[int, int, int] | None:
-    """Return what changes when somebody replaces or rewrites a file; None if it is gone."""
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return status.st_ino, status.st_mtime_ns, status.st_size
-
-
 class Exporter:
     """The exporter of this storage node.
 
@@ -54,7 +44,7 @@ class Exporter:
                                      trace=_TRACE)
         self._address = [group.advertise_host or group.export_host,
                          group.advertise_port or group.export_port]
-        # Guards looking and adding as one step, and the places; held for milliseconds.
+        # Guards looking and adding as one step; held for milliseconds.
         self._lock = threading.Lock()
         # What the daemon of this process id serves: exports, with their nodes. Changed under the
         # lock, and read without it.
@@ -64,9 +54,6 @@ class Exporter:
         self._asked_at: dict[str, float] = {}
         # Images whose base is served no more, as it cannot be read in a place. Guarded by the lock.
         self._suspended: set[str] = set()
-        # Where cache exports were switched to, with the file's signature: a daemon that comes up
-        # anew serves them from there, if that is still the same file.
-        self._places: dict[str, tuple[str, tuple[int, int, int] | None]] = {}
 
     def start(self) -> bool:
         """Adopt or start the daemon, and look what it serves.
@@ -121,8 +108,8 @@ class Exporter:
     def ensure(self, manifest: Manifest, cache_path: str | None) -> None:
         """Serve an image's base, and the bytes of its cache image if there is one.
 
-        :param cache_path: of the cache image's file on the disk; where ``switch_cache`` named
-            another one that is still there, that one is served.
+        :param cache_path: of the cache image's file, see ``StorageTiers.path``; one that is served
+            already stays where it is.
         :raises StorageDaemonError: if the daemon refuses, for instance as a file is gone.
         """
         base_export = self.base_export(manifest)
@@ -144,7 +131,7 @@ class Exporter:
                 return
             cache_export = self.cache_export(manifest)
             if cache_export not in exports:
-                self._add(cache_export, Base(self._place(cache_export, cache_path), 'raw', 0).nodes(
+                self._add(cache_export, Base(cache_path, 'raw', 0).nodes(
                     self._cache_node(cache_export)))
                 self._retire(manifest.image_id,
                              keep=cache_export, keep_bases=True)
@@ -169,18 +156,10 @@ class Exporter:
                 self._add(export, Base(manifest.made.base_path, 'raw', 0).nodes(name))
         return export
 
-    def _place(self, cache_export: str, cache_path: str) -> str:
-        path, signature = self._places.get(cache_export, (cache_path, None))
-        if path != cache_path and (signature is None or _signature(path) != signature):
-            LOG.warning('%s is gone or was changed; %s is served', path, cache_path)
-            del self._places[cache_export]
-            return cache_path
-        return path
-
     def switch_cache(self, manifest: Manifest, path: str) -> None:
         """Serve a cache image from another file of the same bytes from now on.
 
-        Who reads it does not notice. Where it is not served at present, it will be from there. When
+        Who reads it does not notice; where it is not served at present, nothing is to be done. When
         this returns, the daemon has closed the file that it served before.
 
         :param path: of the file; its content is the caller's to verify.
@@ -191,7 +170,6 @@ class Exporter:
             top = self._daemon.exports().get(export) if self._daemon.answers() else None
             if top is not None:
                 self._switch(top, path)
-            self._places[export] = path, _signature(path)
 
     def _switch(self, top: str, path: str) -> None:
         with self._daemon.session() as session:
@@ -225,11 +203,6 @@ class Exporter:
                 # The old one, or where it was refused the new one.
                 remove(names)
 
-    def cache_place(self, manifest: Manifest) -> str | None:
-        """Return the file to which a cache image was switched; None if it was not, or is lost."""
-        with self._lock:
-            return self._places.get(self.cache_export(manifest), (None, None))[0]
-
     def cache_places(self) -> dict[str, str]:
         """Return the files from which the daemon serves cache images now, by their exports.
 
@@ -260,7 +233,6 @@ class Exporter:
                 if not self._remove(export, disconnect=False):
                     return False
                 self._remove_tree(node)
-            self._places.pop(export, None)
             self._asked_at.pop(export, None)
         return True
 
@@ -380,8 +352,6 @@ class Exporter:
                 self._asked_at.pop(export, None)
             else:
                 gone = False
-        self._places = {export: place for export, place in self._places.items()
-                        if image_id not in export or export == keep}
         return gone
 
     @staticmethod

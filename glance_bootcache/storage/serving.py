@@ -1,11 +1,11 @@
-"""Serving what servers that run may read: it needs the state directory and the exporter only."""
+"""Serving what servers that run may read."""
+
+from collections.abc import Callable, Iterable
 
 from oslo_log import log as logging
 
 from bootcache import exception
 from bootcache.manifest import Manifest
-from glance_bootcache.storage.exporter import Exporter
-from glance_bootcache.storage.store import ImageStore
 
 LOG = logging.getLogger(__name__)
 
@@ -15,16 +15,19 @@ def has_base(manifest: Manifest) -> bool:
     return bool(manifest.made.base_path and manifest.made.virtual_bytes)
 
 
-def serve(manifest: Manifest, store: ImageStore, exporter: Exporter) -> None:
-    """Serve an image's base, and its cache image if it has one; what fails is logged."""
+def serve(manifest: Manifest, ensure: Callable[[Manifest], None]) -> None:
+    """Serve an image's base, and its cache image if it has one; what fails is logged.
+
+    :param ensure: ``StorageTiers.serve``; at the start, when there are no tiers, the exporter's.
+    """
     try:
-        exporter.ensure(manifest, store.cache_path(manifest))
+        ensure(manifest)
     except exception.BootcacheError as error:
         LOG.warning('image %s: its base cannot be served: %s', manifest.image_id, error)
 
 
-def serve_all(store: ImageStore, exporter: Exporter) -> None:
+def serve_all(manifests: Iterable[Manifest], ensure: Callable[[Manifest], None]) -> None:
     """Serve every base: servers may run from any, and the exporter may be a new one."""
-    for manifest in store.manifests():
+    for manifest in manifests:
         if has_base(manifest):
-            serve(manifest, store, exporter)
+            serve(manifest, ensure)

@@ -30,18 +30,6 @@ def _named(manifest: Manifest) -> set[str]:
     return names
 
 
-def _file(path: str) -> tuple[int, ...] | None:
-    """Return what tells one manifest file from the one that replaces it; None if there is none.
-
-    Both are there when one replaces the other, so they are different inodes.
-    """
-    try:
-        status = os.stat(path)
-    except FileNotFoundError:
-        return None
-    return status.st_ino, status.st_mtime_ns, status.st_size
-
-
 class ImageStore:
     """The images' directories below ``state_dir``.
 
@@ -89,7 +77,7 @@ class ImageStore:
         A damaged one is logged and counts as none: everything in it can be made again.
         """
         path = self.path(image_id, _MANIFEST)
-        file = _file(path)
+        file = savefile.signature(path)
         if file is None:
             self._read.pop(path, None)
             return None
@@ -101,7 +89,7 @@ class ImageStore:
             manifest = Manifest.load(path)
         except exception.InvalidManifest as error:
             LOG.warning('image %s: %s; it is built again', image_id, error)
-        if _file(path) == file:
+        if savefile.signature(path) == file:
             # Not replaced while it was read.
             self._read[path] = file, manifest
         return manifest

@@ -5,7 +5,6 @@ its disk to a tmpfs and serves it from there. Each tier evicts by the cloud's le
 (section 3.4): this service hears of every boot, so its record of uses is that of the whole cloud.
 """
 
-import dataclasses
 import datetime
 import os
 import re
@@ -22,6 +21,8 @@ from bootcache import conf as bootcache_conf
 from bootcache.manifest import CacheInfo, Manifest
 from bootcache.tier import Eviction, Item, Medium
 from glance_bootcache import conf as glance_conf
+from glance_bootcache.storage import copying
+from glance_bootcache.storage.copying import MemoryCopy
 from glance_bootcache.storage.exporter import Exporter
 from glance_bootcache.storage.lastuses import Usage
 from glance_bootcache.storage.store import ImageStore
@@ -32,18 +33,9 @@ LOG = logging.getLogger(__name__)
 # an export's clients without the risk of cutting one off, so this is how long one counts as being
 # fetched. Demoting it meanwhile would disturb nobody; it would only copy to and fro.
 _FETCH_SECONDS = 30
-_CHUNK = 1 << 20
 # The hash in the name ties a file to one build of one image's cache image.
 _NAME = re.compile(r'([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})-([0-9a-f]{64})'
                    r'\.qcow2(\.partial)?')
-
-
-@dataclasses.dataclass(frozen=True)
-class _Held:
-    """A cache image in memory: its file, and the manifest that it was verified against."""
-
-    path: str
-    manifest: Manifest
 
 
 def _cache_bytes(manifest: Manifest) -> int:
@@ -72,7 +64,7 @@ class StorageTiers:
         self._worker = futurist.ThreadPoolExecutor(max_workers=1)
         # Guards what is below; held for a switch of milliseconds, never over a copy.
         self._lock = threading.RLock()
-        self._held: dict[str, _Held] = {}
+        self._held: dict[str, MemoryCopy] = {}
         self._wanted: dict[str, Manifest] = {}  # whose copying waits or goes on
         self._damaged: set[CacheInfo | None] = set()  # whose file on the disk is another
         self._checked: set[CacheInfo] = set()  # whose content was read, or is going to be
@@ -120,7 +112,7 @@ class StorageTiers:
         for name, manifest in leftovers:
             path = os.path.join(self._directory or '', name)
             if manifest is None:
-                self._unlink(path)
+                copying.remove(path)
             else:
                 self._bring_in(manifest, path, leftover=True)
         try:
@@ -241,11 +233,34 @@ class StorageTiers:
         """Return from where an image's cache image is served."""
         with self._lock:
             held = self._held.get(image_id)
-            return Medium.MEMORY if held is not None and self._serves(held) else Medium.DISK
+            return Medium.MEMORY if held is not None and held.holds(held.manifest) \
+                else Medium.DISK
 
-    def _serves(self, held: _Held) -> bool:
-        # An exporter that came up anew has refused a file that was not the same any more.
-        return self._exporter.cache_place(held.manifest) == held.path
+    def path(self, manifest: Manifest) -> str | None:
+        """Return the file from which an image's cache image is to be served; None if it has none.
+
+        It is in memory if one was copied there and nobody has changed it since.
+        """
+        if manifest.made.cache_image is None:
+            return None
+        with self._lock:
+            held = self._held.get(manifest.image_id)
+            return held.path if held is not None and held.holds(manifest) \
+                else self._disk_path(manifest)
+
+    def serve(self, manifest: Manifest) -> None:
+        """Serve an image's base, and its cache image, if it has one, from the tier that it is in.
+
+        :raises StorageDaemonError: if the exporter refuses, for instance as a file is gone.
+        """
+        path = self.path(manifest)
+        try:
+            self._exporter.ensure(manifest, path)
+        except exception.StorageDaemonError:
+            if path == self.path(manifest):
+                raise
+            # It left memory at that moment.
+            self._exporter.ensure(manifest, self.path(manifest))
 
     def promote(self, manifest: Manifest) -> None:
         """Have a cache image copied to memory and served from there (SC13 Algorithm 1).
@@ -258,7 +273,7 @@ class StorageTiers:
         image_id, sha256 = manifest.image_id, manifest.made.cache_image.sha256
         with self._lock:
             held = self._held.get(image_id)
-            if held is not None and _sha256(held.manifest) == sha256 and self._serves(held):
+            if held is not None and held.holds(manifest):
                 return
             wanted = self._wanted.get(image_id)
             if self._stopping or manifest.made.cache_image in self._damaged \
@@ -297,16 +312,7 @@ class StorageTiers:
     def _discard(self, image_id: str) -> None:
         held = self._held.pop(image_id, None)
         if held is not None:
-            self._unlink(held.path)
-
-    @staticmethod
-    def _unlink(path: str) -> None:
-        try:
-            os.unlink(path)
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            LOG.error('%s cannot be removed from memory: %s', path, error)
+            copying.remove(held.path)
 
     # The work, in the worker's thread.
 
@@ -318,7 +324,9 @@ class StorageTiers:
                 if leftover:
                     cacheimage.verify(path, _sha256(manifest), _cache_bytes(manifest))
                 else:
-                    self._copy(manifest, path)
+                    assert manifest.made.cache_image is not None
+                    copying.copy(self._disk_path(manifest), path, manifest.made.cache_image,
+                                 lambda: self._check_wanted(manifest))
                 entered = self._enter(manifest, path)
         except exception.Cancelled:
             LOG.debug('image %s: copying it to memory was given up', image_id)
@@ -337,7 +345,7 @@ class StorageTiers:
             if not entered and leftover and not self._stopping:
                 self._let_go(manifest, path)
             elif not entered and not leftover:
-                self._unlink(path)
+                copying.remove(path)
         if entered:
             LOG.info('image %s: cache image of %d bytes in memory after %.2f s', image_id,
                      _cache_bytes(manifest), time.monotonic() - began)
@@ -348,7 +356,7 @@ class StorageTiers:
             self._exporter.switch_cache(manifest, self._disk_path(manifest))
         except exception.BootcacheError as error:
             LOG.error('image %s: %s', manifest.image_id, error)
-        self._unlink(path)
+        copying.remove(path)
 
     def _check_wanted(self, manifest: Manifest) -> None:
         if self._wanted.get(manifest.image_id) is not manifest:
@@ -372,23 +380,9 @@ class StorageTiers:
             self.demote(image_id)
         return True
 
-    def _copy(self, manifest: Manifest, path: str) -> None:
-        partial = f'{path}.partial'
-        self._unlink(partial)
-        try:
-            fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            with open(fd, 'wb') as target, open(self._disk_path(manifest), 'rb') as source:
-                while chunk := source.read(_CHUNK):
-                    self._check_wanted(manifest)
-                    target.write(chunk)
-            cacheimage.verify(partial, _sha256(manifest), _cache_bytes(manifest))
-            savefile.commit(partial, path)
-        finally:
-            self._unlink(partial)
-
     def _enter(self, manifest: Manifest, path: str) -> bool:
         with self._lock:
             self._check_wanted(manifest)
             self._exporter.switch_cache(manifest, path)
-            self._held[manifest.image_id] = _Held(path, manifest)
+            self._held[manifest.image_id] = MemoryCopy(path, manifest, savefile.signature(path))
         return True

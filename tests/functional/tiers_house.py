@@ -37,7 +37,7 @@ class House:
         self.exporter = Exporter(self.conf)
         self.exporter.start()
         for manifest in manifests:
-            self.serve(manifest)
+            self.exporter.ensure(manifest, self.disk_path(manifest))
         self.tiers = StorageTiers(self.conf, self.store, self.exporter)
         self.tiers.start(manifests)
         self.settle()
@@ -64,7 +64,7 @@ class House:
         return manifest
 
     def serve(self, manifest):
-        self.exporter.ensure(manifest, self.disk_path(manifest))
+        self.tiers.serve(manifest)
 
     def disk_path(self, manifest):
         return self.store.path(manifest.image_id, manifest.made.cache_image.file)

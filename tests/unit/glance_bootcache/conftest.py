@@ -55,9 +55,10 @@ def house(storage_conf, no_qemu):
     with contextlib.ExitStack() as stack:
         house = types.SimpleNamespace(
             images=fakes_manager.FakeImages(), exporter=fakes_manager.FakeExporter(),
-            boots=fakes_manager.FakeBoots(), tiers=fakes_manager.FakeTiers(), qemu=no_qemu,
+            boots=fakes_manager.FakeBoots(), qemu=no_qemu,
             conf=storage_conf, nova=fakes_manager.FakePrecache(), seconds=Clock(),
             store=ImageStore(storage_conf.bootcache.state_dir))
+        house.tiers = fakes_manager.FakeTiers(house.exporter, house.store)
 
         def restart():
             house.needs = ReportedNeeds(house.store.state_path('needs.json'))

@@ -134,9 +134,11 @@ class FakeExporter:
 
 
 class FakeTiers:
-    """Tiers that remember what they were told."""
+    """Tiers that remember what they were told, and serve from the disk."""
 
-    def __init__(self):
+    def __init__(self, exporter, store):
+        self.exporter = exporter
+        self.store = store
         self.noted = []
         self.promoted = []
         self.demoted = []
@@ -149,6 +151,10 @@ class FakeTiers:
         self.noted.append((image_id, when))
 
     has_memory = False
+
+    def serve(self, manifest):
+        """As StorageTiers.serve: there is no memory."""
+        self.exporter.ensure(manifest, self.store.cache_path(manifest))
 
     def check(self, manifest):
         """As StorageTiers.check: nothing is damaged."""

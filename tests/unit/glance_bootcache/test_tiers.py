@@ -14,6 +14,7 @@ from bootcache import exception, savefile, tier
 from bootcache.manifest import CacheInfo, Made, Manifest, Standing
 from bootcache.tier import Eviction, Medium
 from glance_bootcache import conf as glance_conf
+from glance_bootcache.storage import copying
 from glance_bootcache.storage.lastuses import Usage
 from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import StorageTiers
@@ -36,13 +37,15 @@ class FakeExporter:
     """Notes from where it is told to serve; refuses if it is told to."""
 
     def __init__(self):
-        self.places, self.refuse = {}, False
+        self.places, self.refuse, self.missing = {}, False, None
 
     def cache_export(self, manifest):
         return manifest.image_id
 
-    def cache_place(self, manifest):
-        return self.places.get(manifest.image_id)
+    def ensure(self, manifest, path):
+        if path == self.missing:
+            raise exception.StorageDaemonError(f'{path} is gone')
+        self.places[manifest.image_id] = path
 
     def cache_places(self):
         return dict(self.places)
@@ -289,22 +292,60 @@ def test_a_damaged_file_is_copied_once_only(tiers, monkeypatch):
     assert tiers.medium(ONE) is Medium.MEMORY
 
 
+def test_an_exporter_that_comes_up_anew_serves_from_memory_what_is_there(tiers, exporter):
+    entry = on_disk(tiers, manifest(ONE))
+    tiers.promote(entry)
+    settle(tiers)
+    copy = exporter.places.pop(ONE)
+    tiers.serve(entry)
+    assert exporter.places == {ONE: copy} and tiers.medium(ONE) is Medium.MEMORY
+    # One that somebody has changed is not, nor counts as there.
+    with open(copy, 'ab') as stream:
+        stream.write(b'more')
+    tiers.serve(entry)
+    assert exporter.places == {ONE: tiers._disk_path(entry)} and tiers.medium(ONE) is Medium.DISK
+
+
+def test_one_of_another_build_is_served_from_the_disk(tiers, exporter):
+    entry = on_disk(tiers, manifest(ONE))
+    tiers.promote(entry)
+    settle(tiers)
+    newer = entry.making(cache_image=cache_image(2 * MIB))
+    tiers.serve(newer)
+    assert exporter.places == {ONE: tiers._disk_path(newer)}
+    assert tiers.path(entry.making(cache_image=None)) is None
+
+
+def test_one_that_leaves_memory_while_it_is_served_comes_from_the_disk(tiers, exporter):
+    entry = on_disk(tiers, manifest(ONE))
+    tiers.promote(entry)
+    settle(tiers)
+    exporter.missing, paths = tiers.path(entry), [tiers.path(entry)]
+    tiers.path = lambda manifest: paths.pop() if paths else tiers._disk_path(manifest)
+    tiers.serve(entry)
+    assert exporter.places == {ONE: tiers._disk_path(entry)}
+    # What is wrong with the file on the disk is told.
+    exporter.missing = tiers._disk_path(entry)
+    with pytest.raises(exception.StorageDaemonError, match='is gone'):
+        tiers.serve(entry)
+
+
 def pin(tiers, entry):
     tiers._store.save(entry.wishing(pinned=True))
 
 
 def test_one_that_was_pinned_while_it_was_copied_stays_in_memory(tiers, monkeypatch):
     entries = [on_disk(tiers, manifest(image_id)) for image_id in (ONE, TWO, THREE)]
-    copying, go_on, copy = threading.Event(), threading.Event(), tiers._copy
+    begun, go_on, copy = threading.Event(), threading.Event(), copying.copy
 
     def slow(*arguments):
-        copying.set()
+        begun.set()
         assert go_on.wait(20)
         copy(*arguments)
 
-    monkeypatch.setattr(tiers, '_copy', slow)
+    monkeypatch.setattr(copying, 'copy', slow)
     tiers.promote(entries[0])
-    assert copying.wait(20)
+    assert begun.wait(20)
     pin(tiers, entries[0])
     go_on.set()
     for entry in entries[1:]:

@@ -17,7 +17,13 @@ from oslo_messaging import conffixture
 from bootcache import conf as bootcache_conf
 from bootcache import exception, rpcapi
 from glance_bootcache.glance.listener import ImageEvents, get_listener
+from glance_bootcache.hosts.holdings import Hosts
+from glance_bootcache.images.manager import Manager
+from glance_bootcache.images.reportedboots import ReportedBoots
 from glance_bootcache.rpc.endpoints import Endpoints
+from glance_bootcache.rpc.operators import Operators
+from glance_bootcache.storage.tiers import StorageTiers
+from glance_bootcache.warming.runner import Warming
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 PATIENCE = 30
@@ -25,8 +31,8 @@ TOP = Path(__file__).resolve().parents[2]
 HOLDINGS = {'images': {IMAGE: [1000.5, 'disk', 2, 7]}, 'quotas': {'disk': 100}}
 
 
-class Manager:
-    """Stands for the manager: notes what reaches it, and answers.
+class Neighbours:
+    """Stands for all that the endpoints ask: notes what reaches it, and answers.
 
     :ivar heard: whether it was told that a compute host is there.
     """
@@ -62,6 +68,18 @@ class Manager:
         return method
 
 
+class Neighbour:
+    """One of them; it has the methods that the real one has, and no others."""
+
+    def __init__(self, neighbours, real):
+        self._neighbours, self._real = neighbours, real
+
+    def __getattr__(self, name):
+        if not hasattr(self._real, name):
+            raise AttributeError(f'{self._real.__name__} has no {name}')
+        return getattr(self._neighbours, name)
+
+
 @pytest.fixture
 def conf(storage_conf, rabbit, monkeypatch):
     """The service's configuration on the private RabbitMQ; every connection is closed again."""
@@ -90,10 +108,12 @@ class Unheard:
 
 @pytest.fixture
 def manager(conf):
-    """A manager that is served."""
-    manager = Manager()
+    """A manager that is served, and its neighbours."""
+    manager = Neighbours()
+    parts = [Neighbour(manager, real) for real in (
+        Manager, ReportedBoots, StorageTiers, Hosts, Operators, Warming)]
     server = messaging.get_rpc_server(rpcapi.get_transport(conf), rpcapi.target(server='storage'),
-                                      [Endpoints(*[manager] * 6, Unheard())],
+                                      [Endpoints(*parts, Unheard())],
                                       executor='threading')
     server.start()
     yield manager

@@ -163,11 +163,10 @@ def test_untrusted_images_do_not_boot_without_kvm(monkeypatch):
 
 # Guests that end by themselves.
 
-class Nova:
-    """Stands for Nova: one server that is there, and then off."""
+class Servers:
+    """Stands for Nova's servers: one that is there, and then off."""
 
     def __init__(self, console='', status='SHUTOFF', diagnosed='shutdown'):
-        self.servers = self
         self.console, self.status, self.diagnosed = console, status, diagnosed
 
     def get(self, server_id):
@@ -187,7 +186,8 @@ def watch(storage_conf):
     """Watches a server whose guest has read something, and goes on reading nothing."""
     def watch(nova, idle=0.0, quota=1 << 30, read=30 << 20, changed=None):
         boots = object.__new__(NovaProfileBoots)
-        boots._conf, boots._client = storage_conf.bootcache, nova
+        boots._conf, boots._client = storage_conf.bootcache, types.SimpleNamespace(
+            servers=nova)
         job = BuildJob('image', host='host')
         job.heard(read, idle)
         job.changed = changed or job.changed
@@ -199,7 +199,7 @@ def watch(storage_conf):
 def test_a_guest_that_switches_itself_off_has_not_booted(watch):
     """For want of its disk's driver: its loader has read the kernel all the same."""
     with pytest.raises(exception.ProfileBootFailed, match='hw_disk_bus') as failed:
-        watch(Nova())
+        watch(Servers())
     assert str(failed.value).startswith(SWITCHED_OFF)
 
 
@@ -207,7 +207,7 @@ def test_a_guest_that_switches_itself_off_has_not_booted(watch):
 def test_nor_one_of_which_nova_does_not_know_yet(watch, end):
     """Nova gives a guest that has ended a quarter of a minute to come up again."""
     with pytest.raises(exception.ProfileBootFailed, match='hw_disk_bus'):
-        watch(Nova(status='ACTIVE'), **end)
+        watch(Servers(status='ACTIVE'), **end)
 
 
 @pytest.mark.parametrize('diagnosed', ['running', 'paused', None])
@@ -218,12 +218,12 @@ def test_silence_of_a_guest_that_runs_ends_its_boot(watch, monkeypatch, diagnose
 
 
 def test_one_that_says_its_marker_before_it_ends_has_booted(watch):
-    assert watch(Nova(console='done\nlogin: \n')) == 'marker'
+    assert watch(Servers(console='done\nlogin: \n')) == 'marker'
 
 
 # Guests that do not come up.
 
-class Silent(Nova):
+class Silent(Servers):
     """A server that runs; its guest says and reads what a test tells, second by second."""
 
     def __init__(self, monkeypatch, *consoles):
@@ -287,7 +287,7 @@ def test_a_guest_of_which_nothing_is_known_ends_by_silence(watch, monkeypatch, c
     assert abs(nova.looks - seconds) <= 2
 
 
-class Patient(Nova):
+class Patient(Servers):
     """A server whose guest is quiet; each call is counted, and only the waiting takes time."""
 
     def __init__(self, monkeypatch):

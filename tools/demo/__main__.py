@@ -43,7 +43,7 @@ def run(cloud: BootcacheCloud, options: argparse.Namespace) -> list[str]:
     cloud.progress("== 2. the same image, registered with bootcache on")
     image = demo.register()
     cloud.progress("== 3. servers that boot from the cache image")
-    demo.boot_with_bootcache(image["image_id"], options.repeat)
+    server = demo.boot_with_bootcache(image["image_id"], options.repeat)
     identical = demo.compare(image["image_id"])
     cloud.progress("== 4. the report")
     kvm = (cloud.layout.state / "kvm").read_text().split()[1] == "yes"
@@ -62,6 +62,7 @@ def run(cloud: BootcacheCloud, options: argparse.Namespace) -> list[str]:
     document["seconds"] = report.seconds_verdict(demo.boots)
     report.write(options.report, document, demo.boots)
     demo.draw_pattern(image["image_id"])
+    demo.openstack.delete_server(server)
     note = "" if kvm else " (TCG: the guest's CPU hides most of the gain)"
     report.draw_times(options.report / "boot-times.png", demo.boots, f"Boot times{note}")
     print(report.table(demo.boots))

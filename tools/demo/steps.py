@@ -44,9 +44,9 @@ class Demo:
             "image", "create", "--disk-format", "qcow2", "--container-format", "bare",
             "--min-ram", "512", "--property", "bootcache_mode=off", "--file",
             str(self._image_file), "demo-stock")["id"]  # fmt: skip
-        self._boot("stock-first", image)
+        self.openstack.delete_server(self._boot("stock-first", image))
         for _number in range(repeat):
-            self._boot("stock-second", image)
+            self.openstack.delete_server(self._boot("stock-second", image))
         self.openstack.run("image", "delete", image)
         self._cloud.use_driver(DRIVER)
 
@@ -85,13 +85,17 @@ class Demo:
             time.sleep(0.5)
         return None if value is None else str(value)
 
-    def boot_with_bootcache(self, image: str, repeat: int) -> None:
-        """Boot servers on the registered image: the first fetches the cache image."""
-        self._boot("bootcache-first", image)
-        for _number in range(repeat):
-            self._boot("bootcache-again", image)
+    def boot_with_bootcache(self, image: str, repeat: int) -> str:
+        """Boot servers on the registered image: the first fetches the cache image.
 
-    def _boot(self, kind: str, image: str) -> None:
+        :returns: the last server, which is still there: the host serves a base while it has one.
+        """
+        kinds = ["bootcache-first", *["bootcache-again"] * repeat]
+        for kind in kinds[:-1]:
+            self.openstack.delete_server(self._boot(kind, image))
+        return self._boot(kinds[-1], image)
+
+    def _boot(self, kind: str, image: str) -> str:
         begin = self._wire.position()
         began = time.monotonic()
         server = self.openstack.create_server(kind, image, FLAVOR)
@@ -115,7 +119,7 @@ class Demo:
                    f" login {boot.login_seconds:.1f} s later,"
                    f" {boot.bytes_to_host / 1e6:.1f} MB to the host,"
                    f" {boot.requests_to_base} requests to the base")  # fmt: skip
-        self.openstack.delete_server(server)
+        return server
 
     def _check_chain(self, server: str) -> None:
         layers = json.loads(_qemu_img("info", "-U", "--backing-chain", "--output=json",

@@ -255,7 +255,9 @@ def _connection(machine: Machine, scratch: str) -> Iterator[Any]:
         import libvirt
     except ImportError as error:
         raise exception.ProfileBootFailed(
-            f'libvirt\'s Python binding is missing ({error}); install python3-libvirt') from error
+            f'libvirt\'s Python binding is missing ({error}); install python3-libvirt, and link'
+            ' libvirt.py and libvirtmod*.so into the virtual environment if there is one'
+        ) from error
     libvirt.registerErrorHandler(lambda _context, _error: None, None)
     uri = machine.connection
     stopped = threading.Event()

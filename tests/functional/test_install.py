@@ -80,10 +80,11 @@ def alone(built, tmp_path_factory):
     path = tmp_path_factory.mktemp('alone') / 'venv'
     assert (WHEELS / '.stamp').exists(), 'run tools/setup.sh: it downloads them'
     environment(path, built[1], '--find-links', WHEELS)
-    link, = re.findall(r'^ +(ln -sf /usr/lib/python3/\S*nbd.*) /opt/bootcache/(.*)$', PAGE, re.M)
+    links = re.findall(r'^ +(ln -sf /usr/lib/python3/\S+) /opt/bootcache/(.*)$', PAGE, re.M)
+    assert len(links) == 2
     # As who upgrades does: a second time.
-    for _time in range(2):
-        run('bash', '-c', f'{link[0]} {path}/{link[1]}')
+    for command, target in 2 * links:
+        run('bash', '-c', f'{command} {path}/{target}')
     return path
 
 
@@ -128,7 +129,7 @@ def debians(built, tmp_path_factory):
     site = nova_and_glance(folder / 'python', 'qemu')
     lines = blocks('Beside Debian\'s own Nova and Glance')
     assert lines[0].startswith('apt-get install ')
-    assert lines[1] == 'python3 -m venv --system-site-packages /opt/bootcache-debian'
+    assert lines[1] == '/usr/bin/python3 -m venv --system-site-packages /opt/bootcache-debian'
     own = folder / 'own'
     run(sys.executable, '-m', 'venv', '--without-pip', '--system-site-packages', own)
     for line in lines[2:4]:
@@ -280,6 +281,10 @@ def test_the_command_tells_of_all_its_parts(alone):
     assert names and [name for name in names if f'  {name} ' not in told] == []
     usage = run(alone / 'bin' / 'glance-bootcache', '--help', env=QUIET)
     assert '--config-file' in usage
+
+
+def test_debians_bindings_are_found(alone):
+    run(alone / 'bin' / 'python', '-c', 'import libvirt, nbd', env=QUIET, cwd='/')
 
 
 def test_units_start_what_is_installed(alone):

@@ -147,3 +147,14 @@ def test_no_import_is_overlooked(source, found):
     ('def _f(): pass', []), ('async def f(): pass', ['f']), ('def f():\n    """Yes."""', [])])
 def test_no_missing_docstring_is_overlooked(source, found):
     assert undescribed(ast.parse(source)) == found
+
+
+# Nova's scheduler is another process.
+@pytest.mark.parametrize('path', [path for path in FILES if name(path).startswith('nova_bootcache/')
+                                  and '/scheduler/' not in name(path)], ids=name)
+def test_locks_of_a_compute_host_know_their_turn(path):
+    """Those of bootcache/locks.py do, and nova_bootcache/locks.py has the order."""
+    plain = [node.attr for node in ast.walk(ast.parse(path.read_text()))
+             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+             and node.value.id == 'threading' and node.attr in ('Lock', 'RLock', 'Condition')]
+    assert plain == []

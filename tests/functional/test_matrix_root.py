@@ -20,8 +20,10 @@ INSIDE = ('mount -t tmpfs inside "$1/mounted"; touch "$1/mounted/seen";'
 def started(directory):
     """A part that runs, and its directory."""
     os.mkdir(f'{directory}/mounted')
+    # Where the tests run in a shell's background SIGINT is ignored, and bash keeps what it finds.
     process = subprocess.Popen(
-        ['bash', '-c', SCRIPT, 'tools/matrix', INSIDE, directory], cwd=TOP, start_new_session=True,
+        ['env', '--default-signal=INT', 'bash', '-c', SCRIPT, 'tools/matrix', INSIDE, directory],
+        cwd=TOP, start_new_session=True,
         env={**os.environ, 'BOOTCACHE_HOME': f'{directory}/home'}, stdin=subprocess.DEVNULL)
     # The last that is started. Before it bash waits for programs in the foreground, and a signal is
     # as good as none if such a one ends well.

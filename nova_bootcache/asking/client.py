@@ -19,7 +19,7 @@ LOG = logging.getLogger(__name__)
 _ASK_AGAIN_SECONDS = 1.0
 
 
-class ServiceClient:
+class HostsClient:
     """The storage service, as one host reaches it.
 
     :ivar hostname: the host's name for it; empty before the driver is started.

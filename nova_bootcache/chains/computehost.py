@@ -8,7 +8,7 @@ from bootcache import exception
 from bootcache.tier import Medium
 from nova_bootcache import conf as nova_conf
 from nova_bootcache import storagenode
-from nova_bootcache.asking.client import ServiceClient
+from nova_bootcache.asking.client import HostsClient
 from nova_bootcache.cache.cachefiles import CacheFiles
 from nova_bootcache.chains.chains import Chains
 from nova_bootcache.chains.parts import Parts
@@ -47,7 +47,7 @@ class ComputeHost:
             assert tiers.memory is not None
             limits[Medium.MEMORY] = tiers.memory
         self.report_interval = int(group.report_interval)
-        self.storage = ServiceClient(conf)
+        self.storage = HostsClient(conf)
         self.cache = CacheFiles(cache_directory, tiers.memory_directory)
         self.gateway = Gateway(group.gateway_run_dir, group.gateway_socket, group.reconnect_delay,
                                group.gateway_autostart, group.gateway_group)

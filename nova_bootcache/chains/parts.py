@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from nova_bootcache.asking.client import ServiceClient
+from nova_bootcache.asking.client import HostsClient
 from nova_bootcache.cache.cachefiles import CacheFiles
 from nova_bootcache.gateway.below import Below
 from nova_bootcache.gateway.daemon import Gateway
@@ -30,7 +30,7 @@ class Parts:
     :ivar recordings: profile boots on this host.
     """
 
-    storage: ServiceClient
+    storage: HostsClient
     cache: CacheFiles
     gateway: Gateway
     needs: HostNeeds

@@ -158,3 +158,13 @@ def test_locks_of_a_compute_host_know_their_turn(path):
              if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
              and node.value.id == 'threading' and node.attr in ('Lock', 'RLock', 'Condition')]
     assert plain == []
+
+
+def test_a_public_class_has_a_name_of_its_own():
+    """Two of one name are taken for each other, in logs and in talk."""
+    owners = {}
+    for path in FILES:
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith('_'):
+                owners.setdefault(node.name, []).append(name(path))
+    assert {found: paths for found, paths in owners.items() if len(paths) > 1} == {}

@@ -168,3 +168,11 @@ def test_a_public_class_has_a_name_of_its_own():
             if isinstance(node, ast.ClassDef) and not node.name.startswith('_'):
                 owners.setdefault(node.name, []).append(name(path))
     assert {found: paths for found, paths in owners.items() if len(paths) > 1} == {}
+
+
+def test_no_file_is_longer_than_one_purpose_takes():
+    found = {name(path): len(path.read_text().splitlines())
+             for folder in (*PACKAGES, 'bench', 'tests', 'tools')
+             for kind in ('*.py', '*.sh') for path in (ROOT / folder).rglob(kind)}
+    assert len(found) > 300
+    assert {path: lines for path, lines in found.items() if lines > 400} == {}

@@ -2,33 +2,15 @@
 
 import pytest
 from fakes_manager import failed
+from fakes_warming import IMAGE, OTHER, done, make_ready, step, tell
+from fakes_warming import ready as ready  # the fixture
 from keystoneauth1 import exceptions as ks_exceptions
 from oslo_messaging.rpc import dispatcher as rpc_dispatcher
 
 from bootcache import exception
-from bootcache.manifest import ImageState
 from glance_bootcache.warming import runner
 
-IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
-OTHER = '8a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 AWAY = ks_exceptions.ConnectFailure('refused')
-
-
-def make_ready(house, image=IMAGE, **properties):
-    house.images.put(image, **properties)
-    house.manager.consider(image)
-    house.settle()
-    assert house.state(image) == 'ready'
-
-
-@pytest.fixture
-def ready(house):
-    """An image that is ready, two aggregates, and nothing to be warmed by policy any more."""
-    house.nova.hosts = {'racks': ('one', 'two'), 'edge': ('three',)}
-    make_ready(house)
-    house.warming.step()
-    assert house.nova.asked == []
-    return house
 
 
 def warm(house, *aggregates):
@@ -39,22 +21,9 @@ def warm(house, *aggregates):
         raise refused.exc_info[1] from None
 
 
-def tell(house, host, outcome='cached', reason='', image=IMAGE):
-    house.endpoints.report_warm({}, image.upper(), host, outcome, reason)
-
-
-def step(house, seconds=0.0):
-    house.seconds.now += seconds
-    house.warming.step()
-
-
 def outcomes(house, image=IMAGE):
     return {job['aggregate']: {host: found['outcome'] for host, found in job['hosts'].items()}
             for job in house.endpoints.get_warming({}, image)}
-
-
-def done(house, image=IMAGE):
-    return [job['done'] for job in house.endpoints.get_warming({}, image)]
 
 
 # By hand.
@@ -323,237 +292,3 @@ def test_a_host_that_is_warmed_while_it_waits_for_its_next_attempt(ready):
     assert done(ready) == [True] and outcomes(ready) == {'edge': {'three': 'cached'}}
     step(ready, 600)
     assert len(ready.nova.asked) == 1
-
-
-# By the policy.
-
-@pytest.fixture
-def policy(house):
-    """Hosts of two aggregates are warmed when an image is registered."""
-    house.conf.set_override('warm_on_register', ['racks', 'edge'], 'bootcache')
-    house.nova.hosts = {'racks': ('one', 'two'), 'edge': ('three',)}
-    house.restart()
-    return house
-
-
-def scan(house):
-    step(house, house.conf.bootcache.poll_interval)
-
-
-def finish(house):
-    for _ in range(4):
-        for host in ('one', 'two', 'three'):
-            tell(house, host)
-        step(house)
-
-
-def test_a_registered_image_warms_hosts(policy):
-    policy.boots.gate.clear()
-    policy.images.put(IMAGE)
-    policy.manager.consider(IMAGE)
-    scan(policy)
-    assert policy.nova.asked == [] and policy.warming.progress(IMAGE) == []
-    policy.boots.gate.set()
-    policy.settle()
-    scan(policy)
-    assert [hosts for hosts, _image in policy.nova.asked] == [('one', 'two')]
-    finish(policy)
-    assert done(policy) == [True, True] and len(policy.nova.asked) == 2
-    scan(policy)
-    assert policy.store.load(IMAGE).wished.warm_due is False
-
-
-def warmed(house):
-    """By policy, once."""
-    make_ready(house)
-    scan(house)
-    finish(house)
-    scan(house)
-    assert len(house.nova.asked) == 2
-    house.seconds.now += 4000
-
-
-@pytest.mark.parametrize('again', ['image build', 'quota', 'marker', 'property', 'refined',
-                                   'evicted', 'restart'])
-def test_later_builds_warm_nobody(policy, again):
-    warmed(policy)
-    if again == 'image build':
-        policy.manager.consider(IMAGE, forced=True)
-    elif again in ('quota', 'marker', 'property'):
-        name = {'marker': 'boot_marker', 'property': 'other'}.get(again, again)
-        make_ready(policy, **{name: '1MiB'})
-    elif again == 'refined':
-        policy.manager.rebuild(IMAGE)
-    elif again == 'evicted':
-        assert policy.manager.disk_room.evict(IMAGE)
-        policy.manager.rebuild(IMAGE)
-    else:
-        policy.restart()
-        policy.upkeep.recover()
-    policy.settle()
-    assert policy.state(IMAGE) == 'ready'
-    scan(policy)
-    assert len(policy.nova.asked) == 2
-
-
-@pytest.mark.parametrize('again', ['content', 'opted in'])
-def test_another_content_warms_again(policy, again):
-    warmed(policy)
-    if again == 'opted in':
-        policy.images.put(IMAGE, mode='off')
-        policy.manager.consider(IMAGE)
-        scan(policy)
-        make_ready(policy)
-    else:
-        make_ready(policy, content=b'\1' * (1 << 20))
-    scan(policy)
-    finish(policy)
-    assert len(policy.nova.asked) == 4
-
-
-def test_an_image_that_is_opted_out_and_in_again_while_it_is_remembered(policy):
-    make_ready(policy)
-    scan(policy)
-    finish(policy)
-    policy.images.put(IMAGE, mode='off')
-    policy.manager.consider(IMAGE)
-    scan(policy)
-    make_ready(policy)
-    scan(policy)
-    assert len(policy.nova.asked) == 3
-
-
-def test_an_operator_may_ask_again_for_what_the_policy_has_done(policy):
-    make_ready(policy)
-    scan(policy)
-    for host in ('one', 'two'):
-        tell(policy, host)
-    step(policy)
-    # The other aggregate is not done.
-    assert done(policy) == [True, False]
-    policy.warming.warm(IMAGE, ['racks'])
-    assert sorted(done(policy)) == [False, False]
-    finish(policy)
-    scan(policy)
-    assert len(policy.nova.asked) == 3 and policy.store.load(IMAGE).wished.warm_due is False
-
-
-def test_what_is_done_while_it_is_built_again_stays_done(policy):
-    make_ready(policy)
-    assert policy.store.load(IMAGE).wished.warm_due
-
-    def building():
-        scan(policy)
-        policy.store.change(IMAGE, runner._is_warm)
-
-    policy.qemu.building = building
-    policy.manager.rebuild(IMAGE)
-    policy.settle()
-    assert policy.state(IMAGE) == 'ready' and policy.store.load(IMAGE).wished.warm_due is False
-
-
-def test_what_is_without_a_cache_image_for_a_while_is_warmed_later(policy):
-    make_ready(policy)
-    scan(policy)
-    assert len(policy.nova.asked) == 1
-    # Evicted while hosts are being warmed, and built again with a server's boot.
-    policy.manager.disk_room.evict(IMAGE)
-    scan(policy)
-    assert policy.store.load(IMAGE).wished.warm_due and policy.warming.progress(IMAGE) == []
-    policy.manager.rebuild(IMAGE)
-    policy.settle()
-    scan(policy)
-    assert [hosts for hosts, _image in policy.nova.asked] == [('one', 'two')] * 2
-    finish(policy)
-    scan(policy)
-    assert policy.store.load(IMAGE).wished.warm_due is False
-
-
-def test_a_restart_in_between_loses_nothing(policy):
-    make_ready(policy)
-    policy.restart()
-    scan(policy)
-    assert len(policy.nova.asked) == 1
-    tell(policy, 'one')
-    policy.restart()
-    scan(policy)
-    assert [hosts for hosts, _image in policy.nova.asked] == [('one', 'two')] * 2
-    finish(policy)
-    scan(policy)
-    assert policy.store.load(IMAGE).wished.warm_due is False
-
-
-def test_the_first_boot_of_a_server_makes_it_ready(policy):
-    policy.conf.set_override('profile_boots', False, 'bootcache')
-    policy.images.put(IMAGE)
-    policy.manager.consider(IMAGE)
-    policy.settle()
-    assert policy.state(IMAGE) == 'served'
-    scan(policy)
-    assert policy.nova.asked == []
-    policy.hosts.plan_boot(IMAGE, 'one', 'server', None)
-    policy.hosts.report_boot(IMAGE, policy.store.load(IMAGE).image_hash, 'one', 65536,
-                             [[0, 65536]], 'marker', 1.0)
-    policy.settle()
-    scan(policy)
-    assert policy.nova.asked == [(('one', 'two'), IMAGE)]
-
-
-@pytest.mark.parametrize('fault', ['unknown aggregate', 'nova refuses', 'hosts fail'])
-def test_a_failure_never_harms_the_image(policy, fault, caplog):
-    if fault == 'unknown aggregate':
-        policy.nova.hosts = {}
-    elif fault == 'nova refuses':
-        policy.nova.ask_fails = exception.RequestRefused('Nova refuses')
-    make_ready(policy)
-    for _ in range(30):
-        scan(policy)
-        for host in ('one', 'two', 'three'):
-            tell(policy, host, 'error', 'no room')
-    assert done(policy) == [True, True] and 'warm' in caplog.text
-    manifest = policy.store.load(IMAGE)
-    assert (manifest.state, manifest.reason) == (ImageState.READY, '')
-    assert not manifest.wished.warm_due
-    assert policy.hosts.plan_boot(IMAGE, 'one', 'server', None)['action'] == 'cache'
-    asked = len(policy.nova.asked)
-    scan(policy)
-    assert len(policy.nova.asked) == asked
-
-
-def test_without_a_policy_nobody_is_warmed_also_not_later(house):
-    make_ready(house)
-    scan(house)
-    assert house.nova.asked == [] and house.store.load(IMAGE).wished.warm_due is False
-    house.conf.set_override('warm_on_register', ['racks'], 'bootcache')
-    house.restart()
-    scan(house)
-    assert house.nova.asked == []
-
-
-def test_images_of_earlier_versions_are_not_warmed_by_an_upgrade(policy):
-    make_ready(policy)
-    scan(policy)
-    finish(policy)
-    scan(policy)
-    document = policy.store.load(IMAGE).to_json()
-    del document['wished']['warm_due']
-    policy.store.save(type(policy.store.load(IMAGE)).from_json(document))
-    policy.restart()
-    policy.upkeep.recover()
-    scan(policy)
-    assert len(policy.nova.asked) == 2
-
-
-def test_more_images_than_may_be_warmed_at_once_wait(policy, monkeypatch):
-    monkeypatch.setattr(runner, '_MOST_JOBS', 2)
-    for image in (IMAGE, OTHER):
-        make_ready(policy, image)
-    for _ in range(12):
-        scan(policy)
-        for image in (IMAGE, OTHER):
-            for host in ('one', 'two', 'three'):
-                tell(policy, host, image=image)
-    scan(policy)
-    assert [policy.store.load(image).wished.warm_due for image in (IMAGE, OTHER)] == [False, False]
-    assert sorted(policy.nova.asked) == sorted(
-        (hosts, image) for hosts in (('one', 'two'), ('three',)) for image in (IMAGE, OTHER))

@@ -8,8 +8,8 @@ import os
 import threading
 
 import pytest
-from test_letting_go import IMAGE, MIB, OTHER, evict, place
-from test_letting_go import host as host  # the fixture
+from fakes_letting_go import IMAGE, MIB, OTHER, evict, place
+from fakes_letting_go import host as host  # the fixture
 
 from bootcache import exception
 from nova_bootcache.published.holdings import PublishedHoldings

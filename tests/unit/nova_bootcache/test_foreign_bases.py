@@ -1,6 +1,6 @@
 """Servers settle onto a base that stock Nova made only if it is of their content.
 
-The house is test_settling.py's: what compares two files is a stand-in there; the real one is in
+The house is fakes_settling.py's: what compares two files is a stand-in there; the real one is in
 tests/functional/test_fullbase.py.
 """
 
@@ -8,8 +8,8 @@ import errno
 import os
 
 import pytest
-from test_settling import BANDWIDTH, DELAY, IMAGE, settled
-from test_settling import house as house  # the fixture
+from fakes_settling import BANDWIDTH, DELAY, IMAGE, settled
+from fakes_settling import house as house  # the fixture
 
 from nova_bootcache.settling import basecontent
 from nova_bootcache.settling.settler import Settler

@@ -1,8 +1,8 @@
-"""A base that no server wants any more is not completed; the house is test_settling.py's."""
+"""A base that no server wants any more is not completed; the house is fakes_settling.py's."""
 
 import pytest
-from test_settling import BANDWIDTH, DELAY, IMAGE, OTHER, settled
-from test_settling import house as house  # the fixture
+from fakes_settling import BANDWIDTH, DELAY, IMAGE, OTHER, settled
+from fakes_settling import house as house  # the fixture
 
 from bootcache import exception
 from nova_bootcache.settling import serversbases

@@ -8,9 +8,9 @@ import os
 import oslo_messaging as messaging
 import pytest
 from fakes_clock import Clock
+from fakes_letting_go import IMAGE, place
+from fakes_letting_go import host as host  # the fixture
 from nova import exception as nova_exception
-from test_letting_go import IMAGE, place
-from test_letting_go import host as host  # the fixture
 
 from bootcache import exception
 from nova_bootcache.chains import waiting

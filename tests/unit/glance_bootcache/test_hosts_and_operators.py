@@ -1,0 +1,237 @@
+"""What operators see of compute hosts, and order."""
+
+import time
+import types
+
+import pytest
+from fakes_hosts import IMAGE, NOW, OTHER, holding, ready
+
+from bootcache import exception
+from bootcache.manifest import Manifest, Standing
+from glance_bootcache.hosts import holdings, orders
+from glance_bootcache.hosts.orders import Orders
+
+# Operators.
+
+def test_operators_see_hosts(house):
+    ready(house)
+    house.table.report('two', {})
+    house.seconds.now += 40
+    house.table.report('one', {
+        'images': {IMAGE: [1000.0, 'disk', 0, 7], OTHER: [NOW, 'memory', 0, 5]},
+        'quotas': {'disk': 100, 'memory': 50}})
+    house.seconds.now += 2
+    one, two = house.endpoints.list_hosts({})
+    assert one == {'host': 'one', 'seen': 2.0, 'images': 2, 'bytes': {'disk': 7, 'memory': 5},
+                   'quotas': {'disk': 100, 'memory': 50}, 'unsettled': None, 'named': []}
+    assert two == {'host': 'two', 'seen': 42.0, 'images': 0, 'bytes': {}, 'quotas': {},
+                   'unsettled': None, 'named': []}
+
+
+def test_operators_see_where_an_image_is(house):
+    assert house.endpoints.image_hosts({}, IMAGE) is None
+    ready(house)
+    assert house.endpoints.image_hosts({}, IMAGE.upper()) \
+        == {'storage': 'disk', 'storage_bytes': len(b'cache image'), 'hosts': []}
+    house.table.report('one', holding(IMAGE))
+    house.table.report('two', holding(OTHER))
+    house.seconds.now += 3
+    entry = {'host': 'one', 'medium': 'disk', 'bytes': 7, 'last_use': 1000.0, 'seen': 3.0}
+    assert house.endpoints.image_hosts({}, IMAGE)['hosts'] == [{**entry, 'leaving': False}]
+    house.manager.forget(IMAGE)
+    # It is deleted, and one can see whether it has left the hosts.
+    assert house.endpoints.image_hosts({}, IMAGE) \
+        == {'storage': None, 'storage_bytes': None, 'hosts': [{**entry, 'leaving': True}]}
+    house.table.report('one', holding())
+    assert house.endpoints.image_hosts({}, IMAGE) is None
+
+
+def test_a_host_is_forgotten_after_a_day(house):
+    ready(house)
+    house.table.report('one', holding(IMAGE))
+    house.seconds.now += 86400
+    assert [host['seen'] for host in house.operators.list_hosts()] == [86400.0]
+    house.seconds.now += 1
+    assert house.operators.list_hosts() == [] and house.table.holders(IMAGE) == []
+    house.table.report('two', {})
+    assert house.table.report('one', None)['resend'] is True
+
+
+def test_there_is_an_end_to_hosts(house, monkeypatch):
+    monkeypatch.setattr(holdings, '_MOST_HOSTS', 3)
+    for number in range(5):
+        house.seconds.now += 1
+        house.table.report(f'host-{number}', {})
+    house.table.report('x' * 1000, {})
+    assert [host['host'] for host in house.operators.list_hosts()] \
+        == ['host-3', 'host-4', 'x' * 255]
+
+
+def test_evicting_from_all_hosts(house):
+    ready(house)
+    for host in ('two', 'one'):
+        house.table.report(host, holding(IMAGE))
+    house.table.report('three', holding())
+    assert house.endpoints.evict_image({}, IMAGE.upper(), None) == ['one', 'two']
+    assert house.tiers.demoted == [IMAGE]
+    for host in ('one', 'two'):
+        assert house.table.report(host, None)['drop'] == [IMAGE]
+    assert [entry['leaving'] for entry in house.table.holders(IMAGE)] == [True, True]
+    # A host that did not answer just then is told when it does, also by a restarted service.
+    house.restart()
+    assert house.table.report('away', holding(IMAGE))['drop'] == [IMAGE]
+    assert house.table.report('away', holding(IMAGE, generation=1))['drop'] == []
+
+
+def test_evicting_from_one_host(house):
+    ready(house)
+    for host in ('one', 'two'):
+        house.table.report(host, holding(IMAGE))
+    house.table.report('three', holding())
+    assert house.endpoints.evict_image({}, IMAGE, ['three', 'one']) == ['one']
+    assert house.tiers.demoted == [] and house.store.load(IMAGE).wished.generation == 0
+    assert house.table.report('two', None)['drop'] == []
+    # Until it has done so; a server may need it for long.
+    for _minute in range(2):
+        assert house.table.report('one', None)['drop'] == [IMAGE]
+        assert house.table.report('one', holding(IMAGE))['drop'] == [IMAGE]
+    assert house.table.report('one', holding())['drop'] == []
+    # It may fetch it again.
+    assert house.table.report('one', holding(IMAGE))['drop'] == []
+
+
+@pytest.mark.parametrize('names', [None, ['one']])
+def test_a_pinned_image_is_not_evicted(house, names):
+    ready(house)
+    house.table.report('one', holding(IMAGE))
+    house.operators.pin(IMAGE, True)
+    with pytest.raises(exception.RequestRefused, match=f'bootcache unpin {IMAGE}'):
+        house.operators.evict(IMAGE, names)
+    assert house.table.report('one', None)['drop'] == []
+    house.operators.pin(IMAGE, False)
+    assert house.endpoints.evict_image({}, IMAGE, names) == ['one']
+
+
+@pytest.mark.parametrize('names', [None, ['one'], []])
+def test_an_unknown_image_is_named(house, names):
+    with pytest.raises(exception.RequestRefused, match=IMAGE):
+        house.operators.evict(IMAGE, names)
+
+
+def test_an_unknown_host_is_named_and_nothing_is_done(house):
+    ready(house)
+    house.table.report('one', holding(IMAGE))
+    with pytest.raises(exception.RequestRefused, match='elsewhere, nowhere') as caught:
+        house.operators.evict(IMAGE, ['one', 'nowhere', 'elsewhere'])
+    assert 'bootcache host list' in str(caught.value)
+    assert house.table.report('one', None)['drop'] == []
+
+
+# What comes in.
+
+def test_reports_feed_the_record_of_uses(house):
+    house.store.save(Manifest(IMAGE, Standing.SKIPPED))
+    assert house.endpoints.report_holdings({}, 'one', {
+        'images': {IMAGE.upper(): [2e12, 'disk', 0, 7], OTHER: ['x', 'disk', 0, 7]}})['drop'] \
+        == [IMAGE]
+    (image, when), = house.tiers.noted
+    assert image == IMAGE and when <= time.time()
+    house.endpoints.report_holdings({}, 'one', None)
+    assert len(house.tiers.noted) == 1
+
+
+def test_a_manifest_that_did_not_change_is_not_read_again(house, monkeypatch):
+    """A thousand hosts ask each minute."""
+    ready(house)
+    house.table.report('one', holding(IMAGE))
+    with monkeypatch.context() as patch:
+        patch.setattr(Manifest, 'load', lambda path: pytest.fail('it is read'))
+        for _report in range(3):
+            assert house.table.report('one', None)['drop'] == []
+    house.manager.let_go(IMAGE)
+    assert house.table.report('one', None)['drop'] == [IMAGE]
+
+
+def test_pinning(house):
+    ready(house)
+    for pinned in (True, False):
+        assert house.operators.pin(IMAGE, pinned) is True
+        assert house.store.load(IMAGE).wished.pinned is pinned
+    assert house.operators.pin(OTHER, True) is False
+    # Who says what is pinned is the manifest: nothing is copied for it.
+    assert house.tiers.promoted == []
+
+
+# Orders to single hosts.
+
+def test_a_restart_does_not_lose_an_order(house):
+    ready(house)
+    house.table.report('one', holding(IMAGE))
+    assert house.endpoints.evict_image({}, IMAGE, ['one']) == ['one']
+    # The answer that tells the host is lost, and the service is started anew.
+    house.restart()
+    assert house.table.report('one', None) == {'drop': [], 'resend': True}
+    for _minute in range(2):
+        assert house.table.report('one', holding(IMAGE))['drop'] == [IMAGE]
+        assert [entry['leaving'] for entry in house.table.holders(IMAGE)] == [True]
+    house.table.report('one', holding())
+    house.restart()
+    assert house.table.report('one', holding(IMAGE))['drop'] == []
+
+
+def test_orders_have_an_end(house, monkeypatch):
+    path = house.store.state_path('orders.json')
+    known = Orders(path)
+    monkeypatch.setattr(orders, 'time', types.SimpleNamespace(time=lambda: 1e9))
+    known.add(IMAGE, ['gone', 'one'])
+    monkeypatch.setattr(orders, 'time', types.SimpleNamespace(time=lambda: 1e9 + 91 * 86400))
+    known.add(IMAGE, ['one'])
+    assert Orders(path).of('gone') == frozenset() and Orders(path).of('one') == {IMAGE}
+    monkeypatch.setattr(orders, '_MOST_ORDERS', 2)
+    known.add(OTHER, ['one'])
+    with pytest.raises(exception.RequestRefused, match='2 orders'):
+        known.add(OTHER, ['two'])
+    assert Orders(path).of('two') == frozenset() and Orders(path).of('one') == {IMAGE, OTHER}
+
+
+@pytest.mark.parametrize('text', [
+    '', '[]', '{}', '{"version": 2, "orders": {}}', '{"version": 1, "orders": []}',
+    '{"version": 1, "orders": {"one": []}}', '{"version": 1, "orders": {"one": {"x": null}}}',
+    '{"version": 1, "orders": {"one": {"x": NaN}}}'])
+def test_damaged_orders_are_none(house, text, caplog):
+    path = house.store.state_path('orders.json')
+    with open(path, 'w') as stream:
+        stream.write(text)
+    known = Orders(path)
+    assert known.of('one') == frozenset() and path in caplog.text
+    known.add(IMAGE, ['one'])
+    assert Orders(path).of('one') == {IMAGE}
+
+
+def test_orders_that_cannot_be_written_hold_as_long_as_the_process(house, caplog):
+    known = Orders(house.store.state_path('nowhere/orders.json'))
+    known.add(IMAGE, ['one'])
+    assert known.of('one') == {IMAGE} and 'cannot be written' in caplog.text
+
+
+# Servers that depend on bootcache.
+
+@pytest.mark.parametrize('told, known', [
+    ({'servers': 2, 'named': [['a', 'why'], ['b', 'x' * 999]]},
+     (2, (('a', 'why'), ('b', 'x' * 255)))),
+    ({'servers': 100, 'named': [['a', 'why']] * 100}, (100, (('a', 'why'),) * 50)),
+    (None, (None, ())), ({}, (None, ())), ({'servers': 'x', 'named': []}, (None, ())),
+    ({'servers': 1, 'named': ['abc']}, (None, ())), ({'servers': 1, 'named': 7}, (None, ())),
+    ({'servers': -5, 'named': []}, (0, ())),
+], ids=str)
+def test_what_a_host_tells_of_its_servers(told, known):
+    found = holdings.parse({'images': {}, 'quotas': {}, 'unsettled': told}, 1000.0)
+    assert (found.unsettled, found.named) == known
+
+
+def test_operators_see_the_servers(house):
+    house.table.report('one', {'unsettled': {'servers': 1, 'named': [['a', 'why']]}})
+    house.table.report('old', {'images': {}, 'quotas': {}})
+    assert [(entry['host'], entry['unsettled'], entry['named'])
+            for entry in house.endpoints.list_hosts({})] == [('old', None, []),
+                                                             ('one', 1, [['a', 'why']])]

@@ -1,0 +1,179 @@
+"""Upkeep: each step by itself, what is said of it, and entries of an earlier version."""
+
+
+import oslo_messaging as messaging
+import pytest
+from fakes_upkeep import IMAGE, INFO, OTHER, TRIES, looks, offered, times_of
+from fakes_upkeep import clock as clock  # the fixture
+from fakes_upkeep import host as host  # the fixture
+
+from nova_bootcache.storagenode import Remote
+from nova_bootcache.upkeep import HostUpkeep
+
+# What the storage service hears.
+
+def test_holdings_are_told_at_intervals(host, clock):
+    keeper = HostUpkeep(host, host)
+    assert times_of(clock, keeper.exchange_holdings, host.told, 30) == [0, 60, 120, 180, 240]
+
+
+# All of it.
+
+WORDS = {'start': 'the gateway is not ready', 'left over': 'what nobody needs stays in the gateway',
+         'exports': 'bases are not served', 'tidy': 'growing stores are not looked after',
+         'reports': 'what boots read is not told', 'bus': 'is not told what is here',
+         'fetch': 'its empty cache image stays', 'ensure_base': 'cannot serve its base'}
+
+
+@pytest.mark.parametrize('broken', WORDS)
+def test_what_fails_keeps_nothing_else_from_being_done(host, clock, broken, caplog):
+    host.holds(IMAGE, whole=False)
+    host.holds(OTHER)
+    host.answers = {IMAGE: offered()}
+    host.broken = {broken}
+    HostUpkeep(host, host).once()
+    assert ('base-' + OTHER in host.served) == (broken not in ('exports', 'ensure_base'))
+    assert bool(host.fetched) == (broken != 'fetch')
+    assert bool(host.told) == (broken != 'bus')
+    assert set(host.stores) == {'reconciled', 'tidied', 'told'} - {
+        'left over': {'reconciled'}, 'tidy': {'tidied'},
+        'reports': {'told'}}.get(broken, set())
+    # In words of its own.
+    texts = [record.getMessage() for record in caplog.records if record.levelname == 'WARNING']
+    assert texts and all(WORDS[broken] in text and 'does not answer' in text for text in texts)
+
+
+def test_a_fault_of_ours_ends_no_upkeep(host, clock, monkeypatch, caplog):
+    host.holds(IMAGE)
+    monkeypatch.setattr(host, 'exports', lambda: {}[''], raising=False)
+    HostUpkeep(host, host).once()
+    assert host.told and 'unexpected' in caplog.text
+
+
+def test_a_host_that_serves_nothing_changes_no_file_and_serves_who_is_there(host, clock):
+    """Its directories may be another host's as well."""
+    host.holds(IMAGE, whole=False)
+    host.answers = {IMAGE: offered()}
+    host.refusal = 'nfs'
+    HostUpkeep(host, host).once()
+    assert set(host.served) == {f'base-{IMAGE}'} and host.asked == host.told == []
+
+
+def test_stores_are_looked_after_each_time(host, clock):
+    """A gateway may have been restarted by whoever it was, systemd for instance."""
+    keeper = HostUpkeep(host, host)
+    keeper.once()
+    keeper.once()
+    assert host.stores == ['reconciled', 'tidied', 'told'] * 2
+
+
+# What is said of it.
+
+def lines(caplog):
+    """What was logged since the last look: level and text."""
+    found = [(record.levelname, record.getMessage()) for record in caplog.records
+             if record.levelname in ('INFO', 'WARNING', 'ERROR')]
+    caplog.clear()
+    return found
+
+
+def test_one_line_says_that_all_is_well(host, clock, caplog):
+    caplog.set_level('INFO')
+    kept = HostUpkeep(host, host)
+    for _second in looks(clock, kept.once, 20):
+        pass
+    ((level, line),) = lines(caplog)
+    assert level == 'INFO' and ' is ready: ' in line
+    for part in ('/run/bootcache/gateway.sock', 'storage service', f'{10 << 30} bytes',
+                 host.directory):
+        assert part in line
+
+
+def test_a_gateway_that_is_away_is_told_once_and_seldom_and_when_it_is_back(host, clock, caplog):
+    caplog.set_level('INFO')
+    kept = HostUpkeep(host, host)
+    host.holds(IMAGE)
+    # The text of the gateway's own failure, and of what cannot be served through it.
+    host.broken = {'start', 'exports'}
+    for _second in looks(clock, kept.once, 100):
+        pass
+    assert lines(caplog) == [
+        ('WARNING', 'bootcache: the gateway is not ready, for now: start does not answer'),
+        ('WARNING', 'bootcache: bases are not served, for now: exports does not answer')]
+    for _second in looks(clock, kept.once, 100):
+        pass
+    assert len(lines(caplog)) == 2
+    host.broken = set()
+    for _second in looks(clock, kept.once, 100):
+        pass
+    said = lines(caplog)
+    assert said[0] == ('INFO', 'bootcache: the gateway answers again')
+    assert sum(' is ready: ' in line for _level, line in said) == 1
+
+
+def test_a_storage_service_that_is_away_is_told_once_and_when_it_is_back(host, clock, caplog):
+    caplog.set_level('INFO')
+    kept = HostUpkeep(host, host)
+    host.away = 'no reply on topic bootcache'
+    for _second in looks(clock, kept.once, 60):
+        pass
+    ((level, line),) = lines(caplog)
+    assert level == 'WARNING' and 'no reply on topic bootcache' in line and 'stock way' in line
+    host.away = ''
+    for _second in looks(clock, kept.once, 60):
+        pass
+    assert [' is ready: ' in line for _level, line in lines(caplog)] == [True]
+
+
+# Entries of an earlier version, which do not name the content.
+
+def test_an_entry_that_does_not_name_its_content_gets_it_while_the_base_has_its_name(host, clock):
+    host.holds(IMAGE)
+    host.answers = {IMAGE: {**offered(), 'image_hash': 'sha512:ab', 'generation': 3,
+                            'pinned': True}}
+    keeper = HostUpkeep(host, host)
+    for _now in looks(clock, keeper.note_contents, 3):
+        pass
+    entry = host.held[IMAGE]
+    assert entry.remote == Remote(IMAGE, '10.0.0.1', 10810, f'base-{IMAGE}', 'sha512:ab')
+    assert (entry.generation, entry.pinned) == (0, False), 'it is not used'
+    assert host.asked == [IMAGE]
+    assert host.waited == [False], 'a cache image that comes with patience does not make haste'
+    # The storage node's manifest is made anew: the base has another name, and is the same one.
+    again = Remote(IMAGE, '10.0.0.1', 10810, f'base-{IMAGE}-ab', 'sha512:ab')
+    assert entry.is_of(again, 1 << 30)
+
+
+@pytest.mark.parametrize('answer', [
+    None, offered(), {'action': 'wait'},
+    {**offered(), 'action': 'cold', 'base_export': 'base-other', 'image_hash': 'sha512:cd',
+     'cache_image': {**INFO.to_dict(), 'sha256': 'cd'}}],
+    ids=['away', 'earlier service', 'wait', 'another content'])
+def test_nothing_is_noted_that_is_not_known(host, clock, answer):
+    host.holds(IMAGE)
+    host.answers = {IMAGE: answer}
+    assert times_of(clock, HostUpkeep(host, host).note_contents, host.asked) == TRIES
+    assert host.held[IMAGE].remote.image_hash == ''
+
+
+def test_nobody_is_asked_about_what_no_server_needs(host, clock):
+    host.holds(IMAGE)
+    host.needed = set()
+    HostUpkeep(host, host).note_contents()
+    assert host.asked == []
+
+
+def test_one_whose_storage_service_fails_keeps_no_other(host, clock, caplog, monkeypatch):
+    for image in (IMAGE, OTHER):
+        host.holds(image)
+    host.answers = {OTHER: {**offered(OTHER), 'image_hash': 'sha512:ab'}}
+    ask = host.ask
+
+    def fails(image_id, server_id):
+        if image_id == IMAGE:
+            raise messaging.RemoteError('OSError', 'disk')
+        return ask(image_id, server_id)
+
+    monkeypatch.setattr(host, 'ask', fails)
+    HostUpkeep(host, host).note_contents()
+    assert host.held[OTHER].remote.image_hash == 'sha512:ab' and IMAGE in caplog.text

@@ -15,10 +15,12 @@ def no_profile_boots(cloud):
     """Images are not booted when they are registered: as if they had been there before us."""
     cloud.layer(STORAGE_SERVICE, '50-cold', {'bootcache': {
         'profile_boots': False, 'profile_linger': 3, 'profile_silence': 20}})
-    cloud.restart(STORAGE_SERVICE)
+    with cloud.hosts_heard():
+        cloud.restart(STORAGE_SERVICE)
     yield
     cloud.layer(STORAGE_SERVICE, '50-cold', None)
-    cloud.restart(STORAGE_SERVICE)
+    with cloud.hosts_heard():
+        cloud.restart(STORAGE_SERVICE)
 
 
 def base_bytes(wire, begin, image):

@@ -71,10 +71,12 @@ def remote_and_impatient(cloud):
     """The storage service cannot read Glance's store, and ends silent boots soon."""
     cloud.layer(STORAGE_SERVICE, '50-test',
                 {'bootcache': {'glance_store_dirs': '', 'profile_silence': 8}})
-    cloud.restart(STORAGE_SERVICE)
+    with cloud.hosts_heard():
+        cloud.restart(STORAGE_SERVICE)
     yield
     cloud.layer(STORAGE_SERVICE, '50-test', None)
-    cloud.restart(STORAGE_SERVICE)
+    with cloud.hosts_heard():
+        cloud.restart(STORAGE_SERVICE)
 
 
 def test_a_downloaded_base_and_a_boot_that_silence_ends(tenant, small_image, cloud,
@@ -161,7 +163,8 @@ def test_the_service_killed_in_mid_recording_starts_again(tenant, small_image, c
     for victim in (pid, *map(int, children)):
         os.kill(victim, signal.SIGKILL)
     wait_until(lambda: cloud.services()[STORAGE_SERVICE] is None, 'the service is dead')
-    cloud.start(STORAGE_SERVICE)
+    with cloud.hosts_heard():
+        cloud.start(STORAGE_SERVICE)
     storage_log.wait(f'deleting server {before[0].id}, left over from a profile boot')
     found = tenant.wait_state(image, 'ready', 150)
     assert found['cache_image']['bytes'] > 0

@@ -111,12 +111,14 @@ def test_an_image_that_opted_out_is_warmed_as_stock_nova_does(tenant, small_imag
 def storage_with(cloud, **options):
     """The storage service runs with other options in between."""
     cloud.layer(STORAGE_SERVICE, '80-warming', {'bootcache': options})
-    cloud.restart(STORAGE_SERVICE)
+    with cloud.hosts_heard():
+        cloud.restart(STORAGE_SERVICE)
     try:
         yield
     finally:
         cloud.layer(STORAGE_SERVICE, '80-warming', None)
-        cloud.restart(STORAGE_SERVICE)
+        with cloud.hosts_heard():
+            cloud.restart(STORAGE_SERVICE)
 
 
 def test_hosts_are_warmed_when_an_image_is_registered(tenant, small_image, cloud):

@@ -189,7 +189,25 @@ class BootcacheCloud(Cloud):
         try:
             yield
         finally:
-            self.start(STORAGE_SERVICE)
+            with self.hosts_heard():
+                self.start(STORAGE_SERVICE)
+
+    @contextlib.contextmanager
+    def hosts_heard(self) -> Iterator[None]:
+        """The storage service is started in between, and has heard from each host afterwards.
+
+        Until then a host may take it to be silent, and have servers boot the stock way.
+        """
+        log = self.layout.log / "glance-bootcache.log"
+        begin = log.stat().st_size if log.exists() else 0
+        yield
+        hosts = [host.hostname for host in self.hosts if self.daemons.pid(host.compute)]
+
+        def heard() -> bool:
+            text = log.read_bytes()[begin:].decode(errors="replace")
+            return all(f"host {name} tells what it holds" in text for name in hosts)
+
+        self.daemons.wait(STORAGE_SERVICE, heard, "a host has not told what it holds")
 
 
 def _daemon_pid(file: Path) -> int | None:

@@ -250,6 +250,11 @@ def _decide(image: ImageFacts, manifest: Manifest | None, default_quota: int, ma
             or manifest.made.cache_image is None or manifest.has_older_base:
         # Not by itself: each change of a property would start the same failure again.
         return nothing
+    if manifest.reason and (manifest.wished.quota, manifest.wished.boot_marker) \
+            == (policy.quota, policy.boot_marker):
+        # The older cache image serves, as none could be made of these: telling so is a change of
+        # the image's properties itself.
+        return nothing
     if manifest.made.working_set is None \
             or manifest.made.working_set.boot_marker != policy.boot_marker:
         return record if profile_boots else nothing

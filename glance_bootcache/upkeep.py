@@ -73,6 +73,7 @@ class ServiceUpkeep:
         for what, step in (('what an earlier process left cannot be ended yet', self.recover),
                            ('the exporter does not serve', self.keep_serving),
                            ('bases cannot be served or given up', self.keep_needed),
+                           ('what hosts need cannot be written', self._needs.save),
                            ('images cannot be retired yet', self._manager.retiring.retry),
                            ('images that wait cannot be looked at', self.go_on),
                            ('images of another content cannot be looked at', self.older.retry),
@@ -130,7 +131,6 @@ class ServiceUpkeep:
         """Serve the bases that hosts need, and no more those that nobody has needed for a while.
 
         :raises StorageDaemonError: if the exporter does not answer.
-        :raises OSError: if what hosts need cannot be written.
         """
         for manifest in self._store.manifests():
             image_id = manifest.image_id
@@ -140,7 +140,6 @@ class ServiceUpkeep:
                 serving.serve(manifest, self._tiers.serve)
             elif self._manager.jobs.of(image_id) is None:
                 self._exporter.withdraw_idle(image_id, self._conf.export_idle)
-        self._needs.save()
 
     def go_on(self) -> None:
         """Take up images that wait: announced but not active yet, or left by an earlier process.

@@ -36,10 +36,12 @@ class _Told:
 
     :ivar seen: monotonic seconds; below 0 if that was before the machine came up.
     :ivar images: ids; None if it does not tell, as one of an earlier version.
+    :ivar is_cut: it tells of too many to remember; ``images`` is None.
     """
 
     seen: float
     images: frozenset[str] | None
+    is_cut: bool = False
 
 
 def parse(images: Any) -> frozenset[str] | None:
@@ -60,13 +62,14 @@ def parse(images: Any) -> frozenset[str] | None:
 
 def _ages(document: Any) -> dict[str, _Told]:
     """Read the file's document: for how many seconds each host was silent when it was written."""
-    told = {str(name): _Told(float(host['seen']), parse(host['images']))
+    told = {str(name): _Told(float(host['seen']), parse(host['images']), bool(host.get('cut')))
             for name, host in document['hosts'].items()}
     # A file of an earlier version does not say when it was written: when a host was heard of last.
     written = float(document.get('written', max((host.seen for host in told.values()), default=0)))
     if not all(map(math.isfinite, (written, *(host.seen for host in told.values())))):
         raise ValueError('a time that is none')
-    return {name: _Told(max(0.0, written - host.seen), host.images) for name, host in told.items()}
+    return {name: dataclasses.replace(host, seen=max(0.0, written - host.seen))
+            for name, host in told.items()}
 
 
 class ReportedNeeds:
@@ -90,7 +93,8 @@ class ReportedNeeds:
     def _load(self) -> dict[str, _Told]:
         try:
             ages = savefile.read_json(self._path, VERSION, _ages) or {}
-            return {name: _Told(self._saved - age.seen, age.images) for name, age in ages.items()}
+            return {name: dataclasses.replace(age, seen=self._saved - age.seen)
+                    for name, age in ages.items()}
         except ValueError as error:
             LOG.warning('%s cannot be used (%s): hosts tell what they need within a minute',
                         self._path, error)
@@ -111,21 +115,24 @@ class ReportedNeeds:
                 images = known.images
             if known is None and len(self._hosts) >= _MOST_HOSTS:
                 del self._hosts[min(self._hosts, key=lambda host: self._hosts[host].seen)]
+            if report is None and known is not None:
+                self._hosts[name] = dataclasses.replace(known, seen=now)
+                return
             self._hosts[name] = _Told(now, images)
-            self._changed |= known is None or known.images != images
             if known is None or known.images != images:
+                self._changed = True
                 self._bound()
 
     def _bound(self) -> None:
-        """Of the hosts that name the most remember that they may need any; under the lock."""
+        """Of the hosts that name the most remember that they need any; under the lock."""
         named = sum(len(host.images or ()) for host in self._hosts.values())
         while named > _MOST_NAMED:
             most = max(self._hosts, key=lambda name: len(self._hosts[name].images or ()))
             LOG.warning('host %s says that its servers need %d images, and all hosts name more than'
-                        ' %d: it counts as one that may need any', most,
+                        ' %d: it counts as one that needs any', most,
                         len(self._hosts[most].images or ()), _MOST_NAMED)
             named -= len(self._hosts[most].images or ())
-            self._hosts[most] = _Told(self._hosts[most].seen, None)
+            self._hosts[most] = _Told(self._hosts[most].seen, None, is_cut=True)
 
     def needed(self, image_id: str) -> bool:
         """Tell whether a host needs an image's base, or may do so."""
@@ -143,11 +150,12 @@ class ReportedNeeds:
         return bool(self.hosts(image_id))
 
     def hosts(self, image_id: str) -> list[str]:
-        """Return the hosts that say so, by name."""
+        """Return the hosts that say so, by name; with them those that name too many to remember."""
         oldest = self._clock() - _FORGET_SECONDS
         with self._lock:
             return sorted(name for name, host in self._hosts.items()
-                          if image_id in (host.images or ()) and host.seen >= oldest)
+                          if (host.is_cut or image_id in (host.images or ()))
+                          and host.seen >= oldest)
 
     def save(self) -> None:
         """Write the file if something changed.
@@ -162,7 +170,8 @@ class ReportedNeeds:
                            if host.seen >= now - _FORGET_SECONDS}
             document = {'version': VERSION, 'written': wall, 'hosts': {
                 name: {'seen': wall - (now - host.seen),
-                       'images': None if host.images is None else sorted(host.images)}
+                       'images': None if host.images is None else sorted(host.images),
+                       **({'cut': True} if host.is_cut else {})}
                 for name, host in self._hosts.items()}}
             self._changed, self._saved = False, now
         try:

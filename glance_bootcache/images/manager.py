@@ -216,10 +216,16 @@ class Manager:
             if job is not None and work is None:
                 # Its turn has just come.
                 return False
-            self._store.put(current.making(working_set=info))
+            owner = current.wished.owner
+            try:
+                self._store.put(current.making(working_set=info))
+            except BaseException:
+                if job is not None and work is not None:
+                    self.jobs.record(job, owner, work)
+                raise
             if job is not None and work is not None:
                 job.is_learned = True
-                self.jobs.build(job, current.wished.owner, work)
+                self.jobs.build(job, owner, work)
         return True
 
     def takes_report(self, manifest: Manifest) -> bool:

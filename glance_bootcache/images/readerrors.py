@@ -212,11 +212,6 @@ class ReadErrors:
 
     def _give_up(self, manifest: Manifest, reason: str) -> None:
         image_id = manifest.image_id
-        job = self._jobs.of(image_id)
-        if job is not None:
-            # Whatever it makes, it makes of this base.
-            job.cancel()
-
         reason = (f'{reason}; look at the storage node\'s disk, then "bootcache image build'
                   f' {image_id}" tries again')
 
@@ -229,7 +224,10 @@ class ReadErrors:
             return current.making(base_path='', cache_image=None).standing_at(
                 Standing.FAILED, reason)
 
-        changed = self._store.change(image_id, fail)
+        with self._store.lock:
+            # Whatever a job makes, it makes of this base.
+            self._jobs.cancel(image_id)
+            changed = self._store.change(image_id, fail)
         if changed is not None and changed.standing is Standing.SKIPPED:
             LOG.error('image %s: its base is not served until this service starts again: %s',
                       image_id, reason)

@@ -61,12 +61,23 @@ class States:
     def guarded(self, job: BuildJob, work: Callable[[], bool]) -> None:
         """Do a part of a job: whatever happens, the image's state tells of it.
 
+        Where even that cannot be written, the image is in hand no more, and can be taken up again.
+
         :param work: says whether the job is done with it.
         """
         done = True
         try:
+            done = self._told(job, work)
+        except Exception:
+            LOG.exception('image %s: what became of it cannot be written', job.image_id)
+        finally:
+            if done:
+                self._jobs.end(job)
+
+    def _told(self, job: BuildJob, work: Callable[[], bool]) -> bool:
+        try:
             job.check_cancelled()
-            done = work()
+            return work()
         except exception.Cancelled as error:
             LOG.info('image %s: given up: %s', job.image_id, error)
         except exception.ImageRefused as error:
@@ -77,8 +88,7 @@ class States:
             if not job.cancelled.is_set() and not self._jobs.is_stopping:
                 LOG.exception('image %s: unexpected error', job.image_id)
                 self._fail(job, Standing.FAILED, f'unexpected error: {error}')
-        if done:
-            self._jobs.end(job)
+        return True
 
     def _fail(self, job: BuildJob, standing: Standing, reason: str) -> None:
         with contextlib.suppress(exception.Cancelled):

@@ -45,7 +45,23 @@ NOTHING = ImageDecision(ImageAction.NOTHING, policy=POLICY)
 HELD = ImageDecision(ImageAction.NOTHING)
 SERVE = ImageDecision(ImageAction.SERVE, policy=POLICY)
 
+# None could be made of 64 MiB.
+TRIED = READY.standing_at(Standing.DONE, 'the older cache image serves, as there is no room') \
+    .wishing(quota=64 * MIB, boot_marker='login:')
+
 TABLE = {
+    'the quota was tried in vain': (
+        image({'bootcache_quota': '64MiB'}), TRIED, ImageDecision(
+            ImageAction.NOTHING, policy=Policy('auto', 64 * MIB, 'login:'))),
+    'another quota is tried after that': (
+        image({'bootcache_quota': '96MiB'}), TRIED, ImageDecision(
+            ImageAction.REBUILD, policy=Policy('auto', 96 * MIB, 'login:'))),
+    'the marker was tried in vain': (
+        image({'bootcache_boot_marker': 'up'}), TRIED.wishing(quota=512 * MIB, boot_marker='up'),
+        ImageDecision(ImageAction.NOTHING, policy=Policy('auto', 512 * MIB, 'up'))),
+    'another marker is tried after that': (
+        image({'bootcache_boot_marker': 'on'}), TRIED.wishing(quota=512 * MIB, boot_marker='up'),
+        ImageDecision(ImageAction.RECORD, policy=Policy('auto', 512 * MIB, 'on'))),
     'new image': (IMAGE, None, RECORD),
     'raw image': (image(disk_format='raw'), None, RECORD),
     'ready': (IMAGE, READY, NOTHING),

@@ -5,6 +5,7 @@ import json
 import pytest
 from fakes_clock import Clock
 
+from bootcache import exception
 from bootcache.manifest import Made, Manifest, Standing
 from glance_bootcache.hosts import reportedneeds
 from glance_bootcache.hosts.reportedneeds import ReportedNeeds
@@ -169,7 +170,7 @@ def test_a_host_that_lies_cannot_fill_the_memory(path, clock, monkeypatch):
 
 
 def test_hosts_that_lie_cannot_fill_it_with_names_either(path, clock, monkeypatch):
-    """Whoever names the most may need anything from then on; what others name counts."""
+    """Whoever names the most needs anything from then on; what others name counts as well."""
     monkeypatch.setattr(reportedneeds, '_MOST_NAMED', 25)
     known = ReportedNeeds(path, clock, clock)
     known.note('honest', report(IMAGE))
@@ -178,6 +179,12 @@ def test_hosts_that_lie_cannot_fill_it_with_names_either(path, clock, monkeypatc
             f'{number:04x}{image:04x}-1f2b-4c3d-8e9f-0a1b2c3d4e5f' for image in range(20))))
     assert sum(len(host.images or ()) for host in known._hosts.values()) <= 25
     assert known.named(IMAGE) and known.needed(OTHER)
+    # Whose list was too long may be honest: no base goes that it has named.
+    kept = known.hosts(OTHER)
+    assert kept and all(name.startswith('host-') for name in kept)
+    known.note(kept[0], None)
+    known.save()
+    assert ReportedNeeds(path, clock, clock).hosts(OTHER) == kept
 
 
 # Upkeep.
@@ -192,6 +199,7 @@ def test_upkeep_serves_what_hosts_need_and_gives_up_what_is_idle(house):
     house.endpoints.report_holdings({}, 'one', report(IMAGE))
     house.upkeep.keep_needed()
     assert set(house.exporter.serving) == {IMAGE} and house.exporter.idle == [OTHER]
+    house.needs.save()
     house.restart()
     house.exporter.serving.clear()
     house.upkeep.keep_needed()
@@ -199,6 +207,18 @@ def test_upkeep_serves_what_hosts_need_and_gives_up_what_is_idle(house):
     house.endpoints.report_holdings({}, 'one', report())
     house.upkeep.keep_needed()
     assert house.exporter.serving == {}
+
+
+def test_what_hosts_need_is_written_also_while_the_exporter_does_not_answer(house, monkeypatch):
+    def away(image_id, idle):
+        raise exception.StorageDaemonError('exporter: no answer')
+
+    base(house, OTHER)
+    monkeypatch.setattr(house.exporter, 'withdraw_idle', away)
+    house.endpoints.report_holdings({}, 'one', report(IMAGE))
+    house.upkeep.once()
+    house.restart()
+    assert house.needs.hosts(IMAGE) == ['one']
 
 
 def test_an_image_that_is_worked_on_is_not_idle(house):

@@ -202,6 +202,9 @@ class Manifest:
     def state(self) -> ImageState:
         """Its state while no job is in hand for it."""
         if self.standing is Standing.DONE:
+            if self.has_older_base:
+                # Servers go the stock way, until the content that was taken up is here.
+                return ImageState.FAILED
             return ImageState.READY if self.made.cache_image is not None else ImageState.SERVED
         return _STATES[self.standing]
 

@@ -1,5 +1,6 @@
 """The work on one image: get its base, record its boot, build its cache image."""
 
+import contextlib
 import dataclasses
 import os
 import time
@@ -81,26 +82,34 @@ class ImageWork:
             inspected = inspection.inspect(
                 path, image.disk_format, properties.parse_size(self._conf.max_virtual_size))
             inspection.read_through(path, inspected, image.stored_bytes, job.check_cancelled)
-            if self._has_older(manifest, image) and (
-                    self._retiring.is_needed(image.image_id)
-                    or not self._exporter.retire(image.image_id, with_base=True)):
+            if self._has_older(manifest, image) and self._retiring.is_needed(image.image_id):
                 raise exception.BuildFailed(_OLDER)
-        except exception.BootcacheError:
-            # No manifest names it; one that could not be linked is Glance's own.
-            if os.path.dirname(path) == self._store.directory(image.image_id):
-                os.unlink(path)
-            raise
-        made = dataclasses.replace(
-            manifest.made, image_format=inspected.image_format, stored_bytes=image.stored_bytes,
-            virtual_bytes=inspected.virtual_bytes, base_path=path, base_hash=image.image_hash)
-        if manifest.made.base_hash != image.image_hash:
-            # What was made of the content before is of no use.
             made = dataclasses.replace(
-                made, working_set=None, cache_image=None,
-                base_export=naming.content_export_name(image.image_id, image.image_hash))
-        manifest = self._states.note(job, made)
+                manifest.made, image_format=inspected.image_format,
+                stored_bytes=image.stored_bytes, virtual_bytes=inspected.virtual_bytes,
+                base_path=path, base_hash=image.image_hash)
+            if manifest.made.base_hash != image.image_hash:
+                # Also of a base that was given up: its exports may be served still.
+                if not self._exporter.retire(image.image_id, with_base=True):
+                    raise exception.BuildFailed(_OLDER)
+                # What was made of the content before is of no use.
+                made = dataclasses.replace(
+                    made, working_set=None, cache_image=None,
+                    base_export=naming.content_export_name(image.image_id, image.image_hash))
+            manifest = self._states.note(job, made)
+        except BaseException:
+            self._drop(image.image_id, path)
+            raise
         self._tiers.serve(manifest)
         return manifest
+
+    def _drop(self, image_id: str, path: str) -> None:
+        """Remove a file that was got in vain, unless a manifest names it, or it is Glance's own."""
+        manifest = self._store.load(image_id)
+        if os.path.dirname(path) == self._store.directory(image_id) \
+                and (manifest is None or manifest.made.base_path != path):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
 
     @staticmethod
     def _has_older(manifest: Manifest, image: ImageFacts) -> bool:
@@ -141,7 +150,8 @@ class ImageWork:
         """
         manifest = self._store.load(job.image_id)
         working_set = manifest and self._store.load_working_set(manifest)
-        if manifest is not None and working_set and manifest.made.base_path:
+        if manifest is not None and working_set and manifest.made.base_path \
+                and not manifest.has_older_base:
             self._build(manifest, working_set, job)
         return True
 

@@ -24,8 +24,12 @@ _LONGEST_PAUSE = 3600
 
 
 def is_waiting(manifest: Manifest) -> bool:
-    """Tell whether an image waits for the end of those that need its older content. Pure."""
-    return OLDER_READ in manifest.reason \
+    """Tell whether an image waits for the end of those that need its older content. Pure.
+
+    Its last try may have failed for another reason, as Glance was away. And one whose older base
+    was given up, while a host is connected to it, has none.
+    """
+    return (manifest.has_older_base or OLDER_READ in manifest.reason) \
         and manifest.standing in (Standing.FAILED, Standing.DONE)
 
 

@@ -194,7 +194,8 @@ class ReportedBoots:
         """
         manifest = self._store.load(image_id)
         if manifest is None or not manifest.made.base_path \
-                or manifest.made.base_hash != image_hash or manifest.standing is Standing.SKIPPED:
+                or manifest.made.base_hash != image_hash or manifest.has_older_base \
+                or manifest.standing is Standing.SKIPPED:
             LOG.info('image %s: a report of another content, or of none, is ignored', image_id)
             return
         expected = self._expected.take(image_id, str(host))

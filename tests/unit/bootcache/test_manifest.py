@@ -60,6 +60,11 @@ def test_an_older_base(image_hash, base_hash, base_path, older):
     assert manifest.has_older_base == older
 
 
+def test_an_image_with_an_older_base_is_not_ready():
+    """No server gets its cache image."""
+    assert dataclasses.replace(FULL, image_hash='sha512:11').state is ImageState.FAILED
+
+
 # Version 1: one part, and the state in it.
 
 FIRST = {'version': 1, 'image_id': IMAGE, 'state': 'ready', 'reason': '', 'image_hash': 'sha512:00',
@@ -81,6 +86,21 @@ def test_one_of_the_last_release_of_version_1_is_read():
     assert found.wished == Wished(True, True, 7, 'up', False, 9, 'public', True, 'x', 'y')
     assert (found.made.base_hash, found.made.base_export) == ('sha512:11', 'base-x')
     assert found.has_older_base
+
+
+@pytest.mark.parametrize(('change', 'base_hash'), [
+    ({'state': 'ready', 'reason': 'the older cache image serves, as Glance was away'}, ''),
+    ({'state': 'failed', 'reason': 'compute hosts still read the image\'s older content'}, ''),
+    ({'state': 'failed', 'reason': 'Glance was away'}, ''), ({'state': 'pending'}, ''),
+    ({'state': 'recording'}, 'sha512:00'), ({'state': 'served'}, 'sha512:00'),
+    ({'state': 'failed', 'reason': 'it cannot be read', 'base_path': ''}, 'sha512:00'),
+    ({'state': 'failed', 'base_path': '',
+      'reason': 'compute hosts still read the image\'s older content'}, '')])
+def test_a_base_of_version_1_is_not_taken_for_content_that_may_not_be_here(change, base_hash):
+    """Version 1 noted the new content's hash also where the older file stayed."""
+    found = Manifest.from_json({**FIRST, **change})
+    assert found.made.base_hash == base_hash
+    assert found.has_older_base == (not base_hash and bool(found.made.base_path))
 
 
 @pytest.mark.parametrize(('state', 'standing'), [

@@ -7,7 +7,8 @@ import threading
 import pytest
 from fakes_manager import until
 
-from bootcache import naming
+from bootcache import exception, naming
+from bootcache.manifest import Standing
 from glance_bootcache.images.oldercontent import OlderContent
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -208,3 +209,73 @@ def test_without_profile_boots_the_next_server_is_recorded(waiting):
     waiting.needs.note('one', {'needs': []})
     look(waiting)
     assert look(waiting).state == 'served' and len(waiting.boots.jobs) == 1
+
+
+@pytest.mark.parametrize('how', ['another reason', 'done'])
+def test_it_goes_on_waiting_whatever_its_last_reason_was(waiting, how):
+    """Glance was away at one try; an earlier version had noted that the image was done."""
+    waiting.store.change(IMAGE, lambda manifest: manifest.standing_at(
+        *((Standing.FAILED, 'Glance was away') if how != 'done' else (Standing.DONE,))))
+    assert waiting.state(IMAGE) == 'failed'
+    waiting.needs.note('one', {'needs': []})
+    look(waiting)
+    manifest = look(waiting)
+    assert manifest.state == 'ready' and manifest.made.base_hash != waiting.first.made.base_hash
+
+
+def test_a_late_report_of_the_older_content_does_not_end_the_wait(waiting):
+    """It was asked for before the content changed."""
+    before = waiting.store.load(IMAGE)
+    waiting.hosts._expected.expect(IMAGE, 'one', 'server', 1000)
+    waiting.hosts.report_boot(IMAGE, waiting.first.made.base_hash, 'one', 65536, [[131072, 65536]],
+                              'marker', 1.0)
+    waiting.manager.rebuild(IMAGE)
+    waiting.settle()
+    assert waiting.store.load(IMAGE) == before and len(waiting.qemu.builds) == 1
+
+
+def test_exports_of_a_base_that_was_given_up_are_not_served_as_the_new_content(house):
+    """A read error had it given up; a host is connected to its stored file."""
+    one = ready(house, b'1' * 4096)
+    house.store.put(one.making(base_path='', cache_image=None).standing_at(
+        Standing.FAILED, 'it cannot be read'))
+    house.exporter.readers.add(IMAGE)
+    house.images.put(IMAGE, b'2' * 4096)
+    house.manager.consider(IMAGE)
+    house.settle()
+    assert house.state(IMAGE) == 'failed' and 'older content' in house.store.load(IMAGE).reason
+    assert house.hosts.serve_stored(IMAGE) is None
+    house.exporter.readers.clear()
+    house.older = OlderContent(house.store, house.manager, house.seconds)
+    look(house)
+    assert look(house).state == 'ready'
+
+
+@pytest.mark.parametrize('error', [OSError('no space'), exception.Cancelled('the image changed')])
+def test_a_base_that_cannot_be_noted_is_removed(house, monkeypatch, error):
+    """A full disk is not filled further."""
+    def note(job, made, phase=None):
+        raise error
+
+    monkeypatch.setattr(house.manager._states, 'note', note)
+    house.images.put(IMAGE)
+    house.manager.consider(IMAGE)
+    house.settle()
+    assert [name for name in os.listdir(house.store.directory(IMAGE)) if 'base' in name] == []
+
+
+def test_a_base_that_was_noted_stays(house, monkeypatch):
+    """Glance cannot be told; the manifest names the file."""
+    shown = []
+
+    def show(image_id):
+        shown.append(house.store.load(image_id).made.base_path)
+        if len(shown) == 1:
+            raise RuntimeError('Glance answers nonsense')
+
+    monkeypatch.setattr(house.manager._states._shown, 'show', show)
+    house.images.put(IMAGE)
+    house.manager.consider(IMAGE)
+    house.settle()
+    assert shown[0] and house.state(IMAGE) == 'failed'
+    assert os.path.exists(house.store.load(IMAGE).made.base_path)

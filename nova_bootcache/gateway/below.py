@@ -53,7 +53,7 @@ class Below:
 
         :param virtual_bytes: size of the base.
         :param limit: bytes that it may have; the tier has that room.
-        :raises BootcacheError: if qemu-img or the gateway refuses.
+        :raises BootcacheError: if qemu-img or the gateway refuses, or nobody can watch it.
         :raises OSError: if the tier cannot be written.
         """
         with self._needs.deciding.of(image_id):
@@ -61,7 +61,13 @@ class Below:
                                  self._files.store_path(image_id, medium), limit)
             self._gateway.change(image_id, store=Store.GOES)
             store.open()
-            self.stores.add(store)
+            try:
+                self.stores.add(store)
+            except RuntimeError as error:
+                # Nobody would keep its limit.
+                store.close()
+                raise exception.BootcacheError(
+                    f'the growing store of {image_id} cannot be watched: {error}') from error
             return store
 
     def room_of_stores(self, medium: Medium) -> dict[str, int]:

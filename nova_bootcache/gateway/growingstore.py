@@ -282,13 +282,16 @@ class StoreKeeper:
         self._wanted = threading.Event()
 
     def add(self, store: GrowingStore) -> None:
-        """Begin to watch a store; the thread that looks is started with the first one."""
+        """Begin to watch a store; the thread that looks is started with the first one.
+
+        :raises RuntimeError: if no thread can be started; the store is not watched.
+        """
         with self._lock:
+            if self._thread is None or not self._thread.is_alive():
+                thread = threading.Thread(target=self._watch, name='bootcache-stores', daemon=True)
+                thread.start()
+                self._thread = thread
             self._stores[store.image_id] = store
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._watch, name='bootcache-stores',
-                                                daemon=True)
-                self._thread.start()
         self._wanted.set()
 
     def get(self, image_id: str) -> GrowingStore | None:
@@ -329,11 +332,19 @@ class StoreKeeper:
                     LOG.warning('image %s: its growing store is lost: %s', store.image_id, error)
                     self.remove(store.image_id)
                     store.grows = False
-                    if self._failed is not None:
-                        self._failed(store, error)
+                    self._tell(store, error)
             if growing:
                 self._stopped.wait(_LOOK_SECONDS)
             else:
                 self._wanted.clear()
                 # A store that does not grow may still be asked for how long it has been idle.
                 self._wanted.wait(1.0)
+
+    def _tell(self, store: GrowingStore, error: Exception) -> None:
+        if self._failed is not None:
+            try:
+                self._failed(store, error)
+            except Exception:
+                # Others are watched all the same.
+                LOG.exception('image %s: its growing store is lost, and is not cleared up',
+                              store.image_id)

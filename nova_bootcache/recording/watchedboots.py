@@ -47,6 +47,7 @@ class WatchedBoots:
         :param hostname: this host's, for the storage service.
         :param store: below the server's chain.
         :param console: gives the end of the server's console.
+        :raises RuntimeError: if no thread can be started; the boot is not watched.
         """
         assert offered.watch is not None
 
@@ -59,15 +60,22 @@ class WatchedBoots:
         with self._lock:
             self._watches[server_id] = watch
         self._needs.begin_boot(remote.image_id)
-        watch.start()
+        try:
+            watch.start()
+        except BaseException:
+            self._forget(watch)
+            raise
 
     def _ended(self, watch: BootWatch) -> None:
+        self._forget(watch)
+        self._over()
+
+    def _forget(self, watch: BootWatch) -> None:
         with self._lock:
             # The server's next boot may be watched by now.
             if self._watches.get(watch.server_id) is watch:
                 del self._watches[watch.server_id]
         self._needs.end_boot(watch.store.image_id)
-        self._over()
 
     def discard(self, server_id: str) -> None:
         """Report nothing of a server's boot: it would take the reads of another one."""

@@ -75,6 +75,7 @@ class Arrivals:
                 '', dataclasses.replace(remote, export=offered.cache_export))
             self._below.begin_arrival(remote.image_id, info.bytes,
                                       self._files.coming_path(remote.image_id, medium), source)
+            self._start(offered, medium, remote.image_id)
             has_begun = True
         except (exception.BootcacheError, OSError) as error:
             LOG.warning('image %s: its cache image is fetched before a server boots: %s',
@@ -83,9 +84,15 @@ class Arrivals:
         finally:
             if not has_begun:
                 self._needs.end_arrival(remote.image_id)
-        threading.Thread(target=self._run, args=(offered, medium), daemon=True,
-                         name='bootcache-arrival').start()
         return True
+
+    def _start(self, offered: Offered, medium: Medium, image_id: str) -> None:
+        try:
+            threading.Thread(target=self._run, args=(offered, medium), daemon=True,
+                             name='bootcache-arrival').start()
+        except RuntimeError as error:
+            self._clear_up(image_id, medium)
+            raise exception.BootcacheError(f'nothing can bring it: {error}') from error
 
     def _run(self, offered: Offered, medium: Medium) -> None:
         remote = offered.remote

@@ -3,6 +3,7 @@
 Stores are stand-ins; tests/functional/test_growingstore.py has real ones.
 """
 
+import errno
 import queue
 import threading
 import types
@@ -10,7 +11,10 @@ import types
 import pytest
 
 from bootcache import exception
+from bootcache.tier import Medium
+from nova_bootcache.gateway.below import Below
 from nova_bootcache.gateway.growingstore import GrowingStore, StoreKeeper
+from nova_bootcache.gateway.hostneeds import HostNeeds
 
 
 class Store:
@@ -57,6 +61,53 @@ def test_a_store_whose_gateway_is_gone_is_lost(keeper, lost):
     keeper.add(store)
     assert lost.get(timeout=30) is store
     assert keeper.stores() == [] and not store.grows and store.looks == 1
+
+
+def test_a_store_that_cannot_be_cleared_up_keeps_no_other_from_being_watched(lost):
+    """Its file is on a medium that cannot be written any more, say."""
+    def failed(store, error):
+        lost.put(store)
+        raise OSError(errno.EROFS, 'read-only')
+
+    keeper = StoreKeeper(failed)
+    keeper.add(Store(exception.StorageDaemonError('gone')))
+    assert lost.get(timeout=30)
+    # Also in the look that comes after that.
+    for name in ('second', 'third'):
+        other = Store(exception.StorageDaemonBusy('later'))
+        other.image_id = name
+        keeper.add(other)
+        assert other.enough.wait(30)
+    keeper.stop()
+
+
+def refuse(thread):
+    raise RuntimeError('can\'t start new thread')
+
+
+def test_a_thread_that_could_not_be_started_is_started_with_the_next_store(keeper, monkeypatch):
+    store = Store(exception.StorageDaemonBusy('later'))
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, 'start', refuse)
+        with pytest.raises(RuntimeError):
+            keeper.add(store)
+    assert keeper.stores() == [], 'nobody looks at it'
+    keeper.add(store)
+    assert store.enough.wait(30)
+
+
+def test_a_store_that_nobody_can_watch_is_closed_again(monkeypatch, tmp_path):
+    """It would grow without a limit."""
+    done = []
+    for name in ('open', 'close'):
+        monkeypatch.setattr(GrowingStore, name, lambda store, name=name: done.append(name))
+    monkeypatch.setattr(threading.Thread, 'start', refuse)
+    files = types.SimpleNamespace(store_path=lambda image_id, medium: str(tmp_path / 'store'))
+    gateway = types.SimpleNamespace(daemon=None, change=lambda *args, **wishes: None)
+    below = Below(gateway, files, HostNeeds())
+    with pytest.raises(exception.BootcacheError, match='cannot be watched'):
+        below.open_store('image', 1 << 30, Medium.DISK, 1 << 30)
+    assert done == ['open', 'close'] and below.stores.get('image') is None
 
 
 def test_a_store_that_is_being_changed_is_looked_at_later(tmp_path):

@@ -10,7 +10,8 @@ above, with what each makes one step, and for how long it is held at most:
 
 ``PLACING``, one an image
     bringing its cache image, or changing its entry; as long as a fetch may take, 30 s and a second
-    for each 128 KiB. Only servers of this image wait for it, as they would for the fetch.
+    for each 128 KiB. Only servers of this image wait for it, as they would for the fetch; upkeep
+    does not.
 
 ``ARRIVAL``, one an image
     beginning to have its cache image arrive, and clearing up what one left: 10 s for a job that

@@ -140,6 +140,7 @@ class HostUpkeep:
         for entry in self._host.cache.entries():
             image_id = entry.remote.image_id
             if entry.cache_image is not None or self._host.needs.is_booting(image_id) \
+                    or self._host.arrivals.has(image_id) \
                     or not os.path.exists(self._host.cache.path(image_id)):
                 self._patience.pop(f'empty:{image_id}', None)
             elif self._is_time(f'empty:{image_id}'):
@@ -162,7 +163,12 @@ class HostUpkeep:
         elif offered.storage.offer is Offer.CACHE and offered.remote is not None \
                 and offered.cache_image is not None:
             medium = self._host.room.room_for(image_id, offered.cache_image.bytes)
-            if medium is not None:
+            if medium is None:
+                return
+            # Where somebody brings it just now, the rest of upkeep does not wait for that.
+            with self._host.cache.placing_if_free(image_id) as is_alone:
+                if not is_alone:
+                    return
                 self._host.fetches.fetch_offered(offered, medium)
                 LOG.info('image %s: a whole cache image takes the empty one\'s place', image_id)
 

@@ -19,6 +19,7 @@ from nova_bootcache.chains import waiting
 from nova_bootcache.chains.chainstores import ChainStores
 from nova_bootcache.chains.parts import Parts
 from nova_bootcache.chains.serving import Serving
+from nova_bootcache.gateway.growingstore import GrowingStore
 from nova_bootcache.storagenode import Remote
 
 LOG = logging.getLogger(__name__)
@@ -203,8 +204,15 @@ class Chains:
                     self._cache.touch(image_id)
                     self._create(disk.path, disk.size, self._cache.path(image_id), 'qcow2')
                 elif step is PlanStep.WATCH and store is not None and not store.spoilt:
-                    self._parts.boots.watch(disk.server_id, self._parts.storage.hostname, store,
-                                            remote, offered, disk.console)
+                    self._watch(disk, store, remote, offered)
+
+    def _watch(self, disk: '_Disk', store: GrowingStore, remote: Remote, offered: Offered) -> None:
+        try:
+            self._parts.boots.watch(disk.server_id, self._parts.storage.hostname, store, remote,
+                                    offered, disk.console)
+        except Exception:
+            # The disk is made, and its boot does not depend on it.
+            LOG.exception('bootcache: the boot of server %s is not watched', disk.server_id)
 
     def _use_local(self, image_id: str, offered: Offered) -> None:
         """Note where the base is now of a cache image that is here."""

@@ -1,5 +1,6 @@
 """A compute host that is looked after."""
 
+import contextlib
 import dataclasses
 import os
 
@@ -42,6 +43,7 @@ class Host:
         self.nodes_away = set()
         self.limits, self.socket_path = {Medium.DISK: LIMITS}, '/run/bootcache/gateway.sock'
         self.in_use, self.waited = set(), []
+        self.arriving, self.placing = set(), set()
 
     def holds(self, image, whole=True, used=1000.0, node='10.0.0.1'):
         """Put a cache image, or an empty one, into the cache."""
@@ -112,6 +114,10 @@ class Host:
     def gone(self, unused_seconds):
         return []
 
+    @contextlib.contextmanager
+    def placing_if_free(self, image_id):
+        yield image_id not in self.placing
+
     def room_for(self, image_id, size):
         assert size == INFO.bytes
         return self.free
@@ -131,6 +137,9 @@ class Host:
         return True
 
     # Boots, and the storage service.
+
+    def has(self, image_id):
+        return image_id in self.arriving
 
     def is_booting(self, image_id):
         return image_id in self.booting

@@ -6,6 +6,7 @@ one. A disk is opened here as QEMU opens it: with its image lock."""
 import contextlib
 import os
 import threading
+import types
 
 import pytest
 from fakes_letting_go import IMAGE, MIB, OTHER, SERVER, evict, fill, make_disk, opened, place
@@ -14,6 +15,8 @@ from fakes_letting_go import host as host  # the fixture
 
 from bootcache import qemuimg, tier
 from bootcache.tier import Medium
+from nova_bootcache.asking import placement
+from nova_bootcache.asking.placement import PlanStep
 from nova_bootcache.gateway import hostneeds
 
 
@@ -198,3 +201,20 @@ def test_the_cache_asks_for_chains_in_the_making(host, tmp_path):
     make_disk(host, tmp_path / 'disk')
     assert busy + [item.busy for item in host.room._items(Medium.DISK)] == [False, True]
     assert not tier.is_open(host.cache.path(IMAGE))
+
+
+def test_a_boot_that_cannot_be_watched_is_a_boot(host, decides, tmp_path, monkeypatch, caplog):
+    """Its disk is there by then: the stock way would find a disk that nobody has noted."""
+    def refuse(*_arguments):
+        raise RuntimeError('can\'t start new thread')
+
+    place(host)
+    monkeypatch.setattr(placement, 'plan', lambda *_arguments: (
+        PlanStep.SERVE_BASE, PlanStep.GROW, PlanStep.CHAIN, PlanStep.WATCH))
+    monkeypatch.setattr(host.chains._stores, 'get',
+                        lambda *_arguments: types.SimpleNamespace(spoilt=False))
+    monkeypatch.setattr(host.boots, 'watch', refuse)
+    disk = tmp_path / 'disk'
+    assert host.chains.make_overlay(SERVER, 'server-1', None, str(disk), None, False)
+    assert disk.exists() and host.needs.is_in_making(IMAGE)
+    assert 'server-1 is not watched' in caplog.text

@@ -183,3 +183,26 @@ def test_after_a_boot_the_service_is_asked_at_once(host, clock):
     host.asked.clear()
     keeper.replace_empty()
     assert host.asked == [IMAGE]
+
+
+def test_one_that_arrives_is_not_waited_for(host, clock):
+    """That takes minutes, and all else waits with it."""
+    host.holds(IMAGE, whole=False)
+    host.answers, host.arriving = {IMAGE: offered()}, {IMAGE}
+    keeper = HostUpkeep(host, host)
+    keeper.replace_empty()
+    assert host.asked == [] and host.fetched == []
+    host.arriving.clear()
+    keeper.replace_empty()
+    assert [fetch[0] for fetch in host.fetched] == [IMAGE]
+
+
+def test_nor_is_one_that_somebody_brings(host, clock):
+    host.holds(IMAGE, whole=False)
+    host.answers, host.placing = {IMAGE: offered()}, {IMAGE}
+    keeper = HostUpkeep(host, host)
+    keeper.replace_empty()
+    assert host.asked == [IMAGE] and host.fetched == []
+    host.placing.clear()
+    list(looks(clock, keeper.replace_empty, 2))
+    assert [fetch[0] for fetch in host.fetched] == [IMAGE]

@@ -188,6 +188,8 @@ class Manifest:
     :ivar wished: what people wish.
     :ivar made: what jobs made.
     :ivar updated_at: ISO 8601, UTC.
+    :ivar taken_up_at: when the content of ``image_hash`` was taken up, in seconds since the epoch,
+        or later; 0 while not known. Servers that were created since do not stand on an older one.
     """
 
     image_id: str
@@ -197,6 +199,7 @@ class Manifest:
     wished: Wished = Wished()
     made: Made = Made()
     updated_at: str = ''
+    taken_up_at: float = 0.0
 
     @property
     def state(self) -> ImageState:

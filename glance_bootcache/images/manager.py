@@ -146,8 +146,10 @@ class Manager:
             # For AWAIT the reason why nothing is begun.
             pending = fresh.standing_at(fresh.standing, decision.reason).wishing(held=False)
             if decision.action is not ImageAction.REBUILD:
+                known_since = 0.0 if fresh.image_hash != image.image_hash else fresh.taken_up_at
                 pending = dataclasses.replace(
-                    pending, standing=Standing.WANTED, image_hash=image.image_hash).wishing(
+                    pending, standing=Standing.WANTED, image_hash=image.image_hash,
+                    taken_up_at=known_since or time.time()).wishing(
                     warm_due=fresh.wished.warm_due or decisions.has_new_content(image, fresh))
             self._note_policy(pending, decision.policy, always=pending != known)
             if decision.action is not ImageAction.AWAIT:
@@ -345,6 +347,9 @@ class Manager:
     def _guarded(self, job: BuildJob, work: Callable[[], bool]) -> None:
         """Do a part of a job; see ``States.guarded``."""
         self._states.guarded(job, work)
+        manifest = self._store.load(job.image_id)
+        if manifest is not None and manifest.standing is Standing.SKIPPED:
+            self.retiring.later(job.image_id)
         if job.cancelled.is_set() and self.jobs.of(job.image_id) is not job:
             # It may have been opted in again while this job was on its way out.
             with contextlib.suppress(Exception):

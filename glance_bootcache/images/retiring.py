@@ -19,6 +19,8 @@ LOG = logging.getLogger(__name__)
 # Of a round. Where Nova hangs it takes a minute to find that out, and others wait for this thread.
 ROUND_SECONDS = 30
 _MOST_SHOWN = 20
+# By so much Nova's clock may be ahead.
+_CLOCKS_SECONDS = 60
 # What keeps a base.
 NAMED = 'hosts, of servers there'
 SERVERS = 'servers ("openstack server list --all-projects --image {}" shows them)'
@@ -109,11 +111,18 @@ class Retiring:
 
         Nova does not list all servers to everybody: of one that was deleted and can be restored
         the host alone tells. And a host tells of a server some time after its disk was made.
+        Servers that were created after another content was taken up went the stock way.
         """
+        manifest = self._store.load(image_id)
+        before = None
+        if manifest is not None and manifest.taken_up_at and manifest.image_hash \
+                and manifest.image_hash != manifest.made.base_hash:
+            before = manifest.taken_up_at + _CLOCKS_SECONDS
         if self._needs.named(image_id):
             return NAMED
         try:
-            return SERVERS.format(image_id) if self._profile_boots.has_servers(image_id) else ''
+            return SERVERS.format(image_id) \
+                if self._profile_boots.has_servers(image_id, before) else ''
         except Exception as error:
             LOG.warning('image %s: Nova cannot be asked for its servers: %s', image_id, error)
             return NOT_KNOWN

@@ -15,6 +15,7 @@ from novaclient import client as nova_client
 from novaclient import exceptions as nova_exceptions
 from oslo_config import cfg
 from oslo_log import log as logging
+from oslo_utils import timeutils
 
 from bootcache import conf as bootcache_conf
 from bootcache import ending, exception, properties, rpcapi
@@ -126,13 +127,20 @@ class NovaProfileBoots:
         self._client = nova_client.Client(API_VERSION, session=images.session(conf),
                                           region_name=conf[AUTH_GROUP].region_name)
 
-    def has_servers(self, image_id: str) -> bool:
+    def has_servers(self, image_id: str, created_before: float | None = None) -> bool:
         """Tell whether Nova has servers of an image, in any project and state.
 
+        :param created_before: only such as Nova was asked for before that, in seconds since the
+            epoch; None for all.
         :raises Exception: keystoneauth's or novaclient's, if Nova cannot be asked.
         """
-        return bool(self._client.servers.list(
-            search_opts={'all_tenants': True, 'image': image_id}, limit=1))
+        # The oldest one tells of all.
+        found = self._client.servers.list(
+            search_opts={'all_tenants': True, 'image': image_id}, sort_keys=['created_at'],
+            sort_dirs=['asc'], limit=1)
+        return any(created_before is None
+                   or timeutils.parse_isotime(server.created).timestamp() < created_before
+                   for server in found)
 
     def remove_leftovers(self, tokens: Collection[str] = ()) -> int:
         """Delete the servers of profile boots that nobody waits for, as of an earlier process.

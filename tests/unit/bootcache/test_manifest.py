@@ -125,6 +125,12 @@ def test_round_trip_through_a_file(tmp_path):
     assert Manifest.load(path).state is ImageState.READY
 
 
+def test_one_that_does_not_know_when_its_content_was_taken_up_is_read():
+    document = FULL.to_json()
+    del document['taken_up_at']
+    assert Manifest.from_json(document) == FULL
+
+
 def test_what_is_in_hand():
     rest = {ImageState.READY, ImageState.FAILED, ImageState.SKIPPED, ImageState.SERVED}
     assert frozenset(ImageState) - rest == IN_HAND

@@ -234,15 +234,18 @@ class FakeBoots:
         self.fails = None
         self.leftovers_removed = 0
         self.servers = set()
+        # When the oldest one of an image was created.
+        self.created = {}
         self.away = False
         self.running = 0
         self.most_at_once = 0
 
-    def has_servers(self, image_id):
+    def has_servers(self, image_id, created_before=None):
         """As NovaProfileBoots.has_servers."""
         if self.away:
             raise RuntimeError('Nova is away')
-        return image_id in self.servers
+        return image_id in self.servers and (
+            created_before is None or self.created.get(image_id, 0.0) < created_before)
 
     def remove_leftovers(self, tokens=()):
         """As NovaProfileBoots.remove_leftovers."""

@@ -3,12 +3,14 @@
 import itertools
 import os
 import threading
+import types
 
 import pytest
 from fakes_manager import until
 
 from bootcache import exception, naming
 from bootcache.manifest import Standing
+from glance_bootcache.images import manager as manager_module
 from glance_bootcache.images.oldercontent import OlderContent
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -279,3 +281,41 @@ def test_a_base_that_was_noted_stays(house, monkeypatch):
     house.settle()
     assert shown[0] and house.state(IMAGE) == 'failed'
     assert os.path.exists(house.store.load(IMAGE).made.base_path)
+
+
+@pytest.mark.parametrize(('created', 'ends'), [(999.0, False), (1059.0, False), (1061.0, True)])
+def test_servers_of_the_new_content_do_not_need_the_older_one(house, monkeypatch, created, ends):
+    """They went the stock way; an image in use always has some."""
+    monkeypatch.setattr(manager_module, 'time', types.SimpleNamespace(time=lambda: now[0]))
+    now = [500.0]
+    one = ready(house, b'1' * 4096)
+    now[0], house.boots.servers, house.boots.created = 1000.0, {IMAGE}, {IMAGE: 600.0}
+    house.images.put(IMAGE, b'2' * 4096)
+    house.manager.consider(IMAGE)
+    house.settle()
+    assert 'older content' in house.store.load(IMAGE).reason
+    # An operator who asks again changes nothing; the older servers are deleted then.
+    now[0] = 5000.0
+    house.manager.consider(IMAGE, forced=True)
+    house.settle()
+    house.boots.created[IMAGE] = created
+    house.older = OlderContent(house.store, house.manager, house.seconds)
+    look(house)
+    assert (look(house).made.base_hash != one.made.base_hash) == ends
+    # Of the content that is here, all count.
+    if ends:
+        house.boots.created[IMAGE] = 9000.0
+        assert house.manager.retiring.is_needed(IMAGE)
+
+
+def test_an_image_that_a_job_skips_is_retired_without_a_restart(house):
+    """Its new content is refused; nobody needs the base of the one before."""
+    one = ready(house, b'1' * 4096)
+    house.qemu.refuse = 'a backing file'
+    house.images.put(IMAGE, b'2' * 4096)
+    house.manager.consider(IMAGE)
+    house.settle()
+    assert house.state(IMAGE) == 'skipped'
+    house.upkeep.recovered = True
+    until(lambda: house.upkeep.once() or not os.path.exists(one.made.base_path), 'its end')
+    assert house.store.load(IMAGE).made.base_path == '' and IMAGE not in house.exporter.serving

@@ -351,3 +351,21 @@ def test_a_direct_profile_boot_is_judged_in_the_same_way(monkeypatch, tmp_path):
         direct._watch(domain, str(console), Policy('auto', 1 << 30, 'login:'),
                       BootLimits(1 << 30, 20, 60, 900), store, time.monotonic(),
                       lambda _text: None, lambda: None)
+
+
+# Servers of an image.
+
+@pytest.mark.parametrize(('before', 'found'), [(None, True), (1767225600.0, False),
+                                               (1767225601.0, True)])
+def test_the_oldest_server_tells_whether_one_was_created_before(storage_conf, before, found):
+    asked = []
+
+    def servers(**wanted):
+        asked.append(wanted)
+        return [types.SimpleNamespace(created='2026-01-01T00:00:00Z')]
+
+    boots = object.__new__(NovaProfileBoots)
+    boots._client = types.SimpleNamespace(servers=types.SimpleNamespace(list=servers))
+    assert boots.has_servers('image', before) is found
+    assert asked == [{'search_opts': {'all_tenants': True, 'image': 'image'}, 'limit': 1,
+                      'sort_keys': ['created_at'], 'sort_dirs': ['asc']}]

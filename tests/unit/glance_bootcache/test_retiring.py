@@ -19,7 +19,7 @@ class HangingNova:
         self.hangs = True
         self.asked = []
 
-    def has_servers(self, image_id):
+    def has_servers(self, image_id, created_before=None):
         """As NovaProfileBoots.has_servers."""
         self.asked.append(image_id)
         if self.hangs:

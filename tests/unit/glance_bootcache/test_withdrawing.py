@@ -105,7 +105,7 @@ def test_another_content_does_not_take_the_place_of_one_that_is_read(ready):
 
 def test_it_is_withdrawn_before_nova_is_asked(ready):
     """Nova may take its time."""
-    def has_servers(image_id):
+    def has_servers(image_id, created_before=None):
         seen.append(given_out(ready))
         return False
 

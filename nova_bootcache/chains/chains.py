@@ -146,7 +146,9 @@ class Chains:
             return offered.reason
         remote = offered.remote or (entry.remote if entry else None)
         virtual_bytes = offered.virtual_bytes or (entry.virtual_bytes if entry else 0)
-        assert remote is not None
+        if remote is None:
+            # What arrives takes its place just now: for a moment the image has no entry.
+            return offered.reason or 'it is not known where the image\'s base is'
         if root_bytes is not None and root_bytes < virtual_bytes:
             raise exception.FlavorTooSmall(root_bytes, virtual_bytes)
         size = root_bytes or virtual_bytes

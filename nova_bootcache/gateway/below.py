@@ -81,9 +81,11 @@ class Below:
         :raises StorageDaemonError: if the gateway does not answer.
         """
         with self._needs.deciding.of(image_id):
-            store = self.stores.remove(image_id)
+            store = self.stores.get(image_id)
             if store is not None:
+                # Where that is refused it grows, and goes on being watched.
                 store.close()
+                self.stores.remove(image_id)
             else:
                 self._gateway.change(image_id, store=Store.GOES)
                 # That of an earlier process.

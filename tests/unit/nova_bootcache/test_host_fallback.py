@@ -76,6 +76,13 @@ def test_the_stock_way_with_one_line_that_says_why(host, tmp_path, caplog, answe
     assert word in goes_stock(host, answer, tmp_path, caplog)
 
 
+def test_a_cache_image_that_takes_its_place_just_now_is_no_error(host, tmp_path, caplog):
+    """For a moment the image has no entry, and the storage service does not answer either."""
+    host.needs.begin_arrival(IMAGE)
+    line = goes_stock(host, messaging.MessagingTimeout('x'), tmp_path, caplog)
+    assert 'the storage service does not answer' in line and 'unexpected' not in line
+
+
 @pytest.mark.parametrize('answer', [
     RuntimeError('a fault of the service'), TypeError('a fault of the service'),
     AttributeError('a fault of the service'), AssertionError('a fault of the service'), [],

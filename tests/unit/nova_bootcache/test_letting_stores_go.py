@@ -64,6 +64,21 @@ def test_a_store_that_grows_has_all_of_its_room(host, store):
     assert os.path.exists(store.path) and not store.closed
 
 
+def test_a_store_that_a_busy_gateway_does_not_give_up_goes_on_being_watched(host, store,
+                                                                            monkeypatch):
+    """It grows, and nobody else would keep its limit."""
+    def busy():
+        raise exception.StorageDaemonBusy('later')
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store, 'close', busy)
+        with pytest.raises(exception.StorageDaemonBusy):
+            host.below.drop_store(IMAGE)
+    assert host.below.stores.get(IMAGE) is store
+    host.below.drop_store(IMAGE)
+    assert store.closed and host.below.stores.get(IMAGE) is None
+
+
 def test_a_store_that_stopped_growing_gives_back_what_it_does_not_need(host, store):
     assert host.room.room_for(OTHER, 2 * MIB) is None
     store.grows = False

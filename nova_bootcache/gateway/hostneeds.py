@@ -174,4 +174,5 @@ class HostNeeds:
 
         :param path: of its file.
         """
-        return self.is_in_making(image_id) or tier.is_open(path)
+        # What arrives takes the place of one that disks are being made on.
+        return self.is_in_making(image_id) or self.is_arriving(image_id) or tier.is_open(path)

@@ -44,6 +44,15 @@ def test_it_is_kept_while_it_is_being_made(host, tmp_path):
         assert host.needs.is_in_making(IMAGE)
 
 
+def test_one_whose_whole_cache_image_arrives_is_kept(host):
+    """Servers that come meanwhile are promised its name, also if the first one is deleted."""
+    place(host)
+    host.needs.begin_arrival(IMAGE)
+    assert evict(host) == {IMAGE}
+    host.needs.end_arrival(IMAGE)
+    assert evict(host) == set()
+
+
 def test_it_is_a_server_s_own_once_its_disk_is_open(host, tmp_path):
     place(host)
     make_disk(host, tmp_path / 'disk')

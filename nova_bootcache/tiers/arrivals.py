@@ -1,6 +1,7 @@
 """The cache images that are on their way to one host while its servers boot from them."""
 
 import dataclasses
+import os
 import threading
 import time
 
@@ -62,12 +63,20 @@ class Arrivals:
         The image has a cache image on this host, as a rule an empty one, that what comes replaces;
         and the gateway serves its base.
 
-        :returns: False if that is not possible: it is logged.
+        :returns: False if that is not possible, or a growing store has its place by now; True also
+            if it is here by now.
         """
         info, remote = offered.cache_image, offered.remote
         assert info is not None and remote is not None
-        if not self._needs.begin_arrival(remote.image_id):
-            return True
+        # Who opens a growing store looks there as well.
+        with self._needs.deciding.of(remote.image_id):
+            if not self._needs.begin_arrival(remote.image_id):
+                return True
+            is_here = self._is_here(remote.image_id, info.sha256)
+            if is_here or self._below.stores.get(remote.image_id) is not None:
+                # Since the server's plan was made.
+                self._needs.end_arrival(remote.image_id)
+                return is_here
         has_begun = False
         try:
             storagenode.check_reachable(remote)
@@ -85,6 +94,11 @@ class Arrivals:
             if not has_begun:
                 self._needs.end_arrival(remote.image_id)
         return True
+
+    def _is_here(self, image_id: str, sha256: str) -> bool:
+        known = self._files.known(image_id)
+        return known is not None and known.cache_image is not None \
+            and known.cache_image.sha256 == sha256 and os.path.exists(self._files.path(image_id))
 
     def _start(self, offered: Offered, medium: Medium, image_id: str) -> None:
         try:

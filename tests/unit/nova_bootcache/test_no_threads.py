@@ -14,6 +14,7 @@ from bootcache.tier import Medium
 from nova_bootcache import storagenode
 from nova_bootcache.asking.offer import Offered, Watch
 from nova_bootcache.asking.placement import Offer, Storage
+from nova_bootcache.gateway.growingstore import StoreKeeper
 from nova_bootcache.gateway.hostneeds import HostNeeds
 from nova_bootcache.recording.watchedboots import WatchedBoots
 from nova_bootcache.storagenode import Remote
@@ -39,8 +40,10 @@ def test_an_arrival_is_over_and_cleared_up(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(storagenode, 'check_reachable', lambda remote: None)
     needs, done = HostNeeds(), []
     below = types.SimpleNamespace(begin_arrival=lambda *args: done.append('begun'),
-                                  end_arrival=lambda image_id: done.append('ended'))
-    files = types.SimpleNamespace(coming_path=lambda image_id, medium: str(tmp_path / 'coming'))
+                                  end_arrival=lambda image_id: done.append('ended'),
+                                  stores=StoreKeeper())
+    files = types.SimpleNamespace(coming_path=lambda image_id, medium: str(tmp_path / 'coming'),
+                                  known=lambda image_id: None)
     gateway = types.SimpleNamespace(remote_node=lambda name, remote: {})
     arrivals = Arrivals(files, None, None, below, gateway, needs)
     assert not arrivals.begin(OFFERED, Medium.DISK), 'it is fetched before the server boots'

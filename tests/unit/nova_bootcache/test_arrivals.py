@@ -1,0 +1,64 @@
+"""What changed on a host since it was planned to have a cache image arrive for a server.
+
+The gateway is a stand-in that begins no arrival; tests/functional has a real one.
+"""
+
+import dataclasses
+import os
+import types
+
+import pytest
+from fakes_letting_go import IMAGE, MIB, place
+from fakes_letting_go import host as host  # the fixture
+
+from bootcache import exception
+from bootcache.manifest import CacheInfo
+from bootcache.tier import Medium
+from nova_bootcache.asking.offer import Offered
+from nova_bootcache.asking.placement import Offer, Storage
+from nova_bootcache.cache.cacheentry import CacheEntry
+from nova_bootcache.storagenode import Remote
+
+
+def offered(sha256='ab'):
+    info = CacheInfo('cache', MIB, MIB, 1, sha256, MIB, 65536, MIB, 'nbd://', 1.0, 1)
+    return Offered(Storage(Offer.CACHE), '', Remote(IMAGE, '10.0.0.1', 10810, f'base-{IMAGE}'), MIB,
+                   cache_image=info, cache_export='x')
+
+
+@pytest.fixture
+def begun(host, monkeypatch):
+    """Images whose arrival was begun in the gateway; each is over before anything came."""
+    begun = []
+
+    def begin(image_id, *_arguments):
+        assert host.arrivals.has(image_id)
+        begun.append(image_id)
+        raise exception.StorageDaemonError('over')
+
+    monkeypatch.setattr(host.below, 'begin_arrival', begin)
+    return begun
+
+
+def test_nothing_arrives_where_a_store_was_opened(host, begun):
+    """They have the same place in the gateway."""
+    host.below.stores.add(types.SimpleNamespace(image_id=IMAGE, grows=True, look=lambda now: True,
+                                                stop_growing=lambda: None))
+    assert host.arrivals.begin(offered(), Medium.DISK) is False, 'it is fetched'
+    assert begun == [] and not host.arrivals.has(IMAGE)
+    host.below.stores.remove(IMAGE)
+    host.arrivals.begin(offered(), Medium.DISK)
+    assert begun == [IMAGE]
+
+
+def test_nor_what_is_here_by_now(host, begun):
+    place(host)
+    path = f'{host.cache.path(IMAGE)}.json'
+    dataclasses.replace(CacheEntry.load(path), cache_image=offered().cache_image).save(path)
+    assert host.arrivals.begin(offered(), Medium.DISK) is True, 'there is nothing to fetch'
+    assert begun == [] and not host.arrivals.has(IMAGE)
+    host.arrivals.begin(offered('cd'), Medium.DISK)
+    assert begun == [IMAGE], 'another one arrives'
+    os.unlink(host.cache.path(IMAGE))
+    host.arrivals.begin(offered(), Medium.DISK)
+    assert begun == [IMAGE] * 2, 'so does one whose file is gone'

@@ -1,6 +1,7 @@
 """What crossed the wire: Glance's access log and the tap between gateway and exporter."""
 
 import json
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,8 +45,8 @@ class Wire:
         self._access_log = access_log
 
     def position(self) -> Position:
-        """Where both logs end now."""
-        return Position(self._tap_log.stat().st_size, self._access_log.stat().st_size)
+        """Where both logs end now, with a whole line."""
+        return Position(end_of_lines(self._tap_log), end_of_lines(self._access_log))
 
     def requests(self, begin: Position, end: Position) -> list[Request]:
         """Read requests to the exporter within a window."""
@@ -60,6 +61,16 @@ class Wire:
             answer["sent"] for answer in answers
             if answer["method"] == "GET" and answer["path"] == path and answer["status"] == 200
         )  # fmt: skip
+
+
+def end_of_lines(log: Path) -> int:
+    """Where the last whole line of a log ends: more of the next one may be written already."""
+    with open(log, "rb") as stream:
+        size = stream.seek(0, os.SEEK_END)
+        # A line is shorter than that.
+        start = max(0, size - 65536)
+        stream.seek(start)
+        return start + stream.read(size - start).rfind(b"\n") + 1
 
 
 def parse_tap(log: bytes, begin: int = 0) -> list[Request]:

@@ -87,16 +87,20 @@ def read_json(path: str, version: int, parse: Callable[[Any], T]) -> T | None:
                          else str(error)) from error
 
 
-def signature(path: str) -> tuple[int, int, int] | None:
-    """Return what changes when somebody replaces or rewrites a file; None if there is none.
+def identity(status: os.stat_result) -> tuple[int, int, int]:
+    """Return what changes when somebody replaces or rewrites a file.
 
     Of two files that replace each other both are there at a time, so they are different inodes.
     """
+    return status.st_ino, status.st_mtime_ns, status.st_size
+
+
+def signature(path: str) -> tuple[int, int, int] | None:
+    """Return a file's identity; None if there is none."""
     try:
-        status = os.stat(path)
+        return identity(os.stat(path))
     except FileNotFoundError:
         return None
-    return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def file_digest(path: str, algorithm: str = 'sha256') -> str:

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 from oslo_log import log as logging
 
-from bootcache import cacheimage, exception, naming
+from bootcache import cacheimage, exception, naming, savefile
 from bootcache.locks import KeyedLocks, leaf
 from bootcache.manifest import CacheInfo
 from bootcache.tier import Medium
@@ -32,10 +32,6 @@ LOG = logging.getLogger(__name__)
 STORE_SUFFIX = '.store'
 _NAME = re.compile('[0-9a-f]{40}')
 _LEFTOVER = re.compile(r'[0-9a-f-]{36,40}(\.json\..*\.tmp|\.tmp|(\.map)?\.partial)')
-
-
-def _identity(status: os.stat_result) -> tuple[int, int, int]:
-    return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def is_same_name(path: str, other: str) -> bool:
@@ -144,7 +140,7 @@ class CacheFiles:
             status = os.stat(path)
             rules = entry.cache_image.verify_rules if entry.cache_image else cacheimage.VERIFY_RULES
             with self._lock:
-                if _identity(status) in self._verified and rules == cacheimage.VERIFY_RULES:
+                if savefile.identity(status) in self._verified and rules == cacheimage.VERIFY_RULES:
                     return entry
             cacheimage.verify(path, entry.file_sha256, status.st_size)
         except (exception.InvalidManifest, FileNotFoundError) as error:
@@ -157,7 +153,7 @@ class CacheFiles:
     def note_verified(self, status: os.stat_result) -> None:
         """Note that a file's content is known to be right."""
         with self._lock:
-            self._verified.add(_identity(status))
+            self._verified.add(savefile.identity(status))
 
     def known(self, image_id: str) -> CacheEntry | None:
         """Return what is noted of an image's cache image, also if its file is gone."""

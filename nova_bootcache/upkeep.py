@@ -15,6 +15,7 @@ import oslo_messaging as messaging
 from oslo_log import log as logging
 
 from bootcache import exception, naming
+from bootcache.pauses import GrowingPauses
 from nova_bootcache.asking import offer
 from nova_bootcache.asking.placement import Offer
 from nova_bootcache.cache.cacheentry import CacheEntry
@@ -43,8 +44,8 @@ class HostUpkeep:
         self._news = News(LOG)
         self._has_gateway = False
         self._stopped = threading.Event()
-        # What could not be done: the next pause in seconds, and when to try. This thread's own.
-        self._patience: dict[str, tuple[float, float]] = {}
+        # What could not be done, as ``serve:`` and an image's id.
+        self._pauses = GrowingPauses(PERIOD_SECONDS, _LONGEST_PAUSE, lambda: time.monotonic())
         self._exchange_at = 0.0
 
     def start(self) -> None:
@@ -100,13 +101,6 @@ class HostUpkeep:
         # Whoever restarted it, or mended the socket's mode.
         self._host.serving.socket.check()
 
-    def _is_time(self, what: str) -> bool:
-        return time.monotonic() >= self._patience.get(what, (0.0, 0.0))[1]
-
-    def _postpone(self, what: str) -> None:
-        pause = self._patience.get(what, (PERIOD_SECONDS, 0.0))[0]
-        self._patience[what] = min(2 * pause, _LONGEST_PAUSE), time.monotonic() + pause
-
     def serve_bases(self) -> None:
         """Give a gateway that was restarted, and so is empty, its bases again.
 
@@ -117,12 +111,13 @@ class HostUpkeep:
         away: set[tuple[str, int]] = set()
         for entry in self._host.cache.entries():
             image_id = entry.remote.image_id
+            key = f'serve:{image_id}'
             if naming.export_name(naming.EXPORT_BASE, image_id) in served:
-                self._patience.pop(f'serve:{image_id}', None)
-            elif self._is_time(f'serve:{image_id}') and self._host.needs.needs_base(image_id):
+                self._pauses.forget(key)
+            elif self._pauses.is_time(key) and self._host.needs.needs_base(image_id):
                 place = entry.remote.host, entry.remote.port
                 if place in away:
-                    self._postpone(f'serve:{image_id}')
+                    self._pauses.postpone(key)
                     continue
                 try:
                     self._host.chains.serve_base(entry)
@@ -132,19 +127,20 @@ class HostUpkeep:
                     if isinstance(error, exception.StorageNodeAway):
                         away.add(place)
                     # Each try costs the gateway time, and the image may be gone for good.
-                    self._postpone(f'serve:{image_id}')
+                    self._pauses.postpone(key)
                     LOG.warning('image %s: the gateway cannot serve its base: %s', image_id, error)
 
     def replace_empty(self) -> None:
         """Replace empty cache images by whole ones, where the storage service has built them."""
         for entry in self._host.cache.entries():
             image_id = entry.remote.image_id
+            key = f'empty:{image_id}'
             if entry.cache_image is not None or self._host.needs.is_booting(image_id) \
                     or self._host.arrivals.has(image_id) \
                     or not os.path.exists(self._host.cache.path(image_id)):
-                self._patience.pop(f'empty:{image_id}', None)
-            elif self._is_time(f'empty:{image_id}'):
-                self._postpone(f'empty:{image_id}')
+                self._pauses.forget(key)
+            elif self._pauses.is_time(key):
+                self._pauses.postpone(key)
                 try:
                     self._replace(entry)
                 except (exception.BootcacheError, messaging.MessagingException,
@@ -182,9 +178,9 @@ class HostUpkeep:
             image_id = entry.remote.image_id
             key = f'content:{image_id}'
             if entry.remote.image_hash or not self._host.needs.needs_base(image_id):
-                self._patience.pop(key, None)
-            elif self._is_time(key):
-                self._postpone(key)
+                self._pauses.forget(key)
+            elif self._pauses.is_time(key):
+                self._pauses.postpone(key)
                 try:
                     self._note_content(entry)
                 except (exception.BootcacheError, messaging.MessagingException,

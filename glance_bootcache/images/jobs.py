@@ -76,6 +76,11 @@ class Jobs:
         with self._lock:
             return self._jobs.get(image_id)
 
+    def images(self) -> set[str]:
+        """Return the images that are in hand."""
+        with self._lock:
+            return set(self._jobs)
+
     def state(self, manifest: Manifest) -> ImageState:
         """Return an image's state: what its job does now, or else what its manifest says."""
         job = self.of(manifest.image_id)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from oslo_log import log as logging
 
 from bootcache.manifest import Manifest, Standing
+from bootcache.pauses import GrowingPauses
 from glance_bootcache.decisions import OLDER_READ
 from glance_bootcache.images.manager import Manager
 from glance_bootcache.images.retiring import ROUND_SECONDS
@@ -44,27 +45,24 @@ class OlderContent:
         self._store = store
         self._manager = manager
         self._clock = clock
-        # When each image is looked at next, and the pause after that; the upkeep's thread's own.
-        self._due: dict[str, tuple[float, float]] = {}
+        self._pauses = GrowingPauses(_PAUSE_SECONDS, _LONGEST_PAUSE, clock)
 
     def retry(self) -> None:
         """Begin again with images that nobody needs the older content of any more.
 
         :raises Exception: keystoneauth's or glanceclient's, if Glance cannot be asked.
         """
-        now = self._clock()
+        now, in_hand = self._clock(), self._manager.jobs.images()
         waiting = [manifest.image_id for manifest in self._store.manifests()
-                   if is_waiting(manifest) and self._manager.jobs.of(manifest.image_id) is None]
+                   if is_waiting(manifest) and manifest.image_id not in in_hand]
         # What is tried just now may come back: its pause is kept.
-        self._due = {image_id: due for image_id, due in self._due.items()
-                     if image_id in waiting or self._manager.jobs.of(image_id) is not None}
+        self._pauses.keep_only({*waiting, *in_hand})
         for image_id in waiting:
-            self._due.setdefault(image_id, (now + _PAUSE_SECONDS, _PAUSE_SECONDS))
-        for image_id in sorted(waiting, key=self._due.__getitem__):
-            due, pause = self._due[image_id]
-            if due > now or self._clock() > now + ROUND_SECONDS:
+            self._pauses.wait(image_id)
+        for image_id in sorted(waiting, key=self._pauses.due):
+            if not self._pauses.is_time(image_id) or self._clock() > now + ROUND_SECONDS:
                 return
-            self._due[image_id] = self._clock() + pause, min(2 * pause, _LONGEST_PAUSE)
+            self._pauses.postpone(image_id)
             if not self._manager.retiring.is_needed(image_id):
                 LOG.info('image %s: its older content is not needed any more; the one that Glance'
                          ' has is got', image_id)

@@ -10,7 +10,7 @@ import enum
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from bootcache import rpcapi
+from bootcache import pauses, rpcapi
 
 _BACKOFF_SECONDS = 30.0
 _LONGEST_BACKOFF_SECONDS = 600.0
@@ -214,7 +214,7 @@ def backoff(times: int) -> float:
 
     :param times: one or more.
     """
-    return min(_BACKOFF_SECONDS * (1 << min(times - 1, 10)), _LONGEST_BACKOFF_SECONDS)
+    return pauses.length(times, _BACKOFF_SECONDS, _LONGEST_BACKOFF_SECONDS)
 
 
 def may_start(jobs: Iterable[WarmJob], now: float, concurrency: int) -> list[WarmJob]:

@@ -5,7 +5,6 @@ in the way in which Nova would have done it. What is remembered is Nova's own re
 a nova-compute that is started again finds there who waits (novaservers.py).
 """
 
-import dataclasses
 import threading
 import time
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from typing import Any, Protocol
 from oslo_log import log as logging
 
 from bootcache.locks import leaf
+from bootcache.pauses import GrowingPauses
 from nova_bootcache.chains import waiting
 
 LOG = logging.getLogger(__name__)
@@ -47,18 +47,6 @@ class WaitingServer(Protocol):
         """Note in Nova's record that it could not be started: it is in ERROR."""
 
 
-@dataclasses.dataclass
-class _Image:
-    """How patiently the servers of an image are tried.
-
-    :ivar pause: seconds to the next try.
-    :ivar at: when that is, in monotonic seconds.
-    """
-
-    pause: float = float(PERIOD_SECONDS)
-    at: float = 0.0
-
-
 class Resuming:
     """Starts them, one after the other as Nova would, once what they wait for is there.
 
@@ -73,8 +61,9 @@ class Resuming:
         # By server id, with the time at which it began to wait. Guarded by the lock, which is held
         # for dictionary steps.
         self._waiting: dict[str, tuple[WaitingServer, float]] = {}
-        self._images: dict[str, _Image] = {}
         self._lock = leaf('the lock of servers that wait')
+        # By image.
+        self._pauses = GrowingPauses(PERIOD_SECONDS, _LONGEST_PAUSE, lambda: time.monotonic())
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -128,18 +117,16 @@ class Resuming:
             found = list(self._waiting.values())
         away = set()
         for server, since in found:
-            now = time.monotonic()
-            image = self._images.setdefault(server.image_id, _Image())
             place = self._place_of(server.image_id)
             if self._stopped.is_set():
                 return
-            if now < image.at or (place is not None and place in away):
+            if not self._pauses.is_time(server.image_id) \
+                    or (place is not None and place in away):
                 continue
             if self._try(server, since):
-                self._images.pop(server.image_id, None)
+                self._pauses.forget(server.image_id)
                 continue
-            image.at = time.monotonic() + image.pause
-            image.pause = min(2 * image.pause, _LONGEST_PAUSE)
+            self._pauses.postpone(server.image_id)
             away.add(place)
 
     def _try(self, server: WaitingServer, since: float) -> bool:

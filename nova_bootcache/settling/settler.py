@@ -18,6 +18,7 @@ from oslo_log import log as logging
 
 from bootcache import exception, naming, qemuimg
 from bootcache.locks import KeyedLocks, leaf
+from bootcache.pauses import GrowingPauses
 from nova_bootcache.chains.computehost import ComputeHost
 from nova_bootcache.locks import Rank
 from nova_bootcache.settling import basecontent, fullbase, pivot, rebase
@@ -57,8 +58,8 @@ class Settler:
         self._steps = KeyedLocks(Rank.SETTLING, 'the lock of settling server')
         # Inodes of disks, and whether they stand on a cache image, by server.
         self._chained: dict[str, tuple[int, bool]] = {}
-        # What did not come off, by image: the next pause in seconds, and when to try again.
-        self._patience: dict[str, tuple[float, float]] = {}
+        # What did not come off, by image: a base that is wrong is so for good.
+        self._pauses = GrowingPauses(_PAUSE_SECONDS, _LONGEST_PAUSE, lambda: time.monotonic())
         # Images whose base is to leave the gateway.
         self._gone: set[str] = set()
         self._occasions = Occasions(nova.directories, self._is_chained_in)
@@ -153,8 +154,7 @@ class Settler:
         has_worked, self._has_worked = self._has_worked, False
         waits = has_worked or self.unsettled.are_changing() or bool(self._gone) or (
             bool(self._bandwidth) and any(
-                now >= max(self._patience.get(image_id, (0.0, 0.0))[1],
-                           self._bases.asks_at(image_id))
+                now >= max(self._pauses.due(image_id), self._bases.asks_at(image_id))
                 for image_id in self._host.needs.unsettled or ()))
         self._occasions.look(now, waits, self.once)
 
@@ -181,7 +181,7 @@ class Settler:
         self._host.needs.note_unsettled(unsettled)
         self._sweep()
         self.unsettled.note([server for servers in unsettled.values() for server in servers],
-                            self._patience)
+                            self._pauses)
         # Nova is at work on these: a chain may be in the making that nobody has opened yet.
         in_hand = {server.image_id for server in present if not server.settles}
         for image_id in self._gone - in_hand:
@@ -193,7 +193,7 @@ class Settler:
         for image_id, servers in sorted(
                 unsettled.items(), key=lambda item: not os.path.exists(self._bases.path(item[0]))):
             if self._stopped.is_set() or time.monotonic() < max(
-                    self._patience.get(image_id, (0.0, 0.0))[1], self._bases.asks_at(image_id)):
+                    self._pauses.due(image_id), self._bases.asks_at(image_id)):
                 continue
             ready = [server for server in servers
                      if server.settles and server.age >= self._delay]
@@ -258,30 +258,25 @@ class Settler:
         try:
             base = self._bases.complete(image_id, servers)
             if base is not None:
-                before = self._patience.get(image_id)
+                has_failed = False
                 for server in servers:
                     if self._stopped.is_set():
                         return
-                    self._settle_server(server, base)
-                if self._patience.get(image_id) == before:
-                    self._patience.pop(image_id, None)
+                    has_failed |= not self._settle_server(server, base)
+                # Once, however many have failed: one that can be moved next time waits as well.
+                (self._pauses.postpone if has_failed else self._pauses.forget)(image_id)
         except exception.Cancelled:
             return
         except (exception.BootcacheError, OSError, messaging.MessagingException) as error:
-            pause = self._postpone(image_id)
+            pause = self._pauses.postpone(image_id)
             LOG.warning('image %s: its servers are not settled yet, and tried again in %.0f s: %s',
                         image_id, pause, error)
 
-    def _postpone(self, image_id: str) -> float:
-        """Try again later, and later each time: a base that is wrong is so for good."""
-        pause = self._patience.get(image_id, (_PAUSE_SECONDS, 0.0))[0]
-        self._patience[image_id] = min(2 * pause, _LONGEST_PAUSE), time.monotonic() + pause
-        return pause
-
-    def _settle_server(self, server: LocalServer, base: tuple[int, int]) -> None:
-        """Move one server; what cannot be done now is tried again later.
+    def _settle_server(self, server: LocalServer, base: tuple[int, int]) -> bool:
+        """Move one server.
 
         :param base: identity of the full base.
+        :returns: False if that failed: it is to be tried again later.
         """
         server_id = server.server_id
         try:
@@ -289,14 +284,15 @@ class Settler:
             if under_way is not None:
                 self._finish(server_id, *under_way)
         except exception.Cancelled:
-            return
+            pass
         except exception.BootcacheError as error:
             LOG.warning('bootcache: server %s is not settled yet: %s', server_id, error)
-            self._postpone(server.image_id)
             with self._nova.instance_lock(server_id):
                 self._give_up(server_id)
+            return False
         finally:
             self._chained.pop(server_id, None)
+        return True
 
     def _begin(self, server: LocalServer, checked: tuple[int, int]
                ) -> tuple[Pivot, threading.Event] | None:

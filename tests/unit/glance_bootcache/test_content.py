@@ -164,7 +164,7 @@ def test_the_new_content_is_got_by_itself_when_nobody_needs_the_older_one(waitin
     assert waiting.hosts.plan_boot(IMAGE, 'host', 'server', None)['action'] == 'cache'
     assert len(waiting.boots.jobs) == 2
     look(waiting)
-    assert len(waiting.boots.jobs) == 2 and waiting.older._due == {}
+    assert len(waiting.boots.jobs) == 2 and IMAGE not in waiting.older._pauses
 
 
 def test_the_service_looks_by_itself(waiting, monkeypatch):

@@ -159,3 +159,24 @@ def test_a_server_that_cannot_be_moved_is_tried_again_later(house, settler, monk
     house.clock.now += 60
     settler.once()
     assert settled(house) == ['one', 'two']
+
+
+def test_many_servers_that_cannot_be_moved_are_one_try(house, settler, monkeypatch):
+    """The pause grew with each of them: the image's other servers waited for hours."""
+    begin, tries = Move.begin, []
+
+    def fail(move):
+        tries.append(move._server_id)
+        raise PivotRefused('not now')
+
+    monkeypatch.setattr(Move, 'begin', fail)
+    for number in range(10):
+        house.boots(f'server-{number}')
+    settler.once()
+    house.clock.now += 59
+    settler.once()
+    assert len(tries) == 10
+    monkeypatch.setattr(Move, 'begin', begin)
+    house.clock.now += 1
+    settler.once()
+    assert len(settled(house)) == 10

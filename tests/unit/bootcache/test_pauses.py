@@ -1,0 +1,118 @@
+"""What did not come off is tried later, and later each time, up to a longest pause."""
+
+import threading
+
+import pytest
+from fakes_clock import Clock
+
+from bootcache import pauses
+from bootcache.pauses import GrowingPauses
+
+
+@pytest.fixture
+def clock():
+    return Clock(100.0)
+
+
+@pytest.fixture
+def tries(clock):
+    return GrowingPauses(10, 60, clock)
+
+
+@pytest.mark.parametrize('times, seconds', [(1, 10), (2, 20), (3, 40), (4, 60), (5, 60),
+                                            (10 ** 9, 60)])
+def test_how_long_a_pause_is(times, seconds):
+    assert pauses.length(times, 10, 60) == seconds
+
+
+def test_a_first_pause_beyond_the_longest():
+    assert pauses.length(1, 90, 60) == 60
+
+
+def test_what_was_never_tried_is_tried_at_once(tries):
+    assert tries.is_time('one') and tries.due('one') == 0 and 'one' not in tries
+
+
+def test_pauses_grow_up_to_the_longest(tries, clock):
+    lengths = []
+    for _try in range(6):
+        assert tries.is_time('one')
+        lengths.append(tries.postpone('one'))
+        assert tries.due('one') == clock.now + lengths[-1]
+        clock.now += lengths[-1] - 0.1
+        assert not tries.is_time('one') and 'one' in tries
+        clock.now += 0.1
+    assert lengths == [10, 20, 40, 60, 60, 60]
+
+
+def test_a_pause_begins_when_it_is_postponed(tries, clock):
+    """A try takes its time, and the next one is as long after it as after a short one."""
+    assert tries.is_time('one')
+    clock.now += 300
+    tries.postpone('one')
+    assert not tries.is_time('one') and tries.due('one') == 410
+
+
+def test_one_key_is_not_another(tries):
+    tries.postpone('one')
+    assert tries.is_time('two') and not tries.is_time('one')
+
+
+def test_what_came_off_begins_anew(tries, clock):
+    tries.postpone('one')
+    tries.postpone('one')
+    tries.forget('one')
+    tries.forget('two')
+    assert tries.is_time('one') and 'one' not in tries
+    assert tries.postpone('one') == 10
+
+
+def test_a_first_try_that_waits_is_no_failure(tries, clock):
+    tries.wait('one')
+    assert not tries.is_time('one') and 'one' in tries
+    clock.now += 5
+    tries.wait('one')
+    assert tries.due('one') == 110, 'it does not wait anew'
+    clock.now += 5
+    assert tries.is_time('one')
+    assert [tries.postpone('one') for _try in range(2)] == [10, 20]
+    tries.wait('one')
+    assert tries.due('one') == clock.now + 20
+
+
+def test_only_some_are_kept(tries):
+    for key in ('one', 'two', 'three'):
+        tries.postpone(key)
+    tries.keep_only({'two', 'four'})
+    assert [key for key in ('one', 'two', 'three', 'four') if key in tries] == ['two']
+    assert tries.postpone('two') == 20
+
+
+def test_the_keys_that_are_remembered_are_bounded(clock):
+    tries = GrowingPauses(10, 600, clock, most=3)
+    for key, times in (('worst', 4), ('bad', 3), ('poor', 2)):
+        for _try in range(times):
+            tries.postpone(key)
+    for number in range(100):
+        tries.postpone(f'other-{number}')
+    assert [key for key in ('worst', 'bad', 'poor') if key in tries] == ['worst', 'bad', 'poor']
+    assert tries.is_time('other-99'), 'tried too often rather than never'
+    tries.forget('poor')
+    tries.postpone('other-1')
+    assert not tries.is_time('other-1')
+
+
+def test_threads_that_postpone_at_once_count_each(clock):
+    tries, begin = GrowingPauses(1, 1 << 20, clock), threading.Barrier(8)
+
+    def fail():
+        begin.wait(30)
+        for _try in range(2):
+            tries.postpone('one')
+
+    threads = [threading.Thread(target=fail) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert tries.postpone('one') == 1 << 16

@@ -11,14 +11,12 @@ status, so that no recorder sees them.
 
 import dataclasses
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from oslo_log import log as logging
 
-from bootcache import exception, qemuimg, savefile, workingset
+from bootcache import exception, qemuimg, savefile, scratch, steps, workingset
 from bootcache.storagedaemon import StorageDaemon, UnixListener
 from bootcache.workingset import Extent
 
@@ -30,6 +28,8 @@ VERIFY_RULES = 1
 # libnbd and QEMU take up to 32 MiB a request; less keeps a build interruptible.
 _REQUEST_BYTES = 8 << 20
 _HEADER_CLUSTERS = 8
+# Of the directories in which private daemons work.
+_SCRATCH, _DAEMON = 'bootcache-build-', 'build'
 # Zero areas that are marked at most; further ones are asked from the base.
 _MAX_ZERO_AREAS = 100_000
 
@@ -173,33 +173,46 @@ def build(base: Base, extents: Sequence[Extent], target: str, *, quota: int, clu
         raise exception.BuildFailed(
             f'a quota of {quota} bytes leaves no room for a single cluster of {cluster_bytes};'
             ' raise bootcache_quota, or opt the image out with bootcache_mode=off')
-    # In /tmp, whose path is short: unix socket paths end at 107 bytes.
-    scratch = tempfile.mkdtemp(prefix='bootcache-build-')
     partial = f'{target}.partial'
-    daemon = StorageDaemon('build', scratch, UnixListener(os.path.join(scratch, 'nbd')))
     try:
-        qemuimg.create_standalone(partial, base.virtual_bytes, cluster_bytes)
-        daemon.ensure_running()
-        _fill(daemon, base, partial, kept, cluster_bytes)
-        _compare(daemon, base, partial, kept, os.path.join(scratch, 'nbd'))
-        daemon.stop()
-        if backing_uri is not None:
-            qemuimg.set_backing_pointer(partial, backing_uri, backing_format)
-        _pad(partial)
-        qemuimg.check(partial)
-        if os.path.getsize(partial) > quota:
-            raise exception.BuildFailed(
-                f'the cache image of {os.path.getsize(partial)} bytes is over its quota of {quota}')
-        sha256 = savefile.file_digest(partial)
+        with scratch.directory(_SCRATCH) as directory:
+            sha256 = _make(base, kept, partial, directory, quota, cluster_bytes, backing_uri,
+                           backing_format)
         os.chmod(partial, 0o644)
+        steps.reached('build: filled')
         savefile.commit(partial, target)
     finally:
-        daemon.stop()
-        shutil.rmtree(scratch, ignore_errors=True)
         if os.path.exists(partial):
             os.unlink(partial)
     return CacheImage(target, os.path.getsize(target), workingset.total_bytes(kept), sha256,
                       base.virtual_bytes, cluster_bytes, tuple(kept))
+
+
+def end_left_over() -> None:
+    """End what builds left whose process was killed: a directory and a private daemon each."""
+    scratch.end_left_over(_SCRATCH, _DAEMON)
+
+
+def _make(base: Base, extents: Sequence[Extent], partial: str, directory: str, quota: int,
+          cluster_bytes: int, backing_uri: str | None, backing_format: str) -> str:
+    """Make the file, look at all of it, and return its sha256."""
+    daemon = scratch.daemon(directory, _DAEMON)
+    try:
+        qemuimg.create_standalone(partial, base.virtual_bytes, cluster_bytes)
+        daemon.ensure_running()
+        _fill(daemon, base, partial, extents, cluster_bytes)
+        steps.reached('build: read')
+        _compare(daemon, base, partial, extents, os.path.join(directory, 'nbd'))
+    finally:
+        daemon.stop()
+    if backing_uri is not None:
+        qemuimg.set_backing_pointer(partial, backing_uri, backing_format)
+    _pad(partial)
+    qemuimg.check(partial)
+    if os.path.getsize(partial) > quota:
+        raise exception.BuildFailed(
+            f'the cache image of {os.path.getsize(partial)} bytes is over its quota of {quota}')
+    return savefile.file_digest(partial)
 
 
 def _connect(socket_path: str, export: str, status: bool = False) -> Any:

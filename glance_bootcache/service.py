@@ -11,7 +11,7 @@ from oslo_config import cfg
 from oslo_log import log as logging
 from oslo_service import service
 
-from bootcache import bus, exception, rpcapi
+from bootcache import bus, cacheimage, exception, rpcapi
 from bootcache import conf as bootcache_conf
 from glance_bootcache import startchecks
 from glance_bootcache.glance.images import Images
@@ -89,6 +89,7 @@ class StorageService(service.Service):  # type: ignore[misc]
         store = ImageStore(conf[bootcache_conf.GROUP].state_dir)
         exporter = Exporter(conf)
         exporter.start()
+        cacheimage.end_left_over()
         # What is in memory is known later; an exporter that serves from there goes on.
         serving.serve_all(store.manifests(), lambda manifest: exporter.ensure(
             manifest, store.cache_path(manifest)))

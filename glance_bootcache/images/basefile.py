@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from oslo_log import log as logging
 
-from bootcache import exception, savefile
+from bootcache import exception, savefile, steps
 from glance_bootcache.decisions import ImageFacts
 from glance_bootcache.glance.images import Images
 from glance_bootcache.storage.store import ImageStore
@@ -73,6 +73,7 @@ def _download(image: ImageFacts, images: Images, target: str, algorithm: str, va
                 arrived(len(piece))
         if digest.hexdigest() != value:
             raise exception.ImageRefused(f'the download does not have Glance\'s {algorithm}')
+        steps.reached('register: copied')
         savefile.commit(partial, target)
     finally:
         if os.path.exists(partial):

@@ -9,7 +9,7 @@ from typing import Any
 from oslo_config import cfg
 from oslo_log import log as logging
 
-from bootcache import cacheimage, exception, naming, properties, workingset
+from bootcache import cacheimage, exception, naming, properties, steps, workingset
 from bootcache import conf as bootcache_conf
 from bootcache.cacheimage import Base
 from bootcache.manifest import CacheInfo, ImageState, Manifest, WorkingSetInfo
@@ -79,6 +79,7 @@ class ImageWork:
             path = basefile.obtain(image, self._store, self._images, self._conf.glance_store_dirs,
                                    job.cancelled, arrived)
         try:
+            steps.reached('register: named')
             inspected = inspection.inspect(
                 path, image.disk_format, properties.parse_size(self._conf.max_virtual_size))
             inspection.read_through(path, inspected, image.stored_bytes, job.check_cancelled)
@@ -100,6 +101,7 @@ class ImageWork:
         except BaseException:
             self._drop(image.image_id, path)
             raise
+        steps.reached('register: noted')
         self._tiers.serve(manifest)
         return manifest
 
@@ -137,6 +139,7 @@ class ImageWork:
         result = self._profile_boots.run(image, manifest.made.virtual_bytes, policy, job)
         job.check_cancelled()
         name = self._store.save_working_set(image.image_id, result.working_set)
+        steps.reached('record: kept')
         info = WorkingSetInfo(name, result.working_set.bytes, len(result.working_set.extents),
                               result.working_set.granularity, self._profile_boots.recorded_by,
                               result.ended_by, round(result.boot_seconds, 1), policy.boot_marker)
@@ -180,8 +183,11 @@ class ImageWork:
                          round(seconds, 3), cacheimage.VERIFY_RULES)
         job.check_cancelled()
         made = dataclasses.replace(made, cache_image=info)
+        steps.reached('build: named')
         self._tiers.serve(manifest.making_all(made))
+        steps.reached('build: served')
         self._states.done(job, made)
+        steps.reached('build: noted')
         # What it replaces may be in memory; and it is not the least recently used one.
         self._tiers.forget(manifest.image_id)
         self._tiers.note_use(manifest.image_id, time.time())

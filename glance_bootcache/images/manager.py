@@ -11,7 +11,7 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
-from bootcache import naming, properties
+from bootcache import naming, properties, steps
 from bootcache.manifest import Manifest, Standing, Wished, WorkingSetInfo
 from glance_bootcache import decisions
 from glance_bootcache.decisions import ImageAction, ImageFacts
@@ -152,6 +152,7 @@ class Manager:
                     taken_up_at=known_since or time.time()).wishing(
                     warm_due=fresh.wished.warm_due or decisions.has_new_content(image, fresh))
             self._note_policy(pending, decision.policy, always=pending != known)
+            steps.reached('register: taken up')
             if decision.action is not ImageAction.AWAIT:
                 job = self.jobs.begin(image_id, forced or decisions.is_forced(known))
                 assert job is not None

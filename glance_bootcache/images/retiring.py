@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from oslo_log import log as logging
 
-from bootcache import exception
+from bootcache import exception, steps
 from bootcache.manifest import Standing
 from glance_bootcache.decisions import DELETED
 from glance_bootcache.hosts.reportedneeds import ReportedNeeds
@@ -76,6 +76,7 @@ class Retiring:
                 return
         why = self._withdraw(image_id)
         self._tiers.forget(image_id)
+        steps.reached('retire: withdrawn')
         with self._store.lock:
             manifest = self._store.load(image_id)
             if manifest is None or manifest.standing is not Standing.SKIPPED:

@@ -18,7 +18,7 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
-from bootcache import exception, naming
+from bootcache import exception, naming, steps
 from bootcache.cacheimage import Base
 from bootcache.manifest import Manifest
 from bootcache.storagedaemon import StorageDaemon, TcpListener
@@ -282,6 +282,7 @@ class Exporter:
             # Nodes without their export are what a crash between the two steps left.
             self._remove_tree(top)
             self._daemon.add_nodes(*nodes)
+            steps.reached('serve: nodes')
             self._daemon.add_export(export, top)
         except exception.StorageDaemonError:
             # It may be another daemon than the one that is remembered.

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from oslo_log import log as logging
 from oslo_utils import timeutils
 
-from bootcache import exception, naming, savefile
+from bootcache import exception, naming, savefile, steps
 from bootcache.manifest import Manifest
 from bootcache.workingset import WorkingSet
 
@@ -108,6 +108,7 @@ class ImageStore:
         os.makedirs(self.directory(manifest.image_id), mode=0o750, exist_ok=True)
         replaced = self.load(manifest.image_id)
         manifest.save(self.path(manifest.image_id, _MANIFEST))
+        steps.reached('replace: written')
         for name in _named(replaced) - _named(manifest) if replaced else ():
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self.path(manifest.image_id, name))
@@ -182,4 +183,5 @@ class ImageStore:
         if os.path.exists(path):
             os.unlink(path)
             savefile.fsync_directory(directory)
+        steps.reached('retire: forgotten')
         shutil.rmtree(directory, ignore_errors=True)

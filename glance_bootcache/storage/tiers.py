@@ -16,7 +16,7 @@ import futurist
 from oslo_config import cfg
 from oslo_log import log as logging
 
-from bootcache import cacheimage, exception, savefile, tier
+from bootcache import cacheimage, exception, savefile, steps, tier
 from bootcache import conf as bootcache_conf
 from bootcache.manifest import CacheInfo, Manifest
 from bootcache.tier import Eviction, Item, Medium
@@ -327,6 +327,7 @@ class StorageTiers:
                     assert manifest.made.cache_image is not None
                     copying.copy(self._disk_path(manifest), path, manifest.made.cache_image,
                                  lambda: self._check_wanted(manifest))
+                    steps.reached('promote: copied')
                 entered = self._enter(manifest, path)
         except exception.Cancelled:
             LOG.debug('image %s: copying it to memory was given up', image_id)

@@ -9,7 +9,7 @@ import oslo_messaging as messaging
 from oslo_config import cfg
 from oslo_log import log as logging
 
-from bootcache import exception, naming, qemuimg
+from bootcache import exception, naming, qemuimg, steps
 from bootcache.tier import Medium
 from nova_bootcache.asking import offer, placement
 from nova_bootcache.asking.offer import Offered
@@ -267,6 +267,7 @@ class Chains:
         try:
             qemuimg.create_overlay(partial, size, backing, backing_format,
                                    cluster_bytes=_OVERLAY_CLUSTER, subclusters=True)
+            steps.reached('chain: made')
             os.rename(partial, path)
         finally:
             if os.path.exists(partial):

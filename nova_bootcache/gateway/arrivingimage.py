@@ -22,7 +22,7 @@ import os
 import time
 from typing import Any
 
-from bootcache import daemonjobs, exception, naming, qemuimg
+from bootcache import daemonjobs, exception, naming, qemuimg, steps
 from nova_bootcache.gateway import diskroom, graph, growingstore
 from nova_bootcache.gateway.daemon import Gateway
 from nova_bootcache.gateway.graph import (
@@ -102,6 +102,7 @@ def begin(gateway: Gateway, image_id: str, size: int, path: str,
         whole = -(-size // growingstore.GRANULARITY) * growingstore.GRANULARITY
         if not (diskroom.hold(path, whole) and diskroom.hold(_map_path(path), _tables(size))):
             raise exception.BootcacheError(f'the file system of {path} cannot promise space')
+        steps.reached('arrive: held')
         gateway.daemon.add_nodes(
             {**source, 'node-name': names[SOURCE]},
             {'driver': 'file', 'node-name': names[COME_MAP], 'filename': _map_path(path)},
@@ -148,6 +149,7 @@ def bring(gateway: Gateway, image_id: str, size: int, path: str, seconds: float,
         raise exception.BootcacheError('the gateway could not read or write all of it')
     # The last cluster was written whole.
     os.truncate(path, size)
+    steps.reached('arrive: come')
 
 
 def _read_from(gateway: Gateway, image_id: str, kind: str) -> None:

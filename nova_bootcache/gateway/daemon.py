@@ -12,7 +12,7 @@ from typing import Any
 
 from oslo_log import log as logging
 
-from bootcache import daemonjobs, exception, naming
+from bootcache import daemonjobs, exception, naming, steps
 from bootcache.breaker import Breaker
 from bootcache.locks import KeyedLocks
 from bootcache.storagedaemon import StorageDaemon, UnixListener
@@ -95,6 +95,7 @@ class Gateway:
             self._ensure_unlimited()
             top = graph.top_node(remote.image_id, graph.REMOTE)
             self.daemon.add_nodes(self.remote_node(str(top['file']), remote), top)
+            steps.reached('gateway: nodes')
             self.daemon.add_export(export, str(top['node-name']))
         return export
 

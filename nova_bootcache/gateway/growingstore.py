@@ -20,7 +20,7 @@ from typing import Any
 
 from oslo_log import log as logging
 
-from bootcache import exception, naming, qemuimg, recorder, workingset
+from bootcache import exception, naming, qemuimg, recorder, steps, workingset
 from bootcache.locks import OrderedLock, leaf
 from bootcache.recorder import Sample
 from bootcache.workingset import Extent
@@ -105,6 +105,7 @@ class GrowingStore:
             raise exception.StorageDaemonError(
                 f'the file system of {self.path} has no room for a growing store')
         try:
+            steps.reached('grow: made')
             with self._daemon.session() as session:
                 self._rate = write_rate(end, size)
                 session.execute('object-add', **{'qom-type': 'throttle-group', 'id': self._throttle,
@@ -121,6 +122,7 @@ class GrowingStore:
             with contextlib.suppress(exception.BootcacheError):
                 self.close()
             raise
+        steps.reached('grow: opened')
         self._opened_bytes = self.size()
         self.grows = True
 

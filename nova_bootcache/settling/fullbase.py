@@ -19,7 +19,7 @@ from typing import Any
 from oslo_log import log as logging
 from oslo_utils.imageutils import format_inspector
 
-from bootcache import exception, green, qemuimg, savefile
+from bootcache import exception, green, qemuimg, savefile, steps
 from nova_bootcache.settling import basecontent, partial
 
 LOG = logging.getLogger(__name__)
@@ -87,6 +87,7 @@ def complete(source: Mapping[str, Any], stored_bytes: int, image_hash: str, imag
         os.chmod(made, 0o644)
         basecontent.note(made, image_hash)
         work.check()
+        steps.reached('settle: verified')
         with lock:
             work.check_missing()
             savefile.commit(made, target)

@@ -13,7 +13,7 @@ from typing import Any
 
 from oslo_log import log as logging
 
-from bootcache import qemuimg, savefile
+from bootcache import qemuimg, savefile, steps
 
 LOG = logging.getLogger(__name__)
 
@@ -65,6 +65,7 @@ class Partial:
                 target_bytes=_rounded(length, _ROUND), rate=rate, check=check,
                 seconds=_GRACE_SECONDS + 3 * length / (rate or _SLOWEST))
             savefile.fsync_file(self._path)
+            steps.reached('settle: piece')
             done += length
             savefile.write_json(self._path + JOURNAL, {
                 'version': _VERSION, 'image_hash': self._image_hash, 'total_bytes': self._total,

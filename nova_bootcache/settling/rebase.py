@@ -6,7 +6,7 @@ from typing import Any
 
 from oslo_log import log as logging
 
-from bootcache import exception, qemuimg
+from bootcache import exception, qemuimg, steps
 from nova_bootcache.cache.cachefiles import is_same_name
 from nova_bootcache.settling import pivotstate
 from nova_bootcache.settling.pivotstate import DISK, Marker, Overlay, PivotPhase, PivotRefused
@@ -45,9 +45,11 @@ def rebase_stopped(directory: str, cache_image: str, base: str, base_format: str
             inode = os.fstat(stream.fileno()).st_ino
         Marker(PivotPhase.REBASING, '', base, base_format, inode, old_backing=pointer,
                header=header).save(directory)
+        steps.reached('settle: marked')
         # Refused while QEMU has the file open: it locks it.
         qemuimg.set_backing_pointer(path, base, base_format)
         _sync(path)
+        steps.reached('settle: written')
         pivotstate.clean_up(directory)
     except (exception.BootcacheError, OSError) as error:
         if (marker := Marker.load(directory)) is not None:

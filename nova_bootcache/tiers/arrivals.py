@@ -7,7 +7,7 @@ import time
 
 from oslo_log import log as logging
 
-from bootcache import exception
+from bootcache import exception, steps
 from bootcache.tier import Medium
 from nova_bootcache import storagenode
 from nova_bootcache.asking.offer import Offered
@@ -84,6 +84,7 @@ class Arrivals:
                 '', dataclasses.replace(remote, export=offered.cache_export))
             self._below.begin_arrival(remote.image_id, info.bytes,
                                       self._files.coming_path(remote.image_id, medium), source)
+            steps.reached('arrive: begun')
             self._start(offered, medium, remote.image_id)
             has_begun = True
         except (exception.BootcacheError, OSError) as error:
@@ -114,6 +115,7 @@ class Arrivals:
         image_id = remote.image_id
         try:
             self._receive(offered, medium)
+            steps.reached('arrive: landing')
             arrivingimage.land(self._gateway, image_id, self._files.path(image_id))
         except (exception.BootcacheError, OSError) as error:
             LOG.warning('image %s: its cache image did not arrive, and is read from the base: %s',

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from oslo_log import log as logging
 
-from bootcache import cacheimage, exception, naming, qemuimg, savefile
+from bootcache import cacheimage, exception, naming, qemuimg, savefile, steps
 from bootcache.manifest import CacheInfo
 from bootcache.tier import Medium
 from nova_bootcache.asking.offer import Offered
@@ -116,7 +116,9 @@ class Fetches:
                 began = time.monotonic()
                 try:
                     bring(Patience(_GRACE_SECONDS + info.bytes / _SLOWEST, _GRACE_SECONDS))
+                    steps.reached('fetch: copied')
                     cacheimage.verify(partial, info.sha256, info.bytes)
+                    steps.reached('fetch: verified')
                     entry = dataclasses.replace(
                         wanted, file_sha256=self._point_home(partial, image_id, info))
                     self._place(partial, entry, medium)
@@ -162,6 +164,7 @@ class Fetches:
                 qemuimg.create_overlay(partial, virtual_bytes, self._base_uri(image_id), 'raw',
                                        cluster_bytes=_EMPTY_CLUSTER, open_backing=False)
                 entry = CacheEntry(remote, None, savefile.file_digest(partial), virtual_bytes)
+                steps.reached('empty: made')
                 self._place(partial, entry, Medium.DISK)
             finally:
                 if os.path.exists(partial):
@@ -191,6 +194,7 @@ class Fetches:
         # An older file loses its entry before its name: no entry ever describes another file.
         with contextlib.suppress(FileNotFoundError):
             os.unlink(f'{final}.json')
+        steps.reached('place: entry gone')
         stale = self._files.memory_path(entry.remote.image_id)
         if medium is Medium.MEMORY:
             assert stale is not None
@@ -204,6 +208,7 @@ class Fetches:
             os.rename(partial, final)
             if stale is not None and os.path.exists(stale):
                 os.unlink(stale)
+        steps.reached('place: file there')
         # All who place a file have just computed its digest.
         self._files.note_verified(os.stat(final))
         os.rename(described, f'{final}.json')

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 from oslo_log import log as logging
 
-from bootcache import exception, tier
+from bootcache import exception, steps, tier
 from bootcache.locks import OrderedLock, leaf
 from bootcache.tier import Item, Medium, TierLimits
 from nova_bootcache.cache.cachefiles import STORE_SUFFIX, CacheFiles
@@ -205,6 +205,7 @@ class Room:
                     return
                 # What disks of stopped servers stand on is not forgotten with it.
                 self._files.remove_file(image_id)
+            steps.reached('evict: file gone')
             # The gateway lets go of it, if nobody is connected.
             self._below.stop_serving(image_id)
         except (exception.BootcacheError, OSError) as error:
@@ -257,5 +258,6 @@ class Room:
         with self._needs.deciding.of(image_id):
             if not self._below.stop_serving(image_id):
                 return False
+            steps.reached('evict: base gone')
             self._files.remove(image_id)
         return True

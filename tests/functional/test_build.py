@@ -2,15 +2,17 @@
 
 import json
 import os
+import subprocess
+import sys
 import tempfile
 
 import nbd
 import pytest
-from functional_tools import qemu_img
+from functional_tools import processes_of, qemu_img
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from bootcache import cacheimage, exception, naming, qemuimg, savefile, workingset
+from bootcache import cacheimage, exception, naming, qemuimg, savefile, scratch, workingset
 from bootcache.cacheimage import Base
 from bootcache.storagedaemon import StorageDaemon
 from bootcache.workingset import Extent
@@ -237,3 +239,27 @@ def test_a_daemon_that_dies_in_the_midst(base, directory, monkeypatch):
     with pytest.raises((exception.BootcacheError, nbd.Error)):
         build(base, [Extent(0, MIB)])
     leaves_nothing(base, directory)
+
+
+KILLED = '''
+import os, sys
+from bootcache import cacheimage, steps
+from bootcache.cacheimage import Base
+from bootcache.workingset import Extent
+steps.install(lambda step: step == 'build: read' and os.kill(os.getpid(), 9))
+cacheimage.build(Base(sys.argv[1], 'raw', 4 << 20), [Extent(0, 65536)], sys.argv[2],
+                 quota=64 << 20, cluster_bytes=65536, backing_uri=None)
+'''
+
+
+def test_what_a_build_that_was_killed_left_is_ended(base, directory):
+    target = f'{directory}/images/cache'
+    subprocess.run([sys.executable, '-W', 'ignore', '-c', KILLED, base.path, target], check=False,
+                   env={**os.environ, 'TMPDIR': directory})
+    [left] = [name for name in os.listdir(directory) if name.startswith('bootcache-build-')]
+    assert processes_of(f'{directory}/{left}')
+    with scratch.directory('bootcache-build-') as other:
+        cacheimage.end_left_over()
+        assert processes_of(f'{directory}/{left}') == []
+        assert os.path.isdir(other)
+    assert os.listdir(directory) == ['images']

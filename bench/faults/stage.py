@@ -1,0 +1,300 @@
+"""A storage node and a compute host: their processes, started again as systemd does, and faults."""
+
+import contextlib
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bench.faults import bus, plan
+from bench.faults.gate import Gate, Worker
+from bench.faults.guestside import GuestSide
+from bench.faults.hostside import HostSide
+from bench.faults.images import Image
+from bench.faults.plan import EXPORTER, GATEWAY, HOST, READER, STORAGE, Act
+from bench.faults.storageside import StorageSide
+from bench.replay import children, netns
+
+_FILE_SYSTEMS = {'storage': 160, 'host': 200, 'memory': 64}  # MiB of each
+_PIDS = {GATEWAY: 'g/gateway.pid', EXPORTER: 'r/exporter.pid', READER: 'q/qemu.pid'}
+_RESTART_SECONDS = 0.3
+_TICK_SECONDS = 0.01
+_FREE = 64 << 10
+
+
+class Trouble(Exception):
+    """Something did not come to its end."""
+
+
+class Stage:
+    """The files and processes of one run.
+
+    :param root: directory of all runs; its path is short, and what is in it is this stage's.
+    :param network: with one host.
+    :param image: its content.
+    :param options: more of the product's, of the host.
+    """
+
+    def __init__(self, root: Path, network: netns.Network, image: Image,
+                 options: dict[str, Any]):
+        self.root, self.network, self.image, self._options = root, network, image, options
+        self._workers: dict[str, Worker] = {}
+        self._started: set[str] = set()
+        self._again_at: dict[str, float] = {}
+        # What undoes faults, and when.
+        self._lifts: list[tuple[float, Callable[[], None]]] = []
+        self._row: plan.Row | None = None
+        self._corrupt: Callable[[], Path] | None = None
+        self.was_reached = False
+
+    def start(self) -> None:
+        """Make the directories, and start all processes."""
+        for name in ('storage/tmp', 'host/tmp', 'host/instances/_base', 'log', 'glance', 'g', 'r',
+                     'q', 'memory'):
+            (self.root / name).mkdir(parents=True, exist_ok=True)
+        for name in (STORAGE, HOST, READER):
+            self.call(name, 'left', seconds=15)
+
+    def ask_what_they_do(self) -> None:
+        """Have the processes write into their logs where their threads are."""
+        for worker in self._workers.values():
+            if not worker.has_ended and worker._process.is_alive():
+                os.kill(worker.pid, signal.SIGUSR1)
+        time.sleep(_RESTART_SECONDS)
+
+    def close(self) -> None:
+        """End all processes, and remove all files but the logs."""
+        self._lift(everything=True)
+        for worker in self._workers.values():
+            worker.close()
+        for name in (self.network.storage, *self.network.hosts):
+            netns.kill_all(name)
+        for name in ('storage', 'host', 'memory', 'glance', 'g', 'r', 'q'):
+            for path in (self.root / name).iterdir():
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        (self.root / 'bus').unlink(missing_ok=True)
+
+    # Processes.
+
+    def _make(self, name: str) -> Worker:
+        root = str(self.root)
+        sides: dict[str, tuple[str, Callable[[Gate], Any]]] = {
+            STORAGE: (self.network.storage, lambda gate: StorageSide(gate, root, {
+                'profile_boots': self._options.get('profile_boots', True)})),
+            HOST: (self.network.hosts[0], lambda gate: HostSide(gate, root, {
+                key: value for key, value in self._options.items() if key != 'profile_boots'})),
+            READER: (self.network.hosts[0], lambda gate: GuestSide(gate, root))}
+        return Worker(*sides[name])
+
+    def _worker(self, name: str) -> Worker | None:
+        """Return a process; started again some time after it has ended."""
+        worker = self._workers.get(name)
+        if worker is not None and not worker.has_ended and worker._process.is_alive():
+            return worker
+        now = time.monotonic()
+        if worker is not None:
+            worker.close()
+            del self._workers[name]
+            self._again_at[name] = now + _RESTART_SECONDS
+        if now < self._again_at.get(name, 0.0):
+            return None
+        self._started.add(name)
+        self._workers[name] = self._make(name)
+        return self._workers[name]
+
+    def call(self, name: str, method: str, *arguments: Any, seconds: float = 60.0,
+             again: bool = True) -> Any:
+        """Have a process do something; again, if it ended meanwhile or could not.
+
+        :param again: whether what could not be done is tried again.
+        :raises Trouble: if it was not done in that time.
+        """
+        deadline, why = time.monotonic() + seconds, 'no answer'
+        while time.monotonic() < deadline:
+            worker = self._worker(name)
+            if worker is None:
+                self.tick()
+                continue
+            try:
+                worker.send(method, *arguments)
+                while not worker.has_answer() and not worker.has_ended \
+                        and time.monotonic() < deadline:
+                    self.tick()
+                if time.monotonic() >= deadline and not worker.has_answer():
+                    break
+                return worker.result(0)
+            except (children.ChildError, OSError) as error:
+                why = str(error).strip().rpartition('\n')[2]
+                if worker._process.is_alive() and not again:
+                    break
+            for _tick in range(10):
+                self.tick()
+        raise Trouble(f'{name}: {method}: {why}')
+
+    def call_and(self, name: str, method: str, *arguments: Any, after: float,
+                 do: Callable[[], None] | None) -> Any:
+        """Have a process do something, and do something else meanwhile.
+
+        :param after: seconds.
+        :raises Trouble: if it was not done.
+        """
+        if do is not None:
+            self._lifts.append((time.monotonic() + after, do))
+        return self.call(name, method, *arguments, seconds=200, again=False)
+
+    def until(self, condition: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
+        """Wait until something is so, and return what the condition gave.
+
+        :raises Trouble: if it does not come about.
+        """
+        deadline = time.monotonic() + seconds
+        while not (value := condition()):
+            if time.monotonic() > deadline:
+                raise Trouble(f'{what} did not come about within {seconds:.0f} s')
+            for _tick in range(10):
+                self.tick()
+        return value
+
+    def tick(self) -> None:
+        """Look at all processes: steps that are reached, faults that are over, restarts."""
+        for worker in list(self._workers.values()):
+            if not worker.has_ended and worker.gate.is_reached():
+                self.strike()
+                if not worker.has_ended:
+                    worker.gate.go_on()
+        for name in list(self._started):
+            self._worker(name)
+        self._lift()
+        time.sleep(_TICK_SECONDS)
+
+    # Faults.
+
+    def arm(self, row: plan.Row, corrupt: Callable[[], Path]) -> None:
+        """Have a row's fault happen when its step is reached.
+
+        :param corrupt: finds the file of a corruption.
+        """
+        self._row, self._corrupt = row, corrupt
+        if row.step != plan.READING:
+            self.call(row.process, 'arm', row.step)
+
+    def strike(self) -> None:
+        """Do the fault."""
+        row, self._row = self._row, None
+        if row is None:
+            return
+        self.was_reached = True
+        fault = row.fault
+        if fault.act is Act.KILL:
+            for target in row.targets:
+                self._kill(target)
+        elif fault.act is Act.FREEZE:
+            for pid in map(self._pid, row.targets):
+                if pid is not None:
+                    os.kill(pid, signal.SIGSTOP)
+                    self._later(fault, lambda pid=pid: os.kill(pid, signal.SIGCONT))
+        elif fault.act is Act.LINK:
+            self._link('down')
+            self._later(fault, lambda: self._link('up'))
+        elif fault.act is Act.FULL:
+            filler = self.root / row.process / 'filler'
+            self._fill(filler)
+            self._later(fault, filler.unlink)
+        elif fault.act is Act.BUS:
+            bus.fault_path(str(self.root)).write_text(fault.on[0])
+            self._later(fault, bus.fault_path(str(self.root)).unlink)
+        elif fault.act is Act.CORRUPT:
+            assert self._corrupt is not None
+            _flip(self._corrupt())
+
+    def _later(self, fault: plan.Fault, lift: Callable[[], None]) -> None:
+        self._lifts.append((time.monotonic() + fault.seconds, lift))
+
+    def _lift(self, everything: bool = False) -> None:
+        now = time.monotonic()
+        for entry in self._lifts[:]:
+            if everything or now >= entry[0]:
+                self._lifts.remove(entry)
+                with contextlib.suppress(ProcessLookupError, FileNotFoundError):
+                    entry[1]()
+
+    def _kill(self, name: str) -> None:
+        if name in (HOST, STORAGE):
+            self._workers[name].kill()
+            return
+        pid = self._pid(name)
+        if pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _pid(self, name: str) -> int | None:
+        try:
+            return int((self.root / _PIDS[name]).read_text())
+        except (OSError, ValueError):
+            return None
+
+    def _link(self, state: str) -> None:
+        subprocess.run(['ip', '-n', self.network._switch, 'link', 'set', 'p0', state], check=True)
+
+    @staticmethod
+    def _fill(path: Path) -> None:
+        with open(path, 'wb') as stream:
+            status = os.statvfs(path)
+            os.posix_fallocate(stream.fileno(), 0,
+                               max(1, status.f_bavail * status.f_frsize - _FREE))
+
+    # What is left.
+
+    def strangers(self) -> list[str]:
+        """Return the processes that run and are none of the stage's."""
+        known = {worker.pid for worker in self._workers.values()}
+        known |= {pid for pid in map(self._pid, _PIDS) if pid is not None}
+        found = []
+        for name in (self.network.storage, *self.network.hosts):
+            for pid in netns._run('ip', 'netns', 'pids', name).split():
+                with contextlib.suppress(OSError):
+                    state = Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[0]
+                    words = Path(f'/proc/{pid}/cmdline').read_bytes().decode().split('\0')
+                    if int(pid) not in known and state not in 'ZX':
+                        found.append(f'process {pid} {os.path.basename(words[0])}')
+        return found
+
+
+def _flip(path: Path) -> None:
+    with open(path, 'r+b') as stream:
+        # In the midst, where data is.
+        stream.seek(path.stat().st_size // 2)
+        byte = stream.read(1)
+        stream.seek(-1, os.SEEK_CUR)
+        stream.write(bytes([byte[0] ^ 255]))
+
+
+@contextlib.contextmanager
+def file_systems(root: Path) -> Any:
+    """Have small file systems of memory in a directory, that nobody else sees, for the block."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    new_mounts, private, recursive = 0x00020000, 1 << 18, 1 << 14
+
+    def call(result: int) -> None:
+        if result:
+            raise OSError(ctypes.get_errno(), 'the file systems of a stage cannot be mounted')
+
+    call(libc.unshare(new_mounts))
+    call(libc.mount(b'none', b'/', None, ctypes.c_ulong(private | recursive), None))
+    mounted = []
+    try:
+        for name, size in _FILE_SYSTEMS.items():
+            path = root / name
+            path.mkdir()
+            call(libc.mount(b'tmpfs', os.fsencode(path), b'tmpfs', ctypes.c_ulong(0),
+                            f'size={size}m'.encode()))
+            mounted.append(path)
+        yield
+    finally:
+        for path in mounted:
+            libc.umount2(os.fsencode(path), 2)

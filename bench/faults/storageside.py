@@ -1,0 +1,202 @@
+"""The storage service of a stage: the product's own, wired by itself.
+
+Stand-ins have the place of what is not there: Glance is a directory of files, a profile boot's
+server is a list of what it reads, and Nova's servers are the host's directories.
+"""
+
+import faulthandler
+import json
+import logging
+import os
+import signal
+import tempfile
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from glanceclient import exc
+from oslo_config import cfg
+
+from bench.faults import bus
+from bench.faults.gate import Gate
+from bench.replay import netns
+from bootcache import conf as bootcache_conf
+from bootcache import properties, rpcapi
+from bootcache.workingset import WorkingSet
+from glance_bootcache import conf as glance_conf
+from glance_bootcache import service
+from glance_bootcache.decisions import ImageFacts
+from glance_bootcache.glance.images import Images
+from glance_bootcache.profileboot.job import BuildJob
+from glance_bootcache.profileboot.throughnova import NovaProfileBoots, Result
+from glance_bootcache.storage.exporter import Exporter
+from glance_bootcache.storage.store import ImageStore
+
+PORT = 10809
+_PIECE = 1 << 20
+
+
+class GlanceClient:
+    """Glance: of each image a file with its data, and one with what else there is.
+
+    :param directory: of these.
+    """
+
+    def __init__(self, directory: str):
+        self._directory = Path(directory)
+        self.images = self
+
+    def get(self, image_id: str) -> dict[str, Any]:
+        """Return an image."""
+        try:
+            found: dict[str, Any] = json.loads((self._directory / f'{image_id}.json').read_text())
+        except FileNotFoundError:
+            raise exc.HTTPNotFound() from None
+        return found
+
+    def list(self, filters: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return all of them."""
+        return [] if filters.get('os_hidden') else [
+            json.loads(path.read_text()) for path in self._directory.glob('*.json')]
+
+    def data(self, image_id: str) -> Iterator[bytes]:
+        """Yield an image's bytes."""
+        with open(self._directory / image_id, 'rb') as stream:
+            while piece := stream.read(_PIECE):
+                yield piece
+
+    def update(self, image_id: str, remove_props: Collection[str] = (), **changes: str) -> None:
+        """Change an image's properties."""
+        image = {**self.get(image_id), **changes}
+        for name in remove_props:
+            image.pop(name, None)
+        path = self._directory / f'{image_id}.json'
+        path.with_suffix('.new').write_text(json.dumps(image))
+        path.with_suffix('.new').rename(path)
+
+
+class _Glance(Images):
+    def __init__(self, directory: str):
+        self._client = GlanceClient(directory)
+        self._shown_at = None
+
+
+class _ProfileBoots(NovaProfileBoots):
+    """Reads what the image's file says that a boot reads."""
+
+    def __init__(self, directory: str):
+        self._directory = directory
+
+    def has_servers(self, image_id: str, created_before: float | None = None) -> bool:
+        return any(path.read_text() == image_id
+                   for path in Path(self._directory, 'host', 'instances').glob('*/image'))
+
+    def remove_leftovers(self, tokens: Collection[str] = ()) -> int:
+        return 0
+
+    def run(self, image: ImageFacts, virtual_bytes: int, policy: properties.Policy,
+            job: BuildJob) -> Result:
+        extents = json.loads(Path(self._directory, 'glance', f'{image.image_id}.reads').read_text())
+        return Result(WorkingSet.from_wire(image.image_id, image.image_hash, virtual_bytes, 4096,
+                                           extents), 'marker', 1.0)
+
+
+class StorageSide:
+    """The storage service; made in its process.
+
+    :param directory: of the stage.
+    :param options: more of the product's.
+    """
+
+    def __init__(self, gate: Gate, directory: str, options: dict[str, Any]):
+        self._gate = gate
+        log_to(f'{directory}/log/storage.log')
+        # What builds leave there is to be found.
+        tempfile.tempdir = f'{directory}/storage/tmp'
+        conf = cfg.ConfigOpts()
+        conf([], project='bootcache', default_config_files=[], default_config_dirs=[])
+        glance_conf.register_opts(conf)
+        conf.register_opts(glance_conf.default_opts)
+        for name, value in {
+                'state_dir': f'{directory}/storage/state', 'run_dir': f'{directory}/r',
+                'export_host': netns.STORAGE_ADDRESS, 'export_port': PORT, 'poll_interval': 1,
+                'gateway_socket': f'{directory}/g/nbd', 'refine_boots': 0, 'profile_linger': 1,
+                'storage_memory_directory': f'{directory}/memory',
+                'storage_memory_quota': '64MiB', **options}.items():
+            conf.set_override(name, value, bootcache_conf.GROUP)
+        nobody = SimpleNamespace(start=lambda: None, stop=lambda: None)
+        for module, name, value in (
+                (service, 'Images', lambda conf: _Glance(f'{directory}/glance')),
+                (service, 'NovaProfileBoots', lambda conf: _ProfileBoots(directory)),
+                (service, 'NovaPrecache', lambda conf: SimpleNamespace(aggregates=dict)),
+                (service, 'get_listener', lambda conf, events: nobody),
+                (service.startchecks, 'check_cloud', lambda conf: None),
+                (rpcapi, 'get_transport', lambda conf: None),
+                (service.messaging, 'get_rpc_server', self._server(directory))):
+            setattr(module, name, value)
+        self._service = service.StorageService(conf, lambda: None, SimpleNamespace(value=False))
+        self._service._start()
+        self._store: ImageStore = ImageStore(conf[bootcache_conf.GROUP].state_dir)
+        self._exporter: Exporter = self._endpoints._manager._image_work._exporter
+
+    def _server(self, directory: str) -> Any:
+        def make(_transport: Any, _target: Any, endpoints: list[Any], **_named: Any) -> bus.Server:
+            self._endpoints = endpoints[0]
+            return bus.Server(directory, endpoints[0])
+        return make
+
+    def arm(self, step: str) -> None:
+        """Stand still at a step."""
+        self._gate.arm(step)
+
+    def look(self, image_id: str) -> None:
+        """Hear of an image from Glance: it was registered, changed, or deleted."""
+        self._endpoints._manager.consider(image_id)
+
+    def promote(self, image_id: str) -> None:
+        """Be asked for an image's cache image in memory."""
+        self._endpoints.promote_image({}, image_id)
+
+    def state(self, image_id: str) -> tuple[str, str, bool, bool]:
+        """Return an image's standing, the reason, whether there is a base, and a cache image."""
+        manifest = self._store.load(image_id)
+        if manifest is None:
+            return '', '', False, False
+        return (manifest.standing.value, manifest.reason, bool(manifest.made.base_path),
+                manifest.made.cache_image is not None)
+
+    def left(self) -> list[str]:
+        """Return what is here though no image is."""
+        manager = self._endpoints._manager
+        found = [f'storage file {path}' for path in files(
+            self._store.state_path('images'), self._endpoints._tiers._directory or '',
+            tempfile.gettempdir())]
+        found += [f'job of {image_id}' for image_id in manager.jobs._jobs]
+        daemon = self._exporter._daemon
+        return found + [f'export {name}' for name in daemon.exports()] \
+            + [f'exporter\'s node {name}' for name in daemon.nodes()]
+
+
+def files(*directories: str) -> list[str]:
+    """Return all files and empty directories below some, without their beginning."""
+    found = []
+    for directory in directories:
+        for path, folders, names in os.walk(directory):
+            if path != directory and not folders and not names:
+                found.append(os.path.relpath(path, directory))
+            found += [os.path.relpath(os.path.join(path, name), directory) for name in names]
+    return sorted(found)
+
+
+def log_to(path: str) -> None:
+    """Have this process's log lines written into a file."""
+    root = logging.getLogger()
+    for handler in root.handlers[:]:
+        root.removeHandler(handler)
+    handler = logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter('%(asctime)s %(process)d %(levelname)s %(message)s'))
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    # What a process does that does not answer: see Stage.ask_what_they_do.
+    faulthandler.register(signal.SIGUSR1, file=handler.stream, chain=False)

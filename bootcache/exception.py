@@ -33,6 +33,10 @@ class StorageNodeAway(StorageDaemonError):
     """A storage node's exporter does not answer."""
 
 
+class StorageNodeFull(BootcacheError):
+    """A file system of the storage node has no room: it may have in a while."""
+
+
 class StorageServiceAway(BootcacheError):
     """The storage service does not answer, or does not have an image yet: it may in a while."""
 

@@ -54,6 +54,8 @@ DELETED = 'the image was deleted in Glance'
 HELD = 'deleted with "bootcache image delete"; "bootcache image build" makes it again'
 SIGNED = 'the image is signed'
 NO_DATA = 'the image has no data: its import or upload into Glance has failed; import it again'
+# Of what this machine could not do, whatever the image is.
+PUT_OFF = 'the storage node could not, and it is tried again by itself'
 OLDER_READ = 'compute hosts still read the image\'s older content'
 # How the reasons begin of guests that have not booted.
 SWITCHED_OFF = 'the guest switched itself off'
@@ -90,6 +92,11 @@ def seen(manifest: Manifest, visibility: str, now: float = 0.0) -> Manifest:
     fewer = known and VISIBILITIES.index(visibility) > VISIBILITIES.index(before.visibility)
     generation = next_generation(before.generation, now) if fewer else before.generation
     return manifest.wishing(visibility=visibility, generation=generation)
+
+
+def is_put_off(manifest: Manifest) -> bool:
+    """Tell whether an image waits for another try, as the storage node could not make its part."""
+    return manifest.standing is Standing.WANTED and manifest.reason.startswith(PUT_OFF)
 
 
 def has_new_content(image: ImageFacts, manifest: Manifest) -> bool:
@@ -240,6 +247,10 @@ def _decide(image: ImageFacts, manifest: Manifest | None, default_quota: int, ma
     nothing = ImageDecision(ImageAction.NOTHING, policy=policy)
     if forced:
         return record
+    if manifest is not None and is_put_off(manifest) and not again \
+            and manifest.image_hash == image.image_hash:
+        # Telling of it in Glance is a change of the image itself.
+        return nothing
     if manifest is None or (manifest.standing is Standing.WANTED and profile_boots):
         return first if manifest is None else record
     if manifest.wished.held:

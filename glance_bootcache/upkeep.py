@@ -2,13 +2,14 @@
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from oslo_config import cfg
 from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
 from bootcache.manifest import Standing
+from glance_bootcache import decisions
 from glance_bootcache.glance import listener
 from glance_bootcache.glance.images import Images
 from glance_bootcache.glance.listener import ImageEvents
@@ -25,6 +26,7 @@ LOG = logging.getLogger(__name__)
 
 # In a row, after which Glance counts as being away.
 _MOST_FAILURES = 3
+_LONGEST_PAUSE = 3600
 
 
 class ServiceUpkeep:
@@ -33,11 +35,14 @@ class ServiceUpkeep:
     :param conf: configuration of the storage service.
     :param events: Glance's notifications.
     :param needs: which bases compute hosts need.
+    :param clock: monotonic seconds.
     """
 
     def __init__(self, conf: cfg.ConfigOpts, store: ImageStore, images: Images, exporter: Exporter,
                  tiers: StorageTiers, profile_boots: NovaProfileBoots, manager: Manager,
-                 events: ImageEvents, needs: ReportedNeeds):
+                 events: ImageEvents, needs: ReportedNeeds,
+                 clock: Callable[[], float] = time.monotonic):
+        self._clock = clock
         self._conf = conf[bootcache_conf.GROUP]
         self._store = store
         self._exporter = exporter
@@ -49,6 +54,8 @@ class ServiceUpkeep:
         self._needs = needs
         self.older = OlderContent(store, manager)
         self.recovered = False
+        # When images that were put off are tried again, and the pause after that.
+        self._due: dict[str, tuple[float, float]] = {}
         self._told_unheard = False
         self._stopping = threading.Event()
 
@@ -152,10 +159,30 @@ class ServiceUpkeep:
         if not self.recovered:
             # With Nova away, what is begun would fail for good.
             return
-        self._consider(manifest.image_id for manifest in self._store.manifests()
-                       if manifest.standing is Standing.WANTED
-                       and self._manager.jobs.of(manifest.image_id) is None
-                       and not self._manager.awaits_host(manifest))
+        waiting = [manifest for manifest in self._store.manifests()
+                   if manifest.standing is Standing.WANTED
+                   and self._manager.jobs.of(manifest.image_id) is None
+                   and not self._manager.awaits_host(manifest)]
+        self._consider(manifest.image_id for manifest in waiting
+                       if not decisions.is_put_off(manifest))
+        self._try_again([manifest.image_id for manifest in waiting
+                         if decisions.is_put_off(manifest)])
+
+    def _try_again(self, put_off: list[str]) -> None:
+        """Take up images that the storage node could not make, with growing pauses.
+
+        :raises Exception: keystoneauth's or glanceclient's, if Glance cannot be asked.
+        """
+        now = self._clock()
+        # What is tried just now may come back: its pause is kept.
+        self._due = {image_id: due for image_id, due in self._due.items()
+                     if image_id in put_off or self._manager.jobs.of(image_id) is not None}
+        for image_id in put_off:
+            due, pause = self._due.setdefault(image_id, (
+                now + self._conf.poll_interval, 2 * self._conf.poll_interval))
+            if now >= due:
+                self._due[image_id] = now + pause, min(2 * pause, _LONGEST_PAUSE)
+                self._manager.consider(image_id, again=True)
 
     def _consider(self, image_ids: Iterable[str]) -> None:
         """Look at images: one about which Glance does not answer does not hold up the others.

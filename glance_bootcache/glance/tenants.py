@@ -61,6 +61,7 @@ _FAILED = (
 )
 _PENDING = (
     (decisions.NO_HOST, 'it waits for a compute host that can record its boot'),
+    (decisions.PUT_OFF, 'it could not be made just now, and is tried again by itself'),
 )
 _KNOWN = {ImageState.SKIPPED: _SKIPPED, ImageState.FAILED: _FAILED, ImageState.PENDING: _PENDING}
 

@@ -3,7 +3,9 @@
 import contextlib
 import dataclasses
 import os
+import shutil
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from oslo_config import cfg
@@ -165,18 +167,20 @@ class ImageWork:
         made, quota = manifest.made, manifest.wished.quota
         clusters = workingset.align(working_set.extents, self._conf.cluster_size,
                                     made.virtual_bytes)
-        self._disk_room.make(manifest.image_id, min(
-            quota, workingset.total_bytes(clusters) + cacheimage.metadata_bytes(
-                clusters, self._conf.cluster_size, made.virtual_bytes)))
+        room = min(quota, workingset.total_bytes(clusters) + cacheimage.metadata_bytes(
+            clusters, self._conf.cluster_size, made.virtual_bytes))
+        self._disk_room.make(manifest.image_id, room)
         name = self._store.new_name('cache', '.qcow2')
         backing_uri = naming.nbd_unix_uri(
             self._conf.gateway_socket,
             naming.export_name(naming.EXPORT_BASE, manifest.image_id))
         began = time.monotonic()
-        built = cacheimage.build(
-            Base(made.base_path, made.image_format, made.virtual_bytes),
-            working_set.extents, self._store.path(manifest.image_id, name), quota=quota,
-            cluster_bytes=self._conf.cluster_size, backing_uri=backing_uri)
+        path = self._store.path(manifest.image_id, name)
+        with self._told_of_full(os.path.dirname(path), room):
+            built = cacheimage.build(
+                Base(made.base_path, made.image_format, made.virtual_bytes),
+                working_set.extents, path, quota=quota, cluster_bytes=self._conf.cluster_size,
+                backing_uri=backing_uri)
         seconds = time.monotonic() - began
         info = CacheInfo(name, built.bytes, built.data_bytes, len(built.extents), built.sha256,
                          built.virtual_bytes, built.cluster_bytes, quota, backing_uri,
@@ -193,3 +197,17 @@ class ImageWork:
         self._tiers.note_use(manifest.image_id, time.time())
         LOG.info('image %s: cache image of %d bytes built in %.2f s', manifest.image_id,
                  built.bytes, seconds)
+
+    @staticmethod
+    @contextlib.contextmanager
+    def _told_of_full(directory: str, room: int) -> Iterator[None]:
+        """Have an error name what is at fault: QEMU's tools fail in many ways on a full medium."""
+        try:
+            yield
+        except Exception as error:
+            free = shutil.disk_usage(directory).free
+            if free >= room:
+                raise
+            raise exception.StorageNodeFull(
+                f'{directory} has no room for a cache image of {room} bytes, {free} are free; make'
+                f' room in [bootcache]state_dir: {error}') from error

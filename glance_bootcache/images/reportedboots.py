@@ -16,6 +16,7 @@ from bootcache import exception, properties, recorder, refinement, rpcapi, worki
 from bootcache.manifest import ImageState, Manifest, Standing, WorkingSetInfo
 from bootcache.refinement import Boot
 from bootcache.workingset import WorkingSet
+from glance_bootcache import decisions
 from glance_bootcache.decisions import STUCK, SWITCHED_OFF
 from glance_bootcache.images.expectedreports import ExpectedBoot, ExpectedReports
 from glance_bootcache.images.manager import Manager
@@ -75,6 +76,10 @@ class ReportedBoots:
         manifest = self._store.load(image_id)
         if profile_token is not None:
             return self._plan_profile(manifest, image_id, host, profile_token)
+        if manifest is not None and not manifest.made.base_path \
+                and decisions.is_put_off(manifest) and self._manager.jobs.of(image_id) is None:
+            # To wait would be in vain; upkeep tries again.
+            return _stock(manifest)
         if manifest is None or (not manifest.made.base_path
                                 and manifest.standing in (Standing.WANTED, Standing.DONE)):
             self._manager.prepare(image_id)

@@ -7,6 +7,7 @@ from oslo_log import log as logging
 
 from bootcache import exception
 from bootcache.manifest import ImageState, Made, Manifest, Standing
+from glance_bootcache.decisions import PUT_OFF
 from glance_bootcache.images.jobs import Jobs
 from glance_bootcache.images.shown import Shown
 from glance_bootcache.profileboot.job import BuildJob
@@ -82,6 +83,8 @@ class States:
             LOG.info('image %s: given up: %s', job.image_id, error)
         except exception.ImageRefused as error:
             self._fail(job, Standing.SKIPPED, str(error))
+        except (exception.StorageDaemonError, exception.StorageNodeFull, OSError) as error:
+            self._put_off(job, error)
         except exception.BootcacheError as error:
             self._fail(job, Standing.FAILED, str(error))
         except Exception as error:
@@ -89,6 +92,17 @@ class States:
                 LOG.exception('image %s: unexpected error', job.image_id)
                 self._fail(job, Standing.FAILED, f'unexpected error: {error}')
         return True
+
+    def _put_off(self, job: BuildJob, error: Exception) -> None:
+        """Have an image wait for another try: nothing is wrong with it, but with this machine."""
+        if self._current(job).made.cache_image is not None:
+            # That serves meanwhile.
+            self._fail(job, Standing.FAILED, str(error))
+            return
+        with contextlib.suppress(exception.Cancelled):
+            job.check_cancelled()
+            LOG.warning('image %s: %s: %s', job.image_id, PUT_OFF, error)
+            self._end(job, Standing.WANTED, f'{PUT_OFF}: {error}', None)
 
     def _fail(self, job: BuildJob, standing: Standing, reason: str) -> None:
         with contextlib.suppress(exception.Cancelled):

@@ -1,0 +1,122 @@
+"""Images of which the storage node could not make its part: they are tried again by themselves."""
+
+import shutil
+import types
+
+import pytest
+from fakes_clock import Clock
+
+from bootcache import exception
+from bootcache.manifest import Made, Manifest, Standing
+from glance_bootcache import decisions
+from glance_bootcache.glance import tenants
+
+IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+ERRORS = [exception.StorageDaemonError('exporter: no answer'),
+          exception.StorageDaemonBusy('exporter: it hangs'),
+          OSError(28, 'No space left on device')]
+
+
+def register(house):
+    house.images.put(IMAGE)
+    house.manager.consider(IMAGE)
+    house.settle()
+
+
+def fail(house, errors):
+    """Have the next builds fail, one with each error."""
+    def building():
+        if errors:
+            raise errors.pop(0)
+    house.qemu.building = building
+
+
+@pytest.mark.parametrize('error', ERRORS, ids=repr)
+def test_what_the_storage_node_could_not_do_is_tried_again(house, error):
+    house.upkeep._clock = clock = Clock()
+    house.upkeep.recovered = True
+    fail(house, [error])
+    register(house)
+    manifest = house.store.load(IMAGE)
+    assert decisions.is_put_off(manifest) and str(error) in manifest.reason
+    assert house.state(IMAGE) == 'pending'
+    house.upkeep.go_on()
+    clock.sleep(29)
+    house.upkeep.go_on()
+    house.settle()
+    assert house.state(IMAGE) == 'pending'
+    clock.sleep(1)
+    house.upkeep.go_on()
+    house.settle()
+    assert house.state(IMAGE) == 'ready' and house.store.load(IMAGE).reason == ''
+
+
+def test_the_pauses_grow_and_have_an_end(house):
+    house.upkeep._clock = clock = Clock()
+    house.upkeep.recovered = True
+    fail(house, [OSError(28, 'No space left on device') for _ in range(100)])
+    register(house)
+    began, tries = clock.now, []
+    while clock.now < began + 20_000:
+        recorded = len(house.boots.jobs)
+        house.upkeep.go_on()
+        house.settle()
+        if len(house.boots.jobs) > recorded:
+            tries.append(clock.now - began)
+        clock.sleep(30)
+    pauses = [after - before for before, after in zip([0, *tries], tries, strict=False)]
+    assert pauses[:4] == [30, 60, 120, 240]
+    assert max(pauses) == pauses[-1] == 3600
+
+
+def test_a_change_of_the_image_in_glance_does_not_try_again(house):
+    fail(house, [OSError(28, 'No space left on device')])
+    register(house)
+    recorded = len(house.boots.jobs)
+    house.manager.consider(IMAGE)
+    house.settle()
+    assert decisions.is_put_off(house.store.load(IMAGE)) and len(house.boots.jobs) == recorded
+    house.manager.consider(IMAGE, forced=True)
+    house.settle()
+    assert house.state(IMAGE) == 'ready'
+
+
+def test_a_fault_of_the_image_or_of_its_boot_is_for_good(house):
+    fail(house, [exception.BuildFailed('the quota leaves no room')])
+    register(house)
+    assert house.store.load(IMAGE).standing is Standing.FAILED
+
+
+def test_where_an_older_cache_image_serves_it_goes_on_serving(house):
+    register(house)
+    fail(house, [OSError(28, 'No space left on device')])
+    house.manager.consider(IMAGE, forced=True)
+    house.settle()
+    manifest = house.store.load(IMAGE)
+    assert manifest.standing is Standing.DONE and manifest.made.cache_image is not None
+    assert 'No space left' in manifest.reason
+
+
+def test_a_file_system_without_room_is_no_fault_of_the_image(house, monkeypatch):
+    fail(house, [exception.BuildFailed('qemu-img create failed')])
+    monkeypatch.setattr(shutil, 'disk_usage', lambda path: types.SimpleNamespace(free=100))
+    register(house)
+    manifest = house.store.load(IMAGE)
+    assert decisions.is_put_off(manifest)
+    assert 'has no room' in manifest.reason and 'qemu-img create failed' in manifest.reason
+
+
+def test_a_server_does_not_wait_for_a_base_that_could_not_be_had(house):
+    reason = f'{decisions.PUT_OFF}: No space left on device'
+    house.store.save(Manifest(IMAGE, Standing.WANTED, reason, 'sha512:11'))
+    answer = house.hosts.plan_boot(IMAGE, 'host-1', 'server-1', None)
+    assert answer['action'] == 'stock' and 'No space left' in answer['reason']
+    house.store.save(Manifest(IMAGE, Standing.WANTED, '', 'sha512:11', made=Made()))
+    assert house.hosts.plan_boot(IMAGE, 'host-1', 'server-1', None)['action'] == 'wait'
+
+
+def test_tenants_are_told_that_it_is_tried_again(house):
+    fail(house, [OSError(28, 'No space left on device')])
+    register(house)
+    told = tenants.told(house.store.load(IMAGE).state, house.store.load(IMAGE).reason)
+    assert 'tried again' in told and 'space' not in told

@@ -1,6 +1,21 @@
-"""When a profile boot is over. Pure."""
+"""When a boot is over. Pure.
+
+A boot marker ends most boots. Where none was seen, silence is all there is: the guest may be up,
+and its console says nothing; or it waits for a disk whose driver it lacks, when its loader has read
+all that it reads. Guests wait for their disk for a minute or three, and then say so, or switch
+themselves off.
+"""
 
 import dataclasses
+from collections.abc import Callable
+from typing import Protocol
+
+# What ends a boot.
+MARKER, SILENCE, QUOTA, TIMEOUT = 'marker', 'silence', 'quota', 'timeout'
+# Its server was stopped, moved or deleted.
+SHUTDOWN = 'shutdown'
+# It was none: the guest's console says that it does not come up; it read next to nothing.
+STUCK, NOTHING = 'stuck', 'nothing'
 
 # Nothing new for this long after the marker: the boot's tail has been read.
 _QUIET_SECONDS = 5.0
@@ -8,7 +23,7 @@ _QUIET_SECONDS = 5.0
 
 @dataclasses.dataclass(frozen=True)
 class BootLimits:
-    """When to end a profile boot.
+    """When to end a boot.
 
     :ivar quota: bytes; more than that would not fit the cache image.
     :ivar linger: seconds after the marker, at most.
@@ -24,10 +39,10 @@ class BootLimits:
 
 @dataclasses.dataclass(frozen=True)
 class BootProgress:
-    """How far a profile boot is.
+    """How far a boot is.
 
-    :ivar seconds: since its server was asked for.
-    :ivar recorded_bytes: size of the growing store; 0 if the recording has not begun.
+    :ivar seconds: since its disk was made.
+    :ivar recorded_bytes: by which its growing store has grown.
     :ivar idle_seconds: since the store grew last.
     :ivar marker_age: seconds since the marker was seen, or None.
     """
@@ -52,12 +67,134 @@ def ended_by(progress: BootProgress, limits: BootLimits) -> str | None:
     if progress.marker_age is not None and progress.recorded_bytes and (
             progress.marker_age >= limits.linger
             or (progress.idle_seconds >= _QUIET_SECONDS and progress.marker_age >= _QUIET_SECONDS)):
-        return 'marker'
+        return MARKER
     if progress.recorded_bytes >= limits.quota:
-        return 'quota'
+        return QUOTA
     if progress.marker_age is None and progress.recorded_bytes \
             and progress.idle_seconds >= limits.silence:
-        return 'silence'
+        return SILENCE
     if progress.seconds >= limits.timeout:
-        return 'timeout'
+        return TIMEOUT
     return None
+
+
+# A kernel alone has megabytes. With less, silence is that of a guest which has not got so far.
+LEAST_BYTES = 1 << 20
+# A guest that may still say its marker, or that there is no disk, is waited for so many times as
+# long. Its console may be empty until then, as kernels are told to be quiet.
+_PATIENCE = 3
+_MOST_LINES = 200
+_LINE_CHARACTERS = 1024
+# What a console says of a guest that does not get on by itself. Each is looked for in a line's text
+# as it is; they are the words of: Linux; initramfs-tools; dracut and systemd; mkinitcpio; Alpine;
+# FreeBSD; GRUB; SeaBIOS; OVMF.
+_SIGNS = (
+    'Kernel panic - not syncing',
+    'VFS: Unable to mount root fs', 'VFS: Cannot open root device',
+    'Gave up waiting for root', 'Dropping to a shell!',
+    'Entering emergency mode', 'You are in emergency mode', 'Give root password for maintenance',
+    'You are now being dropped into an emergency shell',
+    'initramfs emergency recovery shell launched',
+    'mountroot>',
+    'grub rescue>',
+    'No bootable device', 'Boot failed: not a bootable disk',
+    'No bootable option or device was found',
+)
+
+
+def upset(console: str) -> str:
+    """Return the line by which a console says that its guest does not come up; empty if none does.
+
+    To be asked where no marker was seen: a guest that is up may have said such a thing before.
+
+    :param console: the end of it; the last 200 lines count.
+    """
+    for line in reversed(console.splitlines()[-_MOST_LINES:]):
+        line = line[:_LINE_CHARACTERS]
+        if any(sign in line for sign in _SIGNS):
+            return ''.join(filter(str.isprintable, line)).strip()[:200]
+    return ''
+
+
+class BootJudge(Protocol):
+    """Tells when a boot is over."""
+
+    @property
+    def limits(self) -> BootLimits:
+        """When to end it."""
+
+    @property
+    def line(self) -> str:
+        """The console's line that told so, where it is stuck; else empty."""
+
+    def ended_by(self, progress: BootProgress, console: Callable[[], str],
+                 marks: bool) -> str | None:
+        """Return what ends the boot now, or None.
+
+        :param console: gives the end of the guest's console; asked where no marker was seen.
+        :param marks: whether the guest's marker is looked for still.
+        """
+
+    def counts_until_marker(self, progress: BootProgress) -> bool:
+        """Tell whether what was read after the marker is not the boot's."""
+
+
+class ServerJudge:
+    """Tells when the boot of somebody's server is over.
+
+    :param limits: when it ends.
+    """
+
+    line = ''
+
+    def __init__(self, limits: BootLimits):
+        self.limits = limits
+
+    def ended_by(self, progress: BootProgress, console: Callable[[], str],
+                 marks: bool) -> str | None:
+        """Return what ends the boot now, or None: see ``BootJudge``."""
+        # At least one byte: a boot that misses nothing ends as well.
+        read = max(1, progress.recorded_bytes)
+        return ended_by(dataclasses.replace(progress, recorded_bytes=read), self.limits)
+
+    def counts_until_marker(self, progress: BootProgress) -> bool:
+        """Tell whether what was read after the marker may be what a tenant does with a server."""
+        return not was_quiet(progress, self.limits)
+
+
+class ProfileJudge:
+    """Tells when a profile boot is over, and whether it was one.
+
+    :param limits: when it ends.
+    """
+
+    def __init__(self, limits: BootLimits):
+        self.limits = limits
+        self.line = ''
+        self._silent_at: float | None = None
+
+    def ended_by(self, progress: BootProgress, console: Callable[[], str],
+                 marks: bool) -> str | None:
+        """Return what ends the boot now, or None: see ``BootJudge``."""
+        ended = ended_by(progress, self.limits)
+        if progress.marker_age is None and ended in (SILENCE, TIMEOUT) \
+                and (line := upset(console())):
+            self.line = line
+            return STUCK
+        if ended == SILENCE and not self._is_enough(progress, marks):
+            ended = TIMEOUT if progress.seconds >= self.limits.timeout else None
+        least = LEAST_BYTES if progress.marker_age is None else 1
+        return NOTHING if ended == TIMEOUT and progress.recorded_bytes < least else ended
+
+    def counts_until_marker(self, progress: BootProgress) -> bool:
+        """Return False: nobody does anything with its server."""
+        return False
+
+    def _is_enough(self, progress: BootProgress, may_say_more: bool) -> bool:
+        if progress.recorded_bytes < LEAST_BYTES:
+            return False
+        if self._silent_at is None:
+            # What is read from now on does not begin it anew: that is bounded so.
+            self._silent_at = progress.seconds
+        patience = self.limits.silence * (_PATIENCE - 1) if may_say_more else 0
+        return progress.seconds - self._silent_at >= patience

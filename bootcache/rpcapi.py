@@ -2,8 +2,8 @@
 
 History:
 
-* 1.0: image_registered, plan_boot, recording_progress, report_working_set, list_images, get_image,
-  get_working_set, build_image, delete_image.
+* 1.0: image_registered, plan_boot, list_images, get_image, get_working_set, build_image,
+  delete_image.
 * 1.1: plan_boot's actions cold and wait, its entries medium, has_memory, image_hash, pinned and
   watch, and the base's place also with stock; report_boot, report_use, promote_image, pin_image,
   serve_stored.
@@ -12,6 +12,10 @@ History:
 * 1.3: report_holdings' entries needs and unsettled; plan_boot's entry ready_in; list_hosts' entries
   unsettled and named; image_hosts' entry storage_bytes.
 * 1.4: get_image's entry kept_for.
+* 1.5: a profile boot is watched and reported by its host, as any other: plan_boot's entry watch
+  also with record, report_boot's profile_token and line, boot_progress; recording_progress and
+  report_working_set, which were 1.0's, are gone: a host and a service of which one is of an earlier
+  version can do all but profile boots.
 """
 
 from collections.abc import Callable
@@ -26,7 +30,7 @@ from bootcache.bus import BusOpening, within
 
 EXCHANGE = 'bootcache'
 TOPIC = 'bootcache'
-VERSION = '1.4'
+VERSION = '1.5'
 # Added to a client's first call's limit.
 _OPENING_SECONDS = 2
 # A server that boots does not wait for longer to hear how, whatever rpc_timeout is.
@@ -41,7 +45,8 @@ _FIRST = '1.0'
 _SINCE = {
     **dict.fromkeys(('report_boot', 'promote_image', 'pin_image', 'serve_stored'), '1.1'),
     **dict.fromkeys(('report_holdings', 'report_warm', 'list_hosts', 'image_hosts', 'evict_image',
-                     'warm_image', 'get_warming'), '1.2')}
+                     'warm_image', 'get_warming'), '1.2'),
+    'boot_progress': '1.5'}
 
 # Key of a server's metadata whose value proves it to be a profile boot (plan_boot's token).
 PROFILE_METADATA = 'bootcache_profile'
@@ -93,13 +98,15 @@ class StorageAPI:
             lambda seconds: self._client.prepare(timeout=seconds, retry=0, version=_FIRST).call(
                 {}, 'get_image', image_id=NO_IMAGE))
 
-    def _call(self, method: str, *, seconds: float | None = None, **arguments: Any) -> Any:
+    def _call(self, method: str, *, seconds: float | None = None, since: str | None = None,
+              **arguments: Any) -> Any:
         limit = min(seconds or self._timeout, self._timeout)
 
         def call() -> Any:
             # Without a retry limit a call waits for ever for a bus that is away.
-            return self._client.prepare(timeout=limit, retry=1, version=_SINCE.get(
-                method, _FIRST)).call({}, method, **arguments)
+            version = since or _SINCE.get(method, _FIRST)
+            return self._client.prepare(timeout=limit, retry=1, version=version).call(
+                {}, method, **arguments)
 
         def ask() -> Any:
             self._opening.wait(limit + _OPENING_SECONDS)
@@ -154,38 +161,36 @@ class StorageAPI:
                                             profile_token=profile_token)
         return answer
 
-    def recording_progress(self, image_id: str, profile_token: str, recorded_bytes: int,
-                           idle_seconds: float) -> None:
-        """Tell how far a profile boot's recording is.
+    def boot_progress(self, image_id: str, profile_token: str, recorded_bytes: int) -> None:
+        """Tell how far a profile boot is.
 
         :param recorded_bytes: size of the growing store.
-        :param idle_seconds: since it grew last.
         """
-        self._cast('recording_progress', image_id=image_id, profile_token=profile_token,
-                   recorded_bytes=recorded_bytes, idle_seconds=idle_seconds)
-
-    def report_working_set(self, image_id: str, profile_token: str, granularity: int,
-                           extents: list[list[Any]]) -> None:
-        """Report what a profile boot read: extents, never data.
-
-        :param extents: ``[offset, length, seconds]``, in first-read order.
-        """
-        self._call('report_working_set', image_id=image_id, profile_token=profile_token,
-                   granularity=granularity, extents=extents)
+        self._cast('boot_progress', image_id=image_id, profile_token=profile_token,
+                   recorded_bytes=recorded_bytes)
 
     def report_boot(self, image_id: str, image_hash: str, host: str, granularity: int,
-                    extents: list[list[Any]], ended_by: str, boot_seconds: float) -> None:
+                    extents: list[list[Any]], ended_by: str, boot_seconds: float,
+                    profile_token: str | None = None, line: str = '') -> None:
         """Report what a server's boot read from the base for the first time on its host.
 
         :param image_hash: of the content that it read, as ``plan_boot`` told it.
         :param granularity: bytes to which the record is rounded.
-        :param extents: ``[offset, length, seconds]``, in first-read order.
-        :param ended_by: marker, silence, quota, timeout or shutdown.
+        :param extents: ``[offset, length, seconds]``, in first-read order; never data.
+        :param ended_by: marker, silence, quota, timeout or shutdown; of a profile boot also stuck
+            (its console says that it does not come up) and nothing (it read next to nothing).
         :param boot_seconds: from the overlay's making to the boot's end.
+        :param profile_token: of a profile boot, None for servers of people.
+        :param line: of the console, where that tells that the guest is stuck.
         """
-        self._call('report_boot', image_id=image_id, image_hash=image_hash, host=host,
-                   granularity=granularity, extents=extents, ended_by=ended_by,
-                   boot_seconds=boot_seconds)
+        arguments: dict[str, Any] = {'image_id': image_id, 'image_hash': image_hash, 'host': host,
+                     'granularity': granularity, 'extents': extents, 'ended_by': ended_by,
+                     'boot_seconds': boot_seconds}
+        if profile_token is None:
+            self._call('report_boot', **arguments)
+        else:
+            self._call('report_boot', since='1.5', profile_token=profile_token, line=line,
+                       **arguments)
 
     def report_holdings(self, host: str, report: dict[str, Any] | None) -> dict[str, Any]:
         """Tell what a host holds, and hear what it is to let go of.

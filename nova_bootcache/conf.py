@@ -9,7 +9,7 @@ from oslo_log import log as logging
 from bootcache import conf as shared
 from bootcache import exception, tier
 from bootcache.tier import TierLimits
-from nova_bootcache.gateway import growingstore
+from nova_bootcache.gateway import sharedstore
 
 LOG = logging.getLogger(__name__)
 
@@ -280,7 +280,7 @@ def tiers(conf: cfg.ConfigOpts, cache_directory: str, direct_io: bool = True,
     group = conf[shared.GROUP]
     marks = group.high_watermark, group.low_watermark
     disk = tier.parse_limits('compute_disk_quota', group.compute_disk_quota, *marks, _MIB)
-    store = tier.parse_limits('store_quota', group.store_quota, *marks, growingstore.MIN_LIMIT)
+    store = tier.parse_limits('store_quota', group.store_quota, *marks, sharedstore.MIN_LIMIT)
     if base_directory is not None and os.path.realpath(base_directory) \
             == os.path.realpath(cache_directory):
         raise exception.ConfigurationError(

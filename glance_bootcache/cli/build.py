@@ -10,7 +10,7 @@ from typing import Any
 
 from cliff import show
 
-from bootcache import cacheimage, ending, exception, properties, recorder, savefile
+from bootcache import cacheimage, ending, exception, properties, recording, savefile
 from bootcache.cacheimage import Base
 from bootcache.workingset import WorkingSet
 from glance_bootcache.bootconf import DEFAULT_MARKER
@@ -97,7 +97,7 @@ class BuildFile(show.ShowOne):  # type: ignore[misc]
                 lambda text: progress.show('recording', text))
             progress.show('building')
             working_set = WorkingSet(os.path.basename(path), 'sha256:' + savefile.file_digest(path),
-                                     base.virtual_bytes, recorder.GRANULARITY,
+                                     base.virtual_bytes, recording.GRANULARITY,
                                      tuple(outcome.extents))
             began = time.monotonic()
             built = cacheimage.build(base, outcome.extents, output, quota=parsed_args.quota,

@@ -12,7 +12,7 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
-from bootcache import exception, properties, recorder, refinement, rpcapi, workingset
+from bootcache import exception, properties, recording, refinement, rpcapi, workingset
 from bootcache.manifest import ImageState, Manifest, Standing, WorkingSetInfo
 from bootcache.refinement import Boot
 from bootcache.workingset import WorkingSet
@@ -20,6 +20,7 @@ from glance_bootcache import decisions
 from glance_bootcache.decisions import STUCK, SWITCHED_OFF
 from glance_bootcache.images.expectedreports import ExpectedBoot, ExpectedReports
 from glance_bootcache.images.manager import Manager
+from glance_bootcache.profileboot.job import ProfileReport
 from glance_bootcache.storage.exporter import Exporter
 from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import StorageTiers
@@ -41,8 +42,14 @@ _ENOUGH_IN_VAIN = 40
 _MOST_UNCONFIRMED = 8
 _MOST_EXTENTS = 50_000
 _MOST_EXTENTS_OF_ALL = 500_000
+# Images whose boots are counted.
+_MOST_COUNTED = 10_000
 # A report comes at the boot's time limit at the latest; the bus may be away for a while.
 _LATE_SECONDS = 600
+
+# An image's id, and its working set's file, which is another one with each recording and each
+# refinement; empty if it has none.
+_Known = tuple[str, str]
 
 
 class ReportedBoots:
@@ -58,14 +65,13 @@ class ReportedBoots:
         self._store = store
         self._exporter = exporter
         self._manager = manager
-        # Boots in a row that brought nothing new, by image. Guarded by the lock, which is held for
-        # dictionary steps only.
-        self._nothing_new: dict[str, int] = {}
-        # Boots in a row that nobody has confirmed, by image; as above.
-        self._in_vain: dict[str, int] = {}
-        # Boots that read what no other one has read, by image and version of the working set; as
-        # above.
-        self._unconfirmed: cachetools.LRUCache[tuple[str, int], tuple[Boot, ...]] = \
+        # Boots in a row that brought nothing new, by image and working set. Guarded by the lock,
+        # which is held for dictionary steps only.
+        self._nothing_new: cachetools.LRUCache[_Known, int] = cachetools.LRUCache(_MOST_COUNTED)
+        # Boots in a row that nobody has confirmed; as above.
+        self._in_vain: cachetools.LRUCache[_Known, int] = cachetools.LRUCache(_MOST_COUNTED)
+        # Boots that read what no other one has read; as above.
+        self._unconfirmed: cachetools.LRUCache[_Known, tuple[Boot, ...]] = \
             cachetools.LRUCache(_MOST_EXTENTS_OF_ALL, getsizeof=_extents)
         self._lock = threading.Lock()
         self._expected = ExpectedReports(lambda: time.monotonic())
@@ -116,10 +122,7 @@ class ReportedBoots:
         LOG.debug('server %s on %s: %s boot from %s', server_id, host, described['action'],
                   image_id)
         if server_id and self._wants_report(manifest, host):
-            described['watch'] = {
-                'quota': manifest.wished.quota, 'marker': manifest.wished.boot_marker,
-                'linger': self._conf.profile_linger, 'silence': self._conf.profile_silence,
-                'timeout': self._conf.profile_timeout}
+            described['watch'] = self._watch(manifest.wished.quota, manifest.wished.boot_marker)
             self._expected.expect(image_id, str(host), str(server_id),
                                   self._conf.profile_timeout + _LATE_SECONDS)
         return described
@@ -133,7 +136,13 @@ class ReportedBoots:
                     'reason': 'the server claims to be a profile boot, but none is in hand'}
         self._exporter.ensure(manifest, None)
         job.host = host
-        return {'action': rpcapi.ACTION_RECORD, **self._exporter.describe(manifest)}
+        return {'action': rpcapi.ACTION_RECORD, **self._exporter.describe(manifest),
+                'image_hash': manifest.made.base_hash,
+                'watch': self._watch(job.quota, job.boot_marker)}
+
+    def _watch(self, quota: int, marker: str) -> dict[str, Any]:
+        return {'quota': quota, 'marker': marker, 'linger': self._conf.profile_linger,
+                'silence': self._conf.profile_silence, 'timeout': self._conf.profile_timeout}
 
     def _wants_report(self, manifest: Manifest, host: str) -> bool:
         if not self._can_learn(manifest):
@@ -146,9 +155,8 @@ class ReportedBoots:
 
     def _earlier(self, manifest: Manifest) -> tuple[Boot, ...]:
         """Return the boots that are remembered of an image's working set as it is."""
-        known = manifest.made.working_set
         with self._lock:
-            return self._unconfirmed.get((manifest.image_id, known.version), ()) if known else ()
+            return self._unconfirmed.get(_known(manifest), ())
 
     def _can_learn(self, manifest: Manifest) -> bool:
         """Tell whether another record of what a boot reads may make the image's better."""
@@ -160,18 +168,17 @@ class ReportedBoots:
             return True
         with self._lock:
             return known.version <= self._conf.refine_boots \
-                and self._nothing_new.get(manifest.image_id, 0) < _ENOUGH_BOOTS \
-                and self._in_vain.get(manifest.image_id, 0) < _ENOUGH_IN_VAIN
+                and self._nothing_new.get(_known(manifest), 0) < _ENOUGH_BOOTS \
+                and self._in_vain.get(_known(manifest), 0) < _ENOUGH_IN_VAIN
 
-    def recording_progress(self, image_id: str, profile_token: str, recorded_bytes: int,
-                           idle_seconds: float) -> None:
-        """Note a compute host's progress message; one that belongs to no job is ignored."""
+    def boot_progress(self, image_id: str, profile_token: str, recorded_bytes: int) -> None:
+        """Note how far a profile boot is; a message that belongs to no job is ignored."""
         job = self._manager.jobs.of(image_id)
         if job is not None and job.owns(profile_token):
-            job.heard(int(recorded_bytes), float(idle_seconds))
+            job.heard(int(recorded_bytes))
 
-    def report_working_set(self, image_id: str, profile_token: str, granularity: int,
-                           extents: list[Any]) -> None:
+    def report_profile(self, image_id: str, profile_token: str, granularity: int,
+                       extents: list[Any], ended_by: str, line: str) -> None:
         """Take a compute host's report of a profile boot.
 
         :raises InvalidWorkingSet: if it does not fit the image.
@@ -181,11 +188,11 @@ class ReportedBoots:
         if job is None or manifest is None or not job.owns(profile_token):
             LOG.info('image %s: a report that belongs to no recording is ignored', image_id)
             return
-        if granularity != recorder.GRANULARITY:
+        if granularity != recording.GRANULARITY:
             raise exception.InvalidWorkingSet(
-                f'granularity {granularity!r} is not {recorder.GRANULARITY}')
-        job.working_set = self._read(manifest, granularity, extents)
-        job.changed.set()
+                f'granularity {granularity!r} is not {recording.GRANULARITY}')
+        job.take_report(ProfileReport(self._read(manifest, granularity, extents), str(ended_by),
+                                      str(line)))
 
     def report_boot(self, image_id: str, image_hash: str, host: str, granularity: int,
                     extents: list[Any], ended_by: str, boot_seconds: float,
@@ -238,11 +245,6 @@ class ReportedBoots:
         if not self._manager.set_working_set(manifest, info):
             os.unlink(self._store.path(image_id, name))
             return
-        with self._lock:
-            self._nothing_new.pop(image_id, None)
-            self._in_vain.pop(image_id, None)
-            for key in [key for key in self._unconfirmed if key[0] == image_id]:
-                del self._unconfirmed[key]
         LOG.info('image %s: working set version %d of %d bytes, with a boot on %s (%s)', image_id,
                  version, improved.bytes, host, info.ended_by)
         self._manager.rebuild(image_id)
@@ -255,13 +257,13 @@ class ReportedBoots:
         if have is None or known is None:
             if seen.extents:
                 return seen
-            self._note_nothing_new(image_id)
+            self._note_nothing_new(manifest)
             return None
         if have.image_hash != manifest.made.base_hash:
             return None
         boot = Boot(expected.server_id, host, expected.began, time.monotonic(), ended_by,
                     seen.extents)
-        key = image_id, known.version
+        key = _known(manifest)
         lesson = refinement.learn(
             have.extents, known.ended_by, boot, self._earlier(manifest), only_host=only_host,
             quota=manifest.wished.quota, cluster_bytes=self._conf.cluster_size,
@@ -269,21 +271,22 @@ class ReportedBoots:
         if lesson.extents is not None:
             return dataclasses.replace(have, extents=tuple(lesson.extents))
         if lesson.unconfirmed is None:
-            self._note_nothing_new(image_id)
+            self._note_nothing_new(manifest)
             return None
         with self._lock:
             self._unconfirmed[key] = remembered(
                 (*self._unconfirmed.get(key, ()), lesson.unconfirmed))
-            self._in_vain[image_id] = self._in_vain.get(image_id, 0) + 1
+            self._in_vain[key] = self._in_vain.get(key, 0) + 1
         LOG.info('image %s: server %s on %s read %d bytes beyond the working set while it booted;'
                  ' they count when the boot of another server%s reads them, too', image_id,
                  expected.server_id, host, workingset.total_bytes(lesson.unconfirmed.extents),
                  '' if only_host else ' on another host')
         return None
 
-    def _note_nothing_new(self, image_id: str) -> None:
+    def _note_nothing_new(self, manifest: Manifest) -> None:
+        key = _known(manifest)
         with self._lock:
-            self._nothing_new[image_id] = self._nothing_new.get(image_id, 0) + 1
+            self._nothing_new[key] = self._nothing_new.get(key, 0) + 1
 
     def _read(self, manifest: Manifest, granularity: int, extents: list[Any]) -> WorkingSet:
         # No cache image holds more; and a host that lies shall not have us count for ever.
@@ -308,6 +311,11 @@ class ReportedBoots:
                 'base_export': described['base_export'],
                 'stored_bytes': manifest.made.stored_bytes, 'image_hash': manifest.made.base_hash,
                 'image_format': manifest.made.image_format, 'settle': manifest.wished.settle}
+
+
+def _known(manifest: Manifest) -> _Known:
+    known = manifest.made.working_set
+    return manifest.image_id, known.file if known else ''
 
 
 def _extents(boots: Iterable[Boot]) -> int:

@@ -21,12 +21,15 @@ from xml.sax import saxutils
 from oslo_log import log as logging
 
 from bootcache import ending, exception, naming, properties, qemuimg
+from bootcache.bootend import BootEnd, FoundEnd
 from bootcache.bootmarker import BootMarker
 from bootcache.cacheimage import Base
-from bootcache.recorder import Recording
+from bootcache.ending import ProfileJudge
+from bootcache.recording import Recording
 from bootcache.storagedaemon import StorageDaemon, UnixListener
+from bootcache.storekeeper import StoreKeeper
 from bootcache.workingset import Extent
-from glance_bootcache.profileboot import acceleration, upsets
+from glance_bootcache.profileboot import acceleration, notbooted
 
 LOG = logging.getLogger(__name__)
 
@@ -133,65 +136,52 @@ def record(base: Base, name: str, policy: properties.Policy, limits: ending.Boot
         daemon.ensure_running()
         recording = Recording(daemon, name, base.nodes('base'), base.virtual_bytes,
                               os.path.join(scratch, 'store.qcow2'))
+        keeper: StoreKeeper[Recording] = StoreKeeper()
         overlay = os.path.join(scratch, 'overlay.qcow2')
         with _connection(machine, scratch) as connection:
-            progress = _Store()
-            recording.open(progress.grew)
+            begin = recording.open()
+            keeper.add(recording)
             qemuimg.create_overlay(overlay, base.virtual_bytes,
                                    naming.nbd_unix_uri(socket_path, recording.export), 'raw',
                                    cluster_bytes=128 << 10, subclusters=True)
             console = os.path.join(scratch, 'console.log')
             xml = domain_xml(f'bootcache-profile-{name}', machine, accelerator, overlay, console,
                              _config_drive(scratch, name))
+            judge = ProfileJudge(limits)
             began = time.monotonic()
             domain = _create(connection, xml)
+            end = BootEnd(recording, begin, judge, BootMarker(policy.boot_marker, name),
+                          lambda: _tail(console), began)
             try:
-                ended_by = _watch(domain, console, policy, limits, progress, began, tell,
-                                  lambda: _keep_limits(overlay, console, machine))
+                found = _watch(domain, end, tell, lambda: _keep_limits(overlay, console, machine))
+                notbooted.check(found.ended_by, judge.line, end.recorded_bytes, limits.timeout)
                 seconds = time.monotonic() - began
             finally:
                 with contextlib.suppress(Exception):
                     domain.destroy()
-        return DirectOutcome(recording.finish(), ended_by, seconds)
+        return DirectOutcome(recording.extents_between(begin, recording.mark()), found.ended_by,
+                             seconds)
     finally:
+        keeper.stop()
         daemon.stop()
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-class _Store:
-    """How large the growing store is, as the recorder last told."""
-
-    recorded_bytes = 0
-    idle_seconds = 0.0
-
-    def grew(self, recorded_bytes: int, idle_seconds: float) -> None:
-        self.recorded_bytes, self.idle_seconds = recorded_bytes, idle_seconds
-
-
-def _watch(domain: Any, console: str, policy: properties.Policy, limits: ending.BootLimits,
-           store: _Store, began: float, tell: Callable[[str], None],
-           keep_limits: Callable[[], None]) -> str:
-    marker = BootMarker(policy.boot_marker, domain.name())
-    judge = upsets.Judge(limits)
-    marker_at: float | None = None
+def _watch(domain: Any, end: BootEnd, tell: Callable[[str], None],
+           keep_limits: Callable[[], None]) -> FoundEnd:
     told = 0.0
     while True:
         time.sleep(_POLL_SECONDS)
         now = time.monotonic()
         if not domain.isActive():
             raise exception.ProfileBootFailed('the image\'s machine switched itself off')
-        if marker_at is None and marker.seen(lambda: _tail(console)):
-            marker_at = now
         keep_limits()
-        ended_by = judge.ended_by(
-            ending.BootProgress(now - began, store.recorded_bytes, store.idle_seconds,
-                                None if marker_at is None else now - marker_at),
-            lambda: _tail(console), not marker.given_up)
+        found = end.look(now)
         if now - told >= 1:
             told = now
-            tell(f'{store.recorded_bytes / 1e6:.1f} MB recorded')
-        if ended_by:
-            return ended_by
+            tell(f'{end.recorded_bytes / 1e6:.1f} MB recorded')
+        if found is not None:
+            return found
 
 
 def _keep_limits(overlay: str, console: str, machine: Machine) -> None:

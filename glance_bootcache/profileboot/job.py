@@ -10,6 +10,20 @@ from bootcache.manifest import ImageState
 from bootcache.workingset import WorkingSet
 
 
+@dataclasses.dataclass(frozen=True)
+class ProfileReport:
+    """What a compute host reported of a profile boot.
+
+    :ivar working_set: what it read.
+    :ivar ended_by: as of bootcache/ending.py; not looked at yet.
+    :ivar line: of the guest's console, where that is what ended it.
+    """
+
+    working_set: WorkingSet
+    ended_by: str
+    line: str
+
+
 @dataclasses.dataclass
 class BuildJob:
     """One recording and building.
@@ -22,9 +36,10 @@ class BuildJob:
     :ivar cancelled: set when the image was deleted or opted out.
     :ivar host: the compute host that records, once it has asked.
     :ivar recorded_bytes: size of the growing store.
-    :ivar idle_seconds: of the store, when it was last heard of.
     :ivar heard_at: monotonic time of that.
-    :ivar working_set: what was reported.
+    :ivar report: what the host reported.
+    :ivar quota: bytes that the profile boot may read.
+    :ivar boot_marker: by which it is known to be over.
     :ivar phase: what it does now, RECORDING or BUILDING; None while it waits, or gets a base.
     :ivar is_learned: a server's boot was reported while this one waited for its turn.
     """
@@ -36,9 +51,10 @@ class BuildJob:
     changed: threading.Event = dataclasses.field(default_factory=threading.Event)
     host: str = ''
     recorded_bytes: int = 0
-    idle_seconds: float = 0.0
     heard_at: float = 0.0
-    working_set: WorkingSet | None = None
+    report: ProfileReport | None = None
+    quota: int = 0
+    boot_marker: str = ''
     phase: ImageState | None = None
     is_learned: bool = False
 
@@ -50,14 +66,26 @@ class BuildJob:
         """Begin anew with another server; reports that belong to the old one do not count."""
         self.token = secrets.token_hex(16)
         self.host = ''
-        self.recorded_bytes, self.idle_seconds, self.heard_at = 0, 0.0, 0.0
-        self.working_set = None
+        self.recorded_bytes, self.heard_at = 0, 0.0
+        self.report = None
 
-    def heard(self, recorded_bytes: int, idle_seconds: float) -> None:
+    def heard(self, recorded_bytes: int) -> None:
         """Note a host's progress message."""
         self.recorded_bytes = recorded_bytes
-        self.idle_seconds = idle_seconds
         self.heard_at = time.monotonic()
+
+    def take_report(self, report: ProfileReport) -> None:
+        """Note a host's report, and wake the worker."""
+        self.report = report
+        self.changed.set()
+
+    def wait(self, seconds: float) -> None:
+        """Wait until something has changed.
+
+        :param seconds: at most.
+        """
+        self.changed.wait(seconds)
+        self.changed.clear()
 
     def check_cancelled(self) -> None:
         """Give up if told so.

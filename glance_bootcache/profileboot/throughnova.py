@@ -1,14 +1,14 @@
 """Profile boots through Nova: a server in the service project, without a network.
 
 An untrusted image so runs where tenants' images run. The compute host that gets the server records
-it below its overlay, and reports the extents when the server is deleted.
+it below its overlay, sees when its boot is over, and reports what it read, as of any server's boot.
 """
 
 import dataclasses
-import functools
 import re
 import time
 from collections.abc import Collection
+from typing import Any
 
 from keystoneauth1 import exceptions as ks_exceptions
 from novaclient import client as nova_client
@@ -22,19 +22,19 @@ from bootcache import ending, exception, properties, rpcapi
 from bootcache.bootmarker import BootMarker
 from bootcache.workingset import WorkingSet
 from glance_bootcache.conf import AUTH_GROUP
-from glance_bootcache.decisions import SWITCHED_OFF, ImageFacts
+from glance_bootcache.decisions import ImageFacts
 from glance_bootcache.glance import images
-from glance_bootcache.profileboot import upsets
-from glance_bootcache.profileboot.job import BuildJob
+from glance_bootcache.profileboot import notbooted
+from glance_bootcache.profileboot.job import BuildJob, ProfileReport
 
 LOG = logging.getLogger(__name__)
 
 # 2.37 for servers without a network, 2.79 is old enough for every supported Nova.
 API_VERSION = '2.79'
 NAME_PREFIX = 'bootcache-profile-'
-_POLL_SECONDS = 1.0
-# A guest that is quiet is looked at after a tenth of that time, so often at least.
-_LONGEST_PAUSE = 5
+# Between two looks at a server: until its host records, and then.
+_POLL_SECONDS, _LOOK_SECONDS = 1.0, 5.0
+# From the boot's time limit, within which it has to begin as well, until there is a report.
 _REPORT_SECONDS = 90.0
 # A server that runs while no host has asked for a recording is on a host without the driver.
 _UNHEARD_SECONDS = 30.0
@@ -100,16 +100,6 @@ def choose_flavor(flavors: list[Flavor], wanted_name: str | None, min_ram: int, 
     return min(fitting, key=lambda flavor: (flavor.ram, flavor.disk, flavor.name))
 
 
-def pause(idle_seconds: float, seconds_left: float) -> float:
-    """Return the seconds until a guest is looked at again, which is two or three calls. Pure.
-
-    :param idle_seconds: for how long it has read nothing.
-    :param seconds_left: until that may end its boot.
-    """
-    quiet = min(max(idle_seconds / 10, 1), _LONGEST_PAUSE)
-    return _POLL_SECONDS * max(min(quiet, seconds_left), 1)
-
-
 class _RecordingLost(exception.ProfileBootFailed):
     """The compute host that recorded is gone, or has forgotten."""
 
@@ -160,7 +150,7 @@ class NovaProfileBoots:
 
     def run(self, image: ImageFacts, virtual_bytes: int, policy: properties.Policy,
             job: BuildJob) -> Result:
-        """Boot a server, wait until its boot is over, delete it, and wait for the report.
+        """Boot a server, wait until its host reports that its boot is over, and delete it.
 
         :raises ProfileBootFailed: with what went wrong and the cure.
         :raises Cancelled: if the job is; the server is deleted all the same.
@@ -184,6 +174,7 @@ class NovaProfileBoots:
             self._conf.profile_flavor, max(image.min_ram, self._conf.profile_min_ram),
             image.min_disk, virtual_bytes)
         began = time.monotonic()
+        job.quota, job.boot_marker = policy.quota, policy.boot_marker
         try:
             server = self._client.servers.create(
                 name=f'{NAME_PREFIX}{image.image_id}', image=image.image_id,
@@ -201,78 +192,94 @@ class NovaProfileBoots:
         LOG.info('image %s: profile boot as server %s, flavor %s', image.image_id, server.id,
                  flavor.name)
         try:
-            ended_by = self._watch(server.id, policy, job, began)
+            report = self._wait(server.id, policy, job, began)
             boot_seconds = time.monotonic() - began
+            ended_by = self._checked(server.id, policy, job, report)
         finally:
             self._delete(server.id)
-        working_set = self._report(job)
         LOG.info('image %s: profile boot ended by %s after %.0f s, %d bytes in %d extents',
-                 image.image_id, ended_by, boot_seconds, working_set.bytes,
-                 len(working_set.extents))
-        return Result(working_set, ended_by, boot_seconds)
+                 image.image_id, ended_by, boot_seconds, report.working_set.bytes,
+                 len(report.working_set.extents))
+        return Result(report.working_set, ended_by, boot_seconds)
 
-    def _watch(self, server_id: str, policy: properties.Policy, job: BuildJob, began: float) -> str:
-        marker = BootMarker(policy.boot_marker, f'image {job.image_id}')
-        limits = ending.BootLimits(policy.quota, self._conf.profile_linger,
-                                   self._conf.profile_silence, self._conf.profile_timeout)
-        judge = upsets.Judge(limits)
-        marker_at: float | None = None
+    def _wait(self, server_id: str, policy: properties.Policy, job: BuildJob,
+              began: float) -> ProfileReport:
+        """Wait for the report of the host, which sees the end of the boot."""
         active_at: float | None = None
         answered_at = began
-        while True:
+        while job.report is None:
             job.check_cancelled()
             now = time.monotonic()
-            console = functools.cache(functools.partial(self._console, server_id))
             try:
                 server = self._client.servers.get(server_id)
                 answered_at = now
             except (nova_exceptions.ClientException, ks_exceptions.ClientException):
                 if now - answered_at > _UNHEARD_SECONDS:
                     raise
-                job.changed.wait(_POLL_SECONDS)
+                job.wait(_POLL_SECONDS)
                 continue
             if server.status == 'ERROR':
                 fault = getattr(server, 'fault', {}).get('message', 'no reason given')
                 raise exception.ProfileBootFailed(f'the profile boot\'s server failed: {fault}')
             if server.status == 'ACTIVE':
                 active_at = active_at or now
-                if not job.host and now - active_at > _UNHEARD_SECONDS:
-                    host = getattr(server, 'OS-EXT-SRV-ATTR:host', None) or '(Nova does not say)'
-                    raise exception.ProfileBootFailed(
-                        f'host {host}, on which Nova ran the profile boot, did not ask for a'
-                        ' recording: it has not bootcache\'s driver, or does not reach the message'
-                        ' bus. Name a zone of hosts with the driver ("bootcache host list") in'
-                        ' [bootcache]profile_availability_zone, or add BootCacheFilter to'
-                        ' nova-scheduler\'s enabled_filters; then "bootcache image build'
-                        f' {job.image_id}" tries again')
-                if marker_at is None and marker.seen(console):
-                    marker_at = now
-            silent = now - job.heard_at if job.heard_at else 0.0
-            if silent > _UNHEARD_SECONDS:
+                if now - active_at > _UNHEARD_SECONDS and not job.heard_at:
+                    raise self._unheard(server, job)
+            if server.status == 'SHUTOFF' and not self._has_marked(server_id, policy, job):
+                raise notbooted.switched_off()
+            if job.heard_at and now - job.heard_at > _UNHEARD_SECONDS:
                 raise _RecordingLost(f'compute host {job.host} stopped reporting; was nova-compute'
                                      ' restarted?')
-            idle = job.idle_seconds + silent
-            progress = ending.BootProgress(now - began, job.recorded_bytes, idle,
-                                           None if marker_at is None else now - marker_at)
-            if marker_at is None and (server.status == 'SHUTOFF' or (
-                    ending.ended_by(progress, limits) and self._is_off(server_id))):
-                # Its last words may have come since the last look.
-                if not marker.seen(lambda: self._console(server_id)):
-                    raise exception.ProfileBootFailed(
-                        f'{SWITCHED_OFF} before its boot marker was seen: what it read is not a'
-                        ' boot; it may lack the driver of its disk (hw_disk_bus), or need a'
-                        f' {properties.BOOT_MARKER} that it prints before it ends')
-                return 'marker'
-            ended_by = judge.ended_by(progress, console, not marker.given_up)
-            if ended_by:
-                return ended_by
-            job.changed.wait(pause(idle, judge.seconds_left(progress)) if marker_at is None
-                             else _POLL_SECONDS)
-            job.changed.clear()
+            if now - began > self._conf.profile_timeout + _REPORT_SECONDS:
+                raise exception.ProfileBootFailed(
+                    f'compute host {job.host or "(none)"} did not report what it read in'
+                    f' {now - began:.0f} s; see its nova-compute log')
+            # The report wakes this; what else there is to see is not urgent.
+            job.wait(_LOOK_SECONDS if job.heard_at else _POLL_SECONDS)
+        return job.report
+
+    @staticmethod
+    def _unheard(server: Any, job: BuildJob) -> exception.ProfileBootFailed:
+        if job.host:
+            return exception.ProfileBootFailed(
+                f'compute host {job.host} does not tell of the profile boot that it records: it has'
+                f' an earlier version of bootcache, or does not reach the message bus. Upgrade it;'
+                f' then "bootcache image build {job.image_id}" tries again')
+        host = getattr(server, 'OS-EXT-SRV-ATTR:host', None) or '(Nova does not say)'
+        return exception.ProfileBootFailed(
+            f'host {host}, on which Nova ran the profile boot, did not ask for a'
+            ' recording: it has not bootcache\'s driver, or does not reach the message'
+            ' bus. Name a zone of hosts with the driver ("bootcache host list") in'
+            ' [bootcache]profile_availability_zone, or add BootCacheFilter to'
+            ' nova-scheduler\'s enabled_filters; then "bootcache image build'
+            f' {job.image_id}" tries again')
+
+    def _checked(self, server_id: str, policy: properties.Policy, job: BuildJob,
+                 report: ProfileReport) -> str:
+        """Return what ended a boot, as it was reported and as Nova knows.
+
+        :raises ProfileBootFailed: if it was none.
+        """
+        if report.ended_by == ending.MARKER:
+            return report.ended_by
+        if self._is_off(server_id):
+            # Its last words may have come since the host's last look.
+            if self._has_marked(server_id, policy, job):
+                return ending.MARKER
+            raise notbooted.switched_off()
+        notbooted.check(report.ended_by, report.line, job.recorded_bytes,
+                        self._conf.profile_timeout)
+        return report.ended_by
+
+    def _has_marked(self, server_id: str, policy: properties.Policy, job: BuildJob) -> bool:
+        return BootMarker(policy.boot_marker, f'image {job.image_id}').seen(
+            lambda: self._console(server_id))
 
     def _is_off(self, server_id: str) -> bool:
         """Tell whether a guest has ended; Nova's status says so a quarter of a minute later."""
         try:
+            if self._client.servers.get(server_id).status == 'SHUTOFF':
+                return True
             _response, found = self._client.servers.diagnostics(server_id)
             return found.get('state') in ('shutdown', 'crashed')
         except (nova_exceptions.ClientException, ks_exceptions.ClientException):
@@ -284,18 +291,6 @@ class NovaProfileBoots:
         except (nova_exceptions.ClientException, ks_exceptions.ClientException):
             # Not there yet, Nova is away, or this cloud has none; silence ends such boots.
             return ''
-
-    def _report(self, job: BuildJob) -> WorkingSet:
-        deadline = time.monotonic() + _REPORT_SECONDS
-        while job.working_set is None:
-            job.check_cancelled()
-            if time.monotonic() > deadline:
-                raise exception.ProfileBootFailed(
-                    f'compute host {job.host or "(none)"} did not report the working set;'
-                    ' see its nova-compute log')
-            job.changed.wait(_POLL_SECONDS)
-            job.changed.clear()
-        return job.working_set
 
     def _delete(self, server_id: str) -> None:
         for _attempt in range(30):

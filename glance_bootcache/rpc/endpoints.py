@@ -55,23 +55,22 @@ class Endpoints:
         return self._boots.plan_boot(naming.canonical_image_id(image_id), host, server_id,
                                      profile_token)
 
-    def recording_progress(self, ctxt: Any, image_id: str, profile_token: str,
-                           recorded_bytes: int, idle_seconds: float) -> None:
-        """A compute host records."""
-        self._boots.recording_progress(image_id, profile_token, recorded_bytes, idle_seconds)
-
-    def report_working_set(self, ctxt: Any, image_id: str, profile_token: str, granularity: int,
-                           extents: list[Any]) -> None:
-        """A compute host has recorded."""
-        self._boots.report_working_set(naming.canonical_image_id(image_id), profile_token,
-                                       granularity, extents)
+    def boot_progress(self, ctxt: Any, image_id: str, profile_token: str,
+                      recorded_bytes: int) -> None:
+        """A compute host records a profile boot."""
+        self._boots.boot_progress(image_id, profile_token, recorded_bytes)
 
     def report_boot(self, ctxt: Any, image_id: str, image_hash: str, host: str, granularity: int,
-                    extents: list[Any], ended_by: str, boot_seconds: float) -> None:
-        """A server has booted, and read what its host did not have."""
-        self._boots.report_boot(naming.canonical_image_id(image_id), image_hash, host, granularity,
-                                extents, ended_by, boot_seconds,
-                                only_host=len(self._hosts.seen()) <= 1)
+                    extents: list[Any], ended_by: str, boot_seconds: float,
+                    profile_token: str | None = None, line: str = '') -> None:
+        """A server has booted, and read what its host did not have; or a profile boot is over."""
+        image_id = naming.canonical_image_id(image_id)
+        if profile_token is not None:
+            self._boots.report_profile(image_id, profile_token, granularity, extents, ended_by,
+                                       line)
+        else:
+            self._boots.report_boot(image_id, image_hash, host, granularity, extents, ended_by,
+                                    boot_seconds, only_host=len(self._hosts.seen()) <= 1)
 
     def report_use(self, ctxt: Any, host: str, images: dict[str, list[Any]]) -> None:
         """A compute host of version 1.1 tells what it used last."""

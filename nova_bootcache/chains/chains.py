@@ -19,7 +19,7 @@ from nova_bootcache.chains import waiting
 from nova_bootcache.chains.chainstores import ChainStores
 from nova_bootcache.chains.parts import Parts
 from nova_bootcache.chains.serving import Serving
-from nova_bootcache.gateway.growingstore import GrowingStore
+from nova_bootcache.gateway.sharedstore import SharedStore
 from nova_bootcache.storagenode import Remote
 
 LOG = logging.getLogger(__name__)
@@ -97,7 +97,8 @@ class Chains:
                 reason = self._make(server.image_id, server_id, profile_token, path, root_bytes,
                                     console, is_moving)
             except exception.ProfileBootFailed:
-                self._parts.recordings.discard(server_id)
+                self._parts.boots.discard(server_id)
+                self._parts.recordings.finish(server_id)
                 raise
             except exception.FlavorTooSmall:
                 raise
@@ -153,7 +154,8 @@ class Chains:
             raise exception.FlavorTooSmall(root_bytes, virtual_bytes)
         size = root_bytes or virtual_bytes
         if plan == (PlanStep.PROFILE,):
-            self._make_profile(server_id, remote, virtual_bytes, profile_token or '', path, size)
+            self._make_profile(_Disk(server_id, path, size, console), remote, virtual_bytes,
+                               offered, profile_token or '')
             return ''
         if offered.storage.offer is Offer.AWAY:
             LOG.info('bootcache: the storage service does not answer; server %s boots from the'
@@ -166,15 +168,22 @@ class Chains:
                  image_id)
         return ''
 
-    def _make_profile(self, server_id: str, remote: Remote, virtual_bytes: int, token: str,
-                      path: str, size: int) -> None:
+    def _make_profile(self, disk: _Disk, remote: Remote, virtual_bytes: int, offered: Offered,
+                      token: str) -> None:
+        if offered.watch is None:
+            raise exception.ProfileBootFailed(
+                'the storage service does not say when it is over: it is of an earlier version;'
+                ' upgrade it')
         try:
-            export = self._parts.recordings.start(server_id, remote, virtual_bytes, token)
-            self._create(path, size, naming.nbd_unix_uri(self._gateway.socket_path, export), 'raw')
-        except (exception.BootcacheError, OSError) as error:
+            profile = self._parts.recordings.start(disk.server_id, remote, virtual_bytes, token)
+            self._create(disk.path, disk.size, naming.nbd_unix_uri(
+                self._gateway.socket_path, profile.recording.export), 'raw')
+            self._parts.boots.watch_profile(disk.server_id, self._parts.storage.hostname, profile,
+                                            remote, offered, disk.console)
+        except (exception.BootcacheError, OSError, RuntimeError, ValueError) as error:
             raise exception.ProfileBootFailed(f'it cannot be recorded: {error}') from error
 
-    def _carry_out(self, plan: placement.Plan, disk: '_Disk', remote: Remote, virtual_bytes: int,
+    def _carry_out(self, plan: placement.Plan, disk: _Disk, remote: Remote, virtual_bytes: int,
                    offered: Offered) -> None:
         """Do a plan's steps, each as it says."""
         image_id, store = remote.image_id, None
@@ -208,7 +217,7 @@ class Chains:
                 elif step is PlanStep.WATCH and store is not None and not store.spoilt:
                     self._watch(disk, store, remote, offered)
 
-    def _watch(self, disk: '_Disk', store: GrowingStore, remote: Remote, offered: Offered) -> None:
+    def _watch(self, disk: _Disk, store: SharedStore, remote: Remote, offered: Offered) -> None:
         try:
             self._parts.boots.watch(disk.server_id, self._parts.storage.hostname, store, remote,
                                     offered, disk.console)

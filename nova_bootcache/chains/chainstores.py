@@ -7,7 +7,7 @@ from oslo_log import log as logging
 from bootcache import exception
 from nova_bootcache import storagenode
 from nova_bootcache.chains.parts import Parts
-from nova_bootcache.gateway.growingstore import GrowingStore
+from nova_bootcache.gateway.sharedstore import SharedStore
 
 LOG = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ class ChainStores:
         self._limit = limit
 
     def get(self, image_id: str, virtual_bytes: int,
-            until_watched: contextlib.ExitStack) -> GrowingStore | None:
+            until_watched: contextlib.ExitStack) -> SharedStore | None:
         """Return a growing store below an image's export; None if it is read without one.
 
         :param virtual_bytes: size of the base.
@@ -58,8 +58,8 @@ class ChainStores:
             LOG.warning('image %s: it is read without a growing store: %s', image_id, error)
             return None
 
-    def _here(self, image_id: str, spoilt: GrowingStore | None,
-              until_watched: contextlib.ExitStack) -> GrowingStore | None:
+    def _here(self, image_id: str, spoilt: SharedStore | None,
+              until_watched: contextlib.ExitStack) -> SharedStore | None:
         """Return an image's growing store; one that is of no use any more is forgotten."""
         store = self._parts.below.stores.get(image_id)
         if store is None or self._arrivals.has(image_id):
@@ -70,7 +70,7 @@ class ChainStores:
         until_watched.enter_context(self._needs.booting(image_id))
         return store
 
-    def _spoilt_to_replace(self, image_id: str) -> GrowingStore | None:
+    def _spoilt_to_replace(self, image_id: str) -> SharedStore | None:
         """Return a store that another one may take the place of; to find out may take seconds.
 
         While the storage node is away it stays: what it has is all that servers can read.
@@ -85,9 +85,9 @@ class ChainStores:
             return None
         return store
 
-    def _gives_way(self, store: GrowingStore) -> bool:
+    def _gives_way(self, store: SharedStore) -> bool:
         """Take out a store that cannot tell of boots any more, so that another one can."""
-        image_id = store.image_id
+        image_id = store.name
         if not store.spoilt or self._parts.boots.is_copied(image_id) \
                 or self._needs.is_booting(image_id):
             return False

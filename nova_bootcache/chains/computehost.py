@@ -59,8 +59,7 @@ class ComputeHost:
                                  self.needs)
         self.boots = WatchedBoots(self.below.stores, self.needs, lambda: self.storage.api,
                                   self.tidy_stores)
-        self.recordings = ProfileRecordings(self.gateway, cache_directory,
-                                            lambda: self.storage.api)
+        self.recordings = ProfileRecordings(self.gateway, cache_directory)
         self.serving = Serving(group, self.needs, self.boots)
         self.chains = Chains(group, Parts(
             self.storage, self.cache, self.gateway, self.needs, self.below, self.room, self.fetches,
@@ -88,7 +87,7 @@ class ComputeHost:
 
     def stop(self) -> None:
         """Stop all recording; the gateway goes on serving this host's servers."""
-        self.below.stores.stop()
+        self.below.stop()
 
     def reconcile(self) -> None:
         """Have the gateway end what nobody of this process looks after, and forget what it lost.
@@ -108,14 +107,14 @@ class ComputeHost:
         away it stays: what it has is all that servers can read.
         """
         for store in self.below.stores.stores():
-            entry = self.cache.known(store.image_id)
-            if entry is None or entry.cache_image is None or self.needs.is_booting(store.image_id):
+            entry = self.cache.known(store.name)
+            if entry is None or entry.cache_image is None or self.needs.is_booting(store.name):
                 continue
             try:
                 storagenode.check_reachable(entry.remote)
-                with self.needs.deciding.of(store.image_id):
+                with self.needs.deciding.of(store.name):
                     # Somebody may have come for it meanwhile.
-                    if not self.needs.is_booting(store.image_id):
-                        self.below.drop_store(store.image_id)
+                    if not self.needs.is_booting(store.name):
+                        self.below.drop_store(store.name)
             except exception.BootcacheError as error:
-                LOG.info('image %s: its growing store stays for now: %s', store.image_id, error)
+                LOG.info('image %s: its growing store stays for now: %s', store.name, error)

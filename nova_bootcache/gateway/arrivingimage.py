@@ -5,7 +5,7 @@ cache image, and what it reads comes once. Here the new one is the file itself: 
 own order, which is that of the sample boot's reads, so that it is ahead of the boot for the most
 part; what a server asks for earlier comes out of turn, and is not copied again.
 
-In the gateway, below the node on top (growingstore.py), from above:
+In the gateway, below the node on top (sharedstore.py), from above:
 
 * the cache image: qcow2, with the base on the storage node as its backing,
 * copy-on-read,
@@ -23,7 +23,7 @@ import time
 from typing import Any
 
 from bootcache import daemonjobs, exception, naming, qemuimg, steps
-from nova_bootcache.gateway import diskroom, graph, growingstore
+from nova_bootcache.gateway import diskroom, graph, sharedstore
 from nova_bootcache.gateway.daemon import Gateway
 from nova_bootcache.gateway.graph import (
     ARRIVING,
@@ -97,9 +97,9 @@ def begin(gateway: Gateway, image_id: str, size: int, path: str,
     names = _names(image_id)
     clean(path)
     try:
-        qemuimg.create_standalone(_map_path(path), size, growingstore.GRANULARITY, path)
+        qemuimg.create_standalone(_map_path(path), size, sharedstore.GRANULARITY, path)
         # What cannot be written is a read error in the guest.
-        whole = -(-size // growingstore.GRANULARITY) * growingstore.GRANULARITY
+        whole = -(-size // sharedstore.GRANULARITY) * sharedstore.GRANULARITY
         if not (diskroom.hold(path, whole) and diskroom.hold(_map_path(path), _tables(size))):
             raise exception.BootcacheError(f'the file system of {path} cannot promise space')
         steps.reached('arrive: held')

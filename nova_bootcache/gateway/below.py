@@ -12,13 +12,14 @@ from oslo_log import log as logging
 
 from bootcache import exception
 from bootcache.locks import KeyedLocks
+from bootcache.storekeeper import StoreKeeper
 from bootcache.tier import Medium
 from nova_bootcache.cache.cachefiles import CacheFiles
 from nova_bootcache.gateway import arrivingimage, graph
 from nova_bootcache.gateway.daemon import Gateway
 from nova_bootcache.gateway.graph import Present, Store, Wanted
-from nova_bootcache.gateway.growingstore import GrowingStore, StoreKeeper
 from nova_bootcache.gateway.hostneeds import HostNeeds
+from nova_bootcache.gateway.sharedstore import SharedStore
 from nova_bootcache.locks import Rank
 
 LOG = logging.getLogger(__name__)
@@ -41,14 +42,22 @@ class Below:
         self._gateway = gateway
         self._files = files
         self._needs = needs
-        self.stores = StoreKeeper(lambda store, _error: self.forget_store(store))
+        self.stores: StoreKeeper[SharedStore] = StoreKeeper(
+            lambda store, _error: self.forget_store(store))
         # Make beginning an arrival, and clearing up what one left, one step.
         self._beginning = KeyedLocks(Rank.ARRIVAL, 'the lock of arrivals of image')
 
     # Growing stores.
 
+    def stop(self) -> None:
+        """Look at no growing store any more, and have none grow."""
+        self.stores.stop()
+        for store in self.stores.stores():
+            with contextlib.suppress(exception.BootcacheError):
+                store.stop_growing()
+
     def open_store(self, image_id: str, virtual_bytes: int, medium: Medium,
-                   limit: int) -> GrowingStore:
+                   limit: int) -> SharedStore:
         """Put a new growing store below an image's export, and watch it.
 
         :param virtual_bytes: size of the base.
@@ -57,7 +66,7 @@ class Below:
         :raises OSError: if the tier cannot be written.
         """
         with self._needs.deciding.of(image_id):
-            store = GrowingStore(self._gateway, image_id, virtual_bytes,
+            store = SharedStore(self._gateway, image_id, virtual_bytes,
                                  self._files.store_path(image_id, medium), limit)
             self._gateway.change(image_id, store=Store.GOES)
             store.open()
@@ -72,8 +81,8 @@ class Below:
 
     def room_of_stores(self, medium: Medium) -> dict[str, int]:
         """Return the bytes that growing stores of a tier may come to have, by image."""
-        return {store.image_id: store.limit for store in self.stores.stores()
-                if store.grows and store.path == self._files.store_path(store.image_id, medium)}
+        return {store.name: store.limit for store in self.stores.stores()
+                if store.grows and store.path == self._files.store_path(store.name, medium)}
 
     def drop_store(self, image_id: str) -> None:
         """Remove an image's growing store; servers that run read from the base again.
@@ -91,16 +100,16 @@ class Below:
                 # That of an earlier process.
                 self._remove_store_files(image_id)
 
-    def forget_store(self, store: GrowingStore) -> None:
+    def forget_store(self, store: SharedStore) -> None:
         """Forget a growing store that the gateway does not have any more.
 
         Another one that has taken its place meanwhile, and its file's name, stays.
         """
-        with self._needs.deciding.of(store.image_id):
-            known = self.stores.get(store.image_id)
+        with self._needs.deciding.of(store.name):
+            known = self.stores.get(store.name)
             if known is not None and known is not store:
                 return
-            self.stores.remove(store.image_id)
+            self.stores.remove(store.name)
             store.grows = False
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(store.path)
@@ -163,10 +172,10 @@ class Below:
         :raises BootcacheError: if the gateway does not answer, or refuses one of it.
         """
         stores = self.stores.stores()
-        present = self._gateway.present({*image_ids, *(store.image_id for store in stores)})
+        present = self._gateway.present({*image_ids, *(store.name for store in stores)})
         failed: list[str] = []
         for store in stores:
-            if graph.STORE not in present.get(store.image_id, Present()).kinds:
+            if graph.STORE not in present.get(store.name, Present()).kinds:
                 # The gateway was restarted.
                 self.forget_store(store)
         for image_id, there in present.items():

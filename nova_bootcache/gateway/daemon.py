@@ -12,7 +12,7 @@ from typing import Any
 
 from oslo_log import log as logging
 
-from bootcache import daemonjobs, exception, naming, steps
+from bootcache import daemonjobs, exception, growingstore, naming, steps
 from bootcache.breaker import Breaker
 from bootcache.locks import KeyedLocks
 from bootcache.storagedaemon import StorageDaemon, UnixListener
@@ -230,6 +230,4 @@ class Gateway:
                             raise
         if wanted.store is Store.GOES:
             # Left by a crash between making it and its node, or in use no more.
-            with contextlib.suppress(exception.StorageDaemonError), \
-                    self.daemon.session() as session:
-                session.execute('object-del', id=graph.throttle_group(image_id))
+            growingstore.remove_throttle(self.daemon, image_id)

@@ -3,7 +3,7 @@
 A server reads from the node on top, which is exported and stays; what it reads from comes and goes
 below. From above:
 
-* a growing store that grows: its copy-on-read filter, then the store (growingstore.py),
+* a growing store that grows: its copy-on-read filter, then the store (sharedstore.py),
 * one that does not grow any more: the store,
 * a cache image on its way here (arrival.py), and one that has landed,
 * the base on the storage node.
@@ -18,18 +18,18 @@ import enum
 from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
-from bootcache import naming
+from bootcache import growingstore, naming
 
 # Kinds of nodes: the one on top, and the base.
 TOP, REMOTE = 'g', 'n'
-# Of a growing store.
-FILTER, STORE, THROTTLE, STORE_FILE = 'f', 's', 't', 'u'
+# Of a growing store, from above.
+GROWING = growingstore.KINDS
+FILTER, STORE, THROTTLE, STORE_FILE = GROWING
 # Of a cache image: on its way, and one that has come.
 ARRIVING, ARRIVING_FILTER, COME, COME_MAP, COME_DATA, SOURCE = 'q', 'x', 'w', 'v', 'd', 'c'
 LANDED = 'l'
 
 # Parts, each from above: a node can go when none above it reads from it.
-GROWING = FILTER, STORE, THROTTLE, STORE_FILE
 ARRIVAL = ARRIVING, ARRIVING_FILTER, COME, COME_DATA, COME_MAP, SOURCE
 BASE = TOP, LANDED, REMOTE
 KINDS = *GROWING, *ARRIVAL, *BASE
@@ -144,11 +144,6 @@ def top_node(image_id: str, below: str) -> dict[str, Any]:
     """
     return {'driver': 'throttle', 'node-name': naming.node_name(TOP, image_id), 'read-only': True,
             'throttle-group': UNLIMITED, 'file': naming.node_name(below, image_id)}
-
-
-def throttle_group(image_id: str) -> str:
-    """Return the id of the group by which writes to an image's growing store are slowed down."""
-    return f'throttle-{naming.node_name(THROTTLE, image_id)}'
 
 
 def arrival_job(image_id: str) -> str:

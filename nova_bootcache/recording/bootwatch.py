@@ -1,37 +1,48 @@
-"""Watching a server's boot, to report what it read from the base for the first time.
+"""Watching a server's boot, to report what it read.
 
 The paper copies the warmed cache to the storage node when the server shuts down (SC13, Algorithm
-1); here extents travel, as soon as the boot is over, and the data stays where it is.
+1); here extents travel, as soon as the boot is over, and the data stays where it is. A profile boot
+is watched in the same way, in a store of its own.
 """
 
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Protocol
 
 from oslo_log import log as logging
 
 from bootcache import ending, exception, workingset
+from bootcache.bootend import BootEnd, RecordedStore
 from bootcache.bootmarker import BootMarker
+from bootcache.ending import BootJudge
+from bootcache.growingstore import Mark
+from bootcache.workingset import Extent
 from nova_bootcache import storagenode
-from nova_bootcache.asking.offer import Watch
-from nova_bootcache.gateway import growingstore
-from nova_bootcache.gateway.growingstore import GrowingStore, Mark
 from nova_bootcache.storagenode import Remote
 
 LOG = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 1.0
-# What ended a boot, beside ending.ended_by's: its server was stopped, moved or deleted.
-SHUTDOWN = 'shutdown'
-# What is known by that. Only a marker tells that a guest is up.
-_ENDS = {'marker': 'has booted, as its marker was seen,',
-         'silence': 'has read nothing new for a while, so that its boot counts as over,',
-         'quota': 'has read as much as a cache image may have',
-         'timeout': 'is not known to have booted; its boot counts as over',
-         SHUTDOWN: 'was stopped, moved or deleted before its boot was known to be over,'}
-# report(granularity, extents as lists, ended_by, seconds)
-Report = Callable[[int, list[list[Any]], str, float], None]
+# What is known by what ended a boot. Only a marker tells that a guest is up.
+_ENDS = {ending.MARKER: 'has booted, as its marker was seen,',
+         ending.SILENCE: 'has read nothing new for a while, so that its boot counts as over,',
+         ending.QUOTA: 'has read as much as a cache image may have',
+         ending.TIMEOUT: 'is not known to have booted; its boot counts as over',
+         ending.STUCK: 'does not come up, as its console says,',
+         ending.NOTHING: 'has read next to nothing; its boot is given up',
+         ending.SHUTDOWN: 'was stopped, moved or deleted before its boot was known to be over,'}
+# report(extents, ended_by, seconds, the console's line where that tells what ended it)
+Report = Callable[[list[Extent], str, float, str], None]
+
+
+class WatchedStore(RecordedStore, Protocol):
+    """What is asked of a watched boot's growing store."""
+
+    name: str
+
+    def extents_between(self, begin: Mark, end: Mark) -> list[Extent]:
+        """Return what was read for the first time between two marks, in that order."""
 
 
 class BootWatch:
@@ -39,23 +50,30 @@ class BootWatch:
 
     :param server_id: the server.
     :param store: the growing store below its chain.
+    :param begin: the place in it at which the boot begins.
     :param remote: the base's place, which has to answer when the record is read.
-    :param watch: when the boot is over.
+    :param judge: tells when the boot is over.
+    :param marker: regular expression that a console line of a finished boot matches.
     :param console: gives the end of the server's console, an empty text if there is none.
+    :param tell: told at each look how many bytes have been read.
     :param report: told what was read.
     :param over: called at the end, whatever it was.
     """
 
-    def __init__(self, server_id: str, store: GrowingStore, remote: Remote, watch: Watch,
-                 console: Callable[[], str], report: Report, over: Callable[['BootWatch'], None]):
+    def __init__(self, server_id: str, store: WatchedStore, begin: Mark, remote: Remote,
+                 judge: BootJudge, marker: str, console: Callable[[], str],
+                 tell: Callable[[int], None], report: Report,
+                 over: Callable[['BootWatch'], None]):
         self.server_id = server_id
         self.store = store
         self._remote = remote
-        self._watch = watch
+        self._judge = judge
+        self._marker = marker
         self._console = console
+        self._tell = tell
         self._report = report
         self._over = over
-        self._begin = store.mark()
+        self._begin = begin
         self._shutdown = threading.Event()
         self._is_discarded = False
         self._thread = threading.Thread(target=self._run, name='bootcache-boot', daemon=True)
@@ -98,12 +116,7 @@ class BootWatch:
             LOG.info('bootcache: server %s %s after %.0f s; %d bytes in %d extents were read for'
                      ' the first time on this host', self.server_id,
                      _ENDS.get(ended_by, ended_by), seconds, read, len(extents))
-            if ended_by == SHUTDOWN and not extents:
-                # It may never have been started: that says nothing of what a boot reads.
-                return
-            # Also that nothing was missed: then no more is to be learned from such boots.
-            self._report(growingstore.GRANULARITY, workingset.to_wire(extents), ended_by,
-                         round(seconds, 1))
+            self._report(extents, ended_by, round(seconds, 1), self._judge.line)
         except exception.BootcacheError as error:
             LOG.warning('bootcache: what server %s read while it booted is lost: %s',
                         self.server_id, error)
@@ -118,23 +131,11 @@ class BootWatch:
 
     def _wait(self, began: float) -> tuple[str, Mark]:
         """Wait for the boot's end; return what ended it, and up to where its reads count."""
-        marker = BootMarker(self._watch.marker, f'server {self.server_id}')
-        seen_at: float | None = None
-        seen_mark = self._begin
+        end = BootEnd(self.store, self._begin, self._judge,
+                      BootMarker(self._marker, f'server {self.server_id}'), self._console, began)
         while not self._shutdown.wait(_LOOK_SECONDS):
-            now = time.monotonic()
-            if seen_at is None and marker.seen(self._console):
-                seen_at, seen_mark = now, self.store.mark()
-            # At least one byte: a boot that misses nothing ends as well.
-            grown = max(1, self.store.size() - self._begin.file_bytes)
-            idle = now - max(began, self.store.idle_since())
-            progress = ending.BootProgress(now - began, grown, idle,
-                                           None if seen_at is None else now - seen_at)
-            ended_by = ending.ended_by(progress, self._watch.limits)
-            if ended_by is None and not self.store.grows:
-                ended_by = 'quota'
-            if ended_by == 'marker' and not ending.was_quiet(progress, self._watch.limits):
-                return ended_by, seen_mark
-            if ended_by is not None:
-                return ended_by, self.store.mark()
-        return SHUTDOWN, self.store.mark()
+            found = end.look(time.monotonic())
+            self._tell(end.recorded_bytes)
+            if found is not None:
+                return found.ended_by, found.until
+        return ending.SHUTDOWN, self.store.mark()

@@ -1,17 +1,33 @@
 """Profile boots on this host: each is recorded in a store of its own, whatever the host has."""
 
+import dataclasses
 import os
-from collections.abc import Callable
 
 from oslo_log import log as logging
 
-from bootcache import naming, recorder, rpcapi, workingset
+from bootcache import naming, recording
+from bootcache.growingstore import Mark
 from bootcache.locks import leaf
-from bootcache.recorder import Recording
+from bootcache.recording import Recording
+from bootcache.storekeeper import StoreKeeper
 from nova_bootcache.gateway.daemon import Gateway
 from nova_bootcache.storagenode import Remote
 
 LOG = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class ProfileRecording:
+    """The recording of one profile boot.
+
+    :ivar recording: what it reads, and the export for its overlay.
+    :ivar begin: the place in that at which it begins.
+    :ivar token: proves that its report is the profile boot's.
+    """
+
+    recording: Recording
+    begin: Mark
+    token: str
 
 
 class ProfileRecordings:
@@ -19,74 +35,51 @@ class ProfileRecordings:
 
     :param gateway: where their nodes live.
     :param directory: of their stores.
-    :param api: gives the storage service's client.
     """
 
-    def __init__(self, gateway: Gateway, directory: str, api: Callable[[], rpcapi.StorageAPI]):
+    def __init__(self, gateway: Gateway, directory: str):
         self._gateway = gateway
         self._directory = directory
-        self._api = api
-        # By server id, with image and token. Guarded by the lock, held for dictionary steps only.
-        self._recordings: dict[str, tuple[Recording, str, str]] = {}
-        # Servers whose recordings are this process's until they are closed: from before their
-        # exports are made until these are gone. Changed under the lock.
-        self._under_way: set[str] = set()
+        self._keeper: StoreKeeper[Recording] = StoreKeeper()
+        # By server id; there from before its export is made until that is gone. Guarded by the
+        # lock, held for dictionary steps only.
+        self._recordings: dict[str, Recording] = {}
         self._lock = leaf('the lock of recordings')
 
-    def start(self, server_id: str, remote: Remote, virtual_bytes: int, token: str) -> str:
-        """Begin to record, and return the export for the server's overlay.
+    def start(self, server_id: str, remote: Remote, virtual_bytes: int,
+              token: str) -> ProfileRecording:
+        """Begin to record.
 
         :raises BootcacheError: if the gateway or the storage node refuses.
+        :raises RuntimeError: if no thread can be started.
         """
         self._gateway.start()
-        store = os.path.join(self._directory, f'{server_id}.partial')
-        base = self._gateway.remote_node(naming.node_name(recorder.BASE, server_id), remote)
-        recording = Recording(self._gateway.daemon, server_id, [base], virtual_bytes, store)
-        api = self._api()
-
-        def tell(recorded_bytes: int, idle_seconds: float) -> None:
-            api.recording_progress(remote.image_id, token, recorded_bytes, idle_seconds)
-
+        base = self._gateway.remote_node(naming.node_name(recording.BASE, server_id), remote)
+        found = Recording(self._gateway.daemon, server_id, [base], virtual_bytes,
+                          os.path.join(self._directory, f'{server_id}.partial'))
         with self._lock:
-            self._recordings[server_id] = recording, remote.image_id, token
-            self._under_way.add(server_id)
-        recording.open(tell)
+            self._recordings[server_id] = found
+        try:
+            begin = found.open()
+            self._keeper.add(found)
+        except BaseException:
+            self.finish(server_id)
+            raise
         LOG.info('bootcache: server %s is a profile boot of %s', server_id, remote.image_id)
-        return recording.export
+        return ProfileRecording(found, begin, token)
 
     def finish(self, server_id: str) -> None:
-        """Report what a profile boot read, if this server was one; its domain is gone already.
-
-        A failure is logged; the storage service waits for the report and gives up in the end.
-        """
+        """End a server's recording, if there is one; what it read has been reported, or is lost."""
         with self._lock:
-            found = self._recordings.pop(server_id, None)
+            found = self._recordings.get(server_id)
         if found is None:
             return
-        recording, image_id, token = found
         try:
-            extents = recording.finish()
-            self._api().report_working_set(image_id, token, recorder.GRANULARITY,
-                                           workingset.to_wire(extents))
-            LOG.info('bootcache: image %s: reported %d extents', image_id, len(extents))
-        except Exception:
-            LOG.exception('bootcache: image %s: the profile boot\'s record is lost', image_id)
+            self._keeper.remove(server_id)
+            found.discard()
         finally:
-            self._closed(server_id)
-
-    def discard(self, server_id: str) -> None:
-        """Give a recording up, if there is one."""
-        with self._lock:
-            found = self._recordings.pop(server_id, None)
-        if found is not None:
-            try:
-                found[0].discard()
-            finally:
-                self._closed(server_id)
-
-    def _closed(self, server_id: str) -> None:
-        with self._lock:
-            self._under_way.discard(server_id)
+            with self._lock:
+                self._recordings.pop(server_id, None)
 
     def discard_left_over(self) -> None:
         """Take recordings out of the gateway that nobody of this process finishes.
@@ -96,4 +89,4 @@ class ProfileRecordings:
         :raises StorageDaemonError: if the gateway does not answer or refuses.
         """
         # Which are this process's is looked up late: one may begin while the gateway is asked.
-        recorder.discard_leftovers(self._gateway.daemon, self._under_way)
+        recording.discard_leftovers(self._gateway.daemon, self._recordings)

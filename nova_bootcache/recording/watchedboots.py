@@ -3,16 +3,26 @@
 import collections
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
 
-from bootcache import rpcapi
+import oslo_messaging as messaging
+from oslo_log import log as logging
+
+from bootcache import ending, recording, rpcapi, workingset
+from bootcache.ending import BootJudge, ProfileJudge, ServerJudge
+from bootcache.growingstore import Mark
 from bootcache.locks import leaf
+from bootcache.storekeeper import StoreKeeper
+from bootcache.workingset import Extent
 from nova_bootcache.asking.offer import Offered
-from nova_bootcache.gateway.growingstore import GrowingStore, StoreKeeper
+from nova_bootcache.gateway import sharedstore
 from nova_bootcache.gateway.hostneeds import HostNeeds
+from nova_bootcache.gateway.sharedstore import SharedStore
 from nova_bootcache.recording.bootreports import BootReports
-from nova_bootcache.recording.bootwatch import BootWatch
+from nova_bootcache.recording.bootwatch import BootWatch, Report, WatchedStore
+from nova_bootcache.recording.profilerecordings import ProfileRecording
 from nova_bootcache.storagenode import Remote
+
+LOG = logging.getLogger(__name__)
 
 _REPORT_SECONDS = 20.0
 
@@ -28,9 +38,10 @@ class WatchedBoots:
     :param over: called when one is over, whatever it was.
     """
 
-    def __init__(self, stores: StoreKeeper, needs: HostNeeds, api: Callable[[], rpcapi.StorageAPI],
-                 over: Callable[[], None]):
+    def __init__(self, stores: StoreKeeper[SharedStore], needs: HostNeeds,
+                 api: Callable[[], rpcapi.StorageAPI], over: Callable[[], None]):
         self.reports = BootReports(lambda *report: api().report_boot(*report))
+        self._api = api
         self._stores = stores
         self._needs = needs
         self._over = over
@@ -40,7 +51,7 @@ class WatchedBoots:
         self._copies: collections.Counter[str] = collections.Counter()
         self._lock = leaf('the lock of watched boots')
 
-    def watch(self, server_id: str, hostname: str, store: GrowingStore, remote: Remote,
+    def watch(self, server_id: str, hostname: str, store: SharedStore, remote: Remote,
               offered: Offered, console: Callable[[], str]) -> None:
         """Watch a server's boot from now on.
 
@@ -51,15 +62,49 @@ class WatchedBoots:
         """
         assert offered.watch is not None
 
-        def report(granularity: int, extents: list[list[Any]], ended_by: str,
-                   seconds: float) -> None:
-            self.reports.report(remote.image_id, offered.image_hash, hostname, granularity, extents,
-                                ended_by, seconds)
+        def report(extents: list[Extent], ended_by: str, seconds: float, _line: str) -> None:
+            if ended_by == ending.SHUTDOWN and not extents:
+                # It may never have been started: that says nothing of what a boot reads.
+                return
+            # Also that nothing was missed: then no more is to be learned from such boots.
+            self.reports.report(remote.image_id, offered.image_hash, hostname,
+                                sharedstore.GRANULARITY, workingset.to_wire(extents), ended_by,
+                                seconds)
 
-        watch = BootWatch(server_id, store, remote, offered.watch, console, report, self._ended)
+        self._begin(server_id, store, store.mark(), remote, offered.watch.marker,
+                    ServerJudge(offered.watch.limits), console, lambda _bytes: None, report)
+
+    def watch_profile(self, server_id: str, hostname: str, profile: ProfileRecording,
+                      remote: Remote, offered: Offered, console: Callable[[], str]) -> None:
+        """Watch a profile boot from now on; its end is what the storage service waits for.
+
+        :raises RuntimeError: if no thread can be started.
+        """
+        assert offered.watch is not None
+
+        def tell(recorded_bytes: int) -> None:
+            try:
+                self._api().boot_progress(remote.image_id, profile.token, recorded_bytes)
+            except messaging.MessagingException as error:
+                LOG.info('bootcache: how far the profile boot of %s is cannot be told: %s',
+                         remote.image_id, error)
+
+        def report(extents: list[Extent], ended_by: str, seconds: float, line: str) -> None:
+            self.reports.report(remote.image_id, offered.image_hash, hostname,
+                                recording.GRANULARITY, workingset.to_wire(extents), ended_by,
+                                seconds, profile.token, line)
+
+        self._begin(server_id, profile.recording, profile.begin, remote, offered.watch.marker,
+                    ProfileJudge(offered.watch.limits), console, tell, report)
+
+    def _begin(self, server_id: str, store: WatchedStore, begin: Mark, remote: Remote,
+               marker: str, judge: BootJudge, console: Callable[[], str],
+               tell: Callable[[int], None], report: Report) -> None:
+        watch = BootWatch(server_id, store, begin, remote, judge, marker, console, tell, report,
+                          self._ended)
         with self._lock:
             self._watches[server_id] = watch
-        self._needs.begin_boot(remote.image_id)
+        self._needs.begin_boot(store.name)
         try:
             watch.start()
         except BaseException:
@@ -75,7 +120,7 @@ class WatchedBoots:
             # The server's next boot may be watched by now.
             if self._watches.get(watch.server_id) is watch:
                 del self._watches[watch.server_id]
-        self._needs.end_boot(watch.store.image_id)
+        self._needs.end_boot(watch.store.name)
 
     def discard(self, server_id: str) -> None:
         """Report nothing of a server's boot: it would take the reads of another one."""
@@ -105,7 +150,7 @@ class WatchedBoots:
         with self._lock:
             self._copies[image_id] += 1
             watches = [watch for watch in self._watches.values()
-                       if watch.store.image_id == image_id]
+                       if watch.store.name == image_id]
         try:
             for watch in watches:
                 watch.discard()

@@ -9,6 +9,9 @@ from storage_node import IMAGE, SIZE
 from bootcache.workingset import WorkingSet
 from nova_bootcache.asking.placement import Server
 
+# For boots that end when their server goes.
+PROFILE_WATCH = {'quota': 1 << 30, 'linger': 900, 'silence': 900, 'timeout': 900,
+                 'marker': 'login:'}
 SERVER = Server(IMAGE, 'disk', '', False, False, False)
 
 
@@ -18,7 +21,8 @@ class Service:
     def __init__(self, node):
         self.node, self.reports, self.frozen, self.away = node, [], None, False
         self.watch, self.extra, self.boots, self.used, self.promoted = None, {}, [], [], []
-        self.dropped, self.warmed = set(), []
+        self.dropped, self.warmed, self.told = set(), [], []
+        self.profile_watch = PROFILE_WATCH
         # What it has of further images, which are cold, by id.
         self.others = {}
 
@@ -33,11 +37,17 @@ class Service:
             return {'action': 'cold', 'image_hash': 'sha512:cd', **self.others[image_id]}
         answer = self.frozen or self.node.answer()
         action = 'record' if profile_token else 'cache' if 'cache_image' in answer else 'cold'
-        return {'action': action, 'watch': self.watch, 'image_hash': 'sha512:ab', **answer,
+        watch = self.profile_watch if profile_token else self.watch
+        return {'action': action, 'watch': watch, 'image_hash': 'sha512:ab', **answer,
                 **self.extra}
 
-    def report_boot(self, *arguments):
-        self.boots.append(arguments)
+    def report_boot(self, image_id, image_hash, host, granularity, extents, ended_by, seconds,
+                    profile_token=None, line=''):
+        if profile_token is None:
+            self.boots.append((image_id, image_hash, host, granularity, extents, ended_by, seconds))
+        else:
+            self.reports.append((profile_token, WorkingSet.from_wire(
+                image_id, '', SIZE, granularity, extents), ended_by))
 
     def report_holdings(self, host, report):
         self.used.append((host, report))
@@ -49,12 +59,8 @@ class Service:
     def promote_image(self, image_id):
         self.promoted.append(image_id)
 
-    def recording_progress(self, *arguments):
-        pass
-
-    def report_working_set(self, image_id, profile_token, granularity, extents):
-        self.reports.append((profile_token, WorkingSet.from_wire(image_id, '', SIZE, granularity,
-                                                                 extents)))
+    def boot_progress(self, image_id, profile_token, recorded_bytes):
+        self.told.append((profile_token, recorded_bytes))
 
 
 def boot(host, path, token=None, size=SIZE, server=SERVER, **more):
@@ -66,3 +72,9 @@ def boot(host, path, token=None, size=SIZE, server=SERVER, **more):
 def compare(path, node):
     """Check that a chain has the base's content."""
     qemu_img('compare', '-f', 'qcow2', '-F', 'qcow2', path, node.base)
+
+
+def end_profile(host, server_id):
+    """End a profile boot's server, as Nova does."""
+    host.boots.server_goes(server_id)
+    host.recordings.finish(server_id)

@@ -65,6 +65,14 @@ def test_what_a_server_read_until_it_was_stopped_is_reported(hosts, node, direct
     assert len(host.service.boots) == 1
 
 
+def test_a_server_that_was_never_started_is_no_boot(hosts, node, directory):
+    """A boot that brings nothing new counts: after three of them no more is learned."""
+    host = cold(node, hosts())
+    boot(host, f'{directory}/disk')
+    host.boots.server_goes('server-disk')
+    assert host.service.boots == []
+
+
 def test_what_nova_copies_while_servers_boot_is_reported_by_none(hosts, node, directory):
     """A live snapshot made the image worse for all: its reads were taken for the boot's."""
     host = cold(node, hosts())

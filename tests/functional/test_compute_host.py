@@ -4,7 +4,7 @@ import os
 import signal
 
 import pytest
-from compute_host import boot, compare
+from compute_host import PROFILE_WATCH, boot, compare, end_profile
 from functional_tools import qemu_img, until
 from storage_node import IMAGE, MIB, SIZE
 
@@ -67,7 +67,7 @@ def test_a_recording_of_an_earlier_driver_is_removed(hosts, node, directory):
     assert again.gateway.daemon.exports() == {} and os.listdir(again.cache.directory) == []
     # The next profile boot starts from nothing.
     assert boot(again, f'{directory}/next', token='secret') is True
-    again.recordings.finish('server-next')
+    end_profile(again, 'server-next')
     assert len(again.service.reports) == 1
 
 
@@ -78,9 +78,9 @@ def test_two_recordings_of_one_image_do_not_touch_each_other(hosts, node, direct
     boot(host, f'{directory}/first', token='one')
     boot(host, f'{directory}/second', token='two')
     compare(f'{directory}/first', node)
-    host.recordings.finish('server-first')
+    end_profile(host, 'server-first')
     compare(f'{directory}/second', node)
-    host.recordings.finish('server-second')
+    end_profile(host, 'server-second')
     assert len(host.service.reports) == 2
     assert host.gateway.daemon.exports() == {} and host.gateway.daemon.nodes() == set()
 
@@ -112,14 +112,44 @@ def test_a_profile_boot_reports_what_it_read(hosts, node, directory):
     assert boot(host, path, token='secret') is True
     qemu_img('bench', '-c', '1', '-s', '8192', '-o', 5 * MIB, '-f', 'qcow2', path)
     qemu_img('bench', '-c', '1', '-s', '4096', '-o', 0, '-f', 'qcow2', path)
-    host.recordings.finish('server-profile')
-    (token, reported), = host.service.reports
-    assert token == 'secret'
+    end_profile(host, 'server-profile')
+    (token, reported, ended_by), = host.service.reports
+    assert (token, ended_by) == ('secret', 'shutdown')
     assert [(extent.offset, extent.length) for extent in reported.extents] == [(5 * MIB, 8192),
                                                                               (0, 4096)]
     assert os.listdir(host.cache.directory) == [] and host.gateway.daemon.nodes() == set()
-    host.recordings.finish('server-profile')
+    end_profile(host, 'server-profile')
     assert len(host.service.reports) == 1
+
+
+def test_the_end_of_a_profile_boot_is_seen_by_its_host(hosts, node, directory):
+    """Its server runs on until the storage service has heard."""
+    node.serve()
+    host = hosts()
+    console = []
+    host.service.profile_watch = {**PROFILE_WATCH, 'linger': 0}
+    boot(host, f'{directory}/profile', token='secret', console=lambda: ''.join(console))
+    qemu_img('bench', '-c', '1', '-s', '8192', '-o', 5 * MIB, '-f', 'qcow2',
+             f'{directory}/profile')
+    until(lambda: host.service.told and host.service.told[-1][1] >= 8192, 'progress')
+    assert host.service.told[-1][0] == 'secret' and host.service.reports == []
+    console.append('\nsmall login: ')
+    until(lambda: host.service.reports, 'the report')
+    (token, reported, ended_by), = host.service.reports
+    assert (token, ended_by) == ('secret', 'marker')
+    assert [extent.offset for extent in reported.extents] == [5 * MIB]
+    compare(f'{directory}/profile', node)
+    end_profile(host, 'server-profile')
+    assert len(host.service.reports) == 1 and host.gateway.daemon.nodes() == set()
+
+
+def test_a_storage_service_of_an_earlier_version_is_named(hosts, node, directory):
+    node.serve()
+    host = hosts()
+    host.service.profile_watch = None
+    with pytest.raises(exception.ProfileBootFailed, match='upgrade it'):
+        boot(host, f'{directory}/profile', token='secret')
+    assert host.gateway.daemon.nodes() == set()
 
 
 def test_a_profile_boot_that_cannot_be_recorded_fails_and_leaves_nothing(hosts, node, directory):
@@ -130,7 +160,7 @@ def test_a_profile_boot_that_cannot_be_recorded_fails_and_leaves_nothing(hosts, 
     with pytest.raises(exception.ProfileBootFailed):
         boot(host, f'{directory}/profile', token='secret')
     assert host.recordings._recordings == {} and os.listdir(host.cache.directory) == []
-    host.recordings.finish('server-profile')
+    end_profile(host, 'server-profile')
     assert host.service.reports == []
 
 

@@ -9,10 +9,11 @@ from functional_tools import qemu_img, until
 from storage_node import IMAGE, MIB, SIZE, content
 
 from bootcache import exception, naming
+from bootcache.storekeeper import StoreKeeper
 from nova_bootcache.gateway import graph
 from nova_bootcache.gateway.daemon import Gateway
 from nova_bootcache.gateway.graph import Store
-from nova_bootcache.gateway.growingstore import GrowingStore, StoreKeeper
+from nova_bootcache.gateway.sharedstore import SharedStore
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def uri(gateway):
 
 def make(gateway, node, directory, limit=64 * MIB):
     gateway.ensure_base(node.remote())
-    store = GrowingStore(gateway, IMAGE, SIZE, f'{directory}/{IMAGE}.store', limit)
+    store = SharedStore(gateway, IMAGE, SIZE, f'{directory}/{IMAGE}.store', limit)
     store.open()
     return store
 
@@ -110,7 +111,7 @@ def test_a_base_is_served_on_when_the_store_comes_and_goes(gateway, node, keeper
     handle = nbd.NBD()
     handle.connect_uri(uri(gateway))
     for _round in range(5):
-        store = GrowingStore(gateway, IMAGE, SIZE, f'{directory}/{IMAGE}.store', 64 * MIB)
+        store = SharedStore(gateway, IMAGE, SIZE, f'{directory}/{IMAGE}.store', 64 * MIB)
         store.open()
         keeper.add(store)
         assert handle.pread(MIB, 3 * MIB) == wanted[3 * MIB:4 * MIB]
@@ -148,7 +149,7 @@ def test_a_full_quota_is_no_error_for_the_reader(gateway, node, keeper, director
     """The medium has just the quota; the reader reads all of the base as fast as it can."""
     medium = small_tmpfs(limit)
     gateway.ensure_base(node.remote())
-    store = GrowingStore(gateway, IMAGE, SIZE, f'{medium}/{IMAGE}.store', limit)
+    store = SharedStore(gateway, IMAGE, SIZE, f'{medium}/{IMAGE}.store', limit)
     store.open()
     keeper.add(store)
     wanted = content(node)
@@ -162,7 +163,7 @@ def test_a_full_quota_is_no_error_for_the_reader(gateway, node, keeper, director
 
 def test_too_little_for_a_store(gateway, node, directory):
     gateway.ensure_base(node.remote())
-    store = GrowingStore(gateway, IMAGE, SIZE, f'{directory}/{IMAGE}.store', 300_000)
+    store = SharedStore(gateway, IMAGE, SIZE, f'{directory}/{IMAGE}.store', 300_000)
     with pytest.raises(exception.StorageDaemonError, match='no room'):
         store.open()
     assert not os.path.exists(store.path)
@@ -205,7 +206,7 @@ def test_what_another_process_removes_at_the_same_time_is_no_error(gateway, node
 
 def test_a_dead_gateway_ends_the_watching(gateway, node, directory):
     lost = []
-    keeper = StoreKeeper(lambda store, error: lost.append(store.image_id))
+    keeper = StoreKeeper(lambda store, error: lost.append(store.name))
     store = make(gateway, node, directory, MIB)
     keeper.add(store)
     gateway.daemon.stop()

@@ -54,7 +54,7 @@ class Neighbours:
             self.calls.put((name, arguments, named))
             if name == 'get_image' and arguments[0] != IMAGE:
                 raise RuntimeError('out of order')
-            if name == 'report_working_set' and arguments[0] != IMAGE:
+            if name == 'report_profile' and arguments[0] != IMAGE:
                 raise exception.InvalidWorkingSet('outside')
             return {'plan_boot': {'action': 'stock', 'reason': 'why not'}, 'forget': True,
                     'list_images': [{'image_id': IMAGE}], 'get_image': {'image_id': IMAGE},
@@ -127,10 +127,11 @@ def manager(conf):
                                                             'reason': 'why not'}),
     ('plan_boot', (IMAGE, 'host', 'server', None),
      ('plan_boot', (IMAGE, 'host', 'server', None), {}), {'action': 'stock', 'reason': 'why not'}),
-    ('recording_progress', (IMAGE, 'token', 5, 0.5),
-     ('recording_progress', (IMAGE, 'token', 5, 0.5), {}), None),
-    ('report_working_set', (IMAGE, 'token', 4096, [[0, 4096, 0.5], [4096, 1]]),
-     ('report_working_set', (IMAGE, 'token', 4096, [[0, 4096, 0.5], [4096, 1]]), {}), None),
+    ('boot_progress', (IMAGE, 'token', 5), ('boot_progress', (IMAGE, 'token', 5), {}), None),
+    ('report_boot', (IMAGE, 'sha512:ab', 'host', 4096, [[0, 4096, 0.5], [4096, 1]], 'stuck', 12.5,
+                     'token', 'panic'),
+     ('report_profile', (IMAGE, 'token', 4096, [[0, 4096, 0.5], [4096, 1]], 'stuck', 'panic'), {}),
+     None),
     ('report_boot', (IMAGE, 'sha512:ab', 'host', 65536, [[0, 65536, 0.5]], 'marker', 12.5),
      ('report_boot', (IMAGE, 'sha512:ab', 'host', 65536, [[0, 65536, 0.5]], 'marker', 12.5),
       {'only_host': True}), None),
@@ -198,7 +199,8 @@ def test_what_operators_are_refused_is_said_to_them(conf, manager, caplog):
 
 def test_a_long_report_arrives_whole(conf, manager):
     extents = [[number * 4096, 4096, number / 1000] for number in range(50000)]
-    rpcapi.StorageAPI(conf).report_working_set(IMAGE, 'token', 4096, extents)
+    rpcapi.StorageAPI(conf).report_boot(IMAGE, 'sha512:ab', 'host', 4096, extents, 'marker', 1.5,
+                                        'token')
     assert manager.calls.get(timeout=PATIENCE)[1][3] == extents
 
 
@@ -210,7 +212,8 @@ def test_errors_of_the_service_are_raised(conf, manager):
     with pytest.raises(ValueError):
         api.get_image('../../etc/passwd')
     with pytest.raises(messaging.RemoteError, match='outside'):
-        api.report_working_set('00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f', 'token', 4096, [])
+        api.report_boot('00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f', 'sha512:ab', 'host', 4096, [],
+                        'marker', 1.5, 'token')
 
 
 ASKS = """

@@ -265,7 +265,7 @@ class FakeBoots:
             if self.fails:
                 raise self.fails
             job.check_cancelled()
-            return Result(job.working_set or WorkingSet.from_wire(
+            return Result(job.report.working_set if job.report else WorkingSet.from_wire(
                 image.image_id, image.image_hash, virtual_bytes, 4096,
                 [[65536, 4096, 0.0], [0, 4096, 0.5]]), 'marker', 1.5)
         finally:

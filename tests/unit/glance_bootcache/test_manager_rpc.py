@@ -296,6 +296,7 @@ def test_a_failed_profile_boot_leaves_it_to_servers(house, job):
 def test_the_profile_boot_itself_records(house, job):
     answer = house.hosts.plan_boot(IMAGE, 'host', 'server', job.token)
     assert answer['action'] == 'record' and answer['server'] == ['storage', 1]
+    assert set(answer['watch']) == {'quota', 'marker', 'linger', 'silence', 'timeout'}
     assert job.host == 'host'
     assert house.operators.get_image(IMAGE)['progress'] == {'host': 'host', 'recorded_bytes': 0}
 
@@ -304,25 +305,25 @@ def test_the_profile_boot_itself_records(house, job):
 def test_a_wrong_token_records_nothing(house, job, token):
     assert house.hosts.plan_boot(IMAGE, 'host', 'server', token)['action'] == 'stock'
     assert job.host == ''
-    house.hosts.recording_progress(IMAGE, token, 5, 0.0)
+    house.hosts.boot_progress(IMAGE, token, 5)
     assert job.recorded_bytes == 0
-    house.hosts.report_working_set(IMAGE, token, 4096, [[0, 4096]])
-    assert job.working_set is None
+    house.hosts.report_profile(IMAGE, token, 4096, [[0, 4096]], 'marker', '')
+    assert job.report is None
 
 
 def test_a_token_is_over_with_its_job(house, job):
     finish(house)
     before = house.operators.get_working_set(IMAGE)
     assert house.hosts.plan_boot(IMAGE, 'host', 'server', job.token)['action'] == 'stock'
-    house.hosts.report_working_set(IMAGE, job.token, 4096, [[8192, 4096]])
+    house.hosts.report_profile(IMAGE, job.token, 4096, [[8192, 4096]], 'marker', '')
     assert house.operators.get_working_set(IMAGE) == before
 
 
 def test_progress_is_shown(house, job):
-    house.hosts.recording_progress(IMAGE, job.token, 12345, 1.5)
+    house.hosts.boot_progress(IMAGE, job.token, 12345)
     document = house.operators.get_image(IMAGE)
     assert document['in_hand'] is True and document['progress']['recorded_bytes'] == 12345
-    assert job.idle_seconds == 1.5
+    assert job.heard_at > 0
 
 
 @pytest.mark.parametrize('granularity, extents', [
@@ -330,12 +331,13 @@ def test_progress_is_shown(house, job):
     (7, [[0, 4096]]), (4096, [[0, 4096], [0]])])
 def test_a_report_outside_the_base_is_refused(house, job, granularity, extents):
     with pytest.raises(exception.InvalidWorkingSet):
-        house.hosts.report_working_set(IMAGE, job.token, granularity, extents)
-    assert job.working_set is None
+        house.hosts.report_profile(IMAGE, job.token, granularity, extents, 'marker', '')
+    assert job.report is None
 
 
 def test_a_report_is_what_is_built(house, job):
-    house.hosts.report_working_set(IMAGE, job.token, 4096, [[8192, 100, 0.0], [0, 1, 0.1]])
+    house.hosts.report_profile(IMAGE, job.token, 4096, [[8192, 100, 0.0], [0, 1, 0.1]],
+                               'marker', '')
     assert job.changed.is_set()
     finish(house)
     document = house.operators.get_working_set(IMAGE)
@@ -348,9 +350,11 @@ def test_endpoints_hand_on(house, job):
     endpoints = house.endpoints
     upper = IMAGE.upper()
     assert endpoints.plan_boot({}, upper, 'host', 'server', job.token)['action'] == 'record'
-    endpoints.recording_progress({}, IMAGE, job.token, 5, 0.5)
+    endpoints.boot_progress({}, IMAGE, job.token, 5)
     assert job.recorded_bytes == 5
-    endpoints.report_working_set({}, upper, job.token, 4096, [[0, 4096]])
+    endpoints.report_boot({}, upper, 'sha512:ab', 'host', 4096, [[0, 4096]], 'stuck', 1.5,
+                          profile_token=job.token, line='panic')
+    assert (job.report.ended_by, job.report.line) == ('stuck', 'panic')
     finish(house)
     assert [image['image_id'] for image in endpoints.list_images({})] == [IMAGE]
     assert endpoints.get_image({}, upper)['state'] == 'ready'
@@ -374,7 +378,7 @@ def test_endpoints_hand_on(house, job):
 @pytest.mark.parametrize('method, arguments', [
     ('plan_boot', ('host', 'server', None)), ('get_image', ()), ('get_working_set', ()),
     ('delete_image', ()), ('build_image', ()), ('image_registered', ()),
-    ('report_working_set', ('token', 4096, []))])
+    ('report_boot', ('sha512:ab', 'host', 4096, [], 'marker', 1.5))])
 def test_endpoints_take_only_image_ids(house, method, arguments):
     with pytest.raises(ValueError):
         getattr(house.endpoints, method)({}, '../../etc',

@@ -1,23 +1,24 @@
 """Profile boots: when one is over, on which flavor it runs, and whose report counts."""
 
 import threading
-import time
 import types
 
 import pytest
+from fakes_clock import Clock
 from novaclient import exceptions as nova_exceptions
 
 from bootcache import exception
-from bootcache.ending import BootLimits, BootProgress, ended_by
+from bootcache.ending import BootLimits, BootProgress, ProfileJudge, ended_by
 from bootcache.manifest import ImageState
 from bootcache.properties import Policy
 from bootcache.workingset import WorkingSet
 from glance_bootcache.decisions import STUCK, SWITCHED_OFF
 from glance_bootcache.glance import tenants
 from glance_bootcache.profileboot import direct, throughnova
-from glance_bootcache.profileboot.job import BuildJob
+from glance_bootcache.profileboot.job import BuildJob, ProfileReport
 from glance_bootcache.profileboot.throughnova import Flavor, NovaProfileBoots, choose_flavor
 
+EMPTY = WorkingSet('image', '', 1, 512, ())
 LIMITS = BootLimits(quota=1000, linger=20, silence=60, timeout=900)
 
 
@@ -117,12 +118,12 @@ def test_a_token_of_strange_letters_is_just_wrong():
 def test_a_job_that_begins_anew_forgets_the_old_one():
     job = BuildJob('image')
     old = job.token
-    job.host, job.working_set = 'host', WorkingSet('image', '', 1, 512, ())
-    job.heard(5, 0.5)
+    job.host = 'host'
+    job.take_report(ProfileReport(EMPTY, 'marker', ''))
+    job.heard(5)
     job.restart()
     assert not job.owns(old) and job.owns(job.token)
-    assert (job.host, job.recorded_bytes, job.idle_seconds, job.heard_at, job.working_set) \
-        == ('', 0, 0.0, 0.0, None)
+    assert (job.host, job.recorded_bytes, job.heard_at, job.report) == ('', 0, 0.0, None)
 
 
 def test_cancelling_wakes_the_worker():
@@ -140,8 +141,8 @@ def test_cancelling_wakes_the_worker():
 
 def test_a_host_is_heard():
     job = BuildJob('image')
-    job.heard(5, 0.5)
-    assert (job.recorded_bytes, job.idle_seconds) == (5, 0.5) and job.heard_at > 0
+    job.heard(5)
+    assert job.recorded_bytes == 5 and job.heard_at > 0
 
 
 def test_a_domain_of_strange_names_stays_well_formed():
@@ -161,16 +162,22 @@ def test_untrusted_images_do_not_boot_without_kvm(monkeypatch):
         direct.record(None, 'x', None, LIMITS, direct.Machine())
 
 
-# Guests that end by themselves.
+# What the service waits for.
 
 class Servers:
-    """Stands for Nova's servers: one that is there, and then off."""
+    """Stands for Nova's servers: one, whose state each look may change.
 
-    def __init__(self, console='', status='SHUTOFF', diagnosed='shutdown'):
+    :param looks: called with the number of the look.
+    """
+
+    def __init__(self, console='', status='ACTIVE', diagnosed='running', looks=lambda number: None):
         self.console, self.status, self.diagnosed = console, status, diagnosed
+        self.number, self.looks = 0, looks
 
     def get(self, server_id):
-        return types.SimpleNamespace(status=self.status)
+        self.number += 1
+        self.looks(self.number)
+        return types.SimpleNamespace(status=self.status, fault={'message': 'no valid host'})
 
     def get_console_output(self, server_id, length):
         return self.console
@@ -182,175 +189,158 @@ class Servers:
 
 
 @pytest.fixture
-def watch(storage_conf):
-    """Watches a server whose guest has read something, and goes on reading nothing."""
-    def watch(nova, idle=0.0, quota=1 << 30, read=30 << 20, changed=None):
+def waits(storage_conf, monkeypatch):
+    """Waits for a report as a profile boot does; each look is a second later."""
+    def waits(nova, report=None, host='host', heard=True, read=30 << 20):
+        clock = Clock()
+        monkeypatch.setattr(throughnova, 'time', clock)
         boots = object.__new__(NovaProfileBoots)
-        boots._conf, boots._client = storage_conf.bootcache, types.SimpleNamespace(
-            servers=nova)
-        job = BuildJob('image', host='host')
-        job.heard(read, idle)
-        job.changed = changed or job.changed
-        return boots._watch('server', Policy('auto', quota, 'login:'), job, time.monotonic())
+        boots._conf, boots._client = storage_conf.bootcache, types.SimpleNamespace(servers=nova)
+        job = BuildJob('image', host=host, recorded_bytes=read)
+        job.heard_at = clock.now if heard else 0.0
+        job.wait = lambda seconds: setattr(clock, 'now', clock.now + seconds)
+        if report is not None:
+            job.take_report(ProfileReport(EMPTY, *report))
+        policy = Policy('auto', 1 << 30, 'login:')
+        return boots._checked('server', policy, job, boots._wait('server', policy, job, clock.now))
 
-    return watch
+    return waits
 
 
-def test_a_guest_that_switches_itself_off_has_not_booted(watch):
-    """For want of its disk's driver: its loader has read the kernel all the same."""
+@pytest.mark.parametrize('ended_by', ['marker', 'silence', 'quota', 'timeout'])
+def test_what_ended_a_boot_is_what_its_host_says(waits, ended_by):
+    assert waits(Servers(), (ended_by, '')) == ended_by
+
+
+@pytest.mark.parametrize('nova', [Servers(status='SHUTOFF', diagnosed=None),
+                                  Servers(diagnosed='shutdown')], ids=['known', 'not known yet'])
+@pytest.mark.parametrize('ended_by', ['silence', 'quota', 'timeout', 'nothing', 'shutdown'])
+def test_a_guest_that_switches_itself_off_has_not_booted(waits, nova, ended_by):
+    """For want of its disk's driver: its loader has read the kernel all the same. Nova gives it a
+    quarter of a minute to come up again."""
     with pytest.raises(exception.ProfileBootFailed, match='hw_disk_bus') as failed:
-        watch(Servers())
+        waits(nova, (ended_by, ''))
     assert str(failed.value).startswith(SWITCHED_OFF)
+    assert 'driver' in tenants.told(ImageState.FAILED, str(failed.value))
 
 
-@pytest.mark.parametrize('end', [{'idle': 1000.0}, {'quota': 1 << 20}])
-def test_nor_one_of_which_nova_does_not_know_yet(watch, end):
-    """Nova gives a guest that has ended a quarter of a minute to come up again."""
-    with pytest.raises(exception.ProfileBootFailed, match='hw_disk_bus'):
-        watch(Servers(status='ACTIVE'), **end)
+def test_one_that_says_its_marker_before_it_ends_has_booted(waits):
+    assert waits(Servers('done\nlogin: \n', 'SHUTOFF'), ('shutdown', '')) == 'marker'
+
+
+def test_one_that_is_off_is_not_waited_for(waits):
+    with pytest.raises(exception.ProfileBootFailed, match=SWITCHED_OFF):
+        waits(Servers(status='SHUTOFF'))
 
 
 @pytest.mark.parametrize('diagnosed', ['running', 'paused', None])
-def test_silence_of_a_guest_that_runs_ends_its_boot(watch, monkeypatch, diagnosed):
-    nova = Silent(monkeypatch, '')
-    nova.diagnosed = diagnosed
-    assert watch(nova, idle=1000.0) == 'silence'
+def test_a_server_that_somebody_stopped_was_no_boot(waits, diagnosed):
+    with pytest.raises(exception.ProfileBootFailed, match='stopped, moved or deleted'):
+        waits(Servers(diagnosed=diagnosed), ('shutdown', ''))
 
 
-def test_one_that_says_its_marker_before_it_ends_has_booted(watch):
-    assert watch(Servers(console='done\nlogin: \n')) == 'marker'
+def test_a_host_cannot_end_a_boot_by_what_it_likes(waits):
+    with pytest.raises(exception.ProfileBootFailed):
+        waits(Servers(), ('magic', ''))
+
+
+def test_a_guest_that_is_stuck_is_told_of_by_its_line(waits):
+    line = 'Kernel panic - not syncing: VFS: Unable to mount root fs'
+    with pytest.raises(exception.ProfileBootFailed, match='hw_disk_bus') as failed:
+        waits(Servers(), ('stuck', f'{line}\x1b[31m{"x" * 5000}'))
+    assert str(failed.value).startswith(STUCK) and line in str(failed.value)
+    assert '\x1b' not in str(failed.value) and len(str(failed.value)) < 600
+    told = tenants.told(ImageState.FAILED, str(failed.value))
+    assert 'driver' in told and 'Kernel' not in told
+
+
+def test_a_guest_that_stands_still_is_told_of(waits):
+    with pytest.raises(exception.ProfileBootFailed, match='but 65536 bytes') as failed:
+        waits(Servers(), ('nothing', ''), read=65536)
+    assert tenants.told(ImageState.FAILED, str(failed.value)) != tenants.GENERAL[ImageState.FAILED]
+
+
+def test_a_server_that_fails_says_why(waits):
+    with pytest.raises(exception.ProfileBootFailed, match='no valid host'):
+        waits(Servers(status='ERROR'))
+
+
+def test_a_host_that_falls_silent_has_lost_the_recording(waits):
+    with pytest.raises(throughnova._RecordingLost, match='host stopped reporting'):
+        waits(Servers())
+
+
+@pytest.mark.parametrize(('host', 'said'), [('', 'did not ask for a recording'),
+                                            ('host', 'earlier version')])
+def test_a_host_that_does_not_speak_is_named_with_the_cure(waits, host, said):
+    nova = Servers()
+    with pytest.raises(exception.ProfileBootFailed, match=said):
+        waits(nova, host=host, heard=False)
+    assert nova.number <= throughnova._UNHEARD_SECONDS + 2
+
+
+def test_a_server_that_is_never_built_is_given_up(waits, storage_conf):
+    with pytest.raises(exception.ProfileBootFailed, match='did not report'):
+        waits(Servers(status='BUILD'), host='', heard=False)
+
+
+def test_a_report_wakes_who_waits():
+    job = BuildJob('image')
+    job.take_report(ProfileReport(EMPTY, 'marker', ''))
+    job.wait(3600)
+    assert not job.changed.is_set()
 
 
 # Guests that do not come up.
 
-class Silent(Servers):
-    """A server that runs; its guest says and reads what a test tells, second by second."""
-
-    def __init__(self, monkeypatch, *consoles):
-        super().__init__('', 'ACTIVE', 'running')
-        self.consoles, self.looks, self.now = list(consoles), 0, time.monotonic()
-        monkeypatch.setattr(throughnova.time, 'monotonic', lambda: self.now)
-        monkeypatch.setattr(throughnova, '_UNHEARD_SECONDS', 1e9)
-        monkeypatch.setattr(throughnova, '_POLL_SECONDS', 0)
-
-    def get(self, server_id):
-        self.now += 1
-        self.looks += 1
-        self.console = self.consoles.pop(0) if self.consoles[1:] else self.consoles[0]
-        if self.console is None:
-            self.diagnosed = 'shutdown'
-        return super().get(server_id)
-
-    def get_console_output(self, server_id, length):
-        return self.console or ''
-
-
-def test_a_guest_that_waits_for_its_disk_is_waited_for(watch, monkeypatch):
-    """Small images' guests wait a minute for it, and then switch themselves off."""
-    nova = Silent(monkeypatch, *[''] * 70, None)
-    with pytest.raises(exception.ProfileBootFailed, match='hw_disk_bus') as failed:
-        watch(nova, idle=60.0)
-    assert str(failed.value).startswith(SWITCHED_OFF)
-    assert 'driver' in tenants.told(ImageState.FAILED, str(failed.value))
+def judged(idle, consoles, read=30 << 20, marks=True):
+    """Return what ended a boot that reads nothing from a second on, after how many seconds."""
+    judge = ProfileJudge(BootLimits(1 << 30, 20, 60, 900))
+    for second in range(1, 1000):
+        console = consoles[min(second, len(consoles)) - 1]
+        ended = judge.ended_by(BootProgress(float(second), read, idle(second), None),
+                               lambda console=console: console, marks)
+        if ended:
+            return ended, second, judge.line
+    raise AssertionError('it does not end')
 
 
 @pytest.mark.parametrize('line', [
     '[    1.2] Kernel panic - not syncing: VFS: Unable to mount root fs on unknown-block(0,0)',
     'ALERT!  UUID=5b007cac does not exist.  Dropping to a shell!',
     '[  OK  ] Started Emergency Shell.\nYou are in emergency mode. After logging in, type',
-    'Boot failed: not a bootable disk'])
-@pytest.mark.parametrize('end', [{'idle': 60.0}, {'read': 2 << 20}])
-def test_a_console_tells_that_a_guest_does_not_come_up(watch, monkeypatch, line, end):
-    nova = Silent(monkeypatch, f'Linux\n{line}\n')
-    if 'idle' not in end:
-        # It goes on reading, until the time is up.
-        nova.now += 0.5
-        monkeypatch.setattr(BuildJob, 'idle_seconds', property(lambda _job: -1e9, lambda *_: None),
-                            raising=False)
-    with pytest.raises(exception.ProfileBootFailed, match='hw_disk_bus') as failed:
-        watch(nova, **end)
-    assert str(failed.value).startswith(STUCK) and line.splitlines()[-1][:30] in str(failed.value)
-    told = tenants.told(ImageState.FAILED, str(failed.value))
-    assert 'driver' in told and line.splitlines()[-1][:30] not in told
+    'Boot failed: not a bootable disk', 'GRUB\ngrub rescue> '])
+@pytest.mark.parametrize(('idle', 'seconds'), [(float, 60), (lambda second: 0.0, 900)],
+                         ids=['quiet', 'reading'])
+def test_a_console_tells_that_a_guest_does_not_come_up(line, idle, seconds):
+    ended_by, second, said = judged(idle, [f'Linux\n{line}\n'])
+    assert (ended_by, second) == ('stuck', seconds) and said == line.strip().splitlines()[-1]
 
 
-def test_such_words_of_a_guest_that_comes_up_do_not_count(watch, monkeypatch):
-    nova = Silent(monkeypatch, *['Linux'] * 30, 'You are in emergency mode\nhost login: ')
-    assert watch(nova, idle=60.0) == 'marker'
-
-
-@pytest.mark.parametrize('console, seconds', [('', 121), ('Linux', 121)])
-def test_a_guest_of_which_nothing_is_known_ends_by_silence(watch, monkeypatch, console, seconds):
+@pytest.mark.parametrize('console', ['', 'Linux'])
+def test_a_guest_of_which_nothing_is_known_ends_by_silence(console):
     """It is given three times as long; kernels are told to be quiet."""
-    nova = Silent(monkeypatch, console)
-    assert watch(nova, idle=60.0) == 'silence'
-    assert abs(nova.looks - seconds) <= 2
+    assert judged(float, [console])[:2] == ('silence', 180)
 
 
-class Patient(Servers):
-    """A server whose guest is quiet; each call is counted, and only the waiting takes time."""
-
-    def __init__(self, monkeypatch):
-        super().__init__('', 'ACTIVE', 'running')
-        self.calls, self.now = 0, time.monotonic()
-        monkeypatch.setattr(throughnova.time, 'monotonic', lambda: self.now)
-        monkeypatch.setattr(throughnova, '_UNHEARD_SECONDS', 1e9)
-
-    def wait(self, seconds):
-        """As the job's event, which nothing wakes."""
-        self.now += seconds
-
-    def get(self, server_id):
-        self.calls += 1
-        return super().get(server_id)
-
-    def get_console_output(self, server_id, length):
-        self.calls += 1
-        return super().get_console_output(server_id, length)
-
-    def diagnostics(self, server_id):
-        self.calls += 1
-        return super().diagnostics(server_id)
+def test_one_whose_marker_is_given_up_is_not_given_so_long():
+    assert judged(float, [''], marks=False)[:2] == ('silence', 60)
 
 
-@pytest.mark.parametrize(('idle', 'seconds'), [(0.0, 180), (60.0, 120)])
-def test_a_quiet_guest_is_looked_at_now_and_then_and_its_boot_ends_as_early(
-        watch, monkeypatch, idle, seconds):
-    """Nova's API is there for others as well: it was asked four times a second."""
-    nova = Patient(monkeypatch)
-    began = nova.now
-    changed = types.SimpleNamespace(wait=nova.wait, clear=lambda: None)
-    assert watch(nova, idle=idle, changed=changed) == 'silence'
-    assert nova.now - began == pytest.approx(seconds, abs=1)
-    assert nova.calls <= seconds
-
-
-@pytest.mark.parametrize(('idle', 'left', 'expected'), [
-    (0, 100, 1), (10, 100, 1), (20, 100, 2), (49, 100, 4.9), (1000, 100, 5), (1000, 3.5, 3.5),
-    (1000, 0.1, 1), (1000, -5, 1)])
-def test_when_a_guest_is_looked_at_again(idle, left, expected):
-    assert throughnova.pause(idle, left) == expected
-
-
-def test_silence_of_a_guest_that_stands_still_ends_nothing(watch, monkeypatch, storage_conf):
+def test_silence_of_a_guest_that_stands_still_ends_nothing():
     """64 KiB were all that it had read in a minute, on a machine that had too much to do."""
-    nova = Silent(monkeypatch, '')
-    with pytest.raises(exception.ProfileBootFailed, match='but 65536 bytes') as failed:
-        watch(nova, idle=60.0, read=65536)
-    assert abs(nova.looks - storage_conf.bootcache.profile_timeout) <= 2
-    assert tenants.told(ImageState.FAILED, str(failed.value)) != tenants.GENERAL[ImageState.FAILED]
+    assert judged(float, [''], read=65536)[:2] == ('nothing', 900)
 
 
-def test_a_direct_profile_boot_is_judged_in_the_same_way(monkeypatch, tmp_path):
-    console, store = tmp_path / 'console', direct._Store()
-    console.write_text('GRUB\ngrub rescue> ')
-    store.grew(30 << 20, 1000.0)
-    monkeypatch.setattr(direct, '_POLL_SECONDS', 0)
-    domain = types.SimpleNamespace(name=lambda: 'domain', isActive=lambda: True)
-    with pytest.raises(exception.ProfileBootFailed, match='grub rescue>'):
-        direct._watch(domain, str(console), Policy('auto', 1 << 30, 'login:'),
-                      BootLimits(1 << 30, 20, 60, 900), store, time.monotonic(),
-                      lambda _text: None, lambda: None)
+def test_such_words_of_a_guest_that_comes_up_do_not_count():
+    judge = ProfileJudge(BootLimits(1 << 30, 20, 60, 900))
+    progress = BootProgress(100.0, 30 << 20, 60.0, 6.0)
+    assert judge.ended_by(progress, lambda: 'You are in emergency mode\nlogin: ', True) == 'marker'
+
+
+def test_all_that_a_profile_boot_reads_counts():
+    judge = ProfileJudge(BootLimits(1 << 30, 20, 60, 900))
+    assert not judge.counts_until_marker(BootProgress(100.0, 30 << 20, 0.0, 20.0))
 
 
 # Servers of an image.

@@ -10,11 +10,9 @@ import pytest
 from fakes_clock import Clock
 
 from bootcache import ending, exception
-from bootcache.ending import BootLimits, BootProgress
+from bootcache.ending import BootLimits, BootProgress, ServerJudge
+from bootcache.growingstore import Mark
 from bootcache.workingset import Extent
-from nova_bootcache.asking.offer import Watch
-from nova_bootcache.gateway import growingstore
-from nova_bootcache.gateway.growingstore import Mark
 from nova_bootcache.recording import bootwatch
 from nova_bootcache.recording.bootwatch import BootWatch
 from nova_bootcache.storagenode import Remote
@@ -54,7 +52,7 @@ class Boot:
         self._clock, self._script = clock, script
         self.second, self.text = 0, ''
         self.bytes, self.grown_at, self.grows = TABLES, clock.monotonic(), True
-        self.marks, self.reads = [], True
+        self.marks, self.reads, self.told = [], True, []
 
     def happens(self, second):
         if second in self._script:
@@ -92,12 +90,13 @@ def watched(monkeypatch):
     monkeypatch.setattr(bootwatch, 'time', clock)
     monkeypatch.setattr(bootwatch.storagenode, 'check_reachable', lambda remote: None)
 
-    def watch(script=(), marker='boot finished', limits=LIMITS, report=None, console=None):
+    def watch(script=(), marker='boot finished', limits=LIMITS, report=None, console=None,
+              judge=None):
         boot = Boot(clock, dict(script))
         reports, over = [], []
         looks = Looks(clock, boot)
-        found = BootWatch('server-1', boot, REMOTE, Watch(limits, marker),
-                          console or (lambda: boot.text),
+        found = BootWatch('server-1', boot, boot.mark(), REMOTE, (judge or ServerJudge)(limits),
+                          marker, console or (lambda: boot.text), boot.told.append,
                           report or (lambda *arguments: reports.append(arguments)), over.append)
         found._shutdown = looks
         boot.watch = found
@@ -115,7 +114,7 @@ def reading(*seconds):
 
 def ended_by(boot):
     assert len(boot.reports) == 1
-    return boot.reports[0][2:]
+    return boot.reports[0][1:3]
 
 
 def test_a_marker_ends_it_once_it_is_quiet(watched):
@@ -175,19 +174,18 @@ def test_a_store_that_stopped_to_grow_ends_it(watched):
 
 def test_a_server_that_goes_ends_it(watched):
     boot = watched({**reading(1), 3: lambda boot: boot.watch.end()})
-    assert ended_by(boot) == (bootwatch.SHUTDOWN, 3.0)
+    assert ended_by(boot) == (ending.SHUTDOWN, 3.0)
 
 
 def test_the_report_says_what_was_read_since_the_boot_began(watched):
     boot = watched(reading(1))
     assert boot.marks == [(Mark(TABLES, 1), Mark(TABLES + 65536, 1))]
-    assert boot.reports == [(growingstore.GRANULARITY, [[65536, 65536, 0.5], [0, 65536]],
-                             'silence', 61.0)]
+    assert boot.reports == [(EXTENTS, 'silence', 61.0, '')]
 
 
 def test_that_nothing_was_missed_is_reported_too(watched, monkeypatch):
     monkeypatch.setattr(Boot, 'extents_between', lambda boot, begin, end: [])
-    assert watched(reading(1)).reports == [(growingstore.GRANULARITY, [], 'silence', 61.0)]
+    assert watched(reading(1)).reports == [([], 'silence', 61.0, '')]
 
 
 def lost(boot, caplog):
@@ -238,13 +236,14 @@ def test_a_console_that_cannot_be_read_is_logged(watched, caplog):
 def test_it_runs_in_a_thread_of_its_own_until_it_is_told_to_end(monkeypatch):
     monkeypatch.setattr(bootwatch.storagenode, 'check_reachable', lambda remote: None)
     reports, over = [], threading.Event()
-    watch = BootWatch('server-1', Boot(bootwatch.time, {}), REMOTE, Watch(LIMITS, 'never'),
-                      lambda: '', lambda *arguments: reports.append(arguments),
+    boot = Boot(bootwatch.time, {})
+    watch = BootWatch('server-1', boot, boot.mark(), REMOTE, ServerJudge(LIMITS), 'never',
+                      lambda: '', boot.told.append, lambda *arguments: reports.append(arguments),
                       lambda watch: over.set())
     watch.start()
     watch.end()
     watch.join(60)
-    assert over.is_set() and [report[2] for report in reports] == [bootwatch.SHUTDOWN]
+    assert over.is_set() and [report[1] for report in reports] == [ending.SHUTDOWN]
 
 
 def test_a_marker_that_takes_too_long_is_given_up_and_silence_ends_the_boot(watched, caplog):
@@ -320,17 +319,3 @@ def test_only_a_marker_tells_that_it_has_booted(watched, caplog, script, told):
     watched(script)
     (line,) = [record.getMessage() for record in caplog.records]
     assert told in line and ('has booted' in line) is ('marker' in told)
-
-
-def test_a_server_that_was_never_started_is_no_boot(watched, caplog):
-    caplog.set_level('INFO')
-
-    def ends(boot):
-        boot.reads = False
-        boot.watch.end()
-
-    boot = watched({2: ends})
-    (line,) = [record.getMessage() for record in caplog.records]
-    assert 'was stopped, moved or deleted' in line and 'booted' not in line
-    # A boot that brings nothing new counts: after three of them no more is learned.
-    assert boot.reports == []

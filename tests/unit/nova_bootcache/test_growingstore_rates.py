@@ -3,9 +3,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_bootcache.gateway import growingstore, growth
+from bootcache import recorder, storekeeper
+from nova_bootcache.gateway import growth, sharedstore
 
-LIMITS = st.integers(growingstore.MIN_LIMIT, 1 << 40)
+LIMITS = st.integers(sharedstore.MIN_LIMIT, 1 << 40)
 
 
 @given(LIMITS, st.integers(0, 1 << 41))
@@ -35,7 +36,7 @@ def test_a_store_on_a_full_medium_has_what_it_took_before():
 def test_it_stops_before_its_limit_and_not_too_early(limit):
     reserve = growth.reserve(limit)
     # Within the reserve at least a third of a second passes at the rate in force when it begins.
-    assert reserve >= growth.write_rate(limit, limit - reserve) * growingstore._LOOK_SECONDS
+    assert reserve >= growth.write_rate(limit, limit - reserve) * storekeeper.LOOK_SECONDS
     assert reserve < limit / 2
 
 
@@ -51,7 +52,7 @@ def test_a_record_is_the_part_of_the_map_between_two_places():
 
     def told(begin, end, with_zeros=False):
         return [(entry['start'], entry['length'], entry.get('offset')) for entry in
-                growingstore.between([data, zeros], begin, end, with_zeros)]
+                recorder.between([data, zeros], begin, end, with_zeros)]
 
     assert told(0, 10_000) == [(1000, 300, 500)]
     assert told(600, 10_000) == [(1100, 200, 600)]

@@ -141,13 +141,3 @@ def test_a_chain_that_cannot_be_kept_says_why(host, answer, word):
 def test_a_server_that_was_no_profile_boot_reports_nothing(host):
     host.storage._api = Service(AssertionError('asked'))
     host.recordings.finish('server-1')
-
-
-def test_a_record_that_is_lost_fails_no_delete(host):
-    class Broken:
-        def finish(self):
-            raise exception.StorageDaemonError('the gateway died')
-
-    host.recordings._recordings['server-1'] = Broken(), IMAGE, 'token'
-    host.recordings.finish('server-1')
-    assert host.recordings._recordings == {}

@@ -10,7 +10,7 @@ import types
 import pytest
 from oslo_config import cfg
 
-from bootcache import exception, naming, recorder
+from bootcache import exception, growingstore, naming
 from bootcache.tier import Medium
 from nova_bootcache import conf as nova_conf
 from nova_bootcache.cache.cacheentry import CacheEntry
@@ -89,7 +89,7 @@ def leave(host):
     host.present = {naming.node_name(kind, IMAGE) for kind in (*base, *graph.GROWING)}
     host.present |= {naming.node_name(kind, OTHER) for kind in (*base, graph.COME)}
     host.exported = {f'base-{IMAGE}': 'g-x', f'base-{OTHER}': 'g-y',
-                     'recording-server': f'{recorder._FILTER}-x'}
+                     'recording-server': naming.node_name(growingstore.FILTER, 'server')}
 
 
 def key(what):
@@ -126,15 +126,15 @@ def test_one_that_cannot_be_ended_keeps_no_other_and_is_told(host, ended):
 
 def test_what_this_process_is_at_work_on_stays(host, ended):
     leave(host)
-    host.below.stores._stores[IMAGE] = types.SimpleNamespace(image_id=IMAGE, grows=True,
+    host.below.stores._stores[IMAGE] = types.SimpleNamespace(name=IMAGE, grows=True,
                                                              stop_growing=lambda: None)
     host.needs.begin_arrival(OTHER)
-    host.recordings._under_way.add('server')
+    host.recordings._recordings['server'] = None
     host.reconcile()
     assert ended == []
     host.below.stores._stores.clear()
     host.needs.end_arrival(OTHER)
-    host.recordings._closed('server')
+    del host.recordings._recordings['server']
     host.reconcile()
     assert sorted(ended, key=key) == sorted(ALL, key=key)
 
@@ -145,7 +145,7 @@ def test_a_store_that_a_restarted_gateway_has_lost_is_forgotten(host, ended):
     path = host.cache.store_path(IMAGE, Medium.DISK)
     with open(path, 'w'):
         pass
-    host.below.stores._stores[IMAGE] = types.SimpleNamespace(image_id=IMAGE, grows=True, path=path)
+    host.below.stores._stores[IMAGE] = types.SimpleNamespace(name=IMAGE, grows=True, path=path)
     host.reconcile()
     assert host.below.stores.get(IMAGE) is None and not os.path.exists(path) and ended == []
 
@@ -154,7 +154,7 @@ def test_a_store_that_took_the_place_of_a_lost_one_stays(host, ended):
     path = host.cache.store_path(IMAGE, Medium.DISK)
     with open(path, 'w'):
         pass
-    lost, new = (types.SimpleNamespace(image_id=IMAGE, grows=True, path=path,
+    lost, new = (types.SimpleNamespace(name=IMAGE, grows=True, path=path,
                                        stop_growing=lambda: None) for _ in range(2))
     host.below.stores._stores[IMAGE] = new
     host.below.forget_store(lost)
@@ -178,7 +178,7 @@ def test_a_recording_that_begins_while_the_gateway_is_asked_stays(host, ended, m
 
     def begins():
         # As ProfileRecordings.start: the server is noted before its export is made.
-        host.recordings._under_way.add('server')
+        host.recordings._recordings['server'] = None
         return exports()
 
     monkeypatch.setattr(host.gateway.daemon, 'exports', begins)

@@ -10,11 +10,11 @@ import pytest
 
 from bootcache.ending import BootLimits
 from bootcache.manifest import CacheInfo
+from bootcache.storekeeper import StoreKeeper
 from bootcache.tier import Medium
 from nova_bootcache import storagenode
 from nova_bootcache.asking.offer import Offered, Watch
 from nova_bootcache.asking.placement import Offer, Storage
-from nova_bootcache.gateway.growingstore import StoreKeeper
 from nova_bootcache.gateway.hostneeds import HostNeeds
 from nova_bootcache.recording.watchedboots import WatchedBoots
 from nova_bootcache.storagenode import Remote
@@ -55,7 +55,7 @@ def test_a_boot_that_is_not_watched_needs_nothing():
     """Else the growing store of its image could never go."""
     needs = HostNeeds()
     boots = WatchedBoots(None, needs, lambda: None, lambda: None)
-    store = types.SimpleNamespace(image_id=IMAGE, mark=lambda: None)
+    store = types.SimpleNamespace(name=IMAGE, mark=lambda: None)
     with pytest.raises(RuntimeError):
         boots.watch('server', 'host-1', store, REMOTE, OFFERED, str)
     assert not needs.is_booting(IMAGE)

@@ -11,17 +11,18 @@ import types
 import pytest
 
 from bootcache import exception
+from bootcache.storekeeper import StoreKeeper
 from bootcache.tier import Medium
 from nova_bootcache.gateway.below import Below
-from nova_bootcache.gateway.growingstore import GrowingStore, StoreKeeper
 from nova_bootcache.gateway.hostneeds import HostNeeds
+from nova_bootcache.gateway.sharedstore import SharedStore
 
 
 class Store:
     """Stands for a growing store whose gateway answers to the third look."""
 
     def __init__(self, error):
-        self.image_id, self.grows = 'image', True
+        self.name, self.grows = 'image', True
         self.error, self.looks, self.enough = error, 0, threading.Event()
 
     def look(self, now):
@@ -75,7 +76,7 @@ def test_a_store_that_cannot_be_cleared_up_keeps_no_other_from_being_watched(los
     # Also in the look that comes after that.
     for name in ('second', 'third'):
         other = Store(exception.StorageDaemonBusy('later'))
-        other.image_id = name
+        other.name = name
         keeper.add(other)
         assert other.enough.wait(30)
     keeper.stop()
@@ -100,7 +101,7 @@ def test_a_store_that_nobody_can_watch_is_closed_again(monkeypatch, tmp_path):
     """It would grow without a limit."""
     done = []
     for name in ('open', 'close'):
-        monkeypatch.setattr(GrowingStore, name, lambda store, name=name: done.append(name))
+        monkeypatch.setattr(SharedStore, name, lambda store, name=name: done.append(name))
     monkeypatch.setattr(threading.Thread, 'start', refuse)
     files = types.SimpleNamespace(store_path=lambda image_id, medium: str(tmp_path / 'store'))
     gateway = types.SimpleNamespace(daemon=None, change=lambda *args, **wishes: None)
@@ -112,7 +113,7 @@ def test_a_store_that_nobody_can_watch_is_closed_again(monkeypatch, tmp_path):
 
 def test_a_store_that_is_being_changed_is_looked_at_later(tmp_path):
     """A change waits for storage that hangs, and other stores have limits as well."""
-    store = GrowingStore(types.SimpleNamespace(daemon=None), 'image', 1 << 30,
+    store = SharedStore(types.SimpleNamespace(daemon=None), 'image', 1 << 30,
                          str(tmp_path / 'store'), 1 << 30)
     store.grows, kept = True, []
     store._keep_limit = kept.append

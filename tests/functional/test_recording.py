@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 
 import nbd
 import pytest
@@ -9,7 +10,8 @@ from functional_tools import qemu_img, until
 
 from bootcache import cacheimage, exception, naming, qemuimg, workingset
 from bootcache.cacheimage import Base
-from bootcache.recorder import GRANULARITY, Recording
+from bootcache.recording import GRANULARITY, Recording, discard_leftovers
+from bootcache.storekeeper import StoreKeeper
 from bootcache.workingset import Extent
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -31,9 +33,43 @@ def daemon(daemons):
     return daemon
 
 
+class Recorded:
+    """A recording that is looked at, as its users do it.
+
+    :ivar recording: it.
+    """
+
+    def __init__(self, daemon, base, path):
+        self.recording = Recording(daemon, IMAGE, base.nodes('b-1'), SIZE, path)
+        self.path, self.keeper = path, StoreKeeper()
+
+    def open(self):
+        self.begin = self.recording.open()
+        self.keeper.add(self.recording)
+
+    def extents(self):
+        return self.recording.extents_between(self.begin, self.recording.mark())
+
+    def finish(self):
+        try:
+            return self.extents()
+        finally:
+            self.discard()
+
+    def discard(self):
+        self.keeper.stop()
+        self.recording.discard()
+
+    def grown(self):
+        """Wait until it was seen how far it has grown."""
+        until(lambda: self.recording._store._samples and
+              self.recording._store._samples[-1].file_bytes == os.stat(self.path).st_size,
+              'a look at the store')
+
+
 @pytest.fixture
 def recording(daemon, base, directory):
-    recording = Recording(daemon, IMAGE, base.nodes('b-1'), SIZE, f'{directory}/store')
+    recording = Recorded(daemon, base, f'{directory}/store')
     yield recording
     recording.discard()
 
@@ -51,24 +87,17 @@ def read(handle, base, offset, length):
         assert handle.pread(length, offset) == stream.read(length)
 
 
-def grown(recording):
-    """Wait until the recorder has seen all that the store has."""
-    until(lambda: recording._samples
-          and recording._samples[-1].file_bytes == os.stat(recording.store_path).st_size,
-          'a look at the store')
-
-
 READS = [(6 * MIB, 4096), (0, 8192), (5 * MIB + 4096, 512), (MIB, 65536), (SIZE - 512, 512),
          (0, 4096), (4 * MIB - 4096, 4096), (2 * MIB, 4096)]
 
 
 def test_reads_are_recorded_in_order_with_ascending_times(recording, daemon, base):
-    recording.open(interval=0.01)
+    recording.open()
     handle = connect(daemon)
     for offset, length in READS:
-        grown(recording)
+        recording.grown()
         read(handle, base, offset, length)
-    grown(recording)
+    recording.grown()
     handle.shutdown()
     extents = recording.finish()
     # The second read of the same place counts once, zeros come last; the hole is answered by the
@@ -80,16 +109,16 @@ def test_reads_are_recorded_in_order_with_ascending_times(recording, daemon, bas
     assert times[-1] is None
     # On a busy machine the store is looked at while the first read is still being written.
     assert times[:-1] == sorted(times[:-1]) and times[4] > times[0] >= 0.0
-    assert not os.path.exists(recording.store_path)
+    assert not os.path.exists(recording.path)
     assert daemon.exports() == {} and daemon.nodes() == set()
 
 
 def test_the_overlays_own_reads_are_recorded(recording, daemon, base, directory):
     """A guest's small write makes the overlay read from below; that belongs to the boot."""
-    recording.open(interval=0.01)
+    recording.open()
     overlay = f'{directory}/overlay'
     qemuimg.create_overlay(overlay, SIZE, naming.nbd_unix_uri(daemon.listener.path,
-                                                              recording.export), 'raw',
+                                                              recording.recording.export), 'raw',
                            cluster_bytes=65536)
     qemu_img('bench', '-w', '-c', '1', '-s', '512', '-o', MIB + 512, '-f', 'qcow2', overlay)
     extents = recording.finish()
@@ -117,37 +146,35 @@ def test_the_store_never_changes_what_is_read(recording, daemon, base):
     assert all(extent.offset % GRANULARITY == 0 for extent in extents)
 
 
-def test_progress_is_told(recording, daemon, base):
-    told = []
-    recording.open(lambda size, idle: told.append((size, idle)), interval=0.01)
+def test_it_is_told_how_far_it_is(recording, daemon, base):
+    before = time.monotonic()
+    recording.open()
     handle = connect(daemon)
     read(handle, base, 0, MIB)
-    until(lambda: told and told[-1][0] >= MIB, 'the listener')
+    recording.grown()
     handle.shutdown()
-    assert all(size >= 0 and idle >= 0 for size, idle in told)
+    assert recording.recording.size() - recording.begin.file_bytes >= MIB
+    assert before < recording.recording.idle_since() <= time.monotonic()
 
 
-def test_a_listener_that_fails_does_not_end_the_recording(recording, daemon, base):
-    calls = []
-
-    def fail(size, idle):
-        calls.append(size)
-        raise RuntimeError('the bus is away')
-
-    recording.open(fail, interval=0.01)
-    until(lambda: calls, 'the listener')
+def test_the_record_is_taken_while_the_server_runs(recording, daemon, base):
+    """And goes on: a boot is over before its server is."""
+    recording.open()
     handle = connect(daemon)
+    read(handle, base, 5 * MIB, 4096)
+    middle = recording.recording.mark()
     read(handle, base, 0, 4096)
-    grown(recording)
+    assert [extent.offset for extent in recording.extents()] == [5 * MIB, 0]
+    assert [extent.offset for extent in recording.recording.extents_between(
+        recording.begin, middle)] == [5 * MIB]
     handle.shutdown()
-    assert [extent.offset for extent in recording.finish()] == [0]
 
 
 def test_what_an_earlier_process_left_is_replaced(recording, daemon, base, directory):
     recording.open()
     handle = connect(daemon)
     read(handle, base, 0, 4096)
-    again = Recording(daemon, IMAGE, base.nodes('b-1'), SIZE, f'{directory}/store')
+    again = Recorded(daemon, base, f'{directory}/store')
     again.open()
     fresh = connect(daemon)
     read(fresh, base, MIB, 4096)
@@ -160,7 +187,18 @@ def test_discard_leaves_nothing(recording, daemon):
     recording.discard()
     recording.discard()
     assert daemon.exports() == {} and daemon.nodes() == set()
-    assert not os.path.exists(recording.store_path)
+    assert not os.path.exists(recording.path)
+
+
+def test_what_an_earlier_process_left_is_removed(recording, daemon):
+    recording.open()
+    discard_leftovers(daemon, {IMAGE})
+    assert recording.recording.export in daemon.exports()
+    discard_leftovers(daemon)
+    assert daemon.exports() == {} and daemon.nodes() == set()
+    with daemon.session() as session:
+        assert not [entry for entry in session.execute('qom-list', path='/objects')
+                    if entry['name'].startswith('throttle-')]
 
 
 def test_a_daemon_that_died_loses_the_record_and_leaves_nothing(recording, daemon):
@@ -169,7 +207,7 @@ def test_a_daemon_that_died_loses_the_record_and_leaves_nothing(recording, daemo
     until(lambda: daemon.pid() is None, 'the end of the daemon')
     with pytest.raises(exception.BootcacheError):
         recording.finish()
-    assert not os.path.exists(recording.store_path)
+    assert not os.path.exists(recording.path)
 
 
 def test_a_base_that_cannot_be_opened(daemon, directory):
@@ -177,7 +215,6 @@ def test_a_base_that_cannot_be_opened(daemon, directory):
                      f'{directory}/store')
     with pytest.raises(exception.StorageDaemonError):
         gone.open()
-    gone.discard()
     assert daemon.nodes() == set() and not os.path.exists(f'{directory}/store')
 
 

@@ -1,0 +1,84 @@
+"""Looking for the end of a boot: at what it reads, and at what its console says."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Protocol
+
+from bootcache import ending
+from bootcache.bootmarker import BootMarker
+from bootcache.ending import BootJudge, BootProgress
+from bootcache.growingstore import Mark
+
+
+class RecordedStore(Protocol):
+    """What is asked of a boot's growing store: see bootcache/growingstore.py."""
+
+    grows: bool
+
+    def mark(self) -> Mark:
+        """Return the present place in its growth."""
+
+    def size(self) -> int:
+        """Return its size in bytes."""
+
+    def idle_since(self) -> float:
+        """Return the monotonic time at which it grew last."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FoundEnd:
+    """How a boot ended.
+
+    :ivar ended_by: as of bootcache/ending.py.
+    :ivar until: up to where its reads count.
+    """
+
+    ended_by: str
+    until: Mark
+
+
+class BootEnd:
+    """Looks at one boot until it is over.
+
+    :ivar recorded_bytes: by which its store has grown, at the last look.
+
+    :param store: below its disk.
+    :param begin: the place in that at which the boot began.
+    :param judge: tells when it is over.
+    :param marker: the boot marker.
+    :param console: gives the end of the guest's console, an empty text if there is none.
+    :param began: monotonic seconds.
+    """
+
+    def __init__(self, store: RecordedStore, begin: Mark, judge: BootJudge, marker: BootMarker,
+                 console: Callable[[], str], began: float):
+        self.recorded_bytes = 0
+        self._store = store
+        self._begin = begin
+        self._judge = judge
+        self._marker = marker
+        self._console = console
+        self._began = began
+        self._seen_at: float | None = None
+        self._seen_mark = begin
+
+    def look(self, now: float) -> FoundEnd | None:
+        """Return the boot's end, if it is there.
+
+        :param now: monotonic seconds.
+        """
+        if self._seen_at is None and self._marker.seen(self._console):
+            self._seen_at, self._seen_mark = now, self._store.mark()
+        self.recorded_bytes = max(0, self._store.size() - self._begin.file_bytes)
+        progress = BootProgress(
+            now - self._began, self.recorded_bytes,
+            now - max(self._began, self._store.idle_since()),
+            None if self._seen_at is None else now - self._seen_at)
+        ended_by = self._judge.ended_by(progress, self._console, not self._marker.given_up)
+        if ended_by is None and not self._store.grows:
+            ended_by = ending.QUOTA
+        if ended_by is None:
+            return None
+        if ended_by == ending.MARKER and self._judge.counts_until_marker(progress):
+            return FoundEnd(ended_by, self._seen_mark)
+        return FoundEnd(ended_by, self._store.mark())

@@ -1,0 +1,189 @@
+"""The growing store: a qcow2 that keeps what is read of a base, by copy-on-read.
+
+Its clusters are allocated in the order of their first reads, so its own map, sorted by place in the
+file, is what was read for the first time, and when (SC13 section 3.2, figure 5; no patched QEMU).
+The size of the file over time tells when each cluster came.
+
+In a storage daemon, from above: the copy-on-read filter, the store, a throttle by which its growth
+can be slowed down, and its file; the store's backing is the base.
+"""
+
+import contextlib
+import dataclasses
+import os
+from typing import Any
+
+from bootcache import naming, qemuimg, recorder, workingset
+from bootcache.exception import StorageDaemonError
+from bootcache.recorder import Sample
+from bootcache.storagedaemon import StorageDaemon
+from bootcache.workingset import Extent
+
+# Kinds of nodes, from above.
+FILTER, STORE, THROTTLE, STORE_FILE = 'f', 's', 't', 'u'
+KINDS = FILTER, STORE, THROTTLE, STORE_FILE
+# All tables of a store stay in memory: thousands of clusters, all over the base.
+_TABLES_OF_SMALL, _TABLES = 32 << 20, 8 << 20
+_SMALL_CLUSTER = 4096
+
+
+@dataclasses.dataclass(frozen=True)
+class Mark:
+    """A place in a store's growth: what comes later was read for the first time after it.
+
+    :ivar file_bytes: size of the store's file.
+    :ivar samples: how many samples of its size had been taken.
+    """
+
+    file_bytes: int
+    samples: int
+
+
+def throttle_group(name: str) -> str:
+    """Return the id of the group by which writes to a store are slowed down.
+
+    :param name: of the store.
+    """
+    return f'throttle-{naming.node_name(THROTTLE, name)}'
+
+
+def remove_throttle(daemon: StorageDaemon, name: str) -> None:
+    """Remove a store's group, if it is there.
+
+    :param name: of the store.
+    """
+    with contextlib.suppress(StorageDaemonError), daemon.session() as session:
+        session.execute('object-del', id=throttle_group(name))
+
+
+class GrowingStore:
+    """A store, and what was read through it.
+
+    :ivar name: what it is called by: an image's id, or a server's whose boot has one of its own.
+    :ivar path: of its file.
+
+    :param daemon: where its nodes live.
+    :param base: name of the node that it reads from.
+    :param virtual_bytes: size of that.
+    :param granularity: bytes that are kept, and told, together.
+    """
+
+    def __init__(self, daemon: StorageDaemon, name: str, base: str, virtual_bytes: int, path: str,
+                 granularity: int):
+        self.name = name
+        self.path = path
+        self._daemon = daemon
+        self._base = base
+        self._virtual_bytes = virtual_bytes
+        self._granularity = granularity
+        self._opened_bytes = 0
+        self._samples: list[Sample] = []
+
+    def node(self, kind: str) -> str:
+        """Return the name of its node of a kind."""
+        return naming.node_name(kind, self.name)
+
+    def create(self) -> int:
+        """Make its file new, and return the file's size in bytes.
+
+        :raises BootcacheError: if qemu-img refuses.
+        """
+        qemuimg.create_standalone(self.path, self._virtual_bytes, self._granularity)
+        return os.stat(self.path).st_size
+
+    def _store_node(self) -> dict[str, Any]:
+        tables = _TABLES_OF_SMALL if self._granularity <= _SMALL_CLUSTER else _TABLES
+        return {'driver': 'qcow2', 'node-name': self.node(STORE), 'read-only': False,
+                'backing': self._base, 'file': self.node(THROTTLE), 'l2-cache-size': tables}
+
+    def open(self, write_rate: int = 0) -> None:
+        """Open the file that was made; what reads through its filter is kept from then on.
+
+        :param write_rate: bytes a second that it may grow by, 0 for no limit.
+        :raises StorageDaemonError: if the daemon refuses; what it has of the store stays then.
+        """
+        limits = {'bps-write': write_rate} if write_rate else {}
+        with self._daemon.session() as session:
+            session.execute('object-add', **{'qom-type': 'throttle-group',
+                                             'id': throttle_group(self.name), 'limits': limits})
+        self._daemon.add_nodes(
+            {'driver': 'file', 'node-name': self.node(STORE_FILE), 'filename': self.path},
+            {'driver': 'throttle', 'node-name': self.node(THROTTLE),
+             'throttle-group': throttle_group(self.name), 'file': self.node(STORE_FILE)},
+            self._store_node(),
+            {'driver': 'copy-on-read', 'node-name': self.node(FILTER), 'file': self.node(STORE)})
+        self._opened_bytes = self.size()
+
+    def slow_down(self, write_rate: int) -> None:
+        """Have it grow by so many bytes a second at most.
+
+        :raises StorageDaemonError: if the daemon refuses.
+        """
+        with self._daemon.session() as session:
+            session.execute('qom-set', path=f'/objects/{throttle_group(self.name)}',
+                            property='limits', value={'bps-write': write_rate})
+
+    def size(self) -> int:
+        """Return the size of its file in bytes, 0 if it is gone."""
+        with contextlib.suppress(OSError):
+            return os.stat(self.path).st_size
+        return 0
+
+    def look(self, now: float) -> int:
+        """Note its size, and return it in bytes.
+
+        :param now: monotonic seconds.
+        """
+        size = self.size()
+        if not self._samples or self._samples[-1].file_bytes != size:
+            self._samples.append(Sample(now, size))
+        return size
+
+    def mark(self) -> Mark:
+        """Return the present place in its growth."""
+        return Mark(self.size(), len(self._samples))
+
+    def idle_since(self) -> float:
+        """Return the monotonic time at which it grew last, or was looked at first."""
+        return self._samples[-1].seconds if self._samples else 0.0
+
+    def write_tables(self) -> None:
+        """Have the store's tables written to its file, which lacks most of them before.
+
+        To be called only while the base answers: requests that are under way are waited for.
+
+        :raises StorageDaemonError: if the daemon refuses.
+        """
+        with self._daemon.session() as session:
+            # Opened anew with identical options: nothing changes, but the tables are written.
+            session.execute('blockdev-reopen', options=[self._store_node()])
+
+    def extents_between(self, begin: Mark, end: Mark) -> list[Extent]:
+        """Return what was read for the first time between two marks, in that order.
+
+        Nobody knows when a cluster of zeros came, as it has no place in the file: they are told of
+        a store that was new at the first mark. To be called after ``write_tables``.
+
+        :raises BootcacheError: if the store cannot be read.
+        """
+        entries = recorder.between(
+            qemuimg.allocation_map(self.path), begin.file_bytes, end.file_bytes,
+            with_zeros=begin.file_bytes <= self._opened_bytes)
+        samples = self._samples[max(begin.samples - 1, 0):]
+        return workingset.align(recorder.extents_from_map(entries, samples), self._granularity,
+                                self._virtual_bytes)
+
+    def remove(self) -> None:
+        """Take out what the daemon has of the store, and remove the file.
+
+        To be called when nothing reads through its filter any more.
+
+        :raises StorageDaemonError: if the daemon does not answer, or refuses.
+        """
+        try:
+            present = self._daemon.nodes()
+            self._daemon.remove_nodes(*(name for name in map(self.node, KINDS) if name in present))
+            remove_throttle(self._daemon, self.name)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.path)

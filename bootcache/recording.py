@@ -1,0 +1,122 @@
+"""Recording a boot in a growing store of its own, which is exported for one overlay."""
+
+import contextlib
+from collections.abc import Container, Sequence
+from typing import Any
+
+from bootcache import growingstore, naming
+from bootcache.growingstore import GrowingStore, Mark
+from bootcache.storagedaemon import StorageDaemon
+from bootcache.workingset import Extent
+
+# Small, as the set should be exact: whoever builds from it rounds up.
+GRANULARITY = 4096
+# Kind of the base's node.
+BASE = 'n'
+# Of a recording's nodes, from above; those of two letters are an earlier version's.
+_KINDS = 'rf', 'rs', 'rb', *growingstore.KINDS, BASE
+
+
+def discard_leftovers(daemon: StorageDaemon, under_way: Container[str] = ()) -> None:
+    """Remove exports and nodes of recordings that nobody finishes, as of an earlier process.
+
+    :param under_way: names of recordings that somebody finishes; looked into after it was seen
+        which exports there are, so that one which begins meanwhile can be in it.
+    :raises StorageDaemonError: if the daemon does not answer or refuses.
+    """
+    for export in daemon.exports():
+        kind, _, name = export.partition('-')
+        if kind != naming.EXPORT_RECORDING or name in under_way:
+            continue
+        daemon.remove_export(export, disconnect=True)
+        present = daemon.nodes()
+        names = [naming.node_name(kind, name) for kind in _KINDS]
+        daemon.remove_nodes(*(name for name in names if name in present))
+        growingstore.remove_throttle(daemon, name)
+
+
+class Recording:
+    """A growing store on top of a base in a storage daemon, exported read-only for one overlay.
+
+    :ivar name: of the nodes and the export, for instance the server's id; two recordings of one
+        image may overlap, as one server goes while the next one starts.
+    :ivar grows: whether what is read through it is kept.
+    :ivar export: that the overlay stands on.
+
+    :param daemon: where the nodes live.
+    :param base_nodes: block nodes of the base, lowest first; the last one is the base itself.
+    :param virtual_bytes: size of the base.
+    :param path: of the growing store; made new, removed at the end.
+    """
+
+    def __init__(self, daemon: StorageDaemon, name: str, base_nodes: Sequence[dict[str, Any]],
+                 virtual_bytes: int, path: str):
+        self.name = name
+        self.grows = False
+        self.export = naming.export_name(naming.EXPORT_RECORDING, name)
+        self._daemon = daemon
+        self._base_nodes = list(base_nodes)
+        self._store = GrowingStore(daemon, name, str(self._base_nodes[-1]['node-name']),
+                                   virtual_bytes, path, GRANULARITY)
+
+    def open(self) -> Mark:
+        """Set up the nodes and the export; from then on somebody has to look at it.
+
+        :returns: the place at which it begins.
+        :raises BootcacheError: if the daemon or qemu-img refuses; nothing is left then.
+        """
+        self.discard()
+        try:
+            self._store.create()
+            self._daemon.add_nodes(*self._base_nodes)
+            self._store.open()
+            begin = self._store.mark()
+            self._daemon.add_export(self.export, self._store.node(growingstore.FILTER))
+        except Exception:
+            self.discard()
+            raise
+        self.grows = True
+        return begin
+
+    def look(self, now: float) -> bool:
+        """Note its size.
+
+        :param now: monotonic seconds.
+        :returns: True: it has no limit of its own.
+        """
+        self._store.look(now)
+        return self.grows
+
+    def size(self) -> int:
+        """Return the size of the store's file in bytes, 0 if it is gone."""
+        return self._store.size()
+
+    def mark(self) -> Mark:
+        """Return the present place in the store's growth."""
+        return self._store.mark()
+
+    def idle_since(self) -> float:
+        """Return the monotonic time at which it grew last, or was looked at first."""
+        return self._store.idle_since()
+
+    def extents_between(self, begin: Mark, end: Mark) -> list[Extent]:
+        """Return what was read for the first time between two marks, in that order.
+
+        :raises BootcacheError: if the daemon refuses or the store cannot be read.
+        """
+        self._store.write_tables()
+        return self._store.extents_between(begin, end)
+
+    def discard(self) -> None:
+        """Remove what is there of it, also of one of an earlier process."""
+        self.grows = False
+        with contextlib.suppress(Exception):
+            if self.export in self._daemon.exports():
+                self._daemon.remove_export(self.export, disconnect=True)
+        with contextlib.suppress(Exception):
+            self._store.remove()
+        with contextlib.suppress(Exception):
+            present = self._daemon.nodes()
+            self._daemon.remove_nodes(*(
+                str(node['node-name']) for node in reversed(self._base_nodes)
+                if node['node-name'] in present))

@@ -1,0 +1,39 @@
+"""Profile boots that were none: what their images' owners and operators are told. Pure."""
+
+from bootcache import ending, exception, properties
+from glance_bootcache.decisions import READ_NOTHING, STUCK, SWITCHED_OFF
+
+_LONGEST_LINE = 200
+# What ends a boot that was one.
+_BOOTS = ending.MARKER, ending.SILENCE, ending.QUOTA, ending.TIMEOUT
+
+
+def check(ended_by: str, line: str, recorded_bytes: int, timeout: float) -> None:
+    """Check that what ended a profile boot was a boot's end.
+
+    :param ended_by: as of bootcache/ending.py.
+    :param line: of the guest's console, where that tells that it does not come up.
+    :param recorded_bytes: that it had read.
+    :param timeout: seconds that it was given.
+    :raises ProfileBootFailed: if the guest does not come up; with the cure.
+    """
+    if ended_by == ending.STUCK:
+        said = ''.join(filter(str.isprintable, line))[:_LONGEST_LINE]
+        raise exception.ProfileBootFailed(
+            f'{STUCK}: its console says {said!r}, and what it read is not a boot; it may lack'
+            ' the driver of its disk (hw_disk_bus). If it is up all the same, give it a'
+            f' {properties.BOOT_MARKER} that it prints then')
+    if ended_by not in _BOOTS and ended_by != ending.NOTHING:
+        raise exception.ProfileBootFailed(
+            'its server was stopped, moved or deleted before its boot was over')
+    if ended_by == ending.NOTHING:
+        raise exception.ProfileBootFailed(
+            f'{READ_NOTHING} from its disk but {recorded_bytes} bytes in {timeout:.0f} s')
+
+
+def switched_off() -> exception.ProfileBootFailed:
+    """Return the error of a guest that ended before its marker was seen."""
+    return exception.ProfileBootFailed(
+        f'{SWITCHED_OFF} before its boot marker was seen: what it read is not a boot; it may lack'
+        f' the driver of its disk (hw_disk_bus), or need a {properties.BOOT_MARKER} that it prints'
+        ' before it ends')

@@ -60,6 +60,9 @@ class Endpoints:
         """A compute host records a profile boot."""
         self._boots.boot_progress(image_id, profile_token, recorded_bytes)
 
+    def recording_progress(self, ctxt: Any, image_id: str, **_told: Any) -> None:
+        """A compute host of version 1.4 records: its profile boot fails, with the cure."""
+
     def report_boot(self, ctxt: Any, image_id: str, image_hash: str, host: str, granularity: int,
                     extents: list[Any], ended_by: str, boot_seconds: float,
                     profile_token: str | None = None, line: str = '') -> None:

@@ -4,7 +4,6 @@ import collections
 import contextlib
 from collections.abc import Callable, Iterator
 
-import oslo_messaging as messaging
 from oslo_log import log as logging
 
 from bootcache import ending, recording, rpcapi, workingset
@@ -85,7 +84,8 @@ class WatchedBoots:
         def tell(recorded_bytes: int) -> None:
             try:
                 self._api().boot_progress(remote.image_id, profile.token, recorded_bytes)
-            except messaging.MessagingException as error:
+            except Exception as error:
+                # Its record is what counts.
                 LOG.info('bootcache: how far the profile boot of %s is cannot be told: %s',
                          remote.image_id, error)
 

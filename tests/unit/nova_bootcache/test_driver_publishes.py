@@ -3,13 +3,19 @@
 import json
 
 import pytest
+from neighbours import Neighbour
 from nova.compute import provider_tree
 from nova.virt.libvirt import driver as libvirt_driver
 
 from bootcache import naming
+from nova_bootcache.cache.cachefiles import CacheFiles
+from nova_bootcache.chains.hostwarmer import HostWarmer
+from nova_bootcache.chains.serving import Serving
 from nova_bootcache.novadriver import driver
 from nova_bootcache.novadriver.driver import TRAIT, BootCacheLibvirtDriver
 from nova_bootcache.published import warmth
+from nova_bootcache.published.holdings import PublishedHoldings
+from nova_bootcache.tiers.room import Room
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 
@@ -18,7 +24,8 @@ class Host:
     """Stands for the host, its holdings and its warming."""
 
     def __init__(self):
-        self.cache = self.room = self.serving = self
+        self.cache, self.room = Neighbour(self, CacheFiles), Neighbour(self, Room)
+        self.serving = Neighbour(self, Serving)
         self.is_on, self.broken, self.warmed = True, False, []
         self.held, self.reads = [], True
 
@@ -56,7 +63,8 @@ def ours(host, monkeypatch, tmp_path):
                         lambda self, context, image_id: 'fetched' if image_id == IMAGE else '')
     monkeypatch.setattr(driver.CONF, 'instances_path', str(tmp_path))
     made = BootCacheLibvirtDriver.__new__(BootCacheLibvirtDriver)
-    made.bootcache = made.holdings = made.warming = host
+    made.bootcache, made.holdings = host, Neighbour(host, PublishedHoldings)
+    made.warming = Neighbour(host, HostWarmer)
     return made
 
 

@@ -4,16 +4,22 @@ import os
 
 import oslo_messaging as messaging
 import pytest
+from neighbours import Neighbour
 
 from bootcache import exception, naming
 from bootcache.manifest import CacheInfo
+from bootcache.rpcapi import StorageAPI
 from bootcache.tier import Medium, TierLimits
+from nova_bootcache.asking.client import HostsClient
 from nova_bootcache.cache.cacheentry import CacheEntry
 from nova_bootcache.cache.cachefiles import CacheFiles
+from nova_bootcache.gateway.daemon import Gateway
+from nova_bootcache.gateway.hostneeds import HostNeeds
 from nova_bootcache.published import warmth
 from nova_bootcache.published.holdings import PublishedHoldings
 from nova_bootcache.published.warmth import Level
 from nova_bootcache.storagenode import Remote
+from nova_bootcache.tiers.room import Room
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -29,13 +35,15 @@ class Host:
         os.makedirs(os.path.join(directory, 'memory'))
         self.cache = CacheFiles(os.path.join(directory, 'cache'), os.path.join(directory, 'memory'))
         self.cache.prepare()
-        self.storage = self.api = self.needs = self.room = self
+        self.storage = Neighbour(self, HostsClient)
+        self.api = Neighbour(self, StorageAPI)
+        self.needs, self.room = Neighbour(self, HostNeeds), Neighbour(self, Room)
         self.hostname, self.limits = 'host-1', {Medium.MEMORY: LIMITS, Medium.DISK: LIMITS}
         self.coming = []
         self.reports, self.answers, self.gone, self.kept = [], [], [], set()
         self.broken = None
         # The gateway, and what settling knows.
-        self.gateway = self
+        self.gateway = Neighbour(self, Gateway)
         self.serving, self.gateway_error, self.unsettled = set(), None, set()
 
     def served(self):

@@ -166,7 +166,7 @@ def test_a_store_below_a_base_that_is_not_served_any_more_goes(host, ended):
     leave(host)
     host.exported = {}
     host.below.stores._stores[IMAGE] = types.SimpleNamespace(
-        image_id=IMAGE, grows=True, stop_growing=lambda: None)
+        name=IMAGE, grows=True, stop_growing=lambda: None)
     host.reconcile()
     assert {kind for image, action, kind in ended if image == IMAGE} == {
         graph.TOP, graph.REMOTE, *graph.GROWING}

@@ -7,6 +7,7 @@ what it is asked for.
 import types
 
 import pytest
+from neighbours import Neighbour
 from nova import objects
 from nova.objects import trusted_certs as nova_certs
 from nova.virt.libvirt import imagebackend
@@ -14,6 +15,8 @@ from nova.virt.libvirt import utils as libvirt_utils
 
 from bootcache import naming
 from nova_bootcache.asking import placement
+from nova_bootcache.cache.cachefiles import CacheFiles
+from nova_bootcache.chains.chains import Chains
 from nova_bootcache.novadriver import novaservers, signatures
 from nova_bootcache.novadriver.imagebackend import BootCacheQcow2
 from nova_bootcache.novadriver.novaservers import NovaServers
@@ -29,7 +32,7 @@ class Host:
     """Stands for the host; it serves whatever the placement does not refuse."""
 
     def __init__(self):
-        self.cache = self.chains = self
+        self.cache, self.chains = Neighbour(self, CacheFiles), Neighbour(self, Chains)
         self.adopted, self.reasons = [], []
 
     def holds_path(self, path):

@@ -2,15 +2,22 @@
 
 import oslo_messaging as messaging
 import pytest
+from neighbours import Neighbour
 
 from bootcache import exception
 from bootcache.manifest import CacheInfo
+from bootcache.rpcapi import StorageAPI
 from bootcache.tier import Medium
+from nova_bootcache.asking.client import HostsClient
 from nova_bootcache.asking.placement import HeldHere, TierRoom
 from nova_bootcache.asking.placement import Host as Facts
 from nova_bootcache.cache.cacheentry import CacheEntry
+from nova_bootcache.cache.cachefiles import CacheFiles
+from nova_bootcache.chains.chains import Chains
 from nova_bootcache.chains.hostwarmer import HostWarmer
+from nova_bootcache.chains.serving import Serving
 from nova_bootcache.storagenode import Remote
+from nova_bootcache.tiers.fetches import Fetches
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 INFO = CacheInfo('cache', 1000, 900, 3, 'ab', 1 << 30, 65536, 1 << 29, 'nbd://', 1.5, 1)
@@ -25,7 +32,9 @@ class Host:
     """Stands for a compute host, its cache, and the storage service."""
 
     def __init__(self):
-        self.storage = self.api = self.cache = self.chains = self.fetches = self.serving = self
+        self.storage, self.api = Neighbour(self, HostsClient), Neighbour(self, StorageAPI)
+        self.cache, self.chains = Neighbour(self, CacheFiles), Neighbour(self, Chains)
+        self.fetches, self.serving = Neighbour(self, Fetches), Neighbour(self, Serving)
         self.hostname, self.is_on, self.answer = 'host-1', True, OFFER
         self.held, self.rooms = HeldHere.NOTHING, BOTH
         self.fetched, self.told, self.promoted, self.updated, self.touched = [], [], [], [], 0

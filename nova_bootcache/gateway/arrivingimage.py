@@ -71,6 +71,18 @@ def _map_path(path: str) -> str:
     return f'{path.removesuffix(".partial")}.map.partial'
 
 
+def held(path: str) -> int:
+    """Return the bytes that an arrival has on its medium.
+
+    :param path: of the file that it comes into.
+    """
+    found = 0
+    for name in (path, _map_path(path)):
+        with contextlib.suppress(FileNotFoundError):
+            found += os.stat(name).st_blocks * 512
+    return found
+
+
 def clean(path: str) -> None:
     """Remove the files of an arrival that is over; one that has its place by now stays.
 

@@ -148,7 +148,7 @@ class Arrivals:
                        offered.generation), medium, path,
             lambda patience: arrivingimage.bring(self._gateway, remote.image_id, info.bytes, path,
                                                  patience.seconds, patience.stalled),
-            room=arrivingimage.room(info.bytes))
+            room=arrivingimage.room(info.bytes), held=arrivingimage.held(path))
 
     def wait(self, image_id: str, seconds: float) -> bool:
         """Wait until an image's cache image has arrived, or did not; False if it is on its way.

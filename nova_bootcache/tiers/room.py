@@ -138,12 +138,14 @@ class Room:
         return None
 
     @contextlib.contextmanager
-    def for_fetch(self, image_id: str, medium: Medium, size: int) -> Iterator[None]:
+    def for_fetch(self, image_id: str, medium: Medium, size: int,
+                  held: int = 0) -> Iterator[None]:
         """Make room in a tier for a cache image, and keep it while the block runs.
 
+        :param held: bytes that it has on the medium already.
         :raises BootcacheError: if there is none.
         """
-        with self._reserved_for(f'{_FETCH}{image_id}', _file_keys(image_id), medium, size):
+        with self._reserved_for(f'{_FETCH}{image_id}', _file_keys(image_id), medium, size, held):
             yield
 
     @contextlib.contextmanager
@@ -158,20 +160,21 @@ class Room:
 
     @contextlib.contextmanager
     def _reserved_for(self, key: str, but: Collection[str], medium: Medium,
-                      size: int) -> Iterator[None]:
-        self._reserve(key, but, medium, size)
+                      size: int, held: int = 0) -> Iterator[None]:
+        self._reserve(key, but, medium, size, held)
         try:
             yield
         finally:
             with self._lock:
                 self._reserved.pop(key, None)
 
-    def _reserve(self, key: str, but: Collection[str], medium: Medium, size: int) -> None:
+    def _reserve(self, key: str, but: Collection[str], medium: Medium, size: int,
+                 held: int) -> None:
         for _attempt in range(_ATTEMPTS):
             with self._room_lock:
                 room = tier.make_room(self._items(medium, but), self.limits[medium], size)
                 if room.fits and not room.evict:
-                    self._check_free(medium, size)
+                    self._check_free(medium, size - held)
                     with self._lock:
                         self._reserved[key] = medium, size
                     return

@@ -146,3 +146,16 @@ def test_a_file_systems_space_is_held(medium):
         diskroom.hold(path, 49 * MIB)
     with pytest.raises(FileNotFoundError):
         diskroom.hold(f'{medium}/none', MIB)
+
+
+def test_a_cache_image_needs_its_room_once_while_it_arrives(small_host, node, medium, directory,
+                                                            monkeypatch):
+    """Its space is its own from the beginning: it is not asked for a second time."""
+    monkeypatch.setattr(arrivingimage, 'WORTH_BYTES', 0)
+    node.build(Extent(0, 5 * MIB))
+    info = node.manifest.made.cache_image
+    fill(medium, left=arrivingimage.room(info.bytes) + 2 * MIB)
+    assert boot(small_host, f'{directory}/disk') is True
+    assert small_host.arrivals.wait(IMAGE, 60)
+    assert small_host.cache.entry(IMAGE).cache_image == info
+    compare(f'{directory}/disk', node)

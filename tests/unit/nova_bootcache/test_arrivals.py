@@ -42,7 +42,7 @@ def begun(host, monkeypatch):
 
 def test_nothing_arrives_where_a_store_was_opened(host, begun):
     """They have the same place in the gateway."""
-    host.below.stores.add(types.SimpleNamespace(image_id=IMAGE, grows=True, look=lambda now: True,
+    host.below.stores.add(types.SimpleNamespace(name=IMAGE, grows=True, look=lambda now: True,
                                                 stop_growing=lambda: None))
     assert host.arrivals.begin(offered(), Medium.DISK) is False, 'it is fetched'
     assert begun == [] and not host.arrivals.has(IMAGE)

@@ -24,7 +24,7 @@ class Store:
     """Stands for a growing store."""
 
     def __init__(self, image_id, path):
-        self.image_id, self.path, self.grows, self.closed = image_id, path, True, False
+        self.name, self.path, self.grows, self.closed = image_id, path, True, False
         self.limit, self.spoilt = 3 * MIB, False
 
     def look(self, now):

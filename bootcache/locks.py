@@ -6,7 +6,8 @@ two of one rank. Whoever does not is told of it whenever that happens, not only 
 the log, as the mistake need not hurt a server, and by an error where ``complain`` is replaced by
 one that raises, as the tests do. That costs a microsecond, so it is always on.
 
-nova_bootcache/locks.py has the ranks of a compute host's locks.
+nova_bootcache/locks.py has the ranks of a compute host's locks, glance_bootcache/locks.py those of
+the storage service's.
 """
 
 import threading
@@ -83,6 +84,11 @@ class OrderedLock:
 
     def __exit__(self, *_error: Any) -> None:
         self.release()
+
+
+def held() -> list[str]:
+    """Return the names of the locks that this thread has."""
+    return [lock.name for lock in _held()]
 
 
 def leaf(name: str) -> OrderedLock:

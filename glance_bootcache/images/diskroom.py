@@ -3,7 +3,7 @@
 from oslo_log import log as logging
 
 from bootcache import exception
-from bootcache.manifest import Standing
+from bootcache.manifest import CacheInfo, Standing
 from glance_bootcache.images.jobs import Jobs
 from glance_bootcache.images.shown import Shown
 from glance_bootcache.storage.exporter import Exporter
@@ -62,15 +62,28 @@ class DiskRoom:
 
         :returns: False if something is in hand for it, or a host is fetching it.
         """
-        with self._store.lock:
-            manifest = self._store.load(image_id)
-            if manifest is None or manifest.made.cache_image is None:
-                return True
-            if self._jobs.of(image_id) is not None or not self._exporter.withdraw_cache(manifest):
+        manifest = self._store.load(image_id)
+        if manifest is None or manifest.made.cache_image is None:
+            return True
+        if self._jobs.of(image_id) is not None:
+            return False
+        # Not under the store's lock: the exporter may take its time.
+        with self._exporter.withdrawn(manifest) as gone:
+            if not gone or not self._drop(image_id, manifest.made.cache_image):
                 return False
-            self._store.put(manifest.making(cache_image=None))
-        self._tiers.forget(image_id)
+            self._tiers.forget(image_id)
         if manifest.standing is Standing.DONE:
             self._shown.show(image_id)
         LOG.info('image %s: its cache image is evicted from storage disk', image_id)
         return True
+
+    def _drop(self, image_id: str, cache_image: CacheInfo) -> bool:
+        """Remove a cache image's file, unless something was taken in hand for it meanwhile."""
+        with self._store.lock:
+            manifest = self._store.load(image_id)
+            if manifest is None or manifest.made.cache_image is None:
+                return True
+            if self._jobs.of(image_id) is not None or manifest.made.cache_image != cache_image:
+                return False
+            self._store.put(manifest.making(cache_image=None))
+            return True

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import futurist
 
+from bootcache.locks import OrderedLock
 from bootcache.manifest import ImageState, Manifest
 from glance_bootcache.images.turns import Turns, most_of_one
 from glance_bootcache.profileboot.job import BuildJob
@@ -24,7 +25,7 @@ class Jobs:
     :param lock: the store's: what is in hand has to agree with the manifests.
     """
 
-    def __init__(self, places: int, lock: threading.RLock):
+    def __init__(self, places: int, lock: OrderedLock):
         self._lock = lock
         self._jobs: dict[str, BuildJob] = {}
         # Bases are got beside profile boots: a server that boots meanwhile needs its base now. All

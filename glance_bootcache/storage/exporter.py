@@ -4,14 +4,13 @@ Nodes and exports are made when somebody needs them, and bases go again when nob
 daemon serves is remembered, as hosts ask hundreds of times a second; a daemon that was restarted is
 known by its process, and upkeep looks what is really there.
 
-A cache image's export is over a raw node that stays while the file below it is exchanged, so that
-it moves between disk and memory (SC13 section 6) under its readers: 120 such switches under reads
-had no error, the slowest read took 23 ms.
+A cache image moves between disk and memory under its readers: see switching.py.
 """
 
 import contextlib
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from oslo_config import cfg
@@ -19,16 +18,19 @@ from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
 from bootcache import exception, naming, steps
+from bootcache.breaker import Breaker
 from bootcache.cacheimage import Base
 from bootcache.manifest import Manifest
 from bootcache.storagedaemon import StorageDaemon, TcpListener
+from glance_bootcache.storage import switching
 
 LOG = logging.getLogger(__name__)
 
 # Tells in the log which export a client asks for: see readerrors.py.
 _TRACE = 'nbd_negotiate_handle_export_name_request'
-# The node of a cache image's file is one or the other, in turn; earlier versions know only "f".
-_FILE_NODES = ('f', 'm')
+# For which to wait for the monitor, or for who has it; after that nobody asks for so many seconds.
+_PATIENCE_SECONDS = 10
+_SILENCE_SECONDS = 10
 
 
 class Exporter:
@@ -41,19 +43,28 @@ class Exporter:
         group = conf[bootcache_conf.GROUP]
         self._daemon = StorageDaemon('exporter', group.run_dir,
                                      TcpListener(group.export_host, group.export_port),
-                                     trace=_TRACE)
+                                     patience=_PATIENCE_SECONDS,
+                                     breaker=Breaker(1, _SILENCE_SECONDS), trace=_TRACE)
         self._address = [group.advertise_host or group.export_host,
                          group.advertise_port or group.export_port]
-        # Guards looking and adding as one step; held for milliseconds.
-        self._lock = threading.Lock()
-        # What the daemon of this process id serves: exports, with their nodes. Changed under the
-        # lock, and read without it.
+        # What the daemon of this process id serves: exports, with their nodes. Changed by who has
+        # the monitor alone, which makes looking and adding one step, and read by anybody.
         self._served: dict[str, str] = {}
         self._served_by: int | None = None
         # When exports were asked for last, in monotonic seconds; written before _served is read.
         self._asked_at: dict[str, float] = {}
-        # Images whose base is served no more, as it cannot be read in a place. Guarded by the lock.
+        # Images whose base is served no more, as it cannot be read in a place. Each step is atomic.
         self._suspended: set[str] = set()
+        # Exports of cache images whose files go just now, with what is set when that is over.
+        # Entered by who has the monitor alone.
+        self._leaving: dict[str, threading.Event] = {}
+
+    def _alone(self) -> contextlib.AbstractContextManager[None]:
+        """Have the daemon for this thread.
+
+        :raises StorageDaemonBusy: if another one has it for longer than this one waits.
+        """
+        return self._daemon.monitor.alone()
 
     def start(self) -> bool:
         """Adopt or start the daemon, and look what it serves.
@@ -61,13 +72,13 @@ class Exporter:
         :returns: True if it was started, and so serves nothing yet.
         :raises StorageDaemonError: if it does not come up.
         """
-        with self._lock:
+        with self._alone():
             started = self._daemon.ensure_running()
             self._look()
         return started
 
     def _look(self) -> dict[str, str]:
-        """Ask the daemon what it serves; to be called with the lock held."""
+        """Ask the daemon what it serves; by who has it alone."""
         self._served_by = None
         pid = self._daemon.pid()
         self._served = self._daemon.exports()
@@ -84,7 +95,7 @@ class Exporter:
             and all(export in self._served for export in exports)
 
     def _exports(self) -> dict[str, str]:
-        """Return what the daemon serves; to be called with the lock held."""
+        """Return what the daemon serves; by who has it alone."""
         pid = self._daemon.pid()
         if pid is not None and pid == self._served_by:
             return self._served
@@ -117,24 +128,35 @@ class Exporter:
         wanted = (base_export, self.cache_export(manifest)) if has_cache else (base_export,)
         if self._is_served(*wanted):
             return
-        with self._lock:
-            if manifest.image_id in self._suspended:
-                raise exception.StorageDaemonError(
-                    f'exporter: the base of {manifest.image_id} cannot be read in a place; all of'
-                    ' it is being read to know more')
-            exports = self._exports()
-            if base_export not in exports:
-                name = naming.node_name('b', manifest.image_id)
-                self._add(base_export, Base(manifest.made.base_path, manifest.made.image_format,
-                                            manifest.made.virtual_bytes).nodes(name))
-            if cache_path is None or manifest.made.cache_image is None:
-                return
-            cache_export = self.cache_export(manifest)
-            if cache_export not in exports:
-                self._add(cache_export, Base(cache_path, 'raw', 0).nodes(
-                    self._cache_node(cache_export)))
-                self._retire(manifest.image_id,
-                             keep=cache_export, keep_bases=True)
+        while True:
+            with self._alone():
+                leaving = self._leaving.get(self.cache_export(manifest)) if has_cache else None
+                if leaving is None:
+                    self._ensure(manifest, cache_path)
+                    return
+            # Its file is being removed, or is not after all: that takes milliseconds.
+            if not leaving.wait(_PATIENCE_SECONDS):
+                raise exception.StorageDaemonBusy(
+                    f'exporter: the cache image of {manifest.image_id} is being removed')
+
+    def _ensure(self, manifest: Manifest, cache_path: str | None) -> None:
+        base_export = self.base_export(manifest)
+        if manifest.image_id in self._suspended:
+            raise exception.StorageDaemonError(
+                f'exporter: the base of {manifest.image_id} cannot be read in a place; all of it is'
+                ' being read to know more')
+        exports = self._exports()
+        if base_export not in exports:
+            name = naming.node_name('b', manifest.image_id)
+            self._add(base_export, Base(manifest.made.base_path, manifest.made.image_format,
+                                        manifest.made.virtual_bytes).nodes(name))
+        if cache_path is None or manifest.made.cache_image is None:
+            return
+        cache_export = self.cache_export(manifest)
+        if cache_export not in exports:
+            self._add(cache_export, Base(cache_path, 'raw', 0).nodes(
+                self._cache_node(cache_export)))
+            self._retire(manifest.image_id, keep=cache_export, keep_bases=True)
 
     def ensure_stored(self, manifest: Manifest) -> str:
         """Serve the bytes of an image's stored file, whatever its format.
@@ -150,7 +172,7 @@ class Exporter:
                 f'exporter: image {manifest.image_id} has no stored file here; build it again')
         if self._is_served(export):
             return export
-        with self._lock:
+        with self._alone():
             if export not in self._exports():
                 name = naming.node_name('s', manifest.image_id)
                 self._add(export, Base(manifest.made.base_path, 'raw', 0).nodes(name))
@@ -166,75 +188,56 @@ class Exporter:
         :raises StorageDaemonError: if the daemon refuses; it then serves the file that it did.
         """
         export = self.cache_export(manifest)
-        with self._lock:
-            top = self._daemon.exports().get(export) if self._daemon.answers() else None
+        with self._alone():
+            top = self._daemon.exports().get(export) if self._runs() else None
             if top is not None:
-                self._switch(top, path)
-
-    def _switch(self, top: str, path: str) -> None:
-        with self._daemon.session() as session:
-            nodes = {node['node-name']: node['file'] for node in
-                     session.execute('query-named-block-nodes', flat=True)}
-
-            def remove(names: set[str]) -> set[str]:
-                for name in names & set(nodes):
-                    # The one in use is refused.
-                    with contextlib.suppress(exception.StorageDaemonError):
-                        session.execute('blockdev-del', node_name=name)
-                        del nodes[name]
-                return names - set(nodes)
-
-            # Of two, one may be what a crash between two steps left.
-            names = {f'{top}{kind}' for kind in _FILE_NODES}
-            free = remove(names)
-            if nodes.get(top) == path:
-                return
-            if not free:
-                raise exception.StorageDaemonError(
-                    f'exporter: the nodes of {top} are in use; it stays on {nodes.get(top)}')
-            below = min(free)
-            session.execute('blockdev-add', driver='file', node_name=below, filename=path,
-                            read_only=True)
-            nodes[below] = path
-            try:
-                session.execute('blockdev-reopen', options=[
-                    {'driver': 'raw', 'node-name': top, 'read-only': True, 'file': below}])
-            finally:
-                # The old one, or where it was refused the new one.
-                remove(names)
+                with self._daemon.session() as session:
+                    switching.switch(session, top, path)
 
     def cache_places(self) -> dict[str, str]:
         """Return the files from which the daemon serves cache images now, by their exports.
 
         :raises StorageDaemonError: if the daemon does not answer.
         """
-        with self._lock, self._daemon.session() as session:
-            files = {node['node-name']: node['file'] for node in
-                     session.execute('query-named-block-nodes', flat=True)}
-            return {entry['id']: files[entry['node-name']]
-                    for entry in session.execute('query-block-exports')
-                    if entry['id'].startswith(f'{naming.EXPORT_CACHE}-')
-                    and entry['node-name'] in files}
+        with self._daemon.session() as session:
+            return switching.places(session)
 
-    def withdraw_cache(self, manifest: Manifest) -> bool:
-        """Stop serving a cache image, unless a compute host is fetching it.
+    @contextlib.contextmanager
+    def withdrawn(self, manifest: Manifest) -> Iterator[bool]:
+        """Stop serving a cache image, and do not serve it anew before the end of the block.
 
-        QEMU tells of clients only by refusing this; there is no query for them.
+        Its file is removed there, and no export of a file that was removed comes to be: whoever has
+        it served meanwhile waits, though no lock is held. QEMU tells of clients only by refusing
+        this; there is no query for them.
 
-        :returns: False if it is being fetched, and so goes on being served.
+        :returns: False if a compute host is fetching it, so that it goes on being served, or if
+            somebody else withdraws it just now.
         :raises StorageDaemonError: if the daemon does not answer.
         """
         export = self.cache_export(manifest)
-        with self._lock:
-            if not self._daemon.answers():
-                return True
+        with self._alone():
+            gone = export not in self._leaving and self._withdraw(export)
+            if gone:
+                self._leaving[export] = threading.Event()
+        try:
+            yield gone
+        finally:
+            if gone:
+                self._leaving.pop(export).set()
+
+    def _withdraw(self, export: str) -> bool:
+        if self._runs():
             node = self._look().get(export)
             if node is not None:
                 if not self._remove(export, disconnect=False):
                     return False
                 self._remove_tree(node)
-            self._asked_at.pop(export, None)
+        self._asked_at.pop(export, None)
         return True
+
+    def _runs(self) -> bool:
+        """Tell whether there is a daemon. One that does not answer goes on serving."""
+        return self._daemon.pid() is not None or self._daemon.answers()
 
     def withdraw_idle(self, image_id: str, idle: float) -> None:
         """Serve an image's base and stored file no more, if nobody has asked for them in a while.
@@ -251,7 +254,7 @@ class Exporter:
             if export not in self._served \
                     or self._asked_at.setdefault(export, time.monotonic()) > before:
                 continue
-            with self._lock:
+            with self._alone():
                 if (node := self._exports().get(export)) is None:
                     continue
                 if self._remove(export, disconnect=False, unless_asked_since=before):
@@ -265,7 +268,7 @@ class Exporter:
         node = self._served.pop(export, None)
         gone = False
         try:
-            # Who asks from now on does not find it, and waits for the lock.
+            # Who asks from now on does not find it, and waits for the monitor.
             gone = (unless_asked_since is None
                     or self._asked_at.get(export, 0.0) <= unless_asked_since) \
                 and self._daemon.remove_export(export, disconnect=disconnect)
@@ -297,23 +300,21 @@ class Exporter:
 
     def suspend(self, image_id: str) -> bool:
         """Have ``ensure`` refuse an image until ``resume``; False if it does already."""
-        with self._lock:
-            if image_id in self._suspended:
-                return False
-            self._suspended.add(image_id)
-            return True
+        if image_id in self._suspended:
+            return False
+        self._suspended.add(image_id)
+        return True
 
     def resume(self, image_id: str) -> None:
         """Let an image be served again."""
-        with self._lock:
-            self._suspended.discard(image_id)
+        self._suspended.discard(image_id)
 
     def cut_off(self, export: str) -> None:
         """Stop serving an export whose clients cannot read it, whoever is connected.
 
         :raises StorageDaemonError: if the daemon refuses.
         """
-        with self._lock:
+        with self._alone():
             node = self._look().get(export)
             if node is not None:
                 self._remove(export, disconnect=True)
@@ -321,8 +322,8 @@ class Exporter:
 
     def _remove_tree(self, top: str) -> None:
         present = self._daemon.nodes()
-        self._daemon.remove_nodes(*(name for name in (top, *(f'{top}{kind}' for kind in
-                                                             _FILE_NODES)) if name in present))
+        names = (top, *(f'{top}{kind}' for kind in switching.FILE_NODES))
+        self._daemon.remove_nodes(*(name for name in names if name in present))
 
     def retire(self, image_id: str, with_base: bool) -> bool:
         """Stop serving an image.
@@ -334,7 +335,7 @@ class Exporter:
         :returns: True if nothing is served any more, False if it has to be asked again later.
         :raises StorageDaemonError: if the daemon does not answer.
         """
-        with self._lock:
+        with self._alone():
             return self._retire(image_id, keep_bases=not with_base) and with_base
 
     @staticmethod

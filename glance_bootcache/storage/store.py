@@ -5,15 +5,16 @@ import dataclasses
 import os
 import secrets
 import shutil
-import threading
 from collections.abc import Callable
 
 from oslo_log import log as logging
 from oslo_utils import timeutils
 
 from bootcache import exception, naming, savefile, steps
+from bootcache.locks import OrderedLock
 from bootcache.manifest import Manifest
 from bootcache.workingset import WorkingSet
+from glance_bootcache.locks import ServiceRank
 
 LOG = logging.getLogger(__name__)
 
@@ -34,15 +35,15 @@ class ImageStore:
     """The images' directories below ``state_dir``.
 
     :param state_dir: made if missing.
-    :ivar lock: guards each read-decide-write of a manifest, and what has to agree with it; held for
-        milliseconds, never over a copy, a boot or a call to another service.
+    :ivar lock: guards each read-decide-write of a manifest, and what has to agree with it: see
+        glance_bootcache/locks.py.
     """
 
     def __init__(self, state_dir: str):
         self._directory = state_dir
         self._images = os.path.join(state_dir, 'images')
         os.makedirs(self._images, mode=0o750, exist_ok=True)
-        self.lock = threading.RLock()
+        self.lock = OrderedLock(ServiceRank.STORE, 'the store\'s lock')
         # What was read of each file, with which file that was: hosts' reports ask for hundreds of
         # manifests each. No lock: each step is atomic, and what is read again does no harm.
         self._read: dict[str, tuple[tuple[int, ...], Manifest | None]] = {}

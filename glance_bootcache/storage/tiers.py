@@ -8,7 +8,6 @@ its disk to a tmpfs and serves it from there. Each tier evicts by the cloud's le
 import datetime
 import os
 import re
-import threading
 import time
 from collections.abc import Collection, Iterable
 
@@ -18,9 +17,11 @@ from oslo_log import log as logging
 
 from bootcache import cacheimage, exception, savefile, steps, tier
 from bootcache import conf as bootcache_conf
+from bootcache.locks import OrderedLock
 from bootcache.manifest import CacheInfo, Manifest
 from bootcache.tier import Eviction, Item, Medium
 from glance_bootcache import conf as glance_conf
+from glance_bootcache.locks import ServiceRank
 from glance_bootcache.storage import copying
 from glance_bootcache.storage.copying import MemoryCopy
 from glance_bootcache.storage.exporter import Exporter
@@ -62,9 +63,9 @@ class StorageTiers:
         self._memory = glance_conf.memory_limits(conf)
         self._usage = Usage(os.path.join(group.state_dir, 'usage.json'))
         self._worker = futurist.ThreadPoolExecutor(max_workers=1)
-        # Guards what is below; held for a switch of milliseconds, never over a copy.
-        self._lock = threading.RLock()
+        self._lock = OrderedLock(ServiceRank.TIERS, 'the tiers\' lock')  # guards what is below
         self._held: dict[str, MemoryCopy] = {}
+        self._leaving: set[str] = set()  # of these, which the exporter is told to read no more
         self._wanted: dict[str, Manifest] = {}  # whose copying waits or goes on
         self._damaged: set[CacheInfo | None] = set()  # whose file on the disk is another
         self._checked: set[CacheInfo] = set()  # whose content was read, or is going to be
@@ -118,11 +119,11 @@ class StorageTiers:
         try:
             places = self._exporter.cache_places()
             for manifest in manifests:
-                with self._lock:
-                    place = places.get(self._exporter.cache_export(manifest))
-                    if place not in (None, self._disk_path(manifest)) \
-                            and manifest.image_id not in self._held and not self._stopping:
-                        self._exporter.switch_cache(manifest, self._disk_path(manifest))
+                place = places.get(self._exporter.cache_export(manifest))
+                # Only this thread brings any in.
+                if place not in (None, self._disk_path(manifest)) \
+                        and manifest.image_id not in self._held and not self._stopping:
+                    self._exporter.switch_cache(manifest, self._disk_path(manifest))
         except exception.BootcacheError as error:
             LOG.warning('the exporter cannot be asked what it serves from memory: %s', error)
 
@@ -233,8 +234,8 @@ class StorageTiers:
         """Return from where an image's cache image is served."""
         with self._lock:
             held = self._held.get(image_id)
-            return Medium.MEMORY if held is not None and held.holds(held.manifest) \
-                else Medium.DISK
+            return Medium.DISK if held is None or self._copy_of(held.manifest) is None \
+                else Medium.MEMORY
 
     def path(self, manifest: Manifest) -> str | None:
         """Return the file from which an image's cache image is to be served; None if it has none.
@@ -244,9 +245,14 @@ class StorageTiers:
         if manifest.made.cache_image is None:
             return None
         with self._lock:
-            held = self._held.get(manifest.image_id)
-            return held.path if held is not None and held.holds(manifest) \
-                else self._disk_path(manifest)
+            held = self._copy_of(manifest)
+            return held.path if held is not None else self._disk_path(manifest)
+
+    def _copy_of(self, manifest: Manifest) -> MemoryCopy | None:
+        """Return the copy that a cache image may be served from; under the lock."""
+        held = self._held.get(manifest.image_id)
+        return held if held is not None and held.holds(manifest) \
+            and manifest.image_id not in self._leaving else None
 
     def serve(self, manifest: Manifest) -> None:
         """Serve an image's base, and its cache image, if it has one, from the tier that it is in.
@@ -290,10 +296,16 @@ class StorageTiers:
         """
         with self._lock:
             held = self._held.get(image_id)
-            if held is None:
+            if held is None or image_id in self._leaving:
                 return
+            self._leaving.add(image_id)  # from now on nobody has it served from there
+        try:
             self._exporter.switch_cache(held.manifest, self._disk_path(held.manifest))
-            self._discard(image_id)
+            with self._lock:
+                if self._held.get(image_id) is held:
+                    self._discard(image_id)
+        finally:
+            self._leaving.discard(image_id)
         LOG.info('image %s: its cache image left memory', image_id)
 
     def forget(self, image_id: str) -> None:
@@ -331,25 +343,23 @@ class StorageTiers:
                 entered = self._enter(manifest, path)
         except exception.Cancelled:
             LOG.debug('image %s: copying it to memory was given up', image_id)
-        except exception.InvalidManifest as error:
-            if leftover:
-                LOG.error('image %s: not served from memory: %s', image_id, error)
-            else:
-                self.note_damage(manifest, str(error))
         except (exception.BootcacheError, OSError) as error:
-            LOG.error('image %s: not served from memory: %s', image_id, error)
+            if isinstance(error, exception.InvalidManifest) and not leftover:
+                self.note_damage(manifest, str(error))
+            else:
+                LOG.error('image %s: not served from memory: %s', image_id, error)
         except Exception:
             LOG.exception('image %s: unexpected error while it was copied to memory', image_id)
         with self._lock:
             if self._wanted.get(image_id) is manifest:
                 del self._wanted[image_id]
-            if not entered and leftover and not self._stopping:
-                self._let_go(manifest, path)
-            elif not entered and not leftover:
-                copying.remove(path)
         if entered:
             LOG.info('image %s: cache image of %d bytes in memory after %.2f s', image_id,
                      _cache_bytes(manifest), time.monotonic() - began)
+        elif not leftover:
+            copying.remove(path)
+        elif not self._stopping:
+            self._let_go(manifest, path)
 
     def _let_go(self, manifest: Manifest, path: str) -> None:
         """Remove a leftover that is not taken over; the exporter may be serving it."""
@@ -364,14 +374,13 @@ class StorageTiers:
             raise exception.Cancelled('the cache image is not wanted in memory any more')
 
     def _make_room(self, manifest: Manifest) -> bool:
+        self._check_wanted(manifest)
+        # Of another build, or damaged since.
+        self.demote(manifest.image_id)
         with self._lock:
-            self._check_wanted(manifest)
-            # Of another build, or damaged since.
-            self._discard(manifest.image_id)
-            now = time.time()
             room = tier.make_room(
                 [self._item(held.manifest,
-                            abs(now - self.last_used(held.manifest)) < _FETCH_SECONDS)
+                            abs(time.time() - self.last_used(held.manifest)) < _FETCH_SECONDS)
                  for held in self._held.values()], self._memory, _cache_bytes(manifest))
         if not room.fits:
             LOG.info('image %s: no room in memory for its cache image of %d bytes; the disk'
@@ -382,8 +391,10 @@ class StorageTiers:
         return True
 
     def _enter(self, manifest: Manifest, path: str) -> bool:
+        self._check_wanted(manifest)
+        self._exporter.switch_cache(manifest, path)
         with self._lock:
+            # Where it was forgotten meanwhile, the exporter does not serve it any more.
             self._check_wanted(manifest)
-            self._exporter.switch_cache(manifest, path)
             self._held[manifest.image_id] = MemoryCopy(path, manifest, savefile.signature(path))
         return True

@@ -4,13 +4,14 @@ import contextlib
 import hashlib
 import os
 import shutil
-import tempfile
 import threading
 import time
 
 import pytest
 from functional_tools import until
-from tiers_house import MIB, House, Readers, flip
+from tiers_house import MIB, Readers, flip
+from tiers_house import house as house  # the fixture
+from tiers_house import memory as memory  # likewise
 
 from bootcache import cacheimage, exception, naming, savefile, tier
 from bootcache.cacheimage import Base
@@ -19,20 +20,6 @@ from bootcache.storagedaemon import StorageDaemon, TcpListener
 from bootcache.tier import Medium
 
 LONG_AGO = 1_000_000
-
-
-@pytest.fixture
-def memory():
-    path = tempfile.mkdtemp(prefix='bc', dir='/dev/shm')
-    yield path
-    shutil.rmtree(path)
-
-
-@pytest.fixture
-def house(storage_conf, directory, memory):
-    house = House(storage_conf, directory, memory)
-    yield house
-    house.close()
 
 
 # Switching.
@@ -220,6 +207,16 @@ def test_memory_is_damaged_while_the_exporter_is_away(house, damage):
     house.check(manifest, path)
 
 
+def test_memory_is_damaged_while_it_is_served(house):
+    """A name that is the same is not the same file: the exporter went on with the damaged one."""
+    manifest = house.image(1)
+    house.promote(manifest)
+    flip(house.memory_path(manifest))
+    assert house.tiers.medium(manifest.image_id) is Medium.DISK
+    assert house.promote(manifest) is Medium.MEMORY
+    house.check(manifest, house.memory_path(manifest))
+
+
 def test_a_new_service_takes_memory_over(house):
     manifests = [house.image(number) for number in range(5)]
     good, damaged, gone, replaced, disk = manifests
@@ -301,13 +298,13 @@ def test_a_cache_image_that_is_fetched_is_not_withdrawn(house):
     house.promote(manifest)
     with Readers(house, manifest) as readers:
         readers.go_on()
-        assert not house.exporter.withdraw_cache(manifest)
+        assert not house.withdraw(manifest)
         readers.go_on()
     assert readers.errors == []
-    until(lambda: house.exporter.withdraw_cache(manifest), 'the end of the readers')
+    until(lambda: house.withdraw(manifest), 'the end of the readers')
     assert house.served_from(manifest) is None
     assert not [export for export in house.exporter._asked_at if export.startswith('cache-')]
-    assert house.exporter.withdraw_cache(manifest)
+    assert house.withdraw(manifest)
     # It leaves memory with that, as an eviction has it.
     house.tiers.forget(manifest.image_id)
     house.serve(manifest)
@@ -324,7 +321,7 @@ def test_the_stored_file_is_served_as_it_is(house):
     # A block device ends with a whole sector.
     assert house.read(export) == stored + bytes(-len(stored) % 512)
     # A new cache image, and retiring what hosts may still need, leave it alone.
-    house.exporter.withdraw_cache(manifest)
+    house.withdraw(manifest)
     house.serve(manifest)
     assert not house.exporter.retire(manifest.image_id, with_base=False)
     reader = house.connect(export)

@@ -3,10 +3,13 @@
 import hashlib
 import os
 import random
+import shutil
 import signal
+import tempfile
 import threading
 
 import nbd
+import pytest
 from functional_tools import qemu_img, until
 
 from bootcache import cacheimage
@@ -75,6 +78,11 @@ class House:
     def served_from(self, manifest):
         return self.exporter.cache_places().get(self.exporter.cache_export(manifest))
 
+    def withdraw(self, manifest):
+        """Have a cache image served no more; False if it is being fetched."""
+        with self.exporter.withdrawn(manifest) as gone:
+            return gone
+
     def settle(self):
         """Wait for the tiers' worker."""
         self.tiers._worker.submit(lambda: None).result()
@@ -111,6 +119,20 @@ class House:
     def close(self):
         self.tiers.stop()
         self.exporter.stop()
+
+
+@pytest.fixture
+def memory():
+    path = tempfile.mkdtemp(prefix='bc', dir='/dev/shm')
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def house(storage_conf, directory, memory):
+    house = House(storage_conf, directory, memory)
+    yield house
+    house.close()
 
 
 def flip(path):

@@ -4,12 +4,14 @@ They stand for services which the e2e tests run for real, and exist here only so
 decide when something happens: an image is deleted while its boot runs, for instance.
 """
 
+import contextlib
 import dataclasses
+import functools
 import hashlib
 import threading
 import time
 
-from bootcache import exception, properties
+from bootcache import exception, locks, properties
 from bootcache.tier import Eviction, Medium
 from bootcache.workingset import WorkingSet
 from glance_bootcache.decisions import ImageFacts
@@ -30,6 +32,29 @@ def until(condition, what='the condition'):
         time.sleep(0.002)
 
 
+def without_locks(*names):
+    """Have a stand-in's methods complain of whoever calls them with a lock.
+
+    They stand for calls to other processes and services, which may not answer.
+    """
+    def wrap(name, method):
+        @functools.wraps(method)
+        def called(*arguments, **named):
+            if locks.held():
+                locks.complain(f'{name} is called by a thread that has {locks.held()}')
+            return method(*arguments, **named)
+
+        return called
+
+    def decorate(cls):
+        for name in names:
+            setattr(cls, name, wrap(f'{cls.__name__}.{name}', getattr(cls, name)))
+        return cls
+
+    return decorate
+
+
+@without_locks('get', 'download', 'show_state')
 class FakeImages:
     """Glance with images of one megabyte, downloads included."""
 
@@ -82,6 +107,7 @@ class FakeImages:
         return [state for image, state, _reason in self.shown if image == image_id]
 
 
+@without_locks('start', 'ensure', 'retire', 'withdrawn', 'withdraw_idle', 'ensure_stored')
 class FakeExporter:
     """An exporter that remembers what it serves; readers keep a base from being retired."""
 
@@ -91,6 +117,7 @@ class FakeExporter:
         self.fetching = set()
         self.idle = []
         self.fails = None
+        self.on_withdrawal = lambda manifest: None
 
     def start(self):
         """As Exporter.start: nothing was lost."""
@@ -111,9 +138,11 @@ class FakeExporter:
         self.serving.pop(image_id, None)
         return True
 
-    def withdraw_cache(self, manifest):
-        """As Exporter.withdraw_cache."""
-        return manifest.image_id not in self.fetching
+    @contextlib.contextmanager
+    def withdrawn(self, manifest):
+        """As Exporter.withdrawn."""
+        self.on_withdrawal(manifest)
+        yield manifest.image_id not in self.fetching
 
     def withdraw_idle(self, image_id, idle):
         """As Exporter.withdraw_idle, of one that nobody has asked for."""
@@ -197,6 +226,7 @@ class FakeTiers:
         self.demoted.append(image_id)
 
 
+@without_locks('aggregates', 'ask')
 class FakePrecache:
     """Nova's aggregates, and what it was asked to warm."""
 
@@ -222,6 +252,7 @@ class FakePrecache:
         self.on_ask(image_id)
 
 
+@without_locks('has_servers', 'remove_leftovers', 'run')
 class FakeBoots:
     """Profile boots that read two clusters as soon as the test opens the gate."""
 

@@ -4,6 +4,7 @@ import hashlib
 import os
 
 import pytest
+from fakes_manager import without_locks
 
 from bootcache import conf as bootcache_conf
 from bootcache import exception
@@ -26,11 +27,13 @@ def manifest(image_id, size=MIB, updated_at='2026-01-02T03:04:05+00:00'):
                     made=Made(cache_image=cache_image(size)))
 
 
+@without_locks('ensure', 'cache_places', 'switch_cache')
 class FakeExporter:
     """Notes from where it is told to serve; refuses if it is told to."""
 
     def __init__(self):
         self.places, self.refuse, self.missing = {}, False, None
+        self.on_switch = lambda manifest, path: None
 
     def cache_export(self, manifest):
         return manifest.image_id
@@ -46,6 +49,7 @@ class FakeExporter:
     def switch_cache(self, manifest, path):
         if self.refuse:
             raise exception.StorageDaemonError('refused')
+        self.on_switch(manifest, path)
         self.places[manifest.image_id] = path
 
 

@@ -206,6 +206,84 @@ def test_pinned_ones_stay_in_memory(tiers):
         Medium.MEMORY, Medium.DISK, Medium.MEMORY]
 
 
+# Moves: the exporter may take its time, and what is moved is anybody's meanwhile.
+
+class Slow:
+    """An exporter that hangs at its next switch."""
+
+    def __init__(self, exporter):
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        exporter.on_switch = self.hang
+        self._exporter = exporter
+
+    def hang(self, manifest, path):
+        self._exporter.on_switch = lambda manifest, path: None
+        self.begun.set()
+        assert self.go_on.wait(60)
+
+
+def test_a_copy_that_leaves_is_served_to_nobody_and_holds_up_nobody(tiers, exporter, tmp_path):
+    entry, other = on_disk(tiers, manifest(ONE)), on_disk(tiers, manifest(TWO))
+    tiers.promote(entry)
+    settle(tiers)
+    [copy] = (tmp_path / 'memory').iterdir()
+    slow = Slow(exporter)
+    thread = threading.Thread(target=tiers.demote, args=(ONE,))
+    thread.start()
+    assert slow.begun.wait(60)
+    assert tiers.path(entry) == tiers._disk_path(entry) and tiers.medium(ONE) is Medium.DISK
+    # The exporter may read from it still.
+    assert copy.exists()
+    tiers.demote(ONE)
+    assert copy.exists() and tiers.path(other) == tiers._disk_path(other)
+    slow.go_on.set()
+    thread.join(60)
+    assert not copy.exists() and exporter.places[ONE] == tiers._disk_path(entry)
+    tiers.promote(entry)
+    settle(tiers)
+    assert tiers.medium(ONE) is Medium.MEMORY
+
+
+@pytest.mark.parametrize('move', ['in', 'out'])
+def test_one_that_is_forgotten_while_it_is_moved_is_nowhere(tiers, exporter, tmp_path, move):
+    """It was evicted: the exporter serves it no more, which the switch finds."""
+    entry = on_disk(tiers, manifest(ONE))
+    if move == 'out':
+        tiers.promote(entry)
+        settle(tiers)
+    slow = Slow(exporter)
+    thread = threading.Thread(target=tiers.demote, args=(ONE,))
+    if move == 'out':
+        thread.start()
+    else:
+        tiers.promote(entry)
+    assert slow.begun.wait(60)
+    tiers.forget(ONE)
+    slow.go_on.set()
+    if move == 'out':
+        thread.join(60)
+    settle(tiers)
+    assert list((tmp_path / 'memory').iterdir()) == [] and tiers.medium(ONE) is Medium.DISK
+    tiers.promote(entry)
+    settle(tiers)
+    assert tiers.medium(ONE) is Medium.MEMORY
+
+
+def test_a_damaged_copy_leaves_before_it_is_made_anew(tiers, exporter):
+    """A file of the same name is not the same file: the exporter has the damaged one open."""
+    entry = on_disk(tiers, manifest(ONE))
+    tiers.promote(entry)
+    settle(tiers)
+    moves = []
+    exporter.on_switch = lambda manifest, path: moves.append(path)
+    with open(tiers.path(entry), 'ab') as stream:
+        stream.write(b'more')
+    tiers.promote(entry)
+    settle(tiers)
+    assert moves == [tiers._disk_path(entry), tiers.path(entry)]
+    assert tiers.medium(ONE) is Medium.MEMORY
+
+
 # Options.
 
 @pytest.mark.parametrize('values, named', [

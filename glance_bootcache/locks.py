@@ -1,0 +1,39 @@
+"""The locks of the storage service, the order in which they are taken, and for how long.
+
+A thread that has one of them takes only those that stand below it here; it may take again what it
+has. bootcache/locks.py tells whenever that is not so. From above, with what each makes one step:
+
+``MONITOR``, one for the exporter, of bootcache/monitor.py
+    a group of QMP's commands: looking at what is served, and changing it. Who waits for it gives up
+    after 10 s. The first command that is not answered within 30 s ends it, as does a monitor that
+    is not reached within 10 s; for 10 s from then on all others end at once. Also the start of a
+    daemon that has ended, which may take a minute.
+
+``STORE``, one for the service
+    reading, deciding and writing a manifest, and what is in hand: files of kilobytes, the removal
+    of files that a manifest does not name any more, and a look whether a base is there.
+
+``TIERS``, one for the service
+    what is in the memory tier: steps in memory, and the removal of a file from there.
+
+``LEAF``, many
+    steps in memory: each is inside one class, which takes no other one meanwhile. They are plain
+    locks. That of ``Orders`` also writes a file of kilobytes.
+
+So nobody who has the store's lock, or the tiers', asks the exporter: that may take a minute, and
+every server that boots takes both. Nor does anybody who has one of all these ask Glance or Nova, or
+run a program; the unit tests' stand-ins hold that.
+"""
+
+import enum
+
+from bootcache import locks
+
+
+class ServiceRank(enum.IntEnum):
+    """A kind of lock; those with higher numbers are taken later."""
+
+    MONITOR = locks.MONITOR
+    STORE = 92
+    TIERS = 94
+    LEAF = locks.LEAF

@@ -1,0 +1,132 @@
+"""Cache images leave storage disk: nobody waits meanwhile, and no file goes that is served.
+
+The neighbours are stand-ins, see test_manager.py; tests/functional/test_withdrawal.py has a real
+exporter.
+"""
+
+import contextlib
+import dataclasses
+import os
+import threading
+
+import pytest
+from fakes_manager import until
+
+from bootcache import exception, locks
+
+IMAGE, OTHER = (f'{number}a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f' for number in (7, 8))
+
+
+@pytest.fixture
+def ready(house):
+    for image in (IMAGE, OTHER):
+        house.images.put(image)
+        house.manager.consider(image)
+    house.settle()
+    return house
+
+
+def path(house, image=IMAGE):
+    return house.store.cache_path(house.store.load(image))
+
+
+def test_nobody_waits_for_an_exporter_that_does_not_answer(ready):
+    """The store's lock was held over it: all of the service stood still for 40 s."""
+    begun, go_on, file = threading.Event(), threading.Event(), path(ready)
+
+    def hang(manifest):
+        begun.set()
+        assert go_on.wait(20)
+        raise exception.StorageDaemonBusy('exporter: no answer')
+
+    ready.exporter.on_withdrawal = hang
+    refused = []
+
+    def evict():
+        try:
+            ready.manager.disk_room.evict(IMAGE)
+        except exception.StorageDaemonError as error:
+            refused.append(error)
+
+    thread = threading.Thread(target=evict)
+    thread.start()
+    try:
+        assert begun.wait(20)
+        assert ready.store.lock.acquire(0), 'the store is free'
+        ready.store.lock.release()
+        for image in (IMAGE, OTHER):
+            assert ready.hosts.plan_boot(image, 'host', 'server', None)['action'] == 'cache'
+            ready.manager.let_go(image)
+    finally:
+        go_on.set()
+        thread.join(20)
+    assert len(refused) == 1 and path(ready) == file and os.path.exists(file)
+
+
+def test_the_file_goes_while_it_is_withdrawn_and_so_does_its_copy(ready):
+    """In the block nobody has it served anew."""
+    file, seen = path(ready), []
+
+    @contextlib.contextmanager
+    def withdrawn(manifest):
+        yield True
+        seen.append((os.path.exists(file), IMAGE in ready.tiers.forgotten, locks.held()))
+
+    ready.exporter.withdrawn, ready.tiers.forgotten = withdrawn, []
+    assert ready.manager.disk_room.evict(IMAGE)
+    assert seen == [(False, True, [])] and ready.state(IMAGE) == 'served'
+
+
+@pytest.mark.parametrize('what', ['a job', 'a newer one', 'a job that has replaced it'])
+def test_what_is_taken_in_hand_meanwhile_stays(ready, what):
+    """The withdrawal may take a minute, and the image is anybody's meanwhile."""
+    newer, job = path(ready, IMAGE) + '.newer', []
+
+    def change(manifest):
+        if 'job' in what:
+            job.append(ready.manager.jobs.begin(IMAGE))
+        if what != 'a job':
+            with open(newer, 'w'):
+                pass
+            info = dataclasses.replace(manifest.made.cache_image, file=os.path.basename(newer))
+            ready.store.put(manifest.making(cache_image=info))
+
+    ready.exporter.on_withdrawal, ready.tiers.forgotten = change, []
+    assert not ready.manager.disk_room.evict(IMAGE)
+    assert path(ready) is not None and os.path.exists(path(ready))
+    assert ready.tiers.forgotten == [], 'its copy in memory stays, too'
+    for entry in job:
+        ready.manager.jobs.end(entry)
+
+
+@pytest.mark.parametrize('gone', ['cache image', 'image'])
+def test_what_is_gone_meanwhile_is_gone(ready, gone):
+    def change(manifest):
+        if gone == 'image':
+            ready.store.remove(IMAGE)
+        else:
+            ready.store.put(manifest.making(cache_image=None))
+
+    ready.exporter.on_withdrawal = change
+    assert ready.manager.disk_room.evict(IMAGE)
+
+
+def test_one_that_is_fetched_or_in_hand_stays(ready):
+    ready.exporter.fetching.add(IMAGE)
+    assert not ready.manager.disk_room.evict(IMAGE)
+    ready.exporter.fetching.clear()
+    job = ready.manager.jobs.begin(IMAGE)
+    asked = []
+    ready.exporter.on_withdrawal = asked.append
+    assert not ready.manager.disk_room.evict(IMAGE) and asked == []
+    ready.manager.jobs.end(job)
+    assert ready.manager.disk_room.evict(IMAGE)
+    until(lambda: ready.state(IMAGE) == 'served', 'what is shown')
+
+
+def test_whoever_calls_another_service_with_a_lock_is_told(ready, locks_in_their_turn):
+    """The tests' own tool: all stand-ins of this folder's fakes complain."""
+    with ready.store.lock, pytest.raises(AssertionError, match='the store'):
+        ready.images.get(IMAGE)
+    assert len(locks_in_their_turn) == 1
+    locks_in_their_turn.clear()

@@ -9,6 +9,7 @@ from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
 from bootcache.manifest import Standing
+from bootcache.pauses import GrowingPauses
 from glance_bootcache import decisions
 from glance_bootcache.glance import listener
 from glance_bootcache.glance.images import Images
@@ -42,7 +43,6 @@ class ServiceUpkeep:
                  tiers: StorageTiers, profile_boots: NovaProfileBoots, manager: Manager,
                  events: ImageEvents, needs: ReportedNeeds,
                  clock: Callable[[], float] = time.monotonic):
-        self._clock = clock
         self._conf = conf[bootcache_conf.GROUP]
         self._store = store
         self._exporter = exporter
@@ -54,8 +54,8 @@ class ServiceUpkeep:
         self._needs = needs
         self.older = OlderContent(store, manager)
         self.recovered = False
-        # When images that were put off are tried again, and the pause after that.
-        self._due: dict[str, tuple[float, float]] = {}
+        # When images that were put off are tried again.
+        self._put_off = GrowingPauses(self._conf.poll_interval, _LONGEST_PAUSE, clock)
         self._told_unheard = False
         self._stopping = threading.Event()
 
@@ -173,15 +173,12 @@ class ServiceUpkeep:
 
         :raises Exception: keystoneauth's or glanceclient's, if Glance cannot be asked.
         """
-        now = self._clock()
         # What is tried just now may come back: its pause is kept.
-        self._due = {image_id: due for image_id, due in self._due.items()
-                     if image_id in put_off or self._manager.jobs.of(image_id) is not None}
+        self._put_off.keep_only({*put_off, *self._manager.jobs.images()})
         for image_id in put_off:
-            due, pause = self._due.setdefault(image_id, (
-                now + self._conf.poll_interval, 2 * self._conf.poll_interval))
-            if now >= due:
-                self._due[image_id] = now + pause, min(2 * pause, _LONGEST_PAUSE)
+            self._put_off.wait(image_id)
+            if self._put_off.is_time(image_id):
+                self._put_off.postpone(image_id)
                 self._manager.consider(image_id, again=True)
 
     def _consider(self, image_ids: Iterable[str]) -> None:

@@ -20,7 +20,7 @@ from bootcache.storagedaemon import StorageDaemon, UnixListener
 
 EXPORT = 'disk'
 # After which a request that did not come to an end is an error.
-_PATIENCE = 90.0
+_PATIENCE = 180.0
 _PAUSE = 0.1
 
 

@@ -43,7 +43,7 @@ def run(rows: Sequence[Row], beside: int, report: Path) -> Iterator[Outcome]:
                 except EOFError:
                     pipes.remove(pipe)
     finally:
-        for process in processes:
+        for process in processes if pipes else ():
             process.terminate()
         for process in processes:
             # It removes what it has made.
@@ -72,8 +72,10 @@ def _lane(rows: Sequence[tuple[int, Row]], pipe: Connection, report: Path) -> No
                 _keep_logs(root / 'log', report, number, outcome)
                 pipe.send(outcome)
     finally:
-        pipe.close()
+        # What was made goes, whoever is impatient.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         shutil.rmtree(root, ignore_errors=True)
+        pipe.close()
 
 
 def _keep_logs(logs: Path, report: Path, number: int, outcome: Outcome) -> None:

@@ -18,9 +18,9 @@ from bootcache import naming
 # Of the guest, between requests.
 _THINK = 0.004
 _STRIKE_SECONDS = 0.25
-_LEFT_SECONDS = 30.0
-_ASK_SECONDS = 45.0
-_LEARN_SECONDS = 15.0
+_LEFT_SECONDS = 120.0
+_ASK_SECONDS = 120.0
+_LEARN_SECONDS = 30.0
 _SERVERS = 4
 _ATTEMPTS = 3
 
@@ -98,7 +98,7 @@ class LifeOfImage:
         self._servers.append(server_id)
         directory = stage.root / 'host' / 'instances' / server_id
         deadline = time.monotonic() + _ASK_SECONDS
-        while not stage.call(HOST, 'make_disk', server_id, image_id, seconds=90):
+        while not stage.call(HOST, 'make_disk', server_id, image_id):
             self.stock += 1
             if time.monotonic() > deadline:
                 if self._row.fault.act is Act.CORRUPT:
@@ -116,7 +116,7 @@ class LifeOfImage:
         stage = self._stage
         disk = str(stage.root / 'host' / 'instances' / server_id / 'disk')
         for _attempt in range(3):
-            stage.call(HOST, 'keep', server_id, image_id, seconds=90)
+            stage.call(HOST, 'keep', server_id, image_id)
             stage.call(READER, 'start', disk)
             strike: Callable[[], None] | None = None
             if strikes and self._row.step == READING:

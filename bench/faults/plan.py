@@ -139,6 +139,9 @@ def rows() -> list[Row]:
     """Return all that is tried."""
     found = [Row(step.name, FAULTS[name], life_of(step.name)) for step in steps.TABLE
              for name in _faults_at(step.name)]
+    # What is not as it was on the storage node while servers read what arrives.
+    found += [Row(step, FAULTS['corrupt'], Life.ARRIVE) for step in sorted(_CHECKED)
+              if step.startswith('build')]
     for life in (Life.ARRIVE, Life.FETCH, Life.COLD):
         found += [Row(READING, FAULTS[name], life) for name in (
             'kill-reader', 'kill-gateway', 'kill-exporter', 'kill-host', 'kill-node', 'kill-all',

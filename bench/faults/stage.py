@@ -25,6 +25,8 @@ _PIDS = {GATEWAY: 'g/gateway.pid', EXPORTER: 'r/exporter.pid', READER: 'q/qemu.p
 _RESTART_SECONDS = 0.3
 _TICK_SECONDS = 0.01
 _FREE = 64 << 10
+# A machine that is busy takes its time: this tells what hangs from what is slow.
+PATIENCE = 240.0
 
 
 class Trouble(Exception):
@@ -58,7 +60,7 @@ class Stage:
                      'q', 'memory'):
             (self.root / name).mkdir(parents=True, exist_ok=True)
         for name in (STORAGE, HOST, READER):
-            self.call(name, 'left', seconds=15)
+            self.call(name, 'left')
 
     def ask_what_they_do(self) -> None:
         """Have the processes write into their logs where their threads are."""
@@ -107,7 +109,7 @@ class Stage:
         self._workers[name] = self._make(name)
         return self._workers[name]
 
-    def call(self, name: str, method: str, *arguments: Any, seconds: float = 60.0,
+    def call(self, name: str, method: str, *arguments: Any, seconds: float = PATIENCE,
              again: bool = True) -> Any:
         """Have a process do something; again, if it ended meanwhile or could not.
 
@@ -145,9 +147,9 @@ class Stage:
         """
         if do is not None:
             self._lifts.append((time.monotonic() + after, do))
-        return self.call(name, method, *arguments, seconds=200, again=False)
+        return self.call(name, method, *arguments, again=False)
 
-    def until(self, condition: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
+    def until(self, condition: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:
         """Wait until something is so, and return what the condition gave.
 
         :raises Trouble: if it does not come about.

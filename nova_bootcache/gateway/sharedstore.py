@@ -40,7 +40,8 @@ class SharedStore:
     :ivar path: of the store's file; made new, removed at the end.
     :ivar limit: bytes that the file may have.
     :ivar grows: whether what is read through it is still kept.
-    :ivar spoilt: what is read through it is not boots' alone: it tells nothing of them any more.
+    :ivar spoilt: what is read through it is not boots' alone, or not kept: it tells nothing of them
+        any more, and gives way to another one.
 
     :param gateway: where its nodes live.
     :param virtual_bytes: size of its base.
@@ -140,6 +141,8 @@ class SharedStore:
             if size + reserve(self.limit) < self.limit:
                 LOG.warning('image %s: its growing store stops to grow, as the file system of %s'
                             ' is full', self.name, self.path)
+                # It does not tell what boots read from now on; another one may have room later.
+                self.spoilt = True
             LOG.info('image %s: its growing store has %d of %d bytes and stops to grow',
                      self.name, size, self.limit)
             self.stop_growing()

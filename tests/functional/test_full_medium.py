@@ -68,6 +68,29 @@ def test_a_disk_that_fills_while_a_server_boots(small_host, node, medium, direct
     compare(f'{directory}/one', node)
 
 
+def test_a_store_that_a_full_disk_stopped_gives_way_to_another(small_host, node, medium, directory):
+    """Through that one boots would be seen to read nothing, and nothing would be learned."""
+    small_host.service.watch = WATCH
+    node.serve()
+    assert boot(small_host, f'{directory}/one') is True
+    store = small_host.below.stores.get(IMAGE)
+    other = fill(medium)
+    server = reader(small_host)
+    for offset in range(3 * MIB, 5 * MIB, 65536):
+        server.pread(65536, offset)
+    until(lambda: not store.grows, 'the end of its growth')
+    until(lambda: not small_host.needs.is_booting(IMAGE), 'the end of the boot')
+    os.unlink(other)
+    assert boot(small_host, f'{directory}/two') is True
+    another = small_host.below.stores.get(IMAGE)
+    assert another is not store and another.grows
+    data = content(node)
+    assert server.pread(SIZE, 0) == data
+    server.shutdown()
+    assert another.size() > 4 * MIB
+    compare(f'{directory}/two', node)
+
+
 def test_space_is_the_stores_own_before_anything_is_written(small_host, node, medium, directory):
     """Nobody looks: what was allocated at the last look has to do."""
     data = content(node)

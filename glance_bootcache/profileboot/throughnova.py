@@ -262,7 +262,8 @@ class NovaProfileBoots:
         """
         if report.ended_by == ending.MARKER:
             return report.ended_by
-        if self._is_off(server_id):
+        if self._is_off(server_id) or (report.ended_by == ending.SHUTDOWN
+                                       and self._was_stopped(server_id, job)):
             # Its last words may have come since the host's last look.
             if self._has_marked(server_id, policy, job):
                 return ending.MARKER
@@ -270,6 +271,25 @@ class NovaProfileBoots:
         notbooted.check(report.ended_by, report.line, job.recorded_bytes,
                         self._conf.profile_timeout)
         return report.ended_by
+
+    def _was_stopped(self, server_id: str, job: BuildJob) -> bool:
+        """Tell whether a server whose host says that it goes comes to be off, and does not go.
+
+        Nova stops one whose guest has switched itself off, and says so when that is done.
+        """
+        began = time.monotonic()
+        while time.monotonic() - began < _UNHEARD_SECONDS:
+            job.check_cancelled()
+            try:
+                status = self._client.servers.get(server_id).status
+            except nova_exceptions.NotFound:
+                return False
+            except (nova_exceptions.ClientException, ks_exceptions.ClientException):
+                status = ''
+            if status == 'SHUTOFF':
+                return True
+            job.wait(_POLL_SECONDS)
+        return False
 
     def _has_marked(self, server_id: str, policy: properties.Policy, job: BuildJob) -> bool:
         return BootMarker(policy.boot_marker, f'image {job.image_id}').seen(

@@ -233,6 +233,28 @@ def test_one_that_is_off_is_not_waited_for(waits):
         waits(Servers(status='SHUTOFF'))
 
 
+def test_nova_takes_its_time_to_say_that_it_is_off(waits):
+    """The host is told to stop it, and reports, before Nova says so."""
+    def looks(number):
+        nova.status = 'ACTIVE' if number < 5 else 'SHUTOFF'
+
+    nova = Servers(diagnosed=None, looks=looks)
+    with pytest.raises(exception.ProfileBootFailed, match=SWITCHED_OFF):
+        waits(nova, ('shutdown', ''))
+    assert nova.number == 5
+
+
+def test_a_server_that_is_deleted_is_not_waited_for(waits):
+    def looks(number):
+        if number > 1:
+            raise nova_exceptions.NotFound(404)
+
+    nova = Servers(diagnosed='running', looks=looks)
+    with pytest.raises(exception.ProfileBootFailed, match='stopped, moved or deleted'):
+        waits(nova, ('shutdown', ''))
+    assert nova.number == 2
+
+
 @pytest.mark.parametrize('diagnosed', ['running', 'paused', None])
 def test_a_server_that_somebody_stopped_was_no_boot(waits, diagnosed):
     with pytest.raises(exception.ProfileBootFailed, match='stopped, moved or deleted'):

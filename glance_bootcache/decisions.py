@@ -104,6 +104,14 @@ def has_new_content(image: ImageFacts, manifest: Manifest) -> bool:
     return image.image_hash != manifest.image_hash or image.image_hash != manifest.made.base_hash
 
 
+def is_unnamed(manifest: Manifest) -> bool:
+    """Tell whether nobody knows of which content an image's base is.
+
+    An earlier version got it, and noted that with its next content, also if it was not got.
+    """
+    return bool(manifest.made.base_path) and not manifest.made.base_hash
+
+
 def is_to_go(generation: int, manifest: Manifest | None, *, damaged: bool, gone: bool,
              ordered: bool) -> bool:
     """Tell whether a host is to let go of a cache image as soon as no server of its needs it.

@@ -11,11 +11,12 @@ from typing import Any
 from oslo_config import cfg
 from oslo_log import log as logging
 
-from bootcache import cacheimage, exception, naming, properties, steps, workingset
+from bootcache import cacheimage, exception, naming, properties, savefile, steps, workingset
 from bootcache import conf as bootcache_conf
 from bootcache.cacheimage import Base
 from bootcache.manifest import CacheInfo, ImageState, Manifest, WorkingSetInfo
 from bootcache.workingset import WorkingSet
+from glance_bootcache import decisions
 from glance_bootcache.decisions import OLDER_READ, ImageFacts
 from glance_bootcache.glance.images import Images
 from glance_bootcache.images import basefile
@@ -70,13 +71,13 @@ class ImageWork:
         :returns: the manifest, with the base.
         :raises BootcacheError: if it cannot be had, or not be served.
         """
+        self.name_base(job)
         manifest = self._store.load(image.image_id) or Manifest(image.image_id)
         if self.has_base(image):
             self._tiers.serve(manifest)
             return manifest
-        if self._has_older(manifest, image) and self._retiring.is_needed(image.image_id):
-            # So that nothing is downloaded in vain.
-            raise exception.BuildFailed(_OLDER)
+        # So that nothing is downloaded in vain.
+        self._give_older_up(manifest, image)
         with self.transfers.of(image.image_id, image.stored_bytes) as arrived:
             path = basefile.obtain(image, self._store, self._images, self._conf.glance_store_dirs,
                                    job.cancelled, arrived)
@@ -85,16 +86,12 @@ class ImageWork:
             inspected = inspection.inspect(
                 path, image.disk_format, properties.parse_size(self._conf.max_virtual_size))
             inspection.read_through(path, inspected, image.stored_bytes, job.check_cancelled)
-            if self._has_older(manifest, image) and self._retiring.is_needed(image.image_id):
-                raise exception.BuildFailed(_OLDER)
+            self._give_older_up(manifest, image)
             made = dataclasses.replace(
                 manifest.made, image_format=inspected.image_format,
                 stored_bytes=image.stored_bytes, virtual_bytes=inspected.virtual_bytes,
                 base_path=path, base_hash=image.image_hash)
             if manifest.made.base_hash != image.image_hash:
-                # Also of a base that was given up: its exports may be served still.
-                if not self._exporter.retire(image.image_id, with_base=True):
-                    raise exception.BuildFailed(_OLDER)
                 # What was made of the content before is of no use.
                 made = dataclasses.replace(
                     made, working_set=None, cache_image=None,
@@ -115,10 +112,40 @@ class ImageWork:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
 
-    @staticmethod
-    def _has_older(manifest: Manifest, image: ImageFacts) -> bool:
-        """Tell whether the base that there is is of another content than Glance has."""
-        return bool(manifest.made.base_path) and manifest.made.base_hash != image.image_hash
+    def _give_older_up(self, manifest: Manifest, image: ImageFacts) -> None:
+        """Serve a base of another content than Glance has no more.
+
+        Also one that was given up: its exports may be served still.
+
+        :raises BuildFailed: if it is needed, or a host is connected to it.
+        """
+        if manifest.made.base_hash == image.image_hash:
+            return
+        if (manifest.made.base_path and self._retiring.is_needed(image.image_id)) \
+                or not self._exporter.retire(image.image_id, with_base=True):
+            raise exception.BuildFailed(_OLDER)
+
+    def name_base(self, job: BuildJob) -> bool:
+        """Find out of which content the base is, if that is not known: see ``is_unnamed``.
+
+        :returns: True: the job is done, if that was all of it.
+        :raises Cancelled: if the job is.
+        :raises BuildFailed: if the base cannot be read.
+        """
+        manifest = self._store.load(job.image_id)
+        if manifest is not None and decisions.is_unnamed(manifest) \
+                and os.path.exists(manifest.made.base_path):
+            algorithm = manifest.image_hash.partition(':')[0] or 'sha512'
+            try:
+                digest = savefile.file_digest(manifest.made.base_path, algorithm)
+            except OSError as error:
+                raise exception.BuildFailed(f'its base cannot be read ({error}); look at the'
+                                            ' storage node\'s disk') from error
+            manifest = self._states.note(job, dataclasses.replace(
+                manifest.made, base_hash=f'{algorithm}:{digest}'))
+            LOG.info('image %s: its base is of %s, and it is %s', job.image_id,
+                     manifest.made.base_hash, manifest.state.value)
+        return True
 
     def record_and_build(self, image: ImageFacts, policy: properties.Policy, job: BuildJob,
                          record: bool) -> None:

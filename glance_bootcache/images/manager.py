@@ -201,6 +201,15 @@ class Manager:
                 self._guarded, job, lambda: self._image_work.build_again(job)))
         return True
 
+    def name_base(self, image_id: str) -> None:
+        """Find out of which content the base is that an earlier version got, in the background."""
+        with self._lock:
+            manifest = self._store.load(image_id)
+            job = None if manifest is None else self.jobs.begin(image_id)
+            if manifest is not None and job is not None:
+                self.jobs.get_base(job, manifest.wished.owner, functools.partial(
+                    self._guarded, job, lambda: self._image_work.name_base(job)))
+
     def set_working_set(self, manifest: Manifest, info: WorkingSetInfo) -> bool:
         """Make a working set that was reported an image's own.
 

@@ -4,6 +4,7 @@ The base of the older content stays as long as it is needed, and the image's new
 stock way. When the last one of the older servers has gone, no event tells: so it is looked at here.
 """
 
+import os
 import time
 from collections.abc import Callable
 
@@ -11,6 +12,7 @@ from oslo_log import log as logging
 
 from bootcache.manifest import Manifest, Standing
 from bootcache.pauses import GrowingPauses
+from glance_bootcache import decisions
 from glance_bootcache.decisions import OLDER_READ
 from glance_bootcache.images.manager import Manager
 from glance_bootcache.images.retiring import ROUND_SECONDS
@@ -18,10 +20,12 @@ from glance_bootcache.storage.store import ImageStore
 
 LOG = logging.getLogger(__name__)
 
-# A look asks Nova; where it finds no server, the new content is got, and may be got in vain, as a
-# host is connected that does not tell what it needs.
+# A look asks Nova.
 _PAUSE_SECONDS = 60
 _LONGEST_PAUSE = 3600
+# Where that finds no server, the new content is got, which may be gigabytes. What keeps it from
+# being taken may pass, as a full disk, or be in the content.
+_LONGEST_PAUSE_OF_TRIES = 24 * 3600
 
 
 def is_waiting(manifest: Manifest) -> bool:
@@ -45,7 +49,9 @@ class OlderContent:
         self._store = store
         self._manager = manager
         self._clock = clock
-        self._pauses = GrowingPauses(_PAUSE_SECONDS, _LONGEST_PAUSE, clock)
+        self._looks = GrowingPauses(_PAUSE_SECONDS, _LONGEST_PAUSE, clock)
+        # Those that failed for another reason than that the older content is needed.
+        self._tries = GrowingPauses(_PAUSE_SECONDS, _LONGEST_PAUSE_OF_TRIES, clock)
 
     def retry(self) -> None:
         """Begin again with images that nobody needs the older content of any more.
@@ -53,17 +59,29 @@ class OlderContent:
         :raises Exception: keystoneauth's or glanceclient's, if Glance cannot be asked.
         """
         now, in_hand = self._clock(), self._manager.jobs.images()
-        waiting = [manifest.image_id for manifest in self._store.manifests()
-                   if is_waiting(manifest) and manifest.image_id not in in_hand]
-        # What is tried just now may come back: its pause is kept.
-        self._pauses.keep_only({*waiting, *in_hand})
+        waiting = {manifest.image_id: manifest for manifest in self._store.manifests()
+                   if is_waiting(manifest) and manifest.image_id not in in_hand}
+        # What is tried just now may come back: its pauses are kept.
+        for pauses in (self._looks, self._tries):
+            pauses.keep_only({*waiting, *in_hand})
         for image_id in waiting:
-            self._pauses.wait(image_id)
-        for image_id in sorted(waiting, key=self._pauses.due):
-            if not self._pauses.is_time(image_id) or self._clock() > now + ROUND_SECONDS:
+            self._looks.wait(image_id)
+        for image_id in sorted(waiting, key=self._looks.due):
+            if not self._looks.is_time(image_id) or self._clock() > now + ROUND_SECONDS:
                 return
-            self._pauses.postpone(image_id)
-            if not self._manager.retiring.is_needed(image_id):
-                LOG.info('image %s: its older content is not needed any more; the one that Glance'
-                         ' has is got', image_id)
-                self._manager.consider(image_id, again=True)
+            self._looks.postpone(image_id)
+            self._look(waiting[image_id])
+
+    def _look(self, manifest: Manifest) -> None:
+        image_id = manifest.image_id
+        if decisions.is_unnamed(manifest) and os.path.exists(manifest.made.base_path):
+            self._manager.name_base(image_id)
+            return
+        if OLDER_READ in manifest.reason:
+            # Nothing was downloaded for that.
+            self._tries.forget(image_id)
+        if self._tries.is_time(image_id) and not self._manager.retiring.is_needed(image_id):
+            self._tries.postpone(image_id)
+            LOG.info('image %s: its older content is not needed any more; the one that Glance has'
+                     ' is got', image_id)
+            self._manager.consider(image_id, again=True)

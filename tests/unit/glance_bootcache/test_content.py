@@ -12,6 +12,7 @@ from bootcache import exception, naming
 from bootcache.manifest import Standing
 from glance_bootcache.images import manager as manager_module
 from glance_bootcache.images.oldercontent import OlderContent
+from glance_bootcache.storage import inspection
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 
@@ -164,7 +165,7 @@ def test_the_new_content_is_got_by_itself_when_nobody_needs_the_older_one(waitin
     assert waiting.hosts.plan_boot(IMAGE, 'host', 'server', None)['action'] == 'cache'
     assert len(waiting.boots.jobs) == 2
     look(waiting)
-    assert len(waiting.boots.jobs) == 2 and IMAGE not in waiting.older._pauses
+    assert len(waiting.boots.jobs) == 2 and IMAGE not in waiting.older._looks
 
 
 def test_the_service_looks_by_itself(waiting, monkeypatch):
@@ -194,16 +195,43 @@ def test_nothing_is_downloaded_while_a_server_needs_the_older_content(waiting):
     assert 'older content' in waiting.store.load(IMAGE).reason
 
 
-def test_where_it_is_tried_in_vain_the_pause_is_kept(waiting):
-    """A host is connected that does not tell what it needs."""
+def test_nor_while_a_host_is_connected_that_does_not_tell_what_it_needs(waiting):
     waiting.needs.note('one', {})
     waiting.exporter.readers.add(IMAGE)
-    downloads, download = [], waiting.images.download
-    waiting.images.download = lambda image_id: downloads.append(image_id) or download(image_id)
+    download = waiting.images.download
+    waiting.images.download = lambda image_id: pytest.fail('downloaded')
     for _minute in range(60):
         assert 'older content' in look(waiting).reason
-    # After 2, 3, 5, 9, 17 and 33 minutes.
-    assert len(downloads) == 6
+    # It is asked for all the same, so that the end is noticed within the hour.
+    waiting.exporter.readers.clear()
+    waiting.images.download = download
+    look(waiting, 3600)
+    assert waiting.state(IMAGE) == 'ready'
+
+
+def test_new_content_that_fails_for_its_own_reason_is_got_less_and_less_often(waiting, monkeypatch):
+    """Gigabytes came once an hour."""
+    waiting.needs.note('one', {'needs': []})
+    downloads, download = [], waiting.images.download
+
+    def get(image_id):
+        downloads.append(waiting.seconds.now)
+        return download(image_id)
+
+    def full(*_arguments):
+        raise exception.BuildFailed('no space left')
+
+    waiting.images.download = get
+    with monkeypatch.context() as patch:
+        patch.setattr(inspection, 'read_through', full)
+        for _time in range(6 * 24 * 5):
+            look(waiting, 600)
+        assert 'no space left' in waiting.store.load(IMAGE).reason
+    pauses = [later - sooner for sooner, later in itertools.pairwise(downloads)]
+    assert len(downloads) < 20 and pauses == sorted(pauses) and pauses[-1] >= 23 * 3600
+    # It goes on by itself once it can.
+    look(waiting, 25 * 3600)
+    assert waiting.state(IMAGE) == 'ready'
 
 
 def test_without_profile_boots_the_next_server_is_recorded(waiting):

@@ -7,19 +7,20 @@ clients ask for; the one that they ask for after an error is the export that can
 """
 
 import collections
+import functools
 import os
 import re
 import threading
 import time
 import uuid
 
-import futurist
 from oslo_log import log as logging
 
 from bootcache import exception, naming
 from bootcache.manifest import Manifest, Standing
 from glance_bootcache.images.jobs import Jobs
 from glance_bootcache.images.shown import Shown
+from glance_bootcache.images.turns import Turns
 from glance_bootcache.storage import inspection
 from glance_bootcache.storage.exporter import Exporter
 from glance_bootcache.storage.store import ImageStore
@@ -38,6 +39,8 @@ _MOST_READ = 4 << 20
 _MOST_LOG = 64 << 20
 # So many times an export that was read well afterwards is served again.
 _CHANCES = 3
+# To read all of a base takes hours where its owner wants it so, or its disk hangs: in turns.
+_READ_AT_ONCE = 3
 
 
 def looping(log: bytes) -> str | None:
@@ -115,7 +118,7 @@ class ReadErrors:
         # How often each image's base was taken out. The looking thread's own.
         self._taken_out: collections.Counter[str] = collections.Counter()
         self._stopping = threading.Event()
-        self._worker = futurist.ThreadPoolExecutor(max_workers=1)
+        self._looks = Turns(_READ_AT_ONCE)
 
     def start(self) -> None:
         """Begin to look."""
@@ -124,7 +127,7 @@ class ReadErrors:
     def stop(self) -> None:
         """Look no more, and give up what is being read."""
         self._stopping.set()
-        self._worker.shutdown(wait=True)
+        self._looks.shutdown(wait=True)
 
     def _run(self) -> None:
         while not self._stopping.wait(_LOOK_SECONDS):
@@ -160,7 +163,8 @@ class ReadErrors:
                 and self._exporter.suspend(image_id):
             # Nobody has it served again before it was read.
             self._taken_out[image_id] += 1
-            self._worker.submit(self._look_into, manifest, self._taken_out[image_id])
+            self._looks.submit(image_id, manifest.wished.owner, functools.partial(
+                self._look_into, manifest, self._taken_out[image_id]))
         elif manifest is not None and kind == naming.EXPORT_CACHE:
             self._tiers.note_damage(manifest, 'a part of it cannot be read')
         self._exporter.cut_off(export)

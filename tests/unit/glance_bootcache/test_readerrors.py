@@ -1,8 +1,14 @@
 """How the exporter's log tells of a loop of errors; the loop itself is in tests/functional."""
 
 import os
+import threading
+
+import pytest
+from fakes_manager import FakeExporter, until
 
 from glance_bootcache.images import readerrors
+from glance_bootcache.images.readerrors import ReadErrors
+from glance_bootcache.storage import inspection
 
 ERROR = (b'qemu-storage-daemon: Disconnect client, due to: Failed to send reply: reading from file'
          b' failed: Input/output error\n')
@@ -54,3 +60,72 @@ def test_a_log_is_read_once_and_kept_short(tmp_path, monkeypatch):
         daemon.write(b'three')
         daemon.flush()
         assert log.news() == b'three'
+
+
+# Bases that are looked into.
+
+class Exporter(FakeExporter):
+    """As fakes_manager.FakeExporter, with a log."""
+
+    def __init__(self, log_path):
+        super().__init__()
+        self.log_path, self.suspended = log_path, set()
+
+    def suspend(self, image_id):
+        """As Exporter.suspend."""
+        is_new = image_id not in self.suspended
+        self.suspended.add(image_id)
+        return is_new
+
+    def resume(self, image_id):
+        """As Exporter.resume."""
+        self.suspended.discard(image_id)
+
+    def cut_off(self, export):
+        """As Exporter.cut_off."""
+
+
+@pytest.fixture
+def errors(house, tmp_path):
+    log = tmp_path / 'log'
+    log.touch()
+    exporter = Exporter(str(log))
+    errors = ReadErrors(house.store, exporter, house.tiers, house.manager.jobs,
+                        house.manager.shown)
+
+    def loops(image_id):
+        with open(log, 'ab') as daemon:
+            daemon.write((ERROR + asked(f'base-{image_id}'.encode())) * 30)
+        errors.once()
+
+    errors.loops, errors.exporter = loops, exporter
+    yield errors
+    errors.stop()
+
+
+def test_one_owners_base_that_takes_hours_holds_up_no_other(house, errors, monkeypatch):
+    """It was read before all others; those were served by nobody meanwhile."""
+    hostile = [f'{number}a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f' for number in (1, 2, 3)]
+    other = '9a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+    for image in (*hostile, other):
+        house.images.put(image, owner='another' if image == other else 'hostile')
+        house.manager.consider(image)
+    house.settle()
+    slow = {house.store.load(image).made.base_path for image in hostile}
+    go_on, reading = threading.Event(), []
+
+    def read_all(path, inspected, stored_bytes, check):
+        reading.append(path)
+        if path in slow:
+            assert go_on.wait(60)
+
+    monkeypatch.setattr(inspection, 'read_all', read_all)
+    try:
+        for image in (*hostile, other):
+            errors.loops(image)
+        until(lambda: other not in errors.exporter.suspended, 'the end of the other one')
+        assert errors.exporter.suspended == set(hostile)
+    finally:
+        go_on.set()
+    until(lambda: not errors.exporter.suspended, 'the end of all')
+    assert len(reading) == 4

@@ -1,4 +1,4 @@
-"""Bases of an earlier version, whose manifest does not tell of what content they are: the file does.
+"""Bases of an earlier version, whose manifest does not tell their content: the file does.
 
 The neighbours are stand-ins, see test_manager.py."""
 

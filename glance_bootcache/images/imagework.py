@@ -20,9 +20,9 @@ from glance_bootcache import decisions
 from glance_bootcache.decisions import OLDER_READ, ImageFacts
 from glance_bootcache.glance.images import Images
 from glance_bootcache.images import basefile
-from glance_bootcache.images.diskroom import DiskRoom
 from glance_bootcache.images.retiring import Retiring
 from glance_bootcache.images.states import States
+from glance_bootcache.images.storagedisk import DiskRoom
 from glance_bootcache.profileboot.job import BuildJob
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 from glance_bootcache.storage import inspection

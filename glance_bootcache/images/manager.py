@@ -19,12 +19,12 @@ from glance_bootcache.glance.images import Images
 from glance_bootcache.glance.inquiries import Inquiries
 from glance_bootcache.hosts.reportedneeds import ReportedNeeds
 from glance_bootcache.images.deleted import DeletedImages
-from glance_bootcache.images.diskroom import DiskRoom
 from glance_bootcache.images.imagework import ImageWork
 from glance_bootcache.images.jobs import BASES_AT_ONCE, Jobs
 from glance_bootcache.images.retiring import Retiring
 from glance_bootcache.images.shown import Shown
 from glance_bootcache.images.states import States
+from glance_bootcache.images.storagedisk import DiskRoom
 from glance_bootcache.profileboot.job import BuildJob
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 from glance_bootcache.storage.exporter import Exporter

@@ -13,8 +13,8 @@ from tiers_house import memory as memory  # likewise
 
 from bootcache import exception, tier
 from bootcache.tier import Medium
-from glance_bootcache.images.diskroom import DiskRoom
 from glance_bootcache.images.jobs import Jobs
+from glance_bootcache.images.storagedisk import DiskRoom
 
 
 @pytest.fixture

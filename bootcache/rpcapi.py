@@ -15,7 +15,7 @@ History:
 * 1.5: a profile boot is watched and reported by its host, as any other: plan_boot's entry watch
   also with record, report_boot's profile_token and line, boot_progress; recording_progress and
   report_working_set, which were 1.0's, are gone: a host and a service of which one is of an earlier
-  version can do all but profile boots.
+  version can do all but profile boots. plan_boot's entry verified.
 """
 
 from collections.abc import Callable
@@ -152,9 +152,10 @@ class StorageAPI:
             port of the exporter), ``base_export`` and ``pinned``; for cache ``cache_export``,
             ``cache_image`` (:class:`bootcache.manifest.CacheInfo`), ``medium`` (disk or memory),
             ``has_memory`` and ``generation`` (a host that holds an earlier one is to let go of
-            it); with wait ``ready_in`` (seconds at least until the base is here, None if nobody
-            knows); and ``watch`` (quota in bytes, linger, silence and timeout in
-            seconds, marker) if a report of what the boot reads is wanted.
+            it) and ``verified`` (the file is known to be as it was built; else a host looks at all
+            of it before a server reads from it); with wait ``ready_in`` (seconds at least until the
+            base is here, None if nobody knows); and ``watch`` (quota in bytes, linger, silence and
+            timeout in seconds, marker) if a report of what the boot reads is wanted.
         """
         answer: dict[str, Any] = self._call('plan_boot', seconds=_BOOT_SECONDS,
                                             image_id=image_id, host=host, server_id=server_id,

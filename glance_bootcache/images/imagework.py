@@ -212,6 +212,7 @@ class ImageWork:
         info = CacheInfo(name, built.bytes, built.data_bytes, len(built.extents), built.sha256,
                          built.virtual_bytes, built.cluster_bytes, quota, backing_uri,
                          round(seconds, 3), cacheimage.VERIFY_RULES)
+        self._tiers.note_built(info, path)
         job.check_cancelled()
         made = dataclasses.replace(made, cache_image=info)
         steps.reached('build: named')

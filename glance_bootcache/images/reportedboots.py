@@ -118,6 +118,7 @@ class ReportedBoots:
         else:
             described = {'action': rpcapi.ACTION_CACHE, **described,
                          'medium': self._tiers.medium(image_id).value,
+                         'verified': self._tiers.is_verified(manifest),
                          'has_memory': self._tiers.has_memory}
         LOG.debug('server %s on %s: %s boot from %s', server_id, host, described['action'],
                   image_id)

@@ -22,7 +22,8 @@ from bootcache.manifest import CacheInfo, Manifest
 from bootcache.tier import Eviction, Item, Medium
 from glance_bootcache import conf as glance_conf
 from glance_bootcache.locks import ServiceRank
-from glance_bootcache.storage import copying
+from glance_bootcache.storage import contents, copying
+from glance_bootcache.storage.contents import KnownContents
 from glance_bootcache.storage.copying import MemoryCopy
 from glance_bootcache.storage.exporter import Exporter
 from glance_bootcache.storage.lastuses import Usage
@@ -67,8 +68,7 @@ class StorageTiers:
         self._held: dict[str, MemoryCopy] = {}
         self._leaving: set[str] = set()  # of these, which the exporter is told to read no more
         self._wanted: dict[str, Manifest] = {}  # whose copying waits or goes on
-        self._damaged: set[CacheInfo | None] = set()  # whose file on the disk is another
-        self._checked: set[CacheInfo] = set()  # whose content was read, or is going to be
+        self._contents = KnownContents()
         self._stopping = False
 
     # Starting and stopping.
@@ -176,50 +176,50 @@ class StorageTiers:
     def check(self, manifest: Manifest) -> bool:
         """Tell whether a cache image's file on the disk is the one that was built, as far as known.
 
-        Its size is looked at now; its content in the background, once a file and process.
+        Its size is looked at now; its content in the background, once unless somebody writes to it.
         """
         info = manifest.made.cache_image
         if info is None or self.is_damaged(manifest):
             return False
-        path = self._disk_path(manifest)
-        try:
-            size = os.path.getsize(path)
-        except OSError as error:
-            self.note_damage(manifest, str(error))
-            return False
-        if size != info.bytes:
-            self.note_damage(manifest, f'{path} has {size} bytes, not {info.bytes}')
+        if fault := contents.fault_of(info, path := self._disk_path(manifest)):
+            self.note_damage(manifest, fault)
             return False
         with self._lock:
-            if info not in self._checked and not self._stopping:
-                self._checked.add(info)
+            if not self._stopping and self._contents.is_to_be_read(info, path):
                 self._worker.submit(self._verify, manifest)
         return True
 
     def is_damaged(self, manifest: Manifest) -> bool:
         """Tell whether a cache image's file on the disk was found damaged."""
-        with self._lock:
-            return manifest.made.cache_image in self._damaged
+        return self._contents.is_damaged(manifest.made.cache_image)
+
+    def note_built(self, info: CacheInfo, path: str) -> None:
+        """Note that a cache image was just built, and that all of its file was looked at."""
+        self._contents.note_built(info, path)
+
+    def is_verified(self, manifest: Manifest) -> bool:
+        """Tell whether the file that a cache image is served from is known to be as built."""
+        info, path = manifest.made.cache_image, self.path(manifest)
+        if info is None or path is None or path != self._disk_path(manifest):
+            return path is not None
+        return self._contents.is_right(info, path)
 
     def _verify(self, manifest: Manifest) -> None:
-        if self._stopping:
+        info, path = manifest.made.cache_image, self._disk_path(manifest)
+        if self._stopping or info is None:
             return
-        try:
-            cacheimage.verify(self._disk_path(manifest), _sha256(manifest), _cache_bytes(manifest))
-        except exception.InvalidManifest as error:
-            self.note_damage(manifest, str(error))
+        if fault := self._contents.read(info, path):
+            self.note_damage(manifest, fault)
 
     def note_damage(self, manifest: Manifest, reason: str) -> None:
-        """Note that a cache image's file on the disk is not what it was: it is given out no more.
-
-        :param reason: for the log.
-        """
+        """Note that a cache image's file on the disk is not what it was: it is not given out."""
         with self._lock:
             current = self._store.load(manifest.image_id)
             if current is None or current.made.cache_image != manifest.made.cache_image:
                 # It was replaced, or removed, meanwhile.
                 return
-            self._damaged.add(manifest.made.cache_image)
+            assert manifest.made.cache_image is not None
+            self._contents.note_damaged(manifest.made.cache_image)
         LOG.error('image %s: its cache image on storage disk is damaged, and is built again when a'
                   ' server boots from it: %s', manifest.image_id, reason)
 
@@ -282,7 +282,7 @@ class StorageTiers:
             if held is not None and held.holds(manifest):
                 return
             wanted = self._wanted.get(image_id)
-            if self._stopping or manifest.made.cache_image in self._damaged \
+            if self._stopping or self.is_damaged(manifest) \
                     or (wanted is not None and _sha256(wanted) == sha256):
                 return
             self._wanted[image_id] = manifest

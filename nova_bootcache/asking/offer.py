@@ -42,6 +42,8 @@ class Offered:
     :ivar pinned: an operator wants hosts to keep it.
     :ivar watch: how to watch the boot, None if its reads are of no use.
     :ivar generation: a host that holds an earlier one than this is to let go of it.
+    :ivar is_verified: whether the storage service knows that its file is as it was built: servers
+        read from what arrives before this host has seen all of it.
     :ivar ready_in: seconds until the base is here, at least; None if nobody knows.
     """
 
@@ -56,6 +58,7 @@ class Offered:
     watch: Watch | None = None
     generation: int = 0
     ready_in: float | None = None
+    is_verified: bool = True
 
     def comes_too_late(self, patience: float) -> bool:
         """Tell whether to wait is in vain.
@@ -115,4 +118,6 @@ def _parse(image_id: str, answer: dict[str, Any]) -> Offered:
     return Offered(storage, reason, Remote.from_answer(image_id, answer),
                    int(answer['virtual_bytes']), str(answer.get('image_hash', '')), cache_image,
                    str(answer['cache_export']) if cache_image else '',
-                   bool(answer.get('pinned', False)), watch, int(answer.get('generation', 0)))
+                   bool(answer.get('pinned', False)), watch, int(answer.get('generation', 0)),
+                   # An earlier version did not tell.
+                   is_verified=bool(answer.get('verified', True)))

@@ -265,8 +265,8 @@ class Chains:
         for medium in rooms:
             if info is not None and self._room.has_room(medium, image_id, info.bytes):
                 # A store that servers read through is in the same place.
-                rooms[medium] = TierRoom.ARRIVAL if not has_store and self._arrivals.is_worth_it(
-                    offered, medium) else TierRoom.FILE
+                rooms[medium] = TierRoom.ARRIVAL if not has_store and offered.is_verified \
+                    and self._arrivals.is_worth_it(offered, medium) else TierRoom.FILE
         return Host(held, rooms[Medium.MEMORY], rooms[Medium.DISK], has_store
                     or self._room.room_for_store(image_id, self._store_limit) is not None)
 

@@ -104,6 +104,16 @@ def go(monkeypatch):
     event.set()
 
 
+def test_servers_do_not_read_from_what_nobody_has_verified(host, node, go, directory):
+    """The storage node has not read the file since it began to serve it, or it was changed."""
+    go.set()
+    host.service.extra = {'verified': False}
+    assert boot(host, f'{directory}/disk') is True
+    assert not host.arrivals.has(IMAGE)
+    assert host.cache.entry(IMAGE).cache_image == node.manifest.made.cache_image
+    compare(f'{directory}/disk', node)
+
+
 def test_a_server_boots_while_its_cache_image_arrives(host, node, way, go, directory):
     data = content(node)
     assert boot(host, f'{directory}/disk') is True

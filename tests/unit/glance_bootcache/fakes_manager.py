@@ -193,6 +193,13 @@ class FakeTiers:
         """As StorageTiers.is_damaged."""
         return False
 
+    def note_built(self, info, path):
+        """As StorageTiers.note_built."""
+
+    def is_verified(self, manifest):
+        """As StorageTiers.is_verified."""
+        return True
+
     def medium(self, image_id):
         """As StorageTiers.medium."""
         return Medium.DISK

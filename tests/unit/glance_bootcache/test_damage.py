@@ -5,6 +5,7 @@ tests/functional/test_storage_tiers.py has damage that is found on the way to me
 """
 
 import os
+import threading
 
 import pytest
 
@@ -59,7 +60,10 @@ def is_whole(house):
     return True
 
 
-def test_a_whole_file_is_read_once(ready, monkeypatch):
+def test_a_whole_file_is_read_once(ready, monkeypatch, storage_conf):
+    # What was built by the same process is known.
+    ready.tiers = StorageTiers(storage_conf, ready.store, ready.exporter)
+    ready.restart()
     looks, verify = [], cacheimage.verify
     monkeypatch.setattr(cacheimage, 'verify', lambda *a: looks.append(1) or verify(*a))
     for _ in range(5):
@@ -151,7 +155,10 @@ def test_a_file_that_was_replaced_meanwhile_is_not_damaged(ready, caplog):
 
 def test_a_new_service_reads_it_anew(ready, storage_conf):
     plan(ready)
+    before = os.stat(path(ready))
     damage(ready, 'flipped')
+    # As a medium does it, which tells nobody.
+    os.utime(path(ready), ns=(before.st_atime_ns, before.st_mtime_ns))
     for _ in range(2):
         assert plan(ready)['action'] == 'cache', 'nobody reads it each time'
     again = StorageTiers(storage_conf, ready.store, ready.exporter)
@@ -163,3 +170,24 @@ def test_a_new_service_reads_it_anew(ready, storage_conf):
 def test_an_image_without_a_cache_image(ready):
     manifest = ready.store.load(IMAGE).making(cache_image=None)
     assert ready.tiers.check(manifest) is False and not ready.tiers.is_damaged(manifest)
+
+
+def test_a_file_that_somebody_wrote_to_is_read_anew(ready):
+    plan(ready)
+    damage(ready, 'flipped')
+    assert plan(ready)['verified'] is False
+    assert plan(ready)['action'] == 'cold'
+
+
+def test_servers_read_from_what_arrives_once_all_of_it_was_read_here(ready, storage_conf):
+    """The host looks at it when all of it has come: what servers read before is to be right."""
+    assert plan(ready)['verified'] is True
+    again = ready.tiers = StorageTiers(storage_conf, ready.store, ready.exporter)
+    ready.restart()
+    gate = threading.Event()
+    again._worker.submit(gate.wait)
+    before = ready.hosts.plan_boot(IMAGE, 'host', 'server', None)
+    gate.set()
+    assert (before['action'], before['verified']) == ('cache', False)
+    again._worker.submit(lambda: None).result()
+    assert plan(ready)['verified'] is True

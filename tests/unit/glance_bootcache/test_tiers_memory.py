@@ -116,7 +116,7 @@ def test_a_damaged_file_is_copied_once_only(tiers, monkeypatch):
     for _ in range(3):
         tiers.promote(entry)
         settle(tiers)
-    assert tiers._damaged == {entry.made.cache_image} and tiers.medium(ONE) is Medium.DISK
+    assert tiers.is_damaged(entry) and tiers.medium(ONE) is Medium.DISK
     # A new build, even with the same bytes, is looked at anew.
     newer = entry.making(cache_image=dataclasses.replace(entry.made.cache_image,
                                                                        file='cache-2.qcow2'))

@@ -1,0 +1,78 @@
+"""What is known of the content of cache images' files on the storage disk."""
+
+import os
+
+from bootcache import cacheimage, exception, savefile
+from bootcache.locks import leaf
+from bootcache.manifest import CacheInfo
+
+# A file's identity, as of bootcache/savefile.py.
+_File = tuple[int, int, int]
+
+
+def fault_of(info: CacheInfo, path: str) -> str:
+    """Return what can be seen at once to be wrong with a file; empty if nothing."""
+    try:
+        size = os.path.getsize(path)
+    except OSError as error:
+        return str(error)
+    return '' if size == info.bytes else f'{path} has {size} bytes, not {info.bytes}'
+
+
+class KnownContents:
+    """Which files are known to be as they were built, and which are damaged, of this process."""
+
+    def __init__(self) -> None:
+        # Guarded by the lock, held for dictionary steps: of which file all was read and found
+        # right, None while it is about to be; and whose file is another than was built.
+        self._right: dict[CacheInfo, _File | None] = {}
+        self._damaged: set[CacheInfo] = set()
+        self._lock = leaf('the lock of what is known of files')
+
+    def is_to_be_read(self, info: CacheInfo, path: str) -> bool:
+        """Tell whether nobody has read a file since somebody wrote to it; the asker does then."""
+        file = savefile.signature(path)
+        with self._lock:
+            if self._right.get(info, ()) in (None, file):
+                return False
+            self._right[info] = None
+            return True
+
+    def read(self, info: CacheInfo, path: str) -> str:
+        """Read all of a file; return what is wrong with it, empty if nothing."""
+        file, right = savefile.signature(path), None
+        try:
+            cacheimage.verify(path, info.sha256, info.bytes)
+            right = file
+        except exception.InvalidManifest as error:
+            return str(error)
+        finally:
+            self._note(info, right)
+        return ''
+
+    def note_built(self, info: CacheInfo, path: str) -> None:
+        """Note that a file was just built, and that all of it was looked at."""
+        self._note(info, savefile.signature(path))
+
+    def _note(self, info: CacheInfo, file: _File | None) -> None:
+        with self._lock:
+            if file is None:
+                self._right.pop(info, None)
+            else:
+                self._right[info] = file
+
+    def is_right(self, info: CacheInfo, path: str) -> bool:
+        """Tell whether a file is known to be as it was built."""
+        file = savefile.signature(path)
+        with self._lock:
+            return file is not None and self._right.get(info) == file
+
+    def note_damaged(self, info: CacheInfo) -> None:
+        """Note that the file on the disk is another than was built."""
+        with self._lock:
+            self._damaged.add(info)
+
+    def is_damaged(self, info: CacheInfo | None) -> bool:
+        """Tell whether it was found to be."""
+        with self._lock:
+            return info in self._damaged

@@ -24,6 +24,8 @@ _REQUEST = 2 << 20
 _QCOW2_MAGIC = b'QFI\xfb'
 # Its caches of tables, buffers, and the threads that unpack compressed clusters.
 _READ_MEMORY = 2 << 30
+# Of a node behind a network.
+_OPEN_SECONDS = 10
 _ENVIRONMENT = ('env', 'LC_ALL=C', 'qemu-img')
 
 
@@ -67,6 +69,16 @@ def info(path: str, image_format: str) -> dict[str, Any]:
         _run('info', '-U', '--output=json', file_node(path, image_format), limits=INSPECT_LIMITS,
              timeout=30))
     return document
+
+
+def check_opens(node: Mapping[str, Any]) -> None:
+    """Check that a node's data can be had, as raw.
+
+    :param node: for QEMU, without its name.
+    :raises BootcacheError: if it cannot be opened.
+    """
+    _run('info', 'json:' + json.dumps({'driver': 'raw', 'read-only': True, 'file': node}),
+         timeout=_OPEN_SECONDS)
 
 
 def is_qcow2(path: str) -> bool:

@@ -280,9 +280,14 @@ class StorageDaemon:
 
     def nodes(self) -> set[str]:
         """Return the names of the block nodes that have one of ours."""
+        return set(self.node_files())
+
+    def node_files(self) -> dict[str, str]:
+        """Return the same by name, with what QEMU calls the file of each."""
         with self.session() as session:
             answer = session.execute('query-named-block-nodes', flat=True)
-        return {node['node-name'] for node in answer if not node['node-name'].startswith('#')}
+        return {node['node-name']: str(node['file']) for node in answer
+                if not node['node-name'].startswith('#')}
 
     def exports(self) -> dict[str, str]:
         """Return the exports' ids with the names of their nodes."""

@@ -4,7 +4,7 @@ import dataclasses
 import socket
 from typing import Any
 
-from bootcache import exception, naming
+from bootcache import exception, naming, qemuimg
 
 _REACH_SECONDS = 3
 
@@ -65,3 +65,18 @@ def check_reachable(remote: Remote) -> None:
         raise exception.StorageNodeAway(
             f'gateway: the exporter at {naming.tcp_address(remote.host, remote.port)} cannot be'
             f' reached: {error}') from error
+
+
+def check_served(remote: Remote) -> None:
+    """Try to open a base: a storage node that has lost it answers all the same.
+
+    :raises StorageNodeAway: if the exporter does not answer at once.
+    :raises BootcacheError: if it does not serve the base.
+    """
+    check_reachable(remote)
+    try:
+        qemuimg.check_opens(nbd_node(remote.host, remote.port, remote.export))
+    except exception.BootcacheError as error:
+        raise exception.BootcacheError(
+            f'the exporter at {naming.tcp_address(remote.host, remote.port)} does not serve'
+            f' {remote.export}: {error}') from error

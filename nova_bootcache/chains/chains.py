@@ -11,6 +11,7 @@ from oslo_log import log as logging
 
 from bootcache import exception, naming, qemuimg, steps
 from bootcache.tier import Medium
+from nova_bootcache import storagenode
 from nova_bootcache.asking import offer, placement
 from nova_bootcache.asking.offer import Offered
 from nova_bootcache.asking.placement import HeldHere, Host, Offer, PlanStep, Server, TierRoom
@@ -330,17 +331,44 @@ class Chains:
         try:
             self._gateway.ensure_base(entry.remote)
         except exception.BootcacheError:
-            image_id = entry.remote.image_id
-            offered = offer.parse(image_id, self._parts.storage.ask(image_id, ''))
-            if offered.remote is None:
-                raise
-            if offered.remote != entry.remote:
-                LOG.info('image %s: its base is at %s:%d now', entry.remote.image_id,
-                         offered.remote.host, offered.remote.port)
-                entry = self._cache.update(entry, offered.remote, offered.pinned,
-                                           offered.generation)
             # Who is asked serves it, also if nobody has needed it for a while.
-            self._gateway.ensure_base(entry.remote)
+            if (found := self._find_base(entry)[0]) is None:
+                raise
+            self._gateway.ensure_base(found.remote)
+
+    def reach_base(self, image_id: str) -> None:
+        """See to it that servers that run can read an image's base, wherever it is now.
+
+        :raises Exception: if they cannot.
+        """
+        entry = self._cache.known(image_id)
+        if entry is None:
+            raise exception.BootcacheError(f'it is not noted where the base of {image_id} is; a'
+                                           ' server that is started from the image notes it')
+        try:
+            storagenode.check_served(entry.remote)
+        except exception.BootcacheError as error:
+            entry, reason = self._find_base(entry)
+            if entry is None:
+                raise type(error)(
+                    f'{error}; the storage service does not serve it: {reason}') from error
+            storagenode.check_served(entry.remote)
+        self._gateway.ensure_base(entry.remote)
+
+    def _find_base(self, entry: CacheEntry) -> tuple[CacheEntry | None, str]:
+        """Ask where a base is now; None if the storage service does not serve it, and why.
+
+        :raises BootcacheError: if it is of another content.
+        """
+        image_id = entry.remote.image_id
+        offered = offer.parse(image_id, self._parts.storage.ask(image_id, ''))
+        if offered.remote is None:
+            return None, offered.reason or 'no reason is given'
+        if offered.remote != entry.remote:
+            LOG.info('image %s: its base is at %s:%d now', image_id, offered.remote.host,
+                     offered.remote.port)
+            entry = self._cache.update(entry, offered.remote, offered.pinned, offered.generation)
+        return entry, ''
 
     def adopt(self, image_id: str, path: str, server_id: str = '') -> bool:
         """Put an overlay whose base is not on this host onto the host's cache image.

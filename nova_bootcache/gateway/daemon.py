@@ -6,7 +6,6 @@ reaches its base by an export of the gateway on a unix socket.
 
 import contextlib
 import dataclasses
-import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -17,7 +16,7 @@ from bootcache.breaker import Breaker
 from bootcache.locks import KeyedLocks
 from bootcache.storagedaemon import StorageDaemon, UnixListener
 from nova_bootcache.gateway import graph
-from nova_bootcache.gateway.graph import GraphAction, Present, Store, Wanted
+from nova_bootcache.gateway.graph import GraphAction, Place, Present, Store, Wanted
 from nova_bootcache.locks import Rank
 from nova_bootcache.storagenode import Remote, check_reachable, nbd_node
 
@@ -27,6 +26,10 @@ LOG = logging.getLogger(__name__)
 # go the stock way at once.
 _ANSWER_SECONDS = 5
 _SILENCE_SECONDS = 10
+
+
+def _place(remote: Remote) -> Place:
+    return Place(remote.host, remote.port, remote.export)
 
 
 class Gateway:
@@ -75,7 +78,7 @@ class Gateway:
         """
         export = naming.export_name(naming.EXPORT_BASE, remote.image_id)
         self.daemon.ensure_running()
-        if export in self.daemon.exports() and self._is_of(remote):
+        if self._reads_from(remote):
             return export
         # Not under the lock: bases of other storage nodes do not wait for this one.
         check_reachable(remote)
@@ -83,8 +86,10 @@ class Gateway:
             # Of an arrival below a base that is not served: nobody reads from it.
             self.end_arrival_job(remote.image_id)
         with self._alone(remote.image_id):
-            if export in self.daemon.exports():
-                if self._is_of(remote):
+            there = self._present(remote.image_id)
+            if there.is_exported:
+                if there.place is not None and there.place.export == remote.export:
+                    self._exchange(remote, there)
                     return export
                 if not self.daemon.remove_export(export, disconnect=False):
                     raise exception.StorageDaemonError(
@@ -93,19 +98,53 @@ class Gateway:
             # What is not exported goes, all of it.
             self._reconcile(remote.image_id, Wanted(Store.GOES))
             self._ensure_unlimited()
+            connection = graph.CONNECTIONS[0]
             top = graph.top_node(remote.image_id, graph.REMOTE)
-            self.daemon.add_nodes(self.remote_node(str(top['file']), remote), top)
+            self.daemon.add_nodes(
+                self.remote_node(naming.node_name(connection, remote.image_id), remote),
+                graph.base_node(remote.image_id, connection), top)
             steps.reached('gateway: nodes')
             self.daemon.add_export(export, str(top['node-name']))
         return export
 
-    def _is_of(self, remote: Remote) -> bool:
-        """Tell whether the base that is served is of a remote's content: its export is of one."""
-        name = naming.node_name(graph.REMOTE, remote.image_id)
-        with self.daemon.session() as session:
-            files = {node['node-name']: str(node['file'])
-                     for node in session.execute('query-named-block-nodes', flat=True)}
-        return re.search(f'{re.escape(remote.export)}(?![-\\w])', files.get(name, '')) is not None
+    def _reads_from(self, remote: Remote) -> bool:
+        there = self._present(remote.image_id)
+        return there.is_exported and there.place == _place(remote)
+
+    def _exchange(self, remote: Remote, there: Present) -> None:
+        """Have a base be read from where it is now, below all that reads from it."""
+        image_id = remote.image_id
+        if not there.connection:
+            self._check_reads_on(remote, there)
+            return
+        for step in graph.exchange(_place(remote), there):
+            name = naming.node_name(step.kind, image_id)
+            if step.action is GraphAction.CONNECT:
+                self.daemon.add_nodes(self.remote_node(name, remote))
+            elif step.action is GraphAction.MOVE:
+                with self.daemon.session() as session:
+                    session.execute('blockdev-reopen',
+                                    options=[graph.base_node(image_id, step.kind)])
+                LOG.info('image %s: the gateway reads its base from %s now', image_id,
+                         naming.tcp_address(remote.host, remote.port))
+            else:
+                self.daemon.remove_nodes(name)
+
+    @staticmethod
+    def _check_reads_on(remote: Remote, there: Present) -> None:
+        """Check that a base that cannot be exchanged can be read where it was.
+
+        :raises StorageDaemonError: if it cannot.
+        """
+        assert there.place is not None
+        try:
+            check_reachable(dataclasses.replace(remote, host=there.place.host,
+                                                port=there.place.port))
+        except exception.StorageNodeAway as error:
+            raise exception.StorageDaemonError(
+                f'{error}; it is at {naming.tcp_address(remote.host, remote.port)} now. The gateway'
+                ' was filled by an earlier version of bootcache: restart it, and it reads from'
+                ' there') from error
 
     def serves(self, image_id: str) -> bool:
         """Tell whether a base is served to this host's servers."""
@@ -154,7 +193,7 @@ class Gateway:
 
         :raises StorageDaemonError: if the daemon does not answer.
         """
-        return graph.present(image_ids, self.daemon.nodes(), self.daemon.exports())
+        return graph.present(image_ids, self.daemon.node_files(), self.daemon.exports())
 
     def check_top(self, image_id: str) -> None:
         """Check that what an image's export reads from can be exchanged.

@@ -6,7 +6,8 @@ below. From above:
 * a growing store that grows: its copy-on-read filter, then the store (sharedstore.py),
 * one that does not grow any more: the store,
 * a cache image on its way here (arrival.py), and one that has landed,
-* the base on the storage node.
+* the base, and below that the connection to the storage node that has it. QEMU cannot have a
+  connection go to another place: where a base has moved, another one takes its place.
 
 Nothing is remembered of what the gateway has: it is looked at, compared with what is wanted, and
 changed in steps, when this process starts and in every round of its upkeep. A crash may have left
@@ -15,13 +16,16 @@ any part of it half made or half gone.
 
 import dataclasses
 import enum
+import json
+import re
 from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 from bootcache import growingstore, naming
 
-# Kinds of nodes: the one on top, and the base.
+# Kinds of nodes: the one on top, the base, and the connection to it, of which two take turns.
 TOP, REMOTE = 'g', 'n'
+CONNECTIONS = 'h', 'i'
 # Of a growing store, from above.
 GROWING = growingstore.KINDS
 FILTER, STORE, THROTTLE, STORE_FILE = GROWING
@@ -31,7 +35,7 @@ LANDED = 'l'
 
 # Parts, each from above: a node can go when none above it reads from it.
 ARRIVAL = ARRIVING, ARRIVING_FILTER, COME, COME_DATA, COME_MAP, SOURCE
-BASE = TOP, LANDED, REMOTE
+BASE = TOP, LANDED, REMOTE, *CONNECTIONS
 KINDS = *GROWING, *ARRIVAL, *BASE
 # What the node on top may read from, the first of them that is there.
 _LOWER = FILTER, STORE, ARRIVING, LANDED, REMOTE
@@ -44,6 +48,8 @@ class GraphAction(enum.Enum):
 
     CHECK_JOB = 'check that the job by which a cache image comes has ended'
     READ = 'have the node on top read from a node'
+    CONNECT = 'add a connection to where the base is now'
+    MOVE = 'have the base read through a connection'
     DELETE = 'remove a node'
 
 
@@ -60,15 +66,34 @@ class GraphStep:
 
 
 @dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a base is.
+
+    :ivar host: of the exporter.
+    :ivar port: of the exporter.
+    :ivar export: the exporter's name for it, which names its content as well.
+    """
+
+    host: str
+    port: int
+    export: str
+
+
+@dataclasses.dataclass(frozen=True)
 class Present:
     """What the gateway has of an image.
 
     :ivar kinds: of the nodes that are there.
     :ivar is_exported: whether servers can connect to it.
+    :ivar place: from where the base is read; None if there is none, or QEMU does not tell.
+    :ivar connection: the kind of the connection by which it is; empty of a gateway that an earlier
+        version filled, where the base is the connection itself.
     """
 
     kinds: frozenset[str] = frozenset()
     is_exported: bool = False
+    place: Place | None = None
+    connection: str = ''
 
 
 class Store(enum.Enum):
@@ -120,18 +145,45 @@ def reconcile(wanted: Wanted, there: Present) -> tuple[GraphStep, ...]:
     if wanted.store is not Store.GROWS:
         is_whole = {STORE, THROTTLE, STORE_FILE, REMOTE} <= there.kinds
         going.update((FILTER,) if is_whole and wanted.store is Store.STAYS else GROWING)
+    if there.connection:
+        # Of an exchange that was not ended.
+        going.update(kind for kind in CONNECTIONS if kind != there.connection)
     if not there.is_exported and wanted.store is not Store.GROWS and not wanted.arrives:
         going.update(KINDS)
     leaving = [kind for kind in KINDS if kind in going & there.kinds]
     steps = []
     if not wanted.arrives and there.kinds & set(ARRIVAL):
         steps.append(GraphStep(GraphAction.CHECK_JOB))
-    if leaving and TOP in there.kinds and TOP not in leaving:
+    if set(leaving) - set(CONNECTIONS) and TOP in there.kinds and TOP not in leaving:
         steps.append(GraphStep(GraphAction.READ, lower(there.kinds - going)))
     # What is on top of all goes first.
     leaving.sort(key=lambda kind: kind != TOP)
     steps += [GraphStep(GraphAction.DELETE, kind) for kind in leaving]
     return tuple(steps)
+
+
+def exchange(place: Place, there: Present) -> tuple[GraphStep, ...]:
+    """Return the steps after which a base is read from a place; servers and stores go on reading.
+
+    :param there: with a connection.
+    """
+    if there.place == place:
+        return ()
+    free = next(kind for kind in CONNECTIONS if kind != there.connection)
+    left = (GraphStep(GraphAction.DELETE, free),) if free in there.kinds else ()
+    return (*left, GraphStep(GraphAction.CONNECT, free), GraphStep(GraphAction.MOVE, free),
+            GraphStep(GraphAction.DELETE, there.connection))
+
+
+def base_node(image_id: str, connection: str) -> dict[str, Any]:
+    """Return the node of a base, for adding it and for exchanging the connection below it.
+
+    :param connection: kind of that.
+    """
+    # As of the node on top: a filter, through which block status is that of the base.
+    return {'driver': 'throttle', 'node-name': naming.node_name(REMOTE, image_id),
+            'read-only': True, 'throttle-group': UNLIMITED,
+            'file': naming.node_name(connection, image_id)}
 
 
 def top_node(image_id: str, below: str) -> dict[str, Any]:
@@ -151,19 +203,38 @@ def arrival_job(image_id: str) -> str:
     return naming.node_name('arrive', image_id)
 
 
-def present(image_ids: Iterable[str], nodes: Container[str],
+def present(image_ids: Iterable[str], nodes: Mapping[str, str],
             exports: Mapping[str, str]) -> dict[str, Present]:
     """Return what a gateway has of images.
 
-    :param nodes: names of its block nodes.
+    :param nodes: its block nodes by name, with what QEMU calls their files.
     :param exports: its exports, with the names of their nodes.
     :returns: by image id, of those of which there is anything.
     """
     found = {}
     for image_id in image_ids:
-        there = Present(
-            frozenset(kind for kind in KINDS if naming.node_name(kind, image_id) in nodes),
-            naming.export_name(naming.EXPORT_BASE, image_id) in exports)
+        names = {kind: naming.node_name(kind, image_id) for kind in KINDS}
+        place = _place(nodes.get(names[REMOTE], ''))
+        connection = next((kind for kind in CONNECTIONS if place is not None
+                           and _place(nodes.get(names[kind], '')) == place), '')
+        there = Present(frozenset(kind for kind, name in names.items() if name in nodes),
+                        naming.export_name(naming.EXPORT_BASE, image_id) in exports,
+                        place, connection)
         if there != Present():
             found[image_id] = there
     return found
+
+
+def _place(file: str) -> Place | None:
+    """Return where a node reads from, by what QEMU calls its file."""
+    if found := re.fullmatch('nbd://(.*):([0-9]+)/(.+)', file):
+        return Place(found[1].strip('[]'), int(found[2]), found[3])
+    try:
+        node = json.loads(file.removeprefix('json:'))
+        while node['driver'] != 'nbd':
+            node = node['file']
+        server = node.get('server', {})
+        return Place(node.get('server.host') or server['host'],
+                     int(node.get('server.port') or server['port']), node['export'])
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None

@@ -122,7 +122,7 @@ def test_a_base_is_served_on_when_the_store_comes_and_goes(gateway, node, keeper
         store.close()
         assert handle.pread(MIB, 3 * MIB) == wanted[3 * MIB:4 * MIB]
     handle.shutdown()
-    assert gateway.daemon.nodes() == {naming.node_name('g', IMAGE), naming.node_name('n', IMAGE)}
+    assert gateway.daemon.nodes() == {naming.node_name(kind, IMAGE) for kind in 'gnh'}
     assert gateway.remove_base(IMAGE) and gateway.daemon.nodes() == set()
 
 
@@ -200,7 +200,7 @@ def test_what_another_process_removes_at_the_same_time_is_no_error(gateway, node
     monkeypatch.setattr(graph, 'reconcile', meanwhile)
     gateway.change(IMAGE, store=Store.GOES)
     assert graph.reconcile is reconcile
-    assert gateway.daemon.nodes() == {naming.node_name(kind, IMAGE) for kind in 'gn'}
+    assert gateway.daemon.nodes() == {naming.node_name(kind, IMAGE) for kind in 'gnh'}
     assert pread(gateway, 0, SIZE) == wanted
 
 

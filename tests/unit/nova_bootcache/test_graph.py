@@ -11,7 +11,16 @@ import pytest
 
 from bootcache import naming
 from nova_bootcache.gateway import graph
-from nova_bootcache.gateway.graph import GraphAction, Present, Store, Wanted, reconcile
+from nova_bootcache.gateway.graph import (
+    GraphAction,
+    GraphStep,
+    Place,
+    Present,
+    Store,
+    Wanted,
+    exchange,
+    reconcile,
+)
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 # Which node reads from which, as growingstore.py and arrival.py put them.
@@ -25,7 +34,9 @@ EDGES = {
 STORE_ADDED = graph.STORE_FILE, graph.THROTTLE, graph.STORE, graph.FILTER
 ARRIVAL_ADDED = (graph.SOURCE, graph.COME_MAP, graph.COME_DATA, graph.COME, graph.ARRIVING_FILTER,
                  graph.ARRIVING)
-BASE_ADDED = graph.REMOTE, graph.TOP
+FIRST, SECOND = graph.CONNECTIONS
+BASE_ADDED = FIRST, graph.REMOTE, graph.TOP
+HERE, THERE = Place('10.0.0.1', 10810, 'base-x'), Place('10.0.0.2', 10810, 'base-x')
 
 
 def halves(added):
@@ -42,6 +53,10 @@ class Qemu:
         self.below = below
         self.has_job = has_job
         self.is_checked = False
+        # What each connection leads to, and the one that the base is read by.
+        self.connection = present.connection
+        self.places = {kind: present.place if kind == present.connection else THERE
+                       for kind in graph.CONNECTIONS if kind in self.kinds}
 
     def check(self):
         for kind in self.kinds:
@@ -49,6 +64,8 @@ class Qemu:
                 assert read in self.kinds, f'{kind} reads from {read}'
         if graph.TOP in self.kinds:
             assert self.below in self.kinds
+        if graph.REMOTE in self.kinds and self.connection:
+            assert self.connection in self.kinds
 
     def do(self, step):
         if step.action is GraphAction.CHECK_JOB:
@@ -57,6 +74,13 @@ class Qemu:
         elif step.action is GraphAction.READ:
             assert graph.TOP in self.kinds and step.kind in self.kinds
             self.below = step.kind
+        elif step.action is GraphAction.CONNECT:
+            assert step.kind in graph.CONNECTIONS and step.kind not in self.kinds
+            self.kinds.add(step.kind)
+            self.places[step.kind] = THERE
+        elif step.action is GraphAction.MOVE:
+            assert {graph.REMOTE, step.kind} <= self.kinds
+            self.connection = step.kind
         else:
             assert self.is_checked or step.kind not in graph.ARRIVAL
             assert not (self.is_exported and step.kind == graph.TOP)
@@ -64,12 +88,16 @@ class Qemu:
             for kind in self.kinds:
                 assert step.kind not in EDGES.get(kind, ()), f'{kind} reads from {step.kind}'
             assert not (graph.TOP in self.kinds and self.below == step.kind)
+            assert not (graph.REMOTE in self.kinds and self.connection == step.kind)
             self.kinds.remove(step.kind)
+            self.places.pop(step.kind, None)
         self.check()
 
     @property
     def present(self):
-        return Present(frozenset(self.kinds), self.is_exported)
+        place = self.places.get(self.connection) if graph.REMOTE in self.kinds else None
+        return Present(frozenset(self.kinds), self.is_exported, place,
+                       self.connection if place else '')
 
 
 def states():
@@ -83,13 +111,23 @@ def states():
         if graph.REMOTE not in kinds and kinds & {graph.STORE, graph.ARRIVING, graph.LANDED}:
             continue
         # It is put onto what is new after all of that is there, and off before any of it goes.
+        place = HERE if graph.REMOTE in kinds else None
+        connection = FIRST if place else ''
         whole = [graph.REMOTE]
         whole += [graph.LANDED] if landed else []
         whole += [kind for kind in (graph.STORE, graph.FILTER) if kind in kinds]
         whole += [graph.ARRIVING] if graph.ARRIVING in kinds else []
         for below in whole if graph.TOP in kinds else ('',):
             for has_job in (False, True) if graph.COME in kinds else (False,):
-                yield Present(frozenset(kinds), is_exported), below, has_job
+                yield Present(frozenset(kinds), is_exported, place, connection), below, has_job
+                # An exchange was under way: not yet moved, and moved.
+                if place and not has_job:
+                    both = frozenset({*kinds, SECOND})
+                    yield Present(both, is_exported, HERE, FIRST), below, has_job
+                    yield Present(both, is_exported, HERE, SECOND), below, has_job
+                    # An earlier version had the connection in the base's place.
+                    yield (Present(frozenset(kinds - {FIRST}), is_exported, HERE, ''), below,
+                           has_job)
 
 
 ALL = list(states())
@@ -130,6 +168,7 @@ def test_qemu_takes_each_step_and_what_is_wanted_is_there_then(wanted):
         if present.is_exported:
             # Servers go on reading, and from what was here of the base as well.
             assert {graph.TOP, graph.REMOTE} <= qemu.kinds
+            assert qemu.kinds & set(graph.CONNECTIONS) == {present.connection} - {''}
             assert (graph.LANDED in qemu.kinds) == (wanted.landed
                                                     and graph.LANDED in present.kinds)
             if wanted.store is Store.GOES:
@@ -141,6 +180,48 @@ def test_qemu_takes_each_step_and_what_is_wanted_is_there_then(wanted):
     assert tried
 
 
+@pytest.mark.parametrize('place', [HERE, THERE])
+def test_a_base_is_read_from_where_it_is(place):
+    """From whatever a crash left of an exchange, and below all that reads from it."""
+    tried = 0
+    for present, below, has_job in ALL:
+        if not (present.is_exported and present.connection):
+            continue
+        tried += 1
+        qemu = Qemu(present, below, has_job)
+        for step in exchange(place, present):
+            qemu.do(step)
+        assert qemu.present.place == place and qemu.below == below
+        assert exchange(place, qemu.present) == ()
+        if place == THERE:
+            assert len(qemu.kinds & set(graph.CONNECTIONS)) == 1
+        assert qemu.kinds - set(graph.CONNECTIONS) == present.kinds - set(graph.CONNECTIONS)
+    assert tried > 100
+
+
+def test_the_connections_take_turns():
+    for mine, other in ((FIRST, SECOND), (SECOND, FIRST)):
+        there = Present(frozenset({graph.TOP, graph.REMOTE, mine}), True, HERE, mine)
+        assert exchange(THERE, there) == (
+            GraphStep(GraphAction.CONNECT, other), GraphStep(GraphAction.MOVE, other),
+            GraphStep(GraphAction.DELETE, mine))
+
+
+@pytest.mark.parametrize('file, place', [
+    ('nbd://10.0.0.1:10810/base-x', HERE),
+    ('nbd://::1:10810/base-x', Place('::1', 10810, 'base-x')),
+    ('nbd://[::1]:10810/base-x', Place('::1', 10810, 'base-x')),
+    ('json:{"driver": "throttle", "throttle-group": "u", "file": {"driver": "nbd", "export":'
+     ' "base-x", "server.host": "10.0.0.1", "server.port": "10810", "server.type": "inet"}}', HERE),
+    ('json:{"driver": "throttle", "file": {"driver": "throttle", "file": {"driver": "nbd",'
+     ' "export": "base-x", "server": {"host": "10.0.0.1", "port": "10810"}}}}', HERE),
+    ('', None), ('/a/file', None), ('json:{"driver": "qcow2"}', None), ('json:7', None),
+    ('nbd+unix:///base-x?socket=/s', None)])
+def test_where_a_node_reads_from_is_told_by_its_file(file, place):
+    nodes = {naming.node_name(graph.TOP, IMAGE): '', naming.node_name(graph.REMOTE, IMAGE): file}
+    assert graph.present([IMAGE], nodes, {})[IMAGE].place == place
+
+
 def test_nothing_is_done_where_all_is_as_it_should_be():
     served = Present(frozenset({graph.TOP, graph.REMOTE}), True)
     assert reconcile(Wanted(), served) == ()
@@ -150,15 +231,19 @@ def test_nothing_is_done_where_all_is_as_it_should_be():
 
 
 def test_what_is_there_is_told_by_names():
-    nodes = {naming.node_name(graph.TOP, IMAGE), naming.node_name(graph.REMOTE, IMAGE), 'other'}
+    nodes = {naming.node_name(graph.TOP, IMAGE): '', 'other': '',
+             naming.node_name(graph.REMOTE, IMAGE): 'nbd://10.0.0.1:10810/base-x'}
     other = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
     assert graph.present([IMAGE, other], nodes, {f'base-{IMAGE}': 'g-x'}) == {
-        IMAGE: Present(frozenset({graph.TOP, graph.REMOTE}), True)}
+        IMAGE: Present(frozenset({graph.TOP, graph.REMOTE}), True, HERE, '')}
+    nodes |= {naming.node_name(FIRST, IMAGE): 'nbd://10.0.0.2:10810/base-x',
+              naming.node_name(SECOND, IMAGE): 'nbd://10.0.0.1:10810/base-x'}
+    assert graph.present([IMAGE], nodes, {})[IMAGE].connection == SECOND
 
 
 def test_what_is_whole_is_left_as_it_is():
     for present, _below, _has_job in ALL:
         whole = all(not present.kinds & set(part) or set(part) <= present.kinds
                     for part in (graph.GROWING, graph.ARRIVAL))
-        if whole and present.is_exported:
+        if whole and present.is_exported and not set(graph.CONNECTIONS) <= present.kinds:
             assert reconcile(graph.as_it_is(present), present) == ()

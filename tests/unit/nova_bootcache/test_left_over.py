@@ -48,7 +48,7 @@ def host(tmp_path, monkeypatch, ended):
 
     daemon = host.gateway.daemon
     monkeypatch.setattr(host.gateway, 'start', lambda: answer(False))
-    monkeypatch.setattr(daemon, 'nodes', lambda: answer(set(host.present)))
+    monkeypatch.setattr(daemon, 'node_files', lambda: answer(dict.fromkeys(host.present, '')))
     monkeypatch.setattr(daemon, 'exports', lambda: answer(dict(host.exported)))
     monkeypatch.setattr(daemon, 'remove_export',
                         lambda export, disconnect: ended.append(('recording', export)))

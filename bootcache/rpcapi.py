@@ -15,7 +15,8 @@ History:
 * 1.5: a profile boot is watched and reported by its host, as any other: plan_boot's entry watch
   also with record, report_boot's profile_token and line, boot_progress; recording_progress and
   report_working_set, which were 1.0's, are gone: a host and a service of which one is of an earlier
-  version can do all but profile boots. plan_boot's entry verified.
+  version can do all but profile boots. plan_boot's entry verified; waiting, in unsettled of
+  report_holdings, and in list_hosts.
 """
 
 from collections.abc import Callable
@@ -201,9 +202,10 @@ class StorageAPI:
         :param report: ``images``: by image id the time of the last use in seconds since the epoch,
             the tier (disk or memory), the generation that ``plan_boot`` told, and the file's
             bytes; ``unsettled``: None, or ``servers`` (how many of the host's depend on bootcache)
-            and ``named`` (``[server, why]`` of some); ``quotas``: bytes by tier; ``needs``: ids of
-            images whose base the host's servers
-            may read. None if nothing has changed since the last report.
+            and ``named`` (``[server, why]`` of some), and ``waiting``, of those whose guests stand
+            still: ``servers`` (how many), ``named`` (``[server, what for, since]`` of some, in
+            seconds since the epoch); ``quotas``: bytes by tier; ``needs``: ids of images whose base
+            the host's servers may read. None if nothing has changed since the last report.
         :returns: ``drop``: ids of images whose cache image is to go as soon as no server of the
             host needs it; ``resend``: the service does not know the host's last report.
         """
@@ -243,7 +245,8 @@ class StorageAPI:
     def list_hosts(self) -> list[dict[str, Any]]:
         """Return the hosts that have reported: ``host``, ``seen`` (seconds ago), ``images``,
         ``bytes`` and ``quotas`` (both by tier), ``unsettled`` (how many of its servers depend on
-        bootcache, None if it does not tell) and ``named`` (``[server, why]`` of some of these)."""
+        bootcache, None if it does not tell), ``named`` (``[server, why]`` of some of these) and
+        ``waiting`` (as the host reported it, None if it does not tell)."""
         answer: list[dict[str, Any]] = self._call('list_hosts')
         return answer
 

@@ -227,12 +227,13 @@ Possible values:
                min=0,
                max=20,
                help="""
-Seconds for which reads of the base wait while the storage node is away, before
-they fail.
+Seconds for which reads of the base wait in the gateway while the storage node
+is away. A server that reads then stands still, and goes on by itself when the
+storage node is back; other readers, such as a snapshot, see an error.
 
 Possible values:
 
-* 0: they fail at once.
+* 0: they do not wait there.
 * Up to 20. A larger value also makes stopping the gateway take that long.
 """),
 ]

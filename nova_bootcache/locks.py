@@ -8,6 +8,10 @@ above, with what each makes one step, and for how long it is held at most:
     beginning, finishing and giving up its move to a full base; libvirt's commands, and 30 s for a
     block job to end. Nova's own lock of the server comes before it.
 
+``STANDING``, one a server
+    seeing that its guest stands still by an error only, and letting it go on, or pausing it for its
+    user; libvirt's commands, and a question to Nova.
+
 ``PLACING``, one an image
     bringing its cache image, or changing its entry; as long as a fetch may take, 30 s and a second
     for each 128 KiB. Only servers of this image wait for it, as they would for the fetch; upkeep
@@ -52,6 +56,7 @@ class Rank(enum.IntEnum):
     """A kind of lock; those with higher numbers are taken later."""
 
     SETTLING = 5
+    STANDING = 7
     PLACING = 10
     ARRIVAL = 20
     DECIDING = 30

@@ -1,5 +1,6 @@
 """The storage service as the commands ask it: its errors tell an operator what to do."""
 
+import datetime
 from typing import Any
 
 import oslo_messaging as messaging
@@ -79,6 +80,11 @@ def _is_refusal(error: BaseException | None) -> bool:
 
 def _too_old() -> TooOld:
     return TooOld('the storage service is older than this command; upgrade it')
+
+
+def utc(when: float) -> str:
+    """Return seconds since the epoch as ISO 8601."""
+    return datetime.datetime.fromtimestamp(when, datetime.UTC).isoformat(timespec='seconds')
 
 
 def printable(text: Any) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 from cliff import lister
 
 from bootcache.tier import Medium
-from glance_bootcache.cli.client import printable
+from glance_bootcache.cli.client import printable, utc
 
 # Hosts report once a minute; one that missed so much is down, or cannot reach the message bus.
 SILENT_SECONDS = 300
@@ -24,7 +24,8 @@ class HostList(lister.Lister):  # type: ignore[misc]
         parser = super().get_parser(prog_name)
         parser.add_argument('--unsettled', action='store_true',
                             help='list the servers that still depend on bootcache, and why, and the'
-                                 ' hosts that do not tell; none is left: nothing depends on it')
+                                 ' hosts that do not tell; first those that stand still, and what'
+                                 ' for; none is left: nothing depends on it')
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
@@ -33,10 +34,11 @@ class HostList(lister.Lister):  # type: ignore[misc]
             return ('host', 'seen', 'state', 'server', 'why'), _unsettled(
                 self.app.storage_api().list_hosts())
         tiers = [medium.value for medium in Medium]
-        columns = ('host', 'seen', 'state', 'images',
+        columns = ('host', 'seen', 'state', 'images', 'waiting',
                    *(f'{tier}_{what}' for tier in tiers for what in ('bytes', 'quota')))
         return columns, [
             (printable(host['host']), round(host['seen']), _state(host), host['images'],
+             (host.get('waiting') or {}).get('servers'),
              *(value for tier in tiers
                for value in _used_and_quota(host, tier)))
             for host in self.app.storage_api().list_hosts()]
@@ -48,11 +50,19 @@ def _unsettled(hosts: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     for host in hosts:
         begin = (printable(host['host']), round(host['seen']), _state(host))
         count, named = host.get('unsettled'), host.get('named') or []
+        waiting = host.get('waiting') or {'servers': 0, 'named': []}
+        rows += [(*begin, printable(server), f'it stands still since {utc(since)}, and waits:'
+                  f' {printable(why)}') for server, why, since in waiting['named']]
+        if waiting['servers'] > len(waiting['named']):
+            rows.append((*begin, None,
+                         f'{waiting["servers"] - len(waiting["named"])} more servers wait'))
+        stand_still = {server for server, _why, _since in waiting['named']}
         if count is None:
             rows.append((*begin, None, 'not known: its driver does not tell, as one of an earlier'
                          ' version, or with settling not begun'))
             continue
-        rows += [(*begin, printable(server), printable(why)) for server, why in named]
+        rows += [(*begin, printable(server), printable(why)) for server, why in named
+                 if server not in stand_still]
         if count > len(named):
             rows.append((*begin, None, f'{count - len(named)} more servers'))
     return rows

@@ -1,7 +1,6 @@
 """``bootcache image``: what the storage service knows of images."""
 
 import argparse
-import datetime
 import time
 from typing import Any
 
@@ -9,7 +8,7 @@ from cliff import lister, show
 from oslo_utils import uuidutils
 
 from bootcache import exception
-from glance_bootcache.cli.client import printable
+from glance_bootcache.cli.client import printable, utc
 from glance_bootcache.cli.progress import ProgressLine
 
 
@@ -119,11 +118,6 @@ class ImageShow(show.ShowOne):  # type: ignore[misc]
         return _columns(image)
 
 
-def _utc(when: float) -> str:
-    """Return seconds since the epoch as ISO 8601."""
-    return datetime.datetime.fromtimestamp(when, datetime.UTC).isoformat(timespec='seconds')
-
-
 class Where(lister.Lister):  # type: ignore[misc]
     """Show the tiers that an image's cache image is in, on the storage node and on hosts.
 
@@ -147,7 +141,7 @@ class Where(lister.Lister):  # type: ignore[misc]
             rows.append((None, f'storage {answer["storage"]}', answer.get('storage_bytes'), None,
                          None, None))
         rows += [(printable(host['host']), f'compute {host["medium"]}', host['bytes'],
-                  _utc(host['last_use']), round(host['seen']), host['leaving'])
+                  utc(host['last_use']), round(host['seen']), host['leaving'])
                  for host in answer['hosts']]
         return ('host', 'tier', 'bytes', 'last_use', 'seen', 'leaving'), rows
 

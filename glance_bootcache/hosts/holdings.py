@@ -61,12 +61,16 @@ class HostHoldings:
     :ivar unsettled: how many of its servers depend on bootcache; None if it does not know, or does
         not tell.
     :ivar named: some of these servers, and why each does.
+    :ivar waiting: how many of its servers' guests stand still, and wait; None if it does not tell.
+    :ivar waits: some of these, with what for, and since when in seconds since the epoch.
     """
 
     images: Mapping[str, HeldImage]
     quotas: Mapping[str, int]
     unsettled: int | None = None
     named: tuple[tuple[str, str], ...] = ()
+    waiting: int | None = None
+    waits: tuple[tuple[str, str, float], ...] = ()
 
 
 def use_time(value: Any, now: float) -> float:
@@ -104,7 +108,8 @@ def parse(report: Any, now: float) -> HostHoldings:
             quotas[Medium(name).value] = _size(size)
         except (ValueError, TypeError, OverflowError):
             continue
-    return HostHoldings(images, quotas, *_unsettled(document.get('unsettled')))
+    return HostHoldings(images, quotas, *_unsettled(document.get('unsettled')),
+                        *_waiting(document.get('unsettled'), now))
 
 
 def _unsettled(entry: Any) -> tuple[int | None, tuple[tuple[str, str], ...]]:
@@ -112,6 +117,16 @@ def _unsettled(entry: Any) -> tuple[int | None, tuple[tuple[str, str], ...]]:
         named = tuple((str(server)[:_LONGEST_NAME], str(why)[:_LONGEST_NAME])
                       for server, why in entry['named'][:_MOST_NAMED])
         return _size(entry['servers']), named
+    except (KeyError, ValueError, TypeError, OverflowError):
+        return None, ()
+
+
+def _waiting(entry: Any, now: float) -> tuple[int | None, tuple[tuple[str, str, float], ...]]:
+    try:
+        told = entry['waiting']
+        waits = tuple((str(server)[:_LONGEST_NAME], str(why)[:_LONGEST_NAME], use_time(since, now))
+                      for server, why, since in told['named'][:_MOST_NAMED])
+        return _size(told['servers']), waits
     except (KeyError, ValueError, TypeError, OverflowError):
         return None, ()
 
@@ -211,7 +226,9 @@ class Hosts:
             present = [(name, host.holdings, seen) for name, host, seen in self._present()]
         return [{'host': name, 'seen': seen, 'images': len(holdings.images),
                  'bytes': _by_tier(holdings.images.values()), 'quotas': dict(holdings.quotas),
-                 'unsettled': holdings.unsettled, 'named': [list(one) for one in holdings.named]}
+                 'unsettled': holdings.unsettled, 'named': [list(one) for one in holdings.named],
+                 'waiting': None if holdings.waiting is None else {
+                     'servers': holdings.waiting, 'named': [list(one) for one in holdings.waits]}}
                 for name, holdings, seen in present]
 
     def holders(self, image_id: str) -> list[dict[str, Any]]:

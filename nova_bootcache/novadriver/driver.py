@@ -12,7 +12,7 @@ from typing import Any
 
 from nova import exception as nova_exception
 from nova.compute import vm_states
-from nova.virt import storage_users
+from nova.virt import event as virtevent
 from nova.virt.libvirt import driver as libvirt_driver
 from nova.virt.libvirt import imagebackend
 from nova.virt.libvirt import utils as libvirt_utils
@@ -23,14 +23,14 @@ from bootcache import exception, naming
 from nova_bootcache import conf as bootcache_nova_conf
 from nova_bootcache.chains.computehost import ComputeHost
 from nova_bootcache.chains.hostwarmer import HostWarmer
-from nova_bootcache.gateway import socketfault
-from nova_bootcache.novadriver import accounting, diskconf, localstorage, snapshots
+from nova_bootcache.novadriver import accounting, diskconf, errorpolicy, snapshots
 from nova_bootcache.novadriver.imagebackend import BootCacheQcow2
 from nova_bootcache.novadriver.novaservers import NovaServers, PoweringOn
 from nova_bootcache.novadriver.resuming import Resuming
 from nova_bootcache.published import warmth
 from nova_bootcache.published.holdings import PublishedHoldings
 from nova_bootcache.settling.settler import Settler
+from nova_bootcache.standstill.standingservers import StandingServers
 from nova_bootcache.upkeep import HostUpkeep
 
 LOG = logging.getLogger(__name__)
@@ -38,6 +38,7 @@ CONF = libvirt_driver.CONF
 
 # Flavors and images can require it: resources trait:CUSTOM_BOOTCACHE=required.
 TRAIT = 'CUSTOM_BOOTCACHE'
+_WAITS = 'its guest stands still, and waits for its disk; it can be moved when it goes on'
 
 
 class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc]
@@ -55,9 +56,11 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
         self.settler = Settler(self.bootcache, servers,
                                bootcache_nova_conf.bandwidth(CONF, 'settle_bandwidth'),
                                CONF[bootcache_conf.GROUP].settle_delay)
+        self.standing = StandingServers(servers, self.bootcache.chains,
+                                        self.bootcache.cache.holds_path)
         self.holdings = PublishedHoldings(self.bootcache, servers.base_directory,
-                                          self.settler.unsettled.report)
-        self.upkeep = HostUpkeep(self.bootcache, self.holdings)
+                                          self.settler.unsettled.report, self.standing.report)
+        self.upkeep = HostUpkeep(self.bootcache, self.holdings, servers.capabilities)
         self.warming = HostWarmer(self.bootcache,
                                   bootcache_nova_conf.bandwidth(CONF, 'warm_bandwidth'))
         self.resuming = Resuming(self.bootcache.chains.place_of,
@@ -72,6 +75,7 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
             if stock is imagebackend.Qcow2:
                 table[name] = backend
         snapshots.allow_on(self.bootcache.cache)
+        errorpolicy.add_to_migrations()
 
     def _serves(self) -> bool:
         """Tell whether new servers of this host boot from cache images, where there are some."""
@@ -81,12 +85,13 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
         """Start the gateway and mend disks first: Nova's own start may boot servers."""
         for warning in diskconf.warnings(CONF):
             LOG.warning('bootcache: %s', warning)
-        if reason := self._shared_storage(host):
+        if reason := self._servers.shared_storage(self.bootcache.cache.directory, host):
             self.bootcache.serving.refuse(reason)
         self.bootcache.start(host)
         self.upkeep.start()
         super().init_host(host, *args, **kwargs)
-        self._check_socket()
+        self.upkeep.check_socket()
+        self.standing.start()
         if not reason:
             # Needs the connection to libvirt; before Nova's compute manager resumes servers.
             self.settler.recover()
@@ -96,16 +101,6 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
         except Exception as error:
             # Nova starts them as if users had asked for it.
             LOG.warning('bootcache: servers that waited to be resumed are not resumed: %s', error)
-
-    def _check_socket(self) -> None:
-        """See whether QEMU may open the gateway's socket, as far as that is told by modes."""
-        try:
-            self.bootcache.serving.socket.check(
-                socketfault.identity(self._host.get_connection().getCapabilities()))
-        except Exception as error:
-            # A start will tell.
-            LOG.warning('bootcache: whether QEMU may open the gateway\'s socket is not known: %s',
-                        error)
 
     def spawn(self, context: Any, instance: Any, *args: Any, **kwargs: Any) -> None:
         """Start it from a disk that is made the stock way if QEMU cannot open the gateway's socket.
@@ -130,19 +125,17 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
             instance.uuid, functools.partial(super().finish_migration, context, migration, instance,
                                              *args, **kwargs), make_stock)
 
-    def _shared_storage(self, host: str) -> str:
-        """Return why cache images cannot be served from this host's directories, if so."""
-        if not diskconf.has_overlays(CONF):
-            return ''
-        kinds = localstorage.types({
-            '[DEFAULT]instances_path': CONF.instances_path,
-            '[bootcache]cache_directory': self.bootcache.cache.directory})
-        return localstorage.refusal(
-            kinds, storage_users.get_storage_users(CONF.instances_path), host)
+    def emit_event(self, event: Any, *args: Any, **kwargs: Any) -> None:
+        """See why a guest stands still; the thread is libvirt's, and has others to tell."""
+        if isinstance(event, virtevent.LifecycleEvent) \
+                and event.get_transition() == virtevent.EVENT_LIFECYCLE_PAUSED:
+            self.standing.wake()
+        super().emit_event(event, *args, **kwargs)
 
     def cleanup_host(self, *args: Any, **kwargs: Any) -> None:
         """Stop our threads; what is under way is given up."""
         self.settler.stop()
+        self.standing.stop()
         self.upkeep.stop()
         self.resuming.stop()
         self.bootcache.stop()
@@ -213,8 +206,11 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
             super().reboot(context, instance, *args, **kwargs)
 
     def pause(self, instance: Any, *args: Any, **kwargs: Any) -> None:
-        """End its settling, which lets the guest go on when it ends; Nova's lock is not taken."""
-        with self.settler.held(instance.uuid):
+        """End its settling, which lets the guest go on when it ends; Nova's lock is not taken.
+
+        Of one that stands still by an error libvirt does not note that its user wants it to.
+        """
+        with self.settler.held(instance.uuid), self.standing.kept(instance.uuid):
             super().pause(instance, *args, **kwargs)
 
     def unpause(self, instance: Any, *args: Any, **kwargs: Any) -> None:
@@ -297,10 +293,26 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
     def live_migration(self, context: Any, instance: Any, *args: Any, **kwargs: Any) -> None:
         """End its settling: with a block job under way the server would go to ERROR.
 
-        And what is watched of its boot, as its disk is read here.
+        And what is watched of its boot, as its disk is read here. One that stands still by an error
+        goes on first: libvirt would have it stand on the other host as if its user had paused it.
         """
+        if not self.standing.let_go_on(instance.uuid, CONF[bootcache_conf.GROUP].chain_wait):
+            raise nova_exception.MigrationError(reason=_WAITS)
         with self.bootcache.boots.copying(instance.image_ref), self.settler.held(instance.uuid):
             super().live_migration(context, instance, *args, **kwargs)
+
+    def check_can_live_migrate_source(self, context: Any, instance: Any, *args: Any,
+                                      **kwargs: Any) -> Any:
+        """Refuse one whose guest waits for its disk: see ``live_migration``."""
+        if self.standing.is_standing(instance.uuid):
+            raise nova_exception.MigrationPreCheckError(reason=_WAITS)
+        return super().check_can_live_migrate_source(context, instance, *args, **kwargs)
+
+    def pre_live_migration(self, context: Any, instance: Any, *args: Any, **kwargs: Any) -> Any:
+        """See that the chain that it gets here can be opened, before anything moves."""
+        found = super().pre_live_migration(context, instance, *args, **kwargs)
+        self._open_chain(instance)
+        return found
 
     def migrate_disk_and_power_off(self, context: Any, instance: Any, *args: Any,
                                    **kwargs: Any) -> Any:

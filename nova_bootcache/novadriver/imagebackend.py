@@ -14,7 +14,7 @@ from oslo_log import log as logging
 from bootcache import exception, naming, qemuimg, rpcapi
 from nova_bootcache.asking.placement import Server
 from nova_bootcache.chains.computehost import ComputeHost
-from nova_bootcache.novadriver import signatures
+from nova_bootcache.novadriver import errorpolicy, signatures
 
 LOG = logging.getLogger(__name__)
 
@@ -36,7 +36,8 @@ def _lazy(instance: Any, name: str) -> Any:
 
 
 class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
-    """A qcow2 disk; only how a disk comes to be (``cache``) differs from Nova's.
+    """A qcow2 disk; how a disk comes to be (``cache``) differs from Nova's, and what libvirt does
+    at an I/O error of one on a cache image (``libvirt_info``).
 
     :cvar bootcache: the host's cache images and gateway.
     """
@@ -96,6 +97,26 @@ class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
                 flavor_size=error.flavor_bytes, image_size=error.image_bytes) from error
         except exception.ProfileBootFailed as error:
             raise nova_exception.InternalError(f'Profile boot of {image_id}: {error}') from error
+
+    def libvirt_info(self, *args: Any, **kwargs: Any) -> Any:
+        """Have the guest wait for what cannot be read of a cache image's base just now."""
+        disk = super().libvirt_info(*args, **kwargs)
+        return errorpolicy.WaitingDisk.like(disk) if self._stands_on_cache_image() else disk
+
+    def _stands_on_cache_image(self) -> bool:
+        if os.path.basename(self.path) != 'disk':
+            return False
+        try:
+            os.stat(self.path)
+            return self.bootcache.cache.holds_path(
+                libvirt_utils.get_disk_backing_file(self.path, basename=False))
+        except FileNotFoundError:
+            # It boots from a volume.
+            return False
+        except Exception as error:
+            # Nova will say it, or start the server as ever.
+            LOG.warning('bootcache: what disk %s stands on is not known: %s', self.path, error)
+            return False
 
     def _console(self) -> str:
         path = os.path.join(os.path.dirname(self.path), 'console.log')

@@ -1,4 +1,7 @@
-"""What settling and resuming need of Nova: its servers on this host, their domains, its locks."""
+"""What is needed of Nova for settling, resuming and guests that stand still.
+
+Its servers on this host, their domains, its locks.
+"""
 
 import contextlib
 import datetime
@@ -10,19 +13,30 @@ from nova import context as nova_context
 from nova import exception as nova_exception
 from nova import objects
 from nova.compute import task_states, vm_states
+from nova.virt import storage_users
 from nova.virt.libvirt import host as libvirt_host
 from nova.virt.libvirt import imagebackend
 from nova.virt.libvirt import utils as libvirt_utils
 from oslo_concurrency import lockutils
 from oslo_utils import timeutils
 
-from nova_bootcache.novadriver import signatures
+from nova_bootcache.novadriver import diskconf, localstorage, signatures
 from nova_bootcache.settling.localservers import LocalServer
+from nova_bootcache.standstill import errorstop
 
 CONF = imagebackend.CONF
 
 # Suspended ones have their memory on disk, with the chain that they had.
 _SETTLES = frozenset({vm_states.ACTIVE, vm_states.PAUSED, vm_states.STOPPED})
+# In which a guest runs, if nothing is done with its server.
+_RUNS = frozenset({vm_states.ACTIVE, vm_states.RESCUED, vm_states.RESIZED, vm_states.ERROR})
+# At whose end Nova has it run; for most it waits until libvirt says so, without end.
+_STARTS = frozenset({
+    task_states.SPAWNING, task_states.POWERING_ON, task_states.REBOOTING,
+    task_states.REBOOT_STARTED, task_states.REBOOTING_HARD, task_states.REBOOT_STARTED_HARD,
+    task_states.RESUMING, task_states.RESCUING, task_states.UNRESCUING, task_states.RESIZE_FINISH,
+    task_states.RESIZE_REVERTING, task_states.REBUILD_SPAWNING, task_states.UNSHELVING,
+    task_states.RESTORING})
 
 
 class NovaServers:
@@ -62,7 +76,9 @@ class NovaServers:
                            instance.task_state is None and instance.vm_state in _SETTLES,
                            age, directory,
                            os.path.basename(instance.root_device_name or 'vda'),
-                           instance.task_state or instance.vm_state)
+                           instance.task_state or instance.vm_state,
+                           instance.vm_state in _RUNS if instance.task_state is None
+                           else instance.task_state in _STARTS)
 
     def needs_stock_base(self, server_id: str) -> bool:
         """Tell whether only stock Nova may get a server's base: it checks signatures."""
@@ -85,6 +101,25 @@ class NovaServers:
             if error.get_error_code() == libvirt_host.libvirt.VIR_ERR_NO_DOMAIN:
                 return None
             raise
+
+    def capabilities(self) -> str:
+        """Return libvirt's description of this host, as XML."""
+        return str(self._host.get_connection().getCapabilities())
+
+    @staticmethod
+    def shared_storage(cache_directory: str, host: str) -> str:
+        """Return why cache images cannot be served from this host's directories, if so."""
+        if not diskconf.has_overlays(CONF):
+            return ''
+        kinds = localstorage.types({'[DEFAULT]instances_path': CONF.instances_path,
+                                    '[bootcache]cache_directory': cache_directory})
+        return localstorage.refusal(
+            kinds, storage_users.get_storage_users(CONF.instances_path), host)
+
+    def paused(self) -> list[str]:
+        """Return the ids of the domains that stand still, for whatever reason."""
+        return [domain.UUIDString() for domain
+                in self._host.get_connection().listAllDomains(errorstop.PAUSED_DOMAINS)]
 
     @contextlib.contextmanager
     def instance_lock(self, server_id: str) -> Iterator[None]:

@@ -28,11 +28,14 @@ class PublishedHoldings:
     :param host: the host.
     :param base_directory: Nova's own directory of bases.
     :param unsettled: which servers depend on bootcache; None while that is not known.
+    :param waiting: which servers' guests stand still, and wait.
     """
 
     def __init__(self, host: ComputeHost, base_directory: str,
-                 unsettled: Callable[[], dict[str, Any] | None] = lambda: None):
-        self._unsettled = unsettled
+                 unsettled: Callable[[], dict[str, Any] | None] = lambda: None,
+                 waiting: Callable[[], dict[str, Any]] = lambda: {'servers': 0, 'named': []}):
+        self._unsettled_servers = unsettled
+        self._waiting = waiting
         self._host = host
         self._base_directory = base_directory
         # What the storage service was told last. The upkeep thread's own.
@@ -85,6 +88,10 @@ class PublishedHoldings:
         return {'images': images, 'needs': self._needs(), 'unsettled': self._unsettled(),
                 'quotas': {medium.value: limits.quota
                            for medium, limits in self._host.room.limits.items()}}
+
+    def _unsettled(self) -> dict[str, Any] | None:
+        found = self._unsettled_servers()
+        return None if found is None else {**found, 'waiting': self._waiting()}
 
     def _needs(self) -> list[str]:
         """Return the images whose base servers of this host may read, also after a while."""

@@ -17,6 +17,7 @@ class LocalServer:
     :ivar directory: of its disks.
     :ivar target: the root disk's name in the guest.
     :ivar state: what Nova has it in, or does with it: active, suspended, resize_migrating...
+    :ivar runs: whether Nova has it run, or starts it and waits until it does.
     """
 
     server_id: str
@@ -26,6 +27,7 @@ class LocalServer:
     directory: str
     target: str
     state: str = ''
+    runs: bool = False
 
     @property
     def disk(self) -> str:

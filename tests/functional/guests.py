@@ -76,7 +76,7 @@ def start_libvirtd(home):
     return process, until(answers, 'libvirtd')
 
 
-def _xml(name, disk, console):
+def _xml(name, disk, console, policies):
     # As Nova 34 has it: cache none, an I/O thread, discard.
     return f"""<domain type='qemu'>
   <name>{name}</name><memory unit='MiB'>{MEMORY_MIB}</memory><vcpu>1</vcpu>
@@ -86,7 +86,8 @@ def _xml(name, disk, console):
   <on_poweroff>destroy</on_poweroff><on_crash>destroy</on_crash>
   <devices>
     <disk type='file' device='disk'>
-      <driver name='qemu' type='qcow2' cache='none' discard='unmap' iothread='1'/>
+      <driver name='qemu' type='qcow2' cache='none' discard='unmap' iothread='1'
+              {policies}/>
       <source file='{disk}'/><target dev='vda' bus='virtio'/></disk>
     <serial type='unix'><source mode='bind' path='{console}'/><target port='0'/></serial>
     <memballoon model='none'/>
@@ -126,7 +127,7 @@ class Images:
 class Guest:
     """A server with a directory of its own."""
 
-    def __init__(self, home, connection, images, name):
+    def __init__(self, home, connection, images, name, policies=''):
         self.home, self.images, self.name = home, images, name
         self.connection = connection
         self.directory = f'{home}/instances/{name}'
@@ -134,7 +135,7 @@ class Guest:
         os.makedirs(self.directory)
         images.overlay(self.disk)
         self._console = f'{home}/{name}.console'
-        self.domain = connection.defineXML(_xml(name, self.disk, self._console))
+        self.domain = connection.defineXML(_xml(name, self.disk, self._console, policies))
         self._socket, self._heard = None, b''
 
     def boot(self):

@@ -214,7 +214,8 @@ def test_gateway_unit_keeps_the_monitor_to_itself():
     assert 'UMask=0077' in lines
     opened = 'chmod 0660 /run/bootcache/gateway.sock'
     assert any(line.startswith('ExecStartPost=') and opened in line for line in lines)
-    assert {'Restart=always', 'RuntimeDirectoryPreserve=yes'} <= set(lines)
+    assert {'Restart=always', 'StartLimitIntervalSec=0',
+            'RuntimeDirectoryPreserve=yes'} <= set(lines)
 
 
 def test_the_exporter_outlives_the_storage_service():

@@ -11,7 +11,7 @@ from fakes_cli import IMAGE, OTHER, held, image, refusal
 
 HOSTS = [
     {'host': 'one', 'seen': 12.4, 'images': 3, 'bytes': {'disk': 300, 'memory': 100},
-     'quotas': {'disk': 1000, 'memory': 500}},
+     'quotas': {'disk': 1000, 'memory': 500}, 'waiting': {'servers': 2, 'named': []}},
     {'host': 'two', 'seen': 300.1, 'images': 0, 'bytes': {}, 'quotas': {'disk': 1000}}]
 
 
@@ -20,10 +20,10 @@ HOSTS = [
 def test_hosts_are_listed_by_tier_and_silent_ones_are_marked(cli):
     cli.api.hosts = HOSTS
     assert cli.json('host', 'list') == [
-        {'host': 'one', 'seen': 12, 'state': 'reporting', 'images': 3, 'disk_bytes': 300,
-         'disk_quota': 1000, 'memory_bytes': 100, 'memory_quota': 500},
-        {'host': 'two', 'seen': 300, 'state': 'silent', 'images': 0, 'disk_bytes': 0,
-         'disk_quota': 1000, 'memory_bytes': None, 'memory_quota': None}]
+        {'host': 'one', 'seen': 12, 'state': 'reporting', 'images': 3, 'waiting': 2,
+         'disk_bytes': 300, 'disk_quota': 1000, 'memory_bytes': 100, 'memory_quota': 500},
+        {'host': 'two', 'seen': 300, 'state': 'silent', 'images': 0, 'waiting': None,
+         'disk_bytes': 0, 'disk_quota': 1000, 'memory_bytes': None, 'memory_quota': None}]
 
 
 def test_tables_csv_and_columns(cli):
@@ -46,8 +46,8 @@ def test_names_that_came_by_the_bus_change_no_terminal(cli):
 
 def test_servers_that_depend_on_bootcache(cli):
     cli.api.hosts = [
-        {**HOSTS[0], 'unsettled': 3, 'named': [['server-1', 'it is suspended: resume it'],
-                                               ['server-2\n', 'it is settled soon']]},
+        {**HOSTS[0], 'waiting': None, 'unsettled': 3, 'named': [
+            ['server-1', 'it is suspended: resume it'], ['server-2\n', 'it is settled soon']]},
         {**HOSTS[1], 'unsettled': 0, 'named': []},
         {**HOSTS[1], 'host': 'three'}]
     rows = cli.json('host', 'list', '--unsettled')
@@ -59,6 +59,20 @@ def test_servers_that_depend_on_bootcache(cli):
     assert rows[3]['state'] == 'silent' and len(rows) == 4
     cli.api.hosts = cli.api.hosts[1:2]
     assert cli.json('host', 'list', '--unsettled') == []
+
+
+def test_servers_that_stand_still_come_first(cli):
+    """Also one that is settled, which no other list names; no server is named twice."""
+    cli.api.hosts = [{**HOSTS[0], 'unsettled': 2, 'named': [
+        ['server-1', 'it is settled soon'], ['server-2', 'it is settled soon']], 'waiting': {
+            'servers': 3, 'named': [['server-2', 'the exporter\ncannot be reached', 1790000000],
+                                    ['server-3', 'no space', 1790000060.0]]}}]
+    rows = cli.json('host', 'list', '--unsettled')
+    assert [(row['server'], row['why']) for row in rows] == [
+        ('server-2', 'it stands still since 2026-09-21T14:13:20+00:00, and waits: the exporter'
+                     ' cannot be reached'),
+        ('server-3', 'it stands still since 2026-09-21T14:14:20+00:00, and waits: no space'),
+        (None, '1 more servers wait'), ('server-1', 'it is settled soon')]
 
 
 # Where an image is.

@@ -23,9 +23,10 @@ def test_operators_see_hosts(house):
     house.seconds.now += 2
     one, two = house.endpoints.list_hosts({})
     assert one == {'host': 'one', 'seen': 2.0, 'images': 2, 'bytes': {'disk': 7, 'memory': 5},
-                   'quotas': {'disk': 100, 'memory': 50}, 'unsettled': None, 'named': []}
+                   'quotas': {'disk': 100, 'memory': 50}, 'unsettled': None, 'named': [],
+                   'waiting': None}
     assert two == {'host': 'two', 'seen': 42.0, 'images': 0, 'bytes': {}, 'quotas': {},
-                   'unsettled': None, 'named': []}
+                   'unsettled': None, 'named': [], 'waiting': None}
 
 
 def test_operators_see_where_an_image_is(house):
@@ -235,3 +236,27 @@ def test_operators_see_the_servers(house):
     assert [(entry['host'], entry['unsettled'], entry['named'])
             for entry in house.endpoints.list_hosts({})] == [('old', None, []),
                                                              ('one', 1, [['a', 'why']])]
+
+
+@pytest.mark.parametrize('told, known', [
+    ({'servers': 2, 'named': [['a', 'why', 900], ['b', 'x' * 999, 2000.5]]},
+     (2, (('a', 'why', 900.0), ('b', 'x' * 255, 1000.0)))),
+    ({'servers': 100, 'named': [['a', 'why', 1]] * 100}, (100, (('a', 'why', 1.0),) * 50)),
+    (None, (None, ())), ({}, (None, ())), ({'servers': 'x', 'named': []}, (None, ())),
+    ({'servers': 1, 'named': [['a', 'why']]}, (None, ())),
+    ({'servers': 1, 'named': [['a', 'why', 'then']]}, (None, ())),
+    ({'servers': 1, 'named': [['a', 'why', float('inf')]]}, (None, ())),
+    ({'servers': -5, 'named': []}, (0, ()))], ids=str)
+def test_what_a_host_tells_of_servers_that_wait(told, known):
+    unsettled = {'servers': 3, 'named': [['a', 'why']], 'waiting': told}
+    found = holdings.parse({'unsettled': unsettled}, 1000.0)
+    assert (found.waiting, found.waits) == known
+    assert found.unsettled == 3, 'the rest is understood'
+
+
+def test_operators_see_who_waits(house):
+    house.table.report('one', {'unsettled': {'servers': 1, 'named': [], 'waiting': {
+        'servers': 1, 'named': [['a', 'the storage node is away', 900]]}}})
+    house.table.report('older', {'unsettled': {'servers': 1, 'named': []}})
+    assert [entry['waiting'] for entry in house.endpoints.list_hosts({})] == [None, {
+        'servers': 1, 'named': [['a', 'the storage node is away', 900.0]]}]

@@ -44,6 +44,7 @@ class Host:
         self.limits, self.socket_path = {Medium.DISK: LIMITS}, '/run/bootcache/gateway.sock'
         self.in_use, self.waited = set(), []
         self.arriving, self.placing = set(), set()
+        self.checked = []
 
     def holds(self, image, whole=True, used=1000.0, node='10.0.0.1'):
         """Put a cache image, or an empty one, into the cache."""
@@ -55,6 +56,8 @@ class Host:
         os.utime(f'{self.path(image)}.json', (used, used))
 
     def fails(self, what):
+        if what == 'check' and what in self.broken:
+            raise OSError('the file system does not answer')
         if what in self.broken:
             raise exception.StorageDaemonError(f'{what} does not answer')
 
@@ -65,8 +68,9 @@ class Host:
         started, self.started_anew = self.started_anew, False
         return started
 
-    def check(self):
-        pass
+    def check(self, qemu=None):
+        self.checked.append(qemu)
+        self.fails('check')
 
     def reconcile(self):
         self.fails('left over')

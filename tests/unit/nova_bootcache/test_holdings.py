@@ -205,3 +205,16 @@ def test_what_is_withdrawn_goes(host, base):
     host.kept = {OTHER}
     PublishedHoldings(host, base).exchange()
     assert host.gone == [IMAGE, OTHER], 'one that fails keeps no other from going'
+
+
+def test_servers_that_wait_are_told_with_those_that_depend_on_bootcache(host, base):
+    told = {'servers': 1, 'named': [['a', 'it is away', 1000]]}
+    known = [None, {'servers': 2, 'named': []}]
+    holdings = PublishedHoldings(host, base, lambda: known[0], lambda: told)
+    holdings.exchange()
+    assert host.reports[-1][1]['unsettled'] is None, 'nobody has looked'
+    known.pop(0)
+    holdings.exchange()
+    assert host.reports[-1][1]['unsettled'] == {'servers': 2, 'named': [], 'waiting': told}
+    holdings.exchange()
+    assert host.reports[-1][1] is None, 'nothing has changed'

@@ -73,10 +73,10 @@ def start(monkeypatch, tmp_path, caplog):
     def begin(name='host-1'):
         ours = BootCacheLibvirtDriver(None)
         ours.settler = Settler()
-        for part in (ours.upkeep, ours.bootcache.gateway):
+        for part in (ours.upkeep, ours.standing, ours.bootcache.gateway):
             monkeypatch.setattr(part, 'start', lambda: None)
         monkeypatch.setattr(ours.bootcache.gateway.daemon, 'exports', dict)
-        monkeypatch.setattr(ours.bootcache.gateway.daemon, 'nodes', set)
+        monkeypatch.setattr(ours.bootcache.gateway.daemon, 'node_files', dict)
         with caplog.at_level('INFO'):
             ours.init_host(name)
         return ours

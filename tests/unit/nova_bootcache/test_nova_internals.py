@@ -37,6 +37,7 @@ OVERRIDDEN = {
         'init_host': ['host'],
         'spawn': ['context', 'instance'],
         'finish_migration': ['context', 'migration', 'instance'],
+        'emit_event': ['event'],
         'cleanup_host': [],
         'destroy': ['context', 'instance'],
         'manage_image_cache': ['context', 'all_instances'],
@@ -52,6 +53,8 @@ OVERRIDDEN = {
         'unrescue': ['context', 'instance'],
         'snapshot': ['context', 'instance'],
         'live_migration': ['context', 'instance'],
+        'check_can_live_migrate_source': ['context', 'instance'],
+        'pre_live_migration': ['context', 'instance'],
         'migrate_disk_and_power_off': ['context', 'instance'],
         'finish_revert_migration': ['context', 'instance'],
         'update_provider_tree': ['provider_tree', 'nodename'],
@@ -61,6 +64,7 @@ OVERRIDDEN = {
     (BootCacheQcow2, imagebackend.Qcow2): {
         '__init__': ['instance', 'disk_name', 'path', 'disk_info_mapping'],
         'cache': ['fetch_func', 'filename', 'size', 'safe'],
+        'libvirt_info': [],
     },
 }
 CASES = [(ours, nova, method) for (ours, nova), methods in OVERRIDDEN.items()
@@ -92,10 +96,11 @@ def test_what_is_not_looked_at_reaches_nova_as_it_came(nova, method, monkeypatch
     ours = BootCacheLibvirtDriver.__new__(BootCacheLibvirtDriver)
     ours._leaving = threading.local()
     # Stands for all that is ours in the driver, where nothing is to be done.
-    ours.bootcache = ours.settler = ours.upkeep = ours.warming = mock.MagicMock()
+    ours.bootcache = ours.settler = ours.upkeep = ours.warming = ours.standing = mock.MagicMock()
     ours.bootcache.cache.entries.return_value = []
     ours.bootcache.serving.socket = GatewaySocket('/s')
     ours.bootcache.serving.is_on = False
+    ours.standing.is_standing.return_value, ours.standing.let_go_on.return_value = False, True
     ours.resuming = mock.MagicMock()
     ours.resuming.has_some.return_value = False
     ours.warming.cache_image = lambda image_id, goes_stock, stock: stock()

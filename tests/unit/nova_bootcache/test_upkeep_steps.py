@@ -17,11 +17,32 @@ def test_holdings_are_told_at_intervals(host, clock):
     assert times_of(clock, keeper.exchange_holdings, host.told, 30) == [0, 60, 120, 180, 240]
 
 
+# The gateway's socket.
+
+DAC = ('<capabilities><host><secmodel><model>dac</model><baselabel type="kvm">+{0}:+{0}</baselabel>'
+       '</secmodel></host></capabilities>')
+
+
+def test_whom_libvirt_runs_qemu_as_is_asked_each_time(host, clock):
+    told = iter([DAC.format(0), DAC.format(64055)])
+
+    def capabilities():
+        for text in told:
+            return text
+        raise RuntimeError('libvirt is away')
+
+    keeper = HostUpkeep(host, host, capabilities)
+    for _round in range(3):
+        keeper.once()
+    assert [qemu and qemu.uid for qemu in host.checked] == [0, 64055, None], 'away: as it was'
+
+
 # All of it.
 
 WORDS = {'start': 'the gateway is not ready', 'left over': 'what nobody needs stays in the gateway',
          'exports': 'bases are not served', 'tidy': 'growing stores are not looked after',
          'reports': 'what boots read is not told', 'bus': 'is not told what is here',
+         'check': 'whether QEMU may open the gateway\'s socket is not known',
          'fetch': 'its empty cache image stays', 'ensure_base': 'cannot serve its base'}
 
 

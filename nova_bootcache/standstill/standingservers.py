@@ -1,0 +1,323 @@
+"""The servers of a host whose guests stand still by an I/O error: told, and let go on.
+
+Nothing is remembered that libvirt and Nova do not tell: a nova-compute that is started again finds
+them. It has a thread of its own, as upkeep's round may fetch for minutes.
+"""
+
+import contextlib
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Container, Iterator
+from typing import Any, Protocol
+
+from oslo_log import log as logging
+
+from bootcache import exception
+from bootcache.locks import KeyedLocks
+from bootcache.pauses import GrowingPauses
+from nova_bootcache.locks import Rank
+from nova_bootcache.news import News
+from nova_bootcache.settling.localservers import LocalServer
+from nova_bootcache.standstill import errorstop
+from nova_bootcache.standstill.verdict import StandingGuest, Verdict, cure, verdict, why
+
+LOG = logging.getLogger(__name__)
+
+# So often libvirt is asked in any case; its event comes sooner.
+PERIOD_SECONDS = 10.0
+# After a try: where several reads were under way, the guest stops again at once.
+_FIRST_TRY, _LONGEST_TRY = 1.0, 60.0
+# Between looks at what is below, while it is away.
+_FIRST_LOOK, _LONGEST_LOOK = 2.0, 15.0
+# A request that gives an error again does so at once: a guest that ran for longer met a new one.
+_RELAPSE_SECONDS = 5.0
+# After that it is for somebody to see to; said again as often.
+LONG_SECONDS = 3600.0
+_ASK_AGAIN_SECONDS = _SHORTEST_PAUSE = 0.5
+# So many are named to operators; all are counted.
+MOST_NAMED = 50
+_LISTED = 'which guests stand still is not known'
+
+
+class Servers(Protocol):
+    """What is needed of Nova: see nova_bootcache/novadriver/novaservers.py."""
+
+    def paused(self) -> list[str]:
+        """Return the ids of the domains that stand still, for whatever reason."""
+
+    def domain(self, server_id: str) -> Any:
+        """Return a server's libvirt domain, None if it has none."""
+
+    def servers(self) -> list[LocalServer]:
+        """Return this host's servers."""
+
+    def server(self, server_id: str) -> LocalServer | None:
+        """Return one of them, as it is now; None if it is gone."""
+
+
+class Bases(Protocol):
+    """What is needed of the chains: see nova_bootcache/chains/chains.py."""
+
+    def reach_base(self, image_id: str) -> None:
+        """See to it that servers that run can read an image's base.
+
+        :raises Exception: if they cannot.
+        """
+
+    def place_of(self, image_id: str) -> tuple[str, int] | None:
+        """Return the place of the storage node that has it, None if it is not known."""
+
+
+@dataclasses.dataclass
+class _Wait:
+    """A server that waits.
+
+    :ivar since: seconds since the epoch at which it was seen first.
+    :ivar why: what for.
+    :ivar told_at: seconds since the epoch at which it was said last.
+    :ivar due: the clock's second at which there is something to do for it.
+    """
+
+    since: float
+    why: str = ''
+    told_at: float = 0.0
+    due: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class _Standing:
+    """A guest that stands still by an error.
+
+    :ivar domain: libvirt's.
+    :ivar is_to_wait: it has a disk at which it is to wait.
+    :ivar is_on_cache_image: that stands on a cache image; else on the host's own full base.
+    :ivar is_full: the host has no space for a disk of its.
+    """
+
+    domain: Any
+    is_to_wait: bool
+    is_on_cache_image: bool
+    is_full: bool
+
+    def of(self, runs: bool) -> StandingGuest:
+        """Return it with what Nova says of its server."""
+        return StandingGuest(True, self.is_to_wait, runs)
+
+
+class StandingServers:
+    """Knows those that wait, and lets them go on.
+
+    :param nova: the host's servers.
+    :param bases: what is below their disks.
+    :param holds_path: tells whether a file is a cache image of this host.
+    :param clock: gives monotonic seconds.
+    """
+
+    def __init__(self, nova: Servers, bases: Bases, holds_path: Callable[[str | None], bool],
+                 clock: Callable[[], float] = time.monotonic):
+        self._nova = nova
+        self._bases = bases
+        self._holds_path = holds_path
+        self._clock = clock
+        self._news = News(LOG)
+        # This thread's own: who waits, by server; why bases cannot be read, by image.
+        self._waits: dict[str, _Wait] = {}
+        self._obstacles: dict[str, Exception | None] = {}
+        self._looks = GrowingPauses(_FIRST_LOOK, _LONGEST_LOOK, clock)
+        # By server, with the second of the last try.
+        self._tries = GrowingPauses(_FIRST_TRY, _LONGEST_TRY, clock)
+        self._tried_at: dict[str, float] = {}
+        # What is told to others: exchanged as a whole.
+        self._told: list[list[Any]] = []
+        # Servers that go on before they are moved. Each is a step of its own.
+        self._moving: set[str] = set()
+        # Make looking whether a server is to go on, and that, one step.
+        self._steps = KeyedLocks(Rank.STANDING, 'the lock of a guest that stands still: server')
+        self._woken = threading.Event()
+        self._stopped = False
+
+    # Starting and stopping.
+
+    def start(self) -> None:
+        """Look for them from now on, at once for the first time."""
+        threading.Thread(target=self._run, name='bootcache-standing', daemon=True).start()
+
+    def stop(self) -> None:
+        """Look no more; who stands still goes on doing so."""
+        self._stopped = True
+        self._woken.set()
+
+    def wake(self) -> None:
+        """Look at once: a guest of this host stands still now. May be called by any thread."""
+        self._woken.set()
+
+    @contextlib.contextmanager
+    def kept(self, server_id: str) -> Iterator[None]:
+        """Let no guest go on while the block runs: its user has it stand still."""
+        with self._steps.of(server_id):
+            yield
+
+    def is_standing(self, server_id: str) -> bool:
+        """Tell whether a guest stands still by an error, as far as libvirt tells it now."""
+        try:
+            domain = self._nova.domain(server_id)
+            return domain is not None and errorstop.is_stopped_by_error(domain)
+        except Exception as error:
+            LOG.debug('bootcache: whether server %s stands still is not known: %s', server_id,
+                      error)
+            return False
+
+    def let_go_on(self, server_id: str, seconds: float) -> bool:
+        """Wait until a server's guest does not stand still, though Nova is about to move it.
+
+        :param seconds: to wait at most.
+        :returns: whether it does not.
+        """
+        deadline = self._clock() + seconds
+        self._moving.add(server_id)
+        try:
+            while self.is_standing(server_id):
+                if self._clock() >= deadline:
+                    return False
+                self.wake()
+                time.sleep(_ASK_AGAIN_SECONDS)
+        finally:
+            self._moving.discard(server_id)
+        return True
+
+    def _runs(self, server: LocalServer) -> bool:
+        return server.runs or server.server_id in self._moving
+
+    def report(self) -> dict[str, Any]:
+        """Return it as the storage service is told: see ``report_holdings`` in rpcapi."""
+        found = self._told
+        return {'servers': len(found), 'named': found[:MOST_NAMED]}
+
+    def _run(self) -> None:
+        while not self._stopped:
+            self._woken.clear()
+            try:
+                self.look()
+                self._news.mended(_LISTED, 'bootcache: libvirt and Nova tell again which guests'
+                                  ' stand still')
+            except Exception as error:
+                self._news.bad(_LISTED, 'bootcache: %s, for now: %s', _LISTED, error)
+            self._woken.wait(self._seconds())
+
+    def _seconds(self) -> float:
+        """Return for how long there is nothing to do, unless an event comes."""
+        now = self._clock()
+        return min([PERIOD_SECONDS, *(max(wait.due - now, _SHORTEST_PAUSE)
+                                      for wait in self._waits.values())])
+
+    # The work.
+
+    def look(self) -> None:
+        """Look at all guests that stand still, and let go on those that can.
+
+        :raises Exception: if libvirt or Nova do not answer.
+        """
+        standing = self._standing()
+        servers = self._nova.servers() if standing else []
+        waiting = [server for server in servers if server.server_id in standing
+                   and standing[server.server_id].of(self._runs(server)).waits]
+        self._end_waits({server.server_id for server in waiting}, standing)
+        self._look_below({server.image_id for server in waiting
+                          if standing[server.server_id].is_on_cache_image})
+        for server in waiting:
+            self._look_at(server, standing[server.server_id])
+        self._told = [[server_id, wait.why, round(wait.since)]
+                      for server_id, wait in sorted(self._waits.items())]
+
+    def _standing(self) -> dict[str, _Standing]:
+        """Return the guests that stand still by an error, by server."""
+        found = {}
+        for server_id in self._nova.paused():
+            try:
+                domain = self._nova.domain(server_id)
+                if domain is None or not errorstop.is_stopped_by_error(domain):
+                    continue
+                below = errorstop.waits_at(domain.XMLDesc(0)).values()
+                found[server_id] = _Standing(
+                    domain, bool(below), any(self._holds_path(path) for path in below),
+                    errorstop.is_out_of_space(domain))
+            except Exception as error:
+                # It may have ended meanwhile.
+                LOG.debug('bootcache: what server %s stands still for is not known: %s', server_id,
+                          error)
+        return found
+
+    def _end_waits(self, waiting: set[str], standing: Container[str]) -> None:
+        now = self._clock()
+        for server_id in set(self._waits) - waiting:
+            wait = self._waits.pop(server_id)
+            if server_id not in standing:
+                LOG.info('bootcache: server %s goes on after %.0f s', server_id,
+                         time.time() - wait.since)
+        for server_id, tried_at in list(self._tried_at.items()):
+            if server_id not in self._waits and now - tried_at > _RELAPSE_SECONDS:
+                del self._tried_at[server_id]
+                self._tries.forget(server_id)
+
+    def _look_below(self, images: set[str]) -> None:
+        """See what keeps bases from being read; others of a node that is away are not tried."""
+        for image_id in set(self._obstacles) - images:
+            del self._obstacles[image_id]
+            self._looks.forget(image_id)
+        away: dict[Any, Exception] = {}
+        for image_id in sorted(images):
+            if not self._looks.is_time(image_id):
+                continue
+            place = self._bases.place_of(image_id)
+            error = away.get(place)
+            if error is None:
+                error = self._try_to_reach(image_id)
+            self._obstacles[image_id] = error
+            if error is None:
+                self._looks.forget(image_id)
+                continue
+            self._looks.postpone(image_id)
+            if isinstance(error, exception.StorageNodeAway):
+                away[place] = error
+
+    def _try_to_reach(self, image_id: str) -> Exception | None:
+        try:
+            self._bases.reach_base(image_id)
+        except Exception as error:
+            return error
+        return None
+
+    def _look_at(self, server: LocalServer, standing: _Standing) -> None:
+        """Let a server go on, or say what it waits for."""
+        server_id, now = server.server_id, time.time()
+        error = self._obstacles.get(server.image_id) if standing.is_on_cache_image else None
+        obstacle = '' if error is None else str(error) or repr(error)
+        is_new = server_id not in self._waits
+        wait = self._waits.setdefault(server_id, _Wait(now, told_at=now))
+        wait.why = why(obstacle, standing.is_full, server_id in self._tries)
+        if is_new:
+            LOG.warning('bootcache: server %s stands still, and goes on by itself: %s', server_id,
+                        wait.why)
+        elif now - wait.told_at >= LONG_SECONDS:
+            wait.told_at = now
+            LOG.warning('bootcache: server %s has stood still for %.1f h: %s. %s', server_id,
+                        (now - wait.since) / 3600, wait.why, cure(error, standing.is_full))
+        if verdict(standing.of(self._runs(server)), obstacle, self._tries.is_time(server_id)) \
+                is Verdict.GO_ON:
+            self._tries.postpone(server_id)
+            self._tried_at[server_id] = self._clock()
+            self._let_go_on(server_id)
+        wait.due = self._looks.due(server.image_id) if obstacle else self._tries.due(server_id)
+
+    def _let_go_on(self, server_id: str) -> None:
+        with self._steps.of(server_id):
+            # Its user may have it stand still by now: libvirt does not tell the one from the other.
+            server, domain = self._nova.server(server_id), self._nova.domain(server_id)
+            if server is None or not self._runs(server) or domain is None \
+                    or not errorstop.is_stopped_by_error(domain):
+                return
+            try:
+                errorstop.go_on(domain)
+            except Exception as error:
+                LOG.warning('bootcache: server %s cannot go on, for now: %s', server_id, error)

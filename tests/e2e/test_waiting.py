@@ -1,0 +1,150 @@
+"""Servers wait for what is below them, and never see an error: gateway and storage node go away.
+
+Their images have no cache image, so that all that a boot reads comes from the base.
+"""
+
+import contextlib
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.e2e.conftest import wait_until
+from tools.cloud.bootcache import EXPORT_PORT, STORAGE_SERVICE, TAP
+
+RUNNING, PAUSED = 1, 3
+
+
+@pytest.fixture(scope='module', autouse=True)
+def cold(cloud):
+    """Images are not booted when they are registered."""
+    with service_with(cloud, profile_boots=False):
+        yield
+
+
+@contextlib.contextmanager
+def service_with(cloud, **options):
+    """The storage service has other options."""
+    name = f'50-waiting-{"-".join(options)}'
+    cloud.layer(STORAGE_SERVICE, name, {'bootcache': options})
+    with cloud.hosts_heard():
+        cloud.restart(STORAGE_SERVICE)
+    try:
+        yield
+    finally:
+        cloud.layer(STORAGE_SERVICE, name, None)
+        with cloud.hosts_heard():
+            cloud.restart(STORAGE_SERVICE)
+
+
+@pytest.fixture
+def image(tenant, small_image):
+    found = tenant.image(small_image)
+    tenant.wait_state(found, 'served')
+    return found
+
+
+@contextlib.contextmanager
+def storage_node_away(cloud):
+    """Nobody answers where the hosts find the exporter."""
+    cloud.stop(TAP)
+    try:
+        yield
+    finally:
+        cloud.start(TAP)
+
+
+def begin(tenant, image):
+    """Boot a server, and return when its boot has begun to read."""
+    server = tenant.server(image)
+    wait_until(lambda: tenant.openstack.bytes_read(server) > 2_000_000, 'the begin of the boot')
+    return server
+
+
+def as_shown(tenant, server):
+    """What users see of a server."""
+    found = tenant.openstack.nova.servers.get(server)
+    return found.status, getattr(found, 'OS-EXT-STS:power_state')
+
+
+def runs_for_its_user(tenant, server):
+    wait_until(lambda: as_shown(tenant, server) == ('ACTIVE', RUNNING), 'that it is shown to run',
+               30)
+
+
+def test_the_gateway_dies_below_a_server_that_reads(tenant, image, cloud, compute_log):
+    server = tenant.server(image)
+    tenant.login(server)
+    killed = cloud.gateway_pid()
+    os.kill(killed, signal.SIGKILL)
+    # It reads the whole disk.
+    tenant.command(server, 'check-all')
+    assert cloud.gateway_pid() not in (None, killed)
+    compute_log.wait(f'server {server} stands still')
+    compute_log.wait(f'server {server} goes on')
+    tenant.command(server, 'write 4')
+    tenant.check(server)
+    runs_for_its_user(tenant, server)
+
+
+def test_the_gateway_dies_in_mid_boot(tenant, image, cloud):
+    server = begin(tenant, image)
+    os.kill(cloud.gateway_pid(), signal.SIGKILL)
+    tenant.login(server)
+    tenant.command(server, 'check-all')
+
+
+def test_the_storage_node_is_away_in_mid_boot(tenant, image, cloud, compute_log):
+    """For longer than ``reconnect_delay``. Who waits, for what and since when is told."""
+    server = begin(tenant, image)
+    with storage_node_away(cloud):
+        compute_log.wait(f'server {server} stands still')
+
+        def told():
+            rows = tenant.openstack.bootcache(cloud.config_file, 'host', 'list',
+                                              '--unsettled')
+            return [row['why'] for row in rows if row['server'] == server
+                    and 'it stands still since' in row['why']]
+        why, = wait_until(told, 'that it is told of')
+        assert 'cannot be reached' in why
+        wait_until(lambda: as_shown(tenant, server) == ('ACTIVE', PAUSED), 'what Nova sees', 30)
+    tenant.login(server)
+    tenant.command(server, 'check-all')
+    runs_for_its_user(tenant, server)
+    wait_until(lambda: not told(), 'that nobody waits')
+
+
+def test_the_base_is_at_another_address(tenant, image, cloud, compute_log):
+    server = begin(tenant, image)
+    with storage_node_away(cloud):
+        compute_log.wait(f'server {server} stands still')
+        with service_with(cloud, advertise_port=EXPORT_PORT):
+            tenant.login(server)
+            tenant.command(server, 'check-all')
+    compute_log.wait(f'server {server} goes on')
+
+
+def test_a_server_that_its_user_paused_stays_paused(tenant, image, cloud, compute_log):
+    """Also one that stood still already; the other one tells when all have been looked at."""
+    paused, other = tenant.server(image), tenant.server(image)
+    for server in (paused, other):
+        tenant.login(server)
+
+    def reads(server):
+        text = tenant.openstack.type(server, 'check-all', '.*check-all: .*', 240)
+        assert text.rstrip().endswith('check-all: ok'), text
+
+    with ThreadPoolExecutor() as pool:
+        with storage_node_away(cloud):
+            readers = {server: pool.submit(reads, server) for server in (paused, other)}
+            for server in readers:
+                compute_log.wait(f'server {server} stands still')
+            tenant.openstack.nova.servers.pause(paused)
+            tenant.openstack.wait_status(paused, 'PAUSED')
+        readers[other].result()
+        compute_log.wait(f'server {other} goes on')
+        assert as_shown(tenant, paused) == ('PAUSED', PAUSED) and not readers[paused].done()
+        tenant.openstack.nova.servers.unpause(paused)
+        tenant.openstack.wait_active(paused)
+        readers[paused].result()

@@ -1,0 +1,188 @@
+"""Guests that wait: the gateway dies below them, and they go on; with a real QEMU and libvirt.
+
+Nova is a stand-in: it says of each server that it runs, unless a test says otherwise.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import tempfile
+
+import libvirt
+import pytest
+from functional_tools import processes_of, until
+from guests import Guest, Images, start_libvirtd
+
+from bootcache import exception
+from nova_bootcache.settling.localservers import LocalServer
+from nova_bootcache.standstill import errorstop
+from nova_bootcache.standstill.standingservers import StandingServers
+
+IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+POLICIES = ' '.join(f"{name}='{value}'" for name, value in errorstop.POLICIES.items())
+
+
+@pytest.fixture(scope='module')
+def home():
+    """A short directory, with a libvirtd, and images with a gateway."""
+    # Unix socket paths end at 107 bytes.
+    home = tempfile.mkdtemp(prefix='bcwt', dir='/tmp')
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, home)
+        process, connection = start_libvirtd(home)
+        stack.callback(process.wait)
+        stack.callback(process.terminate)
+        images = Images(home)
+        stack.callback(images.gateway.stop)
+        guests = []
+        stack.callback(lambda: [guest.stop() for guest in guests])
+
+        def make(name, policies=POLICIES):
+            images.serve()
+            guests.append(Guest(home, connection, images, name, policies))
+            guests[-1].boot()
+            return guests[-1]
+
+        yield make
+    assert processes_of(home) == []
+
+
+@pytest.fixture(scope='module')
+def booted(home):
+    """A guest that has read what a boot reads, and written data of its own."""
+    guest = home('waits')
+    assert guest.ask('write 8') == 'ok'
+    return guest
+
+
+class Host:
+    """Stands for Nova, and for the chains: a gateway that is gone is started again."""
+
+    def __init__(self, guest):
+        self.guest, self.runs, self.away, self.tries = guest, True, False, 0
+        self.standing = StandingServers(self, self, lambda path: path == guest.images.cache)
+
+    def paused(self):
+        found = self.guest.connection.listAllDomains(errorstop.PAUSED_DOMAINS)
+        return [domain.UUIDString() for domain in found]
+
+    def domain(self, server_id):
+        return self.guest.connection.lookupByUUIDString(server_id)
+
+    def servers(self):
+        return [self.server(self.guest.domain.UUIDString())]
+
+    def server(self, server_id):
+        return LocalServer(server_id, IMAGE, True, 9.0, self.guest.directory, 'vda', 'active',
+                           self.runs)
+
+    def place_of(self, image_id):
+        return None
+
+    def reach_base(self, image_id):
+        self.tries += 1
+        if self.away:
+            raise exception.StorageNodeAway('the exporter cannot be reached')
+        self.guest.images.serve()
+
+
+@pytest.fixture
+def host(booted):
+    """A host with that guest, which reads from below what it has not read."""
+    booted.images.serve()
+    host = Host(booted)
+    yield host
+    host.standing.stop()
+    if booted.domain.state(0)[0] == libvirt.VIR_DOMAIN_PAUSED:
+        booted.images.serve()
+        booted.domain.resume()
+
+
+def kill_gateway(guest):
+    gateway = guest.images.gateway
+    os.kill(gateway.pid(), signal.SIGKILL)
+    until(lambda: gateway.pid() is None, 'the end of the gateway')
+
+
+def reads(guest):
+    """Have it read all of its disk, which its page cache need not have."""
+    guest.tell('check-all')
+
+
+def stands_still(guest):
+    until(lambda: errorstop.is_stopped_by_error(guest.domain), 'that the guest stands still')
+
+
+def runs(guest):
+    return guest.domain.state(0)[0] == libvirt.VIR_DOMAIN_RUNNING
+
+
+def test_a_gateway_that_dies_is_replaced_below_a_guest_that_reads(booted, host):
+    """No error in the guest, and all of its data is right; it is let go on as often as it takes."""
+    kill_gateway(booted)
+    reads(booted)
+    stands_still(booted)
+    host.standing.start()
+    host.standing.wake()
+    assert booted.answer('check-all') == 'ok'
+    assert booted.ask('verify') == 'ok'
+    until(lambda: not host.standing.report()['servers'], 'that nobody waits')
+
+
+def test_it_waits_while_what_is_below_is_away_and_does_not_see_how_long(booted, host):
+    host.away = True
+    kill_gateway(booted)
+    reads(booted)
+    stands_still(booted)
+    host.standing.look()
+    host.standing.look()
+    assert errorstop.is_stopped_by_error(booted.domain)
+    found = host.standing.report()
+    assert found['servers'] == 1 and found['named'][0][1] == 'the exporter cannot be reached'
+    host.away = False
+    host.standing.start()
+    assert booted.answer('check-all') == 'ok'
+
+
+def test_one_that_its_user_paused_stays_paused(booted, host):
+    """Also where it stood still by an error before, of which libvirt takes no note."""
+    kill_gateway(booted)
+    reads(booted)
+    stands_still(booted)
+    booted.domain.suspend()
+    assert errorstop.is_stopped_by_error(booted.domain), 'libvirt tells of it: Nova need not'
+    host.runs = False
+    for _again in range(3):
+        host.standing.look()
+    assert not runs(booted) and host.tries == 0
+    host.runs = True
+    host.standing.start()
+    assert booted.answer('check-all') == 'ok'
+    booted.domain.suspend()
+    host.standing.look()
+    assert booted.domain.state(0) == [libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_USER]
+    booted.domain.resume()
+
+
+def test_it_dies_again_and_again_while_the_guest_reads_and_writes(booted, host):
+    """Writes of less than the overlay's subclusters read the rest from below: they wait, too."""
+    host.standing.start()
+    reads(booted)
+    for _time in range(3):
+        kill_gateway(booted)
+        stands_still(booted)
+        host.standing.wake()
+        until(lambda: runs(booted) and booted.images.gateway.answers(), 'that it goes on')
+    assert booted.answer('check-all') == 'ok'
+    assert booted.ask('write 16') == 'ok' and booted.ask('verify') == 'ok'
+
+
+def test_stock_novas_sees_the_error(home):
+    """What the policies are for: without them the guest's reads fail for good."""
+    guest = home('stock', '')
+    kill_gateway(guest)
+    reads(guest)
+    assert guest.answer('check-all') != 'ok'
+    assert runs(guest) and errorstop.waits_at(guest.domain.XMLDesc(0)) == {}
+    guest.stop()

@@ -1,0 +1,356 @@
+"""Guests that stand still by an I/O error: which of them go on by themselves, and when.
+
+libvirt's domains, Nova and what is below the disks are stand-ins; tests/functional/test_waiting.py
+has real ones.
+"""
+
+import itertools
+import types
+
+import libvirt
+import pytest
+from fakes_clock import Clock
+
+from bootcache import exception
+from nova_bootcache.settling.localservers import LocalServer
+from nova_bootcache.standstill import errorstop, standingservers
+from nova_bootcache.standstill.standingservers import StandingServers
+from nova_bootcache.standstill.verdict import StandingGuest, Verdict, cure, verdict, why
+
+IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+OTHER = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+CACHE = '/instances/_bootcache/abc'
+BASE = '/instances/_base/abc'
+
+
+# The decision.
+
+@pytest.mark.parametrize('by_error, to_wait, runs', itertools.product((False, True), repeat=3))
+@pytest.mark.parametrize('obstacle', ['', 'the storage node is away'])
+@pytest.mark.parametrize('is_time', [False, True])
+def test_the_whole_input_space(by_error, to_wait, runs, obstacle, is_time):
+    found = verdict(StandingGuest(by_error, to_wait, runs), obstacle, is_time)
+    if not (by_error and to_wait and runs):
+        assert found is Verdict.LEAVE
+    else:
+        assert (found is Verdict.GO_ON) == (not obstacle and is_time)
+        assert found is not Verdict.LEAVE
+
+
+def test_what_is_told_and_the_cure():
+    assert why('it is away', True, True) == 'it is away'
+    assert 'no space' in why('', True, True) and 'each time' in why('', False, True)
+    told = {cure(error, is_full) for error in (
+        exception.StorageNodeAway('x'), exception.StorageDaemonError('x'),
+        exception.BootcacheError('x'), None) for is_full in (False, True)}
+    assert len(told) == 5 and cure(None, True).startswith('Make room')
+
+
+# What libvirt tells.
+
+def disk(target='vda', policies="error_policy='stop' rerror_policy='stop'", below=CACHE):
+    chain = f"<backingStore type='file'><source file='{below}'/></backingStore>" if below else ''
+    return (f"<disk type='file'><driver name='qemu' type='qcow2' {policies}/>"
+            f"<source file='/instances/a/disk'/>{chain}<target dev='{target}'/></disk>")
+
+
+@pytest.mark.parametrize('disks, found', [
+    ([disk()], {'vda': CACHE}), ([disk(below=BASE)], {'vda': BASE}),
+    ([disk(below='')], {'vda': ''}),
+    ([disk(policies='')], {}), ([disk(policies="rerror_policy='stop'")], {}),
+    ([disk(policies="error_policy='stop' rerror_policy='report'")], {}),
+    ([disk(policies='', target='vda'), disk('vdb')], {'vdb': CACHE}),
+    (["<disk type='file' device='cdrom'><target dev='sda'/></disk>"], {}), ([], {})])
+def test_the_disks_at_which_a_guest_waits(disks, found):
+    assert errorstop.waits_at(f'<domain><devices>{"".join(disks)}</devices></domain>') == found
+
+
+STATES = {name: getattr(libvirt, name) for name in dir(libvirt)
+          if name.startswith('VIR_DOMAIN_PAUSED_')}
+
+
+@pytest.mark.parametrize('reason', STATES)
+def test_only_an_io_error_is_one(reason):
+    domain = types.SimpleNamespace(state=lambda _flags: (libvirt.VIR_DOMAIN_PAUSED, STATES[reason]))
+    assert errorstop.is_stopped_by_error(domain) == (reason == 'VIR_DOMAIN_PAUSED_IOERROR')
+    # The numbers of reasons are those of other states, too.
+    domain.state = lambda _flags: (libvirt.VIR_DOMAIN_RUNNING, STATES[reason])
+    assert not errorstop.is_stopped_by_error(domain)
+
+
+# A host's servers.
+
+class Domain:
+    """A domain of libvirt's; it goes on as often as it was told to."""
+
+    def __init__(self, uuid, reason, xml):
+        self.uuid, self.now = uuid, (libvirt.VIR_DOMAIN_PAUSED, reason)
+        self.xml = f'<domain><devices>{xml}</devices></domain>'
+        self.resumed, self.relapses, self.errors = [], 0, {}
+        self.on_resume = None
+
+    def state(self, _flags):
+        return self.now
+
+    def XMLDesc(self, _flags):
+        return self.xml
+
+    def diskErrors(self, _flags):
+        return self.errors
+
+    def resume(self):
+        self.resumed.append(self.on_resume())
+        if len(self.resumed) > self.relapses:
+            self.now = (libvirt.VIR_DOMAIN_RUNNING, libvirt.VIR_DOMAIN_RUNNING_UNPAUSED)
+
+
+class House:
+    """Stands for libvirt, Nova and the chains."""
+
+    def __init__(self, clock):
+        self.clock = clock
+        self.domains, self.known, self.away, self.reached = {}, {}, {}, []
+        self.places, self.asked = {}, 0
+        self.standing = StandingServers(self, self, lambda path: path == CACHE, clock)
+
+    def stands(self, name, image=IMAGE, reason=libvirt.VIR_DOMAIN_PAUSED_IOERROR, xml=None,
+               runs=True):
+        found = self.domains[name] = Domain(name, reason, xml or disk())
+        found.on_resume = lambda: self.clock.now
+        self.known[name] = LocalServer(name, image, True, 9.0, f'/instances/{name}', 'vda',
+                                       'active', runs)
+        return found
+
+    def paused(self):
+        return [name for name, domain in self.domains.items()
+                if domain.now[0] == libvirt.VIR_DOMAIN_PAUSED]
+
+    def domain(self, name):
+        return self.domains.get(name)
+
+    def servers(self):
+        self.asked += 1
+        return list(self.known.values())
+
+    def server(self, name):
+        return self.known.get(name)
+
+    def reach_base(self, image_id):
+        self.reached.append((image_id, self.clock.now))
+        if error := self.away.get(image_id):
+            raise error
+
+    def place_of(self, image_id):
+        return self.places.get(image_id, (image_id, 1))
+
+    def pass_time(self, seconds):
+        """Look whenever there is something to do."""
+        end = self.clock.now + seconds
+        while True:
+            self.standing.look()
+            pause = self.standing._seconds()
+            if self.clock.now + pause > end:
+                self.clock.now = end
+                return
+            self.clock.now += pause
+
+
+@pytest.fixture
+def house(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(standingservers, 'time', clock)
+    return House(clock)
+
+
+def test_one_goes_on_at_once_where_what_is_below_can_be_read(house, caplog):
+    caplog.set_level('INFO')
+    domain = house.stands('a')
+    house.pass_time(5)
+    assert domain.resumed == [5000.0] and house.reached == [(IMAGE, 5000.0)]
+    assert 'server a stands still' in caplog.text and 'server a goes on after 1 s' in caplog.text
+    assert house.standing.report() == {'servers': 0, 'named': []}
+
+
+def test_nova_is_not_asked_while_none_stands_still(house):
+    domain = house.stands('a')
+    domain.now = (libvirt.VIR_DOMAIN_RUNNING, 0)
+    house.pass_time(100)
+    assert house.asked == 0 and house.reached == []
+
+
+@pytest.mark.parametrize('what', [
+    {'reason': libvirt.VIR_DOMAIN_PAUSED_USER}, {'reason': libvirt.VIR_DOMAIN_PAUSED_MIGRATION},
+    {'reason': libvirt.VIR_DOMAIN_PAUSED_SNAPSHOT}, {'reason': libvirt.VIR_DOMAIN_PAUSED_POSTCOPY},
+    {'runs': False}, {'xml': disk(policies='')}], ids=str)
+def test_others_are_left_alone(house, what):
+    domain = house.stands('a', **what)
+    house.pass_time(4000)
+    assert domain.resumed == [] and house.standing.report()['servers'] == 0
+
+
+def test_a_domain_that_is_no_server_of_this_host_is_left_alone(house):
+    domain = house.stands('a')
+    house.known.clear()
+    house.pass_time(100)
+    assert domain.resumed == []
+
+
+def test_one_waits_until_its_base_is_there_and_is_told_of(house):
+    domain = house.stands('a')
+    house.away[IMAGE] = exception.StorageNodeAway('the exporter cannot be reached')
+    house.pass_time(1000)
+    assert domain.resumed == []
+    assert house.standing.report() == {'servers': 1, 'named': [
+        ['a', 'the exporter cannot be reached', 1000005000]]}
+    looks = [at for _image, at in house.reached]
+    pauses = [later - sooner for sooner, later in itertools.pairwise(looks)]
+    assert pauses[:3] == [2, 4, 8] and set(pauses[3:]) == {15}
+    del house.away[IMAGE]
+    house.pass_time(16)
+    assert len(domain.resumed) == 1 and house.standing.report()['servers'] == 0
+
+
+def test_where_reads_go_on_failing_it_is_tried_ever_less_often(house):
+    """As where several were under way, or where a disk of the storage node is ill."""
+    domain = house.stands('a')
+    domain.relapses = 10_000
+    house.pass_time(600)
+    pauses = [later - sooner for sooner, later in itertools.pairwise(domain.resumed)]
+    assert pauses[:6] == [1, 2, 4, 8, 16, 32] and set(pauses[6:]) == {60}
+    (_name, reason, _since), = house.standing.report()['named']
+    assert 'each time it goes on' in reason
+    # It ran on: the next time is another one.
+    domain.relapses = 0
+    house.pass_time(80)
+    domain.now = (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_IOERROR)
+    domain.resumed.clear()
+    began = house.clock.now
+    house.pass_time(5)
+    assert domain.resumed == [began]
+
+
+def test_a_settled_one_waits_for_no_base(house):
+    """What is below it is the host's own; QEMU keeps the policy until it is started anew."""
+    domain = house.stands('a', xml=disk(below=BASE))
+    house.away[IMAGE] = exception.StorageNodeAway('away')
+    house.pass_time(5)
+    assert len(domain.resumed) == 1 and house.reached == []
+
+
+def test_a_full_disk_is_named(house):
+    domain = house.stands('a')
+    domain.relapses, domain.errors = 10_000, {'vda': libvirt.VIR_DOMAIN_DISK_ERROR_NO_SPACE}
+    house.pass_time(5)
+    assert 'no space' in house.standing.report()['named'][0][1]
+
+
+def test_after_an_hour_there_is_a_warning_with_the_cure_and_then_each_hour(house, caplog):
+    house.stands('a')
+    house.away[IMAGE] = exception.StorageNodeAway('the exporter cannot be reached')
+    house.pass_time(3500)
+    assert 'Bring the storage node back' not in caplog.text
+    house.pass_time(2 * 3600)
+    said = [record.getMessage() for record in caplog.records
+            if 'Bring the storage node back' in record.getMessage()]
+    assert len(said) == 2 and all('the exporter cannot be reached' in line for line in said)
+
+
+def test_others_of_a_storage_node_that_is_away_are_not_tried(house):
+    house.stands('a')
+    house.stands('b', OTHER)
+    house.places = {IMAGE: ('10.0.0.1', 1), OTHER: ('10.0.0.1', 1)}
+    house.away = {OTHER: exception.StorageNodeAway('away'), IMAGE: exception.StorageNodeAway('x')}
+    house.standing.look()
+    assert len(house.reached) == 1 and house.standing.report()['servers'] == 2
+
+
+def test_one_image_that_is_lost_keeps_no_other_waiting(house):
+    lost, fine = house.stands('a'), house.stands('b', OTHER)
+    house.places = {IMAGE: ('10.0.0.1', 1), OTHER: ('10.0.0.1', 1)}
+    house.away = {IMAGE: exception.BootcacheError('it does not serve it')}
+    house.pass_time(20)
+    assert lost.resumed == [] and len(fine.resumed) == 1
+
+
+def test_one_that_its_user_pauses_meanwhile_stays_as_it_is(house):
+    """libvirt notes no new reason then: Nova's record tells."""
+    domain = house.stands('a')
+    house.away[IMAGE] = exception.StorageNodeAway('away')
+    house.pass_time(20)
+    house.known['a'] = LocalServer('a', IMAGE, True, 9.0, '/instances/a', 'vda', 'paused', False)
+    house.away.clear()
+    house.pass_time(4000)
+    assert domain.resumed == [] and house.standing.report()['servers'] == 0
+
+
+def test_a_pause_that_comes_in_between_is_seen(house, monkeypatch):
+    """After the list of servers was read, and before the guest would go on."""
+    domain = house.stands('a')
+    paused = LocalServer('a', IMAGE, True, 9.0, '/instances/a', 'vda', 'pausing', False)
+    monkeypatch.setattr(house, 'server', lambda name: paused)
+    house.pass_time(100)
+    assert domain.resumed == []
+
+
+def test_a_user_s_pause_waits_for_one_that_goes_on_just_now(house):
+    """And the other way round: whoever is second finds what the first has done."""
+    domain, order = house.stands('a'), []
+    domain.on_resume = lambda: order.append(house.standing._steps.of('a')._lock._is_owned())
+    house.pass_time(5)
+    assert order == [True]
+
+
+def test_one_that_ends_while_it_is_looked_at_is_no_reason_to_overlook_others(house):
+    gone, other = house.stands('a'), house.stands('b')
+
+    def raises(_flags):
+        raise libvirt.libvirtError('no domain')
+    gone.XMLDesc = raises
+    house.pass_time(5)
+    assert len(other.resumed) == 1
+
+
+def test_a_libvirt_that_is_away_is_told_once_and_asked_again(house, monkeypatch, caplog):
+    caplog.set_level('INFO')
+    standing = house.standing
+    waits = iter([False] * 5 + [True])
+
+    def away():
+        raise libvirt.libvirtError('not connected')
+    monkeypatch.setattr(house, 'paused', away)
+
+    def wait(_seconds):
+        standing._stopped = next(waits)
+    monkeypatch.setattr(standing._woken, 'wait', wait)
+    standing._run()
+    assert caplog.text.count('which guests stand still is not known') == 1
+
+
+def test_an_event_ends_the_pause(house):
+    """The thread is libvirt's: all that is done there is to set an event."""
+    house.standing.wake()
+    assert house.standing._woken.is_set()
+
+
+def test_not_all_are_named_but_all_are_counted(house, monkeypatch):
+    monkeypatch.setattr(standingservers, 'MOST_NAMED', 2)
+    house.away[IMAGE] = exception.StorageNodeAway('away')
+    for name in 'abc':
+        house.stands(name)
+    house.standing.look()
+    found = house.standing.report()
+    assert found['servers'] == 3 and [entry[0] for entry in found['named']] == ['a', 'b']
+
+
+def test_one_that_nova_is_about_to_move_goes_on_first(house, monkeypatch):
+    """Only for as long as somebody waits for that: in mid-move nobody touches it."""
+    domain = house.stands('a', runs=False)
+    house.away[IMAGE] = exception.StorageNodeAway('away')
+    monkeypatch.setattr(house.standing, 'wake', house.standing.look)
+    assert house.standing.let_go_on('a', 30) is False and domain.resumed == []
+    del house.away[IMAGE]
+    assert house.standing.let_go_on('a', 30) is True and len(domain.resumed) == 1
+    domain.now = (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_IOERROR)
+    house.pass_time(100)
+    assert len(domain.resumed) == 1
+    assert house.standing.is_standing('a') and not house.standing.is_standing('b')

@@ -21,6 +21,7 @@ from nova.virt.libvirt import driver, imagebackend, imagecache
 from nova.virt.libvirt import utils as libvirt_utils
 
 from bootcache import naming, rpcapi
+from nova_bootcache import conf as nova_conf
 from nova_bootcache.cache.cachefiles import CacheFiles
 from nova_bootcache.gateway.socketfault import GatewaySocket
 from nova_bootcache.novadriver import snapshots
@@ -92,6 +93,8 @@ def test_nova_gives_first_what_an_override_looks_at(ours, nova, method):
 def test_what_is_not_looked_at_reaches_nova_as_it_came(nova, method, monkeypatch):
     """An argument of a release that is yet to come, too."""
     got = []
+    # As the driver does when it is made.
+    nova_conf.register_opts(driver.CONF)
     monkeypatch.setattr(nova, method, lambda self, *args, **kwargs: got.append((args, kwargs)))
     ours = BootCacheLibvirtDriver.__new__(BootCacheLibvirtDriver)
     ours._leaving = threading.local()

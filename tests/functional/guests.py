@@ -6,14 +6,16 @@ Run as a program it moves a guest's disk and dies where it is told to.
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 
 import libvirt
-from functional_tools import PATIENCE, qemu_img, until
+from functional_tools import PATIENCE, processes_of, qemu_img, until
 
 from bootcache import qemuimg
 from bootcache.storagedaemon import StorageDaemon, UnixListener
@@ -272,6 +274,32 @@ def _main(order):
         moved.begin()
         moved.wait_ready(threading.Event())
         moved.finish()
+
+
+@contextlib.contextmanager
+def at_home(prefix):
+    """A maker of guests: a short directory with a libvirtd, and images with a gateway.
+
+    :param prefix: of the directory's name.
+    """
+    # Unix socket paths end at 107 bytes.
+    home = tempfile.mkdtemp(prefix=prefix, dir='/tmp')
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, home)
+        process, connection = start_libvirtd(home)
+        stack.callback(process.wait)
+        stack.callback(process.terminate)
+        images = Images(home)
+        stack.callback(images.gateway.stop)
+
+        def make(name, *more):
+            images.serve()
+            guest = Guest(home, connection, images, name, *more)
+            stack.callback(guest.stop)
+            return guest
+
+        yield make
+    assert processes_of(home) == []
 
 
 if __name__ == '__main__':

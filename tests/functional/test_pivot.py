@@ -3,14 +3,12 @@
 import contextlib
 import inspect
 import os
-import shutil
-import tempfile
 import threading
 
 import libvirt
 import pytest
-from functional_tools import processes_of, qemu_img, until
-from guests import Guest, Images, start_libvirtd
+from functional_tools import qemu_img, until
+from guests import at_home
 
 from bootcache import exception, qemuimg
 from nova_bootcache.settling import pivot, pivotstate, rebase
@@ -24,27 +22,16 @@ RECOVERY = ('recover', '_recover', '_names_of_job', '_exchanged', 'end_job', 're
 
 @pytest.fixture(scope='module')
 def host():
-    """A libvirtd, images and a gateway; gives a maker of guests."""
-    # Unix socket paths end at 107 bytes.
-    home = tempfile.mkdtemp(prefix='bclv', dir='/tmp')
-    with contextlib.ExitStack() as stack:
-        stack.callback(shutil.rmtree, home)
-        process, connection = start_libvirtd(home)
-        stack.callback(process.wait)
-        stack.callback(process.terminate)
-        images = Images(home)
-        stack.callback(images.gateway.stop)
+    """Gives a maker of guests, each of one name once."""
+    with at_home('bclv') as make:
         made = {}
 
-        def make(name):
+        def known(name):
             if name not in made:
-                images.serve()
-                made[name] = Guest(home, connection, images, name)
-                stack.callback(made[name].stop)
+                made[name] = make(name)
             return made[name]
 
-        yield make
-    assert processes_of(home) == []
+        yield known
 
 
 @pytest.fixture(scope='module')

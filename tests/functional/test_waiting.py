@@ -3,16 +3,13 @@
 Nova is a stand-in: it says of each server that it runs, unless a test says otherwise.
 """
 
-import contextlib
 import os
-import shutil
 import signal
-import tempfile
 
 import libvirt
 import pytest
-from functional_tools import processes_of, until
-from guests import Guest, Images, start_libvirtd
+from functional_tools import until
+from guests import at_home
 
 from bootcache import exception
 from nova_bootcache.settling.localservers import LocalServer
@@ -26,26 +23,13 @@ POLICIES = ' '.join(f"{name}='{value}'" for name, value in errorstop.POLICIES.it
 @pytest.fixture(scope='module')
 def home():
     """A short directory, with a libvirtd, and images with a gateway."""
-    # Unix socket paths end at 107 bytes.
-    home = tempfile.mkdtemp(prefix='bcwt', dir='/tmp')
-    with contextlib.ExitStack() as stack:
-        stack.callback(shutil.rmtree, home)
-        process, connection = start_libvirtd(home)
-        stack.callback(process.wait)
-        stack.callback(process.terminate)
-        images = Images(home)
-        stack.callback(images.gateway.stop)
-        guests = []
-        stack.callback(lambda: [guest.stop() for guest in guests])
+    with at_home('bcwt') as make:
+        def booting(name, policies=POLICIES):
+            guest = make(name, policies)
+            guest.boot()
+            return guest
 
-        def make(name, policies=POLICIES):
-            images.serve()
-            guests.append(Guest(home, connection, images, name, policies))
-            guests[-1].boot()
-            return guests[-1]
-
-        yield make
-    assert processes_of(home) == []
+        yield booting
 
 
 @pytest.fixture(scope='module')

@@ -23,9 +23,9 @@ class KnownContents:
     """Which files are known to be as they were built, and which are damaged, of this process."""
 
     def __init__(self) -> None:
-        # Guarded by the lock, held for dictionary steps: of which file all was read and found
-        # right, None while it is about to be; and whose file is another than was built.
-        self._right: dict[CacheInfo, _File | None] = {}
+        # Guarded by the lock, held for dictionary steps: where a file is, and of which all was read
+        # and found right, None while it is about to be; and whose file is another than was built.
+        self._right: dict[CacheInfo, tuple[str, _File | None]] = {}
         self._damaged: set[CacheInfo] = set()
         self._lock = leaf('the lock of what is known of files')
 
@@ -33,9 +33,9 @@ class KnownContents:
         """Tell whether nobody has read a file since somebody wrote to it; the asker does then."""
         file = savefile.signature(path)
         with self._lock:
-            if self._right.get(info, ()) in (None, file):
+            if info in self._right and self._right[info][1] in (None, file):
                 return False
-            self._right[info] = None
+            self._right[info] = path, None
             return True
 
     def read(self, info: CacheInfo, path: str) -> str:
@@ -47,25 +47,35 @@ class KnownContents:
         except exception.InvalidManifest as error:
             return str(error)
         finally:
-            self._note(info, right)
+            self._note(info, path, right)
         return ''
 
     def note_built(self, info: CacheInfo, path: str) -> None:
         """Note that a file was just built, and that all of it was looked at."""
-        self._note(info, savefile.signature(path))
+        self._note(info, path, savefile.signature(path))
 
-    def _note(self, info: CacheInfo, file: _File | None) -> None:
+    def _note(self, info: CacheInfo, path: str, file: _File | None) -> None:
         with self._lock:
             if file is None:
                 self._right.pop(info, None)
             else:
-                self._right[info] = file
+                self._right[info] = path, file
 
     def is_right(self, info: CacheInfo, path: str) -> bool:
         """Tell whether a file is known to be as it was built."""
         file = savefile.signature(path)
         with self._lock:
-            return file is not None and self._right.get(info) == file
+            return file is not None and self._right.get(info) == (path, file)
+
+    def forget_gone(self) -> None:
+        """Forget the files that are gone: each build's has a name of its own, which none has again.
+        """
+        with self._lock:
+            known = [(info, path) for info, (path, _file) in self._right.items()]
+        gone = [info for info, path in known if not os.path.exists(path)]
+        with self._lock:
+            for info in gone:
+                self._right.pop(info, None)
 
     def note_damaged(self, info: CacheInfo) -> None:
         """Note that the file on the disk is another than was built."""

@@ -140,7 +140,9 @@ class StorageTiers:
             self._usage.note(image_id, when)
 
     def save_usage(self) -> None:
-        """Write the last uses to ``usage.json``, at most once a minute; call it now and then."""
+        """Forget what is gone, and write the last uses to ``usage.json`` at most once a minute."""
+        self._contents.forget_gone()
+        self._usage.keep_only({manifest.image_id for manifest in self._store.manifests()})
         self._usage.save()
 
     def last_used(self, manifest: Manifest) -> float:
@@ -206,9 +208,7 @@ class StorageTiers:
 
     def _verify(self, manifest: Manifest) -> None:
         info, path = manifest.made.cache_image, self._disk_path(manifest)
-        if self._stopping or info is None:
-            return
-        if fault := self._contents.read(info, path):
+        if not self._stopping and info and (fault := self._contents.read(info, path)):
             self.note_damage(manifest, fault)
 
     def note_damage(self, manifest: Manifest, reason: str) -> None:

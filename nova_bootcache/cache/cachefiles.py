@@ -70,9 +70,9 @@ class CacheFiles:
         self.directories = {Medium.DISK: self.directory}
         if memory_directory is not None:
             self.directories[Medium.MEMORY] = memory_directory
-        # Files verified by this process, by inode, time and size. Guarded by the lock, held for
-        # dictionary steps.
-        self._verified: set[tuple[int, int, int]] = set()
+        # The file of an image that this process verified: inode, time and size. Guarded by the
+        # lock, held for dictionary steps.
+        self._verified: dict[str, tuple[int, int, int]] = {}
         # How many place an image's file, or wait for that, and do not give way. Likewise.
         self._waiting: collections.Counter[str] = collections.Counter()
         self._lock = leaf('the lock of verified files')
@@ -140,20 +140,21 @@ class CacheFiles:
             status = os.stat(path)
             rules = entry.cache_image.verify_rules if entry.cache_image else cacheimage.VERIFY_RULES
             with self._lock:
-                if savefile.identity(status) in self._verified and rules == cacheimage.VERIFY_RULES:
+                if self._verified.get(image_id) == savefile.identity(status) \
+                        and rules == cacheimage.VERIFY_RULES:
                     return entry
             cacheimage.verify(path, entry.file_sha256, status.st_size)
         except (exception.InvalidManifest, FileNotFoundError) as error:
             if os.path.exists(path):
                 LOG.warning('cache image %s cannot be used and is fetched again: %s', path, error)
             return None
-        self.note_verified(status)
+        self.note_verified(image_id, status)
         return entry
 
-    def note_verified(self, status: os.stat_result) -> None:
-        """Note that a file's content is known to be right."""
+    def note_verified(self, image_id: str, status: os.stat_result) -> None:
+        """Note that the content of an image's file is known to be right."""
         with self._lock:
-            self._verified.add(savefile.identity(status))
+            self._verified[image_id] = savefile.identity(status)
 
     def known(self, image_id: str) -> CacheEntry | None:
         """Return what is noted of an image's cache image, also if its file is gone."""
@@ -274,6 +275,8 @@ class CacheFiles:
         for name in (path, self.memory_path(image_id)):
             if name is not None and os.path.lexists(name):
                 os.unlink(name)
+        with self._lock:
+            self._verified.pop(image_id, None)
         LOG.info('image %s: cache image removed', image_id)
 
     def gone(self, unused_seconds: float) -> list[str]:

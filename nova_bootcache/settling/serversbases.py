@@ -8,7 +8,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from oslo_log import log as logging
@@ -81,6 +81,12 @@ class ServersBases:
         In monotonic seconds; 0 for one of which nobody has said that they are not.
         """
         return self._unwanted.get(image_id, 0.0)
+
+    def forget_all_but(self, image_ids: Collection[str]) -> None:
+        """Forget what images say that have no server here that is to be settled."""
+        for image_id in set(self._unwanted).difference(image_ids):
+            del self._unwanted[image_id]
+        self._unsettled.unwanted.intersection_update(image_ids)
 
     def _is_to_settle(self, image_id: str, wanted: bool) -> bool:
         """Note what an image's property asks for: no failure, and it may ask for another thing."""

@@ -179,6 +179,8 @@ class Settler:
         self._gone |= (self._host.needs.unsettled or set()) | self._idle_images()
         self._gone -= set(unsettled)
         self._host.needs.note_unsettled(unsettled)
+        self._bases.forget_all_but(unsettled)
+        self._forget_gone()
         self._sweep()
         self.unsettled.note([server for servers in unsettled.values() for server in servers],
                             self._pauses)
@@ -199,6 +201,14 @@ class Settler:
                      if server.settles and server.age >= self._delay]
             if ready and not self._host.needs.is_booting(image_id):
                 self._settle(image_id, ready)
+
+    def _forget_gone(self) -> None:
+        """Forget the disks of servers that were deleted, or went to another host.
+
+        Nova's threads forget some as well: each step is atomic.
+        """
+        for server_id in set(self._chained) - set(map(os.path.basename, self._nova.directories())):
+            self._chained.pop(server_id, None)
 
     def _sweep(self) -> None:
         """Remove what was copied of bases that no server of this host needs any more."""

@@ -212,7 +212,7 @@ class Fetches:
                 os.unlink(stale)
         steps.reached('place: file there')
         # All who place a file have just computed its digest.
-        self._files.note_verified(os.stat(final))
+        self._files.note_verified(entry.remote.image_id, os.stat(final))
         os.rename(described, f'{final}.json')
         for directory in set(self._files.directories.values()):
             savefile.fsync_directory(directory)

@@ -96,6 +96,18 @@ def test_the_content_is_read_once_a_process(cache, monkeypatch):
     assert len(looks) == 2
 
 
+def test_of_files_that_are_gone_or_replaced_nothing_is_remembered(cache):
+    for number in range(20):
+        image = f'{number:08x}{IMAGE[8:]}'
+        place(cache, image)
+        for content in (b'x' * 512, b'y' * 512):
+            place(cache, image, content)
+            assert cache.entry(image) is not None
+        if number:
+            cache.remove(image)
+    assert len(cache._verified) == 1
+
+
 def test_a_file_verified_under_older_rules_is_verified_each_time(cache, monkeypatch):
     place(cache, verify_rules=cacheimage.VERIFY_RULES - 1)
     looks = []

@@ -6,6 +6,7 @@ test_fullbase.py have real ones."""
 
 import dataclasses
 import os
+import shutil
 
 import pytest
 from fakes_settling import (
@@ -125,6 +126,21 @@ def test_an_image_whose_servers_are_not_to_be_settled(house, settler):
     house.clock.now += 60
     settler.once()
     assert settled(house) == ['two'] and house.done('asked').count(IMAGE) == 2
+
+
+def test_nothing_is_remembered_of_servers_and_images_that_are_gone(house, settler):
+    for number in range(10):
+        for server, image in (('one', IMAGE), ('two', OTHER)):
+            house.boots(f'{server}-{number}', image)
+        house.stored[IMAGE]['settle'] = False
+        settler.once()
+        assert settler._bases.is_unwanted(IMAGE) and settler.unsettled.unwanted == {IMAGE}
+        for server in (f'one-{number}', f'two-{number}'):
+            directory = house.known.pop(server).directory
+            shutil.rmtree(directory)
+    settler.once()
+    assert settler._chained == {}
+    assert not settler._bases.is_unwanted(IMAGE) and settler.unsettled.unwanted == set()
 
 
 def test_servers_are_settled_soon_after_their_image_says_so(house, settler, caplog):

@@ -32,6 +32,7 @@ class ExpectedReports:
 
     def __init__(self, clock: Callable[[], float]):
         self._clock = clock
+        self._began = clock()
         self._lock = threading.Lock()  # guards the dictionary
         self._boots: dict[tuple[str, str], list[ExpectedBoot]] = {}
 
@@ -55,6 +56,13 @@ class ExpectedReports:
             if later[1:]:
                 self._boots[key] = later[1:]
         return later[0] if later else None
+
+    def may_be_forgotten(self, seconds: float) -> bool:
+        """Tell whether what comes now may have been asked for before a restart.
+
+        :param seconds: for which a report is expected.
+        """
+        return self._clock() < self._began + seconds
 
     def hosts(self, image_id: str) -> set[str]:
         """Return the hosts of which a report about an image is expected."""

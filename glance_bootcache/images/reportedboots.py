@@ -124,8 +124,7 @@ class ReportedBoots:
                   image_id)
         if server_id and self._wants_report(manifest, host):
             described['watch'] = self._watch(manifest.wished.quota, manifest.wished.boot_marker)
-            self._expected.expect(image_id, str(host), str(server_id),
-                                  self._conf.profile_timeout + _LATE_SECONDS)
+            self._expected.expect(image_id, str(host), str(server_id), self._patience)
         return described
 
     def _plan_profile(self, manifest: Manifest | None, image_id: str, host: str,
@@ -144,6 +143,11 @@ class ReportedBoots:
     def _watch(self, quota: int, marker: str) -> dict[str, Any]:
         return {'quota': quota, 'marker': marker, 'linger': self._conf.profile_linger,
                 'silence': self._conf.profile_silence, 'timeout': self._conf.profile_timeout}
+
+    @property
+    def _patience(self) -> float:
+        """Seconds for which a report is expected."""
+        return float(self._conf.profile_timeout + _LATE_SECONDS)
 
     def _wants_report(self, manifest: Manifest, host: str) -> bool:
         if not self._can_learn(manifest):
@@ -200,7 +204,9 @@ class ReportedBoots:
                     only_host: bool = True) -> None:
         """Take a compute host's report of a server's boot: the first one, or another one.
 
-        Only what was asked for is looked at: a new working set costs every host a fetch.
+        Only what was asked for is looked at: a new working set costs every host a fetch. A restart
+        forgets what was; of an image without a working set every host is asked, so that for a while
+        a report of such an image counts like one that was asked for.
 
         :param only_host: whether the cloud has one compute host, as far as is known.
         :raises InvalidWorkingSet: if it does not fit the image.
@@ -212,7 +218,8 @@ class ReportedBoots:
             LOG.info('image %s: a report of another content, or of none, is ignored', image_id)
             return
         expected = self._expected.take(image_id, str(host))
-        if expected is None:
+        if expected is None and not (manifest.made.working_set is None
+                                     and self._expected.may_be_forgotten(self._patience)):
             LOG.info('image %s: a boot on %s is not looked at: no report was asked for', image_id,
                      host)
             return
@@ -250,8 +257,8 @@ class ReportedBoots:
                  version, improved.bytes, host, info.ended_by)
         self._manager.rebuild(image_id)
 
-    def _improve(self, manifest: Manifest, seen: WorkingSet, expected: ExpectedBoot, host: str,
-                 ended_by: str, only_host: bool) -> WorkingSet | None:
+    def _improve(self, manifest: Manifest, seen: WorkingSet, expected: ExpectedBoot | None,
+                 host: str, ended_by: str, only_host: bool) -> WorkingSet | None:
         """Return a better working set; None if the boot brings none, which is noted."""
         image_id, known = manifest.image_id, manifest.made.working_set
         have = self._store.load_working_set(manifest)
@@ -262,6 +269,7 @@ class ReportedBoots:
             return None
         if have.image_hash != manifest.made.base_hash:
             return None
+        assert expected is not None
         boot = Boot(expected.server_id, host, expected.began, time.monotonic(), ended_by,
                     seen.extents)
         key = _known(manifest)

@@ -19,13 +19,15 @@ OTHER = '8a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 
 @pytest.fixture
 def cold(house, monkeypatch):
-    """Two images with a base and nothing else; time stands still."""
+    """Two images with a base and nothing else; time stands still, a while after the start."""
     house.clock = Clock()
+    monkeypatch.setattr(reportedboots, 'time', house.clock)
+    house.restart()
     for image in (IMAGE, OTHER):
         house.images.put(image)
         house.hosts.plan_boot(image, 'host', 'server', None)
         house.settle()
-    monkeypatch.setattr(reportedboots, 'time', house.clock)
+    house.clock.now += house.hosts._patience
     return house
 
 
@@ -248,13 +250,53 @@ def test_what_is_expected_is_bounded(monkeypatch):
     assert reports.take(OTHER, '0' + 'x' * 300) is None
 
 
-def test_a_new_service_expects_nothing(cold):
-    """The next boot is asked for."""
+def test_a_new_service_takes_what_was_asked_for_before_where_nothing_is_known(cold):
+    """Else the image was not learned from that host: its growing store has what boots read."""
     ask(cold)
     cold.restart()
+    assert report(cold, [[0, 65536]]) == 1
+    assert cold.state(IMAGE) == 'ready'
+
+
+def test_of_what_is_known_a_new_service_takes_nothing_that_it_has_not_asked_for(cold):
+    """The next boot is asked for."""
+    assert boot(cold, [KNOWN]) == 1
+    assert boot(cold, [NEW], server='one') == 1
+    ask(cold, server='two')
+    cold.restart()
+    assert report(cold, [NEW]) == 1
+    assert not cold.hosts._unconfirmed
+    for server, version in (('three', 1), ('four', 2)):
+        assert boot(cold, [NEW], server=server) == version
+
+
+def test_a_new_service_takes_it_for_as_long_as_one_is_expected(cold):
+    cold.restart()
+    cold.clock.now += cold.hosts._patience
     assert report(cold, [[0, 65536]]) is None
     ask(cold)
     assert report(cold, [[0, 65536]]) == 1
+
+
+@pytest.mark.parametrize('extents', ['no extents', [[-1, 65536]], [[1 << 40, 65536]]])
+def test_what_was_not_asked_for_is_checked_like_all_else(cold, extents):
+    cold.restart()
+    with pytest.raises(exception.InvalidWorkingSet):
+        report(cold, extents)
+    assert cold.store.load(IMAGE).made.working_set is None
+
+
+def test_who_was_not_asked_gains_nothing_that_asking_would_not_give(cold):
+    """A host that lies asks for made-up servers, and reports what it likes."""
+    cold.restart()
+    for number in range(16):
+        report(cold, [[number * 65536, 65536]], f'host-{number}')
+    assert cold.store.load(IMAGE).made.working_set.version == 1
+    assert learned(cold) == [0] and len(cold.qemu.builds) == 1
+    hash_of = cold.store.load(OTHER).image_hash
+    for wrong in ('', 'sha512:11', hash_of.upper()):
+        cold.endpoints.report_boot({}, OTHER, wrong, 'host', 65536, [[0, 65536]], 'marker', 1.0)
+    assert cold.store.load(OTHER).made.working_set is None
 
 
 def test_a_host_that_lies_ends_with_the_last_version(cold):

@@ -37,6 +37,7 @@ class Step:
 
 TABLE = tuple(Step(name, process, coming) for process, steps in {
     Process.STORAGE: {
+        'register: heard': 'Glance was asked about an image; its manifest is written',
         'register: taken up': 'the manifest wants an image; nobody works on it yet',
         'register: copied': 'the base is downloaded, and gets its name',
         'register: named': 'the base has its name; no manifest names it',

@@ -100,7 +100,7 @@ class StorageService(service.Service):  # type: ignore[misc]
         images = Images(conf)
         needs = ReportedNeeds(store.state_path('needs.json'))
         manager = Manager(conf, store, images, exporter, tiers, profile_boots, needs)
-        events = ImageEvents(manager.consider, manager.forget, manager.let_go)
+        events = ImageEvents(manager.consider, manager.forget, manager.fewer_see)
         hosts = Hosts(store, tiers, manager.gone.is_gone, Orders(store.state_path('orders.json')))
         warming = Warming(conf, store, hosts, NovaPrecache(conf))
         upkeep = ServiceUpkeep(conf, store, images, exporter, tiers, profile_boots, manager, events,

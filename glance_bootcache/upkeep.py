@@ -82,6 +82,8 @@ class ServiceUpkeep:
                            ('bases cannot be served or given up', self.keep_needed),
                            ('what hosts need cannot be written', self._needs.save),
                            ('images cannot be retired yet', self._manager.retiring.retry),
+                           ('changes that were not written cannot be followed',
+                            self._manager.write_again),
                            ('images that wait cannot be looked at', self.go_on),
                            ('images of another content cannot be looked at', self.older.retry),
                            ('last uses cannot be written', self._tiers.save_usage),

@@ -25,6 +25,7 @@ from glance_bootcache.images.retiring import Retiring
 from glance_bootcache.images.shown import Shown
 from glance_bootcache.images.states import States
 from glance_bootcache.images.storagedisk import DiskRoom
+from glance_bootcache.images.unwritten import Unwritten
 from glance_bootcache.profileboot.job import BuildJob
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 from glance_bootcache.storage.exporter import Exporter
@@ -60,6 +61,7 @@ class Manager:
         # Images that changed while Glance could not be asked how.
         self._unseen: set[str] = set()
         self._looks = Inquiries()
+        self._unwritten = Unwritten(self._conf.poll_interval)
         self._preparing: set[str] = set()
         # A compute host with the driver was heard of, which can record boots.
         self._has_hosts = threading.Event()
@@ -75,14 +77,20 @@ class Manager:
                  again: bool = False) -> None:
         """Look at an image that was registered or changed, and do what follows from it.
 
-        Safe to be called any number of times: an image is recorded once for each content.
+        Safe to be called any number of times: an image is recorded once for each content. What
+        cannot be written is tried again by itself, unless an operator waits for it.
 
         :param forced: record it anew whatever is there.
         :param booting: a server boots from it just now.
         :param again: what kept its content from being taken has gone.
+        :raises OSError: if it is forced, and the manifest cannot be written.
         :raises Exception: keystoneauth's or glanceclient's, if Glance cannot be asked.
         """
         image_id = naming.canonical_image_id(image_id)
+        with contextlib.nullcontext() if forced else self._unwritten.noted(image_id):
+            self._look(image_id, forced, booting, again)
+
+    def _look(self, image_id: str, forced: bool, booting: bool, again: bool) -> None:
         look = self._looks.begin(image_id)
         try:
             image = self._images.get(image_id)
@@ -105,9 +113,9 @@ class Manager:
                     known = self._store.load(image_id)
                     decision = self._begin(image, known, forced, booting, again)
         if not fresh:
-            self.consider(image_id, forced, booting, again)
+            self._look(image_id, forced, booting, again)
         elif image is None:
-            self.forget(image_id)
+            self._drop(image_id)
         else:
             if decision.action is ImageAction.SKIP and known is not None:
                 self.retiring.retire(image_id)
@@ -117,6 +125,7 @@ class Manager:
     def _begin(self, image: ImageFacts, known: Manifest | None, forced: bool,
                booting: bool, again: bool) -> decisions.ImageDecision:
         """Decide, and begin what follows; under the lock."""
+        steps.reached('register: heard')
         manifest = known and self._note_visibility(image, known)
         decision = decisions.decide(
             image, manifest, forced=forced, booting=booting, again=again,
@@ -170,6 +179,24 @@ class Manager:
             LOG.info('image %s: %s, and was %s: hosts let go of its cache image', image.image_id,
                      image.visibility, known.wished.visibility)
         return manifest if manifest == known else self._store.put(manifest)
+
+    def fewer_see(self, image_id: str) -> None:
+        """Have all hosts let go of an image's cache image, as one project less may see it."""
+        image_id = naming.canonical_image_id(image_id)
+        with self._unwritten.noted(image_id, let_go=True):
+            self.let_go(image_id)
+
+    def write_again(self) -> None:
+        """Follow the changes of images that could not be written.
+
+        :raises Exception: keystoneauth's or glanceclient's, if Glance cannot be asked.
+        """
+        def follow(image_id: str, let_go: bool) -> None:
+            if let_go:
+                self.let_go(image_id)
+            self._look(image_id, forced=False, booting=False, again=False)
+
+        self._unwritten.again(follow)
 
     def let_go(self, image_id: str) -> Manifest | None:
         """Have all hosts let go of an image's cache image as soon as no server of theirs needs it.
@@ -290,13 +317,20 @@ class Manager:
     def forget(self, image_id: str, held: bool = False) -> bool:
         """Drop an image's cache image and working set.
 
-        The base stays until no compute host reads from it.
+        The base stays until no compute host reads from it. What cannot be written is tried again by
+        itself, unless an operator waits for it.
 
         :param held: an operator asks for it: the image, which is still in Glance, is not recorded
             again by itself.
         :returns: False if nothing was known.
+        :raises OSError: if an operator asks for it, and the manifest cannot be written.
         """
         image_id = naming.canonical_image_id(image_id)
+        with contextlib.nullcontext() if held else self._unwritten.noted(image_id):
+            return self._drop(image_id, held)
+        return True
+
+    def _drop(self, image_id: str, held: bool = False) -> bool:
         self._looks.overtake(image_id)
         reason = decisions.HELD if held else decisions.DELETED
         if not held:

@@ -67,7 +67,7 @@ def house(storage_conf, no_qemu):
             house.hosts = ReportedBoots(storage_conf, house.store, house.exporter, house.manager,
                                         house.tiers)
             house.events = ImageEvents(house.manager.consider, house.manager.forget,
-                                       house.manager.let_go)
+                                       house.manager.fewer_see)
             house.upkeep = ServiceUpkeep(storage_conf, house.store, house.images, house.exporter,
                                          house.tiers, house.boots, house.manager, house.events,
                                          house.needs)

@@ -41,6 +41,10 @@ class StorageServiceAway(BootcacheError):
     """The storage service does not answer, or does not have an image yet: it may in a while."""
 
 
+class ServiceAway(BootcacheError):
+    """Glance, Nova or Keystone does not answer, or refuses a token: it may again in a while."""
+
+
 class BuildFailed(BootcacheError):
     """A cache image could not be built, or is not what it should be."""
 

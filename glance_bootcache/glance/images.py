@@ -13,8 +13,9 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from bootcache import properties
-from bootcache.exception import ConfigurationError
+from bootcache.exception import ConfigurationError, ServiceAway
 from bootcache.manifest import ImageState
+from glance_bootcache import away
 from glance_bootcache.conf import AUTH_GROUP
 from glance_bootcache.decisions import ImageFacts
 from glance_bootcache.glance import tenants
@@ -110,12 +111,18 @@ class Images:
             return None
 
     def download(self, image_id: str) -> Iterable[bytes]:
-        """Return an image's stored bytes in pieces; glanceclient checks their hash as well.
+        """Yield an image's stored bytes in pieces; glanceclient checks their hash as well.
 
-        :raises Exception: keystoneauth's or glanceclient's, if Glance cannot be asked.
+        :raises ServiceAway: if Glance does not give them just now.
+        :raises Exception: keystoneauth's or glanceclient's, if it refuses.
         """
-        data: Iterable[bytes] = self._client.images.data(image_id)
-        return data
+        try:
+            yield from self._client.images.data(image_id)
+        except (exc.BaseException, exc.ClientException, ks_exceptions.ClientException) as error:
+            if not away.passes(error):
+                raise
+            raise ServiceAway(
+                f'Glance does not give the image\'s data just now: {error}') from error
 
     def marked(self) -> Iterator[Marked]:
         """Yield the images that have a property of the storage service's, hidden ones included.

@@ -83,7 +83,8 @@ class States:
             LOG.info('image %s: given up: %s', job.image_id, error)
         except exception.ImageRefused as error:
             self._fail(job, Standing.SKIPPED, str(error))
-        except (exception.StorageDaemonError, exception.StorageNodeFull, OSError) as error:
+        except (exception.StorageDaemonError, exception.StorageNodeFull, exception.ServiceAway,
+                OSError) as error:
             self._put_off(job, error)
         except exception.BootcacheError as error:
             self._fail(job, Standing.FAILED, str(error))
@@ -94,7 +95,8 @@ class States:
         return True
 
     def _put_off(self, job: BuildJob, error: Exception) -> None:
-        """Have an image wait for another try: nothing is wrong with it, but with this machine."""
+        """Have an image wait for another try: nothing is wrong with it, but with this machine, or
+        with Glance or Nova."""
         if self._current(job).made.cache_image is not None:
             # That serves meanwhile.
             self._fail(job, Standing.FAILED, str(error))

@@ -21,6 +21,7 @@ from bootcache import conf as bootcache_conf
 from bootcache import ending, exception, properties, rpcapi
 from bootcache.bootmarker import BootMarker
 from bootcache.workingset import WorkingSet
+from glance_bootcache import away
 from glance_bootcache.conf import AUTH_GROUP
 from glance_bootcache.decisions import ImageFacts
 from glance_bootcache.glance import images
@@ -152,6 +153,7 @@ class NovaProfileBoots:
             job: BuildJob) -> Result:
         """Boot a server, wait until its host reports that its boot is over, and delete it.
 
+        :raises ServiceAway: if Nova does not answer.
         :raises ProfileBootFailed: with what went wrong and the cure.
         :raises Cancelled: if the job is; the server is deleted all the same.
         """
@@ -164,6 +166,9 @@ class NovaProfileBoots:
                 job.restart()
                 return self._run(image, virtual_bytes, policy, job)
         except (nova_exceptions.ClientException, ks_exceptions.ClientException) as error:
+            if away.passes(error):
+                raise exception.ServiceAway(
+                    f'Nova does not run a profile boot just now: {error}') from error
             raise exception.ProfileBootFailed(f'Nova refused a profile boot: {error}') from error
 
     def _run(self, image: ImageFacts, virtual_bytes: int, policy: properties.Policy,

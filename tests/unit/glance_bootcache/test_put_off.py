@@ -14,7 +14,8 @@ from glance_bootcache.glance import tenants
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 ERRORS = [exception.StorageDaemonError('exporter: no answer'),
           exception.StorageDaemonBusy('exporter: it hangs'),
-          OSError(28, 'No space left on device')]
+          OSError(28, 'No space left on device'),
+          exception.ServiceAway('Nova does not run a profile boot just now')]
 
 
 def register(house):

@@ -87,6 +87,7 @@ class StorageService(service.Service):  # type: ignore[misc]
     def _start(self) -> None:
         conf = self._conf
         store = ImageStore(conf[bootcache_conf.GROUP].state_dir)
+        store.sweep_forgotten()
         exporter = Exporter(conf)
         exporter.start()
         cacheimage.end_left_over()

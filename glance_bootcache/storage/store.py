@@ -145,6 +145,17 @@ class ImageStore:
             if name not in named:
                 os.unlink(os.path.join(directory, name))
 
+    def sweep_forgotten(self) -> None:
+        """Remove what a crash left of images that were forgotten: directories without a manifest.
+
+        Before anything is in hand: a directory is made before its manifest is written.
+        """
+        for name in os.listdir(self._images):
+            with contextlib.suppress(ValueError):
+                if not os.path.lexists(self.path(name, _MANIFEST)):
+                    LOG.info('image %s: its directory has no manifest, and is removed', name)
+                    shutil.rmtree(self.directory(name), ignore_errors=True)
+
     def save_working_set(self, image_id: str, working_set: WorkingSet) -> str:
         """Write a working set under a new name, and return the name.
 

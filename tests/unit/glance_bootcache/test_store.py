@@ -4,13 +4,14 @@ import os
 
 import pytest
 
-from bootcache import savefile
+from bootcache import savefile, steps
 from bootcache.manifest import CacheInfo, Made, Manifest, Standing, Wished, WorkingSetInfo
 from bootcache.workingset import Extent, WorkingSet
 from glance_bootcache.storage.store import ImageStore
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+THIRD = '11111111-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 SET = WorkingSet(IMAGE, 'sha512:00', 8192, 4096, (Extent(4096, 4096), Extent(0, 4096)))
 
 
@@ -199,3 +200,24 @@ def test_changes(store):
     assert store.change(IMAGE, lambda manifest: manifest).updated_at == 'then'
     changed = store.change(IMAGE, lambda manifest: manifest.wishing(pinned=True))
     assert changed.wished.pinned and changed.updated_at != 'then' and store.load(IMAGE) == changed
+
+
+def test_what_a_crash_left_of_a_forgotten_image_goes_with_the_next_start(store, monkeypatch):
+    fill(store)
+    for image in (OTHER, THIRD):
+        store.save(Manifest(image))
+
+    def killed(_step):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(steps, '_hook', killed)
+    with pytest.raises(KeyboardInterrupt):
+        store.remove(IMAGE)
+    monkeypatch.undo()
+    # Nothing follows from one that is damaged.
+    with open(store.path(THIRD, 'manifest.json'), 'w') as stream:
+        stream.write('{')
+    os.mkdir(os.path.join(store._images, 'lost+found'))
+    assert 'base-1.img' in names(store)
+    store.sweep_forgotten()
+    assert sorted(os.listdir(store._images)) == sorted([OTHER, THIRD, 'lost+found'])

@@ -216,7 +216,11 @@ class ImageWork:
         job.check_cancelled()
         made = dataclasses.replace(made, cache_image=info)
         steps.reached('build: named')
-        self._tiers.serve(manifest.making_all(made))
+        named = manifest.making_all(made)
+        self._tiers.serve(named)
+        # One of the same bytes has the same export, which reads the file that goes: it may be one
+        # that is damaged, or a copy in memory.
+        self._exporter.switch_cache(named, path)
         steps.reached('build: served')
         self._states.done(job, made)
         steps.reached('build: noted')

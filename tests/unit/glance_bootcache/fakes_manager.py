@@ -107,12 +107,14 @@ class FakeImages:
         return [state for image, state, _reason in self.shown if image == image_id]
 
 
-@without_locks('start', 'ensure', 'retire', 'withdrawn', 'withdraw_idle', 'ensure_stored')
+@without_locks('start', 'ensure', 'retire', 'withdrawn', 'withdraw_idle', 'ensure_stored',
+               'switch_cache')
 class FakeExporter:
     """An exporter that remembers what it serves; readers keep a base from being retired."""
 
     def __init__(self):
         self.serving = {}
+        self.bytes_served = {}
         self.readers = set()
         self.fetching = set()
         self.idle = []
@@ -127,7 +129,18 @@ class FakeExporter:
         """As Exporter.ensure."""
         if self.fails:
             raise self.fails
-        self.serving[manifest.image_id] = manifest.made.base_path, cache_path
+        cache, image_id = manifest.made.cache_image, manifest.image_id
+        served = self.serving.get(image_id, (None, None))[1]
+        if cache_path is None or (served and self.bytes_served[image_id] == cache.sha256):
+            # What is served already stays where it is.
+            cache_path = served
+        else:
+            self.bytes_served[image_id] = cache.sha256
+        self.serving[image_id] = manifest.made.base_path, cache_path
+
+    def switch_cache(self, manifest, path):
+        """As Exporter.switch_cache."""
+        self.serving[manifest.image_id] = manifest.made.base_path, path
 
     def retire(self, image_id, with_base):
         """As Exporter.retire: the cache image goes at once."""
@@ -142,7 +155,10 @@ class FakeExporter:
     def withdrawn(self, manifest):
         """As Exporter.withdrawn."""
         self.on_withdrawal(manifest)
-        yield manifest.image_id not in self.fetching
+        gone = manifest.image_id not in self.fetching
+        if gone and manifest.image_id in self.serving:
+            self.serving[manifest.image_id] = self.serving[manifest.image_id][0], None
+        yield gone
 
     def withdraw_idle(self, image_id, idle):
         """As Exporter.withdraw_idle, of one that nobody has asked for."""

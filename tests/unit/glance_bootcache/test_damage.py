@@ -83,6 +83,18 @@ def test_a_boot_has_a_file_of_another_size_built_again(ready, kind, caplog):
     assert plan(ready)['action'] == 'cache'
 
 
+def test_what_is_built_again_of_the_same_bytes_is_served_from_its_new_file(ready):
+    """It has the same export, which went on with the damaged one."""
+    damage(ready, 'flipped')
+    plan(ready)
+    damaged = path(ready)
+    assert ready.exporter.serving[IMAGE][1] == damaged
+    plan(ready)
+    assert path(ready) != damaged and not os.path.exists(damaged)
+    assert ready.exporter.serving[IMAGE][1] == path(ready)
+    assert plan(ready)['verified'] is True
+
+
 def test_other_content_is_found_by_the_first_boot_and_built_again_by_the_next(ready, caplog):
     damage(ready, 'flipped')
     assert plan(ready)['action'] == 'cache', 'it is read in the background'

@@ -1,0 +1,83 @@
+"""A cache image is built again and has the same bytes: it is read from the file that is new.
+
+Building, exporter and tiers are real. An export's name has the sha256 of the file's bytes, so that
+of the new file is the same: the exporter went on with the file that it had open.
+"""
+
+import hashlib
+import os
+import types
+
+import pytest
+from tiers_house import MIB, flip
+from tiers_house import house as house  # the fixture
+from tiers_house import memory as memory  # likewise
+
+from bootcache.manifest import Made, Manifest, Standing, WorkingSetInfo
+from bootcache.tier import Medium
+from bootcache.workingset import Extent, WorkingSet
+from glance_bootcache.images.imagework import ImageWork
+from glance_bootcache.images.jobs import Jobs
+from glance_bootcache.images.states import States
+from glance_bootcache.images.storagedisk import DiskRoom
+
+IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+SIZE = 4 * MIB
+
+
+class Rebuilding:
+    """Builds the cache image of one image, as often as it is told to."""
+
+    def __init__(self, house, base):
+        self._house = house
+        self._jobs = Jobs(1, house.store.lock)
+        # Glance, who is shown how far it is, is not there; nor is Nova, who is not asked.
+        shown = types.SimpleNamespace(show=lambda image_id: None)
+        self._work = ImageWork(
+            house.conf, house.store, None, house.exporter, house.tiers, None,
+            States(house.store, self._jobs, shown),
+            DiskRoom(house.store, self._jobs, house.exporter, house.tiers, shown), None)
+        os.makedirs(house.store.directory(IMAGE))
+        name = house.store.save_working_set(IMAGE, WorkingSet(
+            IMAGE, 'sha512:ab', SIZE, 65536, (Extent(MIB, MIB), Extent(0, MIB))))
+        house.store.save(Manifest(IMAGE, Standing.DONE, made=Made(
+            base_path=base, base_hash='sha512:ab', image_format='raw', virtual_bytes=SIZE,
+            working_set=WorkingSetInfo(name, 2 * MIB, 2, 65536, 'nova', 'marker', 1.0, 'login:'))
+        ).wishing(quota=64 * MIB))
+
+    def build(self):
+        """Build it; return the manifest."""
+        job = self._jobs.begin(IMAGE)
+        self._work.build_again(job)
+        self._jobs.end(job)
+        return self._house.store.load(IMAGE)
+
+    def stop(self):
+        self._jobs.stop()
+
+
+@pytest.fixture
+def rebuilding(house, directory, make_base):
+    rebuilding = Rebuilding(house, make_base(f'{directory}/base', SIZE, [(0, SIZE, 'data')]))
+    yield rebuilding
+    rebuilding.stop()
+
+
+@pytest.mark.parametrize('medium', list(Medium))
+def test_a_damaged_one_is_read_no_more_when_it_was_built_again(house, rebuilding, medium):
+    before = rebuilding.build()
+    if medium is Medium.MEMORY:
+        assert house.promote(before) is Medium.MEMORY
+    damaged = house.served_from(before)
+    flip(damaged)
+    after = rebuilding.build()
+    info = after.made.cache_image
+    assert info.sha256 == before.made.cache_image.sha256, 'the same bytes'
+    assert info.file != before.made.cache_image.file and not os.path.exists(damaged)
+    assert house.served_from(after) == house.disk_path(after)
+    read = house.read(house.exporter.cache_export(after))
+    assert hashlib.sha256(read).hexdigest() == info.sha256
+    assert house.tiers.is_verified(after), 'servers read from it on its way'
+    # What was given up has no reader who would keep its space.
+    assert os.listdir(house.memory) == []
+    assert damaged not in house.exporter._daemon.node_files().values()

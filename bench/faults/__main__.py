@@ -1,16 +1,17 @@
 """Tries faults at every step: see doc/source/faults.rst.
 
-usage: python -m bench.faults [--quick|--full] [--report DIRECTORY] [NAME ...]
+usage: python -m bench.faults [--quick|--full|--cloud] [--report DIRECTORY] [NAME ...]
 """
 
 import argparse
+import itertools
 import os
 import signal
 import sys
 import time
 from pathlib import Path
 
-from bench.faults import lanes, plan, report
+from bench.faults import cloudplan, incloud, lanes, plan, report
 
 
 def main() -> int:
@@ -21,27 +22,38 @@ def main() -> int:
                         ' before the colon, or a fault; with a step and a fault, that one alone')
     size = parser.add_mutually_exclusive_group()
     size.add_argument('--quick', action='store_true', help='a minute or two; this is the default')
-    size.add_argument('--full', action='store_true', help='every fault at every step')
+    size.add_argument('--full', action='store_true', help='every fault at every step; without a'
+                      ' NAME also all of --cloud')
+    size.add_argument('--cloud', action='store_true', help='in a real cloud: faults at moments of'
+                      ' servers\' lives, which NAME names then')
     parser.add_argument('--repeats', type=int, default=1, help='how often each is run')
     parser.add_argument('--beside', type=int, default=3, help='how many are run beside each other:'
                         ' they mostly wait')
     parser.add_argument('--report', type=Path, default=Path('faults-report'), help='directory')
     parser.add_argument('--list', action='store_true', help='tell what would be run')
     options = parser.parse_args()
+    in_cloud, wanted = [], []
     try:
-        wanted = plan.chosen(plan.rows(), options.names, quick=not options.full)
+        if options.cloud or (options.full and not options.names):
+            in_cloud = cloudplan.chosen(options.names)
+        if not options.cloud:
+            wanted = plan.chosen(plan.rows(), options.names, quick=not options.full)
     except ValueError as error:
         parser.error(str(error))
     if options.list:
         for row in wanted:
-            print(f'{row.step:20} {row.fault.name:16} {row.life.value}')
+            print(f'{row.step:20} {row.fault.name:20} {row.life.value}')
+        for one in in_cloud:
+            print(f'{one.moment.value:20} {one.fault.name:20} cloud')
         return 0
     # So that what was made is removed also when this is terminated.
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     began = time.monotonic()
     outcomes: list[report.Outcome] = []
     try:
-        for outcome in lanes.run(wanted * options.repeats, options.beside, options.report):
+        for outcome in itertools.chain(
+                lanes.run(wanted * options.repeats, options.beside, options.report),
+                incloud.run(options.names) if in_cloud else ()):
             outcomes.append(outcome)
             print(report.line(outcome), flush=True)
     finally:
@@ -50,7 +62,8 @@ def main() -> int:
                             steps=len({row.step for row in wanted}))
     print(', '.join(f'{value} {name.replace("_", " ")}' for name, value in sums.items()),
           f'({time.monotonic() - began:.0f} s); {options.report}/report.json')
-    return 0 if report.holds(sums) and len(outcomes) == len(wanted) * options.repeats else 1
+    all_run = len(outcomes) == len(wanted) * options.repeats + len(in_cloud)
+    return 0 if report.holds(sums) and all_run else 1
 
 
 if __name__ == '__main__':

@@ -48,6 +48,13 @@ class Outcome:
         """Whether all is as it has to be."""
         return not (self.failed_boot or self.guest_errors or self.wrong_bytes or self.leftovers)
 
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> 'Outcome':
+        """Return what ``to_json`` gave."""
+        names = [field.name for field in dataclasses.fields(cls)]
+        return cls(**{**{name: document[name] for name in names},
+                      'leftovers': tuple(document['left'])})
+
     def to_json(self) -> dict[str, Any]:
         """Return it for the report."""
         return {**dataclasses.asdict(self), 'ok': self.ok, 'leftovers': len(self.leftovers),

@@ -8,8 +8,8 @@ import subprocess
 
 import pytest
 
-from tests.e2e.conftest import guest_image, wait_until
 from tools.cloud.bootcache import DRIVER, STOCK_DRIVER
+from tools.cloud.tenant import guest_image, wait_until
 
 
 def base_requests(wire, begin):

@@ -6,9 +6,9 @@ import subprocess
 
 import pytest
 
-from tests.e2e.conftest import wait_until
 from tools.cloud.client import ClientError
 from tools.cloud.layout import VENV
+from tools.cloud.tenant import wait_until
 
 
 @pytest.fixture

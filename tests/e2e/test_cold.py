@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.e2e.conftest import wait_until
 from tools.cloud.bootcache import STORAGE_SERVICE
+from tools.cloud.tenant import wait_until
 
 
 @pytest.fixture(scope='module', autouse=True)

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.e2e.conftest import Tenant, wait_until
+from tools.cloud.tenant import Tenant, wait_until
 
 
 class Pair:

@@ -6,8 +6,8 @@ import subprocess
 import pytest
 
 from bootcache import naming
-from tests.e2e.conftest import wait_until
 from tools.cloud.client import ClientError
+from tools.cloud.tenant import wait_until
 
 
 def fails(tenant, image, flavor='m1.tiny'):

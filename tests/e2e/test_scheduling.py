@@ -12,10 +12,10 @@ import pytest
 from bootcache import naming
 from nova_bootcache.published import warmth
 from nova_bootcache.published.warmth import Level
-from tests.e2e.conftest import Log, wait_until
 from tools.cloud import records
 from tools.cloud.bootcache import DRIVER, STOCK_DRIVER
 from tools.cloud.client import ClientError
+from tools.cloud.tenant import Log, wait_until
 
 NOVA_WEIGHERS = 'nova.scheduler.weights.all_weighers'
 

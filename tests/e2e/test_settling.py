@@ -7,8 +7,8 @@ import subprocess
 
 import pytest
 
-from tests.e2e.conftest import wait_until
 from tools.cloud.bootcache import DRIVER, STOCK_DRIVER
+from tools.cloud.tenant import wait_until
 
 
 @pytest.fixture(scope='module')

@@ -17,11 +17,12 @@ from docutils import core, nodes
 
 from bootcache import properties
 from nova_bootcache.published import warmth
-from tests.e2e.conftest import Log, configure, wait_until
+from tests.e2e.conftest import configure
 from tools.cloud import config, records
 from tools.cloud.bootcache import DRIVER, FILTER, STOCK_DRIVER, STORAGE_SERVICE, TAP, WEIGHER
 from tools.cloud.client import ClientError
 from tools.cloud.processes import ServiceError
+from tools.cloud.tenant import Log, wait_until
 
 PAGE = (Path(__file__).resolve().parents[2] / 'doc' / 'source' / 'install.rst').read_text()
 CONTROLLER = ('conductor', 'scheduler', 'nova-api', 'glance')

@@ -6,8 +6,8 @@ its boots would take most of the time; each test finds it on some host, and move
 
 import pytest
 
-from tests.e2e.conftest import wait_until
 from tools.cloud.bootcache import DRIVER, STOCK_DRIVER
+from tools.cloud.tenant import wait_until
 
 
 @pytest.fixture(scope='module')

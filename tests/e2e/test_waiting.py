@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.e2e.conftest import wait_until
 from tools.cloud.bootcache import EXPORT_PORT, STORAGE_SERVICE, TAP
+from tools.cloud.tenant import wait_until
 
 RUNNING, PAUSED = 1, 3
 

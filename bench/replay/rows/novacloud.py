@@ -1,7 +1,6 @@
 """How long a server's disk takes to come to its host, in a real cloud: Nova's own way and ours.
 
-Runs in a network namespace of its own, as the cloud's ports are fixed: see ``measure``. The phases
-are told apart by what nova-compute logs, the same lines in all ways:
+The phases are told apart by what nova-compute logs, the same lines in all ways:
 
 * initial overhead: from the request to ``Creating image(s)``: API, scheduler, claim;
 * transfer: until ``Using config drive``: stock Nova downloads and converts the image, bootcache
@@ -11,44 +10,31 @@ are told apart by what nova-compute logs, the same lines in all ways:
 usage: python -m bench.replay.rows.propagation ROUNDS VIRTUAL_BYTES...
 """
 
-import ctypes
 import dataclasses
 import datetime
-import json
 import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
-from oslo_config import cfg
-from oslo_log import log
-
+from bench import owncloud
 from bench.replay.rows import bigimages
-from bootcache import rpcapi
-from glance_bootcache import conf as glance_conf
 from tools.cloud.bootcache import DRIVER, STOCK_DRIVER, STORAGE_SERVICE, BootcacheCloud
 from tools.cloud.client import ClientError, OpenStack
 from tools.cloud.layout import Host
-from tools.cloud.processes import kill_all
-from tools.cloud.services import guest_processes
+from tools.cloud.tenant import storage_api
 from tools.cloud.wire import Wire
 
 STOCK, FIRST, COLD = 'stock Nova', 'bootcache first', 'bootcache cold'
 WAYS = STOCK, FIRST, COLD
-TOP = Path(__file__).resolve().parents[3]
-_HOME = re.compile(r'bcr-(\d+)-cloud')
 _LINE = re.compile(r'(\d+-\d+-\d+ \d+:\d+:\d+\.\d+) .*\[instance: (\S+)\] (.*)')
 _MARKS = {'Creating image(s)': 'creating', 'Using config drive': 'made',
           'Instance spawned successfully.': 'spawned'}
 _BUILT = re.compile(r'Took \S+ seconds to build instance')
-# Of the last cloud that failed.
-_LOGS = Path('/tmp/bcr-cloud-log')
 _READY_SECONDS = 900
 # While gigabytes are written, all waits for the disk.
 _DELETE_SECONDS = 600
@@ -111,10 +97,7 @@ class Propagation:
         self._cloud = cloud
         self._openstack = OpenStack(cloud)
         self._wire = Wire(cloud.tap_log, cloud.access_log)
-        log.register_options(cfg.CONF)
-        glance_conf.register_opts(cfg.CONF)
-        cfg.CONF([], default_config_files=[str(cloud.config_file)])
-        self._storage = rpcapi.StorageAPI(cfg.CONF)
+        self._storage = storage_api(cloud.config_file)
 
     @property
     def _host(self) -> Host:
@@ -227,52 +210,14 @@ class Propagation:
             time.sleep(0.2)
 
 
-def wipe(home: Path) -> None:
-    """End a cloud at once, and remove its files: nobody needs any of it any more."""
-    cloud = BootcacheCloud(home / 'cloud')
-    kill_all([*guest_processes(cloud.home), *cloud.daemons.leftovers()], terminate=False)
-    cloud.down(wipe=True)
-    shutil.rmtree(home, ignore_errors=True)
-
-
-def remove_stale(place: Path = Path('/tmp')) -> None:
-    """End the clouds of runs that were killed."""
-    for path in place.glob('bcr-*-cloud'):
-        match = _HOME.fullmatch(path.name)
-        if match is not None and not Path('/proc', match.group(1)).exists():
-            wipe(path)
-
-
-def main() -> int:
-    """Bring a cloud up, measure, tell each line as JSON, and wipe the cloud."""
-    # Also when whoever asked for it is killed.
-    ctypes.CDLL(None).prctl(1, ctypes.c_ulong(signal.SIGTERM))
-    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
-    rounds, *sizes = (int(text) for text in sys.argv[1:])
-    home = Path(os.environ['BOOTCACHE_HOME'])
-    cloud = BootcacheCloud(home / 'cloud')
-    try:
-        cloud.configure_bootcache()
-        cloud.override(STORAGE_SERVICE, 'bootcache', 'profile_boots', 'false')
-        began = time.monotonic()
-        cloud.up(STOCK_DRIVER)
-        print(f'the cloud is up after {time.monotonic() - began:.0f} s', file=sys.stderr,
-              flush=True)
-        measured = Propagation(cloud)
-        for line in measured.run(sizes, rounds):
-            print(json.dumps(line), flush=True)
-    except BaseException:
-        # For whoever has to look why.
-        shutil.rmtree(_LOGS, ignore_errors=True)
-        if cloud.layout.log.is_dir():
-            shutil.copytree(cloud.layout.log, _LOGS)
-            print(f'the cloud\'s logs are in {_LOGS}', file=sys.stderr, flush=True)
-        raise
-    finally:
-        # What wipes it is not to be interrupted.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        wipe(home)
-    return 0
+def _lines(cloud: BootcacheCloud, arguments: Sequence[str]) -> Iterator[dict[str, Any]]:
+    rounds, *sizes = (int(text) for text in arguments)
+    cloud.configure_bootcache()
+    cloud.override(STORAGE_SERVICE, 'bootcache', 'profile_boots', 'false')
+    began = time.monotonic()
+    cloud.up(STOCK_DRIVER)
+    print(f'the cloud is up after {time.monotonic() - began:.0f} s', file=sys.stderr, flush=True)
+    yield from Propagation(cloud).run(sizes, rounds)
 
 
 def measure(rounds: int, sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
@@ -281,29 +226,8 @@ def measure(rounds: int, sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
     :param sizes: of the images' disks, in bytes.
     :raises RuntimeError: if it fails; what it said is on standard error.
     """
-    remove_stale()
-    home = Path(f'/tmp/bcr-{os.getpid()}-cloud')
-    home.mkdir()
-    process = subprocess.Popen(
-        ['unshare', '--net', 'sh', '-c', 'ip link set lo up && exec "$@"', 'sh', sys.executable,
-         '-W', 'ignore', '-m', __name__, str(rounds), *(str(size) for size in sizes)],
-        cwd=TOP, env={**os.environ, 'BOOTCACHE_HOME': str(home)}, text=True,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    try:
-        for line in process.stdout:
-            yield json.loads(line)
-        if process.wait():
-            raise RuntimeError(f'the cloud could not be measured: status {process.returncode}')
-    finally:
-        if process.poll() is None:
-            process.terminate()
-        process.wait()
-        process.stdout.close()
-        wipe(home)
+    yield from owncloud.lines(__name__, rounds, *sizes)
 
 
 if __name__ == '__main__':
-    status = main()
-    # Messaging's threads would wait for a broker that is gone.
-    os._exit(status)
+    owncloud.main(_lines)

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from bench.faults import guestside, images, plan, report
+from bench.faults import cloudplan, guestside, images, plan, report
+from bench.faults.cloudplan import Moment
 from bench.faults.plan import FAULTS, Act, Life
 from bench.faults.report import Outcome
 from bench.replay import trace
@@ -141,3 +142,31 @@ def test_what_was_written_and_not_flushed_before_a_crash_may_be_either(guest):
     assert guest._wrong == 0
     guest._compare(2, b'cXXX')
     assert guest._wrong == 1
+
+
+# In a real cloud.
+
+def test_no_row_of_the_cloud_is_there_twice():
+    assert len(set(cloudplan.ROWS)) == len(cloudplan.ROWS) >= 30
+    assert {row.moment for row in cloudplan.ROWS} == set(Moment)
+    assert {row.fault for row in cloudplan.ROWS} == set(cloudplan.FAULTS.values())
+
+
+def test_nothing_is_tried_that_stock_nova_does_not_bear():
+    asked = {name for row in cloudplan.ROWS if row.moment is Moment.ASKED
+             for name in row.fault.kill}
+    assert not asked & {cloudplan.COMPUTE, cloudplan.LIBVIRT, cloudplan.BUS}
+
+
+def test_names_choose_moments_and_faults():
+    assert cloudplan.chosen([]) == list(cloudplan.ROWS)
+    assert {row.moment for row in cloudplan.chosen(['boots'])} == {Moment.BOOTS}
+    [row] = cloudplan.chosen(['boots', 'kill-gateway'])
+    assert (row.moment, row.fault.name) == (Moment.BOOTS, 'kill-gateway')
+    with pytest.raises(ValueError, match=r'boot: neither a moment .*boots.* nor a fault .*kill'):
+        cloudplan.chosen(['boot'])
+
+
+def test_an_outcome_comes_back_from_its_line():
+    one = Outcome('boots', 'kill-gateway', 'cloud', 9.5, 1.0, 1, 2, ('a file',), 3, 4, trouble='x')
+    assert Outcome.from_json(json.loads(json.dumps(one.to_json()))) == one

@@ -12,6 +12,7 @@ from glance_bootcache.cli import plot
 from tools.cloud.bootcache import DRIVER, STOCK_DRIVER, BootcacheCloud
 from tools.cloud.client import ClientError, OpenStack
 from tools.cloud.wire import Wire
+from tools.demo import killed
 from tools.demo.report import Boot
 
 FLAVOR = "m1.small"
@@ -120,6 +121,18 @@ class Demo:
                    f" {boot.bytes_to_host / 1e6:.1f} MB to the host,"
                    f" {boot.requests_to_base} requests to the base")  # fmt: skip
         return server
+
+    def kill_the_gateway(self, image: str) -> killed.Killed:
+        """Kill the host's gateway below a server that reads all of its image's files."""
+        user_data = killed.write_user_data(self._cloud.run_directory)
+        server = self.openstack.create_server("gateway-killed", image, FLAVOR, "--user-data",
+                                              str(user_data))  # fmt: skip
+        self.openstack.wait_active(server)
+        found = killed.kill_the_gateway(self._cloud, self.openstack, server)
+        self._tell(str(found))
+        self.openstack.delete_server(server)
+        user_data.unlink()
+        return found
 
     def _check_chain(self, server: str) -> None:
         layers = json.loads(_qemu_img("info", "-U", "--backing-chain", "--output=json",

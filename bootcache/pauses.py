@@ -51,6 +51,10 @@ class GrowingPauses:
         """Return the monotonic second from which on to try; 0 for a key that is not known."""
         return self._tried.get(key, (0, 0.0))[1]
 
+    def times(self, key: str) -> int:
+        """Return how often a key was postponed since it was forgotten."""
+        return self._tried.get(key, (0, 0.0))[0]
+
     def is_time(self, key: str) -> bool:
         """Tell whether to try now."""
         return self._clock() >= self.due(key)

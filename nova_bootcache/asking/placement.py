@@ -64,6 +64,14 @@ class TierRoom(enum.Enum):
     ARRIVAL = 'its file, and what it takes to be read from on its way, which is worth it'
 
 
+class Trust(enum.Enum):
+    """What a host makes of the cache image that is offered, after what came of it here before."""
+
+    FULL = 'it is fetched'
+    PAUSED = 'it came wrong a while ago: the base is read, and later it is fetched again'
+    NONE = 'it came wrong time and again: nothing of the image is read from there'
+
+
 @dataclasses.dataclass(frozen=True)
 class Server:
     """What is known of a server whose root disk is to be made.
@@ -95,12 +103,14 @@ class Host:
     :ivar memory_room: what its memory tier has room for.
     :ivar disk_room: the same of its disk tier.
     :ivar store_room: whether there is room for a growing store in any tier.
+    :ivar trust: in the cache image that is offered.
     """
 
     held: HeldHere
     memory_room: TierRoom
     disk_room: TierRoom
     store_room: bool
+    trust: Trust = Trust.FULL
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,7 +175,8 @@ def plan(host: Host, storage: Storage) -> Plan:
     6. *copy Cache to S on VM shutdown*: WATCH. Extents travel, never data, and at the boot's end.
 
     The paper has no words for what is not to be had: STOCK. WAIT is asked again by the caller, and
-    the stock way when its patience ends.
+    the stock way when its patience ends. Nor has it for a cache image that comes damaged: the boot
+    reads from the base, and goes the stock way where that has happened too often.
     """
     offer = storage.offer
     if offer is Offer.PROFILE:
@@ -176,7 +187,7 @@ def plan(host: Host, storage: Storage) -> Plan:
     ending: Plan = PlanStep.SERVE_BASE, PlanStep.CHAIN
     if is_watched:
         ending = PlanStep.SERVE_BASE, PlanStep.GROW, PlanStep.CHAIN, PlanStep.WATCH
-    fetch = _medium(host) if offer is Offer.CACHE else None
+    fetch = _medium(host) if _is_to_have(host, storage) else None
     # One is about to exist in C. A boot that is watched waits for it.
     if host.held is HeldHere.ARRIVING and (fetch is None or not is_watched):
         return PlanStep.SERVE_BASE, PlanStep.CHAIN
@@ -184,6 +195,8 @@ def plan(host: Host, storage: Storage) -> Plan:
     if host.held is HeldHere.CURRENT or (host.held is HeldHere.OLDER and fetch is None):
         return (PlanStep.USE_LOCAL, *ending)
     if offer is Offer.AWAY and host.held is HeldHere.NOTHING:
+        return (PlanStep.STOCK,)
+    if offer is Offer.CACHE and host.trust is Trust.NONE:
         return (PlanStep.STOCK,)
     here = PlanStep.MAKE_EMPTY if host.held is HeldHere.NOTHING else PlanStep.USE_LOCAL
     # 2. One exists in S.
@@ -196,6 +209,10 @@ def plan(host: Host, storage: Storage) -> Plan:
     if host.store_room and not is_watched:
         ending = (PlanStep.SERVE_BASE, PlanStep.GROW, PlanStep.CHAIN)
     return (here, *ending)
+
+
+def _is_to_have(host: Host, storage: Storage) -> bool:
+    return storage.offer is Offer.CACHE and host.trust is Trust.FULL
 
 
 def _room(host: Host, medium: Medium) -> TierRoom:
@@ -227,9 +244,11 @@ def plan_warming(host: Host, storage: Storage) -> Plan:
         return (PlanStep.STOCK,)
     if storage.offer is Offer.WAIT:
         return ()
-    fetch = _medium(host) if storage.offer is Offer.CACHE else None
+    fetch = _medium(host) if _is_to_have(host, storage) else None
     if host.held is HeldHere.CURRENT or (host.held is HeldHere.OLDER and fetch is None):
         return (PlanStep.USE_LOCAL,)
+    if storage.offer is Offer.CACHE and host.trust is Trust.NONE:
+        return (PlanStep.STOCK,)
     if fetch is None:
         return ()
     return (*_promote(storage), _step(FETCH, fetch))

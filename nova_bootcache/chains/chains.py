@@ -14,10 +14,11 @@ from bootcache.tier import Medium
 from nova_bootcache import storagenode
 from nova_bootcache.asking import offer, placement
 from nova_bootcache.asking.offer import Offered
-from nova_bootcache.asking.placement import HeldHere, Host, Offer, PlanStep, Server, TierRoom
+from nova_bootcache.asking.placement import Offer, PlanStep, Server, Trust
 from nova_bootcache.cache.cacheentry import CacheEntry
 from nova_bootcache.chains import waiting
 from nova_bootcache.chains.chainstores import ChainStores
+from nova_bootcache.chains.hostfacts import HostFacts
 from nova_bootcache.chains.parts import Parts
 from nova_bootcache.chains.serving import Serving
 from nova_bootcache.gateway.sharedstore import SharedStore
@@ -54,11 +55,13 @@ class Chains:
 
     :param conf: the driver's options.
     :param parts: of the host.
+    :param facts: what placement has to know of it.
     :param serving: whether new servers are served.
     :param store_limit: bytes that a growing store may have.
     """
 
-    def __init__(self, conf: cfg.ConfigOpts, parts: Parts, serving: Serving, store_limit: int):
+    def __init__(self, conf: cfg.ConfigOpts, parts: Parts, facts: HostFacts, serving: Serving,
+                 store_limit: int):
         self._conf = conf
         self._parts = parts
         self._cache = parts.cache
@@ -67,7 +70,7 @@ class Chains:
         self._room = parts.room
         self._arrivals = parts.arrivals
         self._serving = serving
-        self._store_limit = store_limit
+        self._facts = facts
         self._stores = ChainStores(parts, store_limit)
 
     # Root disks.
@@ -142,10 +145,11 @@ class Chains:
         # Asked first: what has arrived by then is found.
         is_arriving = self._arrivals.has(image_id)
         entry = self._cache.entry(image_id)
-        plan = placement.plan(self.facts(image_id, entry, offered, is_arriving), offered.storage)
+        plan = placement.plan(self._facts.of(image_id, entry, offered, is_arriving),
+                              offered.storage)
         LOG.debug('bootcache: server %s: %s', server_id, ', '.join(step.name for step in plan))
         if plan == (PlanStep.STOCK,):
-            return offered.reason
+            return offered.reason or 'its cache image came wrong to this host, time and again'
         remote = offered.remote or (entry.remote if entry else None)
         virtual_bytes = offered.virtual_bytes or (entry.virtual_bytes if entry else 0)
         if remote is None:
@@ -242,34 +246,6 @@ class Chains:
             # An older one is as right; so is an empty one, as all is in the base.
             self._parts.fetches.make_empty(remote, offered.virtual_bytes)
             self._use_local(remote.image_id, offered)
-
-    def facts(self, image_id: str, entry: CacheEntry | None, offered: Offered,
-              is_arriving: bool = False) -> Host:
-        """Return what placement has to know of this host, for one image.
-
-        :param entry: of the cache image that is here, None if there is none.
-        :param is_arriving: whether one is on its way, which servers read from.
-        """
-        info = offered.cache_image
-        if is_arriving:
-            held = HeldHere.ARRIVING
-        elif entry is None:
-            held = HeldHere.NOTHING
-        elif entry.cache_image is None:
-            held = HeldHere.EMPTY
-        elif info is None or entry.cache_image.sha256 == info.sha256:
-            held = HeldHere.CURRENT
-        else:
-            held = HeldHere.OLDER
-        has_store = self._parts.below.stores.get(image_id) is not None
-        rooms = {Medium.MEMORY: TierRoom.NONE, Medium.DISK: TierRoom.NONE}
-        for medium in rooms:
-            if info is not None and self._room.has_room(medium, image_id, info.bytes):
-                # A store that servers read through is in the same place.
-                rooms[medium] = TierRoom.ARRIVAL if not has_store and offered.is_verified \
-                    and self._arrivals.is_worth_it(offered, medium) else TierRoom.FILE
-        return Host(held, rooms[Medium.MEMORY], rooms[Medium.DISK], has_store
-                    or self._room.room_for_store(image_id, self._store_limit) is not None)
 
     @staticmethod
     def _create(path: str, size: int, backing: str, backing_format: str) -> None:
@@ -394,7 +370,8 @@ class Chains:
     def _replace_lost(self, image_id: str, offered: Offered, remote: Remote) -> CacheEntry:
         info = offered.cache_image
         medium = self._room.room_for(image_id, info.bytes) if info is not None else None
-        if info is not None and medium is not None:
+        if info is not None and medium is not None \
+                and self._parts.wrong_files.trust(image_id, info.sha256) is Trust.FULL:
             with contextlib.suppress(exception.BootcacheError):
                 return self._parts.fetches.fetch_offered(offered, medium)
         return self._parts.fetches.make_empty(remote, offered.virtual_bytes)

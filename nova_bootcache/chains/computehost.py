@@ -11,6 +11,7 @@ from nova_bootcache import storagenode
 from nova_bootcache.asking.client import HostsClient
 from nova_bootcache.cache.cachefiles import CacheFiles
 from nova_bootcache.chains.chains import Chains
+from nova_bootcache.chains.hostfacts import HostFacts
 from nova_bootcache.chains.parts import Parts
 from nova_bootcache.chains.serving import Serving
 from nova_bootcache.gateway.below import Below
@@ -21,6 +22,7 @@ from nova_bootcache.recording.watchedboots import WatchedBoots
 from nova_bootcache.tiers.arrivals import Arrivals
 from nova_bootcache.tiers.fetches import Fetches
 from nova_bootcache.tiers.room import Room
+from nova_bootcache.tiers.wrongfiles import WrongFiles
 
 LOG = logging.getLogger(__name__)
 
@@ -30,6 +32,7 @@ class ComputeHost:
 
     :ivar serving: whether new servers are served.
     :ivar chains: makes and keeps servers' chains.
+    :ivar facts: what placement has to know of this host.
 
     :param conf: Nova's configuration, with the driver's options registered.
     :param cache_directory: of the host's cache images.
@@ -54,16 +57,19 @@ class ComputeHost:
         self.needs = HostNeeds()
         self.below = Below(self.gateway, self.cache, self.needs)
         self.room = Room(self.cache, self.below, self.needs, limits)
-        self.fetches = Fetches(self.cache, self.room, group.gateway_socket)
+        wrong_files = WrongFiles()
+        self.fetches = Fetches(self.cache, self.room, wrong_files, group.gateway_socket)
         self.arrivals = Arrivals(self.cache, self.fetches, self.room, self.below, self.gateway,
                                  self.needs)
         self.boots = WatchedBoots(self.below.stores, self.needs, lambda: self.storage.api,
                                   self.tidy_stores)
         self.recordings = ProfileRecordings(self.gateway, cache_directory)
         self.serving = Serving(group, self.needs, self.boots)
-        self.chains = Chains(group, Parts(
+        parts = Parts(
             self.storage, self.cache, self.gateway, self.needs, self.below, self.room, self.fetches,
-            self.arrivals, self.boots, self.recordings), self.serving, tiers.store_limit)
+            wrong_files, self.arrivals, self.boots, self.recordings)
+        self.facts = HostFacts(parts, tiers.store_limit)
+        self.chains = Chains(group, parts, self.facts, self.serving, tiers.store_limit)
 
     def start(self, hostname: str) -> None:
         """Bring up the gateway, and end what an earlier process left in it.

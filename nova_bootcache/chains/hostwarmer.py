@@ -10,7 +10,7 @@ from bootcache import exception, rpcapi
 from bootcache.tier import Medium
 from nova_bootcache.asking import offer, placement
 from nova_bootcache.asking.offer import Offered
-from nova_bootcache.asking.placement import Offer, PlanStep
+from nova_bootcache.asking.placement import Offer, PlanStep, Trust
 from nova_bootcache.chains.computehost import ComputeHost
 
 LOG = logging.getLogger(__name__)
@@ -54,12 +54,13 @@ class HostWarmer:
             return stock()
         offered = offer.parse(image_id, self._host.storage.ask(image_id, ''))
         entry = self._host.cache.entry(image_id)
-        facts = self._host.chains.facts(image_id, entry, offered)
+        facts = self._host.facts.of(image_id, entry, offered)
         plan = placement.plan_warming(facts, offered.storage)
         LOG.debug('bootcache: image %s is to be warmed: %s', image_id,
                   ', '.join(step.name for step in plan))
         if plan == (PlanStep.STOCK,):
-            LOG.info('bootcache: image %s is cached the stock way: %s', image_id, offered.reason)
+            LOG.info('bootcache: image %s is cached the stock way: %s', image_id,
+                     offered.reason or 'its cache image came wrong to this host, time and again')
             return stock()
         if plan == (PlanStep.USE_LOCAL,):
             if entry is not None and offered.remote is not None:
@@ -67,7 +68,7 @@ class HostWarmer:
             self._host.cache.touch(image_id)
             return False
         if not plan:
-            raise exception.BootcacheError(_why_not(image_id, offered))
+            raise exception.BootcacheError(_why_not(image_id, offered, facts.trust))
         for step in plan:
             if step is PlanStep.PROMOTE:
                 # The fetch does not depend on it.
@@ -93,8 +94,11 @@ class HostWarmer:
                         ' with %s: %s', image_id, outcome, error)
 
 
-def _why_not(image_id: str, offered: Offered) -> str:
+def _why_not(image_id: str, offered: Offered, trust: Trust) -> str:
     kind = offered.storage.offer
+    if kind is Offer.CACHE and trust is Trust.PAUSED:
+        return (f'image {image_id}: its cache image came wrong from the storage node a while ago;'
+                ' nova-compute\'s log says when it is fetched again')
     if kind is Offer.CACHE and offered.cache_image is not None:
         return (f'image {image_id}: no tier of this host has room for its cache image of'
                 f' {offered.cache_image.bytes} bytes; raise [bootcache]compute_disk_quota')

@@ -16,6 +16,7 @@ from nova_bootcache.cache.cacheentry import CacheEntry
 from nova_bootcache.cache.cachefiles import CacheFiles
 from nova_bootcache.storagenode import Remote, check_reachable, nbd_node
 from nova_bootcache.tiers.room import Room
+from nova_bootcache.tiers.wrongfiles import WrongFiles
 
 LOG = logging.getLogger(__name__)
 
@@ -44,12 +45,14 @@ class Fetches:
 
     :param files: where they are put.
     :param room: of the tiers.
+    :param wrong: which came as another file than was built.
     :param gateway_socket: has to be in every header.
     """
 
-    def __init__(self, files: CacheFiles, room: Room, gateway_socket: str):
+    def __init__(self, files: CacheFiles, room: Room, wrong: WrongFiles, gateway_socket: str):
         self._files = files
         self._room = room
+        self._wrong = wrong
         self._gateway_socket = gateway_socket
 
     def fetch_offered(self, offered: Offered, medium: Medium, rate: int = 0) -> CacheEntry:
@@ -119,7 +122,7 @@ class Fetches:
                 try:
                     bring(Patience(_GRACE_SECONDS + info.bytes / _SLOWEST, _GRACE_SECONDS))
                     steps.reached('fetch: copied')
-                    cacheimage.verify(partial, info.sha256, info.bytes)
+                    self._verify(partial, wanted.remote, info)
                     steps.reached('fetch: verified')
                     entry = dataclasses.replace(
                         wanted, file_sha256=self._point_home(partial, image_id, info))
@@ -130,6 +133,14 @@ class Fetches:
             LOG.info('image %s: cache image of %d bytes fetched into compute %s in %.2f s',
                      image_id, info.bytes, medium.value, time.monotonic() - began)
             return entry
+
+    def _verify(self, path: str, remote: Remote, info: CacheInfo) -> None:
+        try:
+            cacheimage.verify(path, info.sha256, info.bytes)
+        except exception.InvalidManifest as error:
+            self._wrong.note(remote, info.sha256, str(error))
+            raise
+        self._wrong.forget(remote.image_id, info.sha256)
 
     def _check_patience(self, image_id: str) -> None:
         if self._files.is_waited_for(image_id):

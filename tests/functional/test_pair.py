@@ -19,6 +19,7 @@ from nova_bootcache.gateway.daemon import Gateway
 from nova_bootcache.gateway.hostneeds import HostNeeds
 from nova_bootcache.tiers.fetches import Fetches
 from nova_bootcache.tiers.room import Room
+from nova_bootcache.tiers.wrongfiles import WrongFiles
 
 LIMITS = TierLimits(64 * MIB, 60 * MIB, 50 * MIB)
 OTHER = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -43,7 +44,7 @@ def fetches(cache, socket):
     """The host's, without a gateway: what is fetched needs none."""
     needs = HostNeeds()
     room = Room(cache, Below(None, cache, needs), needs, {Medium.DISK: LIMITS})
-    return Fetches(cache, room, socket)
+    return Fetches(cache, room, WrongFiles(), socket)
 
 
 def fetch(cache, node, socket=None):

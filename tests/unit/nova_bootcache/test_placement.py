@@ -15,6 +15,7 @@ from nova_bootcache.asking.placement import (
     Server,
     Storage,
     TierRoom,
+    Trust,
     plan,
 )
 
@@ -151,6 +152,27 @@ def test_an_older_one_is_used_only_where_the_new_one_cannot_be_had():
             assert bool(steps & (FETCHES | set(ARRIVALS))) == new
             # Also until the new one has arrived.
             assert (PlanStep.USE_LOCAL in steps) == (not steps & FETCHES)
+
+
+def test_what_came_wrong_is_not_fetched_and_in_the_end_nothing_is_read_from_there():
+    for host, storage in EVERYTHING:
+        paused, none = (dataclasses.replace(host, trust=trust)
+                        for trust in (Trust.PAUSED, Trust.NONE))
+        if storage.offer is not Offer.CACHE:
+            assert plan(host, storage) == plan(paused, storage) == plan(none, storage)
+            continue
+        # As where it has no room: the base has all data.
+        without = dataclasses.replace(host, memory_room=TierRoom.NONE, disk_room=TierRoom.NONE)
+        assert plan(paused, storage) == plan(without, storage)
+        assert placement.plan_warming(paused, storage) == placement.plan_warming(without, storage)
+        # What is here was verified, and what is on its way is read already.
+        is_here = host.held in (HeldHere.CURRENT, HeldHere.OLDER)
+        if is_here or host.held is HeldHere.ARRIVING:
+            assert plan(none, storage) == plan(without, storage)
+        else:
+            assert plan(none, storage) == (PlanStep.STOCK,)
+        assert placement.plan_warming(none, storage) == (
+            (PlanStep.USE_LOCAL,) if is_here else (PlanStep.STOCK,))
 
 
 def test_a_refusal_is_a_refusal():

@@ -1,0 +1,52 @@
+"""What placement has to know of this host, for one image."""
+
+from bootcache.tier import Medium
+from nova_bootcache.asking.offer import Offered
+from nova_bootcache.asking.placement import HeldHere, Host, TierRoom, Trust
+from nova_bootcache.cache.cacheentry import CacheEntry
+from nova_bootcache.chains.parts import Parts
+
+
+class HostFacts:
+    """Looks what there is, and what there is room for.
+
+    :param parts: of the host.
+    :param store_limit: bytes that a growing store may have.
+    """
+
+    def __init__(self, parts: Parts, store_limit: int):
+        self._parts = parts
+        self._store_limit = store_limit
+
+    def of(self, image_id: str, entry: CacheEntry | None, offered: Offered,
+           is_arriving: bool = False) -> Host:
+        """Return them for one image.
+
+        :param entry: of the cache image that is here, None if there is none.
+        :param is_arriving: whether one is on its way, which servers read from.
+        """
+        parts, info = self._parts, offered.cache_image
+        has_store = parts.below.stores.get(image_id) is not None
+        rooms = {Medium.MEMORY: TierRoom.NONE, Medium.DISK: TierRoom.NONE}
+        for medium in rooms:
+            if info is not None and parts.room.has_room(medium, image_id, info.bytes):
+                # A store that servers read through is in the same place.
+                rooms[medium] = TierRoom.ARRIVAL if not has_store and offered.is_verified \
+                    and parts.arrivals.is_worth_it(offered, medium) else TierRoom.FILE
+        return Host(
+            _held(entry, offered, is_arriving), rooms[Medium.MEMORY], rooms[Medium.DISK],
+            has_store or parts.room.room_for_store(image_id, self._store_limit) is not None,
+            Trust.FULL if info is None else parts.wrong_files.trust(image_id, info.sha256))
+
+
+def _held(entry: CacheEntry | None, offered: Offered, is_arriving: bool) -> HeldHere:
+    info = offered.cache_image
+    if is_arriving:
+        return HeldHere.ARRIVING
+    if entry is None:
+        return HeldHere.NOTHING
+    if entry.cache_image is None:
+        return HeldHere.EMPTY
+    if info is None or entry.cache_image.sha256 == info.sha256:
+        return HeldHere.CURRENT
+    return HeldHere.OLDER

@@ -34,7 +34,8 @@ build() { # WORK SOURCE
     install -m 644 "$src/inittab" "$src/functions" "$root/etc/"
     # The name under which busybox acpid looks for what the power button does.
     install -m 755 "$src/powerbtn" "$root/etc/acpi/PWRF/00000080"
-    run python3 "$src/data.py" "$root"
+    run gcc -Wall -Wextra -Werror -O2 -static -s -o "$root/bin/sums" "$src/sums.c"
+    run python3 "$src/data.py" "$root" "$root/bin/sums"
 
     make_disk "$root" "$work" "$SMALL_MIB" "$SMALL_UUID"
 }

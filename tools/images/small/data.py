@@ -1,6 +1,10 @@
-"""Fill ROOT/data with the same incompressible files each time; list their sums in ROOT/etc."""
+"""Fill ROOT/data with the same incompressible files each time; list their sums in ROOT/etc.
+
+usage: data.py ROOT SUMS, where SUMS is the program for them
+"""
 import hashlib
 import os
+import subprocess
 import sys
 
 # Some end inside a block or a cluster, as files do; 148 MB in all.
@@ -10,7 +14,7 @@ GROUPS = 100
 BOOT_EVERY = 18
 
 
-def main(root):
+def main(root, sums):
     lists = {name: [] for name in ("data", "boot")}
     for group in range(GROUPS):
         directory = f"data/{group:02d}"
@@ -20,13 +24,14 @@ def main(root):
             content = hashlib.shake_128(path.encode()).digest(size)
             with open(os.path.join(root, path), "wb") as out:
                 out.write(content)
-            line = f"{hashlib.sha256(content).hexdigest()}  /{path}\n"
-            lists["data"].append(line)
+            lists["data"].append(path)
             if group % BOOT_EVERY == 5:
-                lists["boot"].append(line)
-    for name, lines in lists.items():
-        with open(os.path.join(root, "etc", name + ".sha256"), "w") as out:
-            out.writelines(lines)
+                lists["boot"].append(path)
+    for name, paths in lists.items():
+        lines = subprocess.run([os.path.abspath(sums), *paths], cwd=root, check=True,
+                               stdout=subprocess.PIPE, text=True).stdout
+        with open(os.path.join(root, "etc", name + ".sums"), "w") as out:
+            out.write(lines.replace("  data/", "  /data/"))
 
 
-main(sys.argv[1])
+main(sys.argv[1], sys.argv[2])

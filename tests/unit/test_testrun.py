@@ -104,9 +104,9 @@ def test_lanes(tmp_path):
     assert not (tmp_path / 'test1' / 'cloud').exists()
 
 
-@pytest.mark.parametrize('processors, clouds', [(1, 2), (2, 2), (4, 3), (64, 3)])
-def test_how_many_clouds(processors, clouds):
-    assert testrun.default_clouds(processors) == clouds
+@pytest.mark.parametrize(('gib', 'clouds'), [(4, 2), (11, 2), (12, 3), (24, 3), (512, 3)])
+def test_clouds_are_as_many_as_the_memory_bears(gib, clouds):
+    assert testrun.default_clouds(gib << 30) == clouds
 
 
 def marked(mark):

@@ -67,7 +67,7 @@ class Tenant:
 
     def __init__(self, cloud: BootcacheCloud) -> None:
         self.cloud = cloud
-        # Nobody measures here, and two clouds share the processors.
+        # Nobody measures here, and several clouds share the processors.
         self.openstack = OpenStack(cloud, pause=0.6)
         self.storage_api = storage_api(cloud.config_file)
         self._images: list[str] = []

@@ -194,9 +194,12 @@ def lane_home(home: Path, number: int) -> Path:
     return lane
 
 
-def default_clouds(processors: int) -> int:
-    """Return how many clouds a machine bears: their guests are emulated, but mostly one waits."""
-    return 2 if processors <= 2 else 3
+def default_clouds(memory: int) -> int:
+    """Return how many clouds a machine bears: a test mostly waits, also where processors are few.
+
+    :param memory: bytes; a cloud takes some two GiB.
+    """
+    return 3 if memory >= 12 << 30 else 2
 
 
 def lanes_of(parts: list[str], clouds: int, home: Path) -> list[Lane]:
@@ -214,7 +217,8 @@ def main(arguments: list[str]) -> int:
     cut = arguments.index('--') if '--' in arguments else len(arguments)
     parts, more = arguments[:cut] or list(PARTS), arguments[cut + 1:]
     home = Path(os.environ['BOOTCACHE_HOME'])
-    clouds = int(os.environ.get('BOOTCACHE_E2E_CLOUDS') or default_clouds(os.cpu_count() or 1))
+    clouds = int(os.environ.get('BOOTCACHE_E2E_CLOUDS') or default_clouds(
+        os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')))
     begin = time.monotonic()
     with open(home / 'test.lock', 'w') as lock, tempfile.TemporaryDirectory() as directory:
         try:

@@ -8,13 +8,16 @@ set -euo pipefail
 case " $* " in
 *" --down "*)
     [ -x "$VENV/bin/python" ] || exit 0
-    cd "$TOP" && exec "$VENV/bin/python" -m tools.cloud down --wipe
+    cd "$TOP"
+    "$VENV/bin/python" -m tools.demo.link
+    exec "$VENV/bin/python" -m tools.cloud down --wipe
     ;;
 *" --help "* | *" -h "*)
     cat <<'HELP'
-usage: tools/demo.sh [--repeat N] [--keep] [--report DIRECTORY] | --down
+usage: tools/demo.sh [--repeat N] [--link MBIT|none] [--keep] [--report DIRECTORY] | --down
 
   --repeat N          repeat the second and later boots N times, to see their spread (default: 1)
+  --link MBIT|none    hold what Glance and the storage node send to a rate (default: 1000 Mbit/s)
   --keep              leave the cloud up, and say how to use and stop it
   --report DIRECTORY  where the report goes (default: demo-report)
   --down              stop a cloud that --keep left, and remove its files

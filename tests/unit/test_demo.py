@@ -1,5 +1,6 @@
 """When the demo ends a cloud, and whose. The cloud is a stand-in; tests/e2e has a real one."""
 
+import contextlib
 import importlib
 import sys
 import types
@@ -35,12 +36,14 @@ def house(demo, tmp_path, monkeypatch):
 
     home = tmp_path / 'cloud'
     house = types.SimpleNamespace(
-        home=home, did=[], refused=False, end=[], layout=types.SimpleNamespace(log=home / 'log'),
+        home=home, did=[], refused=False, end=[], layout=types.SimpleNamespace(
+            log=home / 'log', ports=types.SimpleNamespace(glance=9292)),
         openrc=home / 'openrc', config_file=home / 'bootcache.conf', configure_bootcache=configure,
         layer=lambda *arguments: None, up=up,
         down=lambda wipe: house.did.append(f'down wipe={wipe}'))
     monkeypatch.setattr(demo, 'BootcacheCloud', lambda **options: house)
     monkeypatch.setattr(demo, 'run', run)
+    monkeypatch.setattr(demo.link, 'shaped', lambda mbit, ports, stays: contextlib.nullcontext())
 
     def start(*arguments):
         monkeypatch.setattr(sys, 'argv', ['demo', '--image', 'x', '--report',

@@ -6,11 +6,11 @@ import shutil
 import sys
 from pathlib import Path
 
-from tools.cloud.bootcache import BootcacheCloud
+from tools.cloud.bootcache import TAP_PORT, BootcacheCloud
 from tools.cloud.client import ClientError
 from tools.cloud.cloud import print_progress
 from tools.cloud.processes import ServiceError
-from tools.demo import report
+from tools.demo import link, report
 from tools.demo.steps import Demo
 
 
@@ -23,9 +23,20 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--repeat", type=int, default=1, metavar="N",
                         help="repeat the second and later boots N times, to see their spread"
                         " (default: 1)")  # fmt: skip
+    parser.add_argument("--link", type=parse_link, default=parse_link("1000"), metavar="MBIT|none",
+                        help="hold what Glance and the storage node send to a rate"
+                        " (default: 1000 Mbit/s)")  # fmt: skip
     parser.add_argument("--keep", action="store_true",
                         help="leave the cloud up, and say how to use and stop it")  # fmt: skip
     return parser.parse_args()
+
+
+def parse_link(text: str) -> int | None:
+    """``--link``, as argparse wants it."""
+    try:
+        return link.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def bring_up(cloud: BootcacheCloud) -> None:
@@ -59,6 +70,7 @@ def run(cloud: BootcacheCloud, options: argparse.Namespace) -> list[str]:
                         "cluster_bytes": image["cache_cluster_bytes"],
                         "extents": image["cache_extents"],
                         "build_seconds": image["build_seconds"], "sha256": image["cache_sha256"]},
+        "link_mbit": options.link,
         "virtualization": "kvm" if kvm else "tcg",
         "identical_to_base": identical,
         "gateway_killed": dataclasses.asdict(killed),
@@ -70,6 +82,8 @@ def run(cloud: BootcacheCloud, options: argparse.Namespace) -> list[str]:
     note = "" if kvm else " (TCG: the guest's CPU hides most of the gain)"
     report.draw_times(options.report / "boot-times.png", demo.boots, f"Boot times{note}")
     print(report.table(demo.boots))
+    print("the host's link: " + ("loopback, as it is" if options.link is None else
+                                 f"{options.link} Mbit/s"))  # fmt: skip
     print(f"image {image['stored_bytes'] / 1e6:.1f} MB, working set"
           f" {image['working_set_bytes'] / 1e6:.1f} MB in {image['working_set_extents']} extents,"
           f" cache image {image['cache_bytes'] / 1e6:.1f} MB, built in"
@@ -92,8 +106,10 @@ def main() -> int:
         options.report.mkdir(parents=True, exist_ok=True)
         bring_up(cloud)
         ours = True
-        broken = run(cloud, options)
-    except (ClientError, ServiceError) as error:
+        ports = cloud.layout.ports.glance, TAP_PORT
+        with link.shaped(options.link, ports, stays=options.keep):
+            broken = run(cloud, options)
+    except (ClientError, ServiceError, link.LinkError) as error:
         print(f"error: {error}", file=sys.stderr)
     finally:
         if not ours:

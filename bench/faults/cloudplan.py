@@ -31,7 +31,9 @@ class CloudFault:
     """Something that goes wrong.
 
     :ivar name: for people.
-    :ivar kill: the services that are killed (``kill -9``), and started again as systemd does.
+    :ivar kill: the services that are killed (``kill -9``), and started again in this order, and
+        again if they end, as systemd does; the gateway and the exporter start by themselves.
+    :ivar apart: seconds between two that are started.
     :ivar away: the service that is stopped for SECONDS.
     :ivar freeze: the service that stands still for SECONDS.
     :ivar deletes_image: whether the server's image is deleted in Glance.
@@ -39,6 +41,7 @@ class CloudFault:
 
     name: str
     kill: tuple[str, ...] = ()
+    apart: float = 0.0
     away: str = ''
     freeze: str = ''
     deletes_image: bool = False
@@ -53,6 +56,10 @@ FAULTS = {fault.name: fault for fault in (
     CloudFault('kill-rabbitmq', kill=(BUS,)),
     CloudFault('kill-glance', kill=(GLANCE,)),
     CloudFault('kill-all', kill=(COMPUTE, STORAGE, GATEWAY, EXPORTER)),
+    *(CloudFault(f'restart-{number}', kill=(GATEWAY, EXPORTER, *order), apart=4.0)
+      for number, order in enumerate((
+          (BUS, GLANCE, STORAGE, LIBVIRT, COMPUTE), (COMPUTE, LIBVIRT, STORAGE, GLANCE, BUS),
+          (STORAGE, COMPUTE, BUS, LIBVIRT, GLANCE), (LIBVIRT, COMPUTE, GLANCE, BUS, STORAGE)), 1)),
     CloudFault('link-down', away=LINK),
     CloudFault('link-stalled', freeze=LINK),
     CloudFault('freeze-rabbitmq', freeze=BUS),
@@ -64,9 +71,9 @@ _AT = {
                    'link-down', 'link-stalled', 'freeze-rabbitmq'),
     Moment.BOOTS: ('kill-gateway', 'kill-exporter', 'kill-nova-compute', 'kill-storage-service',
                    'kill-libvirtd', 'kill-rabbitmq', 'kill-all', 'link-down', 'link-stalled',
-                   'freeze-rabbitmq', 'delete-image'),
+                   'freeze-rabbitmq', 'delete-image', 'restart-1', 'restart-2'),
     Moment.RUNS: ('kill-gateway', 'kill-exporter', 'kill-nova-compute', 'kill-storage-service',
-                  'kill-all', 'link-down', 'link-stalled'),
+                  'kill-all', 'link-down', 'link-stalled', 'restart-3', 'restart-4'),
     Moment.SETTLES: ('kill-gateway', 'kill-exporter', 'kill-nova-compute', 'kill-all',
                      'link-down', 'delete-image'),
     Moment.MOVES: ('kill-gateway', 'kill-nova-compute', 'kill-libvirtd', 'kill-all'),

@@ -26,6 +26,7 @@ from tools.cloud.tenant import Log, Tenant, guest_image, wait_until
 _BOOTING_BYTES = 2_000_000
 _READ_SECONDS = 400
 _LEFT_SECONDS = 120
+_STARTS, _START_AGAIN_SECONDS = 8, 3
 _WAITED = re.compile(r'goes on after (\d+) s')
 
 
@@ -105,9 +106,12 @@ class CloudLife:
         fault, cloud = self._row.fault, self._cloud
         for name in fault.kill:
             self._kill(name)
-        for name in fault.kill:
-            if name not in (GATEWAY, EXPORTER):
-                cloud.start(name)
+        services = [name for name in fault.kill if name not in (GATEWAY, EXPORTER)]
+        with ThreadPoolExecutor() as pool:
+            begun = [pool.submit(self._start, name, number * fault.apart)
+                     for number, name in enumerate(services)]
+            for one in begun:
+                one.result()
         if fault.away:
             cloud.stop(fault.away)
             time.sleep(SECONDS)
@@ -122,6 +126,18 @@ class CloudLife:
         if fault.deletes_image:
             self._tenant.delete_image(self._image)
             self._deleted = True
+
+    def _start(self, name: str, after: float) -> None:
+        time.sleep(after)
+        for _try in range(_STARTS):
+            try:
+                self._cloud.start(name)
+                return
+            except ServiceError as error:
+                # It ends where what it needs is not there yet.
+                last = error
+                time.sleep(_START_AGAIN_SECONDS)
+        raise last
 
     def _kill(self, name: str) -> None:
         cloud = self._cloud

@@ -109,9 +109,11 @@ once if the base is not going to be there by then, as far as can be told.
                max=600,
                help="""
 Seconds for which an operation of Nova on a server that is there, such as its
-start, reboot or resume, waits while the gateway is busy or the storage node
-of its base is away. After that the operation fails. A server that was just
-created does not wait: it boots the stock way.
+start, resume or snapshot, waits while the gateway is busy or, where it needs
+the base's data, the storage node is away. After that the operation fails. A
+start and a hard reboot do not wait for the storage node: the guest does, at
+its first read of what the host lacks. A server that was just created does not
+wait: it boots the stock way.
 
 Possible values:
 
@@ -128,8 +130,9 @@ Related options:
                max=604800,
                help="""
 Seconds for which a server that Nova resumes as the host comes up waits while
-the gateway is not ready or the storage node of its base is away. Nova shows
-its task state powering-on meanwhile. After that it goes to ERROR.
+the gateway is not ready. Nova shows its task state powering-on meanwhile.
+After that it goes to ERROR. It does not wait for the storage node: its guest
+does, at its first read of what the host lacks.
 
 Possible values:
 

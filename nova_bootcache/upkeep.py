@@ -14,7 +14,7 @@ from importlib import metadata
 import oslo_messaging as messaging
 from oslo_log import log as logging
 
-from bootcache import exception, naming
+from bootcache import exception
 from bootcache.pauses import GrowingPauses
 from nova_bootcache.asking import offer
 from nova_bootcache.asking.placement import Offer
@@ -131,17 +131,20 @@ class HostUpkeep:
             self._news.bad(_SOCKET, 'bootcache: %s: %s', _SOCKET, error)
 
     def serve_bases(self) -> None:
-        """Give a gateway that was restarted, and so is empty, its bases again.
+        """Give a gateway that was restarted, or serves absent bases, its bases again.
 
         :raises BootcacheError: if the gateway does not answer.
         """
-        served = self._host.gateway.daemon.exports()
+        entries = self._host.cache.entries()
+        served = {image_id for image_id, there in self._host.gateway.present(
+            entry.remote.image_id for entry in entries).items()
+            if there.is_exported and not there.is_absent}
         # Others of the same storage node are not waited for.
         away: set[tuple[str, int]] = set()
-        for entry in self._host.cache.entries():
+        for entry in entries:
             image_id = entry.remote.image_id
             key = f'serve:{image_id}'
-            if naming.export_name(naming.EXPORT_BASE, image_id) in served:
+            if image_id in served:
                 self._pauses.forget(key)
             elif self._pauses.is_time(key) and self._host.needs.needs_base(image_id):
                 place = entry.remote.host, entry.remote.port

@@ -259,7 +259,8 @@ class Chains:
             if os.path.exists(partial):
                 os.unlink(partial)
 
-    def keep_chain(self, image_id: str, path: str = '', patience: float = 0.0) -> None:
+    def keep_chain(self, image_id: str, path: str = '', patience: float = 0.0,
+                   guest_waits: bool = False) -> None:
         """See to it that a server's existing chain can be opened: cache image and gateway.
 
         A cache image that is gone is fetched again; where there is none any more an empty one
@@ -268,11 +269,21 @@ class Chains:
         :param path: of the overlay that is about to be opened; empty if none is.
         :param patience: seconds for which it is tried again, while the gateway is busy or the
             storage node is away.
+        :param guest_waits: whether a guest is to be started that stands still at what cannot be
+            read: it need not wait for the storage node before.
         :raises Exception: if the base cannot be reached; the server cannot start until it can.
         """
         def keep() -> None:
             entry = self._cache.entry(image_id) or self._find_lost(image_id)
-            self.serve_base(entry)
+            try:
+                self.serve_base(entry)
+            except Exception as error:
+                if not guest_waits or not waiting.passes(error):
+                    raise
+                self._gateway.serve_absent(entry.remote, entry.virtual_bytes)
+                LOG.warning('bootcache: %s is opened, though the base of image %s cannot be read'
+                            ' now: a guest that needs it stands still, and goes on by itself: %s',
+                            path, image_id, error)
             self._cache.touch(image_id)
 
         with self._needs.making(image_id, path) if path else contextlib.nullcontext():

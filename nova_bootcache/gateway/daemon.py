@@ -88,24 +88,47 @@ class Gateway:
         with self._alone(remote.image_id):
             there = self._present(remote.image_id)
             if there.is_exported:
-                if there.place is not None and there.place.export == remote.export:
+                if self._is_content(there, remote):
                     self._exchange(remote, there)
                     return export
                 if not self.daemon.remove_export(export, disconnect=False):
                     raise exception.StorageDaemonError(
                         f'gateway: servers that run read another content of {remote.image_id} than'
                         f' {remote.export}')
-            # What is not exported goes, all of it.
-            self._reconcile(remote.image_id, Wanted(Store.GOES))
-            self._ensure_unlimited()
-            connection = graph.CONNECTIONS[0]
-            top = graph.top_node(remote.image_id, graph.REMOTE)
-            self.daemon.add_nodes(
-                self.remote_node(naming.node_name(connection, remote.image_id), remote),
-                graph.base_node(remote.image_id, connection), top)
-            steps.reached('gateway: nodes')
-            self.daemon.add_export(export, str(top['node-name']))
+            self._serve(remote.image_id, self.remote_node(
+                naming.node_name(graph.CONNECTIONS[0], remote.image_id), remote))
         return export
+
+    def serve_absent(self, remote: Remote, virtual_bytes: int) -> None:
+        """Serve a base that cannot be reached: reads of it give errors until it can.
+
+        Nothing happens if it is served.
+
+        :param virtual_bytes: size of the base.
+        :raises StorageDaemonError: if the daemon does not answer, or refuses.
+        """
+        self.daemon.ensure_running()
+        with self._alone(remote.image_id):
+            if not self._present(remote.image_id).is_exported:
+                self._serve(remote.image_id, graph.absent_node(
+                    remote.image_id, graph.CONNECTIONS[0], remote.export, virtual_bytes))
+
+    def _serve(self, image_id: str, connection: dict[str, Any]) -> None:
+        """Export a base that reads through a connection."""
+        # What is not exported goes, all of it.
+        self._reconcile(image_id, Wanted(Store.GOES))
+        self._ensure_unlimited()
+        top = graph.top_node(image_id, graph.REMOTE)
+        self.daemon.add_nodes(connection, graph.base_node(image_id, graph.CONNECTIONS[0]), top)
+        steps.reached('gateway: nodes')
+        self.daemon.add_export(naming.export_name(naming.EXPORT_BASE, image_id),
+                               str(top['node-name']))
+
+    def _is_content(self, there: Present, remote: Remote) -> bool:
+        """Tell whether what is served of an image is the content that a base has."""
+        if there.is_absent:
+            return graph.absent_name(remote.export) in self.daemon.nodes()
+        return there.place is not None and there.place.export == remote.export
 
     def _reads_from(self, remote: Remote) -> bool:
         there = self._present(remote.image_id)

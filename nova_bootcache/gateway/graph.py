@@ -7,7 +7,9 @@ below. From above:
 * one that does not grow any more: the store,
 * a cache image on its way here (arrival.py), and one that has landed,
 * the base, and below that the connection to the storage node that has it. QEMU cannot have a
-  connection go to another place: where a base has moved, another one takes its place.
+  connection go to another place: where a base has moved, another one takes its place. So it does
+  the place of one that cannot be read, by which servers start while the storage node is away: each
+  of its reads gives an error, at which a guest stands still.
 
 Nothing is remembered of what the gateway has: it is looked at, compared with what is wanted, and
 changed in steps, when this process starts and in every round of its upkeep. A crash may have left
@@ -16,6 +18,7 @@ any part of it half made or half gone.
 
 import dataclasses
 import enum
+import errno
 import json
 import re
 from collections.abc import Container, Iterable, Mapping
@@ -32,6 +35,9 @@ FILTER, STORE, THROTTLE, STORE_FILE = GROWING
 # Of a cache image: on its way, and one that has come.
 ARRIVING, ARRIVING_FILTER, COME, COME_MAP, COME_DATA, SOURCE = 'q', 'x', 'w', 'v', 'd', 'c'
 LANDED = 'l'
+# Below what stands for a connection, where there is none: it names the content.
+_ABSENT = 'a'
+_ABSENT_DRIVER = 'blkdebug'
 
 # Parts, each from above: a node can go when none above it reads from it.
 ARRIVAL = ARRIVING, ARRIVING_FILTER, COME, COME_DATA, COME_MAP, SOURCE
@@ -88,12 +94,14 @@ class Present:
     :ivar place: from where the base is read; None if there is none, or QEMU does not tell.
     :ivar connection: the kind of the connection by which it is; empty of a gateway that an earlier
         version filled, where the base is the connection itself.
+    :ivar is_absent: the connection cannot be read, whatever is asked.
     """
 
     kinds: frozenset[str] = frozenset()
     is_exported: bool = False
     place: Place | None = None
     connection: str = ''
+    is_absent: bool = False
 
 
 class Store(enum.Enum):
@@ -186,6 +194,31 @@ def base_node(image_id: str, connection: str) -> dict[str, Any]:
             'file': naming.node_name(connection, image_id)}
 
 
+def absent_node(image_id: str, connection: str, export: str, size: int) -> dict[str, Any]:
+    """Return a node in place of a connection: all reads of it give an error.
+
+    Also whether there is data is not told: nobody may take it for zeros.
+
+    :param connection: kind of the connection.
+    :param export: the exporter's name for the base.
+    :param size: of the base, in bytes.
+    """
+    return {'driver': _ABSENT_DRIVER, 'node-name': naming.node_name(connection, image_id),
+            'read-only': True,
+            'image': {'driver': 'null-co', 'node-name': absent_name(export), 'read-only': True,
+                      'size': size, 'read-zeroes': False},
+            'inject-error': [{'event': 'none', 'iotype': kind, 'errno': errno.EIO, 'once': False,
+                              'immediately': False} for kind in ('read', 'block-status')]}
+
+
+def absent_name(export: str) -> str:
+    """Return the name of the node by which one knows of which content an absent base is.
+
+    :param export: the exporter's name for the base.
+    """
+    return naming.node_name(_ABSENT, export)
+
+
 def top_node(image_id: str, below: str) -> dict[str, Any]:
     """Return the node that is exported, for adding it and for exchanging what is below it.
 
@@ -214,27 +247,29 @@ def present(image_ids: Iterable[str], nodes: Mapping[str, str],
     found = {}
     for image_id in image_ids:
         names = {kind: naming.node_name(kind, image_id) for kind in KINDS}
-        place = _place(nodes.get(names[REMOTE], ''))
-        connection = next((kind for kind in CONNECTIONS if place is not None
-                           and _place(nodes.get(names[kind], '')) == place), '')
+        place, is_absent = _origin(nodes.get(names[REMOTE], ''))
+        connection = next((kind for kind in CONNECTIONS if (is_absent or place is not None)
+                           and _origin(nodes.get(names[kind], '')) == (place, is_absent)), '')
         there = Present(frozenset(kind for kind, name in names.items() if name in nodes),
                         naming.export_name(naming.EXPORT_BASE, image_id) in exports,
-                        place, connection)
+                        place, connection, is_absent)
         if there != Present():
             found[image_id] = there
     return found
 
 
-def _place(file: str) -> Place | None:
-    """Return where a node reads from, by what QEMU calls its file."""
+def _origin(file: str) -> tuple[Place | None, bool]:
+    """Return where a node reads from, by what QEMU calls its file; and whether it is absent."""
     if found := re.fullmatch('nbd://(.*):([0-9]+)/(.+)', file):
-        return Place(found[1].strip('[]'), int(found[2]), found[3])
+        return Place(found[1].strip('[]'), int(found[2]), found[3]), False
     try:
         node = json.loads(file.removeprefix('json:'))
-        while node['driver'] != 'nbd':
+        while node['driver'] not in ('nbd', _ABSENT_DRIVER):
             node = node['file']
+        if node['driver'] == _ABSENT_DRIVER:
+            return None, True
         server = node.get('server', {})
         return Place(node.get('server.host') or server['host'],
-                     int(node.get('server.port') or server['port']), node['export'])
+                     int(node.get('server.port') or server['port']), node['export']), False
     except (ValueError, KeyError, TypeError, AttributeError):
-        return None
+        return None, False

@@ -143,9 +143,10 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
 
     # Operations on a server have precedence over its settling.
 
-    def _open_chain(self, instance: Any, directory: str | None = None) -> None:
+    def _open_chain(self, instance: Any, directory: str = '', guest_waits: bool = False) -> None:
         """See to it that a server's root disk can be opened, whatever the host went through.
 
+        :param guest_waits: whether its guest is described anew, so that it waits for the base.
         :raises InternalError: if it cannot.
         """
         directory = directory or libvirt_utils.get_instance_path(instance)
@@ -154,7 +155,8 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
         if disk is not None:
             # Nova's start tries one server after the other: none waits for others' storage nodes.
             disk.open_chain(os.path.join(directory, 'disk'),
-                            CONF[bootcache_conf.GROUP].chain_wait if self._has_started else 0)
+                            CONF[bootcache_conf.GROUP].chain_wait if self._has_started else 0,
+                            guest_waits)
 
     def _root_disk(self, instance: Any, directory: str) -> BootCacheQcow2 | None:
         """Return a server's root disk if there is a file of it, and our image backend makes it.
@@ -224,7 +226,7 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
         Starting a server and resuming those that ran when the host went down come here too.
         """
         with self.settler.held(instance.uuid):
-            self._open_chain(instance)
+            self._open_chain(instance, guest_waits=True)
             super()._hard_reboot(context, instance, *args, **kwargs)
 
     def resume_state_on_host_boot(self, context: Any, instance: Any, *args: Any,
@@ -336,7 +338,7 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
         with self.settler.held(instance.uuid):
             for place in (f'{directory}_resize', directory):
                 if os.path.exists(os.path.join(place, 'disk')):
-                    self._open_chain(instance, place)
+                    self._open_chain(instance, place, guest_waits=True)
                     break
             super().finish_revert_migration(context, instance, *args, **kwargs)
 

@@ -132,21 +132,24 @@ class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
 
     # Disks that are there.
 
-    def open_chain(self, path: str, patience: float = 0.0) -> None:
+    def open_chain(self, path: str, patience: float = 0.0, guest_waits: bool = False) -> None:
         """See to it that a root disk of ours can be opened; another one is left alone.
 
         :param path: of the disk; it may not be in its usual place just now.
         :param patience: seconds for which it waits while what is below it is busy or away.
+        :param guest_waits: whether a guest is to be started, that waits at what cannot be read.
         :raises InternalError: if it cannot.
         """
         if os.path.exists(path):
-            self._keeps_chain(path, None, patience)
+            self._keeps_chain(path, None, patience, guest_waits)
 
-    def _keeps_chain(self, path: str, image_id: str | None, patience: float = 0.0) -> bool:
+    def _keeps_chain(self, path: str, image_id: str | None, patience: float = 0.0,
+                     guest_waits: bool = True) -> bool:
         """Keep a disk's chain if it is one of ours.
 
         :param image_id: Nova's word for the image, None for the server's own.
         :param patience: as for ``open_chain``.
+        :param guest_waits: as for ``open_chain``; Nova looks at a disk that is there for a start.
         :raises InternalError: if it is ours and cannot be opened.
         """
         image_id = image_id or self._instance.image_ref
@@ -159,7 +162,8 @@ class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
             return False
         try:
             if ours:
-                self.bootcache.chains.keep_chain(self._image_of(backing, image_id), path, patience)
+                self.bootcache.chains.keep_chain(self._image_of(backing, image_id), path, patience,
+                                                 guest_waits)
                 return True
             # It came from a host that names it as stock Nova does, or was to leave for one.
             return self.bootcache.chains.adopt(image_id, path, self._instance.uuid)

@@ -155,11 +155,16 @@ def test_servers_survive_a_restart_of_nova_compute_and_a_hard_reboot(tenant, rea
 
 
 def test_a_host_comes_up_while_the_storage_node_is_away(tenant, ready_image, cloud, compute_log):
-    """Nova resumes the server: it waits, also over a restart of nova-compute, and then it boots."""
+    """Nova resumes the server: it waits for the gateway, also over a restart of nova-compute; and
+    not for the storage node, before it reads from there.
+    """
     host, nova = cloud.hosts[0], tenant.openstack.nova
     server = tenant.server(ready_image)
     tenant.login(server)
-    cloud.layer('compute', '50-resume', {'DEFAULT': {'resume_guests_state_on_host_boot': True}})
+
+    def configure(**ours):
+        cloud.layer('compute', '50-resume', {
+            'DEFAULT': {'resume_guests_state_on_host_boot': True}, 'bootcache': ours})
 
     def waits(times):
         wait_until(lambda: compute_log.text().count('waits to be started again') == times,
@@ -168,6 +173,7 @@ def test_a_host_comes_up_while_the_storage_node_is_away(tenant, ready_image, clo
         assert (found.status, getattr(found, 'OS-EXT-STS:task_state')) == ('ACTIVE', 'powering-on')
 
     try:
+        configure(gateway_autostart=False)
         with cloud.storage_service_down():
             cloud.power_off(host)
             cloud.kill_exporter()
@@ -176,12 +182,17 @@ def test_a_host_comes_up_while_the_storage_node_is_away(tenant, ready_image, clo
             cloud.restart(host.compute)
             waits(2)
             assert not cloud.guests()
+            configure(gateway_autostart=True)
+            cloud.restart(host.compute)
+            wait_until(cloud.guests, 'the guest', 120)
+            compute_log.wait('cannot be read now: a guest that needs it stands still')
         wait_until(lambda: 'boot number 2' in tenant.openstack.console(server), 'the second boot',
                    240)
         assert 'BAD' not in tenant.openstack.wait_console(server, 'mark: ok')
         wait_until(lambda: getattr(nova.servers.get(server), 'OS-EXT-STS:task_state') is None,
                    'Nova is done with it')
         assert nova.servers.get(server).status == 'ACTIVE'
+        tenant.check_after_boot(server)
     finally:
         cloud.layer('compute', '50-resume', None)
         cloud.restart('compute')

@@ -115,6 +115,24 @@ def test_the_storage_node_is_away_in_mid_boot(tenant, image, cloud, compute_log)
     wait_until(lambda: not told(), 'that nobody waits')
 
 
+def test_a_server_is_started_while_the_storage_node_is_away(tenant, image, cloud, compute_log):
+    """Nova starts it at once, and it goes on where it was when the node is back."""
+    server = tenant.server(image)
+    tenant.login(server)
+    tenant.command(server, 'write 2')
+    tenant.openstack.nova.servers.stop(server)
+    tenant.openstack.wait_status(server, 'SHUTOFF')
+    with storage_node_away(cloud):
+        # What the gateway still has of the base is gone with it.
+        os.kill(cloud.gateway_pid(), signal.SIGKILL)
+        tenant.openstack.nova.servers.start(server)
+        tenant.openstack.wait_active(server)
+        compute_log.wait(f'server {server} stands still')
+    wait_until(lambda: 'boot number 2' in tenant.openstack.console(server), 'its second boot')
+    tenant.check_after_boot(server)
+    runs_for_its_user(tenant, server)
+
+
 def test_the_base_is_at_another_address(tenant, image, cloud, compute_log):
     server = begin(tenant, image)
     with storage_node_away(cloud):

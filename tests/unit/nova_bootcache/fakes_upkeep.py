@@ -12,6 +12,7 @@ from bootcache.manifest import CacheInfo
 from bootcache.tier import Medium, TierLimits
 from nova_bootcache import news, upkeep
 from nova_bootcache.cache.cacheentry import CacheEntry
+from nova_bootcache.gateway.graph import Present
 from nova_bootcache.storagenode import Remote
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -40,7 +41,7 @@ class Host:
         self.broken, self.started_anew, self.tries, self.asked = set(), False, [], []
         self.fetched, self.told, self.free, self.stores = [], [], Medium.DISK, []
         self.needed, self.refusal, self.away = None, '', ''
-        self.nodes_away = set()
+        self.nodes_away, self.absent = set(), set()
         self.limits, self.socket_path = {Medium.DISK: LIMITS}, '/run/bootcache/gateway.sock'
         self.in_use, self.waited = set(), []
         self.arriving, self.placing = set(), set()
@@ -87,9 +88,10 @@ class Host:
     def serve_base(self, entry):
         self.ensure_base(entry.remote)
 
-    def exports(self):
-        self.fails('exports')
-        return dict(self.served)
+    def present(self, image_ids):
+        self.fails('present')
+        return {image_id: Present(is_exported=True, is_absent=image_id in self.absent)
+                for image_id in image_ids if f'base-{image_id}' in self.served}
 
     def ensure_base(self, remote):
         self.tries.append(remote.image_id)
@@ -97,6 +99,7 @@ class Host:
         if remote.host in self.nodes_away:
             raise exception.StorageNodeAway(f'{remote.host} is away')
         self.served[f'base-{remote.image_id}'] = 'node'
+        self.absent.discard(remote.image_id)
 
     # Cache.
 

@@ -38,7 +38,7 @@ def nova(monkeypatch, tmp_path):
     monkeypatch.setattr(imagebackend.CONF, 'instances_path', str(tmp_path))
     monkeypatch.setattr(libvirt_utils, 'create_image', libvirt_utils.create_image)
     monkeypatch.setattr(BootCacheQcow2, 'open_chain',
-                        lambda disk, path, patience: did.append(
+                        lambda disk, path, patience, guest_waits: did.append(
                             f'open {os.path.relpath(path, tmp_path)}'))
     ours = BootCacheLibvirtDriver(None)
     monkeypatch.setattr(ours.settler._nova, 'domain', lambda server_id: None)
@@ -121,9 +121,13 @@ def test_a_disk_that_can_be_told_is_put_right_first(nova, operation, phase, name
 
 def test_operations_wait_once_novas_start_is_over(nova, monkeypatch):
     """Nova's start works on one server after the other."""
-    waits = []
-    monkeypatch.setattr(BootCacheQcow2, 'open_chain',
-                        lambda disk, path, patience: waits.append(patience))
+    waits, guests = [], []
+
+    def open_chain(disk, path, patience, guest_waits):
+        waits.append(patience)
+        guests.append(guest_waits)
+
+    monkeypatch.setattr(BootCacheQcow2, 'open_chain', open_chain)
     monkeypatch.setattr(driver.LibvirtDriver, 'get_available_resource',
                         lambda *_arguments: {'stats': {}})
     (nova.directory / DISK).touch()
@@ -132,6 +136,8 @@ def test_operations_wait_once_novas_start_is_over(nova, monkeypatch):
     for operation in OPENING:
         nova.do(operation)
     assert waits == [0, *[60] * len(OPENING)]
+    # Others go on from a description that may be of an earlier version, or read as no guest does.
+    assert guests == [True, *(operation == '_hard_reboot' for operation in OPENING)]
 
 
 def test_a_reverted_resize_opens_the_disk_where_it_was_kept(nova):

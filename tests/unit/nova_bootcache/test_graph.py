@@ -216,10 +216,42 @@ def test_the_connections_take_turns():
     ('json:{"driver": "throttle", "file": {"driver": "throttle", "file": {"driver": "nbd",'
      ' "export": "base-x", "server": {"host": "10.0.0.1", "port": "10810"}}}}', HERE),
     ('', None), ('/a/file', None), ('json:{"driver": "qcow2"}', None), ('json:7', None),
-    ('nbd+unix:///base-x?socket=/s', None)])
+    ('nbd+unix:///base-x?socket=/s', None), ('json:{"driver": "blkdebug"}', None)])
 def test_where_a_node_reads_from_is_told_by_its_file(file, place):
     nodes = {naming.node_name(graph.TOP, IMAGE): '', naming.node_name(graph.REMOTE, IMAGE): file}
     assert graph.present([IMAGE], nodes, {})[IMAGE].place == place
+
+
+ABSENT = ('json:{"inject-error.0.iotype": "read", "image": {"driver": "null-co", "size": 1048576},'
+          ' "driver": "blkdebug"}')
+
+
+def test_a_base_that_is_absent_is_told_and_exchanged():
+    below = f'json:{{"driver": "throttle", "throttle-group": "u", "file": {ABSENT[5:]}}}'
+    nodes = {naming.node_name(graph.TOP, IMAGE): '', naming.node_name(graph.REMOTE, IMAGE): below,
+             naming.node_name(SECOND, IMAGE): ABSENT}
+    there = graph.present([IMAGE], nodes, {f'base-{IMAGE}': 'g-x'})[IMAGE]
+    assert (there.is_absent, there.connection, there.place) == (True, SECOND, None)
+    assert reconcile(graph.as_it_is(there), there) == ()
+    assert exchange(HERE, there) == (
+        GraphStep(GraphAction.CONNECT, FIRST), GraphStep(GraphAction.MOVE, FIRST),
+        GraphStep(GraphAction.DELETE, SECOND))
+    # A process that ended before it moved the base, and one after that.
+    nodes[naming.node_name(FIRST, IMAGE)] = 'nbd://10.0.0.1:10810/base-x'
+    there = graph.present([IMAGE], nodes, {f'base-{IMAGE}': 'g-x'})[IMAGE]
+    assert there.is_absent and there.connection == SECOND
+    assert reconcile(graph.as_it_is(there), there) == (GraphStep(GraphAction.DELETE, FIRST),)
+    nodes[naming.node_name(graph.REMOTE, IMAGE)] = 'nbd://10.0.0.1:10810/base-x'
+    there = graph.present([IMAGE], nodes, {f'base-{IMAGE}': 'g-x'})[IMAGE]
+    assert not there.is_absent and (there.connection, there.place) == (FIRST, HERE)
+
+
+def test_an_absent_base_says_of_which_content_it_is_and_of_no_data_that_it_is_zeros():
+    node = graph.absent_node(IMAGE, FIRST, 'base-x', 1 << 20)
+    assert node['image']['node-name'] == graph.absent_name('base-x') != graph.absent_name('base-y')
+    assert node['image']['read-zeroes'] is False and node['image']['size'] == 1 << 20
+    assert {rule['iotype'] for rule in node['inject-error']} == {'read', 'block-status'}
+    assert all(len(name) <= 31 for name in (node['node-name'], node['image']['node-name']))
 
 
 def test_nothing_is_done_where_all_is_as_it_should_be():

@@ -235,7 +235,8 @@ def nova(monkeypatch, tmp_path, below):
     monkeypatch.setattr(imagebackend.CONF, 'instances_path', str(tmp_path))
     monkeypatch.setattr(libvirt_utils, 'create_image', libvirt_utils.create_image)
     monkeypatch.setattr(BootCacheQcow2, 'open_chain',
-                        lambda disk, path, patience=0.0: below.opens(disk._instance.uuid))
+                        lambda disk, path, patience=0.0, guest_waits=False:
+                        below.opens(disk._instance.uuid))
     ours = BootCacheLibvirtDriver(None)
     ours.resuming._thread = object()
     monkeypatch.setattr(ours.settler._nova, 'domain', lambda server_id: None)

@@ -40,7 +40,7 @@ def test_whom_libvirt_runs_qemu_as_is_asked_each_time(host, clock):
 # All of it.
 
 WORDS = {'start': 'the gateway is not ready', 'left over': 'what nobody needs stays in the gateway',
-         'exports': 'bases are not served', 'tidy': 'growing stores are not looked after',
+         'present': 'bases are not served', 'tidy': 'growing stores are not looked after',
          'reports': 'what boots read is not told', 'bus': 'is not told what is here',
          'check': 'whether QEMU may open the gateway\'s socket is not known',
          'fetch': 'its empty cache image stays', 'ensure_base': 'cannot serve its base'}
@@ -53,7 +53,7 @@ def test_what_fails_keeps_nothing_else_from_being_done(host, clock, broken, capl
     host.answers = {IMAGE: offered()}
     host.broken = {broken}
     HostUpkeep(host, host).once()
-    assert ('base-' + OTHER in host.served) == (broken not in ('exports', 'ensure_base'))
+    assert ('base-' + OTHER in host.served) == (broken not in ('present', 'ensure_base'))
     assert bool(host.fetched) == (broken != 'fetch')
     assert bool(host.told) == (broken != 'bus')
     assert set(host.stores) == {'reconciled', 'tidied', 'told'} - {
@@ -64,9 +64,25 @@ def test_what_fails_keeps_nothing_else_from_being_done(host, clock, broken, capl
     assert texts and all(WORDS[broken] in text and 'does not answer' in text for text in texts)
 
 
+def test_a_base_that_was_absent_is_served_once_it_can_be_read(host, clock):
+    host.holds(IMAGE)
+    host.served[f'base-{IMAGE}'] = 'node'
+    host.absent, host.nodes_away = {IMAGE}, {'10.0.0.1'}
+    keeper = HostUpkeep(host, host)
+    keeper.once()
+    assert host.tries == [IMAGE] and host.absent == {IMAGE}
+    host.nodes_away = set()
+    clock.now += 3600
+    keeper.once()
+    assert host.tries == [IMAGE] * 2 and host.absent == set()
+    clock.now += 3600
+    keeper.once()
+    assert host.tries == [IMAGE] * 2
+
+
 def test_a_fault_of_ours_ends_no_upkeep(host, clock, monkeypatch, caplog):
     host.holds(IMAGE)
-    monkeypatch.setattr(host, 'exports', lambda: {}[''], raising=False)
+    monkeypatch.setattr(host, 'present', lambda _images: {}[''], raising=False)
     HostUpkeep(host, host).once()
     assert host.told and 'unexpected' in caplog.text
 
@@ -115,12 +131,12 @@ def test_a_gateway_that_is_away_is_told_once_and_seldom_and_when_it_is_back(host
     kept = HostUpkeep(host, host)
     host.holds(IMAGE)
     # The text of the gateway's own failure, and of what cannot be served through it.
-    host.broken = {'start', 'exports'}
+    host.broken = {'start', 'present'}
     for _second in looks(clock, kept.once, 100):
         pass
     assert lines(caplog) == [
         ('WARNING', 'bootcache: the gateway is not ready, for now: start does not answer'),
-        ('WARNING', 'bootcache: bases are not served, for now: exports does not answer')]
+        ('WARNING', 'bootcache: bases are not served, for now: present does not answer')]
     for _second in looks(clock, kept.once, 100):
         pass
     assert len(lines(caplog)) == 2

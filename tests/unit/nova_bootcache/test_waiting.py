@@ -82,6 +82,38 @@ def test_it_fails_in_the_end_with_what_it_waited_for(gateway, clock, tmp_path, e
     assert clock.now == 5060 and not gateway.needs.is_in_making(IMAGE)
 
 
+@pytest.mark.parametrize('error', PASSING, ids=repr)
+def test_a_guest_that_waits_is_started_at_once(gateway, clock, tmp_path, error, monkeypatch,
+                                               caplog):
+    gateway.error, absent = error, []
+    monkeypatch.setattr(gateway.gateway, 'serve_absent', lambda *what: absent.append(what))
+    gateway.chains.keep_chain(IMAGE, disk(tmp_path), 60, guest_waits=True)
+    entry = gateway.cache.known(IMAGE)
+    assert absent == [(entry.remote, entry.virtual_bytes)]
+    assert clock.now == 5000 and 'stands still, and goes on by itself' in caplog.text
+
+
+@pytest.mark.parametrize('error', LASTING, ids=repr)
+def test_no_guest_is_started_on_what_does_not_pass(gateway, clock, tmp_path, error, monkeypatch):
+    gateway.error = error
+    monkeypatch.setattr(gateway.gateway, 'serve_absent', pytest.fail)
+    with pytest.raises(type(error), match=str(error)):
+        gateway.chains.keep_chain(IMAGE, disk(tmp_path), 60, guest_waits=True)
+
+
+def test_a_gateway_that_does_not_answer_is_waited_for_all_the_same(gateway, clock, tmp_path,
+                                                                   monkeypatch):
+    gateway.error = PASSING[0]
+
+    def serve_absent(*_what):
+        raise gateway.error
+
+    monkeypatch.setattr(gateway.gateway, 'serve_absent', serve_absent)
+    clock.then[12] = lambda: setattr(gateway, 'error', None)
+    gateway.chains.keep_chain(IMAGE, disk(tmp_path), 60, guest_waits=True)
+    assert clock.now == 5012
+
+
 @pytest.mark.parametrize('error', LASTING, ids=repr)
 def test_what_does_not_pass_is_told_at_once(gateway, clock, tmp_path, error):
     gateway.error = error

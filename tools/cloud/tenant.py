@@ -80,7 +80,7 @@ class Tenant:
         Its servers are not settled unless the properties say so.
         """
         ask = self.openstack.image_api
-        image = ask("POST", json={
+        image: str = ask("POST", json={
             "name": f"e2e-{uuid.uuid4().hex[:8]}", "disk_format": disk_format,
             "container_format": "bare", "bootcache_settle": "no", **properties})["id"]
         self._images.append(image)

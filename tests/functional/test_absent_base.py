@@ -3,7 +3,6 @@
 Gateway, exporter and chains are real; the storage service's answers are a stand-in.
 """
 
-import contextlib
 import dataclasses
 import subprocess
 
@@ -18,6 +17,8 @@ from bootcache.workingset import Extent
 from nova_bootcache.gateway import graph
 
 SET = Extent(4 * MIB, 300_000), Extent(0, 4096)
+# Data that no boot has read.
+ELSEWHERE = 5 * MIB
 
 
 @pytest.fixture
@@ -64,14 +65,14 @@ def test_it_reads_what_is_here_and_goes_on_when_the_node_is_back(host, node, gue
     start(host, directory)
     handle, wanted = guest(), content(node)
     assert bytes(handle.pread(65536, 4 * MIB)) == wanted[4 * MIB:4 * MIB + 65536]
-    assert refused(handle, MIB) and refused(handle, MIB)
+    assert refused(handle, ELSEWHERE) and refused(handle, ELSEWHERE)
     assert host.gateway.present([IMAGE])[IMAGE].is_absent
     node.serve()
     # As who lets guests go on does.
     host.chains.reach_base(IMAGE)
     there = host.gateway.present([IMAGE])[IMAGE]
     assert not there.is_absent and there.place is not None
-    assert bytes(handle.pread(4096, MIB)) == wanted[MIB:MIB + 4096]
+    assert bytes(handle.pread(4096, ELSEWHERE)) == wanted[ELSEWHERE:ELSEWHERE + 4096]
     assert graph.absent_name(node.remote().export) not in host.gateway.daemon.nodes()
     compare(f'{directory}/disk', node)
 
@@ -80,13 +81,13 @@ def test_nobody_takes_what_is_absent_for_zeros(host, node, directory):
     start(host, directory)
     with pytest.raises(subprocess.CalledProcessError):
         qemu_img('convert', '-f', 'qcow2', '-O', 'raw', f'{directory}/disk', f'{directory}/copy')
-    with contextlib.closing(nbd.NBD()) as handle:
-        handle.add_meta_context(nbd.CONTEXT_BASE_ALLOCATION)
-        handle.set_export_name(naming.export_name(naming.EXPORT_BASE, IMAGE))
-        handle.connect_unix(host.gateway.socket_path)
-        assert handle.get_size() == SIZE
-        with pytest.raises(nbd.Error):
-            handle.block_status(SIZE, 0, lambda *_status: 0)
+    handle = nbd.NBD()
+    handle.add_meta_context(nbd.CONTEXT_BASE_ALLOCATION)
+    handle.set_export_name(naming.export_name(naming.EXPORT_BASE, IMAGE))
+    handle.connect_unix(host.gateway.socket_path)
+    assert handle.get_size() == SIZE
+    with pytest.raises(nbd.Error):
+        handle.block_status(SIZE, 0, lambda *_status: 0)
 
 
 def test_what_needs_the_data_does_not_take_it(host, directory):
@@ -118,4 +119,4 @@ def test_another_content_does_not_take_its_place_below_a_guest(host, node, guest
     other = dataclasses.replace(host.cache.known(IMAGE).remote, export='base-of-another')
     with pytest.raises(exception.StorageDaemonError, match='another content'):
         host.gateway.ensure_base(other)
-    assert refused(handle, MIB)
+    assert refused(handle, ELSEWHERE)

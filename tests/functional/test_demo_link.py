@@ -24,16 +24,14 @@ def inside(script):
 
 def test_only_the_ports_are_held_and_only_as_long_as_it_is_wanted():
     before, during, filters, after = inside('''
-def show(*what):
-    return json.loads(subprocess.run(['tc', '-j', *what, 'show', 'dev', 'lo'], check=True,
-                                     capture_output=True).stdout)
+def show(what):
+    return subprocess.run(['tc', what, 'show', 'dev', 'lo'], check=True, text=True,
+                          capture_output=True).stdout
 before = show('qdisc')
 with link.shaped(1000, [9292, 10811], stays=False):
-    during = show('class')
-    filters = len([one for one in show('filter') if 'options' in one and 'flowid'
-                   in one['options']])
+    during, filters = show('class'), show('filter').count('flowid')
 print(json.dumps([before, during, filters, show('qdisc')]))''')
-    assert [one['rate'] for one in during] == [125_000_000] and filters == 2
+    assert during.count('rate 1Gbit') == 1 and filters == 2
     assert before == after
 
 
@@ -55,14 +53,14 @@ print(json.dumps([left, again, handles()]))''')
 
 def test_somebody_elses_is_left_alone():
     why, kinds = inside('''
-subprocess.run('tc qdisc add dev lo root handle 5: prio'.split(), check=True)
+subprocess.run('tc qdisc add dev lo root handle 5: htb'.split(), check=True)
 try:
     with link.shaped(100, [9292], stays=False):
         why = 'shaped'
 except link.LinkError as error:
     why = str(error)
 print(json.dumps([why, [one['kind'] for one in link._qdiscs()]]))''')
-    assert 'prio' in why and '--link none' in why and kinds == ['prio']
+    assert 'htb' in why and '--link none' in why and kinds == ['htb']
 
 
 @pytest.mark.parametrize(('text', 'mbit'), [('none', None), ('1000', 1000), ('1', 1)])

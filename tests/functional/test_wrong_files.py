@@ -13,8 +13,9 @@ LONG = 10_000
 
 
 @pytest.fixture
-def host(node, hosts):
+def host(node, hosts, caplog):
     """A host; ``host.later()`` lets a pause pass."""
+    caplog.set_level('INFO')
     node.build(*SET)
     host = hosts()
     now = [0.0]
@@ -62,6 +63,8 @@ def test_servers_read_the_base_meanwhile_and_go_stock_in_the_end(host, node, dir
     assert 'its cache image came wrong to this host, time and again' in caplog.text
     # It was seen to, and a day has passed.
     node.build(*SET)
+    node.kill()
+    node.serve()
     host.later(86400)
     assert boot(host, f'{directory}/again') is True
     assert holds(host)

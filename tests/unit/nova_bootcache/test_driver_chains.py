@@ -137,7 +137,8 @@ def test_operations_wait_once_novas_start_is_over(nova, monkeypatch):
         nova.do(operation)
     assert waits == [0, *[60] * len(OPENING)]
     # Others go on from a description that may be of an earlier version, or read as no guest does.
-    assert guests == [True, *(operation == '_hard_reboot' for operation in OPENING)]
+    new = '_hard_reboot', 'finish_revert_migration'
+    assert guests == [True, *(operation in new for operation in OPENING)]
 
 
 def test_a_reverted_resize_opens_the_disk_where_it_was_kept(nova):

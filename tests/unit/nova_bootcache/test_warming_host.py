@@ -9,11 +9,11 @@ from bootcache.manifest import CacheInfo
 from bootcache.rpcapi import StorageAPI
 from bootcache.tier import Medium
 from nova_bootcache.asking.client import HostsClient
-from nova_bootcache.asking.placement import HeldHere, TierRoom
+from nova_bootcache.asking.placement import HeldHere, TierRoom, Trust
 from nova_bootcache.asking.placement import Host as Facts
 from nova_bootcache.cache.cacheentry import CacheEntry
 from nova_bootcache.cache.cachefiles import CacheFiles
-from nova_bootcache.chains.chains import Chains
+from nova_bootcache.chains.hostfacts import HostFacts
 from nova_bootcache.chains.hostwarmer import HostWarmer
 from nova_bootcache.chains.serving import Serving
 from nova_bootcache.storagenode import Remote
@@ -33,10 +33,10 @@ class Host:
 
     def __init__(self):
         self.storage, self.api = Neighbour(self, HostsClient), Neighbour(self, StorageAPI)
-        self.cache, self.chains = Neighbour(self, CacheFiles), Neighbour(self, Chains)
+        self.cache, self.facts = Neighbour(self, CacheFiles), Neighbour(self, HostFacts)
         self.fetches, self.serving = Neighbour(self, Fetches), Neighbour(self, Serving)
         self.hostname, self.is_on, self.answer = 'host-1', True, OFFER
-        self.held, self.rooms = HeldHere.NOTHING, BOTH
+        self.held, self.rooms, self.trust = HeldHere.NOTHING, BOTH, Trust.FULL
         self.fetched, self.told, self.promoted, self.updated, self.touched = [], [], [], [], 0
         self.fails, self.deaf = [], False
 
@@ -48,8 +48,8 @@ class Host:
         remote = Remote(IMAGE, '10.0.0.1', 10810, 'base')
         return None if self.held is HeldHere.NOTHING else CacheEntry(remote, INFO, 'ab', 1 << 30)
 
-    def facts(self, image_id, entry, offered):
-        return Facts(self.held, *self.rooms, True)
+    def of(self, image_id, entry, offered):
+        return Facts(self.held, *self.rooms, True, self.trust)
 
     def fetch_offered(self, offered, medium, rate=0):
         if self.fails:
@@ -142,6 +142,18 @@ def test_what_cannot_be_had_is_an_error_that_is_told(host, answer, rooms, text):
         HostWarmer(host, 0).cache_image(IMAGE, False, not_stock)
     assert text in str(caught.value)
     assert host.told == [(IMAGE, 'host-1', 'error', str(caught.value))]
+
+
+@pytest.mark.parametrize('trust', [Trust.PAUSED, Trust.NONE])
+def test_what_came_wrong_is_told_or_cached_the_stock_way(host, trust):
+    host.trust = trust
+    warmer = HostWarmer(host, 0)
+    if trust is Trust.NONE:
+        assert warmer.cache_image(IMAGE, False, stock) is True
+    else:
+        with pytest.raises(exception.BootcacheError, match='came wrong'):
+            warmer.cache_image(IMAGE, False, not_stock)
+    assert host.fetched == []
 
 
 def test_a_driver_that_cannot(host):

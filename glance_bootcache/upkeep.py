@@ -84,6 +84,7 @@ class ServiceUpkeep:
                            ('images cannot be retired yet', self._manager.retiring.retry),
                            ('changes that were not written cannot be followed',
                             self._manager.write_again),
+                           ('servers of profile boots cannot be deleted', self.delete_left),
                            ('images that wait cannot be looked at', self.go_on),
                            ('images of another content cannot be looked at', self.older.retry),
                            ('last uses cannot be written', self._tiers.save_usage),
@@ -118,7 +119,7 @@ class ServiceUpkeep:
         """
         if self.recovered:
             return
-        self._profile_boots.remove_leftovers(self._manager.jobs.tokens())
+        self._profile_boots.remove_leftovers(self._manager.jobs.tokens)
         for manifest in self._store.manifests():
             with self._store.lock:
                 current = self._store.load(manifest.image_id)
@@ -127,6 +128,13 @@ class ServiceUpkeep:
         # Those about which Glance does not answer are unseen, and looked at by ``go_on``.
         self._consider(manifest.image_id for manifest in self._store.manifests())
         self.recovered = True
+
+    def delete_left(self) -> None:
+        """Delete servers of profile boots that could not be when these were over.
+
+        :raises Exception: keystoneauth's or novaclient's, if Nova cannot be asked.
+        """
+        self._profile_boots.delete_left(self._manager.jobs.tokens)
 
     def keep_serving(self) -> None:
         """Start the exporter if it has ended, and serve what it served.

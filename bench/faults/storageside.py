@@ -10,7 +10,7 @@ import logging
 import os
 import signal
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -92,7 +92,7 @@ class _ProfileBoots(NovaProfileBoots):
         return any(path.read_text() == image_id
                    for path in Path(self._directory, 'host', 'instances').glob('*/image'))
 
-    def remove_leftovers(self, tokens: Collection[str] = ()) -> int:
+    def remove_leftovers(self, tokens: Callable[[], Collection[str]], tries: int = 1) -> int:
         return 0
 
     def run(self, image: ImageFacts, virtual_bytes: int, policy: properties.Policy,

@@ -7,7 +7,7 @@ it below its overlay, sees when its boot is over, and reports what it read, as o
 import dataclasses
 import re
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 from keystoneauth1 import exceptions as ks_exceptions
@@ -39,6 +39,8 @@ _POLL_SECONDS, _LOOK_SECONDS = 1.0, 5.0
 _REPORT_SECONDS = 90.0
 # A server that runs while no host has asked for a recording is on a host without the driver.
 _UNHEARD_SECONDS = 30.0
+# Of deleting a server, two seconds after each other.
+_DELETIONS = 30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,6 +114,8 @@ class NovaProfileBoots:
     """
 
     recorded_by = 'nova'
+    # Whether there may be a server that could not be deleted.
+    _has_left = False
 
     def __init__(self, conf: cfg.ConfigOpts):
         self._conf = conf[bootcache_conf.GROUP]
@@ -133,21 +137,41 @@ class NovaProfileBoots:
                    or timeutils.parse_isotime(server.created).timestamp() < created_before
                    for server in found)
 
-    def remove_leftovers(self, tokens: Collection[str] = ()) -> int:
+    def remove_leftovers(self, tokens: Callable[[], Collection[str]],
+                         tries: int = _DELETIONS) -> int:
         """Delete the servers of profile boots that nobody waits for, as of an earlier process.
 
-        :param tokens: of the profile boots that are in hand.
+        :param tokens: gives those of the profile boots that are in hand.
+        :param tries: for each.
         :returns: how many.
         :raises Exception: keystoneauth's or novaclient's, if Nova cannot be asked.
         """
         found = self._client.servers.list(
             search_opts={'name': f'^{re.escape(NAME_PREFIX)}'})
+        # Looked up late: a profile boot is in hand before it has a server.
+        others = (None, *tokens())
         mine = [server for server in found
-                if server.metadata.get(rpcapi.PROFILE_METADATA) not in (None, *tokens)]
+                if server.metadata.get(rpcapi.PROFILE_METADATA) not in others]
         for server in mine:
             LOG.info('deleting server %s, left over from a profile boot', server.id)
-            self._delete(server.id)
+            self._delete(server.id, tries)
         return len(mine)
+
+    def delete_left(self, tokens: Callable[[], Collection[str]]) -> None:
+        """Delete the servers that could not be, as Nova was away; call it now and then.
+
+        :param tokens: gives those of the profile boots that are in hand.
+        :raises Exception: keystoneauth's or novaclient's, if Nova cannot be asked.
+        """
+        if not self._has_left:
+            return
+        self._has_left = False
+        try:
+            # Who calls has more to do.
+            self.remove_leftovers(tokens, tries=1)
+        except Exception:
+            self._has_left = True
+            raise
 
     def run(self, image: ImageFacts, virtual_bytes: int, policy: properties.Policy,
             job: BuildJob) -> Result:
@@ -189,6 +213,7 @@ class NovaProfileBoots:
                 availability_zone=self._conf.profile_availability_zone)
         except Exception:
             # The answer may be lost, and the server there all the same.
+            self._has_left = True
             for lost in self._client.servers.list(search_opts={
                     'name': f'^{re.escape(NAME_PREFIX + image.image_id)}'}):
                 if job.owns(lost.metadata.get(rpcapi.PROFILE_METADATA)):
@@ -219,7 +244,9 @@ class NovaProfileBoots:
                 server = self._client.servers.get(server_id)
                 answered_at = now
             except (nova_exceptions.ClientException, ks_exceptions.ClientException):
-                if now - answered_at > _UNHEARD_SECONDS:
+                # While its host records, nothing is lost by Nova's silence.
+                if now - max(answered_at, job.heard_at) > _UNHEARD_SECONDS \
+                        or now - began > self._conf.profile_timeout + _REPORT_SECONDS:
                     raise
                 job.wait(_POLL_SECONDS)
                 continue
@@ -273,6 +300,10 @@ class NovaProfileBoots:
             if self._has_marked(server_id, policy, job):
                 return ending.MARKER
             raise notbooted.switched_off()
+        if report.ended_by == ending.SHUTDOWN:
+            # Nobody but an operator does that, or a host that is being emptied.
+            raise _RecordingLost('its server was stopped, moved or deleted before its boot was'
+                                 ' over')
         notbooted.check(report.ended_by, report.line, job.recorded_bytes,
                         self._conf.profile_timeout)
         return report.ended_by
@@ -317,8 +348,8 @@ class NovaProfileBoots:
             # Not there yet, Nova is away, or this cloud has none; silence ends such boots.
             return ''
 
-    def _delete(self, server_id: str) -> None:
-        for _attempt in range(30):
+    def _delete(self, server_id: str, tries: int = _DELETIONS) -> None:
+        for left in reversed(range(tries)):
             try:
                 self._client.servers.delete(server_id)
                 return
@@ -326,6 +357,8 @@ class NovaProfileBoots:
                 return
             except Exception as error:
                 LOG.warning('server %s cannot be deleted yet: %s', server_id, error)
-                time.sleep(2)
-        LOG.error('server %s of a profile boot could not be deleted; the next start of the storage'
-                  ' service tries again', server_id)
+                if left:
+                    time.sleep(2)
+        self._has_left = True
+        LOG.error('server %s of a profile boot could not be deleted; it is tried again in'
+                  ' [bootcache]poll_interval, %d s', server_id, self._conf.poll_interval)

@@ -90,6 +90,9 @@ class WatchedBoots:
                          remote.image_id, error)
 
         def report(extents: list[Extent], ended_by: str, seconds: float, line: str) -> None:
+            if ended_by == ending.SHUTDOWN and not extents:
+                # It did not start here, and Nova may start it on another host, or will say so.
+                return
             self.reports.report(remote.image_id, offered.image_hash, hostname,
                                 recording.GRANULARITY, workingset.to_wire(extents), ended_by,
                                 seconds, profile.token, line)

@@ -67,6 +67,7 @@ def test_a_recording_of_an_earlier_driver_is_removed(hosts, node, directory):
     assert again.gateway.daemon.exports() == {} and os.listdir(again.cache.directory) == []
     # The next profile boot starts from nothing.
     assert boot(again, f'{directory}/next', token='secret') is True
+    compare(f'{directory}/next', node)
     end_profile(again, 'server-next')
     assert len(again.service.reports) == 1
 
@@ -120,6 +121,15 @@ def test_a_profile_boot_reports_what_it_read(hosts, node, directory):
     assert os.listdir(host.cache.directory) == [] and host.gateway.daemon.nodes() == set()
     end_profile(host, 'server-profile')
     assert len(host.service.reports) == 1
+
+
+def test_a_profile_boot_that_did_not_start_here_is_not_over(hosts, node, directory):
+    """Nova starts it on another host then, which has the same token."""
+    node.serve()
+    host = hosts()
+    boot(host, f'{directory}/profile', token='secret')
+    end_profile(host, 'server-profile')
+    assert host.service.reports == [] and host.gateway.daemon.nodes() == set()
 
 
 def test_the_end_of_a_profile_boot_is_seen_by_its_host(hosts, node, directory):

@@ -4,7 +4,7 @@ shows what the manifests say."""
 import logging
 
 import pytest
-from fakes_manager import failed
+from fakes_manager import failed, until
 
 from bootcache.manifest import ImageState, Manifest, Standing
 
@@ -167,3 +167,15 @@ def test_glance_that_is_away_is_not_asked_for_every_image(house):
     with pytest.raises(RuntimeError):
         house.upkeep.go_on()
     assert len(house.manager.unseen()) == 3
+
+
+def test_servers_that_could_not_be_deleted_are_in_each_round(house):
+    """Those of profile boots that are in hand stay: see test_profile_servers.py."""
+    house.boots.gate.clear()
+    house.images.put(IMAGE)
+    house.manager.consider(IMAGE)
+    until(lambda: house.boots.jobs, 'the profile boot')
+    house.upkeep.once()
+    assert house.boots.deleting == [{house.boots.jobs[0].token}]
+    house.boots.gate.set()
+    house.settle()

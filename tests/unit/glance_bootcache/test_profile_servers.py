@@ -1,0 +1,204 @@
+"""Profile boots' servers: Nova is away for a while, or starts one on another host.
+
+Nova is a stand-in; the e2e tests have the real one.
+"""
+
+import types
+
+import pytest
+from fakes_clock import Clock
+from novaclient import exceptions as nova_exceptions
+
+from bootcache import exception, rpcapi
+from bootcache.properties import Policy
+from bootcache.workingset import WorkingSet
+from glance_bootcache.decisions import ImageFacts
+from glance_bootcache.profileboot import throughnova
+from glance_bootcache.profileboot.job import BuildJob, ProfileReport
+from glance_bootcache.profileboot.throughnova import NovaProfileBoots
+
+IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+FACTS = ImageFacts(IMAGE, 'active', 'raw', 'bare', 1, 'sha512:ab', 0, 0, {})
+SET = WorkingSet(IMAGE, 'sha512:ab', 1 << 20, 4096, ())
+
+
+class Nova:
+    """Stands for Nova: its servers by id, with their metadata; ``away`` while it does not answer.
+
+    :ivar happens: called with each second in which the profile boot waits.
+    """
+
+    def __init__(self, clock):
+        self.clock, self.away, self.there, self.made = clock, False, {}, 0
+        self.lost_answers, self.happens = 0, lambda second: None
+        self.servers = self
+        self.flavors = types.SimpleNamespace(list=lambda is_public: [
+            types.SimpleNamespace(id='1', name='small', ram=512, disk=5)])
+
+    def _answer(self):
+        if self.away:
+            raise nova_exceptions.ClientException(503)
+
+    def create(self, name, meta, **_others):
+        self._answer()
+        self.made += 1
+        self.there[f'server-{self.made}'] = types.SimpleNamespace(
+            id=f'server-{self.made}', name=name, metadata=meta, status='ACTIVE')
+        if self.lost_answers:
+            self.lost_answers -= 1
+            self.away = True
+        self._answer()
+        return self.there[f'server-{self.made}']
+
+    def list(self, search_opts):
+        self._answer()
+        return list(self.there.values())
+
+    def get(self, server_id):
+        self._answer()
+        if server_id not in self.there:
+            raise nova_exceptions.NotFound(404)
+        return self.there[server_id]
+
+    def delete(self, server_id):
+        self._answer()
+        del self.there[server_id]
+
+    def diagnostics(self, server_id):
+        raise nova_exceptions.Conflict(409)
+
+    def get_console_output(self, server_id, length):
+        return ''
+
+
+@pytest.fixture
+def nova(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(throughnova, 'time', clock)
+    return Nova(clock)
+
+
+@pytest.fixture
+def boots(storage_conf, nova):
+    boots = object.__new__(NovaProfileBoots)
+    boots._conf, boots._client = storage_conf.bootcache, nova
+    return boots
+
+
+@pytest.fixture
+def job(nova, monkeypatch):
+    """Waiting for it lets seconds pass."""
+    job = BuildJob(IMAGE, host='host')
+    began = nova.clock.now
+
+    def wait(seconds):
+        for _second in range(int(seconds)):
+            nova.clock.now += 1
+            nova.happens(int(nova.clock.now - began))
+
+    monkeypatch.setattr(job, 'wait', wait)
+    return job
+
+
+def run(boots, job):
+    return boots.run(FACTS, 1 << 20, Policy('auto', 1 << 30, 'login:'), job)
+
+
+def hear(job, nova):
+    job.recorded_bytes, job.heard_at = 1 << 20, nova.clock.now
+
+
+def test_nova_may_be_away_while_a_host_records(boots, nova, job):
+    """It failed for good after half a minute, and its server stayed."""
+    def happens(second):
+        hear(job, nova)
+        nova.away = 5 < second < 300
+        if second == 290:
+            job.take_report(ProfileReport(SET, 'marker', ''))
+
+    nova.happens = happens
+    nova.clock.sleep = lambda seconds: nova.happens(400)
+    assert run(boots, job).ended_by == 'marker'
+    assert nova.made == 1 and nova.there == {}
+
+
+@pytest.mark.parametrize('heard', [False, True])
+def test_nova_is_not_waited_for_for_ever(boots, nova, job, heard, storage_conf):
+    def happens(second):
+        nova.away = second > 5
+        if heard:
+            hear(job, nova)
+
+    nova.happens = happens
+    began = nova.clock.now
+    with pytest.raises(exception.BootcacheError, match='Nova'):
+        run(boots, job)
+    limit = storage_conf.bootcache.profile_timeout + throughnova._REPORT_SECONDS if heard else 40
+    assert nova.clock.now - began < limit + 2 * throughnova._DELETIONS + 10
+
+
+def test_a_server_that_cannot_be_deleted_is_when_nova_is_back(boots, nova, job, caplog):
+    """It stayed until the storage service was started again."""
+    def happens(second):
+        nova.away = True
+        job.take_report(ProfileReport(SET, 'marker', ''))
+
+    nova.happens = happens
+    assert run(boots, job).ended_by == 'marker'
+    assert list(nova.there) == ['server-1'] and 'could not be deleted' in caplog.text
+    with pytest.raises(nova_exceptions.ClientException):
+        boots.delete_left(list)
+    nova.away = False
+    # Those that are in hand, and servers of others, stay.
+    nova.there['mine'] = types.SimpleNamespace(
+        id='mine', metadata={rpcapi.PROFILE_METADATA: 'in hand'})
+    nova.there['other'] = types.SimpleNamespace(id='other', metadata={})
+    boots.delete_left(lambda: ['in hand'])
+    assert sorted(nova.there) == ['mine', 'other']
+    nova.there['later'] = types.SimpleNamespace(
+        id='later', metadata={rpcapi.PROFILE_METADATA: 'x'})
+    boots.delete_left(list)
+    assert 'later' in nova.there, 'nobody looks without need'
+
+
+def test_a_server_whose_making_was_not_answered_is_deleted_when_nova_is_back(boots, nova, job):
+    nova.lost_answers = 1
+    with pytest.raises(exception.BootcacheError, match='Nova'):
+        run(boots, job)
+    assert list(nova.there) == ['server-1']
+    nova.away = False
+    boots.delete_left(list)
+    assert nova.there == {}
+
+
+def test_a_boot_whose_server_was_stopped_or_moved_is_tried_once_more(boots, nova, job, caplog):
+    def happens(second):
+        hear(job, nova)
+        if second == 3:
+            job.take_report(ProfileReport(SET, 'shutdown', ''))
+        elif second == 60:
+            job.take_report(ProfileReport(SET, 'silence', ''))
+
+    nova.happens = happens
+    assert run(boots, job).ended_by == 'silence'
+    assert nova.made == 2 and nova.there == {} and 'tried once more' in caplog.text
+
+
+def test_one_that_is_stopped_each_time_is_given_up(boots, nova, job):
+    nova.happens = lambda second: job.take_report(ProfileReport(SET, 'shutdown', ''))
+    with pytest.raises(exception.ProfileBootFailed, match='stopped, moved or deleted'):
+        run(boots, job)
+    assert nova.made == 2 and nova.there == {}
+
+
+def test_one_that_nova_starts_on_another_host_goes_on(boots, nova, job):
+    """The first host does not say that it is over, as its guest has read nothing: see
+    tests/functional/test_compute_host.py."""
+    def happens(second):
+        if second < 3 or second > 25:
+            hear(job, nova)
+        if second == 40:
+            job.take_report(ProfileReport(SET, 'marker', ''))
+
+    nova.happens = happens
+    assert run(boots, job).ended_by == 'marker' and nova.made == 1

@@ -164,6 +164,8 @@ class Made:
     :ivar virtual_bytes: size of the base.
     :ivar working_set: of this content; None if there is none.
     :ivar cache_image: of this content; None if there is none.
+    :ivar built_from: file of the working set that the cache image was built from; empty of one that
+        an earlier version built.
     """
 
     base_path: str = ''
@@ -174,6 +176,13 @@ class Made:
     virtual_bytes: int = 0
     working_set: WorkingSetInfo | None = None
     cache_image: CacheInfo | None = None
+    built_from: str = ''
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the cache image was built from another working set than there is."""
+        return self.working_set is not None and self.cache_image is not None \
+            and self.built_from not in ('', self.working_set.file)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -277,6 +277,7 @@ def _decide(image: ImageFacts, manifest: Manifest | None, default_quota: int, ma
     if manifest.made.working_set is None \
             or manifest.made.working_set.boot_marker != policy.boot_marker:
         return record if profile_boots else nothing
-    if manifest.made.cache_image.quota != policy.quota:
+    if manifest.made.cache_image.quota != policy.quota or manifest.made.is_behind:
+        # The latter where its building was not begun, or not ended, before a restart.
         return ImageDecision(ImageAction.REBUILD, policy=policy)
     return nothing

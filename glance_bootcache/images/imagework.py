@@ -214,7 +214,8 @@ class ImageWork:
                          round(seconds, 3), cacheimage.VERIFY_RULES)
         self._tiers.note_built(info, path)
         job.check_cancelled()
-        made = dataclasses.replace(made, cache_image=info)
+        made = dataclasses.replace(made, cache_image=info, built_from=(
+            made.working_set.file if made.working_set is not None else ''))
         steps.reached('build: named')
         named = manifest.making_all(made)
         self._tiers.serve(named)

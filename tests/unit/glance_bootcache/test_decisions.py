@@ -91,6 +91,14 @@ TABLE = {
     'quota and marker changed': (
         image({'bootcache_quota': '64MiB', 'bootcache_boot_marker': 'up'}), READY,
         ImageDecision(ImageAction.RECORD, policy=Policy('auto', 64 * MIB, 'up'))),
+    'another working set than its cache image was built from': (
+        IMAGE, manifest(built_from='set-before'), ImageDecision(ImageAction.REBUILD,
+                                                                policy=POLICY)),
+    'the same one': (IMAGE, manifest(built_from='set'), NOTHING),
+    'another working set, in vain': (
+        IMAGE, manifest(built_from='set-before').standing_at(
+            Standing.DONE, 'the older cache image serves, as there is no room').wishing(
+            quota=512 * MIB, boot_marker='login:'), NOTHING),
     'own state properties': (image({'bootcache_state': 'ready', 'bootcache_reason': 'x'}), READY,
                              NOTHING),
     'opted out': (image({'bootcache_mode': 'off'}), None,

@@ -337,3 +337,29 @@ def test_an_image_that_was_deleted_is_not_prepared_again_and_again(house):
     house.manager.forget(IMAGE)
     assert house.store.load(IMAGE) is None
     assert ask(house)['action'] == 'stock'
+
+
+@pytest.mark.parametrize('ends', ['before its building', 'while it is built'])
+def test_a_set_that_was_refined_is_built_from_after_a_restart(cold, monkeypatch, ends):
+    """Nobody remembered: hosts went on with the older one, and further boots had nothing new."""
+    assert boot(cold, [KNOWN], ended_by='shutdown') == 1
+    before = cold.store.load(IMAGE).made
+    assert before.built_from == before.working_set.file
+
+    def stop():
+        raise exception.Cancelled('the service ends')
+
+    if ends == 'before its building':
+        monkeypatch.setattr(cold.manager, 'rebuild', lambda image_id: False)
+    else:
+        cold.qemu.building = stop
+    assert boot(cold, [KNOWN, MORE], server='whole') == 2
+    assert cold.store.load(IMAGE).made.cache_image == before.cache_image
+    cold.qemu.building = lambda: None
+    cold.restart()
+    cold.upkeep.recover()
+    cold.settle()
+    made = cold.store.load(IMAGE).made
+    assert made.cache_image.file != before.cache_image.file and not made.is_behind
+    assert [extent.offset for extent in cold.qemu.builds[-1][0]] == [0, 262144]
+    assert len(cold.boots.jobs) == 0, 'no profile boot'

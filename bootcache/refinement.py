@@ -23,8 +23,12 @@ MOST_GAIN = 0.25
 LEAST_BOUND = 4 << 20
 # What ends a boot at its end. One that was cut short tells too little, and of one that never became
 # quiet nobody knows what belongs to it.
-_WHOLE = frozenset({'marker', 'silence'})
+WHOLE = frozenset({'marker', 'silence'})
 _CUT_SHORT = 'shutdown'
+# A growing store that has no room for more, as a disk that is full or one that other servers have
+# filled, ends a boot like the quota. By that itself a set comes near to it.
+_QUOTA = 'quota'
+_LEAST_OF_QUOTA = 0.5
 # A kernel alone has megabytes: silence after less is that of a guest which stood still, as on a
 # host with too much to do.
 _LEAST_BOOT = 1 << 20
@@ -69,8 +73,8 @@ def learn(have: Sequence[Extent], recorded_to: str, boot: Boot, earlier: Iterabl
     """Return what a boot teaches about a working set.
 
     A set whose own boot was cut short, or stood still, is a part of a boot: the next one that was
-    not cut short takes its place as the first one, by itself. Any other set grows by what two
-    independent boots read, both to their ends.
+    not cut short takes its place as the first one, by itself. So is one that ended by the quota,
+    far from it. Any other set grows by what two independent boots read, both to their ends.
 
     :param have: the working set's extents, in first-read order.
     :param recorded_to: what ended the boot that made the set.
@@ -85,11 +89,12 @@ def learn(have: Sequence[Extent], recorded_to: str, boot: Boot, earlier: Iterabl
         return refine(have, extents, quota=quota, cluster_bytes=cluster_bytes,
                       granularity=granularity, virtual_bytes=virtual_bytes)
 
-    is_part = recorded_to == _CUT_SHORT or (
-        recorded_to == 'silence' and workingset.total_bytes(have) < _LEAST_BOOT)
+    read = workingset.total_bytes(have)
+    is_part = recorded_to == _CUT_SHORT or (recorded_to == 'silence' and read < _LEAST_BOOT) \
+        or (recorded_to == _QUOTA and read < _LEAST_OF_QUOTA * quota)
     if is_part and boot.ended_by != _CUT_SHORT:
         return Lesson(refined(boot.extents))
-    if boot.ended_by not in _WHOLE or refined(boot.extents) is None:
+    if boot.ended_by not in WHOLE or refined(boot.extents) is None:
         return Lesson()
     unconfirmed = dataclasses.replace(boot, extents=tuple(
         beyond(have, boot.extents, cluster_bytes, virtual_bytes)))

@@ -34,8 +34,8 @@ _GRANULARITIES = (4096, 65536)
 # So many boots in a row that bring nothing new, and no more reports are asked for until a restart;
 # and so many hosts are asked at a time.
 _ENOUGH_BOOTS = 3
-# The same of boots that read something new which no other boot reads: so do those of an image that
-# reads at random.
+# The same of boots that read something new which no other boot reads, as those of an image that
+# reads at random do, and of boots that were not whole.
 _ENOUGH_IN_VAIN = 40
 # Boots that are remembered of an image until another one confirms what they read, and the extents
 # that are remembered of an image's and of all. An extent takes 150 bytes, a boot some kilobytes.
@@ -279,8 +279,13 @@ class ReportedBoots:
             granularity=have.granularity, virtual_bytes=manifest.made.virtual_bytes)
         if lesson.extents is not None:
             return dataclasses.replace(have, extents=tuple(lesson.extents))
-        if lesson.unconfirmed is None:
+        if lesson.unconfirmed is None and boot.ended_by in refinement.WHOLE:
             self._note_nothing_new(manifest)
+            return None
+        if lesson.unconfirmed is None:
+            # It says nothing of what a whole boot would have read.
+            with self._lock:
+                self._in_vain[key] = self._in_vain.get(key, 0) + 1
             return None
         with self._lock:
             self._unconfirmed[key] = remembered(

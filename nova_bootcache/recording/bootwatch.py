@@ -27,7 +27,7 @@ _LOOK_SECONDS = 1.0
 # What is known by what ended a boot. Only a marker tells that a guest is up.
 _ENDS = {ending.MARKER: 'has booted, as its marker was seen,',
          ending.SILENCE: 'has read nothing new for a while, so that its boot counts as over,',
-         ending.QUOTA: 'has read as much as a cache image may have',
+         ending.QUOTA: 'has read as much as a cache image or its growing store may have',
          ending.TIMEOUT: 'is not known to have booted; its boot counts as over',
          ending.STUCK: 'does not come up, as its console says,',
          ending.NOTHING: 'has read next to nothing; its boot is given up',

@@ -208,12 +208,13 @@ def large(start, megabytes):
 
 @pytest.mark.parametrize('recorded_to, read, is_part', [
     ('silence', 65536, True), ('silence', 1 << 20, False), ('marker', 65536, False),
-    ('timeout', 65536, False)])
+    ('timeout', 65536, False), ('quota', 30 << 20, True), ('quota', 200 << 20, False)])
 def test_a_guest_that_stood_still_has_read_a_part(recorded_to, read, is_part):
-    """Silence ended its boot after 64 KiB, on a machine that had too much to do."""
-    have, seen = [Extent(0, read)], large(2, 30)
+    """Silence ended its boot after 64 KiB, on a machine that had too much to do; a growing store
+    had no more room after 30 MiB, as the host's disk was full."""
+    have, seen = [Extent(0, read)], large(300, 30)
     lesson = refinement.learn(
-        have, recorded_to, boot(seen), [], only_host=False, quota=1 << 40, cluster_bytes=65536,
+        have, recorded_to, boot(seen), [], only_host=False, quota=400 << 20, cluster_bytes=65536,
         granularity=4096, virtual_bytes=4 << 30)
     assert lesson.extents == ([*have, *seen] if is_part else None)
     assert (lesson.unconfirmed is None) == is_part

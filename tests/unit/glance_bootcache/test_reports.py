@@ -144,6 +144,25 @@ def test_only_boots_that_came_to_their_end_make_a_working_set_larger(cold, ended
     assert 'watch' in ask(cold)
 
 
+@pytest.mark.parametrize('ended_by', ['timeout', 'quota', 'shutdown'])
+def test_boots_that_did_not_come_to_their_end_do_not_end_the_refinement(cold, ended_by):
+    """Three servers that somebody deleted while they booted: no set was refined any more."""
+    assert boot(cold, [KNOWN]) == 1
+    for number in range(reportedboots._ENOUGH_BOOTS):
+        assert boot(cold, [], server=f'server-{number}', ended_by=ended_by) == 1
+    assert 'watch' in ask(cold)
+    assert boot(cold, [NEW], server='one') == 1
+    assert boot(cold, [NEW], server='two') == 2
+
+
+def test_images_whose_boots_never_come_to_their_end_are_not_watched_for_ever(cold, monkeypatch):
+    monkeypatch.setattr(reportedboots, '_ENOUGH_IN_VAIN', 10)
+    assert boot(cold, [KNOWN]) == 1
+    for number in range(reportedboots._ENOUGH_IN_VAIN):
+        assert boot(cold, [NEW], server=f'server-{number}', ended_by='timeout') == 1
+    assert 'watch' not in ask(cold)
+
+
 def test_a_set_of_a_boot_that_was_cut_short_is_completed_by_the_next_one(cold):
     assert boot(cold, [KNOWN], ended_by='shutdown') == 1
     assert boot(cold, [NEW], server='short', ended_by='shutdown') == 1

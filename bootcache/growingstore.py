@@ -56,6 +56,18 @@ def remove_throttle(daemon: StorageDaemon, name: str) -> None:
         session.execute('object-del', id=throttle_group(name))
 
 
+def remove_throttles(daemon: StorageDaemon, digest: str) -> None:
+    """Remove the groups of stores whose nodes' names have a digest.
+
+    :param digest: the beginning of it, as of the name of a node.
+    :raises StorageDaemonError: if the daemon does not answer.
+    """
+    with daemon.session() as session:
+        for entry in session.execute('qom-list', path='/objects'):
+            if entry['name'].startswith(f'throttle-{THROTTLE}-{digest}'):
+                session.execute('object-del', id=entry['name'])
+
+
 class GrowingStore:
     """A store, and what was read through it.
 

@@ -1,7 +1,7 @@
 """Recording a boot in a growing store of its own, which is exported for one overlay."""
 
 import contextlib
-from collections.abc import Container, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from bootcache import growingstore, naming
@@ -11,28 +11,42 @@ from bootcache.workingset import Extent
 
 # Small, as the set should be exact: whoever builds from it rounds up.
 GRANULARITY = 4096
-# Kind of the base's node.
-BASE = 'n'
-# Of a recording's nodes, from above; those of two letters are an earlier version's.
-_KINDS = 'rf', 'rs', 'rb', *growingstore.KINDS, BASE
+# Kind of the base's node: no image's node has it, it is there first and goes last. So it tells of
+# what is left of a recording, also without its export.
+BASE = 'rb'
+# Of a recording's nodes, from above; the first two are an earlier version's, as is the last one.
+_KINDS = 'rf', 'rs', *growingstore.KINDS, BASE, 'n'
 
 
-def discard_leftovers(daemon: StorageDaemon, under_way: Container[str] = ()) -> None:
+def discard_leftovers(daemon: StorageDaemon, under_way: Collection[str] = ()) -> None:
     """Remove exports and nodes of recordings that nobody finishes, as of an earlier process.
 
     :param under_way: names of recordings that somebody finishes; looked into after it was seen
-        which exports there are, so that one which begins meanwhile can be in it.
+        what there is, so that one which begins meanwhile can be in it.
     :raises StorageDaemonError: if the daemon does not answer or refuses.
     """
-    for export in daemon.exports():
+    nodes, exports = daemon.nodes(), daemon.exports()
+    known = tuple(under_way)
+    for export in exports:
         kind, _, name = export.partition('-')
-        if kind != naming.EXPORT_RECORDING or name in under_way:
+        if kind != naming.EXPORT_RECORDING or name in known:
             continue
         daemon.remove_export(export, disconnect=True)
-        present = daemon.nodes()
-        names = [naming.node_name(kind, name) for kind in _KINDS]
-        daemon.remove_nodes(*(name for name in names if name in present))
+        _remove_nodes(daemon, [naming.node_name(kind, name) for kind in _KINDS])
         growingstore.remove_throttle(daemon, name)
+    # Of one that was made, or removed, in part.
+    length = len(naming.node_name(BASE, ''))
+    bases = {node[:length] for node in nodes if node.startswith(f'{BASE}-')}
+    for base in bases - {naming.node_name(BASE, name) for name in known}:
+        digest = base.removeprefix(f'{BASE}-')
+        _remove_nodes(daemon, [node for kind in _KINDS for node in sorted(nodes)
+                               if node.startswith(f'{kind}-{digest}')])
+        growingstore.remove_throttles(daemon, digest)
+
+
+def _remove_nodes(daemon: StorageDaemon, names: Sequence[str]) -> None:
+    present = daemon.nodes()
+    daemon.remove_nodes(*(name for name in names if name in present))
 
 
 class Recording:

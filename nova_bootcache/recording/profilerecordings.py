@@ -84,7 +84,8 @@ class ProfileRecordings:
     def discard_left_over(self) -> None:
         """Take recordings out of the gateway that nobody of this process finishes.
 
-        The storage service notices that such a one is over, and tries again.
+        Also what is left of one that could not be finished, as the gateway was busy. The storage
+        service notices that such a one is over, and tries again.
 
         :raises StorageDaemonError: if the gateway does not answer or refuses.
         """

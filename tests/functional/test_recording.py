@@ -8,9 +8,9 @@ import nbd
 import pytest
 from functional_tools import qemu_img, until
 
-from bootcache import cacheimage, exception, naming, qemuimg, workingset
+from bootcache import cacheimage, exception, growingstore, naming, qemuimg, workingset
 from bootcache.cacheimage import Base
-from bootcache.recording import GRANULARITY, Recording, discard_leftovers
+from bootcache.recording import BASE, GRANULARITY, Recording, discard_leftovers
 from bootcache.storekeeper import StoreKeeper
 from bootcache.workingset import Extent
 
@@ -200,6 +200,35 @@ def test_what_an_earlier_process_left_is_removed(recording, daemon):
     with daemon.session() as session:
         assert not [entry for entry in session.execute('qom-list', path='/objects')
                     if entry['name'].startswith('throttle-')]
+
+
+@pytest.mark.parametrize('left', range(1, 6))
+def test_what_is_left_without_an_export_is_removed(daemon, base, directory, left):
+    """Whoever made or removed it was killed: its connection kept the base on the storage node."""
+    def nodes(name):
+        return base.nodes(naming.node_name(BASE, name))
+
+    kept = Recording(daemon, 'kept', nodes('kept'), SIZE, f'{directory}/kept')
+    kept.open()
+    expected, before = daemon.nodes(), _groups(daemon)
+    half = Recording(daemon, 'half', nodes('half'), SIZE, f'{directory}/half')
+    half.open()
+    daemon.remove_export(half.export, disconnect=True)
+    # From above: the filter, the store, its throttle, its file, the base.
+    present = [half._store.node(kind) for kind in growingstore.KINDS]
+    daemon.remove_nodes(*present[:left - 1])
+    discard_leftovers(daemon, {'kept', 'half'})
+    assert daemon.nodes() > expected
+    discard_leftovers(daemon, {'kept'})
+    assert daemon.nodes() == expected and _groups(daemon) == before
+    assert list(daemon.exports()) == [kept.export]
+    kept.discard()
+
+
+def _groups(daemon):
+    with daemon.session() as session:
+        return {entry['name'] for entry in session.execute('qom-list', path='/objects')
+                if entry['name'].startswith('throttle-')}
 
 
 def test_a_daemon_that_died_loses_the_record_and_leaves_nothing(recording, daemon):

@@ -105,10 +105,11 @@ class ImageWork:
         return manifest
 
     def _drop(self, image_id: str, path: str) -> None:
-        """Remove a file that was got in vain, unless a manifest names it, or it is Glance's own."""
+        """Remove a file that was made in vain; not one that a manifest names, nor Glance's own."""
         manifest = self._store.load(image_id)
-        if os.path.dirname(path) == self._store.directory(image_id) \
-                and (manifest is None or manifest.made.base_path != path):
+        if os.path.dirname(path) == self._store.directory(image_id) and (
+                manifest is None or path not in (manifest.made.base_path,
+                                                 self._store.cache_path(manifest))):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
 
@@ -213,23 +214,30 @@ class ImageWork:
                          built.virtual_bytes, built.cluster_bytes, quota, backing_uri,
                          round(seconds, 3), cacheimage.VERIFY_RULES)
         self._tiers.note_built(info, path)
-        job.check_cancelled()
         made = dataclasses.replace(made, cache_image=info, built_from=(
             made.working_set.file if made.working_set is not None else ''))
-        steps.reached('build: named')
-        named = manifest.making_all(made)
-        self._tiers.serve(named)
-        # One of the same bytes has the same export, which reads the file that goes: it may be one
-        # that is damaged, or a copy in memory.
-        self._exporter.switch_cache(named, path)
-        steps.reached('build: served')
-        self._states.done(job, made)
+        try:
+            job.check_cancelled()
+            steps.reached('build: named')
+            self._serve_built(manifest.making_all(made), path)
+            steps.reached('build: served')
+            self._states.done(job, made)
+        except BaseException:
+            # Each try makes another one.
+            self._drop(manifest.image_id, path)
+            raise
         steps.reached('build: noted')
         # What it replaces may be in memory; and it is not the least recently used one.
         self._tiers.forget(manifest.image_id)
         self._tiers.note_use(manifest.image_id, time.time())
         LOG.info('image %s: cache image of %d bytes built in %.2f s', manifest.image_id,
                  built.bytes, seconds)
+
+    def _serve_built(self, manifest: Manifest, path: str) -> None:
+        self._tiers.serve(manifest)
+        # One of the same bytes has the same export, which reads the file that goes: it may be one
+        # that is damaged, or a copy in memory.
+        self._exporter.switch_cache(manifest, path)
 
     @staticmethod
     @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """Images of which the storage node could not make its part: they are tried again by themselves."""
 
+import os
 import shutil
 import types
 
@@ -105,6 +106,31 @@ def test_a_file_system_without_room_is_no_fault_of_the_image(house, monkeypatch)
     manifest = house.store.load(IMAGE)
     assert decisions.is_put_off(manifest)
     assert 'has no room' in manifest.reason and 'qemu-img create failed' in manifest.reason
+
+
+@pytest.mark.parametrize('where', ['exporter', 'manifest', 'stop'])
+def test_what_was_built_in_vain_is_not_left(house, monkeypatch, where):
+    """Each try left another one, which no quota counted: where the disk is full, that much more."""
+    def building():
+        if where == 'exporter':
+            house.exporter.fails = ERRORS[0]
+        elif where == 'manifest':
+            monkeypatch.setattr(house.store, 'put', refuse)
+        else:
+            house.manager.jobs.of(IMAGE).cancel()
+            house.manager.jobs._stopping.set()
+
+    put = house.store.put
+
+    def refuse(manifest):
+        monkeypatch.setattr(house.store, 'put', put)
+        raise ERRORS[2]
+
+    house.qemu.building = building
+    register(house)
+    assert len(house.qemu.builds) == 1 and house.store.load(IMAGE).made.cache_image is None
+    assert [name for name in os.listdir(house.store.directory(IMAGE))
+            if name.startswith('cache')] == []
 
 
 def test_a_server_does_not_wait_for_a_base_that_could_not_be_had(house):

@@ -1,5 +1,6 @@
 """The cache images that are on their way to one host while its servers boot from them."""
 
+import contextlib
 import dataclasses
 import os
 import threading
@@ -77,23 +78,26 @@ class Arrivals:
                 # Since the server's plan was made.
                 self._needs.end_arrival(remote.image_id)
                 return is_here
-        has_begun = False
-        try:
-            storagenode.check_reachable(remote)
-            source = self._gateway.remote_node(
-                '', dataclasses.replace(remote, export=offered.cache_export))
-            self._below.begin_arrival(remote.image_id, info.bytes,
-                                      self._files.coming_path(remote.image_id, medium), source)
-            steps.reached('arrive: begun')
-            self._start(offered, medium, remote.image_id)
-            has_begun = True
-        except (exception.BootcacheError, OSError) as error:
-            LOG.warning('image %s: its cache image is fetched before a server boots: %s',
-                        remote.image_id, error)
-            return False
-        finally:
-            if not has_begun:
-                self._needs.end_arrival(remote.image_id)
+        with contextlib.ExitStack() as undone:
+            undone.callback(self._needs.end_arrival, remote.image_id)
+            try:
+                storagenode.check_reachable(remote)
+                # What has to go for it goes before its file takes the room.
+                kept = contextlib.ExitStack()
+                kept.enter_context(self._room.for_fetch(remote.image_id, medium,
+                                                        arrivingimage.room(info.bytes)))
+                undone.push(kept)
+                source = self._gateway.remote_node(
+                    '', dataclasses.replace(remote, export=offered.cache_export))
+                self._below.begin_arrival(remote.image_id, info.bytes,
+                                          self._files.coming_path(remote.image_id, medium), source)
+                steps.reached('arrive: begun')
+                self._start(offered, medium, kept)
+            except (exception.BootcacheError, OSError) as error:
+                LOG.warning('image %s: its cache image is fetched before a server boots: %s',
+                            remote.image_id, error)
+                return False
+            undone.pop_all()
         return True
 
     def _is_here(self, image_id: str, sha256: str) -> bool:
@@ -101,15 +105,16 @@ class Arrivals:
         return known is not None and known.cache_image is not None \
             and known.cache_image.sha256 == sha256 and os.path.exists(self._files.path(image_id))
 
-    def _start(self, offered: Offered, medium: Medium, image_id: str) -> None:
+    def _start(self, offered: Offered, medium: Medium, room: contextlib.ExitStack) -> None:
+        assert offered.remote is not None
         try:
-            threading.Thread(target=self._run, args=(offered, medium), daemon=True,
+            threading.Thread(target=self._run, args=(offered, medium, room), daemon=True,
                              name='bootcache-arrival').start()
         except RuntimeError as error:
-            self._clear_up(image_id, medium)
+            self._clear_up(offered.remote.image_id, medium)
             raise exception.BootcacheError(f'nothing can bring it: {error}') from error
 
-    def _run(self, offered: Offered, medium: Medium) -> None:
+    def _run(self, offered: Offered, medium: Medium, room: contextlib.ExitStack) -> None:
         remote = offered.remote
         assert remote is not None
         image_id = remote.image_id
@@ -126,6 +131,7 @@ class Arrivals:
             try:
                 self._clear_up(image_id, medium)
             finally:
+                room.close()
                 self._needs.end_arrival(image_id)
 
     def _clear_up(self, image_id: str, medium: Medium) -> None:

@@ -5,10 +5,11 @@ The gateway is a stand-in that begins no arrival; tests/functional has a real on
 
 import dataclasses
 import os
+import threading
 import types
 
 import pytest
-from fakes_letting_go import IMAGE, MIB, place
+from fakes_letting_go import IMAGE, MIB, OTHER, fill, opened, place
 from fakes_letting_go import host as host  # the fixture
 
 from bootcache import exception
@@ -62,3 +63,41 @@ def test_nor_what_is_here_by_now(host, begun):
     os.unlink(host.cache.path(IMAGE))
     host.arrivals.begin(offered(), Medium.DISK)
     assert begun == [IMAGE] * 2, 'so does one whose file is gone'
+
+
+def test_what_has_to_go_for_it_goes_before_its_file_takes_the_room(host, monkeypatch):
+    """Its file is as large as it is going to be from the first moment on."""
+    place(host, OTHER, 3 * MIB)
+    found = []
+
+    def begin(*_arguments):
+        found.append((os.path.exists(host.cache.path(OTHER)), host.room.arriving()))
+        raise exception.StorageDaemonError('over')
+
+    monkeypatch.setattr(host.below, 'begin_arrival', begin)
+    with opened(host.cache.path(OTHER)):
+        assert host.arrivals.begin(offered(), Medium.DISK) is False
+    assert found == [], 'there is no room, and none is taken'
+    assert not host.arrivals.has(IMAGE) and host.room.arriving() == []
+    host.arrivals.begin(offered(), Medium.DISK)
+    assert found == [(False, [IMAGE])]
+    assert host.room.arriving() == [] and not host.arrivals.has(IMAGE), 'it did not begin'
+
+
+def test_the_room_is_kept_until_it_has_come(host, monkeypatch):
+    come = threading.Event()
+
+    def receive(_offered, _medium):
+        assert come.wait(60)
+        raise exception.BootcacheError('it did not come')
+
+    monkeypatch.setattr(host.below, 'begin_arrival', lambda *_arguments: None)
+    monkeypatch.setattr(host.below, 'end_arrival', lambda _image_id: None)
+    monkeypatch.setattr(host.arrivals, '_receive', receive)
+    assert host.arrivals.begin(offered(), Medium.DISK) is True
+    assert host.room.arriving() == [IMAGE]
+    with pytest.raises(exception.BootcacheError, match='no room'):
+        fill(host, 3 * MIB)
+    come.set()
+    assert host.arrivals.wait(IMAGE, 60)
+    fill(host, 3 * MIB)

@@ -3,6 +3,7 @@
 The gateway and the growing store are stand-ins.
 """
 
+import contextlib
 import threading
 import types
 
@@ -45,9 +46,18 @@ def test_an_arrival_is_over_and_cleared_up(tmp_path, monkeypatch, caplog):
     files = types.SimpleNamespace(coming_path=lambda image_id, medium: str(tmp_path / 'coming'),
                                   known=lambda image_id: None)
     gateway = types.SimpleNamespace(remote_node=lambda name, remote: {})
-    arrivals = Arrivals(files, None, None, below, gateway, needs)
+
+    @contextlib.contextmanager
+    def for_fetch(*_arguments):
+        done.append('room is kept')
+        yield
+        done.append('and given back')
+
+    arrivals = Arrivals(files, None, types.SimpleNamespace(for_fetch=for_fetch), below, gateway,
+                        needs)
     assert not arrivals.begin(OFFERED, Medium.DISK), 'it is fetched before the server boots'
-    assert done == ['begun', 'ended'] and not arrivals.has(IMAGE)
+    assert done == ['room is kept', 'begun', 'ended', 'and given back']
+    assert not arrivals.has(IMAGE)
     assert 'can\'t start new thread' in caplog.text
 
 

@@ -14,10 +14,16 @@ PAUSED_DOMAINS = libvirt.VIR_CONNECT_LIST_DOMAINS_PAUSED
 def is_stopped_by_error(domain: Any) -> bool:
     """Tell whether it stands still by an I/O error, and by nothing else.
 
+    There are releases of QEMU 10 that tell of one such error a second at most: of a guest that
+    stops again within that libvirt does not know why. Its disks tell, of the first one for good.
+
     :raises libvirtError: if libvirt does not tell.
     """
     state, reason = domain.state(0)
-    return bool(state == libvirt.VIR_DOMAIN_PAUSED and reason == libvirt.VIR_DOMAIN_PAUSED_IOERROR)
+    if state != libvirt.VIR_DOMAIN_PAUSED:
+        return False
+    return bool(reason == libvirt.VIR_DOMAIN_PAUSED_IOERROR
+                or (reason == libvirt.VIR_DOMAIN_PAUSED_UNKNOWN and domain.diskErrors(0)))
 
 
 def waits_at(description: str) -> dict[str, str]:

@@ -69,10 +69,15 @@ STATES = {name: getattr(libvirt, name) for name in dir(libvirt)
           if name.startswith('VIR_DOMAIN_PAUSED_')}
 
 
+@pytest.mark.parametrize('errors', [{}, {'vda': libvirt.VIR_DOMAIN_DISK_ERROR_UNSPEC}], ids=len)
 @pytest.mark.parametrize('reason', STATES)
-def test_only_an_io_error_is_one(reason):
-    domain = types.SimpleNamespace(state=lambda _flags: (libvirt.VIR_DOMAIN_PAUSED, STATES[reason]))
-    assert errorstop.is_stopped_by_error(domain) == (reason == 'VIR_DOMAIN_PAUSED_IOERROR')
+def test_only_an_io_error_is_one(reason, errors):
+    """Also one of which QEMU has not told libvirt: its disks have it, and libvirt no reason."""
+    domain = types.SimpleNamespace(state=lambda _flags: (libvirt.VIR_DOMAIN_PAUSED, STATES[reason]),
+                                   diskErrors=lambda _flags: errors)
+    assert errorstop.is_stopped_by_error(domain) == (
+        reason == 'VIR_DOMAIN_PAUSED_IOERROR'
+        or (reason == 'VIR_DOMAIN_PAUSED_UNKNOWN' and bool(errors)))
     # The numbers of reasons are those of other states, too.
     domain.state = lambda _flags: (libvirt.VIR_DOMAIN_RUNNING, STATES[reason])
     assert not errorstop.is_stopped_by_error(domain)
@@ -193,6 +198,15 @@ def test_a_domain_that_is_no_server_of_this_host_is_left_alone(house):
     house.known.clear()
     house.pass_time(100)
     assert domain.resumed == []
+
+
+def test_one_that_qemu_did_not_tell_of_goes_on_as_well(house):
+    """Releases of QEMU 10 tell of one error a second at most; libvirt then knows no reason."""
+    told_of = house.stands('a', reason=libvirt.VIR_DOMAIN_PAUSED_UNKNOWN)
+    told_of.errors = {'vda': libvirt.VIR_DOMAIN_DISK_ERROR_UNSPEC}
+    other = house.stands('b', reason=libvirt.VIR_DOMAIN_PAUSED_UNKNOWN)
+    house.pass_time(20)
+    assert len(told_of.resumed) == 1 and other.resumed == []
 
 
 def test_one_waits_until_its_base_is_there_and_is_told_of(house):

@@ -1,4 +1,4 @@
-"""What cache images take of a host's space, in what it reports to Placement. Pure."""
+"""What cache images take of a host's space, in what it reports to Placement."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ def with_reserve(inventory: Mapping[str, Mapping[str, Any]],
     """Return an inventory in which the tiers' quotas are reserved, beside what Nova reserves.
 
     All of a quota, whatever is in the tier now: the rest may come with the next boot. No more than
-    there is can be reserved.
+    there is can be reserved. Pure.
 
     :param inventory: by resource class, as Nova has it.
     :param quotas: bytes by resource class, DISK_GB and MEMORY_MB.
@@ -22,3 +22,16 @@ def with_reserve(inventory: Mapping[str, Mapping[str, Any]],
             reserved = changed[name].get('reserved', 0) + -(-quota // _UNITS[name])
             changed[name]['reserved'] = min(reserved, changed[name]['total'])
     return changed
+
+
+def reserve(provider_tree: Any, nodename: str, quotas: Mapping[str, int]) -> None:
+    """Reserve the tiers' quotas in what Nova is about to report.
+
+    :param provider_tree: Nova's.
+    :param nodename: of this host in it.
+    :param quotas: as for ``with_reserve``.
+    """
+    inventory = provider_tree.data(nodename).inventory
+    reserved = with_reserve(inventory, quotas)
+    if reserved != inventory:
+        provider_tree.update_inventory(nodename, reserved)

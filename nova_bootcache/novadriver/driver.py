@@ -91,11 +91,11 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
         self.upkeep.start()
         super().init_host(host, *args, **kwargs)
         self.upkeep.check_socket()
-        self.standing.start()
         if not reason:
-            # Needs the connection to libvirt; before Nova's compute manager resumes servers.
+            # Needs the connection to libvirt; before anybody lets servers go on.
             self.settler.recover()
             self.settler.start()
+        self.standing.start()
         try:
             self._servers.let_resume_again()
         except Exception as error:
@@ -234,44 +234,37 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
         """Have it wait if its disk cannot be opened yet: Nova would put it to ERROR."""
         resume = functools.partial(
             super().resume_state_on_host_boot, context, instance, *args, **kwargs)
-        # Of one that is resized, for instance, Nova would not know that any more.
-        waits = instance.vm_state == vm_states.ACTIVE
-        path = os.path.join(libvirt_utils.get_instance_path(instance), 'disk')
+        if instance.vm_state != vm_states.ACTIVE:
+            # Of one that is resized, for instance, Nova would not know that any more.
+            resume()
+            return
+        directory = libvirt_utils.get_instance_path(instance)
 
         def open_chain() -> None:
-            disk = self._root_disk(instance, os.path.dirname(path))
+            disk = self._root_disk(instance, directory)
             if disk is not None:
-                disk.open_chain(path)
+                disk.open_chain(os.path.join(directory, 'disk'))
 
-        server = PoweringOn(instance, open_chain, resume)
-        # Each that finds out for itself would hold up Nova's start.
-        if waits and self.resuming.has_some() and self._is_off_on_cache_image(instance, path):
-            self.resuming.add(server, 'others wait already')
-            return
-        try:
-            resume()
-        except nova_exception.InternalError as error:
-            if not (waits and self.resuming.waits_for(error)):
-                raise
-            self.resuming.add(server, error)
+        def is_off_on_cache_image() -> bool:
+            disk, domain = self._root_disk(instance, directory), self._servers.domain(instance.uuid)
+            return disk is not None and disk.stands_on_cache_image() \
+                and (domain is None or not domain.isActive())
 
-    def _is_off_on_cache_image(self, instance: Any, path: str) -> bool:
-        domain = self._servers.domain(instance.uuid)
-        if self._root_disk(instance, os.path.dirname(path)) is None \
-                or (domain is not None and domain.isActive()):
-            return False
-        backing = libvirt_utils.get_disk_backing_file(path, basename=False)
-        return self.bootcache.cache.holds_path(backing)
+        self.resuming.start(PoweringOn(instance, open_chain, resume), resume, is_off_on_cache_image)
 
     def suspend(self, context: Any, instance: Any, *args: Any, **kwargs: Any) -> None:
-        """End its settling."""
+        """End its settling. One that stands still by an error is to come back running."""
         with self.settler.held(instance.uuid):
             super().suspend(context, instance, *args, **kwargs)
+            # Some snapshots come here.
+            if instance.vm_state != vm_states.PAUSED:
+                self.standing.comes_back_running(instance.uuid)
 
     def resume(self, context: Any, instance: Any, *args: Any, **kwargs: Any) -> None:
-        """See that the chain can be opened: the host may have been down meanwhile."""
+        """See that the chain can be opened: the host may have been down meanwhile, or upgraded."""
         with self.settler.held(instance.uuid):
             self._open_chain(instance)
+            self.standing.comes_back_running(instance.uuid)
             super().resume(context, instance, *args, **kwargs)
 
     def rescue(self, context: Any, instance: Any, *args: Any, **kwargs: Any) -> None:
@@ -292,16 +285,29 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
             self._open_chain(instance)
             super().snapshot(context, instance, *args, **kwargs)
 
-    def live_migration(self, context: Any, instance: Any, *args: Any, **kwargs: Any) -> None:
+    def live_migration(self, context: Any, instance: Any, dest: Any, post_method: Any,
+                       recover_method: Any, block_migration: Any = False, migrate_data: Any = None,
+                       *args: Any, **kwargs: Any) -> None:
         """End its settling: with a block job under way the server would go to ERROR.
 
         And what is watched of its boot, as its disk is read here. One that stands still by an error
         goes on first: libvirt would have it stand on the other host as if its user had paused it.
         """
         if not self.standing.let_go_on(instance.uuid, CONF[bootcache_conf.GROUP].chain_wait):
-            raise nova_exception.MigrationError(reason=_WAITS)
+            LOG.warning('bootcache: server %s is not moved: %s', instance.uuid, _WAITS)
+            # After an error Nova would put it to ERROR: nothing has moved yet.
+            recover_method(context, instance, dest, migrate_data)
+            return
         with self.bootcache.boots.copying(instance.image_ref), self.settler.held(instance.uuid):
-            super().live_migration(context, instance, *args, **kwargs)
+            super().live_migration(context, instance, dest, post_method, recover_method,
+                                   block_migration, migrate_data, *args, **kwargs)
+
+    def post_live_migration_at_destination(self, context: Any, instance: Any, *args: Any,
+                                           **kwargs: Any) -> None:
+        """Let it go on if it stood still when it left: see ``live_migration``."""
+        super().post_live_migration_at_destination(context, instance, *args, **kwargs)
+        if instance.vm_state != vm_states.PAUSED:
+            self.standing.has_arrived(instance.uuid)
 
     def check_can_live_migrate_source(self, context: Any, instance: Any, *args: Any,
                                       **kwargs: Any) -> Any:
@@ -351,8 +357,7 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
         if self._serves():
             try:
                 # In Nova 31.0 the stock driver has none of its own.
-                stats = resources.setdefault('stats', {})
-                stats[warmth.STATS_KEY] = self.holdings.published()
+                resources.setdefault('stats', {})[warmth.STATS_KEY] = self.holdings.published()
             except Exception:
                 # The host counts without: nothing that is here may take it out of Nova's count.
                 LOG.exception('bootcache: what this host holds is not published')
@@ -366,17 +371,11 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
         try:
             # One that serves no more has cache images for as long as servers stand on them.
             if serves or self.bootcache.cache.entries():
-                inventory = provider_tree.data(nodename).inventory
-                reserved = accounting.with_reserve(
-                    inventory, self.bootcache.room.quotas(CONF.instances_path))
-                if reserved != inventory:
-                    provider_tree.update_inventory(nodename, reserved)
+                accounting.reserve(provider_tree, nodename,
+                                   self.bootcache.room.quotas(CONF.instances_path))
         except OSError as error:
             LOG.warning('bootcache: the tiers\' space is not reserved in Placement: %s', error)
-        if serves:
-            provider_tree.add_traits(nodename, TRAIT)
-        else:
-            provider_tree.remove_traits(nodename, TRAIT)
+        (provider_tree.add_traits if serves else provider_tree.remove_traits)(nodename, TRAIT)
 
     def cache_image(self, context: Any, image_id: str, *args: Any, **kwargs: Any) -> bool:
         """Warm this host by the cache image; stock Nova fetches the whole image."""

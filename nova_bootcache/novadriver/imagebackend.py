@@ -101,9 +101,10 @@ class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
     def libvirt_info(self, *args: Any, **kwargs: Any) -> Any:
         """Have the guest wait for what cannot be read of a cache image's base just now."""
         disk = super().libvirt_info(*args, **kwargs)
-        return errorpolicy.WaitingDisk.like(disk) if self._stands_on_cache_image() else disk
+        return errorpolicy.WaitingDisk.like(disk) if self.stands_on_cache_image() else disk
 
-    def _stands_on_cache_image(self) -> bool:
+    def stands_on_cache_image(self) -> bool:
+        """Tell whether it is a root disk on a cache image; no if that is not known."""
         if os.path.basename(self.path) != 'disk':
             return False
         try:

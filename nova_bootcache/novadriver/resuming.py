@@ -79,6 +79,25 @@ class Resuming:
         return self._patience > 0 and error is not None \
             and (waiting.passes(error) or waiting.passes(error.__cause__))
 
+    def start(self, server: WaitingServer, start: Callable[[], None],
+              is_off: Callable[[], bool]) -> None:
+        """Start a server as Nova does, or have it wait if its disk cannot be opened yet.
+
+        :param start: Nova's.
+        :param is_off: tells whether it is off, and of those that may have to wait.
+        :raises Exception: Nova's, of one that does not wait; if Nova's record cannot be changed.
+        """
+        # Each that finds out for itself would hold up Nova's start.
+        if self.has_some() and is_off():
+            self.add(server, 'others wait already')
+            return
+        try:
+            start()
+        except Exception as error:
+            if not self.waits_for(error):
+                raise
+            self.add(server, error)
+
     def has_some(self) -> bool:
         """Tell whether servers wait: further ones need not find out for what."""
         with self._lock:

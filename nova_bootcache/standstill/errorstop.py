@@ -57,3 +57,23 @@ def go_on(domain: Any) -> None:
     :raises libvirtError: if libvirt refuses.
     """
     domain.resume()
+
+
+def stands_still(domain: Any) -> bool:
+    """Tell whether its guest stands still, for whatever reason.
+
+    :raises libvirtError: if libvirt does not tell.
+    """
+    return bool(domain.state(0)[0] == libvirt.VIR_DOMAIN_PAUSED)
+
+
+def comes_back_running(domain: Any) -> None:
+    """Have its guest run when it is restored, if its memory is saved.
+
+    Of one that stood still, for whatever reason, libvirt notes that it did not run.
+
+    :raises libvirtError: if libvirt refuses.
+    """
+    if domain.hasManagedSaveImage(0):
+        description = domain.managedSaveGetXMLDesc(libvirt.VIR_DOMAIN_SAVE_IMAGE_XML_SECURE)
+        domain.managedSaveDefineXML(description, libvirt.VIR_DOMAIN_SAVE_RUNNING)

@@ -186,6 +186,41 @@ class StandingServers:
             self._moving.discard(server_id)
         return True
 
+    # What Nova does with a server meanwhile.
+
+    def comes_back_running(self, server_id: str) -> None:
+        """Have a server's guest run when it is resumed, also if it stood still as it was suspended.
+
+        Nova waits without end until it does.
+        """
+        self._change(server_id, errorstop.comes_back_running, 'what it was suspended as')
+
+    def has_arrived(self, server_id: str) -> None:
+        """Let a guest go on that stood still by an error when it left another host.
+
+        libvirt has it stand still here as if its user wanted that, which Nova does not know of.
+        """
+        def go_on(domain: Any) -> None:
+            if errorstop.stands_still(domain):
+                errorstop.go_on(domain)
+                LOG.info('bootcache: server %s stood still as it came here, and goes on', server_id)
+
+        self._change(server_id, go_on, 'whether it stands still')
+
+    def _change(self, server_id: str, change: Callable[[Any], None], what: str) -> None:
+        """Change the domain of a server that has a disk at which it waits; others are stock Nova's.
+
+        :param what: is not as it is to be if that fails, for the log.
+        """
+        try:
+            with self._steps.of(server_id):
+                domain = self._nova.domain(server_id)
+                if domain is not None and errorstop.waits_at(domain.XMLDesc(0)):
+                    change(domain)
+        except Exception as error:
+            LOG.warning('bootcache: server %s: %s is not known, or cannot be changed: %s',
+                        server_id, what, error)
+
     def _runs(self, server: LocalServer) -> bool:
         return server.runs or server.server_id in self._moving
 
@@ -220,12 +255,12 @@ class StandingServers:
         """
         standing = self._standing()
         servers = self._nova.servers() if standing else []
-        waiting = [server for server in servers if server.server_id in standing
+        present = [server for server in servers if server.server_id in standing
                    and standing[server.server_id].of(self._runs(server)).waits]
-        self._end_waits({server.server_id for server in waiting}, standing)
-        self._look_below({server.image_id for server in waiting
+        self._end_waits({server.server_id for server in present}, standing)
+        self._look_below({server.image_id for server in present
                           if standing[server.server_id].is_on_cache_image})
-        for server in waiting:
+        for server in present:
             self._look_at(server, standing[server.server_id])
         self._told = [[server_id, wait.why, round(wait.since)]
                       for server_id, wait in sorted(self._waits.items())]

@@ -143,9 +143,17 @@ class Guest:
     def boot(self):
         """Start it and wait until it can be spoken to; it checks its boot files by itself."""
         self.domain.create()
+        self.connect()
+        self.log_in()
+
+    def connect(self):
+        """Listen to its console."""
         self._socket, self._heard = socket.socket(socket.AF_UNIX), b''
         self._socket.settimeout(PATIENCE)
         self._socket.connect(self._console)
+
+    def log_in(self):
+        """Wait until it has booted, and its boot files are right."""
         assert 'bootcache-check: ok' in self._hear('small login: ')
         # The mark is missing at the very first boot.
         self._socket.sendall(b'\n')

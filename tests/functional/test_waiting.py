@@ -181,6 +181,21 @@ def test_one_of_whose_error_libvirt_was_not_told_goes_on(booted, host):
     until(lambda: runs(booted), 'that it goes on')
 
 
+def test_one_that_stood_still_as_it_was_suspended_runs_when_it_comes_back(booted, host):
+    """Nova waits for that. libvirt notes of such a one that it did not run."""
+    kill_gateway(booted)
+    reads(booted)
+    stands_still(booted)
+    booted.domain.managedSave(0)
+    host.standing.comes_back_running(booted.domain.UUIDString())
+    booted.images.serve()
+    booted.domain.create()
+    until(lambda: runs(booted), 'that it runs')
+    booted.connect()
+    host.standing.start()
+    assert booted.ask('verify') == 'ok' and booted.ask('check-all') == 'ok'
+
+
 def test_stock_novas_sees_the_error(home):
     """What the policies are for: without them the guest's reads fail for good."""
     guest = home('stock', '')

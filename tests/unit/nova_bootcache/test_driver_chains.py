@@ -42,7 +42,8 @@ def nova(monkeypatch, tmp_path):
                             f'open {os.path.relpath(path, tmp_path)}'))
     ours = BootCacheLibvirtDriver(None)
     monkeypatch.setattr(ours.settler._nova, 'domain', lambda server_id: None)
-    instance = types.SimpleNamespace(uuid=SERVER, image_ref=IMAGE, name='instance-1')
+    instance = types.SimpleNamespace(uuid=SERVER, image_ref=IMAGE, name='instance-1',
+                                     vm_state='active')
     (tmp_path / SERVER).mkdir()
 
     def do(name):
@@ -160,7 +161,8 @@ def test_settling_is_kept_away_from_a_server_while_nova_works_on_it(nova, operat
     monkeypatch.setattr(driver.LibvirtDriver, operation, lambda *_arguments: held.append(
         nova.driver.settler._held[SERVER]))
     takes_context = operation not in ('power_off', 'pause', 'unpause')
-    getattr(nova.driver, operation)(*[None] * takes_context, nova.instance)
+    moves = operation == 'live_migration'
+    getattr(nova.driver, operation)(*[None] * takes_context, nova.instance, *[None] * 3 * moves)
     assert held == [1] and nova.driver.settler._held == {}
 
 

@@ -4,7 +4,6 @@ Nova's classes are real, so that this fails where a release of Nova changes them
 files of qemu-img's.
 """
 
-import contextlib
 import inspect
 import os
 import types
@@ -12,7 +11,6 @@ from unittest import mock
 
 import pytest
 from lxml import etree
-from nova import exception as nova_exception
 from nova import objects
 from nova.compute import task_states, vm_states
 from nova.virt import event as virtevent
@@ -20,7 +18,6 @@ from nova.virt.libvirt import config, imagebackend, migration
 from nova.virt.libvirt import driver as libvirt_driver
 
 from bootcache import qemuimg
-from nova_bootcache import conf as bootcache_nova_conf
 from nova_bootcache.novadriver import errorpolicy
 from nova_bootcache.novadriver.driver import BootCacheLibvirtDriver
 from nova_bootcache.novadriver.imagebackend import BootCacheQcow2
@@ -81,7 +78,7 @@ def test_only_root_disks_on_a_cache_image_wait(backend, tmp_path, name, folder, 
 def test_nothing_else_of_it_differs_from_novas(backend, tmp_path):
     make(tmp_path, 'disk', '_bootcache')
     ours, rest = drivers(info(backend))
-    with mock.patch.object(BootCacheQcow2, '_stands_on_cache_image', return_value=False):
+    with mock.patch.object(BootCacheQcow2, 'stands_on_cache_image', return_value=False):
         stock, stock_rest = drivers(info(backend))
     assert ours == {**stock, **POLICIES} and rest == stock_rest
     assert b'100' in rest, 'what the flavor asks for'
@@ -144,49 +141,6 @@ def test_what_has_no_such_disk_is_sent_as_nova_made_it(monkeypatch, sent):
 def test_nova_asks_for_that_description_by_its_module():
     source = inspect.getsource(libvirt_driver.LibvirtDriver._live_migration_operation)
     assert 'libvirt_migrate.get_updated_guest_xml(' in source
-
-
-# Moves of servers that run.
-
-@pytest.fixture
-def moving(monkeypatch):
-    """A driver, and what it did."""
-    bootcache_nova_conf.register_opts(imagebackend.CONF)
-    ours = BootCacheLibvirtDriver.__new__(BootCacheLibvirtDriver)
-    ours.bootcache = ours.settler = mock.MagicMock()
-    ours.standing = mock.Mock()
-    did = []
-    for name in ('live_migration', 'pre_live_migration', 'check_can_live_migrate_source'):
-        monkeypatch.setattr(libvirt_driver.LibvirtDriver, name,
-                            lambda _self, *_more, name=name: did.append(name) or name)
-    monkeypatch.setattr(ours, '_open_chain', lambda instance: did.append('chain'))
-    return ours, did, types.SimpleNamespace(uuid=SERVER, image_ref=IMAGE)
-
-
-def test_the_other_host_sees_to_the_chain_before_anything_moves(moving):
-    ours, did, instance = moving
-    assert ours.pre_live_migration(None, instance, 'more') == 'pre_live_migration'
-    assert did == ['pre_live_migration', 'chain']
-
-
-@pytest.mark.parametrize('stands', [False, True])
-def test_a_guest_that_waits_is_not_moved(moving, stands):
-    """libvirt would have it stand still on the other host as if its user wanted it to."""
-    ours, did, instance = moving
-    ours.standing.is_standing.return_value = stands
-    with pytest.raises(nova_exception.MigrationPreCheckError, match='waits for its disk') \
-            if stands else contextlib.nullcontext():
-        ours.check_can_live_migrate_source(None, instance, 'more')
-    assert did == ([] if stands else ['check_can_live_migrate_source'])
-
-
-@pytest.mark.parametrize('goes_on', [False, True])
-def test_one_that_comes_to_wait_before_it_moves_goes_on_first(moving, goes_on):
-    ours, did, instance = moving
-    ours.standing.let_go_on.return_value = goes_on
-    with contextlib.nullcontext() if goes_on else pytest.raises(nova_exception.MigrationError):
-        ours.live_migration(None, instance, 'more')
-    assert did == (['live_migration'] if goes_on else [])
 
 
 # Which servers are to run.

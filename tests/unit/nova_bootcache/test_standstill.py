@@ -9,19 +9,12 @@ import types
 
 import libvirt
 import pytest
-from fakes_clock import Clock
+from fakes_standing import BASE, CACHE, IMAGE, OTHER, disk, make_house
 
 from bootcache import exception
 from nova_bootcache.settling.localservers import LocalServer
 from nova_bootcache.standstill import errorstop, standingservers
-from nova_bootcache.standstill.standingservers import StandingServers
 from nova_bootcache.standstill.verdict import StandingGuest, Verdict, cure, verdict, why
-
-IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
-OTHER = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
-CACHE = '/instances/_bootcache/abc'
-BASE = '/instances/_base/abc'
-
 
 # The decision.
 
@@ -47,12 +40,6 @@ def test_what_is_told_and_the_cure():
 
 
 # What libvirt tells.
-
-def disk(target='vda', policies="error_policy='stop' rerror_policy='stop'", below=CACHE):
-    chain = f"<backingStore type='file'><source file='{below}'/></backingStore>" if below else ''
-    return (f"<disk type='file'><driver name='qemu' type='qcow2' {policies}/>"
-            f"<source file='/instances/a/disk'/>{chain}<target dev='{target}'/></disk>")
-
 
 @pytest.mark.parametrize('disks, found', [
     ([disk()], {'vda': CACHE}), ([disk(below=BASE)], {'vda': BASE}),
@@ -85,86 +72,9 @@ def test_only_an_io_error_is_one(reason, errors):
 
 # A host's servers.
 
-class Domain:
-    """A domain of libvirt's; it goes on as often as it was told to."""
-
-    def __init__(self, uuid, reason, xml):
-        self.uuid, self.now = uuid, (libvirt.VIR_DOMAIN_PAUSED, reason)
-        self.xml = f'<domain><devices>{xml}</devices></domain>'
-        self.resumed, self.relapses, self.errors = [], 0, {}
-        self.on_resume = None
-
-    def state(self, _flags):
-        return self.now
-
-    def XMLDesc(self, _flags):
-        return self.xml
-
-    def diskErrors(self, _flags):
-        return self.errors
-
-    def resume(self):
-        self.resumed.append(self.on_resume())
-        if len(self.resumed) > self.relapses:
-            self.now = (libvirt.VIR_DOMAIN_RUNNING, libvirt.VIR_DOMAIN_RUNNING_UNPAUSED)
-
-
-class House:
-    """Stands for libvirt, Nova and the chains."""
-
-    def __init__(self, clock):
-        self.clock = clock
-        self.domains, self.known, self.away, self.reached = {}, {}, {}, []
-        self.places, self.asked = {}, 0
-        self.standing = StandingServers(self, self, lambda path: path == CACHE, clock)
-
-    def stands(self, name, image=IMAGE, reason=libvirt.VIR_DOMAIN_PAUSED_IOERROR, xml=None,
-               runs=True):
-        found = self.domains[name] = Domain(name, reason, xml or disk())
-        found.on_resume = lambda: self.clock.now
-        self.known[name] = LocalServer(name, image, True, 9.0, f'/instances/{name}', 'vda',
-                                       'active', runs)
-        return found
-
-    def paused(self):
-        return [name for name, domain in self.domains.items()
-                if domain.now[0] == libvirt.VIR_DOMAIN_PAUSED]
-
-    def domain(self, name):
-        return self.domains.get(name)
-
-    def servers(self):
-        self.asked += 1
-        return list(self.known.values())
-
-    def server(self, name):
-        return self.known.get(name)
-
-    def reach_base(self, image_id):
-        self.reached.append((image_id, self.clock.now))
-        if error := self.away.get(image_id):
-            raise error
-
-    def place_of(self, image_id):
-        return self.places.get(image_id, (image_id, 1))
-
-    def pass_time(self, seconds):
-        """Look whenever there is something to do."""
-        end = self.clock.now + seconds
-        while True:
-            self.standing.look()
-            pause = self.standing._seconds()
-            if self.clock.now + pause > end:
-                self.clock.now = end
-                return
-            self.clock.now += pause
-
-
 @pytest.fixture
 def house(monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr(standingservers, 'time', clock)
-    return House(clock)
+    return make_house(monkeypatch)
 
 
 def test_one_goes_on_at_once_where_what_is_below_can_be_read(house, caplog):

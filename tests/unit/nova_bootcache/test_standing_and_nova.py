@@ -1,0 +1,184 @@
+"""What Nova does with servers whose guests stand still by an error: none of them goes to ERROR.
+
+Nova's methods are noted; libvirt and QEMU are real in tests/functional/test_waiting.py.
+"""
+
+import inspect
+import types
+from unittest import mock
+
+import libvirt
+import pytest
+from fakes_standing import disk, make_house
+from nova import exception as nova_exception
+from nova.compute import api, manager, vm_states
+from nova.virt.libvirt import driver as libvirt_driver
+from nova.virt.libvirt import imagebackend
+
+from nova_bootcache import conf as bootcache_nova_conf
+from nova_bootcache.novadriver.driver import BootCacheLibvirtDriver
+
+SERVER = '5f0d3e7a-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+STOCK = ('live_migration', 'pre_live_migration', 'post_live_migration_at_destination',
+         'check_can_live_migrate_source', 'suspend', 'resume')
+
+
+@pytest.fixture
+def nova(monkeypatch):
+    """A driver, what it did, and a server."""
+    bootcache_nova_conf.register_opts(imagebackend.CONF)
+    ours = BootCacheLibvirtDriver.__new__(BootCacheLibvirtDriver)
+    ours.bootcache = ours.settler = mock.MagicMock()
+    ours.standing = mock.MagicMock()
+    did = []
+    for name in STOCK:
+        monkeypatch.setattr(libvirt_driver.LibvirtDriver, name,
+                            lambda _self, *_more, name=name: did.append(name) or name)
+    monkeypatch.setattr(ours, '_open_chain', lambda instance: did.append('chain'))
+    for name in ('comes_back_running', 'has_arrived'):
+        getattr(ours.standing, name).side_effect = lambda _id, name=name: did.append(name)
+    return types.SimpleNamespace(driver=ours, did=did, instance=types.SimpleNamespace(
+        uuid=SERVER, image_ref=IMAGE, vm_state=vm_states.ACTIVE))
+
+
+# Live migration.
+
+def test_the_other_host_sees_to_the_chain_before_anything_moves(nova):
+    assert nova.driver.pre_live_migration(None, nova.instance, 'more') == 'pre_live_migration'
+    assert nova.did == ['pre_live_migration', 'chain']
+
+
+@pytest.mark.parametrize('stands', [False, True])
+def test_a_guest_that_waits_is_not_moved(nova, stands):
+    """libvirt would have it stand still on the other host as if its user wanted it to."""
+    nova.driver.standing.is_standing.return_value = stands
+    if stands:
+        with pytest.raises(nova_exception.MigrationPreCheckError, match='waits for its disk'):
+            nova.driver.check_can_live_migrate_source(None, nova.instance, 'more')
+        assert nova.did == []
+    else:
+        nova.driver.check_can_live_migrate_source(None, nova.instance, 'more')
+        assert nova.did == ['check_can_live_migrate_source']
+
+
+@pytest.mark.parametrize('goes_on', [False, True])
+def test_one_that_comes_to_wait_before_it_moves_goes_on_first_or_stays_here(nova, goes_on):
+    """An error would put it to ERROR, though its guest goes on by itself."""
+    nova.driver.standing.let_go_on.return_value = goes_on
+    recovered = mock.Mock()
+    nova.driver.live_migration(None, nova.instance, 'there', 'post', recovered, True, 'data')
+    assert nova.did == (['live_migration'] if goes_on else [])
+    assert recovered.mock_calls == ([] if goes_on else [
+        mock.call(None, nova.instance, 'there', 'data')])
+
+
+def test_nova_takes_an_error_for_one_after_which_the_server_is_in_error():
+    """And ends a migration that did not come off by what it hands to the driver."""
+    source = inspect.getsource(manager.ComputeManager._do_live_migration)
+    assert '_set_instance_obj_error_state' in source
+    assert 'self._rollback_live_migration, source_bdms=source_bdms' in source
+    parameters = list(inspect.signature(
+        manager.ComputeManager._rollback_live_migration).parameters)
+    assert parameters[:5] == ['self', 'context', 'instance', 'dest', 'migrate_data']
+
+
+@pytest.mark.parametrize('vm_state, goes_on', [
+    (vm_states.ACTIVE, True), (vm_states.PAUSED, False)])
+def test_one_that_arrives_goes_on_unless_its_user_paused_it(nova, vm_state, goes_on):
+    """It may have stopped after it was looked at, and before libvirt did."""
+    nova.instance.vm_state = vm_state
+    nova.driver.post_live_migration_at_destination(None, nova.instance, 'more')
+    assert nova.did == ['post_live_migration_at_destination', 'has_arrived'][:1 + goes_on]
+
+
+# Suspending.
+
+@pytest.mark.parametrize('vm_state, comes_back', [
+    (vm_states.ACTIVE, True), (vm_states.PAUSED, False)])
+def test_one_that_is_suspended_comes_back_running_unless_its_user_paused_it(
+        nova, vm_state, comes_back):
+    nova.instance.vm_state = vm_state
+    nova.driver.suspend(None, nova.instance)
+    assert nova.did == ['suspend', 'comes_back_running'][:1 + comes_back]
+
+
+def test_what_an_earlier_version_suspended_comes_back_running(nova):
+    nova.instance.vm_state = vm_states.SUSPENDED
+    nova.driver.resume(None, nova.instance, 'more')
+    assert nova.did == ['chain', 'comes_back_running', 'resume']
+
+
+def test_nova_suspends_active_servers_and_waits_until_they_run_again():
+    source = inspect.getsource(libvirt_driver.LibvirtDriver.resume)
+    assert '_wait_for_running' in source and 'timer.start(interval=0.5).wait()' in source
+    assert ('@check_instance_state(vm_state=[vm_states.ACTIVE])\n    def suspend('
+            in inspect.getsource(api.API))
+
+
+# What is done with libvirt's domains.
+
+@pytest.fixture
+def house(monkeypatch):
+    return make_house(monkeypatch)
+
+
+<<<<<<< HEAD
+ERROR, USER = libvirt.VIR_DOMAIN_PAUSED_IOERROR, libvirt.VIR_DOMAIN_PAUSED_USER
+=======
+@pytest.mark.parametrize('policies, is_active, sees', [
+    ("error_policy='stop' rerror_policy='stop'", True, False), ('', True, True),
+    ('', False, False)])
+def test_a_guest_that_was_started_before_sees_errors(house, monkeypatch, policies, is_active, sees):
+    """What is off is given the policies when it is started."""
+    domain = house.stands('a', xml=disk(policies=policies))
+    domain.isActive = lambda: int(is_active)
+    servers = NovaServers(None)
+    monkeypatch.setattr(servers, 'domain', house.domain)
+    assert servers.sees_errors('a') is sees
+    assert servers.sees_errors('gone') is False
+    monkeypatch.setattr(servers, 'domain', lambda _id: 1 / 0)
+    assert servers.sees_errors('a') is False
+
+
+USER = libvirt.VIR_DOMAIN_PAUSED_USER
+>>>>>>> 039ce78 (fixup! No operation of Nova's leaves a server in ERROR, or for ever paused, whose guest waits for its disk)
+
+
+def test_a_saved_guest_is_noted_as_one_that_ran(house):
+    """libvirt notes of one that stood still that it did not."""
+    domain = house.stands('a')
+    house.standing.comes_back_running('a')
+    assert domain.redefined == []
+    domain.saved = '<domain/>'
+    house.standing.comes_back_running('a')
+    assert domain.redefined == [('<domain/>', libvirt.VIR_DOMAIN_SAVE_RUNNING)]
+
+
+def test_a_guest_goes_on_that_stood_still_as_it_came(house):
+    """For libvirt of this host its user wants it so."""
+    domain = house.stands('a', reason=USER)
+    house.standing.has_arrived('a')
+    assert len(domain.resumed) == 1 and domain.now[0] == libvirt.VIR_DOMAIN_RUNNING
+    house.standing.has_arrived('a')
+    assert len(domain.resumed) == 1
+
+
+@pytest.mark.parametrize('work', ['comes_back_running', 'has_arrived'])
+def test_servers_of_stock_novas_are_left_as_they_are(house, work):
+    domain = house.stands('a', reason=USER, xml=disk(policies=''))
+    domain.saved = '<domain/>'
+    getattr(house.standing, work)('a')
+    getattr(house.standing, work)('gone')
+    assert domain.redefined == domain.resumed == []
+
+
+@pytest.mark.parametrize('work', ['comes_back_running', 'has_arrived'])
+def test_a_libvirt_that_refuses_fails_no_operation_of_novas(house, work, caplog):
+    domain = house.stands('a', reason=USER)
+
+    def refuses(_flags):
+        raise libvirt.libvirtError('not now')
+    domain.XMLDesc = refuses
+    getattr(house.standing, work)('a')
+    assert 'server a' in caplog.text and 'not now' in caplog.text

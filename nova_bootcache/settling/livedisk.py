@@ -149,6 +149,15 @@ class LiveDisk:
                     continue
             time.sleep(POLL_SECONDS)
 
+    def suspend(self) -> None:
+        """Have the guest stand still, until ``resume``.
+
+        :raises PivotRefused: if it has just come to stand still by an error. libvirt leaves it so,
+            and whoever sees to such guests lets it go on at any moment.
+        """
+        self.domain.suspend()
+        self.paused()
+
     def resume(self) -> None:
         """Let the guest go on, if it stands still."""
         if self.domain.state(0)[0] == libvirt.VIR_DOMAIN_PAUSED:

@@ -154,7 +154,7 @@ class Pivot:
         marker.save(self._directory)
         # Until the next record the guest does not write: both overlays are right.
         if suspends:
-            disk.domain.suspend()
+            disk.suspend()
         disk.pivot()
         pivotstate.exchange(self._directory)
         dataclasses.replace(marker, phase=PivotPhase.PIVOTED).save(self._directory)

@@ -5,6 +5,7 @@ Nova is a stand-in: it says of each server that it runs, unless a test says othe
 
 import os
 import signal
+import threading
 
 import libvirt
 import libvirt_qemu
@@ -14,6 +15,7 @@ from guests import at_home
 
 from bootcache import exception
 from nova_bootcache.settling.localservers import LocalServer
+from nova_bootcache.settling.pivotstate import Marker, PivotPhase, PivotRefused
 from nova_bootcache.standstill import errorstop
 from nova_bootcache.standstill.standingservers import StandingServers
 
@@ -161,6 +163,27 @@ def test_it_dies_again_and_again_while_the_guest_reads_and_writes(booted, host):
         until(lambda: runs(booted) and booted.images.gateway.answers(), 'that it goes on')
     assert booted.answer('check-all') == 'ok'
     assert booted.ask('write 16') == 'ok' and booted.ask('verify') == 'ok'
+
+
+def test_one_that_comes_to_stand_still_in_mid_move_is_not_moved(booted, host, monkeypatch):
+    """It would go on between QEMU's change of the disk and the note of that."""
+    moved, files = booted.pivot(), booted.files()
+    moved.begin()
+    moved.wait_ready(threading.Event())
+    save = Marker.save
+
+    def stops_before_it_is_suspended(marker, directory):
+        save(marker, directory)
+        if marker.phase is PivotPhase.PIVOTING:
+            kill_gateway(booted)
+            reads(booted)
+            stands_still(booted)
+    monkeypatch.setattr(Marker, 'save', stops_before_it_is_suspended)
+    with pytest.raises(PivotRefused, match='nor was paused by a user'):
+        moved.finish()
+    assert booted.files() == files and booted.backing[0] == booted.images.cache
+    host.standing.start()
+    assert booted.answer('check-all') == 'ok'
 
 
 def test_one_of_whose_error_libvirt_was_not_told_goes_on(booted, host):

@@ -30,8 +30,9 @@ PERIOD_SECONDS = 10.0
 _FIRST_TRY, _LONGEST_TRY = 1.0, 60.0
 # Between looks at what is below, while it is away.
 _FIRST_LOOK, _LONGEST_LOOK = 2.0, 15.0
-# A request that gives an error again does so at once: a guest that ran for longer met a new one.
-_RELAPSE_SECONDS = 5.0
+# A request that gives an error again does so within [bootcache]reconnect_delay, 20 s at most, for
+# which the gateway keeps it: a guest that ran for longer met a new one.
+_RELAPSE_SECONDS = 30.0
 # After that it is for somebody to see to; said again as often.
 LONG_SECONDS = 3600.0
 _ASK_AGAIN_SECONDS = _SHORTEST_PAUSE = 0.5

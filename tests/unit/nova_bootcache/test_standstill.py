@@ -153,6 +153,18 @@ def test_where_reads_go_on_failing_it_is_tried_ever_less_often(house):
     assert domain.resumed == [began]
 
 
+def test_where_reads_fail_late_it_is_tried_ever_less_often_too(house):
+    """The gateway keeps them for a while before they fail."""
+    domain = house.stands('a')
+    for _second in range(600):
+        house.standing.look()
+        if domain.resumed and house.clock.now - domain.resumed[-1] >= 20:
+            domain.now = (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_IOERROR)
+        house.clock.now += 1
+    pauses = [later - sooner for sooner, later in itertools.pairwise(domain.resumed)]
+    assert pauses[0] <= 22 and pauses[-1] == 60
+
+
 def test_a_settled_one_waits_for_no_base(house):
     """What is below it is the host's own; QEMU keeps the policy until it is started anew."""
     domain = house.stands('a', xml=disk(below=BASE))

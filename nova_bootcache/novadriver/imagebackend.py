@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from collections.abc import Callable
 from typing import Any
 
 import nova.privsep.path
@@ -37,7 +38,7 @@ def _lazy(instance: Any, name: str) -> Any:
 
 class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
     """A qcow2 disk; how a disk comes to be (``cache``) differs from Nova's, and what libvirt does
-    at an I/O error of one on a cache image (``libvirt_info``).
+    at an I/O error of one that is read through the gateway (``libvirt_info``).
 
     :cvar bootcache: the host's cache images and gateway.
     """
@@ -99,18 +100,27 @@ class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
             raise nova_exception.InternalError(f'Profile boot of {image_id}: {error}') from error
 
     def libvirt_info(self, *args: Any, **kwargs: Any) -> Any:
-        """Have the guest wait for what cannot be read of a cache image's base just now."""
+        """Have the guest wait for what cannot be read of a base through the gateway just now."""
         disk = super().libvirt_info(*args, **kwargs)
-        return errorpolicy.WaitingDisk.like(disk) if self.stands_on_cache_image() else disk
+        waits = self._stands_on(lambda backing: self.bootcache.cache.holds_path(backing)
+                                or backing == self._recording())
+        return errorpolicy.WaitingDisk.like(disk) if waits else disk
 
     def stands_on_cache_image(self) -> bool:
         """Tell whether it is a root disk on a cache image; no if that is not known."""
+        return self._stands_on(self.bootcache.cache.holds_path)
+
+    def _recording(self) -> str:
+        """Return what the disk of a profile boot stands on."""
+        return naming.nbd_unix_uri(self.bootcache.gateway.socket_path, naming.export_name(
+            naming.EXPORT_RECORDING, self._instance.uuid))
+
+    def _stands_on(self, is_meant: Callable[[str | None], bool]) -> bool:
         if os.path.basename(self.path) != 'disk':
             return False
         try:
             os.stat(self.path)
-            return self.bootcache.cache.holds_path(
-                libvirt_utils.get_disk_backing_file(self.path, basename=False))
+            return is_meant(libvirt_utils.get_disk_backing_file(self.path, basename=False))
         except FileNotFoundError:
             # It boots from a volume.
             return False

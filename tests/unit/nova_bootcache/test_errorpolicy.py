@@ -17,7 +17,7 @@ from nova.virt import event as virtevent
 from nova.virt.libvirt import config, imagebackend, migration
 from nova.virt.libvirt import driver as libvirt_driver
 
-from bootcache import qemuimg
+from bootcache import naming, qemuimg
 from nova_bootcache.novadriver import errorpolicy
 from nova_bootcache.novadriver.driver import BootCacheLibvirtDriver
 from nova_bootcache.novadriver.imagebackend import BootCacheQcow2
@@ -27,6 +27,7 @@ from nova_bootcache.standstill import errorstop
 objects.register_all()
 SERVER = '5f0d3e7a-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+SOCKET = '/run/gateway/nbd'
 MAPPING = {'bus': 'virtio', 'dev': 'vda', 'type': 'disk'}
 POLICIES = {'error_policy': 'stop', 'rerror_policy': 'stop'}
 
@@ -39,7 +40,8 @@ def backend(tmp_path, monkeypatch):
         (tmp_path / name).mkdir()
     cache = types.SimpleNamespace(holds_path=lambda path: path is not None and os.path.dirname(
         path) == str(tmp_path / '_bootcache'))
-    return BootCacheQcow2.bound_to(types.SimpleNamespace(cache=cache))
+    return BootCacheQcow2.bound_to(types.SimpleNamespace(
+        cache=cache, gateway=types.SimpleNamespace(socket_path=SOCKET)))
 
 
 def info(backend, name='disk', **mapping):
@@ -75,10 +77,21 @@ def test_only_root_disks_on_a_cache_image_wait(backend, tmp_path, name, folder, 
         == (POLICIES if waits else {})
 
 
+@pytest.mark.parametrize('export, waits', [
+    (f'recording-{SERVER}', True), (f'recording-{IMAGE}', False), (f'base-{IMAGE}', False)])
+def test_a_profile_boot_waits_too(backend, tmp_path, export, waits):
+    """An error that its guest sees would be what is learned of the image."""
+    qemuimg.create_overlay(str(tmp_path / SERVER / 'disk'), 1 << 20,
+                           naming.nbd_unix_uri(SOCKET, export), 'raw', cluster_bytes=65536,
+                           open_backing=False)
+    attributes, _rest = drivers(info(backend))
+    assert ({'error_policy', 'rerror_policy'} <= set(attributes)) is waits
+
+
 def test_nothing_else_of_it_differs_from_novas(backend, tmp_path):
     make(tmp_path, 'disk', '_bootcache')
     ours, rest = drivers(info(backend))
-    with mock.patch.object(BootCacheQcow2, 'stands_on_cache_image', return_value=False):
+    with mock.patch.object(BootCacheQcow2, '_stands_on', return_value=False):
         stock, stock_rest = drivers(info(backend))
     assert ours == {**stock, **POLICIES} and rest == stock_rest
     assert b'100' in rest, 'what the flavor asks for'

@@ -30,6 +30,10 @@ CONF = imagebackend.CONF
 _SETTLES = frozenset({vm_states.ACTIVE, vm_states.PAUSED, vm_states.STOPPED})
 # In which a guest runs, if nothing is done with its server.
 _RUNS = frozenset({vm_states.ACTIVE, vm_states.RESCUED, vm_states.RESIZED, vm_states.ERROR})
+# What does not change that: its disk is copied while it runs. Uploading may take an hour.
+_COPIES = frozenset({
+    task_states.IMAGE_SNAPSHOT, task_states.IMAGE_SNAPSHOT_PENDING, task_states.IMAGE_BACKUP,
+    task_states.IMAGE_PENDING_UPLOAD, task_states.IMAGE_UPLOADING})
 # At whose end Nova has it run; for most it waits until libvirt says so, without end.
 _STARTS = frozenset({
     task_states.SPAWNING, task_states.POWERING_ON, task_states.REBOOTING,
@@ -77,8 +81,9 @@ class NovaServers:
                            age, directory,
                            os.path.basename(instance.root_device_name or 'vda'),
                            instance.task_state or instance.vm_state,
-                           instance.vm_state in _RUNS if instance.task_state is None
-                           else instance.task_state in _STARTS)
+                           instance.task_state in _STARTS or (
+                               instance.vm_state in _RUNS
+                               and instance.task_state in {None, *_COPIES}))
 
     def needs_stock_base(self, server_id: str) -> bool:
         """Tell whether only stock Nova may get a server's base: it checks signatures."""

@@ -23,7 +23,7 @@ class StandingGuest:
         Stock Nova's stop as well where the host's disk is full, and whoever sees to that lets them
         go on.
     :ivar runs: Nova has the server run on this host, or is about to start it; false where its user
-        paused it, or Nova moves or copies it.
+        paused it, or Nova moves it.
     """
 
     is_by_error: bool

@@ -348,12 +348,12 @@ class StandingServers:
 
     def _let_go_on(self, server_id: str) -> None:
         with self._steps.of(server_id):
-            # Its user may have it stand still by now: libvirt does not tell the one from the other.
-            server, domain = self._nova.server(server_id), self._nova.domain(server_id)
-            if server is None or not self._runs(server) or domain is None \
-                    or not errorstop.is_stopped_by_error(domain):
-                return
             try:
-                errorstop.go_on(domain)
+                # Its user may have it stand still by now: libvirt does not tell one from the other.
+                server, domain = self._nova.server(server_id), self._nova.domain(server_id)
+                if server is not None and self._runs(server) and domain is not None \
+                        and errorstop.is_stopped_by_error(domain):
+                    errorstop.go_on(domain)
             except Exception as error:
+                # Others do not wait for it.
                 LOG.warning('bootcache: server %s cannot go on, for now: %s', server_id, error)

@@ -246,6 +246,25 @@ def test_one_that_ends_while_it_is_looked_at_is_no_reason_to_overlook_others(hou
     assert len(other.resumed) == 1
 
 
+@pytest.mark.parametrize('who', ['libvirt', 'Nova'])
+def test_one_that_cannot_go_on_keeps_no_other_waiting(house, monkeypatch, who, caplog):
+    """Nor does it fill the log."""
+    ill, other = house.stands('a'), house.stands('b')
+
+    def refuses(*_arguments):
+        raise RuntimeError('it cannot be told')
+    if who == 'libvirt':
+        monkeypatch.setattr(ill, 'state', lambda _flags: refuses() if house.standing._steps.of(
+            'a')._lock._is_owned() else ill.now)
+    else:
+        server = house.server
+        monkeypatch.setattr(house, 'server',
+                            lambda name: refuses() if name == 'a' else server(name))
+    house.pass_time(300)
+    assert len(other.resumed) == 1 and ill.resumed == []
+    assert 1 < caplog.text.count('server a cannot go on, for now: it cannot be told') < 12
+
+
 def test_a_libvirt_that_is_away_is_told_once_and_asked_again(house, monkeypatch, caplog):
     caplog.set_level('INFO')
     standing = house.standing

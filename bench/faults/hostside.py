@@ -70,6 +70,10 @@ class LocalNova:
     def domain(self, server_id: str) -> None:
         """Return none."""
 
+    def sees_errors(self, server_id: str) -> bool:
+        """Tell that none does."""
+        return False
+
     def instance_lock(self, server_id: str) -> contextlib.AbstractContextManager[Any]:
         """Return one that keeps nobody out: nobody else works on servers."""
         return contextlib.nullcontext()

@@ -18,12 +18,14 @@ from nova.virt.libvirt import host as libvirt_host
 from nova.virt.libvirt import imagebackend
 from nova.virt.libvirt import utils as libvirt_utils
 from oslo_concurrency import lockutils
+from oslo_log import log as logging
 from oslo_utils import timeutils
 
 from nova_bootcache.novadriver import diskconf, localstorage, signatures
 from nova_bootcache.settling.localservers import LocalServer
 from nova_bootcache.standstill import errorstop
 
+LOG = logging.getLogger(__name__)
 CONF = imagebackend.CONF
 
 # Suspended ones have their memory on disk, with the chain that they had.
@@ -106,6 +108,21 @@ class NovaServers:
             if error.get_error_code() == libvirt_host.libvirt.VIR_ERR_NO_DOMAIN:
                 return None
             raise
+
+    def sees_errors(self, server_id: str) -> bool:
+        """Tell whether its guest runs, and would see an I/O error instead of waiting.
+
+        It was started by a version of the driver that did not have it wait. No if libvirt does not
+        tell. Neither QEMU nor libvirt changes that while it runs.
+        """
+        try:
+            domain = self.domain(server_id)
+            return domain is not None and bool(domain.isActive()) \
+                and not errorstop.waits_at(domain.XMLDesc(0))
+        except Exception as error:
+            LOG.debug('bootcache: whether the guest of server %s waits for its disk is not known:'
+                      ' %s', server_id, error)
+            return False
 
     def capabilities(self) -> str:
         """Return libvirt's description of this host, as XML."""

@@ -54,6 +54,9 @@ class Nova(Protocol):
     def domain(self, server_id: str) -> Any:
         """Return its libvirt domain, None if it has none."""
 
+    def sees_errors(self, server_id: str) -> bool:
+        """Tell whether its guest runs, and would see an I/O error instead of waiting."""
+
     def instance_lock(self, server_id: str) -> contextlib.AbstractContextManager[Any]:
         """Return Nova's lock of a server."""
 

@@ -182,8 +182,9 @@ class Settler:
         self._bases.forget_all_but(unsettled)
         self._forget_gone()
         self._sweep()
-        self.unsettled.note([server for servers in unsettled.values() for server in servers],
-                            self._pauses)
+        stand = [server for servers in unsettled.values() for server in servers]
+        self.unsettled.note(stand, self._pauses, {
+            server.server_id for server in stand if self._nova.sees_errors(server.server_id)})
         # Nova is at work on these: a chain may be in the making that nobody has opened yet.
         in_hand = {server.image_id for server in present if not server.settles}
         for image_id in self._gone - in_hand:

@@ -14,6 +14,9 @@ LOG = logging.getLogger(__name__)
 # So many are named to operators; all are counted.
 MOST_NAMED = 50
 SOON = 'it is settled soon'
+# Of one that an earlier version of the driver started.
+SEES_ERRORS = ('; its guest sees an I/O error while the storage node is away: hard reboot it, or'
+               ' migrate it live')
 # By Nova's state of a server that is not settled in it, what ends that state.
 _CURES = {'suspended': 'resume it', 'rescued': 'unrescue it',
           'resized': 'confirm or revert its resize', 'error': 'mend or delete it'}
@@ -51,16 +54,19 @@ class Unsettled:
         # None until somebody has looked.
         self._seen: tuple[LocalServer, ...] | None = None
         self._failed: Container[str] = ()
+        self._see_errors: Container[str] = ()
         self._told: set[tuple[str, str]] = set()
 
-    def note(self, servers: Iterable[LocalServer], failed: Container[str]) -> None:
+    def note(self, servers: Iterable[LocalServer], failed: Container[str],
+             see_errors: Container[str] = ()) -> None:
         """Note the servers that stand on a cache image.
 
         Of those that stay so until somebody does something, nova-compute's log tells once.
 
         :param failed: images with which settling did not come off, as it is whenever it is told.
+        :param see_errors: ids of servers whose guests do not wait for their disks.
         """
-        self._failed, self._seen = failed, tuple(servers)
+        self._failed, self._see_errors, self._seen = failed, see_errors, tuple(servers)
         stuck = {(server.server_id, self._why(server)) for server in self._seen
                  if not server.settles and server.state in _CURES}
         for server_id, reason in sorted(stuck - self._told):
@@ -77,8 +83,9 @@ class Unsettled:
                    and server.state != 'powering-on' for server in self._seen or ())
 
     def _why(self, server: LocalServer) -> str:
-        return why(server, is_off=self._is_off, is_unwanted=server.image_id in self.unwanted,
-                   has_failed=server.image_id in self._failed)
+        reason = why(server, is_off=self._is_off, is_unwanted=server.image_id in self.unwanted,
+                     has_failed=server.image_id in self._failed)
+        return reason + SEES_ERRORS if server.server_id in self._see_errors else reason
 
     def report(self) -> dict[str, Any] | None:
         """Return it as the storage service is told: see ``report_holdings`` in rpcapi."""

@@ -70,7 +70,7 @@ class House:
         self.force_raw, self.keep_free = True, 1 << 30
         self.known, self.domains, self.did, self.locked = {}, {}, [], []
         self.looked_at, self.booting, self.served, self.connected = [], set(), set(), set()
-        self.stored, self.signed = {}, set()
+        self.stored, self.signed, self.see_errors = {}, set(), set()
         self.empty = set()
         # Called by name when something happens; to let Nova come in between.
         self.then = {}
@@ -134,6 +134,9 @@ class House:
 
     def domain(self, server_id):
         return self.domains.get(server_id)
+
+    def sees_errors(self, server_id):
+        return server_id in self.see_errors
 
     @contextlib.contextmanager
     def instance_lock(self, server_id):

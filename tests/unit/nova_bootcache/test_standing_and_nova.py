@@ -17,6 +17,7 @@ from nova.virt.libvirt import imagebackend
 
 from nova_bootcache import conf as bootcache_nova_conf
 from nova_bootcache.novadriver.driver import BootCacheLibvirtDriver
+from nova_bootcache.novadriver.novaservers import NovaServers
 
 SERVER = '5f0d3e7a-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -123,9 +124,6 @@ def house(monkeypatch):
     return make_house(monkeypatch)
 
 
-<<<<<<< HEAD
-ERROR, USER = libvirt.VIR_DOMAIN_PAUSED_IOERROR, libvirt.VIR_DOMAIN_PAUSED_USER
-=======
 @pytest.mark.parametrize('policies, is_active, sees', [
     ("error_policy='stop' rerror_policy='stop'", True, False), ('', True, True),
     ('', False, False)])
@@ -142,7 +140,6 @@ def test_a_guest_that_was_started_before_sees_errors(house, monkeypatch, policie
 
 
 USER = libvirt.VIR_DOMAIN_PAUSED_USER
->>>>>>> 039ce78 (fixup! No operation of Nova's leaves a server in ERROR, or for ever paused, whose guest waits for its disk)
 
 
 def test_a_saved_guest_is_noted_as_one_that_ran(house):

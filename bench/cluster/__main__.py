@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from bench.cluster import calibration, report, runs, sweeps
+from bench.cluster import calibration, replayed, report, runs, sweeps
 from bench.cluster.scheduling import Hardware
 from bench.cluster.storage import Node
 from bench.cluster.workload import FLAVORS
@@ -39,6 +39,7 @@ def main() -> int:
             print(f'{number:3d}/{len(tasks)} {row["sweep"]} {row["value"]:g}, {row["policy"]}:'
                   f' hit rate {row["hit_rate"]:.3f}, {row["seconds_to_run"]:.0f} s',
                   file=sys.stderr)
+    compared = replayed.compare()
     document = {
         'constants': calibration.describe(measured, options.image),
         'assumptions': {
@@ -46,15 +47,16 @@ def main() -> int:
             'storage_nodes': 'one for each 1,000 hosts or a part of them',
             'flavors': [dataclasses.asdict(flavor) for flavor in FLAVORS],
             'host_link_bytes_per_second': tasks[0][0].cluster.host_link,
+            'guest_seconds': tasks[0][0].cluster.guest_seconds,
             'server_life_mean_s': tasks[0][0].cluster.load.life,
             'storm_share': tasks[0][0].cluster.load.storm_share,
             'counted_from_share_of_boots': runs.WARM_UP},
-        'seed': options.seed, 'seconds': round(time.monotonic() - began, 1), 'runs': rows}
+        'seed': options.seed, 'seconds': round(time.monotonic() - began, 1),
+        'replayed': [dataclasses.asdict(one) for one in compared], 'runs': rows}
     options.report.parent.mkdir(parents=True, exist_ok=True)
     options.report.write_text(json.dumps(document, indent=1) + '\n')
-    report.write(rows, options.report.parent)
-    if options.doc:
-        report.write(rows, options.doc)
+    for directory in filter(None, (options.report.parent, options.doc)):
+        report.write(rows, compared, directory)
     print(f'{options.report}: {len(rows)} runs in {document["seconds"]} s')
     return 0
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import simpy
 
+from bench.cluster import calibration
 from bench.cluster.links import FairLink
 from bench.cluster.scheduling import Hardware
 from bench.cluster.storage import Node
@@ -27,6 +28,10 @@ class Cluster:
     :ivar settle_rate: bytes a second, ``[bootcache]settle_bandwidth``.
     :ivar base_age: seconds after which an unused base goes, Nova's
         ``remove_unused_original_minimum_age_seconds``.
+    :ivar store_quota: bytes that a growing store may have, ``[bootcache]store_quota``.
+    :ivar new_images: whether no boot of any image was reported before the run: the storage service
+        asks for reports of the first ones then.
+    :ivar guest_seconds: that a guest's boot takes where all its data is on the host.
     """
 
     hosts: int
@@ -40,20 +45,41 @@ class Cluster:
     settle: bool = True
     settle_rate: float = 50 << 20
     base_age: float = 86400.0
+    store_quota: int = 512 << 20
+    new_images: bool = False
+    guest_seconds: float = calibration.BOOT_SECONDS.value / calibration.KVM_FASTER
+
+    @property
+    def pace(self) -> float:
+        """Seconds a byte at which a guest reads what is there."""
+        return self.guest_seconds / calibration.BOOT_BYTES.value
 
 
 class Tier:
-    """One tier of one host."""
+    """One tier of one host.
+
+    :ivar held: cache images, what comes included: their bytes, and when they were used last.
+    :ivar stores: growing stores, by image, and their bytes.
+    """
 
     def __init__(self, quota: int):
         self.limits = TierLimits.from_percent(quota, 95, 85)
         self.held: dict[int, tuple[int, float]] = {}
+        self.stores: dict[int, int] = {}
 
     def plan(self, host: 'Host', size: int) -> tier.Eviction:
         """Ask the product's eviction for room."""
-        return tier.make_room((Item(str(image), held, used,
-                                    busy=host.busy[image] > 0 or image in host.arriving)
-                               for image, (held, used) in self.held.items()), self.limits, size)
+        items = [Item(str(image), held, used,
+                      busy=host.busy[image] > 0 or image in host.arriving)
+                 for image, (held, used) in self.held.items()]
+        items += [Item(f'store:{image}', held, 0.0, busy=True)
+                  for image, held in self.stores.items()]
+        return tier.make_room(items, self.limits, size)
+
+    def take(self, host: 'Host', size: int) -> None:
+        """Have room for bytes: what the plan says goes."""
+        for victim in self.plan(host, size).evict:
+            del self.held[int(victim)]
 
 
 class Host:
@@ -63,14 +89,17 @@ class Host:
     :ivar busy: servers that have an image's cache image open, or wait for it.
     :ivar bases: full bases, and when they were used last.
     :ivar base_users: servers on a full base, or that wait for it.
-    :ivar arriving: what is being fetched for boots, and the events of its arrival.
+    :ivar arriving: what comes for boots, and the events of its being here, verified.
+    :ivar coming: of that, cache images that servers read from as they come, and the events of their
+        having begun to.
+    :ivar watched: servers whose boots are watched, by image.
     :ivar settling: bases that are to be completed, in their order, and the events of that.
     :ivar dirty: it holds something else than it has published.
     """
 
     def __init__(self, env: simpy.Environment, number: int, cluster: Cluster):
         self.number = number
-        self.link = FairLink(env, cluster.host_link, cluster.host_link)
+        self.link = FairLink(env, cluster.host_link, cluster.host_link, cluster.pace)
         self.tiers = {Medium.DISK: Tier(cluster.disk_quota)}
         if cluster.memory_quota:
             self.tiers[Medium.MEMORY] = Tier(cluster.memory_quota)
@@ -78,6 +107,8 @@ class Host:
         self.bases: dict[int, float] = {}
         self.base_users: collections.Counter[int] = collections.Counter()
         self.arriving: dict[int, Any] = {}
+        self.coming: dict[int, Any] = {}
+        self.watched: collections.Counter[int] = collections.Counter()
         self.settling: dict[int, Any] = {}
         self.dirty = False
 
@@ -87,6 +118,10 @@ class Host:
             if image in one.held:
                 return medium
         return None
+
+    def has_store(self, image: int) -> bool:
+        """Tell whether a growing store of an image is here."""
+        return any(image in one.stores for one in self.tiers.values())
 
     def has(self, image: int) -> bool:
         """Tell whether a boot's data is here, whole: the base, or the cache image."""

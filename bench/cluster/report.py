@@ -10,6 +10,8 @@ import matplotlib
 matplotlib.use('svg')
 from matplotlib import pyplot
 
+from bench.cluster.replayed import Compared
+
 # The same file for the same figures.
 matplotlib.rcParams['svg.hashsalt'] = 'bootcache'
 matplotlib.rcParams['svg.fonttype'] = 'none'
@@ -175,13 +177,24 @@ def table(rows: Rows, sweep: str, first: str, path: Path) -> None:
 TABLES = {'policies': 'hosts', 'multiplier': 'multiplier', 'compute disk': 'compute disk, GiB',
           'compute memory': 'compute memory, GiB', 'storage memory': 'storage memory, GiB a node',
           'storage disk': 'storage disk, % of all cache images', 'candidates': 'candidates',
-          'settling': 'settle_bandwidth, MiB/s', 'ageing': 'age, hours'}
+          'settling': 'settle_bandwidth, MiB/s', 'ageing': 'age, hours',
+          'guest': 'a guest\'s own boot, s', 'new images': 'new images, %'}
 
 
-def write(rows: Rows, directory: Path) -> None:
+def replay_table(compared: Sequence[Compared], path: Path) -> None:
+    """Write the model beside what was measured."""
+    with open(path, 'w', newline='') as stream:
+        writer = csv.writer(stream, lineterminator='\n')
+        writer.writerow(['boots', 'hosts', 'here', 'measured'])
+        for one in compared:
+            writer.writerow([one.way, one.hosts, f'{one.model:.2f}', f'{one.measured:.2f}'])
+
+
+def write(rows: Rows, compared: Sequence[Compared], directory: Path) -> None:
     """Write all plots and tables into a directory."""
     directory.mkdir(parents=True, exist_ok=True)
     for name, draw in PLOTS.items():
         draw(rows, directory / f'cluster-{name}.svg')
     for sweep, first in TABLES.items():
         table(rows, sweep, first, directory / f'cluster-{sweep.replace(" ", "-")}.csv')
+    replay_table(compared, directory / 'cluster-replayed.csv')

@@ -33,7 +33,7 @@ def run(cluster: Cluster, policy: Policy, measured: Measured, seed: int = 1) -> 
 
     ``hit_rate`` is the share of boots whose data was whole on the host when the server asked, full
     base or cache image, for all policies alike: who waits for what is arriving is no hit;
-    ``boot_delay_*`` what they waited beyond the guest's own time, in seconds; ``storage_bytes``
+    ``boot_delay_*`` what boots took beyond the guest's own time, in seconds; ``storage_bytes``
     what the storage node sent for boots, ``settled_bytes`` for settling, and ``storage_disk_bytes``
     what its disks read for both; ``bases_per_host`` the full bases at the end; ``spread`` the hosts
     of a storm for each of its servers, and
@@ -57,7 +57,8 @@ def run(cluster: Cluster, policy: Policy, measured: Measured, seed: int = 1) -> 
         'storage_memory_quota': cluster.node.memory_quota * cluster.node.count,
         'storage_disk_quota': cluster.node.disk_quota * cluster.node.count,
         'base_age_s': cluster.base_age, 'settle': cluster.settle,
-        'settle_rate': cluster.settle_rate, 'seed': seed,
+        'settle_rate': cluster.settle_rate, 'guest_seconds': cluster.guest_seconds,
+        'new_images': cluster.new_images, 'seed': seed,
         'seconds_to_run': round(seconds, 2), 'cpu_seconds': round(used, 2),
         'simulated_seconds': round(environment.now, 1),
         'hit_rate': round(sum(boot.hit for boot in counted) / max(1, len(counted)), 4),

@@ -3,13 +3,13 @@
 import collections
 import dataclasses
 import math
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from typing import Any
 
 import simpy
 
 from bench.cluster import calibration
-from bench.cluster.links import FairLink
+from bench.cluster.links import Coming, FairLink
 from bootcache import tier
 from bootcache.tier import Item, Medium, TierLimits
 from nova_bootcache.asking.placement import Offer
@@ -59,12 +59,36 @@ class _Copy:
     ready: Any
 
 
+class Arriving:
+    """A file on its way to a host, which can be read in its order as it comes.
+
+    :param ways: the links and disks that it passes.
+    :ivar done: the event of its end.
+    """
+
+    def __init__(self, env: simpy.Environment, ways: Sequence[Coming]):
+        self._ways = ways
+        self.done = env.all_of([way.done for way in ways])
+
+    def read_along(self, size: float) -> Generator[Any, Any, float]:
+        """Read its first bytes from now on, until they have come.
+
+        :returns: how many seconds longer that takes than if all of them had been there. What has
+            come is what the slowest way has passed on, so one who waits, waits for that.
+        """
+        behind = 0.0
+        for come in [way.read_along(size) for way in self._ways]:
+            behind = max(behind, (yield come))
+        return behind
+
+
 class StorageNode:
     """Serves bases and cache images.
 
     :param host_link: bytes a second of a compute host.
     :param hash_rate: bytes a second at which a cache image is verified.
     :param caches: whether it makes and serves cache images.
+    :param pace: seconds a byte of a guest that reads what is there.
     :ivar bytes: sent to hosts for their boots.
     :ivar settled_bytes: sent to hosts that settle servers.
     :ivar disk_bytes: read from the disks for all of that.
@@ -72,7 +96,7 @@ class StorageNode:
     """
 
     def __init__(self, env: simpy.Environment, node: Node, host_link: float, hash_rate: float,
-                 caches: bool):
+                 caches: bool, pace: float = 0.0):
         self._env = env
         self.node = node
         self._hash_rate = hash_rate
@@ -81,13 +105,13 @@ class StorageNode:
         self._disk_limits = TierLimits.from_percent(node.count * node.disk_quota, 95, 85)
         self._memory: dict[int, _Copy] = {}
         self._disk: dict[int, _Copy] = {}
-        # Files and parts of files that were read last, with their bytes and the events of that.
-        self._pages: collections.OrderedDict[tuple[str, int], tuple[float, Any]] = \
+        # Files and parts of files that were read last, with their bytes and the reading of them.
+        self._pages: collections.OrderedDict[tuple[str, int], tuple[float, Coming]] = \
             collections.OrderedDict()
         self._pages_left = float(node.count * (
             node.page_cache + (0 if caches else node.memory_quota)))
-        self._link = FairLink(env, node.count * node.link, min(host_link, node.link))
-        self._spindle = FairLink(env, node.count * node.disk, node.disk)
+        self._link = FairLink(env, node.count * node.link, min(host_link, node.link), pace)
+        self._spindle = FairLink(env, node.count * node.disk, node.disk, pace)
         self.bytes = 0.0
         self.settled_bytes = 0.0
         self.fetching: collections.Counter[int] = collections.Counter()
@@ -125,7 +149,7 @@ class StorageNode:
         return self._disk[image].ready if image in self._disk else None
 
     def _build(self, image: int) -> Generator[Any, Any, Any]:
-        yield self._read(('part', image), self._disk[image].size, math.inf)
+        yield self._read(('part', image), self._disk[image].size).done
         yield self._env.timeout(self._disk[image].size / self._hash_rate)
         self._disk[image].ready.succeed()
 
@@ -156,12 +180,12 @@ class StorageNode:
         if room.fits:
             for victim in room.evict:
                 del self._memory[int(victim)]
-            self._memory[image] = _Copy(size, now, self._read(('cache', image), size, math.inf))
+            self._memory[image] = _Copy(size, now, self._read(('cache', image), size).done)
 
     # Bytes.
 
-    def _read(self, what: tuple[str, int], size: float, bound: float) -> Any:
-        """Read from the page cache, or else from a disk; the event of its end.
+    def _read(self, what: tuple[str, int], size: float, bound: float = math.inf) -> Coming:
+        """Read from the page cache, or else from a disk.
 
         It is the same for all policies: least recently read first out, by files or the parts of
         them that are read. Who reads what another one reads already waits for that.
@@ -169,17 +193,19 @@ class StorageNode:
         if what in self._pages:
             self._pages.move_to_end(what)
             return self._pages[what][1]
-        done = self._spindle.transfer(size, bound)
-        self._pages[what] = size, done
+        coming = self._spindle.begin(size, bound)
+        self._pages[what] = size, coming
         self._pages_left -= size
         while self._pages_left < 0:
             self._pages_left += self._pages.popitem(last=False)[1][0]
-        return done
+        return coming
 
     def _send(self, link: FairLink, size: float, what: tuple[str, int] | None,
-              bound: float) -> Any:
-        moved = self._link.transfer(size, bound) & link.transfer(size, bound)
-        return moved if what is None else moved & self._read(what, size, bound)
+              bound: float = math.inf) -> Arriving:
+        ways = [self._link.begin(size, bound), link.begin(size, bound)]
+        if what is not None:
+            ways.append(self._read(what, size, bound))
+        return Arriving(self._env, ways)
 
     def send(self, link: FairLink, size: float, what: tuple[str, int] | None) -> Any:
         """Send bytes for a boot; the event of their arrival.
@@ -188,11 +214,15 @@ class StorageNode:
         :param what: is read from the disk or its page cache: the kind of file, and the image; None
             for what is in the memory tier.
         """
+        return self.arrive(link, size, what).done
+
+    def arrive(self, link: FairLink, size: float, what: tuple[str, int] | None) -> Arriving:
+        """Send a file that a booting server reads as it comes; as :meth:`send`."""
         self.bytes += size
-        return self._send(link, size, what, math.inf)
+        return self._send(link, size, what)
 
     def send_base(self, link: FairLink, image: int, rate: float) -> Any:
         """Send an image for settling, at a bounded rate; the event of its arrival."""
         size = calibration.IMAGE_BYTES.value
         self.settled_bytes += size
-        return self._send(link, size, ('base', image), rate)
+        return self._send(link, size, ('base', image), rate).done

@@ -23,6 +23,8 @@ STORAGE_DISK_SHARES = (5, 10, 25, 50, 75, 100, 125)
 SETTLE_RATES = (0, 5, 10, 25, 50)
 # Hours; the last one is longer than the run.
 BASE_AGES = (1, 6, 24, 240)
+# As fast as papers have it with a fast disk, and as slow as this machine's TCG.
+GUEST_SECONDS = (1, 2, 5, 10, 20, 40)
 CANDIDATES = (10, 50, 100, 250, 500)
 
 
@@ -107,6 +109,11 @@ def plan(scale: Scale) -> Iterator[Run]:
     for candidates in CANDIDATES:
         yield Run('candidates', candidates, dataclasses.replace(base, candidates=candidates),
                   default)
+    for seconds in GUEST_SECONDS:
+        yield Run('guest', seconds, dataclasses.replace(base, guest_seconds=float(seconds)),
+                  default)
+    for share in (0, 100):
+        yield Run('new images', share, dataclasses.replace(base, new_images=share > 0), default)
     hosts, images, boots = scale.ageing
     for hours in BASE_AGES:
         for policy in POLICIES:

@@ -146,7 +146,8 @@ def test_the_first_boot_by_hand():
     size = int(calibration.CACHE_BYTES.value)
     assert made['boots'] == 1 and made['hit_rate'] == 0
     assert made['storage_bytes'] == size
-    assert made['boot_delay_median_s'] == pytest.approx(size / 500e6 + size / 1e9 + 0.5, abs=1e-3)
+    assert made['boot_delay_median_s'] == pytest.approx(
+        calibration.ARRIVAL_SECONDS.value + 0.5, abs=1e-3)
     stock = runs.run(Cluster(1, workload.Load(1, 1, 1.0, 100.0, 1.0, 0.0, 1)), POLICIES[0],
                      MEASURED)
     whole = calibration.IMAGE_BYTES.value
@@ -329,7 +330,7 @@ def test_placement_is_the_products(monkeypatch):
     made = runs.run(cluster(settle=False), CACHE, MEASURED)
     assert len(plans) == made['boots']
     hits = sum(placement.PlanStep.USE_LOCAL in plan for plan in plans)
-    assert hits and any(placement.PlanStep.FETCH_TO_DISK in plan for plan in plans)
+    assert hits and any(placement.PlanStep.ARRIVE_ON_DISK in plan for plan in plans)
 
 
 def test_eviction_is_the_products(monkeypatch):
@@ -373,7 +374,8 @@ def test_both_scales_answer_every_question():
         found = list(sweeps.plan(scale))
         assert {run.sweep for run in found} >= {
             'policies', 'multiplier', 'skew', 'compute disk', 'compute memory', 'storage memory',
-            'storage disk', 'ageing, stock', 'ageing, cache, weigher', 'candidates', 'settling'}
+            'storage disk', 'ageing, stock', 'ageing, cache, weigher', 'candidates', 'settling',
+            'guest', 'new images'}
         assert {run.policy.name for run in found if run.sweep == 'policies'} \
             == {policy.name for policy in POLICIES}
     assert (10_000, 1000, 100_000) in sweeps.FULL.sizes

@@ -11,7 +11,17 @@ import sys
 import time
 from pathlib import Path
 
-from bench.faults import cloudplan, incloud, lanes, plan, report
+from bench.faults import (
+    cloudplan,
+    incloud,
+    lanes,
+    plan,
+    report,
+    soak,
+    soakreport,
+    upgrade,
+    versions,
+)
 
 
 def main() -> int:
@@ -31,6 +41,11 @@ def main() -> int:
                         ' they mostly wait')
     parser.add_argument('--report', type=Path, default=Path('faults-report'), help='directory')
     parser.add_argument('--list', action='store_true', help='tell what would be run')
+    parser.add_argument('--soak', nargs='?', type=int, const=500, metavar='N', help='instead:'
+                        ' register, boot and delete N images (500), and see that nothing grows')
+    parser.add_argument('--upgrade', nargs='*', metavar='COMMIT', help='instead: replace the parts'
+                        ' of an earlier version, and back, while servers boot; the last commits'
+                        ' before the last two minor versions of the RPC API, if none is named')
     options = parser.parse_args()
     in_cloud, wanted = [], []
     try:
@@ -48,6 +63,13 @@ def main() -> int:
         return 0
     # So that what was made is removed also when this is terminated.
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+    if options.soak:
+        soaked = soak.run(options.soak, options.report)
+        soakreport.add(options.report, 'soak', soaked.to_json())
+        print(*soaked.table(), sep='\n')
+        return 0 if soaked.holds() else 1
+    if options.upgrade is not None:
+        return _upgrade(options.upgrade, options.report)
     began = time.monotonic()
     outcomes: list[report.Outcome] = []
     try:
@@ -64,6 +86,22 @@ def main() -> int:
           f'({time.monotonic() - began:.0f} s); {options.report}/report.json')
     all_run = len(outcomes) == len(wanted) * options.repeats + len(in_cloud)
     return 0 if report.holds(sums) and all_run else 1
+
+
+def _upgrade(commits: list[str], directory: Path) -> int:
+    try:
+        commits = commits or versions.defaults()
+    except versions.NoSuchVersion as error:
+        print(f'tools/faults.sh: {error}; name a commit', file=sys.stderr)
+        return 2
+    outcomes: list[report.Outcome] = []
+    try:
+        for outcome in upgrade.run(commits, directory):
+            outcomes.append(outcome)
+            print(report.line(outcome), flush=True)
+    finally:
+        soakreport.add(directory, 'upgrade', upgrade.to_json(commits, outcomes))
+    return 0 if report.holds(report.summary(outcomes)) else 1
 
 
 if __name__ == '__main__':

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from oslo_config import cfg
+from oslo_messaging import conffixture
 
 from bench.faults import bus
 from bench.faults.gate import Gate
@@ -85,7 +86,7 @@ class HostSide:
     """nova-compute's part; made in its process.
 
     :param directory: of the stage.
-    :param options: more of the product's.
+    :param options: more of the product's; with ``transport_url`` RabbitMQ is the bus.
     """
 
     def __init__(self, gate: Gate, directory: str, options: dict[str, Any]):
@@ -96,11 +97,15 @@ class HostSide:
         # What goes on now and then goes on at once.
         upkeep.PERIOD_SECONDS = settler._PERIOD_SECONDS = settler._PAUSE_SECONDS = 1
         occasions.LONGEST_SECONDS = 5
-        rpcapi.StorageAPI = lambda conf: bus.StorageAPI(  # type: ignore[misc,assignment]
-            conf, directory)
+        if 'transport_url' not in options:
+            rpcapi.StorageAPI = lambda conf: bus.StorageAPI(  # type: ignore[misc,assignment]
+                conf, directory)
         conf = cfg.ConfigOpts()
         conf([], project='nova', default_config_files=[], default_config_dirs=[])
         nova_conf.register_opts(conf)
+        if 'transport_url' in options:
+            # oslo.messaging registers some of its options with the global configuration only.
+            conffixture.ConfFixture(conf)
         for name, value in {'gateway_run_dir': f'{directory}/g', 'report_interval': 1,
                             'gateway_socket': f'{directory}/g/nbd', 'reconnect_delay': 5,
                             'compute_disk_quota': '96MiB', 'store_quota': '32MiB',

@@ -26,13 +26,14 @@ class Image:
     :ivar size: of the disk.
 
     :param directory: where its files are made.
+    :param seed: each gives another content.
     """
 
-    def __init__(self, directory: Path):
+    def __init__(self, directory: Path, seed: int = 0):
         self.size = _SIZE
         self.raw, self._stored = directory / 'raw', directory / 'stored'
         with open(self.raw, 'wb') as stream:
-            source = random.Random(0)
+            source = random.Random(seed)
             stream.write(source.randbytes(_SIZE - 4 * MIB))
             stream.truncate(_SIZE - MIB)
             stream.seek(_SIZE - MIB)

@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -277,8 +277,11 @@ def _flip(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def file_systems(root: Path) -> Any:
-    """Have small file systems of memory in a directory, that nobody else sees, for the block."""
+def file_systems(root: Path, sizes: Mapping[str, int] = _FILE_SYSTEMS) -> Any:
+    """Have small file systems of memory in a directory, that nobody else sees, for the block.
+
+    :param sizes: by name, in MiB.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     new_mounts, private, recursive = 0x00020000, 1 << 18, 1 << 14
 
@@ -290,7 +293,7 @@ def file_systems(root: Path) -> Any:
     call(libc.mount(b'none', b'/', None, ctypes.c_ulong(private | recursive), None))
     mounted = []
     try:
-        for name, size in _FILE_SYSTEMS.items():
+        for name, size in sizes.items():
             path = root / name
             path.mkdir()
             call(libc.mount(b'tmpfs', os.fsencode(path), b'tmpfs', ctypes.c_ulong(0),

@@ -17,6 +17,7 @@ from typing import Any
 
 from glanceclient import exc
 from oslo_config import cfg
+from oslo_messaging import conffixture
 
 from bench.faults import bus
 from bench.faults.gate import Gate
@@ -74,6 +75,10 @@ class GlanceClient:
         path = self._directory / f'{image_id}.json'
         path.with_suffix('.new').write_text(json.dumps(image))
         path.with_suffix('.new').rename(path)
+        if path.with_suffix('.deleted').exists():
+            # Meanwhile.
+            path.unlink(missing_ok=True)
+            raise exc.HTTPNotFound()
 
 
 class _Glance(Images):
@@ -106,7 +111,8 @@ class StorageSide:
     """The storage service; made in its process.
 
     :param directory: of the stage.
-    :param options: more of the product's.
+    :param options: more of the product's; with ``transport_url`` RabbitMQ is the bus, also that of
+        Glance's notifications.
     """
 
     def __init__(self, gate: Gate, directory: str, options: dict[str, Any]):
@@ -126,24 +132,33 @@ class StorageSide:
                 'storage_memory_quota': '64MiB', **options}.items():
             conf.set_override(name, value, bootcache_conf.GROUP)
         nobody = SimpleNamespace(start=lambda: None, stop=lambda: None)
+        without_bus: tuple[tuple[Any, str, Any], ...] = (
+            (service, 'get_listener', lambda conf, events: nobody),
+            (rpcapi, 'get_transport', lambda conf: None))
+        if 'transport_url' in options:
+            conffixture.ConfFixture(conf)
+            without_bus = ()
         for module, name, value in (
                 (service, 'Images', lambda conf: _Glance(f'{directory}/glance')),
                 (service, 'NovaProfileBoots', lambda conf: _ProfileBoots(directory)),
                 (service, 'NovaPrecache', lambda conf: SimpleNamespace(aggregates=dict)),
-                (service, 'get_listener', lambda conf, events: nobody),
-                (service.startchecks, 'check_cloud', lambda conf: None),
-                (rpcapi, 'get_transport', lambda conf: None),
-                (service.messaging, 'get_rpc_server', self._server(directory))):
+                (service.startchecks, 'check_cloud', lambda conf: None), *without_bus,
+                (service.messaging, 'get_rpc_server', self._server(
+                    directory if without_bus else ''))):
             setattr(module, name, value)
         self._service = service.StorageService(conf, lambda: None, SimpleNamespace(value=False))
         self._service._start()
-        self._store: ImageStore = ImageStore(conf[bootcache_conf.GROUP].state_dir)
+        self._store: ImageStore = self._endpoints._manager._store
         self._exporter: Exporter = self._endpoints._manager._image_work._exporter
 
     def _server(self, directory: str) -> Any:
-        def make(_transport: Any, _target: Any, endpoints: list[Any], **_named: Any) -> bus.Server:
+        """Return what makes the RPC server: one of the stage's bus, or the real one."""
+        real = service.messaging.get_rpc_server
+
+        def make(transport: Any, target: Any, endpoints: list[Any], **named: Any) -> Any:
             self._endpoints = endpoints[0]
-            return bus.Server(directory, endpoints[0])
+            return bus.Server(directory, endpoints[0]) if directory \
+                else real(transport, target, endpoints, **named)
         return make
 
     def arm(self, step: str) -> None:

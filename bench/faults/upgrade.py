@@ -1,9 +1,9 @@
 """Servers boot and settle while the parts below them are replaced by an earlier version, and back.
 
 All begins with the earlier version. One part after the other is replaced by this tree's, and then
-by the earlier one again. While a part is replaced a server boots: its disk was made before, and its
-guest reads on. Afterwards it settles, and another one boots of an image that was registered at the
-beginning; before the next one an image is registered.
+by the earlier one again, if that reads the manifests of this one. While a part is replaced a server
+boots: its disk was made before, and its guest reads on. Afterwards it settles, and another one
+boots of an image that was registered at the beginning; before the next one an image is registered.
 """
 
 import shutil
@@ -91,7 +91,8 @@ class Walk:
 
     def run(self, order: Sequence[str]) -> Iterator[Outcome]:
         """Walk it, and yield what came of each step; the first that does not end is the last."""
-        steps = [(part, tree) for tree in (TOP, self._old, TOP) for part in order]
+        trees = (TOP, self._old, TOP) if versions.can_go_back(self._old) else (TOP,)
+        steps = [(part, tree) for tree in trees for part in order]
         try:
             first = self._register()
             for part, tree in steps:

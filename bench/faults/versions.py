@@ -24,8 +24,9 @@ from bootcache import rpcapi
 
 TOP = Path(__file__).resolve().parents[2]
 _PACKAGES = ('bootcache', 'glance_bootcache', 'nova_bootcache')
-_API = 'bootcache/rpcapi.py'
+_API, _MANIFEST = 'bootcache/rpcapi.py', 'bootcache/manifest.py'
 _VERSION = re.compile(r"^VERSION = '([\d.]+)'", re.MULTILINE)
+_FORMAT = re.compile(r'^VERSION = (\d+)$', re.MULTILINE)
 
 
 class NoSuchVersion(Exception):
@@ -62,6 +63,18 @@ def befores(commits: list[str], text_at: Callable[[str], str], parent: Callable[
         if len(found) < count and version_at(later, text_at) != version_at(earlier, text_at):
             found.append(parent(later))
     return found
+
+
+def manifests_of(text: str) -> int:
+    """Return the version of manifests that a manifest.py writes, and the highest that it reads."""
+    match = _FORMAT.search(text)
+    return int(match.group(1)) if match else 0
+
+
+def can_go_back(tree: Path) -> bool:
+    """Tell whether a tree's version reads what this tree's storage service writes."""
+    there, here = (manifests_of((top / _MANIFEST).read_text()) for top in (tree, TOP))
+    return there >= here
 
 
 def defaults() -> list[str]:

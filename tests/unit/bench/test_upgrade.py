@@ -19,6 +19,18 @@ def test_the_versions_before_are_those_of_the_commits_before(history, count, fou
         lambda commit: f'before {commit}', count) == found
 
 
+@pytest.mark.parametrize(('theirs', 'goes_back'), [(1, False), (None, True), (9, True)])
+def test_nobody_goes_back_to_what_cannot_read_the_manifests(tmp_path, theirs, goes_back):
+    (tmp_path / 'bootcache').mkdir()
+    text = (versions.TOP / 'bootcache/manifest.py').read_text()
+    assert versions.manifests_of(text) >= 2
+    if theirs is not None:
+        text = text.replace(f'\nVERSION = {versions.manifests_of(text)}\n',
+                            f'\nVERSION = {theirs}\n')
+    (tmp_path / 'bootcache/manifest.py').write_text(text)
+    assert versions.can_go_back(tmp_path) is goes_back
+
+
 def test_each_part_is_replaced_in_each_order():
     assert all(set(order) == {STORAGE, HOST, GATEWAY} for order in upgrade.ORDERS)
     assert upgrade.ORDERS[0].index(STORAGE) < upgrade.ORDERS[0].index(HOST)

@@ -132,11 +132,11 @@ def record(base: Base, name: str, policy: properties.Policy, limits: ending.Boot
     scratch = tempfile.mkdtemp(prefix='bootcache-profile-')
     socket_path = os.path.join(scratch, 'nbd')
     daemon = StorageDaemon('profile', scratch, UnixListener(socket_path))
+    keeper: StoreKeeper[Recording] = StoreKeeper()
     try:
         daemon.ensure_running()
         recording = Recording(daemon, name, base.nodes('base'), base.virtual_bytes,
                               os.path.join(scratch, 'store.qcow2'))
-        keeper: StoreKeeper[Recording] = StoreKeeper()
         overlay = os.path.join(scratch, 'overlay.qcow2')
         with _connection(machine, scratch) as connection:
             begin = recording.open()

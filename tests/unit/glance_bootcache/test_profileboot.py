@@ -162,6 +162,18 @@ def test_untrusted_images_do_not_boot_without_kvm(monkeypatch):
         direct.record(None, 'x', None, LIMITS, direct.Machine())
 
 
+def test_a_daemon_that_does_not_start_is_told_of_and_leaves_nothing(monkeypatch, tmp_path):
+    def refuse(daemon):
+        raise exception.StorageDaemonError('there is no qemu-storage-daemon')
+
+    monkeypatch.setattr(direct.acceleration, 'kvm_works', lambda: True)
+    monkeypatch.setattr(direct.tempfile, 'tempdir', str(tmp_path))
+    monkeypatch.setattr(direct.StorageDaemon, 'ensure_running', refuse)
+    with pytest.raises(exception.StorageDaemonError, match='there is no'):
+        direct.record(None, 'x', None, LIMITS, direct.Machine())
+    assert list(tmp_path.iterdir()) == []
+
+
 # What the service waits for.
 
 class Servers:

@@ -101,7 +101,7 @@ class Chains:
                 reason = self._make(server.image_id, server_id, profile_token, path, root_bytes,
                                     console, is_moving)
             except exception.ProfileBootFailed:
-                self._parts.boots.discard(server_id)
+                self._parts.boots.discard(server_id, 'it cannot be recorded')
                 self._parts.recordings.finish(server_id)
                 raise
             except exception.FlavorTooSmall:

@@ -86,7 +86,7 @@ class Serving:
         if not made or not self.socket.failed(server_id, error):
             return False
         # It would take the reads of a server that does not boot from here.
-        self._boots.discard(server_id)
+        self._boots.discard(server_id, 'it did not start, and is made the stock way')
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
         self._needs.not_made(path)

@@ -75,7 +75,8 @@ class BootWatch:
         self._over = over
         self._begin = begin
         self._shutdown = threading.Event()
-        self._is_discarded = False
+        # Why nothing is reported; empty if it is.
+        self._discarded = ''
         self._thread = threading.Thread(target=self._run, name='bootcache-boot', daemon=True)
 
     def start(self) -> None:
@@ -86,9 +87,12 @@ class BootWatch:
         """Say that the server is about to go: what was read until now is reported, soon."""
         self._shutdown.set()
 
-    def discard(self) -> None:
-        """Say that what is read from now on is not the boot's: nothing is reported."""
-        self._is_discarded = True
+    def discard(self, why: str) -> None:
+        """Say that what is read is not a boot's, or not this one's alone: nothing is reported.
+
+        :param why: for the log.
+        """
+        self._discarded = why
         self._shutdown.set()
 
     def join(self, timeout: float) -> None:
@@ -103,13 +107,13 @@ class BootWatch:
         try:
             ended_by, until = self._wait(began)
             seconds = time.monotonic() - began
-            if self._is_discarded:
+            if self._discarded:
                 self._tell_discarded()
                 return
             # While the storage node is away, reading the record would hold up all readers.
             storagenode.check_reachable(self._remote)
             extents = self.store.extents_between(self._begin, until)
-            if self._is_discarded:
+            if self._discarded:
                 self._tell_discarded()
                 return
             read = workingset.total_bytes(extents)
@@ -126,8 +130,8 @@ class BootWatch:
             self._over(self)
 
     def _tell_discarded(self) -> None:
-        LOG.info('bootcache: what server %s read while it booted is not reported: Nova copies a'
-                 ' disk of its image', self.server_id)
+        LOG.info('bootcache: what server %s read while it booted is not reported: %s',
+                 self.server_id, self._discarded)
 
     def _wait(self, began: float) -> tuple[str, Mark]:
         """Wait for the boot's end; return what ended it, and up to where its reads count."""

@@ -125,11 +125,14 @@ class WatchedBoots:
                 del self._watches[watch.server_id]
         self._needs.end_boot(watch.store.name)
 
-    def discard(self, server_id: str) -> None:
-        """Report nothing of a server's boot: it would take the reads of another one."""
+    def discard(self, server_id: str, why: str) -> None:
+        """Report nothing of a server's boot: it would take the reads of another one.
+
+        :param why: for the log.
+        """
         watch = self._watch_of(server_id)
         if watch is not None:
-            watch.discard()
+            watch.discard(why)
 
     def server_goes(self, server_id: str) -> None:
         """Report what a watched boot read until now, as its server is stopped, moved or deleted."""
@@ -156,7 +159,7 @@ class WatchedBoots:
                        if watch.store.name == image_id]
         try:
             for watch in watches:
-                watch.discard()
+                watch.discard('Nova copies a disk of its image')
             store = self._stores.get(image_id)
             if store is not None:
                 store.spoilt = True

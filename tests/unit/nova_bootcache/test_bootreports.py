@@ -49,22 +49,52 @@ def test_a_report_is_sent_at_once_and_once(reports, service):
 
 @pytest.mark.parametrize('error', [messaging.MessagingTimeout('x'),
                                    messaging.MessageDeliveryFailure('x')], ids=repr)
-def test_what_nobody_took_is_sent_again_in_order(reports, service, error):
+def test_what_nobody_took_is_sent_again_in_order(reports, service, clock, error):
     service.error = error
     for number in range(3):
         reports.report('image', number)
+    clock.now += 10
     reports.send_again()
     assert service.asked == 4, 'who does not answer is asked once a round'
     service.error = None
+    clock.now += 10
     reports.send_again()
     reports.send_again()
     assert service.taken == [('image', number) for number in range(3)] and service.asked == 7
 
 
-def test_what_is_refused_is_not_sent_again(reports, service, caplog):
+def test_who_does_not_answer_is_asked_less_and_less_often(reports, service, clock):
+    """Each try takes its time, and the gateway is looked after by the same thread."""
+    service.error = messaging.MessagingTimeout('x')
+    reports.report('image', 0)
+    began, asked = clock.now, []
+    while clock.now < began + 2000:
+        before = service.asked
+        reports.send_again()
+        if service.asked > before:
+            asked.append(clock.now)
+        clock.now += 10
+    pauses = [after - before for before, after in zip([began, *asked], asked, strict=False)]
+    assert pauses == [10, 10, 20, 40, 80, 160, 300, 300, 300, 300, 300]
+
+
+def test_with_one_that_is_taken_the_rest_follows(reports, service, clock):
+    service.error = messaging.MessagingTimeout('x')
+    reports.report('image', 0)
+    for _round in range(20):
+        clock.now += 10
+        reports.send_again()
+    service.error = None
+    reports.report('image', 1)
+    reports.send_again()
+    assert service.taken == [('image', 1), ('image', 0)]
+
+
+def test_what_is_refused_is_not_sent_again(reports, service, clock, caplog):
     service.error = messaging.MessagingTimeout('x')
     reports.report('one')
     reports.report('two')
+    clock.now += 10
     service.error = messaging.RemoteError('InvalidWorkingSet', 'outside')
     reports.send_again()
     assert service.asked == 4 and caplog.text.count('outside') == 2
@@ -89,11 +119,12 @@ def test_old_reports_are_given_up(reports, service, clock, caplog):
     assert service.taken == [('new',)] and 'image old: what a boot read is not told' in caplog.text
 
 
-def test_no_more_than_so_many_wait(reports, service, caplog):
+def test_no_more_than_so_many_wait(reports, service, clock, caplog):
     service.error = messaging.MessagingTimeout('x')
     for number in range(bootreports._MOST + 2):
         reports.report(number)
     assert caplog.text.count('is not told') == 2
     service.error = None
+    clock.now += 10
     reports.send_again()
     assert service.taken == [(number,) for number in range(2, bootreports._MOST + 2)]

@@ -40,8 +40,8 @@ class SharedStore:
     :ivar path: of the store's file; made new, removed at the end.
     :ivar limit: bytes that the file may have.
     :ivar grows: whether what is read through it is still kept.
-    :ivar spoilt: what is read through it is not boots' alone, or not kept: it tells nothing of them
-        any more, and gives way to another one.
+    :ivar spoilt: what is read through it is not boots' alone, or not kept, or what a boot read was
+        not told: it tells nothing of boots any more, and gives way to another one.
 
     :param gateway: where its nodes live.
     :param virtual_bytes: size of its base.

@@ -48,9 +48,11 @@ class WatchedStore(RecordedStore, Protocol):
 class BootWatch:
     """One server's boot, watched by a thread of its own until it is over.
 
-    :param server_id: the server.
-    :param store: the growing store below its chain.
-    :param begin: the place in it at which the boot begins.
+    :ivar server_id: the server.
+    :ivar store: the growing store below its chain.
+    :ivar begin: the place in it at which the boot begins.
+    :ivar is_lost: what was read was to be reported, and is not.
+
     :param remote: the base's place, which has to answer when the record is read.
     :param judge: tells when the boot is over.
     :param marker: regular expression that a console line of a finished boot matches.
@@ -73,7 +75,8 @@ class BootWatch:
         self._tell = tell
         self._report = report
         self._over = over
-        self._begin = begin
+        self.begin = begin
+        self.is_lost = False
         self._shutdown = threading.Event()
         # Why nothing is reported; empty if it is.
         self._discarded = ''
@@ -112,7 +115,7 @@ class BootWatch:
                 return
             # While the storage node is away, reading the record would hold up all readers.
             storagenode.check_reachable(self._remote)
-            extents = self.store.extents_between(self._begin, until)
+            extents = self.store.extents_between(self.begin, until)
             if self._discarded:
                 self._tell_discarded()
                 return
@@ -122,9 +125,11 @@ class BootWatch:
                      _ENDS.get(ended_by, ended_by), seconds, read, len(extents))
             self._report(extents, ended_by, round(seconds, 1), self._judge.line)
         except exception.BootcacheError as error:
+            self.is_lost = True
             LOG.warning('bootcache: what server %s read while it booted is lost: %s',
                         self.server_id, error)
         except Exception:
+            self.is_lost = True
             LOG.exception('bootcache: what server %s read while it booted is lost', self.server_id)
         finally:
             self._over(self)
@@ -135,7 +140,7 @@ class BootWatch:
 
     def _wait(self, began: float) -> tuple[str, Mark]:
         """Wait for the boot's end; return what ended it, and up to where its reads count."""
-        end = BootEnd(self.store, self._begin, self._judge,
+        end = BootEnd(self.store, self.begin, self._judge,
                       BootMarker(self._marker, f'server {self.server_id}'), self._console, began)
         while not self._shutdown.wait(_LOOK_SECONDS):
             found = end.look(time.monotonic())

@@ -70,8 +70,19 @@ class WatchedBoots:
                                 sharedstore.GRANULARITY, workingset.to_wire(extents), ended_by,
                                 seconds)
 
-        self._begin(server_id, store, store.mark(), remote, offered.watch.marker,
+        self._begin(server_id, store, self._begin_of(store), remote, offered.watch.marker,
                     ServerJudge(offered.watch.limits), console, lambda _bytes: None, report)
+
+    def _begin_of(self, store: SharedStore) -> Mark:
+        """Return where a boot begins in a store that other boots may be watched in.
+
+        What they have read until now this one does not read there any more. Whichever of them
+        reports first tells of all, as nobody knows which one does.
+        """
+        begin = store.mark()
+        with self._lock:
+            earlier = [watch.begin for watch in self._watches.values() if watch.store is store]
+        return min(earlier, key=lambda mark: mark.file_bytes) if earlier else begin
 
     def watch_profile(self, server_id: str, hostname: str, profile: ProfileRecording,
                       remote: Remote, offered: Offered, console: Callable[[], str]) -> None:
@@ -115,6 +126,10 @@ class WatchedBoots:
             raise
 
     def _ended(self, watch: BootWatch) -> None:
+        store = self._stores.get(watch.store.name)
+        if watch.is_lost and store is watch.store:
+            # The next boot would be seen to read the rest only, and that be taken for all.
+            store.spoilt = True
         self._forget(watch)
         self._over()
 

@@ -8,8 +8,9 @@ from compute_host import boot, compare
 from functional_tools import qemu_img, read_base, until
 from storage_node import IMAGE, MIB, SIZE, content
 
-from bootcache import naming
+from bootcache import exception, naming
 from bootcache.tier import Medium
+from nova_bootcache import storagenode
 
 WATCH = {'quota': 64 * MIB, 'linger': 1, 'silence': 60, 'timeout': 100, 'marker': 'login:'}
 
@@ -71,6 +72,43 @@ def test_a_server_that_was_never_started_is_no_boot(hosts, node, directory):
     boot(host, f'{directory}/disk')
     host.boots.server_goes('server-disk')
     assert host.service.boots == []
+
+
+def test_a_boot_that_begins_beside_another_tells_of_both(hosts, node, directory):
+    """It reads from the store what the other one has read. Where it was the first to report, the
+    rest of the boot was missing from the image's working set for good."""
+    host = cold(node, hosts())
+    boot(host, f'{directory}/one')
+    read(host, 5 * MIB, 4096)
+    boot(host, f'{directory}/two')
+    read(host, 0, 4096)
+    host.boots.server_goes('server-two')
+    host.boots.server_goes('server-one')
+    assert [[extent[:2] for extent in report[4]] for report in host.service.boots] \
+        == [[[5 * MIB, 65536], [0, 65536]]] * 2
+
+
+def test_what_a_boot_read_and_nobody_was_told_the_next_one_tells(hosts, node, directory,
+                                                                 monkeypatch):
+    """It would read from the store what the first one has read, and be seen to read the rest."""
+    def away(remote):
+        raise exception.StorageNodeAway('it restarts just now')
+
+    host = cold(node, hosts())
+    boot(host, f'{directory}/one')
+    read(host, 5 * MIB, 4096)
+    with monkeypatch.context() as patch:
+        patch.setattr(storagenode, 'check_reachable', away)
+        host.boots.server_goes('server-one')
+    assert host.service.boots == []
+    boot(host, f'{directory}/two')
+    read(host, 5 * MIB, 4096)
+    read(host, 0, 4096)
+    host.boots.server_goes('server-two')
+    (*_rest, extents, _ended_by, _seconds), = host.service.boots
+    assert [extent[:2] for extent in extents] == [[5 * MIB, 65536], [0, 65536]]
+    for disk in ('one', 'two'):
+        compare(f'{directory}/{disk}', node)
 
 
 def test_what_nova_copies_while_servers_boot_is_reported_by_none(hosts, node, directory):

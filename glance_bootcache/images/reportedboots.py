@@ -21,6 +21,7 @@ from glance_bootcache.decisions import STUCK, SWITCHED_OFF
 from glance_bootcache.images.expectedreports import ExpectedBoot, ExpectedReports
 from glance_bootcache.images.manager import Manager
 from glance_bootcache.profileboot.job import ProfileReport
+from glance_bootcache.storage.contents import Content
 from glance_bootcache.storage.exporter import Exporter
 from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import StorageTiers
@@ -96,7 +97,8 @@ class ReportedBoots:
                     'ready_in': self._manager.ready_in(image_id)}
         if not manifest.made.base_path:
             return _stock(manifest)
-        if manifest.made.cache_image is not None and not self._tiers.check(manifest):
+        content = self._tiers.check(manifest)
+        if content is Content.WRONG:
             # Whoever fetched it would find that out, and boot cold as well.
             manifest = manifest.making(cache_image=None)
         cache = manifest.made.cache_image
@@ -118,7 +120,7 @@ class ReportedBoots:
         else:
             described = {'action': rpcapi.ACTION_CACHE, **described,
                          'medium': self._tiers.medium(image_id).value,
-                         'verified': self._tiers.is_verified(manifest),
+                         'verified': content is Content.RIGHT,
                          'has_memory': self._tiers.has_memory}
         LOG.debug('server %s on %s: %s boot from %s', server_id, host, described['action'],
                   image_id)

@@ -1,5 +1,6 @@
 """What is known of the content of cache images' files on the storage disk."""
 
+import enum
 import os
 
 from bootcache import cacheimage, exception, savefile
@@ -10,13 +11,23 @@ from bootcache.manifest import CacheInfo
 _File = tuple[int, int, int]
 
 
-def fault_of(info: CacheInfo, path: str) -> str:
-    """Return what can be seen at once to be wrong with a file; empty if nothing."""
+class Content(enum.Enum):
+    """What is known of a cache image's content."""
+
+    WRONG = 'there is none, or it is another one than was built'
+    UNREAD = 'nobody has read all of it yet'
+    RIGHT = 'it is as it was built'
+
+
+def look(info: CacheInfo, path: str) -> tuple[str, _File]:
+    """Return what can be seen at once to be wrong with a file, empty if nothing, and its identity.
+    """
     try:
-        size = os.path.getsize(path)
+        status = os.stat(path)
     except OSError as error:
-        return str(error)
-    return '' if size == info.bytes else f'{path} has {size} bytes, not {info.bytes}'
+        return str(error), (0, 0, 0)
+    fault = f'{path} has {status.st_size} bytes, not {info.bytes}'
+    return fault if status.st_size != info.bytes else '', savefile.identity(status)
 
 
 class KnownContents:
@@ -29,9 +40,11 @@ class KnownContents:
         self._damaged: set[CacheInfo] = set()
         self._lock = leaf('the lock of what is known of files')
 
-    def is_to_be_read(self, info: CacheInfo, path: str) -> bool:
-        """Tell whether nobody has read a file since somebody wrote to it; the asker does then."""
-        file = savefile.signature(path)
+    def is_to_be_read(self, info: CacheInfo, path: str, file: _File) -> bool:
+        """Tell whether nobody has read a file since somebody wrote to it; the asker does then.
+
+        :param file: its identity.
+        """
         with self._lock:
             if info in self._right and self._right[info][1] in (None, file):
                 return False
@@ -61,11 +74,13 @@ class KnownContents:
             else:
                 self._right[info] = path, file
 
-    def is_right(self, info: CacheInfo, path: str) -> bool:
-        """Tell whether a file is known to be as it was built."""
-        file = savefile.signature(path)
+    def is_right(self, info: CacheInfo, path: str, file: _File) -> bool:
+        """Tell whether a file is known to be as it was built.
+
+        :param file: its identity.
+        """
         with self._lock:
-            return file is not None and self._right.get(info) == (path, file)
+            return self._right.get(info) == (path, file)
 
     def forget_gone(self) -> None:
         """Forget the files that are gone: each build's has a name of its own, which none has again.

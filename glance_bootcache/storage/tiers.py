@@ -23,7 +23,7 @@ from bootcache.tier import Eviction, Item, Medium
 from glance_bootcache import conf as glance_conf
 from glance_bootcache.locks import ServiceRank
 from glance_bootcache.storage import contents, copying
-from glance_bootcache.storage.contents import KnownContents
+from glance_bootcache.storage.contents import Content, KnownContents
 from glance_bootcache.storage.copying import MemoryCopy
 from glance_bootcache.storage.exporter import Exporter
 from glance_bootcache.storage.lastuses import Usage
@@ -175,21 +175,28 @@ class StorageTiers:
 
     # Files on the disk.
 
-    def check(self, manifest: Manifest) -> bool:
-        """Tell whether a cache image's file on the disk is the one that was built, as far as known.
+    def check(self, manifest: Manifest) -> Content:
+        """Return what is known of what is served as a cache image.
 
-        Its size is looked at now; its content in the background, once unless somebody writes to it.
+        Its size on disk is looked at now; all of it in the background, once unless it is changed.
         """
         info = manifest.made.cache_image
         if info is None or self.is_damaged(manifest):
-            return False
-        if fault := contents.fault_of(info, path := self._disk_path(manifest)):
+            return Content.WRONG
+        fault, file = contents.look(info, path := self._disk_path(manifest))
+        if fault:
             self.note_damage(manifest, fault)
-            return False
+            return Content.WRONG
         with self._lock:
-            if not self._stopping and self._contents.is_to_be_read(info, path):
+            if not self._stopping and self._contents.is_to_be_read(info, path, file):
                 self._worker.submit(self._verify, manifest)
-        return True
+            held = self._held.get(manifest.image_id)
+            if held is None or manifest.image_id in self._leaving:
+                right = self._contents.is_right(info, path, file)
+            else:
+                # It was verified. One that was changed since is read until it is gone.
+                right = held.holds(manifest)
+        return Content.RIGHT if right else Content.UNREAD
 
     def is_damaged(self, manifest: Manifest) -> bool:
         """Tell whether a cache image's file on the disk was found damaged."""
@@ -198,13 +205,6 @@ class StorageTiers:
     def note_built(self, info: CacheInfo, path: str) -> None:
         """Note that a cache image was just built, and that all of its file was looked at."""
         self._contents.note_built(info, path)
-
-    def is_verified(self, manifest: Manifest) -> bool:
-        """Tell whether the file that a cache image is served from is known to be as built."""
-        info, path = manifest.made.cache_image, self.path(manifest)
-        if info is None or path is None or path != self._disk_path(manifest):
-            return path is not None
-        return self._contents.is_right(info, path)
 
     def _verify(self, manifest: Manifest) -> None:
         info, path = manifest.made.cache_image, self._disk_path(manifest)

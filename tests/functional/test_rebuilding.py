@@ -20,6 +20,7 @@ from glance_bootcache.images.imagework import ImageWork
 from glance_bootcache.images.jobs import Jobs
 from glance_bootcache.images.states import States
 from glance_bootcache.images.storagedisk import DiskRoom
+from glance_bootcache.storage.contents import Content
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 SIZE = 4 * MIB
@@ -77,7 +78,7 @@ def test_a_damaged_one_is_read_no_more_when_it_was_built_again(house, rebuilding
     assert house.served_from(after) == house.disk_path(after)
     read = house.read(house.exporter.cache_export(after))
     assert hashlib.sha256(read).hexdigest() == info.sha256
-    assert house.tiers.is_verified(after), 'servers read from it on its way'
+    assert house.tiers.check(after) is Content.RIGHT, 'servers read from it on its way'
     # What was given up has no reader who would keep its space.
     assert os.listdir(house.memory) == []
     assert damaged not in house.exporter._daemon.node_files().values()

@@ -18,6 +18,7 @@ from bootcache.cacheimage import Base
 from bootcache.manifest import CacheInfo, Made, Manifest, Standing
 from bootcache.storagedaemon import StorageDaemon, TcpListener
 from bootcache.tier import Medium
+from glance_bootcache.storage.contents import Content
 
 LONG_AGO = 1_000_000
 
@@ -135,7 +136,7 @@ def test_a_damaged_file_on_the_disk_is_not_promoted(house, damage, caplog):
     assert manifest.image_id in caplog.text
     assert house.promote(manifest) is Medium.DISK
     # The next boot has it built again, see tests/unit/glance_bootcache/test_damage.py.
-    assert house.tiers.check(manifest) is False and house.tiers.is_damaged(manifest)
+    assert house.tiers.check(manifest) is Content.WRONG and house.tiers.is_damaged(manifest)
 
 
 def test_without_a_memory_tier(house):
@@ -213,8 +214,11 @@ def test_memory_is_damaged_while_it_is_served(house):
     house.promote(manifest)
     flip(house.memory_path(manifest))
     assert house.tiers.medium(manifest.image_id) is Medium.DISK
+    # It is read until the next promotion.
+    assert house.tiers.check(manifest) is Content.UNREAD
     assert house.promote(manifest) is Medium.MEMORY
     house.check(manifest, house.memory_path(manifest))
+    assert house.tiers.check(manifest) is Content.RIGHT
 
 
 def test_a_new_service_takes_memory_over(house):

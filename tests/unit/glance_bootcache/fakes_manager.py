@@ -18,6 +18,7 @@ from glance_bootcache.decisions import ImageFacts
 from glance_bootcache.glance import tenants
 from glance_bootcache.glance.images import Images
 from glance_bootcache.profileboot.throughnova import Result
+from glance_bootcache.storage.contents import Content
 from glance_bootcache.warming.precache import Aggregate
 
 SIZE = 1 << 20
@@ -203,7 +204,7 @@ class FakeTiers:
 
     def check(self, manifest):
         """As StorageTiers.check: nothing is damaged."""
-        return manifest.made.cache_image is not None
+        return Content.WRONG if manifest.made.cache_image is None else Content.RIGHT
 
     def is_damaged(self, manifest):
         """As StorageTiers.is_damaged."""
@@ -211,10 +212,6 @@ class FakeTiers:
 
     def note_built(self, info, path):
         """As StorageTiers.note_built."""
-
-    def is_verified(self, manifest):
-        """As StorageTiers.is_verified."""
-        return True
 
     def medium(self, image_id):
         """As StorageTiers.medium."""

@@ -10,6 +10,7 @@ import threading
 import pytest
 
 from bootcache import cacheimage, exception
+from glance_bootcache.storage.contents import Content
 from glance_bootcache.storage.tiers import StorageTiers
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -160,7 +161,7 @@ def test_a_file_that_was_replaced_meanwhile_is_not_damaged(ready, caplog):
     ready.manager.rebuild(IMAGE)
     ready.settle()
     assert older.made.cache_image.file != ready.store.load(IMAGE).made.cache_image.file
-    assert ready.tiers.check(older) is False
+    assert ready.tiers.check(older) is Content.WRONG
     assert not ready.tiers.is_damaged(older) and 'damaged' not in caplog.text
     assert plan(ready)['action'] == 'cache'
 
@@ -181,7 +182,21 @@ def test_a_new_service_reads_it_anew(ready, storage_conf):
 
 def test_an_image_without_a_cache_image(ready):
     manifest = ready.store.load(IMAGE).making(cache_image=None)
-    assert ready.tiers.check(manifest) is False and not ready.tiers.is_damaged(manifest)
+    assert ready.tiers.check(manifest) is Content.WRONG and not ready.tiers.is_damaged(manifest)
+
+
+def test_a_boot_looks_at_the_file_once(ready, monkeypatch):
+    plan(ready)
+    file, looks, stat = path(ready), [], os.stat
+
+    def counted(name, *arguments, **named):
+        if name == file:
+            looks.append(name)
+        return stat(name, *arguments, **named)
+
+    monkeypatch.setattr(os, 'stat', counted)
+    assert ready.hosts.plan_boot(IMAGE, 'host', 'server', None)['verified'] is True
+    assert len(looks) == 1
 
 
 def test_a_file_that_somebody_wrote_to_is_read_anew(ready):

@@ -9,7 +9,8 @@ import os
 import pytest
 
 from bootcache.manifest import CacheInfo
-from glance_bootcache.storage.contents import KnownContents
+from glance_bootcache.storage import contents
+from glance_bootcache.storage.contents import Content, KnownContents
 from glance_bootcache.storage.tiers import StorageTiers
 
 IMAGES = [f'{number}a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f' for number in range(3)]
@@ -40,7 +41,7 @@ def test_uses_and_contents_of_deleted_images_are_forgotten_while_the_service_run
     house.upkeep.once()
     assert set(tiers._usage._last) == {IMAGES[0]}
     assert set(tiers._contents._right) == {kept}
-    assert tiers.is_verified(house.store.load(IMAGES[0])), 'what is there is known as before'
+    assert tiers.check(house.store.load(IMAGES[0])) is Content.RIGHT, 'it is known as before'
     tiers._usage.save(at_once=True)
     with open(house.store.state_path('usage.json')) as stream:
         assert set(json.load(stream)['last_used']) == {IMAGES[0]}
@@ -50,9 +51,10 @@ def test_a_file_that_is_about_to_be_read_is_not_read_twice(tmp_path):
     path, known = str(tmp_path / 'cache-1.qcow2'), KnownContents()
     open(path, 'w').close()
     info = CacheInfo('cache-1.qcow2', 0, 0, 0, 'e3b0', 0, 4096, 0, '', 0.1, 1)
-    assert known.is_to_be_read(info, path)
+    fault, file = contents.look(info, path)
+    assert not fault and known.is_to_be_read(info, path, file)
     known.forget_gone()
-    assert not known.is_to_be_read(info, path)
+    assert not known.is_to_be_read(info, path, file)
     os.unlink(path)
     known.forget_gone()
     assert known._right == {}

@@ -44,6 +44,7 @@ class Boot:
     :ivar ended: seconds, on the same.
     :ivar ended_by: marker, silence, quota, timeout or shutdown.
     :ivar extents: what it read, in first-read order.
+    :ivar owner: the server's project; empty if it is not known.
     """
 
     server_id: str
@@ -52,6 +53,7 @@ class Boot:
     ended: float
     ended_by: str
     extents: tuple[Extent, ...]
+    owner: str = ''
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,8 +17,10 @@ History:
   report_working_set, which were 1.0's, are gone: a host and a service of which one is of an earlier
   version can do all but profile boots. plan_boot's entry verified; waiting, in unsettled of
   report_holdings, and in list_hosts.
+* 1.6: plan_boot's owner.
 """
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -31,7 +33,7 @@ from bootcache.bus import BusOpening, within
 
 EXCHANGE = 'bootcache'
 TOPIC = 'bootcache'
-VERSION = '1.5'
+VERSION = '1.6'
 # Added to a client's first call's limit.
 _OPENING_SECONDS = 2
 # A server that boots does not wait for longer to hear how, whatever rpc_timeout is.
@@ -39,6 +41,10 @@ _BOOT_SECONDS = 5
 # After so many calls in a row without an answer, nobody asks for so many seconds.
 _SILENT_CALLS = 2
 _SILENCE_SECONDS = 10
+# A service of an earlier version is not told more than it knows for so many seconds.
+_EARLIER_SECONDS = 600
+# How errors are called of a service that is too old.
+TOO_OLD = ('UnsupportedVersion', 'NoSuchMethod')
 # Of no image: what is asked for to see whether anybody answers.
 NO_IMAGE = '00000000-0000-0000-0000-000000000000'
 # What a message asks for at least: a service of an earlier version then answers what it knows.
@@ -89,6 +95,9 @@ class StorageAPI:
     :param conf: configuration with the shared options registered.
     :param version_cap: highest version that the service is known to speak, for rolling upgrades.
     """
+
+    # Until when, in monotonic seconds, the service counts as one that knows no owners.
+    _earlier_until = 0.0
 
     def __init__(self, conf: cfg.ConfigOpts, version_cap: str = VERSION):
         self._client = messaging.get_rpc_client(get_transport(conf), target(),
@@ -143,11 +152,13 @@ class StorageAPI:
         self._cast('image_registered', image_id=image_id)
 
     def plan_boot(self, image_id: str, host: str, server_id: str,
-                  profile_token: str | None) -> dict[str, Any]:
+                  profile_token: str | None, owner: str = '') -> dict[str, Any]:
         """Ask how a server is to boot from an image.
 
         :param host: the compute host's name.
         :param profile_token: what the server's metadata says to prove that it is a profile boot.
+        :param owner: the server's project, empty if it is not known; a service of an earlier
+            version does not hear of it.
         :returns: ``action`` (cache, cold, record, wait or stock) and ``reason`` for the last two;
             where the base is served also ``virtual_bytes``, ``image_hash``, ``server`` (host and
             port of the exporter), ``base_export`` and ``pinned``; for cache ``cache_export``,
@@ -158,9 +169,20 @@ class StorageAPI:
             base is here, None if nobody knows); and ``watch`` (quota in bytes, linger, silence and
             timeout in seconds, marker) if a report of what the boot reads is wanted.
         """
-        answer: dict[str, Any] = self._call('plan_boot', seconds=_BOOT_SECONDS,
-                                            image_id=image_id, host=host, server_id=server_id,
-                                            profile_token=profile_token)
+        arguments = {'image_id': image_id, 'host': host, 'server_id': server_id,
+                     'profile_token': profile_token}
+        answer: dict[str, Any]
+        if owner and time.monotonic() >= self._earlier_until:
+            try:
+                answer = self._call('plan_boot', seconds=_BOOT_SECONDS, since='1.6', owner=owner,
+                                    **arguments)
+                return answer
+            except (messaging.UnsupportedVersion, messaging.RPCVersionCapError,
+                    messaging.RemoteError) as error:
+                if isinstance(error, messaging.RemoteError) and error.exc_type not in TOO_OLD:
+                    raise
+                self._earlier_until = time.monotonic() + _EARLIER_SECONDS
+        answer = self._call('plan_boot', seconds=_BOOT_SECONDS, **arguments)
         return answer
 
     def boot_progress(self, image_id: str, profile_token: str, recorded_bytes: int) -> None:

@@ -39,7 +39,8 @@ class StorageAPI(rpcapi.StorageAPI):
         self._breaker = Breaker(rpcapi._SILENT_CALLS, rpcapi._SILENCE_SECONDS)
         self._directory = directory
 
-    def _call(self, method: str, *, seconds: float | None = None, **arguments: Any) -> Any:
+    def _call(self, method: str, *, seconds: float | None = None, since: str | None = None,
+              **arguments: Any) -> Any:
         limit = min(seconds or self._timeout, self._timeout)
         return self._unless_silent(lambda: self._ask(limit, method, arguments))
 

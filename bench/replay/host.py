@@ -71,7 +71,7 @@ class Service:
         self.answers: dict[str, dict[str, Any]] = {}
 
     def plan_boot(self, image_id: str, host: str, server_id: str,
-                  profile_token: str | None) -> dict[str, Any]:
+                  profile_token: str | None, owner: str = '') -> dict[str, Any]:
         """Answer as the storage service does."""
         return self.answers[image_id]
 

@@ -17,11 +17,13 @@ class ExpectedBoot:
     :ivar server_id: the server, as its host named it.
     :ivar began: monotonic seconds.
     :ivar until: monotonic seconds.
+    :ivar owner: the server's project; empty if it is not known.
     """
 
     server_id: str
     began: float
     until: float
+    owner: str = ''
 
 
 class ExpectedReports:
@@ -36,7 +38,8 @@ class ExpectedReports:
         self._lock = threading.Lock()  # guards the dictionary
         self._boots: dict[tuple[str, str], list[ExpectedBoot]] = {}
 
-    def expect(self, image_id: str, host: str, server_id: str, seconds: float) -> None:
+    def expect(self, image_id: str, host: str, server_id: str, seconds: float,
+               owner: str = '') -> None:
         """Expect a report for some seconds; where too many are expected, the oldest are not."""
         now, key = self._clock(), (image_id, host[:_LONGEST_NAME])
         with self._lock:
@@ -44,7 +47,8 @@ class ExpectedReports:
             self._boots = {key: later for key, boots in self._boots.items()
                            if (later := [boot for boot in boots if boot.until > now])}
             self._boots[key] = [*self._boots.pop(key, []), ExpectedBoot(
-                server_id[:_LONGEST_NAME], now, now + seconds)][-_MOST_OF_ONE:]
+                server_id[:_LONGEST_NAME], now, now + seconds,
+                owner[:_LONGEST_NAME])][-_MOST_OF_ONE:]
             while sum(map(len, self._boots.values())) > _MOST_BOOTS:
                 del self._boots[next(iter(self._boots))]
 

@@ -4,7 +4,6 @@ import dataclasses
 import os
 import threading
 import time
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 import cachetools
@@ -18,6 +17,7 @@ from bootcache.refinement import Boot
 from bootcache.workingset import WorkingSet
 from glance_bootcache import decisions
 from glance_bootcache.decisions import STUCK, SWITCHED_OFF
+from glance_bootcache.images import fairness
 from glance_bootcache.images.expectedreports import ExpectedBoot, ExpectedReports
 from glance_bootcache.images.manager import Manager
 from glance_bootcache.profileboot.job import ProfileReport
@@ -38,10 +38,7 @@ _ENOUGH_BOOTS = 3
 # The same of boots that read something new which no other boot reads, as those of an image that
 # reads at random do, and of boots that were not whole.
 _ENOUGH_IN_VAIN = 40
-# Boots that are remembered of an image until another one confirms what they read, and the extents
-# that are remembered of an image's and of all. An extent takes 150 bytes, a boot some kilobytes.
-_MOST_UNCONFIRMED = 8
-_MOST_EXTENTS = 50_000
+# Extents that are remembered of all images' boots until others confirm them; each takes 150 bytes.
 _MOST_EXTENTS_OF_ALL = 500_000
 # Images whose boots are counted.
 _MOST_COUNTED = 10_000
@@ -66,20 +63,22 @@ class ReportedBoots:
         self._store = store
         self._exporter = exporter
         self._manager = manager
-        # Boots in a row that brought nothing new, by image and working set. Guarded by the lock,
-        # which is held for dictionary steps only.
-        self._nothing_new: cachetools.LRUCache[_Known, int] = cachetools.LRUCache(_MOST_COUNTED)
+        # Boots in a row that brought nothing new, by image and working set: how many of whom.
+        # Guarded by the lock, which is held for dictionary steps only.
+        self._nothing_new: cachetools.LRUCache[_Known, fairness.Counts] = \
+            cachetools.LRUCache(_MOST_COUNTED)
         # Boots in a row that nobody has confirmed; as above.
-        self._in_vain: cachetools.LRUCache[_Known, int] = cachetools.LRUCache(_MOST_COUNTED)
+        self._in_vain: cachetools.LRUCache[_Known, fairness.Counts] = \
+            cachetools.LRUCache(_MOST_COUNTED)
         # Boots that read what no other one has read; as above.
         self._unconfirmed: cachetools.LRUCache[_Known, tuple[Boot, ...]] = \
-            cachetools.LRUCache(_MOST_EXTENTS_OF_ALL, getsizeof=_extents)
+            cachetools.LRUCache(_MOST_EXTENTS_OF_ALL, getsizeof=fairness.extents)
         self._lock = threading.Lock()
         self._expected = ExpectedReports(lambda: time.monotonic())
 
     def plan_boot(self, image_id: str, host: str, server_id: str,
-                  profile_token: str | None) -> dict[str, Any]:
-        """Answer a compute host that starts a server."""
+                  profile_token: str | None, owner: str = '') -> dict[str, Any]:
+        """Answer a compute host that starts a server of a project."""
         manifest = self._store.load(image_id)
         if profile_token is not None:
             return self._plan_profile(manifest, image_id, host, profile_token)
@@ -124,9 +123,9 @@ class ReportedBoots:
                          'has_memory': self._tiers.has_memory}
         LOG.debug('server %s on %s: %s boot from %s', server_id, host, described['action'],
                   image_id)
-        if server_id and self._wants_report(manifest, host):
+        if server_id and self._wants_report(manifest, host, owner):
             described['watch'] = self._watch(manifest.wished.quota, manifest.wished.boot_marker)
-            self._expected.expect(image_id, str(host), str(server_id), self._patience)
+            self._expected.expect(image_id, str(host), str(server_id), self._patience, owner)
         return described
 
     def _plan_profile(self, manifest: Manifest | None, image_id: str, host: str,
@@ -151,13 +150,13 @@ class ReportedBoots:
         """Seconds for which a report is expected."""
         return float(self._conf.profile_timeout + _LATE_SECONDS)
 
-    def _wants_report(self, manifest: Manifest, host: str) -> bool:
-        if not self._can_learn(manifest):
+    def _wants_report(self, manifest: Manifest, host: str, owner: str) -> bool:
+        if not self._can_learn(manifest, owner):
             return False
         asked = self._expected.hosts(manifest.image_id)
         # A boot that is watched waits until its host has the cache image: not all of a storm. And
         # where so many boots had nothing in common, another one hardly has.
-        most = _ENOUGH_BOOTS if len(self._earlier(manifest)) < _MOST_UNCONFIRMED else 1
+        most = _ENOUGH_BOOTS if len(self._earlier(manifest)) < fairness.MOST_UNCONFIRMED else 1
         return manifest.made.working_set is None or str(host) in asked or len(asked) < most
 
     def _earlier(self, manifest: Manifest) -> tuple[Boot, ...]:
@@ -165,18 +164,19 @@ class ReportedBoots:
         with self._lock:
             return self._unconfirmed.get(_known(manifest), ())
 
-    def _can_learn(self, manifest: Manifest) -> bool:
-        """Tell whether another record of what a boot reads may make the image's better."""
+    def _can_learn(self, manifest: Manifest, owner: str) -> bool:
+        """Tell whether the record of an owner's boot may make the image's better."""
         known = manifest.made.working_set
         if not manifest.wished.boot_marker or not manifest.wished.quota:
             # Of an older version of this service: known with its next change.
             return False
         if known is None:
             return True
+        key = _known(manifest)
         with self._lock:
             return known.version <= self._conf.refine_boots \
-                and self._nothing_new.get(_known(manifest), 0) < _ENOUGH_BOOTS \
-                and self._in_vain.get(_known(manifest), 0) < _ENOUGH_IN_VAIN
+                and fairness.may_count(self._nothing_new.get(key, {}), owner, _ENOUGH_BOOTS) \
+                and fairness.may_count(self._in_vain.get(key, {}), owner, _ENOUGH_IN_VAIN)
 
     def boot_progress(self, image_id: str, profile_token: str, recorded_bytes: int) -> None:
         """Note how far a profile boot is; a message that belongs to no job is ignored."""
@@ -239,7 +239,7 @@ class ReportedBoots:
                      ' the profile boot has failed for a guest that did not come up', image_id,
                      host)
             return
-        if not self._can_learn(manifest):
+        if not self._can_learn(manifest, expected.owner if expected else ''):
             LOG.info('image %s: a boot on %s is not looked at: enough was learned meanwhile',
                      image_id, host)
             return
@@ -267,13 +267,12 @@ class ReportedBoots:
         if have is None or known is None:
             if seen.extents:
                 return seen
-            self._note_nothing_new(manifest)
             return None
         if have.image_hash != manifest.made.base_hash:
             return None
         assert expected is not None
         boot = Boot(expected.server_id, host, expected.began, time.monotonic(), ended_by,
-                    seen.extents)
+                    seen.extents, expected.owner)
         key = _known(manifest)
         lesson = refinement.learn(
             have.extents, known.ended_by, boot, self._earlier(manifest), only_host=only_host,
@@ -282,27 +281,25 @@ class ReportedBoots:
         if lesson.extents is not None:
             return dataclasses.replace(have, extents=tuple(lesson.extents))
         if lesson.unconfirmed is None and boot.ended_by in refinement.WHOLE:
-            self._note_nothing_new(manifest)
+            self._note(self._nothing_new, key, boot.owner)
             return None
+        self._note(self._in_vain, key, boot.owner)
         if lesson.unconfirmed is None:
             # It says nothing of what a whole boot would have read.
-            with self._lock:
-                self._in_vain[key] = self._in_vain.get(key, 0) + 1
             return None
         with self._lock:
-            self._unconfirmed[key] = remembered(
+            self._unconfirmed[key] = fairness.remembered(
                 (*self._unconfirmed.get(key, ()), lesson.unconfirmed))
-            self._in_vain[key] = self._in_vain.get(key, 0) + 1
         LOG.info('image %s: server %s on %s read %d bytes beyond the working set while it booted;'
                  ' they count when the boot of another server%s reads them, too', image_id,
                  expected.server_id, host, workingset.total_bytes(lesson.unconfirmed.extents),
                  '' if only_host else ' on another host')
         return None
 
-    def _note_nothing_new(self, manifest: Manifest) -> None:
-        key = _known(manifest)
+    def _note(self, counts: cachetools.LRUCache[_Known, fairness.Counts], key: _Known,
+              owner: str) -> None:
         with self._lock:
-            self._nothing_new[key] = self._nothing_new.get(key, 0) + 1
+            counts[key] = fairness.counted(counts.get(key, {}), owner)
 
     def _read(self, manifest: Manifest, granularity: int, extents: list[Any]) -> WorkingSet:
         # No cache image holds more; and a host that lies shall not have us count for ever.
@@ -332,24 +329,6 @@ class ReportedBoots:
 def _known(manifest: Manifest) -> _Known:
     known = manifest.made.working_set
     return manifest.image_id, known.file if known else ''
-
-
-def _extents(boots: Iterable[Boot]) -> int:
-    # At least 1, so that the number of images is bounded as well.
-    return 1 + sum(len(boot.extents) for boot in boots)
-
-
-def remembered(boots: Sequence[Boot]) -> tuple[Boot, ...]:
-    """Return the boots of an image that are remembered: the last ones, within the bounds. Pure.
-
-    :param boots: in the order in which they were reported.
-    """
-    # Of one that read more, what it read first: another boot may confirm that.
-    kept = tuple(dataclasses.replace(boot, extents=boot.extents[:_MOST_EXTENTS - 1])
-                 for boot in boots[-_MOST_UNCONFIRMED:])
-    while _extents(kept) > _MOST_EXTENTS:
-        kept = kept[1:]
-    return kept
 
 
 def _stock(manifest: Manifest) -> dict[str, Any]:

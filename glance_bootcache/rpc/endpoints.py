@@ -49,11 +49,11 @@ class Endpoints:
         self._manager.consider(image_id)
 
     def plan_boot(self, ctxt: Any, image_id: str, host: str, server_id: str,
-                  profile_token: str | None) -> dict[str, Any]:
+                  profile_token: str | None, owner: str = '') -> dict[str, Any]:
         """A compute host starts a server."""
         self._manager.host_reported()
         return self._boots.plan_boot(naming.canonical_image_id(image_id), host, server_id,
-                                     profile_token)
+                                     profile_token, str(owner))
 
     def boot_progress(self, ctxt: Any, image_id: str, profile_token: str,
                       recorded_bytes: int) -> None:

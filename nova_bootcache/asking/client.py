@@ -50,25 +50,26 @@ class HostsClient:
             raise exception.BootcacheError('the driver is not started')
         return self._api
 
-    def ask(self, image_id: str, server_id: str,
-            profile_token: str | None = None) -> dict[str, Any] | None:
+    def ask(self, image_id: str, server_id: str, profile_token: str | None = None,
+            owner: str = '') -> dict[str, Any] | None:
         """Ask the storage service for an image; None if it does not answer.
 
+        :param owner: the server's project, empty if it is not known.
         :raises BootcacheError: if the driver is not started.
         """
         try:
-            return self.api.plan_boot(image_id, self.hostname, server_id, profile_token)
+            return self.api.plan_boot(image_id, self.hostname, server_id, profile_token, owner)
         except (messaging.MessagingTimeout, messaging.MessageDeliveryFailure) as error:
             LOG.warning('bootcache: the storage service does not answer: %s', error)
             return None
 
     def ask_patiently(self, image_id: str, server_id: str = '',
-                      profile_token: str | None = None) -> Offered:
+                      profile_token: str | None = None, owner: str = '') -> Offered:
         """Ask the storage service, again while it prepares the image's base."""
         cold_wait = self._conf[bootcache_conf.GROUP].cold_wait
         deadline = time.monotonic() + cold_wait
         while True:
-            offered = offer.parse(image_id, self.ask(image_id, server_id, profile_token))
+            offered = offer.parse(image_id, self.ask(image_id, server_id, profile_token, owner))
             left = deadline - time.monotonic()
             if offered.storage.offer is not Offer.WAIT or left <= 0:
                 return offered

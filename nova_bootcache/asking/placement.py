@@ -84,6 +84,7 @@ class Server:
     :ivar is_unshelving: the image is a snapshot that Nova deletes afterwards.
     :ivar preallocates: Nova is to allocate all of the disk's space.
     :ivar is_signed: the image has a signature, whether or not Nova is to check it.
+    :ivar owner: the server's project; empty if it is not known.
     """
 
     image_id: str | None
@@ -93,6 +94,7 @@ class Server:
     is_unshelving: bool
     preallocates: bool
     is_signed: bool = False
+    owner: str = ''
 
 
 @dataclasses.dataclass(frozen=True)

@@ -96,9 +96,8 @@ class Chains:
         reason = self._serving.reason_for(server_id) or placement.stock_reason(
             server, self._conf.enabled, has_stock_base and profile_token is None)
         if not reason:
-            assert server.image_id is not None
             try:
-                reason = self._make(server.image_id, server_id, profile_token, path, root_bytes,
+                reason = self._make(server, server_id, profile_token, path, root_bytes,
                                     console, is_moving)
             except exception.ProfileBootFailed:
                 self._parts.boots.discard(server_id, 'it cannot be recorded')
@@ -119,9 +118,10 @@ class Chains:
             self._serving.note_made(server_id, path)
         return not reason
 
-    def _make(self, image_id: str, server_id: str, profile_token: str | None, path: str,
+    def _make(self, server: Server, server_id: str, profile_token: str | None, path: str,
               root_bytes: int | None, console: Callable[[], str], is_moving: bool) -> str:
-        offered = self._parts.storage.ask_patiently(image_id, server_id, profile_token)
+        image_id, ask = str(server.image_id), self._parts.storage.ask_patiently
+        offered = ask(image_id, server_id, profile_token, server.owner)
         if is_moving:
             offered = offered.for_a_move()
         if not self._is_content(image_id, offered) and not self._room.let_go(image_id):

@@ -86,7 +86,8 @@ class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
                         or signatures.are_checked(imagebackend.CONF),
                         is_unshelving=instance.vm_state == vm_states.SHELVED_OFFLOADED,
                         preallocates=self.preallocate,
-                        is_signed=signatures.is_signed(_lazy(instance, 'system_metadata')))
+                        is_signed=signatures.is_signed(_lazy(instance, 'system_metadata')),
+                        owner=_lazy(instance, 'project_id') or '')
         try:
             token = (_lazy(instance, 'metadata') or {}).get(rpcapi.PROFILE_METADATA)
             return self.bootcache.chains.make_overlay(

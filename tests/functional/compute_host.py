@@ -30,7 +30,7 @@ class Service:
         """Go on with what is known now."""
         self.frozen = self.node.answer()
 
-    def plan_boot(self, image_id, host, server_id, profile_token):
+    def plan_boot(self, image_id, host, server_id, profile_token, owner=''):
         if self.away:
             raise messaging.MessagingTimeout('nobody')
         if image_id in self.others:

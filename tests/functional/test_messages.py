@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import oslo_messaging as messaging
@@ -123,10 +124,11 @@ def manager(conf):
 
 @pytest.mark.parametrize('method, arguments, reached, answer', [
     ('plan_boot', (IMAGE, 'host', 'server', 'token'),
-     ('plan_boot', (IMAGE, 'host', 'server', 'token'), {}), {'action': 'stock',
-                                                            'reason': 'why not'}),
-    ('plan_boot', (IMAGE, 'host', 'server', None),
-     ('plan_boot', (IMAGE, 'host', 'server', None), {}), {'action': 'stock', 'reason': 'why not'}),
+     ('plan_boot', (IMAGE, 'host', 'server', 'token', ''), {}), {'action': 'stock',
+                                                                'reason': 'why not'}),
+    ('plan_boot', (IMAGE, 'host', 'server', None, 'project'),
+     ('plan_boot', (IMAGE, 'host', 'server', None, 'project'), {}),
+     {'action': 'stock', 'reason': 'why not'}),
     ('boot_progress', (IMAGE, 'token', 5), ('boot_progress', (IMAGE, 'token', 5), {}), None),
     ('report_boot', (IMAGE, 'sha512:ab', 'host', 4096, [[0, 4096, 0.5], [4096, 1]], 'stuck', 12.5,
                      'token', 'panic'),
@@ -314,6 +316,20 @@ def test_a_service_of_the_first_version_is_asked_for_what_it_knows(conf, manager
     assert api.plan_boot(IMAGE, 'host', 'server', None)['action'] == 'stock'
     with pytest.raises(messaging.RemoteError, match=r'1\.1'):
         api.serve_stored(IMAGE)
+
+
+def test_a_service_that_knows_no_owners_answers_all_the_same(conf, manager, monkeypatch):
+    """It is told of them again when it may have been upgraded."""
+    monkeypatch.setattr(Endpoints, 'target', messaging.Target(version='1.5'))
+    api = rpcapi.StorageAPI(conf)
+    for _time in range(2):
+        assert api.plan_boot(IMAGE, 'host', 'server', None, 'project')['action'] == 'stock'
+        assert manager.calls.get(timeout=PATIENCE)[1] == (IMAGE, 'host', 'server', None, '')
+    assert api._earlier_until > time.monotonic() and manager.calls.empty()
+    monkeypatch.setattr(Endpoints, 'target', messaging.Target(version=rpcapi.VERSION))
+    api._earlier_until = 0.0
+    assert api.plan_boot(IMAGE, 'host', 'server', None, 'project')['action'] == 'stock'
+    assert manager.calls.get(timeout=PATIENCE)[1] == (IMAGE, 'host', 'server', None, 'project')
 
 
 def test_a_service_of_an_older_version_is_not_asked_for_more(conf, manager):

@@ -8,10 +8,8 @@ import pytest
 from fakes_clock import Clock
 
 from bootcache import exception
-from bootcache.refinement import Boot
-from bootcache.workingset import Extent
 from glance_bootcache.decisions import SWITCHED_OFF
-from glance_bootcache.images import expectedreports, reportedboots
+from glance_bootcache.images import expectedreports, fairness, reportedboots
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '8a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -31,8 +29,8 @@ def cold(house, monkeypatch):
     return house
 
 
-def ask(house, host='host', image=IMAGE, server='server'):
-    return house.hosts.plan_boot(image, host, server, None)
+def ask(house, host='host', image=IMAGE, server='server', owner=''):
+    return house.hosts.plan_boot(image, host, server, None, owner)
 
 
 def report(house, extents, host='host', image=IMAGE, ended_by='marker'):
@@ -95,8 +93,8 @@ def learned(house):
     return [extent[0] for extent in house.operators.get_working_set(IMAGE)['extents']]
 
 
-def boot(house, extents, host='host', server='server', ended_by='marker'):
-    ask(house, host, server=server)
+def boot(house, extents, host='host', server='server', ended_by='marker', owner=''):
+    ask(house, host, server=server, owner=owner)
     return report(house, extents, host, ended_by=ended_by)
 
 
@@ -184,30 +182,11 @@ def test_many_boots_that_nobody_confirms_do_not_end_the_refinement(cold):
     """The oldest of them are forgotten; and fewer hosts are asked than before."""
     assert boot(cold, [KNOWN]) == 1
     assert boot(cold, [MORE], server='oldest') == 1
-    for number in range(reportedboots._MOST_UNCONFIRMED):
+    for number in range(fairness.MOST_UNCONFIRMED):
         assert boot(cold, [[(number + 5) * 65536, 65536]], server=f'server-{number}') == 1
     assert boot(cold, [MORE], server='another') == 1, 'of the oldest nothing is known'
     assert 'watch' in ask(cold, host='one') and 'watch' not in ask(cold, host='two')
     assert boot(cold, [MORE], server='and another', host='one') == 2
-
-
-@pytest.mark.parametrize(('extents', 'kept'), [
-    ([1] * 9, 8), ([reportedboots._MOST_EXTENTS - 2, 1], 2),
-    ([reportedboots._MOST_EXTENTS - 2, 1, 1], 2),
-    ([], 0)])
-def test_what_is_remembered_is_bounded_by_its_size(extents, kept):
-    """A host may report as many extents as the quota has clusters."""
-    told = [Boot(f'{number}', 'host', 0.0, 1.0, 'marker', (Extent(0, 1),) * count)
-            for number, count in enumerate(extents)]
-    assert reportedboots.remembered(told) == (tuple(told[-kept:]) if kept else ())
-
-
-def test_a_boot_of_more_is_remembered_by_what_it_read_first():
-    """It would be asked for and forgotten without end."""
-    first = tuple(Extent(number, 1) for number in range(reportedboots._MOST_EXTENTS + 5))
-    one, two = (Boot(name, 'host', 0.0, 1.0, 'marker', first) for name in ('one', 'two'))
-    (kept,) = reportedboots.remembered([one, two])
-    assert kept.server_id == 'two' and kept.extents == first[:reportedboots._MOST_EXTENTS - 1]
 
 
 def test_an_image_whose_boots_read_at_random_is_not_watched_for_ever(cold, monkeypatch):
@@ -222,9 +201,36 @@ def test_an_image_whose_boots_read_at_random_is_not_watched_for_ever(cold, monke
     assert 'watch' in ask(cold), 'until a restart'
 
 
+@pytest.mark.parametrize('kind', ['nothing new', 'in vain', 'cut short'])
+def test_one_owner_does_not_end_the_refinement_for_others(cold, kind):
+    """Of an image that is everybody's; it need not mean any harm."""
+    assert boot(cold, [KNOWN]) == 1
+    for number in range(100):
+        server, read = f'server-{number}', [[(number % 11 + 5) * 65536, 65536]]
+        if 'watch' not in ask(cold, server=server, owner='bad'):
+            break
+        assert report(cold, [] if kind == 'nothing new' else read,
+                      ended_by='shutdown' if kind == 'cut short' else 'marker') == 1
+    assert number == {'nothing new': 2}.get(kind, reportedboots._ENOUGH_IN_VAIN // 2)
+    assert 'watch' not in ask(cold, owner='bad'), 'nor does it go on for ever'
+    assert boot(cold, [NEW], server='one', owner='good') == 1
+    assert boot(cold, [NEW], server='two', owner='other') == 2
+    # Of the new version no boot was in vain.
+    assert 'watch' in ask(cold, owner='bad')
+
+
+def test_one_owner_does_not_have_forgotten_what_others_read(cold):
+    assert boot(cold, [KNOWN]) == 1
+    assert boot(cold, [NEW], server='one', owner='good') == 1
+    for number in range(2 * fairness.MOST_UNCONFIRMED):
+        assert boot(cold, [[(number % 11 + 5) * 65536, 65536]], server=f'server-{number}',
+                    owner='bad') == 1
+    assert boot(cold, [NEW], server='two', owner='other') == 2
+
+
 def test_a_boot_that_is_confirmed_ends_the_count(cold):
     assert boot(cold, [KNOWN]) == 1
-    assert boot(cold, [NEW], server='one') == 1 and list(cold.hosts._in_vain.values()) == [1]
+    assert boot(cold, [NEW], server='one') == 1 and list(cold.hosts._in_vain.values()) == [{'': 1}]
     assert boot(cold, [NEW], server='two') == 2
     assert reportedboots._known(cold.store.load(IMAGE)) not in cold.hosts._in_vain
 

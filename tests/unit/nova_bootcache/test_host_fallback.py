@@ -32,7 +32,7 @@ class Service:
     def __init__(self, answer):
         self.answer = answer
 
-    def plan_boot(self, image_id, host, server_id, profile_token):
+    def plan_boot(self, image_id, host, server_id, profile_token, owner=''):
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer

@@ -155,7 +155,11 @@ class ServerJudge:
         """Return what ends the boot now, or None: see ``BootJudge``."""
         # At least one byte: a boot that misses nothing ends as well.
         read = max(1, progress.recorded_bytes)
-        return ended_by(dataclasses.replace(progress, recorded_bytes=read), self.limits)
+        ended = ended_by(dataclasses.replace(progress, recorded_bytes=read), self.limits)
+        if ended == SILENCE and not progress.recorded_bytes and not console():
+            # It need not have begun: Nova waits for its network, five minutes by default.
+            return TIMEOUT if progress.seconds >= self.limits.timeout else None
+        return ended
 
     def counts_until_marker(self, progress: BootProgress) -> bool:
         """Tell whether what was read after the marker may be what a tenant does with a server."""

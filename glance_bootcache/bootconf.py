@@ -65,7 +65,8 @@ working set; a boot that read less than 1 MiB has failed.
 Seconds without a first read from the base after which a boot counts as over
 although no boot marker was seen. A profile boot is given three times as long:
 its guest may still say its marker, or that it does not come up. Before 1 MiB
-was read, silence does not end a profile boot.
+was read, silence does not end a profile boot; before anything was read, or
+is on its console, it ends no other one.
 """),
     cfg.IntOpt('profile_linger',
                default=20,

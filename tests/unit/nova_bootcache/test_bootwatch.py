@@ -147,7 +147,16 @@ def test_silence_ends_it(watched):
 
 
 def test_a_boot_that_reads_nothing_new_ends_as_well(watched):
-    assert ended_by(watched()) == ('silence', 60.0)
+    assert ended_by(watched({1: lambda boot: boot.say('Linux')})) == ('silence', 60.0)
+
+
+def test_silence_of_a_guest_that_has_not_begun_ends_nothing(watched):
+    """Nova waits for its network. Its boot was over before it began, and what it read was not told:
+    the next one found it in the store, and had the rest taken for all."""
+    boot = watched({**reading(200, 201, 202), 210: lambda boot: boot.say('boot finished')})
+    assert ended_by(boot) == ('marker', 215.0)
+    assert counted(boot) == 3 * 65536
+    assert ended_by(watched()) == ('timeout', 900.0)
 
 
 def test_a_boot_that_never_ends_does(watched):

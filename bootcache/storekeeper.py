@@ -93,7 +93,10 @@ class StoreKeeper(Generic[Kept]):
                     growing = True
                 except Exception as error:
                     LOG.warning('the growing store of %s is lost: %s', store.name, error)
-                    self.remove(store.name)
+                    with self._lock:
+                        # Another one may have taken its place while this was found out.
+                        if self._stores.get(store.name) is store:
+                            del self._stores[store.name]
                     store.grows = False
                     self._tell(store, error)
             if growing:

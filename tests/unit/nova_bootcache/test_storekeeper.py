@@ -64,6 +64,22 @@ def test_a_store_whose_gateway_is_gone_is_lost(keeper, lost):
     assert keeper.stores() == [] and not store.grows and store.looks == 1
 
 
+def test_one_that_has_taken_the_place_of_a_lost_one_is_watched(keeper, lost):
+    """The gateway was restarted, and a server began to boot, while the look was under way."""
+    another = Store(exception.StorageDaemonBusy('later'))
+
+    class Replaced(Store):
+        def look(self, now):
+            keeper.add(another)
+            raise self.error
+
+    store = Replaced(exception.StorageDaemonError('gone'))
+    keeper.add(store)
+    assert lost.get(timeout=30) is store and not store.grows
+    assert another.enough.wait(30), 'it is looked at'
+    assert keeper.stores() == [another]
+
+
 def test_a_store_that_cannot_be_cleared_up_keeps_no_other_from_being_watched(lost):
     """Its file is on a medium that cannot be written any more, say."""
     def failed(store, error):

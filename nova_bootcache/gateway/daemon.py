@@ -78,11 +78,12 @@ class Gateway:
         """
         export = naming.export_name(naming.EXPORT_BASE, remote.image_id)
         self.daemon.ensure_running()
-        if self._reads_from(remote):
+        there = self._present(remote.image_id)
+        if there.is_exported and there.place == _place(remote):
             return export
         # Not under the lock: bases of other storage nodes do not wait for this one.
         check_reachable(remote)
-        if export not in self.daemon.exports():
+        if not there.is_exported:
             # Of an arrival below a base that is not served: nobody reads from it.
             self.end_arrival_job(remote.image_id)
         with self._alone(remote.image_id):
@@ -95,7 +96,7 @@ class Gateway:
                     raise exception.StorageDaemonError(
                         f'gateway: servers that run read another content of {remote.image_id} than'
                         f' {remote.export}')
-            self._serve(remote.image_id, self.remote_node(
+            self._serve(remote.image_id, there, self.remote_node(
                 naming.node_name(graph.CONNECTIONS[0], remote.image_id), remote))
         return export
 
@@ -109,14 +110,15 @@ class Gateway:
         """
         self.daemon.ensure_running()
         with self._alone(remote.image_id):
-            if not self._present(remote.image_id).is_exported:
-                self._serve(remote.image_id, graph.absent_node(
+            there = self._present(remote.image_id)
+            if not there.is_exported:
+                self._serve(remote.image_id, there, graph.absent_node(
                     remote.image_id, graph.CONNECTIONS[0], remote.export, virtual_bytes))
 
-    def _serve(self, image_id: str, connection: dict[str, Any]) -> None:
+    def _serve(self, image_id: str, there: Present, connection: dict[str, Any]) -> None:
         """Export a base that reads through a connection."""
-        # What is not exported goes, all of it.
-        self._reconcile(image_id, Wanted(Store.GOES))
+        # What is not exported, or not any more, goes, all of it.
+        self._reconcile(image_id, Wanted(Store.GOES), dataclasses.replace(there, is_exported=False))
         self._ensure_unlimited()
         top = graph.top_node(image_id, graph.REMOTE)
         self.daemon.add_nodes(connection, graph.base_node(image_id, graph.CONNECTIONS[0]), top)
@@ -129,10 +131,6 @@ class Gateway:
         if there.is_absent:
             return graph.absent_name(remote.export) in self.daemon.nodes()
         return there.place is not None and there.place.export == remote.export
-
-    def _reads_from(self, remote: Remote) -> bool:
-        there = self._present(remote.image_id)
-        return there.is_exported and there.place == _place(remote)
 
     def _exchange(self, remote: Remote, there: Present) -> None:
         """Have a base be read from where it is now, below all that reads from it."""
@@ -198,7 +196,7 @@ class Gateway:
             if export in self.daemon.exports() \
                     and not self.daemon.remove_export(export, disconnect=False):
                 return False
-            self._reconcile(image_id, Wanted(Store.GOES))
+            self._reconcile(image_id, Wanted(Store.GOES), self._present(image_id))
         return True
 
     # What is between an export and its base: nova_bootcache/gateway/graph.py.
@@ -266,11 +264,10 @@ class Gateway:
         :raises StorageDaemonError: if the daemon does not answer, or refuses.
         """
         with self._alone(image_id):
-            self._reconcile(image_id, dataclasses.replace(
-                graph.as_it_is(self._present(image_id)), **wishes))
+            there = self._present(image_id)
+            self._reconcile(image_id, dataclasses.replace(graph.as_it_is(there), **wishes), there)
 
-    def _reconcile(self, image_id: str, wanted: Wanted) -> None:
-        there = self._present(image_id)
+    def _reconcile(self, image_id: str, wanted: Wanted, there: Present) -> None:
         for step in graph.reconcile(wanted, there):
             if step.action is GraphAction.CHECK_JOB:
                 if daemonjobs.progress(self.daemon, graph.arrival_job(image_id)) is not None:

@@ -166,19 +166,3 @@ def test_a_server_that_its_user_paused_stays_paused(tenant, image, cloud, comput
         tenant.openstack.nova.servers.unpause(paused)
         tenant.openstack.wait_active(paused)
         readers[paused].result()
-
-
-def test_one_that_stood_still_when_it_was_suspended_runs_when_it_is_resumed(tenant, image, cloud,
-                                                                            compute_log):
-    """Nova waits for that without end."""
-    server = tenant.server(image)
-    tenant.login(server)
-    with storage_node_away(cloud):
-        tenant.openstack.type(server, 'check-all', '.*check-all')
-        compute_log.wait(f'server {server} stands still')
-        tenant.openstack.nova.servers.suspend(server)
-        tenant.openstack.wait_status(server, 'SUSPENDED')
-    tenant.openstack.nova.servers.resume(server)
-    tenant.openstack.wait_active(server)
-    runs_for_its_user(tenant, server)
-    tenant.check(server)

@@ -179,6 +179,11 @@ class Made:
     built_from: str = ''
 
     @property
+    def usually_built_from(self) -> str:
+        """What the cache image was built from, unless another working set has come since."""
+        return self.working_set.file if self.working_set and self.cache_image else ''
+
+    @property
     def is_behind(self) -> bool:
         """Whether the cache image was built from another working set than there is."""
         return self.working_set is not None and self.cache_image is not None \
@@ -243,8 +248,16 @@ class Manifest:
         return dataclasses.replace(self, standing=standing, reason=reason)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the document as it is stored."""
-        return {'version': VERSION, **dataclasses.asdict(self), 'standing': self.standing.value}
+        """Return the document as it is stored.
+
+        What an entry says that the first readers of version 2 do not know is left out where it is
+        what they take for granted: they refuse a document with more.
+        """
+        document = {'version': VERSION, **dataclasses.asdict(self),
+                    'standing': self.standing.value}
+        if self.made.built_from == self.made.usually_built_from:
+            del document['made']['built_from']
+        return document
 
     @classmethod
     def from_json(cls, document: Any) -> 'Manifest':
@@ -268,13 +281,15 @@ class Manifest:
             standing = Standing(manifest.standing)
         except ValueError as error:
             raise exception.InvalidManifest(str(error)) from error
+        known = 'built_from' in entries['made']
+        made = dataclasses.replace(
+            made, working_set=_from_dict(WorkingSetInfo, made.working_set)
+            if made.working_set is not None else None,
+            cache_image=CacheInfo.from_dict(made.cache_image)
+            if made.cache_image is not None else None)
         return dataclasses.replace(
             manifest, standing=standing, wished=_from_dict(Wished, manifest.wished),
-            made=dataclasses.replace(
-                made, working_set=_from_dict(WorkingSetInfo, made.working_set)
-                if made.working_set is not None else None,
-                cache_image=CacheInfo.from_dict(made.cache_image)
-                if made.cache_image is not None else None))
+            made=made if known else dataclasses.replace(made, built_from=made.usually_built_from))
 
     @classmethod
     def load(cls, path: str) -> 'Manifest':

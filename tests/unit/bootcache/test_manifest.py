@@ -74,7 +74,7 @@ FIRST = {'version': 1, 'image_id': IMAGE, 'state': 'ready', 'reason': '', 'image
 
 
 def test_a_manifest_of_the_first_release_is_read():
-    made = dataclasses.replace(FULL.made, base_export='')
+    made = dataclasses.replace(FULL.made, base_export='', built_from=SET.file)
     assert Manifest.from_json(FIRST) == dataclasses.replace(FULL, wished=Wished(), made=made)
 
 

@@ -192,7 +192,7 @@ def test_a_host_comes_up_while_the_storage_node_is_away(tenant, ready_image, clo
         wait_until(lambda: getattr(nova.servers.get(server), 'OS-EXT-STS:task_state') is None,
                    'Nova is done with it')
         assert nova.servers.get(server).status == 'ACTIVE'
-        tenant.check_after_boot(server)
+        tenant.command(server, 'check-all')
     finally:
         cloud.layer('compute', '50-resume', None)
         cloud.restart('compute')

@@ -5,9 +5,10 @@ import logging
 import os
 import select
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+from bench.faults.clock import Clock
 from bench.replay import children
 from bootcache import steps
 
@@ -15,34 +16,35 @@ LOG = logging.getLogger(__name__)
 
 
 class Gate:
-    """Has a process stand still the next time it comes to a step. Made before the process is."""
+    """Has a process stand still when it comes to a step, once. Made before the process is.
 
-    def __init__(self) -> None:
+    :param armed: names of the steps.
+    """
+
+    def __init__(self, armed: Iterable[str] = ()) -> None:
         self._reached = os.pipe()
         self._go = os.pipe()
-        self._armed = ''
+        self._names = list(armed)
+        self._armed = set(self._names)
 
     # In the process.
 
-    def arm(self, step: str) -> None:
-        """Stand still at a step, once; empty: at none."""
-        self._armed = step
-
     def __call__(self, step: str) -> None:
         """Take a step, as ``steps.install`` wants it."""
-        if step == self._armed:
-            self._armed = ''
-            os.write(self._reached[1], b'.')
-            os.read(self._go[0], 1)
+        if step in self._armed:
+            # Of several threads that come to it, one stands still.
+            with contextlib.suppress(KeyError):
+                self._armed.remove(step)
+                os.write(self._reached[1], bytes([self._names.index(step)]))
+                os.read(self._go[0], 1)
 
     # In the harness.
 
-    def is_reached(self) -> bool:
-        """Tell whether the process stands at the step; True once."""
+    def reached(self) -> str | None:
+        """Return the step at which the process stands; each once."""
         if select.select([self._reached[0]], [], [], 0)[0]:
-            os.read(self._reached[0], 1)
-            return True
-        return False
+            return self._names[os.read(self._reached[0], 1)[0]]
+        return None
 
     def go_on(self) -> None:
         """Let it go on."""
@@ -58,17 +60,21 @@ class Worker(children.Child):
     """A process of a stage, in a network namespace.
 
     :param namespace: of the network.
-    :param make: called in it; gets its gate.
+    :param make: called in it.
+    :param clock: of its machine.
+    :param armed: names of the steps at which it stands still.
     """
 
-    def __init__(self, namespace: str, make: Callable[[Gate], Any]):
-        self.gate = Gate()
+    def __init__(self, namespace: str, make: Callable[[], Any], clock: Clock,
+                 armed: Iterable[str] = ()):
+        self.gate = Gate(armed)
         self.has_ended = False
 
         def begin() -> Any:
             steps.install(self.gate)
+            clock.install()
             try:
-                return make(self.gate)
+                return make()
             except BaseException:
                 LOG.exception('it cannot be started')
                 logging.shutdown()

@@ -11,7 +11,6 @@ from typing import Any
 
 import nbd
 
-from bench.faults.gate import Gate
 from bench.faults.storageside import log_to
 from bench.replay import trace
 from bench.replay.trace import Request
@@ -34,7 +33,7 @@ class GuestSide:
     :param directory: of the stage.
     """
 
-    def __init__(self, gate: Gate, directory: str):
+    def __init__(self, directory: str):
         log_to(f'{directory}/log/guest.log')
         self._directory = directory
         self._daemon = StorageDaemon('qemu', f'{directory}/q', UnixListener(f'{directory}/q/nbd'))

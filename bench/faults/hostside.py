@@ -14,7 +14,6 @@ from oslo_config import cfg
 from oslo_messaging import conffixture
 
 from bench.faults import bus
-from bench.faults.gate import Gate
 from bench.faults.storageside import files, log_to
 from bootcache import conf as bootcache_conf
 from bootcache import exception, naming, qemuimg, rpcapi
@@ -89,8 +88,7 @@ class HostSide:
     :param options: more of the product's; with ``transport_url`` RabbitMQ is the bus.
     """
 
-    def __init__(self, gate: Gate, directory: str, options: dict[str, Any]):
-        self._gate = gate
+    def __init__(self, directory: str, options: dict[str, Any]):
         self._directory = f'{directory}/host'
         log_to(f'{directory}/log/host.log')
         tempfile.tempdir = f'{directory}/host/tmp'
@@ -122,10 +120,6 @@ class HostSide:
         self._upkeep.start()
         self._settler.recover()
         self._settler.start()
-
-    def arm(self, step: str) -> None:
-        """Stand still at a step."""
-        self._gate.arm(step)
 
     def make_disk(self, server_id: str, image_id: str) -> bool:
         """Make a server's root disk as the image backend does; False for the stock way."""

@@ -4,9 +4,11 @@ import multiprocessing
 import shutil
 import signal
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from typing import Any
 
 from bench.faults import lives, stage
 from bench.faults.images import Image
@@ -19,17 +21,28 @@ _CONTEXT = multiprocessing.get_context('fork')
 _SECONDS = 60
 
 
-def run(rows: Sequence[Row], beside: int, report: Path) -> Iterator[Outcome]:
+def run(rows: Sequence[tuple[int, Row]], beside: int, report: Path,
+        seconds: float | None = None) -> Iterator[Outcome]:
     """Run rows, and yield what comes of each as it ends.
 
+    :param rows: with their numbers, by which their logs are known.
     :param beside: how many lanes there are.
     :param report: directory in which the logs of runs are kept that went wrong.
+    :param seconds: after which no more are begun; None to run all.
     """
+    with tempfile.TemporaryDirectory(prefix='bcf', dir='/tmp') as content:
+        until = None if seconds is None else time.monotonic() + seconds
+        yield from _run(rows, beside, until, report, Image(Path(content)))
+
+
+def _run(rows: Sequence[tuple[int, Row]], beside: int, until: float | None, report: Path,
+         image: Image) -> Iterator[Outcome]:
+    turn = _CONTEXT.Value('i', 0)
     processes, pipes = [], []
-    for lane in range(min(beside, len(rows))):
+    for _lane_number in range(min(beside, len(rows))):
         pipe, theirs = _CONTEXT.Pipe(duplex=False)
         process = _CONTEXT.Process(target=_lane, args=(
-            list(enumerate(rows))[lane::beside], theirs, report))
+            _turns(rows, turn, until), image, theirs, report))
         process.start()
         theirs.close()
         processes.append(process)
@@ -53,7 +66,18 @@ def run(rows: Sequence[Row], beside: int, report: Path) -> Iterator[Outcome]:
                 process.join()
 
 
-def _lane(rows: Sequence[tuple[int, Row]], pipe: Connection, report: Path) -> None:
+def _turns(rows: Sequence[tuple[int, Row]], turn: Any,
+           until: float | None) -> Iterator[tuple[int, Row]]:
+    """Yield rows that no other lane has taken."""
+    while until is None or time.monotonic() < until:
+        with turn.get_lock():
+            place, turn.value = turn.value, turn.value + 1
+        if place >= len(rows):
+            return
+        yield rows[place]
+
+
+def _lane(rows: Iterator[tuple[int, Row]], image: Image, pipe: Connection, report: Path) -> None:
     def end(_number: int, _frame: object) -> None:
         raise SystemExit(1)
 
@@ -63,9 +87,6 @@ def _lane(rows: Sequence[tuple[int, Row]], pipe: Connection, report: Path) -> No
     root = Path(tempfile.mkdtemp(prefix='bcf', dir='/tmp'))
     try:
         with netns.network(1, 0) as network, stage.file_systems(root):
-            content = root / 'content'
-            content.mkdir()
-            image = Image(content)
             for number, row in rows:
                 (root / 'log').mkdir(exist_ok=True)
                 outcome = lives.run(row, root, network, image)

@@ -1,15 +1,16 @@
 """The life of an image and its servers, with one fault in it, and what is left in the end."""
 
+import dataclasses
 import shutil
 import time
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from bench.faults import images
 from bench.faults.images import Image
-from bench.faults.plan import HOST, READER, READING, STORAGE, Act, Life, Row
+from bench.faults.kinds import HOST, READER, STORAGE, Act
+from bench.faults.plan import READING, Life, Row
 from bench.faults.report import Outcome
 from bench.faults.stage import Stage, Trouble
 from bench.replay import netns
@@ -44,7 +45,6 @@ class LifeOfImage:
         """Live it."""
         began, trouble, left = time.monotonic(), '', []
         try:
-            self._stage.arm(self._row, self._file)
             self._live()
             left = self._end()
         except Trouble as error:
@@ -52,14 +52,16 @@ class LifeOfImage:
             self._stage.ask_what_they_do()
         row = self._row
         return Outcome(
-            row.step, row.fault.name, row.life.value, round(time.monotonic() - began, 1),
+            row.step, row.fault, row.life.value, round(time.monotonic() - began, 1),
             round(max((one['waited'] for one in self._plays), default=0.0), 1),
             sum(one['errors'] for one in self._plays), sum(one['wrong'] for one in self._plays),
             tuple(left), sum(one['pauses'] for one in self._plays), self.stock,
-            self._stage.was_reached, trouble)
+            tuple(self._stage.unreached), trouble)
 
     def _live(self) -> None:
         image_id = self._register()
+        if self._is_deleted(image_id):
+            return
         server_id = self._boot(image_id)
         if server_id is None:
             return
@@ -72,6 +74,9 @@ class LifeOfImage:
             if server_id is not None:
                 self._settle(other, server_id)
 
+    def _is_deleted(self, image_id: str) -> bool:
+        return not (self._stage.root / 'glance' / f'{image_id}.json').exists()
+
     # Steps of a life.
 
     def _register(self) -> str:
@@ -83,6 +88,8 @@ class LifeOfImage:
 
         def is_there() -> bool:
             standing, reason, has_base, has_cache = stage.call(STORAGE, 'state', image_id)
+            if self._is_deleted(image_id):
+                return True
             if standing in ('failed', 'skipped'):
                 # For good, as nothing is wrong with the image.
                 raise Trouble(f'the image is {standing}: {reason}')
@@ -100,8 +107,11 @@ class LifeOfImage:
         deadline = time.monotonic() + _ASK_SECONDS
         while not stage.call(HOST, 'make_disk', server_id, image_id):
             self.stock += 1
+            if self._is_deleted(image_id):
+                # Nova would say so.
+                return None
             if time.monotonic() > deadline:
-                if self._row.fault.act is Act.CORRUPT:
+                if self._row.has(Act.CORRUPT):
                     return None
                 raise Trouble('servers go the stock way for good')
             for _tick in range(50):
@@ -118,9 +128,8 @@ class LifeOfImage:
         for _attempt in range(3):
             stage.call(HOST, 'keep', server_id, image_id)
             stage.call(READER, 'start', disk)
-            strike: Callable[[], None] | None = None
-            if strikes and self._row.step == READING:
-                strike = stage.strike
+            strike = (lambda: stage.strike(READING)) \
+                if strikes and stage.waits_for(READING) else None
             found = stage.call_and(READER, 'play', images.boot(self._row.life), _THINK,
                                    after=_STRIKE_SECONDS, do=strike)
             self._plays.append(found)
@@ -137,7 +146,8 @@ class LifeOfImage:
         stage = self._stage
         for _server in range(_SERVERS):
             try:
-                stage.until(lambda: stage.call(STORAGE, 'state', image_id)[3],
+                stage.until(lambda: self._is_deleted(image_id)
+                            or stage.call(STORAGE, 'state', image_id)[3],
                             'a cache image of what was read', _LEARN_SECONDS)
                 return
             except Trouble:
@@ -164,12 +174,15 @@ class LifeOfImage:
             for path in (instances / '_base').glob(f'{naming.cache_file_name(image_id)}*'):
                 if not path.name.partition('.')[2].startswith('bootcache.'):
                     path.unlink()
-            (stage.root / 'glance' / f'{image_id}.json').unlink()
+            (stage.root / 'glance' / f'{image_id}.json').unlink(missing_ok=True)
             stage.call(STORAGE, 'look', image_id)
 
         def is_clean() -> bool:
             nonlocal left
-            left = [*stage.call(STORAGE, 'left'), *stage.call(HOST, 'left'), *stage.strangers()]
+            left = [*stage.call(STORAGE, 'left'), *stage.call(HOST, 'left')]
+            if not left:
+                # To look for processes costs more than all else.
+                left = stage.strangers()
             return not left
 
         try:
@@ -179,8 +192,8 @@ class LifeOfImage:
                 raise error
         return left
 
-    def _file(self) -> Path:
-        """Return the file that the row's step is about."""
+    def file(self, step: str) -> Path:
+        """Return the file that a step is about."""
         root, image_id = self._stage.root, self._images[-1]
         name = naming.cache_file_name(image_id)
         store, host = root / 'storage/state/images' / image_id, root / 'host/instances'
@@ -189,7 +202,7 @@ class LifeOfImage:
                  'fetch: copied': lambda: host / '_bootcache' / f'{name}.partial',
                  'arrive: come': lambda: host / '_bootcache' / f'{image_id}.partial',
                  'settle: piece': lambda: host / '_base' / f'{name}.bootcache'}
-        return found[self._row.step]()
+        return found[step]()
 
 
 def options_of(life: Life) -> dict[str, Any]:
@@ -201,24 +214,30 @@ def options_of(life: Life) -> dict[str, Any]:
 
 
 def run(row: Row, root: Path, network: netns.Network, image: Image) -> Outcome:
-    """Run a row on a stage of its own; again where it went another way than by the step.
+    """Run a row on a stage of its own; again where it went another way than by a step.
 
     What upkeep does meanwhile, at the harness's pace, is a matter of time.
     """
+    began = time.monotonic()
     for _attempt in range(_ATTEMPTS):
         outcome = _run(row, root, network, image)
-        if outcome.was_reached or outcome.trouble:
+        if not outcome.unreached or outcome.is_wrong:
             break
-    return outcome
+        row = dataclasses.replace(row, strikes=tuple(
+            strike for strike in row.strikes if strike.step in outcome.unreached))
+    return dataclasses.replace(outcome, seconds=round(time.monotonic() - began, 1))
 
 
 def _run(row: Row, root: Path, network: netns.Network, image: Image) -> Outcome:
-    stage = Stage(root, network, image, options_of(row.life))
+    lives: list[LifeOfImage] = []
+    stage = Stage(root, network, image, options_of(row.life), row,
+                  lambda step: lives[0].file(step))
     try:
         stage.start()
-        return LifeOfImage(stage, row).run()
+        lives.append(LifeOfImage(stage, row))
+        return lives[0].run()
     except Trouble as error:
         stage.ask_what_they_do()
-        return Outcome(row.step, row.fault.name, row.life.value, 0.0, trouble=str(error))
+        return Outcome(row.step, row.fault, row.life.value, 0.0, trouble=str(error))
     finally:
         stage.close()

@@ -4,11 +4,16 @@ import dataclasses
 import enum
 from collections.abc import Sequence
 
+from bench.faults.kinds import FAULTS, HOST, READER, SELF, SEVERAL, STORAGE, Act, Fault
 from bootcache import steps
 from bootcache.steps import Process
 
 # Of a life that passes no named step: the fault comes while the guest reads.
 READING = 'the guest reads'
+# Of a life in which something goes wrong at one step after the other.
+ONE_AFTER_THE_OTHER = 'one after the other'
+# So often each is run in the full run, unless something else is asked for.
+FULL_REPEATS = 2
 
 
 class Life(enum.StrEnum):
@@ -20,84 +25,64 @@ class Life(enum.StrEnum):
     EVICT = 'evict'      # as FETCH; then a second image needs the room
 
 
-class Act(enum.StrEnum):
-    """What is done to something."""
-
-    KILL = 'kill'        # kill -9
-    FREEZE = 'freeze'    # SIGSTOP, for a while
-    LINK = 'link'        # the storage node's link is down, for a while
-    FULL = 'full'        # the file system of the process at the step is full, for a while
-    CORRUPT = 'corrupt'  # a byte of the file that the step is about is another
-    BUS = 'bus'          # the message bus is away, or frozen, for a while
-
-
-@dataclasses.dataclass(frozen=True)
-class Fault:
-    """Something that goes wrong.
-
-    :ivar name: for people.
-    :ivar act: what is done.
-    :ivar on: to what: process names as stage.py has them, a state of the bus, or nothing.
-    :ivar seconds: after which what is away, frozen or full is not any more.
-    """
-
-    name: str
-    act: Act
-    on: tuple[str, ...] = ()
-    seconds: float = 0.0
-
-
-HOST, STORAGE, GATEWAY, EXPORTER, READER = 'host', 'storage', 'gateway', 'exporter', 'reader'
 _AT = {Process.HOST: HOST, Process.STORAGE: STORAGE}
-_SECONDS = 3.0
-
-FAULTS = {fault.name: fault for fault in (
-    Fault('kill', Act.KILL, ('self',)),
-    Fault('kill-gateway', Act.KILL, (GATEWAY,)),
-    Fault('kill-exporter', Act.KILL, (EXPORTER,)),
-    Fault('kill-reader', Act.KILL, (READER,)),
-    Fault('kill-host', Act.KILL, (HOST, GATEWAY, READER)),
-    Fault('kill-node', Act.KILL, (STORAGE, EXPORTER)),
-    Fault('kill-all', Act.KILL, (HOST, GATEWAY, READER, STORAGE, EXPORTER)),
-    Fault('freeze-exporter', Act.FREEZE, (EXPORTER,), _SECONDS),
-    Fault('freeze-gateway', Act.FREEZE, (GATEWAY,), _SECONDS),
-    Fault('link-down', Act.LINK, (), _SECONDS),
-    Fault('disk-full', Act.FULL, ('self',), _SECONDS),
-    Fault('corrupt', Act.CORRUPT, ('self',)),
-    Fault('bus-away', Act.BUS, ('away',), _SECONDS),
-    Fault('bus-frozen', Act.BUS, ('frozen',), _SECONDS),
-)}
 
 # By the beginning of a step's name: the life on whose way it is. The longest that fits counts.
 _LIVES = {'': Life.FETCH, 'arrive': Life.ARRIVE, 'promote': Life.ARRIVE, 'empty': Life.COLD,
           'grow': Life.COLD, 'evict: file': Life.EVICT, 'replace': Life.COLD}
 # Steps with a file that is checked before it is used, on this side of the check.
-_CHECKED = {'build: named', 'fetch: copied', 'arrive: come', 'settle: piece',
-            'build: noted', 'place: file there'}
+_CHECKED = {'build: named', 'fetch: copied', 'arrive: come', 'settle: piece', 'build: noted'}
 # Where a full medium is found out: something is written next.
 _WRITES = ('register: taken up', 'register: copied', 'record: kept', 'build: named',
            'build: served', 'fetch: copied', 'fetch: verified', 'arrive: begun', 'grow: opened',
            'chain: made', 'settle: piece', 'settle: marked')
-# Kept short: what has gone wrong in runs, and one of each kind.
-_QUICK = {('kill', name) for name in (
-    'register: named', 'build: filled', 'build: served', 'place: entry gone', 'arrive: begun',
-    'arrive: landing', 'grow: opened', 'chain: made', 'settle: marked', 'retire: withdrawn')} | {
-    ('kill-gateway', READING), ('kill-exporter', READING), ('link-down', 'arrive: begun'),
-    ('corrupt', 'fetch: copied'), ('disk-full', 'chain: made'), ('kill-all', 'place: file there')}
+# The same with not even a file of some bytes.
+_NOTES = ('register: heard', 'register: copied', 'build: served', 'chain: made')
+# When the image is deleted already.
+_AFTER_DELETION = ('retire', 'evict: base')
+
+# The short run: lives in which something goes wrong at one step after the other. Each step has its
+# kill in one of them but one, and there is a fault of most kinds. A server reads from what arrives
+# only if the storage service has seen all of it since it started, and a host that is killed while
+# it arrives fetches it: so nothing of that goes before a step of arriving.
+_QUICK: tuple[tuple[Life, dict[str, str]], ...] = (
+    (Life.FETCH, {
+        **dict.fromkeys((
+            'record: kept', 'build: read', 'build: filled', 'build: named', 'build: served',
+            'build: noted', 'gateway: nodes', 'fetch: verified', 'place: entry gone',
+            'place: file there', 'settle: piece', 'settle: verified', 'settle: marked',
+            'settle: written', 'evict: base gone'), 'kill'),
+        'fetch: copied': 'corrupt', 'chain: made': 'disk-full', READING: 'kill-exporter'}),
+    (Life.ARRIVE, {
+        **dict.fromkeys((
+            'register: taken up', 'serve: nodes', 'arrive: held', 'arrive: landing',
+            'retire: withdrawn'), 'kill')}),
+    (Life.EVICT, {
+        **dict.fromkeys((
+            'register: heard', 'register: named', 'register: noted', 'fetch: copied', 'chain: made',
+            'evict: file gone'), 'kill'),
+        'register: copied': 'token-expired', 'place: file there': 'bus-away',
+        READING: 'kill-gateway'}),
+    (Life.COLD, {
+        **dict.fromkeys((
+            'register: copied', 'replace: written', 'empty: made', 'grow: made', 'grow: opened',
+            'retire: forgotten'), 'kill'),
+        'register: heard': 'disk-all-full', READING: 'kill-node'}),
+    (Life.ARRIVE, {
+        'arrive: begun': 'link-down', 'promote: copied': 'kill', 'arrive: come': 'kill'}),
+)
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class Strike:
     """A fault at a step.
 
     :ivar step: its name, or READING.
     :ivar fault: what goes wrong when it is reached.
-    :ivar life: on whose way it is.
     """
 
     step: str
     fault: Fault
-    life: Life
 
     @property
     def process(self) -> str:
@@ -107,12 +92,38 @@ class Row:
     @property
     def targets(self) -> tuple[str, ...]:
         """What the fault is done to."""
-        return tuple(self.process if one == 'self' else one for one in self.fault.on)
+        return tuple(self.process if one == SELF else one for one in self.fault.on)
 
-    @property
-    def is_quick(self) -> bool:
-        """Whether it is part of the short run."""
-        return (self.fault.name, self.step) in _QUICK
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A run: a fault at a step, or several at several.
+
+    :ivar step: its name, READING, or ONE_AFTER_THE_OTHER.
+    :ivar fault: the fault's name, or SEVERAL.
+    :ivar life: on whose way the steps are.
+    :ivar strikes: what goes wrong; each once.
+    """
+
+    step: str
+    fault: str
+    life: Life
+    strikes: tuple[Strike, ...]
+
+    def has(self, act: Act) -> bool:
+        """Tell whether something is done in it."""
+        return any(strike.fault.act is act for strike in self.strikes)
+
+
+def _row(step: str, fault: str, life: Life) -> Row:
+    return Row(step, fault, life, (Strike(step, FAULTS[fault]),))
+
+
+def quick() -> list[Row]:
+    """Return the short run."""
+    return [Row(ONE_AFTER_THE_OTHER, SEVERAL, life, tuple(
+        Strike(step, FAULTS[fault]) for step, fault in script.items()))
+        for life, script in _QUICK]
 
 
 def life_of(step: str) -> Life:
@@ -121,54 +132,58 @@ def life_of(step: str) -> Life:
 
 
 def _faults_at(step: str) -> list[str]:
-    found = ['kill', 'kill-all', 'bus-away', 'bus-frozen']
+    found = ['kill', 'kill-all', 'bus-away', 'bus-frozen', 'kill-exporter', 'freeze-exporter',
+             'clock-forward', 'clock-back']
     process = next(one.process for one in steps.TABLE if one.name == step)
     if process is Process.STORAGE:
-        found += ['kill-exporter', 'kill-node', 'freeze-exporter']
+        found += ['kill-node', 'glance-away', 'token-expired']
     else:
-        found += ['kill-gateway', 'kill-host', 'kill-exporter', 'freeze-exporter',
-                  'freeze-gateway', 'link-down']
+        found += ['kill-gateway', 'kill-host', 'freeze-gateway', 'link-down', 'link-slow',
+                  'read-errors', 'some-read-errors', 'reads-late', 'closed-again']
+    if not step.startswith(_AFTER_DELETION):
+        found.append('image-deleted')
     if step in _WRITES:
         found.append('disk-full')
+    if step in _NOTES:
+        found.append('disk-all-full')
     if step in _CHECKED:
         found.append('corrupt')
     return found
 
 
 def rows() -> list[Row]:
-    """Return all that is tried."""
-    found = [Row(step.name, FAULTS[name], life_of(step.name)) for step in steps.TABLE
+    """Return all that is tried, each at one step."""
+    found = [_row(step.name, name, life_of(step.name)) for step in steps.TABLE
              for name in _faults_at(step.name)]
     # What is not as it was on the storage node while servers read what arrives.
-    found += [Row(step, FAULTS['corrupt'], Life.ARRIVE) for step in sorted(_CHECKED)
+    found += [_row(step, 'corrupt', Life.ARRIVE) for step in sorted(_CHECKED)
               if step.startswith('build')]
     for life in (Life.ARRIVE, Life.FETCH, Life.COLD):
-        found += [Row(READING, FAULTS[name], life) for name in (
+        found += [_row(READING, name, life) for name in (
             'kill-reader', 'kill-gateway', 'kill-exporter', 'kill-host', 'kill-node', 'kill-all',
-            'freeze-exporter', 'freeze-gateway', 'link-down')]
+            'freeze-exporter', 'freeze-gateway', 'link-down', 'link-slow', 'bus-away', 'bus-frozen',
+            'node-full', 'image-deleted', 'read-errors', 'some-read-errors', 'reads-late',
+            'closed-again')]
     return found
 
 
-def chosen(known: Sequence[Row], names: Sequence[str], quick: bool) -> list[Row]:
+def chosen(known: Sequence[Row], names: Sequence[str]) -> list[Row]:
     """Return the rows that are asked for.
 
-    :param names: of steps, of the part before their colon, or of faults; all are, where there are
-        none. A step and a fault: that fault at that step.
-    :param quick: only those of the short run, where no name is given.
+    :param names: of steps, parts of steps' names, or faults; all are, where there are none. A step
+        and a fault: that fault at that step.
     :raises ValueError: if there is no such name; it tells which there are.
     """
-    if not names:
-        seen: set[tuple[str, str]] = set()
-        return [row for row in known if not quick or (row.is_quick and (
-            (row.fault.name, row.step) not in seen
-            and not seen.add((row.fault.name, row.step))))]  # type: ignore[func-returns-value]
-    places = {row.step for row in known} | {row.step.partition(':')[0] for row in known}
+    known_steps = {row.step for row in known}
+    at: set[str] = set()
+    what = {name for name in names if name in FAULTS}
     for name in names:
-        if name not in FAULTS and name not in places:
-            raise ValueError(f'{name}: neither a step ({", ".join(sorted(places))}) nor a fault'
-                             f' ({", ".join(FAULTS)})')
-    at = [name for name in names if name not in FAULTS]
-    what = [name for name in names if name in FAULTS]
+        fitting = {step for step in known_steps if name == step} \
+            or {step for step in known_steps if step.partition(':')[0] == name} \
+            or {step for step in known_steps if name in step}
+        if name not in what and not fitting:
+            raise ValueError(f'{name}: neither a step ({", ".join(sorted(known_steps))}) nor a'
+                             f' fault ({", ".join(FAULTS)})')
+        at |= set() if name in what else fitting
     return [row for row in known
-            if (not at or row.step in at or row.step.partition(':')[0] in at)
-            and (not what or row.fault.name in what)]
+            if (not at or row.step in at) and (not what or row.fault in what)]

@@ -1,5 +1,6 @@
 """What came of the runs: faults-report/report.json, and a table. Pure but for writing it."""
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Iterable, Sequence
@@ -22,6 +23,7 @@ class Outcome:
     :ivar leftovers: what was still there at the end.
     :ivar pauses: requests that QEMU refused for a while: a guest with rerror=stop stands still.
     :ivar stock: servers that were told to go the stock way, for a while or for good.
+    :ivar unreached: steps at which something was to go wrong, and that nobody came to.
     :ivar trouble: why it did not come to its end; empty if it did.
     """
 
@@ -35,30 +37,35 @@ class Outcome:
     leftovers: tuple[str, ...] = ()
     pauses: int = 0
     stock: int = 0
-    was_reached: bool = True
+    unreached: tuple[str, ...] = ()
     trouble: str = ''
 
     @property
     def failed_boot(self) -> bool:
         """Whether something did not come to its end, or the fault was not tried at all."""
-        return bool(self.trouble) or not self.was_reached
+        return bool(self.trouble or self.unreached)
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether something is not as it has to be in what was tried."""
+        return bool(self.trouble or self.guest_errors or self.wrong_bytes or self.leftovers)
 
     @property
     def ok(self) -> bool:
         """Whether all is as it has to be."""
-        return not (self.failed_boot or self.guest_errors or self.wrong_bytes or self.leftovers)
-
-    @classmethod
-    def from_json(cls, document: dict[str, Any]) -> 'Outcome':
-        """Return what ``to_json`` gave."""
-        names = [field.name for field in dataclasses.fields(cls)]
-        return cls(**{**{name: document[name] for name in names},
-                      'leftovers': tuple(document['left'])})
+        return not (self.is_wrong or self.unreached)
 
     def to_json(self) -> dict[str, Any]:
         """Return it for the report."""
         return {**dataclasses.asdict(self), 'ok': self.ok, 'leftovers': len(self.leftovers),
-                'left': list(self.leftovers)}
+                'left': list(self.leftovers), 'unreached': list(self.unreached)}
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> 'Outcome':
+        """Return what ``to_json`` gave."""
+        fields = {field.name: document[field.name] for field in dataclasses.fields(cls)}
+        return cls(**{**fields, 'leftovers': tuple(document['left']),
+                      'unreached': tuple(document['unreached'])})
 
 
 def summary(outcomes: Iterable[Outcome]) -> dict[str, int]:
@@ -84,9 +91,29 @@ def line(one: Outcome) -> str:
         told += f', {count} {what}' if count else ''
     if one.leftovers:
         told += f'; left: {", ".join(one.leftovers)}'
-    if not one.was_reached:
-        told += '; the step was not reached'
+    if one.unreached:
+        told += f'; not reached: {", ".join(one.unreached)}'
     return told + (f'; {one.trouble}' if one.trouble else '')
+
+
+JOURNAL = 'runs.jsonl'
+
+
+def note(directory: Path, outcome: Outcome) -> None:
+    """Note what came of a run as soon as it has ended: ``noted`` has it in a later process."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with open(directory / JOURNAL, 'a') as stream:
+        stream.write(json.dumps(outcome.to_json()) + '\n')
+
+
+def noted(directory: Path) -> list[Outcome]:
+    """Return what was noted; a line that a crash left half is none."""
+    found = []
+    with contextlib.suppress(FileNotFoundError), open(directory / JOURNAL) as stream:
+        for written in stream:
+            with contextlib.suppress(ValueError, KeyError):
+                found.append(Outcome.from_json(json.loads(written)))
+    return found
 
 
 def write(directory: Path, outcomes: Sequence[Outcome], **setting: Any) -> dict[str, int]:

@@ -21,7 +21,8 @@ from typing import Any
 
 from bench.faults import images, soakstage, stage
 from bench.faults.images import Image
-from bench.faults.plan import HOST, STORAGE, Life
+from bench.faults.kinds import HOST, STORAGE
+from bench.faults.plan import Life
 from bench.faults.rabbit import Rabbit
 from bench.faults.soakreport import Sample, Soaked
 from bench.faults.soakstage import GLANCE, SoakStage

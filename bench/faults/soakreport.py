@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.faults import census, growth
 from bench.faults.growth import ALLOWANCES, Course, Kind, Verdict
-from bench.faults.plan import HOST, STORAGE
+from bench.faults.kinds import HOST, STORAGE
 
 # Steps that tell that tiers were too small: without them nothing was tried.
 WANTED = ('evict: file gone', 'promote: copied', 'fetch: copied', 'arrive: landing',

@@ -18,11 +18,12 @@ from oslo_config import cfg
 from oslo_messaging import conffixture, server
 
 from bench.faults import census, stage
-from bench.faults.gate import Gate, Worker
+from bench.faults.clock import Clock
+from bench.faults.gate import Worker
 from bench.faults.guestside import GuestSide
 from bench.faults.hostside import HostSide
 from bench.faults.images import Image
-from bench.faults.plan import EXPORTER, GATEWAY, HOST, STORAGE
+from bench.faults.kinds import EXPORTER, GATEWAY, HOST, STORAGE
 from bench.faults.stage import PATIENCE, Trouble
 from bench.faults.storageside import StorageSide, files
 from bench.replay import children, netns
@@ -95,10 +96,10 @@ class SoakHost(AtOnce, HostSide):
     :param url: of the bus.
     """
 
-    def __init__(self, gate: Gate, directory: str, url: str):
+    def __init__(self, directory: str, url: str):
         self._memory = f'{directory}/host/memory'
         Path(self._memory).mkdir(parents=True, exist_ok=True)
-        HostSide.__init__(self, gate, directory, {
+        HostSide.__init__(self, directory, {
             'transport_url': url, 'compute_memory_directory': self._memory,
             'compute_memory_quota': str(QUOTAS['compute memory']),
             'compute_disk_quota': str(QUOTAS['compute disk']), 'store_quota': str(STORE_QUOTA)})
@@ -129,10 +130,10 @@ class SoakStorage(AtOnce, StorageSide):
     :param url: of the bus.
     """
 
-    def __init__(self, gate: Gate, directory: str, url: str):
+    def __init__(self, directory: str, url: str):
         tiers._FETCH_SECONDS = _FETCH_SECONDS
         cfg.set_defaults(server._pool_opts, executor_thread_pool_size=_POOL_THREADS)
-        StorageSide.__init__(self, gate, directory, {
+        StorageSide.__init__(self, directory, {
             'transport_url': url, 'max_quota': str(16 * MIB), 'default_quota': str(16 * MIB),
             'storage_disk_quota': str(QUOTAS['storage disk']),
             'storage_memory_quota': str(QUOTAS['storage memory'])})
@@ -154,7 +155,7 @@ class GlanceSide:
     :param url: of the bus.
     """
 
-    def __init__(self, gate: Gate, url: str):
+    def __init__(self, url: str):
         conf = cfg.ConfigOpts()
         conf([], project='glance', default_config_files=[], default_config_dirs=[])
         # oslo.messaging registers some of its options with the global configuration only.
@@ -200,12 +201,13 @@ class SoakStage(stage.Stage):
 
     def _make(self, name: str) -> Worker:
         root, url = str(self.root), self._url
-        sides: dict[str, tuple[str, Callable[[Gate], Any]]] = {
-            STORAGE: (self.network.storage, lambda gate: SoakStorage(gate, root, url)),
-            GLANCE: (self.network.storage, lambda gate: GlanceSide(gate, url)),
-            HOST: (self.network.hosts[0], lambda gate: SoakHost(gate, root, url))}
-        return Worker(*sides.get(name, (self.network.hosts[0],
-                                        lambda gate: GuestSide(gate, f'{root}/{name}'))))
+        sides: dict[str, tuple[str, Callable[[], Any]]] = {
+            STORAGE: (self.network.storage, lambda: SoakStorage(root, url)),
+            GLANCE: (self.network.storage, lambda: GlanceSide(url)),
+            HOST: (self.network.hosts[0], lambda: SoakHost(root, url))}
+        namespace, make = sides.get(name, (self.network.hosts[0],
+                                           lambda: GuestSide(f'{root}/{name}')))
+        return Worker(namespace, make, Clock())
 
     def ask(self, name: str, method: str, *arguments: Any) -> Any:
         """Call a method of a process; any thread may, and others wait meanwhile.

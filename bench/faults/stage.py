@@ -11,12 +11,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from bench.faults import bus, plan
-from bench.faults.gate import Gate, Worker
+from bench.faults import bus, storageside, way
+from bench.faults.clock import Clock
+from bench.faults.gate import Worker
 from bench.faults.guestside import GuestSide
 from bench.faults.hostside import HostSide
 from bench.faults.images import Image
-from bench.faults.plan import EXPORTER, GATEWAY, HOST, READER, STORAGE, Act
+from bench.faults.kinds import EXPORTER, GATEWAY, HOST, READER, STORAGE, Act, Fault
+from bench.faults.plan import Row, Strike
 from bench.faults.storageside import StorageSide
 from bench.replay import children, netns
 
@@ -24,7 +26,6 @@ _FILE_SYSTEMS = {'storage': 160, 'host': 200, 'memory': 64}  # MiB of each
 _PIDS = {GATEWAY: 'g/gateway.pid', EXPORTER: 'r/exporter.pid', READER: 'q/qemu.pid'}
 _RESTART_SECONDS = 0.3
 _TICK_SECONDS = 0.01
-_FREE = 64 << 10
 # A machine that is busy takes its time: this tells what hangs from what is slow.
 PATIENCE = 240.0
 
@@ -40,25 +41,44 @@ class Stage:
     :param network: with one host.
     :param image: its content.
     :param options: more of the product's, of the host.
+    :param row: what is to go wrong.
+    :param file: finds the file that a step is about.
     """
 
     def __init__(self, root: Path, network: netns.Network, image: Image,
-                 options: dict[str, Any]):
+                 options: dict[str, Any], row: Row | None = None,
+                 file: Callable[[str], Path] | None = None):
         self.root, self.network, self.image, self._options = root, network, image, options
+        # What is still to go wrong, by step.
+        self._waiting = {strike.step: strike for strike in row.strikes} if row else {}
+        self._file = file
+        self._has_way = row is not None and row.has(Act.NBDKIT)
+        self._way: way.Way | None = None
+        # Of the machines; the reader is on the host.
+        self._clocks = {STORAGE: Clock(), HOST: Clock()}
+        self._clocks[READER] = self._clocks[HOST]
         self._workers: dict[str, Worker] = {}
         self._started: set[str] = set()
         self._again_at: dict[str, float] = {}
         # What undoes faults, and when.
         self._lifts: list[tuple[float, Callable[[], None]]] = []
-        self._row: plan.Row | None = None
-        self._corrupt: Callable[[], Path] | None = None
-        self.was_reached = False
+
+    def waits_for(self, step: str) -> bool:
+        """Tell whether something is to go wrong at a step."""
+        return step in self._waiting
+
+    @property
+    def unreached(self) -> list[str]:
+        """The steps at which something was to go wrong, and that nobody came to."""
+        return list(self._waiting)
 
     def start(self) -> None:
         """Make the directories, and start all processes."""
         for name in ('storage/tmp', 'host/tmp', 'host/instances/_base', 'log', 'glance', 'g', 'r',
                      'q', 'memory'):
             (self.root / name).mkdir(parents=True, exist_ok=True)
+        if self._has_way:
+            self._way = way.Way(self.network.storage, storageside.PORT)
         for name in (STORAGE, HOST, READER):
             self.call(name, 'left')
 
@@ -72,6 +92,8 @@ class Stage:
     def close(self) -> None:
         """End all processes, and remove all files but the logs."""
         self._lift(everything=True)
+        if self._way is not None:
+            self._way.end()
         for worker in self._workers.values():
             worker.close()
         for name in (self.network.storage, *self.network.hosts):
@@ -85,13 +107,16 @@ class Stage:
 
     def _make(self, name: str) -> Worker:
         root = str(self.root)
-        sides: dict[str, tuple[str, Callable[[Gate], Any]]] = {
-            STORAGE: (self.network.storage, lambda gate: StorageSide(gate, root, {
-                'profile_boots': self._options.get('profile_boots', True)})),
-            HOST: (self.network.hosts[0], lambda gate: HostSide(gate, root, {
+        ours = {'profile_boots': self._options.get('profile_boots', True),
+                **({'advertise_port': way.PORT} if self._has_way else {})}
+        sides: dict[str, tuple[str, Callable[[], Any]]] = {
+            STORAGE: (self.network.storage, lambda: StorageSide(root, ours)),
+            HOST: (self.network.hosts[0], lambda: HostSide(root, {
                 key: value for key, value in self._options.items() if key != 'profile_boots'})),
-            READER: (self.network.hosts[0], lambda gate: GuestSide(gate, root))}
-        return Worker(*sides[name])
+            READER: (self.network.hosts[0], lambda: GuestSide(root))}
+        namespace, make = sides[name]
+        return Worker(namespace, make, self._clocks[name], [
+            strike.step for strike in self._waiting.values() if strike.process == name])
 
     def _worker(self, name: str) -> Worker | None:
         """Return a process; started again some time after it has ended."""
@@ -158,63 +183,83 @@ class Stage:
         while not (value := condition()):
             if time.monotonic() > deadline:
                 raise Trouble(f'{what} did not come about within {seconds:.0f} s')
-            for _tick in range(10):
+            for _tick in range(20):
                 self.tick()
         return value
 
     def tick(self) -> None:
         """Look at all processes: steps that are reached, faults that are over, restarts."""
         for worker in list(self._workers.values()):
-            if not worker.has_ended and worker.gate.is_reached():
-                self.strike()
+            while not worker.has_ended and (step := worker.gate.reached()) is not None:
+                self.strike(step)
                 if not worker.has_ended:
                     worker.gate.go_on()
         for name in list(self._started):
             self._worker(name)
         self._lift()
+        if self._way is not None:
+            self._way.tick()
         time.sleep(_TICK_SECONDS)
 
     # Faults.
 
-    def arm(self, row: plan.Row, corrupt: Callable[[], Path]) -> None:
-        """Have a row's fault happen when its step is reached.
-
-        :param corrupt: finds the file of a corruption.
-        """
-        self._row, self._corrupt = row, corrupt
-        if row.step != plan.READING:
-            self.call(row.process, 'arm', row.step)
-
-    def strike(self) -> None:
-        """Do the fault."""
-        row, self._row = self._row, None
-        if row is None:
+    def strike(self, step: str) -> None:
+        """Do what is to go wrong at a step."""
+        strike = self._waiting.pop(step, None)
+        if strike is None:
             return
-        self.was_reached = True
-        fault = row.fault
+        fault = strike.fault
         if fault.act is Act.KILL:
-            for target in row.targets:
+            for target in strike.targets:
                 self._kill(target)
         elif fault.act is Act.FREEZE:
-            for pid in map(self._pid, row.targets):
+            for pid in map(self._pid, strike.targets):
                 if pid is not None:
                     os.kill(pid, signal.SIGSTOP)
                     self._later(fault, lambda pid=pid: os.kill(pid, signal.SIGCONT))
-        elif fault.act is Act.LINK:
+        elif fault.act is Act.CORRUPT:
+            assert self._file is not None
+            _flip(self._file(step))
+        elif fault.act is Act.DELETE:
+            self._delete_images()
+        elif fault.act is Act.CLOCK:
+            for name in strike.targets:
+                self._clocks[name].move(fault.amount)
+        else:
+            self._spoil(strike)
+
+    def _spoil(self, strike: Strike) -> None:
+        """Do what passes by itself."""
+        fault = strike.fault
+        if fault.act is Act.LINK:
             self._link('down')
             self._later(fault, lambda: self._link('up'))
+        elif fault.act is Act.SLOW:
+            self._shape(f'tbf rate {fault.amount}bit burst 32kb latency 400ms')
+            self._later(fault, lambda: self._shape('pfifo'))
         elif fault.act is Act.FULL:
-            filler = self.root / row.process / 'filler'
-            self._fill(filler)
-            self._later(fault, filler.unlink)
-        elif fault.act is Act.BUS:
-            bus.fault_path(str(self.root)).write_text(fault.on[0])
-            self._later(fault, bus.fault_path(str(self.root)).unlink)
-        elif fault.act is Act.CORRUPT:
-            assert self._corrupt is not None
-            _flip(self._corrupt())
+            for name in strike.targets:
+                filler = self.root / name / f'filler-{len(self._lifts)}'
+                _fill(filler, fault.amount)
+                self._later(fault, filler.unlink)
+        elif fault.act is Act.NBDKIT:
+            assert self._way is not None
+            self._way.make_ill(fault.filters)
+            self._later(fault, self._way.mend)
+        else:
+            path = bus.fault_path(str(self.root)) if fault.act is Act.BUS \
+                else storageside.glance_fault_path(str(self.root))
+            path.write_text(fault.on[0])
+            self._later(fault, path.unlink)
 
-    def _later(self, fault: plan.Fault, lift: Callable[[], None]) -> None:
+    def _delete_images(self) -> None:
+        for path in (self.root / 'glance').glob('*.json'):
+            path.rename(path.with_suffix('.deleted'))
+        worker = self._workers.get(STORAGE)
+        if worker is not None and not worker.has_ended:
+            os.kill(worker.pid, signal.SIGUSR2)
+
+    def _later(self, fault: Fault, lift: Callable[[], None]) -> None:
         self._lifts.append((time.monotonic() + fault.seconds, lift))
 
     def _lift(self, everything: bool = False) -> None:
@@ -227,7 +272,9 @@ class Stage:
 
     def _kill(self, name: str) -> None:
         if name in (HOST, STORAGE):
-            self._workers[name].kill()
+            worker = self._workers.get(name)
+            if worker is not None and not worker.has_ended:
+                worker.kill()
             return
         pid = self._pid(name)
         if pid is not None:
@@ -243,12 +290,10 @@ class Stage:
     def _link(self, state: str) -> None:
         subprocess.run(['ip', '-n', self.network._switch, 'link', 'set', 'p0', state], check=True)
 
-    @staticmethod
-    def _fill(path: Path) -> None:
-        with open(path, 'wb') as stream:
-            status = os.statvfs(path)
-            os.posix_fallocate(stream.fileno(), 0,
-                               max(1, status.f_bavail * status.f_frsize - _FREE))
+    def _shape(self, how: str) -> None:
+        # What the storage node sends.
+        subprocess.run(['tc', '-n', self.network.storage, 'qdisc', 'replace', 'dev', 'eth0', 'root',
+                        *how.split()], check=True)
 
     # What is left.
 
@@ -256,6 +301,8 @@ class Stage:
         """Return the processes that run and are none of the stage's."""
         known = {worker.pid for worker in self._workers.values()}
         known |= {pid for pid in map(self._pid, _PIDS) if pid is not None}
+        if self._way is not None and self._way.pid is not None:
+            known.add(self._way.pid)
         found = []
         for name in (self.network.storage, *self.network.hosts):
             for pid in netns._run('ip', 'netns', 'pids', name).split():
@@ -265,6 +312,14 @@ class Stage:
                     if int(pid) not in known and state not in 'ZX':
                         found.append(f'process {pid} {os.path.basename(words[0])}')
         return found
+
+
+def _fill(path: Path, free: int) -> None:
+    with open(path, 'wb') as stream:
+        status = os.statvfs(path)
+        taken = status.f_bavail * status.f_frsize - free
+        if taken > 0:
+            os.posix_fallocate(stream.fileno(), 0, taken)
 
 
 def _flip(path: Path) -> None:

@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import tempfile
+import threading
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +21,6 @@ from oslo_config import cfg
 from oslo_messaging import conffixture
 
 from bench.faults import bus
-from bench.faults.gate import Gate
 from bench.replay import netns
 from bootcache import conf as bootcache_conf
 from bootcache import properties, rpcapi
@@ -29,6 +29,7 @@ from glance_bootcache import conf as glance_conf
 from glance_bootcache import service
 from glance_bootcache.decisions import ImageFacts
 from glance_bootcache.glance.images import Images
+from glance_bootcache.glance.listener import ImageEvents
 from glance_bootcache.profileboot.job import BuildJob
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots, Result
 from glance_bootcache.storage.exporter import Exporter
@@ -38,18 +39,37 @@ PORT = 10809
 _PIECE = 1 << 20
 
 
+def glance_fault_path(directory: str) -> Path:
+    """Return the file that tells what is wrong with Glance; without it nothing is."""
+    return Path(directory, 'glance-fault')
+
+
+AWAY, REFUSES = 'away', 'refuses'
+
+
 class GlanceClient:
     """Glance: of each image a file with its data, and one with what else there is.
 
-    :param directory: of these.
+    :param directory: of the stage.
     """
 
     def __init__(self, directory: str):
-        self._directory = Path(directory)
+        self._directory = Path(directory, 'glance')
+        self._fault = glance_fault_path(directory)
         self.images = self
+
+    def _answer(self) -> None:
+        """Do not, if something is wrong."""
+        wrong = self._fault.read_text() if self._fault.exists() else ''
+        if wrong == REFUSES:
+            # A new token is got by keystoneauth; this is a Keystone that does not give one out.
+            raise exc.HTTPUnauthorized('the token has expired')
+        if wrong == AWAY:
+            raise exc.CommunicationError('Glance is away')
 
     def get(self, image_id: str) -> dict[str, Any]:
         """Return an image."""
+        self._answer()
         try:
             found: dict[str, Any] = json.loads((self._directory / f'{image_id}.json').read_text())
         except FileNotFoundError:
@@ -58,6 +78,7 @@ class GlanceClient:
 
     def list(self, filters: dict[str, Any]) -> list[dict[str, Any]]:
         """Return all of them."""
+        self._answer()
         return [] if filters.get('os_hidden') else [
             json.loads(path.read_text()) for path in self._directory.glob('*.json')]
 
@@ -65,6 +86,7 @@ class GlanceClient:
         """Yield an image's bytes."""
         with open(self._directory / image_id, 'rb') as stream:
             while piece := stream.read(_PIECE):
+                self._answer()
                 yield piece
 
     def update(self, image_id: str, remove_props: Collection[str] = (), **changes: str) -> None:
@@ -82,6 +104,11 @@ class GlanceClient:
 
 
 class _Glance(Images):
+    """The product's own, on a stand-in of its client.
+
+    :param directory: of the stage.
+    """
+
     def __init__(self, directory: str):
         self._client = GlanceClient(directory)
         self._shown_at = None
@@ -115,8 +142,8 @@ class StorageSide:
         Glance's notifications.
     """
 
-    def __init__(self, gate: Gate, directory: str, options: dict[str, Any]):
-        self._gate = gate
+    def __init__(self, directory: str, options: dict[str, Any]):
+        self._glance = Path(directory, 'glance')
         log_to(f'{directory}/log/storage.log')
         # What builds leave there is to be found.
         tempfile.tempdir = f'{directory}/storage/tmp'
@@ -131,15 +158,14 @@ class StorageSide:
                 'storage_memory_directory': f'{directory}/memory',
                 'storage_memory_quota': '64MiB', **options}.items():
             conf.set_override(name, value, bootcache_conf.GROUP)
-        nobody = SimpleNamespace(start=lambda: None, stop=lambda: None)
         without_bus: tuple[tuple[Any, str, Any], ...] = (
-            (service, 'get_listener', lambda conf, events: nobody),
+            (service, 'get_listener', self._listener),
             (rpcapi, 'get_transport', lambda conf: None))
         if 'transport_url' in options:
             conffixture.ConfFixture(conf)
             without_bus = ()
         for module, name, value in (
-                (service, 'Images', lambda conf: _Glance(f'{directory}/glance')),
+                (service, 'Images', lambda conf: _Glance(directory)),
                 (service, 'NovaProfileBoots', lambda conf: _ProfileBoots(directory)),
                 (service, 'NovaPrecache', lambda conf: SimpleNamespace(aggregates=dict)),
                 (service.startchecks, 'check_cloud', lambda conf: None), *without_bus,
@@ -150,6 +176,22 @@ class StorageSide:
         self._service._start()
         self._store: ImageStore = self._endpoints._manager._store
         self._exporter: Exporter = self._endpoints._manager._image_work._exporter
+        signal.signal(signal.SIGUSR2, lambda _number, _frame: threading.Thread(
+            target=self._hear, daemon=True).start())
+
+    def _hear(self) -> None:
+        """Take Glance's message of images that were deleted while this process does something."""
+        for path in self._glance.glob('*.deleted'):
+            self._tell('image.delete', path.stem)
+
+    def _listener(self, _conf: Any, events: ImageEvents) -> Any:
+        """Have what takes Glance's messages, which come by calls here."""
+        self._events = events
+        return SimpleNamespace(start=lambda: None, stop=lambda: None)
+
+    def _tell(self, event: str, image_id: str) -> None:
+        """Take a message, which comes again only if this process ends meanwhile."""
+        self._events.info({}, 'image.stage', event, {'id': image_id}, {})
 
     def _server(self, directory: str) -> Any:
         """Return what makes the RPC server: one of the stage's bus, or the real one."""
@@ -161,13 +203,9 @@ class StorageSide:
                 else real(transport, target, endpoints, **named)
         return make
 
-    def arm(self, step: str) -> None:
-        """Stand still at a step."""
-        self._gate.arm(step)
-
     def look(self, image_id: str) -> None:
         """Hear of an image from Glance: it was registered, changed, or deleted."""
-        self._endpoints._manager.consider(image_id)
+        self._tell('image.update', image_id)
 
     def promote(self, image_id: str) -> None:
         """Be asked for an image's cache image in memory."""

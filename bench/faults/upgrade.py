@@ -18,7 +18,8 @@ from bench.faults import images, report, stage, versions
 from bench.faults.gate import Worker
 from bench.faults.guestside import GuestSide
 from bench.faults.images import Image
-from bench.faults.plan import GATEWAY, HOST, READER, STORAGE, Life
+from bench.faults.kinds import GATEWAY, HOST, READER, STORAGE
+from bench.faults.plan import Life
 from bench.faults.rabbit import Rabbit
 from bench.faults.report import Outcome
 from bench.faults.stage import PATIENCE, Stage, Trouble
@@ -59,7 +60,7 @@ class UpgradeStage(Stage):
     def _make(self, name: str) -> Worker:
         root = str(self.root)
         if name == READER:
-            return Worker(self.network.hosts[0], lambda gate: GuestSide(gate, root))
+            return Worker(self.network.hosts[0], lambda: GuestSide(root), self._clocks[READER])
         namespace = self.network.storage if name == STORAGE else self.network.hosts[0]
         return VersionedWorker(namespace, self.trees[name], name, root, self._by_side[name])
 

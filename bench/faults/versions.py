@@ -17,7 +17,7 @@ from typing import Any
 
 from bench.faults.gate import Gate, Worker
 from bench.faults.hostside import HostSide
-from bench.faults.plan import HOST, STORAGE
+from bench.faults.kinds import HOST, STORAGE
 from bench.faults.storageside import StorageSide
 from bench.replay import children
 from bootcache import rpcapi
@@ -146,7 +146,7 @@ _SIDES: Mapping[str, Callable[..., Any]] = {HOST: VersionedHost, STORAGE: Versio
 def main() -> None:
     """Serve the calls of a stage: see :class:`VersionedWorker`."""
     fd, namespace, side, directory, options = sys.argv[1:]
-    children._serve(namespace, lambda: _SIDES[side](Gate(), directory, json.loads(options)),
+    children._serve(namespace, lambda: _SIDES[side](directory, json.loads(options)),
                     Connection(int(fd)), io.BytesIO())
 
 

@@ -1,44 +1,69 @@
 """Faults at every step: what is run, what counts, and what a guest takes for wrong."""
 
 import json
+import os
+import threading
+import time
 
 import pytest
+from oslo_utils import timeutils
 
-from bench.faults import cloudplan, guestside, images, plan, report
+from bench.faults import __main__ as command
+from bench.faults import clock, cloudplan, gate, guestside, images, kinds, plan, report
 from bench.faults.cloudplan import Moment
-from bench.faults.plan import FAULTS, Act, Life
+from bench.faults.kinds import FAULTS, Act
+from bench.faults.plan import READING, Life
 from bench.faults.report import Outcome
 from bench.replay import trace
 from bootcache import steps
 
 ROWS = plan.rows()
+QUICK = plan.quick()
+NAMES = {step.name for step in steps.TABLE}
 
 
 @pytest.mark.parametrize('step', steps.TABLE, ids=lambda step: step.name)
 def test_at_each_step_its_process_is_killed_and_others_fail(step):
-    there = {row.fault.name for row in ROWS if row.step == step.name}
-    assert {'kill', 'kill-all', 'bus-away', 'kill-exporter'} <= there
-    [row] = [row for row in ROWS if (row.step, row.fault.name) == (step.name, 'kill')]
-    assert row.targets == (plan._AT[step.process],) == (row.process,)
+    there = {row.fault for row in ROWS if row.step == step.name}
+    assert {'kill', 'kill-all', 'bus-away', 'bus-frozen', 'kill-exporter', 'clock-forward',
+            'clock-back'} <= there
+    assert there & {'token-expired', 'read-errors'}
+    [row] = [row for row in ROWS if (row.step, row.fault) == (step.name, 'kill')]
+    [strike] = row.strikes
+    assert strike.targets == (plan._AT[step.process],) == (strike.process,)
+
+
+def test_each_step_is_struck_in_the_short_run_and_each_fault_in_the_full_one():
+    struck = {strike.step for row in QUICK for strike in row.strikes}
+    assert struck - {READING} == NAMES
+    killed = {strike.step for row in QUICK for strike in row.strikes
+              if strike.fault.act is Act.KILL and strike.fault.name == 'kill'}
+    assert NAMES - killed == {'arrive: begun'}
+    assert {row.fault for row in ROWS} == set(FAULTS)
+    assert {strike.fault.act for row in QUICK for strike in row.strikes} >= {
+        Act.KILL, Act.CORRUPT, Act.FULL, Act.LINK, Act.BUS, Act.GLANCE}
+
+
+def test_the_full_run_has_a_thousand_boots():
+    assert len(ROWS) * plan.FULL_REPEATS >= 1000
 
 
 def test_no_row_is_there_twice():
-    keys = [(row.step, row.fault.name, row.life) for row in ROWS]
+    keys = [(row.step, row.fault, row.life) for row in ROWS]
     assert len(set(keys)) == len(keys)
 
 
-def test_what_is_named_for_the_short_run_and_elsewhere_is_there():
-    known = {(row.fault.name, row.step) for row in ROWS}
-    assert known >= plan._QUICK
-    names = {step.name for step in steps.TABLE}
-    assert names >= plan._CHECKED | set(plan._WRITES)
-    assert all(any(name.startswith(key) for name in names) for key in plan._LIVES)
+def test_what_is_named_elsewhere_is_there():
+    assert plan._CHECKED | set(plan._WRITES) | set(plan._NOTES) <= NAMES
+    assert all(any(name.startswith(key) for name in NAMES)
+               for key in (*plan._LIVES, *plan._AFTER_DELETION))
+    assert NAMES | {READING} >= {step for _life, script in plan._QUICK for step in script}
 
 
 def test_while_the_guest_reads_faults_come_in_each_way_of_reading():
-    reading = {(row.fault.name, row.life) for row in ROWS if row.step == plan.READING}
+    reading = {(row.fault, row.life) for row in ROWS if row.step == READING}
     assert {life for _fault, life in reading} == {Life.ARRIVE, Life.FETCH, Life.COLD}
-    assert ('kill-gateway', Life.COLD) in reading
+    assert {('kill-gateway', Life.COLD), ('link-slow', Life.ARRIVE)} <= reading
 
 
 @pytest.mark.parametrize(('step', 'life'), [
@@ -49,27 +74,48 @@ def test_a_life_on_whose_way_a_step_is(step, life):
     assert plan.life_of(step) is life
 
 
-def test_without_a_name_all_or_the_short_run_is_chosen():
-    assert plan.chosen(ROWS, [], quick=False) == ROWS
-    short = plan.chosen(ROWS, [], quick=True)
-    assert {(row.fault.name, row.step) for row in short} == plan._QUICK
-    assert len(short) == len(plan._QUICK)
+def test_without_a_name_all_are_chosen():
+    assert plan.chosen(ROWS, []) == ROWS
 
 
 def test_names_choose_steps_and_faults():
-    assert {row.step for row in plan.chosen(ROWS, ['chain: made'], quick=True)} == {'chain: made'}
-    places = {row.step for row in plan.chosen(ROWS, ['place'], quick=True)}
+    assert {row.step for row in plan.chosen(ROWS, ['chain: made'])} == {'chain: made'}
+    places = {row.step for row in plan.chosen(ROWS, ['place'])}
     assert places == {'place: entry gone', 'place: file there'}
-    assert {row.fault.name for row in plan.chosen(ROWS, ['link-down'], quick=True)} == {'link-down'}
-    [row] = plan.chosen(ROWS, ['chain: made', 'kill'], quick=True)
-    assert (row.step, row.fault.name) == ('chain: made', 'kill')
+    assert {row.step for row in plan.chosen(ROWS, ['guest reads'])} == {READING}
+    assert {row.fault for row in plan.chosen(ROWS, ['link-down'])} == {'link-down'}
+    [row] = plan.chosen(ROWS, ['chain: made', 'kill'])
+    assert (row.step, row.fault) == ('chain: made', 'kill')
     with pytest.raises(ValueError, match=r'chian: neither a step .*chain: made.* nor a .*kill'):
-        plan.chosen(ROWS, ['chian'], quick=True)
+        plan.chosen(ROWS, ['chian'])
 
 
 def test_faults_that_pass_say_after_how_long():
     for fault in FAULTS.values():
-        assert bool(fault.seconds) == (fault.act in (Act.FREEZE, Act.LINK, Act.FULL, Act.BUS))
+        assert bool(fault.seconds) == (fault.act in kinds.PASSING)
+
+
+def test_what_was_run_is_left_out_when_it_goes_on():
+    planned = [*ROWS[:3], *ROWS[:3]]
+    done = [Outcome(ROWS[1].step, ROWS[1].fault, ROWS[1].life.value, 1.0),
+            *[Outcome(ROWS[2].step, ROWS[2].fault, ROWS[2].life.value, 1.0, trouble='no')] * 2]
+    assert command.left_of(planned, []) == [0, 1, 2, 3, 4, 5]
+    assert command.left_of(planned, done) == [0, 3, 4]
+    there = cloudplan.ROWS[1]
+    assert command.left_of(cloudplan.ROWS[:3], [
+        Outcome(there.moment.value, there.fault.name, 'cloud', 1.0)]) == [0, 2]
+
+
+@pytest.mark.parametrize('words, here, there', [
+    ([], len(QUICK), 0), (['--quick'], len(QUICK), 0), (['chain: made', 'kill'], 1, 0),
+    (['--full'], 2 * len(ROWS), len(cloudplan.ROWS)), (['--cloud'], 0, len(cloudplan.ROWS)),
+    (['--full', 'chain: made', 'kill'], 1, 0), (['--full', '--repeats', '1'], len(ROWS),
+                                                len(cloudplan.ROWS)),
+    (['--repeats', '3', 'chain: made', 'kill'], 3, 0),
+    (['--cloud', 'boots', 'kill-gateway'], 0, 1)])
+def test_what_is_planned(words, here, there):
+    wanted, in_cloud = command.planned(command.parser().parse_args(words))
+    assert (len(wanted), len(in_cloud)) == (here, there)
 
 
 GOOD = Outcome('chain: made', 'kill', 'fetch', 2.5)
@@ -80,7 +126,7 @@ GOOD = Outcome('chain: made', 'kill', 'fetch', 2.5)
     ({'leftovers': ('a file', 'a node')}, {'leftovers': 2}),
     ({'trouble': 'no answer'}, {'failed_boots': 1}),
     # What was not tried does not count as tried.
-    ({'was_reached': False}, {'failed_boots': 1})])
+    ({'unreached': ('a: b',)}, {'failed_boots': 1})])
 def test_whatever_is_not_zero_fails_all(bad, sums):
     outcomes = [GOOD, Outcome('a: b', 'kill', 'cold', 1.0, **bad)]
     found = report.summary(outcomes)
@@ -108,6 +154,56 @@ def test_the_report_has_runs_and_their_sums(tmp_path):
     assert document['summary']['leftovers'] == 1
     assert 'FAILED chain: made' in report.line(outcome)
     assert 'left: a file' in report.line(outcome)
+
+
+def test_what_was_noted_is_read_back_without_what_a_crash_left_half(tmp_path):
+    outcomes = [GOOD, Outcome('a: b', 'kill', 'cold', 1.0, 2.0, 1, 2, ('a file', 'a node'), 3, 4,
+                              ('a: b',), 'trouble')]
+    assert report.noted(tmp_path) == []
+    for outcome in outcomes:
+        report.note(tmp_path / 'new', outcome)
+    with open(tmp_path / 'new' / report.JOURNAL, 'a') as stream:
+        stream.write('{"step": "a: b", "fa')
+    assert report.noted(tmp_path / 'new') == outcomes
+
+
+def test_a_process_stands_still_at_each_of_its_steps_once():
+    made = gate.Gate(['chain: made', 'settle: marked'])
+    assert made.reached() is None
+    for step in ('settle: marked', 'chain: made'):
+        thread = threading.Thread(target=made, args=(step,))
+        thread.start()
+        while (found := made.reached()) is None:
+            pass
+        assert found == step and thread.is_alive()
+        made.go_on()
+        thread.join()
+        made(step)
+    made('evict: file gone')
+    assert made.reached() is None
+    made.close()
+
+
+def test_a_clock_that_is_set(monkeypatch, tmp_path):
+    for module, name in ((time, 'time'), (os, 'utime'), (timeutils, 'utcnow')):
+        monkeypatch.setattr(module, name, getattr(module, name))
+    real, made = time.time, clock.Clock()
+    made.install()
+    assert abs(time.time() - real()) < 60
+    made.move(3600)
+    assert 3540 < time.time() - real() < 3660
+    path = tmp_path / 'file'
+    path.touch()
+    os.utime(path)
+    assert 3540 < path.stat().st_mtime - real() < 3660
+    os.utime(path, (5.0, 5.0))
+    assert path.stat().st_mtime == 5.0
+    os.utime(path, ns=(7 * 10 ** 9, 7 * 10 ** 9))
+    assert path.stat().st_mtime == 7.0
+    made.move(-7200)
+    found = timeutils.utcnow(with_timezone=True).timestamp()
+    assert -3660 < found - real() < -3540
+    assert timeutils.utcnow().tzinfo is None
 
 
 def test_a_boot_reads_what_it_wrote_and_what_was_not_recorded():

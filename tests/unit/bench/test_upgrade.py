@@ -3,7 +3,7 @@
 import pytest
 
 from bench.faults import upgrade, versions
-from bench.faults.plan import GATEWAY, HOST, STORAGE
+from bench.faults.kinds import GATEWAY, HOST, STORAGE
 from bench.faults.report import Outcome
 
 

@@ -64,8 +64,11 @@ class StorageAPI(rpcapi.StorageAPI):
         except (OSError, EOFError) as error:
             # RabbitMQ keeps a message for whoever serves; nobody does.
             raise messaging.MessagingTimeout(f'{method}: nobody serves: {error}') from error
+        if not worked and value[0] == 'OSError':
+            # Python's own errors arrive as they were raised.
+            raise OSError(value[1])
         if not worked:
-            raise messaging.RemoteError('Error', value)
+            raise messaging.RemoteError(*value)
         return value
 
 
@@ -108,5 +111,5 @@ class Server:
             try:
                 answer = True, call({}, **arguments)
             except Exception as error:
-                answer = False, f'{type(error).__name__}: {error}'
+                answer = False, (type(error).__name__, str(error))
             connection.send(answer)

@@ -61,6 +61,12 @@ class ExpectedReports:
                 self._boots[key] = later[1:]
         return later[0] if later else None
 
+    def put_back(self, image_id: str, host: str, boot: ExpectedBoot) -> None:
+        """Expect a report again that could not be written: its host sends it again."""
+        key = (image_id, host[:_LONGEST_NAME])
+        with self._lock:
+            self._boots[key] = [boot, *self._boots.get(key, [])][:_MOST_OF_ONE]
+
     def may_be_forgotten(self, seconds: float) -> bool:
         """Tell whether what comes now may have been asked for before a restart.
 

@@ -212,6 +212,7 @@ class ReportedBoots:
 
         :param only_host: whether the cloud has one compute host, as far as is known.
         :raises InvalidWorkingSet: if it does not fit the image.
+        :raises OSError: if what is made of it cannot be written; the host sends it again.
         """
         manifest = self._store.load(image_id)
         if manifest is None or not manifest.made.base_path \
@@ -247,10 +248,21 @@ class ReportedBoots:
         improved = self._improve(manifest, seen, expected, str(host), str(ended_by), only_host)
         if improved is None:
             return
+        try:
+            self._keep(manifest, improved, str(host), str(ended_by), boot_seconds)
+        except OSError:
+            if expected is not None:
+                self._expected.put_back(image_id, str(host), expected)
+            raise
+
+    def _keep(self, manifest: Manifest, improved: WorkingSet, host: str, ended_by: str,
+              boot_seconds: float) -> None:
+        """Write a working set, and have a cache image built of it."""
+        image_id = manifest.image_id
         version = manifest.made.working_set.version + 1 if manifest.made.working_set else 1
         name = self._store.save_working_set(image_id, improved)
         info = WorkingSetInfo(name, improved.bytes, len(improved.extents),
-                              improved.granularity, 'server', str(ended_by)[:16],
+                              improved.granularity, 'server', ended_by[:16],
                               round(float(boot_seconds), 1), manifest.wished.boot_marker, version)
         if not self._manager.set_working_set(manifest, info):
             os.unlink(self._store.path(image_id, name))

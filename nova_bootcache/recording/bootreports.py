@@ -86,7 +86,8 @@ class BootReports:
     def _try(self, report: Report) -> bool:
         try:
             self._send(*report)
-        except (messaging.MessagingTimeout, messaging.MessageDeliveryFailure) as error:
+        except (messaging.MessagingTimeout, messaging.MessageDeliveryFailure, OSError) as error:
+            # OSError is the storage service's own: it cannot write it, as its disk is full.
             LOG.info('image %s: what a boot read is told later: %s', report[0], error)
             return False
         return True

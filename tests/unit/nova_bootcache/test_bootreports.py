@@ -48,7 +48,8 @@ def test_a_report_is_sent_at_once_and_once(reports, service):
 
 
 @pytest.mark.parametrize('error', [messaging.MessagingTimeout('x'),
-                                   messaging.MessageDeliveryFailure('x')], ids=repr)
+                                   messaging.MessageDeliveryFailure('x'),
+                                   OSError(28, 'No space left on device')], ids=repr)
 def test_what_nobody_took_is_sent_again_in_order(reports, service, clock, error):
     service.error = error
     for number in range(3):

@@ -7,7 +7,7 @@ working set is built here and fetched by every host, so none comes of a report t
 import pytest
 from fakes_clock import Clock
 
-from bootcache import exception, savefile
+from bootcache import exception
 from glance_bootcache.decisions import SWITCHED_OFF
 from glance_bootcache.images import expectedreports, fairness, reportedboots
 
@@ -388,18 +388,3 @@ def test_a_set_that_was_refined_is_built_from_after_a_restart(cold, monkeypatch,
     assert made.cache_image.file != before.cache_image.file and not made.is_behind
     assert [extent.offset for extent in cold.qemu.builds[-1][0]] == [0, 262144]
     assert len(cold.boots.jobs) == 0, 'no profile boot'
-
-
-def test_a_report_that_cannot_be_written_is_taken_when_it_comes_again(cold, monkeypatch):
-    """Its host sends it again: the disk was full."""
-    def refuse(path, document):
-        raise OSError(28, 'No space left on device')
-
-    ask(cold)
-    with monkeypatch.context() as patch:
-        patch.setattr(savefile, 'write_json', refuse)
-        for _again in range(2):
-            with pytest.raises(OSError, match='No space left'):
-                report(cold, [[0, 65536]])
-    assert report(cold, [[0, 65536]]) == 1
-    assert report(cold, [[0, 65536], [131072, 65536]]) == 1, 'it counts once'

@@ -156,7 +156,11 @@ class LiveDisk:
             and whoever sees to such guests lets it go on at any moment.
         """
         self.domain.suspend()
-        self.paused()
+        state, reason = self.domain.state(0)
+        # Of one whose QEMU has ended the next step tells.
+        if state == libvirt.VIR_DOMAIN_PAUSED and reason != libvirt.VIR_DOMAIN_PAUSED_USER:
+            raise PivotRefused(f'{self._path}: its guest has just come to stand still, for reason'
+                               f' {reason}')
 
     def resume(self) -> None:
         """Let the guest go on, if it stands still."""

@@ -24,7 +24,7 @@ from nova_bootcache import conf as bootcache_nova_conf
 from nova_bootcache.chains.computehost import ComputeHost
 from nova_bootcache.chains.hostwarmer import HostWarmer
 from nova_bootcache.novadriver import accounting, diskconf, errorpolicy, snapshots
-from nova_bootcache.novadriver.imagebackend import BootCacheQcow2
+from nova_bootcache.novadriver.imagebackend import BootCacheQcow2, lazy
 from nova_bootcache.novadriver.novaservers import NovaServers, PoweringOn
 from nova_bootcache.novadriver.resuming import Resuming
 from nova_bootcache.published import warmth
@@ -257,7 +257,7 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
         with self.settler.held(instance.uuid):
             super().suspend(context, instance, *args, **kwargs)
             # Some snapshots come here.
-            if instance.vm_state != vm_states.PAUSED:
+            if lazy(instance, 'vm_state') not in (None, vm_states.PAUSED):
                 self.standing.comes_back_running(instance.uuid)
 
     def resume(self, context: Any, instance: Any, *args: Any, **kwargs: Any) -> None:
@@ -306,7 +306,7 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
                                            **kwargs: Any) -> None:
         """Let it go on if it stood still when it left: see ``live_migration``."""
         super().post_live_migration_at_destination(context, instance, *args, **kwargs)
-        if instance.vm_state != vm_states.PAUSED:
+        if lazy(instance, 'vm_state') not in (None, vm_states.PAUSED):
             self.standing.has_arrived(instance.uuid)
 
     def check_can_live_migrate_source(self, context: Any, instance: Any, *args: Any,

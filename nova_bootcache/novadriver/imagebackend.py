@@ -23,7 +23,7 @@ _CONSOLE_BYTES = 16 << 10
 _MOVES = frozenset({task_states.MIGRATING, task_states.RESIZE_MIGRATED, task_states.RESIZE_FINISH})
 
 
-def _lazy(instance: Any, name: str) -> Any:
+def lazy(instance: Any, name: str) -> Any:
     """Return what Nova may have to get from its database first; None if it cannot be had.
 
     An instance without a context cannot be asked for more, and the database may be away: neither is
@@ -86,10 +86,10 @@ class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
                         or signatures.are_checked(imagebackend.CONF),
                         is_unshelving=instance.vm_state == vm_states.SHELVED_OFFLOADED,
                         preallocates=self.preallocate,
-                        is_signed=signatures.is_signed(_lazy(instance, 'system_metadata')),
-                        owner=_lazy(instance, 'project_id') or '')
+                        is_signed=signatures.is_signed(lazy(instance, 'system_metadata')),
+                        owner=lazy(instance, 'project_id') or '')
         try:
-            token = (_lazy(instance, 'metadata') or {}).get(rpcapi.PROFILE_METADATA)
+            token = (lazy(instance, 'metadata') or {}).get(rpcapi.PROFILE_METADATA)
             return self.bootcache.chains.make_overlay(
                 server, instance.uuid, token, self.path, size,
                 os.path.exists(self._stock_base(filename)), self._console,
@@ -186,8 +186,8 @@ class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
     def _signature_matters(self) -> bool:
         """Tell whether stock Nova has to get the image of a server that came from elsewhere."""
         return bool(signatures.are_checked(imagebackend.CONF)
-                    or _lazy(self._instance, 'trusted_certs')
-                    or signatures.is_signed(_lazy(self._instance, 'system_metadata')))
+                    or lazy(self._instance, 'trusted_certs')
+                    or signatures.is_signed(lazy(self._instance, 'system_metadata')))
 
     def _image_of(self, backing: str, image_id: str) -> str:
         """Return whose cache image a backing file is; a name of another image is an error."""

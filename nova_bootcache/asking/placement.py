@@ -72,6 +72,10 @@ class Trust(enum.Enum):
     NONE = 'it came wrong time and again: nothing of the image is read from there'
 
 
+# Why a server goes the stock way though the storage side has something for it.
+CAME_WRONG = 'its cache image came wrong to this host, time and again'
+
+
 @dataclasses.dataclass(frozen=True)
 class Server:
     """What is known of a server whose root disk is to be made.

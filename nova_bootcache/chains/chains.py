@@ -149,7 +149,7 @@ class Chains:
                               offered.storage)
         LOG.debug('bootcache: server %s: %s', server_id, ', '.join(step.name for step in plan))
         if plan == (PlanStep.STOCK,):
-            return offered.reason or 'its cache image came wrong to this host, time and again'
+            return offered.reason or placement.CAME_WRONG
         remote = offered.remote or (entry.remote if entry else None)
         virtual_bytes = offered.virtual_bytes or (entry.virtual_bytes if entry else 0)
         if remote is None:

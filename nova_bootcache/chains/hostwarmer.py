@@ -60,7 +60,7 @@ class HostWarmer:
                   ', '.join(step.name for step in plan))
         if plan == (PlanStep.STOCK,):
             LOG.info('bootcache: image %s is cached the stock way: %s', image_id,
-                     offered.reason or 'its cache image came wrong to this host, time and again')
+                     offered.reason or placement.CAME_WRONG)
             return stock()
         if plan == (PlanStep.USE_LOCAL,):
             if entry is not None and offered.remote is not None:

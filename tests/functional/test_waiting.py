@@ -179,7 +179,7 @@ def test_one_that_comes_to_stand_still_in_mid_move_is_not_moved(booted, host, mo
             reads(booted)
             stands_still(booted)
     monkeypatch.setattr(Marker, 'save', stops_before_it_is_suspended)
-    with pytest.raises(PivotRefused, match='nor was paused by a user'):
+    with pytest.raises(PivotRefused, match='has just come to stand still'):
         moved.finish()
     assert booted.files() == files and booted.backing[0] == booted.images.cache
     host.standing.start()

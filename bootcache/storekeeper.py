@@ -83,6 +83,8 @@ class StoreKeeper(Generic[Kept]):
     def _watch(self) -> None:
         while not self._stopped.is_set():
             growing = False
+            # One that is added from now on is looked at again at once.
+            self._wanted.clear()
             for store in self.stores():
                 try:
                     growing |= store.look(time.monotonic())
@@ -102,7 +104,6 @@ class StoreKeeper(Generic[Kept]):
             if growing:
                 self._stopped.wait(LOOK_SECONDS)
             else:
-                self._wanted.clear()
                 # A store that does not grow may still be asked for how long it has been idle.
                 self._wanted.wait(1.0)
 

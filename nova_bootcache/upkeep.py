@@ -168,7 +168,7 @@ class HostUpkeep:
             image_id = entry.remote.image_id
             key = f'empty:{image_id}'
             if entry.cache_image is not None or self._host.needs.is_booting(image_id) \
-                    or self._host.arrivals.has(image_id) \
+                    or self._host.needs.is_arriving(image_id) \
                     or not os.path.exists(self._host.cache.path(image_id)):
                 self._pauses.forget(key)
             elif self._pauses.is_time(key):

@@ -145,8 +145,7 @@ class OursWarm(OursCold):
         super().prepare(host, image, phase)
         host.make_overlay(image, host.directory / 'before')
         # The product may have begun with a cache image that was still arriving.
-        arrivals = getattr(host.compute, 'arrivals', None)
-        while arrivals is not None and arrivals.has(image.image_id):
+        while host.compute.needs.is_arriving(image.image_id):
             time.sleep(0.02)
         (host.directory / 'before').unlink()
 

@@ -143,7 +143,7 @@ class Chains:
                          profile_token: str | None, path: str, root_bytes: int | None,
                          console: Callable[[], str]) -> str:
         # Asked first: what has arrived by then is found.
-        is_arriving = self._arrivals.has(image_id)
+        is_arriving = self._needs.is_arriving(image_id)
         entry = self._cache.entry(image_id)
         plan = placement.plan(self._facts.of(image_id, entry, offered, is_arriving),
                               offered.storage)
@@ -168,7 +168,7 @@ class Chains:
         self._carry_out(plan, _Disk(server_id, path, size, console), remote, virtual_bytes, offered)
         entry = self._cache.known(image_id)
         LOG.info('bootcache: server %s boots from %s of %s', server_id,
-                 'the cache image, on its way here,' if self._arrivals.has(image_id) else
+                 'the cache image, on its way here,' if self._needs.is_arriving(image_id) else
                  'the cache image' if entry and entry.cache_image else 'an empty cache image',
                  image_id)
         return ''
@@ -210,7 +210,7 @@ class Chains:
                     self._use_local(image_id, offered)
                 elif step is PlanStep.MAKE_EMPTY:
                     # Where another server has one arrive, to look would wait for that.
-                    if not self._arrivals.has(image_id):
+                    if not self._needs.is_arriving(image_id):
                         self._parts.fetches.make_empty(remote, virtual_bytes)
                 elif step is PlanStep.SERVE_BASE:
                     self._gateway.ensure_base(remote)
@@ -233,7 +233,8 @@ class Chains:
     def _use_local(self, image_id: str, offered: Offered) -> None:
         """Note where the base is now of a cache image that is here."""
         entry = self._cache.known(image_id)
-        if entry is not None and offered.remote is not None and not self._arrivals.has(image_id):
+        if entry is not None and offered.remote is not None \
+                and not self._needs.is_arriving(image_id):
             self._cache.update(entry, offered.remote, offered.pinned, offered.generation)
 
     def _fetch(self, offered: Offered, medium: Medium) -> None:

@@ -24,7 +24,6 @@ class ChainStores:
         self._cache = parts.cache
         self._needs = parts.needs
         self._room = parts.room
-        self._arrivals = parts.arrivals
         self._limit = limit
 
     def get(self, image_id: str, virtual_bytes: int,
@@ -37,7 +36,7 @@ class ChainStores:
         spoilt = self._spoilt_to_replace(image_id)
         with self._needs.deciding.of(image_id):
             store = self._here(image_id, spoilt, until_watched)
-        if store is not None or self._arrivals.has(image_id):
+        if store is not None or self._needs.is_arriving(image_id):
             return store
         medium = self._room.room_for_store(image_id, self._limit)
         if medium is None:
@@ -48,7 +47,7 @@ class ChainStores:
                     self._needs.deciding.of(image_id):
                 # Another server of the image may have been faster.
                 store = self._here(image_id, None, until_watched)
-                if store is not None or self._arrivals.has(image_id):
+                if store is not None or self._needs.is_arriving(image_id):
                     return store
                 store = self._parts.below.open_store(image_id, virtual_bytes, medium, self._limit)
                 store.spoilt = self._parts.boots.is_copied(image_id)
@@ -62,7 +61,7 @@ class ChainStores:
               until_watched: contextlib.ExitStack) -> SharedStore | None:
         """Return an image's growing store; one that is of no use any more is forgotten."""
         store = self._parts.below.stores.get(image_id)
-        if store is None or self._arrivals.has(image_id):
+        if store is None or self._needs.is_arriving(image_id):
             return None
         if not store.is_there() or (store is spoilt and self._gives_way(store)):
             self._parts.below.forget_store(store)

@@ -44,10 +44,6 @@ class Arrivals:
         self._gateway = gateway
         self._needs = needs
 
-    def has(self, image_id: str) -> bool:
-        """Tell whether an image's cache image is on its way."""
-        return self._needs.is_arriving(image_id)
-
     def is_worth_it(self, offered: Offered, medium: Medium) -> bool:
         """Tell whether servers may read from a cache image on its way, instead of waiting for it.
 
@@ -162,6 +158,6 @@ class Arrivals:
         :param seconds: at most.
         """
         deadline = time.monotonic() + seconds
-        while self.has(image_id) and time.monotonic() < deadline:
+        while self._needs.is_arriving(image_id) and time.monotonic() < deadline:
             time.sleep(0.02)
-        return not self.has(image_id)
+        return not self._needs.is_arriving(image_id)

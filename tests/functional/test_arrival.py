@@ -109,7 +109,7 @@ def test_servers_do_not_read_from_what_nobody_has_verified(host, node, go, direc
     go.set()
     host.service.extra = {'verified': False}
     assert boot(host, f'{directory}/disk') is True
-    assert not host.arrivals.has(IMAGE)
+    assert not host.needs.is_arriving(IMAGE)
     assert host.cache.entry(IMAGE).cache_image == node.manifest.made.cache_image
     compare(f'{directory}/disk', node)
 
@@ -118,11 +118,11 @@ def test_a_server_boots_while_its_cache_image_arrives(host, node, way, go, direc
     data = content(node)
     assert boot(host, f'{directory}/disk') is True
     # It is on its way, and what would come last is read at once.
-    assert host.arrivals.has(IMAGE) and host.cache.entry(IMAGE).cache_image is None
+    assert host.needs.is_arriving(IMAGE) and host.cache.entry(IMAGE).cache_image is None
     assert read(host, LAST, 4096) == data[LAST:LAST + 4096]
     # Nor does another one wait for it.
     assert boot(host, f'{directory}/second') is True
-    assert host.arrivals.has(IMAGE)
+    assert host.needs.is_arriving(IMAGE)
     go.set()
     assert host.arrivals.wait(IMAGE, 60)
     info = node.manifest.made.cache_image
@@ -175,7 +175,7 @@ def test_one_that_is_damaged_is_not_kept(host, node, way, directory):
 
 def test_the_gateway_dies_in_the_midst(host, node, directory):
     boot(host, f'{directory}/disk')
-    assert host.arrivals.has(IMAGE)
+    assert host.needs.is_arriving(IMAGE)
     os.kill(host.gateway.daemon.pid(), signal.SIGKILL)
     assert host.arrivals.wait(IMAGE, 60)
     host.upkeep.once()
@@ -187,7 +187,7 @@ def test_the_gateway_dies_in_the_midst(host, node, directory):
 @pytest.mark.parametrize('way', [2_000_000], indirect=True, ids=['slow'])
 def test_the_driver_restarts_in_the_midst(host, hosts, node, directory):
     boot(host, f'{directory}/disk')
-    assert host.arrivals.has(IMAGE)
+    assert host.needs.is_arriving(IMAGE)
     again = hosts()
     assert again.gateway.daemon.nodes() == nodes(again, 'g', 'n', 'h')
     compare(f'{directory}/disk', node)
@@ -205,7 +205,7 @@ def test_the_storage_node_goes_away_in_the_midst(host, way, node, directory, mon
     host.service.freeze()
     boot(host, f'{directory}/disk')
     way.end()
-    until(lambda: not host.arrivals.has(IMAGE), 'the end of the arrival')
+    until(lambda: not host.needs.is_arriving(IMAGE), 'the end of the arrival')
     assert host.cache.entry(IMAGE).cache_image is None
     assert host.gateway.daemon.nodes() == nodes(host, 'g', 'n', 'h')
 
@@ -223,7 +223,7 @@ def test_the_storage_node_hangs_in_the_midst(host, way, node, directory, monkeyp
     until(lambda: daemonjobs.progress(host.gateway.daemon, job), 'that it comes')
     os.kill(way.process.pid, signal.SIGSTOP)
     try:
-        until(lambda: not host.arrivals.has(IMAGE), 'the end of the arrival')
+        until(lambda: not host.needs.is_arriving(IMAGE), 'the end of the arrival')
         assert nodes(host, 'q') <= host.gateway.daemon.nodes()
         assert host.below.stop_serving(IMAGE) is False
         with pytest.raises(exception.StorageDaemonError):
@@ -271,7 +271,7 @@ def test_nobody_waits_while_one_that_hangs_is_ended(hosts, way, node, directory,
     tidies = threading.Thread(target=reconcile)
     try:
         if by_upkeep:
-            until(lambda: not host.arrivals.has(IMAGE), 'the end of the arrival')
+            until(lambda: not host.needs.is_arriving(IMAGE), 'the end of the arrival')
         monkeypatch.setattr(daemonjobs, 'end', note_end)
         if by_upkeep:
             tidies.start()
@@ -281,7 +281,8 @@ def test_nobody_waits_while_one_that_hangs_is_ended(hosts, way, node, directory,
         assert store.grows
         assert len(read(host, 0, 4 * MIB, OTHER)) == 4 * MIB
         until(lambda: not store.grows, 'that the growing store has its limit')
-        assert tidies.is_alive() if by_upkeep else host.arrivals.has(IMAGE), 'it is still ended'
+        is_at_work = tidies.is_alive() if by_upkeep else host.needs.is_arriving(IMAGE)
+        assert is_at_work, 'it is still ended'
     finally:
         os.kill(way.process.pid, signal.SIGCONT)
         if by_upkeep:
@@ -298,7 +299,7 @@ def test_a_gateway_of_an_earlier_version_keeps_nothing_of_one(hosts, way, node, 
                       'read-only': True, 'file': below})
     daemon.add_export(f'base-{IMAGE}', naming.node_name('g', IMAGE))
     assert boot(host, f'{directory}/disk') is True
-    assert not host.arrivals.has(IMAGE), 'it was fetched first'
+    assert not host.needs.is_arriving(IMAGE), 'it was fetched first'
     assert host.cache.entry(IMAGE).cache_image is not None
     assert daemon.nodes() == nodes(host, 'g', 'n')
     compare(f'{directory}/disk', node)
@@ -308,7 +309,7 @@ def test_without_room_for_tables_it_is_fetched_first(hosts, way, node, directory
     size = node.manifest.made.cache_image.bytes
     made = hosts(compute_disk_quota=str(arrivingimage.room(size) - 4096), store_quota='1MiB')
     assert boot(made, f'{directory}/disk') is True
-    assert not made.arrivals.has(IMAGE)
+    assert not made.needs.is_arriving(IMAGE)
     assert made.cache.entry(IMAGE).cache_image is not None
 
 
@@ -316,7 +317,7 @@ def test_a_boot_that_is_watched_waits_for_it(host, directory):
     host.service.watch = {'quota': 64 * MIB, 'linger': 1, 'silence': 60, 'timeout': 100,
                           'marker': 'login:'}
     boot(host, f'{directory}/disk')
-    assert not host.arrivals.has(IMAGE) and host.cache.entry(IMAGE).cache_image is not None
+    assert not host.needs.is_arriving(IMAGE) and host.cache.entry(IMAGE).cache_image is not None
     assert host.below.stores.get(IMAGE) is not None
 
 
@@ -326,7 +327,7 @@ def test_servers_that_come_while_it_lands_go_no_other_way(host, directory, monke
     monkeypatch.setattr(host.chains, '_fetch', lambda *_: stock.append(1))
     assert boot(host, f'{directory}/0') is True
     number = 1
-    while host.arrivals.has(IMAGE):
+    while host.needs.is_arriving(IMAGE):
         assert boot(host, f'{directory}/{number}') is True
         number += 1
     assert boot(host, f'{directory}/{number}') is True

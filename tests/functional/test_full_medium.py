@@ -125,7 +125,7 @@ def test_a_disk_that_fills_while_a_cache_image_arrives(small_host, node, medium,
     monkeypatch.setattr(arrivingimage, 'bring', lambda *what: was_read.wait(60) and real(*what))
     node.build(Extent(3 * MIB, MIB), Extent(0, MIB))
     assert boot(small_host, f'{directory}/one') is True
-    assert small_host.arrivals.has(IMAGE)
+    assert small_host.needs.is_arriving(IMAGE)
     other = fill(medium)
     server = reader(small_host)
     try:
@@ -147,7 +147,7 @@ def test_a_full_disk_refuses_a_cache_image_cleanly(small_host, node, medium, dir
     node.build(Extent(3 * MIB, MIB), Extent(0, MIB))
     other = fill(medium, left)
     assert boot(small_host, f'{directory}/one') is bool(left)
-    assert not small_host.arrivals.has(IMAGE)
+    assert not small_host.needs.is_arriving(IMAGE)
     if left:
         assert small_host.cache.entry(IMAGE).cache_image is None
         compare(f'{directory}/one', node)

@@ -145,7 +145,7 @@ class Host:
 
     # Boots, and the storage service.
 
-    def has(self, image_id):
+    def is_arriving(self, image_id):
         return image_id in self.arriving
 
     def is_booting(self, image_id):

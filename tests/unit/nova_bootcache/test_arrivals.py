@@ -33,7 +33,7 @@ def begun(host, monkeypatch):
     begun = []
 
     def begin(image_id, *_arguments):
-        assert host.arrivals.has(image_id)
+        assert host.needs.is_arriving(image_id)
         begun.append(image_id)
         raise exception.StorageDaemonError('over')
 
@@ -46,7 +46,7 @@ def test_nothing_arrives_where_a_store_was_opened(host, begun):
     host.below.stores.add(types.SimpleNamespace(name=IMAGE, grows=True, look=lambda now: True,
                                                 stop_growing=lambda: None))
     assert host.arrivals.begin(offered(), Medium.DISK) is False, 'it is fetched'
-    assert begun == [] and not host.arrivals.has(IMAGE)
+    assert begun == [] and not host.needs.is_arriving(IMAGE)
     host.below.stores.remove(IMAGE)
     host.arrivals.begin(offered(), Medium.DISK)
     assert begun == [IMAGE]
@@ -57,7 +57,7 @@ def test_nor_what_is_here_by_now(host, begun):
     path = f'{host.cache.path(IMAGE)}.json'
     dataclasses.replace(CacheEntry.load(path), cache_image=offered().cache_image).save(path)
     assert host.arrivals.begin(offered(), Medium.DISK) is True, 'there is nothing to fetch'
-    assert begun == [] and not host.arrivals.has(IMAGE)
+    assert begun == [] and not host.needs.is_arriving(IMAGE)
     host.arrivals.begin(offered('cd'), Medium.DISK)
     assert begun == [IMAGE], 'another one arrives'
     os.unlink(host.cache.path(IMAGE))
@@ -78,10 +78,10 @@ def test_what_has_to_go_for_it_goes_before_its_file_takes_the_room(host, monkeyp
     with opened(host.cache.path(OTHER)):
         assert host.arrivals.begin(offered(), Medium.DISK) is False
     assert found == [], 'there is no room, and none is taken'
-    assert not host.arrivals.has(IMAGE) and host.room.arriving() == []
+    assert not host.needs.is_arriving(IMAGE) and host.room.arriving() == []
     host.arrivals.begin(offered(), Medium.DISK)
     assert found == [(False, [IMAGE])]
-    assert host.room.arriving() == [] and not host.arrivals.has(IMAGE), 'it did not begin'
+    assert host.room.arriving() == [] and not host.needs.is_arriving(IMAGE), 'it did not begin'
 
 
 def test_the_room_is_kept_until_it_has_come(host, monkeypatch):

@@ -57,7 +57,7 @@ def test_an_arrival_is_over_and_cleared_up(tmp_path, monkeypatch, caplog):
                         needs)
     assert not arrivals.begin(OFFERED, Medium.DISK), 'it is fetched before the server boots'
     assert done == ['room is kept', 'begun', 'ended', 'and given back']
-    assert not arrivals.has(IMAGE)
+    assert not needs.is_arriving(IMAGE)
     assert 'can\'t start new thread' in caplog.text
 
 

@@ -117,14 +117,17 @@ class Gateway:
 
     def _serve(self, image_id: str, there: Present, connection: dict[str, Any]) -> None:
         """Export a base that reads through a connection."""
-        # What is not exported, or not any more, goes, all of it.
-        self._reconcile(image_id, Wanted(Store.GOES), dataclasses.replace(there, is_exported=False))
-        self._ensure_unlimited()
         top = graph.top_node(image_id, graph.REMOTE)
-        self.daemon.add_nodes(connection, graph.base_node(image_id, graph.CONNECTIONS[0]), top)
-        steps.reached('gateway: nodes')
-        self.daemon.add_export(naming.export_name(naming.EXPORT_BASE, image_id),
-                               str(top['node-name']))
+        # A server waits: to connect once for all of it spares milliseconds.
+        with self.daemon.session():
+            # What is not exported, or not any more, goes, all of it.
+            self._reconcile(image_id, Wanted(Store.GOES),
+                            dataclasses.replace(there, is_exported=False))
+            self._ensure_unlimited()
+            self.daemon.add_nodes(connection, graph.base_node(image_id, graph.CONNECTIONS[0]), top)
+            steps.reached('gateway: nodes')
+            self.daemon.add_export(naming.export_name(naming.EXPORT_BASE, image_id),
+                                   str(top['node-name']))
 
     def _is_content(self, there: Present, remote: Remote) -> bool:
         """Tell whether what is served of an image is the content that a base has."""
@@ -230,7 +233,8 @@ class Gateway:
                 ' the image have settled')
 
     def _present(self, image_id: str) -> Present:
-        return self.present([image_id]).get(image_id, Present())
+        with self.daemon.session():
+            return self.present([image_id]).get(image_id, Present())
 
     @contextlib.contextmanager
     def _alone(self, image_id: str) -> Iterator[None]:
@@ -263,7 +267,7 @@ class Gateway:
             ended: see ``end_arrival_job``.
         :raises StorageDaemonError: if the daemon does not answer, or refuses.
         """
-        with self._alone(image_id):
+        with self._alone(image_id), self.daemon.session():
             there = self._present(image_id)
             self._reconcile(image_id, dataclasses.replace(graph.as_it_is(there), **wishes), there)
 

@@ -80,8 +80,8 @@ class SharedStore:
         try:
             steps.reached('grow: made')
             self._rate = write_rate(end, size)
-            self._store.open(self._rate)
             with self._gateway.daemon.session() as session:
+                self._store.open(self._rate)
                 session.execute('blockdev-reopen', options=[graph.top_node(self.name, FILTER)])
         except exception.BootcacheError:
             with contextlib.suppress(exception.BootcacheError):

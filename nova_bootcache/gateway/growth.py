@@ -3,10 +3,14 @@
 Within a second a look at its size comes, also on a busy host; what it may take must last so long.
 """
 
+from bootcache.storekeeper import LOOK_SECONDS
+
 _MOST_RESERVE = 32 << 20
 _LEAST_RESERVE = 384 << 10
-# Space that a store that grows has for itself beyond what is in it.
+# Space that a store that grows has for itself beyond what is in it. In memory it is taken from
+# everybody, and cleared: there it is what two seconds need, at the pace of the last look.
 AHEAD = 256 << 20
+_LEAST_AHEAD_IN_MEMORY, _SECONDS_AHEAD_IN_MEMORY = 64 << 20, 2
 # It is taken in pieces, as a tmpfs clears what it gives: a server waits for the first one.
 _FIRST_PIECE, _PIECE = 32 << 20, 64 << 20
 
@@ -24,15 +28,28 @@ def spare(limit: int) -> int:
     return reserve(limit) // 4
 
 
-def horizon(limit: int, size: int, held: int, free: int) -> int:
+def ahead(grown: int, is_in_memory: bool) -> int:
+    """Return the bytes beyond what is in it that a store is to have for itself.
+
+    :param grown: bytes by which it has grown since the look before.
+    :param is_in_memory: whether it lies on a tmpfs.
+    """
+    if not is_in_memory:
+        return AHEAD
+    return min(AHEAD, max(_LEAST_AHEAD_IN_MEMORY,
+                          round(grown / LOOK_SECONDS) * _SECONDS_AHEAD_IN_MEMORY))
+
+
+def horizon(limit: int, size: int, held: int, free: int, beyond: int = AHEAD) -> int:
     """Return how large a store may become until the next look, in bytes of its file.
 
     :param size: of the store now.
     :param held: size up to which the medium's space is the store's already.
     :param free: bytes of the medium that are nobody's.
+    :param beyond: bytes beyond its size that it is to have, see :func:`ahead`.
     """
     own = max(size, held)
-    return min(limit, max(own, min(size + AHEAD, own + free - spare(limit))))
+    return min(limit, max(own, min(size + beyond, own + free - spare(limit))))
 
 
 def next_piece(end: int, size: int, held: int) -> int:

@@ -15,14 +15,14 @@ import os
 
 from oslo_log import log as logging
 
-from bootcache import exception, naming, steps
+from bootcache import exception, naming, steps, tier
 from bootcache.growingstore import GrowingStore, Mark
 from bootcache.locks import OrderedLock
 from bootcache.workingset import Extent
 from nova_bootcache.gateway import diskroom, graph
 from nova_bootcache.gateway.daemon import Gateway
 from nova_bootcache.gateway.graph import FILTER, REMOTE, STORE, Store
-from nova_bootcache.gateway.growth import horizon, next_piece, reserve, spare, write_rate
+from nova_bootcache.gateway.growth import ahead, horizon, next_piece, reserve, spare, write_rate
 from nova_bootcache.locks import Rank
 
 LOG = logging.getLogger(__name__)
@@ -57,8 +57,9 @@ class SharedStore:
         self._store = GrowingStore(gateway.daemon, image_id, naming.node_name(REMOTE, image_id),
                                    virtual_bytes, path, GRANULARITY)
         self._rate = 0
-        # Size of the file up to which the medium's space is its own.
-        self._held = 0
+        # Sizes of the file: up to which the medium's space is its own, and at the last look.
+        self._held = self._looked_at = 0
+        self._is_in_memory = False
         # Guards the store's nodes.
         self._lock = OrderedLock(Rank.STORE, f'the lock of the growing store of {image_id}')
 
@@ -68,7 +69,8 @@ class SharedStore:
         :raises BootcacheError: if qemu-img or the gateway refuses; the base is then read directly.
         """
         self._gateway.check_top(self.name)
-        size = self._store.create()
+        self._looked_at = size = self._store.create()
+        self._is_in_memory = tier.is_memory(os.path.dirname(self.path))
         if size + reserve(self.limit) >= self.limit:
             os.unlink(self.path)
             raise exception.StorageDaemonError(
@@ -126,7 +128,8 @@ class SharedStore:
         """
         try:
             free = diskroom.free(self.path)
-            most = horizon(self.limit, size, self._held, free)
+            grown, self._looked_at = size - self._looked_at, size
+            most = horizon(self.limit, size, self._held, free, ahead(grown, self._is_in_memory))
             end = next_piece(most, size, self._held)
             if end > self._held:
                 if diskroom.hold(self.path, end):

@@ -27,6 +27,15 @@ def test_a_store_takes_no_more_than_its_limit_and_what_is_free(limit, size, held
         limit, max(own, size + growth.AHEAD))
 
 
+@given(st.integers(0, 1 << 40))
+def test_in_memory_it_has_what_its_pace_needs(grown):
+    """That is memory which nobody else has."""
+    beyond = growth.ahead(grown, True)
+    assert 64 << 20 <= beyond <= growth.AHEAD == growth.ahead(grown, False)
+    # More than it would write until a look that is late.
+    assert beyond >= min(growth.AHEAD, 20 * grown)
+
+
 def test_a_store_on_a_full_medium_has_what_it_took_before():
     assert growth.horizon(1 << 30, 5 << 20, 20 << 20, 0) == 20 << 20
     assert growth.horizon(1 << 30, 5 << 20, 0, 0) == 5 << 20

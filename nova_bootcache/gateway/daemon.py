@@ -267,7 +267,7 @@ class Gateway:
             ended: see ``end_arrival_job``.
         :raises StorageDaemonError: if the daemon does not answer, or refuses.
         """
-        with self._alone(image_id), self.daemon.session():
+        with self._alone(image_id):
             there = self._present(image_id)
             self._reconcile(image_id, dataclasses.replace(graph.as_it_is(there), **wishes), there)
 

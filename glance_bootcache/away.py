@@ -4,14 +4,22 @@
 _PASSING_CODES = (401, 408, 429)
 
 
+def status(error: Exception) -> int:
+    """Return the HTTP status of an answer; 0 if nobody has answered.
+
+    :param error: of keystoneauth, glanceclient or novaclient.
+    """
+    for name in ('http_status', 'code'):
+        found = getattr(error, name, None)
+        if isinstance(found, int) and found:
+            return found
+    return 0
+
+
 def passes(error: Exception) -> bool:
     """Tell whether it is worth asking again: nothing is wrong with what was asked.
 
-    :param error: of keystoneauth, glanceclient or novaclient. Without an HTTP status nobody has
-        answered.
+    :param error: of keystoneauth, glanceclient or novaclient.
     """
-    for name in ('http_status', 'code'):
-        status = getattr(error, name, None)
-        if isinstance(status, int) and status:
-            return status in _PASSING_CODES or status >= 500
-    return True
+    code = status(error)
+    return not code or code in _PASSING_CODES or code >= 500

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import http
 from collections.abc import Iterator, Mapping
 
 from keystoneauth1 import exceptions as ks_exceptions
@@ -10,6 +11,7 @@ from novaclient import exceptions as nova_exceptions
 from oslo_config import cfg
 
 from bootcache.exception import RequestRefused
+from glance_bootcache import away
 from glance_bootcache.conf import AUTH_GROUP
 from glance_bootcache.glance import images
 
@@ -76,9 +78,9 @@ def _refusals(what: str) -> Iterator[None]:
     """Tell what Nova or Keystone refuses from that they do not answer."""
     try:
         yield
-    except (nova_exceptions.ClientException, ks_exceptions.HttpError) as error:
-        code = getattr(error, 'code', None) or getattr(error, 'http_status', None) or 0
-        if not 400 <= int(code) < 500:
+    except (nova_exceptions.ClientException, ks_exceptions.ClientException) as error:
+        if away.passes(error):
             raise
-        cure = '; the user in [service_auth] needs the role admin' if code in (401, 403) else ''
+        cure = '; the user in [service_auth] needs the role admin' \
+            if away.status(error) == http.HTTPStatus.FORBIDDEN else ''
         raise RequestRefused(f'Nova refuses to {what}: {error}{cure}') from error

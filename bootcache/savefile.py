@@ -48,23 +48,31 @@ def commit(temporary: str, final: str) -> None:
     fsync_directory(os.path.dirname(final))
 
 
-def write_json(path: str, document: dict[str, Any]) -> None:
-    """Replace ``path`` by a JSON document, atomically.
+def write_text(path: str, text: str, mode: int = 0o644) -> None:
+    """Replace ``path`` by a text, atomically.
 
+    :param mode: of the file.
     :raises OSError: if it cannot be written; the old file is then untouched.
     """
     fd, temporary = tempfile.mkstemp(prefix=os.path.basename(path) + '.', suffix='.tmp',
                                      dir=os.path.dirname(path))
     try:
         with os.fdopen(fd, 'w') as stream:
-            json.dump(document, stream, indent=1, sort_keys=True)
-            stream.write('\n')
-        os.chmod(temporary, 0o644)
+            stream.write(text)
+        os.chmod(temporary, mode)
         commit(temporary, path)
     except BaseException:
         if os.path.exists(temporary):
             os.unlink(temporary)
         raise
+
+
+def write_json(path: str, document: dict[str, Any]) -> None:
+    """Replace ``path`` by a JSON document, atomically.
+
+    :raises OSError: if it cannot be written; the old file is then untouched.
+    """
+    write_text(path, json.dumps(document, indent=1, sort_keys=True) + '\n')
 
 
 def read_json(path: str, version: int, parse: Callable[[Any], T]) -> T | None:

@@ -19,7 +19,7 @@ from nova.virt.libvirt import utils as libvirt_utils
 from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
-from bootcache import exception, naming
+from bootcache import naming
 from nova_bootcache import conf as bootcache_nova_conf
 from nova_bootcache.chains.computehost import ComputeHost
 from nova_bootcache.chains.hostwarmer import HostWarmer
@@ -27,6 +27,7 @@ from nova_bootcache.novadriver import accounting, diskconf, errorpolicy, snapsho
 from nova_bootcache.novadriver.imagebackend import BootCacheQcow2, lazy
 from nova_bootcache.novadriver.novaservers import NovaServers, PoweringOn
 from nova_bootcache.novadriver.resuming import Resuming
+from nova_bootcache.novadriver.rootdisks import RootDisks
 from nova_bootcache.published import warmth
 from nova_bootcache.published.holdings import PublishedHoldings
 from nova_bootcache.settling.settler import Settler
@@ -56,6 +57,7 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
         self.settler = Settler(self.bootcache, servers,
                                bootcache_nova_conf.bandwidth(CONF, 'settle_bandwidth'),
                                CONF[bootcache_conf.GROUP].settle_delay)
+        self._disks = RootDisks(self.image_backend, self.settler.recover_server)
         self.standing = StandingServers(servers, self.bootcache.chains,
                                         self.bootcache.cache.holds_path)
         self.holdings = PublishedHoldings(self.bootcache, servers.base_directory,
@@ -117,7 +119,7 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
                          **kwargs: Any) -> None:
         """Do the same with one from another host: its disk gets a base of stock Nova's below it."""
         def make_stock(error: str) -> bool:
-            disk = self._root_disk(instance, libvirt_utils.get_instance_path(instance))
+            disk = self._disks.find(instance)
             return disk is not None and self.bootcache.serving.socket.failed(instance.uuid, error) \
                 and disk.name_stock_base()
 
@@ -146,42 +148,12 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
     def _open_chain(self, instance: Any, directory: str = '', guest_waits: bool = False) -> None:
         """See to it that a server's root disk can be opened, whatever the host went through.
 
-        :param guest_waits: whether its guest is described anew, so that it waits for the base.
+        :param guest_waits: whether its guest waits for the base: it need not be there then.
         :raises InternalError: if it cannot.
         """
-        directory = directory or libvirt_utils.get_instance_path(instance)
-        self._end_half_done(instance, directory)
-        disk = self._root_disk(instance, directory)
-        if disk is not None:
-            # Nova's start tries one server after the other: none waits for others' storage nodes.
-            disk.open_chain(os.path.join(directory, 'disk'),
-                            CONF[bootcache_conf.GROUP].chain_wait if self._has_started else 0,
-                            guest_waits)
-
-    def _root_disk(self, instance: Any, directory: str) -> BootCacheQcow2 | None:
-        """Return a server's root disk if there is a file of it, and our image backend makes it.
-
-        Nova's image backend writes ``disk.info`` as soon as it is asked for a disk, so the file is
-        looked for first: a server that boots from a volume has none.
-        """
-        try:
-            os.stat(os.path.join(directory, 'disk'))
-        except FileNotFoundError:
-            return None
-        disk = self.image_backend.by_name(instance, 'disk')
-        return disk if isinstance(disk, BootCacheQcow2) else None
-
-    def _end_half_done(self, instance: Any, directory: str) -> None:
-        """Put right what settling left half-done in a server's directory.
-
-        :raises InternalError: if it cannot be told which of two disks is the right one.
-        """
-        try:
-            self.settler.recover_server(directory)
-        except exception.BootcacheError as error:
-            # To start it from the wrong one, or to send that, would lose what the guest wrote.
-            raise nova_exception.InternalError(
-                f'The disk of server {instance.uuid} cannot be told: {error}') from error
+        # Nova's start tries one server after the other: none waits for others' storage nodes.
+        patience = CONF[bootcache_conf.GROUP].chain_wait if self._has_started else 0
+        self._disks.open_chain(instance, patience, guest_waits, directory)
 
     def destroy(self, context: Any, instance: Any, *args: Any, **kwargs: Any) -> None:
         """End its settling; report what its boot read, before and once its domain is gone."""
@@ -198,7 +170,7 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
         with self.settler.held(instance.uuid):
             super().power_off(instance, *args, **kwargs)
             if getattr(self._leaving, 'server_id', None) == instance.uuid:
-                disk = self._root_disk(instance, libvirt_utils.get_instance_path(instance))
+                disk = self._disks.find(instance)
                 if disk is not None:
                     disk.name_stock_base()
 
@@ -229,6 +201,15 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
             self._open_chain(instance, guest_waits=True)
             super()._hard_reboot(context, instance, *args, **kwargs)
 
+    def _wait_for_running(self, instance: Any, *args: Any, **kwargs: Any) -> None:
+        """Take one that stands still by an error for one that runs: it has been started.
+
+        Nova looks twice a second, without end: the guest may stop at its first read each time.
+        """
+        if self.standing.is_standing(instance.uuid):
+            raise libvirt_driver.loopingcall.LoopingCallDone
+        super()._wait_for_running(instance, *args, **kwargs)
+
     def resume_state_on_host_boot(self, context: Any, instance: Any, *args: Any,
                                   **kwargs: Any) -> None:
         """Have it wait if its disk cannot be opened yet: Nova would put it to ERROR."""
@@ -238,16 +219,15 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
             # Of one that is resized, for instance, Nova would not know that any more.
             resume()
             return
-        directory = libvirt_utils.get_instance_path(instance)
 
         def open_chain() -> None:
-            disk = self._root_disk(instance, directory)
+            disk = self._disks.find(instance)
             if disk is not None:
-                disk.open_chain(os.path.join(directory, 'disk'))
+                disk.open_chain(disk.path)
 
         def is_off_on_cache_image() -> bool:
-            disk, domain = self._root_disk(instance, directory), self._servers.domain(instance.uuid)
-            return disk is not None and disk.stands_on_cache_image() \
+            domain = self._servers.domain(instance.uuid)
+            return self._disks.stands_on_cache_image(instance) \
                 and (domain is None or not domain.isActive())
 
         self.resuming.start(PoweringOn(instance, open_chain, resume), resume, is_off_on_cache_image)
@@ -261,22 +241,35 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
                 self.standing.comes_back_running(instance.uuid)
 
     def resume(self, context: Any, instance: Any, *args: Any, **kwargs: Any) -> None:
-        """See that the chain can be opened: the host may have been down meanwhile, or upgraded."""
+        """See that the chain can be opened: the host may have been down meanwhile, or upgraded.
+
+        If it cannot, the server stays suspended: after another error Nova would put it to ERROR.
+        """
         with self.settler.held(instance.uuid):
-            self._open_chain(instance)
-            self.standing.comes_back_running(instance.uuid)
+            try:
+                self._disks.end_half_done(instance)
+                to_wait = errorpolicy.with_policies \
+                    if self._disks.stands_on_cache_image(instance) else None
+                self._open_chain(instance, guest_waits=self.standing.comes_back_running(
+                    instance.uuid, to_wait))
+            except nova_exception.InternalError as error:
+                raise nova_exception.InstanceFaultRollback(error) from error
             super().resume(context, instance, *args, **kwargs)
 
     def rescue(self, context: Any, instance: Any, *args: Any, **kwargs: Any) -> None:
-        """End its settling; the rescue system gets the server's own disk beside its own."""
+        """End its settling; the rescue system gets the server's own disk beside its own.
+
+        It waits at that, as the server does: Nova describes both anew.
+        """
         with self.bootcache.boots.copying(instance.image_ref), self.settler.held(instance.uuid):
-            self._open_chain(instance)
+            self._open_chain(instance, guest_waits=True)
             super().rescue(context, instance, *args, **kwargs)
 
     def unrescue(self, context: Any, instance: Any, *args: Any, **kwargs: Any) -> None:
-        """See that the chain can be opened."""
+        """See that the chain can be opened; Nova starts what libvirt knew before the rescue."""
         with self.settler.held(instance.uuid):
-            self._open_chain(instance)
+            self._disks.end_half_done(instance)
+            self._open_chain(instance, guest_waits=self._disks.waits_when_unrescued(instance))
             super().unrescue(context, instance, *args, **kwargs)
 
     def snapshot(self, context: Any, instance: Any, *args: Any, **kwargs: Any) -> None:
@@ -327,7 +320,7 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
         """Send the disk in the form that any host knows, with this driver or stock Nova's."""
         with self.bootcache.boots.copying(instance.image_ref), self.settler.held(instance.uuid):
             try:
-                self._end_half_done(instance, libvirt_utils.get_instance_path(instance))
+                self._disks.end_half_done(instance)
             except nova_exception.InternalError as error:
                 # The server stays as it is, and here.
                 raise nova_exception.InstanceFaultRollback(error) from error

@@ -189,12 +189,26 @@ class StandingServers:
 
     # What Nova does with a server meanwhile.
 
-    def comes_back_running(self, server_id: str) -> None:
+    def comes_back_running(self, server_id: str,
+                           to_wait: Callable[[str], str] | None = None) -> bool:
         """Have a server's guest run when it is resumed, also if it stood still as it was suspended.
 
         Nova waits without end until it does.
+
+        :param to_wait: makes its description one with which it waits for its disk; None if it need
+            not. It may have been started by a version of the driver that did not have it wait.
+        :returns: whether it waits for its disk.
         """
-        self._change(server_id, errorstop.comes_back_running, 'what it was suspended as')
+        found = []
+
+        def change(domain: Any) -> None:
+            errorstop.comes_back_running(
+                domain, lambda found: (to_wait(found) if to_wait is not None else '') or found)
+            found.append(errorstop.comes_back_waiting(domain))
+
+        self._change(server_id, change, 'what it was suspended as',
+                     to_wait is not None)
+        return any(found)
 
     def has_arrived(self, server_id: str) -> None:
         """Let a guest go on that stood still by an error when it left another host.
@@ -208,15 +222,17 @@ class StandingServers:
 
         self._change(server_id, go_on, 'whether it stands still')
 
-    def _change(self, server_id: str, change: Callable[[Any], None], what: str) -> None:
+    def _change(self, server_id: str, change: Callable[[Any], None], what: str,
+                is_ours: bool = False) -> None:
         """Change the domain of a server that has a disk at which it waits; others are stock Nova's.
 
         :param what: is not as it is to be if that fails, for the log.
+        :param is_ours: whether it is known to be none of these.
         """
         try:
             with self._steps.of(server_id):
                 domain = self._nova.domain(server_id)
-                if domain is not None and errorstop.waits_at(domain.XMLDesc(0)):
+                if domain is not None and (is_ours or errorstop.waits_at(domain.XMLDesc(0))):
                     change(domain)
         except Exception as error:
             LOG.warning('bootcache: server %s: %s is not known, or cannot be changed: %s',

@@ -133,6 +133,25 @@ def test_a_server_is_started_while_the_storage_node_is_away(tenant, image, cloud
     runs_for_its_user(tenant, server)
 
 
+def test_a_server_is_rescued_and_back_while_the_storage_node_is_away(tenant, image, cloud,
+                                                                     compute_log):
+    """Both come off at once, and its guest waits until the node is back."""
+    server = tenant.server(image)
+    tenant.login(server)
+    tenant.command(server, 'write 2')
+    with storage_node_away(cloud):
+        # What the gateway still has of the base is gone with it.
+        os.kill(cloud.gateway_pid(), signal.SIGKILL)
+        tenant.openstack.nova.servers.rescue(server)
+        tenant.openstack.wait_status(server, 'RESCUE')
+        tenant.openstack.nova.servers.unrescue(server)
+        tenant.openstack.wait_active(server)
+        compute_log.wait(f'server {server} stands still')
+    wait_until(lambda: 'boot number 2' in tenant.openstack.console(server), 'its second boot')
+    tenant.check_after_boot(server)
+    runs_for_its_user(tenant, server)
+
+
 def test_the_base_is_at_another_address(tenant, image, cloud, compute_log):
     server = begin(tenant, image)
     with storage_node_away(cloud):
@@ -166,3 +185,21 @@ def test_a_server_that_its_user_paused_stays_paused(tenant, image, cloud, comput
         tenant.openstack.nova.servers.unpause(paused)
         tenant.openstack.wait_active(paused)
         readers[paused].result()
+
+
+def test_one_that_stood_still_as_it_was_suspended_is_resumed(tenant, image, cloud, compute_log):
+    """Also while the node is still away: Nova would wait without end until it runs."""
+    server = tenant.server(image)
+    tenant.login(server)
+    with storage_node_away(cloud):
+        tenant.openstack.type(server, 'check-all', '.*check-all')
+        compute_log.wait(f'server {server} stands still')
+        tenant.openstack.nova.servers.suspend(server)
+        tenant.openstack.wait_status(server, 'SUSPENDED')
+        # What the gateway still has of the base is gone with it.
+        os.kill(cloud.gateway_pid(), signal.SIGKILL)
+        tenant.openstack.nova.servers.resume(server)
+        tenant.openstack.wait_active(server)
+    # Its console begins anew.
+    tenant.openstack.wait_console(server, 'check-all: ok')
+    runs_for_its_user(tenant, server)

@@ -14,6 +14,7 @@ from functional_tools import until
 from guests import at_home
 
 from bootcache import exception
+from nova_bootcache.novadriver import errorpolicy
 from nova_bootcache.settling.localservers import LocalServer
 from nova_bootcache.settling.pivotstate import Marker, PivotPhase, PivotRefused
 from nova_bootcache.standstill import errorstop
@@ -217,6 +218,25 @@ def test_one_that_stood_still_as_it_was_suspended_runs_when_it_comes_back(booted
     booted.connect()
     host.standing.start()
     assert booted.ask('verify') == 'ok' and booted.ask('check-all') == 'ok'
+
+
+def test_one_that_saw_errors_waits_once_it_was_suspended_and_resumed(home):
+    """As of a version of the driver that did not have it wait."""
+    guest = home('earlier', '')
+    host = Host(guest)
+    assert errorstop.waits_at(guest.domain.XMLDesc(0)) == {}
+    guest.domain.managedSave(0)
+    assert host.standing.comes_back_running(guest.domain.UUIDString(), errorpolicy.with_policies)
+    guest.domain.create()
+    guest.connect()
+    assert errorstop.waits_at(guest.domain.XMLDesc(0)) != {}
+    kill_gateway(guest)
+    reads(guest)
+    stands_still(guest)
+    host.standing.start()
+    assert guest.answer('check-all') == 'ok'
+    host.standing.stop()
+    guest.stop()
 
 
 def test_stock_novas_sees_the_error(home):

@@ -22,6 +22,7 @@ NOVA_INTERNALS = {'nova_bootcache/novadriver/driver.py',
                   'nova_bootcache/novadriver/errorpolicy.py',
                   'nova_bootcache/novadriver/snapshots.py',
                   'nova_bootcache/novadriver/novaservers.py',
+                  'nova_bootcache/novadriver/rootdisks.py',
                   'nova_bootcache/scheduler/hostwarmth.py', 'nova_bootcache/scheduler/weights.py',
                   'nova_bootcache/scheduler/filters.py'}
 

@@ -44,11 +44,14 @@ class Domain:
         return int(self.saved is not None)
 
     def managedSaveGetXMLDesc(self, flags):
-        assert flags == libvirt.VIR_DOMAIN_SAVE_IMAGE_XML_SECURE, 'what is kept out would be lost'
+        self.asked_for = flags
         return self.saved
 
     def managedSaveDefineXML(self, description, flags):
+        assert self.asked_for == libvirt.VIR_DOMAIN_SAVE_IMAGE_XML_SECURE, \
+            'what is kept out would be lost'
         self.redefined.append((description, flags))
+        self.saved = description
 
     def resume(self):
         self.resumed.append(self.on_resume())

@@ -3,6 +3,7 @@
 The driver is our own, with Nova's methods noted; libvirt knows no domain.
 """
 
+import inspect
 import os
 import threading
 import types
@@ -16,6 +17,7 @@ from bootcache import qemuimg
 from nova_bootcache.novadriver.driver import BootCacheLibvirtDriver
 from nova_bootcache.novadriver.imagebackend import BootCacheQcow2
 from nova_bootcache.settling.pivotstate import DISK, MARKER, SPARE, Marker, PivotPhase
+from nova_bootcache.standstill import errorstop
 
 SERVER = '5f0d3e7a-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -90,7 +92,10 @@ def untold(nova, request):
 @pytest.mark.parametrize('operation', OPENING)
 def test_a_disk_that_cannot_be_told_is_not_opened(untold, operation):
     before = state(untold.directory)
-    with pytest.raises(nova_exception.InternalError, match=f'{SERVER} cannot be told') as caught:
+    # One that is resumed stays suspended by that.
+    expected = nova_exception.InstanceFaultRollback if operation == 'resume' \
+        else nova_exception.InternalError
+    with pytest.raises(expected, match=f'{SERVER} cannot be told') as caught:
         untold.do(operation)
     assert str(untold.directory) in str(caught.value), 'what an operator has to look at'
     assert untold.did == [] and state(untold.directory) == before
@@ -120,26 +125,72 @@ def test_a_disk_that_can_be_told_is_put_right_first(nova, operation, phase, name
     assert nova.did == [*opened, operation]
 
 
-def test_operations_wait_once_novas_start_is_over(nova, monkeypatch):
+@pytest.fixture
+def opened(nova, monkeypatch):
+    """How disks are opened: patience, and whether their guests wait for the base."""
+    found = []
+    monkeypatch.setattr(BootCacheQcow2, 'open_chain',
+                        lambda _disk, _path, patience, guest_waits: found.append(
+                            (patience, guest_waits)))
+    (nova.directory / DISK).touch()
+    return found
+
+
+def test_operations_wait_once_novas_start_is_over(nova, opened, monkeypatch):
     """Nova's start works on one server after the other."""
-    waits, guests = [], []
-
-    def open_chain(disk, path, patience, guest_waits):
-        waits.append(patience)
-        guests.append(guest_waits)
-
-    monkeypatch.setattr(BootCacheQcow2, 'open_chain', open_chain)
     monkeypatch.setattr(driver.LibvirtDriver, 'get_available_resource',
                         lambda *_arguments: {'stats': {}})
-    (nova.directory / DISK).touch()
     nova.do('_hard_reboot')
     nova.driver.get_available_resource('node')
     for operation in OPENING:
         nova.do(operation)
-    assert waits == [0, *[60] * len(OPENING)]
-    # Others go on from a description that may be of an earlier version, or read as no guest does.
-    new = '_hard_reboot', 'finish_revert_migration'
-    assert guests == [True, *(operation in new for operation in OPENING)]
+    assert [patience for patience, _waits in opened] == [0, *[60] * len(OPENING)]
+
+
+# Whose guests Nova describes anew, so that they wait for their disks.
+DESCRIBED = ('_hard_reboot', 'finish_revert_migration', 'rescue')
+
+
+@pytest.mark.parametrize('operation', OPENING)
+def test_a_guest_that_waits_for_its_disk_needs_no_storage_node_to_start(nova, opened, operation):
+    """One that goes on from a description that does not say so does, and what reads as no guest."""
+    nova.do(operation)
+    assert opened == [(0, operation in DESCRIBED)]
+
+
+@pytest.mark.parametrize('is_ours', [True, False])
+@pytest.mark.parametrize('policies', ["error_policy='stop' rerror_policy='stop'", ''])
+def test_a_guest_that_is_unrescued_waits_for_its_disk(nova, opened, monkeypatch, policies, is_ours):
+    """Nova starts what libvirt had of it, which may be of an earlier version of the driver."""
+    monkeypatch.setattr(BootCacheQcow2, 'stands_on_cache_image', lambda _disk: is_ours)
+    kept = nova.directory / 'unrescue.xml'
+    kept.write_text(f"""<domain><uuid>{SERVER}</uuid><devices><disk type='file'>
+        <driver name='qemu' type='qcow2' cache='none' {policies}/>
+        <source file='{nova.directory}/disk'/><target dev='vda'/></disk></devices></domain>""")
+    kept.chmod(0o640)
+    before = kept.read_text()
+    nova.do('unrescue')
+    assert opened == [(0, is_ours)] and nova.did == ['unrescue']
+    assert bool(errorstop.waits_at(kept.read_text())) is (is_ours or bool(policies))
+    assert SERVER in kept.read_text() and "cache=" in kept.read_text()
+    assert (kept.read_text() == before) is (bool(policies) or not is_ours)
+    assert kept.stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.parametrize('text', [None, 'no XML', '<domain><devices/></domain>'])
+def test_a_description_that_nova_did_not_keep_makes_nobody_wait(nova, opened, monkeypatch, text):
+    monkeypatch.setattr(BootCacheQcow2, 'stands_on_cache_image', lambda _disk: True)
+    if text is not None:
+        (nova.directory / 'unrescue.xml').write_text(text)
+    nova.do('unrescue')
+    assert opened == [(0, False)]
+
+
+def test_nova_keeps_that_description_there():
+    source = inspect.getsource(driver.LibvirtDriver.rescue)
+    assert "'unrescue.xml'" in source and 'self._get_existing_domain_xml(' in source
+    source = inspect.getsource(driver.LibvirtDriver.unrescue)
+    assert "'unrescue.xml'" in source and 'self._create_guest(context, xml, instance)' in source
 
 
 def test_a_reverted_resize_opens_the_disk_where_it_was_kept(nova):

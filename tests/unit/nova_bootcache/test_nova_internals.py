@@ -45,6 +45,7 @@ OVERRIDDEN = {
         'power_off': ['instance'],
         'reboot': ['context', 'instance'],
         '_hard_reboot': ['context', 'instance'],
+        '_wait_for_running': ['instance'],
         'resume_state_on_host_boot': ['context', 'instance'],
         'pause': ['instance'],
         'unpause': ['instance'],
@@ -106,6 +107,7 @@ def test_what_is_not_looked_at_reaches_nova_as_it_came(nova, method, monkeypatch
     ours.bootcache.serving.socket = GatewaySocket('/s')
     ours.bootcache.serving.is_on = False
     ours.standing.is_standing.return_value, ours.standing.let_go_on.return_value = False, True
+    ours._disks, ours._has_started = mock.MagicMock(), False
     ours.resuming = mock.MagicMock()
     ours.resuming.has_some.return_value = False
     ours.warming.cache_image = lambda image_id, goes_stock, stock: stock()

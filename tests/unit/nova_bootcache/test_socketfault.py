@@ -25,6 +25,7 @@ from nova_bootcache.gateway.socketfault import Identity, PathStep
 from nova_bootcache.novadriver import driver
 from nova_bootcache.novadriver.driver import BootCacheLibvirtDriver
 from nova_bootcache.novadriver.imagebackend import BootCacheQcow2
+from nova_bootcache.novadriver.rootdisks import RootDisks
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 SERVER = Server(IMAGE, 'disk', '', False, False, False)
@@ -250,7 +251,7 @@ def finish(host, tmp_path, monkeypatch):
         disk.path, disk._instance = str(path), instance
         return disk
 
-    ours.image_backend = types.SimpleNamespace(by_name=disk_of)
+    ours._disks = RootDisks(types.SimpleNamespace(by_name=disk_of), lambda _directory: None)
 
     def finish(text):
         finish.tries = []

@@ -9,15 +9,18 @@ from unittest import mock
 
 import libvirt
 import pytest
-from fakes_standing import disk, make_house
+from fakes_standing import CACHE, disk, make_house
 from nova import exception as nova_exception
-from nova.compute import api, manager, vm_states
+from nova.compute import api, manager, power_state, vm_states
 from nova.virt.libvirt import driver as libvirt_driver
 from nova.virt.libvirt import imagebackend
+from oslo_service import loopingcall
 
 from nova_bootcache import conf as bootcache_nova_conf
+from nova_bootcache.novadriver import errorpolicy
 from nova_bootcache.novadriver.driver import BootCacheLibvirtDriver
 from nova_bootcache.novadriver.novaservers import NovaServers
+from nova_bootcache.standstill import errorstop
 
 SERVER = '5f0d3e7a-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -31,14 +34,15 @@ def nova(monkeypatch):
     bootcache_nova_conf.register_opts(imagebackend.CONF)
     ours = BootCacheLibvirtDriver.__new__(BootCacheLibvirtDriver)
     ours.bootcache = ours.settler = mock.MagicMock()
-    ours.standing = mock.MagicMock()
+    ours.standing, ours._disks = mock.MagicMock(), mock.MagicMock()
     did = []
     for name in STOCK:
         monkeypatch.setattr(libvirt_driver.LibvirtDriver, name,
                             lambda _self, *_more, name=name: did.append(name) or name)
-    monkeypatch.setattr(ours, '_open_chain', lambda instance: did.append('chain'))
+    monkeypatch.setattr(ours, '_open_chain', lambda instance, guest_waits=False: did.append(
+        'chain, may be absent' if guest_waits else 'chain'))
     for name in ('comes_back_running', 'has_arrived'):
-        getattr(ours.standing, name).side_effect = lambda _id, name=name: did.append(name)
+        getattr(ours.standing, name).side_effect = lambda *_about, name=name: did.append(name)
     return types.SimpleNamespace(driver=ours, did=did, instance=types.SimpleNamespace(
         uuid=SERVER, image_ref=IMAGE, vm_state=vm_states.ACTIVE))
 
@@ -104,10 +108,56 @@ def test_one_that_is_suspended_comes_back_running_unless_its_user_paused_it(
     assert nova.did == ['suspend', 'comes_back_running'][:1 + comes_back]
 
 
-def test_what_an_earlier_version_suspended_comes_back_running(nova):
+@pytest.mark.parametrize('waits', [False, True])
+def test_one_that_is_resumed_comes_back_running_and_waits_for_its_base(nova, waits):
+    """Also what an earlier version suspended."""
     nova.instance.vm_state = vm_states.SUSPENDED
+    nova.driver.standing.comes_back_running.side_effect = lambda *_about: nova.did.append(
+        'comes_back_running') or waits
     nova.driver.resume(None, nova.instance, 'more')
-    assert nova.did == ['chain', 'comes_back_running', 'resume']
+    assert nova.did == ['comes_back_running', 'chain, may be absent' if waits else 'chain',
+                        'resume']
+    assert nova.driver.standing.comes_back_running.call_args.args[1] is errorpolicy.with_policies
+    nova.driver._disks.stands_on_cache_image.return_value = False
+    nova.driver.resume(None, nova.instance, 'more')
+    assert nova.driver.standing.comes_back_running.call_args.args[1] is None
+
+
+def test_one_that_cannot_be_resumed_stays_suspended(nova, monkeypatch):
+    """Another error would put it to ERROR: Nova's manager tells them apart."""
+    def busy(_instance, guest_waits):
+        raise nova_exception.InternalError('the gateway is busy')
+
+    monkeypatch.setattr(nova.driver, '_open_chain', busy)
+    with pytest.raises(nova_exception.InstanceFaultRollback) as caught:
+        nova.driver.resume(None, nova.instance)
+    assert isinstance(caught.value.inner_exception, nova_exception.InternalError)
+    assert 'resume' not in nova.did
+    source = inspect.getsource(manager.ComputeManager.resume_instance)
+    assert '_error_out_instance_on_exception' in source \
+        and 'instance_state=instance.vm_state' in source
+
+
+@pytest.mark.parametrize('stands', [False, True])
+def test_one_that_stands_still_as_soon_as_it_is_started_has_been_started(nova, stands):
+    """Nova would wait until the storage node is back."""
+    nova.driver.standing.is_standing.return_value = stands
+    nova.driver.get_info = lambda _instance: types.SimpleNamespace(
+        state=power_state.PAUSED if stands else power_state.RUNNING)
+    with pytest.raises(loopingcall.LoopingCallDone):
+        nova.driver._wait_for_running(nova.instance)
+    # One that stands still as its user wants it to is Nova's own affair.
+    nova.driver.standing.is_standing.return_value = False
+    nova.driver.get_info = lambda _instance: types.SimpleNamespace(state=power_state.PAUSED)
+    nova.driver._wait_for_running(nova.instance)
+
+
+@pytest.mark.parametrize('method', ['resume', '_soft_reboot', 'finish_migration',
+                                    'finish_revert_migration'])
+def test_nova_waits_so_for_what_it_starts(method):
+    """In a hard reboot by itself, where the firmware runs before anything is read."""
+    source = inspect.getsource(getattr(libvirt_driver.LibvirtDriver, method))
+    assert 'self._wait_for_running' in source
 
 
 def test_nova_suspends_active_servers_and_waits_until_they_run_again():
@@ -150,6 +200,30 @@ def test_a_saved_guest_is_noted_as_one_that_ran(house):
     domain.saved = '<domain/>'
     house.standing.comes_back_running('a')
     assert domain.redefined == [('<domain/>', libvirt.VIR_DOMAIN_SAVE_RUNNING)]
+
+
+def test_a_guest_that_saw_errors_as_it_was_suspended_waits_when_it_is_resumed(house):
+    """A version of the driver had started it that did not have guests wait."""
+    domain = house.stands('a', xml=disk(policies=''))
+    domain.saved = domain.xml
+    assert not house.standing.comes_back_running('a') and domain.redefined == []
+    assert house.standing.comes_back_running('a', errorpolicy.with_policies)
+    (description, flags), = domain.redefined
+    assert errorstop.waits_at(description) == {'vda': CACHE}
+    assert flags == libvirt.VIR_DOMAIN_SAVE_RUNNING
+    # Of one without a disk of ours nothing is changed but that it runs.
+    other = house.stands('b', xml="<disk type='file' device='cdrom'/>")
+    other.saved = other.xml
+    assert not house.standing.comes_back_running('b', errorpolicy.with_policies)
+    assert other.redefined == [(other.xml, libvirt.VIR_DOMAIN_SAVE_RUNNING)]
+
+
+def test_one_that_was_not_saved_waits_if_it_is_described_so(house):
+    """As its memory was lost: it is started anew."""
+    house.stands('a')
+    house.stands('b', xml=disk(policies=''))
+    assert house.standing.comes_back_running('a', errorpolicy.with_policies)
+    assert not house.standing.comes_back_running('b', errorpolicy.with_policies)
 
 
 def test_a_guest_goes_on_that_stood_still_as_it_came(house):

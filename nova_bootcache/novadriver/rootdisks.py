@@ -1,0 +1,77 @@
+"""A server's root disk, as Nova's operations on the server need it: put right, and opened."""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from nova import exception as nova_exception
+from nova.virt.libvirt import utils as libvirt_utils
+
+from bootcache import exception
+from nova_bootcache.novadriver import errorpolicy
+from nova_bootcache.novadriver.imagebackend import BootCacheQcow2
+
+
+class RootDisks:
+    """Finds servers' root disks, and sees to it that they can be opened.
+
+    :param image_backend: Nova's table of image backends, with ours in it.
+    :param recover_server: puts right what settling left half-done in a server's directory.
+    """
+
+    def __init__(self, image_backend: Any, recover_server: Callable[[str], None]):
+        self._image_backend = image_backend
+        self._recover_server = recover_server
+
+    def find(self, instance: Any, directory: str = '') -> BootCacheQcow2 | None:
+        """Return a server's root disk if there is a file of it, and our image backend makes it.
+
+        Nova's image backend writes ``disk.info`` as soon as it is asked for a disk, so the file is
+        looked for first: a server that boots from a volume has none.
+        """
+        try:
+            os.stat(os.path.join(directory or libvirt_utils.get_instance_path(instance), 'disk'))
+        except FileNotFoundError:
+            return None
+        disk = self._image_backend.by_name(instance, 'disk')
+        return disk if isinstance(disk, BootCacheQcow2) else None
+
+    def end_half_done(self, instance: Any, directory: str = '') -> None:
+        """Put right what settling left half-done in a server's directory.
+
+        :raises InternalError: if it cannot be told which of two disks is the right one.
+        """
+        try:
+            self._recover_server(directory or libvirt_utils.get_instance_path(instance))
+        except exception.BootcacheError as error:
+            # To start it from the wrong one, or to send that, would lose what the guest wrote.
+            raise nova_exception.InternalError(
+                f'The disk of server {instance.uuid} cannot be told: {error}') from error
+
+    def open_chain(self, instance: Any, patience: float, guest_waits: bool,
+                   directory: str = '') -> None:
+        """See to it that a server's root disk can be opened, whatever the host went through.
+
+        :param patience: seconds for which it waits while what is below is busy or away.
+        :param guest_waits: whether its guest stands still at what cannot be read of the base.
+        :raises InternalError: if it cannot.
+        """
+        directory = directory or libvirt_utils.get_instance_path(instance)
+        self.end_half_done(instance, directory)
+        disk = self.find(instance, directory)
+        if disk is not None:
+            disk.open_chain(os.path.join(directory, 'disk'), patience, guest_waits)
+
+    def stands_on_cache_image(self, instance: Any) -> bool:
+        """Tell whether a server's disk stands on a cache image; no if that is not known."""
+        disk = self.find(instance)
+        return disk is not None and disk.stands_on_cache_image()
+
+    def waits_when_unrescued(self, instance: Any) -> bool:
+        """Tell whether a guest waits for its disk once it is not rescued any more.
+
+        Nova keeps what libvirt said of it before, which may be of an earlier version of this
+        driver: one on a cache image is made to wait.
+        """
+        return self.stands_on_cache_image(instance) and errorpolicy.add_to_file(
+            os.path.join(libvirt_utils.get_instance_path(instance), 'unrescue.xml'))

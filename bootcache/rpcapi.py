@@ -18,6 +18,7 @@ History:
   version can do all but profile boots. plan_boot's entry verified; waiting, in unsettled of
   report_holdings, and in list_hosts.
 * 1.6: plan_boot's owner.
+* 1.7: report_boot's server_id.
 """
 
 import time
@@ -33,7 +34,7 @@ from bootcache.bus import BusOpening, within
 
 EXCHANGE = 'bootcache'
 TOPIC = 'bootcache'
-VERSION = '1.6'
+VERSION = '1.7'
 # Added to a client's first call's limit.
 _OPENING_SECONDS = 2
 # A server that boots does not wait for longer to hear how, whatever rpc_timeout is.
@@ -96,14 +97,13 @@ class StorageAPI:
     :param version_cap: highest version that the service is known to speak, for rolling upgrades.
     """
 
-    # Until when, in monotonic seconds, the service counts as one that knows no owners.
-    _earlier_until = 0.0
-
     def __init__(self, conf: cfg.ConfigOpts, version_cap: str = VERSION):
         self._client = messaging.get_rpc_client(get_transport(conf), target(),
                                                 version_cap=version_cap)
         self._timeout = conf[bootcache_conf.GROUP].rpc_timeout
         self._breaker = Breaker(_SILENT_CALLS, _SILENCE_SECONDS)
+        # By version, until when, in monotonic seconds, the service counts as an earlier one.
+        self._earlier_until: dict[str, float] = {}
         self._opening = BusOpening(
             lambda seconds: self._client.prepare(timeout=seconds, retry=0, version=_FIRST).call(
                 {}, 'get_image', image_id=NO_IMAGE))
@@ -123,6 +123,22 @@ class StorageAPI:
             return within(limit, call)
 
         return self._unless_silent(ask)
+
+    def _call_with(self, method: str, since: str, more: dict[str, Any], *,
+                   seconds: float | None = None, **arguments: Any) -> Any:
+        """Call a method with what a service of an earlier version does not know: it is not told.
+
+        :param since: the version that knows more.
+        """
+        if any(more.values()) and time.monotonic() >= self._earlier_until.get(since, 0.0):
+            try:
+                return self._call(method, seconds=seconds, since=since, **more, **arguments)
+            except (messaging.UnsupportedVersion, messaging.RPCVersionCapError,
+                    messaging.RemoteError) as error:
+                if isinstance(error, messaging.RemoteError) and error.exc_type not in TOO_OLD:
+                    raise
+                self._earlier_until[since] = time.monotonic() + _EARLIER_SECONDS
+        return self._call(method, seconds=seconds, **arguments)
 
     def _cast(self, method: str, **arguments: Any) -> None:
         def cast() -> None:
@@ -169,20 +185,9 @@ class StorageAPI:
             base is here, None if nobody knows); and ``watch`` (quota in bytes, linger, silence and
             timeout in seconds, marker) if a report of what the boot reads is wanted.
         """
-        arguments = {'image_id': image_id, 'host': host, 'server_id': server_id,
-                     'profile_token': profile_token}
-        answer: dict[str, Any]
-        if owner and time.monotonic() >= self._earlier_until:
-            try:
-                answer = self._call('plan_boot', seconds=_BOOT_SECONDS, since='1.6', owner=owner,
-                                    **arguments)
-                return answer
-            except (messaging.UnsupportedVersion, messaging.RPCVersionCapError,
-                    messaging.RemoteError) as error:
-                if isinstance(error, messaging.RemoteError) and error.exc_type not in TOO_OLD:
-                    raise
-                self._earlier_until = time.monotonic() + _EARLIER_SECONDS
-        answer = self._call('plan_boot', seconds=_BOOT_SECONDS, **arguments)
+        answer: dict[str, Any] = self._call_with(
+            'plan_boot', '1.6', {'owner': owner}, seconds=_BOOT_SECONDS, image_id=image_id,
+            host=host, server_id=server_id, profile_token=profile_token)
         return answer
 
     def boot_progress(self, image_id: str, profile_token: str, recorded_bytes: int) -> None:
@@ -195,8 +200,11 @@ class StorageAPI:
 
     def report_boot(self, image_id: str, image_hash: str, host: str, granularity: int,
                     extents: list[list[Any]], ended_by: str, boot_seconds: float,
-                    profile_token: str | None = None, line: str = '') -> None:
+                    profile_token: str | None = None, line: str = '',
+                    server_id: str = '') -> None:
         """Report what a server's boot read from the base for the first time on its host.
+
+        One that was taken already counts no more: it is sent again where the answer was lost.
 
         :param image_hash: of the content that it read, as ``plan_boot`` told it.
         :param granularity: bytes to which the record is rounded.
@@ -206,12 +214,14 @@ class StorageAPI:
         :param boot_seconds: from the overlay's making to the boot's end.
         :param profile_token: of a profile boot, None for servers of people.
         :param line: of the console, where that tells that the guest is stuck.
+        :param server_id: the server, as ``plan_boot`` was told it; a service of an earlier version
+            does not hear of it, and counts one that is sent again for another server of the host.
         """
         arguments: dict[str, Any] = {'image_id': image_id, 'image_hash': image_hash, 'host': host,
                      'granularity': granularity, 'extents': extents, 'ended_by': ended_by,
                      'boot_seconds': boot_seconds}
         if profile_token is None:
-            self._call('report_boot', **arguments)
+            self._call_with('report_boot', '1.7', {'server_id': server_id}, **arguments)
         else:
             self._call('report_boot', since='1.5', profile_token=profile_token, line=line,
                        **arguments)

@@ -52,14 +52,22 @@ class ExpectedReports:
             while sum(map(len, self._boots.values())) > _MOST_BOOTS:
                 del self._boots[next(iter(self._boots))]
 
-    def take(self, image_id: str, host: str) -> ExpectedBoot | None:
-        """Return the boot that a host was asked to report; each counts once."""
+    def take(self, image_id: str, host: str, server_id: str = '') -> ExpectedBoot | None:
+        """Return the boot that a host was asked to report; each counts once.
+
+        :param server_id: the server that booted; empty if the host is of an earlier version, and
+            does not say: then it is taken for the one that was asked for first.
+        """
         now, key = self._clock(), (image_id, host[:_LONGEST_NAME])
         with self._lock:
             later = [boot for boot in self._boots.pop(key, []) if boot.until > now]
-            if later[1:]:
-                self._boots[key] = later[1:]
-        return later[0] if later else None
+            found = next((boot for boot in later
+                          if server_id[:_LONGEST_NAME] in ('', boot.server_id)), None)
+            if found is not None:
+                later.remove(found)
+            if later:
+                self._boots[key] = later
+        return found
 
     def put_back(self, image_id: str, host: str, boot: ExpectedBoot) -> None:
         """Expect a report again that could not be written: its host sends it again."""

@@ -203,7 +203,7 @@ class ReportedBoots:
 
     def report_boot(self, image_id: str, image_hash: str, host: str, granularity: int,
                     extents: list[Any], ended_by: str, boot_seconds: float,
-                    only_host: bool = True) -> None:
+                    only_host: bool = True, server_id: str = '') -> None:
         """Take a compute host's report of a server's boot: the first one, or another one.
 
         Only what was asked for is looked at: a new working set costs every host a fetch. A restart
@@ -211,6 +211,7 @@ class ReportedBoots:
         a report of such an image counts like one that was asked for.
 
         :param only_host: whether the cloud has one compute host, as far as is known.
+        :param server_id: the server; empty if the host does not say.
         :raises InvalidWorkingSet: if it does not fit the image.
         :raises OSError: if what is made of it cannot be written; the host sends it again.
         """
@@ -220,7 +221,7 @@ class ReportedBoots:
                 or manifest.standing is Standing.SKIPPED:
             LOG.info('image %s: a report of another content, or of none, is ignored', image_id)
             return
-        expected = self._expected.take(image_id, str(host))
+        expected = self._expected.take(image_id, str(host), str(server_id))
         if expected is None and not (manifest.made.working_set is None
                                      and self._expected.may_be_forgotten(self._patience)):
             LOG.info('image %s: a boot on %s is not looked at: no report was asked for', image_id,

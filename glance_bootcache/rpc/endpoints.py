@@ -65,7 +65,8 @@ class Endpoints:
 
     def report_boot(self, ctxt: Any, image_id: str, image_hash: str, host: str, granularity: int,
                     extents: list[Any], ended_by: str, boot_seconds: float,
-                    profile_token: str | None = None, line: str = '') -> None:
+                    profile_token: str | None = None, line: str = '',
+                    server_id: str = '') -> None:
         """A server has booted, and read what its host did not have; or a profile boot is over."""
         image_id = naming.canonical_image_id(image_id)
         if profile_token is not None:
@@ -73,7 +74,8 @@ class Endpoints:
                                        line)
         else:
             self._boots.report_boot(image_id, image_hash, host, granularity, extents, ended_by,
-                                    boot_seconds, only_host=len(self._hosts.seen()) <= 1)
+                                    boot_seconds, only_host=len(self._hosts.seen()) <= 1,
+                                    server_id=server_id)
 
     def report_use(self, ctxt: Any, host: str, images: dict[str, list[Any]]) -> None:
         """A compute host of version 1.1 tells what it used last."""

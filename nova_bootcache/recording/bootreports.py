@@ -1,7 +1,7 @@
 """Reports of what boots read, on their way to the storage service: one that it misses comes again.
 
 A report that was taken and not answered is not counted twice: the storage service takes one for
-each that it asked for.
+each that it asked for, and knows by the server which one it is.
 """
 
 import collections

@@ -68,7 +68,7 @@ class WatchedBoots:
             # Also that nothing was missed: then no more is to be learned from such boots.
             self.reports.report(remote.image_id, offered.image_hash, hostname,
                                 sharedstore.GRANULARITY, workingset.to_wire(extents), ended_by,
-                                seconds)
+                                seconds, None, '', server_id)
 
         self._begin(server_id, store, self._begin_of(store), remote, offered.watch.marker,
                     ServerJudge(offered.watch.limits), console, lambda _bytes: None, report)

@@ -42,7 +42,7 @@ class Service:
                 **self.extra}
 
     def report_boot(self, image_id, image_hash, host, granularity, extents, ended_by, seconds,
-                    profile_token=None, line=''):
+                    profile_token=None, line='', server_id=''):
         if profile_token is None:
             self.boots.append((image_id, image_hash, host, granularity, extents, ended_by, seconds))
         else:

@@ -134,9 +134,10 @@ def manager(conf):
                      'token', 'panic'),
      ('report_profile', (IMAGE, 'token', 4096, [[0, 4096, 0.5], [4096, 1]], 'stuck', 'panic'), {}),
      None),
-    ('report_boot', (IMAGE, 'sha512:ab', 'host', 65536, [[0, 65536, 0.5]], 'marker', 12.5),
+    ('report_boot', (IMAGE, 'sha512:ab', 'host', 65536, [[0, 65536, 0.5]], 'marker', 12.5, None,
+                     '', 'server'),
      ('report_boot', (IMAGE, 'sha512:ab', 'host', 65536, [[0, 65536, 0.5]], 'marker', 12.5),
-      {'only_host': True}), None),
+      {'only_host': True, 'server_id': 'server'}), None),
     ('report_holdings', ('host', HOLDINGS), ('report', ('host', HOLDINGS), {}),
      {'drop': [IMAGE], 'resend': False}),
     ('report_holdings', ('host', None), ('report', ('host', None), {}),
@@ -318,18 +319,26 @@ def test_a_service_of_the_first_version_is_asked_for_what_it_knows(conf, manager
         api.serve_stored(IMAGE)
 
 
-def test_a_service_that_knows_no_owners_answers_all_the_same(conf, manager, monkeypatch):
+@pytest.mark.parametrize('version, owner', [('1.5', ''), ('1.6', 'project')])
+def test_a_service_that_knows_no_owners_or_servers_answers_all_the_same(
+        conf, manager, monkeypatch, version, owner):
     """It is told of them again when it may have been upgraded."""
-    monkeypatch.setattr(Endpoints, 'target', messaging.Target(version='1.5'))
+    monkeypatch.setattr(Endpoints, 'target', messaging.Target(version=version))
     api = rpcapi.StorageAPI(conf)
-    for _time in range(2):
+
+    def tells(owner, server):
         assert api.plan_boot(IMAGE, 'host', 'server', None, 'project')['action'] == 'stock'
-        assert manager.calls.get(timeout=PATIENCE)[1] == (IMAGE, 'host', 'server', None, '')
-    assert api._earlier_until > time.monotonic() and manager.calls.empty()
+        assert manager.calls.get(timeout=PATIENCE)[1] == (IMAGE, 'host', 'server', None, owner)
+        api.report_boot(IMAGE, 'sha512:ab', 'host', 65536, [], 'marker', 1.5, server_id='server')
+        assert manager.calls.get(timeout=PATIENCE)[2]['server_id'] == server
+
+    for _time in range(2):
+        tells(owner, '')
+    assert min(api._earlier_until.values()) > time.monotonic()
     monkeypatch.setattr(Endpoints, 'target', messaging.Target(version=rpcapi.VERSION))
-    api._earlier_until = 0.0
-    assert api.plan_boot(IMAGE, 'host', 'server', None, 'project')['action'] == 'stock'
-    assert manager.calls.get(timeout=PATIENCE)[1] == (IMAGE, 'host', 'server', None, 'project')
+    api._earlier_until.clear()
+    tells('project', 'server')
+    assert manager.calls.empty()
 
 
 def test_a_service_of_an_older_version_is_not_asked_for_more(conf, manager):

@@ -33,10 +33,14 @@ def ask(house, host='host', image=IMAGE, server='server', owner=''):
     return house.hosts.plan_boot(image, host, server, None, owner)
 
 
-def report(house, extents, host='host', image=IMAGE, ended_by='marker'):
-    """A host reports; the version of the image's working set afterwards."""
+def report(house, extents, host='host', image=IMAGE, ended_by='marker', server=''):
+    """A host reports; the version of the image's working set afterwards.
+
+    :param server: empty as of a host of an earlier version, which does not tell it.
+    """
     house.endpoints.report_boot(
-        {}, image, house.store.load(image).image_hash, host, 65536, extents, ended_by, 1.0)
+        {}, image, house.store.load(image).image_hash, host, 65536, extents, ended_by, 1.0,
+        server_id=server)
     house.settle()
     working_set = house.store.load(image).made.working_set
     return working_set and working_set.version

@@ -1,0 +1,31 @@
+"""Reports of boots count for the servers that they are of, also where one is sent twice."""
+
+from test_reports import IMAGE, KNOWN, MORE, NEW, ask, boot, learned, report
+from test_reports import cold as cold  # the fixture
+
+
+def test_a_report_that_is_sent_again_confirms_nothing(cold, caplog):
+    """Its answer was lost, and another server of the only host has begun to boot meanwhile."""
+    assert boot(cold, [KNOWN]) == 1
+    ask(cold, server='greedy')
+    assert report(cold, [NEW, MORE], server='greedy') == 1
+    cold.clock.now += 1
+    ask(cold, server='other')
+    cold.clock.now += 9
+    with caplog.at_level('INFO'):
+        assert report(cold, [NEW, MORE], server='greedy') == 1
+    assert 'a boot on host is not looked at: no report was asked for' in caplog.text
+    assert report(cold, [NEW], server='other') == 2, 'its own counts'
+    assert learned(cold) == [0, 131072]
+
+
+def test_of_servers_that_boot_side_by_side_each_report_counts_for_its_own(cold, caplog):
+    """The one that was asked for first need not come first: its owner is another one."""
+    assert boot(cold, [KNOWN]) == 1
+    ask(cold, server='slow', owner='one')
+    ask(cold, server='fast', owner='two')
+    with caplog.at_level('INFO'):
+        assert report(cold, [NEW], server='fast') == 1
+        assert report(cold, [MORE], server='slow') == 1
+    assert [(taken.server_id, taken.owner) for taken in
+            cold.hosts._earlier(cold.store.load(IMAGE))] == [('fast', 'two'), ('slow', 'one')]

@@ -59,21 +59,26 @@ class BootEnd:
         self._marker = marker
         self._console = console
         self._began = began
+        # When it was seen last to stand still; and that it was.
+        self._awake_since, self._stood = began, False
         self._seen_at: float | None = None
         self._seen_mark = begin
 
-    def look(self, now: float) -> FoundEnd | None:
+    def look(self, now: float, stands: bool = False) -> FoundEnd | None:
         """Return the boot's end, if it is there.
 
         :param now: monotonic seconds.
+        :param stands: whether its guest stands still, and waits for its disk: that is no silence.
         """
+        if stands:
+            self._awake_since, self._stood = now, True
         if self._seen_at is None and self._marker.seen(self._console):
             self._seen_at, self._seen_mark = now, self._store.mark()
         self.recorded_bytes = max(0, self._store.size() - self._begin.file_bytes)
         progress = BootProgress(
             now - self._began, self.recorded_bytes,
-            now - max(self._began, self._store.idle_since()),
-            None if self._seen_at is None else now - self._seen_at)
+            now - max(self._awake_since, self._store.idle_since()),
+            None if self._seen_at is None else now - self._seen_at, self._stood)
         ended_by = self._judge.ended_by(progress, self._console, not self._marker.given_up)
         if ended_by is None and not self._store.grows:
             ended_by = ending.QUOTA

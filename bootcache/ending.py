@@ -12,7 +12,7 @@ from typing import Protocol
 
 # What ends a boot.
 MARKER, SILENCE, QUOTA, TIMEOUT = 'marker', 'silence', 'quota', 'timeout'
-# Its server was stopped, moved or deleted.
+# Its server was stopped, moved or deleted, or stood still for long: it was cut short.
 SHUTDOWN = 'shutdown'
 # It was none: the guest's console says that it does not come up; it read next to nothing.
 STUCK, NOTHING = 'stuck', 'nothing'
@@ -43,14 +43,16 @@ class BootProgress:
 
     :ivar seconds: since its disk was made.
     :ivar recorded_bytes: by which its growing store has grown.
-    :ivar idle_seconds: since the store grew last.
+    :ivar idle_seconds: since the store grew last, and its guest did not stand still.
     :ivar marker_age: seconds since the marker was seen, or None.
+    :ivar stood: whether its guest stood still meanwhile, and waited for its disk.
     """
 
     seconds: float
     recorded_bytes: int
     idle_seconds: float
     marker_age: float | None
+    stood: bool = False
 
 
 def was_quiet(progress: BootProgress, limits: BootLimits) -> bool:
@@ -158,8 +160,9 @@ class ServerJudge:
         ended = ended_by(dataclasses.replace(progress, recorded_bytes=read), self.limits)
         if ended == SILENCE and not progress.recorded_bytes and not console():
             # It need not have begun: Nova waits for its network, five minutes by default.
-            return TIMEOUT if progress.seconds >= self.limits.timeout else None
-        return ended
+            ended = TIMEOUT if progress.seconds >= self.limits.timeout else None
+        # The limit is of the time that a boot takes by itself.
+        return SHUTDOWN if ended == TIMEOUT and progress.stood else ended
 
     def counts_until_marker(self, progress: BootProgress) -> bool:
         """Tell whether what was read after the marker may be what a tenant does with a server."""

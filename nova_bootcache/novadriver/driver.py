@@ -59,7 +59,7 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
                                CONF[bootcache_conf.GROUP].settle_delay)
         self._disks = RootDisks(self.image_backend, self.settler.recover_server)
         self.standing = StandingServers(servers, self.bootcache.chains,
-                                        self.bootcache.cache.holds_path)
+                                        self.bootcache.cache.holds_path, self.bootcache.boots)
         self.holdings = PublishedHoldings(self.bootcache, servers.base_directory,
                                           self.settler.unsettled.report, self.standing.report)
         self.upkeep = HostUpkeep(self.bootcache, self.holdings, servers.capabilities)

@@ -31,7 +31,8 @@ _ENDS = {ending.MARKER: 'has booted, as its marker was seen,',
          ending.TIMEOUT: 'is not known to have booted; its boot counts as over',
          ending.STUCK: 'does not come up, as its console says,',
          ending.NOTHING: 'has read next to nothing; its boot is given up',
-         ending.SHUTDOWN: 'was stopped, moved or deleted before its boot was known to be over,'}
+         ending.SHUTDOWN: 'was stopped, moved or deleted before its boot was known to be over, or'
+                          ' stood still for long,'}
 # report(extents, ended_by, seconds, the console's line where that tells what ended it)
 Report = Callable[[list[Extent], str, float, str], None]
 
@@ -80,6 +81,7 @@ class BootWatch:
         self._shutdown = threading.Event()
         # Why nothing is reported; empty if it is.
         self._discarded = ''
+        self._stands = False
         self._thread = threading.Thread(target=self._run, name='bootcache-boot', daemon=True)
 
     def start(self) -> None:
@@ -89,6 +91,10 @@ class BootWatch:
     def end(self) -> None:
         """Say that the server is about to go: what was read until now is reported, soon."""
         self._shutdown.set()
+
+    def stands_still(self, stands: bool) -> None:
+        """Say whether its guest stands still now, and waits for its disk: that is no silence."""
+        self._stands = stands
 
     def discard(self, why: str) -> None:
         """Say that what is read is not a boot's, or not this one's alone: nothing is reported.
@@ -143,7 +149,7 @@ class BootWatch:
         end = BootEnd(self.store, self.begin, self._judge,
                       BootMarker(self._marker, f'server {self.server_id}'), self._console, began)
         while not self._shutdown.wait(_LOOK_SECONDS):
-            found = end.look(time.monotonic())
+            found = end.look(time.monotonic(), self._stands)
             self._tell(end.recorded_bytes)
             if found is not None:
                 return found.ended_by, found.until

@@ -2,7 +2,7 @@
 
 import collections
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 
 from oslo_log import log as logging
 
@@ -148,6 +148,13 @@ class WatchedBoots:
         watch = self._watch_of(server_id)
         if watch is not None:
             watch.discard(why)
+
+    def stand_still(self, server_ids: Container[str]) -> None:
+        """Say which servers' guests stand still now, and wait for their disks: it is no silence."""
+        with self._lock:
+            watches = list(self._watches.values())
+        for watch in watches:
+            watch.stands_still(watch.server_id in server_ids)
 
     def server_goes(self, server_id: str) -> None:
         """Report what a watched boot read until now, as its server is stopped, moved or deleted."""

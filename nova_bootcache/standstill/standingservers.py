@@ -70,6 +70,13 @@ class Bases(Protocol):
         """Return the place of the storage node that has it, None if it is not known."""
 
 
+class Boots(Protocol):
+    """Whose boots are watched: see nova_bootcache/recording/watchedboots.py."""
+
+    def stand_still(self, server_ids: Container[str]) -> None:
+        """Say which servers' guests stand still now."""
+
+
 @dataclasses.dataclass
 class _Wait:
     """A server that waits.
@@ -112,14 +119,16 @@ class StandingServers:
     :param nova: the host's servers.
     :param bases: what is below their disks.
     :param holds_path: tells whether a file is a cache image of this host.
+    :param boots: told who stands still.
     :param clock: gives monotonic seconds.
     """
 
     def __init__(self, nova: Servers, bases: Bases, holds_path: Callable[[str | None], bool],
-                 clock: Callable[[], float] = time.monotonic):
+                 boots: Boots, clock: Callable[[], float] = time.monotonic):
         self._nova = nova
         self._bases = bases
         self._holds_path = holds_path
+        self._boots = boots
         self._clock = clock
         self._news = News(LOG)
         # This thread's own: who waits, by server; why bases cannot be read, by image.
@@ -274,6 +283,7 @@ class StandingServers:
         servers = self._nova.servers() if standing else []
         present = [server for server in servers if server.server_id in standing
                    and standing[server.server_id].of(self._runs(server)).waits]
+        self._boots.stand_still({server.server_id for server in present})
         self._end_waits({server.server_id for server in present}, standing)
         self._look_below({server.image_id for server in present
                           if standing[server.server_id].is_on_cache_image})

@@ -49,7 +49,10 @@ class Host:
 
     def __init__(self, guest):
         self.guest, self.runs, self.away, self.tries = guest, True, False, 0
-        self.standing = StandingServers(self, self, lambda path: path == guest.images.cache)
+        self.standing = StandingServers(self, self, lambda path: path == guest.images.cache, self)
+
+    def stand_still(self, server_ids):
+        """No boot is watched."""
 
     def paused(self):
         found = self.guest.connection.listAllDomains(errorstop.PAUSED_DOMAINS)

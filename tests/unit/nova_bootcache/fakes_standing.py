@@ -66,7 +66,12 @@ class House:
         self.clock = clock
         self.domains, self.known, self.away, self.reached = {}, {}, {}, []
         self.places, self.asked = {}, 0
-        self.standing = StandingServers(self, self, lambda path: path == CACHE, clock)
+        # What was told to who watches boots.
+        self.told = []
+        self.standing = StandingServers(self, self, lambda path: path == CACHE, self, clock)
+
+    def stand_still(self, server_ids):
+        self.told.append((self.clock.now, sorted(server_ids)))
 
     def stands(self, name, image=IMAGE, reason=libvirt.VIR_DOMAIN_PAUSED_IOERROR, xml=None,
                runs=True):

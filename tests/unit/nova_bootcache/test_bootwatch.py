@@ -5,16 +5,18 @@ too: tests/functional/test_growingstore.py has real ones.
 """
 
 import threading
+import types
 
 import pytest
 from fakes_clock import Clock
 
 from bootcache import ending, exception
-from bootcache.ending import BootLimits, BootProgress, ServerJudge
+from bootcache.ending import BootLimits, BootProgress, ProfileJudge, ServerJudge
 from bootcache.growingstore import Mark
 from bootcache.workingset import Extent
 from nova_bootcache.recording import bootwatch
 from nova_bootcache.recording.bootwatch import BootWatch
+from nova_bootcache.recording.watchedboots import WatchedBoots
 from nova_bootcache.storagenode import Remote
 
 REMOTE = Remote('7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f', '10.0.0.1', 10810, 'base-x')
@@ -157,6 +159,47 @@ def test_silence_of_a_guest_that_has_not_begun_ends_nothing(watched):
     assert ended_by(boot) == ('marker', 215.0)
     assert counted(boot) == 3 * 65536
     assert ended_by(watched()) == ('timeout', 900.0)
+
+
+def standing(begin, end):
+    """Its guest waits for its disk, from one second to another."""
+    return {begin: lambda boot: boot.watch.stands_still(True),
+            end: lambda boot: boot.watch.stands_still(False)}
+
+
+def test_standing_still_is_no_silence(watched):
+    """It was cut short in its record, though it read on when its disk could be read again."""
+    boot = watched({**reading(1, 2), **standing(4, 400), **reading(402, 403),
+                    410: lambda boot: boot.say('boot finished')})
+    assert ended_by(boot) == ('marker', 415.0) and counted(boot) == 4 * 65536
+
+
+def test_silence_begins_when_it_goes_on(watched):
+    assert ended_by(watched({**reading(1, 2), **standing(4, 400)})) == ('silence', 459.0)
+
+
+def test_one_that_stood_still_for_too_long_was_cut_short(watched):
+    """The limit is of a boot's own time: another one is to take its place."""
+    assert ended_by(watched({**reading(1, 2), **standing(4, 5000)})) == (ending.SHUTDOWN, 900.0)
+    boot = watched({**standing(4, 400), **reading(*range(1, 1000, 30))})
+    assert ended_by(boot) == (ending.SHUTDOWN, 900.0)
+
+
+def test_a_profile_boot_that_stands_still_is_not_over_either(watched):
+    boot = watched({1: lambda boot: boot.read(2 << 20), **standing(4, 400), **reading(402),
+                    410: lambda boot: boot.say('boot finished')}, judge=ProfileJudge)
+    assert ended_by(boot) == ('marker', 415.0)
+
+
+def test_who_watches_boots_is_told_who_stands_still(monkeypatch):
+    boots = WatchedBoots(None, None, None, None)
+    told = {}
+    for server in 'ab':
+        boots._watches[server] = types.SimpleNamespace(
+            server_id=server, stands_still=lambda stands, server=server: told.update(
+                {server: stands}))
+    boots.stand_still({'b', 'c'})
+    assert told == {'a': False, 'b': True}
 
 
 def test_a_boot_that_never_ends_does(watched):

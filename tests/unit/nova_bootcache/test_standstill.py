@@ -86,6 +86,16 @@ def test_one_goes_on_at_once_where_what_is_below_can_be_read(house, caplog):
     assert house.standing.report() == {'servers': 0, 'named': []}
 
 
+def test_who_watches_boots_is_told_before_anybody_is_waited_for(house, monkeypatch):
+    house.stands('a')
+    house.stands('b', reason=libvirt.VIR_DOMAIN_PAUSED_USER)
+    monkeypatch.setattr(house, 'reach_base', lambda _image: house.told.append('below'))
+    house.standing.look()
+    assert house.told == [(5000.0, ['a']), 'below']
+    house.standing.look()
+    assert house.told[-1] == (5000.0, [])
+
+
 def test_nova_is_not_asked_while_none_stands_still(house):
     domain = house.stands('a')
     domain.now = (libvirt.VIR_DOMAIN_RUNNING, 0)

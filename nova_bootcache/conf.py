@@ -43,6 +43,9 @@ Related options:
                help="""
 Size of all cache images on this host's disk. When it is nearly reached, those
 go that were used least recently; never one that a running server has open.
+A newer cache image of an image comes beside the older one: where both have no
+room, servers go on with the older one. What servers have open and what a newer
+one has replaced is not counted; its space is free when they settle or stop.
 The space is reserved in what the host reports to Placement, if the directory
 is on the file system of Nova's instances.
 

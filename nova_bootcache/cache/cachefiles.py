@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 from oslo_log import log as logging
 
-from bootcache import cacheimage, exception, naming, savefile
+from bootcache import cacheimage, exception, naming, savefile, tier
 from bootcache.locks import KeyedLocks, leaf
 from bootcache.manifest import CacheInfo
 from bootcache.tier import Medium
@@ -90,6 +90,7 @@ class CacheFiles:
                 if name.endswith(('.partial', '.tmp')) \
                         and (directory == self.directory or _LEFTOVER.fullmatch(name)):
                     os.unlink(os.path.join(directory, name))
+        self._remove_unnamed()
         memory = self.directories.get(Medium.MEMORY)
         for name in os.listdir(self.directory):
             path = os.path.join(self.directory, name)
@@ -103,6 +104,20 @@ class CacheFiles:
         for name in os.listdir(memory) if memory else ():
             if _NAME.fullmatch(name) and not os.path.islink(os.path.join(self.directory, name)):
                 os.unlink(os.path.join(memory or '', name))
+
+    def _remove_unnamed(self) -> None:
+        """Remove files whose entry is gone: of a process that ended while it placed another one.
+
+        Nothing says of which content they are, so no server is started on them, and no quota
+        counts them. What a server has open stays until it has not.
+        """
+        for name in os.listdir(self.directory):
+            path = os.path.join(self.directory, name)
+            # The file system may know no locks.
+            with contextlib.suppress(OSError):
+                if _NAME.fullmatch(name) and not os.path.exists(f'{path}.json') \
+                        and not tier.is_open(path):
+                    os.unlink(path)
 
     # Names and entries.
 

@@ -1,10 +1,14 @@
 """What placement has to know of this host, for one image."""
 
+from oslo_log import log as logging
+
 from bootcache.tier import Medium
 from nova_bootcache.asking.offer import Offered
 from nova_bootcache.asking.placement import HeldHere, Host, TierRoom, Trust
 from nova_bootcache.cache.cacheentry import CacheEntry
 from nova_bootcache.chains.parts import Parts
+
+LOG = logging.getLogger(__name__)
 
 
 class HostFacts:
@@ -33,8 +37,12 @@ class HostFacts:
                 # A store that servers read through is in the same place.
                 rooms[medium] = TierRoom.ARRIVAL if not has_store and offered.is_verified \
                     and parts.arrivals.is_worth_it(offered, medium) else TierRoom.FILE
+        held = _held(entry, offered, is_arriving)
+        if held is HeldHere.OLDER and info is not None and set(rooms.values()) == {TierRoom.NONE}:
+            LOG.info('image %s: its newer cache image of %d bytes has no room beside the older one,'
+                     ' which is used; raise [bootcache]compute_disk_quota', image_id, info.bytes)
         return Host(
-            _held(entry, offered, is_arriving), rooms[Medium.MEMORY], rooms[Medium.DISK],
+            held, rooms[Medium.MEMORY], rooms[Medium.DISK],
             has_store or parts.room.room_for_store(image_id, self._store_limit) is not None,
             Trust.FULL if info is None else parts.wrong_files.trust(image_id, info.sha256))
 

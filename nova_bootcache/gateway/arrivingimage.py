@@ -60,7 +60,12 @@ def room(size: int) -> int:
 
     :param size: of its file, in bytes.
     """
-    return size + _tables(size)
+    return _whole(size) + _tables(size)
+
+
+def _whole(size: int) -> int:
+    # The last cluster is written whole.
+    return -(-size // sharedstore.GRANULARITY) * sharedstore.GRANULARITY
 
 
 def _tables(size: int) -> int:
@@ -69,18 +74,6 @@ def _tables(size: int) -> int:
 
 def _map_path(path: str) -> str:
     return f'{path.removesuffix(".partial")}.map.partial'
-
-
-def held(path: str) -> int:
-    """Return the bytes that an arrival has on its medium.
-
-    :param path: of the file that it comes into.
-    """
-    found = 0
-    for name in (path, _map_path(path)):
-        with contextlib.suppress(FileNotFoundError):
-            found += os.stat(name).st_blocks * 512
-    return found
 
 
 def clean(path: str) -> None:
@@ -111,8 +104,8 @@ def begin(gateway: Gateway, image_id: str, size: int, path: str,
     try:
         qemuimg.create_standalone(_map_path(path), size, sharedstore.GRANULARITY, path)
         # What cannot be written is a read error in the guest.
-        whole = -(-size // sharedstore.GRANULARITY) * sharedstore.GRANULARITY
-        if not (diskroom.hold(path, whole) and diskroom.hold(_map_path(path), _tables(size))):
+        if not (diskroom.hold(path, _whole(size))
+                and diskroom.hold(_map_path(path), _tables(size))):
             raise exception.BootcacheError(f'the file system of {path} cannot promise space')
         steps.reached('arrive: held')
         gateway.daemon.add_nodes(

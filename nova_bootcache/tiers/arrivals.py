@@ -80,8 +80,8 @@ class Arrivals:
                 storagenode.check_reachable(remote)
                 # What has to go for it goes before its file takes the room.
                 kept = contextlib.ExitStack()
-                kept.enter_context(self._room.for_fetch(remote.image_id, medium,
-                                                        arrivingimage.room(info.bytes)))
+                kept.enter_context(self._room.for_arrival(remote.image_id, medium,
+                                                          arrivingimage.room(info.bytes)))
                 undone.push(kept)
                 source = self._gateway.remote_node(
                     '', dataclasses.replace(remote, export=offered.cache_export))
@@ -150,7 +150,7 @@ class Arrivals:
                        offered.generation), medium, path,
             lambda patience: arrivingimage.bring(self._gateway, remote.image_id, info.bytes, path,
                                                  patience.seconds, patience.stalled),
-            room=arrivingimage.room(info.bytes), held=arrivingimage.held(path))
+            has_room=True)
 
     def wait(self, image_id: str, seconds: float) -> bool:
         """Wait until an image's cache image has arrived, or did not; False if it is on its way.

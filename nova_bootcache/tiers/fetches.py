@@ -94,16 +94,15 @@ class Fetches:
                             medium, partial, bring, rate)
 
     def receive(self, wanted: CacheEntry, medium: Medium, partial: str,
-                bring: Callable[[Patience], None], rate: int = 0, room: int = 0,
-                held: int = 0) -> CacheEntry:
+                bring: Callable[[Patience], None], rate: int = 0,
+                has_room: bool = False) -> CacheEntry:
         """Have a cache image brought, verify it, and put it into its place.
 
         :param wanted: what is noted of it when it is there.
         :param partial: the file that it is brought into; it is gone when this returns.
         :param bring: does so.
         :param rate: bytes a second at which it does at most; 0 for no limit.
-        :param room: bytes that are needed meanwhile, if more than its own.
-        :param held: of these, what is on the medium already.
+        :param has_room: whether its room is kept by whoever calls, for as long as this takes.
         :returns: what is noted of it, or of the same one that was there before.
         :raises BootcacheError: if it has no room, or is not what was announced; what ``bring``
             raises.
@@ -117,7 +116,8 @@ class Fetches:
             if entry is not None and entry.cache_image is not None \
                     and entry.cache_image.sha256 == info.sha256:
                 return entry
-            with self._room.for_fetch(image_id, medium, room or info.bytes, held):
+            with contextlib.nullcontext() if has_room else self._room.for_fetch(
+                    image_id, medium, info.bytes):
                 began = time.monotonic()
                 try:
                     bring(Patience(_GRACE_SECONDS + info.bytes / _SLOWEST, _GRACE_SECONDS))

@@ -17,17 +17,21 @@ from nova_bootcache.locks import Rank
 
 LOG = logging.getLogger(__name__)
 
-_FETCH, _STORE = 'fetch:', 'store:'
+_FETCH, _ARRIVAL, _STORE = 'fetch:', 'arrival:', 'store:'
+_COMING = _FETCH, _ARRIVAL
 _ATTEMPTS = 5
 
 
-def _file_keys(image_id: str) -> tuple[str, str]:
-    """Return the keys of what a cache image takes the place of: another server may fetch it."""
-    return image_id, f'{_FETCH}{image_id}'
+def _coming_keys(image_id: str) -> tuple[str, ...]:
+    """Return the keys of what may be on its way of an image already, for another server."""
+    return tuple(f'{kind}{image_id}' for kind in _COMING)
 
 
 class Room:
     """Keeps the tiers' quotas: the least recently used goes, and nothing that somebody needs.
+
+    A cache image that a newer one of its image is to replace counts until it has: it has its place
+    as long as that comes, as servers need one meanwhile. Where there is no room for both it stays.
 
     :ivar limits: by tier.
 
@@ -54,7 +58,8 @@ class Room:
         """Return the ids of images whose cache image is being fetched."""
         with self._lock:
             promised = list(self._reserved)
-        return [key.removeprefix(_FETCH) for key in promised if key.startswith(_FETCH)]
+        return sorted({key.removeprefix(kind) for kind in _COMING for key in promised
+                       if key.startswith(kind)})
 
     def quotas(self, instances_path: str) -> dict[str, int]:
         """Return the tiers' quotas in bytes, by Placement's resource class that they take from.
@@ -71,7 +76,7 @@ class Room:
     def _items(self, medium: Medium, but: Collection[str] = ()) -> list[Item]:
         """Return what is in a tier: cache images, growing stores, and what is promised.
 
-        :param but: keys of what does not count, as what is to come takes its place.
+        :param but: keys of what does not count, as it is what is to come.
         """
         return [item for item in self._all_items(medium) if item.key not in but]
 
@@ -111,7 +116,7 @@ class Room:
 
         :param size: bytes.
         """
-        return self._has_room(medium, _file_keys(image_id), size)
+        return self._has_room(medium, _coming_keys(image_id), size)
 
     def _has_room(self, medium: Medium, but: Collection[str], size: int) -> bool:
         return medium in self.limits and tier.make_room(
@@ -122,7 +127,7 @@ class Room:
 
         :param size: bytes.
         """
-        return self._first_room(_file_keys(image_id), size)
+        return self._first_room(_coming_keys(image_id), size)
 
     def room_for_store(self, image_id: str, size: int) -> Medium | None:
         """Return the tier in which a growing store of an image has room, memory first.
@@ -138,14 +143,21 @@ class Room:
         return None
 
     @contextlib.contextmanager
-    def for_fetch(self, image_id: str, medium: Medium, size: int,
-                  held: int = 0) -> Iterator[None]:
+    def for_fetch(self, image_id: str, medium: Medium, size: int) -> Iterator[None]:
         """Make room in a tier for a cache image, and keep it while the block runs.
 
-        :param held: bytes that it has on the medium already.
         :raises BootcacheError: if there is none.
         """
-        with self._reserved_for(f'{_FETCH}{image_id}', _file_keys(image_id), medium, size, held):
+        with self._reserved_for(f'{_FETCH}{image_id}', medium, size):
+            yield
+
+    @contextlib.contextmanager
+    def for_arrival(self, image_id: str, medium: Medium, size: int) -> Iterator[None]:
+        """Do the same for one that servers read from on its way: its files are others.
+
+        :raises BootcacheError: if there is none.
+        """
+        with self._reserved_for(f'{_ARRIVAL}{image_id}', medium, size):
             yield
 
     @contextlib.contextmanager
@@ -154,27 +166,25 @@ class Room:
 
         :raises BootcacheError: if there is none.
         """
-        with self._reserved_for(
-                f'{_STORE}{image_id}', (f'{_STORE}{image_id}',), medium, size):
+        with self._reserved_for(f'{_STORE}{image_id}', medium, size):
             yield
 
     @contextlib.contextmanager
-    def _reserved_for(self, key: str, but: Collection[str], medium: Medium,
-                      size: int, held: int = 0) -> Iterator[None]:
-        self._reserve(key, but, medium, size, held)
+    def _reserved_for(self, key: str, medium: Medium, size: int) -> Iterator[None]:
+        self._reserve(key, medium, size)
         try:
             yield
         finally:
             with self._lock:
                 self._reserved.pop(key, None)
 
-    def _reserve(self, key: str, but: Collection[str], medium: Medium, size: int,
-                 held: int) -> None:
+    def _reserve(self, key: str, medium: Medium, size: int) -> None:
         for _attempt in range(_ATTEMPTS):
             with self._room_lock:
-                room = tier.make_room(self._items(medium, but), self.limits[medium], size)
+                # A growing store is made anew in its own file.
+                room = tier.make_room(self._items(medium, (key,)), self.limits[medium], size)
                 if room.fits and not room.evict:
-                    self._check_free(medium, size - held)
+                    self._check_free(medium, size)
                     with self._lock:
                         self._reserved[key] = medium, size
                     return

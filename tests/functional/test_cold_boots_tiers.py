@@ -8,10 +8,12 @@ import pytest
 from cold_boots import SET
 from compute_host import boot, compare
 from functional_tools import qemu_img
-from storage_node import IMAGE
+from storage_node import IMAGE, MIB
 
-from bootcache import exception
+from bootcache import exception, steps
 from bootcache.tier import Medium
+from bootcache.workingset import Extent
+from nova_bootcache.chains.hostwarmer import HostWarmer
 
 
 def fill(host, medium, size):
@@ -127,3 +129,66 @@ def test_the_storage_node_is_asked_to_promote(hosts, node, directory):
     boot(host, f'{directory}/disk')
     boot(host, f'{directory}/again')
     assert host.service.promoted == [IMAGE]
+
+
+@pytest.fixture
+def most(monkeypatch):
+    """The most bytes that a host's disk tier has had, seen at each step of what is done."""
+    found = {}
+
+    def size(host):
+        with os.scandir(host.cache.directory) as names:
+            return sum(name.stat().st_blocks * 512 for name in names
+                       if not name.name.endswith(('.json', '.tmp')))
+
+    def look(_step):
+        for host in found:
+            found[host] = max(found[host], size(host))
+
+    monkeypatch.setattr(steps, '_hook', look)
+    return found
+
+
+def stock():
+    pytest.fail('the whole image is fetched')
+
+
+def boot_older(host, node, directory):
+    """Boot a server, and have the storage node make a newer cache image; return that."""
+    node.build(Extent(3 * MIB, MIB))
+    assert boot(host, f'{directory}/disk') is True
+    node.build(Extent(3 * MIB, MIB), Extent(0, 300_000))
+    return node.manifest.made.cache_image
+
+
+def test_a_newer_cache_image_takes_no_room_that_the_older_one_still_has(
+        hosts, node, directory, most, caplog):
+    caplog.set_level('INFO')
+    host = hosts(compute_disk_quota='2MiB', store_quota='1MiB')
+    most[host] = 0
+    newer = boot_older(host, node, directory)
+    older = host.cache.entry(IMAGE).cache_image
+    assert older.bytes + newer.bytes > 2 * MIB > newer.bytes
+    assert boot(host, f'{directory}/again') is True
+    compare(f'{directory}/again', node)
+    assert host.cache.entry(IMAGE).cache_image == older, 'it is as right'
+    assert 'has no room beside the older one' in caplog.text
+    with open(f'{directory}/disk', 'ab') as disk:
+        disk.write(b'as a guest that has run')
+    os.unlink(f'{directory}/again')
+    # No server has the older one open: it goes first.
+    assert HostWarmer(host, 0).cache_image(IMAGE, False, stock) is True
+    assert host.cache.entry(IMAGE).cache_image == newer
+    assert newer.bytes <= most[host] <= 2 * MIB
+
+
+def test_one_that_has_room_beside_it_takes_its_place_with_the_next_boot(
+        hosts, node, directory, most):
+    host = hosts(compute_disk_quota='4MiB', store_quota='1MiB')
+    most[host] = 0
+    newer = boot_older(host, node, directory)
+    older = host.cache.entry(IMAGE).cache_image
+    assert boot(host, f'{directory}/again') is True
+    compare(f'{directory}/again', node)
+    assert host.cache.entry(IMAGE).cache_image == newer
+    assert older.bytes + newer.bytes <= most[host] <= 4 * MIB, 'both were there, and were counted'

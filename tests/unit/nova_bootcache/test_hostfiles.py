@@ -8,6 +8,7 @@ import time
 import types
 
 import pytest
+from fakes_letting_go import opened
 
 from bootcache import cacheimage, exception, naming, savefile
 from bootcache.manifest import CacheInfo
@@ -179,6 +180,19 @@ def test_what_a_crash_left_is_removed(cache):
     assert sorted(os.listdir(cache.directory)) == sorted(
         [naming.cache_file_name(IMAGE), naming.cache_file_name(IMAGE) + '.json'])
     assert cache.entry(IMAGE) == entry
+
+
+def test_a_file_whose_entry_a_crash_took_is_removed_unless_a_server_has_it(cache):
+    """No quota counts it, and no server is started on it."""
+    for image in (IMAGE, OTHER):
+        place(cache, image)
+    os.unlink(f'{cache.path(IMAGE)}.json')
+    with opened(cache.path(IMAGE)):
+        cache.prepare()
+        assert os.path.exists(cache.path(IMAGE))
+    cache.prepare()
+    assert sorted(os.listdir(cache.directory)) == sorted(
+        [naming.cache_file_name(OTHER), naming.cache_file_name(OTHER) + '.json'])
 
 
 def test_which_paths_are_cache_images(cache):

@@ -48,12 +48,12 @@ def test_an_arrival_is_over_and_cleared_up(tmp_path, monkeypatch, caplog):
     gateway = types.SimpleNamespace(remote_node=lambda name, remote: {})
 
     @contextlib.contextmanager
-    def for_fetch(*_arguments):
+    def for_arrival(*_arguments):
         done.append('room is kept')
         yield
         done.append('and given back')
 
-    arrivals = Arrivals(files, None, types.SimpleNamespace(for_fetch=for_fetch), below, gateway,
+    arrivals = Arrivals(files, None, types.SimpleNamespace(for_arrival=for_arrival), below, gateway,
                         needs)
     assert not arrivals.begin(OFFERED, Medium.DISK), 'it is fetched before the server boots'
     assert done == ['room is kept', 'begun', 'ended', 'and given back']

@@ -148,6 +148,10 @@ class HostSide:
         if self._is_chained(f'{directory}/disk'):
             self._host.chains.keep_chain(image_id, f'{directory}/disk', 30.0)
 
+    def reach(self, image_id: str) -> None:
+        """See that servers that run can read an image's base, as is done for one that waits."""
+        self._host.chains.reach_base(image_id)
+
     def server_goes(self, server_id: str) -> None:
         """Hear that a server is stopped, or deleted."""
         self._host.boots.server_goes(server_id)

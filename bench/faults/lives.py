@@ -4,6 +4,7 @@ import dataclasses
 import shutil
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,8 @@ class LifeOfImage:
             return
         if self._row.life is Life.COLD:
             self._learn(image_id, server_id)
+        if self._row.life is Life.MOVE:
+            self._move(image_id, server_id)
         self._settle(image_id, server_id)
         if self._row.life is Life.EVICT:
             other = self._register()
@@ -117,26 +120,37 @@ class LifeOfImage:
             for _tick in range(50):
                 stage.tick()
         stage.call(READER, 'know', str(stage.image.raw))
-        self._play(image_id, server_id, strikes=True)
+        self._play(image_id, server_id, lambda: stage.strike(READING))
         (directory / 'console').write_text(f'{images.MARKER}\n')
         return server_id
 
-    def _play(self, image_id: str, server_id: str, strikes: bool = False) -> None:
-        """Have the guest read; it is started again where its QEMU ended."""
+    def _play(self, image_id: str, server_id: str,
+              meanwhile: Callable[[], None] | None = None) -> None:
+        """Have the guest read; it is started again where its QEMU ended.
+
+        :param meanwhile: done once, while it reads.
+        """
         stage = self._stage
         disk = str(stage.root / 'host' / 'instances' / server_id / 'disk')
         for _attempt in range(3):
             stage.call(HOST, 'keep', server_id, image_id)
             stage.call(READER, 'start', disk)
-            strike = (lambda: stage.strike(READING)) \
-                if strikes and stage.waits_for(READING) else None
             found = stage.call_and(READER, 'play', images.boot(self._row.life), _THINK,
-                                   after=_STRIKE_SECONDS, do=strike)
+                                   after=_STRIKE_SECONDS, do=meanwhile)
             self._plays.append(found)
             stage.call(READER, 'stop')
             if not found['crashed']:
                 return
+            meanwhile = None
         raise Trouble('the server\'s QEMU ended three times')
+
+    def _move(self, image_id: str, server_id: str) -> None:
+        """Have the storage node get another address; the guest waits until its host knows it."""
+        stage = self._stage
+        stage.move_node()
+        # It is up again.
+        stage.call(STORAGE, 'look', image_id)
+        self._play(image_id, server_id, lambda: stage.call(HOST, 'reach', image_id))
 
     def _learn(self, image_id: str, server_id: str) -> None:
         """Have the image get its cache image by what servers read.

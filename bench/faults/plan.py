@@ -23,13 +23,15 @@ class Life(enum.StrEnum):
     FETCH = 'fetch'      # the same, with a cache image that is small and fetched before the boot
     COLD = 'cold'        # the first server's boot is recorded in a growing store
     EVICT = 'evict'      # as FETCH; then a second image needs the room
+    MOVE = 'move'        # as FETCH; then the storage node gets another address, and the guest reads
 
 
 _AT = {Process.HOST: HOST, Process.STORAGE: STORAGE}
 
 # By the beginning of a step's name: the life on whose way it is. The longest that fits counts.
 _LIVES = {'': Life.FETCH, 'arrive': Life.ARRIVE, 'promote': Life.ARRIVE, 'empty': Life.COLD,
-          'grow': Life.COLD, 'evict: file': Life.EVICT, 'replace': Life.COLD}
+          'grow': Life.COLD, 'evict: file': Life.EVICT, 'replace': Life.COLD,
+          'exchange': Life.MOVE}
 # Steps with a file that is checked before it is used, on this side of the check.
 _CHECKED = {'build: named', 'fetch: copied', 'arrive: come', 'settle: piece', 'build: noted'}
 # Where a full medium is found out: something is written next.
@@ -70,6 +72,7 @@ _QUICK: tuple[tuple[Life, dict[str, str]], ...] = (
         'register: heard': 'disk-all-full', READING: 'kill-node'}),
     (Life.ARRIVE, {
         'arrive: begun': 'link-down', 'promote: copied': 'kill', 'arrive: come': 'kill'}),
+    (Life.MOVE, {'exchange: connected': 'kill', 'exchange: moved': 'kill'}),
 )
 
 

@@ -18,7 +18,7 @@ from bench.faults.guestside import GuestSide
 from bench.faults.hostside import HostSide
 from bench.faults.images import Image
 from bench.faults.kinds import EXPORTER, GATEWAY, HOST, READER, STORAGE, Act, Fault
-from bench.faults.plan import Row, Strike
+from bench.faults.plan import Life, Row, Strike
 from bench.faults.storageside import StorageSide
 from bench.replay import children, netns
 
@@ -52,7 +52,7 @@ class Stage:
         # What is still to go wrong, by step.
         self._waiting = {strike.step: strike for strike in row.strikes} if row else {}
         self._file = file
-        self._has_way = row is not None and row.has(Act.NBDKIT)
+        self._has_way = row is not None and (row.has(Act.NBDKIT) or row.life is Life.MOVE)
         self._way: way.Way | None = None
         # Of the machines; the reader is on the host.
         self._clocks = {STORAGE: Clock(), HOST: Clock()}
@@ -62,10 +62,6 @@ class Stage:
         self._again_at: dict[str, float] = {}
         # What undoes faults, and when.
         self._lifts: list[tuple[float, Callable[[], None]]] = []
-
-    def waits_for(self, step: str) -> bool:
-        """Tell whether something is to go wrong at a step."""
-        return step in self._waiting
 
     @property
     def unreached(self) -> list[str]:
@@ -108,7 +104,7 @@ class Stage:
     def _make(self, name: str) -> Worker:
         root = str(self.root)
         ours = {'profile_boots': self._options.get('profile_boots', True),
-                **({'advertise_port': way.PORT} if self._has_way else {})}
+                **({'advertise_port': self._way.port} if self._way is not None else {})}
         sides: dict[str, tuple[str, Callable[[], Any]]] = {
             STORAGE: (self.network.storage, lambda: StorageSide(root, ours)),
             HOST: (self.network.hosts[0], lambda: HostSide(root, {
@@ -245,7 +241,7 @@ class Stage:
         elif fault.act is Act.NBDKIT:
             assert self._way is not None
             self._way.make_ill(fault.filters)
-            self._later(fault, self._way.mend)
+            self._later(fault, self._mend_way)
         else:
             path = bus.fault_path(str(self.root)) if fault.act is Act.BUS \
                 else storageside.glance_fault_path(str(self.root))
@@ -280,6 +276,9 @@ class Stage:
         if pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        if name == EXPORTER and self._way is not None:
+            # It would keep its clients' connections and answer with errors, which no network does.
+            self._way.mend()
 
     def _pid(self, name: str) -> int | None:
         try:
@@ -294,6 +293,22 @@ class Stage:
         # What the storage node sends.
         subprocess.run(['tc', '-n', self.network.storage, 'qdisc', 'replace', 'dev', 'eth0', 'root',
                         *how.split()], check=True)
+
+    def _mend_way(self) -> None:
+        if self._way is not None:
+            self._way.mend()
+
+    def move_node(self) -> None:
+        """Have the storage node be at another address, and none at the older one.
+
+        The storage service is started anew: it tells hosts by its configuration where bases are.
+        """
+        assert self._way is not None
+        older = self._way
+        older.end()
+        port = next(port for port in way.PORTS if port != older.port)
+        self._way = way.Way(self.network.storage, storageside.PORT, port)
+        self._kill(STORAGE)
 
     # What is left.
 

@@ -1,4 +1,7 @@
-"""A stock nbdkit before the storage node's exporter, whose filters make its answers ill."""
+"""A stock nbdkit before the storage node's exporter, whose filters make its answers ill.
+
+It has a port of its own, so that it is another address of the storage node, too.
+"""
 
 import contextlib
 import subprocess
@@ -6,7 +9,7 @@ import time
 
 from bench.replay import children, netns
 
-PORT = 10819
+PORTS = 10819, 10820
 _CLOSED_EVERY = 0.3
 _UP_SECONDS = 20.0
 
@@ -15,12 +18,14 @@ class Way:
     """The way from hosts to the exporter.
 
     :param namespace: of the storage node's network.
-    :param port: the exporter's.
+    :param exporter: its port.
+    :ivar port: its own, by which hosts are told to come.
     """
 
-    def __init__(self, namespace: str, port: int):
+    def __init__(self, namespace: str, exporter: int, port: int = PORTS[0]):
         self._namespace = namespace
-        self._port = port
+        self._exporter = exporter
+        self.port = port
         self._process: subprocess.Popen[bytes] | None = None
         self._closed_at: float | None = None
         self._connect()
@@ -63,8 +68,8 @@ class Way:
         own = [one for one in filters if one.startswith('-')]
         self._process = subprocess.Popen(
             ['ip', 'netns', 'exec', self._namespace, 'nbdkit', '--foreground', '--exit-with-parent',
-             '--ipaddr', netns.STORAGE_ADDRESS, '--port', str(PORT), *own, 'nbd',
-             f'hostname={netns.STORAGE_ADDRESS}', f'port={self._port}', 'dynamic-export=true',
+             '--ipaddr', netns.STORAGE_ADDRESS, '--port', str(self.port), *own, 'nbd',
+             f'hostname={netns.STORAGE_ADDRESS}', f'port={self._exporter}', 'dynamic-export=true',
              *(one for one in filters if not one.startswith('-'))],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         deadline = time.monotonic() + _UP_SECONDS
@@ -76,5 +81,5 @@ class Way:
     def _listens(self) -> bool:
         """Tell whether it has its port; nobody is connected, as that would reach the exporter."""
         with contextlib.suppress(OSError), open(f'/proc/{self.pid}/net/tcp') as stream:
-            return any(f':{PORT:04X} 00000000:0000 0A' in line for line in stream)
+            return any(f':{self.port:04X} 00000000:0000 0A' in line for line in stream)
         return False

@@ -145,12 +145,14 @@ class Gateway:
             name = naming.node_name(step.kind, image_id)
             if step.action is GraphAction.CONNECT:
                 self.daemon.add_nodes(self.remote_node(name, remote))
+                steps.reached('exchange: connected')
             elif step.action is GraphAction.MOVE:
                 with self.daemon.session() as session:
                     session.execute('blockdev-reopen',
                                     options=[graph.base_node(image_id, step.kind)])
                 LOG.info('image %s: the gateway reads its base from %s now', image_id,
                          naming.tcp_address(remote.host, remote.port))
+                steps.reached('exchange: moved')
             else:
                 self.daemon.remove_nodes(name)
 

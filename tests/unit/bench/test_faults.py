@@ -69,7 +69,7 @@ def test_while_the_guest_reads_faults_come_in_each_way_of_reading():
 @pytest.mark.parametrize(('step', 'life'), [
     ('arrive: landing', Life.ARRIVE), ('fetch: copied', Life.FETCH), ('grow: made', Life.COLD),
     ('evict: file gone', Life.EVICT), ('evict: base gone', Life.FETCH),
-    ('register: noted', Life.FETCH)])
+    ('register: noted', Life.FETCH), ('exchange: moved', Life.MOVE)])
 def test_a_life_on_whose_way_a_step_is(step, life):
     assert plan.life_of(step) is life
 

@@ -101,10 +101,10 @@ def tell(wanted: Sequence[Row], in_cloud: Sequence[CloudRow]) -> None:
         print(f'{one.moment.value:20} {one.fault.name:20} cloud')
 
 
-def cloud_outcomes(names: Sequence[str], seconds: float | None) -> Iterator[Outcome]:
+def cloud_outcomes(rows: Sequence[CloudRow], seconds: float | None) -> Iterator[Outcome]:
     """Run what is run in a cloud; after some seconds no more is begun."""
     began = time.monotonic()
-    for outcome in incloud.run(names):
+    for outcome in incloud.run(rows):
         yield outcome
         if seconds is not None and time.monotonic() > began + seconds:
             return
@@ -123,9 +123,10 @@ def run(options: argparse.Namespace, seconds: float | None, cloud: bool, go_on: 
         (options.report / report.JOURNAL).unlink(missing_ok=True)
     began = time.monotonic()
     try:
-        for outcome in cloud_outcomes(options.names, seconds) if cloud else lanes.run(
-                [(number, wanted[number]) for number in left_of(wanted, outcomes)],
-                options.beside, options.report, seconds):
+        left = left_of(in_cloud if cloud else wanted, outcomes)
+        for outcome in cloud_outcomes([in_cloud[number] for number in left], seconds) if cloud \
+                else lanes.run([(number, wanted[number]) for number in left], options.beside,
+                               options.report, seconds):
             outcomes.append(outcome)
             report.note(options.report, outcome)
             print(report.line(outcome), flush=True)

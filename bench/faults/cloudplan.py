@@ -88,12 +88,18 @@ class CloudRow:
     fault: CloudFault
 
     @property
+    def name(self) -> str:
+        """By which another program is asked for it."""
+        return f'{self.moment.value}/{self.fault.name}'
+
+    @property
     def settles(self) -> bool:
         """Whether the server is settled."""
         return self.moment in (Moment.SETTLES, Moment.MOVES)
 
 
 ROWS = tuple(CloudRow(moment, FAULTS[name]) for moment, names in _AT.items() for name in names)
+BY_NAME = {row.name: row for row in ROWS}
 
 
 def chosen(names: Sequence[str]) -> list[CloudRow]:

@@ -1,31 +1,41 @@
 """Faults below the servers of a real cloud: Nova, libvirt, QEMU, and guests that check their data.
 
-usage: python -m bench.faults.incloud IMAGE NAME..., by way of bench/owncloud.py
+usage: python -m bench.faults.incloud IMAGE MOMENT/FAULT..., by way of bench/owncloud.py
 """
 
 import contextlib
+import logging
 import os
 import re
 import signal
+import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+import oslo_messaging as messaging
 
 from bench import owncloud
 from bench.faults import cloudplan
 from bench.faults.cloudplan import EXPORTER, GATEWAY, SECONDS, CloudRow, Moment
 from bench.faults.report import Outcome
-from bootcache import naming
+from bootcache import naming, rpcapi
+from tools.cloud import records
 from tools.cloud.bootcache import DRIVER, STORAGE_SERVICE, BootcacheCloud
 from tools.cloud.client import ClientError
 from tools.cloud.processes import ServiceError
 from tools.cloud.tenant import Log, Tenant, guest_image, wait_until
 
+LOG = logging.getLogger(__name__)
+
 _BOOTING_BYTES = 2_000_000
 _READ_SECONDS = 400
-_LEFT_SECONDS = 120
+# An empty cache image of a server that went the stock way goes when upkeep looks, in pauses.
+_LEFT_SECONDS = 400
+_READY_SECONDS = 240
+_DELETIONS = 3
 _STARTS, _START_AGAIN_SECONDS = 8, 3
 _WAITED = re.compile(r'goes on after (\d+) s')
 
@@ -49,14 +59,17 @@ class CloudLife:
         """Live it."""
         began, trouble, console, left = time.monotonic(), '', '', []
         try:
+            self._wait_ready()
             self._live()
             console = self._tenant.openstack.console(self._server)
             left = self._end()
-        except (ClientError, ServiceError) as error:
-            trouble = str(error).strip()
+        except Exception as error:
+            # Whatever it is, Nova's client or libvirt's among it: the others are run all the same.
+            LOG.exception('%s', self._row.name)
+            trouble = f'{type(error).__name__}: {error}'.strip()
             with contextlib.suppress(Exception):
                 console = console or self._tenant.openstack.console(self._server)
-            with contextlib.suppress(ClientError):
+            with contextlib.suppress(Exception):
                 self._tenant.clean()
         text = self._log.text()
         waited = [float(found) for found in _WAITED.findall(text)]
@@ -65,6 +78,25 @@ class CloudLife:
             round(time.monotonic() - began, 1), max(waited, default=0.0),
             console.count('I/O error'), console.count(': BAD'), tuple(left), len(waited),
             text.count('goes the stock way'), trouble=trouble)
+
+    def _wait_ready(self) -> None:
+        """Wait until the cloud is as before the row before: services run, and are told of."""
+        if None in self._cloud.services().values():
+            self._cloud.up(DRIVER)
+        services = self._tenant.openstack.nova.services
+        queues = 'conductor', 'scheduler', f'compute.{self._cloud.hosts[0].hostname}', rpcapi.TOPIC
+
+        def is_ready() -> bool:
+            [compute] = services.list(binary='nova-compute')
+            if (compute.status, compute.state) != ('enabled', 'up') or not all(
+                    records.queue_served(self._cloud.layout, queue) for queue in queues):
+                # What is sent to a queue that nobody has is lost.
+                return False
+            with contextlib.suppress(messaging.MessagingException):
+                self._tenant.storage_api.get_image(rpcapi.NO_IMAGE)
+                return True
+            return False
+        wait_until(is_ready, 'that the services of Nova and bootcache answer', _READY_SECONDS)
 
     def _live(self) -> None:
         tenant, row = self._tenant, self._row
@@ -79,26 +111,41 @@ class CloudLife:
             self._strike()
         tenant.openstack.wait_active(server)
         if row.moment is Moment.BOOTS:
-            wait_until(lambda: tenant.openstack.bytes_read(server) > _BOOTING_BYTES,
-                       'the begin of the boot')
+            self._wait_read(_BOOTING_BYTES)
             self._strike()
+        tenant.openstack.wait_console(server, 'small login:')
         tenant.login(server)
         if row.moment is Moment.RUNS:
+            before = tenant.openstack.bytes_read(server)
             with ThreadPoolExecutor() as pool:
                 reading = pool.submit(tenant.command, server, 'check-all', timeout=_READ_SECONDS)
+                # All of its disk is read in seconds.
+                self._wait_read(before, reading.done)
                 self._strike()
                 reading.result()
         elif row.moment is Moment.SETTLES:
-            self._log.wait(f'image {self._image}: its full base is completed')
+            self._log.wait(f'image {self._image}: its full base is completed', 180)
             self._strike()
         elif row.moment is Moment.MOVES:
             self._log.wait('its own data is being copied', 180)
             self._strike()
         tenant.command(server, 'write 2', timeout=_READ_SECONDS)
         if row.settles:
-            wait_until(lambda: '/_base/' in tenant.backing(server)[1], f'{server} settles', 400)
+            wait_until(self._is_settled, f'{server} settles', 400)
         for command in ('verify', 'check-all'):
             tenant.command(server, command, timeout=_READ_SECONDS)
+
+    def _wait_read(self, size: int, is_over: Callable[[], bool] = lambda: False) -> None:
+        deadline = time.monotonic() + _READ_SECONDS
+        while self._tenant.openstack.bytes_read(self._server) <= size and not is_over():
+            if time.monotonic() > deadline:
+                raise ClientError(f'the guest has not read {size} bytes')
+
+    def _is_settled(self) -> bool:
+        # Its disk is exchanged just now, maybe.
+        with contextlib.suppress(subprocess.CalledProcessError):
+            return '/_base/' in self._tenant.backing(self._server)[1]
+        return False
 
     # The fault.
 
@@ -159,7 +206,7 @@ class CloudLife:
     def _end(self) -> list[str]:
         """Delete server and image; return what is left of them after a while."""
         tenant = self._tenant
-        tenant.delete_server(self._server)
+        tenant.delete_server(self._server, _DELETIONS)
         if self._image == self._warm:
             return self._left_of_server()
         if not self._deleted:
@@ -167,6 +214,12 @@ class CloudLife:
         with contextlib.suppress(ClientError):
             wait_until(lambda: not self._left(), 'the end of all', _LEFT_SECONDS)
         return self._left()
+
+    def _is_known(self) -> bool:
+        with contextlib.suppress(messaging.MessagingException):
+            return self._tenant.show(self._image) is not None
+        # It does not tell.
+        return True
 
     def _left(self) -> list[str]:
         instances = self._cloud.hosts[0].instances
@@ -179,7 +232,7 @@ class CloudLife:
                   and path != instances / '_base' / name]
         directory = self._cloud.state_directory / 'images' / self._image
         found += [f'storage file {path.name}' for path in directory.glob('*')]
-        if self._tenant.show(self._image) is not None:
+        if self._is_known():
             found.append('the storage service knows the image')
         return found
 
@@ -201,25 +254,24 @@ def _learned(cloud: BootcacheCloud, image_file: Path, tenant: Tenant) -> str:
 
 
 def _lines(cloud: BootcacheCloud, arguments: Sequence[str]) -> Iterator[dict[str, Any]]:
-    image_file, *names = arguments
+    image_file, *rows = arguments
     cloud.configure_bootcache()
     cloud.layer('nova', '70-faults', {'bootcache': {'settle_delay': 3, 'report_interval': 3}})
     cloud.layer(STORAGE_SERVICE, '70-faults', {'bootcache': {'profile_boots': False}})
     cloud.up(DRIVER)
     tenant = Tenant(cloud)
     warm = _learned(cloud, Path(image_file), tenant)
-    for row in cloudplan.chosen(names):
-        outcome = CloudLife(cloud, Path(image_file), warm, row).run()
+    for name in rows:
+        outcome = CloudLife(cloud, Path(image_file), warm, cloudplan.BY_NAME[name]).run()
         yield outcome.to_json()
 
 
-def run(names: Sequence[str]) -> Iterator[Outcome]:
+def run(rows: Sequence[CloudRow]) -> Iterator[Outcome]:
     """Run rows in a cloud of its own; what comes of each as it ends.
 
-    :param names: of moments and faults, as ``cloudplan.chosen`` takes them.
     :raises RuntimeError: if the cloud fails; what it said is on standard error.
     """
-    for line in owncloud.lines(__name__, guest_image('small'), *names):
+    for line in owncloud.lines(__name__, guest_image('small'), *(row.name for row in rows)):
         yield Outcome.from_json(line)
 
 

@@ -213,7 +213,9 @@ class OpenStack:
                     raise ClientError(f"{server} did not answer to {line!r} within {timeout:.0f} s:"
                                     f" {written!r}")  # fmt: skip
                 time.sleep(POLL)
-            stream.abort()
+            with contextlib.suppress(libvirt.libvirtError):
+                # libvirtd may be another one by now.
+                stream.abort()
         return written[: found.end()]
 
     def disk(self, server: str) -> Path:

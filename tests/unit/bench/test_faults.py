@@ -248,6 +248,28 @@ def test_no_row_of_the_cloud_is_there_twice():
     assert {row.fault for row in cloudplan.ROWS} == set(cloudplan.FAULTS.values())
 
 
+def test_a_row_is_asked_for_by_its_name():
+    assert list(cloudplan.BY_NAME.values()) == list(cloudplan.ROWS)
+
+
+def test_in_a_cloud_what_was_run_is_not_run_again(monkeypatch, tmp_path):
+    run = []
+    first, *others = cloudplan.chosen(['moves'])
+
+    def outcomes(rows):
+        run.extend(rows)
+        for row in rows:
+            yield Outcome(row.moment.value, row.fault.name, 'cloud', 1.0)
+
+    monkeypatch.setattr(command.incloud, 'run', outcomes)
+    report.note(tmp_path, Outcome(first.moment.value, first.fault.name, 'cloud', 1.0))
+    options = command.parser().parse_args(['--cloud', 'moves', '--report', str(tmp_path)])
+    assert command.run(options, None, True, True) == 0
+    assert run == others
+    assert command.run(options, None, True, False) == 0
+    assert run == [*others, first, *others]
+
+
 def test_nothing_is_tried_that_stock_nova_does_not_bear():
     asked = {name for row in cloudplan.ROWS if row.moment is Moment.ASKED
              for name in row.fault.kill}

@@ -25,7 +25,7 @@ from bootcache import naming, rpcapi
 from tools.cloud import records
 from tools.cloud.bootcache import DRIVER, STORAGE_SERVICE, BootcacheCloud
 from tools.cloud.client import ClientError
-from tools.cloud.processes import ServiceError
+from tools.cloud.processes import ServiceError, kill_all
 from tools.cloud.tenant import Log, Tenant, guest_image, wait_until
 
 LOG = logging.getLogger(__name__)
@@ -192,14 +192,14 @@ class CloudLife:
             cloud.kill_exporter()
             return
         if name == GATEWAY:
-            pids = [pid for pid in (cloud.gateway_pid(),) if pid is not None]
-        else:
-            session = cloud.daemons.pid(name)
-            pids = [process.pid for process in cloud.daemons.leftovers(name)
-                    if process.session == session]
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            if (pid := cloud.gateway_pid()) is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            return
+        session = cloud.daemons.pid(name)
+        # Until it is waited for, libvirtd takes the locks of the one before it to be held.
+        kill_all([process for process in cloud.daemons.leftovers(name)
+                  if process.session == session], terminate=False)
 
     # What is left.
 

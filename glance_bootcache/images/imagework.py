@@ -197,7 +197,12 @@ class ImageWork:
                                     made.virtual_bytes)
         room = min(quota, workingset.total_bytes(clusters) + cacheimage.metadata_bytes(
             clusters, self._conf.cluster_size, made.virtual_bytes))
-        self._disk_room.make(manifest.image_id, room)
+        with self._disk_room.kept(manifest.image_id, room):
+            self._build_within(room, manifest, working_set, job)
+
+    def _build_within(self, room: int, manifest: Manifest, working_set: WorkingSet,
+                      job: BuildJob) -> None:
+        made, quota = manifest.made, manifest.wished.quota
         name = self._store.new_name('cache', '.qcow2')
         backing_uri = naming.nbd_unix_uri(
             self._conf.gateway_socket,

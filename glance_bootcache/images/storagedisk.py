@@ -1,5 +1,9 @@
 """Room on the storage disk tier: the cache images that leave it (SC13 section 3.4)."""
 
+import contextlib
+import threading
+from collections.abc import Collection, Iterator
+
 from oslo_log import log as logging
 
 from bootcache import exception
@@ -26,6 +30,10 @@ class DiskRoom:
         self._exporter = exporter
         self._tiers = tiers
         self._shown = shown
+        # What cache images that are being built may come to have, in the order in which they were
+        # begun; each counts those before it. Guarded by the condition's lock, held for its steps.
+        self._promised: dict[object, int] = {}
+        self._given_back = threading.Condition()
 
     def keep_quota(self) -> None:
         """Evict what is over the storage disk tier's quota, as after it was lowered; and damage.
@@ -37,18 +45,58 @@ class DiskRoom:
                 self.evict(manifest.image_id)
         self.make('', 0)
 
-    def make(self, image_id: str, incoming: int) -> None:
-        """Evict least recently used cache images until another one fits.
+    @contextlib.contextmanager
+    def kept(self, image_id: str, incoming: int) -> Iterator[None]:
+        """Make room for a cache image, and keep it while the block builds and notes that.
+
+        One that has no room beside those that are being built waits until one of them is.
 
         :param image_id: whose cache image comes in.
         :param incoming: bytes of it, at most.
         :raises BuildFailed: if there is no room.
         """
+        mine = object()
+        with self._given_back:
+            self._promised[mine] = incoming
+        try:
+            self.make(image_id, incoming, mine)
+            yield
+        finally:
+            with self._given_back:
+                del self._promised[mine]
+                self._given_back.notify_all()
+
+    def _before(self, mine: object) -> dict[object, int]:
+        """Return what was promised before something was."""
+        with self._given_back:
+            promised = list(self._promised)
+            return {one: self._promised[one] for one in promised[:promised.index(mine)]} \
+                if mine in self._promised else {}
+
+    def _wait_for_one(self, promised: Collection[object]) -> None:
+        """Wait until one of what was promised is given back: each is being built."""
+        with self._given_back:
+            self._given_back.wait_for(lambda: not all(one in self._promised for one in promised))
+
+    def make(self, image_id: str, incoming: int, mine: object = None) -> None:
+        """Evict least recently used cache images until another one fits.
+
+        :param image_id: whose cache image comes in.
+        :param incoming: bytes of it, at most.
+        :param mine: what it was promised by, after others.
+        :raises BuildFailed: if there is no room.
+        """
         busy: set[str] = set()
         while True:
+            # Looked at first: what is built meanwhile is counted twice, and not left out.
+            before = self._before(mine)
             others = [manifest for manifest in self._store.manifests()
                       if manifest.image_id != image_id]
-            room = self._tiers.plan_disk(others, incoming, busy)
+            room = self._tiers.plan_disk(others, incoming + sum(before.values()), busy)
+            if not room.fits and before:
+                self._wait_for_one(before)
+                busy.clear()
+                continue
             if not room.fits and incoming:
                 raise exception.BuildFailed('the storage disk tier has no room; raise'
                                             ' [bootcache]storage_disk_quota or unpin images')

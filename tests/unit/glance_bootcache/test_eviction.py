@@ -13,6 +13,7 @@ import pytest
 from fakes_manager import until
 
 from bootcache import exception, locks
+from bootcache.tier import Eviction
 
 IMAGE, OTHER = (f'{number}a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f' for number in (7, 8))
 
@@ -130,3 +131,32 @@ def test_whoever_calls_another_service_with_a_lock_is_told(ready, locks_in_their
         ready.images.get(IMAGE)
     assert len(locks_in_their_turn) == 1
     locks_in_their_turn.clear()
+
+
+def test_two_that_are_built_at_the_same_time_count_for_each_other(ready, monkeypatch):
+    """Each was found to have room before, and both together were over the quota."""
+    room, planned, ended = ready.manager.disk_room, [], []
+    quota = 100
+
+    def plan(_manifests, incoming, _busy):
+        planned.append(incoming)
+        return Eviction(incoming <= quota, ())
+
+    monkeypatch.setattr(ready.tiers, 'plan_disk', plan)
+
+    def build(size):
+        with room.kept(OTHER, size):
+            ended.append(size)
+
+    with room.kept(IMAGE, 60):
+        with room.kept(OTHER, 40):
+            assert planned == [60, 100]
+        waits = threading.Thread(target=build, args=(41,))
+        waits.start()
+        until(lambda: planned[-1] == 101, 'that it looks for room')
+    waits.join(20)
+    assert ended == [41] and planned[-1] == 41
+    with pytest.raises(exception.BuildFailed, match='storage_disk_quota'), room.kept(IMAGE, 101):
+        pass
+    with room.kept(IMAGE, 100):
+        assert planned[-1] == 100, 'nothing is kept for what has failed'

@@ -239,6 +239,7 @@ class HostUpkeep:
         :raises BootcacheError: if the gateway refuses.
         :raises OSError: if an entry cannot be removed.
         """
+        self._host.cache.use_until_now()
         # By then settling has looked at a server that was made, or came here, meanwhile.
         for image_id in self._host.cache.gone(occasions.LONGEST_SECONDS):
             self._host.room.forget_gone(image_id, occasions.LONGEST_SECONDS)

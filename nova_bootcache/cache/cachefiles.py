@@ -302,6 +302,15 @@ class CacheFiles:
         return [image_id for image_id in (entry.remote.image_id for entry in self.entries())
                 if self.is_gone(image_id, unused_seconds)]
 
+    def use_until_now(self) -> None:
+        """Note what was last used at a time to come as used now: the clock was set back since.
+
+        It would not grow old before that time.
+        """
+        for entry in self.entries():
+            if self.age(entry.remote.image_id) < 0:
+                self.touch(entry.remote.image_id)
+
     def is_gone(self, image_id: str, unused_seconds: float) -> bool:
         """Tell whether only an image's entry is left.
 

@@ -215,7 +215,8 @@ class Chains:
                 elif step is PlanStep.SERVE_BASE:
                     self._gateway.ensure_base(remote)
                 elif step is PlanStep.GROW:
-                    store = self._stores.get(image_id, virtual_bytes, until_watched)
+                    store = self._stores.get(image_id, virtual_bytes, PlanStep.WATCH in plan,
+                                             until_watched)
                 elif step is PlanStep.CHAIN:
                     self._cache.touch(image_id)
                     self._create(disk.path, disk.size, self._cache.path(image_id), 'qcow2')
@@ -228,6 +229,7 @@ class Chains:
                                     offered, disk.console)
         except Exception:
             # The disk is made, and its boot does not depend on it.
+            store.spoilt = True
             LOG.exception('bootcache: the boot of server %s is not watched', disk.server_id)
 
     def _use_local(self, image_id: str, offered: Offered) -> None:

@@ -26,14 +26,23 @@ class ChainStores:
         self._room = parts.room
         self._limit = limit
 
-    def get(self, image_id: str, virtual_bytes: int,
+    def get(self, image_id: str, virtual_bytes: int, is_watched: bool,
             until_watched: contextlib.ExitStack) -> SharedStore | None:
         """Return a growing store below an image's export; None if it is read without one.
 
         :param virtual_bytes: size of the base.
+        :param is_watched: whether what the boot reads is to be told: what another one has read
+            through it, of which nobody is told, would lack.
         :param until_watched: the store stays as long as it is open.
         """
-        spoilt = self._spoilt_to_replace(image_id)
+        store = self._get(image_id, virtual_bytes, is_watched, until_watched)
+        if store is not None and not is_watched:
+            store.spoilt = True
+        return store
+
+    def _get(self, image_id: str, virtual_bytes: int, is_watched: bool,
+             until_watched: contextlib.ExitStack) -> SharedStore | None:
+        spoilt = self._spoilt_to_replace(image_id, is_watched)
         with self._needs.deciding.of(image_id):
             store = self._here(image_id, spoilt, until_watched)
         if store is not None or self._needs.is_arriving(image_id):
@@ -69,13 +78,16 @@ class ChainStores:
         until_watched.enter_context(self._needs.booting(image_id))
         return store
 
-    def _spoilt_to_replace(self, image_id: str) -> SharedStore | None:
+    def _spoilt_to_replace(self, image_id: str, is_watched: bool) -> SharedStore | None:
         """Return a store that another one may take the place of; to find out may take seconds.
 
         While the storage node is away it stays: what it has is all that servers can read.
         """
         store, entry = self._parts.below.stores.get(image_id), self._cache.known(image_id)
         if store is None or not store.spoilt or entry is None:
+            return None
+        if not is_watched and store.grows:
+            # It is as good as another one.
             return None
         try:
             storagenode.check_reachable(entry.remote)

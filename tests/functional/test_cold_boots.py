@@ -111,6 +111,25 @@ def test_what_a_boot_read_and_nobody_was_told_the_next_one_tells(hosts, node, di
         compare(f'{directory}/{disk}', node)
 
 
+def test_what_a_boot_read_that_was_not_watched_the_next_one_tells(hosts, node, directory):
+    """As while the storage service is away. Those that are not watched share a store."""
+    host = cold(node, hosts())
+    host.service.watch = None
+    boot(host, f'{directory}/one')
+    read(host, 5 * MIB, 4096)
+    store = host.below.stores.get(IMAGE)
+    boot(host, f'{directory}/two')
+    assert host.below.stores.get(IMAGE) is store
+    host.service.watch = WATCH
+    boot(host, f'{directory}/three')
+    read(host, 5 * MIB, 4096)
+    host.boots.server_goes('server-three')
+    (*_rest, extents, _ended_by, _seconds), = host.service.boots
+    assert [extent[:2] for extent in extents] == [[5 * MIB, 65536]]
+    for disk in ('one', 'two', 'three'):
+        compare(f'{directory}/{disk}', node)
+
+
 def test_what_nova_copies_while_servers_boot_is_reported_by_none(hosts, node, directory):
     """A live snapshot made the image worse for all: its reads were taken for the boot's."""
     host = cold(node, hosts())

@@ -118,6 +118,9 @@ class Host:
         self.held[remote.image_id] = changed
         return changed
 
+    def use_until_now(self):
+        """No clock is set here."""
+
     def gone(self, unused_seconds):
         return []
 

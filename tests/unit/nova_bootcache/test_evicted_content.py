@@ -6,6 +6,7 @@ The gateway is a stand-in, as in test_letting_go.py.
 import dataclasses
 import os
 import threading
+import time
 
 import pytest
 from fakes_letting_go import IMAGE, MIB, OTHER, evict, place
@@ -70,6 +71,17 @@ def test_it_is_forgotten_once_no_server_s_disk_stands_on_it(evicted):
     evicted.needs.note_unsettled([])
     upkeep(evicted).forget_gone()
     assert evicted.cache.known(IMAGE) is None
+
+
+def test_what_was_used_before_the_clock_was_set_back_grows_old(host):
+    """An hour, as where a host's clock is put right."""
+    host.needs.note_unsettled([])
+    place(host)
+    host.cache.remove_file(IMAGE)
+    to_come = time.time() + 3600
+    os.utime(f'{host.cache.path(IMAGE)}.json', (to_come, to_come))
+    upkeep(host).forget_gone()
+    assert 0 <= host.cache.age(IMAGE) < 3600 and host.cache.known(IMAGE) is not None
 
 
 def test_what_is_here_or_was_used_of_late_is_not_forgotten(host):

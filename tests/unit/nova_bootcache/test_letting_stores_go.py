@@ -198,7 +198,7 @@ def test_a_spoilt_store_stays_while_the_storage_node_is_away(host, tmp_path, mon
     monkeypatch.setattr(storagenode, 'check_reachable', check)
     monkeypatch.setattr(host.room, 'room_for_store', lambda image_id, size: None)
     with contextlib.ExitStack() as until_watched:
-        found = host.chains._stores.get(IMAGE, MIB, until_watched)
+        found = host.chains._stores.get(IMAGE, MIB, True, until_watched)
     assert free == [True], 'no lock is held over it'
     assert (found is store, store.closed) == ((True, False) if is_away else (False, True))
 
@@ -323,7 +323,7 @@ def test_stores_that_have_to_go_for_each_other_do_not_stand_still(host, decides,
 
     def grow(image):
         with contextlib.ExitStack() as until_watched:
-            host.chains._stores.get(image, MIB, until_watched)
+            host.chains._stores.get(image, MIB, True, until_watched)
 
     grow(IMAGE)
     threads = [threading.Thread(target=grow, args=(image,), daemon=True)
@@ -342,7 +342,7 @@ def test_two_servers_of_one_image_make_room_for_one_store(host, monkeypatch, boo
 
     def grow():
         with contextlib.ExitStack() as until_watched:
-            found.append(host.chains._stores.get(IMAGE, MIB, until_watched))
+            found.append(host.chains._stores.get(IMAGE, MIB, True, until_watched))
 
     reserve, opened = host.room.for_store, []
 

@@ -1,5 +1,6 @@
 """Pictures of working sets."""
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -27,7 +28,8 @@ def read_pattern(path: str, working_set: WorkingSet, *, over: str = 'time', titl
         from matplotlib import pyplot
     except ImportError as error:
         raise exception.BootcacheError(
-            f'drawing needs matplotlib ({error}); install the extra: bootcache[plot]') from error
+            f'drawing needs matplotlib ({error}); install it for this command:'
+            f' {sys.prefix}/bin/pip install matplotlib') from error
     timed = over == 'time' and any(extent.seconds is not None for extent in working_set.extents)
     lines: dict[str, list[Any]] = {}
     read = 0

@@ -104,8 +104,9 @@ def _only_one(state_dir: str) -> fasteners.InterProcessLock:
     except PermissionError:
         raise exception.ConfigurationError(
             f'[bootcache]state_dir: {path} belongs to another user, as whom glance-bootcache was'
-            f' started before; give the service\'s user all that is there (chown -R {state_dir})'
-        ) from None
+            f' started before. End what that user has left running (qemu-storage-daemon), and give'
+            f' all that is there, and in run_dir, to this service\'s user: chown -R'
+            f' {os.geteuid()} {state_dir}') from None
     if not is_ours:
         raise exception.BootcacheError(
             f'another glance-bootcache works on [bootcache]state_dir {state_dir}')

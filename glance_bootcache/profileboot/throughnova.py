@@ -99,7 +99,7 @@ def choose_flavor(flavors: list[Flavor], wanted_name: str | None, min_ram: int, 
     if not fitting:
         raise exception.ProfileBootFailed(
             f'no flavor has {min_ram} MiB of memory and {disk} GiB of disk;'
-            ' make one and name it in [bootcache]profile_flavor')
+            ' make one (without [bootcache]profile_flavor the smallest that fits is taken)')
     return min(fitting, key=lambda flavor: (flavor.ram, flavor.disk, flavor.name))
 
 

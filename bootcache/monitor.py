@@ -5,6 +5,7 @@ every wait has a limit, and who comes after one that was in vain is told at once
 """
 
 import contextlib
+import logging
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +17,8 @@ from bootcache.breaker import Breaker
 from bootcache.locks import OrderedLock
 
 _ATTEMPTS = 10
+# What the library logs of connections is raised as well, and told with the daemon's name and path.
+logging.getLogger('qemu.qmp').setLevel(logging.CRITICAL)
 
 
 class Session:
@@ -167,4 +170,12 @@ class Monitor:
                     # Nobody hangs there: there is nobody, or somebody else.
                     self.heard()
                     raise exception.StorageDaemonError(
-                        f'{self.name}: no answer on {self.path}: {error!r}') from error
+                        f'{self.name}: no answer on {self.path}: {_told(error)}') from error
+
+
+def _told(error: Exception) -> str:
+    """Return what became of a try to connect."""
+    cause = error.exc if isinstance(error, ConnectError) else error
+    if isinstance(cause, (FileNotFoundError, ConnectionRefusedError)):
+        return 'nobody listens there'
+    return repr(error)

@@ -1,6 +1,7 @@
 """What the QMP library may do; the daemon itself is in tests/functional/test_storagedaemon.py."""
 
 import asyncio
+import socket
 import threading
 
 import pytest
@@ -102,3 +103,17 @@ def test_nobody_waits_for_ever_for_another_who_has_the_monitor(tmp_path, monkeyp
         end.set()
         thread.join()
     assert Hangs.asked == 0
+
+
+@pytest.mark.parametrize('is_left', [False, True])
+def test_nobody_who_listens_is_told_once_and_in_words(tmp_path, caplog, is_left):
+    """The library that connects has lines of its own, without a path."""
+    path = str(tmp_path / 'gateway.qmp')
+    if is_left:
+        with socket.socket(socket.AF_UNIX) as left:
+            left.bind(path)
+    with pytest.raises(exception.StorageDaemonError) as caught, \
+            monitor.Monitor('gateway', path, 5, 5).session():
+        raise AssertionError('there is a session')
+    assert str(caught.value) == f'gateway: no answer on {path}: nobody listens there'
+    assert caplog.records == []

@@ -37,6 +37,7 @@ class StorageAPI(rpcapi.StorageAPI):
     def __init__(self, conf: cfg.ConfigOpts, directory: str):
         self._timeout = conf[bootcache_conf.GROUP].rpc_timeout
         self._breaker = Breaker(rpcapi._SILENT_CALLS, rpcapi._SILENCE_SECONDS)
+        self._earlier_until = {}
         self._directory = directory
 
     def _call(self, method: str, *, seconds: float | None = None, since: str | None = None,

@@ -12,6 +12,7 @@ import pytest
 from fakes_standing import CACHE, disk, make_house
 from nova import exception as nova_exception
 from nova.compute import api, manager, power_state, vm_states
+from nova.objects.instance import Instance
 from nova.virt.libvirt import driver as libvirt_driver
 from nova.virt.libvirt import imagebackend
 from oslo_service import loopingcall
@@ -141,15 +142,16 @@ def test_one_that_cannot_be_resumed_stays_suspended(nova, monkeypatch):
 @pytest.mark.parametrize('stands', [False, True])
 def test_one_that_stands_still_as_soon_as_it_is_started_has_been_started(nova, stands):
     """Nova would wait until the storage node is back."""
+    instance = Instance(uuid=nova.instance.uuid)
     nova.driver.standing.is_standing.return_value = stands
     nova.driver.get_info = lambda _instance: types.SimpleNamespace(
         state=power_state.PAUSED if stands else power_state.RUNNING)
     with pytest.raises(loopingcall.LoopingCallDone):
-        nova.driver._wait_for_running(nova.instance)
+        nova.driver._wait_for_running(instance)
     # One that stands still as its user wants it to is Nova's own affair.
     nova.driver.standing.is_standing.return_value = False
     nova.driver.get_info = lambda _instance: types.SimpleNamespace(state=power_state.PAUSED)
-    nova.driver._wait_for_running(nova.instance)
+    nova.driver._wait_for_running(instance)
 
 
 @pytest.mark.parametrize('method', ['resume', '_soft_reboot', 'finish_migration',

@@ -11,8 +11,6 @@ _LEAST_RESERVE = 384 << 10
 # everybody, and cleared: there it is what two seconds need, at the pace of the last look.
 AHEAD = 256 << 20
 _LEAST_AHEAD_IN_MEMORY, _SECONDS_AHEAD_IN_MEMORY = 64 << 20, 2
-# It is taken in pieces, as a tmpfs clears what it gives: a server waits for the first one.
-_FIRST_PIECE, _PIECE = 32 << 20, 64 << 20
 
 
 def reserve(limit: int) -> int:
@@ -52,20 +50,10 @@ def horizon(limit: int, size: int, held: int, free: int, beyond: int = AHEAD) ->
     return min(limit, max(own, min(size + beyond, own + free - spare(limit))))
 
 
-def next_piece(end: int, size: int, held: int) -> int:
-    """Return the size up to which a store takes the medium's space now, in bytes of its file.
-
-    :param end: up to which it may, see :func:`horizon`.
-    :param size: of the store now.
-    :param held: size up to which the medium's space is the store's already; 0 at first.
-    """
-    return min(end, max(size, held) + (_PIECE if held else _FIRST_PIECE))
-
-
 def write_rate(limit: int, size: int) -> int:
     """Return the bytes a second with which a store may grow: the rest lasts a look's time.
 
-    :param limit: size that the store may have until the next look, see :func:`next_piece`.
+    :param limit: size that the store may have until the next look, see :func:`horizon`.
     :param size: of the store, in bytes.
     """
     rest = max(limit - size, 0)

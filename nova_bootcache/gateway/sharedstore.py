@@ -22,7 +22,7 @@ from bootcache.workingset import Extent
 from nova_bootcache.gateway import diskroom, graph
 from nova_bootcache.gateway.daemon import Gateway
 from nova_bootcache.gateway.graph import FILTER, REMOTE, STORE, Store
-from nova_bootcache.gateway.growth import ahead, horizon, next_piece, reserve, spare, write_rate
+from nova_bootcache.gateway.growth import ahead, horizon, reserve, spare, write_rate
 from nova_bootcache.locks import Rank
 
 LOG = logging.getLogger(__name__)
@@ -129,18 +129,14 @@ class SharedStore:
         try:
             free = diskroom.free(self.path)
             grown, self._looked_at = size - self._looked_at, size
-            most = horizon(self.limit, size, self._held, free, ahead(grown, self._is_in_memory))
-            end = next_piece(most, size, self._held)
-            if end > self._held:
-                if diskroom.hold(self.path, end):
-                    self._held = end
-                else:
-                    end = most
+            end = horizon(self.limit, size, self._held, free, ahead(grown, self._is_in_memory))
+            if end > self._held and diskroom.hold(self.path, end):
+                self._held = end
         except OSError as error:
             # Somebody was faster, or has a quota of his own there.
             LOG.info('image %s: no more room for its growing store: %s', self.name, error)
             return 0
-        return end if free >= spare(self.limit) and most > size + reserve(self.limit) else 0
+        return end if free >= spare(self.limit) and end > size + reserve(self.limit) else 0
 
     def _keep_limit(self, size: int) -> None:
         end = self._take_room(size)

@@ -212,7 +212,7 @@ class StandingServers:
 
         def change(domain: Any) -> None:
             errorstop.comes_back_running(
-                domain, lambda found: (to_wait(found) if to_wait is not None else '') or found)
+                domain, lambda text: (to_wait(text) if to_wait is not None else '') or text)
             found.append(errorstop.comes_back_waiting(domain))
 
         self._change(server_id, change, 'what it was suspended as',
@@ -236,7 +236,7 @@ class StandingServers:
         """Change the domain of a server that has a disk at which it waits; others are stock Nova's.
 
         :param what: is not as it is to be if that fails, for the log.
-        :param is_ours: whether it is known to be none of these.
+        :param is_ours: whether it is known to have one.
         """
         try:
             with self._steps.of(server_id):

@@ -41,20 +41,6 @@ def test_a_store_on_a_full_medium_has_what_it_took_before():
     assert growth.horizon(1 << 30, 5 << 20, 0, 0) == 5 << 20
 
 
-@given(LIMITS, st.integers(0, 1 << 34), st.integers(1 << 30, 1 << 41))
-def test_space_is_taken_in_pieces_until_all_of_it_is_there(limit, size, free):
-    """A tmpfs clears what it gives, and a server waits for the first piece."""
-    most = growth.horizon(limit, size, 0, free)
-    held, looks = growth.next_piece(most, size, 0), 1
-    assert held - size <= 32 << 20 and (held > size or most <= size)
-    while held < most:
-        held, before = growth.next_piece(most, size, held), held
-        looks += 1
-        assert before < held <= most
-    assert looks <= 6
-    assert growth.next_piece(most, size, held) == most
-
-
 @given(LIMITS)
 def test_it_stops_before_its_limit_and_not_too_early(limit):
     reserve = growth.reserve(limit)

@@ -68,9 +68,15 @@ class Operator:
         self._openstack = openstack
 
     def openstack(self, line):
+        """Run a command of the client, which may be one whose lines grep sifts."""
+        line, *sieve = line.split(' | ')
         program, *arguments = shlex.split(line)
         assert program == 'openstack'
-        return self._openstack.run(*arguments)
+        told = self._openstack.run(*arguments)
+        for command in sieve:
+            told = subprocess.run(shlex.split(command), input=told, check=True, text=True,
+                                  stdout=subprocess.PIPE).stdout
+        return told
 
     def bootcache(self, line):
         program, *arguments = shlex.split(line)
@@ -193,6 +199,15 @@ def test_it_is_taken_out_by_the_page(cloud, afterwards, tenant, operator, user, 
     flavor = openstack.nova.flavors.find(name='m1.tiny')
     flavor.set_keys({f'trait:{TRAIT}': 'required'})
     with tenant.aggregate(first, bootcache_weight_multiplier='2') as aggregate:
+        for line, whose in (
+                ('openstack image list --property bootcache_require=warm', None),
+                ('openstack image list --property bootcache_require=driver', image),
+                (f'openstack image list --property trait:{TRAIT}=required', image),
+                (f'openstack flavor list --long | grep {TRAIT}', 'm1.tiny'),
+                ('openstack aggregate list --long | grep bootcache', aggregate),
+                ('openstack image list --property bootcache_settle=no', image)):
+            listed_by = operator.openstack(page.take(line))
+            assert image not in listed_by if whose is None else whose in listed_by
         for line, values in (
                 ('openstack image unset --property bootcache_require IMAGE', {'IMAGE': image}),
                 (f'openstack image unset --property trait:{TRAIT} IMAGE', {' IMAGE': f' {image}'}),

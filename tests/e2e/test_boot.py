@@ -237,20 +237,20 @@ def test_stock_driver_and_back_leaves_servers_alone(tenant, ready_image, cloud):
     assert '/_bootcache/' in tenant.backing(server)[1]
 
 
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(2400)
 def test_a_real_distribution(tenant, wire):
     """Debian with systemd and cloud-init, recorded up to the unit cloud-final.service, which starts
     after the login prompt."""
     unit = r"running 'modules:final'"
     image = tenant.image(guest_image('debian'), by_import=True, bootcache_boot_marker=unit)
-    found = tenant.wait_state(image, 'ready', 400)
+    found = tenant.wait_state(image, 'ready', 1200)
     assert found['working_set']['ended_by'] == 'marker'
     assert found['working_set']['boot_marker'] == unit
     assert found['cache_image']['bytes'] <= 1.02 * found['cache_image']['data_bytes']
     server = tenant.server(image, 'm1.small')
     begin = wire.position()
-    console = tenant.openstack.wait_console(server, 'login:', 300)
-    wait_until(lambda: re.search(unit, tenant.openstack.console(server)), 'the unit', 120)
+    console = tenant.openstack.wait_console(server, 'login:', 600)
+    wait_until(lambda: re.search(unit, tenant.openstack.console(server)), 'the unit')
     login = console.index('login:')
     assert re.search(unit, tenant.openstack.console(server)).start() > login
     assert sum(request.length for request in base_requests(wire, begin)) \

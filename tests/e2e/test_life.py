@@ -23,8 +23,8 @@ class Pair:
         with ThreadPoolExecutor() as pool:
             lazy, settling = pool.map(
                 lambda settle: tenant.image(small_image, bootcache_settle=settle), ('no', 'yes'))
-        tenant.wait_state(lazy, 'ready', 180)
-        tenant.wait_state(settling, 'ready', 180)
+        tenant.wait_state(lazy, 'ready')
+        tenant.wait_state(settling, 'ready')
         self.images = lazy, settling
         self.servers = self.both(lambda image: tenant.server(image, 'm1.disks'), self.images)
         self.each(tenant.login)

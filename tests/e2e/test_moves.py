@@ -13,7 +13,7 @@ def images(module_tenant, small_image):
     """One whose servers stay on the cache image, and one whose servers are settled."""
     images = [module_tenant.image(small_image, bootcache_settle=settle) for settle in ('no', 'yes')]
     for image in images:
-        module_tenant.wait_state(image, 'ready', 180)
+        module_tenant.wait_state(image, 'ready')
     return images
 
 

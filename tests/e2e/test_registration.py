@@ -166,6 +166,6 @@ def test_the_service_killed_in_mid_recording_starts_again(tenant, small_image, c
     with cloud.hosts_heard():
         cloud.start(STORAGE_SERVICE)
     storage_log.wait(f'deleting server {before[0].id}, left over from a profile boot')
-    found = tenant.wait_state(image, 'ready', 150)
+    found = tenant.wait_state(image, 'ready')
     assert found['cache_image']['bytes'] > 0
     wait_until(lambda: not profile_servers(tenant), 'no profile server is left')

@@ -101,7 +101,7 @@ class Tenant:
         found: str | None = self.openstack.image_api("GET", f"/{image}").get(name)
         return found
 
-    def wait_state(self, image: str, state: str, timeout: float = 300) -> dict[str, Any]:
+    def wait_state(self, image: str, state: str, timeout: float = 600) -> dict[str, Any]:
         """Wait for an image's state in the storage service and on Glance's image."""
         def reached() -> dict[str, Any] | None:
             found = self.show(image)

@@ -7,14 +7,17 @@ from collections.abc import Collection, Iterator
 from oslo_log import log as logging
 
 from bootcache import exception
-from bootcache.manifest import CacheInfo, Standing
+from bootcache.manifest import CacheInfo, Manifest, Standing
 from glance_bootcache.images.jobs import Jobs
 from glance_bootcache.images.shown import Shown
+from glance_bootcache.profileboot.job import BuildJob
 from glance_bootcache.storage.exporter import Exporter
 from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import StorageTiers
 
 LOG = logging.getLogger(__name__)
+
+_CURE = 'raise [bootcache]storage_disk_quota or unpin images'
 
 
 class DiskRoom:
@@ -49,7 +52,8 @@ class DiskRoom:
     def kept(self, image_id: str, incoming: int) -> Iterator[None]:
         """Make room for a cache image, and keep it while the block builds and notes that.
 
-        One that has no room beside those that are being built waits until one of them is.
+        One that has no room beside those that are being built waits until one of them is. One that
+        has none beside the older one of its image takes that one's: it goes before.
 
         :param image_id: whose cache image comes in.
         :param incoming: bytes of it, at most.
@@ -90,20 +94,38 @@ class DiskRoom:
         while True:
             # Looked at first: what is built meanwhile is counted twice, and not left out.
             before = self._before(mine)
-            others = [manifest for manifest in self._store.manifests()
-                      if manifest.image_id != image_id]
-            room = self._tiers.plan_disk(others, incoming + sum(before.values()), busy)
+            manifests = self._store.manifests()
+            # Its older one lies there, and is given out, until the newer one is noted.
+            room = self._tiers.plan_disk(manifests, incoming + sum(before.values()),
+                                         busy | {image_id})
             if not room.fits and before:
                 self._wait_for_one(before)
                 busy.clear()
                 continue
             if not room.fits and incoming:
-                raise exception.BuildFailed('the storage disk tier has no room; raise'
-                                            ' [bootcache]storage_disk_quota or unpin images')
+                self._give_older_up(image_id, self._tiers.plan_disk(
+                    [manifest for manifest in manifests if manifest.image_id != image_id],
+                    incoming, busy).fits)
+                continue
             refused = [victim for victim in room.evict if not self.evict(victim)]
             if not refused:
                 return
             busy.update(refused)
+
+    def _give_older_up(self, image_id: str, is_enough: bool) -> None:
+        """Remove the older cache image of one that has room only when that is gone.
+
+        :param is_enough: whether it has then.
+        :raises BuildFailed: if it has not, or the older one stays.
+        """
+        manifest = self._store.load(image_id)
+        if manifest is None or manifest.made.cache_image is None or not is_enough:
+            raise exception.BuildFailed(f'the storage disk tier has no room; {_CURE}')
+        if manifest.wished.pinned or not self._remove(manifest, self._jobs.of(image_id)):
+            raise exception.BuildFailed('the storage disk tier has no room beside the older one,'
+                                        f' which is pinned, or is being fetched; {_CURE}')
+        LOG.info('image %s: its older cache image goes before the newer one is built, as storage'
+                 ' disk has no room for both', image_id)
 
     def evict(self, image_id: str) -> bool:
         """Drop a cache image from the storage disk tier; its next boot has it built again.
@@ -115,23 +137,34 @@ class DiskRoom:
             return True
         if self._jobs.of(image_id) is not None:
             return False
-        # Not under the store's lock: the exporter may take its time.
-        with self._exporter.withdrawn(manifest) as gone:
-            if not gone or not self._drop(image_id, manifest.made.cache_image):
-                return False
-            self._tiers.forget(image_id)
+        if not self._remove(manifest, None):
+            return False
         if manifest.standing is Standing.DONE:
             self._shown.show(image_id)
         LOG.info('image %s: its cache image is evicted from storage disk', image_id)
         return True
 
-    def _drop(self, image_id: str, cache_image: CacheInfo) -> bool:
-        """Remove a cache image's file, unless something was taken in hand for it meanwhile."""
+    def _remove(self, manifest: Manifest, job: BuildJob | None) -> bool:
+        """Serve a cache image no more, and remove it.
+
+        :param job: what is in hand for it.
+        :returns: False if a host is fetching it, or something else was taken in hand meanwhile.
+        """
+        assert manifest.made.cache_image is not None
+        # Not under the store's lock: the exporter may take its time.
+        with self._exporter.withdrawn(manifest) as gone:
+            if not gone or not self._drop(manifest.image_id, manifest.made.cache_image, job):
+                return False
+            self._tiers.forget(manifest.image_id)
+        return True
+
+    def _drop(self, image_id: str, cache_image: CacheInfo, job: BuildJob | None) -> bool:
+        """Remove a cache image's file, unless something else was taken in hand for it meanwhile."""
         with self._store.lock:
             manifest = self._store.load(image_id)
             if manifest is None or manifest.made.cache_image is None:
                 return True
-            if self._jobs.of(image_id) is not None or manifest.made.cache_image != cache_image:
+            if self._jobs.of(image_id) is not job or manifest.made.cache_image != cache_image:
                 return False
             self._store.put(manifest.making(cache_image=None))
             return True

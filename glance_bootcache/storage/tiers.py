@@ -159,9 +159,9 @@ class StorageTiers:
                   busy: Collection[str] = ()) -> Eviction:
         """Plan which images' cache images leave the storage disk tier.
 
-        :param manifests: of all images, without the one whose cache image comes in.
-        :param incoming: bytes of that.
-        :param busy: ids of those that ``Exporter.withdraw_cache`` found being fetched.
+        :param manifests: of all images whose cache images count.
+        :param incoming: bytes of one that comes in beside them.
+        :param busy: ids of those that stay, as they are being fetched or built again.
         """
         return tier.make_room([self._item(manifest, manifest.image_id in busy)
                                for manifest in manifests if manifest.made.cache_image is not None],

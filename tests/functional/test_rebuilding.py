@@ -13,6 +13,7 @@ from tiers_house import MIB, flip
 from tiers_house import house as house  # the fixture
 from tiers_house import memory as memory  # likewise
 
+from bootcache import steps
 from bootcache.manifest import Made, Manifest, Standing, WorkingSetInfo
 from bootcache.tier import Medium
 from bootcache.workingset import Extent, WorkingSet
@@ -34,9 +35,9 @@ class Rebuilding:
         self._jobs = Jobs(1, house.store.lock)
         # Glance, who is shown how far it is, is not there; nor is Nova, who is not asked.
         shown = types.SimpleNamespace(show=lambda image_id: None)
+        self._states = States(house.store, self._jobs, shown)
         self._work = ImageWork(
-            house.conf, house.store, None, house.exporter, house.tiers, None,
-            States(house.store, self._jobs, shown),
+            house.conf, house.store, None, house.exporter, house.tiers, None, self._states,
             DiskRoom(house.store, self._jobs, house.exporter, house.tiers, shown), None)
         os.makedirs(house.store.directory(IMAGE))
         name = house.store.save_working_set(IMAGE, WorkingSet(
@@ -49,8 +50,7 @@ class Rebuilding:
     def build(self):
         """Build it; return the manifest."""
         job = self._jobs.begin(IMAGE)
-        self._work.build_again(job)
-        self._jobs.end(job)
+        self._states.guarded(job, lambda: self._work.build_again(job))
         return self._house.store.load(IMAGE)
 
     def stop(self):
@@ -82,3 +82,47 @@ def test_a_damaged_one_is_read_no_more_when_it_was_built_again(house, rebuilding
     # What was given up has no reader who would keep its space.
     assert os.listdir(house.memory) == []
     assert damaged not in house.exporter._daemon.node_files().values()
+
+
+@pytest.fixture
+def quota(request, storage_conf):
+    """The storage disk tier's quota, in MiB; asked for before the house is made."""
+    for option in ('max_quota', 'storage_disk_quota'):
+        storage_conf.set_override(option, f'{request.param}MiB', 'bootcache')
+    return request.param
+
+
+@pytest.fixture
+def most(house, monkeypatch):
+    """The most bytes that the storage disk tier has had at a step of what is done."""
+    found = [0]
+
+    def look(_step):
+        directory = house.store.directory(IMAGE)
+        found[0] = max(found[0], sum(os.stat(f'{directory}/{name}').st_blocks * 512
+                                     for name in os.listdir(directory)
+                                     if name.startswith('cache-')))
+
+    monkeypatch.setattr(steps, '_hook', look)
+    return found
+
+
+@pytest.mark.parametrize('quota', [3, 5], indirect=True)
+def test_the_quota_holds_while_one_is_built_again(quota, house, rebuilding, most):
+    """Two of 2 MiB lay there at the same time, whatever the quota was."""
+    before = rebuilding.build()
+    after = rebuilding.build()
+    assert after.made.cache_image.file != before.made.cache_image.file
+    assert house.served_from(after) == house.disk_path(after)
+    assert (most[0] > 4 * MIB) is (quota == 5) and most[0] <= quota * MIB
+
+
+@pytest.mark.parametrize('quota', [3], indirect=True)
+def test_one_that_is_fetched_serves_on_where_a_newer_one_has_no_room(quota, house, rebuilding):
+    before = rebuilding.build()
+    fetches = house.connect(house.exporter.cache_export(before))
+    after = rebuilding.build()
+    assert after.made.cache_image == before.made.cache_image
+    assert 'older cache image serves' in after.reason and 'beside the older' in after.reason
+    assert fetches.pread(MIB, 0) and house.served_from(after) == house.disk_path(after)
+    fetches.shutdown()

@@ -12,8 +12,8 @@ import threading
 import pytest
 from fakes_manager import until
 
-from bootcache import exception, locks
-from bootcache.tier import Eviction
+from bootcache import exception, locks, tier
+from bootcache.tier import Eviction, Item, TierLimits
 
 IMAGE, OTHER = (f'{number}a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f' for number in (7, 8))
 
@@ -160,3 +160,51 @@ def test_two_that_are_built_at_the_same_time_count_for_each_other(ready, monkeyp
         pass
     with room.kept(IMAGE, 100):
         assert planned[-1] == 100, 'nothing is kept for what has failed'
+
+
+@pytest.fixture
+def full(ready, monkeypatch):
+    """A storage disk tier for 100 bytes, with both images' cache images of 40; IMAGE's is older."""
+    limits = TierLimits(100, 100, 100)
+
+    def plan(manifests, incoming=0, busy=()):
+        return tier.make_room([Item(manifest.image_id, 40, int(manifest.image_id == OTHER),
+                                    manifest.wished.pinned, manifest.image_id in busy)
+                               for manifest in manifests if manifest.made.cache_image is not None],
+                              limits, incoming)
+
+    monkeypatch.setattr(ready.tiers, 'plan_disk', plan)
+    return ready
+
+
+def test_the_older_one_counts_while_a_newer_one_is_built(full):
+    """Both lie there until the newer one is noted: 120 bytes before, of 100."""
+    room, older = full.manager.disk_room, path(full)
+    with room.kept(IMAGE, 40):
+        assert path(full, OTHER) is None, 'it goes, though it was used later'
+        assert path(full) == older and os.path.exists(older), 'it is given out meanwhile'
+
+
+@pytest.mark.parametrize('what', ['other', 'both', 'fetched', 'too large'])
+def test_the_older_one_goes_first_where_there_is_no_room_for_both(full, what):
+    room, older = full.manager.disk_room, path(full)
+    full.store.change(OTHER, lambda manifest: manifest.wishing(pinned=True))
+    if what == 'both':
+        full.store.change(IMAGE, lambda manifest: manifest.wishing(pinned=True))
+    elif what == 'fetched':
+        full.exporter.fetching.add(IMAGE)
+    job = full.manager.jobs.begin(IMAGE)
+    try:
+        if what == 'other':
+            with room.kept(IMAGE, 60):
+                assert path(full) is None and not os.path.exists(older)
+                assert full.tiers.forgotten[-1] == IMAGE, 'nor is it in memory'
+        else:
+            says = 'has no room; raise' if what == 'too large' else 'beside the older one'
+            with pytest.raises(exception.BuildFailed, match=says), \
+                    room.kept(IMAGE, 61 if what == 'too large' else 60):
+                pass
+            assert path(full) == older and os.path.exists(older), 'nothing is gained by it'
+        assert path(full, OTHER) is not None
+    finally:
+        full.manager.jobs.end(job)

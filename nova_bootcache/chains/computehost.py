@@ -106,7 +106,7 @@ class ComputeHost:
             self.recordings.discard_left_over()
 
     def tidy_stores(self) -> None:
-        """Remove the growing stores that are of no more use.
+        """Remove the growing stores that are of no more use, and have others keep what they need.
 
         That of a cold image goes on growing to its limit, as servers share it; once there is a
         whole cache image, and no boot is watched, nobody gains by it. While the storage node is
@@ -124,3 +124,4 @@ class ComputeHost:
                         self.below.drop_store(store.name)
             except exception.BootcacheError as error:
                 LOG.info('image %s: its growing store stays for now: %s', store.name, error)
+        self.below.give_back()

@@ -1,11 +1,14 @@
 """Space of a file system that a file has for itself, whoever fills the rest."""
 
+import contextlib
 import ctypes
 import errno
 import os
 import shutil
 
 _FALLOC_FL_KEEP_SIZE = 1
+# A page of a tmpfs may be so large, and a file's last one be its own.
+_LARGEST_PAGE = 2 << 20
 # What a file system answers that cannot promise space, as NFS before 4.2 cannot.
 _UNABLE = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
@@ -30,6 +33,34 @@ def hold(path: str, size: int) -> bool:
         if code in _UNABLE:
             return False
         raise OSError(code, os.strerror(code), path)
+    finally:
+        os.close(fd)
+
+
+def has_ahead(path: str) -> bool:
+    """Tell whether a file has space beyond its end that it was given by ``hold``.
+
+    :returns: False also if it is gone.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        status = os.stat(path)
+        return status.st_blocks * 512 >= status.st_size + _LARGEST_PAGE
+    return False
+
+
+def give_back(path: str) -> None:
+    """Give back a file's space beyond its end; length, content and time of it stay as they are.
+
+    Nobody may write to it meanwhile: what makes it longer would be lost.
+
+    :raises OSError: if the file is gone.
+    """
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        status = os.fstat(fd)
+        # To the length that it has: file systems free what is beyond it.
+        os.ftruncate(fd, status.st_size)
+        os.utime(fd, ns=(status.st_atime_ns, status.st_mtime_ns))
     finally:
         os.close(fd)
 

@@ -163,6 +163,21 @@ class SharedStore:
             self._gateway.change(self.name, store=Store.STAYS)
             self.grows = False
 
+    def give_back(self) -> None:
+        """Give back the medium's space beyond what is in it, when it does not grow any more.
+
+        To be called only while the storage node answers; see ``GrowingStore.write_tables``.
+
+        :raises StorageDaemonError: if the gateway refuses.
+        :raises OSError: if its file is gone.
+        """
+        with self._lock:
+            # They may lie beyond the file's end. Nobody writes to it after that.
+            self._store.write_tables()
+            diskroom.give_back(self.path)
+        LOG.info('image %s: its growing store, which does not grow any more, gave back the space'
+                 ' beyond its %d bytes', self.name, self.size())
+
     def mark(self) -> Mark:
         """Return the present place in the store's growth."""
         return self._store.mark()

@@ -7,7 +7,7 @@ import threading
 import nbd
 import pytest
 from compute_host import boot, compare
-from functional_tools import until
+from functional_tools import qemu_img, until
 from storage_node import IMAGE, MIB, SIZE, content
 
 from bootcache import naming
@@ -39,6 +39,11 @@ def fill(medium, left=0):
     with open(path, 'wb') as stream:
         stream.write(bytes(status.f_bavail * status.f_frsize - left))
     return path
+
+
+def on_disk(store):
+    """The bytes that a store's file has of its medium."""
+    return os.stat(store.path).st_blocks * 512
 
 
 def reader(host):
@@ -105,6 +110,40 @@ def test_space_is_the_stores_own_before_anything_is_written(small_host, node, me
     server.shutdown()
     assert store.size() > 4 * MIB
     store.close()
+
+
+@pytest.mark.parametrize('is_killed', [False, True])
+@pytest.mark.parametrize('in_memory', [True, False])
+def test_a_store_that_stopped_gives_back_what_it_was_to_grow_into(
+        request, hosts, node, directory, in_memory, is_killed):
+    """It had all of its limit for as long as it was there."""
+    if in_memory:
+        request.getfixturevalue('medium')
+    host = hosts(store_quota='16MiB')
+    data = content(node)
+    node.serve()
+    assert boot(host, f'{directory}/one') is True
+    store = host.below.stores.get(IMAGE)
+    server = reader(host)
+    assert server.pread(MIB, 3 * MIB) == data[3 * MIB:4 * MIB]
+    host.upkeep.once()
+    assert on_disk(store) == 16 * MIB and store.grows
+    if is_killed:
+        # Nobody looks at it any more, and it grows on.
+        host.below.stores.stop()
+        host = hosts(store_quota='16MiB')
+    else:
+        store.stop_growing()
+    host.upkeep.once()
+    assert MIB < store.size() <= on_disk(store) < store.size() + 65536
+    assert server.pread(SIZE, 0) == data
+    host.upkeep.once()
+    assert on_disk(store) < store.size() + 65536
+    # Its tables and what it has are whole.
+    qemu_img('check', '-U', '-f', 'qcow2', store.path)
+    node.kill()
+    assert server.pread(MIB, 3 * MIB) == data[3 * MIB:4 * MIB]
+    server.shutdown()
 
 
 def test_a_full_disk_gets_no_store(small_host, node, medium, directory):

@@ -1,0 +1,126 @@
+"""Growing stores that have stopped give back the space that they were to grow into.
+
+The gateway is a stand-in; tests/functional/test_full_medium.py has a real one.
+"""
+
+import os
+
+import pytest
+from fakes_letting_go import IMAGE, MIB, OTHER, place
+from fakes_letting_go import host as host  # the fixture
+
+from bootcache import exception, growingstore
+from bootcache.tier import Medium
+from nova_bootcache import storagenode
+from nova_bootcache.gateway import diskroom, graph
+from nova_bootcache.gateway.graph import Present
+from nova_bootcache.gateway.sharedstore import SharedStore
+
+STOPPED = frozenset((graph.TOP, graph.REMOTE, *graph.GROWING)) - {graph.FILTER}
+
+
+def on_disk(path):
+    return os.stat(path).st_blocks * 512
+
+
+def make_store(path, ahead=8 * MIB):
+    """A store's file, with space beyond its end."""
+    with open(path, 'wb') as stream:
+        stream.write(b'x' * MIB)
+    assert diskroom.hold(path, ahead) is True
+    os.utime(path, (7, 9))
+    return path
+
+
+@pytest.fixture
+def kinds(host, monkeypatch):
+    """The nodes that the gateway has of images: stores that were stopped, of both."""
+    kinds = {IMAGE: STOPPED, OTHER: STOPPED}
+    monkeypatch.setattr(host.gateway, 'present', lambda images: {
+        image: Present(kinds[image], True) for image in images if image in kinds})
+    return kinds
+
+
+@pytest.fixture
+def written(monkeypatch):
+    """The stores whose tables were written, with their space at that time."""
+    written = []
+    monkeypatch.setattr(growingstore.GrowingStore, 'write_tables',
+                        lambda store: written.append((store.name, on_disk(store.path))))
+    return written
+
+
+@pytest.fixture
+def paths(host):
+    """The stores' files of two images."""
+    for image in (IMAGE, OTHER):
+        place(host, image)
+    return [make_store(host.cache.store_path(image, Medium.DISK)) for image in (IMAGE, OTHER)]
+
+
+def test_a_file_keeps_its_content_and_its_time(tmp_path):
+    path = make_store(str(tmp_path / 'store'))
+    assert diskroom.has_ahead(path) and on_disk(path) == 8 * MIB
+    diskroom.give_back(path)
+    assert not diskroom.has_ahead(path) and on_disk(path) == MIB
+    with open(path, 'rb') as stream:
+        assert stream.read() == b'x' * MIB
+    assert os.stat(path).st_mtime == 9, 'it is by that when it was used'
+    assert not diskroom.has_ahead(str(tmp_path / 'none'))
+
+
+def test_it_is_given_back_when_the_tables_are_written(host, kinds, written, paths):
+    """Those of an earlier process, too, as these are."""
+    host.tidy_stores()
+    assert sorted(written) == sorted([(IMAGE, 8 * MIB), (OTHER, 8 * MIB)])
+    assert [on_disk(path) for path in paths] == [MIB, MIB]
+    host.tidy_stores()
+    assert len(written) == 2, 'nothing is to be done any more'
+
+
+@pytest.mark.parametrize('what', ['grows here', 'grows there', 'is none'])
+def test_what_may_be_written_to_keeps_it(host, kinds, written, paths, what):
+    if what == 'grows here':
+        store = SharedStore(host.gateway, IMAGE, MIB, paths[0], 64 * MIB)
+        store.grows = True
+        host.below.stores._stores[IMAGE] = store
+    else:
+        kinds[IMAGE] = STOPPED | {graph.FILTER} if what == 'grows there' else frozenset()
+    host.tidy_stores()
+    assert [on_disk(path) for path in paths] == [8 * MIB, MIB]
+    host.below.stores._stores.clear()
+
+
+def test_one_that_begins_to_grow_meanwhile_keeps_it(host, kinds, written, paths, monkeypatch):
+    monkeypatch.setattr(storagenode, 'check_reachable', lambda remote: kinds.update(
+        {IMAGE: STOPPED | {graph.FILTER}}))
+    host.tidy_stores()
+    assert on_disk(paths[0]) == 8 * MIB and [name for name, _bytes in written] == [OTHER]
+
+
+def test_nobody_waits_for_a_storage_node_that_is_away(host, kinds, written, paths, monkeypatch):
+    asked = []
+
+    def check(remote):
+        asked.append(remote.image_id)
+        raise exception.StorageNodeAway('away')
+
+    with monkeypatch.context() as patched:
+        patched.setattr(storagenode, 'check_reachable', check)
+        host.tidy_stores()
+    assert len(asked) == 1 and written == []
+    host.tidy_stores()
+    assert [on_disk(path) for path in paths] == [MIB, MIB]
+
+
+def test_one_that_is_refused_keeps_no_other_from_it(host, kinds, paths, monkeypatch, caplog):
+    caplog.set_level('INFO')
+
+    def write(store):
+        if store.name == OTHER:
+            raise exception.StorageDaemonError('refused')
+
+    monkeypatch.setattr(growingstore.GrowingStore, 'write_tables', write)
+    host.tidy_stores()
+    assert [on_disk(path) for path in paths] == [MIB, 8 * MIB]
+    assert f'image {OTHER}: its growing store keeps space' in caplog.text

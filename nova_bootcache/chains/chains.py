@@ -127,10 +127,15 @@ class Chains:
         if not self._is_content(image_id, offered) and not self._room.let_go(image_id):
             return ('the image has another content than the one on which disks of this host\'s'
                     ' servers stand')
-        # What is here now is what is decided by: it stays from now on.
-        with self._needs.making(image_id, path):
-            return self._decide_and_make(offered, image_id, server_id, profile_token, path,
-                                         root_bytes, console)
+        try:
+            # What is here now is what is decided by: it stays from now on.
+            with self._needs.making(image_id, path):
+                return self._decide_and_make(offered, image_id, server_id, profile_token, path,
+                                             root_bytes, console)
+        except Exception:
+            # What was made until now is for no other server.
+            self._room.forget_empty(image_id)
+            raise
 
     def _is_content(self, image_id: str, offered: Offered) -> bool:
         """Tell whether what is here of an image is of the content that is offered."""
@@ -374,6 +379,7 @@ class Chains:
             self.keep_chain(image_id, path)
         except (exception.BootcacheError, messaging.MessagingException) as error:
             LOG.info('bootcache: %s gets a stock base: %s', path, error)
+            self._room.forget_empty(image_id)
             return False
         with self._needs.making(image_id, path):
             # Its time becomes another by this, and nobody has opened it yet.

@@ -267,6 +267,20 @@ class Room:
             if is_alone and self._files.is_gone(image_id, unused_seconds):
                 self.let_go(image_id)
 
+    def forget_empty(self, image_id: str) -> None:
+        """Remove an empty cache image that no server needs, and what the gateway serves with it.
+
+        Where it cannot be removed upkeep does it later.
+        """
+        try:
+            # A whole one may take its place just now.
+            with self._files.placing_if_free(image_id) as is_alone:
+                known = self._files.known(image_id)
+                if is_alone and known is not None and known.cache_image is None:
+                    self.let_go(image_id)
+        except (exception.BootcacheError, OSError) as error:
+            LOG.info('image %s: its empty cache image stays, for now: %s', image_id, error)
+
     def _remove(self, image_id: str) -> bool:
         with self._needs.deciding.of(image_id):
             if not self._below.stop_serving(image_id):

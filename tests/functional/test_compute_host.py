@@ -102,8 +102,11 @@ def test_a_storage_node_that_is_away_leaves_no_half_disk(hosts, node, directory)
     node.exporter.stop()
     assert boot(host, f'{directory}/disk') is False
     assert sorted(name for name in os.listdir(directory) if name.startswith('disk')) == []
-    # An empty cache image is as good as none.
+    # An empty cache image is as good as none, and nobody has looked who may need it.
     assert host.cache.entry(IMAGE).cache_image is None and not host.needs.is_in_making(IMAGE)
+    host.needs.note_unsettled([])
+    assert boot(host, f'{directory}/disk') is False
+    assert os.listdir(host.cache.directory) == [] and host.gateway.daemon.nodes() == set()
 
 
 def test_a_profile_boot_reports_what_it_read(hosts, node, directory):

@@ -10,7 +10,7 @@ from oslo_log import log as logging
 from bootcache import conf as bootcache_conf
 from bootcache.manifest import Standing
 from bootcache.pauses import GrowingPauses
-from glance_bootcache import decisions
+from glance_bootcache import away, decisions
 from glance_bootcache.glance import listener
 from glance_bootcache.glance.images import Images
 from glance_bootcache.glance.listener import ImageEvents
@@ -97,7 +97,7 @@ class ServiceUpkeep:
             try:
                 step()
             except Exception as error:
-                LOG.warning('%s: %s; it is tried again in %d s', what, error,
+                LOG.warning('%s: %s; it is tried again in %d s', what, away.told(error),
                             self._conf.poll_interval)
 
     def listen(self) -> None:
@@ -205,4 +205,4 @@ class ServiceUpkeep:
                 failures += 1
                 if failures == _MOST_FAILURES:
                     raise
-                LOG.warning('image %s: Glance cannot be asked: %s', image_id, error)
+                LOG.warning('image %s: Glance cannot be asked: %s', image_id, away.told(error))

@@ -122,7 +122,7 @@ class Images:
             if not away.passes(error):
                 raise
             raise ServiceAway(
-                f'Glance does not give the image\'s data just now: {error}') from error
+                f'Glance does not give the image\'s data just now: {away.told(error)}') from error
 
     def marked(self) -> Iterator[Marked]:
         """Yield the images that have a property of the storage service's, hidden ones included.

@@ -192,7 +192,7 @@ class NovaProfileBoots:
         except (nova_exceptions.ClientException, ks_exceptions.ClientException) as error:
             if away.passes(error):
                 raise exception.ServiceAway(
-                    f'Nova does not run a profile boot just now: {error}') from error
+                    f'Nova does not run a profile boot just now: {away.told(error)}') from error
             raise exception.ProfileBootFailed(f'Nova refused a profile boot: {error}') from error
 
     def _run(self, image: ImageFacts, virtual_bytes: int, policy: properties.Policy,

@@ -15,7 +15,7 @@ from oslo_log import log as logging
 from bootcache import conf as bootcache_conf
 from bootcache.exception import RequestRefused
 from bootcache.manifest import ImageState, Manifest, Standing
-from glance_bootcache import decisions, warmconf
+from glance_bootcache import away, decisions, warmconf
 from glance_bootcache.hosts.holdings import Hosts
 from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.warming import precache, warmjobs
@@ -89,7 +89,9 @@ class Warming:
         with self._lock:
             starting = warmjobs.may_start(self._jobs.values(), now, self._conf.warm_concurrency)
         for job in starting:
-            self._ask(job)
+            # Not where another one has just been told that nobody is answered.
+            if job.due <= now:
+                self._ask(job)
 
     def _look(self, job: WarmJob) -> None:
         manifest = self._store.load(job.image_id)
@@ -148,11 +150,20 @@ class Warming:
             LOG.warning('image %s: aggregate %s cannot be warmed: %s', job.image_id, job.aggregate,
                         error)
         except Exception as error:
-            with self._lock:
-                job.not_answered(str(error), self._clock())
-                seconds = job.due - self._clock()
-            LOG.warning('image %s: aggregate %s cannot be warmed yet: %s; Nova is asked again in'
-                        ' %.0f s', job.image_id, job.aggregate, error, seconds)
+            self._not_answered(job, error)
+
+    def _not_answered(self, job: WarmJob, error: Exception) -> None:
+        """Have a job wait longer each time; what is the same each time is said once."""
+        reason = away.told(error)
+        with self._lock:
+            now, before = self._clock(), {known.reason for known in self._jobs.values()}
+            job.not_answered(reason, now)
+            if away.is_refused(error):
+                # So it would be for all others.
+                warmjobs.wait_for(job, self._jobs.values())
+        LOG.log(logging.DEBUG if job.reason in before else logging.WARNING,
+                'image %s: aggregate %s cannot be warmed yet: %s; Nova is asked again in %.0f s',
+                job.image_id, job.aggregate, reason, job.due - now)
 
     # The policy at registration.
 
@@ -224,7 +235,7 @@ class Warming:
             raise
         except Exception as error:
             # It is asked again, in the background.
-            LOG.warning('Nova cannot be asked for its aggregates yet: %s', error)
+            LOG.warning('Nova cannot be asked for its aggregates yet: %s', away.told(error))
         else:
             for name in names:
                 precache.find(known, name)

@@ -217,6 +217,13 @@ def backoff(times: int) -> float:
     return pauses.length(times, _BACKOFF_SECONDS, _LONGEST_BACKOFF_SECONDS)
 
 
+def wait_for(job: WarmJob, jobs: Iterable[WarmJob]) -> None:
+    """Have no job be due before one that waits: Nova answers none of them."""
+    for other in jobs:
+        if other.phase is WarmPhase.WAITING:
+            other.due = max(other.due, job.due)
+
+
 def may_start(jobs: Iterable[WarmJob], now: float, concurrency: int) -> list[WarmJob]:
     """Return the jobs whose turn it is, the longest waiting first."""
     jobs = list(jobs)

@@ -65,10 +65,12 @@ class Monitor:
     :param command_seconds: for which to wait for a command's answer.
     :param breaker: spares others the wait for a daemon that did not answer just now; None for a
         daemon on which nobody waits in a hurry.
+    :param cure: what to do where nobody listens; empty where who asks starts the daemon by itself.
     """
 
     def __init__(self, name: str, path: str, patience: float, command_seconds: float,
-                 breaker: Breaker | None = None):
+                 breaker: Breaker | None = None, cure: str = ''):
+        self._cure = cure
         self.name = name
         self.path = path
         self.command_seconds = command_seconds
@@ -170,12 +172,11 @@ class Monitor:
                     # Nobody hangs there: there is nobody, or somebody else.
                     self.heard()
                     raise exception.StorageDaemonError(
-                        f'{self.name}: no answer on {self.path}: {_told(error)}') from error
+                        f'{self.name}: no answer on {self.path}: {self._told(error)}') from error
 
-
-def _told(error: Exception) -> str:
-    """Return what became of a try to connect."""
-    cause = error.exc if isinstance(error, ConnectError) else error
-    if isinstance(cause, (FileNotFoundError, ConnectionRefusedError)):
-        return 'nobody listens there'
-    return repr(error)
+    def _told(self, error: Exception) -> str:
+        """Return what became of a try to connect."""
+        cause = error.exc if isinstance(error, ConnectError) else error
+        if isinstance(cause, (FileNotFoundError, ConnectionRefusedError)):
+            return f'nobody listens there{self._cure and "; "}{self._cure}'
+        return repr(error)

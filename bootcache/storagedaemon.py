@@ -28,6 +28,8 @@ _COMMAND_SECONDS = 30
 _START_SECONDS = 20
 _STARTS = 3
 _KILLED_SECONDS = 30
+# Of one that nobody but systemd starts.
+_CURE = 'start its systemd unit'
 # QEMU 7.2 has been seen to crash at its monitor's first client.
 _CRASHES = (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS)
 _BACKLOG = 1024
@@ -113,7 +115,8 @@ class StorageDaemon:
         self.pid_path = os.path.join(directory, f'{name}.pid')
         self.log_path = os.path.join(directory, f'{name}.log')
         # To have it alone guards starting as well.
-        self.monitor = Monitor(name, self.monitor_path, patience, command_seconds, breaker)
+        self.monitor = Monitor(name, self.monitor_path, patience, command_seconds, breaker,
+                               '' if autostart else _CURE)
 
     def ensure_running(self) -> bool:
         """Adopt the daemon if it answers, else start it.
@@ -132,7 +135,7 @@ class StorageDaemon:
                     ' it is left alone. A storage node may hang, or another has the monitor open.')
             if not self._autostart:
                 raise exception.StorageDaemonError(
-                    f'{self.name}: nothing answers on {self.monitor_path}; start its systemd unit')
+                    f'{self.name}: nothing answers on {self.monitor_path}; {_CURE}')
             self.stop()
             # The one that may have hung is gone.
             self.monitor.heard()

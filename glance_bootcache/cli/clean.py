@@ -4,13 +4,13 @@ import argparse
 from collections.abc import Iterator
 from typing import Any
 
-from cliff import lister
 from glanceclient import exc as glance_exceptions
 from keystoneauth1 import exceptions as ks_exceptions
 
 from bootcache import exception, rpcapi
 from glance_bootcache.cli.client import Away, printable
 from glance_bootcache.cli.image import image_id
+from glance_bootcache.cli.listing import Listing
 from glance_bootcache.cli.waiting import names
 from glance_bootcache.glance.images import Images, Marked
 
@@ -19,13 +19,15 @@ REMOVED, WOULD_BE, NOTHING, MISSING, FAILED = ('removed', 'would be removed', 'h
 _ERRORS = (ks_exceptions.ClientException, glance_exceptions.ClientException)
 
 
-class Clean(lister.Lister):  # type: ignore[misc]
+class Clean(Listing):
     """Remove the properties that the storage service has set from Glance's images.
 
     These are bootcache_state and bootcache_reason. What people have set, as bootcache_mode, stays.
     For taking bootcache out: the storage service has to be stopped, as it would set them again.
     Asks Glance itself, with the credentials in the section [service_auth].
     """
+
+    nothing = 'no image in Glance has such a property'
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -69,7 +71,7 @@ class Clean(lister.Lister):  # type: ignore[misc]
 
     def produce_output(self, parsed_args: argparse.Namespace, column_names: Any, data: Any) -> int:
         """Give the table out, then fail if an image has its properties still."""
-        code = int(super().produce_output(parsed_args, column_names, data) or 0)
+        code = super().produce_output(parsed_args, column_names, data)
         if self._failed:
             raise exception.BootcacheError(f'not cleaned: {names(self._failed)}')
         return code

@@ -3,16 +3,17 @@
 import argparse
 from typing import Any
 
-from cliff import lister
-
 from bootcache.tier import Medium
 from glance_bootcache.cli.client import printable, utc
+from glance_bootcache.cli.listing import Listing
 
 # Hosts report once a minute; one that missed so much is down, or cannot reach the message bus.
 SILENT_SECONDS = 300
+_NO_HOST = ('no compute host has reported to the storage service; each does within a minute, if its'
+            ' nova-compute runs bootcache\'s driver and reaches the message bus')
 
 
-class HostList(lister.Lister):  # type: ignore[misc]
+class HostList(Listing):
     """List the compute hosts that have reported what they hold.
 
     A host that was not heard of for more than 5 minutes is silent: it is down, or cannot reach the
@@ -30,9 +31,13 @@ class HostList(lister.Lister):  # type: ignore[misc]
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Ask and tabulate."""
+        hosts = self.app.storage_api().list_hosts()
+        self.nothing = _NO_HOST
         if parsed_args.unsettled:
-            return ('host', 'seen', 'state', 'server', 'why'), _unsettled(
-                self.app.storage_api().list_hosts())
+            if hosts:
+                self.nothing = ('no server depends on bootcache, as the hosts that have reported'
+                                f' tell ({len(hosts)}); "bootcache host list" shows when each did')
+            return ('host', 'seen', 'state', 'server', 'why'), _unsettled(hosts)
         tiers = [medium.value for medium in Medium]
         columns = ('host', 'seen', 'state', 'images', 'waiting',
                    *(f'{tier}_{what}' for tier in tiers for what in ('bytes', 'quota')))
@@ -41,7 +46,7 @@ class HostList(lister.Lister):  # type: ignore[misc]
              (host.get('waiting') or {}).get('servers'),
              *(value for tier in tiers
                for value in _used_and_quota(host, tier)))
-            for host in self.app.storage_api().list_hosts()]
+            for host in hosts]
 
 
 def _unsettled(hosts: list[dict[str, Any]]) -> list[tuple[Any, ...]]:

@@ -4,11 +4,12 @@ import argparse
 import time
 from typing import Any
 
-from cliff import lister, show
+from cliff import show
 from oslo_utils import uuidutils
 
 from bootcache import exception
 from glance_bootcache.cli.client import printable, utc
+from glance_bootcache.cli.listing import Listing
 from glance_bootcache.cli.progress import ProgressLine
 
 
@@ -80,8 +81,11 @@ def _not_known(image: str) -> exception.BootcacheError:
                                     ' "bootcache image build" records it')
 
 
-class ImageList(lister.Lister):  # type: ignore[misc]
+class ImageList(Listing):
     """List the images that the storage service knows."""
+
+    nothing = ('the storage service knows no image yet; it takes up those that are registered in'
+               ' Glance, and "bootcache image build ID" has it take up another one')
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Ask and tabulate."""
@@ -118,12 +122,14 @@ class ImageShow(show.ShowOne):  # type: ignore[misc]
         return _columns(image)
 
 
-class Where(lister.Lister):  # type: ignore[misc]
+class Where(Listing):
     """Show the tiers that an image's cache image is in, on the storage node and on hosts.
 
     The seconds in the column "seen" are since the host's last report. A host that is leaving lets
     go of the cache image as soon as no server of its needs it.
     """
+
+    unnamed = {'host': '(storage node)'}
 
     def get_parser(self, prog_name: str) -> Any:
         """Add our arguments."""
@@ -136,6 +142,9 @@ class Where(lister.Lister):  # type: ignore[misc]
         answer = self.app.storage_api().image_hosts(parsed_args.image)
         if answer is None:
             raise _not_known(parsed_args.image)
+        self.nothing = (f'neither the storage node nor a host that has reported has a cache image'
+                        f' of {parsed_args.image}; "bootcache image show {parsed_args.image}" says'
+                        ' how far it is')
         rows: list[tuple[Any, ...]] = []
         if answer['storage']:
             rows.append((None, f'storage {answer["storage"]}', answer.get('storage_bytes'), None,
@@ -172,7 +181,7 @@ class Build(show.ShowOne):  # type: ignore[misc]
         return _columns(image)
 
 
-class Delete(lister.Lister):  # type: ignore[misc]
+class Delete(Listing):
     """Delete an image's cache image and working set; the image itself stays in Glance.
 
     It is not recorded again by itself, only by "bootcache image build".

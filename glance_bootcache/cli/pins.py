@@ -3,13 +3,12 @@
 import argparse
 from typing import Any
 
-from cliff import lister
-
 from bootcache import exception
 from glance_bootcache.cli.image import image_id
+from glance_bootcache.cli.listing import Listing
 
 
-class _Pinning(lister.Lister):  # type: ignore[misc]
+class _Pinning(Listing):
     pinned: bool
 
     def get_parser(self, prog_name: str) -> Any:

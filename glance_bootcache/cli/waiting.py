@@ -6,11 +6,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cliff import lister
-
 from bootcache import exception
 from glance_bootcache.cli.client import Away, Refused
 from glance_bootcache.cli.image import image_id
+from glance_bootcache.cli.listing import Listing
 from glance_bootcache.cli.progress import ProgressLine
 
 _PERIOD_SECONDS = 1.0
@@ -35,7 +34,7 @@ def names(some: Sequence[str]) -> str:
     return ', '.join(some[:_MOST_NAMES]) + (f' and {more} more' if more > 0 else '')
 
 
-class WaitingLister(lister.Lister):  # type: ignore[misc]
+class WaitingLister(Listing):
     """What came of it is a table; the error, if there is one, follows the table.
 
     :ivar complaints: what did not come; each names the things at fault.
@@ -62,7 +61,7 @@ class WaitingLister(lister.Lister):  # type: ignore[misc]
     def produce_output(self, parsed_args: argparse.Namespace, column_names: Sequence[str],
                        data: Any) -> int:
         """Give the table out, then fail if there is something to complain of."""
-        code = int(super().produce_output(parsed_args, column_names, data) or 0)
+        code = super().produce_output(parsed_args, column_names, data)
         if self.complaints:
             # As one thing may be wrong with several images.
             raise exception.BootcacheError('; '.join(dict.fromkeys(self.complaints)))

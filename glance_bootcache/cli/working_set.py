@@ -4,11 +4,12 @@ import argparse
 import os
 from typing import Any
 
-from cliff import lister, show
+from cliff import show
 
 from bootcache import exception
 from bootcache.workingset import WorkingSet
 from glance_bootcache.cli.image import image_id
+from glance_bootcache.cli.listing import Listing
 
 
 def _load(app: Any, source: str) -> WorkingSet:
@@ -25,8 +26,10 @@ def _load(app: Any, source: str) -> WorkingSet:
     return WorkingSet.from_json(document)
 
 
-class WorkingSetShow(lister.Lister):  # type: ignore[misc]
+class WorkingSetShow(Listing):
     """Show a working set's extents, in first-read order."""
+
+    nothing = 'the working set is empty: its boot read nothing'
 
     def get_parser(self, prog_name: str) -> Any:
         """Add our arguments."""

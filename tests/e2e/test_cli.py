@@ -25,12 +25,14 @@ def plain(cloud, *arguments):
                           env={**cloud.layout.environment()})
 
 
-def test_list_and_show(bootcache, ready_image):
+def test_list_and_show(bootcache, ready_image, cloud):
     listed = {image['image_id']: image for image in bootcache('image', 'list')}
     assert listed[ready_image]['state'] == 'ready' and listed[ready_image]['name']
     shown = bootcache('image', 'show', ready_image)
     assert shown['cache_bytes'] == listed[ready_image]['cache_bytes'] > 0
     assert len(shown['cache_sha256']) == 64
+    where = plain(cloud, 'image', 'where', ready_image)
+    assert '(storage node)' in where.stdout and 'None' not in where.stdout, where.stderr
 
 
 def test_delete_holds_until_build(bootcache, tenant, small_image, cloud, storage_log):

@@ -39,6 +39,43 @@ def test_no_hosts_is_no_error(cli):
     assert cli.json('host', 'list') == []
 
 
+def test_a_table_has_nothing_where_there_is_no_value(cli):
+    """Programs read null, as they did."""
+    cli.api.hosts = HOSTS
+    line = cli('host', 'list').out.splitlines()[4]
+    assert line.split('|')[5:9] == ['         ', '          0 ', '       1000 ', '              ']
+    assert cli('host', 'list', '--sort-column', 'waiting').out.count('silent') == 1
+    cli.api.where[IMAGE] = {'storage': 'disk', 'storage_bytes': 7, 'hosts': [held('one')]}
+    first, second = cli('image', 'where', IMAGE).out.splitlines()[3:5]
+    assert first.split('|')[1].strip() == '(storage node)' and 'None' not in first
+    assert second.split('|')[1].strip() == 'one'
+    assert '(storage node)' not in cli('image', 'where', IMAGE, '-f', 'csv').out
+    assert 'disk' in cli('image', 'where', IMAGE, '-c', 'tier').out
+
+
+@pytest.mark.parametrize('command, words', [
+    ('host list', 'no compute host has reported'), ('image list', 'knows no image yet'),
+    ('host list --unsettled', 'no compute host has reported'),
+    (f'image where {IMAGE}', f'"bootcache image show {IMAGE}" says how far it is')])
+def test_an_empty_list_is_told_in_words(cli, command, words):
+    """It was an empty line."""
+    cli.api.where[IMAGE] = {'storage': None, 'hosts': []}
+    done = cli(*command.split())
+    assert (done.code, done.out) == (0, '')
+    (line,) = done.err.splitlines()
+    assert words in line
+    done = cli(*command.split(), '-f', 'json')
+    assert done.out == '[]\n' and words in done.err
+    assert cli('-q', *command.split()).err == ''
+    assert cli(*command.split(), '--print-empty').out.startswith('+--')
+
+
+def test_how_many_hosts_say_that_no_server_is_left(cli):
+    cli.api.hosts = [{**host, 'unsettled': 0, 'named': [], 'waiting': None} for host in HOSTS]
+    done = cli('host', 'list', '--unsettled')
+    assert done.out == '' and 'no server depends on bootcache' in done.err and '(2)' in done.err
+
+
 def test_names_that_came_by_the_bus_change_no_terminal(cli):
     cli.api.hosts = [{**HOSTS[0], 'host': 'one\x1b[2J\nroot#'}]
     assert cli.json('host', 'list')[0]['host'] == 'one?[2J root#'

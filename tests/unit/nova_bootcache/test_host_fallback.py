@@ -16,8 +16,11 @@ from bootcache import exception
 from bootcache.manifest import CacheInfo
 from nova_bootcache import conf as nova_conf
 from nova_bootcache.asking.placement import Server
+from nova_bootcache.cache.cacheentry import CacheEntry
 from nova_bootcache.chains.computehost import ComputeHost
 from nova_bootcache.novadriver.imagebackend import BootCacheQcow2
+from nova_bootcache.storagenode import Remote
+from nova_bootcache.upkeep import HostUpkeep
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 SERVER = Server(IMAGE, 'disk', '', False, False, False)
@@ -116,6 +119,25 @@ def test_nova_hears_of_it_as_stock_nova_says_it(tmp_path):
         disk.cache(None, 'name', 1 << 20, image_id=IMAGE)
     assert issubclass(nova_exception.FlavorDiskSmallerThanImage,
                       nova_exception.FlavorDiskTooSmall)
+
+
+def test_all_that_is_said_of_a_gateway_that_nobody_started_names_the_cure(host, tmp_path, caplog):
+    """One line did, and those beside it told of a socket that nobody listens on."""
+    conf = cfg.ConfigOpts()
+    conf([], project='nova', default_config_files=[], default_config_dirs=[])
+    nova_conf.register_opts(conf)
+    for name, value in {'gateway_run_dir': str(tmp_path / 'run'), 'gateway_autostart': False,
+                        'gateway_socket': str(tmp_path / 'run' / 's')}.items():
+        conf.set_override(name, value, 'bootcache')
+    host = ComputeHost(conf, str(tmp_path / 'cache'))
+    host.storage._api = Service(messaging.MessagingTimeout('x'))
+    CacheEntry(Remote(IMAGE, '127.0.0.1', 1, 'base-x'), None, 'ab', 1 << 30).save(
+        f'{host.cache.path(IMAGE)}.json')
+    HostUpkeep(host, types.SimpleNamespace(exchange=lambda: '')).once()
+    lines = [record.getMessage() for record in caplog.records
+             if record.levelname in ('WARNING', 'ERROR') and 'gateway' in record.getMessage()]
+    assert len(lines) >= 3
+    assert [line for line in lines if 'start its systemd unit' not in line] == []
 
 
 def test_before_the_driver_is_started(host, tmp_path):

@@ -19,6 +19,7 @@ History:
   report_holdings, and in list_hosts.
 * 1.6: plan_boot's owner.
 * 1.7: report_boot's server_id.
+* 1.8: report_holdings' entry rpc, and list_hosts'.
 """
 
 import time
@@ -34,7 +35,7 @@ from bootcache.bus import BusOpening, within
 
 EXCHANGE = 'bootcache'
 TOPIC = 'bootcache'
-VERSION = '1.7'
+VERSION = '1.8'
 # Added to a client's first call's limit.
 _OPENING_SECONDS = 2
 # A server that boots does not wait for longer to hear how, whatever rpc_timeout is.
@@ -237,7 +238,8 @@ class StorageAPI:
             and ``named`` (``[server, why]`` of some), and ``waiting``, of those whose guests stand
             still: ``servers`` (how many), ``named`` (``[server, what for, since]`` of some, in
             seconds since the epoch); ``quotas``: bytes by tier; ``needs``: ids of images whose base
-            the host's servers may read. None if nothing has changed since the last report.
+            the host's servers may read; ``rpc``: the version of this API that the host speaks.
+            None if nothing has changed since the last report.
         :returns: ``drop``: ids of images whose cache image is to go as soon as no server of the
             host needs it; ``resend``: the service does not know the host's last report.
         """
@@ -277,8 +279,8 @@ class StorageAPI:
     def list_hosts(self) -> list[dict[str, Any]]:
         """Return the hosts that have reported: ``host``, ``seen`` (seconds ago), ``images``,
         ``bytes`` and ``quotas`` (both by tier), ``unsettled`` (how many of its servers depend on
-        bootcache, None if it does not tell), ``named`` (``[server, why]`` of some of these) and
-        ``waiting`` (as the host reported it, None if it does not tell)."""
+        bootcache, None if it does not tell), ``named`` (``[server, why]`` of some of these),
+        ``waiting`` (as the host reported it, None if it does not tell) and ``rpc`` (likewise)."""
         answer: list[dict[str, Any]] = self._call('list_hosts')
         return answer
 

@@ -122,7 +122,7 @@ class StorageService(service.Service):  # type: ignore[misc]
             executor='threading')
         server.start()
         self._started += [server, listener]
-        LOG.info('glance-bootcache serves')
+        LOG.info('glance-bootcache serves, and speaks RPC %s', rpcapi.VERSION)
 
     def stop(self, graceful: bool = True) -> None:
         """Stop taking work, give up what is in hand. The exporter goes on serving."""

@@ -14,7 +14,7 @@ from importlib import metadata
 import oslo_messaging as messaging
 from oslo_log import log as logging
 
-from bootcache import exception
+from bootcache import exception, rpcapi
 from bootcache.pauses import GrowingPauses
 from nova_bootcache.asking import offer
 from nova_bootcache.asking.placement import Offer
@@ -253,8 +253,8 @@ class HostUpkeep:
                 self._news.bad(_SERVICE, 'bootcache: the storage service is not reached (%s):'
                                ' servers boot from what is on this host, or the stock way', away)
             elif self._has_gateway:
-                self._news.good(_SERVICE, 'bootcache %s is ready: %s', _version(),
-                                _described(self._host))
+                self._news.good(_SERVICE, 'bootcache %s, which speaks RPC %s, is ready: %s',
+                                _version(), rpcapi.VERSION, _described(self._host))
 
 
 

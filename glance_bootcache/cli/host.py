@@ -40,12 +40,12 @@ class HostList(Listing):
             return ('host', 'seen', 'state', 'server', 'why'), _unsettled(hosts)
         tiers = [medium.value for medium in Medium]
         columns = ('host', 'seen', 'state', 'images', 'waiting',
-                   *(f'{tier}_{what}' for tier in tiers for what in ('bytes', 'quota')))
+                   *(f'{tier}_{what}' for tier in tiers for what in ('bytes', 'quota')), 'rpc')
         return columns, [
             (printable(host['host']), round(host['seen']), _state(host), host['images'],
              (host.get('waiting') or {}).get('servers'),
-             *(value for tier in tiers
-               for value in _used_and_quota(host, tier)))
+             *(value for tier in tiers for value in _used_and_quota(host, tier)),
+             printable(host.get('rpc')) or None)
             for host in hosts]
 
 

@@ -79,9 +79,10 @@ class BootcacheApp(app.App):  # type: ignore[misc]
 def _version() -> str:
     from importlib import metadata
     try:
-        return metadata.version('bootcache')
+        version = metadata.version('bootcache')
     except metadata.PackageNotFoundError:
-        return 'not installed'
+        version = 'not installed'
+    return f'{version} (RPC {rpcapi.VERSION})'
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -63,6 +63,7 @@ class HostHoldings:
     :ivar named: some of these servers, and why each does.
     :ivar waiting: how many of its servers' guests stand still, and wait; None if it does not tell.
     :ivar waits: some of these, with what for, and since when in seconds since the epoch.
+    :ivar rpc: version of bootcache/rpcapi.py that it speaks; None if it does not tell.
     """
 
     images: Mapping[str, HeldImage]
@@ -71,6 +72,7 @@ class HostHoldings:
     named: tuple[tuple[str, str], ...] = ()
     waiting: int | None = None
     waits: tuple[tuple[str, str, float], ...] = ()
+    rpc: str | None = None
 
 
 def use_time(value: Any, now: float) -> float:
@@ -109,7 +111,8 @@ def parse(report: Any, now: float) -> HostHoldings:
         except (ValueError, TypeError, OverflowError):
             continue
     return HostHoldings(images, quotas, *_unsettled(document.get('unsettled')),
-                        *_waiting(document.get('unsettled'), now))
+                        *_waiting(document.get('unsettled'), now),
+                        rpc=_version(document.get('rpc')))
 
 
 def _unsettled(entry: Any) -> tuple[int | None, tuple[tuple[str, str], ...]]:
@@ -129,6 +132,10 @@ def _waiting(entry: Any, now: float) -> tuple[int | None, tuple[tuple[str, str, 
         return _size(told['servers']), waits
     except (KeyError, ValueError, TypeError, OverflowError):
         return None, ()
+
+
+def _version(entry: Any) -> str | None:
+    return entry[:_LONGEST_NAME] if isinstance(entry, str) else None
 
 
 def _items(entries: Any) -> list[tuple[Any, Any]]:
@@ -226,6 +233,7 @@ class Hosts:
             present = [(name, host.holdings, seen) for name, host, seen in self._present()]
         return [{'host': name, 'seen': seen, 'images': len(holdings.images),
                  'bytes': _by_tier(holdings.images.values()), 'quotas': dict(holdings.quotas),
+                 'rpc': holdings.rpc,
                  'unsettled': holdings.unsettled, 'named': [list(one) for one in holdings.named],
                  'waiting': None if holdings.waiting is None else {
                      'servers': holdings.waiting, 'named': [list(one) for one in holdings.waits]}}

@@ -9,7 +9,7 @@ from typing import Any
 import oslo_messaging as messaging
 from oslo_log import log as logging
 
-from bootcache import exception, naming
+from bootcache import exception, naming, rpcapi
 from bootcache.tier import Medium
 from nova_bootcache.cache.cacheentry import CacheEntry
 from nova_bootcache.chains.computehost import ComputeHost
@@ -86,6 +86,7 @@ class PublishedHoldings:
             images[image_id] = [used, self._host.cache.medium(image_id).value, entry.generation,
                                 status.st_size]
         return {'images': images, 'needs': self._needs(), 'unsettled': self._unsettled(),
+                'rpc': rpcapi.VERSION,
                 'quotas': {medium.value: limits.quota
                            for medium, limits in self._host.room.limits.items()}}
 

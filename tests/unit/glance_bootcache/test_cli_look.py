@@ -9,9 +9,11 @@ import oslo_messaging as messaging
 import pytest
 from fakes_cli import IMAGE, OTHER, held, image, refusal
 
+from bootcache import rpcapi
+
 HOSTS = [
     {'host': 'one', 'seen': 12.4, 'images': 3, 'bytes': {'disk': 300, 'memory': 100},
-     'quotas': {'disk': 1000, 'memory': 500}, 'waiting': {'servers': 2, 'named': []}},
+     'quotas': {'disk': 1000, 'memory': 500}, 'waiting': {'servers': 2, 'named': []}, 'rpc': '1.8'},
     {'host': 'two', 'seen': 300.1, 'images': 0, 'bytes': {}, 'quotas': {'disk': 1000}}]
 
 
@@ -21,9 +23,11 @@ def test_hosts_are_listed_by_tier_and_silent_ones_are_marked(cli):
     cli.api.hosts = HOSTS
     assert cli.json('host', 'list') == [
         {'host': 'one', 'seen': 12, 'state': 'reporting', 'images': 3, 'waiting': 2,
-         'disk_bytes': 300, 'disk_quota': 1000, 'memory_bytes': 100, 'memory_quota': 500},
+         'disk_bytes': 300, 'disk_quota': 1000, 'memory_bytes': 100, 'memory_quota': 500,
+         'rpc': '1.8'},
         {'host': 'two', 'seen': 300, 'state': 'silent', 'images': 0, 'waiting': None,
-         'disk_bytes': 0, 'disk_quota': 1000, 'memory_bytes': None, 'memory_quota': None}]
+         'disk_bytes': 0, 'disk_quota': 1000, 'memory_bytes': None, 'memory_quota': None,
+         'rpc': None}]
 
 
 def test_tables_csv_and_columns(cli):
@@ -176,6 +180,12 @@ def test_an_image_that_is_not_done_in_time(cli):
     done = cli('image', 'show', IMAGE, '--wait', '--timeout', '5')
     assert done.code == 1 and not done.out
     assert f'image {IMAGE} is not done after 5 s; it is building' in done.err
+
+
+def test_the_version_names_that_of_the_messages(cli):
+    """By which the upgrading page tells what goes together."""
+    done = cli('--version')
+    assert done.code == 0 and f'(RPC {rpcapi.VERSION})' in done.out
 
 
 # Errors.

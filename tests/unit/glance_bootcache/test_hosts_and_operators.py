@@ -19,14 +19,20 @@ def test_operators_see_hosts(house):
     house.seconds.now += 40
     house.table.report('one', {
         'images': {IMAGE: [1000.0, 'disk', 0, 7], OTHER: [NOW, 'memory', 0, 5]},
-        'quotas': {'disk': 100, 'memory': 50}})
+        'quotas': {'disk': 100, 'memory': 50}, 'rpc': '1.8'})
     house.seconds.now += 2
     one, two = house.endpoints.list_hosts({})
     assert one == {'host': 'one', 'seen': 2.0, 'images': 2, 'bytes': {'disk': 7, 'memory': 5},
                    'quotas': {'disk': 100, 'memory': 50}, 'unsettled': None, 'named': [],
-                   'waiting': None}
+                   'waiting': None, 'rpc': '1.8'}
     assert two == {'host': 'two', 'seen': 42.0, 'images': 0, 'bytes': {}, 'quotas': {},
-                   'unsettled': None, 'named': [], 'waiting': None}
+                   'unsettled': None, 'named': [], 'waiting': None, 'rpc': None}
+
+
+@pytest.mark.parametrize('told, known', [
+    ('1.9', '1.9'), ('x' * 999, 'x' * 255), (None, None), (1.8, None), (['1.8'], None)], ids=str)
+def test_what_a_host_tells_of_its_version(told, known):
+    assert holdings.parse({'images': {}, 'quotas': {}, 'rpc': told}, 1000.0).rpc == known
 
 
 def test_operators_see_where_an_image_is(house):

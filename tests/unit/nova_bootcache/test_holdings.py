@@ -6,7 +6,7 @@ import oslo_messaging as messaging
 import pytest
 from neighbours import Neighbour
 
-from bootcache import exception, naming
+from bootcache import exception, naming, rpcapi
 from bootcache.manifest import CacheInfo
 from bootcache.rpcapi import StorageAPI
 from bootcache.tier import Medium, TierLimits
@@ -153,7 +153,7 @@ def test_all_is_told_and_then_only_changes(host, base):
     holdings.exchange()
     holdings.exchange()
     everything = {'images': {IMAGE: [1234.5, 'disk', 3, 5], OTHER: [1000.0, 'memory', 0, 5]},
-                  'needs': [], 'unsettled': None,
+                  'needs': [], 'unsettled': None, 'rpc': rpcapi.VERSION,
                   'quotas': {'disk': 1 << 30, 'memory': 1 << 30}}
     assert host.reports == [('host-1', everything), ('host-1', None)]
     host.cache.touch(IMAGE)

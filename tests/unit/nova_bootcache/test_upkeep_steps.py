@@ -7,6 +7,7 @@ from fakes_upkeep import IMAGE, INFO, OTHER, TRIES, looks, offered, times_of
 from fakes_upkeep import clock as clock  # the fixture
 from fakes_upkeep import host as host  # the fixture
 
+from bootcache import rpcapi
 from nova_bootcache.storagenode import Remote
 from nova_bootcache.upkeep import HostUpkeep
 
@@ -122,7 +123,7 @@ def test_one_line_says_that_all_is_well(host, clock, caplog):
     ((level, line),) = lines(caplog)
     assert level == 'INFO' and ' is ready: ' in line
     for part in ('/run/bootcache/gateway.sock', 'storage service', f'{10 << 30} bytes',
-                 host.directory):
+                 host.directory, f'speaks RPC {rpcapi.VERSION}'):
         assert part in line
 
 

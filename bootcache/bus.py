@@ -14,6 +14,7 @@ from typing import TypeVar
 import oslo_messaging as messaging
 from oslo_config import cfg
 
+from bootcache import beside
 from bootcache import conf as bootcache_conf
 
 _CLIENTS_OWN_SECONDS = 1
@@ -47,15 +48,7 @@ def within(seconds: float, call: Callable[[], Answer]) -> Answer:
     :raises MessageDeliveryFailure: if the bus cannot be reached.
     :raises Exception: what the call raises else.
     """
-    outcome: concurrent.futures.Future[Answer] = concurrent.futures.Future()
-
-    def run() -> None:
-        try:
-            outcome.set_result(call())
-        except Exception as error:
-            outcome.set_exception(error)
-
-    threading.Thread(target=run, name='bootcache-ask', daemon=True).start()
+    outcome = beside.begin(call, 'bootcache-ask')
     try:
         return outcome.result(seconds)
     except concurrent.futures.TimeoutError:

@@ -75,3 +75,7 @@ class RequestRefused(BootcacheError):
 
 class ConfigurationError(BootcacheError, ValueError):
     """A configuration cannot be used; the message names the option and the cure."""
+
+
+class LibvirtHangs(BootcacheError):
+    """libvirt does not answer, or a guest's QEMU does not answer libvirt: they may in a while."""

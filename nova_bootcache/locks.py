@@ -10,7 +10,8 @@ above, with what each makes one step, and for how long it is held at most:
 
 ``STANDING``, one a server
     seeing that its guest stands still by an error only, and letting it go on, or pausing it for its
-    user; libvirt's commands, and a question to Nova.
+    user; libvirt's commands, and a question to Nova. Who lets guests go on does not wait for it,
+    and has it for 10 s and that question at most.
 
 ``PLACING``, one an image
     bringing its cache image, or changing its entry; as long as a fetch may take, 30 s and a second

@@ -138,10 +138,12 @@ class NovaServers:
         return localstorage.refusal(
             kinds, storage_users.get_storage_users(CONF.instances_path), host)
 
-    def paused(self) -> list[str]:
-        """Return the ids of the domains that stand still, for whatever reason."""
-        return [domain.UUIDString() for domain
-                in self._host.get_connection().listAllDomains(errorstop.PAUSED_DOMAINS)]
+    def connect(self) -> Any:
+        """Open a connection to libvirt beside Nova's, whose answers its calls cannot lose.
+
+        As Nova does it: under eventlet its calls are made in threads of the system's.
+        """
+        return self._host._connect(self._host._uri, False)
 
     @contextlib.contextmanager
     def instance_lock(self, server_id: str) -> Iterator[None]:

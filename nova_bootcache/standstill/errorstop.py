@@ -1,30 +1,74 @@
 """A domain that QEMU had stop as a disk gave an error, as libvirt tells and changes it."""
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Collection
 from typing import Any
 from xml.etree import ElementTree
 
 import libvirt
+from oslo_log import log as logging
+
+LOG = logging.getLogger(__name__)
 
 # libvirt's names for "the guest stops, and sees no error": of writes, and of reads.
 POLICIES = {'error_policy': 'stop', 'rerror_policy': 'stop'}
-# Of a domain's state, the ids of those that stand still.
-PAUSED_DOMAINS = libvirt.VIR_CONNECT_LIST_DOMAINS_PAUSED
+_BY_ERROR = (libvirt.VIR_DOMAIN_PAUSED_IOERROR, libvirt.VIR_DOMAIN_PAUSED_UNKNOWN)
+
+
+@dataclasses.dataclass(frozen=True)
+class PausedDomain:
+    """What libvirt knows by itself of a domain that may stand still by an I/O error.
+
+    :ivar server_id: its UUID.
+    :ivar is_told: libvirt knows that it does; else it knows no reason, and its disks may tell.
+    :ivar description: as it runs.
+    """
+
+    server_id: str
+    is_told: bool
+    description: str
+
+
+def look_at(domain: Any) -> PausedDomain | None:
+    """Return what libvirt knows by itself of one that may stand still by an I/O error; else None.
+
+    :raises libvirtError: if libvirt does not tell.
+    """
+    state, reason = domain.state(0)
+    if state != libvirt.VIR_DOMAIN_PAUSED or reason not in _BY_ERROR:
+        return None
+    return PausedDomain(domain.UUIDString(), reason == libvirt.VIR_DOMAIN_PAUSED_IOERROR,
+                        domain.XMLDesc(0))
+
+
+def paused(connection: Any) -> list[PausedDomain]:
+    """Return what libvirt knows by itself of those that may stand still by an I/O error.
+
+    :raises libvirtError: if libvirt does not tell.
+    """
+    found = []
+    for listed in connection.listAllDomains(libvirt.VIR_CONNECT_LIST_DOMAINS_PAUSED):
+        server_id = listed.UUIDString()
+        try:
+            # Under eventlet Nova's wrapper knows only of what is returned by itself.
+            found.append(look_at(connection.lookupByUUIDString(server_id)))
+        except Exception as error:
+            # It may have ended meanwhile.
+            LOG.debug('bootcache: what server %s stands still for is not known: %s', server_id,
+                      error)
+    return [domain for domain in found if domain is not None]
 
 
 def is_stopped_by_error(domain: Any) -> bool:
-    """Tell whether it stands still by an I/O error, and by nothing else.
+    """Tell whether it stands still by an I/O error, and by nothing else: QEMU may have to answer.
 
     There are releases of QEMU 10 that tell of one such error a second at most: of a guest that
     stops again within that libvirt does not know why. Its disks tell, of the first one for good.
 
     :raises libvirtError: if libvirt does not tell.
     """
-    state, reason = domain.state(0)
-    if state != libvirt.VIR_DOMAIN_PAUSED:
-        return False
-    return bool(reason == libvirt.VIR_DOMAIN_PAUSED_IOERROR
-                or (reason == libvirt.VIR_DOMAIN_PAUSED_UNKNOWN and domain.diskErrors(0)))
+    found = look_at(domain)
+    return found is not None and (found.is_told or bool(domain.diskErrors(0)))
 
 
 def waits_at(description: str) -> dict[str, str]:
@@ -44,20 +88,34 @@ def waits_at(description: str) -> dict[str, str]:
     return found
 
 
-def is_out_of_space(domain: Any) -> bool:
-    """Tell whether one of its disks could not be written for want of space on the host.
+def disk_errors(domain: Any) -> dict[str, int]:
+    """Return the errors of a domain's disks, by their names in the guest: QEMU has to answer.
 
     :raises libvirtError: if libvirt does not tell.
     """
-    return libvirt.VIR_DOMAIN_DISK_ERROR_NO_SPACE in domain.diskErrors(0).values()
+    return dict(domain.diskErrors(0))
+
+
+def are_for_space(errors: Collection[int]) -> bool:
+    """Tell whether a disk could not be written for want of space on the host. Pure."""
+    return libvirt.VIR_DOMAIN_DISK_ERROR_NO_SPACE in errors
 
 
 def go_on(domain: Any) -> None:
-    """Let the guest go on: QEMU makes the requests again that gave an error.
+    """Let a guest go on: QEMU makes the requests again that gave an error, and has to answer.
 
     :raises libvirtError: if libvirt refuses.
     """
     domain.resume()
+
+
+def go_on_if(domain: Any, is_wanted: Callable[[], bool]) -> None:
+    """Let a guest go on that stands still by an error, if that is wanted when it comes to it.
+
+    :raises libvirtError: if libvirt does not tell, or refuses.
+    """
+    if is_stopped_by_error(domain) and is_wanted():
+        go_on(domain)
 
 
 def stands_still(domain: Any) -> bool:

@@ -16,11 +16,13 @@ from oslo_log import log as logging
 from bootcache import exception
 from bootcache.locks import KeyedLocks
 from bootcache.pauses import GrowingPauses
+from nova_bootcache.libvirtcalls import SECONDS, LibvirtCalls
 from nova_bootcache.locks import Rank
 from nova_bootcache.news import News
 from nova_bootcache.settling.localservers import LocalServer
-from nova_bootcache.standstill import errorstop
-from nova_bootcache.standstill.verdict import StandingGuest, Verdict, cure, verdict, why
+from nova_bootcache.standstill import errorstop, guests
+from nova_bootcache.standstill.guests import StandingDomain
+from nova_bootcache.standstill.verdict import Verdict, cure, verdict, why
 
 LOG = logging.getLogger(__name__)
 
@@ -44,11 +46,11 @@ _LISTED = 'which guests stand still is not known'
 class Servers(Protocol):
     """What is needed of Nova: see nova_bootcache/novadriver/novaservers.py."""
 
-    def paused(self) -> list[str]:
-        """Return the ids of the domains that stand still, for whatever reason."""
+    def connect(self) -> Any:
+        """Open a connection to libvirt beside Nova's."""
 
     def domain(self, server_id: str) -> Any:
-        """Return a server's libvirt domain, None if it has none."""
+        """Return a server's libvirt domain on Nova's connection, None if it has none."""
 
     def servers(self) -> list[LocalServer]:
         """Return this host's servers."""
@@ -93,26 +95,6 @@ class _Wait:
     due: float = 0.0
 
 
-@dataclasses.dataclass(frozen=True)
-class _Standing:
-    """A guest that stands still by an error.
-
-    :ivar domain: libvirt's.
-    :ivar is_to_wait: it has a disk at which it is to wait.
-    :ivar is_on_cache_image: that stands on a cache image; else on the host's own full base.
-    :ivar is_full: the host has no space for a disk of its.
-    """
-
-    domain: Any
-    is_to_wait: bool
-    is_on_cache_image: bool
-    is_full: bool
-
-    def of(self, runs: bool) -> StandingGuest:
-        """Return it with what Nova says of its server."""
-        return StandingGuest(True, self.is_to_wait, runs)
-
-
 class StandingServers:
     """Knows those that wait, and lets them go on.
 
@@ -131,7 +113,9 @@ class StandingServers:
         self._boots = boots
         self._clock = clock
         self._news = News(LOG)
-        # This thread's own: who waits, by server; why bases cannot be read, by image.
+        # This thread's own: its calls to libvirt; who waits, by server; why bases cannot be read,
+        # by image.
+        self._calls = LibvirtCalls(nova.connect)
         self._waits: dict[str, _Wait] = {}
         self._obstacles: dict[str, Exception | None] = {}
         self._looks = GrowingPauses(_FIRST_LOOK, _LONGEST_LOOK, clock)
@@ -172,7 +156,9 @@ class StandingServers:
         """Tell whether a guest stands still by an error, as far as libvirt tells it now."""
         try:
             domain = self._nova.domain(server_id)
-            return domain is not None and errorstop.is_stopped_by_error(domain)
+            found = None if domain is None else errorstop.look_at(domain)
+            return found is not None and (found.is_told or bool(
+                LibvirtCalls(self._nova.connect).ask_qemu(server_id, errorstop.disk_errors)))
         except Exception as error:
             LOG.debug('bootcache: whether server %s stands still is not known: %s', server_id,
                       error)
@@ -226,7 +212,7 @@ class StandingServers:
         """
         def go_on(domain: Any) -> None:
             if errorstop.stands_still(domain):
-                errorstop.go_on(domain)
+                LibvirtCalls(self._nova.connect).ask_qemu(server_id, errorstop.go_on)
                 LOG.info('bootcache: server %s stood still as it came here, and goes on', server_id)
 
         self._change(server_id, go_on, 'whether it stands still')
@@ -279,7 +265,7 @@ class StandingServers:
 
         :raises Exception: if libvirt or Nova do not answer.
         """
-        standing = self._standing()
+        standing = guests.find(self._calls, self._holds_path)
         servers = self._nova.servers() if standing else []
         present = [server for server in servers if server.server_id in standing
                    and standing[server.server_id].of(self._runs(server)).waits]
@@ -291,24 +277,6 @@ class StandingServers:
             self._look_at(server, standing[server.server_id])
         self._told = [[server_id, wait.why, round(wait.since)]
                       for server_id, wait in sorted(self._waits.items())]
-
-    def _standing(self) -> dict[str, _Standing]:
-        """Return the guests that stand still by an error, by server."""
-        found = {}
-        for server_id in self._nova.paused():
-            try:
-                domain = self._nova.domain(server_id)
-                if domain is None or not errorstop.is_stopped_by_error(domain):
-                    continue
-                below = errorstop.waits_at(domain.XMLDesc(0)).values()
-                found[server_id] = _Standing(
-                    domain, bool(below), any(self._holds_path(path) for path in below),
-                    errorstop.is_out_of_space(domain))
-            except Exception as error:
-                # It may have ended meanwhile.
-                LOG.debug('bootcache: what server %s stands still for is not known: %s', server_id,
-                          error)
-        return found
 
     def _end_waits(self, waiting: set[str], standing: Container[str]) -> None:
         now = self._clock()
@@ -350,15 +318,19 @@ class StandingServers:
             return error
         return None
 
-    def _look_at(self, server: LocalServer, standing: _Standing) -> None:
+    def _look_at(self, server: LocalServer, standing: StandingDomain) -> None:
         """Let a server go on, or say what it waits for."""
         server_id, now = server.server_id, time.time()
         error = self._obstacles.get(server.image_id) if standing.is_on_cache_image else None
+        error = standing.hangs or error
         obstacle = '' if error is None else str(error) or repr(error)
         is_new = server_id not in self._waits
         wait = self._waits.setdefault(server_id, _Wait(now, told_at=now))
-        wait.why = why(obstacle, standing.is_full, server_id in self._tries)
-        if is_new:
+        was, wait.why = wait.why, why(obstacle, standing.is_full, server_id in self._tries)
+        if standing.hangs and wait.why != was:
+            LOG.warning('bootcache: server %s stands still, and cannot go on: %s. %s', server_id,
+                        wait.why, cure(error, standing.is_full))
+        elif is_new:
             LOG.warning('bootcache: server %s stands still, and goes on by itself: %s', server_id,
                         wait.why)
         elif now - wait.told_at >= LONG_SECONDS:
@@ -370,16 +342,27 @@ class StandingServers:
             self._tries.postpone(server_id)
             self._tried_at[server_id] = self._clock()
             self._let_go_on(server_id)
-        wait.due = self._looks.due(server.image_id) if obstacle else self._tries.due(server_id)
+        if standing.hangs:
+            wait.due = self._clock() + PERIOD_SECONDS
+        else:
+            wait.due = self._looks.due(server.image_id) if obstacle else self._tries.due(server_id)
 
     def _let_go_on(self, server_id: str) -> None:
-        with self._steps.of(server_id):
-            try:
-                # Its user may have it stand still by now: libvirt does not tell one from the other.
-                server, domain = self._nova.server(server_id), self._nova.domain(server_id)
-                if server is not None and self._runs(server) and domain is not None \
-                        and errorstop.is_stopped_by_error(domain):
-                    errorstop.go_on(domain)
-            except Exception as error:
-                # Others do not wait for it.
-                LOG.warning('bootcache: server %s cannot go on, for now: %s', server_id, error)
+        lock = self._steps.of(server_id)
+        if not lock.acquire(0):
+            # Others do not wait for what Nova does with it just now.
+            LOG.debug('bootcache: server %s is seen to by Nova, and tried again later', server_id)
+            return
+        try:
+            # Its user may have it stand still by now: libvirt does not tell one from the other.
+            server = self._nova.server(server_id)
+            if server is not None and self._runs(server):
+                # A call that comes to it later does not know that any more.
+                until = self._clock() + SECONDS
+                self._calls.ask_qemu(server_id, lambda domain: errorstop.go_on_if(
+                    domain, lambda: self._clock() < until))
+        except Exception as error:
+            # Others do not wait for it.
+            LOG.warning('bootcache: server %s cannot go on, for now: %s', server_id, error)
+        finally:
+            lock.release()

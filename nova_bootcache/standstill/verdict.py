@@ -66,9 +66,12 @@ def why(obstacle: str, is_full: bool, was_tried: bool) -> str:
 def cure(error: Exception | None, is_full: bool) -> str:
     """Return what an operator can do about one that waits for long.
 
-    :param error: that keeps its base from being read; None where it can be.
+    :param error: that keeps its base from being read, or it from going on; None if there is none.
     :param is_full: as for :func:`why`.
     """
+    if isinstance(error, exception.LibvirtHangs):
+        return ('See what the QEMU process that does not answer waits for, as a disk or a network'
+                ' file system of the host; a hard reboot of its server ends that process')
     if isinstance(error, exception.StorageNodeAway):
         return ('Bring the storage node back, or have the storage service serve the image at'
                 ' another address: the host finds it by itself')

@@ -3,6 +3,8 @@
 Nova is a stand-in: it says of each server that it runs, unless a test says otherwise.
 """
 
+import contextlib
+import itertools
 import os
 import signal
 import threading
@@ -10,10 +12,11 @@ import threading
 import libvirt
 import libvirt_qemu
 import pytest
-from functional_tools import until
-from guests import at_home
+from functional_tools import PATIENCE, until
+from guests import at_home, connect
 
 from bootcache import exception
+from nova_bootcache import libvirtcalls
 from nova_bootcache.novadriver import errorpolicy
 from nova_bootcache.settling.localservers import LocalServer
 from nova_bootcache.settling.pivotstate import Marker, PivotPhase, PivotRefused
@@ -21,6 +24,7 @@ from nova_bootcache.standstill import errorstop
 from nova_bootcache.standstill.standingservers import StandingServers
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+NUMBERS = itertools.count(1)
 POLICIES = ' '.join(f"{name}='{value}'" for name, value in errorstop.POLICIES.items())
 
 
@@ -54,9 +58,8 @@ class Host:
     def stand_still(self, server_ids):
         """No boot is watched."""
 
-    def paused(self):
-        found = self.guest.connection.listAllDomains(errorstop.PAUSED_DOMAINS)
-        return [domain.UUIDString() for domain in found]
+    def connect(self):
+        return connect(self.guest.home)
 
     def domain(self, server_id):
         return self.guest.connection.lookupByUUIDString(server_id)
@@ -221,6 +224,68 @@ def test_one_that_stood_still_as_it_was_suspended_runs_when_it_comes_back(booted
     booted.connect()
     host.standing.start()
     assert booted.ask('verify') == 'ok' and booted.ask('check-all') == 'ok'
+
+
+@pytest.fixture
+def ill(home, booted, host, monkeypatch):
+    """Another guest of the host, and the first of its servers; both stand still.
+
+    Its QEMU answers nobody, as one that hangs at a disk of its host.
+    """
+    found, of_host = home(f'ill{next(NUMBERS)}'), host.servers
+    monkeypatch.setattr(
+        host, 'servers', lambda: [host.server(found.domain.UUIDString()), *of_host()])
+    kill_gateway(booted)
+    for guest in (found, booted):
+        reads(guest)
+        stands_still(guest)
+    pid = found.pid
+    os.kill(pid, signal.SIGSTOP)
+    yield found
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGCONT)
+    found.stop()
+
+
+def hangs(host, guest):
+    """Tell whether that is what the host tells of a guest."""
+    return [guest.domain.UUIDString(), libvirtcalls.NO_ANSWER] in [
+        entry[:2] for entry in host.standing.report()['named']]
+
+
+def test_one_whose_qemu_hangs_keeps_no_other_from_going_on(booted, host, ill):
+    """libvirt waits for its monitor without end. Again and again, and then it goes on as well."""
+    host.standing.start()
+    assert booted.answer('check-all') == 'ok'
+    for _time in range(3):
+        until(lambda: hangs(host, ill), 'that it is told of')
+        state, _details, _milliseconds = ill.domain.controlInfo(0)
+        assert state == libvirt.VIR_DOMAIN_CONTROL_OCCUPIED, 'our call waits for it'
+        kill_gateway(booted)
+        assert booted.ask('check-all') == 'ok'
+    os.kill(ill.pid, signal.SIGCONT)
+    assert ill.answer('check-all') == 'ok'
+    until(lambda: not host.standing.report()['servers'], 'that nobody waits')
+
+
+def test_a_nova_compute_that_is_started_anew_does_not_ask_it_again(booted, host, ill):
+    """libvirt still waits for the answer to the one before. A hard reboot ends that."""
+    host.standing.look()
+    until(lambda: ill.domain.controlInfo(0)[2] >= libvirtcalls.SECONDS * 1000,
+          'that libvirt has waited for long')
+    later = Host(booted)
+    later.servers = host.servers
+    later.standing.look()
+    assert hangs(later, ill) and not later.standing._calls._left
+    # As Nova does first.
+    ill.domain.destroy()
+    (about, outcome), = host.standing._calls._left
+    assert about == ill.domain.UUIDString()
+    assert isinstance(outcome.exception(PATIENCE), libvirt.libvirtError)
+    later.standing.start()
+    assert booted.answer('check-all') == 'ok'
+    until(lambda: not later.standing.report()['servers'], 'that nobody waits')
+    later.standing.stop()
 
 
 def test_one_that_saw_errors_waits_once_it_was_suspended_and_resumed(home):

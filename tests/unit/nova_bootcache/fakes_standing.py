@@ -1,5 +1,7 @@
 """Stand-ins for libvirt's domains, Nova and what is below the disks: guests that stand still."""
 
+import types
+
 import libvirt
 from fakes_clock import Clock
 
@@ -28,8 +30,12 @@ class Domain:
         self.xml = f'<domain><devices>{xml}</devices></domain>'
         self.resumed, self.relapses, self.errors = [], 0, {}
         self.on_resume = None
+        self.control = [libvirt.VIR_DOMAIN_CONTROL_OK, 0, 0]
         # The description that its saved memory has; what it was defined anew with.
         self.saved, self.redefined = None, []
+
+    def UUIDString(self):
+        return self.uuid
 
     def state(self, _flags):
         return self.now
@@ -39,6 +45,9 @@ class Domain:
 
     def diskErrors(self, _flags):
         return self.errors
+
+    def controlInfo(self, _flags):
+        return self.control
 
     def hasManagedSaveImage(self, _flags):
         return int(self.saved is not None)
@@ -59,6 +68,23 @@ class Domain:
             self.now = (libvirt.VIR_DOMAIN_RUNNING, libvirt.VIR_DOMAIN_RUNNING_UNPAUSED)
 
 
+class Connection:
+    """One to libvirt; what is listed on it knows no more than its name."""
+
+    def __init__(self, domains):
+        self._domains = domains
+
+    def listAllDomains(self, flags):
+        assert flags == libvirt.VIR_CONNECT_LIST_DOMAINS_PAUSED
+        return [types.SimpleNamespace(UUIDString=domain.UUIDString)
+                for domain in self._domains.values() if domain.now[0] == libvirt.VIR_DOMAIN_PAUSED]
+
+    def lookupByUUIDString(self, name):
+        if name not in self._domains:
+            raise libvirt.libvirtError('no domain')
+        return self._domains[name]
+
+
 class House:
     """Stands for libvirt, Nova and the chains."""
 
@@ -66,6 +92,8 @@ class House:
         self.clock = clock
         self.domains, self.known, self.away, self.reached = {}, {}, {}, []
         self.places, self.asked = {}, 0
+        # To libvirt, beside Nova's.
+        self.connections = []
         # What was told to who watches boots.
         self.told = []
         self.standing = StandingServers(self, self, lambda path: path == CACHE, self, clock)
@@ -81,9 +109,9 @@ class House:
                                        'active', runs)
         return found
 
-    def paused(self):
-        return [name for name, domain in self.domains.items()
-                if domain.now[0] == libvirt.VIR_DOMAIN_PAUSED]
+    def connect(self):
+        self.connections.append(Connection(self.domains))
+        return self.connections[-1]
 
     def domain(self, name):
         return self.domains.get(name)
@@ -113,6 +141,14 @@ class House:
                 self.clock.now = end
                 return
             self.clock.now += pause
+
+
+def is_taken(lock):
+    """Tell whether another thread has a lock."""
+    if lock.acquire(0):
+        lock.release()
+        return False
+    return True
 
 
 def make_house(monkeypatch):

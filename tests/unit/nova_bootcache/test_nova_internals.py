@@ -18,6 +18,7 @@ from nova.scheduler import manager as scheduler_manager
 from nova.scheduler.weights import ram
 from nova.virt import driver as virt_driver
 from nova.virt.libvirt import driver, imagebackend, imagecache
+from nova.virt.libvirt import host as libvirt_host
 from nova.virt.libvirt import utils as libvirt_utils
 
 from bootcache import naming, rpcapi
@@ -27,6 +28,7 @@ from nova_bootcache.gateway.socketfault import GatewaySocket
 from nova_bootcache.novadriver import snapshots
 from nova_bootcache.novadriver.driver import BootCacheLibvirtDriver
 from nova_bootcache.novadriver.imagebackend import BootCacheQcow2
+from nova_bootcache.novadriver.novaservers import NovaServers
 
 objects.register_all()
 
@@ -295,6 +297,14 @@ def test_a_new_overlay_is_what_novas_own_would_be():
     source = inspect.getsource(libvirt_utils.create_image)
     assert "'qemu-img', 'create', '-f', disk_format" in source
     assert 'cluster_size' in source
+
+
+def test_a_connection_to_libvirt_can_be_opened_beside_novas():
+    """By libvirt's own driver for tests, which needs no daemon."""
+    host = libvirt_host.Host('test:///default')
+    nova, beside = host._connect(host._uri, False), NovaServers(host).connect()
+    assert beside is not nova and beside.getURI() == 'test:///default'
+    assert len(beside.listAllDomains(0)) == 1
 
 
 # The scheduler.

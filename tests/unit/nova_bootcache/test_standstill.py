@@ -5,13 +5,13 @@ has real ones.
 """
 
 import itertools
-import types
 
 import libvirt
 import pytest
-from fakes_standing import BASE, CACHE, IMAGE, OTHER, disk, make_house
+from fakes_standing import BASE, CACHE, IMAGE, OTHER, Domain, disk, is_taken, make_house
 
 from bootcache import exception
+from nova_bootcache.libvirtcalls import LibvirtCalls
 from nova_bootcache.settling.localservers import LocalServer
 from nova_bootcache.standstill import errorstop, standingservers
 from nova_bootcache.standstill.verdict import StandingGuest, Verdict, cure, verdict, why
@@ -35,8 +35,9 @@ def test_what_is_told_and_the_cure():
     assert 'no space' in why('', True, True) and 'each time' in why('', False, True)
     told = {cure(error, is_full) for error in (
         exception.StorageNodeAway('x'), exception.StorageDaemonError('x'),
-        exception.BootcacheError('x'), None) for is_full in (False, True)}
-    assert len(told) == 5 and cure(None, True).startswith('Make room')
+        exception.LibvirtHangs('x'), exception.BootcacheError('x'), None)
+        for is_full in (False, True)}
+    assert len(told) == 6 and cure(None, True).startswith('Make room')
 
 
 # What libvirt tells.
@@ -60,13 +61,13 @@ STATES = {name: getattr(libvirt, name) for name in dir(libvirt)
 @pytest.mark.parametrize('reason', STATES)
 def test_only_an_io_error_is_one(reason, errors):
     """Also one of which QEMU has not told libvirt: its disks have it, and libvirt no reason."""
-    domain = types.SimpleNamespace(state=lambda _flags: (libvirt.VIR_DOMAIN_PAUSED, STATES[reason]),
-                                   diskErrors=lambda _flags: errors)
+    domain = Domain('a', STATES[reason], disk())
+    domain.errors = errors
     assert errorstop.is_stopped_by_error(domain) == (
         reason == 'VIR_DOMAIN_PAUSED_IOERROR'
         or (reason == 'VIR_DOMAIN_PAUSED_UNKNOWN' and bool(errors)))
     # The numbers of reasons are those of other states, too.
-    domain.state = lambda _flags: (libvirt.VIR_DOMAIN_RUNNING, STATES[reason])
+    domain.now = (libvirt.VIR_DOMAIN_RUNNING, STATES[reason])
     assert not errorstop.is_stopped_by_error(domain)
 
 
@@ -241,7 +242,7 @@ def test_a_pause_that_comes_in_between_is_seen(house, monkeypatch):
 def test_a_user_s_pause_waits_for_one_that_goes_on_just_now(house):
     """And the other way round: whoever is second finds what the first has done."""
     domain, order = house.stands('a'), []
-    domain.on_resume = lambda: order.append(house.standing._steps.of('a')._lock._is_owned())
+    domain.on_resume = lambda: order.append(is_taken(house.standing._steps.of('a')))
     house.pass_time(5)
     assert order == [True]
 
@@ -264,8 +265,8 @@ def test_one_that_cannot_go_on_keeps_no_other_waiting(house, monkeypatch, who, c
     def refuses(*_arguments):
         raise RuntimeError('it cannot be told')
     if who == 'libvirt':
-        monkeypatch.setattr(ill, 'state', lambda _flags: refuses() if house.standing._steps.of(
-            'a')._lock._is_owned() else ill.now)
+        monkeypatch.setattr(ill, 'state', lambda _flags: refuses() if is_taken(
+            house.standing._steps.of('a')) else ill.now)
     else:
         server = house.server
         monkeypatch.setattr(house, 'server',
@@ -282,7 +283,7 @@ def test_a_libvirt_that_is_away_is_told_once_and_asked_again(house, monkeypatch,
 
     def away():
         raise libvirt.libvirtError('not connected')
-    monkeypatch.setattr(house, 'paused', away)
+    monkeypatch.setattr(standing, '_calls', LibvirtCalls(away))
 
     def wait(_seconds):
         standing._stopped = next(waits)

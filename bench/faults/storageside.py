@@ -163,14 +163,14 @@ class StorageSide:
             (rpcapi, 'get_transport', lambda conf: None))
         if 'transport_url' in options:
             conffixture.ConfFixture(conf)
-            without_bus = ()
+            without_bus = ((service, 'get_listener', self._heard(service.get_listener)),)
         for module, name, value in (
                 (service, 'Images', lambda conf: _Glance(directory)),
                 (service, 'NovaProfileBoots', lambda conf: _ProfileBoots(directory)),
                 (service, 'NovaPrecache', lambda conf: SimpleNamespace(aggregates=dict)),
                 (service.startchecks, 'check_cloud', lambda conf: None), *without_bus,
                 (service.messaging, 'get_rpc_server', self._server(
-                    directory if without_bus else ''))):
+                    '' if 'transport_url' in options else directory))):
             setattr(module, name, value)
         self._service = service.StorageService(conf, lambda: None, SimpleNamespace(value=False))
         self._service._start()
@@ -188,6 +188,13 @@ class StorageSide:
         """Have what takes Glance's messages, which come by calls here."""
         self._events = events
         return SimpleNamespace(start=lambda: None, stop=lambda: None)
+
+    def _heard(self, real: Any) -> Any:
+        """Return what makes the real listener; messages come by calls as well."""
+        def make(conf: Any, events: ImageEvents) -> Any:
+            self._events = events
+            return real(conf, events)
+        return make
 
     def _tell(self, event: str, image_id: str) -> None:
         """Take a message, which comes again only if this process ends meanwhile."""

@@ -118,7 +118,8 @@ class Walk:
             what, f'from {self._name}', self._life.value, round(time.monotonic() - began, 1),
             round(max((one['waited'] for one in self._plays), default=0.0), 1),
             sum(one['errors'] for one in self._plays), sum(one['wrong'] for one in self._plays),
-            tuple(left), sum(one['pauses'] for one in self._plays), self._stock, True, trouble)
+            tuple(left), sum(one['pauses'] for one in self._plays), self._stock,
+            trouble=trouble)
 
     def _step(self, part: str, tree: Path, first: str) -> None:
         image_id = self._register()

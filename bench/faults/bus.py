@@ -85,6 +85,7 @@ class Server:
             Path(directory, 'bus').unlink()
         self._listener = Listener(f'{directory}/bus', backlog=16, authkey=_KEY)
         self._endpoints = endpoints
+        self._is_closed = False
 
     def start(self) -> None:
         """Serve from now on."""
@@ -92,16 +93,17 @@ class Server:
 
     def stop(self) -> None:
         """Serve no more."""
+        self._is_closed = True
         self._listener.close()
 
     def _serve(self) -> None:
         while True:
             try:
                 connection = self._listener.accept()
-            except (OSError, EOFError):
-                return
             except Exception:
-                # Of a client that was killed as it connected.
+                if self._is_closed:
+                    return
+                # Of a client that was killed as it connected: others are served.
                 continue
             threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
 

@@ -21,7 +21,7 @@ Rows = Sequence[dict[str, Any]]
 
 
 def _save(figure: Any, path: Path) -> None:
-    figure.tight_layout()
+    figure.set_layout_engine('constrained')
     figure.savefig(path, metadata={'Date': None})
     pyplot.close(figure)
     # matplotlib leaves blanks at the ends of lines.
@@ -93,7 +93,7 @@ def multiplier(rows: Rows, path: Path) -> None:
 
 def quotas(rows: Rows, path: Path) -> None:
     """Draw hit rate and delay against the tiers' quotas."""
-    figure, grid = pyplot.subplots(2, 2, figsize=(9, 5.6))
+    figure, grid = pyplot.subplots(2, 2, figsize=(9, 5.8))
     for axes, (name, unit) in zip(grid.flat, (
             ('compute disk', 'GiB'), ('compute memory', 'GiB'), ('storage memory', 'GiB a node'),
             ('storage disk', '% of all cache images')), strict=True):
@@ -110,7 +110,9 @@ def quotas(rows: Rows, path: Path) -> None:
         twin.set_ylim(0, 1.15 * max(slowest))
         axes.set_ylim(0, 105)
         axes.set_xlabel(f'{name}, {unit}')
-        axes.legend(fontsize=7, loc='lower right')
+    # Beyond the axes: lines go through all of their area.
+    figure.legend(*grid.flat[0].get_legend_handles_labels(), fontsize=8, ncols=2,
+                  loc='outside upper center')
     _save(figure, path)
 
 

@@ -2,7 +2,7 @@
 
 A cache image is a qcow2 that holds the working set's data in first-read order (SC13 section 3.1,
 YOLO's boot image in the same file), with a backing pointer to the base as hosts reach it. The data
-moves within a private storage daemon: NBD CACHE requests to a copy-on-read export, one an extent.
+moves within a private storage daemon: NBD CACHE requests, one an extent, have it copied on read.
 
 Where the base is known to read as zeros the cache image says so too, as far as the tables that it
 has anyway reach. That costs no byte, and NBD servers answer reads of such areas from the block
@@ -16,7 +16,8 @@ from typing import Any
 
 from oslo_log import log as logging
 
-from bootcache import exception, qemuimg, savefile, scratch, steps, workingset
+from bootcache import cachelayout, exception, qemuimg, savefile, scratch, steps, workingset
+from bootcache.cachelayout import Compression
 from bootcache.storagedaemon import StorageDaemon, UnixListener
 from bootcache.workingset import Extent
 
@@ -27,7 +28,6 @@ LOG = logging.getLogger(__name__)
 VERIFY_RULES = 1
 # libnbd and QEMU take up to 32 MiB a request; less keeps a build interruptible.
 _REQUEST_BYTES = 8 << 20
-_HEADER_CLUSTERS = 8
 # Of the directories in which private daemons work.
 _SCRATCH, _DAEMON = 'bootcache-build-', 'build'
 # Zero areas that are marked at most; further ones are asked from the base.
@@ -82,81 +82,9 @@ class CacheImage:
     extents: tuple[Extent, ...]
 
 
-def _reaches(extents: Sequence[Extent], reach: int) -> list[int]:
-    """Return the L2 tables that extents need, as multiples of a table's reach, ascending."""
-    return sorted({index for extent in extents
-                   for index in range(extent.offset // reach, (extent.end - 1) // reach + 1)})
-
-
-def metadata_bytes(extents: Sequence[Extent], cluster_bytes: int, virtual_bytes: int) -> int:
-    """Return an upper bound of what qcow2 tables take for these extents, in bytes. Pure.
-
-    One L2 table of a cluster for each ``cluster_bytes² / 8`` bytes of the base that are touched,
-    the L1 table, refcounts (16 bits a cluster) and the header.
-    """
-    reach = cluster_bytes * (cluster_bytes // 8)
-    tables = len(_reaches(extents, reach))
-    l1 = -(-(-(-virtual_bytes // reach) * 8) // cluster_bytes)
-    data = -(-workingset.total_bytes(extents) // cluster_bytes)
-    refcounts = -(-(data + tables + l1) * 2 // cluster_bytes) + 1
-    return (tables + l1 + refcounts + _HEADER_CLUSTERS) * cluster_bytes
-
-
-def zero_areas(status: Sequence[Extent], extents: Sequence[Extent], cluster_bytes: int,
-               virtual_bytes: int) -> list[Extent]:
-    """Return the base's zero areas that cost nothing to mark: whole clusters below tables in use.
-
-    Pure.
-
-    :param status: areas of the base that read as zeros, ascending.
-    :param extents: what the cache image holds.
-    """
-    reach = cluster_bytes * (cluster_bytes // 8)
-    touched = set(_reaches(extents, reach))
-    areas: list[Extent] = []
-    for area in status:
-        start = -(-area.offset // cluster_bytes) * cluster_bytes
-        # The last cluster of the base may be short and still is a whole one.
-        end = area.end if area.end == virtual_bytes else area.end // cluster_bytes * cluster_bytes
-        while start < end:
-            stop = min(end, (start // reach + 1) * reach)
-            if start // reach in touched:
-                areas.append(Extent(start, stop - start))
-            start = stop
-    return areas
-
-
-def fit(extents: Sequence[Extent], quota: int, cluster_bytes: int,
-        virtual_bytes: int) -> list[Extent]:
-    """Return the first extents whose cache image fits a quota, file and tables together. Pure.
-
-    :param extents: aligned to ``cluster_bytes``, in first-read order.
-    :param quota: bytes.
-    """
-    def first(clusters: int) -> list[Extent]:
-        # The base's end may lie within a cluster, whose place in the order may be any.
-        whole = [dataclasses.replace(extent, length=-(-extent.length // cluster_bytes)
-                                     * cluster_bytes) for extent in extents]
-        return [dataclasses.replace(extent, length=min(extent.length,
-                                                       virtual_bytes - extent.offset))
-                for extent in workingset.clip(whole, clusters * cluster_bytes)]
-
-    def size(clusters: int) -> int:
-        return clusters * cluster_bytes + metadata_bytes(first(clusters), cluster_bytes,
-                                                         virtual_bytes)
-
-    # The size grows with the number of clusters: the largest number that fits is looked for.
-    fits = 0
-    most = min(quota // cluster_bytes,
-               sum(-(-extent.length // cluster_bytes) for extent in extents))
-    while fits < most:
-        middle = (fits + most + 1) // 2
-        fits, most = (middle, most) if size(middle) <= quota else (fits, middle - 1)
-    return first(fits)
-
-
 def build(base: Base, extents: Sequence[Extent], target: str, *, quota: int, cluster_bytes: int,
-          backing_uri: str | None, backing_format: str = 'raw') -> CacheImage:
+          backing_uri: str | None, backing_format: str = 'raw',
+          compression: Compression = Compression.NONE) -> CacheImage:
     """Build a cache image; ``target`` appears whole and verified, or not at all.
 
     :param extents: the working set, in first-read order, of any granularity.
@@ -164,11 +92,12 @@ def build(base: Base, extents: Sequence[Extent], target: str, *, quota: int, clu
     :param cluster_bytes: 4096 or 65536, say.
     :param backing_uri: goes into the header as the base's place; None leaves no pointer.
     :param backing_format: of what is there.
+    :param compression: of the clusters.
     :raises BuildFailed: if the file does not come out right.
     :raises BootcacheError: if the base cannot be opened.
     """
     aligned = workingset.align(extents, cluster_bytes, base.virtual_bytes)
-    kept = fit(aligned, quota, cluster_bytes, base.virtual_bytes)
+    kept = cachelayout.fit(aligned, quota, cluster_bytes, base.virtual_bytes)
     if not kept:
         raise exception.BuildFailed(
             f'a quota of {quota} bytes leaves no room for a single cluster of {cluster_bytes};'
@@ -177,7 +106,7 @@ def build(base: Base, extents: Sequence[Extent], target: str, *, quota: int, clu
     try:
         with scratch.directory(_SCRATCH) as directory:
             sha256 = _make(base, kept, partial, directory, quota, cluster_bytes, backing_uri,
-                           backing_format)
+                           backing_format, compression)
         os.chmod(partial, 0o644)
         steps.reached('build: filled')
         savefile.commit(partial, target)
@@ -194,13 +123,21 @@ def end_left_over() -> None:
 
 
 def _make(base: Base, extents: Sequence[Extent], partial: str, directory: str, quota: int,
-          cluster_bytes: int, backing_uri: str | None, backing_format: str) -> str:
+          cluster_bytes: int, backing_uri: str | None, backing_format: str,
+          compression: Compression) -> str:
     """Make the file, look at all of it, and return its sha256."""
     daemon = scratch.daemon(directory, _DAEMON)
     try:
-        qemuimg.create_standalone(partial, base.virtual_bytes, cluster_bytes)
+        if compression is Compression.NONE:
+            qemuimg.create_standalone(partial, base.virtual_bytes, cluster_bytes)
+        else:
+            # The filter that compresses takes nothing but whole clusters, also at the end.
+            qemuimg.create_standalone(partial, _whole(base.virtual_bytes, cluster_bytes),
+                                      cluster_bytes, compression=compression.value)
         daemon.ensure_running()
-        _fill(daemon, base, partial, extents, cluster_bytes)
+        _fill(daemon, base, partial, extents, cluster_bytes, compression)
+        if compression is not Compression.NONE and base.virtual_bytes % cluster_bytes:
+            qemuimg.shrink(partial, base.virtual_bytes)
         steps.reached('build: read')
         _compare(daemon, base, partial, extents, os.path.join(directory, 'nbd'))
     finally:
@@ -213,6 +150,10 @@ def _make(base: Base, extents: Sequence[Extent], partial: str, directory: str, q
         raise exception.BuildFailed(
             f'the cache image of {os.path.getsize(partial)} bytes is over its quota of {quota}')
     return savefile.file_digest(partial)
+
+
+def _whole(size: int, cluster_bytes: int) -> int:
+    return -(-size // cluster_bytes) * cluster_bytes
 
 
 def _connect(socket_path: str, export: str, status: bool = False) -> Any:
@@ -243,7 +184,7 @@ def _zero_status(handle: Any, extents: Sequence[Extent], reach: int,
             offset += length
         position = offset
 
-    for index in _reaches(extents, reach):
+    for index in cachelayout.reaches(extents, reach):
         position, end = max(position, index * reach), min((index + 1) * reach, virtual_bytes)
         while position < end and len(zeros) < _MAX_ZERO_AREAS:
             handle.block_status(min(1 << 30, end - position), position, note)
@@ -258,14 +199,19 @@ def _requests(extents: Sequence[Extent]) -> Iterator[tuple[int, int]]:
 
 
 def _fill(daemon: StorageDaemon, base: Base, path: str, extents: Sequence[Extent],
-          cluster_bytes: int) -> None:
+          cluster_bytes: int, compression: Compression) -> None:
     assert isinstance(daemon.listener, UnixListener)
+    # A CACHE request copies by itself what it reads. Below a copy-on-read filter the same is
+    # written twice, which QEMU refuses for a cluster that is compressed. The other filter has all
+    # that is written through it compressed, and wants whole clusters.
+    filling = 'copy-on-read' if compression is Compression.NONE else 'compress'
+    unit = 1 if compression is Compression.NONE else cluster_bytes
     daemon.add_nodes(
         *base.nodes('base'),
         {'driver': 'file', 'node-name': 'cachef', 'filename': path},
         {'driver': 'qcow2', 'node-name': 'cache', 'file': 'cachef', 'backing': 'base',
          'read-only': False, 'l2-cache-size': 32 << 20},
-        {'driver': 'copy-on-read', 'node-name': 'fill', 'file': 'cache'})
+        {'driver': filling, 'node-name': 'fill', 'file': 'cache'})
     # Writable, as a CACHE request to a read-only export aborts QEMU 7.2's daemon. Nothing writes.
     daemon.add_export('fill', 'fill', writable=True)
     daemon.add_export('base', 'base')
@@ -273,11 +219,11 @@ def _fill(daemon: StorageDaemon, base: Base, path: str, extents: Sequence[Extent
     original = _connect(daemon.listener.path, 'base', status=True)
     try:
         for offset, length in _requests(extents):
-            handle.cache(length, offset)
+            handle.cache(_whole(length, unit), offset)
         status = _zero_status(original, extents, cluster_bytes * (cluster_bytes // 8),
                               base.virtual_bytes)
-        for area in zero_areas(status, extents, cluster_bytes, base.virtual_bytes):
-            handle.zero(area.length, area.offset)
+        for area in cachelayout.zero_areas(status, extents, cluster_bytes, base.virtual_bytes):
+            handle.zero(_whole(area.length, unit), area.offset)
         handle.flush()
     finally:
         handle.shutdown()

@@ -11,7 +11,8 @@ import enum
 import json
 from typing import Any
 
-from bootcache import exception, oldformats, savefile
+from bootcache import cachelayout, exception, oldformats, savefile
+from bootcache.cachelayout import Compression
 
 VERSION = 2
 
@@ -55,7 +56,7 @@ def _from_dict(cls: Any, document: Any) -> Any:
 class CacheInfo:
     """A cache image, as manifests and RPC messages carry it.
 
-    :ivar file: its name within the image's directory.
+    :ivar file: its name within the image's directory, which tells how its clusters are stored.
     :ivar bytes: the file's size.
     :ivar data_bytes: bytes of the base that it holds, at its cluster size.
     :ivar extents: how many extents that is.
@@ -79,6 +80,18 @@ class CacheInfo:
     backing_uri: str
     build_seconds: float
     verify_rules: int
+
+    @property
+    def compression(self) -> Compression:
+        """How its clusters are stored."""
+        return cachelayout.compression_of(self.file)
+
+    def has_data_of(self, other: 'CacheInfo') -> bool:
+        """Tell whether another cache image of the same content has the same data, and is only
+        stored in another way."""
+        return self.compression is not other.compression \
+            and (self.data_bytes, self.extents, self.virtual_bytes, self.cluster_bytes) \
+            == (other.data_bytes, other.extents, other.virtual_bytes, other.cluster_bytes)
 
     def to_dict(self) -> dict[str, Any]:
         """Return a plain dictionary."""

@@ -111,9 +111,10 @@ def create_overlay(path: str, virtual_bytes: int, backing: str, backing_format: 
 
 
 def create_standalone(path: str, virtual_bytes: int, cluster_bytes: int,
-                      data_path: str = '') -> None:
+                      data_path: str = '', compression: str = '') -> None:
     """Create an empty qcow2 without a backing file.
 
+    :param compression: zstd or zlib, of the clusters that are written compressed; empty for none.
     :param data_path: of a file for its content, each byte at its place; created as well.
     :raises BootcacheError: if qemu-img refuses.
     """
@@ -121,7 +122,18 @@ def create_standalone(path: str, virtual_bytes: int, cluster_bytes: int,
     if data_path:
         # A comma in a value is doubled.
         options += f',data_file={data_path.replace(",", ",,")}'
+    if compression:
+        options += f',compression_type={compression}'
     _run('create', '-q', '-f', 'qcow2', '-o', options, path, str(virtual_bytes), timeout=60)
+
+
+def shrink(path: str, virtual_bytes: int) -> None:
+    """Make a qcow2 without a backing file smaller; what was beyond its new end is gone.
+
+    :param virtual_bytes: its size from now on.
+    :raises BootcacheError: if the file is no qcow2 or is in use.
+    """
+    _run('resize', '-q', '-f', 'qcow2', '--shrink', path, str(virtual_bytes), timeout=60)
 
 
 def set_backing_pointer(path: str, backing: str, backing_format: str) -> None:

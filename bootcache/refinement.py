@@ -11,7 +11,7 @@ counts once another server's boot has read it, too; and a refinement adds a boun
 import dataclasses
 from collections.abc import Iterable, Sequence
 
-from bootcache import cacheimage, workingset
+from bootcache import cachelayout, workingset
 from bootcache.workingset import Extent
 
 # Every new version is fetched by every host that is warm: it has to be worth that.
@@ -195,7 +195,7 @@ def refine(have: Sequence[Extent], seen: Sequence[Extent], *, quota: int, cluste
 
     def cached(extents: Sequence[Extent]) -> list[Extent]:
         aligned = workingset.align(extents, cluster_bytes, virtual_bytes)
-        return cacheimage.fit(aligned, quota, cluster_bytes, virtual_bytes)
+        return cachelayout.fit(aligned, quota, cluster_bytes, virtual_bytes)
 
     wanted = workingset.align(fresh, cluster_bytes, virtual_bytes)
     before, after = cached(have), cached(union)

@@ -1,11 +1,14 @@
 """Whether an error of Glance, Nova or Keystone passes by itself. Pure."""
 
 import http
+import re
 
 from glance_bootcache.conf import AUTH_GROUP
 
 # Too slow, too much asked for, and a token that has expired or that Keystone cannot check.
 _PASSING_CODES = (401, 408, 429)
+# In clients' words another one each time: the id of a request, and the address of an object.
+_OF_ONE_REQUEST = re.compile(r' \(Request-ID: [^)]*\)| at 0x[0-9a-f]+')
 
 
 def status(error: Exception) -> int:
@@ -49,3 +52,11 @@ def told(error: Exception) -> str:
     return (f'the credentials in [{AUTH_GROUP}] are refused (HTTP 401); if that stays so, correct'
             ' username, password, project_name and the domains there ("openstack token issue" tries'
             ' them), and restart glance-bootcache')
+
+
+def lasting(words: str) -> str:
+    """Return an error's words without what is another one each time.
+
+    :param words: of :func:`told`.
+    """
+    return _OF_ONE_REQUEST.sub('', words)

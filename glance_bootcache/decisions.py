@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bootcache import exception, properties
+from bootcache.cachelayout import Compression
 from bootcache.manifest import Manifest, Standing
 from bootcache.properties import Policy
 from glance_bootcache.storage import inspection
@@ -110,6 +111,14 @@ def is_unnamed(manifest: Manifest) -> bool:
     An earlier version got it, and noted that with its next content, also if it was not got.
     """
     return bool(manifest.made.base_path) and not manifest.made.base_hash
+
+
+def is_to_be_recompressed(manifest: Manifest, compression: Compression) -> bool:
+    """Tell whether an image's cache image is right, but stored in another way than is wanted."""
+    made = manifest.made
+    return manifest.standing is Standing.DONE and not manifest.has_older_base \
+        and bool(made.base_path) and made.working_set is not None \
+        and made.cache_image is not None and made.cache_image.compression is not compression
 
 
 def is_to_go(generation: int, manifest: Manifest | None, *, damaged: bool, gone: bool,

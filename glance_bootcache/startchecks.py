@@ -9,6 +9,7 @@ itself, and all else when the bases are served.
 """
 
 import os
+import tempfile
 from typing import Any
 
 from keystoneauth1 import exceptions as ks_exceptions
@@ -18,8 +19,9 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
-from bootcache import listening, tier
-from bootcache.exception import ConfigurationError, ProfileBootFailed
+from bootcache import listening, qemuimg, tier
+from bootcache.cachelayout import Compression
+from bootcache.exception import BootcacheError, ConfigurationError, ProfileBootFailed
 from glance_bootcache.conf import AUTH_GROUP
 from glance_bootcache.glance import images
 from glance_bootcache.profileboot import throughnova
@@ -63,6 +65,25 @@ def check_stores(conf: cfg.ConfigOpts) -> None:
                 f'[bootcache]glance_store_dirs: {path} is not a directory that this service\'s user'
                 ' may read; name the filesystem_store_datadir of glance-api.conf, give the user'
                 ' the right to it, or leave the option out: images are downloaded then')
+
+
+def check_compression(conf: cfg.ConfigOpts) -> None:
+    """Check that this machine's QEMU can store clusters as the option says.
+
+    :raises ConfigurationError: naming the option and the cure.
+    """
+    compression = conf[bootcache_conf.GROUP].compression
+    if compression == Compression.NONE:
+        return
+    with tempfile.TemporaryDirectory() as directory:
+        try:
+            qemuimg.create_standalone(os.path.join(directory, 'tried'), 65536, 65536,
+                                      compression=compression)
+        except BootcacheError as error:
+            raise ConfigurationError(
+                f'[bootcache]compression={compression}: this machine\'s qemu-img cannot do that'
+                f' ({error}); install a QEMU that was built with it, or set the option to none'
+            ) from error
 
 
 def _check_address(group: Any) -> None:

@@ -8,6 +8,7 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
+from bootcache.cachelayout import Compression
 from bootcache.manifest import Standing
 from bootcache.pauses import GrowingPauses
 from glance_bootcache import away, decisions
@@ -56,6 +57,8 @@ class ServiceUpkeep:
         self.recovered = False
         # When images that were put off are tried again.
         self._put_off = GrowingPauses(self._conf.poll_interval, _LONGEST_PAUSE, clock)
+        # When cache images are built anew that are stored in another way than is wanted.
+        self._recompressed = GrowingPauses(self._conf.poll_interval, _LONGEST_PAUSE, clock)
         self._told_unheard = False
         self._stopping = threading.Event()
 
@@ -87,6 +90,7 @@ class ServiceUpkeep:
                            ('servers of profile boots cannot be deleted', self.delete_left),
                            ('images that wait cannot be looked at', self.go_on),
                            ('images of another content cannot be looked at', self.older.retry),
+                           ('cache images cannot be built anew', self.recompress),
                            ('last uses cannot be written', self._tiers.save_usage),
                            ('the quota cannot be kept', self._manager.disk_room.keep_quota),
                            ('Glance cannot be asked what it has', self._manager.gone.ask),
@@ -177,6 +181,22 @@ class ServiceUpkeep:
                        if not decisions.is_put_off(manifest))
         self._try_again([manifest.image_id for manifest in waiting
                          if decisions.is_put_off(manifest)])
+
+    def recompress(self) -> None:
+        """Build one cache image anew that is stored in another way than [bootcache]compression
+        says, if nothing else is in hand."""
+        if not self.recovered or self._manager.jobs.images():
+            return
+        compression = Compression(self._conf.compression)
+        stored_otherwise = [manifest.image_id for manifest in self._store.manifests()
+                            if decisions.is_to_be_recompressed(manifest, compression)
+                            and serving.has_base(manifest)]
+        self._recompressed.keep_only(stored_otherwise)
+        for image_id in stored_otherwise:
+            if self._recompressed.is_time(image_id):
+                self._recompressed.postpone(image_id)
+                self._manager.rebuild(image_id)
+                return
 
     def _try_again(self, put_off: list[str]) -> None:
         """Take up images that the storage node could not make, with growing pauses.

@@ -5,8 +5,9 @@ at a time; it may take again what it has. bootcache/locks.py tells whenever that
 above, with what each makes one step, and for how long it is held at most:
 
 ``SETTLING``, one a server
-    beginning, finishing and giving up its move to a full base; libvirt's commands, and 30 s for a
-    block job to end. Nova's own lock of the server comes before it.
+    beginning, finishing and giving up its move to a full base; libvirt's commands, of 5 s each at
+    most, and 30 s for a block job to end. After the first one that is not answered no more are
+    made. Nova's own lock of the server comes before it.
 
 ``STANDING``, one a server
     seeing that its guest stands still by an error only, and letting it go on, or pausing it for its

@@ -83,7 +83,9 @@ class HostUpkeep:
                 ('empty cache images are not replaced', self.replace_empty),
                 ('contents are not noted', self.note_contents),
                 ('what nobody needs is not forgotten', self.forget_gone),
-                ('growing stores are not looked after', host.tidy_stores),
+                ('growing stores that are of no more use stay', host.drop_useless_stores),
+                ('space that growing stores do not need is not given back',
+                 host.store_space.give_back),
                 ('what boots read is not told', host.boots.reports.send_again),
                 ('the storage service is not told what is here', self.exchange_holdings)]
         for failure, step in steps:

@@ -14,10 +14,11 @@ case " $* " in
     ;;
 *" --help "* | *" -h "*)
     cat <<'HELP'
-usage: tools/demo.sh [--repeat N] [--link MBIT|none] [--keep] [--report DIRECTORY] | --down
+usage: tools/demo.sh [--repeat N] [--link MBIT|none] [--hosts N] [--keep] [--report DIRECTORY] | --down
 
   --repeat N          repeat the second and later boots N times, to see their spread (default: 1)
   --link MBIT|none    hold what Glance and the storage node send to a rate (default: 1000 Mbit/s)
+  --hosts N           replay a boot on so many cold hosts at once afterwards; 0 for not at all (default: 8)
   --keep              leave the cloud up, and say how to use and stop it
   --report DIRECTORY  where the report goes (default: demo-report)
   --down              stop a cloud that --keep left, and remove its files
@@ -26,10 +27,30 @@ HELP
     ;;
 esac
 
+hosts=8 report=demo-report arguments=()
+while [ $# -gt 0 ]; do
+    case $1 in
+    --hosts) hosts=${2:-}; shift ;;
+    --hosts=*) hosts=${1#*=} ;;
+    --report) report=${2:-}; arguments+=("$1" "$report"); shift ;;
+    --report=*) report=${1#*=}; arguments+=("$1") ;;
+    *) arguments+=("$1") ;;
+    esac
+    shift
+done
+case $hosts in
+'' | *[!0-9]*) die "--hosts is a number of hosts, or 0 to leave them out; not '$hosts'" ;;
+esac
+
 begin=$SECONDS
 "$TOP/tools/setup.sh"
 image=$("$TOP/tools/images/make.sh" debian)
 status=0
-PYTHONPATH=$TOP "$VENV/bin/python" -m tools.demo --image "$image" "$@" || status=$?
+PYTHONPATH=$TOP "$VENV/bin/python" -m tools.demo --image "$image" "${arguments[@]}" || status=$?
+if [ "$status" = 0 ] && [ "$hosts" != 0 ]; then
+    say "== 6. $hosts cold hosts at once, replayed"
+    PYTHONPATH=$TOP "$VENV/bin/python" -W ignore -m bench.replay.coldhosts --hosts "$hosts" --report "$report" \
+        || status=$?
+fi
 say "demo: $((SECONDS - begin)) s, set-up included"
 exit "$status"

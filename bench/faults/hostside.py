@@ -67,8 +67,11 @@ class LocalNova:
         """Tell that none does."""
         return False
 
-    def domain(self, server_id: str) -> None:
+    def bounded_domain(self, server_id: str) -> None:
         """Return none."""
+
+    # As earlier versions ask for it.
+    domain = bounded_domain
 
     def sees_errors(self, server_id: str) -> bool:
         """Tell that none does."""

@@ -4,6 +4,7 @@ Tiers are smaller than the images that are there, all four of them: of the stora
 host, in memory and on disk.
 """
 
+import abc
 import collections
 import shutil
 import threading
@@ -47,7 +48,7 @@ _AT_ONCE = 16
 _LOOK_SECONDS = 0.02
 
 
-class AtOnce:
+class AtOnce(abc.ABC):
     """Has methods of a process called beside each other."""
 
     def __init__(self) -> None:
@@ -84,9 +85,9 @@ class AtOnce:
         return {'blocks': census.blocks(), 'passed': passed,
                 'collections': census.collections_held(), **self.served()}
 
+    @abc.abstractmethod
     def served(self) -> dict[str, int]:
         """Return how many exports and block nodes its daemon has."""
-        raise NotImplementedError
 
 
 class SoakHost(AtOnce, HostSide):

@@ -71,8 +71,13 @@ def logarithmic(axes: Any) -> None:
 
 def save(figure: Any, path: Path) -> None:
     """Write a figure as SVG, and let go of it."""
-    from matplotlib import pyplot
     figure.savefig(path, metadata={'Date': None})
+    close(figure)
+
+
+def close(figure: Any) -> None:
+    """Let go of a figure."""
+    from matplotlib import pyplot
     pyplot.close(figure)
 
 

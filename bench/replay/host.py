@@ -174,7 +174,7 @@ class HostChild:
         # What a peer runs on this host until it is reset.
         self.helpers: list[subprocess.Popen[bytes]] = []
         self._said = _Said()
-        logger = logging.getLogger('nova_bootcache.chains.computehost')
+        logger = logging.getLogger('nova_bootcache.chains')
         logger.addHandler(self._said)
         logger.setLevel(logging.INFO)
         self._peer: Any = None

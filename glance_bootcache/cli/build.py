@@ -8,12 +8,11 @@ import time
 import uuid
 from typing import Any
 
-from cliff import show
-
 from bootcache import cacheimage, ending, exception, properties, recording, savefile
 from bootcache.cacheimage import Base
 from bootcache.workingset import WorkingSet
 from glance_bootcache.bootconf import DEFAULT_MARKER
+from glance_bootcache.cli.listing import Showing
 from glance_bootcache.profileboot import direct
 from glance_bootcache.storage import inspection
 
@@ -27,7 +26,7 @@ def size(text: str) -> int:
             f'{text!r} is not a size; give bytes or a unit, as in 512MiB') from None
 
 
-class BuildFile(show.ShowOne):  # type: ignore[misc]
+class BuildFile(Showing):
     """Boot an image file with libvirt, record what it reads, and build its cache image.
 
     The image file itself is not changed. Chain a disk to the result with "qemu-img create -b".

@@ -4,12 +4,11 @@ import argparse
 import time
 from typing import Any
 
-from cliff import show
 from oslo_utils import uuidutils
 
 from bootcache import exception
 from glance_bootcache.cli.client import printable, utc
-from glance_bootcache.cli.listing import Listing
+from glance_bootcache.cli.listing import Listing, Showing
 from glance_bootcache.cli.progress import ProgressLine
 
 
@@ -97,7 +96,7 @@ class ImageList(Listing):
                  for image in images])
 
 
-class ImageShow(show.ShowOne):  # type: ignore[misc]
+class ImageShow(Showing):
     """Show an image's state, working set and cache image."""
 
     def get_parser(self, prog_name: str) -> Any:
@@ -155,7 +154,7 @@ class Where(Listing):
         return ('host', 'tier', 'bytes', 'last_use', 'seen', 'leaving'), rows
 
 
-class Build(show.ShowOne):  # type: ignore[misc]
+class Build(Showing):
     """Record an image's boot and build its cache image, also if there is one."""
 
     def get_parser(self, prog_name: str) -> Any:

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TextIO
 
-from cliff import lister
+from cliff import lister, show
 
 _TABLE = 'table'
 
@@ -23,6 +23,28 @@ class _InWords:
             [self._unnamed.get(name, '') if value is None else value
              for name, value in zip(column_names, row, strict=True)] for row in data],
             stdout, parsed_args)
+
+    def emit_one(self, column_names: Sequence[str], data: Sequence[Any], stdout: TextIO,
+                 parsed_args: argparse.Namespace) -> None:
+        """As cliff's."""
+        self._formatter.emit_one(
+            column_names, ['' if value is None else value for value in data], stdout, parsed_args)
+
+
+class Showing(show.ShowOne):  # type: ignore[misc]
+    """One thing; in its table nothing stands where there is no value.
+
+    What programs read, as JSON, is as it is.
+    """
+
+    formatter: Any
+
+    def produce_output(self, parsed_args: argparse.Namespace, column_names: Sequence[str],
+                       data: Sequence[Any]) -> int:
+        """Give it out."""
+        if parsed_args.formatter == _TABLE:
+            self.formatter = _InWords(self.formatter, {})
+        return int(super().produce_output(parsed_args, column_names, data) or 0)
 
 
 class Listing(lister.Lister):  # type: ignore[misc]

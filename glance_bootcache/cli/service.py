@@ -82,6 +82,7 @@ def _check(conf: cfg.ConfigOpts) -> None:
     configuration.check_transport(conf)
     glance_conf.check_tiers(conf)
     startchecks.check_stores(conf)
+    startchecks.check_compression(conf)
 
 
 def _check_tools() -> None:

@@ -4,12 +4,10 @@ import argparse
 import os
 from typing import Any
 
-from cliff import show
-
 from bootcache import exception
 from bootcache.workingset import WorkingSet
 from glance_bootcache.cli.image import image_id
-from glance_bootcache.cli.listing import Listing
+from glance_bootcache.cli.listing import Listing, Showing
 
 
 def _load(app: Any, source: str) -> WorkingSet:
@@ -45,7 +43,7 @@ class WorkingSetShow(Listing):
                 [(extent.offset, extent.length, extent.seconds) for extent in working_set.extents])
 
 
-class Plot(show.ShowOne):  # type: ignore[misc]
+class Plot(Showing):
     """Draw a working set: offset in the base over time, or over bytes read."""
 
     def get_parser(self, prog_name: str) -> Any:

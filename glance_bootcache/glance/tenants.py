@@ -46,6 +46,7 @@ _SKIPPED = (
     ('the image cannot be read', 'the image is damaged'),
     ('the image has a backing file', 'the image has a backing file'),
     ('the image has an external data file', 'the image has an external data file'),
+    ('the image is a disk of', 'its disk is larger than this cloud allows'),
     ('the image is encrypted', 'the image is encrypted'),
     ('the image has ', 'its size is not one of whole sectors'),
     (decisions.HELD, 'an operator of the cloud has taken its cache image away'),

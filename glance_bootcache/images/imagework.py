@@ -11,9 +11,19 @@ from typing import Any
 from oslo_config import cfg
 from oslo_log import log as logging
 
-from bootcache import cacheimage, exception, naming, properties, savefile, steps, workingset
+from bootcache import (
+    cacheimage,
+    cachelayout,
+    exception,
+    naming,
+    properties,
+    savefile,
+    steps,
+    workingset,
+)
 from bootcache import conf as bootcache_conf
 from bootcache.cacheimage import Base
+from bootcache.cachelayout import Compression
 from bootcache.manifest import CacheInfo, ImageState, Manifest, WorkingSetInfo
 from bootcache.workingset import WorkingSet
 from glance_bootcache import decisions
@@ -195,7 +205,7 @@ class ImageWork:
         made, quota = manifest.made, manifest.wished.quota
         clusters = workingset.align(working_set.extents, self._conf.cluster_size,
                                     made.virtual_bytes)
-        room = min(quota, workingset.total_bytes(clusters) + cacheimage.metadata_bytes(
+        room = min(quota, workingset.total_bytes(clusters) + cachelayout.metadata_bytes(
             clusters, self._conf.cluster_size, made.virtual_bytes))
         with self._disk_room.kept(manifest.image_id, room):
             self._build_within(room, manifest, working_set, job)
@@ -203,7 +213,8 @@ class ImageWork:
     def _build_within(self, room: int, manifest: Manifest, working_set: WorkingSet,
                       job: BuildJob) -> None:
         made, quota = manifest.made, manifest.wished.quota
-        name = self._store.new_name('cache', '.qcow2')
+        compression = Compression(self._conf.compression)
+        name = self._store.new_name('cache', cachelayout.file_suffix(compression))
         backing_uri = naming.nbd_unix_uri(
             self._conf.gateway_socket,
             naming.export_name(naming.EXPORT_BASE, manifest.image_id))
@@ -213,7 +224,7 @@ class ImageWork:
             built = cacheimage.build(
                 Base(made.base_path, made.image_format, made.virtual_bytes),
                 working_set.extents, path, quota=quota, cluster_bytes=self._conf.cluster_size,
-                backing_uri=backing_uri)
+                backing_uri=backing_uri, compression=compression)
         seconds = time.monotonic() - began
         info = CacheInfo(name, built.bytes, built.data_bytes, len(built.extents), built.sha256,
                          built.virtual_bytes, built.cluster_bytes, quota, backing_uri,

@@ -85,21 +85,31 @@ class States:
             self._fail(job, Standing.SKIPPED, str(error))
         except (exception.StorageDaemonError, exception.StorageNodeFull, exception.ServiceAway,
                 OSError) as error:
-            self._put_off(job, error)
+            self._put_off(job, str(error))
         except exception.BootcacheError as error:
-            self._fail(job, Standing.FAILED, str(error))
+            self._give_up(job, str(error))
         except Exception as error:
             if not job.cancelled.is_set() and not self._jobs.is_stopping:
                 LOG.exception('image %s: unexpected error', job.image_id)
-                self._fail(job, Standing.FAILED, f'unexpected error: {error}')
+                self._give_up(job, f'unexpected error: {error}')
         return True
 
-    def _put_off(self, job: BuildJob, error: Exception) -> None:
+    def _give_up(self, job: BuildJob, reason: str) -> None:
+        """Have a job's failure be its end, unless it cost the image the cache image that it had.
+
+        That one served, so another one can be built: it is tried once more by itself.
+        """
+        if job.is_without_older:
+            self._put_off(job, reason)
+        else:
+            self._fail(job, Standing.FAILED, reason)
+
+    def _put_off(self, job: BuildJob, error: str) -> None:
         """Have an image wait for another try: nothing is wrong with it, but with this machine, or
         with Glance or Nova."""
         if self._current(job).made.cache_image is not None:
             # That serves meanwhile.
-            self._fail(job, Standing.FAILED, str(error))
+            self._fail(job, Standing.FAILED, error)
             return
         with contextlib.suppress(exception.Cancelled):
             job.check_cancelled()

@@ -121,9 +121,12 @@ class DiskRoom:
         manifest = self._store.load(image_id)
         if manifest is None or manifest.made.cache_image is None or not is_enough:
             raise exception.BuildFailed(f'the storage disk tier has no room; {_CURE}')
-        if manifest.wished.pinned or not self._remove(manifest, self._jobs.of(image_id)):
+        job = self._jobs.of(image_id)
+        if manifest.wished.pinned or not self._remove(manifest, job):
             raise exception.BuildFailed('the storage disk tier has no room beside the older one,'
                                         f' which is pinned, or is being fetched; {_CURE}')
+        if job is not None:
+            job.is_without_older = True
         LOG.info('image %s: its older cache image goes before the newer one is built, as storage'
                  ' disk has no room for both', image_id)
 

@@ -42,6 +42,7 @@ class BuildJob:
     :ivar boot_marker: by which it is known to be over.
     :ivar phase: what it does now, RECORDING or BUILDING; None while it waits, or gets a base.
     :ivar is_learned: a server's boot was reported while this one waited for its turn.
+    :ivar is_without_older: the image's older cache image went, as disk had no room for both.
     """
 
     image_id: str
@@ -57,6 +58,7 @@ class BuildJob:
     boot_marker: str = ''
     phase: ImageState | None = None
     is_learned: bool = False
+    is_without_older: bool = False
 
     def owns(self, token: str | None) -> bool:
         """Tell whether a token is this job's, in constant time."""

@@ -1,29 +1,32 @@
-"""Looking at tenants' image files: first oslo.utils' inspector, then qemu-img under limits."""
+"""Looking at tenants' image files under limits: look.py, in a process of its own, then qemu-img."""
 
 import dataclasses
-import struct
+import json
+import os
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
+from oslo_concurrency import processutils
 from oslo_log import log as logging
-from oslo_utils.imageutils import format_inspector
 
 from bootcache import exception, qemuimg
 
 LOG = logging.getLogger(__name__)
 
 FORMATS = ('qcow2', 'raw')
-# The inspector calls a raw image that has a partition table by the table's name.
-_RAW_NAMES = ('raw', 'gpt', 'mbr')
 # Of a disk, where no operator says otherwise: [bootcache]max_virtual_size.
 MAX_VIRTUAL_BYTES = 16 << 40
-# Whoever opens a qcow2 keeps these tables in memory as long as it is open, and a file of some
-# kilobytes can ask for 40 MiB. 16 TiB with qcow2's usual clusters of 64 KiB take 0.4 MiB.
-_MOST_TABLE_BYTES = 4 << 20
-_MOST_SNAPSHOTS = 64
-# Of the header of any version: cluster bits, bytes of the disk, encryption, entries of the L1
-# table, its offset, the refcount table's offset and clusters, and the number of snapshots.
-_HEADER = struct.Struct('>20xIQIIQQII')
+# What a look at the tables may take: they are read by Python, some 30 MB of them a second, and a
+# hundredth of a usual file are tables. Nothing is written.
+_LOOK = 'glance_bootcache.storage.look'
+_LOOK_SECONDS = 30
+_LOOK_RATE = 256 << 20
+_LOOK_MEMORY = 512 << 20
+_LOOK_FILES = 64
 # What the reading of a base may take: a slow CPU unpacks several times as much in that time. Data
 # of more than that many times the file's size is not paid for: a few bytes can stand for a TiB.
 _GRACE_SECONDS = 60
@@ -45,27 +48,6 @@ class Inspected:
     virtual_bytes: int
 
 
-def _check_header(path: str, max_virtual_bytes: int) -> None:
-    """Look how much a qcow2 asks of whoever opens it.
-
-    :raises ImageRefused: if that is too much.
-    :raises OSError: if it cannot be read.
-    """
-    with open(path, 'rb') as stream:
-        header = stream.read(_HEADER.size)
-    if len(header) < _HEADER.size:
-        raise exception.ImageRefused('the image is too short for a qcow2')
-    bits, size, _crypt, l1_entries, _l1, _refcounts, clusters, snapshots = _HEADER.unpack(header)
-    _check_size(size, max_virtual_bytes)
-    # 2 MiB is the largest cluster.
-    tables = 8 * l1_entries + (clusters << min(bits, 21))
-    if tables > _MOST_TABLE_BYTES or snapshots > _MOST_SNAPSHOTS:
-        raise exception.ImageRefused(
-            f'the image has tables of {tables} bytes and {snapshots} snapshots, which whoever opens'
-            f' it keeps in memory; {_MOST_TABLE_BYTES} bytes and {_MOST_SNAPSHOTS} snapshots are'
-            ' served. "qemu-img convert -O qcow2" makes one with small tables')
-
-
 def _check_size(virtual_bytes: int, max_virtual_bytes: int) -> None:
     if virtual_bytes > max_virtual_bytes:
         raise exception.ImageRefused(
@@ -81,22 +63,11 @@ def inspect(path: str, disk_format: str,
     :param max_virtual_bytes: that the disk may have.
     :raises ImageRefused: if it is of another format, refers to other files, is encrypted, is
         damaged, or takes more time or memory to look at than a header deserves.
+    :raises BootcacheError: if it is not done in time, or cannot be begun.
     """
     if disk_format not in FORMATS:
         raise exception.ImageRefused(f'disk_format {disk_format} is not served; use qcow2 or raw')
-    try:
-        inspector = format_inspector.detect_file_format(path)
-        found = str(inspector)
-        if found != disk_format and not (disk_format == 'raw' and found in _RAW_NAMES):
-            raise exception.ImageRefused(
-                f'the content is {found}, but disk_format says {disk_format}')
-        if disk_format == 'qcow2':
-            inspector.safety_check()
-            _check_header(path, max_virtual_bytes)
-    except format_inspector.SafetyCheckFailed as error:
-        raise exception.ImageRefused(f'the image is not safe to open: {error}') from error
-    except (format_inspector.ImageFormatError, OSError) as error:
-        raise exception.ImageRefused(f'the image cannot be read: {error}') from error
+    _look(path, disk_format, max_virtual_bytes)
     try:
         details = qemuimg.info(path, disk_format)
     except exception.BootcacheError as error:
@@ -113,6 +84,45 @@ def inspect(path: str, disk_format: str,
         raise exception.ImageRefused(f'the image has {virtual_bytes} bytes, not whole sectors')
     _check_size(virtual_bytes, max_virtual_bytes)
     return Inspected(disk_format, virtual_bytes)
+
+
+def _look(path: str, disk_format: str, max_virtual_bytes: int) -> None:
+    """Have look.py look at a file: a process under limits, as tenants say what it reads."""
+    try:
+        allowed = _LOOK_SECONDS + os.stat(path).st_size // _LOOK_RATE
+    except OSError as error:
+        raise exception.ImageRefused(f'the image cannot be read: {error}') from error
+    limits = processutils.ProcessLimits(cpu_time=allowed, address_space=_LOOK_MEMORY,
+                                        number_files=_LOOK_FILES, file_size=0)
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    started: list[Any] = []
+    try:
+        out, _err = processutils.execute(
+            sys.executable, '-B', '-W', 'ignore', '-m', _LOOK, path, disk_format,
+            str(max_virtual_bytes), prlimit=limits, timeout=_WAITING * allowed,
+            on_execute=started.append,
+            # This tree's, wherever the service was started.
+            env_variables={**os.environ, 'PYTHONPATH': root})
+        refused: str = json.loads(out)['refused']
+    except subprocess.TimeoutExpired as error:
+        for process in started:
+            process.kill()
+            process.wait()
+        raise exception.BootcacheError(
+            f'the look at the image was not done after {_WAITING * allowed} s') from error
+    except processutils.ProcessExecutionError as error:
+        # The kernel ends what is over a limit that may not be raised by SIGKILL.
+        if error.exit_code in (-signal.SIGXCPU, -signal.SIGKILL):
+            raise exception.ImageRefused(
+                f'the image is not safe to open: to look at it takes more than {allowed} s of CPU'
+                ' time') from error
+        LOG.warning('%s: the look at it failed: %s', path, error.stderr)
+        raise exception.ImageRefused(
+            'the image is not safe to open: it could not be looked at') from error
+    except (OSError, ValueError, KeyError) as error:
+        raise exception.BootcacheError(f'the image could not be looked at: {error}') from error
+    if refused:
+        raise exception.ImageRefused(refused)
 
 
 def cpu_seconds(stored_bytes: int, virtual_bytes: int) -> int:

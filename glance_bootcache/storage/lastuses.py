@@ -1,5 +1,6 @@
 """The cloud's record of last uses, by which the storage node's tiers evict (SC13 section 3.4)."""
 
+import datetime
 import math
 import threading
 import time
@@ -9,6 +10,7 @@ from typing import Any
 from oslo_log import log as logging
 
 from bootcache import savefile
+from bootcache.manifest import Manifest
 
 LOG = logging.getLogger(__name__)
 
@@ -54,6 +56,16 @@ class Usage:
         """Return when an image was last used, in seconds since the epoch; None if it never was."""
         with self._lock:
             return self._last.get(image_id)
+
+    def last_of(self, manifest: Manifest) -> float:
+        """Return when an image was last used; one that never was counts from its last change."""
+        noted = self.last(manifest.image_id)
+        if noted is not None:
+            return noted
+        try:
+            return datetime.datetime.fromisoformat(manifest.updated_at).timestamp()
+        except ValueError:
+            return 0
 
     def keep_only(self, image_ids: Collection[str]) -> None:
         """Drop what is known of all other images."""

@@ -5,9 +5,7 @@ its disk to a tmpfs and serves it from there. Each tier evicts by the cloud's le
 (section 3.4): this service hears of every boot, so its record of uses is that of the whole cloud.
 """
 
-import datetime
 import os
-import re
 import time
 from collections.abc import Collection, Iterable
 
@@ -35,9 +33,6 @@ LOG = logging.getLogger(__name__)
 # an export's clients without the risk of cutting one off, so this is how long one counts as being
 # fetched. Demoting it meanwhile would disturb nobody; it would only copy to and fro.
 _FETCH_SECONDS = 30
-# The hash in the name ties a file to one build of one image's cache image.
-_NAME = re.compile(r'([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})-([0-9a-f]{64})'
-                   r'\.qcow2(\.partial)?')
 
 
 def _cache_bytes(manifest: Manifest) -> int:
@@ -84,21 +79,12 @@ class StorageTiers:
         """
         present = list(manifests)
         self._usage.keep_only({manifest.image_id for manifest in present})
-        known = {(manifest.image_id, manifest.made.cache_image.sha256): manifest
-                 for manifest in present if manifest.made.cache_image is not None}
-        leftovers = []
         with self._lock:
-            for name in sorted(os.listdir(self._directory)) if self._directory else ():
-                match = _NAME.fullmatch(name)
-                if match is None:
-                    LOG.warning('%s in the storage memory directory is no cache image; it is left'
-                                ' alone and not counted', name)
-                    continue
-                manifest = known.get((match[1], match[2])) if match[3] is None else None
-                leftovers.append((name, manifest))
-                if manifest is not None:
-                    self._wanted[manifest.image_id] = manifest
-            self._worker.submit(self._take_over, leftovers, list(known.values()))
+            leftovers = copying.found(self._directory, present) if self._directory else []
+            self._wanted.update({manifest.image_id: manifest for _path, manifest in leftovers
+                                 if manifest is not None})
+            self._worker.submit(self._take_over, leftovers, [
+                manifest for manifest in present if manifest.made.cache_image is not None])
 
     def stop(self) -> None:
         """Give up what is being copied and write the last uses down; the exporter serves on."""
@@ -110,8 +96,7 @@ class StorageTiers:
 
     def _take_over(self, leftovers: list[tuple[str, Manifest | None]],
                    manifests: list[Manifest]) -> None:
-        for name, manifest in leftovers:
-            path = os.path.join(self._directory or '', name)
+        for path, manifest in leftovers:
             if manifest is None:
                 copying.remove(path)
             else:
@@ -145,16 +130,6 @@ class StorageTiers:
         self._usage.keep_only({manifest.image_id for manifest in self._store.manifests()})
         self._usage.save()
 
-    def last_used(self, manifest: Manifest) -> float:
-        """Return when an image was last used; one that never was counts from its last change."""
-        noted = self._usage.last(manifest.image_id)
-        if noted is not None:
-            return noted
-        try:
-            return datetime.datetime.fromisoformat(manifest.updated_at).timestamp()
-        except ValueError:
-            return 0
-
     def plan_disk(self, manifests: Iterable[Manifest], incoming: int = 0,
                   busy: Collection[str] = ()) -> Eviction:
         """Plan which images' cache images leave the storage disk tier.
@@ -170,7 +145,7 @@ class StorageTiers:
     def _item(self, manifest: Manifest, busy: bool) -> Item:
         # As it is now: it may have been pinned while it was copied, or since.
         current = self._store.load(manifest.image_id) or manifest
-        return Item(manifest.image_id, _cache_bytes(manifest), self.last_used(manifest),
+        return Item(manifest.image_id, _cache_bytes(manifest), self._usage.last_of(manifest),
                     current.wished.pinned, busy)
 
     # Files on the disk.
@@ -286,7 +261,7 @@ class StorageTiers:
                     or (wanted is not None and _sha256(wanted) == sha256):
                 return
             self._wanted[image_id] = manifest
-            path = os.path.join(self._directory, f'{image_id}-{sha256}.qcow2')
+            path = copying.path_of(self._directory, image_id, sha256)
             self._worker.submit(self._bring_in, manifest, path)
 
     def demote(self, image_id: str) -> None:
@@ -380,7 +355,8 @@ class StorageTiers:
         with self._lock:
             room = tier.make_room(
                 [self._item(held.manifest,
-                            abs(time.time() - self.last_used(held.manifest)) < _FETCH_SECONDS)
+                            abs(time.time() - self._usage.last_of(held.manifest))
+                            < _FETCH_SECONDS)
                  for held in self._held.values()], self._memory, _cache_bytes(manifest))
         if not room.fits:
             LOG.info('image %s: no room in memory for its cache image of %d bytes; the disk'

@@ -156,12 +156,13 @@ class Warming:
         """Have a job wait longer each time; what is the same each time is said once."""
         reason = away.told(error)
         with self._lock:
-            now, before = self._clock(), {known.reason for known in self._jobs.values()}
+            now, before = self._clock(), {away.lasting(known.reason)
+                                          for known in self._jobs.values()}
             job.not_answered(reason, now)
             if away.is_refused(error):
                 # So it would be for all others.
                 warmjobs.wait_for(job, self._jobs.values())
-        LOG.log(logging.DEBUG if job.reason in before else logging.WARNING,
+        LOG.log(logging.DEBUG if away.lasting(job.reason) in before else logging.WARNING,
                 'image %s: aggregate %s cannot be warmed yet: %s; Nova is asked again in %.0f s',
                 job.image_id, job.aggregate, reason, job.due - now)
 

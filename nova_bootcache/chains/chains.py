@@ -1,7 +1,6 @@
 """The chains of one host's servers: made when a root disk is, and kept while it is there."""
 
 import contextlib
-import dataclasses
 import os
 from collections.abc import Callable
 
@@ -9,8 +8,7 @@ import oslo_messaging as messaging
 from oslo_config import cfg
 from oslo_log import log as logging
 
-from bootcache import exception, naming, qemuimg, steps
-from bootcache.tier import Medium
+from bootcache import exception, qemuimg
 from nova_bootcache import storagenode
 from nova_bootcache.asking import offer, placement
 from nova_bootcache.asking.offer import Offered
@@ -20,38 +18,19 @@ from nova_bootcache.chains import waiting
 from nova_bootcache.chains.chainstores import ChainStores
 from nova_bootcache.chains.hostfacts import HostFacts
 from nova_bootcache.chains.parts import Parts
+from nova_bootcache.chains.planneddisks import PlannedDisk, PlannedDisks
 from nova_bootcache.chains.serving import Serving
-from nova_bootcache.gateway.sharedstore import SharedStore
 from nova_bootcache.storagenode import Remote
 
 LOG = logging.getLogger(__name__)
-
-# With 4 KiB subclusters a guest's small write fetches nothing from below (doc/source/overview.rst).
-_OVERLAY_CLUSTER = 128 << 10
 
 
 def _no_console() -> str:
     return ''
 
 
-@dataclasses.dataclass(frozen=True)
-class _Disk:
-    """A root disk that is to be made.
-
-    :ivar server_id: whose it is.
-    :ivar path: of the overlay.
-    :ivar size: of the disk, in bytes.
-    :ivar console: gives the end of the server's console.
-    """
-
-    server_id: str
-    path: str
-    size: int
-    console: Callable[[], str]
-
-
 class Chains:
-    """Makes and keeps them: asks the storage service, plans, and carries the plan out.
+    """Makes and keeps them: asks the storage service, plans, and has the plan carried out.
 
     :param conf: the driver's options.
     :param parts: of the host.
@@ -68,10 +47,10 @@ class Chains:
         self._gateway = parts.gateway
         self._needs = parts.needs
         self._room = parts.room
-        self._arrivals = parts.arrivals
         self._serving = serving
         self._facts = facts
         self._stores = ChainStores(parts, store_limit)
+        self._disks = PlannedDisks(parts, self._stores)
 
     # Root disks.
 
@@ -162,110 +141,20 @@ class Chains:
             return offered.reason or 'it is not known where the image\'s base is'
         if root_bytes is not None and root_bytes < virtual_bytes:
             raise exception.FlavorTooSmall(root_bytes, virtual_bytes)
-        size = root_bytes or virtual_bytes
+        disk = PlannedDisk(server_id, path, root_bytes or virtual_bytes, console)
         if plan == (PlanStep.PROFILE,):
-            self._make_profile(_Disk(server_id, path, size, console), remote, virtual_bytes,
-                               offered, profile_token or '')
+            self._disks.make_profile(disk, remote, virtual_bytes, offered, profile_token or '')
             return ''
         if offered.storage.offer is Offer.AWAY:
             LOG.info('bootcache: the storage service does not answer; server %s boots from the'
                      ' cache image that is here', server_id)
-        self._carry_out(plan, _Disk(server_id, path, size, console), remote, virtual_bytes, offered)
+        self._disks.make(plan, disk, remote, virtual_bytes, offered)
         entry = self._cache.known(image_id)
         LOG.info('bootcache: server %s boots from %s of %s', server_id,
                  'the cache image, on its way here,' if self._needs.is_arriving(image_id) else
                  'the cache image' if entry and entry.cache_image else 'an empty cache image',
                  image_id)
         return ''
-
-    def _make_profile(self, disk: _Disk, remote: Remote, virtual_bytes: int, offered: Offered,
-                      token: str) -> None:
-        if offered.watch is None:
-            raise exception.ProfileBootFailed(
-                'the storage service does not say when it is over: it is of an earlier version;'
-                ' upgrade it')
-        try:
-            profile = self._parts.recordings.start(disk.server_id, remote, virtual_bytes, token)
-            self._create(disk.path, disk.size, naming.nbd_unix_uri(
-                self._gateway.socket_path, profile.recording.export), 'raw')
-            self._parts.boots.watch_profile(disk.server_id, self._parts.storage.hostname, profile,
-                                            remote, offered, disk.console)
-        except (exception.BootcacheError, OSError, RuntimeError, ValueError) as error:
-            raise exception.ProfileBootFailed(f'it cannot be recorded: {error}') from error
-
-    def _carry_out(self, plan: placement.Plan, disk: _Disk, remote: Remote, virtual_bytes: int,
-                   offered: Offered) -> None:
-        """Do a plan's steps, each as it says."""
-        image_id, store = remote.image_id, None
-        if PlanStep.SERVE_BASE in plan:
-            # Nothing is fetched for a boot that goes the stock way in the end.
-            self._gateway.start()
-        with contextlib.ExitStack() as until_watched:
-            for step in plan:
-                if step is PlanStep.PROMOTE:
-                    # The boot does not depend on it.
-                    with contextlib.suppress(messaging.MessagingException):
-                        self._parts.storage.api.promote_image(image_id)
-                elif step in placement.FETCH:
-                    self._fetch(offered, placement.FETCH[step])
-                elif step in placement.ARRIVE:
-                    if not self._arrivals.begin(offered, placement.ARRIVE[step]):
-                        self._fetch(offered, placement.ARRIVE[step])
-                elif step is PlanStep.USE_LOCAL:
-                    self._use_local(image_id, offered)
-                elif step is PlanStep.MAKE_EMPTY:
-                    # Where another server has one arrive, to look would wait for that.
-                    if not self._needs.is_arriving(image_id):
-                        self._parts.fetches.make_empty(remote, virtual_bytes)
-                elif step is PlanStep.SERVE_BASE:
-                    self._gateway.ensure_base(remote)
-                elif step is PlanStep.GROW:
-                    store = self._stores.get(image_id, virtual_bytes, PlanStep.WATCH in plan,
-                                             until_watched)
-                elif step is PlanStep.CHAIN:
-                    self._cache.touch(image_id)
-                    self._create(disk.path, disk.size, self._cache.path(image_id), 'qcow2')
-                elif step is PlanStep.WATCH and store is not None and not store.spoilt:
-                    self._watch(disk, store, remote, offered)
-
-    def _watch(self, disk: _Disk, store: SharedStore, remote: Remote, offered: Offered) -> None:
-        try:
-            self._parts.boots.watch(disk.server_id, self._parts.storage.hostname, store, remote,
-                                    offered, disk.console)
-        except Exception:
-            # The disk is made, and its boot does not depend on it.
-            store.spoilt = True
-            LOG.exception('bootcache: the boot of server %s is not watched', disk.server_id)
-
-    def _use_local(self, image_id: str, offered: Offered) -> None:
-        """Note where the base is now of a cache image that is here."""
-        entry = self._cache.known(image_id)
-        if entry is not None and offered.remote is not None \
-                and not self._needs.is_arriving(image_id):
-            self._cache.update(entry, offered.remote, offered.pinned, offered.generation)
-
-    def _fetch(self, offered: Offered, medium: Medium) -> None:
-        remote = offered.remote
-        assert remote is not None
-        try:
-            self._parts.fetches.fetch_offered(offered, medium)
-        except (exception.BootcacheError, OSError) as error:
-            LOG.warning('image %s: its cache image cannot be fetched: %s', remote.image_id, error)
-            # An older one is as right; so is an empty one, as all is in the base.
-            self._parts.fetches.make_empty(remote, offered.virtual_bytes)
-            self._use_local(remote.image_id, offered)
-
-    @staticmethod
-    def _create(path: str, size: int, backing: str, backing_format: str) -> None:
-        partial = f'{path}.partial'
-        try:
-            qemuimg.create_overlay(partial, size, backing, backing_format,
-                                   cluster_bytes=_OVERLAY_CLUSTER, subclusters=True)
-            steps.reached('chain: made')
-            os.rename(partial, path)
-        finally:
-            if os.path.exists(partial):
-                os.unlink(partial)
 
     def keep_chain(self, image_id: str, path: str = '', patience: float = 0.0,
                    guest_waits: bool = False) -> None:

@@ -17,6 +17,7 @@ from nova_bootcache.chains.serving import Serving
 from nova_bootcache.gateway.below import Below
 from nova_bootcache.gateway.daemon import Gateway
 from nova_bootcache.gateway.hostneeds import HostNeeds
+from nova_bootcache.gateway.storespace import StoreSpace
 from nova_bootcache.recording.profilerecordings import ProfileRecordings
 from nova_bootcache.recording.watchedboots import WatchedBoots
 from nova_bootcache.tiers.arrivals import Arrivals
@@ -33,6 +34,7 @@ class ComputeHost:
     :ivar serving: whether new servers are served.
     :ivar chains: makes and keeps servers' chains.
     :ivar facts: what placement has to know of this host.
+    :ivar store_space: what growing stores were to grow into.
 
     :param conf: Nova's configuration, with the driver's options registered.
     :param cache_directory: of the host's cache images.
@@ -56,13 +58,14 @@ class ComputeHost:
                                group.gateway_autostart, group.gateway_group)
         self.needs = HostNeeds()
         self.below = Below(self.gateway, self.cache, self.needs)
+        self.store_space = StoreSpace(self.gateway, self.cache, self.needs, self.below)
         self.room = Room(self.cache, self.below, self.needs, limits)
         wrong_files = WrongFiles()
         self.fetches = Fetches(self.cache, self.room, wrong_files, group.gateway_socket)
         self.arrivals = Arrivals(self.cache, self.fetches, self.room, self.below, self.gateway,
                                  self.needs)
         self.boots = WatchedBoots(self.below.stores, self.needs, lambda: self.storage.api,
-                                  self.tidy_stores)
+                                  self.drop_useless_stores)
         self.recordings = ProfileRecordings(self.gateway, cache_directory)
         self.serving = Serving(group, self.needs, self.boots)
         parts = Parts(
@@ -105,8 +108,8 @@ class ComputeHost:
         finally:
             self.recordings.discard_left_over()
 
-    def tidy_stores(self) -> None:
-        """Remove the growing stores that are of no more use, and have others keep what they need.
+    def drop_useless_stores(self) -> None:
+        """Remove the growing stores that are of no more use.
 
         That of a cold image goes on growing to its limit, as servers share it; once there is a
         whole cache image, and no boot is watched, nobody gains by it. While the storage node is
@@ -124,4 +127,3 @@ class ComputeHost:
                         self.below.drop_store(store.name)
             except exception.BootcacheError as error:
                 LOG.info('image %s: its growing store stays for now: %s', store.name, error)
-        self.below.give_back()

@@ -55,6 +55,7 @@ def _held(entry: CacheEntry | None, offered: Offered, is_arriving: bool) -> Held
         return HeldHere.NOTHING
     if entry.cache_image is None:
         return HeldHere.EMPTY
-    if info is None or entry.cache_image.sha256 == info.sha256:
+    if info is None or entry.cache_image.sha256 == info.sha256 \
+            or entry.cache_image.has_data_of(info):
         return HeldHere.CURRENT
     return HeldHere.OLDER

@@ -14,9 +14,8 @@ from bootcache import exception
 from bootcache.locks import KeyedLocks
 from bootcache.storekeeper import StoreKeeper
 from bootcache.tier import Medium
-from nova_bootcache import storagenode
 from nova_bootcache.cache.cachefiles import CacheFiles
-from nova_bootcache.gateway import arrivingimage, diskroom, graph
+from nova_bootcache.gateway import arrivingimage, graph
 from nova_bootcache.gateway.daemon import Gateway
 from nova_bootcache.gateway.graph import Present, Store, Wanted
 from nova_bootcache.gateway.hostneeds import HostNeeds
@@ -100,45 +99,6 @@ class Below:
                 self._gateway.change(image_id, store=Store.GOES)
                 # That of an earlier process.
                 self._remove_store_files(image_id)
-
-    def give_back(self) -> None:
-        """Give back the space that stores were to grow into which do not grow any more.
-
-        Those of an earlier process as well. While the storage node is away it stays theirs, as
-        tables are written before, and that would wait for reads that wait for it.
-        """
-        # Others of the same storage node are not waited for.
-        away: set[tuple[str, int]] = set()
-        for entry in self._files.entries():
-            image_id, place = entry.remote.image_id, (entry.remote.host, entry.remote.port)
-            for medium in self._files.directories:
-                path = self._files.store_path(image_id, medium)
-                try:
-                    if place in away or not diskroom.has_ahead(path) or self._may_grow(image_id):
-                        continue
-                    storagenode.check_reachable(entry.remote)
-                    # Nobody opens another one in its place meanwhile.
-                    with self._needs.deciding.of(image_id):
-                        if not self._may_grow(image_id):
-                            self._store_at(path, image_id, entry.virtual_bytes).give_back()
-                except exception.StorageNodeAway:
-                    away.add(place)
-                except (exception.BootcacheError, OSError) as error:
-                    LOG.info('image %s: its growing store keeps space that it does not need, for'
-                             ' now: %s', image_id, error)
-
-    def _may_grow(self, image_id: str) -> bool:
-        """Tell whether an image's store grows, or is none that the gateway has."""
-        store = self.stores.get(image_id)
-        if store is not None and store.grows:
-            return True
-        kinds = self._gateway.present([image_id]).get(image_id, Present()).kinds
-        return graph.FILTER in kinds or graph.STORE not in kinds
-
-    def _store_at(self, path: str, image_id: str, virtual_bytes: int) -> SharedStore:
-        store = self.stores.get(image_id)
-        return store if store is not None and store.path == path \
-            else SharedStore(self._gateway, image_id, virtual_bytes, path, 0)
 
     def forget_store(self, store: SharedStore) -> None:
         """Forget a growing store that the gateway does not have any more.

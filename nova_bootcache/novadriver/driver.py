@@ -11,8 +11,9 @@ import threading
 from typing import Any
 
 from nova import exception as nova_exception
-from nova.compute import vm_states
+from nova.compute import power_state, vm_states
 from nova.virt import event as virtevent
+from nova.virt import hardware
 from nova.virt.libvirt import driver as libvirt_driver
 from nova.virt.libvirt import imagebackend
 from nova.virt.libvirt import utils as libvirt_utils
@@ -110,7 +111,7 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
         A forgotten rule of AppArmor shows only here. Nova has cleaned up after the first try.
         """
         path = os.path.join(libvirt_utils.get_instance_path(instance), 'disk')
-        with self.bootcache.serving.starting(instance.uuid):
+        with self.bootcache.serving.starting(instance.uuid), self.standing.starting(instance.uuid):
             self.bootcache.serving.socket.start(
                 instance.uuid, functools.partial(super().spawn, context, instance, *args, **kwargs),
                 lambda error: self.bootcache.serving.did_not_start(instance.uuid, path, error))
@@ -123,9 +124,10 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
             return disk is not None and self.bootcache.serving.socket.failed(instance.uuid, error) \
                 and disk.name_stock_base()
 
-        self.bootcache.serving.socket.start(
-            instance.uuid, functools.partial(super().finish_migration, context, migration, instance,
-                                             *args, **kwargs), make_stock)
+        with self.standing.starting(instance.uuid):
+            self.bootcache.serving.socket.start(
+                instance.uuid, functools.partial(super().finish_migration, context, migration,
+                                                 instance, *args, **kwargs), make_stock)
 
     def emit_event(self, event: Any, *args: Any, **kwargs: Any) -> None:
         """See why a guest stands still; the thread is libvirt's, and has others to tell."""
@@ -176,7 +178,7 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
 
     def reboot(self, context: Any, instance: Any, *args: Any, **kwargs: Any) -> None:
         """End its settling."""
-        with self.settler.held(instance.uuid):
+        with self.settler.held(instance.uuid), self.standing.starting(instance.uuid):
             super().reboot(context, instance, *args, **kwargs)
 
     def pause(self, instance: Any, *args: Any, **kwargs: Any) -> None:
@@ -195,21 +197,25 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
     def _hard_reboot(self, context: Any, instance: Any, *args: Any, **kwargs: Any) -> None:
         """See that the chain can be opened: Nova looks at it only with a user's token.
 
-        Starting a server and resuming those that ran when the host went down come here too.
+        Starting a server and resuming those that ran when the host went down come here too. A QEMU
+        that does not answer is ended before its disk is put right, as Nova ends it in any case.
         """
-        with self.settler.held(instance.uuid):
+        with self.settler.held(instance.uuid), self.standing.starting(instance.uuid):
+            if self._disks.waits_for_qemu(instance):
+                self._destroy(instance)
             self._open_chain(instance, guest_waits=True)
             super()._hard_reboot(context, instance, *args, **kwargs)
 
-    def _wait_for_running(self, instance: Any, *args: Any, **kwargs: Any) -> None:
-        """Take one that stands still by an error for one that runs: it has been started.
+    def get_info(self, instance: Any, *args: Any, **kwargs: Any) -> Any:
+        """Take one that stands still by an error for one that runs, where Nova starts it.
 
-        Nova looks twice a second, without end: the guest may stop at its first read each time.
+        Nova looks twice a second, without end: the guest may stop before it does so at all.
         """
-        super()._wait_for_running(instance, *args, **kwargs)
+        found = super().get_info(instance, *args, **kwargs)
         # By name, as Nova's own tests have it.
-        if self.standing.is_standing(instance['uuid']):
-            raise libvirt_driver.loopingcall.LoopingCallDone
+        if found.state == power_state.PAUSED and self.standing.is_started(instance['uuid']):
+            return hardware.InstanceInfo(power_state.RUNNING, found.internal_id)
+        return found
 
     def resume_state_on_host_boot(self, context: Any, instance: Any, *args: Any,
                                   **kwargs: Any) -> None:
@@ -246,7 +252,7 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
 
         If it cannot, the server stays suspended: after another error Nova would put it to ERROR.
         """
-        with self.settler.held(instance.uuid):
+        with self.settler.held(instance.uuid), self.standing.starting(instance.uuid):
             try:
                 self._disks.end_half_done(instance)
                 to_wait = errorpolicy.with_policies \
@@ -335,7 +341,7 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
                                 **kwargs: Any) -> None:
         """See that the chain can be opened: Nova starts the server from the disk as it is."""
         directory = libvirt_utils.get_instance_path(instance)
-        with self.settler.held(instance.uuid):
+        with self.settler.held(instance.uuid), self.standing.starting(instance.uuid):
             for place in (f'{directory}_resize', directory):
                 if os.path.exists(os.path.join(place, 'disk')):
                     self._open_chain(instance, place, guest_waits=True)

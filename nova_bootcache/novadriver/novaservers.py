@@ -7,7 +7,7 @@ import contextlib
 import datetime
 import os
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from nova import context as nova_context
 from nova import exception as nova_exception
@@ -21,9 +21,12 @@ from oslo_concurrency import lockutils
 from oslo_log import log as logging
 from oslo_utils import timeutils
 
+from nova_bootcache.libvirtcalls import BoundedDomain, LibvirtCalls
 from nova_bootcache.novadriver import diskconf, localstorage, signatures
 from nova_bootcache.settling.localservers import LocalServer
 from nova_bootcache.standstill import errorstop
+
+_Found = TypeVar('_Found')
 
 LOG = logging.getLogger(__name__)
 CONF = imagebackend.CONF
@@ -45,6 +48,17 @@ _STARTS = frozenset({
     task_states.RESTORING})
 
 
+def _if_any(find: Callable[[], _Found]) -> _Found | None:
+    """Return the domain that is found, None if there is none."""
+    try:
+        return find()
+    # Nova's own libvirt, whatever that is: it is what the connection raises.
+    except libvirt_host.libvirt.libvirtError as error:
+        if error.get_error_code() == libvirt_host.libvirt.VIR_ERR_NO_DOMAIN:
+            return None
+        raise
+
+
 class NovaServers:
     """This host's servers, as settling asks for them.
 
@@ -53,6 +67,8 @@ class NovaServers:
 
     def __init__(self, host: Any):
         self._host = host
+        # Those of settling, beside Nova's.
+        self._calls = LibvirtCalls(self.connect)
         self.base_directory = os.path.join(CONF.instances_path,
                                            CONF.image_cache.subdirectory_name)
         self.force_raw = bool(CONF.force_raw_images)
@@ -101,13 +117,15 @@ class NovaServers:
 
     def domain(self, server_id: str) -> Any:
         """Return its libvirt domain, None if it has none."""
-        try:
-            return self._host.get_connection().lookupByUUIDString(server_id)
-        # Nova's own libvirt, whatever that is: it is what the connection raises.
-        except libvirt_host.libvirt.libvirtError as error:
-            if error.get_error_code() == libvirt_host.libvirt.VIR_ERR_NO_DOMAIN:
-                return None
-            raise
+        return _if_any(lambda: self._host.get_connection().lookupByUUIDString(server_id))
+
+    def bounded_domain(self, server_id: str) -> BoundedDomain | None:
+        """Return its libvirt domain, None if it has none; none of its calls waits for long.
+
+        :raises LibvirtHangs: if libvirt does not answer.
+        :raises libvirtError: if it does not tell.
+        """
+        return _if_any(lambda: self._calls.find(server_id))
 
     def sees_errors(self, server_id: str) -> bool:
         """Tell whether its guest runs, and would see an I/O error instead of waiting.

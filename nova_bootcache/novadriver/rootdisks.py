@@ -48,6 +48,19 @@ class RootDisks:
             raise nova_exception.InternalError(
                 f'The disk of server {instance.uuid} cannot be told: {error}') from error
 
+    def waits_for_qemu(self, instance: Any) -> bool:
+        """Tell whether what settling left half-done stays so until the server's QEMU has ended.
+
+        All else that is half done is put right, or ``open_chain`` tells why it is not.
+        """
+        try:
+            self._recover_server(libvirt_utils.get_instance_path(instance))
+        except exception.LibvirtHangs:
+            return True
+        except exception.BootcacheError:
+            return False
+        return False
+
     def open_chain(self, instance: Any, patience: float, guest_waits: bool,
                    directory: str = '') -> None:
         """See to it that a server's root disk can be opened, whatever the host went through.

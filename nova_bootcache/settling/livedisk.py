@@ -22,7 +22,7 @@ _BACKLOG_SECONDS = 10
 class LiveDisk:
     """A disk.
 
-    libvirt's own errors pass through all methods.
+    libvirt's own errors pass through all methods, and those of a domain whose calls are bounded.
 
     :param domain: that runs.
     :param target: the disk's name in the guest, such as ``vda``.
@@ -44,6 +44,13 @@ class LiveDisk:
     def runs(self) -> bool:
         """Tell whether QEMU still runs."""
         return bool(self.domain.isActive())
+
+    def ask_qemu(self) -> None:
+        """Return once QEMU has answered something: a copy looks as if it went on if it hangs.
+
+        :raises LibvirtHangs: if it does not.
+        """
+        self.domain.blockJobInfo(self._target, 0)
 
     def virtual_bytes(self) -> int:
         """Return the size that the guest sees."""

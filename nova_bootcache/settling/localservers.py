@@ -51,8 +51,13 @@ class Nova(Protocol):
     def needs_stock_base(self, server_id: str) -> bool:
         """Tell whether only stock Nova may get a server's base: it checks signatures."""
 
-    def domain(self, server_id: str) -> Any:
-        """Return its libvirt domain, None if it has none."""
+    def bounded_domain(self, server_id: str) -> Any:
+        """Return its libvirt domain, None if it has none.
+
+        Its calls raise LibvirtHangs where they, or its QEMU, have no answer in time.
+
+        :raises LibvirtHangs: the same.
+        """
 
     def sees_errors(self, server_id: str) -> bool:
         """Tell whether its guest runs, and would see an I/O error instead of waiting."""

@@ -6,8 +6,6 @@ and nothing waits, there is nothing to be found.
 
 from collections.abc import Callable, Iterable
 
-from nova_bootcache.settling import pivot
-
 # So often Nova is asked in any case: what is known of it here is derived.
 LONGEST_SECONDS = 600
 
@@ -28,12 +26,14 @@ class Occasions:
 
     :param directories: gives those of all servers that have one on this host.
     :param is_chained: tells whether the disk of a directory stands on a cache image.
+    :param is_left: tells whether something was left half-done in a directory, and can be ended now.
     """
 
     def __init__(self, directories: Callable[[], Iterable[str]],
-                 is_chained: Callable[[str], bool]):
+                 is_chained: Callable[[str], bool], is_left: Callable[[str], bool]):
         self._directories = directories
         self._is_chained = is_chained
+        self._is_left = is_left
         self._last: float | None = None
         self._disks: frozenset[str] = frozenset()
 
@@ -47,8 +47,8 @@ class Occasions:
         """
         present = list(self._directories())
         disks = frozenset(directory for directory in present if self._is_chained(directory))
-        # What settling left half-done as libvirt was away is to be ended.
-        left = any(pivot.is_under_way(directory) for directory in present)
+        # What settling left half-done as libvirt was away, or QEMU did not answer.
+        left = any(self._is_left(directory) for directory in present)
         if is_due(now, self._last, disks != self._disks, waits or left):
             self._last = None
             work()

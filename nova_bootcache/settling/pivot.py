@@ -6,6 +6,9 @@ afterwards; so the names of the two overlays are exchanged while libvirt opens o
 and back at once. What a crash leaves, ``recover`` puts right; it has to be called before anything
 else is done with a server's disk.
 
+Where QEMU does not answer, libvirt may do at any later time what it was told: all stays as it is
+until that is over, and ``recover`` is for it as well. Until then the server can only be ended.
+
 All but ``Pivot.wait_ready`` need Nova's lock of the server.
 """
 
@@ -71,6 +74,7 @@ class Pivot:
         """Start to copy. The guest goes on; ``disk`` is the other file for some 15 ms.
 
         :raises PivotRefused: if the server cannot be moved now.
+        :raises LibvirtHangs: if QEMU does not answer.
         :raises BootcacheError: if libvirt or QEMU refuses. All is as before then.
         """
         if Marker.load(self._directory) is not None:
@@ -99,18 +103,21 @@ class Pivot:
         :param cancelled: ends the waiting; ``abort`` has to be called then.
         :raises Cancelled: if it was set, or somebody else called ``abort``.
         :raises PivotFailed: if the job failed or the server stopped; ``abort`` has to be called.
+        :raises LibvirtHangs: if QEMU does not answer; the same.
         """
         state: str | None = 'copying'
         while state != 'yes':
             cancelled.wait(POLL_SECONDS)
             try:
                 with self._errors():
-                    state = self._disk().job()
+                    disk = self._disk()
+                    disk.ask_qemu()
+                    state = disk.job()
                 if state is None:
                     raise PivotFailed(
                         f'{self._path}: its block job failed; see QEMU\'s log of the domain, and'
                         ' whether the gateway reaches the storage node')
-            except PivotFailed:
+            except (PivotFailed, exception.LibvirtHangs):
                 if not cancelled.is_set() and not self._given_up.is_set():
                     raise
             if cancelled.is_set() or self._given_up.is_set():
@@ -122,6 +129,7 @@ class Pivot:
         A guest that a user paused stays paused.
 
         :raises Cancelled: if ``abort`` was called meanwhile.
+        :raises LibvirtHangs: if QEMU does not answer.
         :raises BootcacheError: if it did not come off. All is as before ``begin`` then.
         """
         marker = Marker.load(self._directory)
@@ -193,6 +201,9 @@ class Pivot:
     def _put_right(self) -> Overlay | None:
         try:
             return self.abort()
+        except exception.LibvirtHangs:
+            # Whoever called is told so.
+            return None
         except Exception as error:
             LOG.error('%s: what is half done stays until the server is next looked after: %s',
                       self._path, error)
@@ -231,6 +242,7 @@ def recover(directory: str, domain: Any) -> Overlay | None:
     :returns: which overlay ``disk`` is now; None if there was nothing to do.
     :raises PivotConflict: if which one is valid cannot be told; an operator has to look.
     :raises PivotFailed: if libvirt does not do what it has to; it can be tried again.
+    :raises LibvirtHangs: if QEMU does not answer, or libvirt is still at what it was told before.
     """
     marker = Marker.load(directory)
     if marker is None:
@@ -249,6 +261,7 @@ def recover(directory: str, domain: Any) -> Overlay | None:
 
 def _recover(directory: str, marker: Marker, disk: LiveDisk | None) -> Overlay:
     if disk is not None:
+        disk.ask_qemu()
         disk.end_job(lambda: _names_of_job(directory, marker))
         if not disk.runs():
             disk = None
@@ -283,8 +296,13 @@ def _exchanged(directory: str) -> Iterator[None]:
     pivotstate.exchange(directory)
     try:
         yield
-    finally:
+    except exception.LibvirtHangs:
+        # It opens or closes the copy by this name when QEMU answers.
+        raise
+    except BaseException:
         pivotstate.exchange(directory)
+        raise
+    pivotstate.exchange(directory)
 
 
 def _names_of_job(directory: str, marker: Marker) -> contextlib.AbstractContextManager[None]:

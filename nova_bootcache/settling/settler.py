@@ -22,6 +22,7 @@ from bootcache.pauses import GrowingPauses
 from nova_bootcache.chains.computehost import ComputeHost
 from nova_bootcache.locks import Rank
 from nova_bootcache.settling import basecontent, fullbase, pivot, rebase
+from nova_bootcache.settling.hanging import HangingServers
 from nova_bootcache.settling.localservers import LocalServer, Nova
 from nova_bootcache.settling.occasions import Occasions
 from nova_bootcache.settling.pivot import Pivot
@@ -60,9 +61,12 @@ class Settler:
         self._chained: dict[str, tuple[int, bool]] = {}
         # What did not come off, by image: a base that is wrong is so for good.
         self._pauses = GrowingPauses(_PAUSE_SECONDS, _LONGEST_PAUSE, lambda: time.monotonic())
+        self._hanging = HangingServers(lambda: time.monotonic())
+        # Images all of whose servers hang, with the second from which on to try one.
+        self._hang: dict[str, float] = {}
         # Images whose base is to leave the gateway.
         self._gone: set[str] = set()
-        self._occasions = Occasions(nova.directories, self._is_chained_in)
+        self._occasions = Occasions(nova.directories, self._is_chained_in, self._is_left)
         self.unsettled = Unsettled(is_off=not bandwidth)
         self._bases = ServersBases(host, nova, bandwidth, self._stopped, self.unsettled)
         # Nova has worked on a server, which may be in another state now.
@@ -78,8 +82,12 @@ class Settler:
             self._recover_quietly(directory)
 
     def _recover_quietly(self, directory: str) -> None:
+        server_id = _server_of(directory)
         try:
             self.recover_server(directory)
+            self._hanging.answers(server_id)
+        except exception.LibvirtHangs as error:
+            self._hanging.note(server_id, error)
         except Exception:
             LOG.exception('bootcache: what settling left in %s cannot be ended; the server cannot'
                           ' be started until it is', directory)
@@ -88,12 +96,12 @@ class Settler:
         """End what was left half-done for one server, by a crash or as libvirt was away.
 
         :param directory: of its disks.
+        :raises LibvirtHangs: if its QEMU does not answer; it can be once that has ended.
         :raises BootcacheError: if that is not possible, or which of two disks is the right one
             cannot be told: the server must not be started then.
         """
         if pivot.is_under_way(directory):
-            server_id = os.path.basename(directory).removesuffix('_resize')
-            pivot.recover(directory, self._nova.domain(server_id))
+            pivot.recover(directory, self._nova.bounded_domain(_server_of(directory)))
 
     def start(self) -> None:
         """Begin to look for servers that can be settled."""
@@ -136,6 +144,10 @@ class Settler:
             try:
                 under_way.abort()
                 LOG.info('bootcache: server %s is not settled now, as Nova works on it', server_id)
+            except exception.LibvirtHangs as error:
+                # It is ended with QEMU, or when that answers: all is kept for it.
+                LOG.info('bootcache: the settling of server %s stays half done: %s', server_id,
+                         error)
             except Exception:
                 LOG.exception('bootcache: the settling of server %s cannot be ended', server_id)
 
@@ -154,9 +166,18 @@ class Settler:
         has_worked, self._has_worked = self._has_worked, False
         waits = has_worked or self.unsettled.are_changing() or bool(self._gone) or (
             bool(self._bandwidth) and any(
-                now >= max(self._pauses.due(image_id), self._bases.asks_at(image_id))
+                now >= self._due(image_id)
                 for image_id in self._host.needs.unsettled or ()))
         self._occasions.look(now, waits, self.once)
+
+    def _due(self, image_id: str) -> float:
+        """Return the monotonic second from which on something can be done for an image."""
+        return max(self._pauses.due(image_id), self._bases.asks_at(image_id),
+                   self._hang.get(image_id, 0.0))
+
+    def _is_left(self, directory: str) -> bool:
+        """Tell whether what was left half-done for a server is to be ended now."""
+        return pivot.is_under_way(directory) and self._hanging.is_time(_server_of(directory))
 
     def _is_chained_in(self, directory: str) -> bool:
         return self._is_chained(
@@ -170,8 +191,8 @@ class Settler:
             with self._lock:
                 left_behind = server.settles and server.server_id not in self._pivots \
                     and not self._held[server.server_id]
-            if left_behind and pivot.is_under_way(server.directory):
-                # libvirt was away when it was to be ended; the guest may stand still.
+            if left_behind and self._is_left(server.directory):
+                # libvirt was away when it was to be ended, or QEMU; the guest may stand still.
                 with self._nova.instance_lock(server.server_id):
                     self._recover_quietly(server.directory)
             if server.image_id and self._is_chained(server):
@@ -184,7 +205,9 @@ class Settler:
         self._sweep()
         stand = [server for servers in unsettled.values() for server in servers]
         self.unsettled.note(stand, self._pauses, {
-            server.server_id for server in stand if self._nova.sees_errors(server.server_id)})
+            server.server_id for server in stand if self._nova.sees_errors(server.server_id)},
+            self._hanging)
+        self._hanging.keep_only({server.server_id for server in present})
         # Nova is at work on these: a chain may be in the making that nobody has opened yet.
         in_hand = {server.image_id for server in present if not server.settles}
         for image_id in self._gone - in_hand:
@@ -195,13 +218,14 @@ class Settler:
         # Servers whose base is here first: to complete one takes long.
         for image_id, servers in sorted(
                 unsettled.items(), key=lambda item: not os.path.exists(self._bases.path(item[0]))):
-            if self._stopped.is_set() or time.monotonic() < max(
-                    self._pauses.due(image_id), self._bases.asks_at(image_id)):
+            if self._stopped.is_set() or time.monotonic() < self._due(image_id):
                 continue
-            ready = [server for server in servers
-                     if server.settles and server.age >= self._delay]
+            ready = [server for server in servers if server.settles and server.age >= self._delay
+                     and self._hanging.is_time(server.server_id)]
             if ready and not self._host.needs.is_booting(image_id):
                 self._settle(image_id, ready)
+        self._hang = {image_id: self._hanging.first_due([server.server_id for server in servers])
+                      for image_id, servers in unsettled.items()}
 
     def _forget_gone(self) -> None:
         """Forget the disks of servers that were deleted, or went to another host.
@@ -221,6 +245,9 @@ class Settler:
             LOG.warning('bootcache: what is left of full bases cannot be removed: %s', error)
 
     def _is_chained(self, server: LocalServer) -> bool:
+        if server.server_id in self._hanging and pivot.is_under_way(server.directory):
+            # Its disk may be called by the other one's name.
+            return True
         try:
             inode = os.stat(server.disk).st_ino
             known = self._chained.get(server.server_id)
@@ -287,17 +314,24 @@ class Settler:
         """Move one server.
 
         :param base: identity of the full base.
-        :returns: False if that failed: it is to be tried again later.
+        :returns: False if that failed: it is to be tried again later, with all of its image. One
+            whose QEMU does not answer keeps no other waiting.
         """
         server_id = server.server_id
         try:
             under_way = self._begin(server, base)
             if under_way is not None:
                 self._finish(server_id, *under_way)
+            self._hanging.answers(server_id)
         except exception.Cancelled:
             pass
+        except exception.LibvirtHangs as error:
+            self._hanging.note(server_id, error)
+            with self._nova.instance_lock(server_id):
+                self._give_up(server_id)
         except exception.BootcacheError as error:
             LOG.warning('bootcache: server %s is not settled yet: %s', server_id, error)
+            self._hanging.answers(server_id)
             with self._nova.instance_lock(server_id):
                 self._give_up(server_id)
             return False
@@ -319,7 +353,7 @@ class Settler:
                 raise exception.BootcacheError(f'base {base} was replaced since it was checked')
 
             def find_domain() -> Any:
-                return self._nova.domain(server.server_id)
+                return self._nova.bounded_domain(server.server_id)
 
             domain = find_domain()
             if domain is None or not domain.isActive():
@@ -343,3 +377,8 @@ class Settler:
                     return
             under_way.finish()
         LOG.info('bootcache: server %s is settled', server_id)
+
+
+def _server_of(directory: str) -> str:
+    """Return the id of the server whose directory it is."""
+    return os.path.basename(directory).removesuffix('_resize')

@@ -1,7 +1,7 @@
 """A domain that QEMU had stop as a disk gave an error, as libvirt tells and changes it."""
 
 import dataclasses
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 from xml.etree import ElementTree
 
@@ -21,12 +21,21 @@ class PausedDomain:
 
     :ivar server_id: its UUID.
     :ivar is_told: libvirt knows that it does; else it knows no reason, and its disks may tell.
-    :ivar description: as it runs.
     """
 
     server_id: str
     is_told: bool
-    description: str
+
+    def stands_still(self, disk_errors: Callable[[], Mapping[str, int]]) -> bool:
+        """Tell whether it stands still by an I/O error, and by nothing else.
+
+        There are releases of QEMU 10 that tell of one such error a second at most: of a guest that
+        stops again within that libvirt does not know why. Its disks tell, of the first one for
+        good.
+
+        :param disk_errors: gives the errors of its disks; asked if libvirt does not know.
+        """
+        return self.is_told or bool(disk_errors())
 
 
 def look_at(domain: Any) -> PausedDomain | None:
@@ -37,13 +46,13 @@ def look_at(domain: Any) -> PausedDomain | None:
     state, reason = domain.state(0)
     if state != libvirt.VIR_DOMAIN_PAUSED or reason not in _BY_ERROR:
         return None
-    return PausedDomain(domain.UUIDString(), reason == libvirt.VIR_DOMAIN_PAUSED_IOERROR,
-                        domain.XMLDesc(0))
+    return PausedDomain(domain.UUIDString(), reason == libvirt.VIR_DOMAIN_PAUSED_IOERROR)
 
 
-def paused(connection: Any) -> list[PausedDomain]:
+def paused(connection: Any) -> list[tuple[PausedDomain, str]]:
     """Return what libvirt knows by itself of those that may stand still by an I/O error.
 
+    :returns: with the description of each as it runs.
     :raises libvirtError: if libvirt does not tell.
     """
     found = []
@@ -51,24 +60,23 @@ def paused(connection: Any) -> list[PausedDomain]:
         server_id = listed.UUIDString()
         try:
             # Under eventlet Nova's wrapper knows only of what is returned by itself.
-            found.append(look_at(connection.lookupByUUIDString(server_id)))
+            domain = connection.lookupByUUIDString(server_id)
+            if (known := look_at(domain)) is not None:
+                found.append((known, domain.XMLDesc(0)))
         except Exception as error:
             # It may have ended meanwhile.
             LOG.debug('bootcache: what server %s stands still for is not known: %s', server_id,
                       error)
-    return [domain for domain in found if domain is not None]
+    return found
 
 
 def is_stopped_by_error(domain: Any) -> bool:
     """Tell whether it stands still by an I/O error, and by nothing else: QEMU may have to answer.
 
-    There are releases of QEMU 10 that tell of one such error a second at most: of a guest that
-    stops again within that libvirt does not know why. Its disks tell, of the first one for good.
-
     :raises libvirtError: if libvirt does not tell.
     """
     found = look_at(domain)
-    return found is not None and (found.is_told or bool(domain.diskErrors(0)))
+    return found is not None and found.stands_still(lambda: disk_errors(domain))
 
 
 def waits_at(description: str) -> dict[str, str]:

@@ -45,7 +45,7 @@ def find(calls: LibvirtCalls,
     :raises libvirtError: if it gives an error.
     """
     found = {}
-    for domain in calls.ask(errorstop.paused):
+    for domain, description in calls.ask(errorstop.paused):
         hangs: exception.LibvirtHangs | None = None
         errors: dict[str, int] = {}
         try:
@@ -57,8 +57,8 @@ def find(calls: LibvirtCalls,
             LOG.debug('bootcache: what server %s stands still for is not known: %s',
                       domain.server_id, error)
             continue
-        if domain.is_told or errors:
-            below = errorstop.waits_at(domain.description).values()
+        if domain.stands_still(errors.copy):
+            below = errorstop.waits_at(description).values()
             found[domain.server_id] = StandingDomain(
                 bool(below), any(holds_path(path) for path in below),
                 errorstop.are_for_space(errors.values()), hangs)

@@ -4,6 +4,7 @@ Nothing is remembered that libvirt and Nova do not tell: a nova-compute that is 
 them. It has a thread of its own, as upkeep's round may fetch for minutes.
 """
 
+import collections
 import contextlib
 import dataclasses
 import threading
@@ -14,7 +15,7 @@ from typing import Any, Protocol
 from oslo_log import log as logging
 
 from bootcache import exception
-from bootcache.locks import KeyedLocks
+from bootcache.locks import KeyedLocks, leaf
 from bootcache.pauses import GrowingPauses
 from nova_bootcache.libvirtcalls import SECONDS, LibvirtCalls
 from nova_bootcache.locks import Rank
@@ -126,6 +127,9 @@ class StandingServers:
         self._told: list[list[Any]] = []
         # Servers that go on before they are moved. Each is a step of its own.
         self._moving: set[str] = set()
+        # How often Nova starts one just now, by server. Guarded by the lock, held for its steps.
+        self._starting: collections.Counter[str] = collections.Counter()
+        self._starting_lock = leaf('the lock of servers whose guests start')
         # Make looking whether a server is to go on, and that, one step.
         self._steps = KeyedLocks(Rank.STANDING, 'the lock of a guest that stands still: server')
         self._woken = threading.Event()
@@ -157,8 +161,8 @@ class StandingServers:
         try:
             domain = self._nova.domain(server_id)
             found = None if domain is None else errorstop.look_at(domain)
-            return found is not None and (found.is_told or bool(
-                LibvirtCalls(self._nova.connect).ask_qemu(server_id, errorstop.disk_errors)))
+            return found is not None and found.stands_still(
+                lambda: LibvirtCalls(self._nova.connect).ask_qemu(server_id, errorstop.disk_errors))
         except Exception as error:
             LOG.debug('bootcache: whether server %s stands still is not known: %s', server_id,
                       error)
@@ -183,6 +187,26 @@ class StandingServers:
         return True
 
     # What Nova does with a server meanwhile.
+
+    @contextlib.contextmanager
+    def starting(self, server_id: str) -> Iterator[None]:
+        """Note that Nova starts a server while the block runs, and waits until it does."""
+        with self._starting_lock:
+            self._starting[server_id] += 1
+        try:
+            yield
+        finally:
+            with self._starting_lock:
+                self._starting[server_id] -= 1
+                if not self._starting[server_id]:
+                    del self._starting[server_id]
+
+    def is_started(self, server_id: str) -> bool:
+        """Tell whether a guest that Nova starts just now has been started, and stands still."""
+        with self._starting_lock:
+            if not self._starting[server_id]:
+                return False
+        return self.is_standing(server_id)
 
     def comes_back_running(self, server_id: str,
                            to_wait: Callable[[str], str] | None = None) -> bool:

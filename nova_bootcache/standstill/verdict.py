@@ -4,6 +4,7 @@ import dataclasses
 import enum
 
 from bootcache import exception
+from nova_bootcache import libvirtcalls
 
 
 class Verdict(enum.Enum):
@@ -70,8 +71,7 @@ def cure(error: Exception | None, is_full: bool) -> str:
     :param is_full: as for :func:`why`.
     """
     if isinstance(error, exception.LibvirtHangs):
-        return ('See what the QEMU process that does not answer waits for, as a disk or a network'
-                ' file system of the host; a hard reboot of its server ends that process')
+        return libvirtcalls.CURE
     if isinstance(error, exception.StorageNodeAway):
         return ('Bring the storage node back, or have the storage service serve the image at'
                 ' another address: the host finds it by itself')

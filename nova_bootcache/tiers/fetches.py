@@ -9,6 +9,7 @@ from collections.abc import Callable
 from oslo_log import log as logging
 
 from bootcache import cacheimage, exception, naming, qemuimg, savefile, steps
+from bootcache.cachelayout import Compression
 from bootcache.manifest import CacheInfo
 from bootcache.tier import Medium
 from nova_bootcache.asking.offer import Offered
@@ -137,7 +138,9 @@ class Fetches:
     def _verify(self, path: str, remote: Remote, info: CacheInfo) -> None:
         try:
             cacheimage.verify(path, info.sha256, info.bytes)
-        except exception.InvalidManifest as error:
+            if info.compression is not Compression.NONE:
+                _check_opens(path, info.compression)
+        except exception.BootcacheError as error:
             self._wrong.note(remote, info.sha256, str(error))
             raise
         self._wrong.forget(remote.image_id, info.sha256)
@@ -228,3 +231,16 @@ class Fetches:
         for directory in set(self._files.directories.values()):
             savefile.fsync_directory(directory)
 
+
+def _check_opens(path: str, compression: Compression) -> None:
+    """Check that this host's QEMU can open a compressed cache image.
+
+    :raises BootcacheError: if it cannot.
+    """
+    try:
+        qemuimg.info(path, 'qcow2')
+    except exception.BootcacheError as error:
+        raise exception.BootcacheError(
+            f'{path} cannot be opened here ({error}); install a QEMU that was built with'
+            f' {compression.value}, or set [bootcache]compression to none on the storage node'
+        ) from error

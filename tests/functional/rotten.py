@@ -55,19 +55,17 @@ def spoil_table(path, offset):
 
 
 def make_bomb(path, virtual_bytes):
-    """Make a small file all of whose tables lead to one compressed cluster."""
-    make(path, virtual_bytes=4 * MIB)
-    qemu_img('convert', '-c', '-f', 'qcow2', '-O', 'qcow2', path, f'{path}.c')
-    os.rename(f'{path}.c', path)
+    """Make a small file all of whose L2 tables lead to one compressed cluster."""
+    make(path, 4 * MIB, '-c', '-o', 'cluster_size=256k')
     qemu_img('resize', '-q', '-f', 'qcow2', path, virtual_bytes)
     with open(path, 'r+b') as stream:
         _place, entry, bits = _entry(stream, 0)
         stream.seek(36)
         l1_entries, l1 = struct.unpack('>IQ', stream.read(12))
+        tables = -(-os.path.getsize(path) >> bits) << bits
+        stream.seek(tables)
+        # Each has a place of its own: tables that share one are refused at once.
+        stream.write(struct.pack('>Q', entry) * (l1_entries << (bits - 3)))
         stream.seek(l1)
-        first = stream.read(8)
-        table = struct.unpack('>Q', first)[0] & _OFFSET
-        stream.seek(table)
-        stream.write(struct.pack('>Q', entry) * (1 << (bits - 3)))
-        stream.seek(l1)
-        stream.write(first * l1_entries)
+        stream.write(struct.pack(f'>{l1_entries}Q', *(
+            1 << 63 | tables + (number << bits) for number in range(l1_entries))))

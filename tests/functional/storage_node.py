@@ -5,8 +5,9 @@ import signal
 
 from functional_tools import qemu_img, until
 
-from bootcache import cacheimage, naming
+from bootcache import cacheimage, cachelayout, naming
 from bootcache.cacheimage import Base
+from bootcache.cachelayout import Compression
 from bootcache.manifest import CacheInfo, Made, Manifest, Standing
 from glance_bootcache.storage.exporter import Exporter
 from nova_bootcache.storagenode import Remote
@@ -29,12 +30,14 @@ class Node:
             image_format='qcow2', virtual_bytes=SIZE, base_path=self.base))
         self.cache_path = ''
 
-    def build(self, *extents):
+    def build(self, *extents, compression=Compression.NONE):
         """Build a cache image and serve it."""
-        self.cache_path = f'{os.path.dirname(self.base)}/cache-{len(extents)}'
+        self.cache_path = f'{os.path.dirname(self.base)}/cache-{len(extents)}' \
+            + cachelayout.file_suffix(compression)
         uri = naming.nbd_unix_uri(self.conf.gateway_socket, f'base-{IMAGE}')
         built = cacheimage.build(Base(self.base, 'qcow2', SIZE), extents, self.cache_path,
-                                 quota=64 * MIB, cluster_bytes=4096, backing_uri=uri)
+                                 quota=64 * MIB, cluster_bytes=4096, backing_uri=uri,
+                                 compression=compression)
         self.manifest = self.manifest.making(cache_image=CacheInfo(
             os.path.basename(self.cache_path), built.bytes, built.data_bytes, len(built.extents),
             built.sha256, SIZE, 4096, 64 * MIB, uri, 0.1, cacheimage.VERIFY_RULES))

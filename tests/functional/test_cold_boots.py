@@ -262,11 +262,11 @@ def test_a_store_goes_with_the_whole_cache_image_but_not_while_the_storage_node_
     node.build(*SET)
     host.upkeep.replace_empty()
     node.kill()
-    host.tidy_stores()
+    host.drop_useless_stores()
     # What it has is all that servers can read now.
     assert read(host, 3 * MIB, MIB) == data
     node.serve()
-    until(lambda: host.tidy_stores() or host.below.stores.get(IMAGE) is None,
+    until(lambda: host.drop_useless_stores() or host.below.stores.get(IMAGE) is None,
           'the end of the store')
     assert host.room.has_room(Medium.DISK, '', host.room.limits[Medium.DISK].quota // 2)
 

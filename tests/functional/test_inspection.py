@@ -83,6 +83,20 @@ def test_a_raw_file(path):
     assert inspection.inspect(path, 'raw') == Inspected('raw', MIB)
 
 
+@pytest.mark.parametrize('place, value', [
+    (446, b'\x01'), (447, b'\x01'), (454, b'\x02'), (466, b'\x83'), (450, b'\0')])
+def test_a_partition_table_that_stock_nova_refuses(path, place, value):
+    """A boot flag that there is not, a GPT that begins elsewhere, a partition beside it, none."""
+    partition_table(path, 'gpt')
+    with open(path, 'r+b') as stream:
+        stream.seek(place)
+        stream.write(value)
+        stream.seek(462)
+        stream.write(b'\0')
+    with pytest.raises(exception.ImageRefused, match='not safe to open: mbr'):
+        inspection.inspect(path, 'raw')
+
+
 @pytest.mark.parametrize('kind', ['mbr', 'gpt'])
 def test_a_raw_disk_with_partitions(path, kind):
     partition_table(path, kind)
@@ -246,6 +260,26 @@ def test_looking_has_limits(path, monkeypatch):
         inspection.inspect(path, 'qcow2')
 
 
+@pytest.mark.parametrize('limit, value, why', [
+    ('_LOOK_MEMORY', 1 << 20, 'could not be looked at'), ('_LOOK_SECONDS', 1, 'of CPU time')])
+def test_looking_at_tables_has_limits(path, monkeypatch, limit, value, why):
+    monkeypatch.setattr(inspection.qemuimg, 'info', lambda *arguments: pytest.fail('opened'))
+    monkeypatch.setattr(inspection, limit, value)
+    monkeypatch.setattr(inspection, '_WAITING', 600)
+    # Eight million entries.
+    rotten.make_bomb(path, 2 << 40)
+    with pytest.raises(exception.ImageRefused, match=why):
+        inspection.inspect(path, 'qcow2')
+
+
+def test_a_look_that_takes_too_long_is_no_fault_of_the_image(path, monkeypatch):
+    monkeypatch.setattr(inspection, '_WAITING', 0)
+    create(path)
+    with pytest.raises(exception.BootcacheError, match='not done after') as caught:
+        inspection.inspect(path, 'qcow2')
+    assert not isinstance(caught.value, exception.ImageRefused)
+
+
 @pytest.mark.parametrize('options, size', [
     ([], '2048T'), (['-o', 'cluster_size=512'], '128G'), (['-o', 'cluster_size=4k'], '2T')])
 def test_tables_that_cost_memory_are_refused_before_anything_opens_them(path, monkeypatch, options,
@@ -299,19 +333,26 @@ def test_all_of_a_good_image_is_read(path, options):
     read_through(path)
 
 
-@pytest.mark.parametrize('spoil', [rotten.spoil_data, rotten.spoil_table])
-def test_a_rotten_cluster_is_found_before_a_server_meets_it(path, spoil):
-    """It passes inspection, which looks at the header."""
-    rotten.make(path, 8 * MIB, *(['-c'] if spoil is rotten.spoil_data else []))
-    spoil(path, 4 * MIB)
+def test_a_rotten_cluster_is_found_before_a_server_meets_it(path):
+    """It passes inspection, which looks at the tables."""
+    rotten.make(path, 8 * MIB, '-c')
+    rotten.spoil_data(path, 4 * MIB)
     with pytest.raises(exception.ImageRefused, match=r'error while reading.*Input/output error'):
         read_through(path)
+
+
+def test_a_table_that_rots_is_found_before_anything_opens_it(path, monkeypatch):
+    monkeypatch.setattr(inspection.qemuimg, 'info', lambda *arguments: pytest.fail('opened'))
+    rotten.make(path, 8 * MIB)
+    rotten.spoil_table(path, 4 * MIB)
+    with pytest.raises(exception.ImageRefused, match='not at the begin of a cluster'):
+        inspection.inspect(path, 'qcow2')
 
 
 def test_a_small_file_that_stands_for_much_is_given_up(path, monkeypatch):
     monkeypatch.setattr(inspection, '_GRACE_SECONDS', 1)
     rotten.make_bomb(path, 64 << 30)
-    assert os.path.getsize(path) < 4 * MIB
+    assert os.path.getsize(path) < 8 * MIB
     with pytest.raises(exception.ImageRefused, match=r'more than \d+ s of CPU'):
         read_through(path)
 

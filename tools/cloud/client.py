@@ -198,7 +198,8 @@ class OpenStack:
         :param answer: a regular expression for the answer's line, without its end.
         :raises ClientError: if no such line comes.
         """
-        pattern = re.compile(rf"^{answer}\r?$", re.MULTILINE)
+        # With its end: the console's file may have no more than the beginning of a line yet.
+        pattern = re.compile(rf"^{answer}\r?\n", re.MULTILINE)
         begin = len(self.console(server))
         deadline = time.monotonic() + timeout
         with self.domain(server) as domain:

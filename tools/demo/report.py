@@ -1,4 +1,4 @@
-"""The demo's report: one table, report.json, two pictures, and what must hold."""
+"""The demo's report: one table, report.json, its pictures, and what must hold."""
 
 import json
 import statistics

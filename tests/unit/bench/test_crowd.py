@@ -13,12 +13,14 @@ from bench.replay.trace import Header, Request, Trace
 @pytest.fixture
 def socket(tmp_path):
     pytest.importorskip('nbd')
-    path = tmp_path / 'nbd'
+    path, ready = tmp_path / 'nbd', tmp_path / 'pid'
     try:
-        process = subprocess.Popen(['nbdkit', '--foreground', '--unix', str(path), 'memory', '1M'])
+        process = subprocess.Popen(['nbdkit', '--foreground', '--unix', str(path), '--pidfile',
+                                    str(ready), 'memory', '1M'])
     except FileNotFoundError:
         pytest.skip('nbdkit is not installed')
-    while not path.exists():
+    # The socket is there before anyone listens on it; this file is written after that.
+    while not ready.exists():
         time.sleep(0.01)
     yield str(path)
     process.kill()

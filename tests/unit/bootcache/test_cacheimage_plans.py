@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bootcache import cacheimage, exception, savefile, workingset
+from bootcache import cacheimage, cachelayout, exception, savefile, workingset
 from bootcache.cacheimage import Base
 from bootcache.workingset import Extent
 
@@ -32,15 +32,15 @@ def _clusters(extents, cluster):
 @example((512, 513, [Extent(512, 1), Extent(0, 512)]), 6656)
 def test_fit_keeps_the_longest_start_that_is_within_the_quota(case, quota):
     cluster, virtual_bytes, extents = case
-    kept = cacheimage.fit(extents, quota, cluster, virtual_bytes)
+    kept = cachelayout.fit(extents, quota, cluster, virtual_bytes)
     assert kept[:-1] == extents[:len(kept)][:-1]
     assert not kept or kept[-1].offset == extents[len(kept) - 1].offset
     count = _clusters(kept, cluster)
     assert not kept or count * cluster \
-        + cacheimage.metadata_bytes(kept, cluster, virtual_bytes) <= quota
+        + cachelayout.metadata_bytes(kept, cluster, virtual_bytes) <= quota
     if count < _clusters(extents, cluster):
         # One more cluster would not have fitted: maximal.
-        more = cacheimage.fit(extents, 1 << 62, cluster, virtual_bytes)
+        more = cachelayout.fit(extents, 1 << 62, cluster, virtual_bytes)
         longer, left = [], count + 1
         for extent in more:
             here = min(left, -(-extent.length // cluster))
@@ -48,7 +48,7 @@ def test_fit_keeps_the_longest_start_that_is_within_the_quota(case, quota):
                 longer.append(Extent(extent.offset, min(here * cluster, extent.length)))
             left -= here
         assert (count + 1) * cluster \
-            + cacheimage.metadata_bytes(longer, cluster, virtual_bytes) > quota
+            + cachelayout.metadata_bytes(longer, cluster, virtual_bytes) > quota
     assert all(extent.offset % cluster == 0 for extent in kept)
     assert all(extent.length % cluster == 0 or extent.end == virtual_bytes for extent in kept)
 
@@ -57,27 +57,27 @@ def test_fit_keeps_the_longest_start_that_is_within_the_quota(case, quota):
 def test_fit_keeps_all_where_there_is_room(case):
     cluster, virtual_bytes, extents = case
     room = workingset.total_bytes(extents) + cluster \
-        + cacheimage.metadata_bytes(extents, cluster, virtual_bytes)
-    assert cacheimage.fit(extents, room, cluster, virtual_bytes) == extents
+        + cachelayout.metadata_bytes(extents, cluster, virtual_bytes)
+    assert cachelayout.fit(extents, room, cluster, virtual_bytes) == extents
 
 
 def test_fit_wastes_little():
     extents = [Extent(0, 64 << 20)]
-    kept = cacheimage.fit(extents, 32 << 20, 65536, 1 << 30)
+    kept = cachelayout.fit(extents, 32 << 20, 65536, 1 << 30)
     assert workingset.total_bytes(kept) > (32 << 20) - 20 * 65536
 
 
 def test_metadata_of_a_known_layout():
     # 4 KiB clusters, so a table reaches 2 MiB: two tables, L1, refcounts, header.
-    assert cacheimage.metadata_bytes([Extent(0, 4096), Extent(3 << 20, 4096)], 4096, 4 << 20) \
+    assert cachelayout.metadata_bytes([Extent(0, 4096), Extent(3 << 20, 4096)], 4096, 4 << 20) \
         == (2 + 1 + 2 + 8) * 4096
 
 
 @given(aligned_sets(), st.integers(0, 11))
 def test_metadata_grows_with_the_extents(case, count):
     cluster, virtual_bytes, extents = case
-    assert cacheimage.metadata_bytes(extents[:count], cluster, virtual_bytes) \
-        <= cacheimage.metadata_bytes(extents, cluster, virtual_bytes)
+    assert cachelayout.metadata_bytes(extents[:count], cluster, virtual_bytes) \
+        <= cachelayout.metadata_bytes(extents, cluster, virtual_bytes)
 
 
 @given(aligned_sets(), st.data())
@@ -89,7 +89,7 @@ def test_zero_areas_are_whole_clusters_that_read_as_zeros_below_tables_in_use(ca
     reach = cluster * (cluster // 8)
     touched = {cluster_start // reach for extent in extents
                for cluster_start in range(extent.offset, extent.end, cluster)}
-    areas = cacheimage.zero_areas(status, extents, cluster, virtual_bytes)
+    areas = cachelayout.zero_areas(status, extents, cluster, virtual_bytes)
     for area in areas:
         assert area.length > 0
         assert area.offset % cluster == 0
@@ -109,9 +109,9 @@ def test_zero_areas_are_whole_clusters_that_read_as_zeros_below_tables_in_use(ca
 
 
 def test_a_short_last_cluster_counts_as_whole():
-    assert cacheimage.zero_areas([Extent(4096, 1000)], [Extent(0, 4096)], 4096, 5096) == [
+    assert cachelayout.zero_areas([Extent(4096, 1000)], [Extent(0, 4096)], 4096, 5096) == [
         Extent(4096, 1000)]
-    assert cacheimage.zero_areas([Extent(4096, 1000)], [Extent(0, 4096)], 4096, 5097) == []
+    assert cachelayout.zero_areas([Extent(4096, 1000)], [Extent(0, 4096)], 4096, 5097) == []
 
 
 def test_base_nodes_never_follow_a_backing_file():

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from bootcache import cacheimage, refinement, workingset
+from bootcache import cachelayout, refinement, workingset
 from bootcache.refinement import Boot, Lesson, refine
 from bootcache.workingset import Extent
 
@@ -48,7 +48,7 @@ def clusters(extents, size=CLUSTER):
 def cached(extents, quota):
     """The clusters that a cache image of a working set has at a quota."""
     aligned = workingset.align(extents, CLUSTER, BASE)
-    return clusters(cacheimage.fit(aligned, quota, CLUSTER, BASE))
+    return clusters(cachelayout.fit(aligned, quota, CLUSTER, BASE))
 
 
 def refined(have, seen, quota, granularity=CLUSTER):
@@ -59,7 +59,7 @@ def refined(have, seen, quota, granularity=CLUSTER):
 def size_of(extents):
     """The bytes that a cache image of some extents may take."""
     aligned = workingset.align(extents, CLUSTER, BASE)
-    return workingset.total_bytes(aligned) + cacheimage.metadata_bytes(aligned, CLUSTER, BASE)
+    return workingset.total_bytes(aligned) + cachelayout.metadata_bytes(aligned, CLUSTER, BASE)
 
 
 @given(improvements())
@@ -104,7 +104,7 @@ def test_what_fits_of_a_new_version_is_never_over_the_quota(case):
     have, seen, quota, granularity = case
     union = refined(have, seen, quota, granularity)
     assume(union is not None)
-    kept = cacheimage.fit(workingset.align(union, CLUSTER, BASE), quota, CLUSTER, BASE)
+    kept = cachelayout.fit(workingset.align(union, CLUSTER, BASE), quota, CLUSTER, BASE)
     assert kept and size_of(kept) <= quota
 
 

@@ -35,9 +35,10 @@ def no_qemu(monkeypatch):
             raise exception.ImageRefused(controls.refuse)
         return Inspected(disk_format, fakes_manager.SIZE)
 
-    def build(base, extents, target, *, quota, cluster_bytes, backing_uri):
+    def build(base, extents, target, *, quota, cluster_bytes, backing_uri, compression):
         controls.building()
         controls.builds.append((list(extents), quota))
+        controls.compression = compression
         with open(target, 'wb') as stream:
             stream.write(b'cache image')
         return CacheImage(target, 11, workingset.total_bytes(extents),

@@ -57,6 +57,20 @@ def test_a_table_has_nothing_where_there_is_no_value(cli):
     assert 'disk' in cli('image', 'where', IMAGE, '-c', 'tier').out
 
 
+def test_of_one_image_too_a_table_has_nothing_where_there_is_no_value(cli):
+    """As of one that is waiting for its profile boot: nothing of it is known."""
+    cli.api.images[IMAGE] = image(IMAGE, state='pending', settle=None)
+    for command in 'show', 'build':
+        told = cli('image', command, IMAGE)
+        assert 'None' not in told.out
+        fields = [line.split('|')[1:3] for line in told.out.splitlines() if line.startswith('|')]
+        values = {name.strip(): value.strip() for name, value in fields}
+        assert values['working_set_bytes'] == values['settle'] == '' and values['pinned'] == 'False'
+        assert values['state'] == 'pending'
+    assert cli.json('image', 'show', IMAGE)['working_set_bytes'] is None
+    assert cli('image', 'show', IMAGE, '-c', 'medium', '-f', 'value').out == 'None\n'
+
+
 @pytest.mark.parametrize('command, words', [
     ('host list', 'no compute host has reported'), ('image list', 'knows no image yet'),
     ('host list --unsettled', 'no compute host has reported'),

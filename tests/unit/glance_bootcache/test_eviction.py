@@ -13,7 +13,9 @@ import pytest
 from fakes_manager import until
 
 from bootcache import exception, locks, tier
+from bootcache.manifest import Standing
 from bootcache.tier import Eviction, Item, TierLimits
+from glance_bootcache import decisions
 
 IMAGE, OTHER = (f'{number}a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f' for number in (7, 8))
 
@@ -183,6 +185,31 @@ def test_the_older_one_counts_while_a_newer_one_is_built(full):
     with room.kept(IMAGE, 40):
         assert path(full, OTHER) is None, 'it goes, though it was used later'
         assert path(full) == older and os.path.exists(older), 'it is given out meanwhile'
+
+
+@pytest.mark.parametrize('error', [exception.BuildFailed('ill'), RuntimeError('ill')], ids=repr)
+@pytest.mark.parametrize('had_room', [False, True])
+def test_a_build_that_cost_the_older_one_is_tried_again_by_itself(full, monkeypatch, error,
+                                                                  had_room):
+    """The image had one that served, and is not left without any; else the older one serves on."""
+    full.store.change(OTHER, lambda manifest: manifest.wishing(pinned=True))
+    job = full.manager.jobs.begin(IMAGE)
+
+    def build():
+        with full.manager.disk_room.kept(IMAGE, 20 if had_room else 60):
+            raise error
+
+    full.manager._states.guarded(job, build)
+    manifest = full.store.load(IMAGE)
+    assert decisions.is_put_off(manifest) is not had_room and 'ill' in manifest.reason
+    if had_room:
+        assert manifest.standing is Standing.DONE and os.path.exists(path(full))
+        return
+    monkeypatch.setattr(full.tiers, 'plan_disk', lambda *_arguments: Eviction(True, ()))
+    # As upkeep does after a while.
+    full.manager.consider(IMAGE, again=True)
+    full.settle()
+    assert os.path.exists(path(full)) and full.state(IMAGE) == 'ready'
 
 
 @pytest.mark.parametrize('what', ['other', 'both', 'fetched', 'too large'])

@@ -10,6 +10,7 @@ from fakes_warming import IMAGE, OTHER, done, make_ready, step, tell
 from fakes_warming import ready as ready  # the fixture
 from glanceclient import exc as glance_exceptions
 from keystoneauth1 import exceptions as ks_exceptions
+from novaclient import exceptions as nova_exceptions
 
 from bootcache import exception
 from glance_bootcache import away
@@ -103,3 +104,21 @@ def test_whoever_else_is_refused_is_told_the_cure(error):
     ks_exceptions.ServiceUnavailable('nobody', http_status=503), OSError('nobody')], ids=repr)
 def test_what_is_something_else_is_told_as_it_is(error):
     assert 'nobody' in away.told(error) and CURE not in away.told(error)
+
+
+@pytest.mark.parametrize('answer', [
+    lambda number: nova_exceptions.ClientException(503, 'too busy', request_id=f'req-{number}'),
+    lambda number: ks_exceptions.ConnectFailure(
+        f'(<urllib3.connection.HTTPConnection object at 0x7f{number:04x}>: refused)')],
+    ids=['answers', 'is away'])
+def test_what_differs_by_the_request_only_is_said_once(refused, caplog, answer):
+    """As of a Nova whose database is away: a line for each image, aggregate and try."""
+    def refuse():
+        refused.asked.append(refused.seconds.now)
+        raise answer(len(refused.asked))
+    refused.nova.aggregates = refuse
+    for _ in range(100):
+        step(refused, 10)
+    assert len(refused.asked) > 8 and len(said(caplog)) == 1
+    reasons = {job['reason'] for job in refused.warming.progress(IMAGE)}
+    assert len(reasons) == 2, 'by which it is found in the log of Nova'

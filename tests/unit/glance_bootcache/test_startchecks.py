@@ -5,7 +5,8 @@ import types
 import pytest
 from keystoneauth1 import exceptions as ks_exceptions
 
-from bootcache.exception import ConfigurationError
+from bootcache import qemuimg
+from bootcache.exception import BootcacheError, ConfigurationError
 from glance_bootcache import startchecks
 from glance_bootcache.conf import AUTH_GROUP
 from glance_bootcache.glance import images
@@ -41,3 +42,19 @@ def test_who_has_too_much_to_do_is_waited_for(answers, who, caplog):
 def test_a_refusal_ends_the_service(answers, who):
     with pytest.raises(ConfigurationError):
         answers(**{who: 401})
+
+
+def test_a_qemu_that_cannot_compress_is_told_with_the_cure(storage_conf, monkeypatch):
+    tried = []
+
+    def create(path, virtual_bytes, cluster_bytes, data_path='', compression=''):
+        tried.append(compression)
+        raise BootcacheError('qemu-img create failed (exit 1): Invalid parameter')
+
+    monkeypatch.setattr(qemuimg, 'create_standalone', create)
+    startchecks.check_compression(storage_conf)
+    assert not tried, 'nothing is compressed by default'
+    storage_conf.set_override('compression', 'zstd', 'bootcache')
+    with pytest.raises(ConfigurationError, match=r'compression=zstd.*set the option to none'):
+        startchecks.check_compression(storage_conf)
+    assert tried == ['zstd']

@@ -87,10 +87,10 @@ def test_the_disk_s_plan(tiers):
 
 
 def test_what_was_never_used_counts_from_its_last_change(tiers):
-    assert tiers.last_used(manifest(ONE)) == 1767323045
-    assert tiers.last_used(manifest(ONE, updated_at='')) == 0
+    assert tiers._usage.last_of(manifest(ONE)) == 1767323045
+    assert tiers._usage.last_of(manifest(ONE, updated_at='')) == 0
     tiers.note_use(ONE, 7)
-    assert tiers.last_used(manifest(ONE)) == 7
+    assert tiers._usage.last_of(manifest(ONE)) == 7
 
 
 def test_uses_of_unknown_images_are_not_kept(tiers):
@@ -105,7 +105,7 @@ def test_last_uses_outlive_the_service(tiers, storage_conf, exporter):
     tiers.note_use(TWO, 6)
     tiers.stop()
     again = StorageTiers(storage_conf, tiers._store, exporter)
-    assert again.last_used(manifest(ONE)) == 5
+    assert again._usage.last_of(manifest(ONE)) == 5
     again.start([manifest(ONE)])
     again.stop()
     assert os.path.exists(f'{storage_conf.bootcache.state_dir}/usage.json')

@@ -132,7 +132,7 @@ class House:
     def needs_stock_base(self, server_id):
         return server_id in self.signed
 
-    def domain(self, server_id):
+    def bounded_domain(self, server_id):
         return self.domains.get(server_id)
 
     def sees_errors(self, server_id):

@@ -29,23 +29,43 @@ def offered(image=IMAGE):
             'cache_image': INFO.to_dict()}
 
 
-class Host:
-    """Stands for a compute host with its gateway, cache and storage service."""
+class Faults:
+    """Who does not answer: shared by the stand-ins, each of which knows itself by name."""
+
+    def __init__(self):
+        self.broken = set()
+
+    def check(self, what):
+        if what not in self.broken:
+            return
+        if what == 'check':
+            raise OSError('the file system does not answer')
+        raise exception.StorageDaemonError(f'{what} does not answer')
+
+
+class Gateway:
+    """Stands for the gateway: which bases it serves."""
+
+    socket_path = '/run/bootcache/gateway.sock'
+
+    def __init__(self, faults):
+        self.faults, self.served, self.absent = faults, set(), set()
+
+    def start(self):
+        self.faults.check('start')
+        return False
+
+    def present(self, image_ids):
+        self.faults.check('present')
+        return {image_id: Present(is_exported=True, is_absent=image_id in self.absent)
+                for image_id in image_ids if image_id in self.served}
+
+
+class Cache:
+    """Stands for the host's cache images: entries, and files that are empty."""
 
     def __init__(self, directory):
-        self.directory, self.hostname = str(directory), 'host-1'
-        self.gateway = self.daemon = self.cache = self.api = self.arrivals = self
-        self.storage = self.boots = self.reports = self.serving = self.socket = self
-        self.needs = self.chains = self.fetches = self.room = self
-        self.held, self.served, self.booting, self.answers = {}, {}, set(), {}
-        self.broken, self.started_anew, self.tries, self.asked = set(), False, [], []
-        self.fetched, self.told, self.free, self.stores = [], [], Medium.DISK, []
-        self.needed, self.refusal, self.away = None, '', ''
-        self.nodes_away, self.absent = set(), set()
-        self.limits, self.socket_path = {Medium.DISK: LIMITS}, '/run/bootcache/gateway.sock'
-        self.in_use, self.waited = set(), []
-        self.arriving, self.placing = set(), set()
-        self.checked = []
+        self.directory, self.held, self.placing, self.waited = str(directory), {}, set(), []
 
     def holds(self, image, whole=True, used=1000.0, node='10.0.0.1'):
         """Put a cache image, or an empty one, into the cache."""
@@ -56,61 +76,11 @@ class Host:
                 pass
         os.utime(f'{self.path(image)}.json', (used, used))
 
-    def fails(self, what):
-        if what == 'check' and what in self.broken:
-            raise OSError('the file system does not answer')
-        if what in self.broken:
-            raise exception.StorageDaemonError(f'{what} does not answer')
-
-    # Gateway.
-
-    def start(self):
-        self.fails('start')
-        started, self.started_anew = self.started_anew, False
-        return started
-
-    def check(self, qemu=None):
-        self.checked.append(qemu)
-        self.fails('check')
-
-    def reconcile(self):
-        self.fails('left over')
-        self.stores.append('reconciled')
-
-    def send_again(self):
-        self.fails('reports')
-        self.stores.append('told')
-
-    def tidy_stores(self):
-        self.fails('tidy')
-        self.stores.append('tidied')
-
-    def serve_base(self, entry):
-        self.ensure_base(entry.remote)
-
-    def present(self, image_ids):
-        self.fails('present')
-        return {image_id: Present(is_exported=True, is_absent=image_id in self.absent)
-                for image_id in image_ids if f'base-{image_id}' in self.served}
-
-    def ensure_base(self, remote):
-        self.tries.append(remote.image_id)
-        self.fails('ensure_base')
-        if remote.host in self.nodes_away:
-            raise exception.StorageNodeAway(f'{remote.host} is away')
-        self.served[f'base-{remote.image_id}'] = 'node'
-        self.absent.discard(remote.image_id)
-
-    # Cache.
-
     def path(self, image_id):
         return os.path.join(self.directory, image_id)
 
     def entries(self):
         return list(self.held.values())
-
-    def medium(self, image_id):
-        return Medium.DISK
 
     def update(self, entry, remote, pinned, generation, waits=True):
         self.waited.append(waits)
@@ -128,25 +98,15 @@ class Host:
     def placing_if_free(self, image_id):
         yield image_id not in self.placing
 
-    def room_for(self, image_id, size):
-        assert size == INFO.bytes
-        return self.free
 
-    def fetch_offered(self, offered, medium):
-        self.fails('fetch')
-        image_id = offered.remote.image_id
-        self.fetched.append((image_id, offered.cache_image, offered.cache_export, medium,
-                             offered.pinned))
-        self.held[image_id] = dataclasses.replace(self.held[image_id],
-                                                  cache_image=offered.cache_image)
+class Needs:
+    """Stands for who needs what: nothing arrives or boots, and all bases are needed."""
 
-    def let_go(self, image_id):
-        if image_id in self.in_use:
-            return False
-        del self.held[image_id]
-        return True
+    def __init__(self):
+        self.needed, self.booting, self.arriving = None, set(), set()
 
-    # Boots, and the storage service.
+    def needs_base(self, image_id):
+        return self.needed is None or image_id in self.needed
 
     def is_arriving(self, image_id):
         return image_id in self.arriving
@@ -154,22 +114,166 @@ class Host:
     def is_booting(self, image_id):
         return image_id in self.booting
 
+
+class Chains:
+    """Stands for who serves a base through the gateway, where its storage node answers."""
+
+    def __init__(self, faults, gateway):
+        self.faults, self.gateway = faults, gateway
+        self.tries, self.nodes_away = [], set()
+
+    def serve_base(self, entry):
+        remote = entry.remote
+        self.tries.append(remote.image_id)
+        self.faults.check('ensure_base')
+        if remote.host in self.nodes_away:
+            raise exception.StorageNodeAway(f'{remote.host} is away')
+        self.gateway.served.add(remote.image_id)
+        self.gateway.absent.discard(remote.image_id)
+
+
+class Storage:
+    """Stands for the storage service: what it answers, by image."""
+
+    def __init__(self):
+        self.answers, self.asked = {}, []
+
     def ask(self, image_id, server_id):
         assert server_id == '', 'no server boots'
         self.asked.append(image_id)
         return self.answers.get(image_id)
 
-    # Holdings.
+
+class Room:
+    """Stands for the tiers' room.
+
+    :ivar free: the tier that has some.
+    :ivar in_use: images whose cache image does not go.
+    """
+
+    limits = {Medium.DISK: LIMITS}
+
+    def __init__(self, cache):
+        self.cache, self.free, self.in_use = cache, Medium.DISK, set()
+
+    def room_for(self, image_id, size):
+        assert size == INFO.bytes
+        return self.free
+
+    def let_go(self, image_id):
+        if image_id in self.in_use:
+            return False
+        del self.cache.held[image_id]
+        return True
+
+
+class Fetches:
+    """Stands for fetching: a cache image is whole after that."""
+
+    def __init__(self, faults, cache):
+        self.faults, self.cache, self.fetched = faults, cache, []
+
+    def fetch_offered(self, offered, medium):
+        self.faults.check('fetch')
+        image_id, held = offered.remote.image_id, self.cache.held
+        self.fetched.append((image_id, offered.cache_image, offered.cache_export, medium,
+                             offered.pinned))
+        held[image_id] = dataclasses.replace(held[image_id], cache_image=offered.cache_image)
+
+
+class Socket:
+    """Stands for the look at the gateway's socket."""
+
+    def __init__(self, faults):
+        self.faults, self.checked = faults, []
+
+    def check(self, qemu=None):
+        self.checked.append(qemu)
+        self.faults.check('check')
+
+
+class Serving:
+    """Stands for whether new servers are served."""
+
+    def __init__(self, faults):
+        self.refusal, self.socket = '', Socket(faults)
+
+
+class Reports:
+    """Stands for the reports of boots that are still to be sent.
+
+    :param done: a list in which it is noted that they were.
+    """
+
+    def __init__(self, faults, done):
+        self.faults, self.done = faults, done
+
+    def send_again(self):
+        self.faults.check('reports')
+        self.done.append('told')
+
+
+class StoreSpace:
+    """Stands for the space of stores that do not grow any more, as ``Reports`` does.
+
+    :param done: the same list.
+    """
+
+    def __init__(self, faults, done):
+        self.faults, self.done = faults, done
+
+    def give_back(self):
+        self.faults.check('space')
+        self.done.append('gave back')
+
+
+class Boots:
+    """Stands for the boots that are watched."""
+
+    def __init__(self, reports):
+        self.reports = reports
+
+
+class Holdings:
+    """Stands for what tells the storage service what is here.
+
+    :ivar away: why that is not reached.
+    """
+
+    def __init__(self, faults):
+        self.faults, self.told, self.away = faults, [], ''
+
+    def exchange(self):
+        self.faults.check('bus')
+        self.told.append('what is here')
+        return self.away
+
+
+class Host:
+    """A compute host of these stand-ins, wired as ComputeHost wires its parts.
+
+    :ivar done: what upkeep had it do, in that order.
+    :ivar holdings: no part of a ComputeHost; whoever looks after one has it beside it.
+    """
 
     report_interval = 60
 
-    def needs_base(self, image_id):
-        return self.needed is None or image_id in self.needed
+    def __init__(self, directory):
+        self.faults, self.done = Faults(), []
+        self.gateway, self.cache, self.needs = Gateway(self.faults), Cache(directory), Needs()
+        self.chains, self.storage = Chains(self.faults, self.gateway), Storage()
+        self.room, self.fetches = Room(self.cache), Fetches(self.faults, self.cache)
+        self.serving, self.boots = Serving(self.faults), Boots(Reports(self.faults, self.done))
+        self.store_space = StoreSpace(self.faults, self.done)
+        self.holdings = Holdings(self.faults)
 
-    def exchange(self):
-        self.fails('bus')
-        self.told.append(self.hostname)
-        return self.away
+    def reconcile(self):
+        self.faults.check('left over')
+        self.done.append('reconciled')
+
+    def drop_useless_stores(self):
+        self.faults.check('useless')
+        self.done.append('dropped')
 
 
 @pytest.fixture
@@ -183,6 +287,11 @@ def clock(monkeypatch):
 @pytest.fixture
 def host(tmp_path):
     return Host(tmp_path)
+
+
+def upkeep_of(host, *more):
+    """Return what looks after a host of these stand-ins."""
+    return upkeep.HostUpkeep(host, host.holdings, *more)
 
 
 def looks(clock, step, count, seconds=upkeep.PERIOD_SECONDS):

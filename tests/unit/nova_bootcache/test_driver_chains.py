@@ -13,7 +13,7 @@ from nova import exception as nova_exception
 from nova.virt.libvirt import driver, imagebackend
 from nova.virt.libvirt import utils as libvirt_utils
 
-from bootcache import qemuimg
+from bootcache import exception, qemuimg
 from nova_bootcache.novadriver.driver import BootCacheLibvirtDriver
 from nova_bootcache.novadriver.imagebackend import BootCacheQcow2
 from nova_bootcache.settling.pivotstate import DISK, MARKER, SPARE, Marker, PivotPhase
@@ -43,7 +43,7 @@ def nova(monkeypatch, tmp_path):
                         lambda disk, path, patience, guest_waits: did.append(
                             f'open {os.path.relpath(path, tmp_path)}'))
     ours = BootCacheLibvirtDriver(None)
-    monkeypatch.setattr(ours.settler._nova, 'domain', lambda server_id: None)
+    monkeypatch.setattr(ours.settler._nova, 'bounded_domain', lambda server_id: None)
     instance = types.SimpleNamespace(uuid=SERVER, image_ref=IMAGE, name='instance-1',
                                      vm_state='active')
     (tmp_path / SERVER).mkdir()
@@ -123,6 +123,35 @@ def test_a_disk_that_can_be_told_is_put_right_first(nova, operation, phase, name
     assert not {SPARE, MARKER} & set(os.listdir(nova.directory))
     opened = [f'open {SERVER}/disk'] if operation in OPENING else []
     assert nova.did == [*opened, operation]
+
+
+@pytest.mark.parametrize('operation', STOCK)
+def test_a_qemu_that_does_not_answer_is_ended_by_a_hard_reboot_only(nova, operation, monkeypatch):
+    """And before the disk is opened: which one is right is known then. Others change nothing."""
+    leave(nova.directory, PivotPhase.COPYING, ('new', 'old'))
+    before = state(nova.directory)
+
+    class Hanging:
+        isActive = staticmethod(lambda: 1)  # libvirt's name
+
+        def __getattr__(self, name):
+            raise exception.LibvirtHangs('its QEMU does not answer libvirt')
+
+    def destroy(_driver, instance):
+        nova.did.append('_destroy')
+        monkeypatch.setattr(nova.driver.settler._nova, 'bounded_domain', lambda server_id: None)
+    monkeypatch.setattr(driver.LibvirtDriver, '_destroy', destroy)
+    monkeypatch.setattr(nova.driver.settler._nova, 'bounded_domain', lambda server_id: Hanging())
+    if operation == '_hard_reboot':
+        nova.do(operation)
+        assert nova.did == ['_destroy', f'open {SERVER}/disk', '_hard_reboot']
+        assert (nova.directory / DISK).read_text() == 'old'
+        assert not {SPARE, MARKER} & set(os.listdir(nova.directory))
+        return
+    with pytest.raises((nova_exception.InternalError, nova_exception.InstanceFaultRollback),
+                       match='does not answer libvirt'):
+        nova.do(operation)
+    assert nova.did == [] and state(nova.directory) == before
 
 
 @pytest.fixture

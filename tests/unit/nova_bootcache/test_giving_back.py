@@ -15,6 +15,7 @@ from nova_bootcache import storagenode
 from nova_bootcache.gateway import diskroom, graph
 from nova_bootcache.gateway.graph import Present
 from nova_bootcache.gateway.sharedstore import SharedStore
+from nova_bootcache.gateway.storespace import StoreSpace
 
 STOPPED = frozenset((graph.TOP, graph.REMOTE, *graph.GROWING)) - {graph.FILTER}
 
@@ -39,6 +40,12 @@ def kinds(host, monkeypatch):
     monkeypatch.setattr(host.gateway, 'present', lambda images: {
         image: Present(kinds[image], True) for image in images if image in kinds})
     return kinds
+
+
+@pytest.fixture
+def space(host):
+    """What gives it back, as upkeep does."""
+    return StoreSpace(host.gateway, host.cache, host.needs, host.below, lambda: host.clock.now)
 
 
 @pytest.fixture
@@ -69,36 +76,42 @@ def test_a_file_keeps_its_content_and_its_time(tmp_path):
     assert not diskroom.has_ahead(str(tmp_path / 'none'))
 
 
-def test_it_is_given_back_when_the_tables_are_written(host, kinds, written, paths):
+def test_it_is_given_back_when_the_tables_are_written(host, space, kinds, written, paths):
     """Those of an earlier process, too, as these are."""
-    host.tidy_stores()
+    space.give_back()
     assert sorted(written) == sorted([(IMAGE, 8 * MIB), (OTHER, 8 * MIB)])
     assert [on_disk(path) for path in paths] == [MIB, MIB]
-    host.tidy_stores()
+    space.give_back()
     assert len(written) == 2, 'nothing is to be done any more'
 
 
 @pytest.mark.parametrize('what', ['grows here', 'grows there', 'is none'])
-def test_what_may_be_written_to_keeps_it(host, kinds, written, paths, what):
+def test_what_may_be_written_to_keeps_it(host, space, kinds, written, paths, what):
     if what == 'grows here':
         store = SharedStore(host.gateway, IMAGE, MIB, paths[0], 64 * MIB)
         store.grows = True
         host.below.stores._stores[IMAGE] = store
     else:
         kinds[IMAGE] = STOPPED | {graph.FILTER} if what == 'grows there' else frozenset()
-    host.tidy_stores()
+    space.give_back()
     assert [on_disk(path) for path in paths] == [8 * MIB, MIB]
+    if what == 'grows here':
+        # At once, whatever was looked at before.
+        store.grows = False
+        space.give_back()
+        assert on_disk(paths[0]) == MIB
     host.below.stores._stores.clear()
 
 
-def test_one_that_begins_to_grow_meanwhile_keeps_it(host, kinds, written, paths, monkeypatch):
+def test_one_that_begins_to_grow_meanwhile_keeps_it(space, kinds, written, paths, monkeypatch):
     monkeypatch.setattr(storagenode, 'check_reachable', lambda remote: kinds.update(
         {IMAGE: STOPPED | {graph.FILTER}}))
-    host.tidy_stores()
+    space.give_back()
     assert on_disk(paths[0]) == 8 * MIB and [name for name, _bytes in written] == [OTHER]
 
 
-def test_nobody_waits_for_a_storage_node_that_is_away(host, kinds, written, paths, monkeypatch):
+def test_nobody_waits_for_a_storage_node_that_is_away(host, space, kinds, written, paths,
+                                                      monkeypatch):
     asked = []
 
     def check(remote):
@@ -107,13 +120,41 @@ def test_nobody_waits_for_a_storage_node_that_is_away(host, kinds, written, path
 
     with monkeypatch.context() as patched:
         patched.setattr(storagenode, 'check_reachable', check)
-        host.tidy_stores()
-    assert len(asked) == 1 and written == []
-    host.tidy_stores()
+        space.give_back()
+        assert len(asked) == 1 and written == []
+        began, tried = host.clock.now, []
+        for _round in range(60):
+            host.clock.now += 60
+            before = len(asked)
+            space.give_back()
+            tried += [host.clock.now - began] * (len(asked) - before)
+    assert tried == [60, 180, 420, 900, 1860], 'one of its images, and later each time'
+    host.clock.now += 3600
+    space.give_back()
     assert [on_disk(path) for path in paths] == [MIB, MIB]
 
 
-def test_one_that_is_refused_keeps_no_other_from_it(host, kinds, paths, monkeypatch, caplog):
+def test_files_are_looked_for_once_and_then_those_of_stores_only(host, space, kinds, written, paths,
+                                                                 monkeypatch):
+    """A host has many cache images, and few stores."""
+    looked, has_ahead = [], diskroom.has_ahead
+    monkeypatch.setattr(diskroom, 'has_ahead',
+                        lambda path: looked.append(path) or has_ahead(path))
+    space.give_back()
+    assert set(looked) >= set(paths) and len(written) == 2
+    space.give_back()
+    looked.clear()
+    space.give_back()
+    assert looked == []
+    # One of this process's that has stopped.
+    store = SharedStore(host.gateway, IMAGE, MIB, make_store(paths[0]), 64 * MIB)
+    host.below.stores._stores[IMAGE] = store
+    space.give_back()
+    assert on_disk(paths[0]) == MIB and set(looked) == {paths[0]}
+    host.below.stores._stores.clear()
+
+
+def test_one_that_is_refused_keeps_no_other_from_it(host, space, kinds, paths, monkeypatch, caplog):
     caplog.set_level('INFO')
 
     def write(store):
@@ -121,6 +162,7 @@ def test_one_that_is_refused_keeps_no_other_from_it(host, kinds, paths, monkeypa
             raise exception.StorageDaemonError('refused')
 
     monkeypatch.setattr(growingstore.GrowingStore, 'write_tables', write)
-    host.tidy_stores()
+    space.give_back()
     assert [on_disk(path) for path in paths] == [MIB, 8 * MIB]
-    assert f'image {OTHER}: its growing store keeps space' in caplog.text
+    space.give_back()
+    assert caplog.text.count(f'image {OTHER}: its growing store keeps space') == 1

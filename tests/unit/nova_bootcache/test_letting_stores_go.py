@@ -56,7 +56,7 @@ def store(host):
 
 
 def test_a_store_that_grows_has_all_of_its_room(host, store):
-    host.tidy_stores()
+    host.drop_useless_stores()
     assert host.room.room_for(OTHER, MIB) is Medium.DISK
     assert host.room.room_for(OTHER, 2 * MIB) is None
     with pytest.raises(exception.BootcacheError, match='compute_disk_quota'):
@@ -107,10 +107,10 @@ def test_a_store_goes_with_the_whole_cache_image_unless_the_storage_node_is_away
     entry = CacheEntry.load(path)
     dataclasses.replace(entry, cache_image=_info()).save(path)
     monkeypatch.setattr(host.needs, 'is_booting', lambda image_id: True)
-    host.tidy_stores()
+    host.drop_useless_stores()
     assert not store.closed, 'its boot is watched'
     monkeypatch.setattr(host.needs, 'is_booting', lambda image_id: False)
-    host.tidy_stores()
+    host.drop_useless_stores()
     assert store.closed is not away
     assert (host.room.room_for(OTHER, 3 * MIB) is None) is away
 
@@ -239,14 +239,14 @@ def boots(host, decides, monkeypatch):
 def test_a_store_stays_between_its_making_and_its_watch(host, tmp_path, monkeypatch, boots):
     """There is a whole cache image, so that it would go else."""
     monkeypatch.setattr(qemuimg, 'create_overlay', lambda path, size, backing, *_a, **_n: (
-        host.tidy_stores(), open(path, 'x').close()))
+        host.drop_useless_stores(), open(path, 'x').close()))
     assert host.chains.make_overlay(SERVER, 'server-1', None, str(tmp_path / 'disk'), MIB,
                                     False) is True
     (store,) = boots
     assert not store.closed and host.below.stores.get(IMAGE) is store
     # Nobody watches here: it goes at once, also while its server's disk is still to be opened.
     assert host.needs.is_in_making(IMAGE) and not host.needs.is_booting(IMAGE)
-    host.tidy_stores()
+    host.drop_useless_stores()
     assert store.closed
 
 
@@ -254,11 +254,11 @@ def test_a_store_that_somebody_came_for_while_it_was_looked_at_stays(host, monke
     store = host.below.open_store(IMAGE, MIB, Medium.DISK, MIB)
     monkeypatch.setattr(storagenode, 'check_reachable',
                         lambda remote: host.needs.begin_boot(IMAGE))
-    host.tidy_stores()
+    host.drop_useless_stores()
     assert not store.closed
     host.needs.end_boot(IMAGE)
     monkeypatch.setattr(storagenode, 'check_reachable', lambda remote: None)
-    host.tidy_stores()
+    host.drop_useless_stores()
     assert store.closed
 
 

@@ -157,12 +157,22 @@ def test_an_answer_that_was_lost_is_asked_for_again(calls, hanging, few_seconds)
 
 
 def test_there_are_never_many_that_do_not_return(calls, opened, hanging, few_seconds):
-    """Each has a thread of libvirtd's, and one of ours."""
+    """Each has a thread of libvirtd's, and one of ours. What libvirt knows is told all the same."""
     for _number in range(libvirtcalls.MOST):
         hangs(calls.ask_qemu, 'a', hanging)
+    assert 'no more are made' in hangs(calls.ask_qemu, 'a', pytest.fail)
+    assert calls.ask(lambda _connection: 5) == 5
+    assert hanging.asked == libvirtcalls.MOST and len(opened) == libvirtcalls.MOST + 1
+    all_return(calls, hanging)
+    assert calls.ask_qemu('a', lambda _domain: 5) == 5
+
+
+def test_a_libvirt_that_hangs_is_not_asked_for_ever(calls, hanging, few_seconds):
+    for _number in range(2):
+        assert hangs(calls.ask, hanging) == 'libvirt does not answer'
     for ask, arguments in (calls.ask, ()), (calls.ask_qemu, ('a',)):
-        assert 'no more are made' in hangs(ask, *arguments, pytest.fail)
-    assert hanging.asked == len(opened) == libvirtcalls.MOST
+        assert hangs(ask, *arguments, pytest.fail) == 'libvirt does not answer'
+    assert hanging.asked == 2
     all_return(calls, hanging)
     assert calls.ask(lambda _connection: 5) == 5
 
@@ -222,6 +232,23 @@ def test_one_ill_guest_keeps_no_other_from_going_on(house, hanging, where):
     other.now = (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_IOERROR)
     house.pass_time(100)
     assert hanging.asked == 1 and ill.resumed == [] and len(other.resumed) == 2
+
+
+def test_those_that_come_to_stand_still_beside_many_that_hang_are_told_of(house, hanging):
+    """And those that do not any more are not."""
+    for name in 'abcde':
+        house.stands(name).diskErrors = hanging
+    house.standing.look()
+    other = house.stands('f')
+    house.pass_time(20)
+    named = {name: reason for name, reason, _since in house.standing.report()['named']}
+    assert sorted(named) == list('abcdef') and hanging.asked == libvirtcalls.MOST
+    assert '5 calls to libvirt have no answer yet' in named['f'] and other.resumed == []
+    assert house.told[-1][1] == list('abcdef')
+    del house.domains['a'], house.known['a']
+    all_return(house.standing._calls, hanging)
+    house.pass_time(20)
+    assert len(other.resumed) == 1 and house.standing.report()['servers'] == 0
 
 
 def test_it_is_told_of_with_the_cure_and_goes_on_when_its_qemu_answers(house, hanging, caplog):

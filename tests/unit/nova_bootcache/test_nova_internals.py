@@ -47,7 +47,7 @@ OVERRIDDEN = {
         'power_off': ['instance'],
         'reboot': ['context', 'instance'],
         '_hard_reboot': ['context', 'instance'],
-        '_wait_for_running': ['instance'],
+        'get_info': ['instance'],
         'resume_state_on_host_boot': ['context', 'instance'],
         'pause': ['instance'],
         'unpause': ['instance'],
@@ -100,7 +100,10 @@ def test_what_is_not_looked_at_reaches_nova_as_it_came(nova, method, monkeypatch
     got = []
     # As the driver does when it is made.
     nova_conf.register_opts(driver.CONF)
-    monkeypatch.setattr(nova, method, lambda self, *args, **kwargs: got.append((args, kwargs)))
+    # A state of a server's, which is none of Nova's.
+    answer = mock.MagicMock() if method == 'get_info' else None
+    monkeypatch.setattr(
+        nova, method, lambda self, *args, **kwargs: got.append((args, kwargs)) or answer)
     ours = BootCacheLibvirtDriver.__new__(BootCacheLibvirtDriver)
     ours._leaving = threading.local()
     # Stands for all that is ours in the driver, where nothing is to be done.
@@ -110,6 +113,7 @@ def test_what_is_not_looked_at_reaches_nova_as_it_came(nova, method, monkeypatch
     ours.bootcache.serving.is_on = False
     ours.standing.is_standing.return_value, ours.standing.let_go_on.return_value = False, True
     ours._disks, ours._has_started = mock.MagicMock(), False
+    ours._disks.waits_for_qemu.return_value = False
     ours.resuming = mock.MagicMock()
     ours.resuming.has_some.return_value = False
     ours.warming.cache_image = lambda image_id, goes_stock, stock: stock()
@@ -237,6 +241,17 @@ def test_a_server_that_leaves_is_powered_off_by_the_method_that_names_its_disk()
 def test_starting_and_resuming_come_through_the_hard_reboot():
     for method in ('power_on', 'resume_state_on_host_boot'):
         assert 'self._hard_reboot(' in inspect.getsource(getattr(driver.LibvirtDriver, method))
+
+
+def test_a_hard_reboot_ends_qemu_first_in_the_way_that_ours_does():
+    """Of one that has ended by then Nova takes no note."""
+    source = inspect.getsource(driver.LibvirtDriver._hard_reboot)
+    assert source.index('self.destroy(') < source.index('self._create_guest_with_network(')
+    assert 'self._destroy(instance)' in inspect.getsource(driver.LibvirtDriver.destroy)
+    source = inspect.getsource(driver.LibvirtDriver._destroy)
+    assert 'guest.poweroff()' in source and 'VIR_ERR_OPERATION_INVALID' in source
+    assert list(inspect.signature(driver.LibvirtDriver._destroy).parameters) == [
+        'self', 'instance']
 
 
 def test_servers_that_wait_to_be_resumed_are_powering_on_for_nova():

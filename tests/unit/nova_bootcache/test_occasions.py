@@ -2,7 +2,6 @@
 
 import pytest
 
-from nova_bootcache.settling import occasions
 from nova_bootcache.settling.occasions import LONGEST_SECONDS, Occasions, is_due
 
 
@@ -14,7 +13,7 @@ def test_the_reasons(last, changed, waits, due):
 
 
 @pytest.fixture
-def host(monkeypatch):
+def host():
     """Directories of servers, those that are chained and those with a marker; counts the looks."""
     class Host:
         chained, present, left, asked = set(), ['a', 'b'], set(), 0
@@ -29,8 +28,8 @@ def host(monkeypatch):
             return self.asked - before
 
     host = Host()
-    monkeypatch.setattr(occasions.pivot, 'is_under_way', lambda directory: directory in host.left)
-    host.occasions = Occasions(lambda: host.present, lambda directory: directory in host.chained)
+    host.occasions = Occasions(lambda: host.present, lambda directory: directory in host.chained,
+                               lambda directory: directory in host.left)
     return host
 
 

@@ -7,6 +7,7 @@ import os
 import pwd
 import socket
 import types
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -177,7 +178,7 @@ def spawn(host, tmp_path, monkeypatch):
         monkeypatch.setattr(driver.libvirt_utils, 'get_instance_path',
                             lambda instance: str(tmp_path))
         ours = BootCacheLibvirtDriver.__new__(BootCacheLibvirtDriver)
-        ours.bootcache = host
+        ours.bootcache, ours.standing = host, mock.MagicMock()
         try:
             ours.spawn(None, types.SimpleNamespace(uuid='server-1'), 'image', power_on=True)
         finally:
@@ -244,7 +245,7 @@ def finish(host, tmp_path, monkeypatch):
     monkeypatch.setattr(driver.libvirt_utils, 'get_instance_path', lambda _i: str(path.parent))
     kind = BootCacheQcow2.bound_to(host)
     ours = BootCacheLibvirtDriver.__new__(BootCacheLibvirtDriver)
-    ours.bootcache = host
+    ours.bootcache, ours.standing = host, mock.MagicMock()
 
     def disk_of(*_arguments):
         disk = object.__new__(kind)

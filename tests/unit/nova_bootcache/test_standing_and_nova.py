@@ -13,9 +13,9 @@ from fakes_standing import CACHE, disk, make_house
 from nova import exception as nova_exception
 from nova.compute import api, manager, power_state, vm_states
 from nova.objects.instance import Instance
+from nova.virt import hardware
 from nova.virt.libvirt import driver as libvirt_driver
 from nova.virt.libvirt import imagebackend
-from oslo_service import loopingcall
 
 from nova_bootcache import conf as bootcache_nova_conf
 from nova_bootcache.novadriver import errorpolicy
@@ -36,6 +36,7 @@ def nova(monkeypatch):
     ours = BootCacheLibvirtDriver.__new__(BootCacheLibvirtDriver)
     ours.bootcache = ours.settler = mock.MagicMock()
     ours.standing, ours._disks = mock.MagicMock(), mock.MagicMock()
+    ours._disks.waits_for_qemu.return_value = False
     did = []
     for name in STOCK:
         monkeypatch.setattr(libvirt_driver.LibvirtDriver, name,
@@ -139,27 +140,95 @@ def test_one_that_cannot_be_resumed_stays_suspended(nova, monkeypatch):
         and 'instance_state=instance.vm_state' in source
 
 
-@pytest.mark.parametrize('stands', [False, True])
-def test_one_that_stands_still_as_soon_as_it_is_started_has_been_started(nova, stands):
+class Looks:
+    """Nova's looks at a guest that never runs; a test that would wait for it fails."""
+
+    def __init__(self, most):
+        self._most, self.seen = most, 0
+
+    def get_guest(self, _instance):
+        self.seen += 1
+        assert self.seen <= self._most, 'Nova waits until the storage node is back'
+        return self
+
+    def get_info(self, _host):
+        return hardware.InstanceInfo(power_state.PAUSED, 7)
+
+
+def test_a_hard_reboot_ends_with_a_guest_that_stood_still_before_nova_looked(nova, monkeypatch):
+    """Starting a server, and Nova's own start, come there too. With Nova's own code and pauses."""
+    ours, made = nova.driver, []
+    ours.standing, ours._host = make_house(monkeypatch).standing, Looks(1)
+    monkeypatch.setattr(ours.standing, 'is_standing', lambda server_id: server_id == SERVER)
+    for name in ('_get_all_assigned_mediated_devices', '_get_existing_guest_config', 'destroy',
+                 '_get_guest_xml', '_build_device_metadata'):
+        monkeypatch.setattr(ours, name, mock.MagicMock())
+    monkeypatch.setattr(ours, '_create_guest_with_network', lambda *_, **_more: made.append('it'))
+    monkeypatch.setattr(libvirt_driver, 'libvirt_utils', mock.MagicMock())
+    monkeypatch.setattr(libvirt_driver, 'blockinfo', mock.MagicMock())
+    monkeypatch.setattr(libvirt_driver.fileutils, 'ensure_tree', lambda _path: None)
+    context = types.SimpleNamespace(auth_token=None)
+    instance = mock.MagicMock(uuid=SERVER, **{'flavor.extra_specs': {}})
+    instance.__getitem__.side_effect = {'uuid': SERVER}.get
+    required = [parameter for parameter in inspect.signature(
+        libvirt_driver.LibvirtDriver._hard_reboot).parameters.values()
+        if parameter.default is parameter.empty][3:]
+    ours._hard_reboot(context, instance, *[mock.MagicMock() for _parameter in required])
+    assert made == ['it'] and ours._host.seen == 1
+    ours._host = Looks(2)
+    assert ours.get_info(instance).state == power_state.PAUSED, 'as users see it from then on'
+
+
+@pytest.mark.parametrize('state, stands, starts, shown', [
+    (power_state.RUNNING, False, True, power_state.RUNNING),
+    (power_state.PAUSED, True, True, power_state.RUNNING),
+    (power_state.PAUSED, True, False, power_state.PAUSED),
+    # As its user wants it to.
+    (power_state.PAUSED, False, True, power_state.PAUSED),
+    (power_state.SHUTDOWN, True, True, power_state.SHUTDOWN)])
+def test_one_that_stands_still_as_soon_as_it_is_started_has_been_started(
+        nova, monkeypatch, state, stands, starts, shown):
     """Nova would wait until the storage node is back."""
-    instance = Instance(uuid=nova.instance.uuid)
-    nova.driver.standing.is_standing.return_value = stands
-    nova.driver.get_info = lambda _instance: types.SimpleNamespace(
-        state=power_state.PAUSED if stands else power_state.RUNNING)
-    with pytest.raises(loopingcall.LoopingCallDone):
-        nova.driver._wait_for_running(instance)
-    # One that stands still as its user wants it to is Nova's own affair.
-    nova.driver.standing.is_standing.return_value = False
-    nova.driver.get_info = lambda _instance: types.SimpleNamespace(state=power_state.PAUSED)
-    nova.driver._wait_for_running(instance)
+    instance = Instance(uuid=SERVER)
+    nova.driver.standing = standing = make_house(monkeypatch).standing
+    monkeypatch.setattr(standing, 'is_standing', lambda server_id: server_id == SERVER and stands)
+    monkeypatch.setattr(libvirt_driver.LibvirtDriver, 'get_info',
+                        lambda _self, _instance: hardware.InstanceInfo(state, 7))
+    with standing.starting(SERVER if starts else 'another one'), standing.starting('b'):
+        # Of two of one server, as of a soft reboot that becomes a hard one, the first ends last.
+        with standing.starting(SERVER if starts else 'b'):
+            pass
+        found = nova.driver.get_info(instance)
+    assert (found.state, found.internal_id) == (shown, 7)
+    assert nova.driver.get_info(instance).state == state
 
 
 @pytest.mark.parametrize('method', ['resume', '_soft_reboot', 'finish_migration',
                                     'finish_revert_migration'])
 def test_nova_waits_so_for_what_it_starts(method):
-    """In a hard reboot by itself, where the firmware runs before anything is read."""
     source = inspect.getsource(getattr(libvirt_driver.LibvirtDriver, method))
     assert 'self._wait_for_running' in source
+
+
+@pytest.mark.parametrize('method', ['_wait_for_running', 'spawn', '_hard_reboot'])
+def test_what_nova_waits_by_is_what_it_is_told_of_a_guest(method):
+    source = inspect.getsource(getattr(libvirt_driver.LibvirtDriver, method))
+    assert 'self.get_info(instance).state' in source and 'power_state.RUNNING' in source
+
+
+@pytest.mark.parametrize('method', ['spawn', 'finish_migration', 'reboot', '_hard_reboot',
+                                    'resume', 'finish_revert_migration'])
+def test_whatever_starts_a_server_says_so(nova, monkeypatch, method):
+    seen = []
+    monkeypatch.setattr(libvirt_driver.LibvirtDriver, method, lambda *_: seen.append(
+        nova.driver.standing.starting.call_args.args))
+    nova.driver.bootcache.serving.socket.start = lambda _server, start, _otherwise: start()
+    monkeypatch.setattr('nova_bootcache.novadriver.driver.libvirt_utils', mock.MagicMock())
+    monkeypatch.setattr('nova_bootcache.novadriver.driver.os.path', mock.MagicMock())
+    monkeypatch.setattr(nova.driver, '_open_chain', mock.MagicMock())
+    before = [None] * (2 if method == 'finish_migration' else 1)
+    getattr(nova.driver, method)(*before, nova.instance)
+    assert seen == [(SERVER,)]
 
 
 def test_nova_suspends_active_servers_and_waits_until_they_run_again():

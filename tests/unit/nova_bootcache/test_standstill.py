@@ -30,6 +30,15 @@ def test_the_whole_input_space(by_error, to_wait, runs, obstacle, is_time):
         assert found is not Verdict.LEAVE
 
 
+def test_disks_are_asked_only_where_libvirt_does_not_know():
+    """QEMU has to answer, which it need not do; and a description is for whoever lists them."""
+    domain = Domain('a', libvirt.VIR_DOMAIN_PAUSED_IOERROR, disk())
+    domain.diskErrors = domain.XMLDesc = pytest.fail
+    assert errorstop.is_stopped_by_error(domain)
+    domain.now = (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_USER)
+    assert not errorstop.is_stopped_by_error(domain)
+
+
 def test_what_is_told_and_the_cure():
     assert why('it is away', True, True) == 'it is away'
     assert 'no space' in why('', True, True) and 'each time' in why('', False, True)
@@ -66,6 +75,8 @@ def test_only_an_io_error_is_one(reason, errors):
     assert errorstop.is_stopped_by_error(domain) == (
         reason == 'VIR_DOMAIN_PAUSED_IOERROR'
         or (reason == 'VIR_DOMAIN_PAUSED_UNKNOWN' and bool(errors)))
+    assert errorstop.is_stopped_by_error(domain) == (
+        (known := errorstop.look_at(domain)) is not None and known.stands_still(lambda: errors))
     # The numbers of reasons are those of other states, too.
     domain.now = (libvirt.VIR_DOMAIN_RUNNING, STATES[reason])
     assert not errorstop.is_stopped_by_error(domain)

@@ -3,19 +3,19 @@
 
 import oslo_messaging as messaging
 import pytest
-from fakes_upkeep import IMAGE, INFO, OTHER, TRIES, looks, offered, times_of
+from fakes_upkeep import IMAGE, INFO, OTHER, TRIES, looks, offered, times_of, upkeep_of
 from fakes_upkeep import clock as clock  # the fixture
 from fakes_upkeep import host as host  # the fixture
 
 from bootcache import rpcapi
 from nova_bootcache.storagenode import Remote
-from nova_bootcache.upkeep import HostUpkeep
 
 # What the storage service hears.
 
 def test_holdings_are_told_at_intervals(host, clock):
-    keeper = HostUpkeep(host, host)
-    assert times_of(clock, keeper.exchange_holdings, host.told, 30) == [0, 60, 120, 180, 240]
+    keeper = upkeep_of(host)
+    told = times_of(clock, keeper.exchange_holdings, host.holdings.told, 30)
+    assert told == [0, 60, 120, 180, 240]
 
 
 # The gateway's socket.
@@ -32,16 +32,18 @@ def test_whom_libvirt_runs_qemu_as_is_asked_each_time(host, clock):
             return text
         raise RuntimeError('libvirt is away')
 
-    keeper = HostUpkeep(host, host, capabilities)
+    keeper = upkeep_of(host, capabilities)
     for _round in range(3):
         keeper.once()
-    assert [qemu and qemu.uid for qemu in host.checked] == [0, 64055, None], 'away: as it was'
+    checked = host.serving.socket.checked
+    assert [qemu and qemu.uid for qemu in checked] == [0, 64055, None], 'away: as it was'
 
 
 # All of it.
 
 WORDS = {'start': 'the gateway is not ready', 'left over': 'what nobody needs stays in the gateway',
-         'present': 'bases are not served', 'tidy': 'growing stores are not looked after',
+         'present': 'bases are not served', 'useless': 'of no more use stay',
+         'space': 'space that growing stores do not need',
          'reports': 'what boots read is not told', 'bus': 'is not told what is here',
          'check': 'whether QEMU may open the gateway\'s socket is not known',
          'fetch': 'its empty cache image stays', 'ensure_base': 'cannot serve its base'}
@@ -49,16 +51,16 @@ WORDS = {'start': 'the gateway is not ready', 'left over': 'what nobody needs st
 
 @pytest.mark.parametrize('broken', WORDS)
 def test_what_fails_keeps_nothing_else_from_being_done(host, clock, broken, caplog):
-    host.holds(IMAGE, whole=False)
-    host.holds(OTHER)
-    host.answers = {IMAGE: offered()}
-    host.broken = {broken}
-    HostUpkeep(host, host).once()
-    assert ('base-' + OTHER in host.served) == (broken not in ('present', 'ensure_base'))
-    assert bool(host.fetched) == (broken != 'fetch')
-    assert bool(host.told) == (broken != 'bus')
-    assert set(host.stores) == {'reconciled', 'tidied', 'told'} - {
-        'left over': {'reconciled'}, 'tidy': {'tidied'},
+    host.cache.holds(IMAGE, whole=False)
+    host.cache.holds(OTHER)
+    host.storage.answers = {IMAGE: offered()}
+    host.faults.broken = {broken}
+    upkeep_of(host).once()
+    assert (OTHER in host.gateway.served) == (broken not in ('present', 'ensure_base'))
+    assert bool(host.fetches.fetched) == (broken != 'fetch')
+    assert bool(host.holdings.told) == (broken != 'bus')
+    assert set(host.done) == {'reconciled', 'dropped', 'gave back', 'told'} - {
+        'left over': {'reconciled'}, 'useless': {'dropped'}, 'space': {'gave back'},
         'reports': {'told'}}.get(broken, set())
     # In words of its own.
     texts = [record.getMessage() for record in caplog.records if record.levelname == 'WARNING']
@@ -66,43 +68,43 @@ def test_what_fails_keeps_nothing_else_from_being_done(host, clock, broken, capl
 
 
 def test_a_base_that_was_absent_is_served_once_it_can_be_read(host, clock):
-    host.holds(IMAGE)
-    host.served[f'base-{IMAGE}'] = 'node'
-    host.absent, host.nodes_away = {IMAGE}, {'10.0.0.1'}
-    keeper = HostUpkeep(host, host)
+    host.cache.holds(IMAGE)
+    host.gateway.served.add(IMAGE)
+    host.gateway.absent, host.chains.nodes_away = {IMAGE}, {'10.0.0.1'}
+    keeper = upkeep_of(host)
     keeper.once()
-    assert host.tries == [IMAGE] and host.absent == {IMAGE}
-    host.nodes_away = set()
+    assert host.chains.tries == [IMAGE] and host.gateway.absent == {IMAGE}
+    host.chains.nodes_away = set()
     clock.now += 3600
     keeper.once()
-    assert host.tries == [IMAGE] * 2 and host.absent == set()
+    assert host.chains.tries == [IMAGE] * 2 and host.gateway.absent == set()
     clock.now += 3600
     keeper.once()
-    assert host.tries == [IMAGE] * 2
+    assert host.chains.tries == [IMAGE] * 2
 
 
 def test_a_fault_of_ours_ends_no_upkeep(host, clock, monkeypatch, caplog):
-    host.holds(IMAGE)
-    monkeypatch.setattr(host, 'present', lambda _images: {}[''], raising=False)
-    HostUpkeep(host, host).once()
-    assert host.told and 'unexpected' in caplog.text
+    host.cache.holds(IMAGE)
+    monkeypatch.setattr(host.gateway, 'present', lambda _images: {}[''])
+    upkeep_of(host).once()
+    assert host.holdings.told and 'unexpected' in caplog.text
 
 
 def test_a_host_that_serves_nothing_changes_no_file_and_serves_who_is_there(host, clock):
     """Its directories may be another host's as well."""
-    host.holds(IMAGE, whole=False)
-    host.answers = {IMAGE: offered()}
-    host.refusal = 'nfs'
-    HostUpkeep(host, host).once()
-    assert set(host.served) == {f'base-{IMAGE}'} and host.asked == host.told == []
+    host.cache.holds(IMAGE, whole=False)
+    host.storage.answers = {IMAGE: offered()}
+    host.serving.refusal = 'nfs'
+    upkeep_of(host).once()
+    assert host.gateway.served == {IMAGE} and host.storage.asked == host.holdings.told == []
 
 
 def test_stores_are_looked_after_each_time(host, clock):
     """A gateway may have been restarted by whoever it was, systemd for instance."""
-    keeper = HostUpkeep(host, host)
+    keeper = upkeep_of(host)
     keeper.once()
     keeper.once()
-    assert host.stores == ['reconciled', 'tidied', 'told'] * 2
+    assert host.done == ['reconciled', 'dropped', 'gave back', 'told'] * 2
 
 
 # What is said of it.
@@ -117,22 +119,22 @@ def lines(caplog):
 
 def test_one_line_says_that_all_is_well(host, clock, caplog):
     caplog.set_level('INFO')
-    kept = HostUpkeep(host, host)
+    kept = upkeep_of(host)
     for _second in looks(clock, kept.once, 20):
         pass
     ((level, line),) = lines(caplog)
     assert level == 'INFO' and ' is ready: ' in line
     for part in ('/run/bootcache/gateway.sock', 'storage service', f'{10 << 30} bytes',
-                 host.directory, f'speaks RPC {rpcapi.VERSION}'):
+                 host.cache.directory, f'speaks RPC {rpcapi.VERSION}'):
         assert part in line
 
 
 def test_a_gateway_that_is_away_is_told_once_and_seldom_and_when_it_is_back(host, clock, caplog):
     caplog.set_level('INFO')
-    kept = HostUpkeep(host, host)
-    host.holds(IMAGE)
+    kept = upkeep_of(host)
+    host.cache.holds(IMAGE)
     # The text of the gateway's own failure, and of what cannot be served through it.
-    host.broken = {'start', 'present'}
+    host.faults.broken = {'start', 'present'}
     for _second in looks(clock, kept.once, 100):
         pass
     assert lines(caplog) == [
@@ -141,7 +143,7 @@ def test_a_gateway_that_is_away_is_told_once_and_seldom_and_when_it_is_back(host
     for _second in looks(clock, kept.once, 100):
         pass
     assert len(lines(caplog)) == 2
-    host.broken = set()
+    host.faults.broken = set()
     for _second in looks(clock, kept.once, 100):
         pass
     said = lines(caplog)
@@ -151,13 +153,13 @@ def test_a_gateway_that_is_away_is_told_once_and_seldom_and_when_it_is_back(host
 
 def test_a_storage_service_that_is_away_is_told_once_and_when_it_is_back(host, clock, caplog):
     caplog.set_level('INFO')
-    kept = HostUpkeep(host, host)
-    host.away = 'no reply on topic bootcache'
+    kept = upkeep_of(host)
+    host.holdings.away = 'no reply on topic bootcache'
     for _second in looks(clock, kept.once, 60):
         pass
     ((level, line),) = lines(caplog)
     assert level == 'WARNING' and 'no reply on topic bootcache' in line and 'stock way' in line
-    host.away = ''
+    host.holdings.away = ''
     for _second in looks(clock, kept.once, 60):
         pass
     assert [' is ready: ' in line for _level, line in lines(caplog)] == [True]
@@ -166,17 +168,17 @@ def test_a_storage_service_that_is_away_is_told_once_and_when_it_is_back(host, c
 # Entries of an earlier version, which do not name the content.
 
 def test_an_entry_that_does_not_name_its_content_gets_it_while_the_base_has_its_name(host, clock):
-    host.holds(IMAGE)
-    host.answers = {IMAGE: {**offered(), 'image_hash': 'sha512:ab', 'generation': 3,
+    host.cache.holds(IMAGE)
+    host.storage.answers = {IMAGE: {**offered(), 'image_hash': 'sha512:ab', 'generation': 3,
                             'pinned': True}}
-    keeper = HostUpkeep(host, host)
+    keeper = upkeep_of(host)
     for _now in looks(clock, keeper.note_contents, 3):
         pass
-    entry = host.held[IMAGE]
+    entry = host.cache.held[IMAGE]
     assert entry.remote == Remote(IMAGE, '10.0.0.1', 10810, f'base-{IMAGE}', 'sha512:ab')
     assert (entry.generation, entry.pinned) == (0, False), 'it is not used'
-    assert host.asked == [IMAGE]
-    assert host.waited == [False], 'a cache image that comes with patience does not make haste'
+    assert host.storage.asked == [IMAGE]
+    assert host.cache.waited == [False], 'one that comes with patience does not make haste'
     # The storage node's manifest is made anew: the base has another name, and is the same one.
     again = Remote(IMAGE, '10.0.0.1', 10810, f'base-{IMAGE}-ab', 'sha512:ab')
     assert entry.is_of(again, 1 << 30)
@@ -188,30 +190,30 @@ def test_an_entry_that_does_not_name_its_content_gets_it_while_the_base_has_its_
      'cache_image': {**INFO.to_dict(), 'sha256': 'cd'}}],
     ids=['away', 'earlier service', 'wait', 'another content'])
 def test_nothing_is_noted_that_is_not_known(host, clock, answer):
-    host.holds(IMAGE)
-    host.answers = {IMAGE: answer}
-    assert times_of(clock, HostUpkeep(host, host).note_contents, host.asked) == TRIES
-    assert host.held[IMAGE].remote.image_hash == ''
+    host.cache.holds(IMAGE)
+    host.storage.answers = {IMAGE: answer}
+    assert times_of(clock, upkeep_of(host).note_contents, host.storage.asked) == TRIES
+    assert host.cache.held[IMAGE].remote.image_hash == ''
 
 
 def test_nobody_is_asked_about_what_no_server_needs(host, clock):
-    host.holds(IMAGE)
-    host.needed = set()
-    HostUpkeep(host, host).note_contents()
-    assert host.asked == []
+    host.cache.holds(IMAGE)
+    host.needs.needed = set()
+    upkeep_of(host).note_contents()
+    assert host.storage.asked == []
 
 
 def test_one_whose_storage_service_fails_keeps_no_other(host, clock, caplog, monkeypatch):
     for image in (IMAGE, OTHER):
-        host.holds(image)
-    host.answers = {OTHER: {**offered(OTHER), 'image_hash': 'sha512:ab'}}
-    ask = host.ask
+        host.cache.holds(image)
+    host.storage.answers = {OTHER: {**offered(OTHER), 'image_hash': 'sha512:ab'}}
+    ask = host.storage.ask
 
     def fails(image_id, server_id):
         if image_id == IMAGE:
             raise messaging.RemoteError('OSError', 'disk')
         return ask(image_id, server_id)
 
-    monkeypatch.setattr(host, 'ask', fails)
-    HostUpkeep(host, host).note_contents()
-    assert host.held[OTHER].remote.image_hash == 'sha512:ab' and IMAGE in caplog.text
+    monkeypatch.setattr(host.storage, 'ask', fails)
+    upkeep_of(host).note_contents()
+    assert host.cache.held[OTHER].remote.image_hash == 'sha512:ab' and IMAGE in caplog.text

@@ -1,0 +1,1 @@
+"""What a qcow2's header and tables say, read before QEMU opens the file."""

@@ -1,0 +1,75 @@
+"""A look at one tenant's file, in a process of its own: inspection.py starts it, under limits.
+
+``python -m glance_bootcache.storage.look PATH DISK_FORMAT MAX_VIRTUAL_BYTES`` writes a JSON object:
+``refused`` is a line that says why the file is not to be opened, empty if it may be.
+"""
+
+import json
+import os
+import sys
+
+from oslo_utils.imageutils import format_inspector
+
+from bootcache.exception import ImageRefused
+from glance_bootcache.qcow2 import tables
+from glance_bootcache.qcow2.reader import Reader
+from glance_bootcache.storage import probing
+
+# The inspector calls a raw image that has a partition table by the table's name.
+_RAW_NAMES = ('raw', 'gpt', 'mbr')
+_LONGEST_REASON = 1000
+
+
+def _inspect(path: str, disk_format: str) -> None:
+    """Have oslo.utils look at it, as Glance and Nova do before they open a file."""
+    try:
+        inspector = format_inspector.detect_file_format(path)
+        found = str(inspector)
+        if found != disk_format and not (disk_format == 'raw' and found in _RAW_NAMES):
+            raise ImageRefused(f'the content is {found}, but disk_format says {disk_format}')
+        inspector.safety_check()
+        if disk_format == 'raw':
+            with open(path, 'rb') as stream:
+                found = probing.taken_for(stream.read(probing.PROBED_BYTES))
+            if found:
+                raise ImageRefused(f'the content is {found}, but disk_format says raw')
+    except format_inspector.SafetyCheckFailed as error:
+        why = ', '.join(f'{name}: {failure}' for name, failure in error.failures.items())
+        raise ImageRefused(f'the image is not safe to open: {why}') from error
+    except (format_inspector.ImageFormatError, OSError) as error:
+        raise ImageRefused(f'the image cannot be read: {error}') from error
+
+
+def _check_tables(path: str, max_virtual_bytes: int) -> None:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            tables.check(Reader(descriptor, os.fstat(descriptor).st_size), max_virtual_bytes)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise ImageRefused(f'the image cannot be read: {error}') from error
+    except ImageRefused as error:
+        raise ImageRefused(f'the image is not safe to open: {error}') from error
+
+
+def look(path: str, disk_format: str, max_virtual_bytes: int) -> str:
+    """Return why a file is not to be opened as what Glance says it is; empty if it may be.
+
+    :param disk_format: qcow2 or raw.
+    :param max_virtual_bytes: that its disk may have.
+    """
+    try:
+        _inspect(path, disk_format)
+        if disk_format == 'qcow2':
+            _check_tables(path, max_virtual_bytes)
+    except MemoryError:
+        return 'the image is not safe to open: to look at it takes too much memory'
+    except ImageRefused as error:
+        # One line, as tenants' bytes may be in it.
+        return ' '.join(str(error).split())[:_LONGEST_REASON]
+    return ''
+
+
+if __name__ == '__main__':
+    print(json.dumps({'refused': look(sys.argv[1], sys.argv[2], int(sys.argv[3]))}))

@@ -1,0 +1,110 @@
+"""The space that growing stores were to grow into: given back once they do not grow any more."""
+
+import time
+from collections.abc import Callable
+
+from oslo_log import log as logging
+
+from bootcache import exception
+from bootcache.pauses import GrowingPauses
+from nova_bootcache import storagenode
+from nova_bootcache.cache.cacheentry import CacheEntry
+from nova_bootcache.cache.cachefiles import CacheFiles
+from nova_bootcache.gateway import diskroom, graph
+from nova_bootcache.gateway.below import Below
+from nova_bootcache.gateway.daemon import Gateway
+from nova_bootcache.gateway.graph import Present
+from nova_bootcache.gateway.hostneeds import HostNeeds
+from nova_bootcache.gateway.sharedstore import SharedStore
+
+LOG = logging.getLogger(__name__)
+
+_PAUSE_SECONDS, _LONGEST_PAUSE = 60.0, 3600.0
+
+
+class StoreSpace:
+    """Gives it back; for one thread.
+
+    :param gateway: the host's.
+    :param files: where growing stores lie.
+    :param needs: who needs what is below disks.
+    :param below: that, with the stores that this process looks after.
+    :param clock: gives monotonic seconds.
+    """
+
+    def __init__(self, gateway: Gateway, files: CacheFiles, needs: HostNeeds, below: Below,
+                 clock: Callable[[], float] = time.monotonic):
+        self._gateway = gateway
+        self._files = files
+        self._needs = needs
+        self._below = below
+        # Images that an earlier process may have left such stores of; None until that was looked
+        # for. All later ones are this process's.
+        self._left: set[str] | None = None
+        # By image, and by storage node of which one is away.
+        self._pauses = GrowingPauses(_PAUSE_SECONDS, _LONGEST_PAUSE, clock)
+
+    def give_back(self) -> None:
+        """Give back the space of those that do not grow any more, an earlier process's as well.
+
+        While the storage node is away it stays theirs, as tables are written before, and that would
+        wait for reads that wait for it.
+        """
+        entries = {entry.remote.image_id: entry for entry in self._files.entries()}
+        if self._left is None:
+            self._left = {image_id for image_id in entries if self._ahead(image_id)}
+        stores = {store.name: store.grows for store in self._below.stores.stores()}
+        # One whose cache image is gone went with it.
+        self._left &= set(entries)
+        for image_id in sorted((self._left | set(stores)) & set(entries)):
+            if stores.get(image_id):
+                # It has no pause behind it when it stops.
+                continue
+            if not self._ahead(image_id):
+                self._left.discard(image_id)
+            elif self._pauses.is_time(image_id):
+                self._try(entries[image_id])
+
+    def _ahead(self, image_id: str) -> list[str]:
+        """Return the files of an image's stores that have space beyond their end."""
+        paths = [self._files.store_path(image_id, medium) for medium in self._files.directories]
+        return [path for path in paths if diskroom.has_ahead(path)]
+
+    def _try(self, entry: CacheEntry) -> None:
+        image_id, node = entry.remote.image_id, f'{entry.remote.host}:{entry.remote.port}'
+        # Others of the same storage node are not waited for.
+        if not self._pauses.is_time(node):
+            return
+        try:
+            if self._may_grow(image_id):
+                self._pauses.postpone(image_id)
+                return
+            storagenode.check_reachable(entry.remote)
+            self._pauses.forget(node)
+            # Nobody opens another one in its place meanwhile.
+            with self._needs.deciding.of(image_id):
+                if not self._may_grow(image_id):
+                    for path in self._ahead(image_id):
+                        self._store_at(path, entry).give_back()
+            self._pauses.forget(image_id)
+        except exception.StorageNodeAway as error:
+            pause = self._pauses.postpone(node)
+            LOG.info('image %s: its growing store keeps space that it does not need, and is looked'
+                     ' at again in %.0f s: %s', image_id, pause, error)
+        except (exception.BootcacheError, OSError) as error:
+            pause = self._pauses.postpone(image_id)
+            LOG.info('image %s: its growing store keeps space that it does not need, and is looked'
+                     ' at again in %.0f s: %s', image_id, pause, error)
+
+    def _may_grow(self, image_id: str) -> bool:
+        """Tell whether an image's store grows, or is none that the gateway has."""
+        store = self._below.stores.get(image_id)
+        if store is not None and store.grows:
+            return True
+        kinds = self._gateway.present([image_id]).get(image_id, Present()).kinds
+        return graph.FILTER in kinds or graph.STORE not in kinds
+
+    def _store_at(self, path: str, entry: CacheEntry) -> SharedStore:
+        store = self._below.stores.get(entry.remote.image_id)
+        return store if store is not None and store.path == path else SharedStore(
+            self._gateway, entry.remote.image_id, entry.virtual_bytes, path, 0)

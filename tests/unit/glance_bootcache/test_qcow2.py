@@ -1,0 +1,254 @@
+"""Tables of a qcow2 that nobody should open; tests/functional/test_qcow2_tables.py has the good."""
+
+import dataclasses
+import os
+import struct
+
+import hypothesis
+import pytest
+from hypothesis import strategies
+
+from bootcache.exception import ImageRefused
+from glance_bootcache.qcow2 import bitmaps, tables
+from glance_bootcache.qcow2.places import Places
+from glance_bootcache.qcow2.reader import PIECE_BYTES, Reader
+
+CLUSTER = 512
+HEADER, REFTABLE, REFBLOCK, L1, L2, DATA, COMPRESSED, BITMAPS, BITMAP_TABLE, BITMAP, SNAPSHOTS, \
+    SNAPSHOT_L1, END = (number * CLUSTER for number in range(13))
+COPIED = 1 << 63
+# Of a compressed cluster with clusters of 512 bytes: where the count of sectors begins.
+SECTORS = 61
+MOST = 1 << 20
+
+
+def words(*values):
+    return struct.pack(f'>{len(values)}Q', *values)
+
+
+def place(document, offset, content):
+    document[offset:offset + len(content)] = content
+
+
+def snapshot(l1=SNAPSHOT_L1, entries=1, name_id=b'1', name=b'one', extra=16):
+    found = struct.pack('>QIHHIIQII', l1, entries, len(name_id), len(name), 0, 0, 0, 0, extra) \
+        + bytes(extra) + name_id + name
+    return found + bytes(-len(found) % 8)
+
+
+def bitmap_entry(table=BITMAP_TABLE, entries=1, flags=2, kind=1, bits=9, name=b'first', extra=0):
+    found = struct.pack('>QIIBBHI', table, entries, flags, kind, bits, len(name), extra) + name
+    return found + bytes(-len(found) % 8)
+
+
+@pytest.fixture
+def good():
+    """A qcow2 with one of each: data, zeros, a compressed cluster, a bitmap, a snapshot."""
+    document = bytearray(END)
+    place(document, HEADER, struct.pack(
+        '>4sIQIIQIIQQIIQQQQII', b'QFI\xfb', 3, 0, 0, 9, 16384, 0, 1, L1, REFTABLE, 1, 1, SNAPSHOTS,
+        0, 0, 1, 4, 104))
+    place(document, 104, struct.pack('>IIIIQQ', 0x23852875, 24, 1, 0, len(bitmap_entry()), BITMAPS))
+    place(document, REFTABLE, words(REFBLOCK))
+    place(document, L1, words(COPIED | L2))
+    place(document, L2, words(COPIED | DATA, 1, 0, 1 << 62 | COMPRESSED + 7))
+    place(document, BITMAPS, bitmap_entry())
+    place(document, BITMAP_TABLE, words(BITMAP))
+    place(document, SNAPSHOTS, snapshot())
+    # One may share the disk's L2 table.
+    place(document, SNAPSHOT_L1, words(L2))
+    return document
+
+
+@pytest.fixture
+def check(tmp_path):
+    """Return what looks at a document."""
+    path = tmp_path / 'image'
+
+    def look(document, most=MOST):
+        path.write_bytes(document)
+        with open(path, 'rb') as stream:
+            return tables.check(Reader(stream.fileno(), os.path.getsize(path)), most)
+
+    return look
+
+
+def test_the_good_one(good, check):
+    header = check(good)
+    assert (header.version, header.cluster_bytes, header.virtual_bytes) == (3, 512, 16384)
+
+
+PATCHES = {
+    'version 1': (4, '>I', 1), 'a backing file': (8, '>Q', 300), 'no clusters': (20, '>I', 8),
+    'large clusters': (20, '>I', 22), 'a huge disk': (24, '>Q', 1 << 63),
+    'a disk beyond the L1 table': (24, '>Q', 32769), 'encrypted': (32, '>I', 2),
+    'no L1 table': (36, '>I', 0), 'a large L1 table': (36, '>I', 1 << 20),
+    'an L1 table beyond the file': (36, '>I', 64 * 10), 'an L1 table over others': (36, '>I', 65),
+    'the L1 table is not aligned': (40, '>Q', L1 + 8), 'L1 in the header': (40, '>Q', 0),
+    'L1 on the refcount table': (40, '>Q', REFTABLE), 'wild L1': (40, '>Q', 1 << 62),
+    'refcounts in the header': (48, '>Q', 0), 'refcounts not aligned': (48, '>Q', REFTABLE + 1),
+    'wild refcounts': (48, '>Q', 0xffffffffffff0000 - 512), 'no refcounts': (56, '>I', 0),
+    'many refcounts': (56, '>I', 1 << 31), 'refcounts over others': (56, '>I', 2),
+    'many snapshots': (60, '>I', 65), 'snapshots over others': (60, '>I', 20),
+    'wild snapshots': (64, '>Q', 1 << 60), 'snapshots not aligned': (64, '>Q', SNAPSHOTS + 8),
+    'snapshots in the header': (64, '>Q', 0), 'corrupt': (72, '>Q', 2),
+    'bitmaps of before': (88, '>Q', 0), 'raw data file': (88, '>Q', 3),
+    'refcounts of 128 bits': (96, '>I', 7), 'a short header': (100, '>I', 96),
+    'a long header': (100, '>I', 520), 'an odd header': (100, '>I', 106),
+    'an extension beyond the cluster': (108, '>I', 512), 'a data file': (104, '>I', 0x44415441),
+    'an encryption header': (104, '>I', 0x0537be77), 'a long format': (104, '>I', 0xe2792aca),
+    'bitmaps in few bytes': (108, '>I', 16), 'no bitmaps': (112, '>I', 0),
+    'many bitmaps': (112, '>I', 65), 'reserved': (116, '>I', 1),
+    'a directory that is too short': (120, '>Q', 24), 'too long': (120, '>Q', 64),
+    'a huge directory': (120, '>Q', 1 << 40), 'a wild directory': (128, '>Q', 1 << 60),
+    'a directory in the header': (128, '>Q', 0),
+    'a wild refcount block': (REFTABLE, '>Q', 1 << 60), 'on L1': (REFTABLE, '>Q', L1),
+    'a refcount block not aligned': (REFTABLE, '>Q', REFBLOCK + 8),
+    'a refcount block beyond': (REFTABLE, '>Q', END),
+    'the same refcount block': (REFTABLE + 8, '>Q', REFBLOCK),
+    'reserved bits of L1': (L1, '>Q', 1), 'reserved in L1': (L1, '>Q', L2 | 1 << 60),
+    'a wild L2': (L1, '>Q', COPIED | 1 << 50), 'L2 beyond': (L1, '>Q', COPIED | END),
+    'L2 on L1': (L1, '>Q', L1), 'L2 on refcounts': (L1, '>Q', REFBLOCK),
+    'L2 on snapshots': (L1, '>Q', SNAPSHOT_L1),
+    'data on L2': (L2, '>Q', L2), 'data on L1': (L2, '>Q', COPIED | L1),
+    'data on refcounts': (L2, '>Q', REFBLOCK), 'data on bitmaps': (L2, '>Q', BITMAP),
+    'wild data': (L2, '>Q', 1 << 55), 'data beyond': (L2, '>Q', END),
+    'reserved of data': (L2, '>Q', DATA | 2), 'reserved above': (L2, '>Q', DATA | 1 << 58),
+    'wild compressed': (L2, '>Q', 1 << 62 | 1 << 60), 'many sectors': (L2, '>Q', 1 << 62 | 1 << 61
+                                                                      | END - 1),
+    'compressed on L2': (L2, '>Q', 1 << 62 | L2 + 100),
+    'compressed that ends on a table': (L2, '>Q', 1 << 62 | 1 << 61 | COMPRESSED + 100),
+    'compressed to be written': (L2, '>Q', COPIED | 1 << 62 | COMPRESSED),
+    'a wild bitmap': (BITMAP_TABLE, '>Q', 1 << 50), 'a bitmap on L1': (BITMAP_TABLE, '>Q', L1),
+    'a bitmap of ones somewhere': (BITMAP_TABLE, '>Q', BITMAP | 1),
+    'a snapshot\'s L2 on L1': (SNAPSHOT_L1, '>Q', L1),
+    'a snapshot\'s wild L2': (SNAPSHOT_L1, '>Q', 1 << 50),
+    'reserved of a snapshot': (SNAPSHOT_L1, '>Q', 1 << 60),
+}
+
+
+@pytest.mark.parametrize('patch', PATCHES.values(), ids=PATCHES)
+def test_what_is_refused(good, check, patch):
+    offset, kind, value = patch
+    place(good, offset, struct.pack(kind, value))
+    with pytest.raises(ImageRefused) as caught:
+        check(good)
+    assert str(caught.value) and '\n' not in str(caught.value)
+
+
+@pytest.mark.parametrize('change', [
+    {'table': 1 << 60}, {'table': BITMAP_TABLE + 8}, {'table': L1}, {'entries': 0},
+    {'entries': 1 << 30}, {'flags': 3}, {'flags': 8}, {'kind': 2}, {'bits': 8}, {'bits': 32},
+    {'extra': 8}, {'name': b''}], ids=str)
+def test_bitmaps_that_are_refused(good, check, change):
+    entry = bitmap_entry(**change)
+    place(good, 120, words(len(entry)))
+    place(good, BITMAPS, entry)
+    with pytest.raises(ImageRefused):
+        check(good)
+
+
+def test_bitmaps_that_take_much_memory(good, check, tmp_path):
+    """A bit for each 512 bytes of 16 TiB is 4 GiB, however few bytes tell of it."""
+    header = dataclasses.replace(check(good), virtual_bytes=16 << 40)
+    with open(tmp_path / 'image', 'rb') as stream:
+        with pytest.raises(ImageRefused, match='memory'):
+            bitmaps.take(Reader(stream.fileno(), END), header, Places(9, END), MOST)
+
+
+@pytest.mark.parametrize('change', [
+    {'l1': 1 << 60}, {'l1': SNAPSHOT_L1 + 8}, {'l1': L1}, {'entries': 65}, {'entries': 1 << 31},
+    {'name_id': b'x' * 129}, {'name': b'x' * 257}, {'extra': 2048}, {'extra': 1032}],
+    ids=str)
+def test_snapshots_that_are_refused(good, check, change):
+    # Where there is room for them.
+    place(good, 64, words(END))
+    with pytest.raises(ImageRefused):
+        check(good + snapshot(**change))
+
+
+def test_a_version_without_clusters_of_zeros(good, check):
+    place(good, 4, struct.pack('>I', 2))
+    place(good, 72, bytes(80))
+    with pytest.raises(ImageRefused, match='reserved'):
+        check(good)
+    place(good, L2 + 8, words(0))
+    assert check(good).version == 2
+
+
+def test_many_extensions(good, check):
+    place(good, 88, words(0))
+    place(good, 104, struct.pack('>II', 0x12345678, 0) * 50 + bytes(8))
+    check(good)
+    large = bytearray(1 << 17)
+    place(large, 0, good[:104])
+    place(large, 20, struct.pack('>I', 16))
+    place(large, 104, struct.pack('>II', 0x12345678, 0) * 65)
+    with pytest.raises(ImageRefused, match='extensions'):
+        check(large)
+
+
+@pytest.mark.parametrize('entry, bits, refused', [
+    (DATA, 1, False), (DATA, 1 << 32, False), (0, 1 << 40, False), (DATA, 1 << 32 | 1, True),
+    (0, 1, True), (DATA | 1, 1, True), (1 << 62 | COMPRESSED, 0, False),
+    (1 << 62 | COMPRESSED, 1, True)])
+def test_subclusters(good, check, entry, bits, refused):
+    place(good, 72, words(1 << 4))
+    place(good, L2, words(entry, bits, *([0] * 30)))
+    if refused:
+        with pytest.raises(ImageRefused):
+            check(good)
+    else:
+        assert check(good).extended_l2
+
+
+@pytest.mark.parametrize('length', [0, 71, 103, 200, L1, L1 + 7, L2 + 8, BITMAPS, END - 512])
+def test_files_that_are_cut(good, check, length):
+    with pytest.raises(ImageRefused):
+        check(good[:length])
+
+
+def test_data_at_the_end_may_be_cut(good, check):
+    """QEMU reads zeros there, and writes such a file where compressed data ends at an odd byte."""
+    place(good, L2, words(COPIED | END))
+    assert check(good + b'x').virtual_bytes == 16384
+
+
+def test_what_leads_nowhere_or_twice_to_data_is_let_pass(good, check):
+    place(good, L2, words(DATA, DATA, 1 << 62 | COMPRESSED, 1 << 62 | COMPRESSED, COPIED))
+    place(good, REFBLOCK, bytes(CLUSTER))
+    assert check(good + bytes(5 * CLUSTER))
+
+
+def test_pieces_are_bounded(tmp_path):
+    path = tmp_path / 'large'
+    with open(path, 'wb') as stream:
+        stream.truncate(3 * PIECE_BYTES)
+    with open(path, 'rb') as stream:
+        reader = Reader(stream.fileno(), 3 * PIECE_BYTES)
+        assert [len(piece) for piece in reader.words(0, 3 * PIECE_BYTES // 8, 'it')] \
+            == [PIECE_BYTES // 8] * 3
+        with pytest.raises(ValueError, match='piece'):
+            reader.read(0, PIECE_BYTES + 1, 'it')
+
+
+CHANGES = strategies.lists(
+    strategies.tuples(strategies.integers(0, END - 8),
+                      strategies.one_of(
+                          strategies.integers(0, (1 << 64) - 1),
+                          strategies.sampled_from(range(0, END, CLUSTER)),
+                          strategies.integers(0, 63).map(lambda bit: 1 << bit))),
+    min_size=1, max_size=4)
+
+
+@hypothesis.settings(max_examples=150, deadline=None, suppress_health_check=[
+    hypothesis.HealthCheck.function_scoped_fixture])
+@hypothesis.given(changes=CHANGES, length=strategies.integers(0, END + 600))
+def test_whatever_it_says_it_is_refused_or_let_pass(good, check, changes, length):
+    document = bytearray(good)
+    for offset, value in changes:
+        place(document, offset // 4 * 4, words(value))
+    try:
+        check((document + bytes(600))[:length])
+    except ImageRefused as error:
+        assert str(error)

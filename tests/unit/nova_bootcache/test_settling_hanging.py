@@ -1,0 +1,134 @@
+"""Settling: a server whose QEMU does not answer libvirt keeps nobody waiting.
+
+tests/functional/test_hanging_move.py has a real one.
+"""
+
+import os
+
+import pytest
+from fakes_settling import IMAGE, OTHER, Move, nova_works_on, settled
+from fakes_settling import house as house  # the fixture
+from fakes_settling import settler as settler  # the fixture
+
+from bootcache import exception
+from nova_bootcache.libvirtcalls import NO_ANSWER
+from nova_bootcache.settling import pivot
+
+STEPS = ('begin', 'wait_ready', 'finish')
+
+
+def refuses(*_arguments):
+    raise exception.LibvirtHangs(NO_ANSWER)
+
+
+class Tries(list):
+    """When server one was tried at a step that its QEMU does not answer."""
+
+    def __init__(self, house, monkeypatch, step):
+        super().__init__()
+        whole = getattr(Move, step)
+        self.end = lambda: monkeypatch.setattr(Move, step, whole)
+
+        def fail(move, *arguments):
+            if move._server_id != 'one':
+                return whole(move, *arguments)
+            self.append(house.clock.now)
+            return refuses()
+        monkeypatch.setattr(Move, step, fail)
+
+
+@pytest.mark.parametrize('step', STEPS)
+def test_others_of_its_image_and_of_others_settle(house, settler, monkeypatch, step):
+    house.boots('one')
+    house.boots('two')
+    house.boots('three', OTHER)
+    tries = Tries(house, monkeypatch, step)
+    settler.once()
+    assert settled(house) == ['three', 'two'] and house.locked == []
+    # Also one that comes later, at once.
+    house.boots('four')
+    settler.once()
+    assert settled(house) == ['four', 'three', 'two'] and len(tries) == 1
+    tries.end()
+    house.clock.now += 10
+    settler.once()
+    assert 'one' in settled(house)
+
+
+def test_it_is_tried_at_growing_pauses_and_told_of_once(house, settler, monkeypatch, caplog):
+    caplog.set_level('INFO')
+    house.boots('one')
+    tries, began = Tries(house, monkeypatch, 'begin'), house.clock.now
+    for _round in range(100):
+        settler.look()
+        house.clock.now += 10
+    assert [round(tried - began) for tried in tries[:6]] == [0, 10, 30, 70, 130, 190]
+    assert caplog.text.count('its QEMU does not answer libvirt') == 1
+    assert caplog.text.count('a hard reboot of its server ends that process') == 1
+    (_server, why), = settler.unsettled.report()['named']
+    assert why.startswith(NO_ANSWER) and 'hard reboot the server' in why
+    tries.end()
+    house.clock.now += 60
+    settler.look()
+    assert settled(house) == ['one'] and 'answers again' in caplog.text
+
+
+def test_nova_is_not_asked_while_all_that_wait_hang(house, settler, monkeypatch):
+    """Its conductor has other hosts to answer."""
+    house.boots('one')
+    Tries(house, monkeypatch, 'begin')
+    asked = []
+    servers = house.servers
+    monkeypatch.setattr(house, 'servers', lambda: asked.append(1) or servers())
+    for _round in range(60):
+        settler.look()
+        house.clock.now += 10
+    assert len(asked) <= 14
+
+
+@pytest.fixture
+def left(house, settler, monkeypatch):
+    """A move that is half done: its marker is there, and the disk has the other one's name."""
+    house.boots('one', age=0)
+    directory = house.known['one'].directory
+    marker = os.path.join(directory, pivot.MARKER)
+    open(marker, 'w').close()
+    house.stands_on('one', house.base())
+    asked, answers = [], []
+
+    def recover(_directory, _domain):
+        asked.append(house.clock.now)
+        if not answers:
+            refuses()
+        os.unlink(marker)
+        house.stands_on('one', house.path(IMAGE))
+    monkeypatch.setattr(pivot, 'recover', recover)
+    return asked, answers
+
+
+def test_what_is_half_done_stays_until_qemu_answers(house, settler, left, caplog):
+    asked, answers = left
+    began = house.clock.now
+    settler.recover()
+    for _round in range(20):
+        settler.look()
+        house.clock.now += 10
+    assert [round(at - began) for at in asked[:4]] == [0, 10, 30, 70]
+    assert caplog.text.count('is left alone until its QEMU answers') == 1
+    assert 'cannot be ended' not in caplog.text
+    assert house.needs.needs_base(IMAGE), 'whatever its disk is called'
+    answers.append(1)
+    house.clock.now += 60
+    settler.look()
+    assert len(asked) < 10 and house.needs.needs_base(IMAGE)
+
+
+def test_novas_work_does_not_wait_for_its_end(house, settler, monkeypatch, caplog):
+    """A hard reboot ends QEMU, and the next one that looks finds all that is needed."""
+    caplog.set_level('INFO')
+    monkeypatch.setattr(Move, 'abort', refuses)
+    house.boots('one')
+    house.then['wait'] = lambda: nova_works_on(house, settler)
+    settler.once()
+    assert house.done('nova') == ['one'] and 'stays half done' in caplog.text
+    assert 'Traceback' not in caplog.text

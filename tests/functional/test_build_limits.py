@@ -2,6 +2,7 @@
 
 import glob
 import os
+import struct
 import subprocess
 
 import pytest
@@ -18,6 +19,8 @@ PACKET = bytes.fromhex('10007f000080000001000000' + '00000000')
 # xor ax, ax; mov ds, ax; mov si, 0x7c40; mov dx, 0x3f8; cld; again: lodsb; test al, al; jz end;
 # out dx, al; jmp again; end: hlt; jmp end. What it says is at 0x7c40.
 SPEAK = bytes.fromhex('31c08ed8be407cbaf803fcac84c07403eeebf8f4ebfd')
+# An entry of the table of partitions, as an image without one is not served: Linux, all but 1 MiB.
+PARTITION = struct.pack('<B3xB3xII', 0x80, 0x83, 2048, 2048 * 255)
 
 
 @pytest.fixture
@@ -26,7 +29,8 @@ def image(directory):
     def make(code, data=PACKET):
         path = os.path.join(directory, 'image')
         with open(path, 'wb') as stream:
-            stream.write((code.ljust(0x40, b'\0') + data).ljust(510, b'\0') + b'\x55\xaa')
+            stream.write((code.ljust(0x40, b'\0') + data).ljust(446, b'\0') + PARTITION
+                         + bytes(48) + b'\x55\xaa')
             stream.truncate(256 * MIB)
         return path
     return make

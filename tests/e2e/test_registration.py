@@ -101,7 +101,8 @@ def test_opting_out_and_in_again(tenant, small_image, cloud):
 
 
 def test_an_image_deleted_while_it_is_recorded_leaves_nothing(tenant, small_image, cloud):
-    image = tenant.image(small_image)
+    # Its boot lasts until it was looked at.
+    image = tenant.image(small_image, bootcache_boot_marker='never on this console')
     wait_until(lambda: (tenant.show(image) or {}).get('state') == 'recording'
                and (tenant.show(image)['progress'] or {}).get('recorded_bytes'), 'recording')
     assert profile_servers(tenant)

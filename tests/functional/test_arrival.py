@@ -324,7 +324,7 @@ def test_a_boot_that_is_watched_waits_for_it(host, directory):
 def test_servers_that_come_while_it_lands_go_no_other_way(host, directory, monkeypatch):
     """An entry is replaced, and a server of that moment looks at it."""
     stock = []
-    monkeypatch.setattr(host.chains, '_fetch', lambda *_: stock.append(1))
+    monkeypatch.setattr(host.fetches, 'fetch_offered', lambda *_: stock.append(1))
     assert boot(host, f'{directory}/0') is True
     number = 1
     while host.needs.is_arriving(IMAGE):

@@ -183,8 +183,11 @@ def test_a_report_that_says_no_news_drops_as_well(house):
 @pytest.mark.parametrize('text', ['', '{', '[]', '{"version": 99}'])
 def test_a_damaged_manifest_drops_nothing(house, text, caplog):
     ready(house)
-    with open(house.store.path(IMAGE, 'manifest.json'), 'w') as stream:
+    # In one step: a thread of the house may look at it meanwhile.
+    written = house.store.path(IMAGE, 'manifest.json.new')
+    with open(written, 'w') as stream:
         stream.write(text)
+    os.rename(written, house.store.path(IMAGE, 'manifest.json'))
     for _report in range(3):
         assert house.table.report('one', holding(IMAGE))['drop'] == []
     assert caplog.text.count('it is built again') == 1, 'said once, not with each report'

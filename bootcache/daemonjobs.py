@@ -1,6 +1,7 @@
-"""What a storage daemon does for a while: it fills an image from its backing."""
+"""What a storage daemon does for a while: it reads all that a node has."""
 
 import contextlib
+import dataclasses
 import time
 from typing import Any
 
@@ -10,36 +11,50 @@ from bootcache.storagedaemon import StorageDaemon
 _ENDING_SECONDS = 10
 
 
-def start_stream(daemon: StorageDaemon, job: str, node: str) -> None:
-    """Begin to fill a node's file with all that its backing has.
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What a job has done.
 
-    :param job: id. It is gone when it is over, and what came of it :func:`is_filled` tells: while
-        one that is over waits to be dismissed, QEMU 7.2 crashes if nodes are queried.
+    :ivar bytes: that it has read.
+    :ivar is_done: that was all; the job waits to be ended.
+    """
+
+    bytes: int
+    is_done: bool
+
+
+def start_reading(daemon: StorageDaemon, job: str, node: str, sink: str, piece: int) -> None:
+    """Begin to read all that a node has: above a copy-on-read filter that has it copied.
+
+    :param job: id.
+    :param sink: name of a node of the same size that keeps nothing.
+    :param piece: bytes that it asks for at a time; a power of two.
     :raises StorageDaemonError: if the daemon refuses.
     """
     with daemon.session() as session:
-        session.execute('block-stream', job_id=job, device=node)
+        session.execute('blockdev-mirror', job_id=job, device=node, target=sink, sync='full',
+                        granularity=piece, buf_size=piece)
 
 
-def progress(daemon: StorageDaemon, job: str) -> int | None:
-    """Return what a job has done, in bytes; None if it is over.
+def look(daemon: StorageDaemon, job: str) -> Job:
+    """Return what a job has done so far.
+
+    :raises StorageDaemonError: if the job has failed, which ends it: not all could be read, or
+        written; or if the daemon does not answer.
+    """
+    entry = _jobs(daemon).get(job)
+    if entry is None:
+        raise exception.StorageDaemonError(
+            f'{daemon.name}: not all of it could be read, or written')
+    return Job(int(entry['current-progress']), entry['status'] == 'ready')
+
+
+def is_there(daemon: StorageDaemon, job: str) -> bool:
+    """Tell whether there is a job, whatever its state.
 
     :raises StorageDaemonError: if the daemon does not answer.
     """
-    entry = _jobs(daemon).get(job)
-    return None if entry is None else int(entry['current-progress'])
-
-
-def is_filled(daemon: StorageDaemon, node: str) -> bool:
-    """Tell whether a stream has ended well: its node has no backing any more.
-
-    :raises StorageDaemonError: if the daemon does not answer, or has no such node.
-    """
-    with daemon.session() as session:
-        for entry in session.execute('query-named-block-nodes', flat=True):
-            if entry['node-name'] == node:
-                return 'backing_file' not in entry
-    raise exception.StorageDaemonError(f'{daemon.name}: there is no node {node}')
+    return job in _jobs(daemon)
 
 
 def _jobs(daemon: StorageDaemon) -> dict[str, dict[str, Any]]:

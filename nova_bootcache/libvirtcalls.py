@@ -65,11 +65,8 @@ class LibvirtCalls:
         :raises LibvirtHangs: as for :meth:`ask`.
         :raises Exception: what the call raises, or opening a connection.
         """
-        def domain(connection: Any) -> Any:
-            return connection.lookupByUUIDString(server_id)
-
-        state, _details, milliseconds = self.ask(
-            lambda connection: domain(connection).controlInfo(0))
+        state, _details, milliseconds = self.ask_known(
+            server_id, lambda domain: domain.controlInfo(0))
         waits = state == libvirt.VIR_DOMAIN_CONTROL_OCCUPIED and milliseconds >= SECONDS * 1000
         # One of ours may wait for another one's end, of anybody's. If nothing is done with the
         # domain its answer was lost.
@@ -77,8 +74,17 @@ class LibvirtCalls:
             is_left = any(of == server_id and not outcome.done() for of, outcome in self._left)
         if waits or (is_left and state != libvirt.VIR_DOMAIN_CONTROL_OK):
             raise exception.LibvirtHangs(NO_ANSWER)
-        return self._ask(lambda connection: call(domain(connection)), server_id,
-                         SECONDS if seconds is None else seconds)
+        return self._ask(lambda connection: call(connection.lookupByUUIDString(server_id)),
+                         server_id, SECONDS if seconds is None else seconds)
+
+    def ask_known(self, server_id: str, call: Callable[[Any], Answer]) -> Answer:
+        """Ask what libvirt knows by itself of a guest.
+
+        :param call: gets its domain, in another thread.
+        :raises LibvirtHangs: as for :meth:`ask`.
+        :raises Exception: what the call raises, or opening a connection.
+        """
+        return self.ask(lambda connection: call(connection.lookupByUUIDString(server_id)))
 
     def find(self, server_id: str) -> 'BoundedDomain | None':
         """Return a server's domain, None if it has none.
@@ -87,7 +93,7 @@ class LibvirtCalls:
         :raises libvirtError: if libvirt does not tell.
         """
         try:
-            self.ask(lambda connection: connection.lookupByUUIDString(server_id))
+            self.ask_known(server_id, lambda domain: domain)
         except libvirt.libvirtError as error:
             if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
                 return None
@@ -122,8 +128,9 @@ class LibvirtCalls:
 
 
 # What libvirt knows of a domain by itself; and what its QEMU has to answer, within so many seconds.
-_KNOWN = frozenset({'XMLDesc', 'hasManagedSaveImage', 'isActive', 'state'})
-_OF_QEMU = {'blockCopy': None, 'blockInfo': None, 'blockJobAbort': JOB_END_SECONDS,
+# Of libvirt 11 a description as well.
+_KNOWN = frozenset({'hasManagedSaveImage', 'isActive', 'state'})
+_OF_QEMU = {'XMLDesc': None, 'blockCopy': None, 'blockInfo': None, 'blockJobAbort': JOB_END_SECONDS,
             'blockJobInfo': None, 'blockJobSetSpeed': None, 'jobInfo': None, 'resume': None,
             'suspend': None}
 
@@ -146,8 +153,8 @@ class BoundedDomain:
             return getattr(domain, name)(*arguments)
 
         if name in _KNOWN:
-            return lambda *arguments: self._calls.ask(lambda connection: call_on(
-                connection.lookupByUUIDString(self._server_id), arguments))
+            return lambda *arguments: self._calls.ask_known(
+                self._server_id, lambda domain: call_on(domain, arguments))
         if name not in _OF_QEMU:
             raise AttributeError(f'{name} is no call to libvirt of which a bound is known')
         return lambda *arguments: self._calls.ask_qemu(

@@ -12,9 +12,11 @@ In the gateway, below the node on top (sharedstore.py), from above:
 * what has come: a qcow2 whose data is in a file of its own, each byte at its place, with
 * the storage node's file, over NBD, as its backing.
 
-A stream job has all of it come, in 512 KiB at a time, so that no server's read waits for long
-behind it. The data file is the cache image's file then, and is checked and put into its place; the
-node on top is put onto it, and servers do not notice.
+A job reads all of it above that, 512 KiB at a time, so that no server's read waits for long behind
+it. The data file is the cache image's file then, and is checked and put into its place; the node on
+top is put onto it, and servers do not notice. No stream job does it: it would put a filter of its
+own below the servers, which answers a read with what is in memory by chance where the storage node
+cannot tell what is allocated (QEMU 7.2 to 10, block/copy-on-read.c).
 """
 
 import contextlib
@@ -33,6 +35,8 @@ from nova_bootcache.gateway.graph import (
     COME_MAP,
     LANDED,
     REMOTE,
+    READER,
+    SINK,
     SOURCE,
 )
 
@@ -40,6 +44,8 @@ from nova_bootcache.gateway.graph import (
 WORTH_BYTES = 8 << 20
 _SECTOR = 512
 _LOOK_SECONDS = 0.05
+# That the job reads at a time.
+_PIECE = 512 << 10
 
 
 def _names(image_id: str) -> dict[str, str]:
@@ -117,6 +123,10 @@ def begin(gateway: Gateway, image_id: str, size: int, path: str,
              'backing': names[SOURCE], 'file': names[COME_MAP], 'data-file': names[COME_DATA],
              'l2-cache-size': 1 << 20},
             {'driver': 'copy-on-read', 'node-name': names[ARRIVING_FILTER], 'file': names[COME]},
+            # The job wants a node that nobody else reads from.
+            {'driver': 'throttle', 'node-name': names[READER], 'throttle-group': graph.UNLIMITED,
+             'file': names[ARRIVING_FILTER]},
+            {'driver': 'null-co', 'node-name': names[SINK], 'size': size},
             {'driver': 'qcow2', 'node-name': names[ARRIVING], 'read-only': True,
              'backing': names[REMOTE], 'file': names[ARRIVING_FILTER]})
         _read_from(gateway, image_id, ARRIVING)
@@ -138,20 +148,19 @@ def bring(gateway: Gateway, image_id: str, size: int, path: str, seconds: float,
     :raises BootcacheError: if it did not come.
     """
     daemon, job = gateway.daemon, graph.arrival_job(image_id)
-    come = naming.node_name(COME, image_id)
-    daemonjobs.start_stream(daemon, job, come)
+    daemonjobs.start_reading(daemon, job, naming.node_name(READER, image_id),
+                             naming.node_name(SINK, image_id), _PIECE)
     there, since, began = -1, 0.0, time.monotonic()
-    while (done := daemonjobs.progress(daemon, job)) is not None:
+    while not (job_now := daemonjobs.look(daemon, job)).is_done:
         now = time.monotonic()
-        if done != there:
-            there, since = done, now
+        if job_now.bytes != there:
+            there, since = job_now.bytes, now
         if now - since >= stalled:
             raise exception.BootcacheError(f'nothing has come for {stalled:.0f} s')
         if now - began >= seconds:
             raise exception.BootcacheError(f'it has not come within {seconds:.0f} s')
         time.sleep(_LOOK_SECONDS)
-    if not daemonjobs.is_filled(daemon, come):
-        raise exception.BootcacheError('the gateway could not read or write all of it')
+    daemonjobs.end(daemon, job)
     # The last cluster was written whole.
     os.truncate(path, size)
     steps.reached('arrive: come')

@@ -276,7 +276,7 @@ class Gateway:
     def _reconcile(self, image_id: str, wanted: Wanted, there: Present) -> None:
         for step in graph.reconcile(wanted, there):
             if step.action is GraphAction.CHECK_JOB:
-                if daemonjobs.progress(self.daemon, graph.arrival_job(image_id)) is not None:
+                if daemonjobs.is_there(self.daemon, graph.arrival_job(image_id)):
                     raise exception.StorageDaemonBusy(
                         f'gateway: the cache image of {image_id} still comes: its job has not'
                         ' ended, and may wait for the storage node')

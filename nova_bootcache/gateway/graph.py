@@ -34,13 +34,15 @@ GROWING = growingstore.KINDS
 FILTER, STORE, THROTTLE, STORE_FILE = GROWING
 # Of a cache image: on its way, and one that has come.
 ARRIVING, ARRIVING_FILTER, COME, COME_MAP, COME_DATA, SOURCE = 'q', 'x', 'w', 'v', 'd', 'c'
+# What the job reads from, by which it comes, and where that leaves what it has read: nowhere.
+READER, SINK = 'y', 'z'
 LANDED = 'l'
 # Below what stands for a connection, where there is none: it names the content.
 _ABSENT = 'a'
 _ABSENT_DRIVER = 'blkdebug'
 
 # Parts, each from above: a node can go when none above it reads from it.
-ARRIVAL = ARRIVING, ARRIVING_FILTER, COME, COME_DATA, COME_MAP, SOURCE
+ARRIVAL = READER, SINK, ARRIVING, ARRIVING_FILTER, COME, COME_DATA, COME_MAP, SOURCE
 BASE = TOP, LANDED, REMOTE, *CONNECTIONS
 KINDS = *GROWING, *ARRIVAL, *BASE
 # What the node on top may read from, the first of them that is there.

@@ -49,10 +49,9 @@ def look_at(domain: Any) -> PausedDomain | None:
     return PausedDomain(domain.UUIDString(), reason == libvirt.VIR_DOMAIN_PAUSED_IOERROR)
 
 
-def paused(connection: Any) -> list[tuple[PausedDomain, str]]:
+def paused(connection: Any) -> list[PausedDomain]:
     """Return what libvirt knows by itself of those that may stand still by an I/O error.
 
-    :returns: with the description of each as it runs.
     :raises libvirtError: if libvirt does not tell.
     """
     found = []
@@ -60,14 +59,30 @@ def paused(connection: Any) -> list[tuple[PausedDomain, str]]:
         server_id = listed.UUIDString()
         try:
             # Under eventlet Nova's wrapper knows only of what is returned by itself.
-            domain = connection.lookupByUUIDString(server_id)
-            if (known := look_at(domain)) is not None:
-                found.append((known, domain.XMLDesc(0)))
+            if (known := look_at(connection.lookupByUUIDString(server_id))) is not None:
+                found.append(known)
         except Exception as error:
             # It may have ended meanwhile.
             LOG.debug('bootcache: what server %s stands still for is not known: %s', server_id,
                       error)
     return found
+
+
+def description(domain: Any) -> str:
+    """Return a domain's description as it runs: of libvirt 11 QEMU has to answer.
+
+    :raises libvirtError: if libvirt does not tell.
+    """
+    return str(domain.XMLDesc(0))
+
+
+def next_description(domain: Any) -> str:
+    """Return a domain's description for its next start, which libvirt knows by itself; it does not
+    tell what is below its disks.
+
+    :raises libvirtError: if libvirt does not tell.
+    """
+    return str(domain.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE))
 
 
 def is_stopped_by_error(domain: Any) -> bool:

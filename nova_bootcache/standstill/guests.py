@@ -45,13 +45,18 @@ def find(calls: LibvirtCalls,
     :raises libvirtError: if it gives an error.
     """
     found = {}
-    for domain, description in calls.ask(errorstop.paused):
+    for domain in calls.ask(errorstop.paused):
         hangs: exception.LibvirtHangs | None = None
         errors: dict[str, int] = {}
         try:
-            errors = calls.ask_qemu(domain.server_id, errorstop.disk_errors)
-        except exception.LibvirtHangs as error:
-            hangs = error
+            try:
+                errors = calls.ask_qemu(domain.server_id, errorstop.disk_errors)
+                description = calls.ask_qemu(domain.server_id, errorstop.description)
+            except exception.LibvirtHangs as error:
+                hangs = error
+                description = calls.ask_known(domain.server_id, errorstop.next_description)
+        except exception.LibvirtHangs:
+            raise
         except Exception as error:
             # It may have ended meanwhile.
             LOG.debug('bootcache: what server %s stands still for is not known: %s',

@@ -54,50 +54,66 @@ def test_an_image_whose_data_is_elsewhere(daemon, directory):
         assert stream.read() == expected
 
 
-def test_a_stream_that_is_ended_in_the_midst(daemon, directory):
-    path, data = f'{directory}/image', f'{directory}/data'
-    with open(data, 'wb') as stream:
-        stream.write(b'\x11' * SIZE)
+def add_image(daemon, path, below):
+    """An image that keeps what is read of it, and a sink."""
     qemuimg.create_standalone(path, SIZE, 65536)
+    daemon.add_nodes({'driver': 'qcow2', 'node-name': 'image', 'backing': below,
+                      'file': {'driver': 'file', 'filename': path}},
+                     {'driver': 'copy-on-read', 'node-name': 'filter', 'file': 'image'},
+                     {'driver': 'null-co', 'node-name': 'sink', 'size': SIZE})
+
+
+def add_data(daemon, path):
+    with open(path, 'wb') as stream:
+        stream.write(b'\x11' * SIZE)
+    daemon.add_nodes({'driver': 'file', 'node-name': 'data', 'filename': path})
+
+
+def test_a_job_that_is_ended_in_the_midst(daemon, directory):
+    add_data(daemon, f'{directory}/data')
     with daemon.session() as session:
         session.execute('object-add', **{'qom-type': 'throttle-group', 'id': 'slow',
                                          'limits': {'bps-read': MIB}})
-    daemon.add_nodes({'driver': 'file', 'node-name': 'data', 'filename': data},
-                     {'driver': 'throttle', 'node-name': 'below', 'throttle-group': 'slow',
-                      'file': 'data'},
-                     {'driver': 'qcow2', 'node-name': 'image', 'backing': 'below',
-                      'file': {'driver': 'file', 'filename': path}})
+    daemon.add_nodes({'driver': 'throttle', 'node-name': 'below', 'throttle-group': 'slow',
+                      'file': 'data'})
+    add_image(daemon, f'{directory}/image', 'below')
     daemonjobs.end(daemon, 'none')
-    assert daemonjobs.is_filled(daemon, 'image') is False
-    daemonjobs.start_stream(daemon, 'job', 'image')
-    until(lambda: daemonjobs.progress(daemon, 'job'), 'the first bytes')
-    assert daemonjobs.progress(daemon, 'job') < SIZE
+    daemonjobs.start_reading(daemon, 'job', 'filter', 'sink', 65536)
+    until(lambda: daemonjobs.look(daemon, 'job').bytes, 'the first bytes')
+    found = daemonjobs.look(daemon, 'job')
+    assert found.bytes < SIZE and not found.is_done and daemonjobs.is_there(daemon, 'job')
     daemonjobs.end(daemon, 'job')
-    assert jobs(daemon) == [] and daemonjobs.progress(daemon, 'job') is None
-    assert daemonjobs.is_filled(daemon, 'image') is False
-    daemon.remove_nodes('image', 'below', 'data')
-    with pytest.raises(exception.StorageDaemonError, match='no node image'):
-        daemonjobs.is_filled(daemon, 'image')
+    assert jobs(daemon) == [] and not daemonjobs.is_there(daemon, 'job')
+    with pytest.raises(exception.StorageDaemonError, match='not all of it could be read'):
+        daemonjobs.look(daemon, 'job')
+    daemon.remove_nodes('filter', 'image', 'below', 'data', 'sink')
 
 
-def test_nodes_can_be_queried_while_a_stream_ends(daemon, directory):
-    data = f'{directory}/data'
-    with open(data, 'wb') as stream:
-        stream.write(b'\x11' * SIZE)
+def test_a_job_that_comes_to_its_end_has_all_of_it_copied(daemon, directory):
+    add_data(daemon, f'{directory}/data')
     pid = daemon.pid()
-    for number in range(10):
-        path = f'{directory}/image{number}'
-        qemuimg.create_standalone(path, SIZE, 65536)
-        daemon.add_nodes({'driver': 'file', 'node-name': 'data', 'filename': data},
-                         {'driver': 'qcow2', 'node-name': 'image', 'backing': 'data',
-                          'file': {'driver': 'file', 'filename': path}})
-        daemonjobs.start_stream(daemon, 'job', 'image')
-        with daemon.session() as session:
-            while session.execute('query-jobs'):
-                session.execute('query-named-block-nodes', flat=True)
-        assert daemonjobs.is_filled(daemon, 'image') is True
-        daemon.remove_nodes('image', 'data')
+    for number in range(5):
+        add_image(daemon, f'{directory}/image{number}', 'data')
+        daemonjobs.start_reading(daemon, 'job', 'filter', 'sink', 65536)
+        while not daemonjobs.look(daemon, 'job').is_done:
+            daemon.nodes()
+        daemonjobs.end(daemon, 'job')
+        daemon.remove_nodes('filter', 'image', 'sink')
+        assert [part['depth'] for part in json.loads(qemu_img(
+            'map', '--output=json', '-f', 'qcow2', f'{directory}/image{number}'))] == [0]
     assert daemon.pid() == pid
+
+
+def test_a_job_that_meets_an_error_fails(daemon, directory):
+    add_data(daemon, f'{directory}/data')
+    daemon.add_nodes({'driver': 'blkdebug', 'node-name': 'below', 'image': 'data',
+                      'inject-error': [{'event': 'none', 'iotype': 'read', 'errno': 5,
+                                        'sector': SIZE // 1024, 'once': False}]})
+    add_image(daemon, f'{directory}/image', 'below')
+    daemonjobs.start_reading(daemon, 'job', 'filter', 'sink', 65536)
+    until(lambda: not daemonjobs.is_there(daemon, 'job'), 'the end of the job')
+    with pytest.raises(exception.StorageDaemonError, match='not all of it could be read'):
+        daemonjobs.look(daemon, 'job')
 
 
 def test_a_disk_after_a_crash_has_what_was_flushed(daemon, directory):

@@ -27,13 +27,13 @@ IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 EDGES = {
     graph.FILTER: (graph.STORE,), graph.STORE: (graph.THROTTLE, graph.REMOTE),
     graph.THROTTLE: (graph.STORE_FILE,), graph.ARRIVING: (graph.ARRIVING_FILTER, graph.REMOTE),
-    graph.ARRIVING_FILTER: (graph.COME,),
+    graph.ARRIVING_FILTER: (graph.COME,), graph.READER: (graph.ARRIVING_FILTER,),
     graph.COME: (graph.COME_MAP, graph.COME_DATA, graph.SOURCE),
     graph.LANDED: (graph.REMOTE,)}
 # In the order in which they are added.
 STORE_ADDED = graph.STORE_FILE, graph.THROTTLE, graph.STORE, graph.FILTER
 ARRIVAL_ADDED = (graph.SOURCE, graph.COME_MAP, graph.COME_DATA, graph.COME, graph.ARRIVING_FILTER,
-                 graph.ARRIVING)
+                 graph.READER, graph.SINK, graph.ARRIVING)
 FIRST, SECOND = graph.CONNECTIONS
 BASE_ADDED = FIRST, graph.REMOTE, graph.TOP
 HERE, THERE = Place('10.0.0.1', 10810, 'base-x'), Place('10.0.0.2', 10810, 'base-x')

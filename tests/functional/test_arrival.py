@@ -187,7 +187,9 @@ def test_the_gateway_dies_in_the_midst(host, node, directory):
 
 
 @pytest.mark.parametrize('way', [2_000_000], indirect=True, ids=['slow'])
-def test_the_driver_restarts_in_the_midst(host, hosts, node, directory):
+def test_the_driver_restarts_in_the_midst(host, hosts, node, directory, monkeypatch):
+    # What is asked for at this moment takes two seconds at this rate, and the job as long to end.
+    monkeypatch.setattr(below, '_TIDY_SECONDS', 10)
     boot(host, f'{directory}/disk')
     assert host.needs.is_arriving(IMAGE)
     again = hosts()

@@ -3,6 +3,7 @@
 A stock nbdkit stands before the exporter: it makes the way long, and notes what is read.
 """
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import itertools
@@ -64,6 +65,13 @@ class Way:
                     found.append(tuple(int(value, 16) for value in re.search(
                         r'offset=0x(\w+) count=0x(\w+)', rest).groups()))
         return found
+
+    def unread_bytes(self):
+        """Return the bytes that hosts have sent and that it has not read."""
+        with open('/proc/net/tcp') as stream:
+            rows = [line.split() for line in stream][1:]
+        return sum(int(row[4].split(':')[1], 16) for row in rows
+                   if int(row[1].split(':')[1], 16) == self.port)
 
     def end(self):
         # By SIGTERM it would wait for its connections.
@@ -215,14 +223,19 @@ def test_the_storage_node_goes_away_in_the_midst(host, way, node, directory, mon
 
 
 @pytest.mark.parametrize('way', [2_000_000], indirect=True, ids=['slow'])
-def test_what_can_come_no_more_is_an_error_and_never_other_bytes(host, way, node, directory):
-    """Also while the job runs by which it comes: a guest stands still at an error."""
+def test_what_can_come_no_more_is_an_error_and_never_other_bytes(host, way, directory):
+    """Also of a read that waits while the job runs by which it comes: a guest stands still."""
     boot(host, f'{directory}/disk')
     job = graph.arrival_job(IMAGE)
     until(lambda: daemonjobs.look(host.gateway.daemon, job).bytes, 'that it comes')
-    way.end()
-    with pytest.raises(nbd.Error):
-        read(host, LAST, 4096)
+    os.kill(way.process.pid, signal.SIGSTOP)
+    before = way.unread_bytes()
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(read, host, LAST, 4096)
+        until(lambda: way.unread_bytes() > before, 'that it has been asked for')
+        way.end()
+        with pytest.raises(nbd.Error):
+            reading.result(60)
 
 
 @pytest.mark.parametrize('way', [2_000_000], indirect=True, ids=['slow'])

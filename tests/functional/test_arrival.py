@@ -42,10 +42,12 @@ class Way:
 
     def __init__(self, directory, port, rate):
         self.port, self.log = free_port(), f'{directory}/way.log'
+        self._trigger = f'{directory}/way.extents'
         self.process = subprocess.Popen(
             ['nbdkit', '--foreground', '--ipaddr', '127.0.0.1', '--port', str(self.port),
-             '--filter=log', '--filter=rate', 'nbd', 'hostname=127.0.0.1', f'port={port}',
-             'dynamic-export=true', f'logfile={self.log}', f'rate={rate}'],
+             '--filter=log', '--filter=error', '--filter=rate', 'nbd', 'hostname=127.0.0.1', f'port={port}',
+             'dynamic-export=true', f'logfile={self.log}', f'rate={rate}',
+             'error-extents-rate=100%', f'error-extents-file={self._trigger}'],
             stdin=subprocess.DEVNULL)
         until(self._listens, 'nbdkit')
 
@@ -65,6 +67,12 @@ class Way:
                     found.append(tuple(int(value, 16) for value in re.search(
                         r'offset=0x(\w+) count=0x(\w+)', rest).groups()))
         return found
+
+    @contextlib.contextmanager
+    def telling_nothing_of_what_is_allocated(self):
+        with open(self._trigger, 'x'):
+            yield
+        os.unlink(self._trigger)
 
     def unread_bytes(self):
         """Return the bytes that hosts have sent and that it has not read."""
@@ -220,6 +228,18 @@ def test_the_storage_node_goes_away_in_the_midst(host, way, node, directory, mon
     until(lambda: not host.needs.is_arriving(IMAGE), 'the end of the arrival')
     assert host.cache.entry(IMAGE).cache_image is None
     assert host.gateway.daemon.nodes() == nodes(host, 'g', 'n', 'h')
+
+
+@pytest.mark.parametrize('way', [2_000_000], indirect=True, ids=['slow'])
+def test_bytes_are_right_where_nobody_can_tell_what_is_allocated(host, way, node, directory):
+    boot(host, f'{directory}/disk')
+    job = graph.arrival_job(IMAGE)
+    until(lambda: daemonjobs.look(host.gateway.daemon, job).bytes, 'that it comes')
+    with way.telling_nothing_of_what_is_allocated():
+        assert read(host, LAST, 4096) == content(node)[LAST:LAST + 4096]
+    assert host.arrivals.wait(IMAGE, 60)
+    assert host.cache.entry(IMAGE).cache_image is not None
+    compare(f'{directory}/disk', node)
 
 
 @pytest.mark.parametrize('way', [2_000_000], indirect=True, ids=['slow'])

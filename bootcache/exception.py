@@ -65,6 +65,10 @@ class FlavorTooSmall(BootcacheError):
         self.flavor_bytes, self.image_bytes = flavor_bytes, image_bytes
 
 
+class NoRoom(BootcacheError):
+    """A tier, or the medium that it is on, has no room for a file: it may have in a while."""
+
+
 class Cancelled(BootcacheError):
     """The work was given up because its image was deleted or opted out."""
 

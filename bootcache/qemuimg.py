@@ -3,19 +3,16 @@
 import contextlib
 import json
 import os
-import select
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from oslo_concurrency import processutils
 
-from bootcache import exception
+from bootcache import exception, watched
 
 # Reading a header needs little; a hostile one must not get more (Glance's own limits for it).
 INSPECT_LIMITS = processutils.ProcessLimits(cpu_time=2, address_space=1 << 30)
@@ -252,7 +249,7 @@ def is_same_piece(source: Mapping[str, Any], path: str, image_format: str, *, of
     if length is not None:
         piece['size'] = length
     pace, paced = _throttled({**piece, 'file': source}, rate)
-    code, detail = _watched(['qemu-img', 'compare', '-q', *pace, paced,
+    code, detail = watched.run(['qemu-img', 'compare', '-q', *pace, paced,
                              'json:' + json.dumps({**piece, 'file': file})], seconds, check)
     if code not in (0, 1):
         raise exception.BootcacheError(f'qemu-img compare failed (exit {code}): {detail}')
@@ -297,7 +294,7 @@ def read_all(path: str, image_format: str, virtual_bytes: int, *, cpu_seconds: i
     """
     limits = (sys.executable, '-m', 'oslo_concurrency.prlimit', f'--as={_READ_MEMORY}',
               f'--cpu={cpu_seconds}', '--')
-    code, detail = _watched(
+    code, detail = watched.run(
         [*limits, 'nice', '-n', '19', 'qemu-img', 'convert', '-q', '-n', '--target-image-opts',
          file_node(path, image_format), f'driver=null-co,size={virtual_bytes}'], seconds, check)
     # The kernel ends what is over a limit that may not be raised by SIGKILL.
@@ -309,38 +306,9 @@ def read_all(path: str, image_format: str, virtual_bytes: int, *, cpu_seconds: i
 
 
 def _convert(arguments: list[str], seconds: float, check: Callable[[], None]) -> None:
-    code, detail = _watched(['qemu-img', 'convert', '-q', *arguments], seconds, check)
+    code, detail = watched.run(['qemu-img', 'convert', '-q', *arguments], seconds, check)
     if code:
         raise exception.BootcacheError(f'qemu-img convert failed (exit {code}): {detail}')
-
-
-def _watched(command: list[str], seconds: float, check: Callable[[], None]) -> tuple[int, str]:
-    """Run qemu-img under watch; its exit code, and what it said."""
-    if shutil.which('setpriv') is not None:
-        # A killed nova-compute must not leave it behind, writing into a file that nobody wants.
-        command = ['setpriv', '--pdeathsig', 'KILL', *command]
-    with tempfile.TemporaryFile() as output:
-        try:
-            process = subprocess.Popen(command, env={**os.environ, 'LC_ALL': 'C'},
-                                       stdin=subprocess.DEVNULL, stdout=output, stderr=output)
-        except OSError as error:
-            raise exception.BootcacheError(f'qemu-img cannot be run: {error}') from error
-        # Readable when the process ends: a boot may wait for that, and Popen.wait() looks in steps.
-        ended = os.pidfd_open(process.pid)
-        try:
-            deadline = time.monotonic() + seconds
-            while process.poll() is None:
-                check()
-                if time.monotonic() > deadline:
-                    raise exception.BootcacheError(
-                        f'qemu-img was not done after {seconds:.0f} s')
-                select.select([ended], [], [], 0.1)
-        finally:
-            os.close(ended)
-            process.kill()
-            process.wait()
-        output.seek(0)
-        return process.returncode, output.read(4096).decode(errors='replace').strip()
 
 
 def _takes_direct_io(path: str) -> bool:

@@ -86,6 +86,24 @@ Related options:
 
 * ``compute_memory_directory``
 """),
+    cfg.StrOpt('expand',
+               default='auto',
+               choices=[('auto', 'on disk only, up to the tier\'s low watermark'),
+                        ('always', 'in memory too, up to the tier\'s high watermark'),
+                        ('never', 'they stay as they came')],
+               help="""
+Which compressed cache images this host expands, once each, so that servers do
+not unpack them at every boot. One takes two to three times as much of its tier
+then. It is done one at a time at the lowest priority, once no server was
+started for settle_delay, and nothing is evicted for it: what has no room stays
+compressed, as do images whose full base is on this host.
+
+Related options:
+
+* ``compression`` of the storage service
+* ``low_watermark`` and ``high_watermark``
+* ``settle_delay``
+"""),
     cfg.StrOpt('store_quota',
                default='512MiB',
                help="""
@@ -167,7 +185,12 @@ Related options:
                default=60,
                min=0,
                help="""
-Seconds from a server's start to its settling: boots have precedence.
+Seconds from a server's start to its settling: boots have precedence. So they
+have over expanding cache images.
+
+Related options:
+
+* ``expand``
 """),
     cfg.StrOpt('warm_bandwidth',
                default='0',

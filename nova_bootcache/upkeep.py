@@ -86,6 +86,7 @@ class HostUpkeep:
                 ('growing stores that are of no more use stay', host.drop_useless_stores),
                 ('space that growing stores do not need is not given back',
                  host.store_space.give_back),
+                ('compressed cache images are not expanded', host.expansions.look),
                 ('what boots read is not told', host.boots.reports.send_again),
                 ('the storage service is not told what is here', self.exchange_holdings)]
         for failure, step in steps:

@@ -97,6 +97,10 @@ class HostSide:
         tempfile.tempdir = f'{directory}/host/tmp'
         # What goes on now and then goes on at once.
         upkeep.PERIOD_SECONDS = settler._PERIOD_SECONDS = settler._PAUSE_SECONDS = 1
+        with contextlib.suppress(ImportError):
+            # Earlier versions do not have it.
+            from nova_bootcache.tiers import expansions
+            expansions._PAUSE_SECONDS = 1
         occasions.LONGEST_SECONDS = 5
         if 'transport_url' not in options:
             rpcapi.StorageAPI = lambda conf: bus.StorageAPI(  # type: ignore[misc,assignment]
@@ -175,6 +179,12 @@ class HostSide:
         """Tell whether an image's cache image is here, whole."""
         entry = self._host.cache.entry(image_id)
         return entry is not None and entry.cache_image is not None
+
+    def has_expanded(self, image_id: str) -> bool:
+        """Tell whether that has no compressed clusters here any more, and had some."""
+        entry = self._host.cache.entry(image_id)
+        return entry is not None and entry.cache_image is not None and entry.expanded \
+            and entry.file_sha256 != entry.cache_image.sha256
 
     def left(self) -> list[str]:
         """Return what is here though no server and no image is."""

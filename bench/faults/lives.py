@@ -68,6 +68,8 @@ class LifeOfImage:
             return
         if self._row.life is Life.COLD:
             self._learn(image_id, server_id)
+        if self._row.life is Life.EXPAND:
+            self._expand(image_id, server_id)
         if self._row.life is Life.MOVE:
             self._move(image_id, server_id)
         self._settle(image_id, server_id)
@@ -152,6 +154,13 @@ class LifeOfImage:
         stage.call(STORAGE, 'look', image_id)
         self._play(image_id, server_id, lambda: stage.call(HOST, 'reach', image_id))
 
+    def _expand(self, image_id: str, server_id: str) -> None:
+        """Have the host expand the cache image that came compressed; the server reads it then."""
+        stage = self._stage
+        stage.until(lambda: self._is_deleted(image_id)
+                    or stage.call(HOST, 'has_expanded', image_id), 'an expanded cache image')
+        self._play(image_id, server_id)
+
     def _learn(self, image_id: str, server_id: str) -> None:
         """Have the image get its cache image by what servers read.
 
@@ -215,6 +224,7 @@ class LifeOfImage:
                  'build: noted': lambda: next(store.glob('cache-*.qcow2')),
                  'fetch: copied': lambda: host / '_bootcache' / f'{name}.partial',
                  'arrive: come': lambda: host / '_bootcache' / f'{image_id}.partial',
+                 'expand: filled': lambda: host / '_bootcache' / f'{name}.expanded.partial',
                  'settle: piece': lambda: host / '_base' / f'{name}.bootcache'}
         return found[step]()
 
@@ -223,6 +233,9 @@ def options_of(life: Life) -> dict[str, Any]:
     """Return what a life needs of the product's configuration."""
     if life is Life.COLD:
         return {'profile_boots': False}
+    if life is Life.EXPAND:
+        # At once: servers in the harness are for nothing else by then.
+        return {'compression': 'zstd', 'settle_delay': 0}
     # One cache image has room, beside nothing.
     return {'compute_disk_quota': '4MiB', 'store_quota': '1MiB'} if life is Life.EVICT else {}
 

@@ -23,6 +23,7 @@ class Life(enum.StrEnum):
     FETCH = 'fetch'      # the same, with a cache image that is small and fetched before the boot
     COLD = 'cold'        # the first server's boot is recorded in a growing store
     EVICT = 'evict'      # as FETCH; then a second image needs the room
+    EXPAND = 'expand'    # as FETCH, with compressed clusters; the host expands the cache image
     MOVE = 'move'        # as FETCH; then the storage node gets another address, and the guest reads
 
 
@@ -31,13 +32,14 @@ _AT = {Process.HOST: HOST, Process.STORAGE: STORAGE}
 # By the beginning of a step's name: the life on whose way it is. The longest that fits counts.
 _LIVES = {'': Life.FETCH, 'arrive': Life.ARRIVE, 'promote': Life.ARRIVE, 'empty': Life.COLD,
           'grow': Life.COLD, 'evict: file': Life.EVICT, 'replace': Life.COLD,
-          'exchange': Life.MOVE}
+          'exchange': Life.MOVE, 'expand': Life.EXPAND}
 # Steps with a file that is checked before it is used, on this side of the check.
-_CHECKED = {'build: named', 'fetch: copied', 'arrive: come', 'settle: piece', 'build: noted'}
+_CHECKED = {'build: named', 'fetch: copied', 'arrive: come', 'settle: piece', 'build: noted',
+            'expand: filled'}
 # Where a full medium is found out: something is written next.
 _WRITES = ('register: taken up', 'register: copied', 'record: kept', 'build: named',
            'build: served', 'fetch: copied', 'fetch: verified', 'arrive: begun', 'grow: opened',
-           'chain: made', 'settle: piece', 'settle: marked')
+           'expand: begun', 'expand: compared', 'chain: made', 'settle: piece', 'settle: marked')
 # The same with not even a file of some bytes.
 _NOTES = ('register: heard', 'register: copied', 'build: served', 'chain: made')
 # When the image is deleted already.
@@ -72,6 +74,8 @@ _QUICK: tuple[tuple[Life, dict[str, str]], ...] = (
         'register: heard': 'disk-all-full', READING: 'kill-node'}),
     (Life.ARRIVE, {
         'arrive: begun': 'link-down', 'promote: copied': 'kill', 'arrive: come': 'kill'}),
+    (Life.EXPAND, {
+        **dict.fromkeys(('expand: begun', 'expand: filled', 'expand: compared'), 'kill')}),
     (Life.MOVE, {'exchange: connected': 'kill', 'exchange: moved': 'kill'}),
 )
 

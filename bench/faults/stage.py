@@ -24,6 +24,8 @@ from bench.replay import children, netns
 
 _FILE_SYSTEMS = {'storage': 160, 'host': 200, 'memory': 64}  # MiB of each
 _PIDS = {GATEWAY: 'g/gateway.pid', EXPORTER: 'r/exporter.pid', READER: 'q/qemu.pid'}
+# Options that are the storage service's; all others are the host's.
+_OF_STORAGE = 'profile_boots', 'compression'
 _RESTART_SECONDS = 0.3
 _TICK_SECONDS = 0.01
 # A machine that is busy takes its time: this tells what hangs from what is slow.
@@ -40,7 +42,7 @@ class Stage:
     :param root: directory of all runs; its path is short, and what is in it is this stage's.
     :param network: with one host.
     :param image: its content.
-    :param options: more of the product's, of the host.
+    :param options: more of the product's.
     :param row: what is to go wrong.
     :param file: finds the file that a step is about.
     """
@@ -103,12 +105,13 @@ class Stage:
 
     def _make(self, name: str) -> Worker:
         root = str(self.root)
-        ours = {'profile_boots': self._options.get('profile_boots', True),
+        ours = {'profile_boots': True,
+                **{key: value for key, value in self._options.items() if key in _OF_STORAGE},
                 **({'advertise_port': self._way.port} if self._way is not None else {})}
         sides: dict[str, tuple[str, Callable[[], Any]]] = {
             STORAGE: (self.network.storage, lambda: StorageSide(root, ours)),
             HOST: (self.network.hosts[0], lambda: HostSide(root, {
-                key: value for key, value in self._options.items() if key != 'profile_boots'})),
+                key: value for key, value in self._options.items() if key not in _OF_STORAGE})),
             READER: (self.network.hosts[0], lambda: GuestSide(root))}
         namespace, make = sides[name]
         return Worker(namespace, make, self._clocks[name], [

@@ -17,11 +17,13 @@ class CacheEntry:
     :ivar remote: where its base is.
     :ivar cache_image: the storage service's description of it; None of an empty one.
     :ivar file_sha256: of the file as it lies here; another than the storage service's where the
-        header had to be rewritten.
+        header had to be rewritten, or the file was expanded.
     :ivar virtual_bytes: size of the base.
     :ivar pinned: an operator wants it to stay.
     :ivar generation: the storage service's count when it was placed, or used last: a host that
         holds an earlier one than there is lets go of it.
+    :ivar expanded: no cluster of the file is compressed here, though the storage service's are, or
+        may be.
     """
 
     remote: Remote
@@ -30,6 +32,7 @@ class CacheEntry:
     virtual_bytes: int
     pinned: bool = False
     generation: int = 0
+    expanded: bool = False
 
     def is_of(self, remote: Remote, virtual_bytes: int, cache_image: CacheInfo | None = None
               ) -> bool:
@@ -71,7 +74,8 @@ class CacheEntry:
             remote = Remote(**document['remote'], image_hash=str(document.get('image_hash', '')))
             return cls(remote, cache_image, document['file_sha256'],
                        int(virtual_bytes), bool(document.get('pinned', False)),
-                       int(document.get('generation', 0)))
+                       int(document.get('generation', 0)),
+                       bool(document.get('expanded', False)))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise exception.InvalidManifest(f'{path}: {error}') from error
 
@@ -85,4 +89,4 @@ class CacheEntry:
             'version': VERSION, 'image_hash': remote.pop('image_hash'), 'remote': remote,
             'cache_image': None if self.cache_image is None else self.cache_image.to_dict(),
             'file_sha256': self.file_sha256, 'virtual_bytes': self.virtual_bytes,
-            'pinned': self.pinned, 'generation': self.generation})
+            'pinned': self.pinned, 'generation': self.generation, 'expanded': self.expanded})

@@ -31,7 +31,7 @@ LOG = logging.getLogger(__name__)
 # Of a growing store's file.
 STORE_SUFFIX = '.store'
 _NAME = re.compile('[0-9a-f]{40}')
-_LEFTOVER = re.compile(r'[0-9a-f-]{36,40}(\.json\..*\.tmp|\.tmp|(\.map)?\.partial)')
+_LEFTOVER = re.compile(r'[0-9a-f-]{36,40}(\.json\..*\.tmp|\.tmp|(\.map|\.expanded)?\.partial)')
 
 
 def is_same_name(path: str, other: str) -> bool:
@@ -133,6 +133,11 @@ class CacheFiles:
         """Return where an image's cache image is while servers read it and it still comes."""
         return os.path.join(self.directories[medium], f'{image_id}.partial')
 
+    def expanding_path(self, image_id: str, medium: Medium) -> str:
+        """Return where an image's cache image is while it is being expanded."""
+        return os.path.join(self.directories[medium],
+                            f'{naming.cache_file_name(image_id)}.expanded.partial')
+
     def holds_path(self, path: str | None) -> bool:
         """Tell whether a path, such as an overlay's backing file, is a cache image's."""
         # Headers were written under the option's value of then.
@@ -170,6 +175,18 @@ class CacheFiles:
         """Note that the content of an image's file is known to be right."""
         with self._lock:
             self._verified[image_id] = savefile.identity(status)
+
+    def note_expanded(self, entry: CacheEntry) -> None:
+        """Note that no cluster of a cache image's file is compressed; it is not used by that.
+
+        :raises OSError: if the entry cannot be written.
+        """
+        path = f'{self.path(entry.remote.image_id)}.json'
+        with self.placing_if_free(entry.remote.image_id) as is_alone:
+            if is_alone and self.known(entry.remote.image_id) == entry:
+                used = os.stat(path).st_mtime
+                dataclasses.replace(entry, expanded=True).save(path)
+                os.utime(path, (used, used))
 
     def known(self, image_id: str) -> CacheEntry | None:
         """Return what is noted of an image's cache image, also if its file is gone."""

@@ -21,6 +21,7 @@ from nova_bootcache.gateway.storespace import StoreSpace
 from nova_bootcache.recording.profilerecordings import ProfileRecordings
 from nova_bootcache.recording.watchedboots import WatchedBoots
 from nova_bootcache.tiers.arrivals import Arrivals
+from nova_bootcache.tiers.expansions import Expand, Expansions
 from nova_bootcache.tiers.fetches import Fetches
 from nova_bootcache.tiers.room import Room
 from nova_bootcache.tiers.wrongfiles import WrongFiles
@@ -34,6 +35,7 @@ class ComputeHost:
     :ivar serving: whether new servers are served.
     :ivar chains: makes and keeps servers' chains.
     :ivar facts: what placement has to know of this host.
+    :ivar expansions: expands cache images that came compressed.
     :ivar store_space: what growing stores were to grow into.
 
     :param conf: Nova's configuration, with the driver's options registered.
@@ -66,6 +68,8 @@ class ComputeHost:
                                  self.needs)
         self.boots = WatchedBoots(self.below.stores, self.needs, lambda: self.storage.api,
                                   self.drop_useless_stores)
+        self.expansions = Expansions(self.cache, self.room, self.needs, Expand(group.expand),
+                                     group.settle_delay, base_directory)
         self.recordings = ProfileRecordings(self.gateway, cache_directory)
         self.serving = Serving(group, self.needs, self.boots)
         parts = Parts(
@@ -95,7 +99,8 @@ class ComputeHost:
                       ' stock way until it is: %s', error)
 
     def stop(self) -> None:
-        """Stop all recording; the gateway goes on serving this host's servers."""
+        """Stop all recording and expanding; the gateway goes on serving this host's servers."""
+        self.expansions.stop()
         self.below.stop()
 
     def reconcile(self) -> None:

@@ -128,6 +128,14 @@ class HostNeeds:
         with self._lock:
             return self._booting[image_id] > 0
 
+    def any_boots(self) -> bool:
+        """Tell whether a server of this host boots, or is about to, as far as is known here."""
+        with self._lock:
+            if self._booting or self._arriving:
+                return True
+            images = {image_id for image_id, _until, _made in self._in_making.values()}
+        return any(map(self.is_in_making, images))
+
     # Arrivals.
 
     def begin_arrival(self, image_id: str) -> bool:

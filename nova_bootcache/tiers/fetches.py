@@ -15,6 +15,7 @@ from bootcache.tier import Medium
 from nova_bootcache.asking.offer import Offered
 from nova_bootcache.cache.cacheentry import CacheEntry
 from nova_bootcache.cache.cachefiles import CacheFiles
+from nova_bootcache.cache.placing import place
 from nova_bootcache.storagenode import Remote, check_reachable, nbd_node
 from nova_bootcache.tiers.room import Room
 from nova_bootcache.tiers.wrongfiles import WrongFiles
@@ -127,7 +128,7 @@ class Fetches:
                     steps.reached('fetch: verified')
                     entry = dataclasses.replace(
                         wanted, file_sha256=self._point_home(partial, image_id, info))
-                    self._place(partial, entry, medium)
+                    place(self._files, partial, entry, medium)
                 finally:
                     if os.path.exists(partial):
                         os.unlink(partial)
@@ -181,7 +182,7 @@ class Fetches:
                                        cluster_bytes=_EMPTY_CLUSTER, open_backing=False)
                 entry = CacheEntry(remote, None, savefile.file_digest(partial), virtual_bytes)
                 steps.reached('empty: made')
-                self._place(partial, entry, Medium.DISK)
+                place(self._files, partial, entry, Medium.DISK)
             finally:
                 if os.path.exists(partial):
                     os.unlink(partial)
@@ -199,37 +200,6 @@ class Fetches:
                  ' [bootcache]gateway_socket', image_id, cache_image.backing_uri)
         qemuimg.set_backing_pointer(path, wanted, 'raw')
         return savefile.file_digest(path)
-
-    def _place(self, partial: str, entry: CacheEntry, medium: Medium) -> None:
-        final = self._files.path(entry.remote.image_id)
-        os.chmod(partial, 0o644)
-        described = f'{final}.json.new.tmp'
-        # What takes time comes first: for a moment the image has no entry, and others look.
-        savefile.fsync_file(partial)
-        entry.save(described)
-        # An older file loses its entry before its name: no entry ever describes another file.
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(f'{final}.json')
-        steps.reached('place: entry gone')
-        stale = self._files.memory_path(entry.remote.image_id)
-        if medium is Medium.MEMORY:
-            assert stale is not None
-            os.rename(partial, stale)
-            link = f'{final}.tmp'
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(link)
-            os.symlink(stale, link)
-            os.rename(link, final)
-        else:
-            os.rename(partial, final)
-            if stale is not None and os.path.exists(stale):
-                os.unlink(stale)
-        steps.reached('place: file there')
-        # All who place a file have just computed its digest.
-        self._files.note_verified(entry.remote.image_id, os.stat(final))
-        os.rename(described, f'{final}.json')
-        for directory in set(self._files.directories.values()):
-            savefile.fsync_directory(directory)
 
 
 def _check_opens(path: str, compression: Compression) -> None:

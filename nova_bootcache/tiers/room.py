@@ -17,7 +17,7 @@ from nova_bootcache.locks import Rank
 
 LOG = logging.getLogger(__name__)
 
-_FETCH, _ARRIVAL, _STORE = 'fetch:', 'arrival:', 'store:'
+_FETCH, _ARRIVAL, _STORE, _EXPANSION = 'fetch:', 'arrival:', 'store:', 'expansion:'
 _COMING = _FETCH, _ARRIVAL
 _ATTEMPTS = 5
 
@@ -170,6 +170,31 @@ class Room:
             yield
 
     @contextlib.contextmanager
+    def for_expansion(self, image_id: str, medium: Medium, size: int, most: int) -> Iterator[None]:
+        """Keep room for the expanded file of a cache image beside the compressed one.
+
+        Nothing goes for it: what has no room stays compressed.
+
+        :param most: bytes that the tier may have with it.
+        :raises NoRoom: if it would have more, or the medium has not that much free.
+        """
+        key = f'{_EXPANSION}{image_id}'
+        with self._room_lock:
+            used = sum(item.bytes for item in self._all_items(medium))
+            if used + size > most:
+                raise exception.NoRoom(
+                    f'compute {medium.value} has {used} bytes, and is to have {most} at most with'
+                    f' {size} more')
+            self._check_free(medium, size)
+            with self._lock:
+                self._reserved[key] = medium, size
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._reserved.pop(key, None)
+
+    @contextlib.contextmanager
     def _reserved_for(self, key: str, medium: Medium, size: int) -> Iterator[None]:
         self._reserve(key, medium, size)
         try:
@@ -201,7 +226,7 @@ class Room:
         """Check the medium itself: servers may still hold what has lost its name already."""
         free = shutil.disk_usage(self._files.directories[medium]).free
         if free < size:
-            raise exception.BootcacheError(
+            raise exception.NoRoom(
                 f'compute {medium.value}: {free} bytes are free at'
                 f' {self._files.directories[medium]}, not {size}')
 

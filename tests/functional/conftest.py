@@ -89,7 +89,10 @@ def storage_conf(directory):
 
 @pytest.fixture
 def make_base(directory):
-    """Makes base images: random data in pieces, holes and written zeros between them."""
+    """Makes base images: random data in pieces, holes and written zeros between them.
+
+    A piece is data, zeros, or text: that is half as large when it is compressed.
+    """
     def make(path, virtual_bytes, pieces, image_format='raw', seed=0):
         raw = f'{path}.raw' if image_format != 'raw' else path
         source = random.Random(seed)
@@ -98,7 +101,10 @@ def make_base(directory):
             for offset, length, kind in pieces:
                 length = min(length, virtual_bytes - offset)
                 stream.seek(offset)
-                stream.write(source.randbytes(length) if kind == 'data' else bytes(length))
+                stream.write(source.randbytes(length) if kind == 'data' else bytes(length)
+                             if kind == 'zeros' else b''.join(
+                                 source.randbytes(256) + bytes(256)
+                                 for _sector in range(0, length, 512)))
         if image_format != 'raw':
             # -S 0 would keep written zeros as data; without it they become holes.
             qemu_img('convert', '-f', 'raw', '-O', image_format, raw, path)

@@ -18,14 +18,17 @@ SIZE = 6 * MIB + 512
 
 
 class Node:
-    """A storage node with one image, ready."""
+    """A storage node with one image, ready.
 
-    def __init__(self, conf, directory, make_base):
+    :param kind: of the image's data, as make_base has it.
+    """
+
+    def __init__(self, conf, directory, make_base, kind='data'):
         os.mkdir(f'{directory}/store')
         self.conf = conf.bootcache
         self.exporter = Exporter(conf)
         self.base = make_base(f'{directory}/store/base', SIZE, [
-            (0, MIB, 'data'), (2 * MIB, MIB, 'zeros'), (3 * MIB, SIZE, 'data')], 'qcow2')
+            (0, MIB, kind), (2 * MIB, MIB, 'zeros'), (3 * MIB, SIZE, kind)], 'qcow2')
         self.manifest = Manifest(IMAGE, Standing.DONE, made=Made(
             image_format='qcow2', virtual_bytes=SIZE, base_path=self.base))
         self.cache_path = ''

@@ -227,6 +227,20 @@ class StoreSpace:
         self.done.append('gave back')
 
 
+class Expansions:
+    """Stands for expanding cache images, as ``Reports`` does.
+
+    :param done: the same list.
+    """
+
+    def __init__(self, faults, done):
+        self.faults, self.done = faults, done
+
+    def look(self):
+        self.faults.check('expand')
+        self.done.append('expanded')
+
+
 class Boots:
     """Stands for the boots that are watched."""
 
@@ -265,6 +279,7 @@ class Host:
         self.room, self.fetches = Room(self.cache), Fetches(self.faults, self.cache)
         self.serving, self.boots = Serving(self.faults), Boots(Reports(self.faults, self.done))
         self.store_space = StoreSpace(self.faults, self.done)
+        self.expansions = Expansions(self.faults, self.done)
         self.holdings = Holdings(self.faults)
 
     def reconcile(self):

@@ -1,0 +1,62 @@
+"""A program that is run under watch: it may be given up at any time, and ends with this process."""
+
+import os
+import select
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+
+from bootcache import exception
+
+# Of what a program says, its end is kept.
+_SAID_BYTES = 4096
+# The idle class of the disk's scheduler, where it has classes.
+_BEHIND_ALL = (('ionice', '-c', '3'), ('nice', '-n', '19'))
+
+
+def behind_all(command: Sequence[str]) -> list[str]:
+    """Return a command that runs the same one when nobody else wants the CPU or the disk."""
+    return [word for how in _BEHIND_ALL if shutil.which(how[0]) is not None for word in how] \
+        + list(command)
+
+
+def run(command: Sequence[str], seconds: float, check: Callable[[], None],
+        script: str = '') -> tuple[int, str]:
+    """Run a program; if this process ends, it ends as well.
+
+    :param seconds: that it may take in all.
+    :param check: called several times a second; what it raises ends the program.
+    :param script: what it reads from its standard input.
+    :returns: its exit code, negative for a signal, and the end of what it said.
+    :raises BootcacheError: if it is not done in time, or cannot be run.
+    """
+    name = next(word for word in command if word.startswith('qemu-'))
+    if shutil.which('setpriv') is not None:
+        # A killed nova-compute must not leave it behind, writing into a file that nobody wants.
+        command = ['setpriv', '--pdeathsig', 'KILL', *command]
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as told:
+        told.write(script.encode())
+        told.seek(0)
+        try:
+            process = subprocess.Popen(command, env={**os.environ, 'LC_ALL': 'C'},
+                                       stdin=told if script else subprocess.DEVNULL,
+                                       stdout=output, stderr=output)
+        except OSError as error:
+            raise exception.BootcacheError(f'{name} cannot be run: {error}') from error
+        # Readable when the process ends: a boot may wait for that, and Popen.wait() looks in steps.
+        ended = os.pidfd_open(process.pid)
+        try:
+            deadline = time.monotonic() + seconds
+            while process.poll() is None:
+                check()
+                if time.monotonic() > deadline:
+                    raise exception.BootcacheError(f'{name} was not done after {seconds:.0f} s')
+                select.select([ended], [], [], 0.1)
+        finally:
+            os.close(ended)
+            process.kill()
+            process.wait()
+        output.seek(max(0, output.seek(0, os.SEEK_END) - _SAID_BYTES))
+        return process.returncode, output.read().decode(errors='replace').strip()

@@ -13,7 +13,7 @@ from bootcache import exception
 # Of what a program says, its end is kept.
 _SAID_BYTES = 4096
 # The idle class of the disk's scheduler, where it has classes.
-_BEHIND_ALL = (('ionice', '-c', '3'), ('nice', '-n', '19'))
+_BEHIND_ALL = (('ionice', '-t', '-c', '3'), ('nice', '-n', '19'))
 
 
 def behind_all(command: Sequence[str]) -> list[str]:

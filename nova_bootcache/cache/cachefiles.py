@@ -176,6 +176,11 @@ class CacheFiles:
         with self._lock:
             self._verified[image_id] = savefile.identity(status)
 
+    def note_doubt(self, image_id: str) -> None:
+        """Have the content of an image's file read again before its next use."""
+        with self._lock:
+            self._verified.pop(image_id, None)
+
     def note_expanded(self, entry: CacheEntry) -> None:
         """Note that no cluster of a cache image's file is compressed; it is not used by that.
 
@@ -307,8 +312,7 @@ class CacheFiles:
         for name in (path, self.memory_path(image_id)):
             if name is not None and os.path.lexists(name):
                 os.unlink(name)
-        with self._lock:
-            self._verified.pop(image_id, None)
+        self.note_doubt(image_id)
         LOG.info('image %s: cache image removed', image_id)
 
     def gone(self, unused_seconds: float) -> list[str]:

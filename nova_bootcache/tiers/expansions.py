@@ -108,6 +108,7 @@ class Expansions:
     def look(self) -> None:
         """Begin to expand a cache image, if one is to be and nobody waits.
 
+        :raises BootcacheError: if there is nothing that can do it.
         :raises OSError: if the cache images cannot be looked at.
         """
         if self._expand is Expand.NEVER or self._stopped.is_set() \
@@ -115,9 +116,13 @@ class Expansions:
             return
         entry = self._next()
         if entry is not None:
-            self._thread = threading.Thread(target=self._run, args=(entry,), daemon=True,
-                                            name='bootcache-expansion')
-            self._thread.start()
+            thread = threading.Thread(target=self._run, args=(entry,), daemon=True,
+                                      name='bootcache-expansion')
+            try:
+                thread.start()
+            except RuntimeError as error:
+                raise exception.BootcacheError(f'there is no thread for it: {error}') from error
+            self._thread = thread
 
     def _next(self) -> CacheEntry | None:
         """Return what is to be expanded now: of those that are, what was used last."""
@@ -173,9 +178,14 @@ class Expansions:
         """
         image_id = entry.remote.image_id
         path, medium = self._files.path(image_id), self._files.medium(image_id)
-        # What is made of it would be right as well, otherwise.
+        # What is wrong in it would be right, by its sha256, in what is made of it.
         there = os.stat(path)
-        cacheimage.verify(path, entry.file_sha256, there.st_size)
+        try:
+            cacheimage.verify(path, entry.file_sha256, there.st_size)
+        except exception.InvalidManifest:
+            # Whoever is to boot from it sees the same, and has it fetched again.
+            self._files.note_doubt(image_id)
+            raise
         layout = expansion.layout(path)
         if not layout.compressed:
             self._files.note_expanded(entry)

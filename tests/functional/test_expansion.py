@@ -336,15 +336,22 @@ def test_one_whose_place_another_one_took_meanwhile_is_dropped(host, node, monke
     assert is_expanded(host)
 
 
-def test_one_that_is_rotten_is_not_made_another_right_one_of(host, node):
+def test_one_that_is_rotten_is_not_made_another_right_one_of(host, node, directory):
     entry = fetch(host, node)
     path = host.cache.path(IMAGE)
-    place = min(ClusterPlaces(path).places.values())
+    assert host.cache.entry(IMAGE) == entry
+    status, place = os.stat(path), min(ClusterPlaces(path).places.values())
     with open(path, 'r+b') as stream:
         stream.seek(place)
         stream.write(b'rotten')
+    # As a disk does it: nothing else tells of it.
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert host.cache.entry(IMAGE) == entry
     with pytest.raises(exception.InvalidManifest):
         host.expansions.expand(entry)
+    assert host.cache.entry(IMAGE) is None, 'it is known now'
+    assert boot(host, f'{directory}/disk') is True
+    compare(f'{directory}/disk', node)
 
 
 def test_one_without_a_compressed_cluster_is_noted_and_stays(hosts, storage_conf, node, directory):

@@ -206,6 +206,19 @@ def test_never_is_never_and_what_is_stopped_begins_nothing(house, tmp_path, monk
         house.made._check()
 
 
+def test_without_a_thread_it_is_done_later(house, monkeypatch):
+    house.holds()
+
+    def start(_thread):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, 'start', start)
+        with pytest.raises(exception.BootcacheError, match='no thread'):
+            house.made.look()
+    assert house.look() == [IMAGE]
+
+
 def test_a_restart_removes_what_was_being_made(tmp_path):
     disk, memory = tmp_path / 'disk', tmp_path / 'memory'
     memory.mkdir()

@@ -250,7 +250,7 @@ def is_same_piece(source: Mapping[str, Any], path: str, image_format: str, *, of
         piece['size'] = length
     pace, paced = _throttled({**piece, 'file': source}, rate)
     code, detail = watched.run(['qemu-img', 'compare', '-q', *pace, paced,
-                             'json:' + json.dumps({**piece, 'file': file})], seconds, check)
+                                'json:' + json.dumps({**piece, 'file': file})], seconds, check)
     if code not in (0, 1):
         raise exception.BootcacheError(f'qemu-img compare failed (exit {code}): {detail}')
     return code == 0

@@ -34,8 +34,8 @@ from nova_bootcache.gateway.graph import (
     COME_DATA,
     COME_MAP,
     LANDED,
-    REMOTE,
     READER,
+    REMOTE,
     SINK,
     SOURCE,
 )

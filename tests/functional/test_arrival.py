@@ -45,8 +45,8 @@ class Way:
         self._trigger = f'{directory}/way.extents'
         self.process = subprocess.Popen(
             ['nbdkit', '--foreground', '--ipaddr', '127.0.0.1', '--port', str(self.port),
-             '--filter=log', '--filter=error', '--filter=rate', 'nbd', 'hostname=127.0.0.1', f'port={port}',
-             'dynamic-export=true', f'logfile={self.log}', f'rate={rate}',
+             '--filter=log', '--filter=error', '--filter=rate', 'nbd', 'hostname=127.0.0.1',
+             f'port={port}', 'dynamic-export=true', f'logfile={self.log}', f'rate={rate}',
              'error-extents-rate=100%', f'error-extents-file={self._trigger}'],
             stdin=subprocess.DEVNULL)
         until(self._listens, 'nbdkit')

@@ -83,3 +83,7 @@ class ConfigurationError(BootcacheError, ValueError):
 
 class LibvirtHangs(BootcacheError):
     """libvirt does not answer, or a guest's QEMU does not answer libvirt: they may in a while."""
+
+
+class BlockJobStalls(LibvirtHangs):
+    """A guest's QEMU answers, but a block job of it comes to no end: it may in a while."""

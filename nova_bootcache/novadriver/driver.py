@@ -1,8 +1,7 @@
 """The compute driver: Nova's libvirt driver with another image backend, and servers that settle.
 
-Each method that is overridden has its reason in its docstring; tests/unit/nova_bootcache holds the
-list, so that an upgrade of Nova is checked in a minute. What an override does not look at it passes
-on as it came, as Nova's releases differ in it.
+Each override has its reason in its docstring. What it does not look at it passes on as it came, as
+Nova's releases differ. tests/unit/nova_bootcache holds the list, to check an upgrade in a minute.
 """
 
 import functools
@@ -181,6 +180,11 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
         with self.settler.held(instance.uuid), self.standing.starting(instance.uuid):
             super().reboot(context, instance, *args, **kwargs)
 
+    def _soft_reboot(self, instance: Any, *args: Any, **kwargs: Any) -> bool:
+        """Leave one to a hard reboot whose disk may have another one's name: Nova starts it."""
+        return not self._disks.why_half_done(instance) and bool(
+            super()._soft_reboot(instance, *args, **kwargs))
+
     def pause(self, instance: Any, *args: Any, **kwargs: Any) -> None:
         """End its settling, which lets the guest go on when it ends; Nova's lock is not taken.
 
@@ -288,17 +292,18 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
     def live_migration(self, context: Any, instance: Any, dest: Any, post_method: Any,
                        recover_method: Any, block_migration: Any = False, migrate_data: Any = None,
                        *args: Any, **kwargs: Any) -> None:
-        """End its settling: with a block job under way the server would go to ERROR.
+        """End its settling: with a block job that does not end the server would go to ERROR.
 
         And what is watched of its boot, as its disk is read here. One that stands still by an error
         goes on first: libvirt would have it stand on the other host as if its user had paused it.
         """
-        if not self.standing.let_go_on(instance.uuid, CONF[bootcache_conf.GROUP].chain_wait):
-            LOG.warning('bootcache: server %s is not moved: %s', instance.uuid, _WAITS)
-            # After an error Nova would put it to ERROR: nothing has moved yet.
-            recover_method(context, instance, dest, migrate_data)
-            return
+        goes_on = self.standing.let_go_on(instance.uuid, CONF[bootcache_conf.GROUP].chain_wait)
         with self.bootcache.boots.copying(instance.image_ref), self.settler.held(instance.uuid):
+            if why := self._disks.why_half_done(instance) if goes_on else _WAITS:
+                LOG.warning('bootcache: server %s is not moved: %s', instance.uuid, why)
+                # After an error Nova would put it to ERROR: nothing has moved yet.
+                recover_method(context, instance, dest, migrate_data)
+                return
             super().live_migration(context, instance, dest, post_method, recover_method,
                                    block_migration, migrate_data, *args, **kwargs)
 
@@ -379,12 +384,8 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
 
     def cache_image(self, context: Any, image_id: str, *args: Any, **kwargs: Any) -> bool:
         """Warm this host by the cache image; stock Nova fetches the whole image."""
-        base = os.path.join(CONF.instances_path, CONF.image_cache.subdirectory_name,
-                            naming.cache_file_name(image_id))
-
-        def stock() -> bool:
-            return bool(super(BootCacheLibvirtDriver, self).cache_image(
-                context, image_id, *args, **kwargs))
+        base = os.path.join(self._servers.base_directory, naming.cache_file_name(image_id))
+        stock = functools.partial(super().cache_image, context, image_id, *args, **kwargs)
         # Where servers boot from the full base, to have that is to be warm.
         goes_stock = os.path.exists(base) or not self._serves()
         return self.warming.cache_image(image_id, goes_stock, stock)

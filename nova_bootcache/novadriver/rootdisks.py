@@ -61,6 +61,17 @@ class RootDisks:
             return False
         return False
 
+    def why_half_done(self, instance: Any) -> str:
+        """Return why what settling left half-done cannot be put right now; empty if all is right.
+
+        Until it is, the server must not be started from its disk, and does not leave the host.
+        """
+        try:
+            self._recover_server(libvirt_utils.get_instance_path(instance))
+        except exception.BootcacheError as error:
+            return str(error)
+        return ''
+
     def open_chain(self, instance: Any, patience: float, guest_waits: bool,
                    directory: str = '') -> None:
         """See to it that a server's root disk can be opened, whatever the host went through.

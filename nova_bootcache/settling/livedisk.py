@@ -9,11 +9,15 @@ from xml.sax import saxutils
 
 import libvirt
 
+from bootcache import exception
 from nova_bootcache.cache.cachefiles import is_same_name
 from nova_bootcache.settling.pivotstate import PivotFailed, PivotRefused
 
 POLL_SECONDS = 0.2
-_PATIENCE_SECONDS = 30
+_PATIENCE_SECONDS = 30.0
+# With a job that somebody was patient with before.
+_ENDING_SECONDS = 5.0
+_ENDING_POLL_SECONDS = 0.02
 # What may be left to copy when the guest is made to stand still: a fraction of a second's worth.
 _MOST_BACKLOG = 32 << 20
 _BACKLOG_SECONDS = 10
@@ -45,12 +49,16 @@ class LiveDisk:
         """Tell whether QEMU still runs."""
         return bool(self.domain.isActive())
 
-    def ask_qemu(self) -> None:
-        """Return once QEMU has answered something: a copy looks as if it went on if it hangs.
+    def ask_qemu(self) -> tuple[int, int]:
+        """Return how many bytes of a copy are copied, and left; of none that is zeros.
+
+        QEMU answers that: a copy looks as if it went on if it hangs.
 
         :raises LibvirtHangs: if it does not.
         """
-        self.domain.blockJobInfo(self._target, 0)
+        found = self.domain.blockJobInfo(self._target, 0) or {}
+        copied = int(found.get('cur', 0))
+        return copied, int(found.get('end', 0)) - copied
 
     def virtual_bytes(self) -> int:
         """Return the size that the guest sees."""
@@ -128,8 +136,7 @@ class LiveDisk:
         """
         self.domain.blockJobSetSpeed(self._target, 0, 0)
         deadline = time.monotonic() + _BACKLOG_SECONDS
-        while (info := self.domain.blockJobInfo(self._target, 0)) \
-                and info['end'] - info['cur'] > _MOST_BACKLOG:
+        while self.ask_qemu()[1] > _MOST_BACKLOG:
             if time.monotonic() > deadline:
                 raise PivotFailed(f'{self._path}: the guest writes faster than the copy follows; it'
                                   ' can be tried again when it writes less')
@@ -142,19 +149,37 @@ class LiveDisk:
     def end_job(self, names: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
         """End the copy, if there is one, without a pivot.
 
+        QEMU ends it when all is answered that it has under way. libvirt is not told to wait for
+        that: nobody else could do anything with the domain meanwhile.
+
         :param names: what it gives is entered while libvirt closes the copy.
-        :raises PivotFailed: if it does not end.
+        :raises BlockJobStalls: if it does not end for now. It ends at any later time.
+        :raises PivotFailed: if it ends in another way, and does not for now.
         """
-        deadline = time.monotonic() + _PATIENCE_SECONDS
+        state = self.job()
+        deadline = time.monotonic() + (_ENDING_SECONDS if state == 'abort' else _PATIENCE_SECONDS)
         while self.runs() and (state := self.job()) is not None:
-            if time.monotonic() > deadline:
+            if state == 'abort':
+                self._wait_for_abort(deadline)
+            elif time.monotonic() > deadline:
                 raise PivotFailed(f'{self._path}: its block job does not end; see QEMU\'s log')
-            if state in ('copying', 'yes'):
-                # It may end by itself just now, or QEMU may; the next round tells.
-                with names(), contextlib.suppress(libvirt.libvirtError):
-                    self.domain.blockJobAbort(self._target, 0)
-                    continue
-            time.sleep(POLL_SECONDS)
+            elif state == 'pivot':
+                time.sleep(POLL_SECONDS)
+            else:
+                with names():
+                    # It may end by itself just now, or QEMU may; the next round tells.
+                    with contextlib.suppress(libvirt.libvirtError):
+                        self.domain.blockJobAbort(self._target,
+                                                  libvirt.VIR_DOMAIN_BLOCK_JOB_ABORT_ASYNC)
+                    self._wait_for_abort(deadline)
+
+    def _wait_for_abort(self, deadline: float) -> None:
+        while self.runs() and self.job() == 'abort':
+            if time.monotonic() > deadline:
+                raise exception.BlockJobStalls(
+                    f'{self._path}: its block job does not end, as something that it reads or'
+                    ' writes is not answered')
+            time.sleep(_ENDING_POLL_SECONDS)
 
     def suspend(self) -> None:
         """Have the guest stand still, until ``resume``.

@@ -7,7 +7,9 @@ and back at once. What a crash leaves, ``recover`` puts right; it has to be call
 else is done with a server's disk.
 
 Where QEMU does not answer, libvirt may do at any later time what it was told: all stays as it is
-until that is over, and ``recover`` is for it as well. Until then the server can only be ended.
+until that is over, and ``recover`` is for it as well. Until then the server can only be ended. So it
+is with a copy that does not end, as what QEMU reads or writes for it is not answered; but its guest
+goes on meanwhile, and may end: ``disk`` is not the valid overlay then before ``recover``.
 
 All but ``Pivot.wait_ready`` need Nova's lock of the server.
 """
@@ -16,6 +18,7 @@ import contextlib
 import dataclasses
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -38,6 +41,7 @@ from nova_bootcache.settling.pivotstate import (
     PivotPhase,
     PivotRefused,
 )
+from nova_bootcache.settling.progress import Progress
 
 LOG = logging.getLogger(__name__)
 
@@ -103,20 +107,25 @@ class Pivot:
         :param cancelled: ends the waiting; ``abort`` has to be called then.
         :raises Cancelled: if it was set, or somebody else called ``abort``.
         :raises PivotFailed: if the job failed or the server stopped; ``abort`` has to be called.
+        :raises BlockJobStalls: if it comes no nearer to its end for long; the same.
         :raises LibvirtHangs: if QEMU does not answer; the same.
         """
         state: str | None = 'copying'
+        progress = Progress.begun(self._rate, time.monotonic())
         while state != 'yes':
             cancelled.wait(POLL_SECONDS)
             try:
                 with self._errors():
                     disk = self._disk()
-                    disk.ask_qemu()
+                    copied, left = disk.ask_qemu()
                     state = disk.job()
                 if state is None:
                     raise PivotFailed(
                         f'{self._path}: its block job failed; see QEMU\'s log of the domain, and'
                         ' whether the gateway reaches the storage node')
+                progress = progress.seen(copied, left, time.monotonic())
+                if state != 'yes' and (why := progress.why_in_vain(time.monotonic())):
+                    raise exception.BlockJobStalls(f'{self._path} is not moved now: {why}')
             except (PivotFailed, exception.LibvirtHangs):
                 if not cancelled.is_set() and not self._given_up.is_set():
                     raise
@@ -242,6 +251,7 @@ def recover(directory: str, domain: Any) -> Overlay | None:
     :returns: which overlay ``disk`` is now; None if there was nothing to do.
     :raises PivotConflict: if which one is valid cannot be told; an operator has to look.
     :raises PivotFailed: if libvirt does not do what it has to; it can be tried again.
+    :raises BlockJobStalls: if the copy does not end for now.
     :raises LibvirtHangs: if QEMU does not answer, or libvirt is still at what it was told before.
     """
     marker = Marker.load(directory)

@@ -177,7 +177,8 @@ class Settler:
 
     def _is_left(self, directory: str) -> bool:
         """Tell whether what was left half-done for a server is to be ended now."""
-        return pivot.is_under_way(directory) and self._hanging.is_time(_server_of(directory))
+        return pivot.is_under_way(directory) \
+            and self._hanging.is_time_to_end(_server_of(directory))
 
     def _is_chained_in(self, directory: str) -> bool:
         return self._is_chained(
@@ -206,7 +207,7 @@ class Settler:
         stand = [server for servers in unsettled.values() for server in servers]
         self.unsettled.note(stand, self._pauses, {
             server.server_id for server in stand if self._nova.sees_errors(server.server_id)},
-            self._hanging)
+            self._hanging.why)
         self._hanging.keep_only({server.server_id for server in present})
         # Nova is at work on these: a chain may be in the making that nobody has opened yet.
         in_hand = {server.image_id for server in present if not server.settles}
@@ -322,9 +323,13 @@ class Settler:
             under_way = self._begin(server, base)
             if under_way is not None:
                 self._finish(server_id, *under_way)
-            self._hanging.answers(server_id)
+            self._hanging.has_moved(server_id)
         except exception.Cancelled:
             pass
+        except exception.BlockJobStalls as error:
+            self._hanging.note_stall(server_id, error)
+            with self._nova.instance_lock(server_id):
+                self._give_up(server_id)
         except exception.LibvirtHangs as error:
             self._hanging.note(server_id, error)
             with self._nova.instance_lock(server_id):

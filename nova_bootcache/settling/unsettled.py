@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable
 from typing import Any
 
 from oslo_log import log as logging
 
-from nova_bootcache import libvirtcalls
 from nova_bootcache.settling.localservers import LocalServer
 
 LOG = logging.getLogger(__name__)
@@ -24,13 +23,13 @@ _CURES = {'suspended': 'resume it', 'rescued': 'unrescue it',
 
 
 def why(server: LocalServer, *, is_off: bool, is_unwanted: bool, has_failed: bool,
-        hangs: bool = False) -> str:
+        hangs_at: str = '') -> str:
     """Return why a server stands on a cache image, with the cure where there is one. Pure.
 
     :param is_off: servers are not settled on this host.
     :param is_unwanted: its image says that they are not to be.
     :param has_failed: it was tried with its image, and did not come off.
-    :param hangs: its QEMU did not answer when it was to be moved.
+    :param hangs_at: at what its move hangs, with the cure; empty if it does not.
     """
     if not server.settles:
         cure = _CURES.get(server.state)
@@ -39,8 +38,8 @@ def why(server: LocalServer, *, is_off: bool, is_unwanted: bool, has_failed: boo
         return 'settle_bandwidth is 0 on its host: set it, or migrate the server'
     if is_unwanted:
         return 'its image says bootcache_settle=no: say yes, or migrate the server'
-    if hangs:
-        return f'{libvirtcalls.NO_ANSWER}: see what that waits for, or hard reboot the server'
+    if hangs_at:
+        return hangs_at
     if has_failed:
         return 'it did not come off and is tried again: see the log of nova-compute'
     return SOON
@@ -59,21 +58,22 @@ class Unsettled:
         # None until somebody has looked.
         self._seen: tuple[LocalServer, ...] | None = None
         self._failed: Container[str] = ()
-        self._hanging: Container[str] = ()
+        self._hangs_at: Callable[[str], str] = lambda _server_id: ''
         self._see_errors: Container[str] = ()
         self._told: set[tuple[str, str]] = set()
 
     def note(self, servers: Iterable[LocalServer], failed: Container[str],
-             see_errors: Container[str] = (), hanging: Container[str] = ()) -> None:
+             see_errors: Container[str] = (),
+             hangs_at: Callable[[str], str] = lambda _server_id: '') -> None:
         """Note the servers that stand on a cache image.
 
         Of those that stay so until somebody does something, nova-compute's log tells once.
 
         :param failed: images with which settling did not come off, as it is whenever it is told.
         :param see_errors: ids of servers whose guests do not wait for their disks.
-        :param hanging: ids of servers whose QEMU does not answer, as it is whenever it is told.
+        :param hangs_at: tells at what the move of a server hangs, as it is whenever it is told.
         """
-        self._hanging = hanging
+        self._hangs_at = hangs_at
         self._failed, self._see_errors, self._seen = failed, see_errors, tuple(servers)
         stuck = {(server.server_id, self._why(server)) for server in self._seen
                  if not server.settles and server.state in _CURES}
@@ -93,7 +93,7 @@ class Unsettled:
     def _why(self, server: LocalServer) -> str:
         reason = why(server, is_off=self._is_off, is_unwanted=server.image_id in self.unwanted,
                      has_failed=server.image_id in self._failed,
-                     hangs=server.server_id in self._hanging)
+                     hangs_at=self._hangs_at(server.server_id))
         return reason + SEES_ERRORS if server.server_id in self._see_errors else reason
 
     def report(self) -> dict[str, Any] | None:

@@ -46,6 +46,7 @@ OVERRIDDEN = {
         'manage_image_cache': ['context', 'all_instances'],
         'power_off': ['instance'],
         'reboot': ['context', 'instance'],
+        '_soft_reboot': ['instance'],
         '_hard_reboot': ['context', 'instance'],
         'get_info': ['instance'],
         'resume_state_on_host_boot': ['context', 'instance'],
@@ -241,6 +242,13 @@ def test_a_server_that_leaves_is_powered_off_by_the_method_that_names_its_disk()
 def test_starting_and_resuming_come_through_the_hard_reboot():
     for method in ('power_on', 'resume_state_on_host_boot'):
         assert 'self._hard_reboot(' in inspect.getsource(getattr(driver.LibvirtDriver, method))
+
+
+def test_a_hard_reboot_follows_a_soft_one_that_is_not_done():
+    """That starts what has ended by itself, of whatever its disk is called by then."""
+    assert 'guest.launch()' in inspect.getsource(driver.LibvirtDriver._soft_reboot)
+    source = inspect.getsource(driver.LibvirtDriver.reboot)
+    assert source.index('if soft_reboot_success:') < source.index('return self._hard_reboot(')
 
 
 def test_a_hard_reboot_ends_qemu_first_in_the_way_that_ours_does():

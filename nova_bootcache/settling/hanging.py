@@ -19,8 +19,8 @@ _PAUSE_SECONDS, _LONGEST_PAUSE = 10.0, 60.0
 # Each try copies all anew, and others wait for it.
 _STALLED_PAUSE, _LONGEST_STALLED = 60.0, 6 * 3600.0
 _QEMU_CURE = f'{libvirtcalls.NO_ANSWER}: see what that waits for, or hard reboot the server'
-_COPY_CURE = ('its own data cannot be copied to its full base, and it is tried again: see the log of'
-              ' nova-compute')
+_COPY_CURE = ('its own data cannot be copied to its full base, which is tried again: see the log'
+              ' of nova-compute')
 
 
 class HangingServers:
@@ -76,15 +76,15 @@ class HangingServers:
 
     def answers(self, server_id: str) -> None:
         """Note that a server's QEMU has answered, or is no more, and nothing is half done."""
-        if server_id in self._pauses:
-            LOG.info('bootcache: the %s of server %s', 'copy' if server_id in self._do_not_end
-                     else 'QEMU', f'{server_id} answers again, or has ended')
+        if server_id in self._do_not_end:
+            LOG.info('bootcache: the copy of server %s, which was given up, has ended', server_id)
+        elif server_id in self._pauses:
+            LOG.info('bootcache: the QEMU of server %s answers again, or has ended', server_id)
         self._pauses.forget(server_id)
         self._do_not_end.discard(server_id)
 
     def has_moved(self, server_id: str) -> None:
-        """Note that a server was moved."""
-        self.answers(server_id)
+        """Note that a running server was moved."""
         self._stalls.forget(server_id)
 
     def keep_only(self, server_ids: Collection[str]) -> None:

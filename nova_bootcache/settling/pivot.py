@@ -7,9 +7,9 @@ and back at once. What a crash leaves, ``recover`` puts right; it has to be call
 else is done with a server's disk.
 
 Where QEMU does not answer, libvirt may do at any later time what it was told: all stays as it is
-until that is over, and ``recover`` is for it as well. Until then the server can only be ended. So it
-is with a copy that does not end, as what QEMU reads or writes for it is not answered; but its guest
-goes on meanwhile, and may end: ``disk`` is not the valid overlay then before ``recover``.
+until that is over, and ``recover`` is for it as well. Until then the server can only be ended. So
+it is with a copy that does not end, as what QEMU reads or writes for it is not answered; but its
+guest goes on meanwhile, and may end: ``disk`` is not the valid overlay then before ``recover``.
 
 All but ``Pivot.wait_ready`` need Nova's lock of the server.
 """

@@ -34,6 +34,7 @@ LOG = logging.getLogger(__name__)
 _PERIOD_SECONDS = 10
 _PAUSE_SECONDS = 60
 _LONGEST_PAUSE = 6 * 3600
+_FAILED = 'it did not come off'
 
 
 class Settler:
@@ -133,7 +134,7 @@ class Settler:
             self._chained.pop(server_id, None)
             self._has_worked = True
 
-    def _give_up(self, server_id: str) -> None:
+    def _give_up(self, server_id: str, reason: str = 'Nova works on it') -> None:
         with self._steps.of(server_id):
             with self._lock:
                 found = self._pivots.pop(server_id, None)
@@ -143,7 +144,7 @@ class Settler:
             cancelled.set()
             try:
                 under_way.abort()
-                LOG.info('bootcache: server %s is not settled now, as Nova works on it', server_id)
+                LOG.info('bootcache: server %s is not settled now, as %s', server_id, reason)
             except exception.LibvirtHangs as error:
                 # It is ended with QEMU, or when that answers: all is kept for it.
                 LOG.info('bootcache: the settling of server %s stays half done: %s', server_id,
@@ -323,22 +324,23 @@ class Settler:
             under_way = self._begin(server, base)
             if under_way is not None:
                 self._finish(server_id, *under_way)
-            self._hanging.has_moved(server_id)
+                self._hanging.has_moved(server_id)
+            self._hanging.answers(server_id)
         except exception.Cancelled:
             pass
         except exception.BlockJobStalls as error:
             self._hanging.note_stall(server_id, error)
             with self._nova.instance_lock(server_id):
-                self._give_up(server_id)
+                self._give_up(server_id, _FAILED)
         except exception.LibvirtHangs as error:
             self._hanging.note(server_id, error)
             with self._nova.instance_lock(server_id):
-                self._give_up(server_id)
+                self._give_up(server_id, _FAILED)
         except exception.BootcacheError as error:
             LOG.warning('bootcache: server %s is not settled yet: %s', server_id, error)
             self._hanging.answers(server_id)
             with self._nova.instance_lock(server_id):
-                self._give_up(server_id)
+                self._give_up(server_id, _FAILED)
             return False
         finally:
             self._chained.pop(server_id, None)

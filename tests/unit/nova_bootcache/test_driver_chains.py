@@ -155,6 +155,46 @@ def test_a_qemu_that_does_not_answer_is_ended_by_a_hard_reboot_only(nova, operat
 
 
 @pytest.fixture
+def half_done(nova, monkeypatch):
+    """A server with a block job that does not end; it may not be moved nor started from its disk.
+
+    Gives what is appended to once the job has ended.
+    """
+    leave(nova.directory, PivotPhase.COPYING, ('new', 'old'))
+    ended, recover = [], nova.driver.settler.recover_server
+
+    def recover_server(directory):
+        if not ended:
+            raise exception.BlockJobStalls('its block job does not end')
+        recover(directory)
+    monkeypatch.setattr(nova.driver._disks, '_recover_server', recover_server)
+    return ended
+
+
+@pytest.mark.parametrize('ends', [True, False])
+def test_a_soft_reboot_starts_no_disk_that_has_another_ones_name(nova, half_done, monkeypatch,
+                                                                 ends):
+    """A hard one follows in Nova."""
+    monkeypatch.setattr(driver.LibvirtDriver, '_soft_reboot', lambda *_arguments: True)
+    half_done.extend([1] * ends)
+    assert nova.driver._soft_reboot(nova.instance) is ends
+
+
+@pytest.mark.parametrize('ends', [True, False])
+def test_one_whose_block_job_does_not_end_is_not_migrated(nova, half_done, monkeypatch, caplog,
+                                                          ends):
+    """libvirt would refuse it, and Nova put the server to ERROR."""
+    half_done.extend([1] * ends)
+    monkeypatch.setattr(nova.driver.standing, 'let_go_on', lambda *_arguments: True)
+    monkeypatch.setattr(driver.LibvirtDriver, 'live_migration',
+                        lambda *_arguments: nova.did.append('live_migration'))
+    nova.driver.live_migration(None, nova.instance, 'other', None,
+                               lambda *_arguments: nova.did.append('recovered'))
+    assert nova.did == (['live_migration'] if ends else ['recovered'])
+    assert ends or 'does not end' in caplog.text
+
+
+@pytest.fixture
 def opened(nova, monkeypatch):
     """How disks are opened: patience, and whether their guests wait for the base."""
     found = []

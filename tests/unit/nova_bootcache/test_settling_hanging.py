@@ -1,6 +1,6 @@
-"""Settling: a server whose QEMU does not answer libvirt keeps nobody waiting.
+"""Settling: a server whose QEMU does not answer, or whose copy comes to no end, holds up nobody.
 
-tests/functional/test_hanging_move.py has a real one.
+tests/functional/test_hanging_move.py and test_stalled_move.py have real ones.
 """
 
 import os
@@ -132,3 +132,92 @@ def test_novas_work_does_not_wait_for_its_end(house, settler, monkeypatch, caplo
     settler.once()
     assert house.done('nova') == ['one'] and 'stays half done' in caplog.text
     assert 'Traceback' not in caplog.text
+
+
+# A copy that comes to no end.
+
+def stalls(*_arguments):
+    raise exception.BlockJobStalls('nothing was copied. See whether the storage node answers')
+
+
+def test_others_settle_while_a_copy_is_given_up(house, settler, monkeypatch, caplog):
+    monkeypatch.setattr(Move, 'wait_ready', lambda move, cancelled: move._server_id == 'one'
+                        and stalls())
+    house.boots('one')
+    house.boots('two')
+    house.boots('three', OTHER)
+    settler.once()
+    assert settled(house) == ['three', 'two'] and house.locked == []
+    assert house.done('abort') == ['one'] and settler._pivots == {}
+    assert caplog.text.count('tried again in 60 s: nothing was copied') == 1
+    (_server, why), = [found for found in settler.unsettled.report()['named'] if found[0] == 'one']
+    assert 'cannot be copied' in why and 'log of nova-compute' in why
+    house.boots('four')
+    settler.once()
+    assert settled(house) == ['four', 'three', 'two'] and house.done('begin').count('one') == 1
+
+
+def test_it_is_copied_again_at_growing_pauses_up_to_hours(house, settler, monkeypatch, caplog):
+    whole, tries, began = Move.wait_ready, [], house.clock.now
+    monkeypatch.setattr(Move, 'wait_ready', lambda move, cancelled: (
+        tries.append(house.clock.now - began), stalls()))
+    house.boots('one')
+    for _round in range(100):
+        settler.look()
+        house.clock.now += 10
+    assert [round(tried) for tried in tries] == [0, 60, 180, 420, 900]
+    assert caplog.text.count('is not settled') == len(tries)
+    monkeypatch.setattr(Move, 'wait_ready', whole)
+    house.clock.now += 6 * 3600
+    settler.look()
+    assert settled(house) == ['one'] and 'one' not in settler._hanging
+    assert settler._hanging.why('one') == ''
+
+
+def test_one_that_does_not_end_is_looked_at_often_and_told_once(house, settler, monkeypatch,
+                                                                caplog):
+    """Its disk has another one's name meanwhile; a copy that was given up is begun later."""
+    caplog.set_level('INFO')
+    house.boots('one')
+    directory = house.known['one'].directory
+    marker = os.path.join(directory, pivot.MARKER)
+    asked, answers, began = [], [], house.clock.now
+
+    def wait_ready(_move, _cancelled):
+        open(marker, 'w').close()
+        house.stands_on('one', house.base())
+        stalls()
+
+    def recover(_directory, _domain):
+        asked.append(house.clock.now - began)
+        if not answers:
+            stalls()
+        os.unlink(marker)
+        house.stands_on('one', house.path(IMAGE))
+    whole = Move.wait_ready
+    monkeypatch.setattr(pivot, 'recover', recover)
+    monkeypatch.setattr(Move, 'wait_ready', wait_ready)
+    monkeypatch.setattr(Move, 'abort', stalls)
+    for _round in range(30):
+        settler.look()
+        house.clock.now += 10
+    assert house.done('begin') == ['one'] and house.needs.needs_base(IMAGE)
+    assert [round(at) for at in asked[:4]] == [10, 20, 40, 80]
+    assert caplog.text.count('is not settled') == 1 and 'Traceback' not in caplog.text
+    monkeypatch.setattr(Move, 'wait_ready', whole)
+    answers.append(1)
+    house.clock.now += 60
+    settler.look()
+    assert 'the copy of server one' in caplog.text and not pivot.is_under_way(directory)
+    assert settled(house) == ['one'], 'it was time for that as well'
+
+
+def test_a_nova_compute_that_starts_anew_tells_of_one_that_does_not_end(house, settler, left,
+                                                                        monkeypatch, caplog):
+    monkeypatch.setattr(pivot, 'recover', stalls)
+    settler.recover()
+    for _round in range(10):
+        settler.look()
+        house.clock.now += 10
+    assert caplog.text.count('is left alone until its copy has ended') == 1
+    assert 'cannot be copied' in settler._hanging.why('one')

@@ -268,10 +268,8 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
             super().resume(context, instance, *args, **kwargs)
 
     def rescue(self, context: Any, instance: Any, *args: Any, **kwargs: Any) -> None:
-        """End its settling; the rescue system gets the server's own disk beside its own.
-
-        It waits at that, as the server does: Nova describes both anew.
-        """
+        """End its settling; the rescue system waits at the server's own disk as the server does."""
+        # Nova describes both anew.
         with self.bootcache.boots.copying(instance.image_ref), self.settler.held(instance.uuid):
             self._open_chain(instance, guest_waits=True)
             super().rescue(context, instance, *args, **kwargs)
@@ -384,11 +382,12 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
 
     def cache_image(self, context: Any, image_id: str, *args: Any, **kwargs: Any) -> bool:
         """Warm this host by the cache image; stock Nova fetches the whole image."""
-        base = os.path.join(self._servers.base_directory, naming.cache_file_name(image_id))
+        base = os.path.join(CONF.instances_path, CONF.image_cache.subdirectory_name,
+                            naming.cache_file_name(image_id))
         stock = functools.partial(super().cache_image, context, image_id, *args, **kwargs)
         # Where servers boot from the full base, to have that is to be warm.
         goes_stock = os.path.exists(base) or not self._serves()
-        return self.warming.cache_image(image_id, goes_stock, stock)
+        return bool(self.warming.cache_image(image_id, goes_stock, stock))
 
     def manage_image_cache(self, context: Any, all_instances: Any, *args: Any,
                            **kwargs: Any) -> None:

@@ -17,7 +17,8 @@ from nova_bootcache.settling.pivotstate import Marker, Overlay, PivotPhase
 SLOW = 256 << 10
 # The steps of a move; a process is killed at each of their lines.
 STEPS = ('begin', '_make', '_exchanged', '_pivot', 'clean_up')
-RECOVERY = ('recover', '_recover', '_names_of_job', '_exchanged', 'end_job', 'resume', 'clean_up')
+RECOVERY = ('recover', '_recover', '_names_of_job', '_exchanged', 'end_job', '_wait_for_abort',
+            'resume', 'clean_up')
 
 
 @pytest.fixture(scope='module')

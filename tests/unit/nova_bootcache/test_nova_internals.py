@@ -115,7 +115,6 @@ def test_what_is_not_looked_at_reaches_nova_as_it_came(nova, method, monkeypatch
     ours.standing.is_standing.return_value, ours.standing.let_go_on.return_value = False, True
     ours._disks, ours._has_started = mock.MagicMock(), False
     ours._disks.waits_for_qemu.return_value, ours._disks.why_half_done.return_value = False, ''
-    ours._servers = mock.MagicMock(base_directory='/base')
     ours.resuming = mock.MagicMock()
     ours.resuming.has_some.return_value = False
     ours.warming.cache_image = lambda image_id, goes_stock, stock: stock()

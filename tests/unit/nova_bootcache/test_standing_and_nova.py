@@ -36,7 +36,7 @@ def nova(monkeypatch):
     ours = BootCacheLibvirtDriver.__new__(BootCacheLibvirtDriver)
     ours.bootcache = ours.settler = mock.MagicMock()
     ours.standing, ours._disks = mock.MagicMock(), mock.MagicMock()
-    ours._disks.waits_for_qemu.return_value = False
+    ours._disks.waits_for_qemu.return_value, ours._disks.why_half_done.return_value = False, ''
     did = []
     for name in STOCK:
         monkeypatch.setattr(libvirt_driver.LibvirtDriver, name,

@@ -101,8 +101,10 @@ class Settler:
         :raises BootcacheError: if that is not possible, or which of two disks is the right one
             cannot be told: the server must not be started then.
         """
-        if pivot.is_under_way(directory):
-            pivot.recover(directory, self._nova.bounded_domain(_server_of(directory)))
+        # Nova takes no lock for some of its work, and to do it twice would exchange names twice.
+        with self._steps.of(_server_of(directory)):
+            if pivot.is_under_way(directory):
+                pivot.recover(directory, self._nova.bounded_domain(_server_of(directory)))
 
     def start(self) -> None:
         """Begin to look for servers that can be settled."""

@@ -3,7 +3,9 @@
 tests/functional/test_hanging_move.py and test_stalled_move.py have real ones.
 """
 
+import concurrent.futures
 import os
+import threading
 
 import pytest
 from fakes_settling import IMAGE, OTHER, Move, nova_works_on, settled
@@ -221,3 +223,26 @@ def test_a_nova_compute_that_starts_anew_tells_of_one_that_does_not_end(house, s
         house.clock.now += 10
     assert caplog.text.count('is left alone until its copy has ended') == 1
     assert 'cannot be copied' in settler._hanging.why('one')
+
+
+def test_what_is_half_done_is_ended_by_one_at_a_time(house, settler, left, monkeypatch):
+    """Nova takes no lock of the server for a live migration, for instance."""
+    _asked, answers = left
+    answers.append(1)
+    ended, directory = pivot.recover, house.known['one'].directory
+    began, may_end = threading.Event(), threading.Event()
+
+    def recover(*arguments):
+        assert not began.is_set(), 'names would be exchanged twice'
+        began.set()
+        assert may_end.wait(60)
+        ended(*arguments)
+    monkeypatch.setattr(pivot, 'recover', recover)
+    with concurrent.futures.ThreadPoolExecutor(2) as beside:
+        both = [beside.submit(settler.recover_server, directory)]
+        assert began.wait(60)
+        both.append(beside.submit(settler.recover_server, directory))
+        may_end.set()
+        for done in both:
+            done.result(60)
+    assert not pivot.is_under_way(directory)

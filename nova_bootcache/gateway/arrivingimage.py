@@ -103,8 +103,6 @@ def begin(gateway: Gateway, image_id: str, size: int, path: str,
     :raises BootcacheError: if qemu-img or the gateway refuses; the base is then read directly.
     :raises OSError: if the file system has no room for all of it.
     """
-    # What has been added could not be taken away again.
-    gateway.check_top(image_id)
     names = _names(image_id)
     clean(path)
     try:
@@ -114,27 +112,37 @@ def begin(gateway: Gateway, image_id: str, size: int, path: str,
                 and diskroom.hold(_map_path(path), _tables(size))):
             raise exception.BootcacheError(f'the file system of {path} cannot promise space')
         steps.reached('arrive: held')
-        gateway.daemon.add_nodes(
-            {**source, 'node-name': names[SOURCE]},
-            {'driver': 'file', 'node-name': names[COME_MAP], 'filename': _map_path(path)},
-            # Its header may be changed, and others read it, before this node goes.
-            {'driver': 'file', 'node-name': names[COME_DATA], 'filename': path, 'locking': 'off'},
-            {'driver': 'qcow2', 'node-name': names[COME], 'read-only': False,
-             'backing': names[SOURCE], 'file': names[COME_MAP], 'data-file': names[COME_DATA],
-             'l2-cache-size': 1 << 20},
-            {'driver': 'copy-on-read', 'node-name': names[ARRIVING_FILTER], 'file': names[COME]},
-            # The job wants a node that nobody else reads from.
-            {'driver': 'throttle', 'node-name': names[READER], 'throttle-group': graph.UNLIMITED,
-             'file': names[ARRIVING_FILTER]},
-            {'driver': 'null-co', 'node-name': names[SINK], 'size': size},
-            {'driver': 'qcow2', 'node-name': names[ARRIVING], 'read-only': True,
-             'backing': names[REMOTE], 'file': names[ARRIVING_FILTER]})
-        _read_from(gateway, image_id, ARRIVING)
+        # A server waits: to connect once for all of it spares milliseconds.
+        with gateway.daemon.session():
+            # What has been added could not be taken away again.
+            gateway.check_top(image_id)
+            gateway.daemon.add_nodes(*_nodes(names, source, path, size))
+            _read_from(gateway, image_id, ARRIVING)
     except (exception.BootcacheError, OSError):
         with contextlib.suppress(exception.BootcacheError):
             gateway.change(image_id, arrives=False)
         clean(path)
         raise
+
+
+def _nodes(names: dict[str, str], source: dict[str, Any], path: str, size: int
+           ) -> list[dict[str, Any]]:
+    """Return the nodes by which a cache image comes, each before those that name it."""
+    return [
+        {**source, 'node-name': names[SOURCE]},
+        {'driver': 'file', 'node-name': names[COME_MAP], 'filename': _map_path(path)},
+        # Its header may be changed, and others read it, before this node goes.
+        {'driver': 'file', 'node-name': names[COME_DATA], 'filename': path, 'locking': 'off'},
+        {'driver': 'qcow2', 'node-name': names[COME], 'read-only': False,
+         'backing': names[SOURCE], 'file': names[COME_MAP], 'data-file': names[COME_DATA],
+         'l2-cache-size': 1 << 20},
+        {'driver': 'copy-on-read', 'node-name': names[ARRIVING_FILTER], 'file': names[COME]},
+        # The job wants a node that nobody else reads from.
+        {'driver': 'throttle', 'node-name': names[READER], 'throttle-group': graph.UNLIMITED,
+         'file': names[ARRIVING_FILTER]},
+        {'driver': 'null-co', 'node-name': names[SINK], 'size': size},
+        {'driver': 'qcow2', 'node-name': names[ARRIVING], 'read-only': True,
+         'backing': names[REMOTE], 'file': names[ARRIVING_FILTER]}]
 
 
 def bring(gateway: Gateway, image_id: str, size: int, path: str, seconds: float,

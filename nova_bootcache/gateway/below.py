@@ -126,9 +126,11 @@ class Below:
         :raises OSError: if the file system has no room for all of it.
         """
         with self._beginning.of(image_id):
-            # Of one that could not be cleared up, as storage hung.
-            self._gateway.end_arrival_job(image_id)
-            self._gateway.change(image_id, arrives=False)
+            there = self._gateway.present([image_id]).get(image_id, Present())
+            if there.kinds & set(graph.ARRIVAL):
+                # Of one that could not be cleared up, as storage hung.
+                self._gateway.end_arrival_job(image_id)
+                self._gateway.change(image_id, arrives=False)
             arrivingimage.begin(self._gateway, image_id, size, path, source)
 
     def end_arrival(self, image_id: str) -> None:

@@ -21,6 +21,11 @@ class ImageRefused(BootcacheError):
     """A tenant's image file is not safe to be opened, or not of a kind that can be served."""
 
 
+class Interrupted(BootcacheError):
+    """A program that this project runs was ended by others, or was not done in its time: of what it
+    worked on that says nothing, and it may be done in a while."""
+
+
 class StorageDaemonError(BootcacheError):
     """qemu-storage-daemon did not start, did not answer, or refused a command."""
 

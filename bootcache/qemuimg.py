@@ -3,19 +3,18 @@
 import contextlib
 import json
 import os
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from oslo_concurrency import processutils
 
-from bootcache import exception, watched
+from bootcache import exception, limited, watched
+from bootcache.limited import Limits
 
 # Reading a header needs little; a hostile one must not get more (Glance's own limits for it).
-INSPECT_LIMITS = processutils.ProcessLimits(cpu_time=2, address_space=1 << 30)
+INSPECT_LIMITS = Limits(cpu_seconds=2, memory_bytes=1 << 30)
 # What convert reads at once.
 _REQUEST = 2 << 20
 _QCOW2_MAGIC = b'QFI\xfb'
@@ -26,26 +25,30 @@ _OPEN_SECONDS = 10
 _ENVIRONMENT = ('env', 'LC_ALL=C', 'qemu-img')
 
 
-def _run(*arguments: str, limits: processutils.ProcessLimits | None = None,
+def _run(*arguments: str, limits: Limits | None = None,
          timeout: int = 600, check_exit_code: tuple[int, ...] = (0,)) -> str:
     started: list[Any] = []
+    command = [*_ENVIRONMENT, *arguments]
+    if limits is not None:
+        command = limited.command(limits, *command)
     try:
         out: str
-        out, _err = processutils.execute(*_ENVIRONMENT, *arguments, prlimit=limits,
-                                         timeout=timeout, check_exit_code=list(check_exit_code),
-                                         on_execute=started.append)
+        out, _err = processutils.execute(
+            *command, timeout=timeout, check_exit_code=list(check_exit_code),
+            on_execute=started.append)
     except subprocess.TimeoutExpired as error:
         for process in started:
             process.kill()
             process.wait()
-        raise exception.BootcacheError(
+        raise exception.Interrupted(
             f'qemu-img {arguments[0]} was not done after {timeout} s') from error
     except processutils.ProcessExecutionError as error:
         detail = (error.stderr or error.stdout or '').strip()
-        raise exception.BootcacheError(
+        raise (exception.Interrupted if limited.was_interrupted(error.exit_code)
+               else exception.BootcacheError)(
             f'qemu-img {arguments[0]} failed (exit {error.exit_code}): {detail}') from error
     except OSError as error:
-        raise exception.BootcacheError(f'qemu-img cannot be run: {error}') from error
+        raise exception.Interrupted(f'qemu-img cannot be run: {error}') from error
     return out
 
 
@@ -60,6 +63,7 @@ def file_node(path: str, image_format: str) -> str:
 def info(path: str, image_format: str) -> dict[str, Any]:
     """Return ``qemu-img info`` of one layer, run under limits as a tenant may have made it.
 
+    :raises Interrupted: if others ended the look, or it was not done in time.
     :raises BootcacheError: if it is not of that format or is damaged.
     """
     document: dict[str, Any] = json.loads(
@@ -290,15 +294,16 @@ def read_all(path: str, image_format: str, virtual_bytes: int, *, cpu_seconds: i
     :param seconds: that it may take in all.
     :param check: called several times a second; what it raises ends the reading.
     :raises ImageRefused: if a part of it cannot be read, or it takes more CPU time or memory.
-    :raises BootcacheError: if it is not done in time, or qemu-img cannot be run.
+    :raises Interrupted: if it is not done in time, others end it, or qemu-img cannot be run.
     """
-    limits = (sys.executable, '-m', 'oslo_concurrency.prlimit', f'--as={_READ_MEMORY}',
-              f'--cpu={cpu_seconds}', '--')
-    code, detail = watched.run(
-        [*limits, 'nice', '-n', '19', 'qemu-img', 'convert', '-q', '-n', '--target-image-opts',
-         file_node(path, image_format), f'driver=null-co,size={virtual_bytes}'], seconds, check)
-    # The kernel ends what is over a limit that may not be raised by SIGKILL.
-    if code in (-signal.SIGXCPU, -signal.SIGKILL):
+    code, detail = watched.run(limited.command(
+        Limits(cpu_seconds, _READ_MEMORY), 'nice', '-n', '19', 'qemu-img', 'convert', '-q', '-n',
+        '--target-image-opts', file_node(path, image_format),
+        f'driver=null-co,size={virtual_bytes}'), seconds, check)
+    if limited.was_interrupted(code):
+        raise exception.Interrupted(
+            f'the reading of all of the image was ended by others (exit {code}): {detail}')
+    if limited.took_too_long(code):
         raise exception.ImageRefused(
             f'to read all of the image takes more than {cpu_seconds} s of CPU time')
     if code:

@@ -30,7 +30,7 @@ def run(command: Sequence[str], seconds: float, check: Callable[[], None],
     :param check: called several times a second; what it raises ends the program.
     :param script: what it reads from its standard input.
     :returns: its exit code, negative for a signal, and the end of what it said.
-    :raises BootcacheError: if it is not done in time, or cannot be run.
+    :raises Interrupted: if it is not done in time, or cannot be run.
     """
     name = next(word for word in command if word.startswith('qemu-'))
     if shutil.which('setpriv') is not None:
@@ -44,7 +44,7 @@ def run(command: Sequence[str], seconds: float, check: Callable[[], None],
                                        stdin=told if script else subprocess.DEVNULL,
                                        stdout=output, stderr=output)
         except OSError as error:
-            raise exception.BootcacheError(f'{name} cannot be run: {error}') from error
+            raise exception.Interrupted(f'{name} cannot be run: {error}') from error
         # Readable when the process ends: a boot may wait for that, and Popen.wait() looks in steps.
         ended = os.pidfd_open(process.pid)
         try:
@@ -52,7 +52,7 @@ def run(command: Sequence[str], seconds: float, check: Callable[[], None],
             while process.poll() is None:
                 check()
                 if time.monotonic() > deadline:
-                    raise exception.BootcacheError(f'{name} was not done after {seconds:.0f} s')
+                    raise exception.Interrupted(f'{name} was not done after {seconds:.0f} s')
                 select.select([ended], [], [], 0.1)
         finally:
             os.close(ended)

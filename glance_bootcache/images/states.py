@@ -84,7 +84,7 @@ class States:
         except exception.ImageRefused as error:
             self._fail(job, Standing.SKIPPED, str(error))
         except (exception.StorageDaemonError, exception.StorageNodeFull, exception.ServiceAway,
-                OSError) as error:
+                exception.Interrupted, OSError) as error:
             self._put_off(job, str(error))
         except exception.BootcacheError as error:
             self._give_up(job, str(error))

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -13,7 +12,8 @@ from typing import Any
 from oslo_concurrency import processutils
 from oslo_log import log as logging
 
-from bootcache import exception, qemuimg
+from bootcache import exception, limited, qemuimg
+from bootcache.limited import Limits
 
 LOG = logging.getLogger(__name__)
 
@@ -27,6 +27,7 @@ _LOOK_SECONDS = 30
 _LOOK_RATE = 256 << 20
 _LOOK_MEMORY = 512 << 20
 _LOOK_FILES = 64
+_LONGEST_ERROR = 300
 # What the reading of a base may take: a slow CPU unpacks several times as much in that time. Data
 # of more than that many times the file's size is not paid for: a few bytes can stand for a TiB.
 _GRACE_SECONDS = 60
@@ -63,13 +64,16 @@ def inspect(path: str, disk_format: str,
     :param max_virtual_bytes: that the disk may have.
     :raises ImageRefused: if it is of another format, refers to other files, is encrypted, is
         damaged, or takes more time or memory to look at than a header deserves.
-    :raises BootcacheError: if it is not done in time, or cannot be begun.
+    :raises Interrupted: if the look does not come to its end, for whatever reason: it is to be
+        taken again, later each time.
     """
     if disk_format not in FORMATS:
         raise exception.ImageRefused(f'disk_format {disk_format} is not served; use qcow2 or raw')
     _look(path, disk_format, max_virtual_bytes)
     try:
         details = qemuimg.info(path, disk_format)
+    except exception.Interrupted:
+        raise
     except exception.BootcacheError as error:
         raise exception.ImageRefused(str(error)) from error
     if details.get('backing-filename') or details.get('full-backing-filename'):
@@ -91,16 +95,16 @@ def _look(path: str, disk_format: str, max_virtual_bytes: int) -> None:
     try:
         allowed = _LOOK_SECONDS + os.stat(path).st_size // _LOOK_RATE
     except OSError as error:
-        raise exception.ImageRefused(f'the image cannot be read: {error}') from error
-    limits = processutils.ProcessLimits(cpu_time=allowed, address_space=_LOOK_MEMORY,
-                                        number_files=_LOOK_FILES, file_size=0)
+        raise exception.Interrupted(f'the image cannot be read: {error}') from error
+    limits = Limits(allowed, _LOOK_MEMORY, _LOOK_FILES, file_bytes=0)
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     started: list[Any] = []
     try:
         out, _err = processutils.execute(
-            sys.executable, '-B', '-W', 'ignore', '-m', _LOOK, path, disk_format,
-            str(max_virtual_bytes), prlimit=limits, timeout=_WAITING * allowed,
-            on_execute=started.append,
+            # -P: not what lies where the service was started.
+            *limited.command(limits, sys.executable, '-P', '-B', '-W', 'ignore', '-m', _LOOK,
+                             os.path.abspath(path), disk_format, str(max_virtual_bytes)),
+            cwd='/', timeout=_WAITING * allowed, on_execute=started.append,
             # This tree's, wherever the service was started.
             env_variables={**os.environ, 'PYTHONPATH': root})
         refused: str = json.loads(out)['refused']
@@ -108,19 +112,21 @@ def _look(path: str, disk_format: str, max_virtual_bytes: int) -> None:
         for process in started:
             process.kill()
             process.wait()
-        raise exception.BootcacheError(
+        raise exception.Interrupted(
             f'the look at the image was not done after {_WAITING * allowed} s') from error
     except processutils.ProcessExecutionError as error:
-        # The kernel ends what is over a limit that may not be raised by SIGKILL.
-        if error.exit_code in (-signal.SIGXCPU, -signal.SIGKILL):
+        if limited.took_too_long(error.exit_code):
             raise exception.ImageRefused(
                 f'the image is not safe to open: to look at it takes more than {allowed} s of CPU'
                 ' time') from error
+        # Short of memory, stopped, upgraded meanwhile, a bug of ours: of the image all of that says
+        # nothing. One that makes the look crash each time costs little, as the pauses grow.
+        last = (error.stderr or '').strip().rpartition('\n')[2]
         LOG.warning('%s: the look at it failed: %s', path, error.stderr)
-        raise exception.ImageRefused(
-            'the image is not safe to open: it could not be looked at') from error
-    except (OSError, ValueError, KeyError) as error:
-        raise exception.BootcacheError(f'the image could not be looked at: {error}') from error
+        raise exception.Interrupted('the look at the image did not come to its end (exit'
+                                    f' {error.exit_code}): {last[:_LONGEST_ERROR]}') from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise exception.Interrupted(f'the image could not be looked at: {error}') from error
     if refused:
         raise exception.ImageRefused(refused)
 
@@ -145,7 +151,7 @@ def read_through(path: str, inspected: Inspected, stored_bytes: int,
     :param stored_bytes: size of the image file.
     :param check: called several times a second; what it raises ends the reading.
     :raises ImageRefused: if a part of it cannot be read, or takes more than it may.
-    :raises BootcacheError: if it is not done in time.
+    :raises Interrupted: if it is not done in time, or others end it.
     """
     if inspected.image_format != 'raw':
         read_all(path, inspected, stored_bytes, check)

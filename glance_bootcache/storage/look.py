@@ -1,7 +1,8 @@
 """A look at one tenant's file, in a process of its own: inspection.py starts it, under limits.
 
 ``python -m glance_bootcache.storage.look PATH DISK_FORMAT MAX_VIRTUAL_BYTES`` writes a JSON object:
-``refused`` is a line that says why the file is not to be opened, empty if it may be.
+``refused`` is a line that says why the file is not to be opened, empty if it may be. A file that
+this machine cannot read is another matter: there is no answer then.
 """
 
 import json
@@ -36,21 +37,18 @@ def _inspect(path: str, disk_format: str) -> None:
     except format_inspector.SafetyCheckFailed as error:
         why = ', '.join(f'{name}: {failure}' for name, failure in error.failures.items())
         raise ImageRefused(f'the image is not safe to open: {why}') from error
-    except (format_inspector.ImageFormatError, OSError) as error:
+    except format_inspector.ImageFormatError as error:
         raise ImageRefused(f'the image cannot be read: {error}') from error
 
 
 def _check_tables(path: str, max_virtual_bytes: int) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            tables.check(Reader(descriptor, os.fstat(descriptor).st_size), max_virtual_bytes)
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        raise ImageRefused(f'the image cannot be read: {error}') from error
+        tables.check(Reader(descriptor, os.fstat(descriptor).st_size), max_virtual_bytes)
     except ImageRefused as error:
         raise ImageRefused(f'the image is not safe to open: {error}') from error
+    finally:
+        os.close(descriptor)
 
 
 def look(path: str, disk_format: str, max_virtual_bytes: int) -> str:
@@ -58,6 +56,7 @@ def look(path: str, disk_format: str, max_virtual_bytes: int) -> str:
 
     :param disk_format: qcow2 or raw.
     :param max_virtual_bytes: that its disk may have.
+    :raises OSError: if it cannot be read.
     """
     try:
         _inspect(path, disk_format)

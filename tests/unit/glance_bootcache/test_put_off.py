@@ -16,6 +16,7 @@ IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 ERRORS = [exception.StorageDaemonError('exporter: no answer'),
           exception.StorageDaemonBusy('exporter: it hangs'),
           OSError(28, 'No space left on device'),
+          exception.Interrupted('the look at the image did not come to its end'),
           exception.ServiceAway('Nova does not run a profile boot just now')]
 
 
@@ -124,7 +125,7 @@ def test_what_was_built_in_vain_is_not_left(house, monkeypatch, where):
 
     def refuse(manifest):
         monkeypatch.setattr(house.store, 'put', put)
-        raise ERRORS[2]
+        raise OSError(28, 'No space left on device')
 
     house.qemu.building = building
     register(house)

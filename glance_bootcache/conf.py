@@ -163,8 +163,9 @@ hosts, and each tier holds more; whoever reads one unpacks it, at the cost of
 
 Cache images that are there stay as they are, and are built anew from their
 working sets, one at a time while nothing else is in hand. A compute host that
-has one does not fetch it again for that. Quotas of images bound a cache image
-as if nothing was compressed.
+has one does not fetch it again for that. One whose QEMU was built without zstd
+fetches none of them: its servers read from the base, and its log says so.
+Quotas of images bound a cache image as if nothing was compressed.
 
 Related options:
 

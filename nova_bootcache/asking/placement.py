@@ -69,6 +69,7 @@ class Trust(enum.Enum):
 
     FULL = 'it is fetched'
     PAUSED = 'it came wrong a while ago: the base is read, and later it is fetched again'
+    UNREADABLE = 'this host\'s QEMU cannot read it: the base is read'
     NONE = 'it came wrong time and again: nothing of the image is read from there'
 
 
@@ -182,7 +183,8 @@ def plan(host: Host, storage: Storage) -> Plan:
 
     The paper has no words for what is not to be had: STOCK. WAIT is asked again by the caller, and
     the stock way when its patience ends. Nor has it for a cache image that comes damaged: the boot
-    reads from the base, and goes the stock way where that has happened too often.
+    reads from the base, and goes the stock way where that has happened too often. Nor for one that
+    C cannot read: the boot reads from the base as well.
     """
     offer = storage.offer
     if offer is Offer.PROFILE:

@@ -280,7 +280,7 @@ class Chains:
         info = offered.cache_image
         medium = self._room.room_for(image_id, info.bytes) if info is not None else None
         if info is not None and medium is not None \
-                and self._parts.wrong_files.trust(image_id, info.sha256) is Trust.FULL:
+                and self._parts.fetches.trust(image_id, info) is Trust.FULL:
             with contextlib.suppress(exception.BootcacheError):
                 return self._parts.fetches.fetch_offered(offered, medium)
         return self._parts.fetches.make_empty(remote, offered.virtual_bytes)

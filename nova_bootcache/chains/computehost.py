@@ -23,6 +23,7 @@ from nova_bootcache.recording.watchedboots import WatchedBoots
 from nova_bootcache.tiers.arrivals import Arrivals
 from nova_bootcache.tiers.expansions import Expand, Expansions
 from nova_bootcache.tiers.fetches import Fetches
+from nova_bootcache.tiers.readable import Readable
 from nova_bootcache.tiers.room import Room
 from nova_bootcache.tiers.wrongfiles import WrongFiles
 
@@ -62,8 +63,8 @@ class ComputeHost:
         self.below = Below(self.gateway, self.cache, self.needs)
         self.store_space = StoreSpace(self.gateway, self.cache, self.needs, self.below)
         self.room = Room(self.cache, self.below, self.needs, limits)
-        wrong_files = WrongFiles()
-        self.fetches = Fetches(self.cache, self.room, wrong_files, group.gateway_socket)
+        self.fetches = Fetches(self.cache, self.room, WrongFiles(), Readable(),
+                               group.gateway_socket)
         self.arrivals = Arrivals(self.cache, self.fetches, self.room, self.below, self.gateway,
                                  self.needs)
         self.boots = WatchedBoots(self.below.stores, self.needs, lambda: self.storage.api,
@@ -74,7 +75,7 @@ class ComputeHost:
         self.serving = Serving(group, self.needs, self.boots)
         parts = Parts(
             self.storage, self.cache, self.gateway, self.needs, self.below, self.room, self.fetches,
-            wrong_files, self.arrivals, self.boots, self.recordings)
+            self.arrivals, self.boots, self.recordings)
         self.facts = HostFacts(parts, tiers.store_limit)
         self.chains = Chains(group, parts, self.facts, self.serving, tiers.store_limit)
 

@@ -44,7 +44,7 @@ class HostFacts:
         return Host(
             held, rooms[Medium.MEMORY], rooms[Medium.DISK],
             has_store or parts.room.room_for_store(image_id, self._store_limit) is not None,
-            Trust.FULL if info is None else parts.wrong_files.trust(image_id, info.sha256))
+            Trust.FULL if info is None else parts.fetches.trust(image_id, info))
 
 
 def _held(entry: CacheEntry | None, offered: Offered, is_arriving: bool) -> HeldHere:

@@ -99,6 +99,9 @@ def _why_not(image_id: str, offered: Offered, trust: Trust) -> str:
     if kind is Offer.CACHE and trust is Trust.PAUSED:
         return (f'image {image_id}: its cache image came wrong from the storage node a while ago;'
                 ' nova-compute\'s log says when it is fetched again')
+    if kind is Offer.CACHE and trust is Trust.UNREADABLE:
+        return (f'image {image_id}: this host\'s QEMU cannot read its cache image, which is'
+                ' compressed; nova-compute\'s log says what to install')
     if kind is Offer.CACHE and offered.cache_image is not None:
         return (f'image {image_id}: no tier of this host has room for its cache image of'
                 f' {offered.cache_image.bytes} bytes; raise [bootcache]compute_disk_quota')

@@ -12,7 +12,6 @@ from nova_bootcache.recording.watchedboots import WatchedBoots
 from nova_bootcache.tiers.arrivals import Arrivals
 from nova_bootcache.tiers.fetches import Fetches
 from nova_bootcache.tiers.room import Room
-from nova_bootcache.tiers.wrongfiles import WrongFiles
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +25,6 @@ class Parts:
     :ivar below: that, in the gateway.
     :ivar room: of the tiers.
     :ivar fetches: brings cache images here.
-    :ivar wrong_files: which of them came as another file than was built.
     :ivar arrivals: cache images that servers read from on their way.
     :ivar boots: those that are watched.
     :ivar recordings: profile boots on this host.
@@ -39,7 +37,6 @@ class Parts:
     below: Below
     room: Room
     fetches: Fetches
-    wrong_files: WrongFiles
     arrivals: Arrivals
     boots: WatchedBoots
     recordings: ProfileRecordings

@@ -9,14 +9,15 @@ from collections.abc import Callable
 from oslo_log import log as logging
 
 from bootcache import cacheimage, exception, naming, qemuimg, savefile, steps
-from bootcache.cachelayout import Compression
 from bootcache.manifest import CacheInfo
 from bootcache.tier import Medium
 from nova_bootcache.asking.offer import Offered
+from nova_bootcache.asking.placement import Trust
 from nova_bootcache.cache.cacheentry import CacheEntry
 from nova_bootcache.cache.cachefiles import CacheFiles
 from nova_bootcache.cache.placing import place
 from nova_bootcache.storagenode import Remote, check_reachable, nbd_node
+from nova_bootcache.tiers.readable import Readable
 from nova_bootcache.tiers.room import Room
 from nova_bootcache.tiers.wrongfiles import WrongFiles
 
@@ -48,14 +49,25 @@ class Fetches:
     :param files: where they are put.
     :param room: of the tiers.
     :param wrong: which came as another file than was built.
+    :param readable: which this host's QEMU can read.
     :param gateway_socket: has to be in every header.
     """
 
-    def __init__(self, files: CacheFiles, room: Room, wrong: WrongFiles, gateway_socket: str):
+    def __init__(self, files: CacheFiles, room: Room, wrong: WrongFiles, readable: Readable,
+                 gateway_socket: str):
         self._files = files
         self._room = room
         self._wrong = wrong
+        self._readable = readable
         self._gateway_socket = gateway_socket
+
+    def trust(self, image_id: str, info: CacheInfo) -> Trust:
+        """Return whether a cache image that is offered is to be fetched.
+
+        The first one that is compressed has qemu-img asked whether it can read such files.
+        """
+        trust = self._wrong.trust(image_id, info.sha256)
+        return trust if trust is not Trust.FULL or self._readable.reads(info) else Trust.UNREADABLE
 
     def fetch_offered(self, offered: Offered, medium: Medium, rate: int = 0) -> CacheEntry:
         """Get the cache image that is offered.
@@ -139,12 +151,11 @@ class Fetches:
     def _verify(self, path: str, remote: Remote, info: CacheInfo) -> None:
         try:
             cacheimage.verify(path, info.sha256, info.bytes)
-            if info.compression is not Compression.NONE:
-                _check_opens(path, info.compression)
         except exception.BootcacheError as error:
             self._wrong.note(remote, info.sha256, str(error))
             raise
         self._wrong.forget(remote.image_id, info.sha256)
+        self._readable.check(remote.image_id, path, info)
 
     def _check_patience(self, image_id: str) -> None:
         if self._files.is_waited_for(image_id):
@@ -200,17 +211,3 @@ class Fetches:
                  ' [bootcache]gateway_socket', image_id, cache_image.backing_uri)
         qemuimg.set_backing_pointer(path, wanted, 'raw')
         return savefile.file_digest(path)
-
-
-def _check_opens(path: str, compression: Compression) -> None:
-    """Check that this host's QEMU can open a compressed cache image.
-
-    :raises BootcacheError: if it cannot.
-    """
-    try:
-        qemuimg.info(path, 'qcow2')
-    except exception.BootcacheError as error:
-        raise exception.BootcacheError(
-            f'{path} cannot be opened here ({error}); install a QEMU that was built with'
-            f' {compression.value}, or set [bootcache]compression to none on the storage node'
-        ) from error

@@ -1,13 +1,17 @@
 """Servers that boot from a cache image with compressed clusters, with real daemons."""
 
+import os
+import shutil
+
 import pytest
 from compute_host import boot, compare
 from functional_tools import qemu_img, read_base
 from storage_node import IMAGE, MIB, content
 
-from bootcache import cachelayout, exception, qemuimg
+from bootcache import cachelayout, qemuimg
 from bootcache.cachelayout import Compression
 from bootcache.workingset import Extent
+from nova_bootcache.asking.placement import Trust
 from nova_bootcache.gateway import arrivingimage
 
 SET = Extent(3 * MIB, MIB), Extent(0, MIB), Extent(5 * MIB, 300_000)
@@ -63,21 +67,61 @@ def test_a_host_that_has_the_same_data_as_it_is_keeps_that(hosts, node, director
     compare(f'{directory}/second', node)
 
 
-def test_a_host_whose_qemu_cannot_open_it_does_not_use_it(hosts, compressed, directory,
-                                                          monkeypatch):
+@pytest.fixture
+def old_qemu(directory, monkeypatch):
+    """Puts a QEMU before the real one, that fails as one without zstd does, or hangs."""
+    def put(fails):
+        os.mkdir(f'{directory}/old')
+        with open(f'{directory}/old/qemu-img', 'w') as stream:
+            stream.write(f'#!/bin/sh\ncase "$*" in {fails} esac\nexec {real} "$@"\n')
+            os.chmod(stream.name, 0o755)
+        monkeypatch.setenv('PATH', f'{directory}/old:{os.environ["PATH"]}')
+
+    real = shutil.which('qemu-img')
+    return put
+
+
+WITHOUT_ZSTD = "*compression_type=zstd*) echo \"Invalid parameter 'zstd'\" >&2; exit 1;;"
+CANNOT_OPEN = '*info*.partial*) echo "unknown compression type: 1" >&2; exit 1;;'
+IS_KILLED = '*info*.partial*) kill -KILL $$;;'
+
+
+def boots_from_the_base(host, node, directory, number):
+    """A server boots cold: the host does not mistrust what it cannot read."""
+    path = f'{directory}/disk-{number}'
+    assert boot(host, path) is True
+    assert host.cache.entry(IMAGE).cache_image is None
+    compare(path, node)
+
+
+def test_a_host_whose_qemu_lacks_zstd_fetches_nothing(hosts, compressed, directory, old_qemu,
+                                                      caplog):
+    old_qemu(WITHOUT_ZSTD)
+    caplog.set_level('INFO')
     host = hosts()
-    real = qemuimg.info
+    for number in range(6):
+        boots_from_the_base(host, compressed, directory, number)
+        assert host.below.stores.get(IMAGE) is not None
+    assert 'came wrong' not in caplog.text and 'cannot be fetched' not in caplog.text
+    told = [record.getMessage() for record in caplog.records if record.levelname == 'ERROR']
+    assert len(told) == 1 and 'install a QEMU that was built with zstd' in told[0]
+    # One that is not compressed is fetched.
+    compressed.build(SET[0])
+    assert boot(host, f'{directory}/warm') is True
+    holds(host, compressed)
 
-    def refuse(path, image_format):
-        if path.endswith('.partial'):
-            raise exception.BootcacheError('qemu-img info failed: unknown compression type')
-        return real(path, image_format)
 
-    monkeypatch.setattr(qemuimg, 'info', refuse)
-    with pytest.raises(exception.BootcacheError, match='compression to none on the storage node'):
-        host.fetches.fetch(compressed.remote(), compressed.manifest.made.cache_image,
-                           compressed.answer()['cache_export'])
-    assert host.cache.entry(IMAGE) is None
-    # A server of the image boots all the same.
-    boot(host, f'{directory}/disk')
-    assert host.cache.known(IMAGE) is None or host.cache.known(IMAGE).cache_image is None
+@pytest.mark.parametrize('fails, cure', [
+    (CANNOT_OPEN, 'compression to none on the storage node'), (IS_KILLED, 'exit -9')])
+def test_one_that_is_right_and_cannot_be_opened_is_not_fetched_all_the_time(
+        hosts, compressed, directory, old_qemu, caplog, fails, cure):
+    old_qemu(fails)
+    host = hosts()
+    boots_from_the_base(host, compressed, directory, 'first')
+    assert cure in caplog.text
+    caplog.clear()
+    for number in range(4):
+        boots_from_the_base(host, compressed, directory, number)
+        assert host.below.stores.get(IMAGE) is not None
+    assert not caplog.text
+    assert host.fetches.trust(IMAGE, compressed.manifest.made.cache_image) is Trust.UNREADABLE

@@ -18,6 +18,7 @@ from nova_bootcache.gateway.below import Below
 from nova_bootcache.gateway.daemon import Gateway
 from nova_bootcache.gateway.hostneeds import HostNeeds
 from nova_bootcache.tiers.fetches import Fetches
+from nova_bootcache.tiers.readable import Readable
 from nova_bootcache.tiers.room import Room
 from nova_bootcache.tiers.wrongfiles import WrongFiles
 
@@ -44,7 +45,7 @@ def fetches(cache, socket):
     """The host's, without a gateway: what is fetched needs none."""
     needs = HostNeeds()
     room = Room(cache, Below(None, cache, needs), needs, {Medium.DISK: LIMITS})
-    return Fetches(cache, room, WrongFiles(), socket)
+    return Fetches(cache, room, WrongFiles(), Readable(), socket)
 
 
 def fetch(cache, node, socket=None):

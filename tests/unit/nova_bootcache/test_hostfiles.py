@@ -20,6 +20,7 @@ from nova_bootcache.gateway.hostneeds import HostNeeds
 from nova_bootcache.storagenode import Remote
 from nova_bootcache.tiers import fetches, room
 from nova_bootcache.tiers.fetches import Fetches
+from nova_bootcache.tiers.readable import Readable
 from nova_bootcache.tiers.room import Room
 from nova_bootcache.tiers.wrongfiles import WrongFiles
 
@@ -336,7 +337,7 @@ def test_an_update_does_not_bring_an_older_file_back(cache):
     lambda cache, bring, entry: bring.make_empty(entry.remote, 1 << 30)],
     ids=['update', 'make_empty'])
 def test_nobody_waits_for_a_paced_fetch(cache, tiers, monkeypatch, act):
-    bring = Fetches(cache, tiers, WrongFiles(), SOCKET)
+    bring = Fetches(cache, tiers, WrongFiles(), Readable(), SOCKET)
     entry = place(cache)
     newer = dataclasses.replace(entry.cache_image, sha256='cd' * 32)
     fetching, ended = threading.Event(), []

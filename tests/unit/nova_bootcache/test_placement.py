@@ -156,8 +156,11 @@ def test_an_older_one_is_used_only_where_the_new_one_cannot_be_had():
 
 def test_what_came_wrong_is_not_fetched_and_in_the_end_nothing_is_read_from_there():
     for host, storage in EVERYTHING:
-        paused, none = (dataclasses.replace(host, trust=trust)
-                        for trust in (Trust.PAUSED, Trust.NONE))
+        paused, unreadable, none = (dataclasses.replace(host, trust=trust) for trust in (
+            Trust.PAUSED, Trust.UNREADABLE, Trust.NONE))
+        assert plan(unreadable, storage) == plan(paused, storage)
+        assert placement.plan_warming(unreadable, storage) \
+            == placement.plan_warming(paused, storage)
         if storage.offer is not Offer.CACHE:
             assert plan(host, storage) == plan(paused, storage) == plan(none, storage)
             continue

@@ -144,14 +144,15 @@ def test_what_cannot_be_had_is_an_error_that_is_told(host, answer, rooms, text):
     assert host.told == [(IMAGE, 'host-1', 'error', str(caught.value))]
 
 
-@pytest.mark.parametrize('trust', [Trust.PAUSED, Trust.NONE])
-def test_what_came_wrong_is_told_or_cached_the_stock_way(host, trust):
+@pytest.mark.parametrize('trust, text', [
+    (Trust.PAUSED, 'came wrong'), (Trust.UNREADABLE, 'QEMU cannot read'), (Trust.NONE, '')])
+def test_what_came_wrong_is_told_or_cached_the_stock_way(host, trust, text):
     host.trust = trust
     warmer = HostWarmer(host, 0)
     if trust is Trust.NONE:
         assert warmer.cache_image(IMAGE, False, stock) is True
     else:
-        with pytest.raises(exception.BootcacheError, match='came wrong'):
+        with pytest.raises(exception.BootcacheError, match=text):
             warmer.cache_image(IMAGE, False, not_stock)
     assert host.fetched == []
 

@@ -162,7 +162,8 @@ hosts, and each tier holds more; whoever reads one unpacks it, at the cost of
 0.1 s of CPU time for the 100 MB of a boot.
 
 Cache images that are there stay as they are, and are built anew from their
-working sets, one at a time while nothing else is in hand. A compute host that
+working sets, one at a time while nothing else is in hand, and where they have
+room beside all that is there: nothing is evicted for that. A compute host that
 has one does not fetch it again for that. One whose QEMU was built without zstd
 fetches none of them: its servers read from the base, and its log says so.
 Quotas of images bound a cache image as if nothing was compressed.

@@ -184,7 +184,7 @@ class ServiceUpkeep:
 
     def recompress(self) -> None:
         """Build one cache image anew that is stored in another way than [bootcache]compression
-        says, if nothing else is in hand."""
+        says, if nothing else is in hand, and it has room beside all that is there."""
         if not self.recovered or self._manager.jobs.images():
             return
         compression = Compression(self._conf.compression)
@@ -195,7 +195,7 @@ class ServiceUpkeep:
         for image_id in stored_otherwise:
             if self._recompressed.is_time(image_id):
                 self._recompressed.postpone(image_id)
-                self._manager.rebuild(image_id)
+                self._manager.rebuild(image_id, in_passing=True)
                 return
 
     def _try_again(self, put_off: list[str]) -> None:

@@ -186,20 +186,40 @@ class ImageWork:
         made = dataclasses.replace(manifest.made, working_set=info)
         return self._states.note(job, made, ImageState.BUILDING), result.working_set
 
-    def build_again(self, job: BuildJob) -> bool:
+    def build_again(self, job: BuildJob, in_passing: bool = False) -> bool:
         """Build from the working set that there is.
 
+        :param in_passing: the cache image that there is is as good: it stays, and so does all else,
+            if there is no room beside it, or the building fails.
         :returns: True: the job is done.
         """
         manifest = self._store.load(job.image_id)
         working_set = manifest and self._store.load_working_set(manifest)
         if manifest is not None and working_set and manifest.made.base_path \
                 and not manifest.has_older_base:
-            self._build(manifest, working_set, job)
+            (self._build_in_passing if in_passing else self._build)(manifest, working_set, job)
         return True
 
-    def _build(self, manifest: Manifest, working_set: WorkingSet, job: BuildJob) -> None:
-        self._states.enter(job, ImageState.BUILDING)
+    def _build_in_passing(self, manifest: Manifest, working_set: WorkingSet,
+                          job: BuildJob) -> None:
+        image_id = manifest.image_id
+        try:
+            self._build(manifest, working_set, job, in_passing=True)
+        except exception.Cancelled:
+            raise
+        except Exception as error:
+            self._states.leave(job)
+            LOG.log(logging.INFO if isinstance(error, exception.StorageNodeFull) else logging.ERROR,
+                    'image %s: its cache image stays as it is, and is built anew later: %s',
+                    image_id, error)
+            with contextlib.suppress(exception.BootcacheError):
+                # The exporter may have been told of the other one.
+                self._tiers.serve(self._store.load(image_id) or manifest)
+
+    def _build(self, manifest: Manifest, working_set: WorkingSet, job: BuildJob,
+               in_passing: bool = False) -> None:
+        if not in_passing:
+            self._states.enter(job, ImageState.BUILDING)
         # The quota is as it is now.
         manifest = self._store.load(manifest.image_id) or manifest
         made, quota = manifest.made, manifest.wished.quota
@@ -207,7 +227,8 @@ class ImageWork:
                                     made.virtual_bytes)
         room = min(quota, workingset.total_bytes(clusters) + cachelayout.metadata_bytes(
             clusters, self._conf.cluster_size, made.virtual_bytes))
-        with self._disk_room.kept(manifest.image_id, room):
+        with self._disk_room.kept(manifest.image_id, room, in_passing):
+            self._states.enter(job, ImageState.BUILDING)
             self._build_within(room, manifest, working_set, job)
 
     def _build_within(self, room: int, manifest: Manifest, working_set: WorkingSet,

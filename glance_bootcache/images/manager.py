@@ -214,19 +214,17 @@ class Manager:
         if always or noted != manifest:
             self._store.put(noted)
 
-    def rebuild(self, image_id: str) -> bool:
-        """Build an image's cache image from the working set that there is.
+    def rebuild(self, image_id: str, in_passing: bool = False) -> None:
+        """Build an image's cache image from the working set that there is, if it is not in hand.
 
-        :returns: False if something is in hand for it already, or it is not known.
+        :param in_passing: where it has room beside all others; a failure changes nothing.
         """
         with self._lock:
             manifest = self._store.load(image_id)
             job = None if manifest is None else self.jobs.begin(image_id)
-            if manifest is None or job is None:
-                return False
-            self.jobs.build(job, manifest.wished.owner, functools.partial(
-                self._guarded, job, lambda: self._image_work.build_again(job)))
-        return True
+            if manifest is not None and job is not None:
+                self.jobs.build(job, manifest.wished.owner, functools.partial(
+                    self._guarded, job, lambda: self._image_work.build_again(job, in_passing)))
 
     def name_base(self, image_id: str) -> None:
         """Find out of which content the base is that an earlier version got, in the background."""

@@ -59,6 +59,18 @@ class States:
         """
         self._end(job, Standing.DONE, '', made)
 
+    def leave(self, job: BuildJob) -> None:
+        """Show an image as its manifest has it: what a job has tried came to nothing, and does not
+        matter.
+
+        :raises Cancelled: if the job is.
+        """
+        with self._store.lock:
+            job.check_cancelled()
+            was, job.phase = job.phase, None
+        if was is not None:
+            self._shown.show(job.image_id)
+
     def guarded(self, job: BuildJob, work: Callable[[], bool]) -> None:
         """Do a part of a job: whatever happens, the image's state tells of it.
 

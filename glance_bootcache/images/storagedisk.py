@@ -49,7 +49,7 @@ class DiskRoom:
         self.make('', 0)
 
     @contextlib.contextmanager
-    def kept(self, image_id: str, incoming: int) -> Iterator[None]:
+    def kept(self, image_id: str, incoming: int, in_passing: bool = False) -> Iterator[None]:
         """Make room for a cache image, and keep it while the block builds and notes that.
 
         One that has no room beside those that are being built waits until one of them is. One that
@@ -57,13 +57,18 @@ class DiskRoom:
 
         :param image_id: whose cache image comes in.
         :param incoming: bytes of it, at most.
+        :param in_passing: nobody waits for it: nothing is evicted, nor waited for.
         :raises BuildFailed: if there is no room.
+        :raises StorageNodeFull: if there is none beside all that is there, and none is made.
         """
         mine = object()
         with self._given_back:
             self._promised[mine] = incoming
         try:
-            self.make(image_id, incoming, mine)
+            if in_passing:
+                self._check_beside(image_id, incoming + sum(self._before(mine).values()))
+            else:
+                self.make(image_id, incoming, mine)
             yield
         finally:
             with self._given_back:
@@ -81,6 +86,12 @@ class DiskRoom:
         """Wait until one of what was promised is given back: each is being built."""
         with self._given_back:
             self._given_back.wait_for(lambda: not all(one in self._promised for one in promised))
+
+    def _check_beside(self, image_id: str, incoming: int) -> None:
+        room = self._tiers.plan_disk(self._store.manifests(), incoming, {image_id})
+        if not room.fits or room.evict:
+            raise exception.StorageNodeFull('the storage disk tier has no room for another one of'
+                                            f' {incoming} bytes beside all that is there; {_CURE}')
 
     def make(self, image_id: str, incoming: int, mine: object = None) -> None:
         """Evict least recently used cache images until another one fits.

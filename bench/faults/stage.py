@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import errno
 import os
 import shutil
 import signal
@@ -28,6 +29,7 @@ _PIDS = {GATEWAY: 'g/gateway.pid', EXPORTER: 'r/exporter.pid', READER: 'q/qemu.p
 _OF_STORAGE = 'profile_boots', 'compression'
 _RESTART_SECONDS = 0.3
 _TICK_SECONDS = 0.01
+_FILL_TRIES = 20
 # A machine that is busy takes its time: this tells what hangs from what is slow.
 PATIENCE = 240.0
 
@@ -333,11 +335,24 @@ class Stage:
 
 
 def _fill(path: Path, free: int) -> None:
+    """Take all of a file system but so many bytes; others, who write there, may take some first.
+
+    :raises OSError: if they do so each time.
+    """
     with open(path, 'wb') as stream:
-        status = os.statvfs(path)
-        taken = status.f_bavail * status.f_frsize - free
-        if taken > 0:
-            os.posix_fallocate(stream.fileno(), 0, taken)
+        for left in reversed(range(_FILL_TRIES)):
+            status = os.statvfs(path)
+            taken = status.f_bavail * status.f_frsize - free
+            if taken <= 0:
+                return
+            try:
+                os.posix_fallocate(stream.fileno(), 0, taken)
+                return
+            except OSError as error:
+                if error.errno != errno.ENOSPC or not left:
+                    raise
+                # Some file systems keep what they gave until then.
+                stream.truncate(0)
 
 
 def _flip(path: Path) -> None:

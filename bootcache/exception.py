@@ -92,3 +92,15 @@ class LibvirtHangs(BootcacheError):
 
 class BlockJobStalls(LibvirtHangs):
     """A guest's QEMU answers, but a block job of it comes to no end: it may in a while."""
+
+
+class MessageRefused(BootcacheError):
+    """What somebody says on the message bus cannot be, or was not asked for.
+
+    :param field: of the message, by its name in bootcache/rpcapi.py.
+    :param why: what is wrong with it; of what it says no more than a short quotation.
+    """
+
+    def __init__(self, field: str, why: str):
+        super().__init__(f'{field}: {why}')
+        self.field, self.why = field, why

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from bootcache import exception
+from bootcache.quoting import quoted
 
 VERSION = 1
 # A boot of gigabytes in 4 KiB pieces; more is a lie or a mistake.
@@ -130,17 +131,28 @@ def _checked_extents(raw: Any, virtual_bytes: int) -> tuple[Extent, ...]:
     extents = []
     for entry in raw:
         if not isinstance(entry, list | tuple) or len(entry) not in (2, 3):
-            raise exception.InvalidWorkingSet(f'extent {entry!r} is not [offset, length, seconds]')
+            raise exception.InvalidWorkingSet(
+                f'extent {quoted(entry)} is not [offset, length, seconds]')
         offset, length = entry[0], entry[1]
         seconds = entry[2] if len(entry) == 3 else None
         if type(offset) is not int or type(length) is not int \
                 or offset < 0 or length <= 0 or offset + length > virtual_bytes:
             raise exception.InvalidWorkingSet(
-                f'extent {entry!r} does not lie within the base of {virtual_bytes} bytes')
+                f'extent {quoted(entry)} does not lie within the base of {virtual_bytes} bytes')
         if seconds is not None and (type(seconds) not in (int, float) or not 0 <= seconds < 1e9):
-            raise exception.InvalidWorkingSet(f'extent {entry!r}: seconds must be 0 or more')
+            raise exception.InvalidWorkingSet(f'extent {quoted(entry)}: seconds must be 0 or more')
         extents.append(Extent(offset, length, seconds))
+    _check_apart(extents)
     return tuple(extents)
+
+
+def _check_apart(extents: Iterable[Extent]) -> None:
+    end = 0
+    for extent in sorted(extents, key=lambda extent: extent.offset):
+        if extent.offset < end:
+            raise exception.InvalidWorkingSet(
+                f'extent [{extent.offset}, {extent.length}] overlaps another one')
+        end = extent.end
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,12 +184,13 @@ class WorkingSet:
 
         :param raw: a list of ``[offset, length]`` or ``[offset, length, seconds]``.
         :param limit: bytes of extents to keep, the first ones; None for all.
-        :raises InvalidWorkingSet: if an extent lies outside the base, or the values are no numbers.
+        :raises InvalidWorkingSet: if an extent lies outside the base, two overlap, or the values
+            are no numbers.
         """
         if type(granularity) is not int or not 512 <= granularity <= 1 << 21 \
                 or granularity & (granularity - 1):
             raise exception.InvalidWorkingSet(
-                f'granularity {granularity!r} is not a power of two from 512 to 2 MiB')
+                f'granularity {quoted(granularity)} is not a power of two from 512 to 2 MiB')
         extents: Sequence[Extent] = _checked_extents(raw, virtual_bytes)
         if limit is not None:
             extents = clip(extents, limit)

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import oslo_messaging as messaging
 from oslo_config import cfg
 from oslo_log import log as logging
 from oslo_service import service
@@ -14,6 +13,8 @@ from oslo_service import service
 from bootcache import bus, cacheimage, exception, rpcapi
 from bootcache import conf as bootcache_conf
 from glance_bootcache import startchecks
+from glance_bootcache.door import doorkeeper, longmessages
+from glance_bootcache.door.refusals import Refusals
 from glance_bootcache.glance.images import Images
 from glance_bootcache.glance.listener import ImageEvents, get_listener
 from glance_bootcache.hosts.holdings import Hosts
@@ -86,6 +87,7 @@ class StorageService(service.Service):  # type: ignore[misc]
 
     def _start(self) -> None:
         conf = self._conf
+        longmessages.bound()
         store = ImageStore(conf[bootcache_conf.GROUP].state_dir)
         store.sweep_forgotten()
         exporter = Exporter(conf)
@@ -115,11 +117,11 @@ class StorageService(service.Service):  # type: ignore[misc]
         self._started.append(warming)
         listener = get_listener(conf, events)
         listener.start()
-        server = messaging.get_rpc_server(
-            rpcapi.get_transport(conf), rpcapi.target(server=conf.host),
-            [Endpoints(manager, ReportedBoots(conf, store, exporter, manager, tiers), tiers, hosts,
-                       Operators(store, tiers, manager, hosts), warming, needs)],
-            executor='threading')
+        refusals = Refusals()
+        server = doorkeeper.get_server(
+            rpcapi.get_transport(conf), conf.host,
+            Endpoints(manager, ReportedBoots(conf, store, exporter, manager, tiers), hosts,
+                      Operators(store, tiers, manager, hosts), warming, needs, refusals), refusals)
         server.start()
         self._started += [server, listener]
         LOG.info('glance-bootcache serves, and speaks RPC %s', rpcapi.VERSION)

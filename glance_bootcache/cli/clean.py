@@ -8,7 +8,8 @@ from glanceclient import exc as glance_exceptions
 from keystoneauth1 import exceptions as ks_exceptions
 
 from bootcache import exception, rpcapi
-from glance_bootcache.cli.client import Away, printable
+from bootcache.quoting import one_line
+from glance_bootcache.cli.client import Away
 from glance_bootcache.cli.image import image_id
 from glance_bootcache.cli.listing import Listing
 from glance_bootcache.cli.waiting import names
@@ -59,12 +60,12 @@ class Clean(Listing):
                 else list(self._named(images, parsed_args.images))
             for done, marked in enumerate(found):
                 progress.bar('cleaning', done, len(found), 'images')
-                rows.append((marked.image_id, printable(marked.name), ', '.join(marked.names),
+                rows.append((marked.image_id, one_line(marked.name), ', '.join(marked.names),
                              self._clean(images, marked, parsed_args.dry_run)))
             progress.bar('cleaning', len(found), len(found), 'images')
         except _ERRORS as error:
             raise exception.BootcacheError(
-                f'Glance cannot be asked: {printable(error)}; see [service_auth]') from error
+                f'Glance cannot be asked: {one_line(error)}; see [service_auth]') from error
         finally:
             progress.end()
         return ('image_id', 'name', 'properties', 'outcome'), rows
@@ -102,6 +103,6 @@ class Clean(Listing):
         except glance_exceptions.HTTPNotFound:
             return MISSING
         except _ERRORS as error:
-            self._failed.append(f'{marked.image_id} ({printable(error)})')
+            self._failed.append(f'{marked.image_id} ({one_line(error)})')
             return FAILED
         return REMOVED

@@ -6,6 +6,7 @@ from typing import Any
 import oslo_messaging as messaging
 
 from bootcache import exception, rpcapi
+from bootcache.quoting import one_line
 
 _BUS_LIBRARIES = ('amqp', 'kombu')
 # AMQP's codes: access refused, and not allowed.
@@ -51,14 +52,14 @@ class ServiceClient:
                 if _is_refusal(error.__cause__):
                     raise self._not_let_in(error.__cause__) from error
                 raise Away(f'the storage service does not answer, as the message bus {self._bus}'
-                           f' cannot be used: {printable(error)}') from error
+                           f' cannot be used: {one_line(error)}') from error
             except (messaging.UnsupportedVersion, messaging.NoSuchMethod) as error:
                 raise _too_old() from error
             except messaging.RemoteError as error:
                 if error.exc_type in rpcapi.TOO_OLD:
                     raise _too_old() from error
                 raise Refused(
-                    f'the storage service refused: {printable(error.value)}') from error
+                    f'the storage service refused: {one_line(error.value)}') from error
             except Exception as error:
                 if type(error).__module__.partition('.')[0] not in _BUS_LIBRARIES:
                     raise
@@ -67,7 +68,7 @@ class ServiceClient:
         return call
 
     def _not_let_in(self, error: BaseException | None) -> Away:
-        return Away(f'the message bus refuses {self._bus}: {printable(error)}; correct user,'
+        return Away(f'the message bus refuses {self._bus}: {one_line(error)}; correct user,'
                     ' password and virtual host in transport_url of the configuration')
 
 
@@ -84,9 +85,3 @@ def _too_old() -> TooOld:
 def utc(when: float) -> str:
     """Return seconds since the epoch as ISO 8601."""
     return datetime.datetime.fromtimestamp(when, datetime.UTC).isoformat(timespec='seconds')
-
-
-def printable(text: Any) -> str:
-    """Return a text that came by the message bus as one line that changes no terminal."""
-    return ''.join(letter if letter.isprintable() else '?'
-                   for letter in ' '.join(str(text or '').split()))

@@ -5,7 +5,7 @@ import dataclasses
 import time
 from typing import Any
 
-from glance_bootcache.cli.client import printable
+from bootcache.quoting import one_line
 from glance_bootcache.cli.progress import ProgressLine
 from glance_bootcache.cli.waiting import WaitingLister, names
 
@@ -97,7 +97,7 @@ class _Watch:
 
     def _outcome(self, image: str, name: str, outcome: str) -> None:
         self.hosts[image, name].outcome = outcome
-        self._progress.line(f'image {image}, host {printable(name)}: {outcome}', terminal=False)
+        self._progress.line(f'image {image}, host {one_line(name)}: {outcome}', terminal=False)
 
     def show(self) -> None:
         """Show how many hosts are rid of it."""
@@ -114,7 +114,7 @@ class _Watch:
 
     def rows(self) -> list[tuple[Any, ...]]:
         """Return the table."""
-        return [(image, printable(name), host.outcome)
+        return [(image, one_line(name), host.outcome)
                 for (image, name), host in self.hosts.items()]
 
     def complaints(self, timeout: float) -> list[str]:
@@ -122,7 +122,7 @@ class _Watch:
         found = []
         for image in dict.fromkeys(image for image, _host in self.hosts):
             for outcome, why in _WHY.items():
-                those = [printable(name) for (one, name), host in self.hosts.items()
+                those = [one_line(name) for (one, name), host in self.hosts.items()
                          if one == image and host.outcome == outcome]
                 if those:
                     after = '' if outcome == KEPT else f' after {timeout:g} s'

@@ -3,8 +3,9 @@
 import argparse
 from typing import Any
 
+from bootcache.quoting import one_line
 from bootcache.tier import Medium
-from glance_bootcache.cli.client import printable, utc
+from glance_bootcache.cli.client import utc
 from glance_bootcache.cli.listing import Listing
 
 # Hosts report once a minute; one that missed so much is down, or cannot reach the message bus.
@@ -42,10 +43,10 @@ class HostList(Listing):
         columns = ('host', 'seen', 'state', 'images', 'waiting',
                    *(f'{tier}_{what}' for tier in tiers for what in ('bytes', 'quota')), 'rpc')
         return columns, [
-            (printable(host['host']), round(host['seen']), _state(host), host['images'],
+            (one_line(host['host']), round(host['seen']), _state(host), host['images'],
              (host.get('waiting') or {}).get('servers'),
              *(value for tier in tiers for value in _used_and_quota(host, tier)),
-             printable(host.get('rpc')) or None)
+             one_line(host.get('rpc')) or None)
             for host in hosts]
 
 
@@ -53,11 +54,11 @@ def _unsettled(hosts: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     """Return a row for each server that is named, and for what is not told."""
     rows: list[tuple[Any, ...]] = []
     for host in hosts:
-        begin = (printable(host['host']), round(host['seen']), _state(host))
+        begin = (one_line(host['host']), round(host['seen']), _state(host))
         count, named = host.get('unsettled'), host.get('named') or []
         waiting = host.get('waiting') or {'servers': 0, 'named': []}
-        rows += [(*begin, printable(server), f'it stands still since {utc(since)}, and waits:'
-                  f' {printable(why)}') for server, why, since in waiting['named']]
+        rows += [(*begin, one_line(server), f'it stands still since {utc(since)}, and waits:'
+                  f' {one_line(why)}') for server, why, since in waiting['named']]
         if waiting['servers'] > len(waiting['named']):
             rows.append((*begin, None,
                          f'{waiting["servers"] - len(waiting["named"])} more servers wait'))
@@ -66,7 +67,7 @@ def _unsettled(hosts: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
             rows.append((*begin, None, 'not known: its driver does not tell, as one of an earlier'
                          ' version, or with settling not begun'))
             continue
-        rows += [(*begin, printable(server), printable(why)) for server, why in named
+        rows += [(*begin, one_line(server), one_line(why)) for server, why in named
                  if server not in stand_still]
         if count > len(named):
             rows.append((*begin, None, f'{count - len(named)} more servers'))

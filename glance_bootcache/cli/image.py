@@ -7,7 +7,8 @@ from typing import Any
 from oslo_utils import uuidutils
 
 from bootcache import exception
-from glance_bootcache.cli.client import printable, utc
+from bootcache.quoting import one_line
+from glance_bootcache.cli.client import utc
 from glance_bootcache.cli.listing import Listing, Showing
 from glance_bootcache.cli.progress import ProgressLine
 
@@ -25,7 +26,7 @@ def _columns(image: dict[str, Any]) -> tuple[tuple[str, ...], tuple[Any, ...]]:
     cache_image = image['cache_image'] or {}
     progress = image.get('progress') or {}
     rows = {
-        'image_id': image['image_id'], 'name': printable(image.get('name')),
+        'image_id': image['image_id'], 'name': one_line(image.get('name')),
         'state': image['state'], 'reason': image['reason'],
         'recorded_bytes': progress.get('recorded_bytes'), 'recording_host': progress.get('host'),
         'image_format': image['image_format'], 'stored_bytes': image['stored_bytes'],
@@ -41,7 +42,7 @@ def _columns(image: dict[str, Any]) -> tuple[tuple[str, ...], tuple[Any, ...]]:
         'cache_sha256': cache_image.get('sha256'), 'quota': cache_image.get('quota'),
         'build_seconds': cache_image.get('build_seconds'), 'medium': image.get('medium'),
         'pinned': image.get('pinned'), 'settle': image.get('settle'),
-        'kept_for': printable(', '.join(image.get('kept_for') or ())),
+        'kept_for': one_line(', '.join(image.get('kept_for') or ())),
         'updated_at': image['updated_at']}
     return tuple(rows), tuple(rows.values())
 
@@ -90,7 +91,7 @@ class ImageList(Listing):
         """Ask and tabulate."""
         images = self.app.storage_api().list_images()
         return (('image_id', 'name', 'state', 'working_set_bytes', 'cache_bytes', 'reason'),
-                [(image['image_id'], printable(image.get('name')), image['state'],
+                [(image['image_id'], one_line(image.get('name')), image['state'],
                   (image['working_set'] or {}).get('bytes'),
                   (image['cache_image'] or {}).get('bytes'), image['reason'])
                  for image in images])
@@ -148,7 +149,7 @@ class Where(Listing):
         if answer['storage']:
             rows.append((None, f'storage {answer["storage"]}', answer.get('storage_bytes'), None,
                          None, None))
-        rows += [(printable(host['host']), f'compute {host["medium"]}', host['bytes'],
+        rows += [(one_line(host['host']), f'compute {host["medium"]}', host['bytes'],
                   utc(host['last_use']), round(host['seen']), host['leaving'])
                  for host in answer['hosts']]
         return ('host', 'tier', 'bytes', 'last_use', 'seen', 'leaving'), rows

@@ -4,7 +4,8 @@ import argparse
 from typing import Any
 
 from bootcache import rpcapi
-from glance_bootcache.cli.client import Refused, printable
+from bootcache.quoting import one_line
+from glance_bootcache.cli.client import Refused
 from glance_bootcache.cli.progress import ProgressLine
 from glance_bootcache.cli.waiting import WaitingLister, names
 
@@ -46,14 +47,14 @@ class _Watch:
     def _tell(self, image: str, aggregate: str, job: dict[str, Any]) -> None:
         if job['reason']:
             self._line((image, aggregate), (job['reason'],),
-                       f'image {image}, aggregate {aggregate}: {printable(job["reason"])}')
+                       f'image {image}, aggregate {aggregate}: {one_line(job["reason"])}')
         for host, known in job['hosts'].items():
             outcome = known['outcome']
             if outcome == rpcapi.WARM_WAITING:
                 continue
-            text = f'image {image}, aggregate {aggregate}, host {printable(host)}: {outcome}'
+            text = f'image {image}, aggregate {aggregate}, host {one_line(host)}: {outcome}'
             if outcome not in _WARM:
-                text += f', attempt {known["attempts"]}: {printable(known["reason"])}'
+                text += f', attempt {known["attempts"]}: {one_line(known["reason"])}'
             self._line((image, aggregate, host), (outcome, known['attempts']), text)
 
     def _line(self, what: tuple[str, ...], news: tuple[Any, ...], text: str) -> None:
@@ -96,7 +97,7 @@ class _Watch:
         failed = sum(outcome not in (*_WARM, rpcapi.WARM_WAITING) for outcome, _done in hosts)
         done = sum(outcome in _WARM or over for outcome, over in hosts)
         details = [f'{failed} failed'] if failed else []
-        details += [printable(job['reason']) for job in self.jobs.values()
+        details += [one_line(job['reason']) for job in self.jobs.values()
                     if job['reason'] and not job['done']][:1]
         if hosts:
             self._progress.bar('warming', done, len(hosts), 'hosts', '  '.join(details))
@@ -107,11 +108,11 @@ class _Watch:
         """Return the table; an aggregate whose hosts are not known has one row."""
         rows: list[tuple[Any, ...]] = []
         for (image, aggregate), job in self.jobs.items():
-            rows += [(image, aggregate, printable(host), known['outcome'], known['attempts'],
-                      printable(known['reason'])) for host, known in job['hosts'].items()]
+            rows += [(image, aggregate, one_line(host), known['outcome'], known['attempts'],
+                      one_line(known['reason'])) for host, known in job['hosts'].items()]
             if not job['hosts']:
                 outcome = rpcapi.WARM_ERROR if job['done'] else rpcapi.WARM_WAITING
-                rows.append((image, aggregate, None, outcome, 0, printable(job['reason'])))
+                rows.append((image, aggregate, None, outcome, 0, one_line(job['reason'])))
         return rows
 
     def complaints(self, waited: float | None) -> list[str]:
@@ -125,7 +126,7 @@ class _Watch:
                     if known['outcome'] not in _WARM]
             if job['hosts'] and not cold:
                 continue
-            reason = printable(job['reason'])
+            reason = one_line(job['reason'])
             if not job['done'] and waited is not None:
                 what = f'not warm after {waited:g} s: {names(cold)}' if cold else \
                     f'no host is asked yet after {waited:g} s' + (f' ({reason})' if reason else '')
@@ -138,8 +139,8 @@ class _Watch:
 
 def _with_reason(host: str, known: dict[str, Any]) -> str:
     if known['outcome'] == rpcapi.WARM_WAITING:
-        return printable(host)
-    return f'{printable(host)} ({printable(known["reason"] or known["outcome"])})'
+        return one_line(host)
+    return f'{one_line(host)} ({one_line(known["reason"] or known["outcome"])})'
 
 
 class Warm(WaitingLister):

@@ -5,38 +5,45 @@ within a minute. What a host is to let go of is derived from the images' manifes
 orders, which are files.
 """
 
+import contextlib
 import dataclasses
-import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from oslo_log import log as logging
 
-from bootcache import naming
-from bootcache.exception import RequestRefused
+from bootcache.exception import MessageRefused, RequestRefused
+from bootcache.quoting import quoted
 from bootcache.tier import Medium
 from glance_bootcache import decisions
+from glance_bootcache.door import arguments
 from glance_bootcache.hosts.orders import Orders
 from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import StorageTiers
 
 LOG = logging.getLogger(__name__)
 
-# Images of one report that are looked at, and hosts that are known at a time: whoever can write to
-# the message bus can report for any host.
-MOST_IMAGES = 10_000
-_MOST_HOSTS = 20_000
-_LONGEST_NAME = 255
+# Hosts that are known at a time, and what they hold: whoever can write to the message bus can
+# report for any host, and make up names. An image of a host takes 250 bytes.
+MOST_HOSTS = 20_000
+_MOST_HELD = 1_000_000
+# A host reports each minute; one that is silent for so long gives its place to another one.
+SILENT_SECONDS = 600
+_CLOCKS_DIFFER_SECONDS = 300
+_MEDIA = tuple(medium.value for medium in Medium)
 # Of a host's servers that depend on bootcache.
 _MOST_NAMED = 50
-_MOST_BYTES = 1 << 62
+_LONGEST_LIST = 255
+_SHORT = arguments.text(arguments.LONGEST_NAME)
 # A host that was not heard of for so long is forgotten.
 _FORGET_SECONDS = 86400
 
+Refuse = Callable[[MessageRefused], None]
 
-@dataclasses.dataclass(frozen=True)
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class HeldImage:
     """One cache image on one host.
 
@@ -75,71 +82,85 @@ class HostHoldings:
     rpc: str | None = None
 
 
-def use_time(value: Any, now: float) -> float:
-    """Return a time of use in seconds since the epoch; nothing is used in the future.
-
-    :raises ValueError: if it is none; TypeError and OverflowError likewise.
-    """
-    when = float(value)
-    if not math.isfinite(when):
-        raise ValueError(f'{value!r} is no time')
-    return min(max(when, 0.0), now)
+def _pass_over(refusal: MessageRefused) -> None:
+    pass
 
 
-def _size(value: Any) -> int:
-    return min(max(int(value), 0), _MOST_BYTES)
+def parse(report: Any, now: float, refuse: Refuse = _pass_over) -> HostHoldings:
+    """Read a host's report; what cannot be is left out of it. Pure.
 
-
-def parse(report: Any, now: float) -> HostHoldings:
-    """Read a host's report; what makes no sense in it is left out. Pure.
-
-    :param report: as in ``report_holdings`` of bootcache/rpcapi.py.
+    :param report: as in ``report_holdings`` of bootcache/rpcapi.py; door/arguments.py has read its
+        frame.
     :param now: seconds since the epoch.
+    :param refuse: hears of what is left out.
     """
     document = report if isinstance(report, dict) else {}
     images, quotas = {}, {}
-    for image_id, entry in _items(document.get('images')):
-        try:
-            used, medium, generation, size = entry
-            images[naming.canonical_image_id(image_id)] = HeldImage(
-                use_time(used, now), Medium(medium), _size(generation), _size(size))
-        except (ValueError, TypeError, OverflowError, AttributeError):
-            continue
-    for name, size in _items(document.get('quotas')):
-        try:
-            quotas[Medium(name).value] = _size(size)
-        except (ValueError, TypeError, OverflowError):
-            continue
-    return HostHoldings(images, quotas, *_unsettled(document.get('unsettled')),
-                        *_waiting(document.get('unsettled'), now),
-                        rpc=_version(document.get('rpc')))
+    for key, entry in _items(document, 'images', refuse):
+        with _left_out(refuse):
+            images[arguments.image_id('report.images', key)] = _held(entry, now, refuse)
+    for key, entry in _items(document, 'quotas', refuse):
+        with _left_out(refuse):
+            quotas[arguments.one_of(*_MEDIA)('report.quotas', key)] = \
+                arguments.size('report.quotas', entry)
+    told: dict[str, Any] = {}
+    if document.get('unsettled') is not None:
+        with _left_out(refuse):
+            told['unsettled'], told['named'] = _servers(
+                'report.unsettled', document['unsettled'], _SHORT, _SHORT)
+            waiting = document['unsettled'].get('waiting')
+            if waiting is not None:
+                told['waiting'], told['waits'] = _servers(
+                    'report.unsettled.waiting', waiting, _SHORT, _SHORT,
+                    arguments.use_time(now))
+    if document.get('rpc') is not None:
+        with _left_out(refuse):
+            told['rpc'] = arguments.version('report.rpc', document['rpc'])
+    return HostHoldings(images, quotas, **told)
 
 
-def _unsettled(entry: Any) -> tuple[int | None, tuple[tuple[str, str], ...]]:
+@contextlib.contextmanager
+def _left_out(refuse: Refuse) -> Iterator[None]:
     try:
-        named = tuple((str(server)[:_LONGEST_NAME], str(why)[:_LONGEST_NAME])
-                      for server, why in entry['named'][:_MOST_NAMED])
-        return _size(entry['servers']), named
-    except (KeyError, ValueError, TypeError, OverflowError):
-        return None, ()
+        yield
+    except MessageRefused as refusal:
+        refuse(refusal)
 
 
-def _waiting(entry: Any, now: float) -> tuple[int | None, tuple[tuple[str, str, float], ...]]:
-    try:
-        told = entry['waiting']
-        waits = tuple((str(server)[:_LONGEST_NAME], str(why)[:_LONGEST_NAME], use_time(since, now))
-                      for server, why, since in told['named'][:_MOST_NAMED])
-        return _size(told['servers']), waits
-    except (KeyError, ValueError, TypeError, OverflowError):
-        return None, ()
+def _items(document: dict[Any, Any], part: str, refuse: Refuse) -> list[tuple[Any, Any]]:
+    field = f'report.{part}'
+    if document.get(part) is not None:
+        with _left_out(refuse):
+            return list(arguments.mapping(field, document[part], arguments.MOST_IMAGES).items())
+    return []
 
 
-def _version(entry: Any) -> str | None:
-    return entry[:_LONGEST_NAME] if isinstance(entry, str) else None
+def _held(entry: Any, now: float, refuse: Refuse) -> HeldImage:
+    field = 'report.images'
+    values = arguments.sequence(field, entry, 4)
+    if len(values) != 4:
+        raise MessageRefused(field, f'{quoted(values)} is not [used, tier, generation, bytes]')
+    used, medium, generation, size = values
+    held = HeldImage(
+        arguments.use_time(now)(field, used), Medium(arguments.one_of(*_MEDIA)(field, medium)),
+        arguments.size(field, generation), arguments.size(field, size))
+    if used > now + _CLOCKS_DIFFER_SECONDS:
+        refuse(MessageRefused('report.images.used', f'{quoted(used)} is in the future, and counts'
+                              ' as now; is the host\'s clock right?'))
+    return held
 
 
-def _items(entries: Any) -> list[tuple[Any, Any]]:
-    return list(entries.items())[:MOST_IMAGES] if isinstance(entries, dict) else []
+def _servers(field: str, told: Any, *readers: arguments.Reader) -> tuple[int, tuple[Any, ...]]:
+    """Read how many servers, and what is said of some."""
+    entry = arguments.mapping(field, told, 100)
+    named = []
+    for one in arguments.sequence(field, entry.get('named'), arguments.MOST_IMAGES)[:_MOST_NAMED]:
+        values = arguments.sequence(field, one, len(readers))
+        if len(values) != len(readers):
+            raise MessageRefused(field, f'{quoted(values)} has not {len(readers)} entries')
+        named.append(tuple(read(field, value)
+                           for read, value in zip(readers, values, strict=True)))
+    return arguments.size(field, entry.get('servers')), tuple(named)
 
 
 @dataclasses.dataclass
@@ -173,15 +194,18 @@ class Hosts:
         # Guards the dictionary and its hosts; no file is read under it.
         self._lock = threading.Lock()
         self._hosts: dict[str, _Host] = {}
+        self._held = 0
 
-    def report(self, name: str, report: Any) -> dict[str, Any]:
+    def report(self, name: str, report: Any, refuse: Refuse = _pass_over) -> dict[str, Any]:
         """Take a host's report, and tell what it is to let go of.
 
         :param report: None if nothing has changed since its last one.
+        :param refuse: hears of what is left out.
         :returns: see ``report_holdings`` in bootcache/rpcapi.py.
+        :raises MessageRefused: if so many other hosts report that there is no place for another.
         """
-        name, now = str(name)[:_LONGEST_NAME], self._clock()
-        fresh = None if report is None else parse(report, time.time())
+        now = self._clock()
+        fresh = None if report is None else parse(report, time.time(), refuse)
         for image_id, held in fresh.images.items() if fresh else ():
             if self._store.load(image_id) is not None:
                 # Whatever else a host names is not worth remembering.
@@ -196,8 +220,13 @@ class Hosts:
                 LOG.info('host %s tells what it holds', name)
             host.seen = now
             if fresh is not None:
+                self._held += len(fresh.images) - len(host.holdings.images)
                 host.holdings = fresh
             images = host.holdings.images
+            forgotten = self._bound_held()
+        for _host in range(forgotten):
+            refuse(MessageRefused('report.images', f'all hosts hold more than {_MOST_HELD}: what is'
+                                  ' forgotten is what the one holds that names the most'))
         if fresh is not None:
             self._orders.settle(name, fresh.images)
         orders = self._orders.of(name)
@@ -208,11 +237,32 @@ class Hosts:
         return {'drop': drop, 'resend': False}
 
     def _make_room(self, now: float) -> None:
+        """Forget who was silent for a day, and for one more whoever is silent for longest.
+
+        Those that report are never forgotten for names that somebody makes up.
+        """
         for name in [name for name, host in self._hosts.items()
                      if now - host.seen > _FORGET_SECONDS]:
-            del self._hosts[name]
-        while len(self._hosts) >= _MOST_HOSTS:
-            del self._hosts[min(self._hosts, key=lambda name: self._hosts[name].seen)]
+            self._held -= len(self._hosts.pop(name).holdings.images)
+        if len(self._hosts) < MOST_HOSTS:
+            return
+        silent = min(self._hosts, key=lambda name: self._hosts[name].seen)
+        if now - self._hosts[silent].seen < SILENT_SECONDS:
+            raise MessageRefused('host', f'{MOST_HOSTS} others report, and no more are known')
+        self._held -= len(self._hosts.pop(silent).holdings.images)
+
+    def _bound_held(self) -> int:
+        """Forget what those hosts hold that name the most; with the lock held.
+
+        :returns: of how many.
+        """
+        forgotten = 0
+        while self._held > _MOST_HELD:
+            most = max(self._hosts.values(), key=lambda host: len(host.holdings.images))
+            self._held -= len(most.holdings.images)
+            most.holdings = dataclasses.replace(most.holdings, images={})
+            forgotten += 1
+        return forgotten
 
     def _is_to_go(self, image_id: str, held: HeldImage, ordered: bool) -> bool:
         manifest = self._store.load(image_id)
@@ -276,7 +326,7 @@ class Hosts:
             missing = sorted(wanted - set(known))
             if missing:
                 raise RequestRefused(
-                    f'not heard of: {", ".join(missing)[:_LONGEST_NAME]}; "bootcache host list"'
+                    f'not heard of: {", ".join(missing)[:_LONGEST_LIST]}; "bootcache host list"'
                     ' shows the hosts that have reported, each within a minute after the storage'
                     ' service has started')
             holding = sorted(name for name in wanted if image_id in known[name].holdings.images)

@@ -14,15 +14,16 @@ from typing import Any
 
 from oslo_log import log as logging
 
-from bootcache import naming, savefile
-from glance_bootcache.hosts.holdings import MOST_IMAGES
+from bootcache import savefile
+from bootcache.exception import MessageRefused
+from glance_bootcache.door import arguments
+from glance_bootcache.hosts.holdings import MOST_HOSTS, Refuse
 
 LOG = logging.getLogger(__name__)
 
 VERSION = 1
-# As in hosts.py: whoever can write to the message bus can report for any host.
-_MOST_HOSTS = 20_000
-_LONGEST_NAME = 255
+# No host has this name: it stands for those of which too many have reported.
+_OTHERS = '(other hosts)'
 # Of all hosts: 40 MB of the file. So many servers' images are not needed at a time.
 _MOST_NAMED = 1_000_000
 _FORGET_SECONDS = 86400
@@ -44,19 +45,27 @@ class _Told:
     is_cut: bool = False
 
 
-def parse(images: Any) -> frozenset[str] | None:
+def _pass_over(refusal: MessageRefused) -> None:
+    pass
+
+
+def parse(images: Any, refuse: Refuse = _pass_over) -> frozenset[str] | None:
     """Read what a host reports; what is no image's id is left out. Pure.
 
     :param images: a list; anything else says nothing.
+    :param refuse: hears of what is left out.
     """
-    if not isinstance(images, list | tuple):
-        return None
     found = set()
-    for image_id in images[:MOST_IMAGES]:
-        try:
-            found.add(naming.canonical_image_id(image_id))
-        except (ValueError, TypeError, AttributeError):
-            continue
+    try:
+        for image_id in arguments.sequence('report.needs', images, arguments.MOST_IMAGES):
+            try:
+                found.add(arguments.image_id('report.needs', image_id))
+            except MessageRefused as refusal:
+                refuse(refusal)
+    except MessageRefused as refusal:
+        if images is not None:
+            refuse(refusal)
+        return None
     return frozenset(found)
 
 
@@ -100,21 +109,22 @@ class ReportedNeeds:
                         self._path, error)
             return {}
 
-    def note(self, name: str, report: dict[str, Any] | None) -> None:
+    def note(self, name: str, report: dict[str, Any] | None, refuse: Refuse = _pass_over) -> None:
         """Note what a host reports: see ``report_holdings`` in bootcache/rpcapi.py.
 
         :param report: None if nothing has changed since its last one.
+        :param refuse: hears of what is left out.
         """
-        name, now = str(name)[:_LONGEST_NAME], self._clock()
-        images = parse(report.get('needs')) if isinstance(report, dict) else None
+        now = self._clock()
+        images = parse(report.get('needs'), refuse) if isinstance(report, dict) else None
         with self._lock:
             known = self._hosts.get(name)
             if report is None:
                 if known is None:
                     return
                 images = known.images
-            if known is None and len(self._hosts) >= _MOST_HOSTS:
-                del self._hosts[min(self._hosts, key=lambda host: self._hosts[host].seen)]
+            if known is None and len(self._hosts) >= MOST_HOSTS:
+                self._make_room(now)
             if report is None and known is not None:
                 self._hosts[name] = dataclasses.replace(known, seen=now)
                 return
@@ -122,6 +132,20 @@ class ReportedNeeds:
             if known is None or known.images != images:
                 self._changed = True
                 self._bound()
+
+    def _make_room(self, now: float) -> None:
+        """Forget what a host needs that is silent for longest: for a day it may be anything.
+
+        Its servers may read, and somebody may have made up the names that take its place.
+        """
+        others = self._hosts.pop(_OTHERS, None)
+        oldest = min(self._hosts, key=lambda host: self._hosts[host].seen)
+        dropped = self._hosts.pop(oldest)
+        if dropped.seen >= now - _FORGET_SECONDS:
+            others = _Told(max(dropped.seen, others.seen if others else dropped.seen), None,
+                           is_cut=True)
+        if others is not None:
+            self._hosts[_OTHERS] = others
 
     def _bound(self) -> None:
         """Of the hosts that name the most remember that they need any; under the lock."""

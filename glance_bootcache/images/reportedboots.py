@@ -125,7 +125,7 @@ class ReportedBoots:
                   image_id)
         if server_id and self._wants_report(manifest, host, owner):
             described['watch'] = self._watch(manifest.wished.quota, manifest.wished.boot_marker)
-            self._expected.expect(image_id, str(host), str(server_id), self._patience, owner)
+            self._expected.expect(image_id, host, server_id, self._patience, owner)
         return described
 
     def _plan_profile(self, manifest: Manifest | None, image_id: str, host: str,
@@ -157,7 +157,7 @@ class ReportedBoots:
         # A boot that is watched waits until its host has the cache image: not all of a storm. And
         # where so many boots had nothing in common, another one hardly has.
         most = _ENOUGH_BOOTS if len(self._earlier(manifest)) < fairness.MOST_UNCONFIRMED else 1
-        return manifest.made.working_set is None or str(host) in asked or len(asked) < most
+        return manifest.made.working_set is None or host in asked or len(asked) < most
 
     def _earlier(self, manifest: Manifest) -> tuple[Boot, ...]:
         """Return the boots that are remembered of an image's working set as it is."""
@@ -178,32 +178,37 @@ class ReportedBoots:
                 and fairness.may_count(self._nothing_new.get(key, {}), owner, _ENOUGH_BOOTS) \
                 and fairness.may_count(self._in_vain.get(key, {}), owner, _ENOUGH_IN_VAIN)
 
-    def boot_progress(self, image_id: str, profile_token: str, recorded_bytes: int) -> None:
-        """Note how far a profile boot is; a message that belongs to no job is ignored."""
+    def boot_progress(self, image_id: str, profile_token: str, recorded_bytes: int) -> bool:
+        """Note how far a profile boot is.
+
+        :returns: False if the message belongs to none that is in hand.
+        """
         job = self._manager.jobs.of(image_id)
-        if job is not None and job.owns(profile_token):
-            job.heard(int(recorded_bytes))
+        if job is None or not job.owns(profile_token):
+            return False
+        job.heard(recorded_bytes)
+        return True
 
     def report_profile(self, image_id: str, profile_token: str, granularity: int,
-                       extents: list[Any], ended_by: str, line: str) -> None:
+                       extents: list[Any], ended_by: str, line: str) -> bool:
         """Take a compute host's report of a profile boot.
 
+        :returns: False if it belongs to none that is in hand.
         :raises InvalidWorkingSet: if it does not fit the image.
         """
         job = self._manager.jobs.of(image_id)
         manifest = self._store.load(image_id)
         if job is None or manifest is None or not job.owns(profile_token):
-            LOG.info('image %s: a report that belongs to no recording is ignored', image_id)
-            return
+            return False
         if granularity != recording.GRANULARITY:
             raise exception.InvalidWorkingSet(
                 f'granularity {granularity!r} is not {recording.GRANULARITY}')
-        job.take_report(ProfileReport(self._read(manifest, granularity, extents), str(ended_by),
-                                      str(line)))
+        job.take_report(ProfileReport(self._read(manifest, granularity, extents), ended_by, line))
+        return True
 
     def report_boot(self, image_id: str, image_hash: str, host: str, granularity: int,
                     extents: list[Any], ended_by: str, boot_seconds: float,
-                    only_host: bool = True, server_id: str = '') -> None:
+                    only_host: bool = True, server_id: str = '') -> str:
         """Take a compute host's report of a server's boot: the first one, or another one.
 
         Only what was asked for is looked at: a new working set costs every host a fetch. A restart
@@ -212,6 +217,7 @@ class ReportedBoots:
 
         :param only_host: whether the cloud has one compute host, as far as is known.
         :param server_id: the server; empty if the host does not say.
+        :returns: why nobody has asked for it; empty if it was asked for, whatever came of it.
         :raises InvalidWorkingSet: if it does not fit the image.
         :raises OSError: if what is made of it cannot be written; the host sends it again.
         """
@@ -219,14 +225,11 @@ class ReportedBoots:
         if manifest is None or not manifest.made.base_path \
                 or manifest.made.base_hash != image_hash or manifest.has_older_base \
                 or manifest.standing is Standing.SKIPPED:
-            LOG.info('image %s: a report of another content, or of none, is ignored', image_id)
-            return
-        expected = self._expected.take(image_id, str(host), str(server_id))
+            return f'{image_id} has no base of that content'
+        expected = self._expected.take(image_id, host, server_id)
         if expected is None and not (manifest.made.working_set is None
                                      and self._expected.may_be_forgotten(self._patience)):
-            LOG.info('image %s: a boot on %s is not looked at: no report was asked for', image_id,
-                     host)
-            return
+            return f'{image_id}: no report of that server\'s boot was asked for'
         if granularity not in _GRANULARITIES:
             raise exception.InvalidWorkingSet(
                 f'granularity {granularity!r} is not one of {_GRANULARITIES}')
@@ -234,27 +237,28 @@ class ReportedBoots:
         if not self._manager.takes_report(manifest):
             LOG.info('image %s: a boot on %s is not looked at: a recording or building is in hand',
                      image_id, host)
-            return
+            return ''
         if manifest.made.working_set is None and manifest.standing is Standing.FAILED \
                 and manifest.reason.startswith(_NOT_BOOTED) and ended_by in ('shutdown', 'silence'):
             LOG.info('image %s: a boot on %s is not looked at: its boot marker was not seen, and'
                      ' the profile boot has failed for a guest that did not come up', image_id,
                      host)
-            return
+            return ''
         if not self._can_learn(manifest, expected.owner if expected else ''):
             LOG.info('image %s: a boot on %s is not looked at: enough was learned meanwhile',
                      image_id, host)
-            return
+            return ''
         # Without a lock: a large report takes seconds to compare.
-        improved = self._improve(manifest, seen, expected, str(host), str(ended_by), only_host)
+        improved = self._improve(manifest, seen, expected, host, ended_by, only_host)
         if improved is None:
-            return
+            return ''
         try:
-            self._keep(manifest, improved, str(host), str(ended_by), boot_seconds)
+            self._keep(manifest, improved, host, ended_by, boot_seconds)
         except OSError:
             if expected is not None:
-                self._expected.put_back(image_id, str(host), expected)
+                self._expected.put_back(image_id, host, expected)
             raise
+        return ''
 
     def _keep(self, manifest: Manifest, improved: WorkingSet, host: str, ended_by: str,
               boot_seconds: float) -> None:
@@ -264,7 +268,7 @@ class ReportedBoots:
         name = self._store.save_working_set(image_id, improved)
         info = WorkingSetInfo(name, improved.bytes, len(improved.extents),
                               improved.granularity, 'server', ended_by[:16],
-                              round(float(boot_seconds), 1), manifest.wished.boot_marker, version)
+                              round(boot_seconds, 1), manifest.wished.boot_marker, version)
         if not self._manager.set_working_set(manifest, info):
             os.unlink(self._store.path(image_id, name))
             return

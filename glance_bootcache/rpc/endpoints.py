@@ -1,19 +1,21 @@
-"""The storage service's RPC endpoints: what comes in is checked here and handed to the manager."""
+"""The storage service's RPC endpoints: they hand on what the doorkeeper has let through.
 
-import time
+What was read by door/arguments.py can be; what of it was not asked for is counted here.
+"""
+
 from typing import Any
 
 import oslo_messaging as messaging
 from oslo_log import log as logging
 
-from bootcache import naming, rpcapi
-from bootcache.exception import RequestRefused
-from glance_bootcache.hosts.holdings import MOST_IMAGES, Hosts, use_time
+from bootcache import rpcapi
+from bootcache.exception import MessageRefused
+from glance_bootcache.door.refusals import Refusals
+from glance_bootcache.hosts.holdings import Hosts
 from glance_bootcache.hosts.reportedneeds import ReportedNeeds
 from glance_bootcache.images.manager import Manager
 from glance_bootcache.images.reportedboots import ReportedBoots
 from glance_bootcache.rpc.operators import Operators
-from glance_bootcache.storage.tiers import StorageTiers
 from glance_bootcache.warming.runner import Warming
 
 LOG = logging.getLogger(__name__)
@@ -24,24 +26,24 @@ class Endpoints:
 
     :param manager: keeps the images.
     :param boots: answers compute hosts.
-    :param tiers: keep cache images under quotas.
     :param hosts: know what compute hosts hold.
     :param operators: answers operators.
     :param warming: warms compute hosts.
     :param needs: knows which bases compute hosts need.
+    :param refusals: counts what was not asked for.
     """
 
     target = messaging.Target(version=rpcapi.VERSION)
 
-    def __init__(self, manager: Manager, boots: ReportedBoots, tiers: StorageTiers, hosts: Hosts,
-                 operators: Operators, warming: Warming, needs: ReportedNeeds):
+    def __init__(self, manager: Manager, boots: ReportedBoots, hosts: Hosts, operators: Operators,
+                 warming: Warming, needs: ReportedNeeds, refusals: Refusals):
         self._manager = manager
         self._boots = boots
-        self._tiers = tiers
         self._hosts = hosts
         self._operators = operators
         self._warming = warming
         self._needs = needs
+        self._refusals = refusals
 
     def image_registered(self, ctxt: Any, image_id: str) -> None:
         """The Glance hook saw an import."""
@@ -52,13 +54,14 @@ class Endpoints:
                   profile_token: str | None, owner: str = '') -> dict[str, Any]:
         """A compute host starts a server."""
         self._manager.host_reported()
-        return self._boots.plan_boot(naming.canonical_image_id(image_id), host, server_id,
-                                     profile_token, str(owner))
+        return self._boots.plan_boot(image_id, host, server_id,
+                                     profile_token, owner)
 
     def boot_progress(self, ctxt: Any, image_id: str, profile_token: str,
                       recorded_bytes: int) -> None:
         """A compute host records a profile boot."""
-        self._boots.boot_progress(image_id, profile_token, recorded_bytes)
+        if not self._boots.boot_progress(image_id, profile_token, recorded_bytes):
+            self._unasked('boot_progress', 'profile_token', 'of no profile boot that is in hand')
 
     def recording_progress(self, ctxt: Any, image_id: str, **_told: Any) -> None:
         """A compute host of version 1.4 records: its profile boot fails, with the cure."""
@@ -68,45 +71,47 @@ class Endpoints:
                     profile_token: str | None = None, line: str = '',
                     server_id: str = '') -> None:
         """A server has booted, and read what its host did not have; or a profile boot is over."""
-        image_id = naming.canonical_image_id(image_id)
         if profile_token is not None:
-            self._boots.report_profile(image_id, profile_token, granularity, extents, ended_by,
-                                       line)
-        else:
-            self._boots.report_boot(image_id, image_hash, host, granularity, extents, ended_by,
-                                    boot_seconds, only_host=len(self._hosts.seen()) <= 1,
-                                    server_id=server_id)
-
-    def report_use(self, ctxt: Any, host: str, images: dict[str, list[Any]]) -> None:
-        """A compute host of version 1.1 tells what it used last."""
-        self._manager.host_reported()
-        now = time.time()
-        for image_id, (when, _medium) in list(images.items())[:MOST_IMAGES]:
-            # A host's clock may be wrong; nothing is used in the future.
-            self._tiers.note_use(naming.canonical_image_id(image_id), use_time(when, now))
+            if not self._boots.report_profile(image_id, profile_token, granularity, extents,
+                                              ended_by, line):
+                self._unasked('report_boot', 'profile_token', 'of no profile boot that is in hand',
+                              host)
+            return
+        why_not = self._boots.report_boot(image_id, image_hash, host, granularity, extents,
+                                          ended_by, boot_seconds,
+                                          only_host=len(self._hosts.seen()) <= 1,
+                                          server_id=server_id)
+        if why_not:
+            self._unasked('report_boot', 'image_id', why_not, host)
 
     def report_holdings(self, ctxt: Any, host: str,
                         report: dict[str, Any] | None) -> dict[str, Any]:
         """A compute host tells what it holds."""
         self._manager.host_reported()
-        self._needs.note(host, report)
-        return self._hosts.report(host, report)
+
+        def refuse(refusal: MessageRefused) -> None:
+            self._refusals.note('report_holdings', refusal, host)
+
+        answer = self._hosts.report(host, report, refuse)
+        self._needs.note(host, report, refuse)
+        return answer
 
     def report_warm(self, ctxt: Any, image_id: str, host: str, outcome: str, reason: str) -> None:
         """A compute host was warmed, or could not be."""
-        self._warming.report(naming.canonical_image_id(image_id), host, outcome, reason)
+        if not self._warming.report(image_id, host, outcome, reason):
+            self._unasked('report_warm', 'host', f'nobody warms it for image {image_id}', host)
 
     def promote_image(self, ctxt: Any, image_id: str) -> None:
         """A compute host is about to fetch a cache image."""
-        self._boots.promote(naming.canonical_image_id(image_id))
+        self._boots.promote(image_id)
 
     def pin_image(self, ctxt: Any, image_id: str, pinned: bool) -> bool:
         """An operator wants a cache image to stay, or no longer."""
-        return self._operators.pin(naming.canonical_image_id(image_id), bool(pinned))
+        return self._operators.pin(image_id, pinned)
 
     def serve_stored(self, ctxt: Any, image_id: str) -> dict[str, Any] | None:
         """A compute host completes its local base."""
-        return self._boots.serve_stored(naming.canonical_image_id(image_id))
+        return self._boots.serve_stored(image_id)
 
     def list_images(self, ctxt: Any) -> list[dict[str, Any]]:
         """An operator looks."""
@@ -114,11 +119,11 @@ class Endpoints:
 
     def get_image(self, ctxt: Any, image_id: str) -> dict[str, Any] | None:
         """An operator looks at one image."""
-        return self._operators.get_image(naming.canonical_image_id(image_id))
+        return self._operators.get_image(image_id)
 
     def get_working_set(self, ctxt: Any, image_id: str) -> dict[str, Any] | None:
         """An operator looks at a working set."""
-        return self._operators.get_working_set(naming.canonical_image_id(image_id))
+        return self._operators.get_working_set(image_id)
 
     def list_hosts(self, ctxt: Any) -> list[dict[str, Any]]:
         """An operator looks at the hosts."""
@@ -126,21 +131,19 @@ class Endpoints:
 
     def image_hosts(self, ctxt: Any, image_id: str) -> dict[str, Any] | None:
         """An operator asks where an image's cache image is."""
-        return self._operators.image_hosts(naming.canonical_image_id(image_id))
+        return self._operators.image_hosts(image_id)
 
-    @messaging.expected_exceptions(RequestRefused)  # type: ignore[untyped-decorator]
     def evict_image(self, ctxt: Any, image_id: str, hosts: list[str] | None) -> list[str]:
         """An operator wants hosts to let go of a cache image."""
-        return self._operators.evict(naming.canonical_image_id(image_id), hosts)
+        return self._operators.evict(image_id, hosts)
 
-    @messaging.expected_exceptions(RequestRefused)  # type: ignore[untyped-decorator]
     def warm_image(self, ctxt: Any, image_id: str, aggregates: list[str]) -> list[dict[str, Any]]:
         """An operator wants the hosts of aggregates to be warm."""
-        return self._warming.warm(naming.canonical_image_id(image_id), aggregates)
+        return self._warming.warm(image_id, aggregates)
 
     def get_warming(self, ctxt: Any, image_id: str) -> list[dict[str, Any]]:
         """An operator looks how far the warming is."""
-        return self._warming.progress(naming.canonical_image_id(image_id))
+        return self._warming.progress(image_id)
 
     def build_image(self, ctxt: Any, image_id: str) -> None:
         """An operator wants an image recorded anew."""
@@ -149,3 +152,7 @@ class Endpoints:
     def delete_image(self, ctxt: Any, image_id: str) -> bool:
         """An operator wants a cache image gone."""
         return self._manager.forget(image_id, held=True)
+
+    def _unasked(self, method: str, field: str, why: str, host: str = '') -> None:
+        """Count what can be and was not asked for; hosts that are late come to it, too."""
+        self._refusals.note(method, MessageRefused(field, why), host, is_harmless=True)

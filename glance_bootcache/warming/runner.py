@@ -251,16 +251,20 @@ class Warming:
         self._wake.set()
         return self.progress(image_id)
 
-    def report(self, image_id: str, host: str, outcome: str, reason: str) -> None:
-        """Take a host's report of what came of Nova's request; others' requests are passed over."""
+    def report(self, image_id: str, host: str, outcome: str, reason: str) -> bool:
+        """Take a host's report of what came of Nova's request.
+
+        :returns: False if it was not asked by this service.
+        """
         with self._lock:
             jobs = [job for job in self._jobs.values()
                     if job.image_id == image_id and job.phase is not WarmPhase.DONE]
             known = [job for job in jobs
-                     if job.report(str(host), str(outcome), str(reason), self._clock())]
+                     if job.report(host, outcome, reason, self._clock())]
         if known:
             self._wake.set()
         LOG.debug('image %s: host %s was warmed: %s %s', image_id, host, outcome, reason)
+        return bool(known)
 
     def progress(self, image_id: str) -> list[dict[str, Any]]:
         """Return how far the warming of an image is: see ``get_warming`` in bootcache/rpcapi.py."""

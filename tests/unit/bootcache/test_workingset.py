@@ -132,9 +132,23 @@ def test_a_bad_granularity_is_refused(granularity):
 
 def test_too_many_extents_are_refused(monkeypatch):
     monkeypatch.setattr(workingset, 'MAX_EXTENTS', 3)
-    assert WorkingSet.from_wire('image', '', 8192, 512, [[0, 1]] * 3).bytes == 512
+    assert WorkingSet.from_wire('image', '', 8192, 512, [[0, 1], [1, 1], [2, 1]]).bytes == 512
     with pytest.raises(exception.InvalidWorkingSet, match='at most 3'):
         WorkingSet.from_wire('image', '', 8192, 512, [[0, 1]] * 4)
+
+
+@pytest.mark.parametrize('extents', [
+    [[0, 512], [0, 512]], [[0, 4096], [512, 1]], [[4096, 10], [0, 4097]], [[0, 1], [5, 9], [0, 9]]])
+def test_extents_that_overlap_are_refused(extents):
+    with pytest.raises(exception.InvalidWorkingSet, match='overlaps'):
+        WorkingSet.from_wire('image', '', 8192, 512, extents)
+
+
+def test_what_is_wrong_is_quoted_and_not_repeated_whole():
+    for lie in ('x' * (1 << 20), [0, 'y\n' * 99999], {'z' * 9999: 1}):
+        with pytest.raises(exception.InvalidWorkingSet) as refused:
+            WorkingSet.from_wire('image', '', 8192, 512, [lie])
+        assert len(str(refused.value)) < 300 and str(refused.value).isprintable()
 
 
 def test_a_report_is_aligned_and_keeps_its_order():

@@ -6,9 +6,11 @@ import types
 import fakes_manager
 import pytest
 from fakes_clock import Clock
+from fakes_rpc import Sender
 
 from bootcache import cacheimage, exception, savefile, workingset
 from bootcache.cacheimage import CacheImage
+from glance_bootcache.door.refusals import Refusals
 from glance_bootcache.glance.listener import ImageEvents
 from glance_bootcache.hosts.holdings import Hosts
 from glance_bootcache.hosts.orders import Orders
@@ -77,8 +79,10 @@ def house(storage_conf, no_qemu):
             house.operators = Operators(house.store, house.tiers, house.manager, house.table)
             house.warming = Warming(storage_conf, house.store, house.table, house.nova,
                                     house.seconds)
-            house.endpoints = Endpoints(house.manager, house.hosts, house.tiers, house.table,
-                                        house.operators, house.warming, house.needs)
+            house.refusals = Refusals(house.seconds)
+            house.endpoints = Sender(Endpoints(
+                house.manager, house.hosts, house.table, house.operators, house.warming,
+                house.needs, house.refusals), house.refusals)
             house.manager.host_reported()
             stack.callback(give_up, house.manager)
             return house.manager

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from bootcache.manifest import Manifest, Standing, Wished
 from bootcache.tier import Medium
 from glance_bootcache import decisions
+from glance_bootcache.door import arguments
 from glance_bootcache.hosts import holdings
 from glance_bootcache.hosts.holdings import HeldImage, HostHoldings
 from glance_bootcache.images import deleted
@@ -37,10 +38,16 @@ def test_a_report_without_sense_is_an_empty_one(report):
 @pytest.mark.parametrize('entry', [
     None, [], 5, 'disk', [5.0, 'disk', 0], [5.0, 'disk', 0, 7, 1], [5.0, 'tape', 0, 7],
     [None, 'disk', 0, 7], ['x', 'disk', 0, 7], [math.nan, 'disk', 0, 7], [math.inf, 'disk', 0, 7],
-    [5.0, 'disk', None, 7], [5.0, 'disk', math.inf, 7], [5.0, 'disk', 0, []], {'disk': 1}])
+    [5.0, 'disk', None, 7], [5.0, 'disk', math.inf, 7], [5.0, 'disk', 0, []], {'disk': 1},
+    [-5, 'disk', 0, 7], ['5', 'disk', 0, 7], [True, 'disk', 0, 7], [5.0, ['disk'], 0, 7],
+    [5.0, 'disk', -1, 7], [5.0, 'disk', 0, -7], [5.0, 'disk', 0, 7.0], [5.0, 'disk', 0, 1 << 63],
+    [10 ** 400, 'disk', 0, 'x' * 9999]])
 def test_an_entry_without_sense_is_left_out_alone(entry):
-    report = {'images': {OTHER: entry, IMAGE: [5.0, 'disk', 0, 7]}}
-    assert holdings.parse(report, NOW).images == {IMAGE: HeldImage(5.0, Medium.DISK, 0, 7)}
+    report, refused = {'images': {OTHER: entry, IMAGE: [5.0, 'disk', 0, 7]}}, []
+    assert holdings.parse(report, NOW, refused.append).images \
+        == {IMAGE: HeldImage(5.0, Medium.DISK, 0, 7)}
+    assert [refusal.field for refusal in refused] == ['report.images']
+    assert len(str(refused[0])) < 300
 
 
 @pytest.mark.parametrize('image', ['', 'x', '../../etc', None, 5, 5.0, ()])
@@ -48,15 +55,16 @@ def test_only_image_ids_are_images(image):
     assert holdings.parse({'images': {image: [5.0, 'disk', 0, 7]}}, NOW).images == {}
 
 
-@pytest.mark.parametrize('told, counts', [(NOW + 1, NOW), (NOW, NOW), (5, 5.0), (-5, 0.0)])
+@pytest.mark.parametrize('told, counts', [(NOW + 1, NOW), (NOW, NOW), (5, 5.0)])
 def test_nothing_is_used_in_the_future(told, counts):
     assert holdings.parse(holding(IMAGE, used=told), NOW).images[IMAGE].last_use == counts
 
 
 def test_a_report_has_an_end():
     many = [f'{number:08x}-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
-            for number in range(holdings.MOST_IMAGES + 5)]
-    assert len(holdings.parse(holding(*many), NOW).images) == holdings.MOST_IMAGES
+            for number in range(arguments.MOST_IMAGES + 1)]
+    assert len(holdings.parse(holding(*many[1:]), NOW).images) == arguments.MOST_IMAGES
+    assert holdings.parse(holding(*many), NOW).images == {}
 
 
 anything = st.recursive(

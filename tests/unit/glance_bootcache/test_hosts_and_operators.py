@@ -30,7 +30,8 @@ def test_operators_see_hosts(house):
 
 
 @pytest.mark.parametrize('told, known', [
-    ('1.9', '1.9'), ('x' * 999, 'x' * 255), (None, None), (1.8, None), (['1.8'], None)], ids=str)
+    ('1.9', '1.9'),
+    ('x' * 999, None), ('1.8\n', None), (None, None), (1.8, None), (['1.8'], None)], ids=str)
 def test_what_a_host_tells_of_its_version(told, known):
     assert holdings.parse({'images': {}, 'quotas': {}, 'rpc': told}, 1000.0).rpc == known
 
@@ -65,13 +66,35 @@ def test_a_host_is_forgotten_after_a_day(house):
 
 
 def test_there_is_an_end_to_hosts(house, monkeypatch):
-    monkeypatch.setattr(holdings, '_MOST_HOSTS', 3)
-    for number in range(5):
-        house.seconds.now += 1
-        house.table.report(f'host-{number}', {})
-    house.table.report('x' * 1000, {})
-    assert [host['host'] for host in house.operators.list_hosts()] \
-        == ['host-3', 'host-4', 'x' * 255]
+    monkeypatch.setattr(holdings, 'MOST_HOSTS', 3)
+    for number in range(3):
+        house.table.report(f'host-{number}', holding(IMAGE))
+    with pytest.raises(exception.MessageRefused, match='host: 3 others report'):
+        house.table.report('made-up', holding(IMAGE, OTHER))
+    house.seconds.now += holdings.SILENT_SECONDS
+    house.table.report('host-0', None)
+    house.seconds.now += 1
+    house.table.report('host-2', None)
+    # Who is silent for long gives its place.
+    house.table.report('new', holding(IMAGE, OTHER))
+    assert [host['host'] for host in house.operators.list_hosts()] == ['host-0', 'host-2', 'new']
+    assert house.table._held == 4
+    assert house.table.report('host-1', None)['resend'] is True
+    with pytest.raises(exception.MessageRefused):
+        house.table.report('host-1', {})
+
+
+def test_there_is_an_end_to_what_they_hold(house, monkeypatch):
+    monkeypatch.setattr(holdings, '_MOST_HELD', 25)
+    refused = []
+    house.table.report('honest', holding(IMAGE))
+    for number in range(10):
+        house.table.report(f'host-{number}', holding(*(
+            f'{number:04x}{image:04x}-1f2b-4c3d-8e9f-0a1b2c3d4e5f' for image in range(20))),
+            refused.append)
+    held = [len(host.holdings.images) for host in house.table._hosts.values()]
+    assert sum(held) == house.table._held <= 25 and len(refused) == 9
+    assert [host['host'] for host in house.table.holders(IMAGE)] == ['honest']
 
 
 def test_evicting_from_all_hosts(house):
@@ -229,7 +252,7 @@ def test_orders_that_cannot_be_written_hold_as_long_as_the_process(house, caplog
     ({'servers': 100, 'named': [['a', 'why']] * 100}, (100, (('a', 'why'),) * 50)),
     (None, (None, ())), ({}, (None, ())), ({'servers': 'x', 'named': []}, (None, ())),
     ({'servers': 1, 'named': ['abc']}, (None, ())), ({'servers': 1, 'named': 7}, (None, ())),
-    ({'servers': -5, 'named': []}, (0, ())),
+    ({'servers': -5, 'named': []}, (None, ())),
 ], ids=str)
 def test_what_a_host_tells_of_its_servers(told, known):
     found = holdings.parse({'images': {}, 'quotas': {}, 'unsettled': told}, 1000.0)
@@ -252,7 +275,7 @@ def test_operators_see_the_servers(house):
     ({'servers': 1, 'named': [['a', 'why']]}, (None, ())),
     ({'servers': 1, 'named': [['a', 'why', 'then']]}, (None, ())),
     ({'servers': 1, 'named': [['a', 'why', float('inf')]]}, (None, ())),
-    ({'servers': -5, 'named': []}, (0, ()))], ids=str)
+    ({'servers': -5, 'named': []}, (None, ()))], ids=str)
 def test_what_a_host_tells_of_servers_that_wait(told, known):
     unsettled = {'servers': 3, 'named': [['a', 'why']], 'waiting': told}
     found = holdings.parse({'unsettled': unsettled}, 1000.0)

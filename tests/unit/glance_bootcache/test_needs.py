@@ -7,6 +7,7 @@ from fakes_clock import Clock
 
 from bootcache import exception
 from bootcache.manifest import Made, Manifest, Standing
+from glance_bootcache.door import arguments
 from glance_bootcache.hosts import reportedneeds
 from glance_bootcache.hosts.reportedneeds import ReportedNeeds
 
@@ -158,15 +159,35 @@ def test_a_damaged_file_counts_as_empty(path, clock, content):
 
 
 def test_a_host_that_lies_cannot_fill_the_memory(path, clock, monkeypatch):
-    monkeypatch.setattr(reportedneeds, '_MOST_HOSTS', 3)
+    monkeypatch.setattr(reportedneeds, 'MOST_HOSTS', 3)
     known = ReportedNeeds(path, clock, clock)
     for number in range(10):
         clock.now += 1
-        known.note(f'host-{number}' + 'x' * 1000, report(IMAGE))
-    assert len(known._hosts) == 3 and all(len(name) <= 255 for name in known._hosts)
+        known.note(f'host-{number}', report(IMAGE))
+    assert len(known._hosts) <= 4
     many = [f'{number:08x}-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
-            for number in range(reportedneeds.MOST_IMAGES + 5)]
-    assert len(reportedneeds.parse(many)) == reportedneeds.MOST_IMAGES
+            for number in range(arguments.MOST_IMAGES + 1)]
+    assert len(reportedneeds.parse(many[1:])) == arguments.MOST_IMAGES
+    refused = []
+    assert reportedneeds.parse(many, refused.append) is None and refused[0].field == 'report.needs'
+
+
+def test_of_a_host_that_had_to_be_forgotten_any_base_may_be_needed(path, clock, monkeypatch):
+    """Its servers read, whatever names somebody makes up in its place."""
+    monkeypatch.setattr(reportedneeds, 'MOST_HOSTS', 3)
+    known = ReportedNeeds(path, clock, clock)
+    known.note('honest', report(IMAGE))
+    for number in range(10):
+        clock.now += 1
+        known.note(f'made-up-{number}', report())
+    assert known.named(IMAGE) and known.needed(IMAGE)
+    known.save()
+    again = ReportedNeeds(path, clock, clock)
+    assert again.hosts(IMAGE) == ['(other hosts)']
+    clock.now += 86401
+    for number in range(3):
+        again.note(f'made-up-{number}', report())
+    assert not again.named(IMAGE)
 
 
 def test_hosts_that_lie_cannot_fill_it_with_names_either(path, clock, monkeypatch):

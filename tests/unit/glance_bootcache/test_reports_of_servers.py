@@ -14,7 +14,7 @@ def test_a_report_that_is_sent_again_confirms_nothing(cold, caplog):
     cold.clock.now += 9
     with caplog.at_level('INFO'):
         assert report(cold, [NEW, MORE], server='greedy') == 1
-    assert 'a boot on host is not looked at: no report was asked for' in caplog.text
+    assert 'no report of that server\'s boot was asked for' in caplog.text
     assert report(cold, [NEW], server='other') == 2, 'its own counts'
     assert learned(cold) == [0, 131072]
 

@@ -1,0 +1,259 @@
+"""Compute hosts that lie in the form of what they say: each method, each argument.
+
+What has the right form and is not true is in test_untrue_reports.py; what comes by a real message
+bus in tests/functional/test_lying_host.py.
+"""
+
+import inspect
+import math
+
+import pytest
+from fakes_clock import Clock
+from fakes_hosts import IMAGE, ready
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bootcache import exception, rpcapi
+from bootcache.exception import MessageRefused
+from bootcache.quoting import one_line, quoted
+from bootcache.workingset import MAX_EXTENTS
+from glance_bootcache.door import arguments, refusals
+from glance_bootcache.door.arguments import METHODS
+from glance_bootcache.door.doorkeeper import TOO_LONG
+from glance_bootcache.door.refusals import Refusals
+from glance_bootcache.rpc.endpoints import Endpoints
+
+RIGHT = {
+    'image_id': IMAGE, 'host': 'one', 'server_id': 'server', 'profile_token': 'f' * 32, 'owner': '',
+    'recorded_bytes': 5, 'image_hash': 'sha512:ab', 'granularity': 4096, 'extents': [[0, 4096]],
+    'ended_by': 'marker', 'boot_seconds': 1.5, 'line': '', 'report': None, 'outcome': 'cached',
+    'reason': '', 'pinned': True, 'hosts': ['one'], 'aggregates': ['racks']}
+MEGABYTE = 'x' * (1 << 20)
+FORGED = 'one\n2026-01-01 00:00:00.000 1 ERROR glance_bootcache.service forged\x1b[2J'
+NUMBERS = [-1, 1 << 63, 10 ** 400, math.nan, math.inf, -math.inf, True]
+TEXTS = ['', '../../etc/passwd', 'x' * 256, MEGABYTE, FORGED, '\ud800', '\0']
+OTHERS = [None, [], {}, [[]], {'a': {'b': {}}}, [MEGABYTE] * 3, 1.5, 7]
+# What is wrong for each argument; what is not here is wrong for it as well if it is in WRONG_TYPES.
+NAMES = {'host', 'server_id', 'owner', 'image_hash', 'ended_by', 'profile_token'}
+LIES = {
+    'image_id': [*TEXTS, IMAGE + '\n', IMAGE[:-1], '{' + IMAGE + '}', *NUMBERS, *OTHERS],
+    'host': [*TEXTS, 'two words', *NUMBERS, *OTHERS],
+    **{name: [*TEXTS[2:], *NUMBERS, *OTHERS] for name in NAMES - {'host', 'profile_token'}},
+    'profile_token': [*TEXTS[2:], *NUMBERS, *OTHERS[1:]],
+    'recorded_bytes': [*NUMBERS, *TEXTS, *OTHERS[:-1], '5'],
+    'granularity': [*NUMBERS, *TEXTS, *OTHERS, 0, 511, 3000, 1 << 22, '4096'],
+    'extents': [None, MEGABYTE, {}, 7, [[0, 1]] * (MAX_EXTENTS + 1)],
+    'boot_seconds': [*NUMBERS, *TEXTS, *OTHERS[:-2]],
+    'line': [MEGABYTE, *NUMBERS, *OTHERS], 'reason': [MEGABYTE, *NUMBERS, *OTHERS],
+    'report': [MEGABYTE, 7, [], {str(number): 1 for number in range(101)},
+               {'images': MEGABYTE}, {'images': [IMAGE]}, {'quotas': 7},
+               {'images': dict.fromkeys(range(100_000), (1, 'disk', 0, 7))},
+               {'needs': 'all'}, {'needs': [IMAGE] * 100_000}],
+    'outcome': [*TEXTS, *NUMBERS, *OTHERS, 'waiting'],
+    'pinned': [*NUMBERS[:-1], *TEXTS, *OTHERS, 1, 0, 'yes'],
+    'hosts': [MEGABYTE, 7, {}, [FORGED], ['one', None], ['one'] * 20_001],
+    'aggregates': [None, MEGABYTE, 7, {}, [FORGED], [None], ['racks'] * 1001]}
+
+
+def taken(method):
+    """What a method takes, by the reader."""
+    return {**METHODS[method].needed, **METHODS[method].more}
+
+
+def right(method):
+    return {name: RIGHT[name] for name in taken(method)}
+
+
+def label(value):
+    return quoted(value)[:30]
+
+
+def test_each_method_has_readers_for_what_it_takes():
+    assert set(METHODS) == {name for name, _method in inspect.getmembers(
+        Endpoints, inspect.isfunction) if not name.startswith('_')}
+    for method, readers in METHODS.items():
+        wanted = dict(list(inspect.signature(getattr(Endpoints, method)).parameters.items())[2:])
+        wanted.pop('_told', None)
+        assert list(readers.needed) == [name for name, one in wanted.items()
+                                        if one.default is one.empty], method
+        assert list(readers.more) == [name for name, one in wanted.items()
+                                      if one.default is not one.empty], method
+        assert set(taken(method)) <= set(LIES), method
+
+
+def test_each_method_of_the_client_is_one():
+    """And of older hosts: recording_progress."""
+    assert set(METHODS) - {'recording_progress'} == {
+        name for name in vars(rpcapi.StorageAPI) if not name.startswith('_')}
+
+
+@pytest.mark.parametrize('method, field', [
+    (method, field) for method in sorted(METHODS) for field in taken(method)])
+def test_what_cannot_be_is_refused_by_its_field(house, caplog, method, field):
+    for lie in LIES[field]:
+        with pytest.raises(MessageRefused) as refused:
+            house.endpoints.say(method, **{**right(method), field: lie})
+        assert refused.value.field.split('.')[0] == field, label(lie)
+        assert len(str(refused.value)) < 400 and str(refused.value).isprintable(), label(lie)
+    counted = house.refusals.counts()
+    assert {known for known, _field in counted} == {method}
+    assert sum(counted.values()) == len(LIES[field])
+    # Parts of a report are told of one by one.
+    told = [record.getMessage() for record in caplog.records
+            if f'{method} is refused' in record.getMessage()]
+    senders = {'', 'one'} if field == 'host' else {''}
+    assert 1 <= len(told) <= len(counted) * len(senders)
+    assert all(line.isprintable() and len(line) < 600 for line in told)
+    assert not house.store.manifests() and not house.operators.list_hosts()
+
+
+@pytest.mark.parametrize('method', sorted(METHODS))
+def test_what_is_missing_or_not_known_is_refused(house, method):
+    said = right(method)
+    for name in METHODS[method].needed:
+        with pytest.raises(MessageRefused, match=rf'^{name}: is missing'):
+            house.endpoints.say(method, **{key: said[key] for key in said if key != name})
+    if METHODS[method].is_open:
+        return
+    for strange in ('self', 'ctxt', MEGABYTE, FORGED):
+        with pytest.raises(MessageRefused, match=r'^arguments: .* is not known') as refused:
+            house.endpoints.say(method, **said, **{strange: 1})
+        assert len(str(refused.value)) < 300 and str(refused.value).isprintable()
+
+
+@pytest.mark.parametrize('message, error', [
+    ({}, 'NoSuchMethod'), ({'method': None}, 'NoSuchMethod'), ({'method': 5}, 'NoSuchMethod'),
+    ({'method': ['plan_boot']}, 'NoSuchMethod'), ({'method': '_unasked'}, 'NoSuchMethod'),
+    ({'method': 'target'}, 'NoSuchMethod'), ({'method': '__init__'}, 'NoSuchMethod'),
+    ({'method': 'report_use', 'args': {'host': 'old', 'images': {}}}, 'NoSuchMethod'),
+    ({'method': MEGABYTE}, 'NoSuchMethod'), ({'method': FORGED}, 'NoSuchMethod'),
+    ({'method': TOO_LONG}, 'MessageRefused'),
+    ({'method': 'list_hosts', 'args': 'all'}, 'MessageRefused'),
+    ({'method': 'list_hosts', 'args': [1]}, 'MessageRefused'),
+    ({'method': 'list_hosts', 'args': dict.fromkeys(map(str, range(101)))}, 'MessageRefused'),
+    ({'method': 'list_hosts', 'namespace': FORGED}, 'MessageRefused'),
+    ({'method': 'list_hosts', 'version': FORGED}, 'MessageRefused'),
+    ({'method': 'list_hosts', 'version': 1.8}, 'MessageRefused'),
+    ({'method': 'list_hosts', 'version': '1.' + '9' * 5000}, 'MessageRefused'),
+    ({'method': 'list_hosts', 'version': None}, 'MessageRefused'),
+    ({'method': 'list_hosts', 'version': '2.0'}, 'UnsupportedVersion'),
+    ({'method': 'list_hosts', 'version': '1.9999'}, 'UnsupportedVersion')],
+    ids=lambda value: label(value))
+def test_a_message_that_is_none_is_refused(house, caplog, message, error):
+    with pytest.raises(Exception) as refused:
+        house.endpoints.send(dict(message))
+    assert type(refused.value).__name__ == error
+    assert len(str(refused.value)) < 400 and str(refused.value).isprintable()
+    assert all(record.getMessage().isprintable() and len(record.getMessage()) < 600
+               for record in caplog.records)
+    assert error == 'UnsupportedVersion' or sum(house.refusals.counts().values()) == 1
+
+
+def test_nobody_gets_a_thread_to_be_called_back(house):
+    for timeout in (5, MEGABYTE, -1):
+        with pytest.raises(MessageRefused, match=r'^timeout: '):
+            house.endpoints.send({'method': 'list_hosts'}, client_timeout=timeout)
+    assert house.endpoints.send({'method': 'list_hosts'}) == []
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=40)
+    | st.sampled_from([IMAGE, 'disk', 'one', FORGED, *NUMBERS]),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(
+        st.text(max_size=3) | st.sampled_from(['images', 'needs', 'quotas', 'unsettled', IMAGE]),
+        inner, max_size=4), max_leaves=12)
+
+
+@given(st.sampled_from(sorted(METHODS)), st.data())
+def test_whatever_is_said_is_read_or_refused(method, data):
+    said = {**right(method), **data.draw(st.dictionaries(
+        st.sampled_from([*taken(method), 'odd']), anything, max_size=3))}
+    try:
+        read = METHODS[method].read(said)
+    except MessageRefused as refusal:
+        assert len(str(refusal)) < 400 and str(refusal).isprintable()
+    else:
+        assert set(read) <= set(taken(method))
+        assert all(value.isprintable() for value in read.values() if isinstance(value, str))
+
+
+def test_what_makes_sense_is_taken_beside_what_does_not(house):
+    """Of a report's entries each counts for itself: a host is not forgotten for one."""
+    ready(house)
+    report = {'images': {IMAGE: [1000.5, 'disk', 0, 7], FORGED: [1, 'disk', 0, 7],
+                         IMAGE.replace('7', '8', 1): [math.nan, 'disk', 0, 7]},
+              'needs': [IMAGE, MEGABYTE], 'quotas': {'disk': 5, 'tape': 5},
+              'unsettled': {'servers': 1, 'named': [[FORGED, MEGABYTE[:999]]]}, 'rpc': FORGED}
+    assert house.endpoints.say('report_holdings', host='one', report=report) \
+        == {'drop': [], 'resend': False}
+    host, = house.operators.list_hosts()
+    assert (host['images'], host['quotas'], host['rpc']) == (1, {'disk': 5}, None)
+    assert all(text.isprintable() and len(text) <= 255 for text in host['named'][0])
+    assert house.needs.hosts(IMAGE) == ['one']
+    assert house.refusals.counts() == {
+        ('report_holdings', 'report.images'): 2, ('report_holdings', 'report.needs'): 1,
+        ('report_holdings', 'report.quotas'): 1, ('report_holdings', 'report.rpc'): 1}
+
+
+def test_a_host_of_the_lowest_version_is_understood(house):
+    """Arguments that came with later versions may be left out."""
+    ready(house)
+    said = right('plan_boot')
+    del said['owner']
+    said['profile_token'] = None
+    assert house.endpoints.send({'method': 'plan_boot', 'args': said, 'version': '1.0'})['action'] \
+        == 'cache'
+    assert house.endpoints.say('recording_progress', image_id=IMAGE, token='x', bytes=5) is None
+
+
+# The place that counts.
+
+REFUSAL = MessageRefused('host', 'is none')
+
+
+def test_the_same_is_told_once_an_hour_and_counted_each_time(caplog):
+    clock = Clock()
+    known = Refusals(clock)
+    for _time in range(5):
+        known.note('report_warm', REFUSAL, 'one')
+    assert len(caplog.records) == 1 and known.counts() == {('report_warm', 'host'): 5}
+    clock.now += 3599
+    known.note('report_warm', REFUSAL, 'one')
+    assert len(caplog.records) == 1
+    clock.now += 2
+    known.note('report_warm', REFUSAL, 'one')
+    known.note('report_warm', REFUSAL, 'two')
+    known.note('report_boot', REFUSAL, 'one')
+    assert [record.getMessage().partition(' is ')[0] for record in caplog.records[1:]] == [
+        'host one: report_warm', 'host two: report_warm', 'host one: report_boot']
+    assert 'number 7 since' in caplog.records[1].getMessage()
+
+
+def test_names_that_are_made_up_fill_neither_memory_nor_log(caplog, monkeypatch):
+    monkeypatch.setattr(refusals, '_MOST_TOLD', 20)
+    known = Refusals(Clock())
+    for number in range(500):
+        known.note('report_warm', REFUSAL, f'host-{number}')
+    assert known.counts() == {('report_warm', 'host'): 500}
+    assert len(caplog.records) == 21 and len(known._told) == 20
+    assert 'password of [bootcache]transport_url' in caplog.records[-1].getMessage()
+
+
+@given(st.one_of(anything, st.binary(), st.text(min_size=200)))
+def test_a_quotation_is_short_and_one_line(value):
+    assert len(quoted(value)) <= 200 and quoted(value).isprintable()
+
+
+def test_a_text_becomes_one_line():
+    assert one_line(FORGED).isprintable() and '\n' not in one_line(FORGED)
+    assert one_line(None) == '' and one_line(' a  b\t') == 'a b'
+
+
+def test_an_operators_wish_that_cannot_be_is_no_lie(house):
+    with pytest.raises(exception.RequestRefused):
+        house.endpoints.say('evict_image', image_id=IMAGE, hosts=None)
+    assert house.refusals.counts() == {}
+
+
+def test_an_id_without_dashes_is_one():
+    assert arguments.image_id('image_id', IMAGE.replace('-', '').upper()) == IMAGE

@@ -7,7 +7,8 @@ History:
 * 1.1: plan_boot's actions cold and wait, its entries medium, has_memory, image_hash, pinned and
   watch, and the base's place also with stock; report_boot, report_use, promote_image, pin_image,
   serve_stored.
-* 1.2: plan_boot's entry generation; report_holdings, which takes report_use's place, report_warm,
+* 1.2: plan_boot's entry generation; report_holdings, which takes the place of report_use (that is
+  gone: of a host of 1.1 it is not known what it used last), report_warm,
   list_hosts, image_hosts, evict_image, warm_image, get_warming.
 * 1.3: report_holdings' entries needs and unsettled; plan_boot's entry ready_in; list_hosts' entries
   unsettled and named; image_hosts' entry storage_bytes.

@@ -97,15 +97,15 @@ def parse(report: Any, now: float, refuse: Refuse = _pass_over) -> HostHoldings:
     document = report if isinstance(report, dict) else {}
     images, quotas = {}, {}
     for key, entry in _items(document, 'images', refuse):
-        with _left_out(refuse):
+        with left_out(refuse):
             images[arguments.image_id('report.images', key)] = _held(entry, now, refuse)
     for key, entry in _items(document, 'quotas', refuse):
-        with _left_out(refuse):
+        with left_out(refuse):
             quotas[arguments.one_of(*_MEDIA)('report.quotas', key)] = \
                 arguments.size('report.quotas', entry)
     told: dict[str, Any] = {}
     if document.get('unsettled') is not None:
-        with _left_out(refuse):
+        with left_out(refuse):
             told['unsettled'], told['named'] = _servers(
                 'report.unsettled', document['unsettled'], _SHORT, _SHORT)
             waiting = document['unsettled'].get('waiting')
@@ -114,23 +114,28 @@ def parse(report: Any, now: float, refuse: Refuse = _pass_over) -> HostHoldings:
                     'report.unsettled.waiting', waiting, _SHORT, _SHORT,
                     arguments.use_time(now))
     if document.get('rpc') is not None:
-        with _left_out(refuse):
+        with left_out(refuse):
             told['rpc'] = arguments.version('report.rpc', document['rpc'])
     return HostHoldings(images, quotas, **told)
 
 
 @contextlib.contextmanager
-def _left_out(refuse: Refuse) -> Iterator[None]:
+def left_out(refuse: Refuse) -> Iterator[None]:
+    """Tell of what is refused within the block, and go on."""
+    refused = None
     try:
         yield
     except MessageRefused as refusal:
-        refuse(refusal)
+        refused = refusal
+    # Not where it was caught: oslo.log would add the error to a line that has it already.
+    if refused is not None:
+        refuse(refused)
 
 
 def _items(document: dict[Any, Any], part: str, refuse: Refuse) -> list[tuple[Any, Any]]:
     field = f'report.{part}'
     if document.get(part) is not None:
-        with _left_out(refuse):
+        with left_out(refuse):
             return list(arguments.mapping(field, document[part], arguments.MOST_IMAGES).items())
     return []
 

@@ -17,7 +17,7 @@ from oslo_log import log as logging
 from bootcache import savefile
 from bootcache.exception import MessageRefused
 from glance_bootcache.door import arguments
-from glance_bootcache.hosts.holdings import MOST_HOSTS, Refuse
+from glance_bootcache.hosts.holdings import MOST_HOSTS, Refuse, left_out
 
 LOG = logging.getLogger(__name__)
 
@@ -55,17 +55,16 @@ def parse(images: Any, refuse: Refuse = _pass_over) -> frozenset[str] | None:
     :param images: a list; anything else says nothing.
     :param refuse: hears of what is left out.
     """
-    found = set()
-    try:
-        for image_id in arguments.sequence('report.needs', images, arguments.MOST_IMAGES):
-            try:
-                found.add(arguments.image_id('report.needs', image_id))
-            except MessageRefused as refusal:
-                refuse(refusal)
-    except MessageRefused as refusal:
-        if images is not None:
-            refuse(refusal)
+    entries = None
+    if images is not None:
+        with left_out(refuse):
+            entries = arguments.sequence('report.needs', images, arguments.MOST_IMAGES)
+    if entries is None:
         return None
+    found = set()
+    for image_id in entries:
+        with left_out(refuse):
+            found.add(arguments.image_id('report.needs', image_id))
     return frozenset(found)
 
 

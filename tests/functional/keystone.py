@@ -1,7 +1,8 @@
-"""Stands for Keystone and Nova, which a functional test cannot have: their answers to a service's
-first questions, over HTTP. tests/e2e asks the real ones."""
+"""Stands for Keystone, Nova and Glance, which a functional test cannot have: their answers to a
+service's first questions, over HTTP, and some images. tests/e2e asks the real ones."""
 
 import contextlib
+import hashlib
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -51,17 +52,44 @@ class _Handler(BaseHTTPRequestHandler):
             '/compute/flavors/detail': {'flavors': [flavor]},
             '/compute/os-availability-zone': {'availabilityZoneInfo': [
                 {'zoneName': 'nova', 'zoneState': {'available': True}, 'hosts': None}]},
-            '/compute/servers/detail': {'servers': []}, '/image/v2/images': {'images': []}}
+            '/compute/servers/detail': {'servers': []}, '/image/v2/images': {'images': []},
+            '/image/v2/schemas/image': {'name': 'image', 'properties': {
+                'min_disk': {'type': 'integer'}, 'min_ram': {'type': 'integer'},
+                'size': {'type': 'integer'}}, 'additionalProperties': {'type': 'string'}}}
+        for image_id, content in self.server.images.items():
+            if path == f'/image/v2/images/{image_id}/file':
+                return self._send(content)
+            answers[f'/image/v2/images/{image_id}'] = {
+                'id': image_id, 'status': 'active', 'disk_format': 'raw', 'visibility': 'public',
+                'container_format': 'bare', 'size': len(content), 'owner': 'p', 'min_disk': 0,
+                'min_ram': 0, 'os_hash_algo': 'sha512',
+                'os_hash_value': hashlib.sha512(content).hexdigest()}
         return self._answer(200 if path in answers else 404, answers.get(path, {}))
+
+    def _send(self, content):
+        self.send_response(200)
+        self.send_header('Content-Type', 'application/octet-stream')
+        self.send_header('Content-Length', str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def do_PATCH(self):
+        """An image's properties change, which nobody looks at."""
+        self.rfile.read(int(self.headers['Content-Length']))
+        self.do_GET()
 
     def log_message(self, *_arguments):
         """Say nothing."""
 
 
 @contextlib.contextmanager
-def keystone():
-    """Serve on a port of its own; gives the URL for ``auth_url``."""
+def keystone(images=()):
+    """Serve on a port of its own; gives the URL for ``auth_url``.
+
+    :param images: bytes of raw images by id, for Glance.
+    """
     server = ThreadingHTTPServer(('127.0.0.1', 0), _Handler)
+    server.images = dict(images)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:

@@ -142,7 +142,6 @@ def _checked_extents(raw: Any, virtual_bytes: int) -> tuple[Extent, ...]:
         if seconds is not None and (type(seconds) not in (int, float) or not 0 <= seconds < 1e9):
             raise exception.InvalidWorkingSet(f'extent {quoted(entry)}: seconds must be 0 or more')
         extents.append(Extent(offset, length, seconds))
-    _check_apart(extents)
     return tuple(extents)
 
 
@@ -179,19 +178,22 @@ class WorkingSet:
 
     @classmethod
     def from_wire(cls, image_id: str, image_hash: str, virtual_bytes: int, granularity: int,
-                  raw: Any, limit: int | None = None) -> 'WorkingSet':
+                  raw: Any, limit: int | None = None, are_apart: bool = False) -> 'WorkingSet':
         """Make a working set from a report, which may be wrong or hostile.
 
         :param raw: a list of ``[offset, length]`` or ``[offset, length, seconds]``.
         :param limit: bytes of extents to keep, the first ones; None for all.
-        :raises InvalidWorkingSet: if an extent lies outside the base, two overlap, or the values
-            are no numbers.
+        :param are_apart: whether who recorded them notes no byte twice; otherwise it counts once.
+        :raises InvalidWorkingSet: if an extent lies outside the base, two overlap that must not,
+            or the values are no numbers.
         """
         if type(granularity) is not int or not 512 <= granularity <= 1 << 21 \
                 or granularity & (granularity - 1):
             raise exception.InvalidWorkingSet(
                 f'granularity {quoted(granularity)} is not a power of two from 512 to 2 MiB')
         extents: Sequence[Extent] = _checked_extents(raw, virtual_bytes)
+        if are_apart:
+            _check_apart(extents)
         if limit is not None:
             extents = clip(extents, limit)
         return cls(image_id, image_hash, virtual_bytes, granularity,

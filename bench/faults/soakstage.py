@@ -147,7 +147,7 @@ class SoakStorage(AtOnce, StorageSide):
     def is_idle(self) -> bool:
         """Tell whether nothing is under way."""
         manager = self._endpoints._manager
-        return not (manager.jobs._jobs or manager._preparing or self._endpoints._tiers._wanted)
+        return not (manager.jobs._jobs or manager._preparing or manager._tiers._wanted)
 
 
 class GlanceSide:

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import oslo_messaging as messaging
 from glanceclient import exc
 from oslo_config import cfg
 from oslo_messaging import conffixture
@@ -134,6 +135,26 @@ class _ProfileBoots(NovaProfileBoots):
                                            extents), 'marker', 1.0)
 
 
+class _Door:
+    """What the stage's bus calls: the product's endpoints, behind its doorkeeper."""
+
+    def __init__(self, endpoints: Any, refusals: Any):
+        self._doorkeeper = service.doorkeeper.Doorkeeper(
+            messaging.RPCDispatcher([endpoints], None), refusals)
+
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        def call(context: dict[str, Any], **said: Any) -> Any:
+            try:
+                return self._doorkeeper.dispatch(SimpleNamespace(
+                    message={'method': method, 'args': said, 'version': rpcapi.VERSION},
+                    ctxt=context, client_timeout=None))
+            except messaging.ExpectedException as expected:
+                error = expected.exc_info[1]
+            raise error
+
+        return call
+
+
 class StorageSide:
     """The storage service; made in its process.
 
@@ -169,7 +190,7 @@ class StorageSide:
                 (service, 'NovaProfileBoots', lambda conf: _ProfileBoots(directory)),
                 (service, 'NovaPrecache', lambda conf: SimpleNamespace(aggregates=dict)),
                 (service.startchecks, 'check_cloud', lambda conf: None), *without_bus,
-                (service.messaging, 'get_rpc_server', self._server(
+                (service.doorkeeper, 'get_server', self._server(
                     '' if 'transport_url' in options else directory))):
             setattr(module, name, value)
         self._service = service.StorageService(conf, lambda: None, SimpleNamespace(value=False))
@@ -202,12 +223,12 @@ class StorageSide:
 
     def _server(self, directory: str) -> Any:
         """Return what makes the RPC server: one of the stage's bus, or the real one."""
-        real = service.messaging.get_rpc_server
+        real = service.doorkeeper.get_server
 
-        def make(transport: Any, target: Any, endpoints: list[Any], **named: Any) -> Any:
-            self._endpoints = endpoints[0]
-            return bus.Server(directory, endpoints[0]) if directory \
-                else real(transport, target, endpoints, **named)
+        def make(transport: Any, name: str, endpoints: Any, refusals: Any) -> Any:
+            self._endpoints = endpoints
+            return bus.Server(directory, _Door(endpoints, refusals)) if directory \
+                else real(transport, name, endpoints, refusals)
         return make
 
     def look(self, image_id: str) -> None:
@@ -230,7 +251,7 @@ class StorageSide:
         """Return what is here though no image is."""
         manager = self._endpoints._manager
         found = [f'storage file {path}' for path in files(
-            self._store.state_path('images'), self._endpoints._tiers._directory or '',
+            self._store.state_path('images'), manager._tiers._directory or '',
             tempfile.gettempdir())]
         found += [f'job of {image_id}' for image_id in manager.jobs._jobs]
         daemon = self._exporter._daemon

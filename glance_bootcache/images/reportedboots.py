@@ -322,7 +322,7 @@ class ReportedBoots:
         # No cache image holds more; and a host that lies shall not have us count for ever.
         return WorkingSet.from_wire(
             manifest.image_id, manifest.made.base_hash, manifest.made.virtual_bytes, granularity,
-            extents, limit=properties.parse_size(self._conf.max_quota))
+            extents, limit=properties.parse_size(self._conf.max_quota), are_apart=True)
 
     def promote(self, image_id: str) -> None:
         """Have an image's cache image copied to the storage memory tier, in the background."""

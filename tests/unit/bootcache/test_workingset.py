@@ -141,7 +141,7 @@ def test_too_many_extents_are_refused(monkeypatch):
     [[0, 512], [0, 512]], [[0, 4096], [512, 1]], [[4096, 10], [0, 4097]], [[0, 1], [5, 9], [0, 9]]])
 def test_extents_that_overlap_are_refused(extents):
     with pytest.raises(exception.InvalidWorkingSet, match='overlaps'):
-        WorkingSet.from_wire('image', '', 8192, 512, extents)
+        WorkingSet.from_wire('image', '', 8192, 512, extents, are_apart=True)
 
 
 def test_what_is_wrong_is_quoted_and_not_repeated_whole():

@@ -90,6 +90,10 @@ class LibvirtHangs(BootcacheError):
     """libvirt does not answer, or a guest's QEMU does not answer libvirt: they may in a while."""
 
 
+class TooManyCalls(LibvirtHangs):
+    """Calls to libvirt about others have no answer, and so none is made: it may be in a while."""
+
+
 class BlockJobStalls(LibvirtHangs):
     """A guest's QEMU answers, but a block job of it comes to no end: it may in a while."""
 

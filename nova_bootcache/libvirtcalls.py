@@ -51,17 +51,19 @@ class LibvirtCalls:
         """Ask what libvirt knows by itself, however many QEMUs do not answer.
 
         :param call: gets the connection, in another thread.
-        :raises LibvirtHangs: if there is no answer in time, or too many of these calls have none.
+        :raises LibvirtHangs: if there is no answer in time.
+        :raises TooManyCalls: if too many of these calls have none.
         :raises Exception: what the call raises, or opening a connection.
         """
         return self._ask(call, '', SECONDS)
 
     def ask_qemu(self, server_id: str, call: Callable[[Any], Answer],
-                 seconds: float | None = None) -> Answer:
+                 seconds: float | None = None, urgent: bool = False) -> Answer:
         """Ask what a guest's QEMU has to answer, unless it is known not to.
 
         :param call: gets its domain, in another thread.
         :param seconds: to wait at most; ``SECONDS`` without a number.
+        :param urgent: whether to ask however many others do not answer; one call a server.
         :raises LibvirtHangs: as for :meth:`ask`.
         :raises Exception: what the call raises, or opening a connection.
         """
@@ -75,7 +77,7 @@ class LibvirtCalls:
         if waits or (is_left and state != libvirt.VIR_DOMAIN_CONTROL_OK):
             raise exception.LibvirtHangs(NO_ANSWER)
         return self._ask(lambda connection: call(connection.lookupByUUIDString(server_id)),
-                         server_id, SECONDS if seconds is None else seconds)
+                         server_id, SECONDS if seconds is None else seconds, urgent)
 
     def ask_known(self, server_id: str, call: Callable[[Any], Answer]) -> Answer:
         """Ask what libvirt knows by itself of a guest.
@@ -86,9 +88,10 @@ class LibvirtCalls:
         """
         return self.ask(lambda connection: call(connection.lookupByUUIDString(server_id)))
 
-    def find(self, server_id: str) -> 'BoundedDomain | None':
+    def find(self, server_id: str, urgent: bool = False) -> 'BoundedDomain | None':
         """Return a server's domain, None if it has none.
 
+        :param urgent: as for :meth:`ask_qemu`, of all its calls.
         :raises LibvirtHangs: as for :meth:`ask`.
         :raises libvirtError: if libvirt does not tell.
         """
@@ -98,21 +101,23 @@ class LibvirtCalls:
             if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
                 return None
             raise
-        return BoundedDomain(self, server_id)
+        return BoundedDomain(self, server_id, urgent)
 
-    def _ask(self, call: Callable[[Any], Answer], about: str, seconds: float) -> Answer:
+    def _ask(self, call: Callable[[Any], Answer], about: str, seconds: float,
+             urgent: bool = False) -> Answer:
         with self._lock:
             self._left = [left for left in self._left if not left[1].done()]
-            alike = sum(bool(of) == bool(about) for of, _outcome in self._left)
-            if alike >= (MOST if about else _MOST_OF_LIBVIRT):
-                raise exception.LibvirtHangs(f'{MOST} calls to libvirt have no answer yet, and no'
+            alike = [of for of, _outcome in self._left if bool(of) == bool(about)]
+            if len(alike) >= (MOST if about else _MOST_OF_LIBVIRT) \
+                    and not (urgent and about not in alike):
+                raise exception.TooManyCalls(f'{MOST} calls to libvirt have no answer yet, and no'
                                              ' more are made until one has'
                                              if about else _LIBVIRT_HANGS)
             # It comes back with the answer, and only then.
             known, self._connection = self._connection, None
 
         def on_own_connection() -> tuple[Any, Answer]:
-            connection = self._connect() if known is None else known
+            connection = known if known is not None and _is_open(known) else self._connect()
             return connection, call(connection)
 
         outcome = beside.begin(on_own_connection, 'bootcache-libvirt')
@@ -127,9 +132,18 @@ class LibvirtCalls:
         return answer
 
 
+def _is_open(connection: Any) -> bool:
+    """Tell whether libvirt answers on a connection, as Nova does: it may have been restarted."""
+    try:
+        connection.getLibVersion()
+    except libvirt.libvirtError:
+        return False
+    return True
+
+
 # What libvirt knows of a domain by itself; and what its QEMU has to answer, within so many seconds.
 # Of libvirt 11 a description as well.
-_KNOWN = frozenset({'hasManagedSaveImage', 'isActive', 'state'})
+_KNOWN = frozenset({'ID', 'hasManagedSaveImage', 'isActive', 'state'})
 _OF_QEMU = {'XMLDesc': None, 'blockCopy': None, 'blockInfo': None, 'blockJobAbort': JOB_END_SECONDS,
             'blockJobInfo': None, 'blockJobSetSpeed': None, 'jobInfo': None, 'resume': None,
             'suspend': None}
@@ -142,11 +156,13 @@ class BoundedDomain:
 
     :param calls: to libvirt.
     :param server_id: the server.
+    :param urgent: whether its QEMU is asked however many others do not answer.
     """
 
-    def __init__(self, calls: LibvirtCalls, server_id: str):
+    def __init__(self, calls: LibvirtCalls, server_id: str, urgent: bool = False):
         self._calls = calls
         self._server_id = server_id
+        self._urgent = urgent
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         def call_on(domain: Any, arguments: tuple[Any, ...]) -> Any:
@@ -158,4 +174,5 @@ class BoundedDomain:
         if name not in _OF_QEMU:
             raise AttributeError(f'{name} is no call to libvirt of which a bound is known')
         return lambda *arguments: self._calls.ask_qemu(
-            self._server_id, lambda domain: call_on(domain, arguments), _OF_QEMU[name])
+            self._server_id, lambda domain: call_on(domain, arguments), _OF_QEMU[name],
+            self._urgent)

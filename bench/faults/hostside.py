@@ -67,8 +67,12 @@ class LocalNova:
         """Tell that none does."""
         return False
 
-    def bounded_domain(self, server_id: str) -> None:
+    def bounded_domain(self, server_id: str, urgent: bool = False) -> None:
         """Return none."""
+
+    def directory(self, server_id: str) -> str:
+        """Return a server's."""
+        return str(self._instances / server_id)
 
     # As earlier versions ask for it.
     domain = bounded_domain

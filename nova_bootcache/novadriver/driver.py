@@ -196,6 +196,7 @@ class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc
     def unpause(self, instance: Any, *args: Any, **kwargs: Any) -> None:
         """End its settling, which may make the guest stand still; Nova's lock is not taken."""
         with self.settler.held(instance.uuid):
+            self._disks.end_before_it_goes_on(instance)
             super().unpause(instance, *args, **kwargs)
 
     def _hard_reboot(self, context: Any, instance: Any, *args: Any, **kwargs: Any) -> None:

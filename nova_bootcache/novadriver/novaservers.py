@@ -48,6 +48,10 @@ _STARTS = frozenset({
     task_states.RESTORING})
 
 
+# A bound of memory: servers come and go.
+_MOST_REMEMBERED = 1000
+
+
 def _if_any(find: Callable[[], _Found]) -> _Found | None:
     """Return the domain that is found, None if there is none."""
     try:
@@ -69,6 +73,8 @@ class NovaServers:
         self._host = host
         # Those of settling, beside Nova's.
         self._calls = LibvirtCalls(self.connect)
+        # Servers whose guests wait for their disks, with libvirt's number of that run.
+        self._waits: dict[str, int] = {}
         self.base_directory = os.path.join(CONF.instances_path,
                                            CONF.image_cache.subdirectory_name)
         self.force_raw = bool(CONF.force_raw_images)
@@ -119,24 +125,36 @@ class NovaServers:
         """Return its libvirt domain, None if it has none."""
         return _if_any(lambda: self._host.get_connection().lookupByUUIDString(server_id))
 
-    def bounded_domain(self, server_id: str) -> BoundedDomain | None:
+    def bounded_domain(self, server_id: str, urgent: bool = False) -> BoundedDomain | None:
         """Return its libvirt domain, None if it has none; none of its calls waits for long.
 
+        :param urgent: its QEMU is asked however many others do not answer.
         :raises LibvirtHangs: if libvirt does not answer.
         :raises libvirtError: if it does not tell.
         """
-        return _if_any(lambda: self._calls.find(server_id))
+        return _if_any(lambda: self._calls.find(server_id, urgent))
 
     def sees_errors(self, server_id: str) -> bool:
         """Tell whether its guest runs, and would see an I/O error instead of waiting.
 
         It was started by a version of the driver that did not have it wait. No if libvirt does not
-        tell. Neither QEMU nor libvirt changes that while it runs.
+        tell, or QEMU does not answer. Neither changes that while it runs, and one that waits is
+        started as one that waits again: it is asked once a run at most.
         """
         try:
-            domain = self.domain(server_id)
-            return domain is not None and bool(domain.isActive()) \
-                and not errorstop.waits_at(domain.XMLDesc(0))
+            domain = self.bounded_domain(server_id)
+            run = -1 if domain is None else domain.ID()
+            if domain is None or run < 0:
+                self._waits.pop(server_id, None)
+                return False
+            if self._waits.get(server_id) == run:
+                return False
+            if not errorstop.waits_at(domain.XMLDesc(0)):
+                return True
+            if len(self._waits) >= _MOST_REMEMBERED:
+                self._waits.clear()
+            self._waits[server_id] = run
+            return False
         except Exception as error:
             LOG.debug('bootcache: whether the guest of server %s waits for its disk is not known:'
                       ' %s', server_id, error)
@@ -193,6 +211,11 @@ class NovaServers:
                 with contextlib.suppress(nova_exception.UnexpectedTaskStateError,
                                          nova_exception.InstanceNotFound):
                     instance.save(expected_task_state=[task_states.POWERING_ON])
+
+    @staticmethod
+    def directory(server_id: str) -> str:
+        """Return the path of a server's directory, which need not be there."""
+        return os.path.join(CONF.instances_path, server_id)
 
     def directories(self) -> list[str]:
         """Return the directories of all servers that have one on this host."""

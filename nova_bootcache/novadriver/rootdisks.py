@@ -48,6 +48,26 @@ class RootDisks:
             raise nova_exception.InternalError(
                 f'The disk of server {instance.uuid} cannot be told: {error}') from error
 
+    def end_before_it_goes_on(self, instance: Any) -> None:
+        """Put right what settling left half-done, before a guest that its user paused goes on.
+
+        QEMU may go on with the other disk by then, unrecorded: what the guest wrote to that would
+        be lost if the host went down.
+
+        :raises InternalError: if it cannot be, or cannot be told which of two disks is right. Where
+            QEMU does not answer, Nova could not let the guest go on either.
+        """
+        try:
+            self._recover_server(libvirt_utils.get_instance_path(instance))
+        except exception.BlockJobStalls:
+            # A copy that was given up: QEMU goes on with the disk that it had, until it ends.
+            return
+        except exception.BootcacheError as error:
+            raise nova_exception.InternalError(
+                f'Server {instance.uuid} stays paused for now, as what settling left half done'
+                f' cannot be put right: {error}. See why, and unpause it again or hard reboot it'
+            ) from error
+
     def waits_for_qemu(self, instance: Any) -> bool:
         """Tell whether what settling left half-done stays so until the server's QEMU has ended.
 

@@ -19,6 +19,8 @@ _PAUSE_SECONDS, _LONGEST_PAUSE = 10.0, 60.0
 # Each try copies all anew, and others wait for it.
 _STALLED_PAUSE, _LONGEST_STALLED = 60.0, 6 * 3600.0
 _QEMU_CURE = f'{libvirtcalls.NO_ANSWER}: see what that waits for, or hard reboot the server'
+_MANY_CURE = ('the QEMUs of other servers do not answer libvirt, and so it is not asked of this one'
+              ' for now: see to those that hang')
 _COPY_CURE = ('its own data cannot be copied to its full base, which is tried again: see the log'
               ' of nova-compute')
 
@@ -34,32 +36,48 @@ class HangingServers:
         self._pauses = GrowingPauses(_PAUSE_SECONDS, _LONGEST_PAUSE, clock)
         self._stalls = GrowingPauses(_STALLED_PAUSE, _LONGEST_STALLED, clock)
         self._do_not_end: set[str] = set()
+        # Those that wait as others hang, with the second from which on each is tried again.
+        self._wait: dict[str, float] = {}
+        self._clock = clock
 
     def __contains__(self, server_id: object) -> bool:
-        """Tell whether a server's move hung when it was tried last."""
-        return server_id in self._pauses or server_id in self._stalls
+        """Tell whether a server's move hung, or waited for others', when it was tried last."""
+        return server_id in self._pauses or server_id in self._stalls or server_id in self._wait
 
     def why(self, server_id: str) -> str:
         """Return at what a server's move hangs, with the cure; empty if it does not."""
         if server_id in self._stalls or server_id in self._do_not_end:
             return _COPY_CURE
-        return _QEMU_CURE if server_id in self._pauses else ''
+        if server_id in self._pauses:
+            return _QEMU_CURE
+        return _MANY_CURE if server_id in self._wait else ''
 
     def is_time_to_end(self, server_id: str) -> bool:
         """Tell whether to try now to end what is half done for a server."""
-        return self._pauses.is_time(server_id)
+        return self._pauses.is_time(server_id) \
+            and self._clock() >= self._wait.get(server_id, 0.0)
 
     def is_time(self, server_id: str) -> bool:
         """Tell whether to try now to move a server."""
-        return self._pauses.is_time(server_id) and self._stalls.is_time(server_id)
+        return self.is_time_to_end(server_id) and self._stalls.is_time(server_id)
 
     def first_due(self, server_ids: Collection[str]) -> float:
         """Return the monotonic second from which on to do something for one of some servers."""
         return min((self._pauses.due(server_id) or self._stalls.due(server_id)
-                    for server_id in server_ids), default=0.0)
+                    or self._wait.get(server_id, 0.0) for server_id in server_ids), default=0.0)
 
     def note(self, server_id: str, error: exception.LibvirtHangs) -> None:
-        """Leave a server alone for a while, and longer than the last time."""
+        """Leave a server alone for a while, and longer than the last time.
+
+        One that was not asked, as others hang, is tried again soon; nothing is known of it.
+        """
+        if isinstance(error, exception.TooManyCalls) and server_id not in self._pauses:
+            if not self._wait:
+                LOG.warning('bootcache: servers of this host are not settled for now: %s. %s; they'
+                            ' are those of which "bootcache host list --unsettled" says: %s',
+                            error, libvirtcalls.CURE, libvirtcalls.NO_ANSWER)
+            self._wait[server_id] = self._clock() + _PAUSE_SECONDS
+            return
         does_not_end = isinstance(error, exception.BlockJobStalls)
         if does_not_end:
             self._do_not_end.add(server_id)
@@ -68,6 +86,7 @@ class HangingServers:
                         server_id, 'its copy has ended' if does_not_end else 'its QEMU answers',
                         f'{error}. {libvirtcalls.CURE}')
         self._pauses.postpone(server_id)
+        self._asked(server_id)
 
     def note_stall(self, server_id: str, error: exception.BlockJobStalls) -> None:
         """Try to move a server later, and later each time: a copy of it was given up."""
@@ -82,6 +101,7 @@ class HangingServers:
             LOG.info('bootcache: the QEMU of server %s answers again, or has ended', server_id)
         self._pauses.forget(server_id)
         self._do_not_end.discard(server_id)
+        self._asked(server_id)
 
     def has_moved(self, server_id: str) -> None:
         """Note that a running server was moved."""
@@ -92,3 +112,9 @@ class HangingServers:
         self._pauses.keep_only(server_ids)
         self._stalls.keep_only(server_ids)
         self._do_not_end.intersection_update(server_ids)
+        for server_id in set(self._wait) - set(server_ids):
+            self._asked(server_id)
+
+    def _asked(self, server_id: str) -> None:
+        if self._wait.pop(server_id, None) is not None and not self._wait:
+            LOG.info('bootcache: no server of this host waits any more as others hang')

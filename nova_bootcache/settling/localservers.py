@@ -51,12 +51,14 @@ class Nova(Protocol):
     def needs_stock_base(self, server_id: str) -> bool:
         """Tell whether only stock Nova may get a server's base: it checks signatures."""
 
-    def bounded_domain(self, server_id: str) -> Any:
+    def bounded_domain(self, server_id: str, urgent: bool = False) -> Any:
         """Return its libvirt domain, None if it has none.
 
         Its calls raise LibvirtHangs where they, or its QEMU, have no answer in time.
 
+        :param urgent: its QEMU is asked however many others do not answer.
         :raises LibvirtHangs: the same.
+        :raises libvirtError: if libvirt does not tell.
         """
 
     def sees_errors(self, server_id: str) -> bool:
@@ -67,6 +69,9 @@ class Nova(Protocol):
 
     def base_lock(self, name: str) -> contextlib.AbstractContextManager[Any]:
         """Return Nova's lock of a base."""
+
+    def directory(self, server_id: str) -> str:
+        """Return the path of a server's directory, which need not be there."""
 
     def directories(self) -> list[str]:
         """Return the directories of all servers that have one on this host."""

@@ -27,6 +27,7 @@ from oslo_log import log as logging
 from oslo_utils.imageutils import format_inspector
 
 from bootcache import exception, green, qemuimg, savefile
+from nova_bootcache import libvirtcalls
 from nova_bootcache.settling import pivotstate, rebase
 from nova_bootcache.settling.livedisk import POLL_SECONDS, LiveDisk
 from nova_bootcache.settling.pivotstate import (
@@ -45,8 +46,9 @@ from nova_bootcache.settling.progress import Progress
 
 LOG = logging.getLogger(__name__)
 
-# A pivot is over long before that; what is written to the new overlay later is the guest's.
-_RAN_ON_SECONDS = 60
+# For so long a pivot may last before it is noted as unanswered, with the call before it. What is
+# written to the new overlay later is the guest's.
+_PIVOT_SECONDS = libvirtcalls.JOB_END_SECONDS + 2 * libvirtcalls.SECONDS
 
 
 class Pivot:
@@ -172,7 +174,13 @@ class Pivot:
         # Until the next record the guest does not write: both overlays are right.
         if suspends:
             disk.suspend()
-        disk.pivot()
+        try:
+            disk.pivot()
+        except exception.LibvirtHangs:
+            # From now on QEMU may do it, and somebody may let the guest go on: see _new_ran_on.
+            with contextlib.suppress(OSError):
+                dataclasses.replace(marker, unanswered=True).save(self._directory)
+            raise
         pivotstate.exchange(self._directory)
         dataclasses.replace(marker, phase=PivotPhase.PIVOTED).save(self._directory)
         if suspends:
@@ -332,6 +340,8 @@ def _new_ran_on(directory: str, marker: Marker) -> bool:
     names = dict(zip(_names(directory, marker), (DISK, SPARE), strict=True))
     if Overlay.OLD not in names or Overlay.NEW not in names:
         return False
-    # While the job lasts, what is written to one is written to the other.
+    # While the job lasts, what is written to one is written to the other; and as it ends, what the
+    # new one does not have yet. If it may have ended at any later time, that is not told from what
+    # a guest wrote that went on since.
     since = max(written(MARKER), written(names[Overlay.OLD]))
-    return written(names[Overlay.NEW]) - since > _RAN_ON_SECONDS
+    return written(names[Overlay.NEW]) - since > (0 if marker.unanswered else _PIVOT_SECONDS)

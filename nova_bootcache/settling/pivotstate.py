@@ -65,6 +65,7 @@ class Marker:
     :ivar new_inode: of the overlay on the full base; None before it is made.
     :ivar suspends: whether the guest is, or will be, suspended by us.
     :ivar old_backing: path and format of what the old overlay is on.
+    :ivar unanswered: for PIVOTING: QEMU was told, and did not answer in time; it may do it later.
     :ivar header: for REBASING: the old header cluster, in hexadecimal digits, without the zeros at
         its end.
     """
@@ -78,6 +79,7 @@ class Marker:
     suspends: bool = False
     old_backing: tuple[str, str] = ('', '')
     header: str = ''
+    unanswered: bool = False
 
     @classmethod
     def load(cls, directory: str) -> 'Marker | None':
@@ -104,8 +106,11 @@ class Marker:
 
         :raises OSError: if it cannot be written.
         """
-        savefile.write_json(os.path.join(directory, MARKER), {
-            'version': VERSION, **dataclasses.asdict(self), 'phase': self.phase.value})
+        document = {'version': VERSION, **dataclasses.asdict(self), 'phase': self.phase.value}
+        if not self.unanswered:
+            # Earlier versions read a marker without it, and leave one with it to an operator.
+            del document['unanswered']
+        savefile.write_json(os.path.join(directory, MARKER), document)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +121,8 @@ class Found:
     :ivar spare: which overlay is called ``disk.settle``.
     :ivar running: whether QEMU runs.
     :ivar runs_from: which overlay QEMU runs from; NONE if it does not run or does not tell.
-    :ivar new_ran_on: whether the new overlay was written to long after the old one.
+    :ivar new_ran_on: whether the new overlay was written to when the guest stood still, and the
+        old one was not.
     """
 
     disk: Overlay
@@ -158,7 +164,8 @@ def _valid(phase: PivotPhase, found: Found) -> tuple[Overlay, str]:
             return Overlay.NONE, 'libvirt does not tell which overlay QEMU runs from'
         return found.runs_from, ''
     if found.new_ran_on:
-        return Overlay.NONE, 'somebody resumed the guest before the move was recorded'
+        return Overlay.NONE, ('somebody may have resumed the guest before the move was recorded, as'
+                              ' the new overlay was written to since')
     return Overlay.OLD, ''
 
 

@@ -22,6 +22,7 @@ from bootcache.pauses import GrowingPauses
 from nova_bootcache.chains.computehost import ComputeHost
 from nova_bootcache.locks import Rank
 from nova_bootcache.settling import basecontent, fullbase, pivot, rebase
+from nova_bootcache.settling.halfdone import HalfDone
 from nova_bootcache.settling.hanging import HangingServers
 from nova_bootcache.settling.localservers import LocalServer, Nova
 from nova_bootcache.settling.occasions import Occasions
@@ -63,11 +64,12 @@ class Settler:
         # What did not come off, by image: a base that is wrong is so for good.
         self._pauses = GrowingPauses(_PAUSE_SECONDS, _LONGEST_PAUSE, lambda: time.monotonic())
         self._hanging = HangingServers(lambda: time.monotonic())
+        self._half_done = HalfDone(nova, self._steps, self._hanging)
         # Images all of whose servers hang, with the second from which on to try one.
         self._hang: dict[str, float] = {}
         # Images whose base is to leave the gateway.
         self._gone: set[str] = set()
-        self._occasions = Occasions(nova.directories, self._is_chained_in, self._is_left)
+        self._occasions = Occasions(nova.directories, self._is_chained_in, self._half_done.is_due)
         self.unsettled = Unsettled(is_off=not bandwidth)
         self._bases = ServersBases(host, nova, bandwidth, self._stopped, self.unsettled)
         # Nova has worked on a server, which may be in another state now.
@@ -80,18 +82,7 @@ class Settler:
         with contextlib.suppress(OSError):
             fullbase.sweep(self._nova.base_directory)
         for directory in self._nova.directories():
-            self._recover_quietly(directory)
-
-    def _recover_quietly(self, directory: str) -> None:
-        server_id = _server_of(directory)
-        try:
-            self.recover_server(directory)
-            self._hanging.answers(server_id)
-        except exception.LibvirtHangs as error:
-            self._hanging.note(server_id, error)
-        except Exception:
-            LOG.exception('bootcache: what settling left in %s cannot be ended; the server cannot'
-                          ' be started until it is', directory)
+            self._half_done.end_in_turn(directory)
 
     def recover_server(self, directory: str) -> None:
         """End what was left half-done for one server, by a crash or as libvirt was away.
@@ -101,10 +92,7 @@ class Settler:
         :raises BootcacheError: if that is not possible, or which of two disks is the right one
             cannot be told: the server must not be started then.
         """
-        # Nova takes no lock for some of its work, and to do it twice would exchange names twice.
-        with self._steps.of(_server_of(directory)):
-            if pivot.is_under_way(directory):
-                pivot.recover(directory, self._nova.bounded_domain(_server_of(directory)))
+        self._half_done.end(directory, urgent=True)
 
     def start(self) -> None:
         """Begin to look for servers that can be settled."""
@@ -126,7 +114,8 @@ class Settler:
         with self._lock:
             self._held[server_id] += 1
         try:
-            self._give_up(server_id)
+            if not self._give_up(server_id):
+                self._half_done.end_for_nova(server_id)
             yield
         finally:
             with self._lock:
@@ -136,12 +125,13 @@ class Settler:
             self._chained.pop(server_id, None)
             self._has_worked = True
 
-    def _give_up(self, server_id: str, reason: str = 'Nova works on it') -> None:
+    def _give_up(self, server_id: str, reason: str = 'Nova works on it') -> bool:
+        """Give up a server's move; False if none is known of."""
         with self._steps.of(server_id):
             with self._lock:
                 found = self._pivots.pop(server_id, None)
             if found is None:
-                return
+                return False
             under_way, cancelled = found
             cancelled.set()
             try:
@@ -153,6 +143,7 @@ class Settler:
                          error)
             except Exception:
                 LOG.exception('bootcache: the settling of server %s cannot be ended', server_id)
+        return True
 
     # The work.
 
@@ -178,11 +169,6 @@ class Settler:
         return max(self._pauses.due(image_id), self._bases.asks_at(image_id),
                    self._hang.get(image_id, 0.0))
 
-    def _is_left(self, directory: str) -> bool:
-        """Tell whether what was left half-done for a server is to be ended now."""
-        return pivot.is_under_way(directory) \
-            and self._hanging.is_time_to_end(_server_of(directory))
-
     def _is_chained_in(self, directory: str) -> bool:
         return self._is_chained(
             LocalServer(os.path.basename(directory), '', False, 0.0, directory, ''))
@@ -195,10 +181,10 @@ class Settler:
             with self._lock:
                 left_behind = server.settles and server.server_id not in self._pivots \
                     and not self._held[server.server_id]
-            if left_behind and self._is_left(server.directory):
+            if left_behind and self._half_done.is_due(server.directory):
                 # libvirt was away when it was to be ended, or QEMU; the guest may stand still.
                 with self._nova.instance_lock(server.server_id):
-                    self._recover_quietly(server.directory)
+                    self._half_done.end_in_turn(server.directory)
             if server.image_id and self._is_chained(server):
                 unsettled.setdefault(server.image_id, []).append(server)
         self._gone |= (self._host.needs.unsettled or set()) | self._idle_images()
@@ -209,7 +195,8 @@ class Settler:
         self._sweep()
         stand = [server for servers in unsettled.values() for server in servers]
         self.unsettled.note(stand, self._pauses, {
-            server.server_id for server in stand if self._nova.sees_errors(server.server_id)},
+            server.server_id for server in stand if server.server_id not in self._hanging
+            and self._nova.sees_errors(server.server_id)},
             self._hanging.why)
         self._hanging.keep_only({server.server_id for server in present})
         # Nova is at work on these: a chain may be in the making that nobody has opened yet.
@@ -362,7 +349,9 @@ class Settler:
                 raise exception.BootcacheError(f'base {base} was replaced since it was checked')
 
             def find_domain() -> Any:
-                return self._nova.bounded_domain(server.server_id)
+                # What was begun is to be ended, however many others hang.
+                return self._nova.bounded_domain(server.server_id,
+                                                 urgent=pivot.is_under_way(now.directory))
 
             domain = find_domain()
             if domain is None or not domain.isActive():
@@ -386,8 +375,3 @@ class Settler:
                     return
             under_way.finish()
         LOG.info('bootcache: server %s is settled', server_id)
-
-
-def _server_of(directory: str) -> str:
-    """Return the id of the server whose directory it is."""
-    return os.path.basename(directory).removesuffix('_resize')

@@ -50,9 +50,6 @@ class Servers(Protocol):
     def connect(self) -> Any:
         """Open a connection to libvirt beside Nova's."""
 
-    def domain(self, server_id: str) -> Any:
-        """Return a server's libvirt domain on Nova's connection, None if it has none."""
-
     def servers(self) -> list[LocalServer]:
         """Return this host's servers."""
 
@@ -117,6 +114,8 @@ class StandingServers:
         # This thread's own: its calls to libvirt; who waits, by server; why bases cannot be read,
         # by image.
         self._calls = LibvirtCalls(nova.connect)
+        # Those of Nova's threads.
+        self._novas_calls = LibvirtCalls(nova.connect)
         self._waits: dict[str, _Wait] = {}
         self._obstacles: dict[str, Exception | None] = {}
         self._looks = GrowingPauses(_FIRST_LOOK, _LONGEST_LOOK, clock)
@@ -159,10 +158,9 @@ class StandingServers:
     def is_standing(self, server_id: str) -> bool:
         """Tell whether a guest stands still by an error, as far as libvirt tells it now."""
         try:
-            domain = self._nova.domain(server_id)
-            found = None if domain is None else errorstop.look_at(domain)
+            found = self._novas_calls.ask_known(server_id, errorstop.look_at)
             return found is not None and found.stands_still(
-                lambda: LibvirtCalls(self._nova.connect).ask_qemu(server_id, errorstop.disk_errors))
+                lambda: self._novas_calls.ask_qemu(server_id, errorstop.disk_errors))
         except Exception as error:
             LOG.debug('bootcache: whether server %s stands still is not known: %s', server_id,
                       error)
@@ -220,13 +218,16 @@ class StandingServers:
         """
         found = []
 
-        def change(domain: Any) -> None:
+        def change() -> None:
+            # It is off: no QEMU has to answer. How long its memory's file takes is not known.
+            domain = self._nova.connect().lookupByUUIDString(server_id)
+            if to_wait is None and not errorstop.waits_at(errorstop.description(domain)):
+                return
             errorstop.comes_back_running(
                 domain, lambda text: (to_wait(text) if to_wait is not None else '') or text)
             found.append(errorstop.comes_back_waiting(domain))
 
-        self._change(server_id, change, 'what it was suspended as',
-                     to_wait is not None)
+        self._change(server_id, change, 'what it was suspended as')
         return any(found)
 
     def has_arrived(self, server_id: str) -> None:
@@ -234,25 +235,25 @@ class StandingServers:
 
         libvirt has it stand still here as if its user wanted that, which Nova does not know of.
         """
-        def go_on(domain: Any) -> None:
-            if errorstop.stands_still(domain):
-                LibvirtCalls(self._nova.connect).ask_qemu(server_id, errorstop.go_on)
+        def go_on() -> None:
+            calls = self._novas_calls
+            if calls.ask_known(server_id, errorstop.stands_still) \
+                    and errorstop.waits_at(calls.ask_qemu(server_id, errorstop.description)):
+                calls.ask_qemu(server_id, errorstop.go_on)
                 LOG.info('bootcache: server %s stood still as it came here, and goes on', server_id)
 
         self._change(server_id, go_on, 'whether it stands still')
 
-    def _change(self, server_id: str, change: Callable[[Any], None], what: str,
-                is_ours: bool = False) -> None:
-        """Change the domain of a server that has a disk at which it waits; others are stock Nova's.
+    def _change(self, server_id: str, change: Callable[[], None], what: str) -> None:
+        """Change the domain of a server, which may have none.
 
+        :param change: does so if it has a disk at which it waits; others are stock Nova's.
         :param what: is not as it is to be if that fails, for the log.
-        :param is_ours: whether it is known to have one.
         """
         try:
             with self._steps.of(server_id):
-                domain = self._nova.domain(server_id)
-                if domain is not None and (is_ours or errorstop.waits_at(domain.XMLDesc(0))):
-                    change(domain)
+                if self._novas_calls.find(server_id) is not None:
+                    change()
         except Exception as error:
             LOG.warning('bootcache: server %s: %s is not known, or cannot be changed: %s',
                         server_id, what, error)

@@ -132,7 +132,7 @@ class House:
     def needs_stock_base(self, server_id):
         return server_id in self.signed
 
-    def bounded_domain(self, server_id):
+    def bounded_domain(self, server_id, urgent=False):
         return self.domains.get(server_id)
 
     def sees_errors(self, server_id):
@@ -150,6 +150,9 @@ class House:
 
     def base_lock(self, name):
         return contextlib.nullcontext(name)
+
+    def directory(self, server_id):
+        return os.path.join(str(self._root), server_id)
 
     def directories(self):
         return [os.path.join(str(self._root), name) for name in sorted(os.listdir(self._root))

@@ -79,6 +79,9 @@ class Connection:
         return [types.SimpleNamespace(UUIDString=domain.UUIDString)
                 for domain in self._domains.values() if domain.now[0] == libvirt.VIR_DOMAIN_PAUSED]
 
+    def getLibVersion(self):
+        return 9_000_000
+
     def lookupByUUIDString(self, name):
         if name not in self._domains:
             raise libvirt.libvirtError('no domain')

@@ -43,7 +43,7 @@ def nova(monkeypatch, tmp_path):
                         lambda disk, path, patience, guest_waits: did.append(
                             f'open {os.path.relpath(path, tmp_path)}'))
     ours = BootCacheLibvirtDriver(None)
-    monkeypatch.setattr(ours.settler._nova, 'bounded_domain', lambda server_id: None)
+    monkeypatch.setattr(ours.settler._nova, 'bounded_domain', lambda *_about, **_how: None)
     instance = types.SimpleNamespace(uuid=SERVER, image_ref=IMAGE, name='instance-1',
                                      vm_state='active')
     (tmp_path / SERVER).mkdir()
@@ -139,9 +139,9 @@ def test_a_qemu_that_does_not_answer_is_ended_by_a_hard_reboot_only(nova, operat
 
     def destroy(_driver, instance):
         nova.did.append('_destroy')
-        monkeypatch.setattr(nova.driver.settler._nova, 'bounded_domain', lambda server_id: None)
+        monkeypatch.setattr(nova.driver.settler._nova, 'bounded_domain', lambda *_about, **_how: None)
     monkeypatch.setattr(driver.LibvirtDriver, '_destroy', destroy)
-    monkeypatch.setattr(nova.driver.settler._nova, 'bounded_domain', lambda server_id: Hanging())
+    monkeypatch.setattr(nova.driver.settler._nova, 'bounded_domain', lambda *_about, **_how: Hanging())
     if operation == '_hard_reboot':
         nova.do(operation)
         assert nova.did == ['_destroy', f'open {SERVER}/disk', '_hard_reboot']

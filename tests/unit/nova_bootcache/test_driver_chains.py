@@ -16,7 +16,16 @@ from nova.virt.libvirt import utils as libvirt_utils
 from bootcache import exception, qemuimg
 from nova_bootcache.novadriver.driver import BootCacheLibvirtDriver
 from nova_bootcache.novadriver.imagebackend import BootCacheQcow2
-from nova_bootcache.settling.pivotstate import DISK, MARKER, SPARE, Marker, PivotPhase
+from nova_bootcache.settling import halfdone
+from nova_bootcache.settling.pivotstate import (
+    DISK,
+    MARKER,
+    SPARE,
+    Marker,
+    PivotConflict,
+    PivotFailed,
+    PivotPhase,
+)
 from nova_bootcache.standstill import errorstop
 
 SERVER = '5f0d3e7a-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -178,6 +187,26 @@ def test_a_soft_reboot_starts_no_disk_that_has_another_ones_name(nova, half_done
     monkeypatch.setattr(driver.LibvirtDriver, '_soft_reboot', lambda *_arguments: True)
     half_done.extend([1] * ends)
     assert nova.driver._soft_reboot(nova.instance) is ends
+
+
+@pytest.mark.parametrize('error, goes_on', [
+    (exception.LibvirtHangs, False), (exception.TooManyCalls, False), (PivotConflict, False),
+    (PivotFailed, False), (exception.BlockJobStalls, True)])
+def test_a_paused_guest_goes_on_only_with_a_disk_that_is_known(nova, monkeypatch, error, goes_on):
+    """What it wrote to another one would be lost. A copy that does not end is no matter."""
+    def fails(*_arguments):
+        raise error('it hangs')
+    monkeypatch.setattr(driver.LibvirtDriver, 'unpause',
+                        lambda *_arguments: nova.did.append('unpause'))
+    leave(nova.directory, PivotPhase.PIVOTING, ('old', 'new'))
+    monkeypatch.setattr(halfdone.pivot, 'recover', fails)
+    if goes_on:
+        nova.driver.unpause(nova.instance)
+        assert nova.did == ['unpause']
+        return
+    with pytest.raises(nova_exception.InternalError, match='stays paused for now.* it hangs'):
+        nova.driver.unpause(nova.instance)
+    assert nova.did == []
 
 
 @pytest.mark.parametrize('ends', [True, False])

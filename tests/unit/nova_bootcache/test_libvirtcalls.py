@@ -12,7 +12,7 @@ import libvirt
 import pytest
 from fakes_standing import Connection, Domain, disk, is_taken, make_house
 
-from bootcache import exception
+from bootcache import beside, exception
 from nova_bootcache import libvirtcalls
 from nova_bootcache.libvirtcalls import LibvirtCalls
 from nova_bootcache.standstill.verdict import cure
@@ -96,6 +96,20 @@ def test_a_connection_is_kept_while_its_calls_are_answered(calls, opened):
     assert calls.ask(id) == id(opened[1]) and len(opened) == 2
 
 
+def test_one_that_was_lost_is_opened_anew_before_anything_is_asked(calls, opened, monkeypatch):
+    """An operator restarts libvirtd, and the next call is one that must not be made twice."""
+    calls.ask(id)
+
+    def is_lost(_connection):
+        raise libvirt.libvirtError('Cannot write data: Broken pipe')
+    opened[0].getLibVersion = lambda: is_lost(None)
+    assert calls.ask(id) == id(opened[1]) and len(opened) == 2
+    made = []
+    with pytest.raises(libvirt.libvirtError):
+        calls.ask(lambda connection: (made.append(1), is_lost(connection)))
+    assert made == [1], 'libvirt may have done it'
+
+
 def test_one_on_which_a_call_hangs_is_not_used_again(calls, opened, hanging, few_seconds):
     calls.ask(id)
     hangs(calls.ask, hanging)
@@ -160,11 +174,25 @@ def test_there_are_never_many_that_do_not_return(calls, opened, hanging, few_sec
     """Each has a thread of libvirtd's, and one of ours. What libvirt knows is told all the same."""
     for _number in range(libvirtcalls.MOST):
         hangs(calls.ask_qemu, 'a', hanging)
-    assert 'no more are made' in hangs(calls.ask_qemu, 'a', pytest.fail)
+    with pytest.raises(exception.TooManyCalls, match='no more are made'):
+        calls.ask_qemu('a', pytest.fail)
     assert calls.ask(lambda _connection: 5) == 5
     assert hanging.asked == libvirtcalls.MOST and len(opened) == libvirtcalls.MOST + 1
     all_return(calls, hanging)
     assert calls.ask_qemu('a', lambda _domain: 5) == 5
+
+
+def test_what_is_urgent_is_asked_all_the_same_once_a_server(calls, hanging, few_seconds):
+    """Nova works on a server, whose half-done move has to end first."""
+    for name in 'abcde':
+        calls._left.append((f'ill-{name}', beside.begin(hanging, 'ill')))
+    assert calls.find('a', urgent=True).XMLDesc(0).startswith('<domain>')
+    with pytest.raises(exception.TooManyCalls):
+        calls.find('a').XMLDesc(0)
+    assert 'QEMU does not answer' in hangs(
+        lambda: calls.ask_qemu('a', hanging, urgent=True))
+    with pytest.raises(exception.TooManyCalls):
+        calls.ask_qemu('a', pytest.fail, urgent=True)
 
 
 def test_a_libvirt_that_hangs_is_not_asked_for_ever(calls, hanging, few_seconds):
@@ -192,7 +220,7 @@ def hangs(connection):
     tpool.execute(answers.wait, 3600)
 """
 ASK = """
-from bootcache import exception
+from bootcache import beside, exception
 from nova_bootcache import libvirtcalls
 libvirtcalls.SECONDS = 0.2
 calls = libvirtcalls.LibvirtCalls(object)
@@ -288,6 +316,16 @@ def test_nova_waits_for_no_answer_either(house, hanging, caplog):
     assert not house.standing.is_standing('a')
     house.standing.has_arrived('a')
     assert hanging.asked == 2 and 'its QEMU does not answer libvirt' in caplog.text
+
+
+def test_nova_waits_for_no_libvirt_that_loses_answers(house, hanging):
+    """libvirt's client loses them on Nova's own connection, on which another call hangs."""
+    house.domain = hanging
+    ill = house.stands('a', reason=libvirt.VIR_DOMAIN_PAUSED_UNKNOWN)
+    ill.state = hanging
+    assert not house.standing.is_standing('a')
+    house.standing.has_arrived('a')
+    assert hanging.asked == 2 and ill.resumed == []
 
 
 def test_a_user_s_pause_does_not_wait_for_one_that_hangs(house, hanging):

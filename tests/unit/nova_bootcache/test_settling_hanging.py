@@ -7,6 +7,7 @@ import concurrent.futures
 import os
 import threading
 
+import libvirt
 import pytest
 from fakes_settling import IMAGE, OTHER, Move, nova_works_on, settled
 from fakes_settling import house as house  # the fixture
@@ -15,6 +16,7 @@ from fakes_settling import settler as settler  # the fixture
 from bootcache import exception
 from nova_bootcache.libvirtcalls import NO_ANSWER
 from nova_bootcache.settling import pivot
+from nova_bootcache.settling.pivotstate import PivotFailed
 
 STEPS = ('begin', 'wait_ready', 'finish')
 
@@ -134,6 +136,89 @@ def test_novas_work_does_not_wait_for_its_end(house, settler, monkeypatch, caplo
     settler.once()
     assert house.done('nova') == ['one'] and 'stays half done' in caplog.text
     assert 'Traceback' not in caplog.text
+
+
+def test_what_hung_at_the_last_try_is_ended_before_nova_works_on_it(house, settler, left, caplog):
+    """QEMU may have answered late, and its guest would go on with a disk that nobody noted."""
+    caplog.set_level('INFO')
+    asked, answers = left
+    settler.once()
+    directory = house.known['one'].directory
+    with settler.held('one'):
+        assert pivot.is_under_way(directory), 'Nova may end its QEMU'
+    assert 'stays half done' in caplog.text and 'Traceback' not in caplog.text
+    answers.append(1)
+    with settler.held('one'):
+        assert not pivot.is_under_way(directory) and len(asked) == 3
+
+
+def test_libvirt_that_is_away_is_an_error_that_nova_is_told_of(house, settler, left, monkeypatch):
+    def is_away(_server_id, urgent):
+        raise libvirt.libvirtError('Broken pipe')
+    monkeypatch.setattr(house, 'bounded_domain', is_away)
+    with pytest.raises(PivotFailed, match='libvirt does not tell of its server: Broken pipe'):
+        settler.recover_server(house.known['one'].directory)
+    with settler.held('one'):
+        pass
+
+
+def test_only_nova_has_qemu_asked_however_many_hang(house, settler, left, monkeypatch):
+    asked = []
+    monkeypatch.setattr(house, 'bounded_domain',
+                        lambda server_id, urgent: asked.append(urgent))
+    settler.recover()
+    with settler.held('one'), pytest.raises(exception.LibvirtHangs):
+        settler.recover_server(house.known['one'].directory)
+    assert asked == [False, True, True]
+
+
+# Others of which so many hang that no more are asked.
+
+@pytest.fixture
+def many(house, monkeypatch):
+    """No server's QEMU is asked until this is called."""
+    whole = Move.begin
+
+    def begin(_move):
+        raise exception.TooManyCalls('5 calls to libvirt have no answer yet')
+    monkeypatch.setattr(Move, 'begin', begin)
+    return lambda: monkeypatch.setattr(Move, 'begin', whole)
+
+
+def test_that_is_told_of_the_host_once_and_tried_again_soon(house, settler, many, caplog):
+    caplog.set_level('INFO')
+    for name in ('one', 'two'):
+        house.boots(name)
+    for _round in range(20):
+        settler.look()
+        house.clock.now += 10
+    assert caplog.text.count('5 calls to libvirt') == 1 and 'is left alone' not in caplog.text
+    assert caplog.text.count('a hard reboot of its server ends that process') == 1
+    for _server, why in settler.unsettled.report()['named']:
+        assert 'QEMUs of other servers' in why and 'hard reboot' not in why
+    many()
+    settler.look()
+    assert settled(house) == ['one', 'two']
+    assert caplog.text.count('waits any more as others hang') == 1
+    assert settler._hanging.why('one') == '' and 'one' not in settler._hanging
+
+
+def test_one_that_hangs_itself_goes_on_being_told_so(house, settler, monkeypatch, many):
+    house.boots('one')
+    settler._hanging.note('one', exception.LibvirtHangs(NO_ANSWER))
+    house.clock.now += 10
+    settler.look()
+    assert settler._hanging.why('one').startswith(NO_ANSWER)
+
+
+def test_one_that_hangs_is_not_asked_whether_it_sees_errors(house, settler, monkeypatch):
+    asked = []
+    monkeypatch.setattr(house, 'sees_errors', asked.append)
+    house.boots('one')
+    house.boots('two')
+    settler._hanging.note('one', exception.LibvirtHangs(NO_ANSWER))
+    settler.once()
+    assert asked == ['two']
 
 
 # A copy that comes to no end.

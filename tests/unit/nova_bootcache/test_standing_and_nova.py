@@ -4,6 +4,7 @@ Nova's methods are noted; libvirt and QEMU are real in tests/functional/test_wai
 """
 
 import inspect
+import threading
 import types
 from unittest import mock
 
@@ -18,6 +19,7 @@ from nova.virt.libvirt import driver as libvirt_driver
 from nova.virt.libvirt import imagebackend
 
 from nova_bootcache import conf as bootcache_nova_conf
+from nova_bootcache import libvirtcalls
 from nova_bootcache.novadriver import errorpolicy
 from nova_bootcache.novadriver.driver import BootCacheLibvirtDriver
 from nova_bootcache.novadriver.novaservers import NovaServers
@@ -251,13 +253,28 @@ def house(monkeypatch):
 def test_a_guest_that_was_started_before_sees_errors(house, monkeypatch, policies, is_active, sees):
     """What is off is given the policies when it is started."""
     domain = house.stands('a', xml=disk(policies=policies))
-    domain.isActive = lambda: int(is_active)
+    domain.ID = lambda: 7 if is_active else -1  # libvirt's name
+    monkeypatch.setattr(NovaServers, 'connect', lambda _servers: house.connect())
     servers = NovaServers(None)
-    monkeypatch.setattr(servers, 'domain', house.domain)
     assert servers.sees_errors('a') is sees
     assert servers.sees_errors('gone') is False
-    monkeypatch.setattr(servers, 'domain', lambda _id: 1 / 0)
+    domain.ID = lambda: 1 / 0
     assert servers.sees_errors('a') is False
+
+
+def test_that_a_guest_waits_is_asked_once_a_run_and_nobody_waits_for_its_qemu(house, monkeypatch):
+    domain, asked, over = house.stands('a'), [], threading.Event()
+    domain.ID = lambda: 7
+    monkeypatch.setattr(domain, 'XMLDesc', lambda _flags: asked.append(1) or domain.xml)
+    monkeypatch.setattr(NovaServers, 'connect', lambda _servers: house.connect())
+    monkeypatch.setattr(libvirtcalls, 'SECONDS', 0.05)
+    servers = NovaServers(None)
+    assert [servers.sees_errors('a') for _look in range(3)] == [False] * 3 and len(asked) == 1
+    # The next run is another one, and its QEMU hangs.
+    domain.ID = lambda: 8
+    monkeypatch.setattr(domain, 'XMLDesc', lambda _flags: over.wait(60))
+    assert servers.sees_errors('a') is False and len(servers._calls._left) == 1
+    over.set()
 
 
 USER = libvirt.VIR_DOMAIN_PAUSED_USER

@@ -5,20 +5,22 @@ SIGSTOP stands for a disk of the host that does not answer.
 
 import contextlib
 import os
+import shutil
 import signal
+import tempfile
 import threading
 
 import libvirt
 import pytest
 from functional_tools import frozen, until
-from guests import at_home, connect
+from guests import at_home, connect, start_libvirtd
 
 from bootcache import exception
 from nova_bootcache import libvirtcalls
 from nova_bootcache.libvirtcalls import LibvirtCalls
 from nova_bootcache.settling import pivot
 from nova_bootcache.settling.livedisk import LiveDisk
-from nova_bootcache.settling.pivotstate import Marker, Overlay, PivotPhase, which
+from nova_bootcache.settling.pivotstate import Marker, Overlay, PivotConflict, PivotPhase, which
 
 SLOW = 256 << 10
 
@@ -147,6 +149,62 @@ def test_at_each_step_what_libvirt_still_does_is_waited_for(host, guests, monkey
     finally:
         os.kill(ill.pid, signal.SIGCONT)
     assert recovered(host, ill) in outcomes
+
+
+@pytest.mark.parametrize('is_put_right', [True, False])
+def test_a_pivot_that_comes_off_late_loses_nothing(host, guests, monkeypatch, is_put_right):
+    """Of a guest that its user paused, and has go on before or after the disk was put right."""
+    ill = guests[0]
+    (base, _format), _was = ill.way()
+    ill.domain.suspend()
+    stops_at(monkeypatch, ill, 'pivot')
+    try:
+        with hangs():
+            move(host, ill)
+    finally:
+        os.kill(ill.pid, signal.SIGCONT)
+    until(lambda: all(outcome.done() for _of, outcome in host._left), 'that libvirt is done')
+    marker = Marker.load(ill.directory)
+    assert marker.phase is PivotPhase.PIVOTING and marker.unanswered
+    assert which(ill.directory, 'disk', marker) is Overlay.OLD
+    assert LiveDisk(ill.domain, 'vda', ill.disk).backing() == base
+    if is_put_right:
+        # As the driver does before Nova has it go on.
+        assert pivot.recover(ill.directory, host.find(ill.domain.UUIDString())) is Overlay.NEW
+        assert ill.domain.state(0)[0] == libvirt.VIR_DOMAIN_PAUSED
+    ill.domain.resume()
+    assert ill.ask('write 2') == 'ok' and ill.ask('verify') == 'ok'
+    ill.kill()
+    if not is_put_right:
+        with pytest.raises(PivotConflict, match='may have resumed the guest'):
+            pivot.recover(ill.directory, host.find(ill.domain.UUIDString()))
+        # An operator takes the right one.
+        os.rename(f'{ill.disk}.settle', ill.disk)
+        os.unlink(f'{ill.disk}.settle.json')
+    assert ill.files() == ['disk'] and ill.backing[0] == base
+    ill.boot()
+    assert ill.ask('verify') == 'ok'
+
+
+def test_libvirtd_is_started_again_between_two_calls():
+    """What is asked next opens a connection anew, and finds what is asked for."""
+    home = tempfile.mkdtemp(prefix='bchm')
+    try:
+        process, _connection = start_libvirtd(home)
+        calls = LibvirtCalls(lambda: connect(home))
+        try:
+            assert calls.ask(lambda connection: connection.getType()) == 'QEMU'
+        finally:
+            process.terminate()
+            process.wait()
+        process, _connection = start_libvirtd(home)
+        try:
+            assert calls.ask(lambda connection: connection.getType()) == 'QEMU'
+        finally:
+            process.terminate()
+            process.wait()
+    finally:
+        shutil.rmtree(home)
 
 
 @pytest.mark.parametrize('step', ['copy', 'catch_up', 'pivot'])

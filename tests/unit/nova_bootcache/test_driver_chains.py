@@ -148,9 +148,11 @@ def test_a_qemu_that_does_not_answer_is_ended_by_a_hard_reboot_only(nova, operat
 
     def destroy(_driver, instance):
         nova.did.append('_destroy')
-        monkeypatch.setattr(nova.driver.settler._nova, 'bounded_domain', lambda *_about, **_how: None)
+        monkeypatch.setattr(nova.driver.settler._nova, 'bounded_domain',
+                            lambda *_about, **_how: None)
     monkeypatch.setattr(driver.LibvirtDriver, '_destroy', destroy)
-    monkeypatch.setattr(nova.driver.settler._nova, 'bounded_domain', lambda *_about, **_how: Hanging())
+    monkeypatch.setattr(nova.driver.settler._nova, 'bounded_domain',
+                        lambda *_about, **_how: Hanging())
     if operation == '_hard_reboot':
         nova.do(operation)
         assert nova.did == ['_destroy', f'open {SERVER}/disk', '_hard_reboot']
@@ -204,7 +206,7 @@ def test_a_paused_guest_goes_on_only_with_a_disk_that_is_known(nova, monkeypatch
         nova.driver.unpause(nova.instance)
         assert nova.did == ['unpause']
         return
-    with pytest.raises(nova_exception.InternalError, match='stays paused for now.* it hangs'):
+    with pytest.raises(nova_exception.InternalError, match=r'stays paused for now.* it hangs'):
         nova.driver.unpause(nova.instance)
     assert nova.did == []
 

@@ -73,9 +73,9 @@ class HangingServers:
         """
         if isinstance(error, exception.TooManyCalls) and server_id not in self._pauses:
             if not self._wait:
-                LOG.warning('bootcache: servers of this host are not settled for now: %s. %s; they'
-                            ' are those of which "bootcache host list --unsettled" says: %s',
-                            error, libvirtcalls.CURE, libvirtcalls.NO_ANSWER)
+                LOG.warning('bootcache: servers of this host are not settled for now: %s',
+                            f'{error}. {libvirtcalls.CURE}; "bootcache host list --unsettled" says'
+                            f' of it: {libvirtcalls.NO_ANSWER}')
             self._wait[server_id] = self._clock() + _PAUSE_SECONDS
             return
         does_not_end = isinstance(error, exception.BlockJobStalls)

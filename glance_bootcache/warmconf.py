@@ -49,6 +49,9 @@ Seconds that a host which is to be warmed is waited for, since Nova was asked or
 another host of the aggregate reported, whichever was later. It has to be longer
 than the fetch of one cache image takes.
 
+A host from which nothing at all is heard for 180 seconds is not waited for any
+longer, whatever this says: with bootcache's driver each reports every minute.
+
 Related options:
 
 * ``warm_attempts``

@@ -12,7 +12,7 @@ import tomllib
 import pytest
 
 from bootcache import conf as shared_conf
-from bootcache import exception, manifest, properties
+from bootcache import exception, manifest, properties, rpcapi
 from bootcache.storagedaemon import StorageDaemon, UnixListener
 from glance_bootcache import conf as glance_conf
 from nova_bootcache import conf as nova_conf
@@ -121,6 +121,12 @@ def test_formats_name_every_entry(document):
     text = (PAGES / 'formats.rst').read_text()
     assert [field.name for field in dataclasses.fields(document)
             if f'* - ``{field.name}``' not in text] == []
+
+
+def test_formats_name_the_version_of_messages_and_what_is_new_in_it():
+    text = ' '.join((PAGES / 'formats.rst').read_text().split())
+    assert f'The version is {rpcapi.VERSION};' in text
+    assert f'New in {rpcapi.VERSION} is ' in text
 
 
 def test_properties_page_names_every_property_and_state():

@@ -12,18 +12,23 @@ from bootcache import cacheimage, ending, exception, properties, recording, save
 from bootcache.cacheimage import Base
 from bootcache.workingset import WorkingSet
 from glance_bootcache.bootconf import DEFAULT_MARKER
+from glance_bootcache.cli.arguments import marker, seconds, size
 from glance_bootcache.cli.listing import Showing
 from glance_bootcache.profileboot import direct
 from glance_bootcache.storage import inspection
 
 
-def size(text: str) -> int:
-    """Parse a size given on the command line."""
+def _inspect(path: str, image_format: str) -> inspection.Inspected:
+    """Look at the image file; no Glance has said which format it is of, so the option is named."""
     try:
-        return properties.parse_size(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f'{text!r} is not a size; give bytes or a unit, as in 512MiB') from None
+        return inspection.inspect(path, image_format)
+    except exception.ImageRefused as error:
+        other, = {*inspection.FORMATS} - {image_format}
+        told = str(error).replace(f'disk_format says {image_format}',
+                                  f'--image-format says {image_format}')
+        if f'the content is {other}' in told:
+            told += f'; give --image-format {other}'
+        raise exception.ImageRefused(f'{path}: {told}') from error
 
 
 class BuildFile(Showing):
@@ -47,11 +52,11 @@ class BuildFile(Showing):
         parser.add_argument('--backing', metavar='NAME',
                             help='file name or NBD URI of the base, for the header'
                                  ' (default: the image file)')
-        parser.add_argument('--marker', default=DEFAULT_MARKER, metavar='REGEX',
+        parser.add_argument('--marker', type=marker, default=DEFAULT_MARKER, metavar='REGEX',
                             help='console line that ends the boot (default: a login prompt)')
-        parser.add_argument('--timeout', type=float, default=900, metavar='SECONDS',
+        parser.add_argument('--timeout', type=seconds, default=900, metavar='SECONDS',
                             help='longest boot (default: 900)')
-        parser.add_argument('--silence', type=float, default=60, metavar='SECONDS',
+        parser.add_argument('--silence', type=seconds, default=60, metavar='SECONDS',
                             help='time without reads that ends a boot without a marker'
                                  ' (default: 60)')
         parser.add_argument('--memory', type=int, default=1024, metavar='MIB',
@@ -74,13 +79,9 @@ class BuildFile(Showing):
         """Record, build, and say what came out."""
         path = os.path.abspath(parsed_args.file)
         output = os.path.abspath(parsed_args.output or f'{path}.cache.qcow2')
-        try:
-            properties.compile_marker(parsed_args.marker)
-        except ValueError as error:
-            raise exception.BootcacheError(f'--marker: {error}') from None
         if os.path.exists(output):
             raise exception.BootcacheError(f'{output} exists; remove it or name another --output')
-        inspected = inspection.inspect(path, parsed_args.image_format)
+        inspected = _inspect(path, parsed_args.image_format)
         base = Base(path, inspected.image_format, inspected.virtual_bytes)
         progress = self.app.progress()
         # So that no guest is left behind.
@@ -104,7 +105,7 @@ class BuildFile(Showing):
                                      backing_uri=parsed_args.backing or path,
                                      backing_format='raw' if parsed_args.backing
                                      else inspected.image_format)
-            seconds = time.monotonic() - began
+            took = time.monotonic() - began
             savefile.write_json(f'{output}.working-set.json', working_set.to_json())
         finally:
             progress.end()
@@ -115,5 +116,5 @@ class BuildFile(Showing):
                 'working_set_bytes': working_set.bytes,
                 'working_set_extents': len(working_set.extents), 'ended_by': outcome.ended_by,
                 'boot_seconds': round(outcome.boot_seconds, 1),
-                'build_seconds': round(seconds, 2)}
+                'build_seconds': round(took, 2)}
         return tuple(rows), tuple(rows.values())

@@ -9,8 +9,8 @@ from keystoneauth1 import exceptions as ks_exceptions
 
 from bootcache import exception, rpcapi
 from bootcache.quoting import one_line
+from glance_bootcache.cli.arguments import image_id
 from glance_bootcache.cli.client import Away
-from glance_bootcache.cli.image import image_id
 from glance_bootcache.cli.listing import Listing
 from glance_bootcache.cli.waiting import names
 from glance_bootcache.glance.images import Images, Marked
@@ -33,22 +33,23 @@ class Clean(Listing):
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._failed: list[str] = []
+        self._absent: set[str] = set()
 
     def get_parser(self, prog_name: str) -> Any:
         """Add our arguments."""
         parser = super().get_parser(prog_name)
-        parser.add_argument('images', type=image_id, nargs='*', metavar='image',
-                            help='ids of images')
-        parser.add_argument('--all', action='store_true',
-                            help='all images that have such a property')
+        which = parser.add_mutually_exclusive_group(required=True)
+        # With a default, as argparse takes a positional for one that is required else.
+        which.add_argument('images', type=image_id, nargs='*', metavar='image', default=[],
+                           help='ids of images')
+        which.add_argument('--all', action='store_true',
+                           help='all images that have such a property')
         parser.add_argument('--dry-run', action='store_true',
                             help='only list them, with what would be removed')
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Remove them, one image after the other; a failure stops no other."""
-        if bool(parsed_args.images) == parsed_args.all:
-            raise exception.BootcacheError('name images by their ids, or give --all')
         conf = self.app.conf
         if not parsed_args.dry_run:
             self._refuse_if_served()
@@ -81,6 +82,7 @@ class Clean(Listing):
         for image in dict.fromkeys(wanted):
             marked = images.look(image)
             if marked is None:
+                self._absent.add(image)
                 self._failed.append(f'{image} (Glance does not have it)')
             yield marked or Marked(image, '', ())
 
@@ -94,6 +96,8 @@ class Clean(Listing):
             ' ("systemctl disable --now glance-bootcache" on the storage node), or use --dry-run')
 
     def _clean(self, images: Images, marked: Marked, dry_run: bool) -> str:
+        if marked.image_id in self._absent:
+            return MISSING
         if not marked.names:
             return NOTHING
         if dry_run:

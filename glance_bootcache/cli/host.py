@@ -26,8 +26,8 @@ class HostList(Listing):
         parser = super().get_parser(prog_name)
         parser.add_argument('--unsettled', action='store_true',
                             help='list the servers that still depend on bootcache, and why, and the'
-                                 ' hosts that do not tell; first those that stand still, and what'
-                                 ' for; none is left: nothing depends on it')
+                                 ' hosts that do not tell; first those that stand still, of all'
+                                 ' hosts, and what for; none is left: nothing depends on it')
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
@@ -51,17 +51,21 @@ class HostList(Listing):
 
 
 def _unsettled(hosts: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
-    """Return a row for each server that is named, and for what is not told."""
+    """Return a row for each server that is named, and for what is not told.
+
+    Those of all hosts that stand still come first.
+    """
+    waits: list[tuple[Any, ...]] = []
     rows: list[tuple[Any, ...]] = []
     for host in hosts:
         begin = (one_line(host['host']), round(host['seen']), _state(host))
         count, named = host.get('unsettled'), host.get('named') or []
         waiting = host.get('waiting') or {'servers': 0, 'named': []}
-        rows += [(*begin, one_line(server), f'it stands still since {utc(since)}, and waits:'
-                  f' {one_line(why)}') for server, why, since in waiting['named']]
+        waits += [(*begin, one_line(server), f'it stands still since {utc(since)}, and waits:'
+                   f' {one_line(why)}') for server, why, since in waiting['named']]
         if waiting['servers'] > len(waiting['named']):
-            rows.append((*begin, None,
-                         f'{waiting["servers"] - len(waiting["named"])} more servers wait'))
+            waits.append((*begin, None,
+                          f'{waiting["servers"] - len(waiting["named"])} more servers wait'))
         stand_still = {server for server, _why, _since in waiting['named']}
         if count is None:
             rows.append((*begin, None, 'not known: its driver does not tell, as one of an earlier'
@@ -71,7 +75,7 @@ def _unsettled(hosts: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
                  if server not in stand_still]
         if count > len(named):
             rows.append((*begin, None, f'{count - len(named)} more servers'))
-    return rows
+    return waits + rows
 
 
 def _state(host: dict[str, Any]) -> str:

@@ -2,23 +2,15 @@
 
 import argparse
 import time
+from collections.abc import Sequence
 from typing import Any
-
-from oslo_utils import uuidutils
 
 from bootcache import exception
 from bootcache.quoting import one_line
+from glance_bootcache.cli.arguments import image_id, seconds
 from glance_bootcache.cli.client import utc
 from glance_bootcache.cli.listing import Listing, Showing
 from glance_bootcache.cli.progress import ProgressLine
-
-
-def image_id(text: str) -> str:
-    """Check an image id given on the command line."""
-    if not uuidutils.is_uuid_like(text):
-        raise argparse.ArgumentTypeError(f'{text!r} is not an image id;'
-                                         ' "openstack image list" shows them')
-    return text
 
 
 def _columns(image: dict[str, Any]) -> tuple[tuple[str, ...], tuple[Any, ...]]:
@@ -47,21 +39,28 @@ def _columns(image: dict[str, Any]) -> tuple[tuple[str, ...], tuple[Any, ...]]:
     return tuple(rows), tuple(rows.values())
 
 
-def wait_until_done(api: Any, wanted: str, timeout: float,
-                    progress: ProgressLine) -> dict[str, Any]:
+def wait_until_done(api: Any, wanted: str, timeout: float, progress: ProgressLine,
+                    is_known: bool = False) -> dict[str, Any]:
     """Show an image's progress until nothing is in hand for it.
 
     :param wanted: the image's id.
     :param timeout: seconds.
     :param progress: where to show it.
+    :param is_known: the storage service has taken it up; else that is waited for, as what tells it
+        of an image that was registered just now may be on its way.
     :returns: the image.
-    :raises BootcacheError: if it is not known, or not done in time.
+    :raises BootcacheError: if it is not known, or not any more, or not done in time.
     """
     deadline = time.monotonic() + timeout
     try:
         while True:
             image: dict[str, Any] | None = api.get_image(wanted)
-            if image is not None:
+            if image is None:
+                if is_known:
+                    raise exception.BootcacheError(f'Glance has no image {wanted}')
+                progress.show('not known to the storage service yet')
+            else:
+                is_known = True
                 recorded = (image.get('progress') or {}).get('recorded_bytes') or 0
                 progress.show(image['state'],
                               f'{recorded / 1e6:.1f} MB recorded' if recorded else '')
@@ -74,6 +73,12 @@ def wait_until_done(api: Any, wanted: str, timeout: float,
             time.sleep(1)
     finally:
         progress.end()
+
+
+def not_known(images: Sequence[str]) -> exception.BootcacheError:
+    """Return the error of a command that is for images which the storage service knows."""
+    return exception.BootcacheError(f'not known to the storage service: {", ".join(images)};'
+                                    ' "bootcache image list" shows those that are')
 
 
 def _not_known(image: str) -> exception.BootcacheError:
@@ -106,7 +111,7 @@ class ImageShow(Showing):
         parser.add_argument('image', type=image_id, help='id of the image')
         parser.add_argument('--wait', action='store_true',
                             help='wait until recording and building are over, showing progress')
-        parser.add_argument('--timeout', type=float, default=1800, metavar='SECONDS',
+        parser.add_argument('--timeout', type=seconds, default=1800, metavar='SECONDS',
                             help='how long to wait (default: 1800)')
         return parser
 
@@ -164,7 +169,7 @@ class Build(Showing):
         parser.add_argument('image', type=image_id, help='id of the image')
         parser.add_argument('--wait', action='store_true',
                             help='wait until it is done, showing progress')
-        parser.add_argument('--timeout', type=float, default=1800, metavar='SECONDS',
+        parser.add_argument('--timeout', type=seconds, default=1800, metavar='SECONDS',
                             help='how long to wait (default: 1800)')
         return parser
 
@@ -174,7 +179,7 @@ class Build(Showing):
         api.build_image(parsed_args.image)
         if parsed_args.wait:
             return _columns(wait_until_done(api, parsed_args.image, parsed_args.timeout,
-                                            self.app.progress()))
+                                            self.app.progress(), is_known=True))
         image = api.get_image(parsed_args.image)
         if image is None:
             raise exception.BootcacheError(f'Glance has no image {parsed_args.image}')
@@ -199,6 +204,5 @@ class Delete(Listing):
         api = self.app.storage_api()
         unknown = [image for image in parsed_args.images if not api.delete_image(image)]
         if unknown:
-            raise exception.BootcacheError(
-                f'not known to the storage service: {", ".join(unknown)}')
+            raise not_known(unknown)
         return ('image_id', 'deleted'), [(image, True) for image in parsed_args.images]

@@ -3,8 +3,8 @@
 import argparse
 from typing import Any
 
-from bootcache import exception
-from glance_bootcache.cli.image import image_id
+from glance_bootcache.cli.arguments import image_id
+from glance_bootcache.cli.image import not_known
 from glance_bootcache.cli.listing import Listing
 
 
@@ -24,8 +24,7 @@ class _Pinning(Listing):
         unknown = [image for image in parsed_args.images
                    if not api.pin_image(image, self.pinned)]
         if unknown:
-            raise exception.BootcacheError(
-                f'not known to the storage service: {", ".join(unknown)}')
+            raise not_known(unknown)
         return ('image_id', 'pinned'), [(image, self.pinned) for image in parsed_args.images]
 
 

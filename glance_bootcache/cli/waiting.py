@@ -1,31 +1,19 @@
 """Commands that ask the storage service for something, and wait for what comes of it."""
 
 import argparse
-import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from bootcache import exception
+from glance_bootcache.cli.arguments import image_id, seconds
 from glance_bootcache.cli.client import Away, Refused
-from glance_bootcache.cli.image import image_id
 from glance_bootcache.cli.listing import Listing
 from glance_bootcache.cli.progress import ProgressLine
 
 _PERIOD_SECONDS = 1.0
 # Names in a message; the table has all of them.
 _MOST_NAMES = 20
-
-
-def seconds(text: str) -> float:
-    """Parse a duration given on the command line."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f'{text!r} is not a number of seconds above 0')
-    return value
 
 
 def names(some: Sequence[str]) -> str:

@@ -6,13 +6,18 @@ from typing import Any
 
 from bootcache import exception
 from bootcache.workingset import WorkingSet
-from glance_bootcache.cli.image import image_id
+from glance_bootcache.cli.arguments import image_id
 from glance_bootcache.cli.listing import Listing, Showing
 
 
 def _load(app: Any, source: str) -> WorkingSet:
     if os.path.exists(source):
-        return WorkingSet.load(source)
+        try:
+            return WorkingSet.load(source)
+        except exception.InvalidWorkingSet as error:
+            raise exception.BootcacheError(
+                f'{error}; is it a working set, as "bootcache build" writes beside a cache image'
+                ' (.working-set.json)?') from error
     try:
         wanted = image_id(source)
     except argparse.ArgumentTypeError as error:

@@ -99,7 +99,7 @@ def test_while_the_service_runs_it_is_refused(cli, glance):
 @pytest.mark.parametrize('arguments', [(), ('--all', IMAGE)])
 def test_all_or_some(cli, glance, arguments):
     done = cli('image', 'clean', *arguments)
-    assert done.code == 1 and '--all' in done.err
+    assert done.code == 2 and '--all' in done.err
 
 
 def test_a_glance_that_cannot_be_asked_is_one_line(cli, glance):

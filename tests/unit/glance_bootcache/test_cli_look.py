@@ -9,7 +9,7 @@ import oslo_messaging as messaging
 import pytest
 from fakes_cli import IMAGE, OTHER, held, image, refusal
 
-from bootcache import rpcapi
+from bootcache import qemuimg, rpcapi
 
 HOSTS = [
     {'host': 'one', 'seen': 12.4, 'images': 3, 'bytes': {'disk': 300, 'memory': 100},
@@ -130,6 +130,16 @@ def test_servers_that_stand_still_come_first(cli):
         (None, '1 more servers wait'), ('server-1', 'it is settled soon')]
 
 
+def test_those_of_all_hosts_that_stand_still_come_before_any_other(cli):
+    cli.api.hosts = [
+        {**HOSTS[0], 'waiting': None, 'unsettled': 1, 'named': [['server-1', 'settled soon']]},
+        {**HOSTS[1], 'unsettled': 1, 'named': [['server-2', 'settled soon']],
+         'waiting': {'servers': 2, 'named': [['server-3', 'no space', 1790000000]]}}]
+    rows = cli.json('host', 'list', '--unsettled')
+    assert [(row['host'], row['server']) for row in rows] == [
+        ('two', 'server-3'), ('two', None), ('one', 'server-1'), ('two', 'server-2')]
+
+
 # Where an image is.
 
 def test_where_an_image_is(cli):
@@ -177,7 +187,8 @@ def test_pin_and_unpin(cli):
         assert cli.json(command, IMAGE) == [{'image_id': IMAGE, 'pinned': pinned}]
         assert cli.api.calls[-1] == ('pin_image', IMAGE, pinned)
     done = cli('pin', IMAGE, OTHER)
-    assert done.code == 1 and done.err == f'not known to the storage service: {OTHER}\n'
+    assert done.code == 1 and done.err == (
+        f'not known to the storage service: {OTHER}; "bootcache image list" shows those that are\n')
 
 
 def test_progress_of_an_image_until_it_is_done(cli):
@@ -194,6 +205,55 @@ def test_an_image_that_is_not_done_in_time(cli):
     done = cli('image', 'show', IMAGE, '--wait', '--timeout', '5')
     assert done.code == 1 and not done.out
     assert f'image {IMAGE} is not done after 5 s; it is building' in done.err
+
+
+def test_an_image_that_glance_does_not_have_is_not_waited_for(cli):
+    done = cli('image', 'build', OTHER, '--wait')
+    assert done.code == 1 and not done.out and done.err == f'Glance has no image {OTHER}\n'
+
+
+def test_an_image_that_is_deleted_while_it_is_waited_for(cli):
+    cli.api.images[IMAGE] = image(IMAGE, state='building', in_hand=True)
+    cli.time.after(3, lambda: cli.api.images.clear())
+    done = cli('image', 'show', IMAGE, '--wait')
+    assert done.code == 1 and done.err.splitlines()[-1] == f'Glance has no image {IMAGE}'
+
+
+def test_an_image_that_is_not_known_yet_is_waited_for_and_told(cli):
+    """It was registered just now, and the storage service has not heard of it yet."""
+    cli.time.after(3, lambda: cli.api.images.update({IMAGE: image(IMAGE)}))
+    done = cli('image', 'show', IMAGE, '--wait', '-f', 'json')
+    assert json.loads(done.out)['state'] == 'ready'
+    assert done.err == ('     0 s  not known to the storage service yet\n'
+                        '     3 s  ready\n')
+
+
+@pytest.mark.parametrize('arguments, told', [
+    (('image', 'show', IMAGE, '--wait', '--timeout', '-1'), "'-1' is not a number of seconds"),
+    (('image', 'clean'), 'is required'), (('image', 'clean', IMAGE, '--all'), 'not allowed with'),
+    (('build', 'disk', '--marker', '(('), 'argument --marker: ')], ids=' '.join)
+def test_arguments_that_cannot_be_used_end_it_with_2(cli, capsys, arguments, told):
+    done = cli(*arguments)
+    assert done.code == 2 and not done.out
+    assert told in done.err + capsys.readouterr().err
+
+
+def test_a_file_that_is_no_working_set_is_told(cli, tmp_path):
+    (tmp_path / 'disk').write_text('no JSON')
+    done = cli('working-set', 'show', str(tmp_path / 'disk'))
+    assert done.code == 1 and 'disk: ' in done.err and 'is it a working set' in done.err
+
+
+@pytest.mark.parametrize('given, other', [('qcow2', 'raw'), ('raw', 'qcow2')])
+def test_an_image_file_of_another_format_names_the_option(cli, tmp_path, given, other):
+    path = tmp_path / 'disk'
+    qemuimg.create_standalone(str(path), 1 << 20, 65536)
+    if other == 'raw':
+        path.write_bytes(bytes(1 << 20))
+    done = cli('build', str(path), '--image-format', given)
+    assert done.code == 1 and done.err == (
+        f'{path}: the content is {other}, but --image-format says {given};'
+        f' give --image-format {other}\n')
 
 
 def test_the_version_names_that_of_the_messages(cli):

@@ -25,6 +25,7 @@ History:
 
 import time
 from collections.abc import Callable
+from importlib import metadata
 from typing import Any
 
 import oslo_messaging as messaging
@@ -33,12 +34,15 @@ from oslo_config import cfg
 from bootcache import conf as bootcache_conf
 from bootcache.breaker import Breaker
 from bootcache.bus import BusOpening, within
+from bootcache.exception import ConfigurationError
 
 EXCHANGE = 'bootcache'
 TOPIC = 'bootcache'
 VERSION = '1.8'
 # Added to a client's first call's limit.
 _OPENING_SECONDS = 2
+# The entry points of oslo.messaging's drivers.
+_DRIVERS = 'oslo.messaging.drivers'
 # A server that boots does not wait for longer to hear how, whatever rpc_timeout is.
 _BOOT_SECONDS = 5
 # After so many calls in a row without an answer, nobody asks for so many seconds.
@@ -85,8 +89,23 @@ def target(**extra: Any) -> messaging.Target:
 
 
 def get_transport(conf: cfg.ConfigOpts) -> messaging.Transport:
-    """Return the transport that ``[bootcache]transport_url`` names."""
-    return messaging.get_rpc_transport(conf, url=conf[bootcache_conf.GROUP].transport_url)
+    """Return the transport that ``[bootcache]transport_url`` names.
+
+    :raises ConfigurationError: if there is none of its kind.
+    """
+    kind = messaging.TransportURL.parse(conf, conf[bootcache_conf.GROUP].transport_url).transport
+    # stevedore would log a line of its own.
+    if not metadata.entry_points(group=_DRIVERS, name=str(kind).partition('+')[0]):
+        raise _no_driver(str(kind))
+    try:
+        return messaging.get_rpc_transport(conf, url=conf[bootcache_conf.GROUP].transport_url)
+    except messaging.DriverLoadFailure as error:
+        raise _no_driver(str(error.driver)) from error
+
+
+def _no_driver(kind: str) -> ConfigurationError:
+    return ConfigurationError(f'transport_url begins with {kind}://, for which oslo.messaging has'
+                              ' no driver here; give one as in rabbit://user:password@host:5672/')
 
 
 class StorageAPI:

@@ -200,16 +200,21 @@ def is_memory(directory: str) -> bool:
 
 # Configurations. Options are given by their names in the group [bootcache].
 
+_NO_TMPFS = 'does not lie in memory; mount a tmpfs there'
+
+
 def _refused(option: str, value: object, reason: str) -> ConfigurationError:
     return ConfigurationError(f'[bootcache]{option}={value}: {reason}')
 
 
-def check_directory(option: str, path: str, *, make: bool = False,
-                    mode: int = 0o755) -> None:
+def check_directory(option: str, path: str, *, make: bool = False, mode: int = 0o755,
+                    memory: bool = False) -> None:
     """Check that a tier's directory can be used, by making a file in it.
 
     :param make: make it if it is missing.
     :param mode: of what is made.
+    :param memory: it is to lie in memory: what is below a tmpfs that is not mounted need not be
+        writable, and is not to be made so.
     :raises ConfigurationError: if it is not absolute, missing, no directory or not writable.
     """
     if not os.path.isabs(path):
@@ -219,7 +224,10 @@ def check_directory(option: str, path: str, *, make: bool = False,
             os.makedirs(path, mode=mode, exist_ok=True)
         if not os.path.isdir(path):
             raise _refused(option, path, 'is not a directory; name another path'
-                           if os.path.lexists(path) else 'does not exist; make the directory')
+                           if os.path.lexists(path) else 'does not exist; make the directory'
+                           + (', and mount a tmpfs there' if memory else ''))
+        if memory and not is_memory(path):
+            raise _refused(option, path, _NO_TMPFS)
         with tempfile.TemporaryFile(prefix='.check-', dir=path):
             pass
     except FileExistsError:
@@ -237,7 +245,7 @@ def check_memory(option: str, path: str, quota_option: str, quota: int) -> None:
     :raises ConfigurationError: if not.
     """
     if not is_memory(path):
-        raise _refused(option, path, 'does not lie in memory; mount a tmpfs there')
+        raise _refused(option, path, _NO_TMPFS)
     status = os.statvfs(path)
     size = status.f_blocks * status.f_frsize
     # A tmpfs without a limit says 0.
@@ -263,7 +271,7 @@ def check_apart(paths: Mapping[str, str]) -> None:
 
 
 def parse_limits(option: str, quota_text: str, high_percent: int, low_percent: int,
-                 minimum: int) -> TierLimits:
+                 minimum: int, why: str = '') -> TierLimits:
     """Read a tier's limits from its options.
 
     :param option: the quota's.
@@ -271,6 +279,7 @@ def parse_limits(option: str, quota_text: str, high_percent: int, low_percent: i
     :param high_percent: value of ``high_watermark``.
     :param low_percent: value of ``low_watermark``.
     :param minimum: bytes that the quota has to have at least.
+    :param why: it has to, for the message; empty where no other option says so.
     :raises ConfigurationError: if they make no sense.
     """
     quota: int | None = None
@@ -279,7 +288,7 @@ def parse_limits(option: str, quota_text: str, high_percent: int, low_percent: i
     if quota is None:
         raise _refused(option, quota_text, 'is not a size; give bytes or a unit, as in 4GiB')
     if quota < minimum:
-        raise _refused(option, quota_text, f'is below {minimum} bytes; raise it')
+        raise _refused(option, quota_text, f'is below {minimum} bytes{why}; raise it')
     if not 0 < high_percent <= 100:
         raise _refused('high_watermark', high_percent, 'is not a percentage; give 1 to 100')
     if not 0 <= low_percent < high_percent:

@@ -295,6 +295,9 @@ def check(conf: cfg.ConfigOpts) -> None:
         except ValueError:
             raise ConfigurationError(f'[bootcache]{name}={group[name]!r} is not a size;'
                                      ' give bytes or a unit, as in 512MiB') from None
+    if not sizes['max_virtual_size']:
+        raise ConfigurationError(f'[bootcache]max_virtual_size={group.max_virtual_size} is below 1'
+                                 ' byte, so no image is served; raise it')
     if sizes['default_quota'] < properties.MIN_QUOTA:
         raise ConfigurationError(f'[bootcache]default_quota={group.default_quota} is below'
                                  f' {properties.MIN_QUOTA} bytes; raise it')
@@ -318,7 +321,8 @@ def disk_limits(conf: cfg.ConfigOpts) -> tier.TierLimits:
     """
     group = conf[shared.GROUP]
     return tier.parse_limits('storage_disk_quota', group.storage_disk_quota, group.high_watermark,
-                             group.low_watermark, minimum=properties.parse_size(group.max_quota))
+                             group.low_watermark, minimum=properties.parse_size(group.max_quota),
+                             why=f', the size of one cache image by max_quota={group.max_quota}')
 
 
 def memory_limits(conf: cfg.ConfigOpts) -> tier.TierLimits:
@@ -342,8 +346,8 @@ def check_tiers(conf: cfg.ConfigOpts) -> None:
     memory = group.storage_memory_directory
     if memory is None:
         return
-    tier.check_directory('storage_memory_directory', memory)
     tier.check_apart({'state_dir': group.state_dir, 'storage_memory_directory': memory})
+    tier.check_directory('storage_memory_directory', memory, memory=True)
     tier.check_memory('storage_memory_directory', memory, 'storage_memory_quota',
                       memory_limits(conf).quota)
 

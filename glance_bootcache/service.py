@@ -37,6 +37,20 @@ from glance_bootcache.warming.runner import Warming
 LOG = logging.getLogger(__name__)
 
 
+_FAULT = 'glance-bootcache cannot be started: %s'
+
+
+def tell_fault(conf: cfg.ConfigOpts, error: Exception) -> None:
+    """Say why the service cannot be started, in its log, and on standard error in any case.
+
+    :param error: with its traceback, if it is none that was to be expected.
+    """
+    expected = isinstance(error, (exception.BootcacheError, OSError, cfg.ConfigSourceValueError))
+    LOG.error(_FAULT, error, exc_info=None if expected else error)
+    if conf.log_file or conf.log_dir or conf.use_syslog:
+        print(_FAULT % error, file=sys.stderr, flush=True)
+
+
 class StorageService(service.Service):  # type: ignore[misc]
     """What ``glance-bootcache`` runs.
 
@@ -63,12 +77,7 @@ class StorageService(service.Service):  # type: ignore[misc]
         if error is None:
             return
         # Not where it was caught: oslo.log would add the error to a line that has it already.
-        expected = isinstance(error, (exception.BootcacheError, OSError,
-                                      cfg.ConfigSourceValueError))
-        LOG.error('glance-bootcache cannot be started: %s', error,
-                  exc_info=None if expected else error)
-        if self._conf.log_file or self._conf.log_dir or self._conf.use_syslog:
-            print(f'glance-bootcache: {error}', file=sys.stderr, flush=True)
+        tell_fault(self._conf, error)
         self._failed.value = True
         os.kill(os.getppid(), signal.SIGTERM)
 

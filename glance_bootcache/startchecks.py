@@ -168,10 +168,10 @@ def _refused(auth: Any, error: Exception) -> ConfigurationError:
             f'[{AUTH_GROUP}]: Keystone at {auth.auth_url} refuses user {_who(auth)}; correct'
             ' username, password, project_name and the domains ("openstack token issue" tries'
             ' them)')
-    if isinstance(error, ks_exceptions.NotFound):
+    if isinstance(error, (ks_exceptions.NotFound, ks_exceptions.EndpointNotFound)):
         return ConfigurationError(
-            f'[{AUTH_GROUP}]auth_url={auth.auth_url} is not where Keystone answers; it ends in /v3'
-            ' as a rule')
+            f'[{AUTH_GROUP}]auth_url={auth.auth_url} is not where Keystone answers; it is a URL'
+            ' that ends in /v3 as a rule, as in http://controller:5000/v3')
     return ConfigurationError(f'[{AUTH_GROUP}]: {error}; correct the credentials')
 
 

@@ -9,6 +9,7 @@ from oslo_config import cfg
 from oslo_messaging import opts as messaging_opts
 
 from bootcache import conf as bootcache_conf
+from bootcache import rpcapi
 from bootcache.exception import ConfigurationError
 
 PROJECT = 'bootcache'
@@ -68,6 +69,8 @@ def check_transport(conf: cfg.ConfigOpts) -> None:
             f'transport_url in {_read(conf)} is no URL of a message bus; give one as in'
             ' rabbit://user:password@host:5672/, with special characters of the password as %XX'
         ) from None
+    # Nothing is connected yet.
+    rpcapi.get_transport(conf).cleanup()
 
 
 def _named(error: cfg.Error) -> str:

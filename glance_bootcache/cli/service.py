@@ -21,7 +21,7 @@ from bootcache import exception, rpcapi, tier
 from glance_bootcache import conf as glance_conf
 from glance_bootcache import startchecks
 from glance_bootcache.cli import configuration
-from glance_bootcache.service import StorageService
+from glance_bootcache.service import StorageService, tell_fault
 
 # Where oslo.service 4.5 to 4.7 tell of a fork.
 _FORKS_LOGGER = 'oslo_service.backend._threading.service'
@@ -41,13 +41,16 @@ def main(argv: list[str] | None = None) -> int:
         configuration.read(conf, 'glance-bootcache', sys.argv[1:] if argv is None else argv)
         # Reads each value, as oslo.service does: what is none at all keeps it from being started.
         conf.log_opt_values(stdlib_logging.Logger('values', stdlib_logging.CRITICAL), 0)
-        _check_tools()
-        lock = _only_one(conf[bootcache_conf.GROUP].state_dir)
-        startchecks.check_place(conf)
+        logging.setup(conf, 'glance-bootcache')
     except (ValueError, OSError, exception.BootcacheError) as error:
-        print(f'glance-bootcache: {error}', file=sys.stderr)
+        # There is no log yet.
+        print(f'glance-bootcache cannot be started: {error}', file=sys.stderr)
         return 1
-    logging.setup(conf, 'glance-bootcache')
+    lock = _take_place(conf)
+    if isinstance(lock, Exception):
+        # Not where it was caught: oslo.log would add the error to a line that has it already.
+        tell_fault(conf, lock)
+        return 1
     stdlib_logging.getLogger(_FORKS_LOGGER).addFilter(_is_no_fork)
     failed = multiprocessing.get_context('fork').Value('b', False)
     try:
@@ -56,6 +59,20 @@ def main(argv: list[str] | None = None) -> int:
     finally:
         lock.release()
     return int(failed.value)
+
+
+def _take_place(conf: cfg.ConfigOpts) -> fasteners.InterProcessLock | Exception:
+    """Check what the exporter needs of this machine, and lock the state directory.
+
+    :returns: the lock, or why that cannot be.
+    """
+    try:
+        _check_tools()
+        lock = _only_one(conf[bootcache_conf.GROUP].state_dir)
+        startchecks.check_place(conf)
+    except (ValueError, OSError, exception.BootcacheError) as error:
+        return error
+    return lock
 
 
 def _how_to_launch(launch: Callable[..., Any]) -> dict[str, str]:

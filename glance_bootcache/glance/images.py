@@ -28,6 +28,8 @@ _OWN = ('id', 'status', 'disk_format', 'container_format', 'size', 'os_hash_algo
 # Within that time Glance, Nova and Keystone send the next bytes of an answer, unless
 # [service_auth]timeout says otherwise.
 _ANSWER_SECONDS = 60
+# Values of auth_type that take a password.
+_PASSWORDS = ('password', 'v3password', 'v2password')
 # Glance writes all of an image's record when a property is changed, the status that it read among
 # it. An import or upload that changes the status meanwhile then fails.
 _WITH_DATA = frozenset({'active', 'deactivated'})
@@ -43,6 +45,11 @@ def session(conf: cfg.ConfigOpts) -> Any:
     except ks_exceptions.AuthPluginException as error:
         raise ConfigurationError(f'[{AUTH_GROUP}]: {error}; complete the credentials of the storage'
                                  ' service\'s user there') from error
+    group = conf[conf[AUTH_GROUP].auth_section or AUTH_GROUP]
+    # keystoneauth says it with the first request, by an error of no class of its own.
+    if group.auth_type in _PASSWORDS and group.password is None:
+        raise ConfigurationError(f'[{AUTH_GROUP}]password is not set; give that of the storage'
+                                 ' service\'s user')
     found = ks_loading.load_session_from_conf_options(conf, AUTH_GROUP, auth=auth)
     # One that takes a connection and never answers would hold up all that waits its turn.
     found.timeout = found.timeout or _ANSWER_SECONDS

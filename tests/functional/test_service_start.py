@@ -47,6 +47,10 @@ def serves(directory):
     ({'default': {'transport_url': None}}, ['transport_url']),
     ({'auth': {'auth_type': None}}, ['[service_auth]auth_type']),
     ({'auth': {'auth_url': None}}, ['[service_auth]', 'auth_url']),
+    ({'auth': {'password': None}}, ['[service_auth]password is not set']),
+    ({'auth': {'auth_url': 'controller'}}, ['[service_auth]auth_url=controller', 'http://']),
+    ({'default': {'transport_url': 'foo://user:secret@host/'}},
+     ['transport_url begins with foo://', 'rabbit://']),
     ({'auth': {'password': 'wrong'}}, ['[service_auth]', 'refuses user bootcache', 'password']),
     ({'auth': {'region_name': 'Elsewhere'}}, ['region_name=Elsewhere']),
     ({'profile_flavor': 'm1.none'}, ['no flavor m1.none', 'profile_flavor', 'm1.tiny']),
@@ -57,6 +61,7 @@ def test_what_cannot_be_right_ends_it_with_one_line(service, directory, options,
         process = service(**options)
         assert process.wait(PATIENCE) == 1
         (line,) = lines(directory)
+        assert line.startswith('glance-bootcache cannot be started: ')
         assert all(part in line for part in told)
         # Said once: oslo.log adds the error that is being handled to a line.
         assert 'wrong' not in line and line.count(told[0]) == 1
@@ -64,6 +69,17 @@ def test_what_cannot_be_right_ends_it_with_one_line(service, directory, options,
         if options.get('run_dir', '').startswith('/tmp/'):
             with contextlib.suppress(FileNotFoundError):
                 os.rmdir(options['run_dir'])
+
+
+@pytest.mark.parametrize('options', [{'export_host': '192.0.2.10'}, {'run_dir': '/proc/no/run'},
+                                     {'boot_marker': '(['}], ids=str)
+def test_the_log_file_says_it_as_standard_error_does(service, directory, options):
+    file = f'{directory}/own.log'
+    process = service(default={'log_file': file}, **options)
+    assert process.wait(PATIENCE) == 1
+    (line,) = lines(directory)
+    with open(file) as stream:
+        assert [found.split(' [-] ')[1].strip() for found in stream if ' ERROR ' in found] == [line]
 
 
 def test_a_port_that_another_has_ends_it(service, directory, cloud):

@@ -96,11 +96,12 @@ def export(tmp_path):
     return tree
 
 
-def version(tree):
+def version(tree, **environment):
     """The version that pbr is told, by a project of nothing but setup.py."""
     program = ('import os, runpy, setuptools; setuptools.setup = lambda: None;'
                ' runpy.run_path("setup.py"); print(os.environ.get("PBR_VERSION"))')
-    return subprocess.run([sys.executable, '-c', program], cwd=tree, check=True, env={},
+    return subprocess.run([sys.executable, '-c', program], cwd=tree, check=True,
+                          env={**environment, 'GIT_CONFIG_NOSYSTEM': '1'},
                           capture_output=True, text=True).stdout.strip()
 
 
@@ -116,10 +117,43 @@ def test_export_names_its_commit(export):
     assert version(export).endswith('.dev0+g04829e8')
 
 
-@pytest.mark.parametrize('name', ['.git', 'PKG-INFO'])
-def test_git_and_sdist_are_asked_first(export, name):
-    (export / name).write_text('')
+def committed(tree):
+    """Make a tree a checkout of one commit."""
+    for arguments in (('init', '-q'), ('add', '.'), (
+            '-c', 'user.name=a', '-c', 'user.email=a@b', 'commit', '-q', '-m', 'all')):
+        subprocess.run(['git', '-C', tree, *arguments], check=True)
+    return tree
+
+
+def test_git_and_sdist_are_asked_first(export):
+    assert version(committed(export)) == 'None'
+    shutil.rmtree(export / '.git')
+    (export / 'PKG-INFO').write_text('')
     assert version(export) == 'None'
+
+
+@pytest.mark.parametrize('environment', [
+    {'PATH': '/no/such/folder'}, {'GIT_TEST_ASSUME_DIFFERENT_OWNER': '1'}], ids=str)
+def test_a_checkout_that_git_cannot_be_asked_about_has_a_version(export, environment):
+    """git is missing, or another user owns the checkout."""
+    assert version(committed(export), **environment) == version_of_a_copy(export)
+
+
+def version_of_a_copy(export):
+    """The version of the same without git."""
+    shutil.rmtree(export / '.git')
+    return version(export)
+
+
+def test_a_shallow_clone_names_its_commit(export, tmp_path):
+    committed(export)
+    subprocess.run(['git', '-C', export, '-c', 'user.name=a', '-c', 'user.email=a@b', 'commit',
+                    '-q', '--allow-empty', '-m', 'later'], check=True)
+    clone = tmp_path / 'clone'
+    subprocess.run(['git', 'clone', '-q', '--depth', '1', f'file://{export}', clone], check=True)
+    commit = subprocess.run(['git', '-C', clone, 'rev-parse', '--short', 'HEAD'], check=True,
+                            capture_output=True, text=True).stdout.strip()
+    assert version(clone).endswith(f'.dev0+g{commit}')
 
 
 def test_build_takes_dependencies():

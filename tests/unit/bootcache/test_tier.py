@@ -106,6 +106,16 @@ def test_a_directory_that_cannot_be_used(tmp_path, path, make, reason):
     assert str(caught.value).startswith(f'[bootcache]cache_directory={path}: ')
 
 
+def test_a_tmpfs_that_is_not_mounted_is_told_before_rights(tmp_path, monkeypatch):
+    """The directory below is often root's, and it would help nobody to make it writable."""
+    monkeypatch.setattr(tier, 'file_system', lambda directory: 'ext4')
+    monkeypatch.setattr(tempfile, 'TemporaryFile', lambda **_arguments: pytest.fail('written'))
+    with pytest.raises(ConfigurationError, match='does not lie in memory; mount a tmpfs there'):
+        tier.check_directory('compute_memory_directory', str(tmp_path), memory=True)
+    with pytest.raises(ConfigurationError, match='make the directory, and mount a tmpfs there'):
+        tier.check_directory('compute_memory_directory', str(tmp_path / 'none'), memory=True)
+
+
 @pytest.mark.parametrize('number', [errno.EROFS, errno.EACCES, errno.ENOSPC])
 def test_a_directory_that_cannot_be_written(tmp_path, monkeypatch, number):
     def refuse(**_arguments):

@@ -15,6 +15,8 @@ def test_the_defaults_are_right(storage_conf):
 @pytest.mark.parametrize('values, named', [
     ({'default_quota': 'much'}, ['default_quota', 'much']),
     ({'max_quota': 'much'}, ['max_quota', 'much']),
+    ({'max_virtual_size': '0'}, ['max_virtual_size=0', 'raise it']),
+    ({'storage_disk_quota': '1GiB'}, ['storage_disk_quota=1GiB', 'max_quota=2GiB']),
     ({'default_quota': ''}, ['default_quota']),
     ({'default_quota': '1023KiB'}, ['default_quota', '1048576']),
     ({'default_quota': '3GiB'}, ['default_quota', 'max_quota', '3GiB', '2GiB']),

@@ -3,6 +3,7 @@
 import os
 import pwd
 from collections.abc import Sequence
+from importlib import metadata
 
 import oslo_messaging as messaging
 from oslo_config import cfg
@@ -17,6 +18,15 @@ PROJECT = 'bootcache'
 FOLDER = '/etc/bootcache'
 
 
+def version() -> str:
+    """Return the version of what is installed, and that of the messages that it speaks."""
+    try:
+        installed = metadata.version('bootcache')
+    except metadata.PackageNotFoundError:
+        installed = 'not installed'
+    return f'{installed} (RPC {rpcapi.VERSION})'
+
+
 def read(conf: cfg.ConfigOpts, prog: str, arguments: Sequence[str] = (),
          files: Sequence[str] = ()) -> None:
     """Read the configuration of the storage service.
@@ -27,7 +37,8 @@ def read(conf: cfg.ConfigOpts, prog: str, arguments: Sequence[str] = (),
     :raises ConfigurationError: naming the file and the cure.
     """
     try:
-        conf(list(arguments), project=PROJECT, prog=prog, default_config_files=list(files) or None)
+        conf(list(arguments), project=PROJECT, prog=prog, version=version(),
+             default_config_files=list(files) or None)
     except cfg.ConfigFilesNotFoundError as error:
         raise ConfigurationError(
             f'configuration: there is no file {_named(error)}; name the storage service\'s'

@@ -22,7 +22,7 @@ class BootcacheApp(app.App):  # type: ignore[misc]
     DEFAULT_VERBOSE_LEVEL = 1
 
     def __init__(self) -> None:
-        super().__init__(description=self.__doc__, version=_version(),
+        super().__init__(description=self.__doc__, version=configuration.version(),
                          command_manager=commandmanager.CommandManager('bootcache.cli'),
                          deferred_help=True)
         self._conf: cfg.ConfigOpts | None = None
@@ -74,15 +74,6 @@ class BootcacheApp(app.App):  # type: ignore[misc]
     def progress(self) -> ProgressLine:
         """Return what shows how far something is; with -q it shows nothing."""
         return ProgressLine(self.stderr, quiet=self.options.verbose_level == 0)
-
-
-def _version() -> str:
-    from importlib import metadata
-    try:
-        version = metadata.version('bootcache')
-    except metadata.PackageNotFoundError:
-        version = 'not installed'
-    return f'{version} (RPC {rpcapi.VERSION})'
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -14,6 +14,7 @@ from service_process import cloud as cloud  # a fixture
 from service_process import images as images  # likewise
 from service_process import service as service  # likewise
 
+from bootcache import rpcapi
 from bootcache.manifest import Made, Manifest, Standing
 from glance_bootcache.storage.store import ImageStore
 
@@ -134,6 +135,12 @@ def test_running_servers_are_served_whatever_else_is_wrong(service, directory, o
     handle.connect_tcp('127.0.0.1', str(port))
     assert handle.pread(65536, 0) == b'base' * 16384
     handle.shutdown()
+
+
+def test_it_tells_its_version(directory):
+    argv, options = command(SERVICE, directory, '--version')
+    done = subprocess.run(argv, capture_output=True, timeout=PATIENCE, **options)
+    assert done.returncode == 0 and f'(RPC {rpcapi.VERSION})' in done.stdout
 
 
 def test_when_all_is_right_it_serves_and_ends_when_told(service, directory):

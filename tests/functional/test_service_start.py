@@ -4,10 +4,12 @@ import contextlib
 import os
 import re
 import signal
+import subprocess
 
 import kombu
 import nbd
 import pytest
+from command import SERVICE, command
 from functional_tools import free_port, until
 from service_process import PATIENCE
 from service_process import cloud as cloud  # a fixture

@@ -60,7 +60,7 @@ def test_a_memory_directory_that_is_not_mounted_is_not_made(conf, tmp_path):
     """Cache images would be on disk, in the place that a tmpfs is to have."""
     message = refused(conf, tmp_path, compute_memory_directory=str(tmp_path / 'memory'))
     assert message == (f'[bootcache]compute_memory_directory={tmp_path}/memory: does not exist;'
-                       ' make the directory')
+                       ' make the directory, and mount a tmpfs there')
     (tmp_path / 'memory').mkdir()
     assert 'mount a tmpfs there' in refused(conf, tmp_path)
 

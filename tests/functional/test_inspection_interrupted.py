@@ -24,6 +24,16 @@ def path(directory):
     return f'{directory}/image'
 
 
+@pytest.fixture(autouse=True)
+def are_heard():
+    """A shell in the background, or nohup, has its children ignore some signals."""
+    before = {number: signal.signal(number, signal.SIG_DFL)
+              for number in SIGNALS if number != signal.SIGKILL}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 @contextlib.contextmanager
 def killed(path, word, number):
     """The process that looks at a file gets a signal, as soon as it is there."""

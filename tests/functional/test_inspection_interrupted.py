@@ -36,13 +36,23 @@ def are_heard():
 
 @contextlib.contextmanager
 def killed(path, word, number):
-    """The process that looks at a file gets a signal, as soon as it is there."""
+    """The process that looks at a file gets a signal, as soon as it is there, until it has gone."""
     def kill():
         def looks():
             return [pid for pid, words in command_lines().items()
                     if word in words and words[0] != 'sh' and any(path in one for one in words)]
 
-        os.kill(until(looks, 'a look')[0], number)
+        pid = until(looks, 'a look')[0]
+
+        def has_gone():
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                return True
+            return False
+
+        # An interpreter that begins may lose one.
+        until(has_gone, 'its end')
 
     thread = threading.Thread(target=kill)
     thread.start()

@@ -76,15 +76,6 @@ def description(domain: Any) -> str:
     return str(domain.XMLDesc(0))
 
 
-def next_description(domain: Any) -> str:
-    """Return a domain's description for its next start, which libvirt knows by itself; it does not
-    tell what is below its disks.
-
-    :raises libvirtError: if libvirt does not tell.
-    """
-    return str(domain.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE))
-
-
 def is_stopped_by_error(domain: Any) -> bool:
     """Tell whether it stands still by an I/O error, and by nothing else: QEMU may have to answer.
 

@@ -20,7 +20,7 @@ LOG = logging.getLogger(__name__)
 class StandingDomain:
     """A guest that stands still by an error.
 
-    :ivar is_to_wait: it has a disk at which it is to wait.
+    :ivar is_to_wait: it has a disk at which it is to wait, or may have.
     :ivar is_on_cache_image: that stands on a cache image; else on the host's own full base.
     :ivar is_full: the host has no space for a disk of its.
     :ivar hangs: why nothing can be done for it now, as its QEMU does not answer; None if it does.
@@ -48,23 +48,22 @@ def find(calls: LibvirtCalls,
     for domain in calls.ask(errorstop.paused):
         hangs: exception.LibvirtHangs | None = None
         errors: dict[str, int] = {}
+        description = ''
         try:
-            try:
-                errors = calls.ask_qemu(domain.server_id, errorstop.disk_errors)
-                description = calls.ask_qemu(domain.server_id, errorstop.description)
-            except exception.LibvirtHangs as error:
-                hangs = error
-                description = calls.ask_known(domain.server_id, errorstop.next_description)
-        except exception.LibvirtHangs:
-            raise
+            errors = calls.ask_qemu(domain.server_id, errorstop.disk_errors)
+            description = calls.ask_qemu(domain.server_id, errorstop.description)
+        except exception.LibvirtHangs as error:
+            # What is below its disks is not told either, whatever description libvirt 11 is asked
+            # for. Nobody can do anything for it now: it is told of, also if it is stock Nova's.
+            hangs = error
         except Exception as error:
             # It may have ended meanwhile.
             LOG.debug('bootcache: what server %s stands still for is not known: %s',
                       domain.server_id, error)
             continue
         if domain.stands_still(errors.copy):
-            below = errorstop.waits_at(description).values()
+            below = errorstop.waits_at(description).values() if description else ()
             found[domain.server_id] = StandingDomain(
-                bool(below), any(holds_path(path) for path in below),
+                bool(below) or hangs is not None, any(holds_path(path) for path in below),
                 errorstop.are_for_space(errors.values()), hangs)
     return found

@@ -1,4 +1,4 @@
-"""Messages that are too long to be read: oslo.messaging has no bound, and RabbitMQ's is 128 MiB.
+"""Messages that are too long to be read: oslo.messaging has no bound, RabbitMQ 3's is 128 MiB.
 
 JSON takes ten times its length when it is read, and a compressed message more than anybody has.
 kombu, by which oslo.messaging reaches RabbitMQ, has a register of how messages are read; here it

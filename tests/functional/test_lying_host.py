@@ -4,6 +4,7 @@ Each method and argument is tried by tests/unit/glance_bootcache/test_lies.py, a
 by test_untrue_reports.py beside it.
 """
 
+import contextlib
 import hashlib
 import json
 import math
@@ -11,6 +12,7 @@ import random
 import re
 import zlib
 
+import amqp
 import kombu
 import nbd
 import oslo_messaging as messaging
@@ -87,12 +89,14 @@ def call(api):
 def post(rabbit):
     """Puts bytes on the service's queue, as somebody does who has the password."""
     with kombu.Connection(rabbit.replace('rabbit://', 'amqp://') + '/') as connection:
-        producer = kombu.Producer(connection.channel(), kombu.Exchange(
-            rpcapi.EXCHANGE, 'topic', passive=True, durable=False), rpcapi.TOPIC)
-
         def post(body, content_type='application/json', **headers):
-            producer.publish(body, content_type=content_type, content_encoding='utf-8',
-                             headers=headers, serializer=None)
+            # RabbitMQ 4 takes no message of more than 16 MiB itself.
+            with contextlib.suppress(amqp.exceptions.PreconditionFailed), \
+                    connection.channel() as channel:
+                producer = kombu.Producer(channel, kombu.Exchange(
+                    rpcapi.EXCHANGE, 'topic', passive=True, durable=False), rpcapi.TOPIC)
+                producer.publish(body, content_type=content_type, content_encoding='utf-8',
+                                 headers=headers, serializer=None)
 
         yield post
 

@@ -124,6 +124,11 @@ def uncovered(wanted: Iterable[Extent], have: Iterable[Extent]) -> int:
     return missing
 
 
+def is_granularity(value: Any) -> bool:
+    """Tell whether a recorder may round to that: a power of two from 512 bytes to 2 MiB. Pure."""
+    return type(value) is int and 512 <= value <= 1 << 21 and not value & (value - 1)
+
+
 def _checked_extents(raw: Any, virtual_bytes: int) -> tuple[Extent, ...]:
     if not isinstance(raw, list | tuple) or len(raw) > MAX_EXTENTS:
         raise exception.InvalidWorkingSet(
@@ -187,8 +192,7 @@ class WorkingSet:
         :raises InvalidWorkingSet: if an extent lies outside the base, two overlap that must not,
             or the values are no numbers.
         """
-        if type(granularity) is not int or not 512 <= granularity <= 1 << 21 \
-                or granularity & (granularity - 1):
+        if not is_granularity(granularity):
             raise exception.InvalidWorkingSet(
                 f'granularity {quoted(granularity)} is not a power of two from 512 to 2 MiB')
         extents: Sequence[Extent] = _checked_extents(raw, virtual_bytes)

@@ -26,7 +26,6 @@ MOST_IMAGES = 10_000
 _MOST_HOSTS = 20_000
 _MOST_AGGREGATES = 1000
 _MOST_SECONDS = 1e9
-_GRANULARITIES = (512, 1 << 21)
 _IMAGE_ID = re.compile(r'[0-9A-Fa-f]{8}-?(?:[0-9A-Fa-f]{4}-?){3}[0-9A-Fa-f]{12}')
 _HOST_NAME = re.compile(rf'[\w.:@%+-]{{1,{LONGEST_NAME}}}', re.ASCII)
 _VERSION = re.compile(r'[0-9]{1,4}\.[0-9]{1,4}')
@@ -161,10 +160,9 @@ def _extents(field: str, value: Any) -> list[Any]:
 
 
 def _granularity(field: str, value: Any) -> int:
-    least, most = _GRANULARITIES
-    if type(value) is not int or not least <= value <= most or value & (value - 1):
-        raise _refusal(field, value, f'a power of two from {least} to {most}')
-    return value
+    if not workingset.is_granularity(value):
+        raise _refusal(field, value, 'a power of two from 512 to 2 MiB')
+    return int(value)
 
 
 def _report(field: str, value: Any) -> dict[str, Any]:

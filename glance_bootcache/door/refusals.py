@@ -1,8 +1,9 @@
 """What was said on the message bus and not believed: counted, and told now and then."""
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import cachetools
 from oslo_log import log as logging
@@ -15,6 +16,26 @@ LOG = logging.getLogger(__name__)
 _TOLD_SECONDS = 3600
 _MOST_TOLD = 1000
 _NOBODY = 'a sender that does not say who it is'
+
+
+Refuse = Callable[[MessageRefused], None]
+
+
+def pass_over(refusal: MessageRefused) -> None:
+    """Hear of what is refused, and tell nobody."""
+
+
+@contextlib.contextmanager
+def left_out(refuse: Refuse) -> Iterator[None]:
+    """Tell of what is refused within the block, and go on."""
+    refused = None
+    try:
+        yield
+    except MessageRefused as refusal:
+        refused = refusal
+    # Not where it was caught: oslo.log would add the error to a line that has it already.
+    if refused is not None:
+        refuse(refused)
 
 
 class Refusals:

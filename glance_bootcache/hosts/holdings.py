@@ -5,11 +5,10 @@ within a minute. What a host is to let go of is derived from the images' manifes
 orders, which are files.
 """
 
-import contextlib
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from oslo_log import log as logging
@@ -19,6 +18,7 @@ from bootcache.quoting import quoted
 from bootcache.tier import Medium
 from glance_bootcache import decisions
 from glance_bootcache.door import arguments
+from glance_bootcache.door.refusals import Refuse, left_out, pass_over
 from glance_bootcache.hosts.orders import Orders
 from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import StorageTiers
@@ -32,16 +32,13 @@ _MOST_HELD = 1_000_000
 # A host reports each minute; one that is silent for so long gives its place to another one.
 SILENT_SECONDS = 600
 _CLOCKS_DIFFER_SECONDS = 300
-_MEDIA = tuple(medium.value for medium in Medium)
+_MEDIUM = arguments.one_of(*(medium.value for medium in Medium))
 # Of a host's servers that depend on bootcache.
 _MOST_NAMED = 50
 _LONGEST_LIST = 255
 _SHORT = arguments.text(arguments.LONGEST_NAME)
 # A host that was not heard of for so long is forgotten.
 _FORGET_SECONDS = 86400
-
-Refuse = Callable[[MessageRefused], None]
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class HeldImage:
@@ -82,11 +79,7 @@ class HostHoldings:
     rpc: str | None = None
 
 
-def _pass_over(refusal: MessageRefused) -> None:
-    pass
-
-
-def parse(report: Any, now: float, refuse: Refuse = _pass_over) -> HostHoldings:
+def parse(report: Any, now: float, refuse: Refuse = pass_over) -> HostHoldings:
     """Read a host's report; what cannot be is left out of it. Pure.
 
     :param report: as in ``report_holdings`` of bootcache/rpcapi.py; door/arguments.py has read its
@@ -101,8 +94,7 @@ def parse(report: Any, now: float, refuse: Refuse = _pass_over) -> HostHoldings:
             images[arguments.image_id('report.images', key)] = _held(entry, now, refuse)
     for key, entry in _items(document, 'quotas', refuse):
         with left_out(refuse):
-            quotas[arguments.one_of(*_MEDIA)('report.quotas', key)] = \
-                arguments.size('report.quotas', entry)
+            quotas[_MEDIUM('report.quotas', key)] = arguments.size('report.quotas', entry)
     told: dict[str, Any] = {}
     if document.get('unsettled') is not None:
         with left_out(refuse):
@@ -117,19 +109,6 @@ def parse(report: Any, now: float, refuse: Refuse = _pass_over) -> HostHoldings:
         with left_out(refuse):
             told['rpc'] = arguments.version('report.rpc', document['rpc'])
     return HostHoldings(images, quotas, **told)
-
-
-@contextlib.contextmanager
-def left_out(refuse: Refuse) -> Iterator[None]:
-    """Tell of what is refused within the block, and go on."""
-    refused = None
-    try:
-        yield
-    except MessageRefused as refusal:
-        refused = refusal
-    # Not where it was caught: oslo.log would add the error to a line that has it already.
-    if refused is not None:
-        refuse(refused)
 
 
 def _items(document: dict[Any, Any], part: str, refuse: Refuse) -> list[tuple[Any, Any]]:
@@ -147,7 +126,7 @@ def _held(entry: Any, now: float, refuse: Refuse) -> HeldImage:
         raise MessageRefused(field, f'{quoted(values)} is not [used, tier, generation, bytes]')
     used, medium, generation, size = values
     held = HeldImage(
-        arguments.use_time(now)(field, used), Medium(arguments.one_of(*_MEDIA)(field, medium)),
+        arguments.use_time(now)(field, used), Medium(_MEDIUM(field, medium)),
         arguments.size(field, generation), arguments.size(field, size))
     if used > now + _CLOCKS_DIFFER_SECONDS:
         refuse(MessageRefused('report.images.used', f'{quoted(used)} is in the future, and counts'
@@ -201,7 +180,7 @@ class Hosts:
         self._hosts: dict[str, _Host] = {}
         self._held = 0
 
-    def report(self, name: str, report: Any, refuse: Refuse = _pass_over) -> dict[str, Any]:
+    def report(self, name: str, report: Any, refuse: Refuse = pass_over) -> dict[str, Any]:
         """Take a host's report, and tell what it is to let go of.
 
         :param report: None if nothing has changed since its last one.

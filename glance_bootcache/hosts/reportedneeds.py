@@ -15,9 +15,9 @@ from typing import Any
 from oslo_log import log as logging
 
 from bootcache import savefile
-from bootcache.exception import MessageRefused
 from glance_bootcache.door import arguments
-from glance_bootcache.hosts.holdings import MOST_HOSTS, Refuse, left_out
+from glance_bootcache.door.refusals import Refuse, left_out, pass_over
+from glance_bootcache.hosts.holdings import MOST_HOSTS
 
 LOG = logging.getLogger(__name__)
 
@@ -45,11 +45,7 @@ class _Told:
     is_cut: bool = False
 
 
-def _pass_over(refusal: MessageRefused) -> None:
-    pass
-
-
-def parse(images: Any, refuse: Refuse = _pass_over) -> frozenset[str] | None:
+def parse(images: Any, refuse: Refuse = pass_over) -> frozenset[str] | None:
     """Read what a host reports; what is no image's id is left out. Pure.
 
     :param images: a list; anything else says nothing.
@@ -108,7 +104,7 @@ class ReportedNeeds:
                         self._path, error)
             return {}
 
-    def note(self, name: str, report: dict[str, Any] | None, refuse: Refuse = _pass_over) -> None:
+    def note(self, name: str, report: dict[str, Any] | None, refuse: Refuse = pass_over) -> None:
         """Note what a host reports: see ``report_holdings`` in bootcache/rpcapi.py.
 
         :param report: None if nothing has changed since its last one.

@@ -127,11 +127,14 @@ class Expansions:
     def _next(self) -> CacheEntry | None:
         """Return what is to be expanded now: of those that are, what was used last."""
         entries = self._files.entries()
-        ages = {entry.remote.image_id: self._files.age(entry.remote.image_id) for entry in entries}
+        images = [entry.remote.image_id for entry in entries]
         for pauses in (self._pauses, self._no_room):
-            pauses.keep_only(ages)
+            pauses.keep_only(images)
         found = [entry for entry in entries if self._is_due(entry)]
-        if not found or not is_quiet(ages.values(), self._delay, self._needs.any_boots(),
+        if not found:
+            return None
+        ages = {image_id: self._files.age(image_id) for image_id in images}
+        if not is_quiet(ages.values(), self._delay, self._needs.any_boots(),
                                      bool(self._room.arriving())):
             return None
         return min(found, key=lambda entry: ages[entry.remote.image_id])

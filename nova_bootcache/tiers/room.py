@@ -188,15 +188,17 @@ class Room:
             self._check_free(medium, size)
             with self._lock:
                 self._reserved[key] = medium, size
-        try:
+        with self._given_back(key):
             yield
-        finally:
-            with self._lock:
-                self._reserved.pop(key, None)
 
     @contextlib.contextmanager
     def _reserved_for(self, key: str, medium: Medium, size: int) -> Iterator[None]:
         self._reserve(key, medium, size)
+        with self._given_back(key):
+            yield
+
+    @contextlib.contextmanager
+    def _given_back(self, key: str) -> Iterator[None]:
         try:
             yield
         finally:

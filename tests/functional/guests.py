@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 import libvirt
@@ -243,6 +244,24 @@ class Guest:
 
 
 MODULES = {module.__file__ for module in (livedisk, pivot, pivotstate, rebase)}
+
+
+def move_of(host, guest, rate=0):
+    """A move of a guest to where its disk is not, as the settler makes it.
+
+    :param host: the host's calls to libvirt.
+    """
+    moved = guest.pivot(rate)
+    moved._find_domain = lambda: host.find(guest.domain.UUIDString())
+    return moved
+
+
+def move(host, guest):
+    """Move a guest to where its disk is not."""
+    moved = move_of(host, guest)
+    moved.begin()
+    moved.wait_ready(threading.Event())
+    moved.finish()
 
 
 def _die_at(kill_at, kills, functions):

@@ -13,7 +13,7 @@ import threading
 import libvirt
 import pytest
 from functional_tools import frozen, until
-from guests import at_home, connect, start_libvirtd
+from guests import at_home, connect, move, move_of, start_libvirtd
 
 from bootcache import exception
 from nova_bootcache import libvirtcalls
@@ -43,20 +43,6 @@ def host(guests, monkeypatch):
     monkeypatch.setitem(libvirtcalls._OF_QEMU, 'blockJobAbort', 3.0)
     guests[0].images.serve()
     return LibvirtCalls(lambda: connect(guests[0].home))
-
-
-def move_of(host, guest, rate=0):
-    """A move of a guest to where its disk is not, as the settler makes it."""
-    moved = guest.pivot(rate)
-    moved._find_domain = lambda: host.find(guest.domain.UUIDString())
-    return moved
-
-
-def move(host, guest):
-    moved = move_of(host, guest)
-    moved.begin()
-    moved.wait_ready(threading.Event())
-    moved.finish()
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ import threading
 import libvirt
 import pytest
 from functional_tools import frozen, qemu_img, until
-from guests import at_home, connect
+from guests import at_home, connect, move, move_of
 
 from bootcache import exception
 from nova_bootcache.libvirtcalls import LibvirtCalls
@@ -69,20 +69,6 @@ def base_stalls(guest):
     """Nobody answers for the base."""
     with frozen(guest.images.gateway.pid()):
         yield
-
-
-def move_of(host, guest, rate=0):
-    """A move of a guest to where its disk is not, as the settler makes it."""
-    moved = guest.pivot(rate)
-    moved._find_domain = lambda: host.find(guest.domain.UUIDString())
-    return moved
-
-
-def move(host, guest):
-    moved = move_of(host, guest)
-    moved.begin()
-    moved.wait_ready(threading.Event())
-    moved.finish()
 
 
 def recover(host, guest):

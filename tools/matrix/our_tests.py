@@ -20,6 +20,7 @@ OTHER_VERSIONS = ('tests/unit/test_docs.py::test_samples_are_up_to_date',)
 THREADING = Version('4.2')
 COMMANDS = (
     '--ignore-glob=tests/unit/glance_bootcache/test_cli_*.py',
+    '--ignore=tests/unit/glance_bootcache/test_launching.py',
     '--deselect=tests/unit/test_docs.py::test_commands_that_pages_name_exist',
     *('--deselect=tests/unit/test_imports.py::test_a_program_can_begin_with_it'
       f'[glance_bootcache.cli.{module}]' for module in ('service', 'main')))

@@ -22,6 +22,8 @@ BOUNDED = (
 )
 # Beside a cache image: what is noted of it, which its quota does not count.
 _UNCOUNTED = ('.json', '.tmp')
+# Until two of them see the same files.
+_WALKS = 10
 
 
 def collections_held(packages: tuple[str, ...] = PACKAGES) -> dict[str, int]:
@@ -68,12 +70,19 @@ def of_directory(path: Path) -> dict[str, int]:
     return {'files': len(inodes), 'bytes': sum(inodes.values())}
 
 
-def of_tier(path: Path, pattern: str = '') -> int:
+def of_tier(path: Path, pattern: str = '') -> int | None:
     """Return the bytes of a tier: what counts for its quota, entries and links do not.
 
     :param pattern: what files are called that count, as for ``Path.match``; all, if empty.
+    :returns: None if files come and go all the time: one that went while others were looked at
+        would count together with what came in its place.
     """
-    return sum(_inodes(path, _UNCOUNTED, pattern).values())
+    found = _inodes(path, _UNCOUNTED, pattern)
+    for _attempt in range(_WALKS):
+        before, found = found, _inodes(path, _UNCOUNTED, pattern)
+        if found.keys() == before.keys():
+            return sum(found.values())
+    return None
 
 
 def _inodes(path: Path, uncounted: tuple[str, ...], pattern: str = '') -> dict[int, int]:

@@ -65,7 +65,7 @@ class Soaked:
     :ivar stock: times that a server was told to go the stock way.
     :ivar refusals: what tiers had no room for, by tier, as the logs tell.
     :ivar tiers: the most bytes that were seen in each tier.
-    :ivar looks: how often they were measured.
+    :ivar looks: how often all of them were measured.
     :ivar begin: before the first image.
     :ivar end: when all are gone.
     :ivar left: what is still there.
@@ -90,11 +90,11 @@ class Soaked:
     left: Sequence[str] = ()
     trouble: str = ''
 
-    def note_tiers(self, measured: Mapping[str, int]) -> None:
-        """Note what the tiers have now."""
-        self.looks += 1
+    def note_tiers(self, measured: Mapping[str, int | None]) -> None:
+        """Note what the tiers have now; None is not known."""
+        self.looks += all(size is not None for size in measured.values())
         for name, size in measured.items():
-            self.tiers[name] = max(size, self.tiers.get(name, 0))
+            self.tiers[name] = max(size or 0, self.tiers.get(name, 0))
 
     # The judgement.
 

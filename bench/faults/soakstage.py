@@ -238,8 +238,8 @@ class SoakStage(stage.Stage):
 
     # What is held.
 
-    def tiers(self) -> dict[str, int]:
-        """Return the bytes of each tier now."""
+    def tiers(self) -> dict[str, int | None]:
+        """Return the bytes of each tier now; None if that cannot be told."""
         host = self.root / 'host'
         return {
             'storage disk': census.of_tier(self.root / 'storage/state/images', 'cache-*.qcow2'),

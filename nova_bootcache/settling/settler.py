@@ -16,7 +16,7 @@ from typing import Any
 import oslo_messaging as messaging
 from oslo_log import log as logging
 
-from bootcache import exception, naming, qemuimg
+from bootcache import exception, naming, qemuimg, tier
 from bootcache.locks import KeyedLocks, leaf
 from bootcache.pauses import GrowingPauses
 from nova_bootcache.chains.computehost import ComputeHost
@@ -258,15 +258,24 @@ class Settler:
         return chained
 
     def _idle_images(self) -> set[str]:
-        """Return images that are not to be kept ready for the next server.
+        """Return images that are not to be kept ready for the next server, if none stands on them.
 
-        Those whose base is here: new servers do not need the gateway for them. And those whose
+        Those whose base is here: new servers do not need the gateway for them. Those whose
         cache image is empty: what served the last server is of no use to the next one, and that one
-        may never have been seen here, as its domain did not start.
+        may never have been seen here, as its domain did not start. And those whose cache image is
+        open: the gateway reads it for servers that began while it came, and would keep it for good
+        from being evicted where these came and went between two looks.
         """
         return {entry.remote.image_id for entry in self._host.cache.entries()
                 if entry.cache_image is None
-                or os.path.exists(self._bases.path(entry.remote.image_id))}
+                or os.path.exists(self._bases.path(entry.remote.image_id))
+                or self._is_open(entry.remote.image_id)}
+
+    def _is_open(self, image_id: str) -> bool:
+        try:
+            return tier.is_open(self._host.cache.path(image_id))
+        except OSError:
+            return False
 
     def _let_go(self, image_id: str) -> bool:
         """Take what nobody uses any more out of the gateway; False if that is not possible now."""

@@ -1,6 +1,8 @@
 """Soaks: what grows and what does not, what collections hold, and what is complained of."""
 
+import itertools
 import json
+import os
 import random
 
 import pytest
@@ -101,6 +103,20 @@ def test_files_count_once_and_entries_not_for_a_quota(tmp_path):
     assert census.of_tier(tmp_path, 'cache-*.qcow2') == size
     assert census.of_directory(tmp_path)['files'] == 4
     assert census.of_directory(tmp_path / 'no such') == {'files': 0, 'bytes': 0}
+
+
+def test_what_went_does_not_count_with_what_came_for_it(tmp_path, monkeypatch):
+    """A look that takes its time sees one file, and then the one that has taken its room."""
+    names = iter([['one'], ['one', 'two'], ['two'], ['two']])
+    for name in ('one', 'two'):
+        (tmp_path / name).write_bytes(b'x' * 5000)
+    monkeypatch.setattr(os, 'walk', lambda path: [(str(path), [], next(names))])
+    assert census.of_tier(tmp_path) == (tmp_path / 'two').stat().st_blocks * 512
+    names = itertools.cycle([['one'], ['two']])
+    assert census.of_tier(tmp_path) is None
+    made = Soaked({'compute disk': 16 * MIB})
+    made.note_tiers({'compute disk': None})
+    assert (made.tiers, made.looks) == ({'compute disk': 0}, 0)
 
 
 def sample(rounds, rss=100 * MIB, queues=None, kept=0, passed=soakreport.WANTED):

@@ -14,6 +14,7 @@ from fakes_settling import (
 from fakes_settling import house as house  # the fixture
 from fakes_settling import settler as settler  # the fixture
 
+from bootcache import tier
 from nova_bootcache.settling.settler import Settler
 
 # The gateway.
@@ -88,6 +89,20 @@ def test_what_was_served_to_a_server_that_was_never_seen_is_let_go(house, settle
     house.booting = set()
     settler.once()
     assert house.done('stop serving') == [IMAGE] and house.served == set()
+
+
+@pytest.mark.parametrize('is_seen', [True, False])
+def test_a_cache_image_that_only_the_gateway_has_open_is_let_go(house, settler, monkeypatch,
+                                                               is_seen):
+    """Its server began while it came, and was deleted before anybody looked."""
+    house.boots('one', age=0)
+    monkeypatch.setattr(tier, 'is_open', lambda path: path == house.path(IMAGE))
+    if is_seen:
+        settler.once()
+        assert house.done('stop serving') == [], 'while a server stands on it'
+    house.known.clear()
+    settler.once()
+    assert house.done('stop serving') == [IMAGE] and IMAGE not in house.served
 
 
 def test_an_image_that_is_connected_to_is_asked_for_again(house, settler):

@@ -10,27 +10,31 @@ from typing import Any
 
 from oslo_concurrency import processutils
 
-from bootcache import exception, limited, watched
+from bootcache import confined, exception, limited, watched
 from bootcache.limited import Limits
 
 # Reading a header needs little; a hostile one must not get more (Glance's own limits for it).
-INSPECT_LIMITS = Limits(cpu_seconds=2, memory_bytes=1 << 30)
+INSPECT_LIMITS = Limits(cpu_seconds=2, memory_bytes=1 << 30, file_bytes=0)
 # What convert reads at once.
 _REQUEST = 2 << 20
 _QCOW2_MAGIC = b'QFI\xfb'
 # Its caches of tables, buffers, and the threads that unpack compressed clusters.
 _READ_MEMORY = 2 << 30
+# What it says goes into a file.
+_READ_SAYS = 1 << 20
 # Of a node behind a network.
 _OPEN_SECONDS = 10
 _ENVIRONMENT = ('env', 'LC_ALL=C', 'qemu-img')
 
 
-def _run(*arguments: str, limits: Limits | None = None,
+def _run(*arguments: str, limits: Limits | None = None, confined_to: str = '',
          timeout: int = 600, check_exit_code: tuple[int, ...] = (0,)) -> str:
     started: list[Any] = []
     command = [*_ENVIRONMENT, *arguments]
     if limits is not None:
         command = limited.command(limits, *command)
+    if confined_to:
+        command = confined.command(confined_to, *command)
     try:
         out: str
         out, _err = processutils.execute(
@@ -43,7 +47,8 @@ def _run(*arguments: str, limits: Limits | None = None,
         raise exception.Interrupted(
             f'qemu-img {arguments[0]} was not done after {timeout} s') from error
     except processutils.ProcessExecutionError as error:
-        detail = (error.stderr or error.stdout or '').strip()
+        detail = (error.stderr or error.stdout or '').strip().replace(
+            confined.IMAGE, confined_to or confined.IMAGE)
         raise (exception.Interrupted if limited.was_interrupted(error.exit_code)
                else exception.BootcacheError)(
             f'qemu-img {arguments[0]} failed (exit {error.exit_code}): {detail}') from error
@@ -60,15 +65,25 @@ def file_node(path: str, image_format: str) -> str:
     return 'json:' + json.dumps(node)
 
 
-def info(path: str, image_format: str) -> dict[str, Any]:
+def _confined_node(image_format: str) -> str:
+    """Return the file name of what a confined command reads; nobody writes to it meanwhile."""
+    # To learn which locks there are QEMU opens a file to write to.
+    file = {'driver': 'file', 'filename': confined.IMAGE, 'locking': 'off'}
+    return 'json:' + json.dumps({'driver': image_format, 'file': file} | (
+        {'backing': None} if image_format == 'qcow2' else {}))
+
+
+def info(path: str, image_format: str, confine: bool = False) -> dict[str, Any]:
     """Return ``qemu-img info`` of one layer, run under limits as a tenant may have made it.
 
+    :param confine: whether it runs confined as well, see ``confined``.
     :raises Interrupted: if others ended the look, or it was not done in time.
     :raises BootcacheError: if it is not of that format or is damaged.
     """
     document: dict[str, Any] = json.loads(
-        _run('info', '-U', '--output=json', file_node(path, image_format), limits=INSPECT_LIMITS,
-             timeout=30))
+        _run('info', '-U', '--output=json',
+             _confined_node(image_format) if confine else file_node(path, image_format),
+             limits=INSPECT_LIMITS, timeout=30, confined_to=path if confine else ''))
     return document
 
 
@@ -286,7 +301,8 @@ def read_all(path: str, image_format: str, virtual_bytes: int, *, cpu_seconds: i
              seconds: float, check: Callable[[], None]) -> None:
     """Read all that an image file has as data, as a server would, and keep nothing of it.
 
-    It runs with the lowest priority, and under limits, as a tenant may have made the file. If the
+    It runs with the lowest priority, under limits and confined, as a tenant may have made the
+    file. If the
     process ends, the reading ends with it.
 
     :param virtual_bytes: size of the base.
@@ -296,10 +312,11 @@ def read_all(path: str, image_format: str, virtual_bytes: int, *, cpu_seconds: i
     :raises ImageRefused: if a part of it cannot be read, or it takes more CPU time or memory.
     :raises Interrupted: if it is not done in time, others end it, or qemu-img cannot be run.
     """
-    code, detail = watched.run(limited.command(
-        Limits(cpu_seconds, _READ_MEMORY), 'nice', '-n', '19', 'qemu-img', 'convert', '-q', '-n',
-        '--target-image-opts', file_node(path, image_format),
-        f'driver=null-co,size={virtual_bytes}'), seconds, check)
+    code, detail = watched.run(confined.command(path, *limited.command(
+        Limits(cpu_seconds, _READ_MEMORY, file_bytes=_READ_SAYS), 'nice', '-n', '19',
+        'qemu-img', 'convert', '-q', '-n', '--target-image-opts', _confined_node(image_format),
+        f'driver=null-co,size={virtual_bytes}')), seconds, check)
+    detail = detail.replace(confined.IMAGE, path)
     if limited.was_interrupted(code):
         raise exception.Interrupted(
             f'the reading of all of the image was ended by others (exit {code}): {detail}')

@@ -12,7 +12,7 @@ from typing import Any
 from oslo_concurrency import processutils
 from oslo_log import log as logging
 
-from bootcache import exception, limited, qemuimg
+from bootcache import confined, exception, limited, qemuimg
 from bootcache.limited import Limits
 
 LOG = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ def inspect(path: str, disk_format: str,
         raise exception.ImageRefused(f'disk_format {disk_format} is not served; use qcow2 or raw')
     _look(path, disk_format, max_virtual_bytes)
     try:
-        details = qemuimg.info(path, disk_format)
+        details = qemuimg.info(path, disk_format, confine=True)
     except exception.Interrupted:
         raise
     except exception.BootcacheError as error:
@@ -103,7 +103,8 @@ def _look(path: str, disk_format: str, max_virtual_bytes: int) -> None:
         out, _err = processutils.execute(
             # -P: not what lies where the service was started.
             *limited.command(limits, sys.executable, '-P', '-B', '-W', 'ignore', '-m', _LOOK,
-                             os.path.abspath(path), disk_format, str(max_virtual_bytes)),
+                             os.path.abspath(path), disk_format, str(max_virtual_bytes),
+                             confined.filter_program().hex()),
             cwd='/', timeout=_WAITING * allowed, on_execute=started.append,
             # This tree's, wherever the service was started.
             env_variables={**os.environ, 'PYTHONPATH': root})

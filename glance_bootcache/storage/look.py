@@ -1,8 +1,9 @@
 """A look at one tenant's file, in a process of its own: inspection.py starts it, under limits.
 
-``python -m glance_bootcache.storage.look PATH DISK_FORMAT MAX_VIRTUAL_BYTES`` writes a JSON object:
-``refused`` is a line that says why the file is not to be opened, empty if it may be. A file that
-this machine cannot read is another matter: there is no answer then.
+``python -m glance_bootcache.storage.look PATH DISK_FORMAT MAX_VIRTUAL_BYTES FILTER`` writes a JSON
+object: ``refused`` is a line that says why the file is not to be opened, empty if it may be. A file
+that this machine cannot read is another matter: there is no answer then. All is loaded before the
+process confines itself, by seccomp's ``FILTER`` in hexadecimal digits, and the file is read after.
 """
 
 import json
@@ -11,6 +12,7 @@ import sys
 
 from oslo_utils.imageutils import format_inspector
 
+from bootcache import confining
 from bootcache.exception import ImageRefused
 from glance_bootcache.qcow2 import tables
 from glance_bootcache.qcow2.reader import Reader
@@ -70,5 +72,16 @@ def look(path: str, disk_format: str, max_virtual_bytes: int) -> str:
     return ''
 
 
+def main(path: str, disk_format: str, max_virtual_bytes: str, program: str) -> None:
+    """Look at a file as somebody who can do nothing else, and write what is found.
+
+    :raises OSError: if the file cannot be read, or the kernel does not confine this process.
+    """
+    opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    confining.confine(opened, bytes.fromhex(program))
+    print(json.dumps({'refused': look(f'/proc/self/fd/{opened}', disk_format,
+                                      int(max_virtual_bytes))}))
+
+
 if __name__ == '__main__':
-    print(json.dumps({'refused': look(sys.argv[1], sys.argv[2], int(sys.argv[3]))}))
+    main(*sys.argv[1:])

@@ -11,7 +11,7 @@ import pytest
 import rotten
 from functional_tools import command_lines, qemu_img, until
 
-from bootcache import exception
+from bootcache import confined, exception
 from glance_bootcache.storage import inspection
 from glance_bootcache.storage.inspection import Inspected
 
@@ -40,7 +40,8 @@ def killed(path, word, number):
     def kill():
         def looks():
             return [pid for pid, words in command_lines().items()
-                    if word in words and words[0] != 'sh' and any(path in one for one in words)]
+                    if word in words and words[0] != 'sh'
+                    and any(path in one or confined.IMAGE in one for one in words)]
 
         pid = until(looks, 'a look')[0]
 

@@ -114,7 +114,8 @@ def test_only_their_own_tests_use_the_benchmarks():
              for path in (ROOT / folder).rglob('*.py')}
     users = {where for where, modules in found.items() if 'bench' in modules
              and not where.startswith(('bench/', 'tests/unit/bench/'))}
-    assert users == {'tests/functional/test_faults.py', 'tests/functional/test_replay.py'}
+    assert users == {'tests/functional/test_faults.py', 'tests/functional/test_fuzz.py',
+                     'tests/functional/test_replay.py'}
     assert not [where for where, modules in found.items()
                 if where.startswith('bench/') and 'tests' in modules]
 

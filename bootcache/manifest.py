@@ -15,6 +15,8 @@ from bootcache import cachelayout, exception, oldformats, savefile
 from bootcache.cachelayout import Compression
 
 VERSION = 2
+# The first rules by which image files were looked at, and those of manifests that name none.
+FIRST_LOOK_RULES = 1
 
 
 class ImageState(enum.StrEnum):
@@ -179,6 +181,7 @@ class Made:
     :ivar cache_image: of this content; None if there is none.
     :ivar built_from: file of the working set that the cache image was built from; empty of one that
         an earlier version built.
+    :ivar look_rules: version of the rules by which the base was looked at, and accepted.
     """
 
     base_path: str = ''
@@ -190,6 +193,7 @@ class Made:
     working_set: WorkingSetInfo | None = None
     cache_image: CacheInfo | None = None
     built_from: str = ''
+    look_rules: int = FIRST_LOOK_RULES
 
     @property
     def usually_built_from(self) -> str:
@@ -270,6 +274,8 @@ class Manifest:
                     'standing': self.standing.value}
         if self.made.built_from == self.made.usually_built_from:
             del document['made']['built_from']
+        if self.made.look_rules == FIRST_LOOK_RULES:
+            del document['made']['look_rules']
         return document
 
     @classmethod

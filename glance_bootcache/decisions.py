@@ -52,6 +52,7 @@ AWAITED = (f'{NO_HOST}; it is recorded by itself as soon as one does, within a m
 AWAITED_ANEW = f'{AWAITED}. An operator has asked for it'
 SNAPSHOT = 'a snapshot of a server'
 DELETED = 'the image was deleted in Glance'
+OTHER_RULES = 'it was accepted by other rules than those of now, and is looked at again'
 HELD = 'deleted with "bootcache image delete"; "bootcache image build" makes it again'
 SIGNED = 'the image is signed'
 NO_DATA = 'the image has no data: its import or upload into Glance has failed; import it again'
@@ -111,6 +112,24 @@ def is_unnamed(manifest: Manifest) -> bool:
     An earlier version got it, and noted that with its next content, also if it was not got.
     """
     return bool(manifest.made.base_path) and not manifest.made.base_hash
+
+
+def is_by_other_rules(manifest: Manifest) -> bool:
+    """Tell whether an image's base was accepted by other rules than those of now."""
+    return bool(manifest.made.base_path) and manifest.made.look_rules != inspection.RULES
+
+
+def revoked(manifest: Manifest, now: float) -> Manifest:
+    """Return a manifest without what was built by other rules; hosts let go of it as well.
+
+    Without the hash the image is taken up again, and its base looked at, when Glance is asked.
+
+    :param now: seconds since the epoch.
+    """
+    return dataclasses.replace(manifest, image_hash='').standing_at(
+        Standing.SKIPPED, OTHER_RULES).wishing(
+        generation=next_generation(manifest.wished.generation, now)).making(
+        working_set=None, cache_image=None)
 
 
 def is_to_be_recompressed(manifest: Manifest, compression: Compression) -> bool:

@@ -69,6 +69,19 @@ class ServiceUpkeep:
                 self._manager.retiring.later(manifest.image_id)
         threading.Thread(target=self._run, name='bootcache-housekeeping', daemon=True).start()
 
+    def revoke(self) -> None:
+        """Take back what was built of images that other rules than those of now accepted.
+
+        They are looked at again with all others, see ``recover``.
+
+        :raises OSError: if a manifest cannot be written.
+        """
+        for manifest in self._store.manifests():
+            if decisions.is_by_other_rules(manifest) and manifest.standing is not Standing.SKIPPED:
+                LOG.warning('image %s: %s', manifest.image_id, decisions.OTHER_RULES)
+                self._store.change(manifest.image_id,
+                                   lambda known: decisions.revoked(known, time.time()))
+
     def stop(self) -> None:
         """Begin nothing more."""
         self._stopping.set()
@@ -119,10 +132,12 @@ class ServiceUpkeep:
 
         All images are looked at: they may have changed while nobody listened.
 
+        :raises OSError: if what is revoked cannot be written.
         :raises Exception: keystoneauth's, glanceclient's or novaclient's, if one cannot be asked.
         """
         if self.recovered:
             return
+        self.revoke()
         self._profile_boots.remove_leftovers(self._manager.jobs.tokens)
         for manifest in self._store.manifests():
             with self._store.lock:

@@ -37,6 +37,7 @@ from glance_bootcache.profileboot.job import BuildJob
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 from glance_bootcache.storage import inspection
 from glance_bootcache.storage.exporter import Exporter
+from glance_bootcache.storage.inspection import Inspected
 from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import StorageTiers
 from glance_bootcache.storage.transfers import Transfers
@@ -75,6 +76,12 @@ class ImageWork:
             and os.path.exists(manifest.made.base_path) \
             and image.image_hash == manifest.made.base_hash
 
+    def is_at_hand(self, image: ImageFacts) -> bool:
+        """Tell whether a base is here that is not to be looked at again."""
+        manifest = self._store.load(image.image_id)
+        return manifest is not None and self.has_base(image) \
+            and not decisions.is_by_other_rules(manifest)
+
     def get_base(self, image: ImageFacts, job: BuildJob) -> Manifest:
         """Get an image's base, look into it, and serve it.
 
@@ -84,6 +91,7 @@ class ImageWork:
         self.name_base(job)
         manifest = self._store.load(image.image_id) or Manifest(image.image_id)
         if self.has_base(image):
+            manifest = self._looked_at_again(manifest, image, job)
             self._tiers.serve(manifest)
             return manifest
         # So that nothing is downloaded in vain.
@@ -93,14 +101,13 @@ class ImageWork:
                                    job.cancelled, arrived)
         try:
             steps.reached('register: named')
-            inspected = inspection.inspect(
-                path, image.disk_format, properties.parse_size(self._conf.max_virtual_size))
-            inspection.read_through(path, inspected, image.stored_bytes, job.check_cancelled)
+            inspected = self._inspected(path, image, job)
             self._give_older_up(manifest, image)
             made = dataclasses.replace(
                 manifest.made, image_format=inspected.image_format,
                 stored_bytes=image.stored_bytes, virtual_bytes=inspected.virtual_bytes,
-                base_path=path, base_hash=image.image_hash)
+                base_path=path, base_hash=image.image_hash,
+                look_rules=inspection.RULES)
             if manifest.made.base_hash != image.image_hash:
                 # What was made of the content before is of no use.
                 made = dataclasses.replace(
@@ -113,6 +120,22 @@ class ImageWork:
         steps.reached('register: noted')
         self._tiers.serve(manifest)
         return manifest
+
+    def _inspected(self, path: str, image: ImageFacts, job: BuildJob) -> Inspected:
+        inspected = inspection.inspect(
+            path, image.disk_format, properties.parse_size(self._conf.max_virtual_size))
+        inspection.read_through(path, inspected, image.stored_bytes, job.check_cancelled)
+        return inspected
+
+    def _looked_at_again(self, manifest: Manifest, image: ImageFacts, job: BuildJob) -> Manifest:
+        """Look at a base that is here if other rules were in force when it was accepted."""
+        if not decisions.is_by_other_rules(manifest):
+            return manifest
+        inspected = self._inspected(manifest.made.base_path, image, job)
+        LOG.info('image %s: its base is accepted by the rules of now', image.image_id)
+        return self._states.note(job, dataclasses.replace(
+            manifest.made, image_format=inspected.image_format,
+            virtual_bytes=inspected.virtual_bytes, look_rules=inspection.RULES))
 
     def _drop(self, image_id: str, path: str) -> None:
         """Remove a file that was made in vain; not one that a manifest names, nor Glance's own."""

@@ -166,7 +166,7 @@ class Manager:
                 job = self.jobs.begin(image_id, forced or decisions.is_forced(known))
                 assert job is not None
                 work = functools.partial(self._work, image, decision, job)
-                if decision.action is ImageAction.REBUILD or self._image_work.has_base(image):
+                if decision.action is ImageAction.REBUILD or self._image_work.is_at_hand(image):
                     self.jobs.look(work)
                 else:
                     self.jobs.get_base(job, image.owner, work)

@@ -104,7 +104,8 @@ class ReportedBoots:
         self._tiers.serve(manifest)
         described = {**self._exporter.describe(manifest), 'image_hash': manifest.made.base_hash,
                      'pinned': manifest.wished.pinned, 'generation': manifest.wished.generation}
-        if manifest.standing is Standing.SKIPPED or manifest.has_older_base:
+        if manifest.standing is Standing.SKIPPED or manifest.has_older_base \
+                or decisions.is_by_other_rules(manifest):
             # Servers that run from it may have lost their cache image.
             for entry in ('cache_export', 'cache_image'):
                 described.pop(entry, None)

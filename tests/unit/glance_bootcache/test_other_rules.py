@@ -1,0 +1,99 @@
+"""Images that were accepted by other rules than those of now: revoked, looked at again, rebuilt.
+
+The neighbours are stand-ins, see test_manager.py."""
+
+import pytest
+
+from bootcache.manifest import Manifest, Standing
+from glance_bootcache import decisions
+from glance_bootcache.storage import inspection
+
+IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+
+
+@pytest.fixture
+def house(house):
+    house.images.put(IMAGE, b'1' * 4096)
+    house.manager.consider(IMAGE)
+    house.settle()
+    assert house.store.load(IMAGE).made.cache_image is not None
+    house.looks = []
+    return house
+
+
+@pytest.fixture
+def upgraded(house, monkeypatch):
+    """The service starts again, with other rules."""
+    monkeypatch.setattr(inspection, 'RULES', 2)
+    looked = inspection.inspect
+
+    def inspect(path, *arguments):
+        house.looks.append(path)
+        return looked(path, *arguments)
+
+    monkeypatch.setattr(inspection, 'inspect', inspect)
+    house.restart()
+    return house
+
+
+def action(house):
+    return house.hosts.plan_boot(IMAGE, 'host', 'server', None)['action']
+
+
+def test_what_was_built_is_revoked_and_hosts_let_go(upgraded):
+    before = upgraded.store.load(IMAGE)
+    # Also where the process ends before anything was revoked.
+    assert action(upgraded) == 'stock'
+    upgraded.upkeep.revoke()
+    after = upgraded.store.load(IMAGE)
+    assert (after.standing, after.reason) == (Standing.SKIPPED, decisions.OTHER_RULES)
+    assert after.made.cache_image is None and after.made.base_path == before.made.base_path
+    assert after.wished.generation > before.wished.generation
+    assert action(upgraded) == 'stock'
+
+
+def test_it_is_looked_at_again_in_its_place_and_rebuilt(upgraded):
+    before = upgraded.store.load(IMAGE)
+    upgraded.images.download = lambda image_id: pytest.fail('downloaded')
+    upgraded.upkeep.revoke()
+    upgraded.upkeep.recover()
+    upgraded.settle()
+    after = upgraded.store.load(IMAGE)
+    assert upgraded.looks == [before.made.base_path]
+    assert after.standing is Standing.DONE and after.made.look_rules == 2
+    assert after.made.cache_image.file != before.made.cache_image.file
+    assert action(upgraded) == 'cache'
+    # A host that holds the one of before lets go of it.
+    assert decisions.is_to_go(before.wished.generation, after, damaged=False, gone=False,
+                              ordered=False)
+    # Once only.
+    upgraded.upkeep.revoke()
+    assert upgraded.store.load(IMAGE) == after
+
+
+def test_what_the_rules_of_now_refuse_is_skipped(upgraded):
+    upgraded.qemu.refuse = 'the image is not safe to open'
+    upgraded.upkeep.revoke()
+    upgraded.upkeep.recover()
+    upgraded.settle()
+    after = upgraded.store.load(IMAGE)
+    assert (after.standing, after.reason) == (Standing.SKIPPED, upgraded.qemu.refuse)
+    assert after.made.cache_image is None and action(upgraded) == 'stock'
+    # And stays so.
+    upgraded.upkeep.revoke()
+    assert upgraded.store.load(IMAGE).reason == upgraded.qemu.refuse
+
+
+def test_the_same_rules_revoke_nothing(house):
+    before = house.store.load(IMAGE)
+    house.restart()
+    house.upkeep.revoke()
+    assert house.store.load(IMAGE) == before and action(house) == 'cache'
+
+
+def test_the_first_rules_are_not_written_and_others_are(house):
+    manifest = house.store.load(IMAGE)
+    assert 'look_rules' not in manifest.to_json()['made']
+    other = manifest.making(look_rules=2)
+    assert other.to_json()['made']['look_rules'] == 2
+    assert Manifest.from_json(other.to_json()) == other

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.replay import check, report, rows, setting
+from bootcache.cachelayout import Compression
 
 
 def run_check(images: tuple[str, ...], full: bool, directory: Path) -> None:
@@ -68,6 +69,9 @@ def main() -> int:
     parser.add_argument('--repeats', type=int)
     parser.add_argument('--hosts', type=int, nargs='+', help='how many boot at once')
     parser.add_argument('--image', action='append', help='as tools/images/make.sh calls it')
+    parser.add_argument('--compression', nargs='+', type=Compression, choices=list(Compression),
+                        help='how cache images are stored: both where a row compares them, else'
+                        ' as the product does by default')
     parser.add_argument('--doc', type=Path, help='copy page and figures there')
     parser.add_argument('--only-report', action='store_true', help='of what was measured before')
     options = parser.parse_args()
@@ -80,6 +84,7 @@ def main() -> int:
     changes = {name: value for name, value in {
         'scale': options.scale, 'rate': options.rate, 'repeats': options.repeats,
         'hosts': tuple(options.hosts) if options.hosts else None,
+        'compression': tuple(dict.fromkeys(options.compression)) if options.compression else None,
         'images': tuple(options.image) if options.image else None}.items() if value is not None}
     for name in () if options.only_report else wanted:
         if name == 'check':

@@ -18,10 +18,11 @@ from typing import Any
 from bench.replay import children, netns, tap
 from bench.replay.children import Child
 from bench.replay.host import Boot, HostChild, Image, busy_since, machine_busy
-from bench.replay.node import HOST_DIRECTORY, Node
+from bench.replay.node import HOST_DIRECTORY, PRODUCTS_OWN, Node
 from bench.replay.peers import Peer
 from bench.replay.tap import Traffic
 from bench.replay.trace import Trace
+from bootcache.cachelayout import Compression
 from bootcache.workingset import Extent
 
 _GO_SECONDS = 0.3
@@ -83,19 +84,21 @@ class Cluster:
     def add_image(self, path: Path, image_format: str, virtual_bytes: int,
                   extents: Sequence[Extent] = (), quota: int = 1 << 30,
                   cluster_bytes: int = 65536, place: Path | None = None,
-                  raw_copy: bool = True) -> Image:
+                  raw_copy: bool = True,
+                  compression: Compression = PRODUCTS_OWN) -> Image:
         """Put an image onto the storage node, with a cache image of these extents if there are any.
 
         :param path: of the image; it stays there.
         :param place: directory of the cache image, if not the storage node's own.
         :param raw_copy: whether to make the file that local raw boots from.
+        :param compression: of the cache image's clusters.
         """
         image_id = str(uuid.UUID(hashlib.sha256(f'{path}{time.monotonic_ns()}'.encode())
                                  .hexdigest()[:32]))
         answer = self.node.call('add_image', image_id, str(path), image_format, virtual_bytes)
         if extents:
             answer = self.node.call('build', image_id, list(extents), quota, cluster_bytes,
-                                    str(place or self.storage))
+                                    str(place or self.storage), compression)
         if not raw_copy:
             return Image(image_id, answer, image_format)
         raw = self.storage / f'{image_id}.raw'

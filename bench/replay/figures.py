@@ -14,7 +14,11 @@ _STYLES: dict[str, tuple[str, str, str]] = {
     'one then others': ('#5b9bd5', 'v', '--'),
     'normal boot': ('#3b5b92', '^', '-'),
     'bootcache in storage memory cold': ('#6fae8f', 'D', '-.'),
-    'SC13 in storage memory warm': ('#e3a06b', 'D', '-.')}
+    'SC13 in storage memory warm': ('#e3a06b', 'D', '-.'),
+    'bootcache zstd cold': ('#1f9e9e', 's', '--'), 'bootcache zstd warm': ('#1f9e9e', 'o', '-'),
+    'bootcache zstd expanded': ('#1f9e9e', '*', ':'),
+    'bootcache zstd in memory warm': ('#1f9e9e', 'D', '-.'),
+    'bootcache zstd in storage memory cold': ('#8fd0d0', 'D', '-.')}
 _NAMES = {
     'bootcache warm': 'bootcache, host has the cache image',
     'bootcache cold': 'bootcache, host fetches the cache image',
@@ -26,7 +30,13 @@ _NAMES = {
     'YOLO': 'YOLO\'s service, preloaded', 'normal boot': 'stock, base on that disk',
     'one then others': 'stock, one server first',
     'bootcache in storage memory cold': 'bootcache, host fetches it\nfrom storage memory',
-    'SC13 in storage memory warm': 'SC13 as published,\nin storage memory'}
+    'SC13 in storage memory warm': 'SC13 as published,\nin storage memory',
+    'bootcache zstd cold': 'bootcache, host fetches it compressed',
+    'bootcache zstd warm': 'bootcache, host has it compressed',
+    'bootcache zstd expanded': 'bootcache, host has expanded it',
+    'bootcache zstd in memory warm': 'bootcache, compressed in host\'s memory',
+    'bootcache zstd in storage memory cold': 'bootcache, host fetches it compressed\nfrom storage'
+    ' memory'}
 
 
 def style(peer: str) -> tuple[str, str, str]:

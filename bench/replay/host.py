@@ -189,6 +189,8 @@ class HostChild:
             nova_conf.register_opts(conf)
             for name, value in {'gateway_run_dir': f'{HOST_DIRECTORY}/g',
                                 'gateway_socket': GATEWAY_SOCKET,
+                                # A compressed cache image is expanded when a row says so.
+                                'settle_delay': 0,
                                 'compute_disk_quota': '64GiB', **self.options}.items():
                 conf.set_override(name, value, bootcache_conf.GROUP)
             os.makedirs(self.directory / 'g', exist_ok=True)

@@ -19,9 +19,10 @@ from typing import Any
 from oslo_config import cfg
 
 from bench.replay import netns
-from bootcache import cacheimage, naming
+from bootcache import cacheimage, cachelayout, naming
 from bootcache import conf as bootcache_conf
 from bootcache.cacheimage import Base
+from bootcache.cachelayout import Compression
 from bootcache.manifest import CacheInfo, Made, Manifest, Standing
 from bootcache.workingset import Extent
 from glance_bootcache import conf as glance_conf
@@ -32,6 +33,9 @@ PORT, TAP_PORT, IMAGE_PORT = 10809, 10810, 8080
 # the header of each cache image.
 HOST_DIRECTORY = f'/tmp/bcr-{os.getpid()}-seen'
 GATEWAY_SOCKET = f'{HOST_DIRECTORY}/g/nbd'
+# How the product stores cache images unless an operator says otherwise.
+PRODUCTS_OWN = Compression(next(
+    option.default for option in glance_conf.opts if option.name == 'compression'))
 
 
 class _ImageServer(socketserver.ThreadingMixIn, http.server.HTTPServer):
@@ -105,18 +109,21 @@ class Node:
         return self._serve(image_id, None)
 
     def build(self, image_id: str, extents: Sequence[Extent], quota: int,
-              cluster_bytes: int, place: str) -> dict[str, Any]:
+              cluster_bytes: int, place: str, compression: Compression) -> dict[str, Any]:
         """Build a cache image as the storage service does, and serve it; what a host is told.
 
         :param place: directory of its file.
+        :param compression: of its clusters.
         """
         manifest = self._manifests[image_id]
         uri = naming.nbd_unix_uri(GATEWAY_SOCKET, naming.export_name(naming.EXPORT_BASE, image_id))
-        path = Path(place) / f'cache-{image_id}-{time.monotonic_ns()}'
+        path = Path(place) / f'cache-{image_id}-{time.monotonic_ns()}' \
+            f'{cachelayout.file_suffix(compression)}'
         began = time.monotonic()
         built = cacheimage.build(
             Base(manifest.made.base_path, manifest.made.image_format, manifest.made.virtual_bytes),
-            extents, str(path), quota=quota, cluster_bytes=cluster_bytes, backing_uri=uri)
+            extents, str(path), quota=quota, cluster_bytes=cluster_bytes, backing_uri=uri,
+            compression=compression)
         self._built[image_id] = path
         self._manifests[image_id] = manifest.making(cache_image=CacheInfo(
             path.name, built.bytes, built.data_bytes, len(built.extents), built.sha256,

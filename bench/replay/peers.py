@@ -8,16 +8,19 @@ import contextlib
 import os
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from bench.replay.host import HostChild, Image
 from bootcache import exception, qemuimg
+from bootcache.cachelayout import Compression
 
 Nodes = list[dict[str, Any]]
 _OVERLAY = 'disk'
 _STOCK_CLUSTER = 65536
+_EXPANSION_SECONDS = 120
 
 
 def chain_nodes(path: Path, direct: bool) -> Nodes:
@@ -36,11 +39,13 @@ class Peer(abc.ABC):
     :cvar name: in reports.
     :cvar phases: in their order; what is left on the hosts by one is there for the next.
     :cvar capabilities: what it does and does not do, for the report.
+    :cvar compression: of the cache images that it is measured with, where that makes a difference.
     """
 
     name: str
     phases: tuple[str, ...]
     capabilities: dict[str, bool | str]
+    compression = Compression.NONE
 
     def __init__(self, direct: bool = True):
         self.direct = direct
@@ -204,11 +209,31 @@ class Sc13(Peer):
             thread.join()
 
 
+def expand(host: HostChild, image: Image) -> None:
+    """Have a host expand a cache image that came compressed, as its upkeep does, and wait.
+
+    :raises RuntimeError: if it does not come to that.
+    """
+    deadline = time.monotonic() + _EXPANSION_SECONDS
+    while (entry := host.compute.cache.entry(image.image_id)) is not None \
+            and entry.cache_image is not None and not entry.expanded \
+            and entry.cache_image.compression is not Compression.NONE:
+        if time.monotonic() > deadline:
+            raise RuntimeError('a compressed cache image is not expanded')
+        host.compute.expansions.look()
+        time.sleep(0.02)
+
+
 class Ours(Peer):
     """bootcache: the product's own host object makes the disk.
 
-    ``cold``: the storage node has the cache image, the host fetches it. ``warm``: the host has it.
+    ``cold``: the storage node has the cache image, the host fetches it. ``warm``: the host has it,
+    as it is once nobody waits any more.
+
+    :cvar expanded: phases before which a compressed cache image is expanded.
     """
+
+    expanded: tuple[str, ...] = 'warm',
 
     name = 'bootcache'
     phases: tuple[str, ...] = 'cold', 'warm'
@@ -223,12 +248,23 @@ class Ours(Peer):
         assert host.compute.serving.is_on
         if not host.compute.arrivals.wait(image.image_id, 60):
             raise RuntimeError(f'{host.name}: a cache image does not arrive')
+        if phase in self.expanded:
+            expand(host, image)
 
     def disk(self, host: HostChild, image: Image, phase: str) -> Nodes:
         """Let the product make it."""
         overlay = host.directory / _OVERLAY
         host.make_overlay(image, overlay)
         return chain_nodes(overlay, self.direct)
+
+
+class OursCompressed(Ours):
+    """bootcache with compressed cache images: fetched, read as they came, and once expanded."""
+
+    name = 'bootcache zstd'
+    phases: tuple[str, ...] = 'cold', 'warm', 'expanded'
+    expanded = 'expanded',
+    compression = Compression.ZSTD
 
 
 class OursFirst(Ours):

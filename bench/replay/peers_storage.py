@@ -5,6 +5,7 @@ from typing import Any
 from bench.replay.host import HostChild, Image
 from bench.replay.peers import _OVERLAY, _STOCK_CLUSTER, Nodes, Ours, Peer, Sc13, chain_nodes
 from bootcache import qemuimg
+from bootcache.cachelayout import Compression
 
 
 def _export(name: str, export: str, image: Image) -> dict[str, Any]:
@@ -42,3 +43,11 @@ class OursStorageMemory(Ours):
 
     name = 'bootcache in storage memory'
     phases: tuple[str, ...] = 'cold',
+
+
+class OursStorageMemoryCompressed(OursStorageMemory):
+    """bootcache: the same with compressed cache images."""
+
+    name = 'bootcache zstd in storage memory'
+    phases = 'cold',
+    compression = Compression.ZSTD

@@ -9,8 +9,9 @@ from typing import Any
 
 from bench.replay.host import Image
 from bench.replay.node import HOST_DIRECTORY
-from bench.replay.peers import _OVERLAY, _STOCK_CLUSTER, Nodes, Ours, Peer, chain_nodes
+from bench.replay.peers import _OVERLAY, _STOCK_CLUSTER, Nodes, Ours, Peer, chain_nodes, expand
 from bootcache import qemuimg
+from bootcache.cachelayout import Compression
 from bootcache.storagedaemon import StorageDaemon, UnixListener
 
 
@@ -148,10 +149,44 @@ class OursWarm(OursCold):
         while host.compute.needs.is_arriving(image.image_id):
             time.sleep(0.02)
         (host.directory / 'before').unlink()
+        if phase in self.expanded:
+            expand(host, image)
 
 
 class OursInMemory(OursWarm):
     """bootcache: the host has the cache image in its memory tier."""
 
     name = 'bootcache in memory'
+    phases = 'warm',
+
+
+class OursColdCompressed(OursCold):
+    """bootcache: the host fetches a compressed cache image."""
+
+    name = 'bootcache zstd'
+    phases = 'cold',
+    compression = Compression.ZSTD
+
+
+class OursWarmCompressed(OursWarm):
+    """bootcache: the host has fetched a compressed cache image, which is as it came."""
+
+    name = 'bootcache zstd'
+    phases: tuple[str, ...] = 'warm',
+    expanded = ()
+    compression = Compression.ZSTD
+
+
+class OursExpanded(OursWarmCompressed):
+    """bootcache: the host has fetched a compressed cache image, and expanded it on its disk."""
+
+    name = 'bootcache zstd'
+    phases = 'expanded',
+    expanded = 'expanded',
+
+
+class OursInMemoryCompressed(OursWarmCompressed):
+    """bootcache: the host has a compressed cache image in its memory tier, where it stays so."""
+
+    name = 'bootcache zstd in memory'
     phases = 'warm',

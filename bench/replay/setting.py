@@ -15,11 +15,15 @@ from typing import Any
 from bench.replay import check, record, trace
 from bench.replay.cluster import Cluster, Run
 from bench.replay.host import Image
+from bench.replay.node import PRODUCTS_OWN
 from bench.replay.peers import Peer
 from bench.replay.trace import Trace
+from bootcache.cachelayout import Compression
 
 TOP = Path(__file__).resolve().parents[2]
 GIGABIT = 1_000_000_000
+# Of rows that show what it changes.
+BOTH = tuple(Compression)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +38,8 @@ class Setting:
     :ivar hosts: how many hosts boot at the same time.
     :ivar copies: of these, where the whole image is copied to each host as well: that takes hours
         with many, and grows with the hosts and nothing else.
+    :ivar compression: how cache images are stored; each of them is measured, beside each other, in
+        rows that compare them. The others take the first one.
     """
 
     full: bool
@@ -43,6 +49,7 @@ class Setting:
     images: tuple[str, ...]
     hosts: tuple[int, ...] = (1,)
     copies: tuple[int, ...] = ()
+    compression: tuple[Compression, ...] = (PRODUCTS_OWN,)
 
     @property
     def dilation(self) -> float:

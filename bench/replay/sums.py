@@ -1,7 +1,7 @@
 """The report's arithmetic: ratios within a round, medians and spread over rounds. Pure."""
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 Run = dict[str, Any]
@@ -112,3 +112,48 @@ def profile(runs: Sequence[Run]) -> str:
     return (f'{middle("seconds"):.2f} s, of them {middle("disk_seconds"):.2f} s until the disk was'
             f' made; CPU of a server\'s chain {middle("chain_cpu_seconds"):.2f} s, of gateway and'
             f' helpers {middle("host_cpu_seconds"):.2f} s')
+
+
+def uncompressed(label: str) -> str:
+    """Return the way that differs from one with compressed cache images in nothing else. Pure."""
+    return label.replace(' zstd', '').replace(' expanded', ' warm')
+
+
+def compressed(head: dict[str, Any], runs: Sequence[Run], place: Callable[[Run], Hashable],
+               name: Callable[[Run], str]) -> list[dict[str, Any]]:
+    """Return what compressed cache images make of each way's time, and of the bytes. Pure.
+
+    Told, but of what is expanded: where it costs most, and in the reason all other places.
+
+    :param place: what tells a way's points apart.
+    :param name: of such a point.
+    """
+    found = []
+    labels = dict.fromkeys(one['label'] for one in runs)
+    for label in (one for one in labels if ' zstd' in one and uncompressed(one) in labels):
+        there: list[tuple[float, float, str]] = []
+        bytes_there: list[float] = []
+        for point in dict.fromkeys(place(one) for one in runs if one['label'] == label):
+            ours, plain = ([one for one in runs if one['label'] == way and place(one) == point]
+                           for way in (label, uncompressed(label)))
+            values = ratios(runs, lambda one, ours=ours: any(one is that for that in ours),
+                            lambda one, plain=plain: any(one is that for that in plain))
+            if values:
+                there.append((*median_spread(values), name(ours[0])))
+            bytes_there += [many / few for many, few in zip(
+                map(_fetched, ours), map(_fetched, plain), strict=False) if few]
+        if there:
+            worst = max(there)
+            bound = round(1 + max(worst[1], LEAST_NOISE), 4) if 'expanded' in label else None
+            found.append(target(head, f'{label} over {uncompressed(label)}, at worst', bound,
+                                worst[0], '; '.join(f'{where}: {value} (spread {spread})'
+                                                    for value, spread, where in there)))
+        if bytes_there:
+            found.append(target(head, f'bytes of cache images that were fetched, {label} over'
+                                f' {uncompressed(label)}, at worst', 0.6,
+                                round(max(bytes_there), 4)))
+    return found
+
+
+def _fetched(one: Run) -> int:
+    return int(one['traffic'].get('cache', {}).get('bytes', 0))

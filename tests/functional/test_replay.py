@@ -10,6 +10,7 @@ from functional_tools import qemu_img
 
 from bench.replay import cluster, netns, peers, trace
 from bench.replay.trace import Header, Request, Trace
+from bootcache.cachelayout import Compression
 
 MIB = 1 << 20
 SIZE = 8 * MIB
@@ -19,9 +20,9 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason='network namespaces ar
 
 @pytest.fixture
 def base(directory):
-    """An image of random data."""
+    """An image of random data, which becomes smaller by compression."""
     raw, path = Path(directory, 'raw'), Path(directory, 'base')
-    raw.write_bytes(random.Random(0).randbytes(SIZE))
+    raw.write_bytes(random.Random(0).randbytes(SIZE // 2).hex().encode())
     qemu_img('convert', '-f', 'raw', '-O', 'qcow2', raw, path)
     return path
 
@@ -45,11 +46,14 @@ def test_all_ways_read_the_same_and_nothing_is_left(base, directory):
     with cluster.cluster(2, 400_000_000, media=Path(directory),
                          storage=Path(directory)) as made:
         network = made.network
-        image = made.add_image(base, 'qcow2', SIZE, extents)
+        image = made.add_image(base, 'qcow2', SIZE, extents, compression=Compression.NONE)
         for peer in (peers.LocalRaw(), peers.OnDemand(), peers.Sc13(), peers.Ours(),
                      peers.OursFirst(), peers.FullCopy()):
             for run in made.run(peer, [image], [played], 2):
                 found[run.label] = run
+        small = made.add_image(base, 'qcow2', SIZE, extents, compression=Compression.ZSTD)
+        for run in made.run(peers.OursCompressed(), [small], [played], 2):
+            found[run.label] = run
     listed = subprocess.run(['ip', 'netns', 'list'], check=True, capture_output=True, text=True)
     assert not any(name in listed.stdout for name in (network.storage, *network.hosts))
     assert [name for name in os.listdir(directory) if name.startswith('bcr')] == []
@@ -63,6 +67,12 @@ def test_all_ways_read_the_same_and_nothing_is_left(base, directory):
     assert found['bootcache cold'].traffic['cache'].bytes >= 2 * image.answer['cache_image'][
         'data_bytes']
     assert found['bootcache warm'].traffic == {} == found['SC13 warm'].traffic
+    assert found['bootcache zstd cold'].traffic['cache'].bytes \
+        < found['bootcache cold'].traffic['cache'].bytes
+    assert found['bootcache zstd warm'].traffic == {} == found['bootcache zstd expanded'].traffic
+    # It has the clusters of the uncompressed one again.
+    assert found['bootcache zstd warm'].to_json()['host_bytes'] \
+        < found['bootcache zstd expanded'].to_json()['host_bytes']
     assert found['full copy'].copied == 2 * base.stat().st_size
 
 

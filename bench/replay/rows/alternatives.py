@@ -52,7 +52,7 @@ def run(setting: Setting, directory: Path) -> None:
         points = []
         for path, (profile, played) in images:
             image = made.add_image(path, 'qcow2', played.header.virtual_bytes,
-                                   extents_of(profile))
+                                   extents_of(profile), compression=setting.compression[0])
             points += [Point(way, image, played, hosts) for hosts in setting.hosts
                        for way in ways(setting.full)]
         measure(made, points, setting, journal)
@@ -124,8 +124,9 @@ def intro(head: dict[str, Any]) -> str:
             f' stands for {setting["stands_for"]}, and all times are {setting["dilation"]:g} times'
             ' longer. Cold is the first server of the image on a host, warm the next one; nothing'
             ' but the image is on the storage node for the others, and its cache image for'
-            ' bootcache, but for "bootcache first". What each does and does not do is in the first'
-            f' table of this page. Not measured: {missing}.')
+            f' bootcache ({setting.get("compression", ["none"])[0]} compression; a warm host has'
+            ' expanded a compressed one), but for "bootcache first". What each does and does not do'
+            f' is in the first table of this page. Not measured: {missing}.')
 
 
 def table(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:

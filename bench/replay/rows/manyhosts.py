@@ -8,6 +8,7 @@ from typing import Any
 from bench.replay import figures, peers, sums
 from bench.replay.cluster import cluster
 from bench.replay.setting import (
+    BOTH,
     Journal,
     Point,
     Setting,
@@ -19,11 +20,15 @@ from bench.replay.setting import (
 NAME = 'many-hosts'
 TITLE = 'One image on many hosts (SC13, figures 2 and 11)'
 WARM, COLD = 'bootcache warm', 'bootcache cold'
+# As they are fetched, and what becomes of them.
+ZSTD_COLD, ZSTD_WARM, EXPANDED = (
+    'bootcache zstd cold', 'bootcache zstd warm', 'bootcache zstd expanded')
+_OURS = {WARM, COLD, ZSTD_COLD, ZSTD_WARM, EXPANDED, 'bootcache first'}
 REFERENCE = 'local raw'
 # Both stand for guests of some seconds on links of 1 Gbit/s. All hosts share this machine's CPUs: a
 # boot costs them half a second whatever its think times, so many hosts need a slower world.
-QUICK = Setting(False, 800_000_000, 0.1875, 2, ('small',), (1, 4), (1,))
-FULL = Setting(True, 100_000_000, 6.0, 3, ('small',), (1, 2, 4, 8, 16, 32, 64), (1, 4, 16))
+QUICK = Setting(False, 800_000_000, 0.1875, 2, ('small',), (1, 4), (1,), BOTH)
+FULL = Setting(True, 100_000_000, 6.0, 3, ('small',), (1, 2, 4, 8, 16, 32, 64), (1, 4, 16), BOTH)
 _COMMON = 'all hosts at the same time; mean of the hosts\' boot times'
 
 
@@ -34,15 +39,19 @@ def run(setting: Setting, directory: Path) -> None:
     with cluster(max(setting.hosts), setting.rate, dilation=setting.dilation) as made:
         points = []
         for path, (profile, played) in images:
-            image = made.add_image(path, 'qcow2', played.header.virtual_bytes,
-                                   extents_of(profile))
+            images_by = {kind: made.add_image(path, 'qcow2', played.header.virtual_bytes,
+                                              extents_of(profile), compression=kind)
+                         for kind in setting.compression}
             for hosts in setting.hosts:
-                ways = [peers.LocalRaw(), peers.OnDemand(), peers.Sc13(), peers.Ours()]
+                ways: list[peers.Peer] = [peers.LocalRaw(), peers.OnDemand(), peers.Sc13()]
+                ways += [way for way in (peers.Ours(), peers.OursCompressed())
+                         if way.compression in images_by]
                 if setting.full:
                     ways.append(peers.OursFirst())
                 if hosts in setting.copies:
                     ways.append(peers.FullCopy())
-                points += [Point(way, image, played, hosts) for way in ways]
+                points += [Point(way, images_by.get(way.compression) or next(iter(
+                    images_by.values())), played, hosts) for way in ways]
         measure(made, points, setting, journal)
 
 
@@ -56,30 +65,35 @@ def targets(head: dict[str, Any], runs: Sequence[dict[str, Any]]) -> list[dict[s
     """Judge this row's targets. Pure."""
     most = max(one['hosts'] for one in runs)
     base = sum(one['traffic'].get('base', {}).get('bytes', 0) for one in runs
-               if one['label'] == WARM)
+               if one['label'] in (WARM, ZSTD_WARM, EXPANDED))
     digests = {(one['image'], digest) for one in runs for digest in one['digests'] if digest}
     images = {one['image'] for one in runs}
-    found = [
-        _alone(head, runs, most),
-        sums.ratio_target(head, 'warm over full local raw, one host', 1.02, runs,
-                          lambda one: one['label'] == WARM and one['hosts'] == 1,
-                          lambda one: one['label'] == REFERENCE and one['hosts'] == 1),
-        sums.ratio_target(head, f'warm over full local raw, {most} hosts', 1.02, runs,
-                          lambda one: one['label'] == WARM and one['hosts'] == most,
-                          lambda one: one['label'] == REFERENCE and one['hosts'] == most),
+    labels = {one['label'] for one in runs}
+    found = [_alone(head, runs, most, WARM if WARM in labels else EXPANDED)]
+    for warm in (WARM, EXPANDED):
+        if warm in labels:
+            found += [sums.ratio_target(
+                head, f'{"warm" if warm == WARM else warm} over full local raw, {where}', 1.02,
+                runs, lambda one, hosts=hosts, warm=warm: one['label'] == warm
+                and one['hosts'] == hosts,
+                lambda one, hosts=hosts: one['label'] == REFERENCE and one['hosts'] == hosts)
+                for hosts, where in ((1, 'one host'), (most, f'{most} hosts'))]
+    found += [
         sums.target(head, 'bytes of the base read by warm boots', 0, base),
         sums.target(head, 'contents that boots of one image have read', 1,
                     len(digests) / len(images))]
-    others = sorted({one['label'] for one in runs} - {WARM, COLD, REFERENCE, 'bootcache first'})
-    for ours in (WARM, COLD):
-        for other in others:
-            if other == 'SC13 warm' and ours == COLD:
+    others = sorted(labels - {REFERENCE} - _OURS)
+    for ours in (WARM, EXPANDED, COLD, ZSTD_COLD):
+        for other in others if ours in labels else ():
+            if other == 'SC13 warm' and ours in (COLD, ZSTD_COLD):
                 continue
             found.append(sums.never_slower(head, runs, ours, other))
-    return found
+    return found + sums.compressed(head, runs, lambda one: (one['image'], one['hosts']),
+                                   lambda one: f'{one["hosts"]} hosts')
 
 
-def _alone(head: dict[str, Any], runs: Sequence[dict[str, Any]], most: int) -> dict[str, Any]:
+def _alone(head: dict[str, Any], runs: Sequence[dict[str, Any]], most: int,
+           warm: str) -> dict[str, Any]:
     """Judge whether many warm hosts boot as fast as one; beside them, those that share nothing."""
     def times(label: str) -> dict[str, Any]:
         return sums.ratio_target(head, f'warm on {most} hosts over warm on one', 1.02, runs,
@@ -88,9 +102,9 @@ def _alone(head: dict[str, Any], runs: Sequence[dict[str, Any]], most: int) -> d
 
     def busy(hosts: int) -> float:
         return statistics.median(one['machine_busy'] for one in runs
-                                 if one['label'] == WARM and one['hosts'] == hosts)
+                                 if one['label'] == warm and one['hosts'] == hosts)
 
-    found = times(WARM)
+    found = times(warm)
     found['reason'] += (
         f'; {REFERENCE}, whose hosts share nothing but this machine: {times(REFERENCE)["value"]};'
         f' its {head["cpus"]} CPUs were {busy(1):.0%} busy with one warm host, and {busy(most):.0%}'

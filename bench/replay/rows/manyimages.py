@@ -15,22 +15,26 @@ from typing import Any
 from bench.replay import figures, netns, peers, peers_storage, slowdisk, sums
 from bench.replay.cluster import Cluster, Run, cluster
 from bench.replay.host import Image
-from bench.replay.setting import GIGABIT, Journal, Setting, extents_of, recorded
+from bench.replay.setting import BOTH, GIGABIT, Journal, Setting, extents_of, recorded
 from bench.replay.slowdisk import SlowDisk
 from bench.replay.trace import Trace
+from bootcache.cachelayout import Compression
 
 NAME = 'many-images'
 TITLE = 'Many images, a slow disk in the storage node (SC13, figures 3, 12 and 14)'
 WARM, COLD, FIRST = 'bootcache warm', 'bootcache cold', 'bootcache first'
 MEMORY = 'bootcache in storage memory cold'
+ZSTD_WARM, ZSTD_COLD, ZSTD_MEMORY, EXPANDED = (
+    'bootcache zstd warm', 'bootcache zstd cold', 'bootcache zstd in storage memory cold',
+    'bootcache zstd expanded')
 SC13_MEMORY = 'SC13 in storage memory warm'
 REFERENCE = 'local raw'
 DISK_TIER, MEMORY_TIER = 'disk', 'memory'
 # All hosts share this machine's CPUs: a cold boot costs them more than half a second whatever its
 # think times. More hosts than these would measure the CPUs, or take hours in a slower world; with
 # ``--hosts 64`` and more CPUs there are 64 images.
-QUICK = Setting(False, GIGABIT, 0.1, 1, ('small',), (4,))
-FULL = Setting(True, GIGABIT // 2, 1.2, 1, ('small',), (16,))
+QUICK = Setting(False, GIGABIT, 0.1, 1, ('small',), (4,), compression=BOTH)
+FULL = Setting(True, GIGABIT // 2, 1.2, 1, ('small',), (16,), compression=BOTH)
 _IMAGES = {False: (1, 4), True: (1, 4, 16, 64)}
 _MEMORY = Path('/dev/shm')
 _SECTOR = 512
@@ -55,19 +59,26 @@ def counts(full: bool, hosts: int) -> list[int]:
     return sorted({min(count, hosts) for count in _IMAGES[full]})
 
 
-def points(full: bool, numbers: Sequence[int]) -> Iterator[Point]:
+def points(full: bool, numbers: Sequence[int],
+           compression: Sequence[Compression] = BOTH) -> Iterator[Point]:
     """Give what is measured in a round. Pure."""
+    def measured(*ways: peers.Peer) -> list[peers.Peer]:
+        return [way for way in ways if way.compression in compression]
+
     # Three times a round: how much these differ is the noise of this machine.
     yield Point(peers.LocalRaw(), 1, DISK_TIER)
     for count in numbers:
         first = [peers.OursFirst()] if full else []
-        for peer in (peers.OnDemand(), peers.Sc13(), peers.Ours(), *first):
+        for peer in (peers.OnDemand(), peers.Sc13(),
+                     *measured(peers.Ours(), peers.OursCompressed()), *first):
             yield Point(peer, count, DISK_TIER)
     yield Point(peers.LocalRaw(), 1, DISK_TIER)
     for count in numbers:
         if full or count == max(numbers):
             yield Point(peers_storage.Sc13StorageMemory(), count, MEMORY_TIER)
-        yield Point(peers_storage.OursStorageMemory(), count, MEMORY_TIER)
+        for peer in measured(peers_storage.OursStorageMemory(),
+                             peers_storage.OursStorageMemoryCompressed()):
+            yield Point(peer, count, MEMORY_TIER)
     yield Point(peers.LocalRaw(), 1, MEMORY_TIER)
 
 
@@ -77,22 +88,26 @@ class Stage:
     :param tier: directory in memory.
     """
 
-    def __init__(self, made: Cluster, disk: SlowDisk, tier: Path, traces: list[Trace], count: int):
+    def __init__(self, made: Cluster, disk: SlowDisk, tier: Path, traces: list[Trace], count: int,
+                 compression: Sequence[Compression]):
         self.made, self.disk, self.tier = made, disk, tier
         profile, self.trace = traces
         self._current = DISK_TIER
         size = self.trace.header.virtual_bytes
-        self.images: list[Image] = []
+        # The other ways read the uncompressed ones.
+        self.images: dict[Compression, list[Image]] = {}
         with disk.unlimited():
-            for number in range(count):
-                self.images.append(made.add_image(
+            for kind in dict.fromkeys((Compression.NONE, *compression)):
+                self.images[kind] = [made.add_image(
                     disk.path / f'base{number}', 'qcow2', size, extents_of(profile),
-                    place=disk.path, raw_copy=number == 0))
+                    place=disk.path, raw_copy=number == 0, compression=kind)
+                    for number in range(count)]
 
     def _go_to(self, tier: str) -> None:
         if tier != self._current:
             with self.disk.unlimited():
-                self.made.node.call('serve_from', [one.image_id for one in self.images],
+                self.made.node.call('serve_from', [
+                    one.image_id for images in self.images.values() for one in images],
                                     str(self.tier if tier == MEMORY_TIER else self.disk.path))
             self._current = tier
 
@@ -111,7 +126,8 @@ class Stage:
             self.disk.drop_cache()
             before = _served(self.disk)
 
-        self.made.run(point.peer, self.images[:point.images], [self.trace], setting.hosts[0],
+        images = self.images[point.peer.compression][:point.images]
+        self.made.run(point.peer, images, [self.trace], setting.hosts[0],
                       scale=setting.scale, overhead=journal.overhead, verify=repeat == 0,
                       seen=seen)
 
@@ -141,7 +157,7 @@ def stage(setting: Setting, count: int, recording: tuple[Path, list[Trace]]) -> 
                     dilation=setting.dilation) as made:
         tier = made.storage / 'tier'
         tier.mkdir()
-        yield Stage(made, disk, tier, recording[1], count)
+        yield Stage(made, disk, tier, recording[1], count, setting.compression)
 
 
 def run(setting: Setting, directory: Path) -> None:
@@ -152,7 +168,7 @@ def run(setting: Setting, directory: Path) -> None:
         journal = Journal(directory, NAME, {
             **setting.to_json([recording[1][1]]), 'numbers': numbers,
             'disk': dataclasses.asdict(made.disk.rates())})
-        every = list(points(setting.full, numbers))
+        every = list(points(setting.full, numbers, setting.compression))
         for repeat in range(setting.repeats):
             for point in every if repeat % 2 == 0 else reversed(every):
                 made.measure(point, repeat, setting, journal)
@@ -223,16 +239,18 @@ def targets(head: dict[str, Any], runs: Sequence[dict[str, Any]]) -> list[dict[s
     """Judge this row's targets. Pure."""
     most, least = max(head['setting']['numbers']), min(head['setting']['numbers'])
     digests = {digest for one in runs for digest in one['digests'] if digest}
-    spared = sum(one['disk_bytes'] for one in runs if one['label'] in (WARM, MEMORY))
+    spared = sum(one['disk_bytes'] for one in runs if one['label'] in (
+        WARM, MEMORY, ZSTD_WARM, EXPANDED, ZSTD_MEMORY))
     found = [
         sums.target(head, 'contents that boots of one image have read', 1, len(digests)),
         sums.target(head, 'bytes of the base read by warm boots', 0,
                     sum(one['traffic'].get('base', {}).get('bytes', 0) for one in runs
-                        if one['label'] == WARM)),
+                        if one['label'] in (WARM, ZSTD_WARM, EXPANDED))),
         sums.target(head, 'MB read from the storage node\'s disk by warm boots, and by cold ones'
                     ' from its memory', 0, round(spared / 1e6, 1),
                     f'{spared} bytes; the file system may read a block of its own')]
-    for label, wanted in ((WARM, 1.02), (MEMORY, 1.02), (COLD, None), ('on demand', None),
+    for label, wanted in ((WARM, 1.02), (EXPANDED, 1.02), (MEMORY, 1.02), (ZSTD_MEMORY, 1.02),
+                          (COLD, None), (ZSTD_COLD, None), ('on demand', None),
                           ('SC13 warm', None), ('SC13 cold', None), (SC13_MEMORY, None)):
         one = _ratio(runs, label, most, label, least)
         if one is not None:
@@ -243,20 +261,28 @@ def targets(head: dict[str, Any], runs: Sequence[dict[str, Any]]) -> list[dict[s
                 reason += _profiles(runs, (label, most), (label, least))
             found.append(sums.target(head, f'{label}, {most} images over {least}', bound, value,
                                      reason))
-    local = _ratio(runs, WARM, most, REFERENCE, 1)
-    if local is not None:
+    for warm in (WARM, EXPANDED):
+        local = _ratio(runs, warm, most, REFERENCE, 1)
+        if local is None:
+            continue
         bound = round(max(1.02, 1 + local[1]), 4)
         reason = f'noise {local[1]} over {local[2]} rounds'
         if local[0] > bound:
-            reason += _profiles(runs, (WARM, most), (WARM, least), (REFERENCE, 1))
-        found.append(sums.target(head, f'warm over full local raw, {most} images', bound,
-                                 local[0], reason))
+            reason += _profiles(runs, (warm, most), (warm, least), (REFERENCE, 1))
+        found.append(sums.target(
+            head, f'{"warm" if warm == WARM else warm} over full local raw, {most} images', bound,
+            local[0], reason))
     for ours, others in ((WARM, ('on demand', 'SC13 warm', SC13_MEMORY)),
-                         (COLD, ('on demand', 'SC13 cold')), (FIRST, ('on demand', 'SC13 cold')),
-                         (MEMORY, ('on demand', 'SC13 cold', SC13_MEMORY, COLD))):
+                         (EXPANDED, ('on demand', 'SC13 warm', SC13_MEMORY)),
+                         (COLD, ('on demand', 'SC13 cold')),
+                         (ZSTD_COLD, ('on demand', 'SC13 cold')),
+                         (FIRST, ('on demand', 'SC13 cold')),
+                         (MEMORY, ('on demand', 'SC13 cold', SC13_MEMORY, COLD)),
+                         (ZSTD_MEMORY, ('on demand', 'SC13 cold', SC13_MEMORY, ZSTD_COLD))):
         found += [_never_slower(head, runs, ours, other) for other in others
                   if any(one['label'] == ours for one in runs)]
-    return found
+    return found + sums.compressed(head, runs, lambda one: (one['image'], one['images']),
+                                   lambda one: f'{one["images"]} images')
 
 
 def intro(head: dict[str, Any]) -> str:

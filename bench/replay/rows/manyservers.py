@@ -7,21 +7,23 @@ from typing import Any
 
 from bench.replay import figures
 from bench.replay.rows import yolo, yolosums
-from bench.replay.rows.yolo import FAST, OURS, SLOW, Point
-from bench.replay.setting import GIGABIT, Setting
+from bench.replay.rows.yolo import FAST, SLOW, Point
+from bench.replay.setting import BOTH, GIGABIT, Setting
+from bootcache.cachelayout import Compression
 
 NAME = 'many-servers'
 TITLE = 'Many servers on one host (YOLO, figures 10 and 11)'
 # Think times of guests under KVM, who boot in a second or two: those that were recorded ran under
 # TCG. All servers share this machine's CPUs; where there are many the world is slowed down.
-QUICK = Setting(False, GIGABIT, 0.15, 1, ('small',), (1, 4))
-FULL = Setting(True, GIGABIT // 3, 0.45, 2, ('small',), (1, 4, 16))
+QUICK = Setting(False, GIGABIT, 0.15, 1, ('small',), (1, 4), compression=BOTH)
+FULL = Setting(True, GIGABIT // 3, 0.45, 2, ('small',), (1, 4, 16), compression=BOTH)
 # How much faster than a normal boot YOLO was at most (section V.B.3).
 _FACTOR = 13
 _TITLES = {False: 'one image', True: 'an image each'}
 
 
-def points(full: bool, counts: Sequence[int]) -> Iterator[Point]:
+def points(full: bool, counts: Sequence[int],
+           compression: Sequence[Compression] = BOTH) -> Iterator[Point]:
     """Give what is measured in a round: on the slow disk, then on the fast one. Pure.
 
     The fast disk has but its ends, as nothing is slow there, and only in full.
@@ -33,11 +35,9 @@ def points(full: bool, counts: Sequence[int]) -> Iterator[Point]:
             continue
         if medium == FAST and (count, distinct) not in ends:
             continue
-        labels = [yolo.NORMAL, yolo.YOLO, *OURS]
-        if not full and count > 1 and not distinct:
-            labels = [yolo.NORMAL, yolo.YOLO, yolo.MEMORY]
-        elif not full and count == 1:
-            labels.remove(yolo.COLD)
+        labels = [yolo.NORMAL, yolo.YOLO, *yolo.ours(compression)]
+        if not full and not distinct:
+            labels = [label for label in labels if label not in (yolo.COLD, yolo.ZSTD_COLD)]
         if not distinct and count > 1:
             labels.insert(1, yolo.ONE_THEN_OTHERS)
         for label in labels:
@@ -46,8 +46,8 @@ def points(full: bool, counts: Sequence[int]) -> Iterator[Point]:
 
 def run(setting: Setting, directory: Path) -> None:
     """Measure, and leave the journal in the report's directory."""
-    yolo.run(NAME, setting, directory, list(points(setting.full, setting.hosts)),
-             max(setting.hosts))
+    yolo.run(NAME, setting, directory, list(points(
+        setting.full, setting.hosts, setting.compression)), max(setting.hosts))
 
 
 def rows(head: dict[str, Any], runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -1,5 +1,6 @@
 """SC13 figures 8 to 10 and table 2: what a quota costs, by cluster size; one host."""
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 from bench.replay import figures, peers, sums, trace
 from bench.replay.cluster import cluster
 from bench.replay.setting import (
+    BOTH,
     GIGABIT,
     Journal,
     Point,
@@ -16,13 +18,16 @@ from bench.replay.setting import (
     recorded,
 )
 from bootcache import workingset
+from bootcache.cachelayout import Compression
 
 NAME = 'quota'
 TITLE = 'Quota and cluster size (SC13, figures 8 to 10 and table 2)'
-WARM = 'bootcache warm'
+# A quota bounds a cache image as if nothing was compressed.
+_WARM = {Compression.NONE: ('bootcache warm',),
+         Compression.ZSTD: ('bootcache zstd warm', 'bootcache zstd expanded')}
 REFERENCE = 'on demand'
-QUICK = Setting(False, GIGABIT, 0.125, 1, ('small',))
-FULL = Setting(True, 100_000_000, 1.0, 3, ('small', 'debian'))
+QUICK = Setting(False, GIGABIT, 0.125, 1, ('small',), compression=BOTH)
+FULL = Setting(True, 100_000_000, 1.0, 3, ('small', 'debian'), compression=BOTH)
 # Quotas as parts of what the boot reads; more than 1 leaves room for the tables.
 _PARTS = {False: (0.5, 1.5), True: (0.1, 0.25, 0.5, 0.75, 1.0, 1.5)}
 _CLUSTERS = {False: (512, 65536), True: (512, 4096, 65536)}
@@ -48,10 +53,13 @@ def run(setting: Setting, directory: Path) -> None:
                     Point(peers.Sc13(cluster_bytes, quota), plain, played, 1,
                           {**more, 'cluster_bytes': cluster_bytes})
                     for cluster_bytes in _CLUSTERS[setting.full]]
-                for cluster_bytes in _OUR_CLUSTERS[setting.full]:
+                for cluster_bytes, way in itertools.product(
+                        _OUR_CLUSTERS[setting.full], (peers.Ours(), peers.OursCompressed())):
+                    if way.compression not in setting.compression:
+                        continue
                     ours = made.add_image(path, 'qcow2', size, extents_of(profile), quota,
-                                          cluster_bytes)
-                    points.append(Point(peers.Ours(), ours, played, 1, {
+                                          cluster_bytes, compression=way.compression)
+                    points.append(Point(way, ours, played, 1, {
                         **more, 'cluster_bytes': cluster_bytes,
                         'cache_bytes': ours.answer['cache_image']['bytes']}))
         measure(made, points, setting, journal)
@@ -66,15 +74,22 @@ def rows(head: dict[str, Any], runs: Sequence[dict[str, Any]]) -> list[dict[str,
 
 def targets(head: dict[str, Any], runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Judge this row's targets. Pure."""
-    whole = [one for one in runs if one['label'] == WARM and one['part'] > 1]
+    warm = {label for labels in _WARM.values() for label in labels}
+    whole = [one for one in runs if one['label'] in warm and one['part'] > 1]
     found = [sums.target(head, 'bytes of the base read by warm boots with room for all', 0,
                          sum(one['traffic'].get('base', {}).get('bytes', 0) for one in whole))]
-    for cluster_bytes in sorted({one['cluster_bytes'] for one in whole}):
-        over = max(one['cache_bytes'] / one['unique_bytes'] for one in whole
-                   if one['cluster_bytes'] == cluster_bytes)
-        found.append(sums.target(head, f'cache image over unique bytes, {cluster_bytes}-byte'
-                                 ' clusters (table 2)', None, round(over, 4)))
-    return found
+    for cluster_bytes, (kind, labels) in itertools.product(
+            sorted({one['cluster_bytes'] for one in whole}), _WARM.items()):
+        over = [one['cache_bytes'] / one['unique_bytes'] for one in whole
+                if one['cluster_bytes'] == cluster_bytes and one['label'] in labels]
+        if over:
+            found.append(sums.target(
+                head, f'cache image over unique bytes, {cluster_bytes}-byte clusters'
+                + (' (table 2)' if kind is Compression.NONE else f', {kind}'), None,
+                round(max(over), 4)))
+    return found + sums.compressed(
+        head, runs, lambda one: (one['image'], one.get('cluster_bytes'), one.get('part')),
+        lambda one: f'{one["part"]} of what the boot reads, {one["cluster_bytes"]}-byte clusters')
 
 
 def _cost(row: dict[str, Any], base: dict[str, Any], kind: str) -> tuple[float, float]:
@@ -95,7 +110,7 @@ def draw(head: dict[str, Any], rows: list[dict[str, Any]],
                          ('bytes', 'bytes from the storage node / on demand')):
             figure, axes = figures.canvas(f'What a quota costs, one host ({image})',
                                    'quota / what the boot reads', up)
-            for peer in ('bootcache warm', 'bootcache cold', 'SC13 warm', 'SC13 cold'):
+            for peer in figures.order(row['peer'] for row in mine if row.get('part')):
                 sizes = sorted({row['cluster_bytes'] for row in mine if row['peer'] == peer})
                 for number, size in enumerate(sizes):
                     points = [(row['part'], *_cost(row, base, kind)) for row in mine

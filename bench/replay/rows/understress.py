@@ -6,36 +6,41 @@ from typing import Any
 
 from bench.replay import figures
 from bench.replay.rows import yolo, yolosums
-from bench.replay.rows.yolo import DISK_STRESS, MEMORY_STRESS, OURS, SLOW, Point
-from bench.replay.setting import GIGABIT, Setting
+from bench.replay.rows.yolo import DISK_STRESS, MEMORY_STRESS, SLOW, Point
+from bench.replay.setting import BOTH, GIGABIT, Setting
+from bootcache.cachelayout import Compression
 
 NAME = 'under-stress'
 TITLE = 'One server on a host under stress (YOLO, figures 12 and 13)'
 # As in manyservers: think times of guests under KVM.
-QUICK = Setting(False, GIGABIT, 0.15, 1, ('small',))
-FULL = Setting(True, GIGABIT // 2, 0.3, 3, ('small',))
+QUICK = Setting(False, GIGABIT, 0.15, 1, ('small',), compression=BOTH)
+FULL = Setting(True, GIGABIT // 2, 0.3, 3, ('small',), compression=BOTH)
 # Requests that fio always has under way, and MiB of memory that stress-ng leaves.
 _JOBS = {False: (4,), True: (1, 4, 15)}
 _LEFT = {False: (48,), True: (128, 64, 48)}
 # How much faster than a normal boot YOLO was (section V.C.1).
 _FACTOR = 5
+# Of ways that share a colour with another one.
+_HATCHES = {yolo.MEMORY: '//', yolo.COLD: '..', yolo.ZSTD_MEMORY: '//', yolo.ZSTD_COLD: '..',
+            yolo.EXPANDED: 'xx'}
 
 
-def points(full: bool) -> Iterator[Point]:
+def points(full: bool, compression: Sequence[Compression] = BOTH) -> Iterator[Point]:
     """Give what is measured in a round: all ways, under more and more stress. Pure."""
     levels = [('', 0), *((DISK_STRESS, jobs) for jobs in _JOBS[full]),
               *((MEMORY_STRESS, left) for left in _LEFT[full])]
     for stress, level in levels:
-        for label in (yolo.NORMAL, yolo.YOLO, *OURS):
+        for label in (yolo.NORMAL, yolo.YOLO, *yolo.ours(compression)):
             # What is fetched is written to the very disk that is under stress: it takes long.
-            if label == yolo.COLD and stress and not full:
+            if label in (yolo.COLD, yolo.ZSTD_COLD) and stress and not full:
                 continue
             yield Point(label, SLOW, 1, False, stress, level)
 
 
 def run(setting: Setting, directory: Path) -> None:
     """Measure, and leave the journal in the report's directory."""
-    yolo.run(NAME, setting, directory, list(points(setting.full)), 1, stressed=True)
+    yolo.run(NAME, setting, directory, list(points(
+        setting.full, setting.compression)), 1, stressed=True)
 
 
 def rows(head: dict[str, Any], runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -78,8 +83,7 @@ def draw(head: dict[str, Any], rows: list[dict[str, Any]],
                      yerr=[row['spread'] / row['ratio'] * row['seconds'] / think / 2
                            for row in chosen],
                      capsize=2, color=figures.style(peer)[0], label=figures.name_of(peer),
-                     alpha=0.55 if peer in ('bootcache in memory warm', 'bootcache cold') else 1,
-                     hatch={'bootcache in memory warm': '//', 'bootcache cold': '..'}.get(peer))
+                     alpha=0.55 if peer in _HATCHES else 1, hatch=_HATCHES.get(peer))
         axes.set_xticks(range(len(levels) + 1), ['no stress', *map(str, levels)])
         axes.axhline(1, color='black', linewidth=0.8, linestyle=':')
         figure.legend(fontsize=7, loc='outside right upper')

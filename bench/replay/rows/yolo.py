@@ -20,12 +20,17 @@ from bench.replay.stress import Group
 from bench.replay.trace import Trace
 from bootcache import cacheimage
 from bootcache.cacheimage import Base
+from bootcache.cachelayout import Compression
 
 SLOW, FAST = 'hard disk', 'fast disk'
 NORMAL, ONE_THEN_OTHERS = 'normal boot', 'one then others'
 YOLO = 'YOLO'
 MEMORY, WARM, COLD = 'bootcache in memory warm', 'bootcache warm', 'bootcache cold'
 OURS = MEMORY, WARM, COLD
+ZSTD_MEMORY, ZSTD_WARM, EXPANDED, ZSTD_COLD = (
+    'bootcache zstd in memory warm', 'bootcache zstd warm', 'bootcache zstd expanded',
+    'bootcache zstd cold')
+ZSTD = ZSTD_MEMORY, ZSTD_WARM, EXPANDED, ZSTD_COLD
 DISK_STRESS, MEMORY_STRESS = 'fio', 'stress-ng'
 _GO_SECONDS = 0.3
 _MEMORY = Path('/dev/shm')
@@ -58,7 +63,8 @@ class Stage:
     """
 
     def __init__(self, made: Cluster, disk: SlowDisk | None, place: Path, scratch: Path,
-                 recording: tuple[Path, list[Trace]], count: int, group: Group | None):
+                 recording: tuple[Path, list[Trace]], count: int, group: Group | None,
+                 compression: Sequence[Compression]):
         self.made = made
         self.group = group
         self.disk = disk
@@ -67,15 +73,18 @@ class Stage:
         file, (profile, self.trace) = recording
         extents = extents_of(profile)
         size = self.trace.header.virtual_bytes
-        self.images: list[Image] = []
+        self.images: dict[Compression, list[Image]] = {}
         self.boot_images: dict[str, str] = {}
-        for number in range(count):
-            image = made.add_image(file, 'qcow2', size, extents)
+        for kind in dict.fromkeys((Compression.NONE, *compression)):
+            self.images[kind] = []
+            for number in range(count):
+                image = made.add_image(file, 'qcow2', size, extents, compression=kind)
+                self.images[kind].append(dataclasses.replace(
+                    image, answer={**image.answer, 'local_base': str(place / f'base{number}')}))
+        for number, image in enumerate(self.images[Compression.NONE]):
             path = scratch / f'boot{number}'
             cacheimage.build(Base(str(file), 'qcow2', size), extents, str(path),
                              quota=1 << 30, cluster_bytes=65536, backing_uri=None)
-            self.images.append(dataclasses.replace(
-                image, answer={**image.answer, 'local_base': str(place / f'base{number}')}))
             self.boot_images[image.image_id] = str(path)
 
     def peer(self, label: str) -> Peer:
@@ -83,7 +92,9 @@ class Stage:
         return {NORMAL: peers_yolo.Normal, ONE_THEN_OTHERS: peers_yolo.OneThenOthers,
                 YOLO: lambda: peers_yolo.Yolo(self.boot_images),
                 MEMORY: peers_yolo.OursInMemory, WARM: peers_yolo.OursWarm,
-                COLD: peers_yolo.OursCold}[label]()
+                COLD: peers_yolo.OursCold, ZSTD_MEMORY: peers_yolo.OursInMemoryCompressed,
+                ZSTD_WARM: peers_yolo.OursWarmCompressed, EXPANDED: peers_yolo.OursExpanded,
+                ZSTD_COLD: peers_yolo.OursColdCompressed}[label]()
 
     def _fast(self) -> contextlib.AbstractContextManager[None]:
         return self.disk.unlimited() if self.disk is not None else contextlib.nullcontext()
@@ -100,9 +111,10 @@ class Stage:
                 verify: bool) -> dict[str, Any]:
         """Boot once; the journal's line."""
         made, peer = self.made, self.peer(point.label)
-        images = [self.images[number if point.distinct else 0] for number in range(point.servers)]
+        mine = self.images[peer.compression]
+        images = [mine[number if point.distinct else 0] for number in range(point.servers)]
         options = {}
-        if point.label == MEMORY:
+        if point.label in (MEMORY, ZSTD_MEMORY):
             options = {'compute_memory_directory': str(self.scratch / 'tier'),
                        'compute_memory_quota': '2GiB'}
             (self.scratch / 'tier').mkdir(exist_ok=True)
@@ -125,6 +137,12 @@ class Stage:
                 made.everywhere(1, servers.finish)
             shutil.rmtree(self.scratch / 'tier', ignore_errors=True)
         return _line(point, found, traffic)
+
+
+def ours(compression: Sequence[Compression]) -> tuple[str, ...]:
+    """Return the labels of bootcache's ways with cache images that are stored so. Pure."""
+    return tuple(label for kind, labels in ((Compression.NONE, OURS), (Compression.ZSTD, ZSTD))
+                 for label in labels if kind in compression)
 
 
 def _line(point: Point, found: dict[str, Any], traffic: dict[str, Any]) -> dict[str, Any]:
@@ -188,7 +206,8 @@ def stage(medium: str, count: int, setting: Setting,
                                            media=disk.path if disk else _MEMORY))
         if group is not None:
             group.add(made.everywhere(1, servers.process))
-        yield Stage(made, disk, disk.path if disk else scratch, scratch, recording, count, group)
+        yield Stage(made, disk, disk.path if disk else scratch, scratch, recording, count, group,
+                    setting.compression)
 
 
 def run(name: str, setting: Setting, directory: Path, points: Sequence[Point], count: int,

@@ -5,7 +5,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from bench.replay import figures, sums
-from bench.replay.rows.yolo import COLD, MEMORY, NORMAL, OURS, WARM, YOLO
+from bench.replay.rows.yolo import (
+    COLD,
+    EXPANDED,
+    MEMORY,
+    NORMAL,
+    OURS,
+    WARM,
+    YOLO,
+    ZSTD,
+    ZSTD_COLD,
+    ZSTD_MEMORY,
+    ZSTD_WARM,
+)
 
 Run = dict[str, Any]
 _KEYS = 'medium', 'servers', 'distinct', 'stress', 'level'
@@ -57,7 +69,7 @@ def slower(head: dict[str, Any], runs: Sequence[Run], ours: str,
         for label in (ours, other):
             reason += f'; {label}: ' + profile(head, [
                 one for one in runs if one['label'] == label and place(one) == where])
-        if ours == COLD:
+        if ours in (COLD, ZSTD_COLD):
             reason += '; the other had the whole base on the host\'s disk before, bootcache nothing'
     return sums.target(head, f'{ours} over {other}, at worst', bound, value, reason)
 
@@ -91,7 +103,7 @@ def targets(head: dict[str, Any], runs: Sequence[Run], worst: Run, where: str,
     found = []
     think = head['setting']['think_seconds']
     normal = statistics.median(one['seconds'] for one in at(NORMAL))
-    for label in (MEMORY, WARM, YOLO):
+    for label in (MEMORY, WARM, ZSTD_MEMORY, ZSTD_WARM, EXPANDED, YOLO):
         ratios = sums.ratios(runs, lambda one, label=label: one['label'] == label
                              and place(one) == place(worst),
                              lambda one: one['label'] == NORMAL and place(one) == place(worst))
@@ -105,33 +117,43 @@ def targets(head: dict[str, Any], runs: Sequence[Run], worst: Run, where: str,
     def middle(label: str, name: str) -> float:
         return statistics.median(one[name] for one in at(label))
 
-    reads, before = middle(MEMORY, 'waited'), middle(NORMAL, 'waited')
+    memory = MEMORY if at(MEMORY) else ZSTD_MEMORY
+    reads, before = middle(memory, 'waited'), middle(NORMAL, 'waited')
     found.append(sums.target(
-        head, f'seconds waited for reads, {MEMORY} over {NORMAL}, there', None,
+        head, f'seconds waited for reads, {memory} over {NORMAL}, there', None,
         round(reads / before, 4), f'{reads:.2f} s against {before:.2f} s a server: the part that'
         ' where the data comes from decides; writes and flushes go to the server\'s own disk'))
     found.append(sums.target(
         head, 'least ratio that the guest\'s think time allows there', None,
         round(think / normal, 4), f'{normal / think:.1f} times faster: {think:.2f} s of'
         f' {normal:.2f} s; bootcache in memory reaches'
-        f' {think / statistics.median(one["seconds"] for one in at(MEMORY)):.0%} of it'))
+        f' {think / statistics.median(one["seconds"] for one in at(memory)):.0%} of it'))
     found.append(sums.target(
         head, 'bytes of the base read by warm boots', 0,
         sum(one['traffic'].get('base', {}).get('bytes', 0) for one in runs
-            if one['label'] in (MEMORY, WARM))))
+            if one['label'] in (MEMORY, WARM, ZSTD_MEMORY, ZSTD_WARM, EXPANDED))))
     found.append(sums.target(
         head, 'contents that boots of one image have read', 1,
         len({digest for one in runs for digest in one['digests'] if digest})))
     refused = [reason for one in runs for reason in one['refused']]
     found.append(sums.target(head, 'servers that bootcache sent the stock way', 0, len(refused),
                              refused[0] if refused else ''))
-    others = [label for label in dict.fromkeys(one['label'] for one in runs) if label not in OURS]
-    for ours in OURS:
+    others = [label for label in dict.fromkeys(one['label'] for one in runs)
+              if label not in (*OURS, *ZSTD)]
+    for ours in (*OURS, *ZSTD):
         for other in others:
             # What is loaded before is compared with what is loaded before.
-            if (ours, other) != (COLD, YOLO) and (one := slower(head, runs, ours, other)):
+            if (ours not in (COLD, ZSTD_COLD) or other != YOLO) \
+                    and (one := slower(head, runs, ours, other)):
                 found.append(one)
-    return found
+    return found + sums.compressed(head, runs, place, _words)
+
+
+def _words(one: Run) -> str:
+    """Return words for where something was measured."""
+    words = [str(one['medium']), f'{one["servers"]} servers' + (
+        ', an image each' if one['distinct'] else '')]
+    return ', '.join(words + ([f'{one["stress"]} x{one["level"]}'] if one['stress'] else []))
 
 
 def lines(axes: Any, head: dict[str, Any], rows: Sequence[dict[str, Any]], across: str) -> None:

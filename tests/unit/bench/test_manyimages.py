@@ -7,6 +7,7 @@ import pytest
 from bench.replay import cluster, node, peers, peers_storage
 from bench.replay.host import Image
 from bench.replay.rows import manyimages
+from bootcache.cachelayout import Compression
 
 HEAD = {'row': 'many-images', 'run': 'many-images today', 'cpus': 2, 'setting': {
     'repeats': 1, 'rate': 10 ** 9, 'scale': 0.1, 'dilation': 1.0, 'stands_for': 'a cloud',
@@ -136,3 +137,26 @@ def test_figures_and_table(tmp_path):
     assert [name for name, _caption in manyimages.draw(HEAD, rows, tmp_path)] == [
         'many-images-time.svg', 'many-images-disk.svg']
     assert '119 random reads' in manyimages.intro(HEAD)
+
+
+@pytest.mark.parametrize(('kinds', 'ways'), [
+    ((Compression.NONE,), [peers.Ours, peers_storage.OursStorageMemory]),
+    ((Compression.ZSTD,), [peers.OursCompressed, peers_storage.OursStorageMemoryCompressed])])
+def test_what_is_asked_for_of_compression_is_measured(kinds, ways):
+    found = [type(one.peer) for one in manyimages.points(False, [1], kinds)]
+    assert [way for way in found if issubclass(way, peers.Ours)] == ways
+
+
+def test_compressed_and_uncompressed_are_judged_alike():
+    runs = a_run() + [
+        run(label, images, seconds, cache=cache) for images in (1, 16) for label, seconds, cache in (
+            ('bootcache zstd warm', 10.3, 0), ('bootcache zstd expanded', 10.1, 0),
+            ('bootcache zstd cold', 12, 4),
+            ('bootcache zstd in storage memory cold', 11.5, 4))]
+    judged = {one['name']: one for one in manyimages.targets(HEAD, runs)}
+    assert judged['bootcache zstd expanded over full local raw, 16 images']['met']
+    assert judged['bootcache zstd cold over on demand, at worst']['met']
+    assert judged['bootcache zstd cold over bootcache cold, at worst']['reason'].startswith(
+        '1 images: 0.96 (spread 0.0); 16 images: 0.75')
+    assert judged['bytes of cache images that were fetched, bootcache zstd cold over bootcache'
+                  ' cold, at worst']['value'] == pytest.approx(4 / 9, abs=1e-3)

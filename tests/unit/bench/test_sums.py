@@ -139,3 +139,53 @@ def test_a_missing_request_is_told():
     guest = events((0, (1, 2)), (512, (3, 4)))
     found = check.compare(guest, guest[:1], 0, 0, 0)
     assert not found.exact and (found.missing, found.bytes_differ) == (1, 512)
+
+
+def told(runs):
+    return {one['name']: one for one in sums.compressed(
+        HEAD, runs, lambda one: one['hosts'], lambda one: f'{one["hosts"]} hosts')}
+
+
+def test_each_compressed_way_has_its_twin():
+    assert [sums.uncompressed(label) for label in (
+        'bootcache zstd cold', 'bootcache zstd expanded', 'bootcache zstd in memory warm')] == [
+            'bootcache cold', 'bootcache warm', 'bootcache in memory warm']
+
+
+def fetched(runs, bytes_):
+    for one in runs:
+        one['traffic'] = {'cache': {'requests': 1, 'bytes': bytes_}}
+    return runs
+
+
+def test_what_compression_changes_is_told_where_it_costs_most():
+    runs = (fetched(rounds('bootcache cold', 10, 10), 100)
+            + fetched(rounds('bootcache zstd cold', 11, 12), 50)
+            + fetched(rounds('bootcache cold', 20, 20, hosts=4), 400)
+            + fetched(rounds('bootcache zstd cold', 15, 15, hosts=4), 260))
+    found = told(runs)
+    time = found['bootcache zstd cold over bootcache cold, at worst']
+    assert (time['target'], time['value']) == (None, 1.15)
+    assert time['reason'] == '1 hosts: 1.15 (spread 0.1); 4 hosts: 0.75 (spread 0.0)'
+    size = found['bytes of cache images that were fetched, bootcache zstd cold over bootcache'
+                 ' cold, at worst']
+    assert (size['target'], size['value'], size['met']) == (0.6, 0.65, False)
+
+
+def test_what_is_expanded_loses_nothing():
+    plain = rounds('bootcache warm', 10, 10)
+    name = 'bootcache zstd expanded over bootcache warm, at worst'
+    assert told(plain + rounds('bootcache zstd expanded', 10.1, 10.1))[name]['met']
+    assert not told(plain + rounds('bootcache zstd expanded', 10.3, 10.3))[name]['met']
+    assert told(rounds('bootcache zstd expanded', 10, 10)) == {}
+
+
+def test_rows_of_hosts_judge_what_was_measured():
+    runs = (rounds('local raw', 10, 10) + rounds('on demand', 12, 12)
+            + rounds('bootcache zstd cold', 11, 11) + rounds('bootcache zstd warm', 10.5, 10.5)
+            + rounds('bootcache zstd expanded', 10.1, 10.1, base=1))
+    judged = {one['name']: one for one in manyhosts.targets(HEAD, runs)}
+    assert judged['bootcache zstd expanded over full local raw, one host']['met']
+    assert judged['bootcache zstd cold over on demand, at worst']['met']
+    assert judged['bytes of the base read by warm boots']['value'] == 2
+    assert not any(name.startswith(('warm over', 'bootcache warm')) for name in judged)

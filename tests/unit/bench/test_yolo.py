@@ -3,6 +3,7 @@
 import pytest
 
 from bench.replay.rows import manyservers, understress, yolo, yolosums
+from bootcache.cachelayout import Compression
 
 HEAD = {'row': 'many-servers', 'run': 'many-servers today', 'cpus': 2, 'setting': {
     'repeats': 2, 'rate': 10 ** 9, 'scale': 0.15, 'dilation': 1.0, 'think_seconds': 1.0}}
@@ -81,7 +82,7 @@ def test_all_peers_meet_at_the_worst_point_in_both_sizes():
         assert len(points) == len(set(points))
         worst = {point.label for point in points if point.medium == yolo.SLOW and point.distinct
                  and point.servers == max(setting.hosts)}
-        assert worst == {yolo.NORMAL, yolo.YOLO, *yolo.OURS}
+        assert worst == {yolo.NORMAL, yolo.YOLO, *yolo.OURS, *yolo.ZSTD}
         assert {point.medium for point in points} == (
             {yolo.SLOW, yolo.FAST} if setting.full else {yolo.SLOW})
 
@@ -133,3 +134,39 @@ def test_no_stress_comes_first_and_has_all_ways():
         assert points[0] == yolo.Point(yolo.NORMAL, yolo.SLOW, 1, False)
         assert {point.label for point in points if not point.stress} >= set(yolo.OURS)
         assert {point.stress for point in points} == {'', yolo.DISK_STRESS, yolo.MEMORY_STRESS}
+
+
+@pytest.mark.parametrize(('kinds', 'expected'), [
+    ((Compression.NONE,), set(yolo.OURS)), ((Compression.ZSTD,), set(yolo.ZSTD)),
+    (tuple(Compression), {*yolo.OURS, *yolo.ZSTD})])
+def test_what_is_asked_for_of_compression_is_measured(kinds, expected):
+    for points in (manyservers.points(True, (1, 4), kinds), understress.points(True, kinds)):
+        assert {point.label for point in points} & {*yolo.OURS, *yolo.ZSTD} == expected
+
+
+def both():
+    found = runs()
+    for repeat in range(2):
+        for servers, distinct in ((1, False), (8, True)):
+            found += [run(label, seconds, servers, distinct=distinct, repeat=repeat)
+                      for label, seconds in ((yolo.ZSTD_WARM, 2.0), (yolo.EXPANDED, 2.5),
+                                             (yolo.ZSTD_MEMORY, 2.6), (yolo.ZSTD_COLD, 3.0))]
+    return found
+
+
+def test_compressed_and_uncompressed_are_beside_each_other():
+    found = judged(both())
+    faster = found['bootcache zstd warm over bootcache warm, at worst']
+    assert faster['target'] is None and faster['value'] == 0.8
+    assert faster['reason'] == ('hard disk, 1 servers: 0.8 (spread 0.0);'
+                                ' hard disk, 8 servers, an image each: 0.8 (spread 0.0)')
+    assert found['bootcache zstd expanded over bootcache warm, at worst']['value'] == 1
+    assert 'bootcache zstd cold over bootcache cold, at worst' not in found
+    assert not found['bootcache zstd expanded over YOLO, at worst']['met']
+    assert found['bootcache zstd warm over YOLO, at worst']['met']
+
+
+def test_compressed_ones_alone_are_judged_as_well():
+    found = judged([one for one in both() if one['label'] not in yolo.OURS])
+    assert 'bootcache zstd in memory warm over normal boot, where that takes longest' in found
+    assert not any('bootcache warm' in name for name in found)

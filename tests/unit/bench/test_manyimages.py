@@ -149,10 +149,10 @@ def test_what_is_asked_for_of_compression_is_measured(kinds, ways):
 
 def test_compressed_and_uncompressed_are_judged_alike():
     runs = a_run() + [
-        run(label, images, seconds, cache=cache) for images in (1, 16) for label, seconds, cache in (
+        run(label, images, seconds, cache=cache) for images in (1, 16)
+        for label, seconds, cache in (
             ('bootcache zstd warm', 10.3, 0), ('bootcache zstd expanded', 10.1, 0),
-            ('bootcache zstd cold', 12, 4),
-            ('bootcache zstd in storage memory cold', 11.5, 4))]
+            ('bootcache zstd cold', 12, 4), ('bootcache zstd in storage memory cold', 11.5, 4))]
     judged = {one['name']: one for one in manyimages.targets(HEAD, runs)}
     assert judged['bootcache zstd expanded over full local raw, 16 images']['met']
     assert judged['bootcache zstd cold over on demand, at worst']['met']

@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -99,10 +100,20 @@ def test_a_warm_host_needs_no_storage_service(tenant, ready_image, cloud, wire):
     assert wire.requests(begin, wire.position()) == []
 
 
+def wait_expanded(cache):
+    """Wait until nothing replaces a host's cache image any more: one that came compressed is."""
+    def stays():
+        entry = json.loads(Path(f'{cache}.json').read_text())
+        return entry['expanded'] or not entry['cache_image']['file'].endswith('.zstd.qcow2')
+
+    wait_until(stays, 'the expanded cache image')
+
+
 def test_a_damaged_cache_image_is_fetched_again(tenant, ready_image, cloud, compute_log):
     server = tenant.server(ready_image)
     cache = tenant.backing(server)[1]
     tenant.delete_server(server)
+    wait_expanded(cache)
     with open(cache, 'r+b') as stream:
         stream.seek(100_000)
         stream.write(b'rot')

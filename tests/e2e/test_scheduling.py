@@ -95,7 +95,8 @@ def forget(cloud, image, *hosts):
     """Take an image's cache image away from hosts without servers; the scheduler forgets, too."""
     for host in hosts:
         for file in (host.instances / '_bootcache').glob(f'{naming.cache_file_name(image)}*'):
-            file.unlink()
+            # What is being expanded goes by itself as well.
+            file.unlink(missing_ok=True)
     for host in hosts:
         wait_level(cloud, host, image, Level.COLD)
     cloud.restart('scheduler')

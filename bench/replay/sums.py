@@ -120,18 +120,20 @@ def uncompressed(label: str) -> str:
 
 
 def compressed(head: dict[str, Any], runs: Sequence[Run], place: Callable[[Run], Hashable],
-               name: Callable[[Run], str]) -> list[dict[str, Any]]:
+               name: Callable[[Run], str], alone: float = 0.1) -> list[dict[str, Any]]:
     """Return what compressed cache images make of each way's time, and of the bytes. Pure.
 
     Told, but of what is expanded: where it costs most, and in the reason all other places.
 
     :param place: what tells a way's points apart.
     :param name: of such a point.
+    :param alone: what is taken for noise where there is but one round to tell it.
     """
     found = []
     labels = dict.fromkeys(one['label'] for one in runs)
     for label in (one for one in labels if ' zstd' in one and uncompressed(one) in labels):
         there: list[tuple[float, float, str]] = []
+        rounds = 0
         bytes_there: list[float] = []
         for point in dict.fromkeys(place(one) for one in runs if one['label'] == label):
             ours, plain = ([one for one in runs if one['label'] == way and place(one) == point]
@@ -140,11 +142,13 @@ def compressed(head: dict[str, Any], runs: Sequence[Run], place: Callable[[Run],
                             lambda one, plain=plain: any(one is that for that in plain))
             if values:
                 there.append((*median_spread(values), name(ours[0])))
+                rounds = len(values)
             bytes_there += [many / few for many, few in zip(
                 map(_fetched, ours), map(_fetched, plain), strict=False) if few]
         if there:
             worst = max(there)
-            bound = round(1 + max(worst[1], LEAST_NOISE), 4) if 'expanded' in label else None
+            noise = max(worst[1] if rounds > 1 else alone, LEAST_NOISE)
+            bound = round(1 + noise, 4) if 'expanded' in label else None
             found.append(target(head, f'{label} over {uncompressed(label)}, at worst', bound,
                                 worst[0], '; '.join(f'{where}: {value} (spread {spread})'
                                                     for value, spread, where in there)))

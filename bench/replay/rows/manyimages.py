@@ -282,7 +282,7 @@ def targets(head: dict[str, Any], runs: Sequence[dict[str, Any]]) -> list[dict[s
         found += [_never_slower(head, runs, ours, other) for other in others
                   if any(one['label'] == ours for one in runs)]
     return found + sums.compressed(head, runs, lambda one: (one['image'], one['images']),
-                                   lambda one: f'{one["images"]} images')
+                                   lambda one: f'{one["images"]} images', _noise(runs))
 
 
 def intro(head: dict[str, Any]) -> str:

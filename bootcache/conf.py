@@ -28,6 +28,50 @@ Possible values:
 * An oslo.messaging URL, such as rabbit://user:password@host:5672/.
 * Unset: ``transport_url`` of the section DEFAULT.
 """),
+    cfg.StrOpt('tls_directory',
+               help="""
+Directory of the certificates with which compute hosts and exporters know each
+other, in files that have QEMU's and libvirt's names. On a storage node they are
+ca-cert.pem, server-cert.pem and server-key.pem: the exporter then speaks TLS
+only, and only with clients that have a certificate of that CA. On a compute
+host they are ca-cert.pem, client-cert.pem and client-key.pem. Who is not to be
+let in any more can be in ca-crl.pem.
+
+The exporter's certificate has to be one for the address or name that compute
+hosts are told to connect to. Renewed files are noticed: the exporter takes them
+within ``poll_interval`` seconds, the connections of compute hosts in about ten.
+
+Possible values:
+
+* An absolute path. Where libvirt migrates servers by TLS, /etc/pki/qemu or
+  /etc/pki/libvirt-migrate has such files; the user that runs this has to be
+  able to read them.
+* Unset: no TLS. A compute host's servers go the stock way then if the exporter
+  speaks TLS.
+
+Related options:
+
+* ``export_host`` and ``advertise_host``
+* ``tls_client_names``
+* ``allow_plain_nbd``
+"""),
+    cfg.BoolOpt('allow_plain_nbd',
+                default=False,
+                help="""
+Whether the exporter may be reached over a network without TLS. Whoever reaches
+it then can read all that it serves.
+
+On a storage node without ``tls_directory`` it has to be set where
+``export_host`` is not an address of the machine alone. On a compute host with
+``tls_directory`` it says whether exporters that do not speak TLS are used all
+the same; that is needed while certificates are handed out, and opens the door
+to who can pretend to be the storage service.
+
+Related options:
+
+* ``tls_directory``
+* ``export_host``
+"""),
     cfg.IntOpt('rpc_timeout',
                default=10,
                min=1,

@@ -86,6 +86,10 @@ class ConfigurationError(BootcacheError, ValueError):
     """A configuration cannot be used; the message names the option and the cure."""
 
 
+class CertificateExpired(ConfigurationError):
+    """A certificate was valid, and is not any more; the message names the file."""
+
+
 class LibvirtHangs(BootcacheError):
     """libvirt does not answer, or a guest's QEMU does not answer libvirt: they may in a while."""
 

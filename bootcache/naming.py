@@ -60,8 +60,3 @@ def nbd_unix_uri(socket_path: str, export: str) -> str:
 def tcp_address(host: str, port: int) -> str:
     """Return host and port as URIs and messages have them: an IPv6 address in brackets."""
     return f'[{host}]:{port}' if ':' in host else f'{host}:{port}'
-
-
-def nbd_tcp_uri(host: str, port: int, export: str) -> str:
-    """Return the URI of an export behind a TCP port, as QEMU takes it."""
-    return f'nbd://{tcp_address(host, port)}/{export}'

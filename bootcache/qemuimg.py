@@ -10,7 +10,7 @@ from typing import Any
 
 from oslo_concurrency import processutils
 
-from bootcache import confined, exception, limited, watched
+from bootcache import confined, exception, limited, tls, watched
 from bootcache.limited import Limits
 
 # Reading a header needs little; a hostile one must not get more (Glance's own limits for it).
@@ -93,8 +93,27 @@ def check_opens(node: Mapping[str, Any]) -> None:
     :param node: for QEMU, without its name.
     :raises BootcacheError: if it cannot be opened.
     """
-    _run('info', 'json:' + json.dumps({'driver': 'raw', 'read-only': True, 'file': node}),
+    _run('info', *_objects(node),
+         'json:' + json.dumps({'driver': 'raw', 'read-only': True, 'file': node}),
          timeout=_OPEN_SECONDS)
+
+
+def check_object(wanted: Mapping[str, Any]) -> None:
+    """Check that QEMU can make an object.
+
+    :param wanted: as QMP has it.
+    :raises BootcacheError: if it cannot; the message is QEMU's.
+    """
+    try:
+        _run('info', '--object', json.dumps(wanted), 'json:' + json.dumps(
+            {'driver': 'raw', 'file': {'driver': 'null-co', 'size': 512}}), timeout=_OPEN_SECONDS)
+    except exception.BootcacheError as error:
+        raise type(error)(str(error).rpartition('qemu-img: ')[2]) from error
+
+
+def _objects(node: Mapping[str, Any]) -> list[str]:
+    """Return what has qemu-img make the objects that a node needs."""
+    return [word for wanted in tls.objects_of(node) for word in ('--object', json.dumps(wanted))]
 
 
 def is_qcow2(path: str) -> bool:
@@ -180,11 +199,12 @@ def check(path: str) -> None:
     _run('check', '-q', file_node(path, 'qcow2'))
 
 
-def copy_raw(source: str, target: str, *, seconds: float, stalled: float) -> None:
-    """Copy the bytes behind a file name or an NBD URI into a new file.
+def copy_raw(source: Mapping[str, Any], target: str, *, seconds: float, stalled: float) -> None:
+    """Copy the bytes of a block node into a new file.
 
     If the process ends, the copying ends with it.
 
+    :param source: the node, without probing: ``driver`` is explicit on every level.
     :param seconds: that it may take in all.
     :param stalled: seconds after which it ends if nothing has come meanwhile: a source may be slow,
         as many read from it, and need not be dead.
@@ -198,9 +218,10 @@ def copy_raw(source: str, target: str, *, seconds: float, stalled: float) -> Non
             if (blocks := os.stat(target).st_blocks) != there:
                 there, since = blocks, time.monotonic()
         if time.monotonic() - since >= stalled:
-            raise exception.BootcacheError(f'{source}: nothing has come for {stalled:.0f} s')
+            raise exception.BootcacheError(
+                f'{json.dumps(source)}: nothing has come for {stalled:.0f} s')
 
-    _convert(['-f', 'raw', '-O', 'raw', source, target], seconds, check)
+    _convert([*_objects(source), '-O', 'raw', 'json:' + json.dumps(source), target], seconds, check)
 
 
 def copy_paced(source: Mapping[str, Any], target: str, *, length: int, rate: int, seconds: float,
@@ -280,7 +301,7 @@ def _throttled(source: Mapping[str, Any], rate: int) -> tuple[list[str], str]:
     # zeros that are stored as data cross the network unpaced. One with limit 0 is no limit.
     throttle = {'qom-type': 'throttle-group', 'id': 'pace', 'limits': {'bps-read': rate}}
     paced = {'driver': 'throttle', 'throttle-group': 'pace', 'file': source}
-    return ['--object', json.dumps(throttle)], 'json:' + json.dumps(paced)
+    return [*_objects(source), '--object', json.dumps(throttle)], 'json:' + json.dumps(paced)
 
 
 def _paced(source: Mapping[str, Any], target: str, rate: int, *form: str) -> list[str]:

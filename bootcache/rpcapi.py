@@ -21,6 +21,8 @@ History:
 * 1.6: plan_boot's owner.
 * 1.7: report_boot's server_id.
 * 1.8: report_holdings' entry rpc, and list_hosts'.
+* 1.9: plan_boot's and serve_stored's entry tls. A host of an earlier version does not read it, and
+  what it opens without TLS is refused: its servers go the stock way.
 """
 
 import time
@@ -38,7 +40,7 @@ from bootcache.exception import ConfigurationError
 
 EXCHANGE = 'bootcache'
 TOPIC = 'bootcache'
-VERSION = '1.8'
+VERSION = '1.9'
 # Added to a client's first call's limit.
 _OPENING_SECONDS = 2
 # The entry points of oslo.messaging's drivers.
@@ -198,7 +200,8 @@ class StorageAPI:
             version does not hear of it.
         :returns: ``action`` (cache, cold, record, wait or stock) and ``reason`` for the last two;
             where the base is served also ``virtual_bytes``, ``image_hash``, ``server`` (host and
-            port of the exporter), ``base_export`` and ``pinned``; for cache ``cache_export``,
+            port of the exporter), ``tls`` (whether it speaks TLS, and nothing else),
+            ``base_export`` and ``pinned``; for cache ``cache_export``,
             ``cache_image`` (:class:`bootcache.manifest.CacheInfo`), ``medium`` (disk or memory),
             ``has_memory`` and ``generation`` (a host that holds an earlier one is to let go of
             it) and ``verified`` (the file is known to be as it was built; else a host looks at all
@@ -289,7 +292,8 @@ class StorageAPI:
     def serve_stored(self, image_id: str) -> dict[str, Any] | None:
         """Have an image's stored bytes served, to complete a local base from.
 
-        :returns: ``server`` (host and port of the exporter), ``export``, ``stored_bytes``,
+        :returns: ``server`` (host and port of the exporter), ``tls`` (whether it speaks TLS, and
+            nothing else), ``export``, ``stored_bytes``,
             ``image_hash``, ``image_format`` (qcow2 or raw) and ``settle`` (whether the image's
             servers are to be settled); None if the image has no base here.
         """

@@ -18,7 +18,7 @@ from typing import Any
 
 from oslo_log import log as logging
 
-from bootcache import exception, listening, naming
+from bootcache import exception, listening, naming, tls
 from bootcache.breaker import Breaker
 from bootcache.monitor import Monitor, Session
 
@@ -81,6 +81,24 @@ def _wait_end(pid: int, seconds: float) -> bool:
     return False
 
 
+def _credentials(session: Session) -> set[str]:
+    # QEMU makes the folder of objects with the first of them.
+    if not any(entry['name'] == 'objects' for entry in session.execute('qom-list', path='/')):
+        return set()
+    return {entry['name'] for entry in session.execute('qom-list', path='/objects')
+            if tls.is_credentials(entry['name'])}
+
+
+def _replace_credentials(session: Session, wanted: dict[str, Any]) -> None:
+    there = _credentials(session)
+    if wanted['id'] in there:
+        return
+    session.execute('object-add', **wanted)
+    for earlier in there:
+        # Connections that were made with it keep it.
+        session.execute('object-del', id=earlier)
+
+
 class StorageDaemon:
     """A qemu-storage-daemon with its own directory for monitor socket, pid file and log.
 
@@ -97,13 +115,14 @@ class StorageDaemon:
     :param command_seconds: likewise.
     :param breaker: likewise.
     :param trace: an event of QEMU's that it writes into its log.
+    :param admission: who is let in by TLS, of one that it starts; None for anybody, without TLS.
     """
 
     def __init__(self, name: str, directory: str, listener: UnixListener | TcpListener,
                  binary: str = 'qemu-storage-daemon', autostart: bool = True,
                  group: str | None = None, patience: float = _COMMAND_SECONDS,
                  command_seconds: float = _COMMAND_SECONDS, breaker: Breaker | None = None,
-                 trace: str | None = None):
+                 trace: str | None = None, admission: tls.Admission | None = None):
         self.name = name
         self.directory = directory
         self.listener = listener
@@ -111,6 +130,7 @@ class StorageDaemon:
         self._autostart = autostart
         self._group = group
         self._trace = trace
+        self._admission = admission
         self.monitor_path = os.path.join(directory, f'{name}.qmp')
         self.pid_path = os.path.join(directory, f'{name}.pid')
         self.log_path = os.path.join(directory, f'{name}.log')
@@ -160,19 +180,19 @@ class StorageDaemon:
                 f'{self.name}: the socket path {path} is longer than 107 bytes;'
                 ' choose a shorter directory')
 
-    def _listen(self) -> tuple[list[str], list[int]]:
+    def _listen(self, admission: str) -> tuple[list[str], list[int]]:
         self._check_length(self.monitor_path)
         if isinstance(self.listener, UnixListener):
             self._check_length(self.listener.path)
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self.listener.path)
-            return ['--nbd-server',
-                    f'addr.type=unix,addr.path={self.listener.path},max-connections=0'], []
+            address = f'addr.type=unix,addr.path={self.listener.path}'
+            return ['--nbd-server', f'{address},max-connections=0{admission}'], []
         server = listening.listen(self.listener.host, self.listener.port, _BACKLOG)
         # Accepted sockets inherit it; without it each answer may wait 40 ms for an acknowledgement.
         server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         fd = server.detach()
-        return ['--nbd-server', f'addr.type=fd,addr.str={fd},max-connections=0'], [fd]
+        return ['--nbd-server', f'addr.type=fd,addr.str={fd},max-connections=0{admission}'], [fd]
 
     def _start(self) -> None:
         os.makedirs(self.directory, mode=0o755, exist_ok=True)
@@ -197,8 +217,9 @@ class StorageDaemon:
         for path in (self.monitor_path, self.pid_path):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
+        objects, admission = self._admission.arguments() if self._admission else ([], '')
         try:
-            nbd, fds = self._listen()
+            nbd, fds = self._listen(admission)
         except OSError as error:
             who = '; "ss -ltnp" shows who does' if isinstance(self.listener, TcpListener) else ''
             raise exception.StorageDaemonError(
@@ -206,7 +227,8 @@ class StorageDaemon:
             ) from error
         command = [self._binary,
                    '--chardev', f'socket,path={self.monitor_path},server=on,wait=off,id=monitor',
-                   '--monitor', 'chardev=monitor', '--pidfile', self.pid_path, *nbd]
+                   '--monitor', 'chardev=monitor', '--pidfile', self.pid_path,
+                   *objects, *nbd]
         if self._trace is not None:
             command += ['--trace', self._trace]
         try:
@@ -279,6 +301,14 @@ class StorageDaemon:
                 os.kill(pid, signal.SIGKILL)
                 _wait_end(pid, _KILLED_SECONDS)
 
+    def credentials(self) -> set[str]:
+        """Return the ids of the certificates that the daemon has.
+
+        :raises StorageDaemonError: if it does not answer.
+        """
+        with self.session() as session:
+            return _credentials(session)
+
     # Nodes and exports, by the names that naming.py makes.
 
     def nodes(self) -> set[str]:
@@ -302,10 +332,15 @@ class StorageDaemon:
     def add_nodes(self, *nodes: dict[str, Any]) -> None:
         """Add block nodes, lowest first; what was added before a failure is removed again.
 
+        The certificates that one names are read, if nobody has since they were renewed.
+
         :raises StorageDaemonError: if one is refused.
         """
         with self.session() as session:
             added: list[str] = []
+            for node in nodes:
+                for wanted in tls.objects_of(node):
+                    _replace_credentials(session, wanted)
             try:
                 for node in nodes:
                     session.execute('blockdev-add', **node)

@@ -111,6 +111,8 @@ function configure_bootcache_service {
     iniset "$BOOTCACHE_CONF" bootcache run_dir "$BOOTCACHE_RUN_DIR"
     iniset "$BOOTCACHE_CONF" bootcache gateway_socket "$BOOTCACHE_GATEWAY_SOCKET"
     iniset "$BOOTCACHE_CONF" bootcache export_host "$BOOTCACHE_EXPORT_HOST"
+    # A machine for development: no certificates.
+    iniset "$BOOTCACHE_CONF" bootcache allow_plain_nbd True
     iniset "$BOOTCACHE_CONF" bootcache export_port "$BOOTCACHE_EXPORT_PORT"
     iniset "$BOOTCACHE_CONF" bootcache default_quota "$BOOTCACHE_DEFAULT_QUOTA"
     iniset "$BOOTCACHE_CONF" bootcache profile_timeout "$BOOTCACHE_PROFILE_TIMEOUT"

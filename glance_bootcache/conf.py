@@ -34,10 +34,13 @@ end at 107 bytes, so keep it short.
                        default='127.0.0.1',
                        help="""
 Address on which the exporter serves bases and cache images over NBD: IPv4, or
-IPv6 without brackets.
+IPv6 without brackets. On one that is not of this machine alone the exporter
+speaks TLS, or the service does not start unless ``allow_plain_nbd`` is set.
 
-The protocol is not encrypted: bind it to an address of the storage network
-that only compute hosts reach.
+Related options:
+
+* ``tls_directory``
+* ``allow_plain_nbd``
 """),
     cfg.PortOpt('export_port',
                 default=10810,
@@ -62,6 +65,24 @@ Possible values:
 
 * A port.
 * Unset: the value of ``export_port``.
+"""),
+    cfg.MultiStrOpt('tls_client_names',
+                    default=[],
+                    help="""
+Distinguished name of the clients' certificates that the exporter lets in. Each
+``*`` stands for any characters, and each ``?`` for one. The option can be given
+several times. It is read when the service starts, and holds for connections
+that are made from then on.
+
+Possible values:
+
+* A name as in CN=compute-*.example.org. One of several parts is written as
+  RFC 4514 has it, the last part first: CN=compute-1,O=Example.
+* None: all whose certificates the CA has signed.
+
+Related options:
+
+* ``tls_directory``
 """),
     cfg.ListOpt('glance_store_dirs',
                 default=[],

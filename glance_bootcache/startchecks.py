@@ -18,8 +18,8 @@ from novaclient import exceptions as nova_exceptions
 from oslo_config import cfg
 from oslo_log import log as logging
 
+from bootcache import certificates, listening, qemuimg, tier, tls
 from bootcache import conf as bootcache_conf
-from bootcache import listening, qemuimg, tier
 from bootcache.cachelayout import Compression
 from bootcache.exception import BootcacheError, ConfigurationError, ProfileBootFailed
 from glance_bootcache.conf import AUTH_GROUP
@@ -41,7 +41,7 @@ _TOO_MANY_REQUESTS = 429
 
 
 def check_place(conf: cfg.ConfigOpts) -> None:
-    """Check what the exporter needs of this machine: a directory and an address.
+    """Check what the exporter needs of this machine: a directory, an address, certificates.
 
     :raises ConfigurationError: naming the option and the cure.
     """
@@ -52,6 +52,7 @@ def check_place(conf: cfg.ConfigOpts) -> None:
             f'[bootcache]run_dir={group.run_dir} is too long: paths of unix sockets end at'
             f' {_SOCKET_BYTES} bytes; name a shorter one, as /run/glance-bootcache')
     _check_address(group)
+    _check_admission(group)
 
 
 def check_stores(conf: cfg.ConfigOpts) -> None:
@@ -99,6 +100,21 @@ def _check_address(group: Any) -> None:
         raise ConfigurationError(
             f'[bootcache]export_host={group.export_host} is no address that compute hosts can'
             ' connect to; name in [bootcache]advertise_host the one by which they reach this node')
+
+
+def _check_admission(group: Any) -> None:
+    if group.tls_directory:
+        certificates.check(group.tls_directory, tls.Endpoint.SERVER)
+    elif group.tls_client_names:
+        raise ConfigurationError(
+            '[bootcache]tls_client_names names clients\' certificates, and the exporter asks for'
+            ' none: name the directory of its own in [bootcache]tls_directory')
+    elif not group.allow_plain_nbd and not certificates.is_loopback(group.export_host):
+        raise ConfigurationError(
+            f'[bootcache]export_host={group.export_host} can be reached by others, and whoever'
+            ' reaches it without TLS can read all images: name a directory of certificates in'
+            ' [bootcache]tls_directory ("bootcache ca" makes some), or set allow_plain_nbd = true'
+            ' if nobody but compute hosts reaches that address')
 
 
 def check_cloud(conf: cfg.ConfigOpts) -> None:

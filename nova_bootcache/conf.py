@@ -6,10 +6,11 @@ import os
 from oslo_config import cfg
 from oslo_log import log as logging
 
+from bootcache import certificates, exception, tier, tls
 from bootcache import conf as shared
-from bootcache import exception, tier
 from bootcache.tier import TierLimits
 from nova_bootcache.gateway import sharedstore
+from nova_bootcache.storagenode import Encryption
 
 LOG = logging.getLogger(__name__)
 
@@ -341,6 +342,23 @@ def _check_store(store: TierLimits, largest: TierLimits) -> None:
         raise exception.ConfigurationError(
             f'[bootcache]store_quota is {store.quota} bytes, more than the {largest.quota} of the'
             ' largest tier; lower it, or raise compute_disk_quota')
+
+
+def encryption(conf: cfg.ConfigOpts) -> Encryption:
+    """Return how this host connects to storage nodes, with certificates that can be used.
+
+    One that has expired is told of: servers that run need not care, new ones go the stock way, and
+    a renewed one is noticed.
+
+    :raises ConfigurationError: naming the option, the file and the cure.
+    """
+    group = conf[shared.GROUP]
+    if group.tls_directory:
+        try:
+            certificates.check(group.tls_directory, tls.Endpoint.CLIENT)
+        except exception.CertificateExpired as error:
+            LOG.error('bootcache: servers of this host go the stock way: %s', error)
+    return Encryption(group.tls_directory or None, bool(group.allow_plain_nbd))
 
 
 def bandwidth(conf: cfg.ConfigOpts, name: str) -> int:

@@ -1,10 +1,10 @@
-"""A base on a storage node, and whether that node answers."""
+"""A base on a storage node, how this host connects to it, and whether that node answers."""
 
 import dataclasses
 import socket
 from typing import Any
 
-from bootcache import exception, naming, qemuimg
+from bootcache import exception, naming, qemuimg, tls
 
 _REACH_SECONDS = 3
 
@@ -19,6 +19,7 @@ class Remote:
     :ivar export: the exporter's name for the base.
     :ivar image_hash: of its content, ``algorithm:hexadecimal`` of the image file as Glance has it;
         empty if it is not known.
+    :ivar tls: whether the exporter speaks TLS, and with nobody without a certificate.
     """
 
     image_id: str
@@ -26,16 +27,59 @@ class Remote:
     port: int
     export: str
     image_hash: str = ''
+    tls: bool = False
 
     @classmethod
     def from_answer(cls, image_id: str, answer: dict[str, Any]) -> 'Remote':
         """Read it out of ``plan_boot``'s answer."""
         host, port = answer['server']
         return cls(image_id, str(host), int(port), str(answer['base_export']),
-                   str(answer.get('image_hash', '')))
+                   str(answer.get('image_hash', '')), bool(answer.get('tls', False)))
 
 
-def nbd_node(host: str, port: int, export: str) -> dict[str, Any]:
+@dataclasses.dataclass(frozen=True)
+class Encryption:
+    """Whether this host speaks TLS with exporters: it is the exporter that does, or does not.
+
+    :ivar directory: of this host's certificate and of the CA's; None if it has none.
+    :ivar allow_plain: whether a host that has one speaks with exporters without TLS as well.
+    """
+
+    directory: str | None = None
+    allow_plain: bool = False
+
+    def refusal(self, speaks_tls: bool) -> str:
+        """Return why this host does not speak with an exporter, and the cure; empty if it does.
+
+        :param speaks_tls: whether the exporter speaks TLS.
+        """
+        if speaks_tls and self.directory is None:
+            return 'the storage node speaks TLS only, and this host has no certificate: set' \
+                f' [bootcache]{tls.OPTION} in nova.conf'
+        if not speaks_tls and self.directory is not None and not self.allow_plain:
+            return 'the storage node does not speak TLS, and this host has a certificate' \
+                f' ([bootcache]{tls.OPTION}): set the option in the storage service\'s' \
+                ' configuration as well, or allow_plain_nbd in nova.conf until it is'
+        return ''
+
+    def credentials(self, speaks_tls: bool) -> str:
+        """Return the id of the credentials to connect to an exporter with; empty for no TLS.
+
+        :param speaks_tls: whether the exporter speaks TLS.
+        :raises ConfigurationError: if this host does not speak with it; the message has the cure.
+        """
+        if reason := self.refusal(speaks_tls):
+            raise exception.ConfigurationError(reason)
+        if not speaks_tls or self.directory is None:
+            return ''
+        return tls.credentials_id(self.directory, tls.Endpoint.CLIENT)
+
+
+# Where no certificates are configured.
+PLAIN = Encryption()
+
+
+def nbd_node(host: str, port: int, export: str, credentials: str = '') -> dict[str, Any]:
     """Return the block node of a file that an exporter serves.
 
     Here stands how hosts reach a storage node. A node that is frozen, not dead, is found out by the
@@ -44,9 +88,11 @@ def nbd_node(host: str, port: int, export: str) -> dict[str, Any]:
 
     :param port: TCP port.
     :param export: the exporter's name for the file.
+    :param credentials: see :class:`Encryption`.
     """
     return {'driver': 'nbd', 'export': export,
-            'server': {'type': 'inet', 'host': host, 'port': str(port), 'keep-alive': True}}
+            'server': {'type': 'inet', 'host': host, 'port': str(port), 'keep-alive': True},
+            **({'tls-creds': credentials} if credentials else {})}
 
 
 def check_reachable(remote: Remote) -> None:
@@ -67,15 +113,16 @@ def check_reachable(remote: Remote) -> None:
             f' reached: {error}') from error
 
 
-def check_served(remote: Remote) -> None:
+def check_served(remote: Remote, encryption: Encryption) -> None:
     """Try to open a base: a storage node that has lost it answers all the same.
 
     :raises StorageNodeAway: if the exporter does not answer at once.
-    :raises BootcacheError: if it does not serve the base.
+    :raises BootcacheError: if it does not serve the base, or not to this host.
     """
     check_reachable(remote)
     try:
-        qemuimg.check_opens(nbd_node(remote.host, remote.port, remote.export))
+        qemuimg.check_opens(nbd_node(remote.host, remote.port, remote.export,
+                                     encryption.credentials(remote.tls)))
     except exception.BootcacheError as error:
         raise exception.BootcacheError(
             f'the exporter at {naming.tcp_address(remote.host, remote.port)} does not serve'

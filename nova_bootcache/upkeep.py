@@ -76,7 +76,8 @@ class HostUpkeep:
         steps: list[tuple[str, Callable[[], None]]] = [
             (_GATEWAY, self._keep_gateway),
             ('what nobody needs stays in the gateway', host.reconcile),
-            ('bases are not served', self.serve_bases)]
+            ('bases are not served', self.serve_bases),
+            ('renewed certificates are not used', self.use_renewed)]
         if not host.serving.refusal:
             # What lies on shared storage is not this host's alone.
             steps += [
@@ -164,6 +165,25 @@ class HostUpkeep:
                     # Each try costs the gateway time, and the image may be gone for good.
                     self._pauses.postpone(key)
                     LOG.warning('image %s: the gateway cannot serve its base: %s', image_id, error)
+
+    def use_renewed(self) -> None:
+        """Have the gateway's connections be made anew with certificates that were renewed.
+
+        :raises BootcacheError: if the gateway does not answer.
+        """
+        entries = {entry.remote.image_id: entry for entry in self._host.cache.entries()
+                   if entry.remote.tls}
+        for image_id, there in self._host.gateway.present(entries).items() if entries else ():
+            remote, key = entries[image_id].remote, f'renew:{image_id}'
+            if not self._host.gateway.is_outdated(remote, there):
+                self._pauses.forget(key)
+            elif self._pauses.is_time(key):
+                self._pauses.postpone(key)
+                try:
+                    self._host.gateway.renew(remote)
+                except exception.BootcacheError as error:
+                    LOG.warning('image %s: the gateway\'s connection to its base goes on with the'
+                                ' certificate that it has, for now: %s', image_id, error)
 
     def replace_empty(self) -> None:
         """Replace empty cache images by whole ones, where the storage service has built them."""

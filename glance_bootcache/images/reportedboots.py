@@ -338,7 +338,7 @@ class ReportedBoots:
             return None
         export = self._exporter.ensure_stored(manifest)
         described = self._exporter.describe(manifest)
-        return {'server': described['server'], 'export': export,
+        return {'server': described['server'], 'tls': described['tls'], 'export': export,
                 'base_export': described['base_export'],
                 'stored_bytes': manifest.made.stored_bytes, 'image_hash': manifest.made.base_hash,
                 'image_format': manifest.made.image_format, 'settle': manifest.wished.settle}

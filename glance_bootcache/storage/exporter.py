@@ -22,7 +22,7 @@ from bootcache.breaker import Breaker
 from bootcache.cacheimage import Base
 from bootcache.manifest import Manifest
 from bootcache.storagedaemon import StorageDaemon, TcpListener
-from glance_bootcache.storage import switching
+from glance_bootcache.storage import admission, switching
 
 LOG = logging.getLogger(__name__)
 
@@ -41,10 +41,14 @@ class Exporter:
 
     def __init__(self, conf: cfg.ConfigOpts):
         group = conf[bootcache_conf.GROUP]
+        admitted = admission.configured(conf)
+        self._speaks_tls = admitted is not None
         self._daemon = StorageDaemon('exporter', group.run_dir,
                                      TcpListener(group.export_host, group.export_port),
                                      patience=_PATIENCE_SECONDS,
-                                     breaker=Breaker(1, _SILENCE_SECONDS), trace=_TRACE)
+                                     breaker=Breaker(1, _SILENCE_SECONDS), trace=_TRACE,
+                                     admission=admitted)
+        self._admission = admission.KeptAdmission(self._daemon, admitted)
         self._address = [group.advertise_host or group.export_host,
                          group.advertise_port or group.export_port]
         # What the daemon of this process id serves: exports, with their nodes. Changed by who has
@@ -69,10 +73,14 @@ class Exporter:
     def start(self) -> bool:
         """Adopt or start the daemon, and look what it serves.
 
+        One that lets in others than it is to, as with certificates before they were renewed, is
+        ended, and started.
+
         :returns: True if it was started, and so serves nothing yet.
         :raises StorageDaemonError: if it does not come up.
         """
         with self._alone():
+            self._admission.keep()
             started = self._daemon.ensure_running()
             self._look()
         return started
@@ -109,7 +117,8 @@ class Exporter:
     def describe(self, manifest: Manifest) -> dict[str, Any]:
         """Return what a compute host needs to reach an image: see ``plan_boot`` in rpcapi."""
         answer: dict[str, Any] = {
-            'server': self._address, 'virtual_bytes': manifest.made.virtual_bytes,
+            'server': self._address, 'tls': self._speaks_tls,
+            'virtual_bytes': manifest.made.virtual_bytes,
             'base_export': self.base_export(manifest)}
         if manifest.made.cache_image is not None:
             answer['cache_export'] = self.cache_export(manifest)

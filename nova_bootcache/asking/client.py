@@ -12,7 +12,8 @@ from bootcache import conf as bootcache_conf
 from bootcache import exception, rpcapi
 from nova_bootcache.asking import offer
 from nova_bootcache.asking.offer import Offered
-from nova_bootcache.asking.placement import Offer
+from nova_bootcache.asking.placement import Offer, Storage
+from nova_bootcache.storagenode import PLAIN, Encryption
 
 LOG = logging.getLogger(__name__)
 
@@ -25,10 +26,12 @@ class HostsClient:
     :ivar hostname: the host's name for it; empty before the driver is started.
 
     :param conf: Nova's configuration, with the driver's options registered.
+    :param encryption: how this host connects to storage nodes.
     """
 
-    def __init__(self, conf: cfg.ConfigOpts):
+    def __init__(self, conf: cfg.ConfigOpts, encryption: Encryption = PLAIN):
         self._conf = conf
+        self._encryption = encryption
         self._api: rpcapi.StorageAPI | None = None
         self.hostname = ''
 
@@ -70,6 +73,9 @@ class HostsClient:
         deadline = time.monotonic() + cold_wait
         while True:
             offered = offer.parse(image_id, self.ask(image_id, server_id, profile_token, owner))
+            if offered.remote is not None and (
+                    reason := self._encryption.refusal(offered.remote.tls)):
+                return Offered(Storage(Offer.STOCK), reason)
             left = deadline - time.monotonic()
             if offered.storage.offer is not Offer.WAIT or left <= 0:
                 return offered

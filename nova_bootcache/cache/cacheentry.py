@@ -71,7 +71,8 @@ class CacheEntry:
             virtual_bytes = document['virtual_bytes'] if cache_image is None \
                 else cache_image.virtual_bytes
             # Version 2 had no content at first.
-            remote = Remote(**document['remote'], image_hash=str(document.get('image_hash', '')))
+            remote = Remote(**document['remote'], image_hash=str(document.get('image_hash', '')),
+                            tls=bool(document.get('tls', False)))
             return cls(remote, cache_image, document['file_sha256'],
                        int(virtual_bytes), bool(document.get('pinned', False)),
                        int(document.get('generation', 0)),
@@ -86,7 +87,8 @@ class CacheEntry:
         """
         remote = dataclasses.asdict(self.remote)
         savefile.write_json(path, {
-            'version': VERSION, 'image_hash': remote.pop('image_hash'), 'remote': remote,
+            'version': VERSION, 'image_hash': remote.pop('image_hash'), 'tls': remote.pop('tls'),
+            'remote': remote,
             'cache_image': None if self.cache_image is None else self.cache_image.to_dict(),
             'file_sha256': self.file_sha256, 'virtual_bytes': self.virtual_bytes,
             'pinned': self.pinned, 'generation': self.generation, 'expanded': self.expanded})

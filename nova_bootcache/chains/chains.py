@@ -230,13 +230,13 @@ class Chains:
             raise exception.BootcacheError(f'it is not noted where the base of {image_id} is; a'
                                            ' server that is started from the image notes it')
         try:
-            storagenode.check_served(entry.remote)
+            storagenode.check_served(entry.remote, self._parts.encryption)
         except exception.BootcacheError as error:
             entry, reason = self._find_base(entry)
             if entry is None:
                 raise type(error)(
                     f'{error}; the storage service does not serve it: {reason}') from error
-            storagenode.check_served(entry.remote)
+            storagenode.check_served(entry.remote, self._parts.encryption)
         self._gateway.ensure_base(entry.remote)
 
     def _find_base(self, entry: CacheEntry) -> tuple[CacheEntry | None, str]:

@@ -33,6 +33,7 @@ LOG = logging.getLogger(__name__)
 class ComputeHost:
     """The parts of one compute host; see nova_bootcache/chains/parts.py for what each is.
 
+    :ivar encryption: how it connects to storage nodes.
     :ivar serving: whether new servers are served.
     :ivar chains: makes and keeps servers' chains.
     :ivar facts: what placement has to know of this host.
@@ -55,16 +56,17 @@ class ComputeHost:
             assert tiers.memory is not None
             limits[Medium.MEMORY] = tiers.memory
         self.report_interval = int(group.report_interval)
-        self.storage = HostsClient(conf)
+        self.encryption = nova_conf.encryption(conf)
+        self.storage = HostsClient(conf, self.encryption)
         self.cache = CacheFiles(cache_directory, tiers.memory_directory)
         self.gateway = Gateway(group.gateway_run_dir, group.gateway_socket, group.reconnect_delay,
-                               group.gateway_autostart, group.gateway_group)
+                               group.gateway_autostart, group.gateway_group, self.encryption)
         self.needs = HostNeeds()
         self.below = Below(self.gateway, self.cache, self.needs)
         self.store_space = StoreSpace(self.gateway, self.cache, self.needs, self.below)
         self.room = Room(self.cache, self.below, self.needs, limits)
         self.fetches = Fetches(self.cache, self.room, WrongFiles(), Readable(),
-                               group.gateway_socket)
+                               group.gateway_socket, self.encryption)
         self.arrivals = Arrivals(self.cache, self.fetches, self.room, self.below, self.gateway,
                                  self.needs)
         self.boots = WatchedBoots(self.below.stores, self.needs, lambda: self.storage.api,
@@ -75,7 +77,7 @@ class ComputeHost:
         self.serving = Serving(group, self.needs, self.boots)
         parts = Parts(
             self.storage, self.cache, self.gateway, self.needs, self.below, self.room, self.fetches,
-            self.arrivals, self.boots, self.recordings)
+            self.arrivals, self.boots, self.recordings, self.encryption)
         self.facts = HostFacts(parts, tiers.store_limit)
         self.chains = Chains(group, parts, self.facts, self.serving, tiers.store_limit)
 

@@ -9,6 +9,7 @@ from nova_bootcache.gateway.daemon import Gateway
 from nova_bootcache.gateway.hostneeds import HostNeeds
 from nova_bootcache.recording.profilerecordings import ProfileRecordings
 from nova_bootcache.recording.watchedboots import WatchedBoots
+from nova_bootcache.storagenode import Encryption
 from nova_bootcache.tiers.arrivals import Arrivals
 from nova_bootcache.tiers.fetches import Fetches
 from nova_bootcache.tiers.room import Room
@@ -28,6 +29,7 @@ class Parts:
     :ivar arrivals: cache images that servers read from on their way.
     :ivar boots: those that are watched.
     :ivar recordings: profile boots on this host.
+    :ivar encryption: how it connects to storage nodes.
     """
 
     storage: HostsClient
@@ -40,3 +42,4 @@ class Parts:
     arrivals: Arrivals
     boots: WatchedBoots
     recordings: ProfileRecordings
+    encryption: Encryption

@@ -18,7 +18,7 @@ from bootcache.storagedaemon import StorageDaemon, UnixListener
 from nova_bootcache.gateway import graph
 from nova_bootcache.gateway.graph import GraphAction, Place, Present, Store, Wanted
 from nova_bootcache.locks import Rank
-from nova_bootcache.storagenode import Remote, check_reachable, nbd_node
+from nova_bootcache.storagenode import PLAIN, Encryption, Remote, check_reachable, nbd_node
 
 LOG = logging.getLogger(__name__)
 
@@ -26,10 +26,6 @@ LOG = logging.getLogger(__name__)
 # go the stock way at once.
 _ANSWER_SECONDS = 5
 _SILENCE_SECONDS = 10
-
-
-def _place(remote: Remote) -> Place:
-    return Place(remote.host, remote.port, remote.export)
 
 
 class Gateway:
@@ -40,11 +36,14 @@ class Gateway:
     :param reconnect_delay: seconds for which reads wait while the storage node is away.
     :param autostart: whether one is started where none answers.
     :param group: that may connect to one that is started.
+    :param encryption: how it connects to storage nodes.
     """
 
     def __init__(self, run_dir: str, socket_path: str, reconnect_delay: int,
-                 autostart: bool = True, group: str | None = None):
+                 autostart: bool = True, group: str | None = None,
+                 encryption: Encryption = PLAIN):
         self.socket_path = socket_path
+        self._encryption = encryption
         self.daemon = StorageDaemon('gateway', run_dir, UnixListener(socket_path),
                                     autostart=autostart, group=group, patience=_ANSWER_SECONDS,
                                     # Changing a chain waits for reads that wait.
@@ -67,8 +66,17 @@ class Gateway:
 
         :param name: of the node.
         """
-        return {**nbd_node(remote.host, remote.port, remote.export), 'node-name': name,
+        return {**nbd_node(remote.host, remote.port, remote.export,
+                           self._encryption.credentials(remote.tls)), 'node-name': name,
                 'read-only': True, 'reconnect-delay': self._reconnect_delay}
+
+    def place(self, remote: Remote) -> Place:
+        """Return where a base is to be read from, and with which certificates.
+
+        :raises ConfigurationError: if this host does not speak with the storage node.
+        """
+        return Place(remote.host, remote.port, remote.export,
+                     self._encryption.credentials(remote.tls))
 
     def ensure_base(self, remote: Remote) -> str:
         """Serve a base to this host's servers.
@@ -79,8 +87,9 @@ class Gateway:
         export = naming.export_name(naming.EXPORT_BASE, remote.image_id)
         self.daemon.ensure_running()
         there = self._present(remote.image_id)
-        if there.is_exported and there.place == _place(remote):
+        if self._goes_on(remote, there):
             return export
+        place = self.place(remote)
         # Not under the lock: bases of other storage nodes do not wait for this one.
         check_reachable(remote)
         if not there.is_exported:
@@ -90,7 +99,7 @@ class Gateway:
             there = self._present(remote.image_id)
             if there.is_exported:
                 if self._is_content(there, remote):
-                    self._exchange(remote, there)
+                    self._exchange(remote, place, there)
                     return export
                 if not self.daemon.remove_export(export, disconnect=False):
                     raise exception.StorageDaemonError(
@@ -99,6 +108,46 @@ class Gateway:
             self._serve(remote.image_id, there, self.remote_node(
                 naming.node_name(graph.CONNECTIONS[0], remote.image_id), remote))
         return export
+
+    def _goes_on(self, remote: Remote, there: Present) -> bool:
+        """Tell whether what serves a base is left as it is, or take renewed certificates for it."""
+        if not self._reads(remote, there):
+            return False
+        if self.is_outdated(remote, there):
+            try:
+                self.renew(remote)
+            except exception.BootcacheError as error:
+                LOG.warning('image %s: the gateway\'s connection to its base goes on with the'
+                            ' certificate that it has: %s', remote.image_id, error)
+        return True
+
+    @staticmethod
+    def _reads(remote: Remote, there: Present) -> bool:
+        """Tell whether a base is served from where it is, whatever the certificates."""
+        return there.is_exported and there.place is not None \
+            and bool(there.place.credentials) == remote.tls and there.place == Place(
+                remote.host, remote.port, remote.export, there.place.credentials)
+
+    def is_outdated(self, remote: Remote, there: Present) -> bool:
+        """Tell whether a base is read by certificates that were renewed since."""
+        if not remote.tls or not self._reads(remote, there):
+            return False
+        try:
+            return there.place != self.place(remote)
+        except exception.ConfigurationError:
+            return False
+
+    def renew(self, remote: Remote) -> None:
+        """Have a base be read with the certificates that are there now; servers do not notice.
+
+        :raises BootcacheError: if they are not taken, here or by the storage node.
+        """
+        place = self.place(remote)
+        check_reachable(remote)
+        with self._alone(remote.image_id):
+            there = self._present(remote.image_id)
+            if self.is_outdated(remote, there):
+                self._exchange(remote, place, there)
 
     def serve_absent(self, remote: Remote, virtual_bytes: int) -> None:
         """Serve a base that cannot be reached: reads of it give errors until it can.
@@ -135,13 +184,13 @@ class Gateway:
             return graph.absent_name(remote.export) in self.daemon.nodes()
         return there.place is not None and there.place.export == remote.export
 
-    def _exchange(self, remote: Remote, there: Present) -> None:
+    def _exchange(self, remote: Remote, place: Place, there: Present) -> None:
         """Have a base be read from where it is now, below all that reads from it."""
         image_id = remote.image_id
         if not there.connection:
             self._check_reads_on(remote, there)
             return
-        for step in graph.exchange(_place(remote), there):
+        for step in graph.exchange(place, there):
             name = naming.node_name(step.kind, image_id)
             if step.action is GraphAction.CONNECT:
                 self.daemon.add_nodes(self.remote_node(name, remote))
@@ -285,6 +334,9 @@ class Gateway:
                 if step.action is GraphAction.READ:
                     session.execute('blockdev-reopen',
                                     options=[graph.top_node(image_id, step.kind)])
+                elif step.action is GraphAction.MOVE:
+                    session.execute('blockdev-reopen',
+                                    options=[graph.base_node(image_id, step.kind)])
                 else:
                     name = naming.node_name(step.kind, image_id)
                     try:

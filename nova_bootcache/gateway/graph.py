@@ -80,11 +80,14 @@ class Place:
     :ivar host: of the exporter.
     :ivar port: of the exporter.
     :ivar export: the exporter's name for it, which names its content as well.
+    :ivar credentials: the id of those with which it is connected to; empty for no TLS. Files that
+        were renewed have another id: a connection goes on with those that it was made with.
     """
 
     host: str
     port: int
     export: str
+    credentials: str = ''
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +100,8 @@ class Present:
     :ivar connection: the kind of the connection by which it is; empty of a gateway that an earlier
         version filled, where the base is the connection itself.
     :ivar is_absent: the connection cannot be read, whatever is asked.
+    :ivar has_twins: both connections go to the same place, as where certificates were renewed: QEMU
+        does not tell by which of them the base is read.
     """
 
     kinds: frozenset[str] = frozenset()
@@ -104,6 +109,7 @@ class Present:
     place: Place | None = None
     connection: str = ''
     is_absent: bool = False
+    has_twins: bool = False
 
 
 class Store(enum.Enum):
@@ -162,6 +168,8 @@ def reconcile(wanted: Wanted, there: Present) -> tuple[GraphStep, ...]:
         going.update(KINDS)
     leaving = [kind for kind in KINDS if kind in going & there.kinds]
     steps = []
+    if there.has_twins and REMOTE not in leaving:
+        steps.append(GraphStep(GraphAction.MOVE, there.connection))
     if not wanted.arrives and there.kinds & set(ARRIVAL):
         steps.append(GraphStep(GraphAction.CHECK_JOB))
     if set(leaving) - set(CONNECTIONS) and TOP in there.kinds and TOP not in leaving:
@@ -181,6 +189,8 @@ def exchange(place: Place, there: Present) -> tuple[GraphStep, ...]:
         return ()
     free = next(kind for kind in CONNECTIONS if kind != there.connection)
     left = (GraphStep(GraphAction.DELETE, free),) if free in there.kinds else ()
+    if there.has_twins:
+        left = (GraphStep(GraphAction.MOVE, there.connection), *left)
     return (*left, GraphStep(GraphAction.CONNECT, free), GraphStep(GraphAction.MOVE, free),
             GraphStep(GraphAction.DELETE, there.connection))
 
@@ -250,11 +260,13 @@ def present(image_ids: Iterable[str], nodes: Mapping[str, str],
     for image_id in image_ids:
         names = {kind: naming.node_name(kind, image_id) for kind in KINDS}
         place, is_absent = _origin(nodes.get(names[REMOTE], ''))
-        connection = next((kind for kind in CONNECTIONS if (is_absent or place is not None)
-                           and _origin(nodes.get(names[kind], '')) == (place, is_absent)), '')
+        # Of a connection itself QEMU does not tell the credentials.
+        shown = place and dataclasses.replace(place, credentials='')
+        by = [kind for kind in CONNECTIONS if (is_absent or place is not None)
+              and _origin(nodes.get(names[kind], '')) == (shown, is_absent)]
         there = Present(frozenset(kind for kind, name in names.items() if name in nodes),
                         naming.export_name(naming.EXPORT_BASE, image_id) in exports,
-                        place, connection, is_absent)
+                        place, by[0] if by else '', is_absent, len(by) > 1)
         if there != Present():
             found[image_id] = there
     return found
@@ -272,6 +284,7 @@ def _origin(file: str) -> tuple[Place | None, bool]:
             return None, True
         server = node.get('server', {})
         return Place(node.get('server.host') or server['host'],
-                     int(node.get('server.port') or server['port']), node['export']), False
+                     int(node.get('server.port') or server['port']), node['export'],
+                     str(node.get('tls-creds', ''))), False
     except (ValueError, KeyError, TypeError, AttributeError):
         return None, False

@@ -136,7 +136,9 @@ class ServersBases:
             LOG.info('image %s: its full base is completed, at %d bytes a second', image_id,
                      self._bandwidth)
             if fullbase.complete(
-                storagenode.nbd_node(str(host), int(port), str(stored['export'])),
+                storagenode.nbd_node(str(host), int(port), str(stored['export']),
+                                     self._host.encryption.credentials(
+                                         bool(stored.get('tls', False)))),
                 int(stored['stored_bytes']), str(stored['image_hash']),
                 str(stored['image_format']), target, raw=self._nova.force_raw,
                 rate=self._bandwidth, keep_free=self._nova.keep_free,
@@ -173,7 +175,8 @@ class ServersBases:
             if remote is None:
                 raise exception.BootcacheError(f'base {target} cannot be compared with the storage'
                                                f' node\'s: {offered.reason}')
-            return storagenode.nbd_node(remote.host, remote.port, remote.export)
+            return storagenode.nbd_node(remote.host, remote.port, remote.export,
+                                        self._host.encryption.credentials(remote.tls))
 
         return basecontent.check(target, pivot.base_format(target), content, source,
                                  self._bandwidth, is_over)

@@ -16,7 +16,7 @@ from nova_bootcache.asking.placement import Trust
 from nova_bootcache.cache.cacheentry import CacheEntry
 from nova_bootcache.cache.cachefiles import CacheFiles
 from nova_bootcache.cache.placing import place
-from nova_bootcache.storagenode import Remote, check_reachable, nbd_node
+from nova_bootcache.storagenode import PLAIN, Encryption, Remote, check_reachable, nbd_node
 from nova_bootcache.tiers.readable import Readable
 from nova_bootcache.tiers.room import Room
 from nova_bootcache.tiers.wrongfiles import WrongFiles
@@ -51,11 +51,13 @@ class Fetches:
     :param wrong: which came as another file than was built.
     :param readable: which this host's QEMU can read.
     :param gateway_socket: has to be in every header.
+    :param encryption: how this host connects to storage nodes.
     """
 
     def __init__(self, files: CacheFiles, room: Room, wrong: WrongFiles, readable: Readable,
-                 gateway_socket: str):
+                 gateway_socket: str, encryption: Encryption = PLAIN):
         self._files = files
+        self._encryption = encryption
         self._room = room
         self._wrong = wrong
         self._readable = readable
@@ -163,11 +165,11 @@ class Fetches:
 
     def _copy(self, remote: Remote, export: str, size: int, partial: str, rate: int,
               patience: Patience) -> None:
+        node = {'driver': 'raw', 'file': nbd_node(
+            remote.host, remote.port, export, self._encryption.credentials(remote.tls))}
         if not rate:
-            qemuimg.copy_raw(naming.nbd_tcp_uri(remote.host, remote.port, export), partial,
-                             seconds=patience.seconds, stalled=patience.stalled)
+            qemuimg.copy_raw(node, partial, seconds=patience.seconds, stalled=patience.stalled)
             return
-        node = {'driver': 'raw', 'file': nbd_node(remote.host, remote.port, export)}
         qemuimg.copy_paced(node, partial, length=size, rate=rate,
                            check=lambda: self._check_patience(remote.image_id),
                            seconds=_GRACE_SECONDS + 2 * size / min(rate, _SLOWEST))

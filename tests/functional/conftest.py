@@ -22,6 +22,7 @@ from bootcache import conf as bootcache_conf
 from bootcache import locks, rpcapi
 from bootcache.storagedaemon import StorageDaemon, UnixListener
 from glance_bootcache import conf as glance_conf
+from glance_bootcache.smallca import SmallCA
 from nova_bootcache import conf as nova_conf
 from nova_bootcache.chains.computehost import ComputeHost
 from nova_bootcache.published.holdings import PublishedHoldings
@@ -151,6 +152,24 @@ def hosts(node, storage_conf, directory, monkeypatch):
     for host in made:
         host.stop()
         host.gateway.daemon.stop()
+
+
+@pytest.fixture
+def ca(directory):
+    """A CA of the test's."""
+    return SmallCA(f'{directory}/ca')
+
+
+@pytest.fixture
+def other_ca(directory):
+    """Somebody else's CA."""
+    return SmallCA(f'{directory}/other-ca')
+
+
+@pytest.fixture
+def certified(ca, hosts):
+    """Makes the driver's host object, with a certificate."""
+    return lambda **options: hosts(**{'tls_directory': ca.issue('compute-1'), **options})
 
 
 @pytest.fixture(scope='session')

@@ -52,11 +52,11 @@ def test_export_names_are_qemu_ids_as_well(kind, image):
     assert re.fullmatch(r'[a-z][a-z0-9-]*', naming.export_name(kind, str(image)))
 
 
-@pytest.mark.parametrize(('host', 'uri'), [
-    ('192.0.2.10', 'nbd://192.0.2.10:10810/base-x'), ('node', 'nbd://node:10810/base-x'),
-    ('2001:db8::10', 'nbd://[2001:db8::10]:10810/base-x')])
-def test_uris_of_a_port(host, uri):
-    assert naming.nbd_tcp_uri(host, 10810, 'base-x') == uri
+@pytest.mark.parametrize(('host', 'address'), [
+    ('192.0.2.10', '192.0.2.10:10810'), ('node', 'node:10810'),
+    ('2001:db8::10', '[2001:db8::10]:10810')])
+def test_addresses_of_a_port(host, address):
+    assert naming.tcp_address(host, 10810) == address
 
 
 def test_the_uri_in_headers():

@@ -174,7 +174,7 @@ class FakeExporter:
     def describe(self, manifest):
         """As Exporter.describe."""
         cache = manifest.made.cache_image
-        return {'server': ['storage', 1], 'virtual_bytes': manifest.made.virtual_bytes,
+        return {'server': ['storage', 1], 'tls': True, 'virtual_bytes': manifest.made.virtual_bytes,
                 'base_export': f'base-{manifest.image_id}',
                 **({'cache_image': cache.to_dict(), 'cache_export': 'cache-x'} if cache else {})}
 

@@ -242,8 +242,8 @@ def test_stored_bytes_for_settling(house):
     assert house.hosts.serve_stored(IMAGE) is None
     cold(house, settle='no')
     answer = house.hosts.serve_stored(IMAGE)
-    assert answer == {'server': ['storage', 1], 'export': f'stored-{IMAGE}', 'stored_bytes': SIZE,
-                      'base_export': f'base-{IMAGE}',
+    assert answer == {'server': ['storage', 1], 'tls': True, 'export': f'stored-{IMAGE}',
+                      'stored_bytes': SIZE, 'base_export': f'base-{IMAGE}',
                       'image_hash': house.store.load(IMAGE).image_hash, 'image_format': 'raw',
                       'settle': False}
 

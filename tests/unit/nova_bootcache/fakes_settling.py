@@ -15,7 +15,7 @@ from nova_bootcache.settling import basecontent, serversbases
 from nova_bootcache.settling import settler as settler_module
 from nova_bootcache.settling.localservers import LocalServer
 from nova_bootcache.settling.settler import Settler
-from nova_bootcache.storagenode import Remote
+from nova_bootcache.storagenode import PLAIN, Remote
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -72,6 +72,7 @@ class House:
         self.looked_at, self.booting, self.served, self.connected = [], set(), set(), set()
         self.stored, self.signed, self.see_errors = {}, set(), set()
         self.empty = set()
+        self.encryption = PLAIN
         # Called by name when something happens; to let Nova come in between.
         self.then = {}
         # Of cache images, by image.

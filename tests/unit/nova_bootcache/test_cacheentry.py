@@ -1,5 +1,6 @@
 """Of which content a host's cache image is."""
 
+import dataclasses
 import json
 
 from bootcache.manifest import CacheInfo
@@ -50,7 +51,11 @@ def test_entries_are_understood_both_ways(tmp_path):
         document = json.load(stream)
     # What an earlier version makes of it: its Remote knows four entries.
     assert set(document['remote']) == {'image_id', 'host', 'port', 'export'}
-    del document['image_hash']
+    del document['image_hash'], document['tls']
     with open(path, 'w') as stream:
         json.dump(document, stream)
     assert CacheEntry.load(path).remote.image_hash == ''
+    assert not CacheEntry.load(path).remote.tls
+    by_tls = entry(dataclasses.replace(NAMED, tls=True))
+    by_tls.save(path)
+    assert CacheEntry.load(path) == by_tls

@@ -215,11 +215,35 @@ def test_the_connections_take_turns():
      ' "base-x", "server.host": "10.0.0.1", "server.port": "10810", "server.type": "inet"}}', HERE),
     ('json:{"driver": "throttle", "file": {"driver": "throttle", "file": {"driver": "nbd",'
      ' "export": "base-x", "server": {"host": "10.0.0.1", "port": "10810"}}}}', HERE),
+    ('json:{"driver": "throttle", "throttle-group": "u", "file": {"driver": "nbd", "export":'
+     ' "base-x", "server.host": "10.0.0.1", "server.port": "10810", "tls-creds": "tls-ab"}}',
+     Place('10.0.0.1', 10810, 'base-x', 'tls-ab')),
     ('', None), ('/a/file', None), ('json:{"driver": "qcow2"}', None), ('json:7', None),
     ('nbd+unix:///base-x?socket=/s', None), ('json:{"driver": "blkdebug"}', None)])
 def test_where_a_node_reads_from_is_told_by_its_file(file, place):
     nodes = {naming.node_name(graph.TOP, IMAGE): '', naming.node_name(graph.REMOTE, IMAGE): file}
     assert graph.present([IMAGE], nodes, {})[IMAGE].place == place
+
+
+def test_of_two_connections_to_one_place_one_is_made_the_base_s_before_the_other_goes():
+    """Renewed certificates: QEMU tells of the base with which it is read, and not by which node."""
+    below = 'json:{"driver": "throttle", "file": {"driver": "nbd", "export": "base-x",' \
+        ' "server.host": "10.0.0.1", "server.port": "10810", "tls-creds": "tls-ab"}}'
+    nodes = {naming.node_name(graph.TOP, IMAGE): '', naming.node_name(graph.REMOTE, IMAGE): below,
+             naming.node_name(FIRST, IMAGE): 'nbd://10.0.0.1:10810/base-x'}
+    there = graph.present([IMAGE], nodes, {f'base-{IMAGE}': 'g-x'})[IMAGE]
+    assert (there.connection, there.has_twins) == (FIRST, False)
+    renewed = Place('10.0.0.1', 10810, 'base-x', 'tls-cd')
+    assert exchange(there.place, there) == ()
+    taken = (GraphStep(GraphAction.CONNECT, SECOND), GraphStep(GraphAction.MOVE, SECOND),
+             GraphStep(GraphAction.DELETE, FIRST))
+    assert exchange(renewed, there) == taken
+    # A process that ended between two of these steps.
+    nodes[naming.node_name(SECOND, IMAGE)] = 'nbd://10.0.0.1:10810/base-x'
+    there = graph.present([IMAGE], nodes, {f'base-{IMAGE}': 'g-x'})[IMAGE]
+    made_sure = (GraphStep(GraphAction.MOVE, FIRST), GraphStep(GraphAction.DELETE, SECOND))
+    assert there.has_twins and reconcile(graph.as_it_is(there), there) == made_sure
+    assert exchange(renewed, there) == (*made_sure, *taken)
 
 
 ABSENT = ('json:{"inject-error.0.iotype": "read", "image": {"driver": "null-co", "size": 1048576},'

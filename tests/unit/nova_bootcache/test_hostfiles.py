@@ -261,6 +261,7 @@ def test_removing(cache):
 def test_a_remote_out_of_an_answer():
     assert Remote.from_answer(IMAGE, {'server': ['host', '10810'], 'base_export': 'base-x'}) \
         == Remote(IMAGE, 'host', 10810, 'base-x')
+    assert Remote.from_answer(IMAGE, {'server': ['host', 1], 'base_export': 'x', 'tls': True}).tls
     for answer in ({}, {'server': ['host', 1]}, {'server': ['host', 'port'], 'base_export': 'x'},
                    {'server': ['host'], 'base_export': 'x'}):
         with pytest.raises((KeyError, ValueError)):

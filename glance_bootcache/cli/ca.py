@@ -1,0 +1,60 @@
+"""``bootcache ca``: certificates of a small CA, for hosts that have none of a site's own."""
+
+import argparse
+import re
+from typing import Any
+
+from bootcache import exception
+from glance_bootcache.cli.listing import Listing
+from glance_bootcache.smallca import SmallCA
+
+
+def _host(text: str) -> list[str]:
+    names = text.split(',')
+    # Each becomes a directory, or a name that hosts are known by.
+    if not all(re.fullmatch(r'[0-9A-Za-z][0-9A-Za-z.:-]{0,252}', name) for name in names):
+        raise argparse.ArgumentTypeError(f'{text!r} is not a name, or NAME,ADDRESS')
+    return names
+
+
+def _days(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 3650:
+        raise argparse.ArgumentTypeError(f'{text!r} is not a number of days from 1 to 3650')
+    return int(text)
+
+
+class CA(Listing):
+    """Make certificates for hosts, and a small CA that signs them if there is none yet.
+
+    Each host's files are in a folder with its name, as [bootcache]tls_directory takes them. A host
+    that has some gets new ones.
+    """
+
+    def get_parser(self, prog_name: str) -> Any:
+        """Add our arguments."""
+        parser = super().get_parser(prog_name)
+        parser.add_argument('directory', help='folder of the CA; who can read its ca-key.pem can'
+                                              ' make certificates')
+        parser.add_argument('hosts', type=_host, nargs='+', metavar='host',
+                            help='NAME, or NAME,ADDRESS,... with all by which others connect to it')
+        parser.add_argument('--days', type=_days, default=365, metavar='DAYS',
+                            help='how long the certificates are valid (default: 365)')
+        parser.add_argument('--revoke', action='store_true',
+                            help='revoke the certificates that the hosts have now instead, in'
+                                 ' ca-crl.pem')
+        return parser
+
+    def take_action(self, parsed_args: argparse.Namespace) -> Any:
+        """Make them, and say where they are."""
+        try:
+            small = SmallCA(parsed_args.directory)
+            if parsed_args.revoke:
+                path = small.revoke(names[0] for names in parsed_args.hosts)
+                return ('host', 'revoked in'), [(names[0], path) for names in parsed_args.hosts]
+            return ('host', 'files'), [
+                (names[0], small.issue(names[0], names[1:], parsed_args.days))
+                for names in parsed_args.hosts]
+        except OSError as error:
+            raise exception.RequestRefused(
+                f'{error.filename or parsed_args.directory}: {error.strerror}; name a folder that'
+                ' you may write') from error

@@ -1,0 +1,167 @@
+"""A small CA: certificates for the hosts of tests, demonstrations and small sites.
+
+Its directory has the CA's key and certificate, and one directory a host with the files that hosts
+have in ``[bootcache]tls_directory``. A site that has a CA needs none of this.
+"""
+
+import datetime
+import ipaddress
+import os
+import secrets
+from collections.abc import Iterable, Sequence
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from bootcache import exception, savefile, tls
+
+_KEY, _REVOKED = 'ca-key.pem', 'ca-crl.pem'
+_CA_DAYS = 3650
+# Clocks of hosts differ.
+_EARLIER = datetime.timedelta(hours=1)
+_USES = {tls.Endpoint.SERVER: ExtendedKeyUsageOID.SERVER_AUTH,
+         tls.Endpoint.CLIENT: ExtendedKeyUsageOID.CLIENT_AUTH}
+
+
+class SmallCA:
+    """A CA in a directory.
+
+    :param directory: made, with a key of its own, if there is none.
+    :raises RequestRefused: if what is there is no CA of this kind.
+    :raises OSError: if it cannot be read or written.
+    """
+
+    def __init__(self, directory: str):
+        self._directory = directory
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+        if not os.path.exists(self._path(_KEY)):
+            self._make()
+        try:
+            with open(self._path(_KEY), 'rb') as stream:
+                key = serialization.load_pem_private_key(stream.read(), None)
+            self._certificate = _read(self._path(tls.CA))
+        except (ValueError, TypeError) as error:
+            raise exception.RequestRefused(
+                f'{directory} has no CA that can be used ({error}); name another directory'
+            ) from error
+        if not isinstance(key, ec.EllipticCurvePrivateKey):
+            raise exception.RequestRefused(f'{directory} has a CA that was not made by this'
+                                           ' command; name another directory')
+        self._key = key
+
+    def _path(self, *names: str) -> str:
+        return os.path.join(self._directory, *names)
+
+    def _make(self) -> None:
+        key = ec.generate_private_key(ec.SECP256R1())
+        # Of two CAs of one name a client could not say which of them it lacks.
+        name = _named(f'bootcache CA {secrets.token_hex(4)}')
+        certificate = _builder(name, name, key.public_key(), _CA_DAYS).add_extension(
+            x509.BasicConstraints(True, None), True).add_extension(
+            _usage(signs_others=True), True).sign(key, hashes.SHA256())
+        savefile.write_text(self._path(tls.CA), _pem(certificate))
+        # Last: with it the CA is there.
+        savefile.write_text(self._path(_KEY), _key_pem(key), mode=0o600)
+
+    def issue(self, name: str, others: Sequence[str] = (), days: int = 365) -> str:
+        """Give a host certificates, as a server and as a client; earlier ones are replaced.
+
+        :param name: of the host, and of its directory; the common name of both.
+        :param others: addresses, and further names.
+        :param days: for which they are valid; of less than 0, since which they are not any more.
+        :returns: the directory with them.
+        :raises OSError: if it cannot be written.
+        """
+        directory = self._path(name)
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+        alternatives = x509.SubjectAlternativeName([_alternative(one) for one in (name, *others)])
+        savefile.write_text(os.path.join(directory, tls.CA), _pem(self._certificate))
+        for endpoint, use in _USES.items():
+            key = ec.generate_private_key(ec.SECP256R1())
+            certificate = _builder(
+                _named(name), self._certificate.subject, key.public_key(), days).add_extension(
+                x509.BasicConstraints(False, None), True).add_extension(
+                _usage(signs_others=False), True).add_extension(
+                x509.ExtendedKeyUsage([use]), False).add_extension(
+                alternatives, False).sign(self._key, hashes.SHA256())
+            savefile.write_text(os.path.join(directory, f'{endpoint.value}-key.pem'), _key_pem(key),
+                                mode=0o600)
+            savefile.write_text(os.path.join(directory, f'{endpoint.value}-cert.pem'),
+                                _pem(certificate))
+        return directory
+
+    def revoke(self, names: Iterable[str]) -> str:
+        """Revoke hosts' certificates, those of their directories, beside what was revoked before.
+
+        :returns: the path of the list, which is to be in the servers' directories.
+        :raises RequestRefused: if a host has none.
+        :raises OSError: if the list cannot be read or written.
+        """
+        path = self._path(_REVOKED)
+        serials: dict[int, None] = {}
+        if os.path.exists(path):
+            with open(path, 'rb') as stream:
+                serials.update((entry.serial_number, None)
+                               for entry in x509.load_pem_x509_crl(stream.read()))
+        for name in names:
+            try:
+                serials.update((_read(self._path(name, f'{endpoint.value}-cert.pem')).serial_number,
+                                None) for endpoint in _USES)
+            except FileNotFoundError:
+                raise exception.RequestRefused(f'{name} has no certificate in'
+                                               f' {self._directory}') from None
+        now = datetime.datetime.now(datetime.UTC)
+        revoked = x509.CertificateRevocationListBuilder().issuer_name(
+            self._certificate.subject).last_update(now - _EARLIER).next_update(
+            # One that is older lets nobody in.
+            now + datetime.timedelta(days=_CA_DAYS))
+        for serial in serials:
+            revoked = revoked.add_revoked_certificate(
+                x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(
+                    now - _EARLIER).build())
+        savefile.write_text(path, revoked.sign(self._key, hashes.SHA256()).public_bytes(
+            serialization.Encoding.PEM).decode())
+        return path
+
+
+def _read(path: str) -> x509.Certificate:
+    with open(path, 'rb') as stream:
+        return x509.load_pem_x509_certificate(stream.read())
+
+
+def _named(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def _alternative(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)
+
+
+def _builder(name: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey,
+             days: int) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    end = now + datetime.timedelta(days=days)
+    return x509.CertificateBuilder().subject_name(name).issuer_name(issuer).public_key(
+        key).serial_number(x509.random_serial_number()).not_valid_before(
+        min(now, end) - _EARLIER).not_valid_after(end)
+
+
+def _usage(signs_others: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=True, content_commitment=False, key_encipherment=False,
+        data_encipherment=False, key_agreement=False, key_cert_sign=signs_others,
+        crl_sign=signs_others, encipher_only=False, decipher_only=False)
+
+
+def _pem(certificate: x509.Certificate) -> str:
+    return certificate.public_bytes(serialization.Encoding.PEM).decode()
+
+
+def _key_pem(key: ec.EllipticCurvePrivateKey) -> str:
+    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8,
+                             serialization.NoEncryption()).decode()

@@ -1,0 +1,79 @@
+"""Whom the exporter lets in: a daemon that runs is kept, unless it lets in others than it is to."""
+
+from oslo_config import cfg
+from oslo_log import log as logging
+
+from bootcache import certificates, exception, tls
+from bootcache import conf as bootcache_conf
+from bootcache.storagedaemon import StorageDaemon
+
+LOG = logging.getLogger(__name__)
+
+
+def configured(conf: cfg.ConfigOpts) -> tls.Admission | None:
+    """Return who is to be let in; None for anybody, without TLS."""
+    group = conf[bootcache_conf.GROUP]
+    if not group.tls_directory:
+        return None
+    return tls.Admission(group.tls_directory, tuple(group.tls_client_names))
+
+
+class KeptAdmission:
+    """Sees to it that the exporter lets in whom it is to, also when certificates are renewed.
+
+    QEMU reads certificates once. So another daemon takes the place of one that has earlier ones, or
+    none: gateways connect again, and what their servers read meanwhile waits. Names of clients can
+    be changed while it runs.
+
+    :param daemon: the exporter's.
+    :param admission: who is to be let in.
+    """
+
+    def __init__(self, daemon: StorageDaemon, admission: tls.Admission | None):
+        self._daemon = daemon
+        self._admission = admission
+        self._named_for: int | None = None
+        self._told = ''
+
+    def keep(self) -> None:
+        """End a daemon that lets in others than it is to; by who has it alone.
+
+        One goes on as it is while the files that it would be started with cannot be used.
+
+        :raises StorageDaemonError: if it does not answer.
+        """
+        if not self._daemon.answers():
+            return
+        try:
+            wanted = set() if self._admission is None else {
+                tls.credentials_id(self._admission.directory, tls.Endpoint.SERVER)}
+            if self._daemon.credentials() == wanted:
+                self._told = ''
+                self._name_clients()
+                return
+            if self._admission is not None:
+                certificates.check(self._admission.directory, tls.Endpoint.SERVER)
+        except exception.ConfigurationError as error:
+            if str(error) != self._told:
+                LOG.error('the exporter goes on with the certificates that it was started with:'
+                          ' %s', error)
+                self._told = str(error)
+            return
+        LOG.warning('the exporter is started anew, %s; what servers read of their bases meanwhile'
+                    ' waits', 'without TLS' if self._admission is None else
+                    f'with the certificates that are in {self._admission.directory} now')
+        self._daemon.stop()
+
+    def _name_clients(self) -> None:
+        pid = self._daemon.pid()
+        if self._admission is None or pid == self._named_for:
+            return
+        wanted = tls.admitted(self._admission.names)
+        path = f'/objects/{wanted["id"]}'
+        with self._daemon.session() as session:
+            # In this order nobody is let in meanwhile whom neither of both lets in.
+            first, second = ('policy', 'rules') if wanted['policy'] == 'deny' \
+                else ('rules', 'policy')
+            for name in (first, second):
+                session.execute('qom-set', path=path, property=name, value=wanted[name])
+        self._named_for = pid

@@ -1,0 +1,250 @@
+"""Certificates of exporters and hosts: checked at start, renewed and revoked while servers run."""
+
+import os
+import shutil
+
+import nbd
+import pytest
+from compute_host import boot
+from storage_node import IMAGE, MIB, SIZE, content
+
+from bootcache import exception, naming, qemuimg, savefile, tls
+from glance_bootcache import startchecks
+from glance_bootcache.storage.exporter import Exporter
+from nova_bootcache.storagenode import nbd_node
+
+
+@pytest.fixture
+def storage_conf(storage_conf, ca):
+    """With certificates; node and hosts are made with it."""
+    storage_conf.set_override('tls_directory', ca.issue('storage-1', ['127.0.0.1']), 'bootcache')
+    return storage_conf
+
+
+def read(handle, size=SIZE):
+    return b''.join(handle.pread(min(MIB, size - offset), offset)
+                    for offset in range(0, size, MIB))
+
+
+def through_gateway(host, export):
+    handle = nbd.NBD()
+    handle.set_export_name(export)
+    handle.connect_unix(host.gateway.socket_path)
+    return handle
+
+
+def opens(node, directory):
+    """Open the base as a host with a directory of certificates does."""
+    qemuimg.check_opens(nbd_node(
+        '127.0.0.1', node.conf.export_port, f'base-{IMAGE}',
+        tls.credentials_id(directory, tls.Endpoint.CLIENT)))
+
+
+def test_renewed_certificates_of_a_host_are_taken_below_its_servers(node, ca, certified, directory):
+    node.serve()
+    host = certified()
+    assert boot(host, f'{directory}/disk')
+    handle = through_gateway(host, f'base-{IMAGE}')
+    before = host.gateway.present([IMAGE])[IMAGE].place
+    assert before.credentials == tls.credentials_id(f'{directory}/ca/compute-1',
+                                                    tls.Endpoint.CLIENT)
+    host.upkeep.use_renewed()
+    assert host.gateway.present([IMAGE])[IMAGE].place == before
+    ca.issue('compute-1')
+    host.upkeep.use_renewed()
+    after = host.gateway.present([IMAGE])[IMAGE].place
+    assert after.credentials != before.credentials
+    # The server was connected all the time.
+    assert read(handle) == content(node)
+    assert host.gateway.daemon.credentials() == {after.credentials}
+    handle.shutdown()
+
+
+def test_a_connection_goes_on_where_renewed_files_do_not_fit(node, ca, certified, directory):
+    node.serve()
+    host = certified()
+    assert boot(host, f'{directory}/disk')
+    before = host.gateway.present([IMAGE])[IMAGE].place
+    shutil.copy(f'{ca.issue("compute-2")}/client-key.pem', f'{directory}/ca/compute-1')
+    host.upkeep.use_renewed()
+    assert host.gateway.ensure_base(node.remote()) == f'base-{IMAGE}'
+    assert host.gateway.present([IMAGE])[IMAGE].place == before
+    assert boot(host, f'{directory}/other')
+
+
+def test_what_a_crash_left_of_an_exchange_goes(node, ca, certified, directory):
+    """QEMU does not tell by which of two connections to one place the base is read."""
+    node.serve()
+    host = certified()
+    assert boot(host, f'{directory}/disk')
+    ca.issue('compute-1')
+    host.gateway.daemon.add_nodes(host.gateway.remote_node(
+        naming.node_name('i', IMAGE), node.remote()))
+    assert host.gateway.present([IMAGE])[IMAGE].has_twins
+    host.reconcile()
+    assert not host.gateway.present([IMAGE])[IMAGE].has_twins
+    host.gateway.daemon.add_nodes(host.gateway.remote_node(
+        naming.node_name('i', IMAGE), node.remote()))
+    host.upkeep.use_renewed()
+    there = host.gateway.present([IMAGE])[IMAGE]
+    assert not there.has_twins and not host.gateway.is_outdated(node.remote(), there)
+    handle = through_gateway(host, f'base-{IMAGE}')
+    assert read(handle) == content(node)
+    handle.shutdown()
+
+
+def test_renewed_certificates_of_the_exporter_are_taken(node, ca, certified, directory):
+    node.serve()
+    host = certified()
+    assert boot(host, f'{directory}/disk')
+    handle = through_gateway(host, f'base-{IMAGE}')
+    pid = node.exporter._daemon.pid()
+    assert not node.exporter.start() and node.exporter._daemon.pid() == pid
+    # Files that do not fit, as while they are copied, change nothing.
+    good = savefile.file_digest(f'{directory}/ca/storage-1/server-key.pem')
+    shutil.copy(f'{directory}/ca/storage-1/server-key.pem', f'{directory}/kept')
+    shutil.copy(f'{ca.issue("storage-2")}/server-key.pem', f'{directory}/ca/storage-1')
+    assert not node.exporter.start() and node.exporter._daemon.pid() == pid
+    shutil.copy(f'{directory}/kept', f'{directory}/ca/storage-1/server-key.pem')
+    assert savefile.file_digest(f'{directory}/ca/storage-1/server-key.pem') == good
+    ca.issue('storage-1', ['127.0.0.1'])
+    assert node.exporter.start() and node.exporter._daemon.pid() != pid
+    node.serve()
+    # The gateway has connected again: its server sees no error.
+    assert read(handle) == content(node)
+    handle.shutdown()
+
+
+def test_who_is_not_named_is_not_let_in_by_a_daemon_that_runs(node, storage_conf, ca):
+    node.serve()
+    one, other = ca.issue('compute-1'), ca.issue('elsewhere-1')
+    opens(node, one)
+    opens(node, other)
+    pid = node.exporter._daemon.pid()
+    storage_conf.set_override('tls_client_names', ['CN=compute-*'], 'bootcache')
+    # As the storage service does that is started again.
+    node.exporter = Exporter(storage_conf)
+    assert not node.exporter.start() and node.exporter._daemon.pid() == pid
+    opens(node, one)
+    with pytest.raises(exception.BootcacheError):
+        opens(node, other)
+    # A daemon that is started with it knows it from the beginning.
+    node.exporter.stop()
+    node.exporter.start()
+    node.serve()
+    opens(node, one)
+    with pytest.raises(exception.BootcacheError):
+        opens(node, other)
+
+
+def test_a_revoked_certificate_is_not_let_in(node, storage_conf, ca):
+    node.serve()
+    one, other = ca.issue('compute-1'), ca.issue('compute-2')
+    opens(node, one)
+    shutil.copy(ca.revoke(['compute-1']), storage_conf.bootcache.tls_directory)
+    assert node.exporter.start()
+    node.serve()
+    opens(node, other)
+    with pytest.raises(exception.BootcacheError):
+        opens(node, one)
+
+
+def test_guests_go_on_when_an_exporter_begins_to_speak_tls(
+        node, storage_conf, ca, hosts, directory):
+    storage_conf.clear_override('tls_directory', 'bootcache')
+    unencrypted = Exporter(storage_conf)
+    node.exporter = unencrypted
+    node.serve()
+    host = hosts(tls_directory=ca.issue('compute-1'), allow_plain_nbd=True)
+    assert boot(host, f'{directory}/disk')
+    handle = through_gateway(host, f'base-{IMAGE}')
+    storage_conf.set_override('tls_directory', f'{directory}/ca/storage-1', 'bootcache')
+    node.exporter = Exporter(storage_conf)
+    assert node.exporter.start()
+    node.serve()
+    # As for a guest that stands still.
+    host.chains.reach_base(IMAGE)
+    assert host.gateway.present([IMAGE])[IMAGE].place.credentials
+    assert read(handle) == content(node)
+    handle.shutdown()
+
+
+# Start.
+
+def test_the_start_is_checked_with_certificates(storage_conf):
+    startchecks.check_place(storage_conf)
+
+
+def break_nothing_there(path, ca):
+    shutil.rmtree(path)
+
+
+def break_no_key(path, ca):
+    os.unlink(f'{path}/server-key.pem')
+
+
+def break_expired(path, ca):
+    ca.issue('storage-1', days=-1)
+
+
+def break_no_certificate(path, ca):
+    with open(f'{path}/server-cert.pem', 'w') as stream:
+        stream.write('nothing')
+
+
+def break_other_key(path, ca):
+    shutil.copy(f'{ca.issue("else")}/server-key.pem', path)
+
+
+@pytest.mark.parametrize('spoil, file, cure', [
+    (break_nothing_there, 'ca-cert.pem', 'put the server\'s certificate'),
+    (break_no_key, 'server-key.pem', 'put the server\'s certificate'),
+    (break_expired, 'server-cert.pem', 'has expired; renew it'),
+    (break_no_certificate, 'server-cert.pem', 'put ca-cert.pem there'),
+    (break_other_key, 'server-key.pem', 'do not match')],
+    ids=lambda one: getattr(one, '__name__', ''))
+def test_wrong_certificates_keep_the_service_from_starting(storage_conf, ca, spoil, file, cure):
+    path = storage_conf.bootcache.tls_directory
+    spoil(path, ca)
+    with pytest.raises(exception.ConfigurationError) as refused:
+        startchecks.check_place(storage_conf)
+    told = str(refused.value)
+    assert f'[bootcache]tls_directory={path}' in told and f'{path}/{file}' in told and cure in told
+    assert '\n' not in told
+
+
+def test_a_host_says_what_is_wrong_with_its_certificates(node, ca, hosts, directory, caplog):
+    with pytest.raises(exception.ConfigurationError, match=r'client-cert\.pem cannot be read'):
+        path = ca.issue('compute-1')
+        os.unlink(f'{path}/client-cert.pem')
+        hosts(tls_directory=path)
+    # One that has expired: new servers go the stock way, and a renewed one is noticed.
+    node.serve()
+    host = hosts(tls_directory=ca.issue('compute-1', days=-1))
+    assert 'client-cert.pem has expired; renew it' in caplog.text
+    assert not boot(host, f'{directory}/disk')
+    ca.issue('compute-1')
+    assert boot(host, f'{directory}/disk')
+
+
+def test_names_of_clients_need_certificates(storage_conf):
+    storage_conf.clear_override('tls_directory', 'bootcache')
+    storage_conf.set_override('tls_client_names', ['CN=x'], 'bootcache')
+    with pytest.raises(exception.ConfigurationError, match='tls_client_names'):
+        startchecks.check_place(storage_conf)
+
+
+@pytest.mark.parametrize('options, is_refused', [
+    ({}, True), ({'allow_plain_nbd': True}, False), ({'tls': True}, False)], ids=str)
+def test_an_address_that_others_reach_needs_tls_or_consent(storage_conf, options, is_refused):
+    storage_conf.set_override('export_host', '0.0.0.0', 'bootcache')
+    storage_conf.set_override('advertise_host', '192.0.2.1', 'bootcache')
+    if not options.pop('tls', False):
+        storage_conf.clear_override('tls_directory', 'bootcache')
+    for name, value in options.items():
+        storage_conf.set_override(name, value, 'bootcache')
+    if is_refused:
+        with pytest.raises(exception.ConfigurationError, match='allow_plain_nbd = true'):
+            startchecks.check_place(storage_conf)
+    else:
+        startchecks.check_place(storage_conf)

@@ -1,0 +1,99 @@
+"""``bootcache ca``: certificates that OpenSSL verifies, for the hosts and uses that were named."""
+
+import os
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from bootcache import exception
+from glance_bootcache.smallca import SmallCA
+
+PAGES = Path(__file__).resolve().parents[3] / 'doc' / 'source'
+
+
+def openssl(*command):
+    return subprocess.run(['openssl', *map(str, command)], capture_output=True, text=True)
+
+
+def verifies(ca, host, purpose, *more):
+    return openssl('verify', '-CAfile', f'{ca}/ca-cert.pem', '-purpose', purpose, *more,
+                   f'{ca}/{host}/{purpose.removeprefix("ssl")}-cert.pem').returncode == 0
+
+
+def test_a_host_has_certificates_for_what_it_is_called(tmp_path, cli):
+    assert cli.json('ca', f'{tmp_path}/ca', 'storage-1,192.0.2.10,2001:db8::1', 'compute-1') == [
+        {'host': 'storage-1', 'files': f'{tmp_path}/ca/storage-1'},
+        {'host': 'compute-1', 'files': f'{tmp_path}/ca/compute-1'}]
+    for host in 'storage-1', 'compute-1':
+        files = {path.name: path.stat().st_mode & 0o777
+                 for path in Path(tmp_path, 'ca', host).iterdir()}
+        assert files == {'ca-cert.pem': 0o644, 'server-cert.pem': 0o644, 'server-key.pem': 0o600,
+                         'client-cert.pem': 0o644, 'client-key.pem': 0o600}
+        assert verifies(f'{tmp_path}/ca', host, 'sslserver')
+        assert verifies(f'{tmp_path}/ca', host, 'sslclient')
+    for name, value in (('hostname', 'storage-1'), ('ip', '192.0.2.10'), ('ip', '2001:db8::1')):
+        assert verifies(f'{tmp_path}/ca', 'storage-1', 'sslserver', f'-verify_{name}', value)
+        assert not verifies(f'{tmp_path}/ca', 'compute-1', 'sslserver', f'-verify_{name}', value)
+    assert os.stat(tmp_path / 'ca' / 'ca-key.pem').st_mode & 0o777 == 0o600
+    assert 'CN = compute-1' in openssl('x509', '-noout', '-subject', '-in',
+                                       tmp_path / 'ca/compute-1/client-cert.pem').stdout
+
+
+def test_a_ca_that_is_there_is_used_again(tmp_path, cli):
+    def read(name):
+        return (tmp_path / name).read_text()
+
+    cli.json('ca', str(tmp_path), 'one')
+    ca, certificate = read('ca-cert.pem'), read('one/client-cert.pem')
+    cli.json('ca', str(tmp_path), 'one', 'two', '--days', '9')
+    assert read('ca-cert.pem') == ca == read('two/ca-cert.pem')
+    assert read('one/client-cert.pem') != certificate
+    assert openssl('x509', '-noout', '-checkend', 8 * 86400, '-in',
+                   tmp_path / 'one/client-cert.pem').returncode == 0
+    assert openssl('x509', '-noout', '-checkend', 10 * 86400, '-in',
+                   tmp_path / 'one/client-cert.pem').returncode == 1
+
+
+def test_what_was_revoked_stays_so(tmp_path, cli):
+    def valid(host):
+        return verifies(tmp_path, host, 'sslclient', '-crl_check', '-CRLfile',
+                        tmp_path / 'ca-crl.pem')
+
+    cli.json('ca', str(tmp_path), 'one', 'two', 'three')
+    assert cli.json('ca', '--revoke', str(tmp_path), 'one') == [
+        {'host': 'one', 'revoked in': f'{tmp_path}/ca-crl.pem'}]
+    assert [valid(host) for host in ('one', 'two', 'three')] == [False, True, True]
+    assert cli.json('ca', '--revoke', str(tmp_path), 'two') == [
+        {'host': 'two', 'revoked in': f'{tmp_path}/ca-crl.pem'}]
+    assert [valid(host) for host in ('one', 'two', 'three')] == [False, False, True]
+
+
+def test_what_the_pages_say_runs(tmp_path, cli):
+    for page in 'cli', 'install':
+        examples = re.findall(r'^ +bootcache (ca .*)$', (PAGES / f'{page}.rst').read_text(), re.M)
+        assert len(examples) == 2
+        for example in examples:
+            done = cli(*shlex.split(example.replace('/root/', f'{tmp_path}/')))
+            assert done.code == 0 and 'compute-2' in done.out, done.err
+    assert verifies(tmp_path / 'bootcache-ca', 'storage-1', 'sslserver', '-verify_ip', '192.0.2.10')
+
+
+@pytest.mark.parametrize('name', ['../x', 'a/b', '', '.', 'a,', 'a b', '-a'])
+def test_a_name_that_is_none_is_refused(tmp_path, cli, name):
+    assert cli('ca', f'{tmp_path}/ca', '--', name).code == 2
+    assert not (tmp_path / 'ca').exists()
+
+
+def test_refusals_name_the_cure(tmp_path, cli):
+    SmallCA(str(tmp_path)).issue('one')
+    done = cli('ca', '--revoke', str(tmp_path), 'nobody')
+    assert done.code == 1 and 'nobody has no certificate' in done.err
+    (tmp_path / 'ca-key.pem').write_text('nothing')
+    with pytest.raises(exception.RequestRefused, match='name another directory'):
+        SmallCA(str(tmp_path))
+    (tmp_path / 'file').write_text('')
+    done = cli('ca', f'{tmp_path}/file/ca', 'one')
+    assert done.code == 1 and 'name a folder that you may write' in done.err

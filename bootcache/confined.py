@@ -23,8 +23,9 @@ _BINDING = 'seccomp'
 _REFUSED = (
     'socket', 'socketpair', 'connect', 'bind', 'listen', 'accept', 'accept4', 'sendto', 'sendmsg',
     'sendmmsg', 'recvfrom', 'recvmsg', 'recvmmsg',
-    'fork', 'vfork', 'execveat', 'kill', 'tkill', 'pidfd_open', 'pidfd_getfd',
-    'pidfd_send_signal', 'ptrace', 'process_vm_readv', 'process_vm_writev', 'kcmp',
+    'fork', 'vfork', 'execveat', 'kill', 'tkill', 'tgkill', 'rt_sigqueueinfo', 'rt_tgsigqueueinfo',
+    'pidfd_open', 'pidfd_getfd', 'pidfd_send_signal', 'process_madvise', 'process_mrelease',
+    'migrate_pages', 'move_pages', 'ptrace', 'process_vm_readv', 'process_vm_writev', 'kcmp',
     'creat', 'truncate', 'ftruncate', 'fallocate', 'link', 'linkat', 'symlink', 'symlinkat',
     'unlink', 'unlinkat', 'rename', 'renameat', 'renameat2', 'mkdir', 'mkdirat', 'rmdir', 'mknod',
     'mknodat', 'chmod', 'fchmod', 'fchmodat', 'chown', 'fchown', 'lchown', 'fchownat', 'utime',
@@ -39,6 +40,14 @@ _REFUSED = (
     'shmget', 'shmat', 'shmctl', 'semget', 'semop', 'msgget', 'msgsnd', 'mq_open', 'vhangup',
     'setuid', 'setgid', 'setreuid', 'setregid', 'setresuid', 'setresgid', 'setgroups', 'setfsuid',
     'setfsgid', 'capset', 'memfd_secret')
+# Of later kernels, by their numbers, which are the same on all machines: a libseccomp that does not
+# know the name of one refuses it all the same.
+_REFUSED_NUMBERS = {
+    'mount_setattr': 442, 'quotactl_fd': 443, 'fchmodat2': 452, 'setxattrat': 463,
+    'removexattrat': 466, 'open_tree_attr': 467, 'file_setattr': 469}
+# With the place of the process in their arguments: of itself a program may change these.
+_OF_OTHERS = {'prlimit64': 0, 'setpriority': 1, 'ioprio_set': 1, 'sched_setaffinity': 0,
+              'sched_setattr': 0, 'sched_setparam': 0, 'sched_setscheduler': 0}
 # What programs try first, and do without: they are told that the kernel does not know it.
 _UNKNOWN = ('clone3', 'openat2', 'io_uring_setup', 'io_uring_enter', 'io_uring_register')
 _CLONE_THREAD = 0x10000
@@ -87,13 +96,15 @@ def _binding() -> ModuleType:
 def _made(seccomp: ModuleType) -> bytes:
     made, refused = seccomp.SyscallFilter(seccomp.ALLOW), seccomp.ERRNO(errno.EPERM)
 
-    def refuse(action: int, name: str, *arguments: object) -> None:
+    def refuse(action: int, name: str | int, *arguments: object) -> None:
         # A library does not know the latest kernel's; it passes over those of other machines.
         with contextlib.suppress(RuntimeError, ValueError, OSError):
             made.add_rule(action, name, *arguments)
 
-    for name in _REFUSED:
+    for name in (*_REFUSED, *_REFUSED_NUMBERS.values()):
         refuse(refused, name)
+    for name, place in _OF_OTHERS.items():
+        refuse(refused, name, seccomp.Arg(place, seccomp.NE, 0))
     for name in _UNKNOWN:
         refuse(seccomp.ERRNO(errno.ENOSYS), name)
     # Threads, but no processes.

@@ -57,6 +57,36 @@ def test_what_a_look_has_no_need_of_is_refused(path, directory, code):
     assert os.listdir(directory) == ['image'] and os.path.getsize(path) == 10
 
 
+# Of its own process, which it could do each of these to if they were not refused.
+CALLS = {
+    'import signal, threading; signal.pthread_kill(threading.get_ident(), 0)': 'tgkill',
+    'call(129, os.getpid(), 10, queued)': 'rt_sigqueueinfo',
+    'call(297, os.getpid(), os.getpid(), 10, queued)': 'rt_tgsigqueueinfo',
+    'import resource; resource.prlimit(os.getpid(), resource.RLIMIT_CPU)': 'prlimit64',
+    'os.setpriority(os.PRIO_PROCESS, os.getpid(), 19)': 'setpriority',
+    'os.sched_setaffinity(os.getpid(), os.sched_getaffinity(0))': 'sched_setaffinity',
+    'call(452, -100, path, 0o600, 0)': 'fchmodat2'}
+BY_NUMBER = '''
+import ctypes, os, struct
+queued, path = struct.pack('@iii', 10, 0, -1).ljust(128, b'\\0'), {!r}
+def call(*arguments):
+    library = ctypes.CDLL(None, use_errno=True)
+    if library.syscall(*arguments):
+        raise OSError(ctypes.get_errno(), 'call')
+'''
+
+
+@pytest.mark.skipif(os.uname().machine != 'x86_64', reason='numbers of x86_64')
+@pytest.mark.parametrize('code', CALLS, ids=CALLS.values())
+def test_others_of_its_user_are_out_of_reach(path, code):
+    """The service and its exporter have the same user."""
+    if os.geteuid() == 0:
+        os.chown(path, 65534, 65534)
+    done = python(path, BY_NUMBER.format(os.fsencode(path)) + code)
+    assert done.returncode == 1 and 'PermissionError: [Errno 1]' in done.stderr, done
+    assert os.stat(path).st_mode & 0o777 == 0o644
+
+
 def test_threads_are_allowed(path):
     assert python(path, 'import threading; t = threading.Thread(target=print, args=("ran",));'
                         't.start(); t.join()').stdout == 'ran\n'

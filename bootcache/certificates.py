@@ -10,8 +10,9 @@ from bootcache import exception, qemuimg, tls
 def check(directory: str, endpoint: tls.Endpoint) -> None:
     """Check that QEMU takes a directory's files: they are there, fit each other, and are valid now.
 
-    :raises CertificateExpired: if one is not valid any more.
+    :raises CertificateExpired: if one is not valid any more, or not yet.
     :raises ConfigurationError: naming the option, the file and the cure.
+    :raises Interrupted: if QEMU has not said so in time, as on a busy machine.
     """
     if not os.path.isabs(directory):
         raise exception.ConfigurationError(
@@ -19,12 +20,15 @@ def check(directory: str, endpoint: tls.Endpoint) -> None:
             ' /etc/pki/bootcache')
     try:
         qemuimg.check_object(tls.credentials(tls.credentials_id(directory, endpoint), endpoint))
-    except exception.ConfigurationError:
+    except (exception.ConfigurationError, exception.Interrupted):
         raise
     except exception.BootcacheError as error:
         says = f'[bootcache]{tls.OPTION}={directory}: {error}'
         if 'has expired' in says:
             raise exception.CertificateExpired(f'{says}; renew it') from error
+        if 'is not yet active' in says:
+            raise exception.CertificateExpired(
+                f'{says}; "date" shows whether this machine\'s clock is right') from error
         raise exception.ConfigurationError(
             f'{says}; put {tls.CA} there, and {endpoint.value}-cert.pem and'
             f' {endpoint.value}-key.pem of that CA ("openssl x509 -noout -text -in FILE" shows'

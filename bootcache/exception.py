@@ -87,7 +87,7 @@ class ConfigurationError(BootcacheError, ValueError):
 
 
 class CertificateExpired(ConfigurationError):
-    """A certificate was valid, and is not any more; the message names the file."""
+    """A certificate was valid, and is not any more, or is not yet; the message names the file."""
 
 
 class LibvirtHangs(BootcacheError):

@@ -347,8 +347,9 @@ def _check_store(store: TierLimits, largest: TierLimits) -> None:
 def encryption(conf: cfg.ConfigOpts) -> Encryption:
     """Return how this host connects to storage nodes, with certificates that can be used.
 
-    One that has expired is told of: servers that run need not care, new ones go the stock way, and
-    a renewed one is noticed.
+    One that has expired, or is not valid yet as the clock is wrong, is told of: servers that run
+    need not care, new ones go the stock way, and a renewed one is noticed. What a busy machine has
+    not checked in time is found out with the first connection.
 
     :raises ConfigurationError: naming the option, the file and the cure.
     """
@@ -358,6 +359,8 @@ def encryption(conf: cfg.ConfigOpts) -> Encryption:
             certificates.check(group.tls_directory, tls.Endpoint.CLIENT)
         except exception.CertificateExpired as error:
             LOG.error('bootcache: servers of this host go the stock way: %s', error)
+        except exception.Interrupted as error:
+            LOG.warning('bootcache: certificates are not checked: %s', error)
     return Encryption(group.tls_directory or None, bool(group.allow_plain_nbd))
 
 

@@ -53,7 +53,7 @@ class KeptAdmission:
                 return
             if self._admission is not None:
                 certificates.check(self._admission.directory, tls.Endpoint.SERVER)
-        except exception.ConfigurationError as error:
+        except (exception.ConfigurationError, exception.Interrupted) as error:
             if str(error) != self._told:
                 LOG.error('the exporter goes on with the certificates that it was started with:'
                           ' %s', error)

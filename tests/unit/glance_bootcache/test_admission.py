@@ -1,0 +1,51 @@
+"""An exporter that runs is ended for certificates that are known to be of use, and no others."""
+
+import pytest
+from oslo_config import cfg
+
+from bootcache import certificates, exception, tls
+from bootcache import conf as bootcache_conf
+from glance_bootcache import conf as glance_conf
+from glance_bootcache import startchecks
+from glance_bootcache.storage.admission import KeptAdmission
+
+
+class Daemon:
+    """A daemon that runs, with certificates that others have replaced since."""
+
+    def __init__(self):
+        self.ended = False
+
+    def answers(self):
+        return True
+
+    def credentials(self):
+        return {'tls-earlier'}
+
+    def stop(self):
+        self.ended = True
+
+
+@pytest.fixture
+def interrupted(monkeypatch):
+    def check(*_arguments):
+        raise exception.Interrupted('qemu-img info was not done after 10 s')
+
+    monkeypatch.setattr(certificates, 'check', check)
+    monkeypatch.setattr(tls, 'credentials_id', lambda *_arguments: 'tls-now')
+
+
+def test_one_goes_on_while_nobody_can_look_at_renewed_files(interrupted, caplog):
+    daemon = Daemon()
+    KeptAdmission(daemon, tls.Admission('/etc/pki/bootcache')).keep()
+    assert not daemon.ended and 'goes on with the certificates' in caplog.text
+
+
+def test_a_busy_machine_does_not_keep_the_service_from_starting(interrupted, caplog, tmp_path):
+    conf = cfg.ConfigOpts()
+    glance_conf.register_opts(conf)
+    conf([])
+    conf.set_override('tls_directory', '/etc/pki/bootcache', bootcache_conf.GROUP)
+    conf.set_override('run_dir', str(tmp_path), bootcache_conf.GROUP)
+    startchecks.check_place(conf)
+    assert 'certificates are not checked' in caplog.text

@@ -52,8 +52,9 @@ def _leave_root(descriptor: int) -> None:
         os.setgroups([])
         os.setresgid(group, group, group)
         os.setresuid(user, user, user)
-    except PermissionError:
-        # A container's root may not; what it may do is bounded by that already.
+    except OSError:
+        # A container's root may not, or has no nobody in its user namespace (EINVAL); what it may
+        # do is bounded by that already.
         return
 
 

@@ -1,5 +1,8 @@
 """What a confined process becomes, and what is told where there is no filter."""
 
+import errno
+import os
+
 import pytest
 
 from bootcache import confined, confining
@@ -11,6 +14,19 @@ NOBODY = (65534, 65533)
     (0o100644, NOBODY), (0o100640, (65534, 42)), (0o100600, (7, 42)), (0o100604, NOBODY)])
 def test_who_may_read_a_file_and_little_else(mode, reader):
     assert confining.readers(mode, 7, 42, NOBODY) == reader
+
+
+@pytest.mark.parametrize('error', [errno.EPERM, errno.EINVAL])
+def test_root_of_a_container_without_nobody_goes_on(monkeypatch, tmp_path, error):
+    def refuse(*_arguments):
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(os, 'geteuid', lambda: 0)
+    monkeypatch.setattr(os, 'setgroups', lambda groups: None)
+    for name in ('setresgid', 'setresuid'):
+        monkeypatch.setattr(os, name, refuse)
+    with open(tmp_path / 'image', 'w') as stream:
+        confining._leave_root(stream.fileno())
 
 
 @pytest.fixture

@@ -1,7 +1,8 @@
 """A small CA: certificates for the hosts of tests, demonstrations and small sites.
 
-Its directory has the CA's key and certificate, and one directory a host with the files that hosts
-have in ``[bootcache]tls_directory``. A site that has a CA needs none of this.
+Its directory has the CA's key and certificate, one directory a host with the files that hosts have
+in ``[bootcache]tls_directory``, and beside it the numbers of all certificates that the host got. A
+site that has a CA needs none of this.
 """
 
 import datetime
@@ -18,6 +19,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from bootcache import exception, savefile, tls
 
 _KEY, _REVOKED = 'ca-key.pem', 'ca-crl.pem'
+# No host's name has an underscore.
+_ISSUED = 'issued_'
 _CA_DAYS = 3650
 # Clocks of hosts differ.
 _EARLIER = datetime.timedelta(hours=1)
@@ -86,14 +89,31 @@ class SmallCA:
                 _usage(signs_others=False), True).add_extension(
                 x509.ExtendedKeyUsage([use]), False).add_extension(
                 alternatives, False).sign(self._key, hashes.SHA256())
+            # One that is not noted could not be revoked once it is replaced.
+            savefile.write_text(self._path(_ISSUED + name), ''.join(
+                f'{serial:x}\n' for serial in (*self._issued(name), certificate.serial_number)))
             savefile.write_text(os.path.join(directory, f'{endpoint.value}-key.pem'), _key_pem(key),
                                 mode=0o600)
             savefile.write_text(os.path.join(directory, f'{endpoint.value}-cert.pem'),
                                 _pem(certificate))
         return directory
 
+    def _issued(self, name: str) -> dict[int, None]:
+        """Return the numbers of all certificates that a host got, in their order."""
+        serials: dict[int, None] = {}
+        try:
+            with open(self._path(_ISSUED + name)) as stream:
+                serials.update((int(line, 16), None) for line in stream)
+        except FileNotFoundError:
+            pass
+        for endpoint in _USES:
+            path = self._path(name, f'{endpoint.value}-cert.pem')
+            if os.path.exists(path):
+                serials[_read(path).serial_number] = None
+        return serials
+
     def revoke(self, names: Iterable[str]) -> str:
-        """Revoke hosts' certificates, those of their directories, beside what was revoked before.
+        """Revoke all certificates that hosts got, beside what was revoked before.
 
         :returns: the path of the list, which is to be in the servers' directories.
         :raises RequestRefused: if a host has none.
@@ -106,12 +126,10 @@ class SmallCA:
                 serials.update((entry.serial_number, None)
                                for entry in x509.load_pem_x509_crl(stream.read()))
         for name in names:
-            try:
-                serials.update((_read(self._path(name, f'{endpoint.value}-cert.pem')).serial_number,
-                                None) for endpoint in _USES)
-            except FileNotFoundError:
-                raise exception.RequestRefused(f'{name} has no certificate in'
-                                               f' {self._directory}') from None
+            issued = self._issued(name)
+            if not issued:
+                raise exception.RequestRefused(f'{name} has no certificate in {self._directory}')
+            serials.update(issued)
         now = datetime.datetime.now(datetime.UTC)
         revoked = x509.CertificateRevocationListBuilder().issuer_name(
             self._certificate.subject).last_update(now - _EARLIER).next_update(

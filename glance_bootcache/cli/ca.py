@@ -40,7 +40,7 @@ class CA(Listing):
         parser.add_argument('--days', type=_days, default=365, metavar='DAYS',
                             help='how long the certificates are valid (default: 365)')
         parser.add_argument('--revoke', action='store_true',
-                            help='revoke the certificates that the hosts have now instead, in'
+                            help='revoke all certificates that the hosts got, instead, in'
                                  ' ca-crl.pem')
         return parser
 

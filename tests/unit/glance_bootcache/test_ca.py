@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -69,6 +70,20 @@ def test_what_was_revoked_stays_so(tmp_path, cli):
     assert cli.json('ca', '--revoke', str(tmp_path), 'two') == [
         {'host': 'two', 'revoked in': f'{tmp_path}/ca-crl.pem'}]
     assert [valid(host) for host in ('one', 'two', 'three')] == [False, False, True]
+
+
+def test_what_was_replaced_is_revoked_as_well(tmp_path, cli):
+    cli.json('ca', str(tmp_path), 'one', 'two')
+    shutil.copytree(tmp_path / 'one', tmp_path / 'earlier')
+    cli.json('ca', str(tmp_path), 'one')
+    cli.json('ca', '--revoke', str(tmp_path), 'one')
+    more = '-crl_check', '-CRLfile', tmp_path / 'ca-crl.pem'
+    for host, is_valid in (('earlier', False), ('one', False), ('two', True)):
+        for purpose in 'sslclient', 'sslserver':
+            assert verifies(tmp_path, host, purpose, *more) is is_valid
+    # A host that is let in again has others.
+    cli.json('ca', str(tmp_path), 'one')
+    assert verifies(tmp_path, 'one', 'sslclient', *more)
 
 
 def test_what_the_pages_say_runs(tmp_path, cli):

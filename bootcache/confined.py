@@ -101,8 +101,10 @@ def _made(seccomp: ModuleType) -> bytes:
         with contextlib.suppress(RuntimeError, ValueError, OSError):
             made.add_rule(action, name, *arguments)
 
-    for name in (*_REFUSED, *_REFUSED_NUMBERS.values()):
+    for name in _REFUSED:
         refuse(refused, name)
+    for number in _REFUSED_NUMBERS.values():
+        refuse(refused, number)
     for name, place in _OF_OTHERS.items():
         refuse(refused, name, seccomp.Arg(place, seccomp.NE, 0))
     for name in _UNKNOWN:

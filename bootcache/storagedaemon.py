@@ -217,7 +217,10 @@ class StorageDaemon:
         for path in (self.monitor_path, self.pid_path):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
-        objects, admission = self._admission.arguments() if self._admission else ([], '')
+        try:
+            objects, admission = self._admission.arguments() if self._admission else ([], '')
+        except exception.ConfigurationError as error:  # It was right before, and passes.
+            raise exception.StorageDaemonError(f'{self.name}: {error}') from error
         try:
             nbd, fds = self._listen(admission)
         except OSError as error:

@@ -115,6 +115,16 @@ def test_renewed_certificates_of_the_exporter_are_taken(node, ca, certified, dir
     handle.shutdown()
 
 
+def test_what_needs_an_exporter_that_cannot_be_started_waits(node, ca, directory):
+    """An error of the configuration would be the end of an image's work."""
+    node.exporter.stop()
+    os.unlink(f'{directory}/ca/storage-1/server-key.pem')
+    with pytest.raises(exception.StorageDaemonError, match=r'server-key\.pem cannot be read'):
+        node.exporter.start()
+    ca.issue('storage-1', ['127.0.0.1'])
+    assert node.exporter.start()
+
+
 def test_who_is_not_named_is_not_let_in_by_a_daemon_that_runs(node, storage_conf, ca):
     node.serve()
     one, other = ca.issue('compute-1'), ca.issue('elsewhere-1')

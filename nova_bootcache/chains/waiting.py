@@ -19,10 +19,12 @@ def passes(error: BaseException | None) -> bool:
     """Tell whether an error is of a kind that passes by itself. Pure.
 
     A gateway that is busy or starts anew, a storage node or storage service that is away: they
-    come back. An image with another content does not get the older one again by itself.
+    come back. So do certificates, which are renewed while all runs: of the configuration nothing
+    else is looked at so late. An image with another content does not get the older one again by
+    itself.
     """
     return isinstance(error, (exception.StorageDaemonError, exception.StorageServiceAway,
-                              messaging.MessagingException))
+                              exception.ConfigurationError, messaging.MessagingException))
 
 
 def patiently(work: Callable[[], Result], seconds: float, what: str,

@@ -17,7 +17,8 @@ from nova_bootcache.chains import waiting
 
 PASSING = [exception.StorageDaemonBusy('busy'), exception.StorageNodeAway('away'),
            exception.StorageDaemonError('killed'), exception.StorageServiceAway('away'),
-           messaging.MessagingTimeout('bus')]
+           messaging.MessagingTimeout('bus'),
+           exception.ConfigurationError('client-key.pem cannot be read')]
 LASTING = [exception.BootcacheError('another content'), OSError('disk'), ValueError('a fault')]
 
 

@@ -228,8 +228,10 @@ def cloud():
 
 
 @pytest.fixture
-def config(directory, rabbit, cloud):
+def config(alone, directory, rabbit, cloud):
     """The configuration that install.rst has for the storage node, with this test's addresses."""
+    subprocess.run([alone / 'bin' / 'bootcache', 'ca', f'{directory}/ca', 'storage-1,127.0.0.1'],
+                   check=True, env=QUIET, stdin=subprocess.DEVNULL)
     block = re.search(r'^     \[DEFAULT\]\n     transport_url(?:.*\n)+?(?= {0,4}\S)', PAGE, re.M)[0]
     assert '[service_auth]' in block
     parsed = configparser.ConfigParser(interpolation=None)
@@ -238,7 +240,7 @@ def config(directory, rabbit, cloud):
     parsed['bootcache'].update({
         'run_dir': f'{directory}/run', 'state_dir': f'{directory}/state',
         'export_host': '127.0.0.1', 'export_port': str(free_port()),
-        'glance_store_dirs': f'{directory}/images'})
+        'tls_directory': f'{directory}/ca/storage-1', 'glance_store_dirs': f'{directory}/images'})
     parsed['service_auth']['auth_url'] = f'{cloud}/v3'
     for name in ('run', 'images'):
         os.mkdir(f'{directory}/{name}')

@@ -179,6 +179,10 @@ def main(words: list[str]) -> int:
         return 0
     # So that what was made is removed also when this is terminated.
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+    if options.soak or options.upgrade is not None:
+        if not is_inside and not os.geteuid():
+            return apart.run('bench.faults', words)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     if options.soak:
         return _soak(options.soak, options.report)
     if options.upgrade is not None:

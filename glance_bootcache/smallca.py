@@ -32,14 +32,19 @@ class SmallCA:
     """A CA in a directory.
 
     :param directory: made, with a key of its own, if there is none.
-    :raises RequestRefused: if what is there is no CA of this kind.
+    :param may_make: whether it is; else it has to be there.
+    :raises RequestRefused: if what is there is no CA of this kind, or none is to be made.
     :raises OSError: if it cannot be read or written.
     """
 
-    def __init__(self, directory: str):
+    def __init__(self, directory: str, may_make: bool = True):
         self._directory = directory
-        os.makedirs(directory, mode=0o700, exist_ok=True)
         if not os.path.exists(self._path(_KEY)):
+            if not may_make:
+                raise exception.RequestRefused(
+                    f'{directory} has no CA; name the folder with which the hosts\' certificates'
+                    ' were made')
+            os.makedirs(directory, mode=0o700, exist_ok=True)
             self._make()
         try:
             with open(self._path(_KEY), 'rb') as stream:

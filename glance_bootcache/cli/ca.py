@@ -47,7 +47,7 @@ class CA(Listing):
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Make them, and say where they are."""
         try:
-            small = SmallCA(parsed_args.directory)
+            small = SmallCA(parsed_args.directory, may_make=not parsed_args.revoke)
             if parsed_args.revoke:
                 path = small.revoke(names[0] for names in parsed_args.hosts)
                 return ('host', 'revoked in'), [(names[0], path) for names in parsed_args.hosts]

@@ -112,3 +112,9 @@ def test_refusals_name_the_cure(tmp_path, cli):
     (tmp_path / 'file').write_text('')
     done = cli('ca', f'{tmp_path}/file/ca', 'one')
     assert done.code == 1 and 'name a folder that you may write' in done.err
+
+
+def test_nothing_is_made_where_something_is_to_be_revoked(tmp_path, cli):
+    done = cli('ca', '--revoke', str(tmp_path / 'typo'), 'one')
+    assert done.code and 'has no CA; name the folder with which' in done.err
+    assert not os.path.exists(tmp_path / 'typo')

@@ -190,8 +190,7 @@ class StorageSide:
                 (service, 'NovaProfileBoots', lambda conf: _ProfileBoots(directory)),
                 (service, 'NovaPrecache', lambda conf: SimpleNamespace(aggregates=dict)),
                 (service.startchecks, 'check_cloud', lambda conf: None), *without_bus,
-                (service.doorkeeper, 'get_server', self._server(
-                    '' if 'transport_url' in options else directory))):
+                self._server('' if 'transport_url' in options else directory)):
             setattr(module, name, value)
         self._service = service.StorageService(conf, lambda: None, SimpleNamespace(value=False))
         self._service._start()
@@ -221,15 +220,29 @@ class StorageSide:
         """Take a message, which comes again only if this process ends meanwhile."""
         self._events.info({}, 'image.stage', event, {'id': image_id}, {})
 
-    def _server(self, directory: str) -> Any:
-        """Return what makes the RPC server: one of the stage's bus, or the real one."""
+    def _server(self, directory: str) -> tuple[Any, str, Any]:
+        """Return what makes the RPC server, and where it has its place: one of the stage's bus, or
+        the real one."""
+        if not hasattr(service, 'doorkeeper'):
+            return self._earlier_server(directory)
         real = service.doorkeeper.get_server
 
         def make(transport: Any, name: str, endpoints: Any, refusals: Any) -> Any:
             self._endpoints = endpoints
             return bus.Server(directory, _Door(endpoints, refusals)) if directory \
                 else real(transport, name, endpoints, refusals)
-        return make
+        return service.doorkeeper, 'get_server', make
+
+    def _earlier_server(self, directory: str) -> tuple[Any, str, Any]:
+        """Do the same for the versions up to RPC 1.8 that have no doorkeeper."""
+        module: Any = vars(service)['messaging']
+        real = module.get_rpc_server
+
+        def make(transport: Any, target: Any, endpoints: list[Any], **named: Any) -> Any:
+            self._endpoints = endpoints[0]
+            return bus.Server(directory, endpoints[0]) if directory \
+                else real(transport, target, endpoints, **named)
+        return module, 'get_rpc_server', make
 
     def look(self, image_id: str) -> None:
         """Hear of an image from Glance: it was registered, changed, or deleted."""

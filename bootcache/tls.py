@@ -19,7 +19,7 @@ from bootcache import exception
 
 OPTION = 'tls_directory'
 _PREFIX = 'tls-'
-CA, _REVOKED = 'ca-cert.pem', 'ca-crl.pem'
+CA, REVOKED = 'ca-cert.pem', 'ca-crl.pem'
 _DIGITS = 16
 _ADMITTED = 'admitted'
 
@@ -37,13 +37,13 @@ def credentials_id(directory: str, endpoint: Endpoint) -> str:
     :raises ConfigurationError: if one of them cannot be read.
     """
     digest = hashlib.sha256()
-    for name in (CA, f'{endpoint.value}-cert.pem', f'{endpoint.value}-key.pem', _REVOKED):
+    for name in (CA, f'{endpoint.value}-cert.pem', f'{endpoint.value}-key.pem', REVOKED):
         path = os.path.join(directory, name)
         try:
             with open(path, 'rb') as stream:
                 digest.update(hashlib.sha256(stream.read()).digest())
         except OSError as error:
-            if name == _REVOKED and isinstance(error, FileNotFoundError):
+            if name == REVOKED and isinstance(error, FileNotFoundError):
                 continue
             raise exception.ConfigurationError(
                 f'[bootcache]{OPTION}={directory}: {path} cannot be read ({error.strerror}); put'

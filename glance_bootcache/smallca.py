@@ -18,7 +18,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from bootcache import exception, savefile, tls
 
-_KEY, _REVOKED = 'ca-key.pem', 'ca-crl.pem'
+_KEY = 'ca-key.pem'
 # No host's name has an underscore.
 _ISSUED = 'issued_'
 _CA_DAYS = 3650
@@ -124,7 +124,7 @@ class SmallCA:
         :raises RequestRefused: if a host has none.
         :raises OSError: if the list cannot be read or written.
         """
-        path = self._path(_REVOKED)
+        path = self._path(tls.REVOKED)
         serials: dict[int, None] = {}
         if os.path.exists(path):
             with open(path, 'rb') as stream:

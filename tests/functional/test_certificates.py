@@ -3,41 +3,15 @@
 import os
 import shutil
 
-import nbd
 import pytest
 from compute_host import boot
-from storage_node import IMAGE, MIB, SIZE, content
+from encrypted import opens, read, through_gateway
+from encrypted import storage_conf as storage_conf  # the fixture
+from storage_node import IMAGE, content
 
-from bootcache import exception, naming, qemuimg, savefile, tls
+from bootcache import exception, naming, savefile, tls
 from glance_bootcache import startchecks
 from glance_bootcache.storage.exporter import Exporter
-from nova_bootcache.storagenode import nbd_node
-
-
-@pytest.fixture
-def storage_conf(storage_conf, ca):
-    """With certificates; node and hosts are made with it."""
-    storage_conf.set_override('tls_directory', ca.issue('storage-1', ['127.0.0.1']), 'bootcache')
-    return storage_conf
-
-
-def read(handle, size=SIZE):
-    return b''.join(handle.pread(min(MIB, size - offset), offset)
-                    for offset in range(0, size, MIB))
-
-
-def through_gateway(host, export):
-    handle = nbd.NBD()
-    handle.set_export_name(export)
-    handle.connect_unix(host.gateway.socket_path)
-    return handle
-
-
-def opens(node, directory):
-    """Open the base as a host with a directory of certificates does."""
-    qemuimg.check_opens(nbd_node(
-        '127.0.0.1', node.conf.export_port, f'base-{IMAGE}',
-        tls.credentials_id(directory, tls.Endpoint.CLIENT)))
 
 
 def test_renewed_certificates_of_a_host_are_taken_below_its_servers(node, ca, certified, directory):

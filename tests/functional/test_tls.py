@@ -9,10 +9,12 @@ import threading
 import nbd
 import pytest
 from compute_host import boot, compare
+from encrypted import opens
+from encrypted import storage_conf as storage_conf  # the fixture
 from functional_tools import until
-from storage_node import IMAGE, MIB, SIZE, content
+from storage_node import IMAGE, MIB, content
 
-from bootcache import exception, qemuimg, savefile, tls
+from bootcache import exception, savefile
 from bootcache.manifest import CacheInfo
 from bootcache.workingset import Extent
 from nova_bootcache.asking.placement import Offer
@@ -20,25 +22,6 @@ from nova_bootcache.settling import fullbase
 from nova_bootcache.storagenode import Encryption, nbd_node
 
 SET = Extent(4 * MIB, 300_000), Extent(0, 4096)
-
-
-@pytest.fixture
-def storage_conf(storage_conf, ca):
-    """With certificates; node and hosts are made with it."""
-    storage_conf.set_override('tls_directory', ca.issue('storage-1', ['127.0.0.1']), 'bootcache')
-    return storage_conf
-
-
-def read(handle, size=SIZE):
-    return b''.join(handle.pread(min(MIB, size - offset), offset)
-                    for offset in range(0, size, MIB))
-
-
-def through_gateway(host, export):
-    handle = nbd.NBD()
-    handle.set_export_name(export)
-    handle.connect_unix(host.gateway.socket_path)
-    return handle
 
 
 def plain(node, way='connect'):
@@ -53,13 +36,6 @@ def plain(node, way='connect'):
         handle.opt_list(lambda name, _description: names.append(name))
         pytest.fail(f'it was told {names}')
     return str(refused.value)
-
-
-def opens(node, directory):
-    """Open the base as a host with a directory of certificates does."""
-    qemuimg.check_opens(nbd_node(
-        '127.0.0.1', node.conf.export_port, f'base-{IMAGE}',
-        tls.credentials_id(directory, tls.Endpoint.CLIENT)))
 
 
 @pytest.mark.parametrize('way', ['connect', 'list'])

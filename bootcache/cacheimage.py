@@ -11,7 +11,7 @@ status, so that no recorder sees them.
 
 import dataclasses
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from oslo_log import log as logging
@@ -36,23 +36,25 @@ _MAX_ZERO_AREAS = 100_000
 
 @dataclasses.dataclass(frozen=True)
 class Base:
-    """The base as files on this machine.
+    """The base as this machine reads it.
 
-    :ivar path: of the image file.
+    :ivar path: of the image file; what messages call it, if it is none of this machine.
     :ivar image_format: qcow2 or raw; never probed.
     :ivar virtual_bytes: size of the base.
+    :ivar protocol: block node, without its name, of an image file that is none of this machine.
     """
 
     path: str
     image_format: str
     virtual_bytes: int
+    protocol: Mapping[str, object] | None = None
 
     def nodes(self, name: str) -> list[dict[str, object]]:
         """Return read-only block nodes for it, the base itself, called ``name``, last."""
         if len(name) > 30:
             raise ValueError(f'node name {name} is too long')
-        file_node = {'driver': 'file', 'node-name': f'{name}f', 'filename': self.path,
-                     'read-only': True}
+        file_node = {**(self.protocol or {'driver': 'file', 'filename': self.path}),
+                     'node-name': f'{name}f', 'read-only': True}
         node: dict[str, object] = {'driver': self.image_format, 'node-name': name,
                                    'read-only': True, 'file': f'{name}f'}
         if self.image_format == 'qcow2':
@@ -89,7 +91,7 @@ def build(base: Base, extents: Sequence[Extent], target: str, *, quota: int, clu
 
     :param extents: the working set, in first-read order, of any granularity.
     :param quota: bytes that the file may have.
-    :param cluster_bytes: 4096 or 65536, say.
+    :param cluster_bytes: a power of two from 4096 to 65536.
     :param backing_uri: goes into the header as the base's place; None leaves no pointer.
     :param backing_format: of what is there.
     :param compression: of the clusters.
@@ -192,10 +194,11 @@ def _zero_status(handle: Any, extents: Sequence[Extent], reach: int,
             if zero.offset < virtual_bytes]
 
 
-def _requests(extents: Sequence[Extent]) -> Iterator[tuple[int, int]]:
+def _requests(extents: Sequence[Extent], most: int = _REQUEST_BYTES
+              ) -> Iterator[tuple[int, int]]:
     for extent in extents:
-        for offset in range(extent.offset, extent.end, _REQUEST_BYTES):
-            yield offset, min(_REQUEST_BYTES, extent.end - offset)
+        for offset in range(extent.offset, extent.end, most):
+            yield offset, min(most, extent.end - offset)
 
 
 def _fill(daemon: StorageDaemon, base: Base, path: str, extents: Sequence[Extent],
@@ -205,7 +208,10 @@ def _fill(daemon: StorageDaemon, base: Base, path: str, extents: Sequence[Extent
     # written twice, which QEMU refuses for a cluster that is compressed. The other filter has all
     # that is written through it compressed, and wants whole clusters.
     filling = 'copy-on-read' if compression is Compression.NONE else 'compress'
-    unit = 1 if compression is Compression.NONE else cluster_bytes
+    # QEMU compresses the clusters of a request beside each other, and stores first what is done
+    # first. One at a time: the same working set makes the same bytes, which hosts have already.
+    unit, most = (1, _REQUEST_BYTES) if compression is Compression.NONE \
+        else (cluster_bytes, cluster_bytes)
     daemon.add_nodes(
         *base.nodes('base'),
         {'driver': 'file', 'node-name': 'cachef', 'filename': path},
@@ -218,7 +224,7 @@ def _fill(daemon: StorageDaemon, base: Base, path: str, extents: Sequence[Extent
     handle = _connect(daemon.listener.path, 'fill')
     original = _connect(daemon.listener.path, 'base', status=True)
     try:
-        for offset, length in _requests(extents):
+        for offset, length in _requests(extents, most):
             handle.cache(_whole(length, unit), offset)
         status = _zero_status(original, extents, cluster_bytes * (cluster_bytes // 8),
                               base.virtual_bytes)

@@ -23,6 +23,12 @@ class Compression(enum.StrEnum):
     ZSTD = 'zstd'
 
 
+# Of a cache image's clusters, in bytes: what may be chosen, and what is chosen by default.
+CLUSTER_SIZES = (4096, 16384, 32768, 65536)
+DEFAULT_CLUSTER_BYTES = 65536
+DEFAULT_COMPRESSION = Compression.ZSTD
+
+
 def file_suffix(compression: Compression) -> str:
     """Return how the name of a cache image's file ends: ``.qcow2`` or ``.zstd.qcow2``. Pure.
 

@@ -2,6 +2,8 @@
 
 from oslo_config import cfg
 
+from bootcache import exchangeconf
+
 GROUP = 'bootcache'
 
 opts = [
@@ -38,8 +40,10 @@ host they are ca-cert.pem, client-cert.pem and client-key.pem. Who is not to be
 let in any more can be in ca-crl.pem.
 
 The exporter's certificate has to be one for the address or name that compute
-hosts are told to connect to. Renewed files are noticed: the exporter takes them
-within ``poll_interval`` seconds, the connections of compute hosts in about ten.
+hosts are told to connect to; the storage service does not start with another,
+and leaves one that was put in its place alone. Renewed files are noticed: the
+exporter takes them within ``poll_interval`` seconds, the connections of compute
+hosts in about ten.
 
 Possible values:
 
@@ -117,6 +121,7 @@ Related options:
 
 * ``high_watermark``
 """),
+    *exchangeconf.opts,
 ]
 
 

@@ -112,3 +112,22 @@ class MessageRefused(BootcacheError):
     def __init__(self, field: str, why: str):
         super().__init__(f'{field}: {why}')
         self.field, self.why = field, why
+
+
+class TooManyMessages(MessageRefused):
+    """Somebody says more on the message bus than is read of him: it may be said in a while."""
+
+
+class ExchangeFailed(BootcacheError):
+    """A file does not come from other hosts, or is not given to them: it is copied instead."""
+
+
+class ExchangeStalled(ExchangeFailed):
+    """A file came from other hosts in part, and nothing more comes.
+
+    :param missing: what did not come: offset and length, in bytes.
+    """
+
+    def __init__(self, text: str, missing: list[tuple[int, int]]):
+        super().__init__(text)
+        self.missing = missing

@@ -182,6 +182,10 @@ class Made:
     :ivar built_from: file of the working set that the cache image was built from; empty of one that
         an earlier version built.
     :ivar look_rules: version of the rules by which the base was looked at, and accepted.
+    :ivar signed_as: which signature Glance had for the content, where that is verified; empty if
+        none: :func:`bootcache.signatures.digest`.
+    :ivar signature: by what the base was verified; empty if it was not:
+        :func:`bootcache.signatures.fingerprint`.
     """
 
     base_path: str = ''
@@ -194,6 +198,8 @@ class Made:
     cache_image: CacheInfo | None = None
     built_from: str = ''
     look_rules: int = FIRST_LOOK_RULES
+    signed_as: str = ''
+    signature: str = ''
 
     @property
     def usually_built_from(self) -> str:
@@ -276,6 +282,9 @@ class Manifest:
             del document['made']['built_from']
         if self.made.look_rules == FIRST_LOOK_RULES:
             del document['made']['look_rules']
+        for name in ('signed_as', 'signature'):
+            if not document['made'][name]:
+                del document['made'][name]
         return document
 
     @classmethod

@@ -98,6 +98,21 @@ def check_opens(node: Mapping[str, Any]) -> None:
          timeout=_OPEN_SECONDS)
 
 
+def check_driver(name: str) -> None:
+    """Check that this machine's QEMU has a block driver.
+
+    :raises BootcacheError: if it has not.
+    """
+    try:
+        _run('info', 'json:' + json.dumps({'driver': name}), timeout=_OPEN_SECONDS)
+    except exception.Interrupted:
+        raise
+    except exception.BootcacheError as error:
+        if f"Unknown driver '{name}'" in str(error):
+            raise exception.BootcacheError(
+                f'QEMU has no driver {name}; Debian has it in qemu-block-extra') from error
+
+
 def check_object(wanted: Mapping[str, Any]) -> None:
     """Check that QEMU can make an object.
 
@@ -262,6 +277,29 @@ def copy_piece(source: Mapping[str, Any], target: str, *, offset: int, length: i
     # A comma in a value is doubled.
     _convert([*_paced(piece, target, rate, '-n', '--target-is-zero', '--target-image-opts'),
               place + target.replace(',', ',,')], seconds, check)
+
+
+def send_own(overlay: str, backing: str, backing_format: str, target: Mapping[str, Any], *,
+             seconds: float, check: Callable[[], None]) -> None:
+    """Write what an overlay itself has, zeros as well, to where its backing's content is already.
+
+    The overlay is read with what is below it: what it has of a cluster may be a part. It is stored
+    when this returns. If the process ends, the sending ends with it.
+
+    :param overlay: path of a qcow2 that nobody writes; its header says what is below.
+    :param backing: path of that.
+    :param target: the node, without probing; not smaller than the overlay.
+    :param seconds: that it may take in all.
+    :param check: called several times a second; what it raises ends the sending.
+    :raises BootcacheError: if one of them cannot be read, or the target not be written.
+    """
+    code, detail = watched.run(limited.command(
+        Limits(int(seconds), _READ_MEMORY), 'qemu-img', 'convert', '-q', *_objects(target),
+        # Never with --target-is-zero, nor without what is below: areas that were zeroed were lost.
+        '-t', 'writeback', '-n', '-f', 'qcow2', '-B', backing, '-F', backing_format, '-O', 'raw',
+        overlay, 'json:' + json.dumps({'driver': 'raw', 'file': target})), seconds, check)
+    if code:
+        raise exception.BootcacheError(f'qemu-img convert failed (exit {code}): {detail}')
 
 
 def is_same_piece(source: Mapping[str, Any], path: str, image_format: str, *, offset: int,

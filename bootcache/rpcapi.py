@@ -1,28 +1,6 @@
 """The storage service's RPC API: its client and what its messages mean.
 
-History:
-
-* 1.0: image_registered, plan_boot, list_images, get_image, get_working_set, build_image,
-  delete_image.
-* 1.1: plan_boot's actions cold and wait, its entries medium, has_memory, image_hash, pinned and
-  watch, and the base's place also with stock; report_boot, report_use, promote_image, pin_image,
-  serve_stored.
-* 1.2: plan_boot's entry generation; report_holdings, which takes the place of report_use (that is
-  gone: of a host of 1.1 it is not known what it used last), report_warm,
-  list_hosts, image_hosts, evict_image, warm_image, get_warming.
-* 1.3: report_holdings' entries needs and unsettled; plan_boot's entry ready_in; list_hosts' entries
-  unsettled and named; image_hosts' entry storage_bytes.
-* 1.4: get_image's entry kept_for.
-* 1.5: a profile boot is watched and reported by its host, as any other: plan_boot's entry watch
-  also with record, report_boot's profile_token and line, boot_progress; recording_progress and
-  report_working_set, which were 1.0's, are gone: a host and a service of which one is of an earlier
-  version can do all but profile boots. plan_boot's entry verified; waiting, in unsettled of
-  report_holdings, and in list_hosts.
-* 1.6: plan_boot's owner.
-* 1.7: report_boot's server_id.
-* 1.8: report_holdings' entry rpc, and list_hosts'.
-* 1.9: plan_boot's and serve_stored's entry tls. A host of an earlier version does not read it, and
-  what it opens without TLS is refused: its servers go the stock way.
+What each version brought is in bootcache/rpchistory.py.
 """
 
 import time
@@ -37,10 +15,13 @@ from bootcache import conf as bootcache_conf
 from bootcache.breaker import Breaker
 from bootcache.bus import BusOpening, within
 from bootcache.exception import ConfigurationError
+from bootcache.rpcexchange import ExchangeCalls
+from bootcache.rpchistory import FIRST, SINCE
+from bootcache.rpcsnapshots import SnapshotCalls
 
 EXCHANGE = 'bootcache'
 TOPIC = 'bootcache'
-VERSION = '1.9'
+VERSION = '1.13'
 # Added to a client's first call's limit.
 _OPENING_SECONDS = 2
 # The entry points of oslo.messaging's drivers.
@@ -56,14 +37,6 @@ _EARLIER_SECONDS = 600
 TOO_OLD = ('UnsupportedVersion', 'NoSuchMethod')
 # Of no image: what is asked for to see whether anybody answers.
 NO_IMAGE = '00000000-0000-0000-0000-000000000000'
-# What a message asks for at least: a service of an earlier version then answers what it knows.
-_FIRST = '1.0'
-_SINCE = {
-    **dict.fromkeys(('report_boot', 'promote_image', 'pin_image', 'serve_stored'), '1.1'),
-    **dict.fromkeys(('report_holdings', 'report_warm', 'list_hosts', 'image_hosts', 'evict_image',
-                     'warm_image', 'get_warming'), '1.2'),
-    'boot_progress': '1.5'}
-
 # Key of a server's metadata whose value proves it to be a profile boot (plan_boot's token).
 PROFILE_METADATA = 'bootcache_profile'
 # The hint by which nova-scheduler knows one; it proves nothing.
@@ -110,7 +83,7 @@ def _no_driver(kind: str) -> ConfigurationError:
                               ' no driver here; give one as in rabbit://user:password@host:5672/')
 
 
-class StorageAPI:
+class StorageAPI(ExchangeCalls, SnapshotCalls):
     """Client of the storage service.
 
     Calls raise oslo.messaging's MessagingTimeout if nobody answers, MessageDeliveryFailure if the
@@ -128,16 +101,16 @@ class StorageAPI:
         # By version, until when, in monotonic seconds, the service counts as an earlier one.
         self._earlier_until: dict[str, float] = {}
         self._opening = BusOpening(
-            lambda seconds: self._client.prepare(timeout=seconds, retry=0, version=_FIRST).call(
+            lambda seconds: self._client.prepare(timeout=seconds, retry=0, version=FIRST).call(
                 {}, 'get_image', image_id=NO_IMAGE))
 
     def _call(self, method: str, *, seconds: float | None = None, since: str | None = None,
-              **arguments: Any) -> Any:
+              counts: bool = True, **arguments: Any) -> Any:
         limit = min(seconds or self._timeout, self._timeout)
 
         def call() -> Any:
             # Without a retry limit a call waits for ever for a bus that is away.
-            version = since or _SINCE.get(method, _FIRST)
+            version = since or SINCE.get(method, FIRST)
             return self._client.prepare(timeout=limit, retry=1, version=version).call(
                 {}, method, **arguments)
 
@@ -145,15 +118,19 @@ class StorageAPI:
             self._opening.wait(limit + _OPENING_SECONDS)
             return within(limit, call)
 
-        return self._unless_silent(ask)
+        return self._unless_silent(ask, counts)
 
-    def _call_with(self, method: str, since: str, more: dict[str, Any], *,
+    def _call_with(self, method: str, later: list[tuple[str, dict[str, Any]]], *,
                    seconds: float | None = None, **arguments: Any) -> Any:
         """Call a method with what a service of an earlier version does not know: it is not told.
 
-        :param since: the version that knows more.
+        :param later: versions that know more, with what each does; the latest first.
         """
-        if any(more.values()) and time.monotonic() >= self._earlier_until.get(since, 0.0):
+        for number, (since, more) in enumerate(later):
+            if not any(more.values()) or time.monotonic() < self._earlier_until.get(since, 0.0):
+                continue
+            for _since, known in later[number + 1:]:
+                more = {**known, **more}
             try:
                 return self._call(method, seconds=seconds, since=since, **more, **arguments)
             except (messaging.UnsupportedVersion, messaging.RPCVersionCapError,
@@ -165,12 +142,16 @@ class StorageAPI:
 
     def _cast(self, method: str, **arguments: Any) -> None:
         def cast() -> None:
-            self._client.prepare(retry=1, version=_SINCE.get(method, _FIRST)).cast(
+            self._client.prepare(retry=1, version=SINCE.get(method, FIRST)).cast(
                 {}, method, **arguments)
 
         self._unless_silent(lambda: within(self._timeout, cast))
 
-    def _unless_silent(self, ask: Callable[[], Any]) -> Any:
+    def _unless_silent(self, ask: Callable[[], Any], counts: bool = True) -> Any:
+        """Ask, unless nobody has answered just now.
+
+        :param counts: whether it tells of the service if this is not answered.
+        """
         if not self._breaker.may_ask():
             raise messaging.MessageDeliveryFailure(
                 'nobody has answered just now; it is tried again in'
@@ -178,7 +159,8 @@ class StorageAPI:
         try:
             answer = ask()
         except (messaging.MessagingTimeout, messaging.MessageDeliveryFailure):
-            self._breaker.failed()
+            if counts:
+                self._breaker.failed()
             raise
         except messaging.RemoteError:
             self._breaker.answered()
@@ -191,26 +173,32 @@ class StorageAPI:
         self._cast('image_registered', image_id=image_id)
 
     def plan_boot(self, image_id: str, host: str, server_id: str,
-                  profile_token: str | None, owner: str = '') -> dict[str, Any]:
+                  profile_token: str | None, owner: str = '',
+                  certificate: str = '') -> dict[str, Any]:
         """Ask how a server is to boot from an image.
 
         :param host: the compute host's name.
         :param profile_token: what the server's metadata says to prove that it is a profile boot.
         :param owner: the server's project, empty if it is not known; a service of an earlier
             version does not hear of it.
+        :param certificate: the distinguished name in the host's, empty if it has none; what is
+            named of the exporter then serves nobody else, where the service has such; likewise.
         :returns: ``action`` (cache, cold, record, wait or stock) and ``reason`` for the last two;
             where the base is served also ``virtual_bytes``, ``image_hash``, ``server`` (host and
             port of the exporter), ``tls`` (whether it speaks TLS, and nothing else),
-            ``base_export`` and ``pinned``; for cache ``cache_export``,
+            ``base_export`` and ``pinned``, and where the base is in Ceph as well ``rbd``
+            (:class:`bootcache.ceph.places.RbdOrigin`); for cache ``cache_export``,
             ``cache_image`` (:class:`bootcache.manifest.CacheInfo`), ``medium`` (disk or memory),
             ``has_memory`` and ``generation`` (a host that holds an earlier one is to let go of
             it) and ``verified`` (the file is known to be as it was built; else a host looks at all
             of it before a server reads from it); with wait ``ready_in`` (seconds at least until the
-            base is here, None if nobody knows); and ``watch`` (quota in bytes, linger, silence and
-            timeout in seconds, marker) if a report of what the boot reads is wanted.
+            base is here, None if nobody knows); ``signature`` (by what the base was verified; empty
+            if it was not, see bootcache/signatures.py); and ``watch`` (quota in bytes, linger,
+            silence and timeout in seconds, marker) if a report of what the boot reads is wanted.
         """
         answer: dict[str, Any] = self._call_with(
-            'plan_boot', '1.6', {'owner': owner}, seconds=_BOOT_SECONDS, image_id=image_id,
+            'plan_boot', [('1.11', {'certificate': certificate}), ('1.6', {'owner': owner})],
+            seconds=_BOOT_SECONDS, image_id=image_id,
             host=host, server_id=server_id, profile_token=profile_token)
         return answer
 
@@ -245,7 +233,7 @@ class StorageAPI:
                      'granularity': granularity, 'extents': extents, 'ended_by': ended_by,
                      'boot_seconds': boot_seconds}
         if profile_token is None:
-            self._call_with('report_boot', '1.7', {'server_id': server_id}, **arguments)
+            self._call_with('report_boot', [('1.7', {'server_id': server_id})], **arguments)
         else:
             self._call('report_boot', since='1.5', profile_token=profile_token, line=line,
                        **arguments)
@@ -289,15 +277,21 @@ class StorageAPI:
         answer: bool = self._call('pin_image', image_id=image_id, pinned=pinned)
         return answer
 
-    def serve_stored(self, image_id: str) -> dict[str, Any] | None:
+    def serve_stored(self, image_id: str, host: str = '', certificate: str = ''
+                     ) -> dict[str, Any] | None:
         """Have an image's stored bytes served, to complete a local base from.
 
+        :param host: the compute host's name.
+        :param certificate: as of :meth:`plan_boot`.
         :returns: ``server`` (host and port of the exporter), ``tls`` (whether it speaks TLS, and
             nothing else), ``export``, ``stored_bytes``,
-            ``image_hash``, ``image_format`` (qcow2 or raw) and ``settle`` (whether the image's
-            servers are to be settled); None if the image has no base here.
+            ``image_hash``, ``image_format`` (qcow2 or raw), ``signature`` (as of ``plan_boot``)
+            and ``settle`` (whether the image's servers are to be settled); None if the image has no
+            base here.
         """
-        answer: dict[str, Any] | None = self._call('serve_stored', image_id=image_id)
+        more = {'host': host, 'certificate': certificate} if certificate else {}
+        answer: dict[str, Any] | None = self._call_with('serve_stored', [('1.11', more)],
+                                                        image_id=image_id)
         return answer
 
     def list_hosts(self) -> list[dict[str, Any]]:
@@ -314,7 +308,11 @@ class StorageAPI:
         :returns: ``storage`` (disk, memory or None), ``storage_bytes`` (of the storage node's
             file), ``hosts``: a list of ``host``, ``medium``, ``bytes``, ``last_use`` (seconds since
             the epoch), ``seen`` (seconds since the host's report) and ``leaving`` (it is to let go
-            of it).
+            of it); ``exchanged``, of hosts that asked for a file by exchange, as they tell:
+            ``file`` (cache image, full base), ``size``, ``to``,
+            ``way`` (one of ``rpcexchange.WAYS``), ``copied`` (bytes from the storage node's
+            exporter) and ``got`` (``[host, bytes]``, the host empty for the storage node's
+            exchange).
         """
         answer: dict[str, Any] | None = self._call('image_hosts', image_id=image_id)
         return answer

@@ -67,12 +67,13 @@ def write_text(path: str, text: str, mode: int = 0o644) -> None:
         raise
 
 
-def write_json(path: str, document: dict[str, Any]) -> None:
+def write_json(path: str, document: dict[str, Any], mode: int = 0o644) -> None:
     """Replace ``path`` by a JSON document, atomically.
 
+    :param mode: of the file.
     :raises OSError: if it cannot be written; the old file is then untouched.
     """
-    write_text(path, json.dumps(document, indent=1, sort_keys=True) + '\n')
+    write_text(path, json.dumps(document, indent=1, sort_keys=True) + '\n', mode)
 
 
 def read_json(path: str, version: int, parse: Callable[[Any], T]) -> T | None:

@@ -55,6 +55,7 @@ TABLE = tuple(Step(name, process, coming) for process, steps in {
         'retire: forgotten': 'the manifest of a deleted image is gone; its other files go',
     },
     Process.HOST: {
+        'clone: made': 'this host has a clone of a base in Ceph; its parent is compared next',
         'gateway: nodes': 'the gateway has the nodes of a base; they are exported',
         'exchange: connected': 'the gateway is connected to where a base is now; it is read there',
         'exchange: moved': 'a base is read by its new connection; the older one goes',
@@ -65,6 +66,8 @@ TABLE = tuple(Step(name, process, coming) for process, steps in {
         'empty: made': 'an empty cache image was made, and takes its place',
         'arrive: held': 'an arrival has its room on the medium; the gateway gets its nodes',
         'arrive: begun': 'servers read from what arrives; its job begins',
+        'arrive: apart': 'servers read what they ask for; others give the cache image, apart',
+        'arrive: exchanged': 'what others gave is whole; it takes the name of what servers read',
         'arrive: come': 'all of a cache image has come; it is verified',
         'arrive: landing': 'what arrived has its place; servers that read are put onto it',
         'grow: made': 'a growing store is a file; the gateway gets its nodes',

@@ -18,7 +18,7 @@ from typing import Any
 
 from oslo_log import log as logging
 
-from bootcache import exception, listening, naming, tls
+from bootcache import errorlog, exception, listening, naming, tls
 from bootcache.breaker import Breaker
 from bootcache.monitor import Monitor, Session
 
@@ -114,7 +114,7 @@ class StorageDaemon:
     :param patience: of its monitor: see there.
     :param command_seconds: likewise.
     :param breaker: likewise.
-    :param trace: an event of QEMU's that it writes into its log.
+    :param trace: an event of QEMU's that it writes into its log, or a file: see errorlog.py.
     :param admission: who is let in by TLS, of one that it starts; None for anybody, without TLS.
     """
 
@@ -206,10 +206,12 @@ class StorageDaemon:
             while (ended := process.poll()) is None:
                 process.kill()
                 time.sleep(0.02)
-            if ended not in _CRASHES:
+            if self._trace and errorlog.lacks_events(self.log_path):
+                self._trace = None
+            elif ended not in _CRASHES:
                 break
-            LOG.warning('%s: %s crashed as it started (signal %d); it is started again', self.name,
-                        self._binary, -ended)
+            else:
+                LOG.warning('%s: it crashed (signal %d), and is started again', self.name, -ended)
         raise exception.StorageDaemonError(
             f'{self.name}: {self._binary} did not come up; see {self.log_path}')
 
@@ -231,9 +233,7 @@ class StorageDaemon:
         command = [self._binary,
                    '--chardev', f'socket,path={self.monitor_path},server=on,wait=off,id=monitor',
                    '--monitor', 'chardev=monitor', '--pidfile', self.pid_path,
-                   *objects, *nbd]
-        if self._trace is not None:
-            command += ['--trace', self._trace]
+                   *objects, *nbd, *(['--trace', self._trace] if self._trace else [])]
         try:
             with open(self.log_path, 'ab') as log:
                 process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log,

@@ -295,3 +295,22 @@ def parse_limits(option: str, quota_text: str, high_percent: int, low_percent: i
         raise _refused('low_watermark', low_percent, f'is not below high_watermark={high_percent};'
                        ' lower it')
     return TierLimits.from_percent(quota, high_percent, low_percent)
+
+
+def spins(directory: str) -> bool:
+    """Tell whether a directory is on a disk that the kernel takes for one with a head that moves.
+
+    :returns: False where it does not tell, as for a file system without a disk of its own.
+    """
+    try:
+        device = os.stat(directory).st_dev
+        place = f'/sys/dev/block/{os.major(device)}:{os.minor(device)}'
+        # A partition has no queue of its own.
+        for queue in ('queue', '../queue'):
+            path = os.path.join(os.path.realpath(place), queue, 'rotational')
+            if os.path.exists(path):
+                with open(path) as stream:
+                    return stream.read().strip() == '1'
+    except OSError:
+        pass
+    return False

@@ -11,11 +11,14 @@ import enum
 import hashlib
 import json
 import os
+import pwd
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from bootcache import exception
+from cryptography import x509
+
+from bootcache import certifiedhosts, exception
 
 OPTION = 'tls_directory'
 _PREFIX = 'tls-'
@@ -46,10 +49,48 @@ def credentials_id(directory: str, endpoint: Endpoint) -> str:
             if name == REVOKED and isinstance(error, FileNotFoundError):
                 continue
             raise exception.ConfigurationError(
-                f'[bootcache]{OPTION}={directory}: {path} cannot be read ({error.strerror}); put'
-                f' the {endpoint.value}\'s certificate and key there, and let user'
-                f' {os.geteuid()} read them') from None
+                f'[bootcache]{OPTION}={directory}: {path} cannot be read ({error.strerror});'
+                f' {_cure(directory, name, endpoint, error)}') from None
     return f'{_PREFIX}{digest.hexdigest()[:_DIGITS]}-{os.fsencode(directory).hex()}'
+
+
+def mismatch(directory: str, host: str) -> str:
+    """Return why clients that connect to a host do not take a server's certificate, with the cure.
+
+    :param host: address or name.
+    :returns: empty if they take it.
+    :raises OSError: if it cannot be read.
+    :raises ValueError: if it cannot be compared.
+    """
+    path = os.path.join(directory, f'{Endpoint.SERVER.value}-cert.pem')
+    with open(path, 'rb') as stream:
+        certificate = x509.load_pem_x509_certificate(stream.read())
+    if certifiedhosts.is_for(certificate, host):
+        return ''
+    names = ', '.join(certifiedhosts.names(certificate)) or 'no address and no name'
+    return (f'[bootcache]{OPTION}={directory}: {path} is for {names}, not for {host}, which hosts'
+            ' connect to; make one for it, or name the certificate\'s in'
+            ' [bootcache]advertise_host')
+
+
+def _cure(directory: str, name: str, endpoint: Endpoint, error: OSError) -> str:
+    if isinstance(error, PermissionError):
+        return f'let user {_user()} read it, and enter its folder'
+    if name == REVOKED:
+        return 'it is to be the CA\'s list of revoked certificates, or not to be there'
+    if not os.path.isdir(directory):
+        return f'make that folder, and put {CA}, {endpoint.value}-cert.pem and' \
+            f' {endpoint.value}-key.pem there, for user {_user()} to read'
+    what = 'the CA\'s certificate' if name == CA \
+        else f'the {endpoint.value}\'s certificate and key'
+    return f'put {what} there, as {name}, for user {_user()} to read'
+
+
+def _user() -> str:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
 
 
 def is_credentials(object_id: str) -> bool:
@@ -81,16 +122,26 @@ class Admission:
 
     :ivar directory: of the server's certificate and the CA's, by which clients are verified.
     :ivar names: as :func:`admitted` has them.
+    :ivar host: address or name that clients connect to, for which the certificate has to be; empty
+        if that is not known.
     """
 
     directory: str
     names: tuple[str, ...] = ()
+    host: str = ''
 
     def arguments(self) -> tuple[list[str], str]:
         """Return a daemon's arguments that make the objects, and what names them to its server.
 
-        :raises ConfigurationError: if a file cannot be read.
+        :raises ConfigurationError: if a file cannot be read, or clients would not take the
+            certificate.
         """
+        try:
+            reason = mismatch(self.directory, self.host) if self.host else ''
+        except (OSError, ValueError):
+            reason = ''  # It is told of where the files are checked, or as they are read.
+        if reason:
+            raise exception.ConfigurationError(reason)
         objects = (credentials(credentials_id(self.directory, Endpoint.SERVER), Endpoint.SERVER),
                    admitted(self.names))
         return [word for wanted in objects for word in ('--object', json.dumps(wanted))], \

@@ -6,6 +6,7 @@
 #   g-api                 the Glance hook, and notifications
 #   n-cpu                 the compute driver
 #   n-bootcache-gateway   the gateway
+#   bootcache-exchange    the exchange between hosts, where BOOTCACHE_EXCHANGE_NETWORKS is set
 #   n-api                 what snapshots do not inherit
 #   n-sch                 the weigher and the filter
 
@@ -92,14 +93,53 @@ function install_bootcache {
     # Not setup_develop: an editable install of bootcache maps nova.virt.bootcache by an import hook
     # that Nova's loader does not reach. pip installs a local folder anew each time.
     pip_install "$BOOTCACHE_DIR"
+    if is_service_enabled bootcache-exchange; then
+        pip_install 'libtorrent>=2.1.1'
+    fi
     link_bootcache_driver
     if is_service_enabled g-bootcache; then
         link_bootcache_libnbd
     fi
 }
 
+# Certificates
+# ------------
+
+# A node with the storage service makes what it has not; others are given theirs.
+function make_bootcache_certificates {
+    local name
+    if [[ "$BOOTCACHE_TLS" != "True" || -e "$BOOTCACHE_TLS_DIRECTORY/ca-cert.pem" ]]; then
+        return 0
+    fi
+    name=$(basename "$BOOTCACHE_TLS_DIRECTORY")
+    if ! is_service_enabled g-bootcache; then
+        die $LINENO "no certificates in $BOOTCACHE_TLS_DIRECTORY: make them where g-bootcache runs\
+ (bootcache ca $BOOTCACHE_CONF_DIR/ca $name,$HOST_IP) and copy $BOOTCACHE_CONF_DIR/ca/$name to that\
+ folder here; or set BOOTCACHE_TLS=False on all nodes"
+    fi
+    sudo install -d -o "$STACK_USER" "$BOOTCACHE_CONF_DIR"
+    "$(bootcache_bin_dir)/bootcache" ca "$(dirname "$BOOTCACHE_TLS_DIRECTORY")" \
+        "$name,$BOOTCACHE_EXPORT_HOST,$HOST_IP"
+}
+
 # Configuration
 # -------------
+
+# What the processes of a node need that speak with those of others, in one file.
+function configure_bootcache_tls {
+    if [[ "$BOOTCACHE_TLS" == "True" ]]; then
+        iniset "$1" bootcache tls_directory "$BOOTCACHE_TLS_DIRECTORY"
+    fi
+}
+
+# One process a node exchanges: on one with both sides it is the storage service's.
+function configure_bootcache_exchange {
+    if is_service_enabled bootcache-exchange; then
+        iniset "$1" bootcache exchange_address "$HOST_IP"
+        iniset "$1" bootcache exchange_networks "$BOOTCACHE_EXCHANGE_NETWORKS"
+        iniset "$1" bootcache exchange_socket "$BOOTCACHE_RUN_DIR/exchange.sock"
+    fi
+}
 
 function configure_bootcache_service {
     sudo install -d -o "$STACK_USER" "$BOOTCACHE_CONF_DIR" "$BOOTCACHE_STATE_DIR"
@@ -111,8 +151,14 @@ function configure_bootcache_service {
     iniset "$BOOTCACHE_CONF" bootcache run_dir "$BOOTCACHE_RUN_DIR"
     iniset "$BOOTCACHE_CONF" bootcache gateway_socket "$BOOTCACHE_GATEWAY_SOCKET"
     iniset "$BOOTCACHE_CONF" bootcache export_host "$BOOTCACHE_EXPORT_HOST"
-    # A machine for development: no certificates.
-    iniset "$BOOTCACHE_CONF" bootcache allow_plain_nbd True
+    configure_bootcache_tls "$BOOTCACHE_CONF"
+    configure_bootcache_exchange "$BOOTCACHE_CONF"
+    if [[ "$BOOTCACHE_TLS" != "True" ]]; then
+        iniset "$BOOTCACHE_CONF" bootcache allow_plain_nbd True
+    elif [[ -n "$BOOTCACHE_EXPORT_PORTS" ]]; then
+        iniset "$BOOTCACHE_CONF" bootcache export_ports "$BOOTCACHE_EXPORT_PORTS"
+    fi
+    # shellcheck disable=SC2153
     iniset "$BOOTCACHE_CONF" bootcache export_port "$BOOTCACHE_EXPORT_PORT"
     iniset "$BOOTCACHE_CONF" bootcache default_quota "$BOOTCACHE_DEFAULT_QUOTA"
     iniset "$BOOTCACHE_CONF" bootcache profile_timeout "$BOOTCACHE_PROFILE_TIMEOUT"
@@ -169,6 +215,10 @@ function configure_bootcache_driver {
         iniset_rpc_backend bootcache "$conf" bootcache
         iniset "$conf" bootcache gateway_socket "$BOOTCACHE_GATEWAY_SOCKET"
         iniset "$conf" bootcache gateway_run_dir "$BOOTCACHE_RUN_DIR"
+        configure_bootcache_tls "$conf"
+        if ! is_service_enabled g-bootcache; then
+            configure_bootcache_exchange "$conf"
+        fi
     done
 }
 
@@ -201,6 +251,9 @@ function configure_bootcache_scheduler {
 }
 
 function configure_bootcache {
+    if is_service_enabled g-bootcache || is_service_enabled n-cpu; then
+        make_bootcache_certificates
+    fi
     if is_service_enabled g-bootcache; then
         configure_bootcache_service
     fi
@@ -256,19 +309,33 @@ function start_bootcache_service {
     run_process g-bootcache "$(bootcache_bin_dir)/glance-bootcache --config-file $BOOTCACHE_CONF"
 }
 
-# The exporter outlives the storage service on purpose; here it goes too.
-function stop_bootcache_exporter {
-    local pid
-    pid=$(cat "$BOOTCACHE_RUN_DIR/exporter.pid" 2>/dev/null || true)
-    if [[ -n "$pid" ]] && grep -qs "$BOOTCACHE_RUN_DIR/exporter.qmp" "/proc/$pid/cmdline"; then
-        sudo kill "$pid" || true
+function start_bootcache_exchange {
+    local conf=$NOVA_CPU_CONF
+    if is_service_enabled g-bootcache; then
+        conf=$BOOTCACHE_CONF
     fi
+    sudo install -d -o "$STACK_USER" "$BOOTCACHE_RUN_DIR"
+    run_process bootcache-exchange "$(bootcache_bin_dir)/bootcache-exchange --config-file $conf"
+}
+
+# The exporters, and what opens bases in Ceph, outlive the storage service on purpose; here they go too.
+function stop_bootcache_exporters {
+    local pidfile pid
+    for pidfile in "$BOOTCACHE_RUN_DIR"/{exporter*,ceph}.pid; do
+        pid=$(cat "$pidfile" 2>/dev/null || true)
+        if [[ -n "$pid" ]] && grep -qsF "${pidfile%.pid}.qmp" "/proc/$pid/cmdline"; then
+            sudo kill "$pid" || true
+        fi
+    done
 }
 
 function stop_bootcache {
+    if is_service_enabled bootcache-exchange; then
+        stop_process bootcache-exchange
+    fi
     if is_service_enabled g-bootcache; then
         stop_process g-bootcache
-        stop_bootcache_exporter
+        stop_bootcache_exporters
     fi
     if is_service_enabled n-bootcache-gateway; then
         stop_process n-bootcache-gateway
@@ -312,6 +379,9 @@ if is_bootcache_here; then
             if is_service_enabled g-bootcache; then
                 echo_summary "Starting glance-bootcache"
                 start_bootcache_service
+            fi
+            if is_service_enabled bootcache-exchange; then
+                start_bootcache_exchange
             fi
             ;;
         stack:test-config)

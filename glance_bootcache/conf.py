@@ -5,10 +5,18 @@ import socket
 from keystoneauth1 import loading as ks_loading
 from oslo_config import cfg
 
+from bootcache import cachelayout, properties, tier
 from bootcache import conf as shared
-from bootcache import properties, tier
 from bootcache.exception import ConfigurationError
-from glance_bootcache import bootconf, warmconf
+from glance_bootcache import (
+    bootconf,
+    exportconf,
+    metricsconf,
+    rbdconf,
+    snapshotconf,
+    tenantconf,
+    warmconf,
+)
 
 AUTH_GROUP = 'service_auth'
 
@@ -30,60 +38,6 @@ Related options:
 Directory for the exporter's monitor socket, pid file and log. Unix socket paths
 end at 107 bytes, so keep it short.
 """),
-    cfg.HostAddressOpt('export_host',
-                       default='127.0.0.1',
-                       help="""
-Address on which the exporter serves bases and cache images over NBD: IPv4, or
-IPv6 without brackets. On one that is not of this machine alone the exporter
-speaks TLS, or the service does not start unless ``allow_plain_nbd`` is set.
-
-Related options:
-
-* ``tls_directory``
-* ``allow_plain_nbd``
-"""),
-    cfg.PortOpt('export_port',
-                default=10810,
-                help="""
-TCP port on which the exporter serves NBD.
-"""),
-    cfg.HostAddressOpt('advertise_host',
-                       help="""
-Address that compute hosts are told to connect to.
-
-Possible values:
-
-* An address, IPv4 or IPv6, or host name that reaches the exporter from every
-  compute host.
-* Unset: the value of ``export_host``.
-"""),
-    cfg.PortOpt('advertise_port',
-                help="""
-TCP port that compute hosts are told to connect to.
-
-Possible values:
-
-* A port.
-* Unset: the value of ``export_port``.
-"""),
-    cfg.MultiStrOpt('tls_client_names',
-                    default=[],
-                    help="""
-Distinguished name of the clients' certificates that the exporter lets in. Each
-``*`` stands for any characters, and each ``?`` for one. The option can be given
-several times. It is read when the service starts, and holds for connections
-that are made from then on.
-
-Possible values:
-
-* A name as in CN=compute-*.example.org. One of several parts is written as
-  RFC 4514 has it, the last part first: CN=compute-1,O=Example.
-* None: all whose certificates the CA has signed.
-
-Related options:
-
-* ``tls_directory``
-"""),
     cfg.ListOpt('glance_store_dirs',
                 default=[],
                 help="""
@@ -94,6 +48,7 @@ the bytes are checked against Glance's hash first.
 
 Related options:
 
+* ``rbd_store_pool``: for images in Ceph.
 * ``filesystem_store_datadir`` of glance-api.conf.
 """),
     cfg.StrOpt('default_quota',
@@ -167,20 +122,23 @@ Related options:
 * ``low_watermark``
 """),
     cfg.IntOpt('cluster_size',
-               default=65536,
-               choices=[(4096, 'the smallest files'),
+               default=cachelayout.DEFAULT_CLUSTER_BYTES,
+               choices=[(4096, 'the smallest files, if not compressed'),
+                        (16384, 'the smallest files, if compressed'),
+                        (32768, 'between those'),
                         (65536, 'fewer misses and cheaper reads')],
                help="""
 Cluster size of cache images, in bytes.
 """),
     cfg.StrOpt('compression',
-               default='none',
-               choices=[('none', 'as they are in the image'),
-                        ('zstd', 'half as large or less, if not compressed already')],
+               default=cachelayout.DEFAULT_COMPRESSION.value,
+               choices=[('zstd', 'half as large or less, if not compressed already'),
+                        ('none', 'as they are in the image')],
                help="""
 How the clusters of cache images are stored. With zstd less travels to compute
 hosts, and each tier holds more; whoever reads one unpacks it, at the cost of
-0.1 s of CPU time for the 100 MB of a boot.
+half a second of CPU time for the 100 MB of a boot. Compute hosts expand theirs,
+see ``expand`` there.
 
 Cache images that are there stay as they are, and are built anew from their
 working sets, one at a time while nothing else is in hand, and where they have
@@ -271,6 +229,9 @@ Related options:
 ]
 
 
+_ALL = [*opts, *exportconf.opts, *rbdconf.opts, *snapshotconf.opts, *tenantconf.opts,
+        *bootconf.opts, *warmconf.opts, *metricsconf.opts]
+
 default_opts = [
     cfg.HostAddressOpt('host',
                        default=socket.gethostname(),
@@ -291,7 +252,7 @@ def auth_opts() -> list[cfg.Opt]:
 def register_opts(conf: cfg.ConfigOpts) -> None:
     """Register the storage side's options, the shared ones included."""
     shared.register_opts(conf)
-    conf.register_opts([*opts, *bootconf.opts, *warmconf.opts], group=shared.GROUP)
+    conf.register_opts(_ALL, group=shared.GROUP)
     ks_loading.register_auth_conf_options(conf, AUTH_GROUP)
     ks_loading.register_session_conf_options(conf, AUTH_GROUP)
     ks_loading.register_adapter_conf_options(conf, AUTH_GROUP)
@@ -299,7 +260,7 @@ def register_opts(conf: cfg.ConfigOpts) -> None:
 
 def list_opts() -> list[tuple[str, list[cfg.Opt]]]:
     """Return the options for oslo-config-generator."""
-    return [('DEFAULT', default_opts), (shared.GROUP, [*opts, *bootconf.opts, *warmconf.opts]),
+    return [('DEFAULT', default_opts), (shared.GROUP, _ALL),
             (AUTH_GROUP, auth_opts())]
 
 

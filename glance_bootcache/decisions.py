@@ -5,7 +5,7 @@ import enum
 from collections.abc import Mapping
 from typing import Any
 
-from bootcache import exception, properties
+from bootcache import exception, properties, signatures
 from bootcache.cachelayout import Compression
 from bootcache.manifest import Manifest, Standing
 from bootcache.properties import Policy
@@ -50,11 +50,14 @@ AWAITED = (f'{NO_HOST}; it is recorded by itself as soon as one does, within a m
            ' start of its nova-compute ("bootcache host list" shows those that have)')
 # The same, where an operator has asked for it.
 AWAITED_ANEW = f'{AWAITED}. An operator has asked for it'
+TOO_MANY_CHANGES = ('its owner has changed more images within the hour than'
+                    ' [bootcache]changes_per_hour says; it is taken up by itself')
 SNAPSHOT = 'a snapshot of a server'
 DELETED = 'the image was deleted in Glance'
 OTHER_RULES = 'it was accepted by other rules than those of now, and is looked at again'
 HELD = 'deleted with "bootcache image delete"; "bootcache image build" makes it again'
 SIGNED = 'the image is signed'
+SIGNATURE_REFUSED = 'the image\'s signature is not right'
 NO_DATA = 'the image has no data: its import or upload into Glance has failed; import it again'
 # Of what this machine could not do, whatever the image is.
 PUT_OFF = 'the storage node could not, and it is tried again by itself'
@@ -119,6 +122,56 @@ def is_by_other_rules(manifest: Manifest) -> bool:
     return bool(manifest.made.base_path) and manifest.made.look_rules != inspection.RULES
 
 
+def is_unverified(manifest: Manifest) -> bool:
+    """Tell whether an image has a signature by which its base was not verified, as far as that is
+    done here."""
+    return bool(manifest.made.signed_as) and not manifest.made.signature
+
+
+def signed_anew(manifest: Manifest, image: ImageFacts, verifies: bool, now: float) -> Manifest:
+    """Return a manifest without what was built, if the image has another signature than it had.
+
+    As ``revoked``: the base stays, and is verified by that one.
+
+    :param verifies: whether signatures are verified here.
+    :param now: seconds since the epoch.
+    """
+    signed_as = signatures.digest(image.properties) if verifies else ''
+    if signed_as == manifest.made.signed_as:
+        return manifest
+    return dataclasses.replace(manifest, image_hash='').wishing(
+        generation=next_generation(manifest.wished.generation, now)).making(
+        working_set=None, cache_image=None, signed_as=signed_as, signature='')
+
+
+def taken_up(manifest: Manifest, image: ImageFacts, now: float) -> Manifest:
+    """Return a manifest of an image of whose content, as it is, something is wanted.
+
+    :param now: seconds since the epoch.
+    """
+    known_since = 0.0 if manifest.image_hash != image.image_hash else manifest.taken_up_at
+    return dataclasses.replace(
+        manifest, standing=Standing.WANTED, image_hash=image.image_hash,
+        taken_up_at=known_since or now).wishing(
+        warm_due=manifest.wished.warm_due or has_new_content(image, manifest))
+
+
+def skipped(manifest: Manifest, reason: str) -> Manifest:
+    """Return a manifest of an image that is not served.
+
+    The base stays for servers that run from it, until the last one has gone. Without the hash the
+    image is looked at again when its properties change.
+    """
+    return dataclasses.replace(manifest, image_hash='').standing_at(
+        Standing.SKIPPED, reason).making(working_set=None, cache_image=None)
+
+
+def gives_out(manifest: Manifest) -> bool:
+    """Tell whether hosts that ask for an image's cache image are given it."""
+    return manifest.standing is not Standing.SKIPPED and not manifest.has_older_base \
+        and not is_by_other_rules(manifest) and not is_unverified(manifest)
+
+
 def revoked(manifest: Manifest, now: float) -> Manifest:
     """Return a manifest without what was built by other rules; hosts let go of it as well.
 
@@ -126,10 +179,8 @@ def revoked(manifest: Manifest, now: float) -> Manifest:
 
     :param now: seconds since the epoch.
     """
-    return dataclasses.replace(manifest, image_hash='').standing_at(
-        Standing.SKIPPED, OTHER_RULES).wishing(
-        generation=next_generation(manifest.wished.generation, now)).making(
-        working_set=None, cache_image=None)
+    return skipped(manifest, OTHER_RULES).wishing(
+        generation=next_generation(manifest.wished.generation, now))
 
 
 def is_to_be_recompressed(manifest: Manifest, compression: Compression) -> bool:
@@ -204,11 +255,24 @@ class ImageDecision:
 
 def is_signed(image: ImageFacts) -> bool:
     """Tell whether an image has any of Glance's properties of a signature."""
-    return any(name.startswith(properties.SIGNATURE) for name in image.properties)
+    return signatures.is_signed(image.properties)
 
 
-def skip_reason(image: ImageFacts, build_snapshots: bool) -> str:
-    """Return why an image cannot have a cache image, or an empty string."""
+def _unverifiable(image: ImageFacts, verifies: bool) -> str:
+    if not is_signed(image):
+        return ''
+    if not verifies:
+        return (f'{SIGNED}: only stock Nova checks that, while it downloads the image, as'
+                ' [bootcache]verify_signatures is off')
+    missing = signatures.missing(image.properties)
+    return f'{SIGNATURE_REFUSED}: the image has no {", ".join(missing)}' if missing else ''
+
+
+def skip_reason(image: ImageFacts, build_snapshots: bool, verifies: bool = False) -> str:
+    """Return why an image cannot have a cache image, or an empty string.
+
+    :param verifies: whether signatures are verified here.
+    """
     if image.disk_format not in inspection.FORMATS:
         return f'disk_format {image.disk_format} is not served, only qcow2 and raw are'
     if image.container_format != 'bare':
@@ -221,20 +285,21 @@ def skip_reason(image: ImageFacts, build_snapshots: bool) -> str:
                        ('os_encrypt_format', 'encryption')):
         if image.properties.get(name) not in (None, '', '[]'):
             return f'an image with {what} ({name}) is not served'
-    if is_signed(image):
-        return f'{SIGNED}: only stock Nova checks that, while it downloads the image'
+    if reason := _unverifiable(image, verifies):
+        return reason
     if image.properties.get('image_type') == 'snapshot' and not build_snapshots:
         return f'{SNAPSHOT}; [bootcache]build_snapshots is off'
     return ''
 
 
 def decide(image: ImageFacts, manifest: Manifest | None, *, default_quota: int, max_quota: int,
-           default_marker: str, build_snapshots: bool, forced: bool = False,
+           default_marker: str, build_snapshots: bool, verifies: bool = False, forced: bool = False,
            profile_boots: bool = True, booting: bool = False, has_hosts: bool = True,
            again: bool = False) -> ImageDecision:
     """Decide about an image that was registered, changed, or asked for.
 
     :param manifest: what is known of it, None if nothing.
+    :param verifies: whether signatures are verified here.
     :param forced: the operator asks for a new recording.
     :param profile_boots: whether images are booted to be recorded; if not, servers' boots are.
     :param booting: a server boots from the image just now, and can be recorded.
@@ -243,11 +308,27 @@ def decide(image: ImageFacts, manifest: Manifest | None, *, default_quota: int, 
     """
     forced = forced or is_forced(manifest)
     decision = _decide(image, manifest, default_quota, max_quota, default_marker, build_snapshots,
-                       forced, profile_boots, booting, again)
+                       verifies, forced, profile_boots, booting, again)
     if decision.action is ImageAction.RECORD and not has_hosts:
         return ImageDecision(ImageAction.AWAIT, AWAITED_ANEW if forced else AWAITED,
                              decision.policy)
     return decision
+
+
+def is_owners_change(image: ImageFacts, known: Manifest | None) -> bool:
+    """Tell whether an image is to be taken up as its owner has registered or changed it.
+
+    Not where it was taken up before, and waits, or where it is looked at by other rules.
+    """
+    if known is None or known.reason == TOO_MANY_CHANGES:
+        return True
+    return known.reason != OTHER_RULES \
+        and not (known.standing is Standing.WANTED and known.image_hash == image.image_hash)
+
+
+def too_many_changes(policy: Policy) -> ImageDecision:
+    """Return a decision that begins nothing yet, as the owner has changed too many images."""
+    return ImageDecision(ImageAction.AWAIT, TOO_MANY_CHANGES, policy)
 
 
 def is_forced(manifest: Manifest | None) -> bool:
@@ -256,8 +337,8 @@ def is_forced(manifest: Manifest | None) -> bool:
 
 
 def _decide(image: ImageFacts, manifest: Manifest | None, default_quota: int, max_quota: int,
-            default_marker: str, build_snapshots: bool, forced: bool, profile_boots: bool,
-            booting: bool, again: bool) -> ImageDecision:
+            default_marker: str, build_snapshots: bool, verifies: bool, forced: bool,
+            profile_boots: bool, booting: bool, again: bool) -> ImageDecision:
     try:
         policy = properties.parse(image.properties, default_quota=default_quota,
                                   max_quota=max_quota, default_marker=default_marker)
@@ -274,7 +355,7 @@ def _decide(image: ImageFacts, manifest: Manifest | None, default_quota: int, ma
         return ImageDecision(ImageAction.WAIT)
     if image.status != 'active':
         return ImageDecision(ImageAction.SKIP, f'the image is {image.status}')
-    reason = skip_reason(image, build_snapshots)
+    reason = skip_reason(image, build_snapshots, verifies)
     if reason:
         return ImageDecision(ImageAction.SKIP, reason)
     record = ImageDecision(ImageAction.RECORD, policy=policy)

@@ -10,24 +10,32 @@ from oslo_config import cfg
 from oslo_log import log as logging
 from oslo_service import service
 
-from bootcache import bus, cacheimage, exception, rpcapi
+from bootcache import bus, cacheimage, exception, optionfault, rpcapi
 from bootcache import conf as bootcache_conf
 from glance_bootcache import startchecks
 from glance_bootcache.door import doorkeeper, longmessages
 from glance_bootcache.door.refusals import Refusals
+from glance_bootcache.exchange.offers import ExchangeOffers
 from glance_bootcache.glance.images import Images
 from glance_bootcache.glance.listener import ImageEvents, get_listener
 from glance_bootcache.hosts.holdings import Hosts
 from glance_bootcache.hosts.orders import Orders
 from glance_bootcache.hosts.reportedneeds import ReportedNeeds
+from glance_bootcache.images.cephbases import CephBases
 from glance_bootcache.images.manager import Manager
 from glance_bootcache.images.readerrors import ReadErrors
 from glance_bootcache.images.reportedboots import ReportedBoots
+from glance_bootcache.metrics import Metrics
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 from glance_bootcache.rpc.endpoints import Endpoints
 from glance_bootcache.rpc.operators import Operators
+from glance_bootcache.snapshots.claims import Claims
+from glance_bootcache.snapshots.rbdstore import RbdSnapshots
+from glance_bootcache.snapshots.records import Records
+from glance_bootcache.snapshots.sending import Sending
+from glance_bootcache.snapshots.snapshotjobs import SnapshotJobs
 from glance_bootcache.storage import serving
-from glance_bootcache.storage.exporter import Exporter
+from glance_bootcache.storage.exporters import Exporters
 from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import StorageTiers
 from glance_bootcache.upkeep import ServiceUpkeep
@@ -46,9 +54,10 @@ def tell_fault(conf: cfg.ConfigOpts, error: Exception) -> None:
     :param error: with its traceback, if it is none that was to be expected.
     """
     expected = isinstance(error, (exception.BootcacheError, OSError, cfg.ConfigSourceValueError))
-    LOG.error(_FAULT, error, exc_info=None if expected else error)
+    said = optionfault.told(error, conf)
+    LOG.error(_FAULT, said, exc_info=None if expected else error)
     if conf.log_file or conf.log_dir or conf.use_syslog:
-        print(_FAULT % error, file=sys.stderr, flush=True)
+        print(_FAULT % said, file=sys.stderr, flush=True)
 
 
 class StorageService(service.Service):  # type: ignore[misc]
@@ -99,18 +108,19 @@ class StorageService(service.Service):  # type: ignore[misc]
         longmessages.bound()
         store = ImageStore(conf[bootcache_conf.GROUP].state_dir)
         store.sweep_forgotten()
-        exporter = Exporter(conf)
+        needs = ReportedNeeds(store.state_path('needs.json'))
+        exporter = Exporters(conf, store.state_path('clients.json'))
         exporter.start()
         cacheimage.end_left_over()
         # What is in memory is known later; an exporter that serves from there goes on.
         serving.serve_all(store.manifests(), lambda manifest: exporter.ensure(
-            manifest, store.cache_path(manifest)))
+            manifest, store.cache_path(manifest), exporter.at_start(
+                needs.hosts(manifest.image_id), needs.needed(manifest.image_id))))
         self._check()
         startchecks.check_cloud(conf)
         tiers = StorageTiers(conf, store, exporter)
         profile_boots = NovaProfileBoots(conf)
         images = Images(conf)
-        needs = ReportedNeeds(store.state_path('needs.json'))
         manager = Manager(conf, store, images, exporter, tiers, profile_boots, needs)
         events = ImageEvents(manager.consider, manager.forget, manager.fewer_see)
         hosts = Hosts(store, tiers, manager.gone.is_gone, Orders(store.state_path('orders.json')))
@@ -119,18 +129,27 @@ class StorageService(service.Service):  # type: ignore[misc]
                                needs)
         tiers.start(store.manifests())
         upkeep.start()
-        read_errors = ReadErrors(store, exporter, tiers, manager.jobs, manager.shown)
+        read_errors = ReadErrors(store, exporter, tiers, manager.jobs, manager.shown,
+                                 CephBases(conf))
         read_errors.start()
         self._started = [manager, upkeep, read_errors]
+        snapshots = SnapshotJobs(
+            conf, store, exporter, Sending(conf, [RbdSnapshots(conf)], exporter,
+                                           conf[bootcache_conf.GROUP].state_dir),
+            Claims(conf, images), Records(store.state_path('snapshots.json')))
+        snapshots.start()
+        self._started.append(snapshots)
         warming.start()
         self._started.append(warming)
         listener = get_listener(conf, events)
         listener.start()
-        refusals = Refusals()
+        refusals, offers = Refusals(), ExchangeOffers(conf, store, tiers)
+        self._started.append(Metrics(conf, offers.given))
         server = doorkeeper.get_server(
             rpcapi.get_transport(conf), conf.host,
             Endpoints(manager, ReportedBoots(conf, store, exporter, manager, tiers), hosts,
-                      Operators(store, tiers, manager, hosts), warming, needs, refusals), refusals)
+                      Operators(store, tiers, manager, hosts, offers.given), warming, needs,
+                      refusals, offers, snapshots), refusals)
         server.start()
         self._started += [server, listener]
         LOG.info('glance-bootcache serves, and speaks RPC %s', rpcapi.VERSION)

@@ -16,7 +16,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from bootcache import exception, savefile, tls
+from bootcache import certifiedhosts, exception, savefile, tls
+from bootcache.exchange import members
 
 _KEY = 'ca-key.pem'
 # No host's name has an underscore.
@@ -24,8 +25,9 @@ _ISSUED = 'issued_'
 _CA_DAYS = 3650
 # Clocks of hosts differ.
 _EARLIER = datetime.timedelta(hours=1)
-_USES = {tls.Endpoint.SERVER: ExtendedKeyUsageOID.SERVER_AUTH,
-         tls.Endpoint.CLIENT: ExtendedKeyUsageOID.CLIENT_AUTH}
+_SERVER, _CLIENT = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
+_USES = {tls.Endpoint.SERVER.value: [_SERVER], tls.Endpoint.CLIENT.value: [_CLIENT],
+         members.FILES: [_SERVER, _CLIENT]}
 
 
 class SmallCA:
@@ -74,9 +76,9 @@ class SmallCA:
         savefile.write_text(self._path(_KEY), _key_pem(key), mode=0o600)
 
     def issue(self, name: str, others: Sequence[str] = (), days: int = 365) -> str:
-        """Give a host certificates, as a server and as a client; earlier ones are replaced.
+        """Give a host certificates, as a server, as a client and to exchange; earlier ones go.
 
-        :param name: of the host, and of its directory; the common name of both.
+        :param name: of the host, and of its directory; the common name of all.
         :param others: addresses, and further names.
         :param days: for which they are valid; of less than 0, since which they are not any more.
         :returns: the directory with them.
@@ -85,23 +87,42 @@ class SmallCA:
         directory = self._path(name)
         os.makedirs(directory, mode=0o700, exist_ok=True)
         alternatives = x509.SubjectAlternativeName([_alternative(one) for one in (name, *others)])
+        # Of no host: with it nobody is taken for an exporter.
+        member = x509.SubjectAlternativeName([x509.DNSName(members.NAME)])
         savefile.write_text(os.path.join(directory, tls.CA), _pem(self._certificate))
-        for endpoint, use in _USES.items():
+        for files, uses in _USES.items():
             key = ec.generate_private_key(ec.SECP256R1())
             certificate = _builder(
                 _named(name), self._certificate.subject, key.public_key(), days).add_extension(
                 x509.BasicConstraints(False, None), True).add_extension(
                 _usage(signs_others=False), True).add_extension(
-                x509.ExtendedKeyUsage([use]), False).add_extension(
-                alternatives, False).sign(self._key, hashes.SHA256())
+                x509.ExtendedKeyUsage(uses), False).add_extension(
+                member if files == members.FILES else alternatives, False).sign(
+                self._key, hashes.SHA256())
             # One that is not noted could not be revoked once it is replaced.
             savefile.write_text(self._path(_ISSUED + name), ''.join(
                 f'{serial:x}\n' for serial in (*self._issued(name), certificate.serial_number)))
-            savefile.write_text(os.path.join(directory, f'{endpoint.value}-key.pem'), _key_pem(key),
+            savefile.write_text(os.path.join(directory, f'{files}-key.pem'), _key_pem(key),
                                 mode=0o600)
-            savefile.write_text(os.path.join(directory, f'{endpoint.value}-cert.pem'),
+            savefile.write_text(os.path.join(directory, f'{files}-cert.pem'),
                                 _pem(certificate))
         return directory
+
+    def earlier(self, name: str) -> list[str] | None:
+        """Return the addresses and further names that a host's certificate is for.
+
+        :returns: None if it got one that is not in its directory any more.
+        :raises RequestRefused: if it cannot be read.
+        """
+        path = self._path(name, f'{tls.Endpoint.SERVER.value}-cert.pem')
+        try:
+            return [one for one in certifiedhosts.names(_read(path)) if one != name]
+        except FileNotFoundError:
+            return None if os.path.exists(self._path(_ISSUED + name)) else []
+        except ValueError as error:
+            raise exception.RequestRefused(
+                f'{path} is no certificate ({error}), and for what it was is not known; move'
+                f' {self._path(name)} away, and name all addresses of the host') from error
 
     def _issued(self, name: str) -> dict[int, None]:
         """Return the numbers of all certificates that a host got, in their order."""
@@ -111,8 +132,8 @@ class SmallCA:
                 serials.update((int(line, 16), None) for line in stream)
         except FileNotFoundError:
             pass
-        for endpoint in _USES:
-            path = self._path(name, f'{endpoint.value}-cert.pem')
+        for files in _USES:
+            path = self._path(name, f'{files}-cert.pem')
             if os.path.exists(path):
                 serials[_read(path).serial_number] = None
         return serials

@@ -8,7 +8,9 @@ Servers that run read their bases meanwhile: before the exporter only that is ch
 itself, and all else when the bases are served.
 """
 
+import importlib.util
 import os
+import re
 import tempfile
 from typing import Any
 
@@ -21,22 +23,31 @@ from oslo_log import log as logging
 from bootcache import certificates, listening, qemuimg, tier, tls
 from bootcache import conf as bootcache_conf
 from bootcache.cachelayout import Compression
+from bootcache.ceph import rights
+from bootcache.ceph.rights import RbdAccess
 from bootcache.exception import (
     BootcacheError,
     ConfigurationError,
     Interrupted,
     ProfileBootFailed,
 )
+from glance_bootcache import snapshotconf
 from glance_bootcache.conf import AUTH_GROUP
 from glance_bootcache.glance import images
 from glance_bootcache.profileboot import throughnova
+from glance_bootcache.storage import clients
 
 LOG = logging.getLogger(__name__)
 
 _ANSWER_SECONDS = 30
+# Where everybody may listen, unless the kernel is told otherwise.
+_UNPRIVILEGED = 1024
 _ANY_ADDRESS = ('0.0.0.0', '::')
-# Of the exporter's files, the one with the longest name that is a socket; see storagedaemon.py.
-_LONGEST_SOCKET = 'exporter.qmp'
+# The begin of a distinguished name without "=": what stands for any characters stands for it too.
+_ANY_PART = re.compile(r'[A-Z0-9.]*[*?]')
+# Of an exporter's files, the one with the longest name that is a socket, see storagedaemon.py: of
+# that of all hosts, and of that of one.
+_LONGEST_SOCKET = 'exporter.qmp', 'exporter-01234567.qmp'
 _SOCKET_BYTES = 107
 _AWAY = (ks_exceptions.ConnectFailure, ks_exceptions.ConnectTimeout,
          ks_exceptions.UnknownConnectionError, ks_exceptions.HttpServerError,
@@ -52,12 +63,14 @@ def check_place(conf: cfg.ConfigOpts) -> None:
     """
     group = conf[bootcache_conf.GROUP]
     tier.check_directory('run_dir', group.run_dir, make=True)
-    if len(os.fsencode(os.path.join(group.run_dir, _LONGEST_SOCKET))) > _SOCKET_BYTES:
+    longest = _LONGEST_SOCKET[bool(group.export_ports)]
+    if len(os.fsencode(os.path.join(group.run_dir, longest))) > _SOCKET_BYTES:
         raise ConfigurationError(
             f'[bootcache]run_dir={group.run_dir} is too long: paths of unix sockets end at'
             f' {_SOCKET_BYTES} bytes; name a shorter one, as /run/glance-bootcache')
     _check_address(group)
     _check_admission(group)
+    _check_ports(group)
 
 
 def check_stores(conf: cfg.ConfigOpts) -> None:
@@ -71,6 +84,40 @@ def check_stores(conf: cfg.ConfigOpts) -> None:
                 f'[bootcache]glance_store_dirs: {path} is not a directory that this service\'s user'
                 ' may read; name the filesystem_store_datadir of glance-api.conf, give the user'
                 ' the right to it, or leave the option out: images are downloaded then')
+
+
+def check_ceph(conf: cfg.ConfigOpts) -> None:
+    """Check that bases can be read in Ceph, and by a user who can delete nothing of Glance's.
+
+    A Ceph that does not answer is told of in the log: bases are downloaded meanwhile.
+
+    :raises ConfigurationError: naming the option and the cure.
+    """
+    group = conf[bootcache_conf.GROUP]
+    if not group.rbd_store_pool:
+        return
+    if group.rbd_snapshot_pool:
+        _check_snapshots(group)
+    try:
+        rights.check(RbdAccess(
+            group.rbd_store_pool, group.rbd_clone_pool, group.rbd_clone_namespace,
+            group.rbd_store_user, group.rbd_store_ceph_conf,
+            f'rbd_store_pool={group.rbd_store_pool}', 'rbd_store_user', 'rbd_store_ceph_conf',
+            'leave the option out: images are downloaded then'))
+    except Interrupted as error:
+        LOG.warning('Ceph does not answer (%s): bases are downloaded until it does', error)
+
+
+def _check_snapshots(group: Any) -> None:
+    if group.rbd_snapshot_pool == group.rbd_store_pool:
+        raise ConfigurationError(
+            f'[bootcache]rbd_snapshot_pool={group.rbd_snapshot_pool} is Glance\'s own pool, where'
+            ' this service may delete nothing; make a pool for snapshots, and give client.'
+            f'{group.rbd_store_user} and Glance\'s user "profile rbd" of it')
+    if group.snapshot_exporters == snapshotconf.OWN and not group.export_ports:
+        LOG.warning('all snapshots go stock Nova\'s way: hosts have no exporters of their own; set'
+                    ' [bootcache]export_ports, or snapshot_exporters = common if hosts may read and'
+                    ' write each other\'s snapshots under way')
 
 
 def check_compression(conf: cfg.ConfigOpts) -> None:
@@ -92,6 +139,18 @@ def check_compression(conf: cfg.ConfigOpts) -> None:
             ) from error
 
 
+def check_signatures(conf: cfg.ConfigOpts) -> None:
+    """Check that there is the library that verifies signatures, if they are to be.
+
+    :raises ConfigurationError: naming the option and the cure.
+    """
+    if conf[bootcache_conf.GROUP].verify_signatures and not all(
+            importlib.util.find_spec(name) for name in ('cursive', 'castellan')):
+        raise ConfigurationError(
+            '[bootcache]verify_signatures = true, and cursive is not installed, by which Nova and'
+            ' Glance verify signatures; install it (python3-cursive), or set the option to false')
+
+
 def _check_address(group: Any) -> None:
     try:
         # Any port: on its own one the exporter of an earlier process may listen.
@@ -108,9 +167,15 @@ def _check_address(group: Any) -> None:
 
 
 def _check_admission(group: Any) -> None:
+    for name in group.tls_client_names:
+        if '=' not in name and not _ANY_PART.match(name):
+            raise ConfigurationError(
+                f'[bootcache]tls_client_names={name} is no distinguished name, and would let nobody'
+                f' in; give it as in CN={name or "compute-1"}')
     if group.tls_directory:
         try:
-            certificates.check(group.tls_directory, tls.Endpoint.SERVER)
+            certificates.check(group.tls_directory, tls.Endpoint.SERVER,
+                               group.advertise_host or group.export_host)
         except Interrupted as error:
             # The exporter's start tells of what is wrong with them.
             LOG.warning('certificates are not checked: %s', error)
@@ -124,6 +189,33 @@ def _check_admission(group: Any) -> None:
             ' reaches it without TLS can read all images: name a directory of certificates in'
             ' [bootcache]tls_directory ("bootcache ca" makes some), or set allow_plain_nbd = true'
             ' if nobody but compute hosts reaches that address')
+
+
+def _check_ports(group: Any) -> None:
+    try:
+        ports = clients.read_ports(group.export_ports)
+    except ValueError as error:
+        raise ConfigurationError(
+            f'[bootcache]export_ports={group.export_ports} is no range of TCP ports; give the first'
+            ' and the last of them, as in 10820-11819') from error
+    if ports and not group.tls_directory:
+        raise ConfigurationError(
+            '[bootcache]export_ports is for exporters that tell hosts apart by their certificates:'
+            ' name the directory of their own in [bootcache]tls_directory')
+    if group.export_port in ports:
+        raise ConfigurationError(
+            f'[bootcache]export_ports={group.export_ports} has export_port={group.export_port} in'
+            ' it, at which hosts of an earlier version are served; take others')
+    if ports and ports[0] < _UNPRIVILEGED:
+        try:
+            listening.listen(group.export_host, ports[0]).close()
+        except PermissionError as error:
+            raise ConfigurationError(
+                f'[bootcache]export_ports={group.export_ports} begins below {_UNPRIVILEGED}, where'
+                ' this process may not listen; take others, as 10820-11819') from error
+        except OSError as error:
+            # An exporter of an earlier process listens there, or somebody else: its start tells.
+            LOG.debug('port %d: %s', ports[0], error)
 
 
 def check_cloud(conf: cfg.ConfigOpts) -> None:

@@ -1,13 +1,15 @@
 """What the storage service does by itself, now and then: recovery, retries, serving, quotas."""
 
+import functools
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from oslo_config import cfg
 from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
+from bootcache import exception, expiry, tls
 from bootcache.cachelayout import Compression
 from bootcache.manifest import Standing
 from bootcache.pauses import GrowingPauses
@@ -16,11 +18,12 @@ from glance_bootcache.glance import listener
 from glance_bootcache.glance.images import Images
 from glance_bootcache.glance.listener import ImageEvents
 from glance_bootcache.hosts.reportedneeds import ReportedNeeds
+from glance_bootcache.images.cephbases import CephBases
 from glance_bootcache.images.manager import Manager
 from glance_bootcache.images.oldercontent import OlderContent
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 from glance_bootcache.storage import serving
-from glance_bootcache.storage.exporter import Exporter
+from glance_bootcache.storage.exporters import Exporters
 from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import StorageTiers
 
@@ -40,7 +43,7 @@ class ServiceUpkeep:
     :param clock: monotonic seconds.
     """
 
-    def __init__(self, conf: cfg.ConfigOpts, store: ImageStore, images: Images, exporter: Exporter,
+    def __init__(self, conf: cfg.ConfigOpts, store: ImageStore, images: Images, exporter: Exporters,
                  tiers: StorageTiers, profile_boots: NovaProfileBoots, manager: Manager,
                  events: ImageEvents, needs: ReportedNeeds,
                  clock: Callable[[], float] = time.monotonic):
@@ -53,6 +56,8 @@ class ServiceUpkeep:
         self._images = images
         self._events = events
         self._needs = needs
+        self._ceph = CephBases(conf)
+        self._expiry = expiry.configured(self._conf, tls.Endpoint.SERVER)
         self.older = OlderContent(store, manager)
         self.recovered = False
         # When images that were put off are tried again.
@@ -108,7 +113,10 @@ class ServiceUpkeep:
                            ('the quota cannot be kept', self._manager.disk_room.keep_quota),
                            ('Glance cannot be asked what it has', self._manager.gone.ask),
                            ('states cannot be shown', self._manager.shown.again),
-                           ('notifications cannot be told of', self.listen)):
+                           ('notifications cannot be told of', self.listen),
+                           ('certificates that end cannot be told of', self._expiry.look),
+                           ('bases in Ceph that nothing needs cannot be removed',
+                            self.sweep_clones)):
             if self._stopping.is_set():
                 return
             try:
@@ -148,6 +156,20 @@ class ServiceUpkeep:
         self._consider(manifest.image_id for manifest in self._store.manifests())
         self.recovered = True
 
+    def sweep_clones(self) -> None:
+        """Remove bases from Ceph that a crash left, or that were given up.
+
+        :raises BootcacheError: if Ceph does not answer, or says no.
+        """
+        self._ceph.sweep(self._is_needed)
+
+    def _is_needed(self, image_id: str, path: str) -> bool:
+        with self._store.lock:
+            manifest = self._store.load(image_id)
+            return self._store.is_damaged(image_id) \
+                or self._manager.jobs.of(image_id) is not None \
+                or (manifest is not None and manifest.made.base_path == path)
+
     def delete_left(self) -> None:
         """Delete servers of profile boots that could not be when these were over.
 
@@ -162,20 +184,33 @@ class ServiceUpkeep:
         """
         if self._exporter.start():
             serving.serve_all(self._store.manifests(), self._tiers.serve)
+        self._exporter.keep_open(self._store.manifests())
 
     def keep_needed(self) -> None:
         """Serve the bases that hosts need, and no more those that nobody has needed for a while.
 
-        :raises StorageDaemonError: if the exporter does not answer.
+        One of an exporter that hangs keeps no other one from it.
+
+        :raises StorageDaemonError: if an exporter does not answer.
         """
+        failed = None
         for manifest in self._store.manifests():
             image_id = manifest.image_id
             if not serving.has_base(manifest):
                 continue
+            needed_by: Collection[str] = ()
             if self._needs.needed(image_id):
-                serving.serve(manifest, self._tiers.serve)
-            elif self._manager.jobs.of(image_id) is None:
-                self._exporter.withdraw_idle(image_id, self._conf.export_idle)
+                needed_by = self._exporter.of_hosts(self._needs.hosts(image_id))
+                serving.serve(manifest, functools.partial(self._tiers.serve,
+                                                          certificates=needed_by))
+            if self._manager.jobs.of(image_id) is None:
+                try:
+                    self._exporter.withdraw_idle(image_id, self._conf.export_idle, needed_by)
+                except exception.StorageDaemonError as error:
+                    failed = error
+        self._exporter.end_unused(self._conf.export_idle)
+        if failed is not None:
+            raise failed
 
     def go_on(self) -> None:
         """Take up images that wait: announced but not active yet, or left by an earlier process.
@@ -191,7 +226,7 @@ class ServiceUpkeep:
         waiting = [manifest for manifest in self._store.manifests()
                    if manifest.standing is Standing.WANTED
                    and self._manager.jobs.of(manifest.image_id) is None
-                   and not self._manager.awaits_host(manifest)]
+                   and not self._manager.awaits(manifest)]
         self._consider(manifest.image_id for manifest in waiting
                        if not decisions.is_put_off(manifest))
         self._try_again([manifest.image_id for manifest in waiting

@@ -9,6 +9,7 @@ from oslo_log import log as logging
 from bootcache import certificates, exception, tier, tls
 from bootcache import conf as shared
 from bootcache.tier import TierLimits
+from nova_bootcache import accessconf
 from nova_bootcache.gateway import sharedstore
 from nova_bootcache.storagenode import Encryption
 
@@ -22,6 +23,18 @@ opts = [
                 help="""
 Whether new servers boot from cache images. If not, the driver is stock Nova's
 for new servers; servers that were chained to a cache image go on as before.
+"""),
+    cfg.BoolOpt('require_download_policy',
+                default=False,
+                help="""
+Whether Glance is asked, before a server boots from a cache image, if its user
+may download the image (download_image in Glance's policy), as stock Nova comes
+to know it when the host does not have the base. A server whose user may not
+goes the stock way. Needed where that policy is another one than Glance's own,
+by which whoever sees an image may download it.
+
+It is asked by beginning the download, once a server, as Glance has no other way
+to say it. A Glance that does not answer does not refuse.
 """),
     cfg.StrOpt('cache_directory',
                help="""
@@ -89,8 +102,9 @@ Related options:
 """),
     cfg.StrOpt('expand',
                default='auto',
-               choices=[('auto', 'on disk only, up to the tier\'s low watermark'),
-                        ('always', 'in memory too, up to the tier\'s high watermark'),
+               choices=[('auto', 'on disk up to the tier\'s low watermark, in memory up to half'
+                                 ' of that'),
+                        ('always', 'up to the tier\'s high watermark'),
                         ('never', 'they stay as they came')],
                help="""
 Which compressed cache images this host expands, once each, so that servers do
@@ -182,6 +196,17 @@ Related options:
 
 * ``settle_delay``
 """),
+    cfg.StrOpt('landing_bandwidth',
+               default='50MiB',
+               help="""
+Bytes a second at which a running server's own data, 1 GiB at most, is
+copied so that it reads its cache image's file itself, where it began before
+that was here and does not settle soon. 0: it goes on by the gateway.
+
+Related options:
+
+* ``settle_delay``
+"""),
     cfg.IntOpt('settle_delay',
                default=60,
                min=0,
@@ -252,20 +277,7 @@ Possible values:
 * Unset: the group of Nova's user. That is enough where QEMU runs as root or as
   Nova's user.
 """),
-    cfg.IntOpt('reconnect_delay',
-               default=10,
-               min=0,
-               max=20,
-               help="""
-Seconds for which reads of the base wait in the gateway while the storage node
-is away. A server that reads then stands still, and goes on by itself when the
-storage node is back; other readers, such as a snapshot, see an error.
-
-Possible values:
-
-* 0: they do not wait there.
-* Up to 20. A larger value also makes stopping the gateway take that long.
-"""),
+    *accessconf.opts,
 ]
 
 
@@ -367,7 +379,7 @@ def encryption(conf: cfg.ConfigOpts) -> Encryption:
 def bandwidth(conf: cfg.ConfigOpts, name: str) -> int:
     """Return the bytes a second of an option of which 0 is a value of its own.
 
-    :param name: settle_bandwidth or warm_bandwidth.
+    :param name: settle_bandwidth, landing_bandwidth or warm_bandwidth.
     :raises ConfigurationError: if it is not a size.
     """
     text = conf[shared.GROUP][name]

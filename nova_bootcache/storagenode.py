@@ -4,7 +4,12 @@ import dataclasses
 import socket
 from typing import Any
 
-from bootcache import exception, naming, qemuimg, tls
+from oslo_log import log as logging
+
+from bootcache import certificates, exception, naming, qemuimg, tls
+from bootcache.ceph.places import RbdOrigin
+
+LOG = logging.getLogger(__name__)
 
 _REACH_SECONDS = 3
 
@@ -20,6 +25,9 @@ class Remote:
     :ivar image_hash: of its content, ``algorithm:hexadecimal`` of the image file as Glance has it;
         empty if it is not known.
     :ivar tls: whether the exporter speaks TLS, and with nobody without a certificate.
+    :ivar rbd: where it is in Ceph as well; None if it is not, or the storage service does not tell.
+    :ivar earlier: the name that the exporter had for the same content before, by which servers that
+        run may read it; empty if it had none. It makes no other base.
     """
 
     image_id: str
@@ -28,13 +36,16 @@ class Remote:
     export: str
     image_hash: str = ''
     tls: bool = False
+    rbd: RbdOrigin | None = None
+    earlier: str = dataclasses.field(default='', compare=False)
 
     @classmethod
     def from_answer(cls, image_id: str, answer: dict[str, Any]) -> 'Remote':
         """Read it out of ``plan_boot``'s answer."""
         host, port = answer['server']
         return cls(image_id, str(host), int(port), str(answer['base_export']),
-                   str(answer.get('image_hash', '')), bool(answer.get('tls', False)))
+                   str(answer.get('image_hash', '')), bool(answer.get('tls', False)),
+                   RbdOrigin.read(answer.get('rbd')))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +72,20 @@ class Encryption:
                 f' ([bootcache]{tls.OPTION}): set the option in the storage service\'s' \
                 ' configuration as well, or allow_plain_nbd in nova.conf until it is'
         return ''
+
+    def name(self) -> str:
+        """Return the name in this host's certificate; empty if it has none, or it is not known.
+
+        It may be another one after a renewal.
+        """
+        if self.directory is None:
+            return ''
+        try:
+            return certificates.distinguished_name(self.directory)
+        except exception.ConfigurationError as error:
+            LOG.debug('the storage service is not told the name in this host\'s certificate: %s',
+                      error)
+            return ''
 
     def credentials(self, speaks_tls: bool) -> str:
         """Return the id of the credentials to connect to an exporter with; empty for no TLS.

@@ -77,7 +77,9 @@ class HostUpkeep:
             (_GATEWAY, self._keep_gateway),
             ('what nobody needs stays in the gateway', host.reconcile),
             ('bases are not served', self.serve_bases),
-            ('renewed certificates are not used', self.use_renewed)]
+            ('bases are not read as they could be', host.base_access.look),
+            ('renewed certificates are not used', self.use_renewed),
+            ('certificates that end are not told of', host.expiry.look)]
         if not host.serving.refusal:
             # What lies on shared storage is not this host's alone.
             steps += [

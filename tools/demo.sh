@@ -10,15 +10,21 @@ case " $* " in
     [ -x "$VENV/bin/python" ] || exit 0
     cd "$TOP"
     "$VENV/bin/python" -m tools.demo.link
-    exec "$VENV/bin/python" -m tools.cloud down --wipe
+    "$VENV/bin/python" -m tools.cloud down --wipe
+    exec "$VENV/bin/python" -m tools.ceph down --wipe "$BOOTCACHE_HOME/demo-ceph"
     ;;
 *" --help "* | *" -h "*)
     cat <<'HELP'
-usage: tools/demo.sh [--repeat N] [--link MBIT|none] [--hosts N] [--keep] [--report DIRECTORY] | --down
+usage: tools/demo.sh [--store file|rbd] [--repeat N] [--link MBIT|none] [--hosts N] [--keep] [--report DIRECTORY]
+       tools/demo.sh --down
 
+  --store file|rbd    where Glance keeps its images: in files, or in a small real Ceph, which the host reads bases
+                      in by itself (default: file)
   --repeat N          repeat the second and later boots N times, to see their spread (default: 1)
-  --link MBIT|none    hold what Glance and the storage node send to a rate (default: 1000 Mbit/s)
-  --hosts N           replay a boot on so many cold hosts at once afterwards; 0 for not at all (default: 8)
+  --link MBIT|none    hold what Glance and the storage node send to a rate, and what Ceph sends (default: 1000
+                      Mbit/s)
+  --hosts N           replay a boot on so many cold hosts at once afterwards, with images in files; 0 for not at
+                      all (default: 8)
   --keep              leave the cloud up, and say how to use and stop it
   --report DIRECTORY  where the report goes (default: demo-report)
   --down              stop a cloud that --keep left, and remove its files

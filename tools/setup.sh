@@ -9,8 +9,9 @@ DEBIAN_PACKAGES=(
     qemu-system-x86 qemu-utils qemu-block-extra libvirt-daemon-system libvirt-daemon-driver-qemu libvirt-clients
     rabbitmq-server genisoimage mmdebstrap nbdkit libnbd-bin python3-libnbd python3-libvirt python3-venv
     grub-pc-bin e2fsprogs fdisk iproute2 procps curl ca-certificates git shellcheck man-db
-    nbdkit-plugin-python fio stress-ng strace zstd xz-utils
+    nbdkit-plugin-python fio stress-ng strace zstd xz-utils apparmor checkpolicy
     gcc libc6-dev make flex bison bc libelf-dev lz4
+    ceph-mon ceph-osd ceph-common python3-rados python3-rbd
 )
 
 missing_debian_packages() {
@@ -39,14 +40,16 @@ install_debian_packages() {
     if [ -n "$made" ]; then rm -f "$policy"; trap - EXIT; fi
 }
 
-# Debian builds libvirt's and libnbd's bindings against its own libraries; the virtual environment borrows just them.
+# Debian builds libvirt's, libnbd's and Ceph's bindings against its own libraries; the virtual environment borrows just
+# them.
 link_debian_bindings() {
     local site path
     site=$("$VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-    dpkg -L python3-libvirt python3-libnbd \
+    dpkg -L python3-libvirt python3-libnbd python3-rados python3-rbd \
         | grep -E '^/usr/lib/python3/dist-packages/[^/]+(\.egg-info|\.dist-info|\.py|\.so)$' \
         | while read -r path; do ln -sfn "$path" "$site/$(basename "$path")"; done
-    "$VENV/bin/python" -c 'import libvirt, nbd' || die "libvirt or libnbd cannot be imported from $VENV"
+    "$VENV/bin/python" -c 'import libvirt, nbd, rados, rbd' \
+        || die "libvirt, libnbd, rados or rbd cannot be imported from $VENV"
 }
 
 install_python_packages() {

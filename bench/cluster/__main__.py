@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from bench.cluster import calibration, replayed, report, runs, sweeps
+from bench.cluster import calibration, exchange, exchangereport, replayed, report, runs, sweeps
 from bench.cluster.scheduling import Hardware
 from bench.cluster.storage import Node
 from bench.cluster.workload import FLAVORS
@@ -39,7 +39,9 @@ def main() -> int:
             print(f'{number:3d}/{len(tasks)} {row["sweep"]} {row["value"]:g}, {row["policy"]}:'
                   f' hit rate {row["hit_rate"]:.3f}, {row["seconds_to_run"]:.0f} s',
                   file=sys.stderr)
-    compared = replayed.compare()
+        pushes = list(workers.map(exchange.push, [(push, options.seed) for push in
+                                                  exchange.plan(options.quick)]))
+    compared, exchanged = replayed.compare(), exchange.compare(options.seed)
     document = {
         'constants': calibration.describe(measured, options.image),
         'assumptions': {
@@ -50,13 +52,18 @@ def main() -> int:
             'guest_seconds': tasks[0][0].cluster.guest_seconds,
             'server_life_mean_s': tasks[0][0].cluster.load.life,
             'storm_share': tasks[0][0].cluster.load.storm_share,
+            'exchange_host_bytes_per_second': exchange.HOST_RATE,
+            'exchange_rack_hosts': exchange.RACK_HOSTS,
             'counted_from_share_of_boots': runs.WARM_UP},
         'seed': options.seed, 'seconds': round(time.monotonic() - began, 1),
-        'replayed': [dataclasses.asdict(one) for one in compared], 'runs': rows}
+        'replayed': [dataclasses.asdict(one) for one in compared],
+        'exchanged': [dataclasses.asdict(one) for one in exchanged],
+        'pushes': pushes, 'runs': rows}
     options.report.parent.mkdir(parents=True, exist_ok=True)
     options.report.write_text(json.dumps(document, indent=1) + '\n')
     for directory in filter(None, (options.report.parent, options.doc)):
         report.write(rows, compared, directory)
+        exchangereport.write(pushes, exchanged, directory)
     print(f'{options.report}: {len(rows)} runs in {document["seconds"]} s')
     return 0
 

@@ -20,7 +20,8 @@ matplotlib.rcParams['font.size'] = 9
 Rows = Sequence[dict[str, Any]]
 
 
-def _save(figure: Any, path: Path) -> None:
+def save(figure: Any, path: Path) -> None:
+    """Write a figure; the same bytes for the same one."""
     figure.set_layout_engine('constrained')
     figure.savefig(path, metadata={'Date': None})
     pyplot.close(figure)
@@ -71,7 +72,7 @@ def policies(rows: Rows, path: Path) -> None:
     grid[0].invert_yaxis()
     figure.suptitle(f'{chosen[0]["hosts"]} hosts, {chosen[0]["images"]} images,'
                     f' {chosen[0]["boots"]} boots', fontsize=9)
-    _save(figure, path)
+    save(figure, path)
 
 
 def multiplier(rows: Rows, path: Path) -> None:
@@ -88,7 +89,7 @@ def multiplier(rows: Rows, path: Path) -> None:
         axes.set_xlabel('bootcache_weight_multiplier')
         axes.set_ylim(bottom=0)
         axes.legend(fontsize=7)
-    _save(figure, path)
+    save(figure, path)
 
 
 def quotas(rows: Rows, path: Path) -> None:
@@ -113,7 +114,7 @@ def quotas(rows: Rows, path: Path) -> None:
     # Beyond the axes: lines go through all of their area.
     figure.legend(*grid.flat[0].get_legend_handles_labels(), fontsize=8, ncols=2,
                   loc='outside upper center')
-    _save(figure, path)
+    save(figure, path)
 
 
 def popularity(rows: Rows, path: Path) -> None:
@@ -129,7 +130,7 @@ def popularity(rows: Rows, path: Path) -> None:
     for axes in (left, right):
         axes.set_ylim(0, 105)
         axes.legend(fontsize=7)
-    _save(figure, path)
+    save(figure, path)
 
 
 def ageing(rows: Rows, path: Path) -> None:
@@ -145,7 +146,7 @@ def ageing(rows: Rows, path: Path) -> None:
         axes.set_ylabel(label)
         axes.set_ylim(bottom=0)
     grid[0].legend(fontsize=7)
-    _save(figure, path)
+    save(figure, path)
 
 
 AGEING = ('stock', 'cache', 'cache, weigher')
@@ -166,14 +167,10 @@ def table(rows: Rows, sweep: str, first: str, path: Path) -> None:
     found = _of(rows, sweep) if sweep != 'ageing' else sorted(
         (row for row in rows if row['sweep'].startswith('ageing')),
         key=lambda row: (row['value'], row['policy']))
-    with open(path, 'w', newline='') as stream:
-        writer = csv.writer(stream, lineterminator='\n')
-        writer.writerow([*([first, 'policy'] if named else [first]),
-                         *(name for name, *_rest in _COLUMNS)])
-        for row in found:
-            writer.writerow([f'{row["value"]:g}', *([row['policy']] if named else []),
-                             *(f'{row[key] * factor:.{digits}f}'
-                               for _name, key, factor, digits in _COLUMNS)])
+    lines(path, [[*([first, 'policy'] if named else [first]), *(name for name, *_rest in _COLUMNS)],
+                 *([f'{row["value"]:g}', *([row['policy']] if named else []),
+                    *(f'{row[key] * factor:.{digits}f}'
+                      for _name, key, factor, digits in _COLUMNS)] for row in found)])
 
 
 TABLES = {'policies': 'hosts', 'multiplier': 'multiplier', 'compute disk': 'compute disk, GiB',
@@ -185,11 +182,15 @@ TABLES = {'policies': 'hosts', 'multiplier': 'multiplier', 'compute disk': 'comp
 
 def replay_table(compared: Sequence[Compared], path: Path) -> None:
     """Write the model beside what was measured."""
+    lines(path, [['boots', 'hosts', 'here', 'measured'],
+                 *([one.way, str(one.hosts), f'{one.model:.2f}', f'{one.measured:.2f}']
+                   for one in compared)])
+
+
+def lines(path: Path, rows: Sequence[Sequence[str]]) -> None:
+    """Write a table."""
     with open(path, 'w', newline='') as stream:
-        writer = csv.writer(stream, lineterminator='\n')
-        writer.writerow(['boots', 'hosts', 'here', 'measured'])
-        for one in compared:
-            writer.writerow([one.way, one.hosts, f'{one.model:.2f}', f'{one.measured:.2f}'])
+        csv.writer(stream, lineterminator='\n').writerows(rows)
 
 
 def write(rows: Rows, compared: Sequence[Compared], directory: Path) -> None:

@@ -41,9 +41,11 @@ class StorageAPI(rpcapi.StorageAPI):
         self._directory = directory
 
     def _call(self, method: str, *, seconds: float | None = None, since: str | None = None,
-              **arguments: Any) -> Any:
+              counts: bool = True, **arguments: Any) -> Any:
         limit = min(seconds or self._timeout, self._timeout)
-        return self._unless_silent(lambda: self._ask(limit, method, arguments))
+        # Earlier versions do not tell them apart.
+        return self._unless_silent(lambda: self._ask(limit, method, arguments),
+                                   *(() if counts else (False,)))
 
     def _cast(self, method: str, **arguments: Any) -> None:
         self._unless_silent(lambda: self._ask(self._timeout, method, arguments))

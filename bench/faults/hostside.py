@@ -105,7 +105,14 @@ class HostSide:
             # Earlier versions do not have it.
             from nova_bootcache.tiers import expansions
             expansions._PAUSE_SECONDS = 1
+            # Whatever disk this machine has.
+            options = {'expand': 'always', **options}
         occasions.LONGEST_SECONDS = 5
+        with contextlib.suppress(ImportError):
+            # Nor these.
+            from bootcache.ceph import clonedaemon
+            from nova_bootcache.gateway import hostclones
+            hostclones._SWEEP_SECONDS = hostclones._FRESH_SECONDS = clonedaemon._FRESH_SECONDS = 5
         if 'transport_url' not in options:
             rpcapi.StorageAPI = lambda conf: bus.StorageAPI(  # type: ignore[misc,assignment]
                 conf, directory)

@@ -43,19 +43,21 @@ class Image:
             stream.write(source.randbytes(MIB))
         subprocess.run(['qemu-img', 'convert', '-f', 'raw', '-O', 'qcow2', str(self.raw),
                         str(self._stored)], check=True)
-        self._hash = hashlib.sha512(self._stored.read_bytes()).hexdigest()
 
     def register(self, glance: Path, life: Life) -> str:
-        """Put an image of it into Glance, and return its id."""
+        """Put an image of it into Glance, and return its id; raw in a life with Ceph."""
         image_id = str(uuid.uuid4())
-        shutil.copyfile(self._stored, glance / image_id)
+        is_raw = life is Life.CEPH
+        stored = self.raw if is_raw else self._stored
+        shutil.copyfile(stored, glance / image_id)
         (glance / f'{image_id}.reads').write_text(json.dumps(
             [[one.offset, one.length] for one in boot(life) if one.op == trace.READ
              and not _is_missed(one)]))
         facts: dict[str, Any] = {
-            'id': image_id, 'status': 'active', 'disk_format': 'qcow2', 'container_format': 'bare',
-            'size': self._stored.stat().st_size, 'os_hash_algo': 'sha512', 'min_ram': 0,
-            'os_hash_value': self._hash, 'min_disk': 0, 'visibility': 'private', 'owner': 'tenant',
+            'id': image_id, 'status': 'active', 'disk_format': 'raw' if is_raw else 'qcow2',
+            'container_format': 'bare', 'size': stored.stat().st_size, 'os_hash_algo': 'sha512',
+            'os_hash_value': hashlib.sha512(stored.read_bytes()).hexdigest(), 'min_ram': 0,
+            'min_disk': 0, 'visibility': 'private', 'owner': 'tenant',
             'name': f'image-{image_id[:8]}', 'bootcache_boot_marker': MARKER}
         # As it is in Glance from now on.
         (glance / f'{image_id}.json').write_text(json.dumps(facts))
@@ -70,7 +72,7 @@ def _is_missed(one: Request) -> bool:
 def boot(life: Life) -> list[Request]:
     """Return what a guest does as it boots; the same each time."""
     source = random.Random(life.value)
-    pieces = 150 if life is Life.ARRIVE else 32
+    pieces = 150 if life in (Life.ARRIVE, Life.EXCHANGE) else 32
     places = source.sample(range(16 * MIB // _PIECE), pieces)
     requests = []
 

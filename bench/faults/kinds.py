@@ -17,10 +17,13 @@ class Act(enum.StrEnum):
     GLANCE = 'glance'    # Glance refuses, or does not answer, for a while
     DELETE = 'delete'    # the image is deleted in Glance, which tells of it
     CLOCK = 'clock'      # a machine's clock is set, and stays so
+    CEPH = 'ceph'        # Ceph is away, frozen, lacks its OSD, or takes the host's key away
     NBDKIT = 'nbdkit'    # nbdkit's filters make the exporter's answers ill, for a while
 
 
 HOST, STORAGE, GATEWAY, EXPORTER, READER = 'host', 'storage', 'gateway', 'exporter', 'reader'
+# The host's daemon that has clones open, and the storage node's.
+CLONES, NODES_CLONES = 'clones', 'node\'s clones'
 # The machine of whoever comes to the step, or its process.
 SELF = 'self'
 _SECONDS = 3.0
@@ -33,7 +36,8 @@ class Fault:
 
     :ivar name: for people.
     :ivar act: what is done.
-    :ivar on: to what: process or machine names, SELF, a state of the bus or of Glance, or nothing.
+    :ivar on: to what: process or machine names, SELF, a state of the bus, of Glance or of Ceph, or
+        nothing.
     :ivar seconds: after which what passes by itself has passed.
     :ivar amount: of CLOCK, seconds; of SLOW, bits a second; of FULL, bytes that stay free.
     :ivar filters: of NBDKIT, its arguments.
@@ -58,6 +62,9 @@ FAULTS = {fault.name: fault for fault in (
     Fault('kill-host', Act.KILL, (HOST, GATEWAY, READER)),
     Fault('kill-node', Act.KILL, (STORAGE, EXPORTER)),
     Fault('kill-all', Act.KILL, (HOST, GATEWAY, READER, STORAGE, EXPORTER)),
+    Fault('kill-clones', Act.KILL, (CLONES,)),
+    Fault('kill-node-clones', Act.KILL, (NODES_CLONES,)),
+    Fault('freeze-clones', Act.FREEZE, (CLONES,), _SECONDS),
     Fault('freeze-exporter', Act.FREEZE, (EXPORTER,), _SECONDS),
     Fault('freeze-gateway', Act.FREEZE, (GATEWAY,), _SECONDS),
     Fault('link-down', Act.LINK, (), _SECONDS),
@@ -73,6 +80,10 @@ FAULTS = {fault.name: fault for fault in (
     Fault('glance-away', Act.GLANCE, ('away',), _SECONDS),
     Fault('token-expired', Act.GLANCE, ('refuses',), _SECONDS),
     Fault('image-deleted', Act.DELETE),
+    Fault('ceph-away', Act.CEPH, ('away',), 2 * _SECONDS),
+    Fault('ceph-frozen', Act.CEPH, ('frozen',), 2 * _SECONDS),
+    Fault('osd-killed', Act.CEPH, ('osd killed',), _SECONDS),
+    Fault('key-taken', Act.CEPH, ('key taken',), 2 * _SECONDS),
     Fault('clock-forward', Act.CLOCK, (SELF,), 0.0, _HOUR),
     Fault('clock-back', Act.CLOCK, (SELF,), 0.0, -_HOUR),
     Fault('read-errors', Act.NBDKIT, (), _SECONDS, 0, (
@@ -86,4 +97,5 @@ FAULTS = {fault.name: fault for fault in (
 )}
 
 # Those that pass by themselves.
-PASSING = (Act.FREEZE, Act.LINK, Act.SLOW, Act.FULL, Act.BUS, Act.GLANCE, Act.NBDKIT)
+PASSING = (Act.FREEZE, Act.LINK, Act.SLOW, Act.FULL, Act.BUS, Act.GLANCE, Act.NBDKIT,
+           Act.CEPH)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench.faults import images
+from bench.faults import exchanges, images
 from bench.faults.images import Image
 from bench.faults.kinds import HOST, READER, STORAGE, Act
 from bench.faults.plan import READING, Life, Row
@@ -16,6 +16,7 @@ from bench.faults.report import Outcome
 from bench.faults.stage import Stage, Trouble
 from bench.replay import netns
 from bootcache import naming
+from tools.ceph.cluster import CephError
 
 # Of the guest, between requests.
 _THINK = 0.004
@@ -88,6 +89,7 @@ class LifeOfImage:
         stage = self._stage
         image_id = stage.image.register(stage.root / 'glance', self._row.life)
         self._images.append(image_id)
+        stage.ceph.register(image_id, stage.image.raw)
         # Glance's message comes again to a service that ended while it looked.
         stage.call(STORAGE, 'look', image_id)
 
@@ -109,6 +111,11 @@ class LifeOfImage:
         stage, server_id = self._stage, f'server-{uuid.uuid4()}'
         self._servers.append(server_id)
         directory = stage.root / 'host' / 'instances' / server_id
+        if self._row.life is Life.EXCHANGE:
+            # The storage service may have to look at its file first, as after its start.
+            stage.until(lambda: self._is_deleted(image_id)
+                        or stage.call(STORAGE, 'have_asked', image_id, *exchanges.NOBODY),
+                        'what hosts exchange')
         deadline = time.monotonic() + _ASK_SECONDS
         while not stage.call(HOST, 'make_disk', server_id, image_id):
             self.stock += 1
@@ -204,8 +211,8 @@ class LifeOfImage:
             nonlocal left
             left = [*stage.call(STORAGE, 'left'), *stage.call(HOST, 'left')]
             if not left:
-                # To look for processes costs more than all else.
-                left = stage.strangers()
+                # To look for processes, and to ask Ceph, costs more than all else.
+                left = stage.strangers() or stage.ceph.left()
             return not left
 
         try:
@@ -224,6 +231,7 @@ class LifeOfImage:
                  'build: noted': lambda: next(store.glob('cache-*.qcow2')),
                  'fetch: copied': lambda: host / '_bootcache' / f'{name}.partial',
                  'arrive: come': lambda: host / '_bootcache' / f'{image_id}.partial',
+                 'arrive: exchanged': lambda: host / '_bootcache' / f'{image_id}.exchanged.partial',
                  'expand: filled': lambda: host / '_bootcache' / f'{name}.expanded.partial',
                  'settle: piece': lambda: host / '_base' / f'{name}.bootcache'}
         return found[step]()
@@ -236,8 +244,12 @@ def options_of(life: Life) -> dict[str, Any]:
     if life is Life.EXPAND:
         # At once: servers in the harness are for nothing else by then.
         return {'compression': 'zstd', 'settle_delay': 0}
+    if life in (Life.ARRIVE, Life.EXCHANGE):
+        # A smaller one would be fetched.
+        return {'compression': 'none'}
     # One cache image has room, beside nothing.
-    return {'compute_disk_quota': '4MiB', 'store_quota': '1MiB'} if life is Life.EVICT else {}
+    return {'compute_disk_quota': '4MiB', 'store_quota': '1MiB', 'compression': 'none'} \
+        if life is Life.EVICT else {}
 
 
 def run(row: Row, root: Path, network: netns.Network, image: Image) -> Outcome:
@@ -263,7 +275,7 @@ def _run(row: Row, root: Path, network: netns.Network, image: Image) -> Outcome:
         stage.start()
         lives.append(LifeOfImage(stage, row))
         return lives[0].run()
-    except Trouble as error:
+    except (CephError, Trouble) as error:
         stage.ask_what_they_do()
         return Outcome(row.step, row.fault, row.life.value, 0.0, trouble=str(error))
     finally:

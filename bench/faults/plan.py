@@ -24,24 +24,32 @@ class Life(enum.StrEnum):
     COLD = 'cold'        # the first server's boot is recorded in a growing store
     EVICT = 'evict'      # as FETCH; then a second image needs the room
     EXPAND = 'expand'    # as FETCH, with compressed clusters; the host expands the cache image
+    EXCHANGE = 'exchange'  # as ARRIVE; another host has asked for the cache image before
+    CEPH = 'ceph'        # as FETCH, with the image in Ceph, where the host reads the base itself
     MOVE = 'move'        # as FETCH; then the storage node gets another address, and the guest reads
 
 
 _AT = {Process.HOST: HOST, Process.STORAGE: STORAGE}
 
 # By the beginning of a step's name: the life on whose way it is. The longest that fits counts.
-_LIVES = {'': Life.FETCH, 'arrive': Life.ARRIVE, 'promote': Life.ARRIVE, 'empty': Life.COLD,
+_LIVES = {'': Life.FETCH, 'arrive': Life.ARRIVE, 'arrive: apart': Life.EXCHANGE,
+          'arrive: exchanged': Life.EXCHANGE, 'promote': Life.ARRIVE, 'empty': Life.COLD,
           'grow': Life.COLD, 'evict: file': Life.EVICT, 'replace': Life.COLD,
-          'exchange': Life.MOVE, 'expand': Life.EXPAND}
+          'exchange': Life.MOVE, 'expand': Life.EXPAND, 'clone': Life.CEPH}
 # Steps with a file that is checked before it is used, on this side of the check.
-_CHECKED = {'build: named', 'fetch: copied', 'arrive: come', 'settle: piece', 'build: noted',
-            'expand: filled'}
+_CHECKED = {'build: named', 'fetch: copied', 'arrive: come', 'arrive: exchanged', 'settle: piece',
+            'build: noted',             'expand: filled'}
 # Where a full medium is found out: something is written next.
 _WRITES = ('register: taken up', 'register: copied', 'record: kept', 'build: named',
-           'build: served', 'fetch: copied', 'fetch: verified', 'arrive: begun', 'grow: opened',
-           'expand: begun', 'expand: compared', 'chain: made', 'settle: piece', 'settle: marked')
+           'build: served', 'fetch: copied', 'fetch: verified', 'arrive: begun', 'arrive: apart',
+           'grow: opened', 'expand: begun', 'expand: compared', 'chain: made', 'settle: piece',
+           'settle: marked')
 # The same with not even a file of some bytes.
 _NOTES = ('register: heard', 'register: copied', 'build: served', 'chain: made')
+# While a base in Ceph is read: it is served, the disk is made, the full base is copied.
+_IN_CEPH = READING, 'clone: made', 'gateway: nodes', 'chain: made', 'settle: piece'
+_OF_CEPH = ('ceph-away', 'ceph-frozen', 'osd-killed', 'key-taken', 'kill-clones',
+            'freeze-clones', 'kill-node-clones')
 # When the image is deleted already.
 _AFTER_DELETION = ('retire', 'evict: base')
 
@@ -76,7 +84,11 @@ _QUICK: tuple[tuple[Life, dict[str, str]], ...] = (
         'arrive: begun': 'link-down', 'promote: copied': 'kill', 'arrive: come': 'kill'}),
     (Life.EXPAND, {
         **dict.fromkeys(('expand: begun', 'expand: filled', 'expand: compared'), 'kill')}),
+    # A host that was killed at the one does not come to the other: what it lacks is fetched.
+    (Life.EXCHANGE, {'arrive: apart': 'kill'}),
+    (Life.EXCHANGE, {'arrive: exchanged': 'kill'}),
     (Life.MOVE, {'exchange: connected': 'kill', 'exchange: moved': 'kill'}),
+    (Life.CEPH, {'clone: made': 'kill', READING: 'osd-killed', 'settle: piece': 'ceph-away'}),
 )
 
 
@@ -165,6 +177,9 @@ def rows() -> list[Row]:
     # What is not as it was on the storage node while servers read what arrives.
     found += [_row(step, 'corrupt', Life.ARRIVE) for step in sorted(_CHECKED)
               if step.startswith('build')]
+    found += [_row(step, name, Life.CEPH) for step in _IN_CEPH for name in _OF_CEPH]
+    found += [_row(READING, name, Life.CEPH) for name in (
+        'kill-gateway', 'kill-exporter', 'kill-host', 'kill-node', 'kill-all', 'image-deleted')]
     for life in (Life.ARRIVE, Life.FETCH, Life.COLD):
         found += [_row(READING, name, life) for name in (
             'kill-reader', 'kill-gateway', 'kill-exporter', 'kill-host', 'kill-node', 'kill-all',

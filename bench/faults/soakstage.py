@@ -141,7 +141,7 @@ class SoakStorage(AtOnce, StorageSide):
         AtOnce.__init__(self)
 
     def served(self) -> dict[str, int]:
-        daemon = self._exporter._daemon
+        daemon = self._exporter.common._daemon
         return {'exports': len(daemon.exports()), 'nodes': len(daemon.nodes())}
 
     def is_idle(self) -> bool:

@@ -2,7 +2,6 @@
 
 import contextlib
 import ctypes
-import errno
 import os
 import shutil
 import signal
@@ -12,24 +11,35 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from bench.faults import bus, storageside, way
+from bench.faults import bus, exchanges, spoiledfiles, storageside, way
+from bench.faults.cephside import CephSide
 from bench.faults.clock import Clock
 from bench.faults.gate import Worker
 from bench.faults.guestside import GuestSide
 from bench.faults.hostside import HostSide
 from bench.faults.images import Image
-from bench.faults.kinds import EXPORTER, GATEWAY, HOST, READER, STORAGE, Act, Fault
+from bench.faults.kinds import (
+    CLONES,
+    EXPORTER,
+    GATEWAY,
+    HOST,
+    NODES_CLONES,
+    READER,
+    STORAGE,
+    Act,
+    Fault,
+)
 from bench.faults.plan import Life, Row, Strike
 from bench.faults.storageside import StorageSide
 from bench.replay import children, netns
 
 _FILE_SYSTEMS = {'storage': 160, 'host': 200, 'memory': 64}  # MiB of each
-_PIDS = {GATEWAY: 'g/gateway.pid', EXPORTER: 'r/exporter.pid', READER: 'q/qemu.pid'}
+_PIDS = {GATEWAY: 'g/gateway.pid', EXPORTER: 'r/exporter.pid', READER: 'q/qemu.pid',
+         CLONES: 'g/ceph.pid', NODES_CLONES: 'r/ceph.pid'}
 # Options that are the storage service's; all others are the host's.
 _OF_STORAGE = 'profile_boots', 'compression'
 _RESTART_SECONDS = 0.3
 _TICK_SECONDS = 0.01
-_FILL_TRIES = 20
 # A machine that is busy takes its time: this tells what hangs from what is slow.
 PATIENCE = 240.0
 
@@ -58,6 +68,9 @@ class Stage:
         self._file = file
         self._has_way = row is not None and (row.has(Act.NBDKIT) or row.life is Life.MOVE)
         self._way: way.Way | None = None
+        self._exchanges = exchanges.Exchanges(root, network, row is not None
+                                              and row.life is Life.EXCHANGE)
+        self.ceph = CephSide(root, network, row is not None and row.life is Life.CEPH)
         # Of the machines; the reader is on the host.
         self._clocks = {STORAGE: Clock(), HOST: Clock()}
         self._clocks[READER] = self._clocks[HOST]
@@ -79,6 +92,8 @@ class Stage:
             (self.root / name).mkdir(parents=True, exist_ok=True)
         if self._has_way:
             self._way = way.Way(self.network.storage, storageside.PORT)
+        self._exchanges.start()
+        self.ceph.start()
         for name in (STORAGE, HOST, READER):
             self.call(name, 'left')
 
@@ -91,9 +106,12 @@ class Stage:
 
     def close(self) -> None:
         """End all processes, and remove all files but the logs."""
+        # What would mend it has nothing to do any more.
+        self.ceph.end()
         self._lift(everything=True)
         if self._way is not None:
             self._way.end()
+        self._exchanges.end()
         for worker in self._workers.values():
             worker.close()
         for name in (self.network.storage, *self.network.hosts):
@@ -107,13 +125,15 @@ class Stage:
 
     def _make(self, name: str) -> Worker:
         root = str(self.root)
-        ours = {'profile_boots': True,
+        ours = {'profile_boots': True, **self._exchanges.options(STORAGE),
+                **self.ceph.options(STORAGE),
                 **{key: value for key, value in self._options.items() if key in _OF_STORAGE},
                 **({'advertise_port': self._way.port} if self._way is not None else {})}
         sides: dict[str, tuple[str, Callable[[], Any]]] = {
             STORAGE: (self.network.storage, lambda: StorageSide(root, ours)),
             HOST: (self.network.hosts[0], lambda: HostSide(root, {
-                key: value for key, value in self._options.items() if key not in _OF_STORAGE})),
+                **{key: value for key, value in self._options.items() if key not in _OF_STORAGE},
+                **self._exchanges.options(HOST), **self.ceph.options(HOST)})),
             READER: (self.network.hosts[0], lambda: GuestSide(root))}
         namespace, make = sides[name]
         return Worker(namespace, make, self._clocks[name], [
@@ -220,7 +240,7 @@ class Stage:
                     self._later(fault, lambda pid=pid: os.kill(pid, signal.SIGCONT))
         elif fault.act is Act.CORRUPT:
             assert self._file is not None
-            _flip(self._file(step))
+            spoiledfiles.flip(self._file(step))
         elif fault.act is Act.DELETE:
             self._delete_images()
         elif fault.act is Act.CLOCK:
@@ -241,12 +261,15 @@ class Stage:
         elif fault.act is Act.FULL:
             for name in strike.targets:
                 filler = self.root / name / f'filler-{len(self._lifts)}'
-                _fill(filler, fault.amount)
+                spoiledfiles.fill(filler, fault.amount)
                 self._later(fault, filler.unlink)
         elif fault.act is Act.NBDKIT:
             assert self._way is not None
             self._way.make_ill(fault.filters)
             self._later(fault, self._mend_way)
+        elif fault.act is Act.CEPH:
+            self.ceph.spoil(fault.on[0])
+            self._later(fault, self.ceph.mend)
         else:
             path = bus.fault_path(str(self.root)) if fault.act is Act.BUS \
                 else storageside.glance_fault_path(str(self.root))
@@ -319,7 +342,8 @@ class Stage:
 
     def strangers(self) -> list[str]:
         """Return the processes that run and are none of the stage's."""
-        known = {worker.pid for worker in self._workers.values()}
+        known = {worker.pid for worker in self._workers.values()} | self._exchanges.pids() \
+            | self.ceph.pids()
         known |= {pid for pid in map(self._pid, _PIDS) if pid is not None}
         if self._way is not None and self._way.pid is not None:
             known.add(self._way.pid)
@@ -332,36 +356,6 @@ class Stage:
                     if int(pid) not in known and state not in 'ZX':
                         found.append(f'process {pid} {os.path.basename(words[0])}')
         return found
-
-
-def _fill(path: Path, free: int) -> None:
-    """Take all of a file system but so many bytes; others, who write there, may take some first.
-
-    :raises OSError: if they do so each time.
-    """
-    with open(path, 'wb') as stream:
-        for left in reversed(range(_FILL_TRIES)):
-            status = os.statvfs(path)
-            taken = status.f_bavail * status.f_frsize - free
-            if taken <= 0:
-                return
-            try:
-                os.posix_fallocate(stream.fileno(), 0, taken)
-                return
-            except OSError as error:
-                if error.errno != errno.ENOSPC or not left:
-                    raise
-                # Some file systems keep what they gave until then.
-                stream.truncate(0)
-
-
-def _flip(path: Path) -> None:
-    with open(path, 'r+b') as stream:
-        # In the midst, where data is.
-        stream.seek(path.stat().st_size // 2)
-        byte = stream.read(1)
-        stream.seek(-1, os.SEEK_CUR)
-        stream.write(bytes([byte[0] ^ 255]))
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ Stand-ins have the place of what is not there: Glance is a directory of files, a
 server is a list of what it reads, and Nova's servers are the host's directories.
 """
 
+import contextlib
 import faulthandler
 import json
 import logging
@@ -11,6 +12,7 @@ import os
 import signal
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,7 +35,7 @@ from glance_bootcache.glance.images import Images
 from glance_bootcache.glance.listener import ImageEvents
 from glance_bootcache.profileboot.job import BuildJob
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots, Result
-from glance_bootcache.storage.exporter import Exporter
+from glance_bootcache.storage.exporters import Exporters
 from glance_bootcache.storage.store import ImageStore
 
 PORT = 10809
@@ -139,8 +141,13 @@ class _Door:
     """What the stage's bus calls: the product's endpoints, behind its doorkeeper."""
 
     def __init__(self, endpoints: Any, refusals: Any):
+        more: tuple[Any, ...] = ()
+        # Of RPC 1.9 there are versions without.
+        if (rates := getattr(service.doorkeeper, 'Rates', None)) is not None:
+            # Hosts of a stage do in seconds what others do in hours.
+            more = (rates(lambda: 1000 * time.monotonic()),)
         self._doorkeeper = service.doorkeeper.Doorkeeper(
-            messaging.RPCDispatcher([endpoints], None), refusals)
+            messaging.RPCDispatcher([endpoints], None), refusals, *more)
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
         def call(context: dict[str, Any], **said: Any) -> Any:
@@ -178,7 +185,14 @@ class StorageSide:
                 'gateway_socket': f'{directory}/g/nbd', 'refine_boots': 0, 'profile_linger': 1,
                 'storage_memory_directory': f'{directory}/memory',
                 'storage_memory_quota': '64MiB', **options}.items():
-            conf.set_override(name, value, bootcache_conf.GROUP)
+            # Earlier versions compress nothing.
+            if name != 'compression' or name in conf[bootcache_conf.GROUP]:
+                conf.set_override(name, value, bootcache_conf.GROUP)
+        with contextlib.suppress(ImportError):
+            # Earlier versions do not have it.
+            from bootcache.ceph import clonedaemon
+            from glance_bootcache.images import cephbases
+            cephbases._SWEEP_SECONDS = clonedaemon._FRESH_SECONDS = 5
         without_bus: tuple[tuple[Any, str, Any], ...] = (
             (service, 'get_listener', self._listener),
             (rpcapi, 'get_transport', lambda conf: None))
@@ -195,7 +209,7 @@ class StorageSide:
         self._service = service.StorageService(conf, lambda: None, SimpleNamespace(value=False))
         self._service._start()
         self._store: ImageStore = self._endpoints._manager._store
-        self._exporter: Exporter = self._endpoints._manager._image_work._exporter
+        self._exporter: Exporters = self._endpoints._manager._image_work._exporter
         signal.signal(signal.SIGUSR2, lambda _number, _frame: threading.Thread(
             target=self._hear, daemon=True).start())
 
@@ -248,6 +262,16 @@ class StorageSide:
         """Hear of an image from Glance: it was registered, changed, or deleted."""
         self._tell('image.update', image_id)
 
+    def have_asked(self, image_id: str, *peer: Any) -> bool:
+        """Have another host ask who has a cache image; whoever asks next is not the first.
+
+        :param peer: where its exchange would be.
+        """
+        manifest = self._store.load(image_id)
+        return manifest is not None and manifest.made.cache_image is not None \
+            and self._endpoints.exchange_cache(
+                {}, image_id, 'host-0', manifest.made.cache_image.sha256, *peer, '') is not None
+
     def promote(self, image_id: str) -> None:
         """Be asked for an image's cache image in memory."""
         self._endpoints.promote_image({}, image_id)
@@ -267,7 +291,7 @@ class StorageSide:
             self._store.state_path('images'), manager._tiers._directory or '',
             tempfile.gettempdir())]
         found += [f'job of {image_id}' for image_id in manager.jobs._jobs]
-        daemon = self._exporter._daemon
+        daemon = self._exporter.common._daemon
         return found + [f'export {name}' for name in daemon.exports()] \
             + [f'exporter\'s node {name}' for name in daemon.nodes()]
 

@@ -190,7 +190,7 @@ def remove_stale(place: Path) -> None:
 
 @contextlib.contextmanager
 def cluster(hosts: int, rate: int, media: Path = Path('/dev/shm'), storage: Path = Path('/tmp'),
-            dilation: float = 1.0) -> Iterator[Cluster]:
+            dilation: float = 1.0, machines: int = 0) -> Iterator[Cluster]:
     """Make a storage node and hosts, and remove all of it whatever happens.
 
     :param rate: of each link, bits a second; 0 for no limit.
@@ -198,11 +198,12 @@ def cluster(hosts: int, rate: int, media: Path = Path('/dev/shm'), storage: Path
         which real hosts do not have.
     :param storage: where the storage node's files are.
     :param dilation: see :class:`bench.replay.host.HostChild`.
+    :param machines: how many others have a place in the network.
     """
     for place in {media, storage, Path(HOST_DIRECTORY).parent}:
         remove_stale(place)
     directory, storage = media / f'bcr-{os.getpid()}-hosts', storage / f'bcr-{os.getpid()}-node'
-    with netns.network(hosts, rate) as network:
+    with netns.network(hosts, rate, machines) as network:
         made: Cluster | None = None
         try:
             for path in (directory, storage):

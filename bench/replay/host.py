@@ -71,7 +71,8 @@ class Service:
         self.answers: dict[str, dict[str, Any]] = {}
 
     def plan_boot(self, image_id: str, host: str, server_id: str,
-                  profile_token: str | None, owner: str = '') -> dict[str, Any]:
+                  profile_token: str | None, owner: str = '',
+                  certificate: str = '') -> dict[str, Any]:
         """Answer as the storage service does."""
         return self.answers[image_id]
 
@@ -189,8 +190,9 @@ class HostChild:
             nova_conf.register_opts(conf)
             for name, value in {'gateway_run_dir': f'{HOST_DIRECTORY}/g',
                                 'gateway_socket': GATEWAY_SOCKET,
-                                # A compressed cache image is expanded when a row says so.
-                                'settle_delay': 0,
+                                # A compressed cache image is expanded when a row says so,
+                                # whatever disk this machine has.
+                                'settle_delay': 0, 'expand': 'always',
                                 'compute_disk_quota': '64GiB', **self.options}.items():
                 conf.set_override(name, value, bootcache_conf.GROUP)
             os.makedirs(self.directory / 'g', exist_ok=True)
@@ -248,6 +250,14 @@ class HostChild:
                     self._served_cpu(served) - before[0] + sum(driver[:4]) - before[2],
                     self._allocated(), played.digest, played.issued, played.completed)
 
+    def _leave_ceph(self) -> None:
+        """Remove this host's clones, if it has any: one that never saw an image has none."""
+        clones = self.compute.gateway._clones
+        if clones is not None and clones.is_on:
+            clones.daemon.stop()
+            for clone in clones._rbd.clones(clones._access.clone_pool, clones._access.namespace):
+                clones._rbd.remove(clone)
+
     def _served_cpu(self, gateway: int | None) -> float:
         return daemon_cpu(gateway) + sum(daemon_cpu(one.pid) for one in self.helpers)
 
@@ -273,6 +283,7 @@ class HostChild:
                 self._compute.arrivals.wait(image_id, 60)
             self._compute.stop()
             self._compute.gateway.daemon.stop()
+            self._leave_ceph()
             self._compute = None
         self.options = {}
         for path in self.directory.iterdir():

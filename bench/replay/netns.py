@@ -7,6 +7,7 @@ killed left behind is removed by the next one.
 
 import contextlib
 import ctypes
+import json
 import os
 import re
 import signal
@@ -103,30 +104,46 @@ class Network:
 
     :ivar storage: name of the storage node's.
     :ivar hosts: names of the hosts'.
+    :ivar machines: names of those of other machines.
     """
 
-    def __init__(self, hosts: int):
+    def __init__(self, hosts: int, machines: int = 0):
         self._prefix = f'bcr{os.getpid()}'
         self._switch = f'{self._prefix}-switch'
         self.storage = f'{self._prefix}-storage'
         self.hosts = [f'{self._prefix}-h{number}' for number in range(1, hosts + 1)]
+        self.machines = [f'{self._prefix}-m{number}' for number in range(1, machines + 1)]
 
     def make(self) -> None:
         """Make namespaces, switch and links, not yet shaped.
 
         :raises NetworkError: if the machine does not let us.
         """
-        for name in (self._switch, self.storage, *self.hosts):
+        for name in (self._switch, *self._all):
             _run('ip', 'netns', 'add', name)
             _run('ip', '-n', name, 'link', 'set', 'lo', 'up')
         lines = ['link add br0 type bridge stp_state 0', 'link set br0 up']
-        for number, name in enumerate((self.storage, *self.hosts)):
+        for number, name in enumerate(self._all):
             lines += [f'link add p{number} type veth peer name eth0 netns {name}',
                       f'link set p{number} master br0', f'link set p{number} up']
         _run('ip', '-n', self._switch, '-batch', '-', text='\n'.join(lines) + '\n')
-        for number, name in enumerate((self.storage, *self.hosts), 1):
+        for name in self._all:
             _run('ip', '-n', name, '-batch', '-', text=(
-                f'addr add 10.77.{number >> 8}.{number & 255}/16 dev eth0\nlink set eth0 up\n'))
+                f'addr add {self.address(name)}/16 dev eth0\nlink set eth0 up\n'))
+
+    @property
+    def _all(self) -> list[str]:
+        return [self.storage, *self.hosts, *self.machines]
+
+    def address(self, name: str) -> str:
+        """Return the address that a machine has in this network."""
+        number = self._all.index(name) + 1
+        return f'10.77.{number >> 8}.{number & 255}'
+
+    def sent(self, name: str) -> int:
+        """Return how many bytes a machine has sent so far, headers included."""
+        shown = json.loads(_run('ip', '-n', name, '-j', '-s', 'link', 'show', 'dev', 'eth0'))
+        return int(shown[0]['stats64']['tx']['bytes'])
 
     def shape(self, rate: int) -> None:
         """Limit each link, both ways.
@@ -136,30 +153,31 @@ class Network:
         verb = f'replace dev {{}} root tbf rate {rate}bit burst 128kb latency 400ms'
         if not rate:
             verb = 'replace dev {} root pfifo'
-        ports = [f'qdisc {verb.format(f"p{number}")}' for number in range(len(self.hosts) + 1)]
+        ports = [f'qdisc {verb.format(f"p{number}")}' for number in range(len(self._all))]
         _run('tc', '-n', self._switch, '-batch', '-', text='\n'.join(ports) + '\n')
-        for name in (self.storage, *self.hosts):
+        for name in self._all:
             _run('tc', '-n', name, 'qdisc', *verb.format('eth0').split())
 
     def remove(self) -> None:
         """End what runs in the namespaces, and remove them."""
         present = set(_names())
-        for name in (*self.hosts, self.storage, self._switch):
+        for name in (*self.hosts, *self.machines, self.storage, self._switch):
             if name in present:
                 kill_all(name)
                 _run('ip', 'netns', 'delete', name)
 
 
 @contextlib.contextmanager
-def network(hosts: int, rate: int) -> Iterator[Network]:
+def network(hosts: int, rate: int, machines: int = 0) -> Iterator[Network]:
     """Make a network, and remove it whatever happens.
 
     :param rate: of each link, bits a second; 0 for no limit.
+    :param machines: how many others there are beside hosts and storage node.
     """
     if os.geteuid():
         raise NetworkError('network namespaces are made by root; run this as root')
     remove_stale()
-    made = Network(hosts)
+    made = Network(hosts, machines)
     try:
         made.make()
         made.shape(rate)

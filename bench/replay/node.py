@@ -5,6 +5,8 @@ hosts are told to connect to.
 """
 
 import contextlib
+import dataclasses
+import hashlib
 import http.server
 import os
 import shutil
@@ -26,9 +28,17 @@ from bootcache.cachelayout import Compression
 from bootcache.manifest import CacheInfo, Made, Manifest, Standing
 from bootcache.workingset import Extent
 from glance_bootcache import conf as glance_conf
+from glance_bootcache.ceph.opening import OpenClones
+from glance_bootcache.decisions import ImageFacts
+from glance_bootcache.images.cephbases import CephBases
+from glance_bootcache.smallca import SmallCA
 from glance_bootcache.storage.exporter import Exporter
 
 PORT, TAP_PORT, IMAGE_PORT = 10809, 10810, 8080
+# Of exporters that are reached past the tap: without TLS, and by TLS.
+_DIRECT_PORTS = 10811, 10812
+# Of those of bases in a Ceph each, also past the tap.
+_CEPH_PORTS = 10813, 10814
 # Where every host of this run (children are forked) sees its own files: its gateway's socket is in
 # the header of each cache image.
 HOST_DIRECTORY = f'/tmp/bcr-{os.getpid()}-seen'
@@ -36,6 +46,10 @@ GATEWAY_SOCKET = f'{HOST_DIRECTORY}/g/nbd'
 # How the product stores cache images unless an operator says otherwise.
 PRODUCTS_OWN = Compression(next(
     option.default for option in glance_conf.opts if option.name == 'compression'))
+
+
+def _exporter(conf: cfg.ConfigOpts) -> Exporter:
+    return Exporter(conf, OpenClones(conf))
 
 
 class _ImageServer(socketserver.ThreadingMixIn, http.server.HTTPServer):
@@ -73,17 +87,13 @@ class Node:
 
     def __init__(self, directory: str):
         self.directory = Path(directory)
-        conf = cfg.ConfigOpts()
-        conf([], project='bootcache', default_config_files=[], default_config_dirs=[])
-        glance_conf.register_opts(conf)
-        for name, value in {
-                'state_dir': f'{directory}/state', 'run_dir': f'{directory}/run',
-                'export_host': '127.0.0.1', 'export_port': PORT,
-                'advertise_host': netns.STORAGE_ADDRESS, 'advertise_port': TAP_PORT,
-                'gateway_socket': GATEWAY_SOCKET}.items():
-            conf.set_override(name, value, bootcache_conf.GROUP)
-        self.exporter = Exporter(conf)
+        self.exporter = _exporter(self._conf(
+            'run', export_host='127.0.0.1', export_port=PORT,
+            advertise_host=netns.STORAGE_ADDRESS, advertise_port=TAP_PORT))
         self.exporter.start()
+        self._direct: dict[bool, Exporter] = {}
+        # Of bases in Ceph, by the path of its configuration file.
+        self._in_ceph: dict[str, tuple[Exporter, OpenClones]] = {}
         self.log = self.directory / 'tap.log'
         self._messages = open(self.directory / 'tap.err', 'w+b')  # noqa: SIM115
         self._tap = subprocess.Popen(
@@ -99,6 +109,78 @@ class Node:
         self._images = _ImageServer(self._files)
         self._manifests: dict[str, Manifest] = {}
         threading.Thread(target=self._images.serve_forever, daemon=True).start()
+
+    def _conf(self, run_dir: str, **options: Any) -> cfg.ConfigOpts:
+        """Return the product's configuration."""
+        conf = cfg.ConfigOpts()
+        conf([], project='bootcache', default_config_files=[], default_config_dirs=[])
+        glance_conf.register_opts(conf)
+        for name, value in {
+                'state_dir': f'{self.directory}/state', 'run_dir': f'{self.directory}/{run_dir}',
+                'gateway_socket': GATEWAY_SOCKET, **options}.items():
+            conf.set_override(name, value, bootcache_conf.GROUP)
+        return conf
+
+    def serve_directly(self, image_id: str, speaks_tls: bool) -> tuple[dict[str, Any], str]:
+        """Serve an image past the tap, by an exporter of its own; nobody counts what it sends.
+
+        :returns: what a host is told, and the directory of its certificates, empty without TLS.
+        """
+        pki = SmallCA(str(self.directory / 'pki'))
+        exporter = self._direct.get(speaks_tls)
+        if exporter is None:
+            options = {'tls_directory': pki.issue('storage-1', [netns.STORAGE_ADDRESS])} \
+                if speaks_tls else {}
+            exporter = self._direct[speaks_tls] = _exporter(self._conf(
+                f'direct{speaks_tls:d}', export_host=netns.STORAGE_ADDRESS,
+                export_port=_DIRECT_PORTS[speaks_tls], **options))
+            exporter.start()
+        built = self._built.get(image_id)
+        exporter.ensure(self._manifests[image_id], str(built) if built else None)
+        return exporter.describe(self._manifests[image_id]), \
+            pki.issue('compute-1') if speaks_tls else ''
+
+    def serve_in_ceph(self, image_id: str, path: str, conf: str) -> dict[str, Any]:
+        """Serve an image whose base is in a Ceph, by an exporter of its own past the tap.
+
+        :param path: the image as a raw file; it is put where Glance's RBD store would put it.
+        :param conf: path of the Ceph's configuration file.
+        :returns: what a host is told.
+        """
+        options = {'rbd_store_pool': 'images', 'rbd_store_ceph_conf': conf}
+        if conf not in self._in_ceph:
+            port = _CEPH_PORTS[len(self._in_ceph)]
+            own = self._conf(f'ceph{port}', export_host=netns.STORAGE_ADDRESS, export_port=port,
+                             **options)
+            clones = OpenClones(own)
+            self._in_ceph[conf] = Exporter(own, clones), clones
+            self._in_ceph[conf][0].start()
+        exporter, clones = self._in_ceph[conf]
+        with open(path, 'rb') as stream:
+            digest = hashlib.file_digest(stream, 'sha512').hexdigest()
+        for command in (('import', '--no-progress', '--object-size', '8M', path,
+                         f'images/{image_id}'),
+                        ('snap', 'create', '--no-progress', f'images/{image_id}@snap'),
+                        ('snap', 'protect', f'images/{image_id}@snap')):
+            subprocess.run(['rbd', '--conf', conf, *command], check=True, capture_output=True)
+        size = os.path.getsize(path)
+        facts = ImageFacts(image_id, 'active', 'raw', 'bare', size, f'sha512:{digest}', 0, 0, {})
+        base = CephBases(self._conf('', **options)).obtain(facts, lambda: None, lambda count: None)
+        if base is None:
+            raise RuntimeError(f'{image_id} cannot be read in Ceph')
+        made = dataclasses.replace(
+            self._manifests[image_id].made, base_path=base, base_hash=facts.image_hash,
+            image_format='raw', stored_bytes=size, virtual_bytes=size,
+            base_export=naming.content_export_name(image_id, facts.image_hash))
+        manifest = dataclasses.replace(self._manifests[image_id], made=made)
+        built = self._built.get(image_id)
+        exporter.ensure(manifest, str(built) if built else None)
+        return {**exporter.describe(manifest), **clones.told(manifest),
+                'image_hash': facts.image_hash}
+
+    def direct_pid(self, speaks_tls: bool) -> int | None:
+        """Return the process id of one of these exporters."""
+        return self._direct[speaks_tls]._daemon.pid()
 
     def add_image(self, image_id: str, path: str, image_format: str,
                   virtual_bytes: int) -> dict[str, Any]:
@@ -172,6 +254,8 @@ class Node:
         # By SIGTERM it would wait for its connections.
         self._tap.kill()
         self._tap.wait()
-        self.exporter.stop()
+        for exporter in (self.exporter, *self._direct.values(),
+                         *(exporter for exporter, _clones in self._in_ceph.values())):
+            exporter.stop()
         with contextlib.suppress(FileNotFoundError):
             self.log.unlink()

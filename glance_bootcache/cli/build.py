@@ -8,8 +8,9 @@ import time
 import uuid
 from typing import Any
 
-from bootcache import cacheimage, ending, exception, properties, recording, savefile
+from bootcache import cacheimage, cachelayout, ending, exception, properties, recording, savefile
 from bootcache.cacheimage import Base
+from bootcache.cachelayout import Compression
 from bootcache.workingset import WorkingSet
 from glance_bootcache.bootconf import DEFAULT_MARKER
 from glance_bootcache.cli.arguments import marker, seconds, size
@@ -47,8 +48,12 @@ class BuildFile(Showing):
                             help='format of the image file (default: qcow2)')
         parser.add_argument('--quota', type=size, default=512 << 20, metavar='SIZE',
                             help='size that the cache image may have (default: 512MiB)')
-        parser.add_argument('--cluster-size', type=int, choices=(4096, 65536), default=65536,
-                            help='cluster size in bytes (default: 65536)')
+        parser.add_argument('--cluster-size', type=int, choices=cachelayout.CLUSTER_SIZES,
+                            default=cachelayout.DEFAULT_CLUSTER_BYTES,
+                            help='cluster size in bytes (default: %(default)s)')
+        parser.add_argument('--compression', choices=[one.value for one in Compression],
+                            default=cachelayout.DEFAULT_COMPRESSION.value,
+                            help='how its clusters are stored (default: %(default)s)')
         parser.add_argument('--backing', metavar='NAME',
                             help='file name or NBD URI of the base, for the header'
                                  ' (default: the image file)')
@@ -104,7 +109,8 @@ class BuildFile(Showing):
                                      cluster_bytes=parsed_args.cluster_size,
                                      backing_uri=parsed_args.backing or path,
                                      backing_format='raw' if parsed_args.backing
-                                     else inspected.image_format)
+                                     else inspected.image_format,
+                                     compression=Compression(parsed_args.compression))
             took = time.monotonic() - began
             savefile.write_json(f'{output}.working-set.json', working_set.to_json())
         finally:

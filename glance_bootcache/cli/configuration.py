@@ -10,7 +10,7 @@ from oslo_config import cfg
 from oslo_messaging import opts as messaging_opts
 
 from bootcache import conf as bootcache_conf
-from bootcache import rpcapi
+from bootcache import optionfault, rpcapi
 from bootcache.exception import ConfigurationError
 
 PROJECT = 'bootcache'
@@ -50,7 +50,7 @@ def read(conf: cfg.ConfigOpts, prog: str, arguments: Sequence[str] = (),
             f' run {prog} as root or as the storage service\'s user (glance, if its unit was not'
             ' changed), or name another file with --config-file') from error
     except (cfg.Error, ValueError) as error:
-        raise ConfigurationError(f'configuration: {error}') from error
+        raise ConfigurationError(f'configuration: {optionfault.told(error, conf)}') from error
 
 
 def check_transport(conf: cfg.ConfigOpts) -> None:

@@ -132,14 +132,21 @@ class Where(Listing):
 
     The seconds in the column "seen" are since the host's last report. A host that is leaving lets
     go of the cache image as soon as no server of its needs it.
+
+    With --exchange it shows who gave how much of the image's files to whom, as hosts told since
+    the storage service was started: in the column "copies" in files, and in the column "way" how
+    the file came to whom it was given: all by exchange, what was missing after a stall copied, or
+    copied.
     """
 
-    unnamed = {'host': '(storage node)'}
+    unnamed = {'host': '(storage node)', 'from': '(storage node)'}
 
     def get_parser(self, prog_name: str) -> Any:
         """Add our arguments."""
         parser = super().get_parser(prog_name)
         parser.add_argument('image', type=image_id, help='id of the image')
+        parser.add_argument('--exchange', action='store_true',
+                            help='show who gave how much to whom')
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
@@ -147,6 +154,10 @@ class Where(Listing):
         answer = self.app.storage_api().image_hosts(parsed_args.image)
         if answer is None:
             raise _not_known(parsed_args.image)
+        if parsed_args.exchange:
+            self.nothing = f'no host has told that it got {parsed_args.image} by exchange'
+            return ('file', 'from', 'to', 'bytes', 'copies', 'way'), _given(
+                answer.get('exchanged') or [])
         self.nothing = (f'neither the storage node nor a host that has reported has a cache image'
                         f' of {parsed_args.image}; "bootcache image show {parsed_args.image}" says'
                         ' how far it is')
@@ -158,6 +169,15 @@ class Where(Listing):
                   utc(host['last_use']), round(host['seen']), host['leaving'])
                  for host in answer['hosts']]
         return ('host', 'tier', 'bytes', 'last_use', 'seen', 'leaving'), rows
+
+
+def _given(exchanged: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    """Tabulate who gave how much to whom: by file, what the storage node gave first."""
+    rows = [(came['file'], one_line(giver) or None, one_line(came['to']), count,
+             round(count / max(1, came['size']), 2), came['way'])
+            for came in exchanged
+            for giver, count in (*came['got'], *([['', came['copied']]] * bool(came['copied'])))]
+    return sorted(rows, key=lambda row: (row[0], row[1] or '', row[2]))
 
 
 class Build(Showing):

@@ -17,7 +17,7 @@ from oslo_log import log as logging
 from oslo_service import service
 
 from bootcache import conf as bootcache_conf
-from bootcache import exception, rpcapi, tier
+from bootcache import exception, optionfault, rpcapi, tier
 from glance_bootcache import conf as glance_conf
 from glance_bootcache import startchecks
 from glance_bootcache.cli import configuration
@@ -44,7 +44,8 @@ def main(argv: list[str] | None = None) -> int:
         logging.setup(conf, 'glance-bootcache')
     except (ValueError, OSError, exception.BootcacheError) as error:
         # There is no log yet.
-        print(f'glance-bootcache cannot be started: {error}', file=sys.stderr)
+        print(f'glance-bootcache cannot be started: {optionfault.told(error, conf)}',
+              file=sys.stderr)
         return 1
     lock = _take_place(conf)
     if isinstance(lock, Exception):
@@ -99,7 +100,9 @@ def _check(conf: cfg.ConfigOpts) -> None:
     configuration.check_transport(conf)
     glance_conf.check_tiers(conf)
     startchecks.check_stores(conf)
+    startchecks.check_ceph(conf)
     startchecks.check_compression(conf)
+    startchecks.check_signatures(conf)
 
 
 def _check_tools() -> None:

@@ -6,12 +6,13 @@ Whether it is true is for others to judge. Everything here is pure.
 """
 
 import dataclasses
+import ipaddress
 import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from bootcache import naming, rpcapi, workingset
+from bootcache import naming, rpcapi, rpcexchange, workingset
 from bootcache.exception import MessageRefused
 from bootcache.quoting import one_line, quoted
 
@@ -28,6 +29,10 @@ _MOST_AGGREGATES = 1000
 _MOST_SECONDS = 1e9
 _IMAGE_ID = re.compile(r'[0-9A-Fa-f]{8}-?(?:[0-9A-Fa-f]{4}-?){3}[0-9A-Fa-f]{12}')
 _HOST_NAME = re.compile(rf'[\w.:@%+-]{{1,{LONGEST_NAME}}}', re.ASCII)
+# A distinguished name. In rules that are made of it a star would stand for any characters.
+_CERTIFICATE = re.compile(r'[^*?]{0,1024}')
+_SHA256 = re.compile(r'[0-9a-f]{64}')
+_TOKEN = re.compile(r'[0-9a-f]{32}')
 _VERSION = re.compile(r'[0-9]{1,4}\.[0-9]{1,4}')
 
 Reader = Callable[[str, Any], Any]
@@ -61,6 +66,29 @@ def host_name(field: str, value: Any) -> str:
         raise _refusal(field, value, f'a host\'s name: 1 to {LONGEST_NAME} letters, digits and'
                        ' any of . : @ % + _ -')
     return value
+
+
+def sha256(field: str, value: Any) -> str:
+    """Read a SHA-256 in hexadecimal."""
+    if not isinstance(value, str) or not _SHA256.fullmatch(value):
+        raise _refusal(field, value, 'a SHA-256')
+    return value
+
+
+def token(field: str, value: Any) -> str:
+    """Read a secret that a host has made: 32 hexadecimal digits."""
+    if not isinstance(value, str) or not _TOKEN.fullmatch(value):
+        # Not what was said: it may be a secret.
+        raise MessageRefused(field, 'is not 32 hexadecimal digits')
+    return value
+
+
+def address(field: str, value: Any) -> str:
+    """Read an IPv4 or IPv6 address."""
+    try:
+        return str(ipaddress.ip_address(name(field, value)))
+    except ValueError:
+        raise _refusal(field, value, 'an address') from None
 
 
 def text(longest: int) -> Reader:
@@ -106,6 +134,14 @@ def use_time(now: float) -> Reader:
             raise _refusal(field, value, 'a time in seconds since the epoch')
         return float(min(value, now))
     return read
+
+
+def certificate_name(field: str, value: Any) -> str:
+    """Read the distinguished name in a certificate; empty if there is none."""
+    if not isinstance(value, str) or not value.isprintable() or not _CERTIFICATE.fullmatch(value):
+        raise _refusal(field, value, 'a distinguished name of at most 1024 printable characters,'
+                                     ' without * and ?')
+    return value
 
 
 def one_of(*values: Any) -> Reader:
@@ -157,6 +193,13 @@ def mapping(field: str, value: Any, most: int) -> dict[Any, Any]:
 def _extents(field: str, value: Any) -> list[Any]:
     # Each is looked at when the image's size is known: see bootcache/workingset.py.
     return sequence(field, value, workingset.MAX_EXTENTS)
+
+
+def _giver(field: str, value: Any) -> tuple[str, int]:
+    """Read an address, and how many bytes came from it."""
+    if len(giver := sequence(field, value, 2)) != 2:
+        raise _refusal(field, value, 'an address with a number of bytes')
+    return address(field, giver[0]), size(field, giver[1])
 
 
 def _granularity(field: str, value: Any) -> int:
@@ -217,7 +260,8 @@ _BOOL = one_of(True, False)
 METHODS: Mapping[str, Method] = {
     'image_registered': _OF_AN_IMAGE,
     'plan_boot': Method({'image_id': image_id, 'host': host_name, 'server_id': name,
-                         'profile_token': _SECRET}, {'owner': name}),
+                         'profile_token': _SECRET},
+                        {'owner': name, 'certificate': certificate_name}),
     'boot_progress': Method({'image_id': image_id, 'profile_token': name,
                              'recorded_bytes': size}),
     'recording_progress': Method({'image_id': image_id}, is_open=True),
@@ -231,8 +275,22 @@ METHODS: Mapping[str, Method] = {
                            'outcome': one_of(*rpcapi.WARM_OUTCOMES),
                            'reason': text(_LONGEST_LINE)}),
     'promote_image': _OF_AN_IMAGE,
+    'exchange_cache': Method({'image_id': image_id, 'host': host_name, 'sha256': sha256,
+                              'address': address, 'port': whole(1, 65535), 'rack': name}),
+    'exchange_base': Method({'image_id': image_id, 'host': host_name, 'image_hash': name,
+                             'address': address, 'port': whole(1, 65535), 'rack': name}),
+    'report_exchange': Method({'image_id': image_id, 'host': host_name, 'file': name,
+                               'way': one_of(*rpcexchange.WAYS),
+                               'got': list_of(_giver, rpcexchange.MOST_GIVERS),
+                               'copied': size, 'gives': _BOOL}),
+    'begin_snapshot': Method({'image_id': image_id, 'snapshot_id': image_id, 'host': host_name,
+                              'certificate': certificate_name, 'token': token,
+                              'virtual_bytes': whole(512, MOST_BYTES)}),
+    'finish_snapshot': Method({'snapshot_id': image_id, 'token': token}),
+    'abandon_snapshot': Method({'snapshot_id': image_id, 'token': token}),
     'pin_image': Method({'image_id': image_id, 'pinned': _BOOL}),
-    'serve_stored': _OF_AN_IMAGE,
+    'serve_stored': Method({'image_id': image_id},
+                           {'host': host_name, 'certificate': certificate_name}),
     'list_images': _ANYBODY,
     'get_image': _OF_AN_IMAGE,
     'get_working_set': _OF_AN_IMAGE,

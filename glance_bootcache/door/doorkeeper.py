@@ -19,10 +19,17 @@ from bootcache.exception import (
 )
 from bootcache.quoting import quoted
 from glance_bootcache.door import arguments
+from glance_bootcache.door.rates import EXTENTS_OF_ONE, Rates
 from glance_bootcache.door.refusals import Refusals
 
-# What stands in the place of a message that was too long to be read: see longmessages.py.
+# What stands in the place of a message that was not read: see longmessages.py.
 TOO_LONG = 'message of too many bytes'
+TOO_MANY_LONG = 'one of too many long messages'
+# Messages that are read before a thread has time for them, unless the operator says otherwise:
+# oslo.messaging has no bound.
+MOST_AHEAD = 16
+_RABBIT = 'oslo_messaging_rabbit'
+_INSTEAD = {TOO_LONG: 'it has too many bytes', TOO_MANY_LONG: 'too many that are as long came'}
 
 
 class Doorkeeper:
@@ -30,11 +37,13 @@ class Doorkeeper:
 
     :param dispatcher: of the endpoints.
     :param refusals: counts what is refused.
+    :param rates: how much each sender may send.
     """
 
-    def __init__(self, dispatcher: messaging.RPCDispatcher, refusals: Refusals):
+    def __init__(self, dispatcher: messaging.RPCDispatcher, refusals: Refusals, rates: Rates):
         self._dispatcher = dispatcher
         self._refusals = refusals
+        self._rates = rates
 
     def dispatch(self, incoming: Any) -> Any:
         """Have a message answered.
@@ -47,9 +56,10 @@ class Doorkeeper:
         host = _host(said)
         error: BootcacheError
         try:
-            if known:
-                message['args'] = _read(known, said)
-            return self._pass(message, known, incoming)
+            with self._rates.taking(_sender(incoming, host, known, said), _cost(said)):
+                if known:
+                    message['args'] = _read(known, said)
+                return self._pass(message, known, incoming)
         except (RequestRefused, messaging.NoSuchMethod, messaging.UnsupportedVersion):
             # An operator's wish, or one of another version.
             raise messaging.ExpectedException from None
@@ -65,8 +75,8 @@ class Doorkeeper:
             raise messaging.ExpectedException from None
 
     def _pass(self, message: Any, known: str, incoming: Any) -> Any:
-        if message.get('method') == TOO_LONG:
-            raise MessageRefused('message', 'it has too many bytes')
+        if message.get('method') in (TOO_LONG, TOO_MANY_LONG):
+            raise MessageRefused('message', _INSTEAD[message['method']])
         if message.get('namespace') is not None:
             raise MessageRefused('namespace', f'{quoted(message["namespace"])} is not known')
         arguments.version('version', message.get('version', '1.0'))
@@ -93,6 +103,26 @@ def _host(said: Any) -> str:
         return ''
 
 
+def _sender(incoming: Any, host: str, method: str, said: Any) -> str:
+    """Return who a message is of: oslo.messaging's queue for answers, or the host that it names.
+
+    What names neither is counted by what it is about: a profile boot, by what only its host knows,
+    or an image. Else all hosts' messages of that kind, and a liar's, would be of one sender.
+    """
+    queue = getattr(incoming, 'reply_q', None)
+    if queue or host:
+        return f'queue {queue}' if queue else f'host {host}'
+    about = next((said[name] for name in ('profile_token', 'image_id') if isinstance(
+        said.get(name), str)), '') if isinstance(said, dict) else ''
+    return f'{method} {about[:arguments.LONGEST_NAME]}'
+
+
+def _cost(said: Any) -> float:
+    """Return how many messages one is as much work as."""
+    extents = said.get('extents') if isinstance(said, dict) else None
+    return 1.0 + (len(extents) / EXTENTS_OF_ONE if isinstance(extents, list) else 0.0)
+
+
 def get_server(transport: messaging.Transport, name: str, endpoints: object,
                refusals: Refusals) -> Any:
     """Return the storage service's RPC server, not started yet.
@@ -100,8 +130,13 @@ def get_server(transport: messaging.Transport, name: str, endpoints: object,
     :param name: of this server on the message bus.
     :param endpoints: have a method for each of ``arguments.METHODS``.
     """
+    if _RABBIT in transport.conf:
+        # What the threads have not come to waits there, and not in this process.
+        transport.conf.set_default('rabbit_qos_prefetch_count', MOST_AHEAD, _RABBIT)
+
     def behind_the_door(transport: Any, target: Any, dispatcher: Any, executor: Any) -> Any:
-        return rpc_server.RPCServer(transport, target, Doorkeeper(dispatcher, refusals), executor)
+        return rpc_server.RPCServer(transport, target, Doorkeeper(dispatcher, refusals, Rates()),
+                                    executor)
 
     return messaging.get_rpc_server(transport, rpcapi.target(server=name), [endpoints],
                                     executor='threading', server_cls=behind_the_door)

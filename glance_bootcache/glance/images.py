@@ -3,7 +3,7 @@
 import dataclasses
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, BinaryIO
 
 import glanceclient
 from glanceclient import exc
@@ -130,6 +130,15 @@ class Images:
                 raise
             raise ServiceAway(
                 f'Glance does not give the image\'s data just now: {away.told(error)}') from error
+
+    def upload(self, image_id: str, stream: BinaryIO, stored_bytes: int) -> None:
+        """Give a queued image its data.
+
+        :param stored_bytes: that it has.
+        :raises Exception: keystoneauth's or glanceclient's, if Glance does not take it; what the
+            stream raises.
+        """
+        self._client.images.upload(image_id, stream, image_size=stored_bytes)
 
     def marked(self) -> Iterator[Marked]:
         """Yield the images that have a property of the storage service's, hidden ones included.

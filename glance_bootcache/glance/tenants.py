@@ -40,6 +40,7 @@ _SKIPPED = (
                        ' not served'),
     (decisions.SIGNED, 'signed images are not served: their signature is checked as they are'
                        ' downloaded'),
+    (decisions.SIGNATURE_REFUSED, 'its signature is not right, or lacks one of its properties'),
     (decisions.SNAPSHOT, 'snapshots of servers are not served in this cloud'),
     ('the content is ', 'its content is not what disk_format says'),
     ('the image is not safe to open', 'the image is not safe to open'),
@@ -61,6 +62,8 @@ _FAILED = (
     (decisions.READ_NOTHING, 'its boot read nothing from the disk, or next to nothing'),
 )
 _PENDING = (
+    (decisions.TOO_MANY_CHANGES, 'it waits, as many images of its project were changed within the'
+                                 ' hour'),
     (decisions.NO_HOST, 'it waits for a compute host that can record its boot'),
     (decisions.PUT_OFF, 'it could not be made just now, and is tried again by itself'),
 )

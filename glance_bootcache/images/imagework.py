@@ -22,21 +22,24 @@ from bootcache import (
     workingset,
 )
 from bootcache import conf as bootcache_conf
-from bootcache.cacheimage import Base
 from bootcache.cachelayout import Compression
+from bootcache.ceph import places
 from bootcache.manifest import CacheInfo, ImageState, Manifest, WorkingSetInfo
 from bootcache.workingset import WorkingSet
 from glance_bootcache import decisions
+from glance_bootcache.ceph.basenode import base_of
 from glance_bootcache.decisions import OLDER_READ, ImageFacts
 from glance_bootcache.glance.images import Images
 from glance_bootcache.images import basefile
+from glance_bootcache.images.cephbases import CephBases
 from glance_bootcache.images.retiring import Retiring
+from glance_bootcache.images.signatures import ImageSignatures
 from glance_bootcache.images.states import States
 from glance_bootcache.images.storagedisk import DiskRoom
 from glance_bootcache.profileboot.job import BuildJob
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 from glance_bootcache.storage import inspection
-from glance_bootcache.storage.exporter import Exporter
+from glance_bootcache.storage.exporters import Exporters
 from glance_bootcache.storage.inspection import Inspected
 from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import StorageTiers
@@ -55,9 +58,10 @@ class ImageWork:
     :param retiring: tells whether servers may need an image's base.
     """
 
-    def __init__(self, conf: cfg.ConfigOpts, store: ImageStore, images: Images, exporter: Exporter,
+    def __init__(self, conf: cfg.ConfigOpts, store: ImageStore, images: Images, exporter: Exporters,
                  tiers: StorageTiers, profile_boots: NovaProfileBoots, states: States,
                  disk_room: DiskRoom, retiring: Retiring):
+        self._options = conf
         self._conf: Any = conf[bootcache_conf.GROUP]
         self._store = store
         self._images = images
@@ -67,20 +71,27 @@ class ImageWork:
         self._states = states
         self._disk_room = disk_room
         self._retiring = retiring
+        self._ceph = CephBases(conf)
+        self._signatures = ImageSignatures(conf)
         self.transfers = Transfers()
 
     def has_base(self, image: ImageFacts) -> bool:
-        """Tell whether the base of an image's content is here, so that nothing has to be got."""
+        """Tell whether the base of an image's content is here, so that nothing has to be got.
+
+        Of a clone in Ceph its manifest alone is asked.
+        """
         manifest = self._store.load(image.image_id)
         return manifest is not None and bool(manifest.made.base_path) \
-            and os.path.exists(manifest.made.base_path) \
+            and (places.is_clone(manifest.made.base_path)
+                 or os.path.exists(manifest.made.base_path)) \
             and image.image_hash == manifest.made.base_hash
 
     def is_at_hand(self, image: ImageFacts) -> bool:
         """Tell whether a base is here that is not to be looked at again."""
         manifest = self._store.load(image.image_id)
         return manifest is not None and self.has_base(image) \
-            and not decisions.is_by_other_rules(manifest)
+            and not decisions.is_by_other_rules(manifest) \
+            and not decisions.is_unverified(manifest)
 
     def get_base(self, image: ImageFacts, job: BuildJob) -> Manifest:
         """Get an image's base, look into it, and serve it.
@@ -89,53 +100,71 @@ class ImageWork:
         :raises BootcacheError: if it cannot be had, or not be served.
         """
         self.name_base(job)
-        manifest = self._store.load(image.image_id) or Manifest(image.image_id)
-        if self.has_base(image):
+        manifest = self._note_signature(image, job)
+        if self.has_base(image) and self._ceph.serves(image, manifest.made.base_path):
             manifest = self._looked_at_again(manifest, image, job)
             self._tiers.serve(manifest)
             return manifest
         # So that nothing is downloaded in vain.
         self._give_older_up(manifest, image)
+        verifier = self._signatures.verifier(image)
         with self.transfers.of(image.image_id, image.stored_bytes) as arrived:
-            path = basefile.obtain(image, self._store, self._images, self._conf.glance_store_dirs,
-                                   job.cancelled, arrived)
+            path = self._ceph.obtain(image, job.check_cancelled, arrived) or basefile.obtain(
+                image, self._store, self._images, self._conf.glance_store_dirs, job.cancelled,
+                arrived)
         try:
             steps.reached('register: named')
+            signature = self._signatures.verify(image, verifier, path, job.check_cancelled)
             inspected = self._inspected(path, image, job)
             self._give_older_up(manifest, image)
             made = dataclasses.replace(
                 manifest.made, image_format=inspected.image_format,
                 stored_bytes=image.stored_bytes, virtual_bytes=inspected.virtual_bytes,
                 base_path=path, base_hash=image.image_hash,
-                look_rules=inspection.RULES)
+                look_rules=inspection.RULES, signature=signature)
             if manifest.made.base_hash != image.image_hash:
                 # What was made of the content before is of no use.
                 made = dataclasses.replace(
                     made, working_set=None, cache_image=None,
                     base_export=naming.content_export_name(image.image_id, image.image_hash))
+            in_ceph = places.is_clone(manifest.made.base_path)
             manifest = self._states.note(job, made)
         except BaseException:
             self._drop(image.image_id, path)
             raise
         steps.reached('register: noted')
+        if in_ceph:
+            # Its export reads from the clone; it goes on where a host is connected to it now.
+            self._exporter.retire(image.image_id, with_base=True)
         self._tiers.serve(manifest)
         return manifest
 
     def _inspected(self, path: str, image: ImageFacts, job: BuildJob) -> Inspected:
-        inspected = inspection.inspect(
-            path, image.disk_format, properties.parse_size(self._conf.max_virtual_size))
+        with self._ceph.looked_at(path, self._store.directory(image.image_id),
+                                  job.check_cancelled) as file:
+            inspected = inspection.inspect(
+                file, image.disk_format, properties.parse_size(self._conf.max_virtual_size))
         inspection.read_through(path, inspected, image.stored_bytes, job.check_cancelled)
         return inspected
 
     def _looked_at_again(self, manifest: Manifest, image: ImageFacts, job: BuildJob) -> Manifest:
-        """Look at a base that is here if other rules were in force when it was accepted."""
-        if not decisions.is_by_other_rules(manifest):
+        """Look at a base that is here if it was accepted by other rules, or is unverified."""
+        if self.is_at_hand(image):
             return manifest
+        signature = self._signatures.verify(image, self._signatures.verifier(image),
+                                            manifest.made.base_path, job.check_cancelled)
         inspected = self._inspected(manifest.made.base_path, image, job)
         LOG.info('image %s: its base is accepted by the rules of now', image.image_id)
         return self._states.note(job, dataclasses.replace(
             manifest.made, image_format=inspected.image_format,
-            virtual_bytes=inspected.virtual_bytes, look_rules=inspection.RULES))
+            virtual_bytes=inspected.virtual_bytes, look_rules=inspection.RULES,
+            signature=signature))
+
+    def _note_signature(self, image: ImageFacts, job: BuildJob) -> Manifest:
+        """Note by which signature the base is to be verified, so that one try is all there is."""
+        manifest = self._store.load(image.image_id) or Manifest(image.image_id)
+        noted = decisions.signed_anew(manifest, image, self._conf.verify_signatures, time.time())
+        return manifest if noted is manifest else self._states.note(job, noted.made)
 
     def _drop(self, image_id: str, path: str) -> None:
         """Remove a file that was made in vain; not one that a manifest names, nor Glance's own."""
@@ -266,7 +295,7 @@ class ImageWork:
         path = self._store.path(manifest.image_id, name)
         with self._told_of_full(os.path.dirname(path), room):
             built = cacheimage.build(
-                Base(made.base_path, made.image_format, made.virtual_bytes),
+                base_of(manifest, self._options, virtual_bytes=made.virtual_bytes),
                 working_set.extents, path, quota=quota, cluster_bytes=self._conf.cluster_size,
                 backing_uri=backing_uri, compression=compression)
         seconds = time.monotonic() - began

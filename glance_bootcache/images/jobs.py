@@ -1,5 +1,6 @@
 """What is in hand: one job an image, whose parts have their turns in threads."""
 
+import os
 import threading
 from collections.abc import Callable
 
@@ -10,8 +11,19 @@ from bootcache.manifest import ImageState, Manifest
 from glance_bootcache.images.turns import Turns, most_of_one
 from glance_bootcache.profileboot.job import BuildJob
 
-# So that one owner may have two in hand: see turns.py.
-_CONCURRENT_BASES = 3
+
+def bases_at_once(cpus: int | None) -> int:
+    """Return how many bases are got at a time. Pure.
+
+    Three, so that one owner may have two in hand, see turns.py. But a base takes a CPU while its
+    hash is computed and its data is read, and one owner's are not to take what another's needs.
+
+    :param cpus: how many there are; None if that is not known.
+    """
+    return min(3, max(2, cpus or 2))
+
+
+_CONCURRENT_BASES = bases_at_once(os.cpu_count())
 _CONCURRENT_LOOKS = 4
 
 # As if all bases were of one owner, of whom one place is not.

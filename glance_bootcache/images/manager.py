@@ -1,7 +1,6 @@
 """The life of an image in the storage service: events come in, decisions are made, work is done."""
 
 import contextlib
-import dataclasses
 import functools
 import threading
 import time
@@ -18,6 +17,7 @@ from glance_bootcache.decisions import ImageAction, ImageFacts
 from glance_bootcache.glance.images import Images
 from glance_bootcache.glance.inquiries import Inquiries
 from glance_bootcache.hosts.reportedneeds import ReportedNeeds
+from glance_bootcache.images.changes import Changes
 from glance_bootcache.images.deleted import DeletedImages
 from glance_bootcache.images.imagework import ImageWork
 from glance_bootcache.images.jobs import BASES_AT_ONCE, Jobs
@@ -28,7 +28,7 @@ from glance_bootcache.images.storagedisk import DiskRoom
 from glance_bootcache.images.unwritten import Unwritten
 from glance_bootcache.profileboot.job import BuildJob
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
-from glance_bootcache.storage.exporter import Exporter
+from glance_bootcache.storage.exporters import Exporters
 from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import StorageTiers
 
@@ -42,7 +42,7 @@ class Manager:
     :param needs: which bases compute hosts need.
     """
 
-    def __init__(self, conf: cfg.ConfigOpts, store: ImageStore, images: Images, exporter: Exporter,
+    def __init__(self, conf: cfg.ConfigOpts, store: ImageStore, images: Images, exporter: Exporters,
                  tiers: StorageTiers, profile_boots: NovaProfileBoots, needs: ReportedNeeds):
         self._conf = conf[bootcache_conf.GROUP]
         self._store = store
@@ -63,6 +63,7 @@ class Manager:
         self._looks = Inquiries()
         self._unwritten = Unwritten(self._conf.poll_interval)
         self._preparing: set[str] = set()
+        self._changes = Changes(self._conf.changes_per_hour)
         # A compute host with the driver was heard of, which can record boots.
         self._has_hosts = threading.Event()
 
@@ -132,7 +133,8 @@ class Manager:
             profile_boots=self._conf.profile_boots, has_hosts=self._has_hosts.is_set(),
             default_quota=properties.parse_size(self._conf.default_quota),
             max_quota=properties.parse_size(self._conf.max_quota),
-            default_marker=self._conf.boot_marker, build_snapshots=self._conf.build_snapshots)
+            default_marker=self._conf.boot_marker, build_snapshots=self._conf.build_snapshots,
+            verifies=self._conf.verify_signatures)
         image_id = image.image_id
         LOG.debug('image %s: %s %s', image_id, decision.action.value, decision.reason)
         fresh = manifest or Manifest(image_id, wished=Wished(
@@ -151,16 +153,16 @@ class Manager:
             if manifest is not None and decision.policy is not None:
                 self._note_policy(manifest, decision.policy)
         elif self.jobs.of(image_id) is None:
-            assert decision.policy is not None
-            # For AWAIT the reason why nothing is begun.
+            policy = decision.policy
+            assert policy is not None
+            if not (forced or booting or again or decision.action is ImageAction.AWAIT) \
+                    and decisions.is_owners_change(image, known) \
+                    and not self._changes.begin(image.owner):
+                decision = decisions.too_many_changes(policy)
             pending = fresh.standing_at(fresh.standing, decision.reason).wishing(held=False)
             if decision.action is not ImageAction.REBUILD:
-                known_since = 0.0 if fresh.image_hash != image.image_hash else fresh.taken_up_at
-                pending = dataclasses.replace(
-                    pending, standing=Standing.WANTED, image_hash=image.image_hash,
-                    taken_up_at=known_since or time.time()).wishing(
-                    warm_due=fresh.wished.warm_due or decisions.has_new_content(image, fresh))
-            self._note_policy(pending, decision.policy, always=pending != known)
+                pending = decisions.taken_up(pending, image, time.time())
+            self._note_policy(pending, policy, always=pending != known)
             steps.reached('register: taken up')
             if decision.action is not ImageAction.AWAIT:
                 job = self.jobs.begin(image_id, forced or decisions.is_forced(known))
@@ -173,11 +175,12 @@ class Manager:
         return decision
 
     def _note_visibility(self, image: ImageFacts, known: Manifest) -> Manifest:
-        manifest = decisions.seen(known, image.visibility, time.time()).wishing(
-            name=image.name, owner=image.owner)
+        manifest = decisions.signed_anew(
+            decisions.seen(known, image.visibility, time.time()), image,
+            self._conf.verify_signatures, time.time()).wishing(name=image.name, owner=image.owner)
         if manifest.wished.generation != known.wished.generation:
-            LOG.info('image %s: %s, and was %s: hosts let go of its cache image', image.image_id,
-                     image.visibility, known.wished.visibility)
+            LOG.info('image %s: %s, and was %s, or is signed otherwise: hosts let go of its cache'
+                     ' image', image.image_id, image.visibility, known.wished.visibility)
         return manifest if manifest == known else self._store.put(manifest)
 
     def fewer_see(self, image_id: str) -> None:
@@ -219,21 +222,21 @@ class Manager:
 
         :param in_passing: where it has room beside all others; a failure changes nothing.
         """
-        with self._lock:
-            manifest = self._store.load(image_id)
-            job = None if manifest is None else self.jobs.begin(image_id)
-            if manifest is not None and job is not None:
-                self.jobs.build(job, manifest.wished.owner, functools.partial(
-                    self._guarded, job, lambda: self._image_work.build_again(job, in_passing)))
+        self._take_up(image_id, self.jobs.build,
+                      lambda job: self._image_work.build_again(job, in_passing))
 
     def name_base(self, image_id: str) -> None:
         """Find out of which content the base is that an earlier version got, in the background."""
+        self._take_up(image_id, self.jobs.get_base, self._image_work.name_base)
+
+    def _take_up(self, image_id: str, turn: Callable[[BuildJob, str, Callable[[], None]], None],
+                 work: Callable[[BuildJob], bool]) -> None:
         with self._lock:
             manifest = self._store.load(image_id)
             job = None if manifest is None else self.jobs.begin(image_id)
             if manifest is not None and job is not None:
-                self.jobs.get_base(job, manifest.wished.owner, functools.partial(
-                    self._guarded, job, lambda: self._image_work.name_base(job)))
+                turn(job, manifest.wished.owner, functools.partial(
+                    self._guarded, job, functools.partial(work, job)))
 
     def set_working_set(self, manifest: Manifest, info: WorkingSetInfo) -> bool:
         """Make a working set that was reported an image's own.
@@ -281,8 +284,11 @@ class Manager:
         with self._lock:
             return list(self._unseen)
 
-    def awaits_host(self, manifest: Manifest) -> bool:
-        """Tell whether an image waits for a compute host that can record it, and there is none."""
+    def awaits(self, manifest: Manifest) -> bool:
+        """Tell whether an image waits for a compute host that can record it, and there is none, or
+        for its owner's next change to be followed."""
+        if manifest.reason == decisions.TOO_MANY_CHANGES:
+            return self._changes.are_too_many(manifest.wished.owner)
         return manifest.reason in (decisions.AWAITED, decisions.AWAITED_ANEW) \
             and not self._has_hosts.is_set()
 
@@ -355,11 +361,7 @@ class Manager:
                 and manifest.wished.settle == settle:
             return
         LOG.info('image %s: skipped: %s', manifest.image_id, reason)
-        # The base stays for servers that run from it, until the last one has gone. Without the
-        # hash the image is looked at again when its properties change.
-        self._store.put(dataclasses.replace(manifest, image_hash='').standing_at(
-            Standing.SKIPPED, reason).wishing(settle=settle).making(
-            working_set=None, cache_image=None))
+        self._store.put(decisions.skipped(manifest, reason).wishing(settle=settle))
 
     # The work on one image: its base, its recording and its building, each in turns of their own.
 

@@ -3,98 +3,41 @@
 QEMU's NBD server cuts off a client that meets a read error, and says so in its log. A gateway,
 which waits for a storage node that is away, connects and asks again, thousands of times a second,
 and what is to be changed in it meanwhile waits as well. The exporter also logs each name that
-clients ask for; the one that they ask for after an error is the export that cannot be read.
+clients ask for; the one that they ask for after an error is the export that cannot be read. Hosts
+lie: only what an exporter serves to who asks is taken out for what they ask for.
 """
 
 import collections
 import functools
-import os
-import re
 import threading
-import time
 import uuid
 
 from oslo_log import log as logging
 
-from bootcache import exception, naming
+from bootcache import errorlog, exception, naming
+from bootcache.ceph import places
+from bootcache.errorlog import ErrorLog
 from bootcache.manifest import Manifest, Standing
+from glance_bootcache.images.cephbases import CephBases
 from glance_bootcache.images.jobs import Jobs
 from glance_bootcache.images.shown import Shown
 from glance_bootcache.images.turns import Turns
 from glance_bootcache.storage import inspection
-from glance_bootcache.storage.exporter import Exporter
+from glance_bootcache.storage.exporters import Exporters
 from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import StorageTiers
 
 LOG = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 1.0
-_ERROR = b'reading from file failed'
-_ASKED = re.compile(rb"Client requested export '([^']{1,255})'")
-# A client that meets one error connects once. So many in that time, and they come by themselves.
-_MANY = 20
-_WINDOW_SECONDS = 10.0
-# Of a look, and of the log: a loop writes a megabyte a second.
-_MOST_READ = 4 << 20
-_MOST_LOG = 64 << 20
 # So many times an export that was read well afterwards is served again.
 _CHANCES = 3
 # To read all of a base takes hours where its owner wants it so, or its disk hangs: in turns.
 _READ_AT_ONCE = 3
 
 
-def looping(log: bytes) -> str | None:
-    """Return the export that clients ask for after error upon error, if there is one. Pure.
-
-    :param log: what the exporter has written within some seconds.
-    """
-    errors, asked, after_error = 0, collections.Counter[str](), False
-    for line in log.splitlines():
-        if _ERROR in line:
-            errors, after_error = errors + 1, True
-        elif after_error and (match := _ASKED.search(line)):
-            asked[match[1].decode(errors='replace')] += 1
-            after_error = False
-    if errors < _MANY or not asked:
-        return None
-    export, count = asked.most_common(1)[0]
-    return export if count >= _MANY // 2 else None
-
-
-class ErrorLog:
-    """The exporter's log, looked at now and then, and kept from filling its file system.
-
-    :param path: of the log; need not exist.
-    """
-
-    def __init__(self, path: str):
-        self._path = path
-        self._seen = self._size()
-
-    def _size(self) -> int:
-        try:
-            return os.stat(self._path).st_size
-        except FileNotFoundError:
-            return 0
-
-    def news(self) -> bytes:
-        """Return what was written since the last look, the last few megabytes of it at most.
-
-        :raises OSError: if it cannot be read.
-        """
-        size = self._size()
-        if size == self._seen:
-            return b''
-        begin = max(self._seen if size > self._seen else 0, size - _MOST_READ)
-        with open(self._path, 'rb') as stream:
-            stream.seek(begin)
-            found = stream.read(_MOST_READ)
-        self._seen = begin + len(found)
-        if size > _MOST_LOG:
-            # The daemon appends: what it writes next is at the begin.
-            os.truncate(self._path, 0)
-            self._seen = 0
-        return found
+def _log(path: str) -> ErrorLog:
+    return ErrorLog(path, errorlog.apart(path))
 
 
 class ReadErrors:
@@ -102,19 +45,19 @@ class ReadErrors:
 
     :param store: the images' manifests.
     :param jobs: what is in hand.
+    :param ceph: bases that stay there.
     """
 
-    def __init__(self, store: ImageStore, exporter: Exporter, tiers: StorageTiers, jobs: Jobs,
-                 shown: Shown):
+    def __init__(self, store: ImageStore, exporter: Exporters, tiers: StorageTiers, jobs: Jobs,
+                 shown: Shown, ceph: CephBases):
         self._store = store
         self._exporter = exporter
         self._tiers = tiers
         self._jobs = jobs
         self._shown = shown
-        self._log = ErrorLog(exporter.log_path)
-        # What was logged since a time, in monotonic seconds. The looking thread's own.
-        self._recent = b''
-        self._since = 0.0
+        self._ceph = ceph
+        # By their paths. The looking thread's own.
+        self._logs = {path: _log(path) for path in exporter.log_paths}
         # How often each image's base was taken out. The looking thread's own.
         self._taken_out: collections.Counter[str] = collections.Counter()
         self._stopping = threading.Event()
@@ -139,16 +82,17 @@ class ReadErrors:
     def once(self) -> None:
         """Look at what the exporter has logged, and take out what cannot be read.
 
-        :raises OSError: if its log cannot be read.
+        :raises OSError: if a log cannot be read.
         :raises StorageDaemonError: if the exporter refuses.
         """
-        if time.monotonic() - self._since > _WINDOW_SECONDS:
-            self._recent, self._since = b'', time.monotonic()
-        news = self._log.news()
-        self._recent = (self._recent + news)[-_MOST_READ:]
-        export = looping(self._recent) if news else None
-        if export is not None:
-            self._take_out(export)
+        paths = self._exporter.log_paths
+        self._logs = {path: self._logs.get(path) or _log(path) for path in paths}
+        for path, log in self._logs.items():
+            export = log.looping()
+            if export is not None and self._exporter.may_serve(path, export):
+                self._take_out(export)
+        if self._exporter.mend():
+            self._exporter.keep_open(self._store.manifests())
 
     def _take_out(self, export: str) -> None:
         LOG.error('exporter: %s cannot be read in a place, and hosts ask again without end; it is'
@@ -169,8 +113,8 @@ class ReadErrors:
             self._tiers.note_damage(manifest, 'a part of it cannot be read')
         self._exporter.cut_off(export)
         # What was logged until now is of the one that has gone.
-        self._log.news()
-        self._recent = b''
+        for log in self._logs.values():
+            log.forget()
 
     def _check(self) -> None:
         if self._stopping.is_set():
@@ -203,9 +147,12 @@ class ReadErrors:
         :raises BootcacheError: if that cannot be told.
         """
         try:
-            inspection.read_all(manifest.made.base_path, inspection.Inspected(
-                manifest.made.image_format, manifest.made.virtual_bytes),
-                manifest.made.stored_bytes, self._check)
+            if places.is_clone(manifest.made.base_path):
+                self._ceph.read_all(manifest.made.base_path, self._check)
+            else:
+                inspection.read_all(manifest.made.base_path, inspection.Inspected(
+                    manifest.made.image_format, manifest.made.virtual_bytes),
+                    manifest.made.stored_bytes, self._check)
         except exception.ImageRefused as error:
             return str(error)
         if times > _CHANCES:

@@ -22,7 +22,7 @@ from glance_bootcache.images.expectedreports import ExpectedBoot, ExpectedReport
 from glance_bootcache.images.manager import Manager
 from glance_bootcache.profileboot.job import ProfileReport
 from glance_bootcache.storage.contents import Content
-from glance_bootcache.storage.exporter import Exporter
+from glance_bootcache.storage.exporters import Exporters
 from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import StorageTiers
 
@@ -56,7 +56,7 @@ class ReportedBoots:
     :param conf: configuration of the storage service.
     """
 
-    def __init__(self, conf: cfg.ConfigOpts, store: ImageStore, exporter: Exporter,
+    def __init__(self, conf: cfg.ConfigOpts, store: ImageStore, exporter: Exporters,
                  manager: Manager, tiers: StorageTiers):
         self._tiers = tiers
         self._conf = conf[bootcache_conf.GROUP]
@@ -77,11 +77,15 @@ class ReportedBoots:
         self._expected = ExpectedReports(lambda: time.monotonic())
 
     def plan_boot(self, image_id: str, host: str, server_id: str,
-                  profile_token: str | None, owner: str = '') -> dict[str, Any]:
-        """Answer a compute host that starts a server of a project."""
+                  profile_token: str | None, owner: str = '',
+                  certificate: str = '') -> dict[str, Any]:
+        """Answer a compute host that starts a server of a project.
+
+        :param certificate: the distinguished name in the host's.
+        """
         manifest = self._store.load(image_id)
         if profile_token is not None:
-            return self._plan_profile(manifest, image_id, host, profile_token)
+            return self._plan_profile(manifest, image_id, host, profile_token, certificate)
         if manifest is not None and not manifest.made.base_path \
                 and decisions.is_put_off(manifest) and self._manager.jobs.of(image_id) is None:
             # To wait would be in vain; upkeep tries again.
@@ -101,11 +105,13 @@ class ReportedBoots:
             # Whoever fetched it would find that out, and boot cold as well.
             manifest = manifest.making(cache_image=None)
         cache = manifest.made.cache_image
-        self._tiers.serve(manifest)
-        described = {**self._exporter.describe(manifest), 'image_hash': manifest.made.base_hash,
-                     'pinned': manifest.wished.pinned, 'generation': manifest.wished.generation}
-        if manifest.standing is Standing.SKIPPED or manifest.has_older_base \
-                or decisions.is_by_other_rules(manifest):
+        whose = self._exporter.know(host, certificate)
+        self._tiers.serve(manifest, (whose,))
+        described = {**self._exporter.describe(manifest, whose),
+                     'image_hash': manifest.made.base_hash,
+                     'pinned': manifest.wished.pinned, 'generation': manifest.wished.generation,
+                     'signature': manifest.made.signature}
+        if not decisions.gives_out(manifest):
             # Servers that run from it may have lost their cache image.
             for entry in ('cache_export', 'cache_image'):
                 described.pop(entry, None)
@@ -130,16 +136,17 @@ class ReportedBoots:
         return described
 
     def _plan_profile(self, manifest: Manifest | None, image_id: str, host: str,
-                      token: str) -> dict[str, Any]:
+                      token: str, certificate: str) -> dict[str, Any]:
         job = self._manager.jobs.of(image_id)
         if manifest is None or job is None or not job.owns(token) \
                 or job.phase is not ImageState.RECORDING:
             return {'action': rpcapi.ACTION_STOCK,
                     'reason': 'the server claims to be a profile boot, but none is in hand'}
-        self._exporter.ensure(manifest, None)
+        whose = self._exporter.know(host, certificate)
+        self._exporter.ensure(manifest, None, (whose,))
         job.host = host
-        return {'action': rpcapi.ACTION_RECORD, **self._exporter.describe(manifest),
-                'image_hash': manifest.made.base_hash,
+        return {'action': rpcapi.ACTION_RECORD, **self._exporter.describe(manifest, whose),
+                'image_hash': manifest.made.base_hash, 'signature': manifest.made.signature,
                 'watch': self._watch(job.quota, job.boot_marker)}
 
     def _watch(self, quota: int, marker: str) -> dict[str, Any]:
@@ -331,17 +338,23 @@ class ReportedBoots:
         if manifest is not None:
             self._tiers.promote(manifest)
 
-    def serve_stored(self, image_id: str) -> dict[str, Any] | None:
-        """Serve an image's stored bytes to a host that settles its servers."""
+    def serve_stored(self, image_id: str, host: str = '',
+                     certificate: str = '') -> dict[str, Any] | None:
+        """Serve an image's stored bytes to a host that settles its servers.
+
+        :param certificate: the distinguished name in the host's.
+        """
         manifest = self._store.load(image_id)
         if manifest is None or not manifest.made.base_path:
             return None
-        export = self._exporter.ensure_stored(manifest)
-        described = self._exporter.describe(manifest)
+        whose = self._exporter.know(host, certificate)
+        export = self._exporter.ensure_stored(manifest, whose)
+        described = self._exporter.describe(manifest, whose)
         return {'server': described['server'], 'tls': described['tls'], 'export': export,
                 'base_export': described['base_export'],
                 'stored_bytes': manifest.made.stored_bytes, 'image_hash': manifest.made.base_hash,
-                'image_format': manifest.made.image_format, 'settle': manifest.wished.settle}
+                'image_format': manifest.made.image_format, 'signature': manifest.made.signature,
+                'settle': manifest.wished.settle and not decisions.is_unverified(manifest)}
 
 
 def _known(manifest: Manifest) -> _Known:

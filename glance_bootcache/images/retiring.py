@@ -10,7 +10,7 @@ from bootcache.manifest import Standing
 from glance_bootcache.decisions import DELETED
 from glance_bootcache.hosts.reportedneeds import ReportedNeeds
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
-from glance_bootcache.storage.exporter import Exporter
+from glance_bootcache.storage.exporters import Exporters
 from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import StorageTiers
 
@@ -36,7 +36,7 @@ class Retiring:
     :param clock: monotonic seconds.
     """
 
-    def __init__(self, store: ImageStore, exporter: Exporter, tiers: StorageTiers,
+    def __init__(self, store: ImageStore, exporter: Exporters, tiers: StorageTiers,
                  profile_boots: NovaProfileBoots, needs: ReportedNeeds,
                  clock: Callable[[], float] = time.monotonic):
         self._store = store

@@ -11,7 +11,7 @@ from bootcache.manifest import CacheInfo, Manifest, Standing
 from glance_bootcache.images.jobs import Jobs
 from glance_bootcache.images.shown import Shown
 from glance_bootcache.profileboot.job import BuildJob
-from glance_bootcache.storage.exporter import Exporter
+from glance_bootcache.storage.exporters import Exporters
 from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import StorageTiers
 
@@ -26,7 +26,7 @@ class DiskRoom:
     :param tiers: plan what leaves, by the cloud's last uses.
     """
 
-    def __init__(self, store: ImageStore, jobs: Jobs, exporter: Exporter, tiers: StorageTiers,
+    def __init__(self, store: ImageStore, jobs: Jobs, exporter: Exporters, tiers: StorageTiers,
                  shown: Shown):
         self._store = store
         self._jobs = jobs

@@ -11,11 +11,13 @@ from oslo_log import log as logging
 from bootcache import rpcapi
 from bootcache.exception import MessageRefused
 from glance_bootcache.door.refusals import Refusals
+from glance_bootcache.exchange.offers import ExchangeOffers
 from glance_bootcache.hosts.holdings import Hosts
 from glance_bootcache.hosts.reportedneeds import ReportedNeeds
 from glance_bootcache.images.manager import Manager
 from glance_bootcache.images.reportedboots import ReportedBoots
 from glance_bootcache.rpc.operators import Operators
+from glance_bootcache.snapshots.snapshotjobs import SnapshotJobs
 from glance_bootcache.warming.runner import Warming
 
 LOG = logging.getLogger(__name__)
@@ -31,12 +33,15 @@ class Endpoints:
     :param warming: warms compute hosts.
     :param needs: knows which bases compute hosts need.
     :param refusals: counts what was not asked for.
+    :param offers: know who has a cache image by exchange.
+    :param snapshots: those that hosts send.
     """
 
     target = messaging.Target(version=rpcapi.VERSION)
 
     def __init__(self, manager: Manager, boots: ReportedBoots, hosts: Hosts, operators: Operators,
-                 warming: Warming, needs: ReportedNeeds, refusals: Refusals):
+                 warming: Warming, needs: ReportedNeeds, refusals: Refusals,
+                 offers: ExchangeOffers, snapshots: SnapshotJobs):
         self._manager = manager
         self._boots = boots
         self._hosts = hosts
@@ -44,6 +49,8 @@ class Endpoints:
         self._warming = warming
         self._needs = needs
         self._refusals = refusals
+        self._offers = offers
+        self._snapshots = snapshots
 
     def image_registered(self, ctxt: Any, image_id: str) -> None:
         """The Glance hook saw an import."""
@@ -51,11 +58,12 @@ class Endpoints:
         self._manager.consider(image_id)
 
     def plan_boot(self, ctxt: Any, image_id: str, host: str, server_id: str,
-                  profile_token: str | None, owner: str = '') -> dict[str, Any]:
+                  profile_token: str | None, owner: str = '',
+                  certificate: str = '') -> dict[str, Any]:
         """A compute host starts a server."""
         self._manager.host_reported()
         return self._boots.plan_boot(image_id, host, server_id,
-                                     profile_token, owner)
+                                     profile_token, owner, certificate)
 
     def boot_progress(self, ctxt: Any, image_id: str, profile_token: str,
                       recorded_bytes: int) -> None:
@@ -105,13 +113,43 @@ class Endpoints:
         """A compute host is about to fetch a cache image."""
         self._boots.promote(image_id)
 
+    def exchange_cache(self, ctxt: Any, image_id: str, host: str, sha256: str, address: str,
+                       port: int, rack: str) -> dict[str, Any] | None:
+        """A compute host is about to get a cache image, and takes part in the exchange."""
+        return self._offers.offer(image_id, host, sha256, address, port, rack)
+
+    def exchange_base(self, ctxt: Any, image_id: str, host: str, image_hash: str, address: str,
+                      port: int, rack: str) -> dict[str, Any] | None:
+        """A compute host is about to get an image's stored file, and takes part in the exchange."""
+        return self._offers.offer_base(image_id, host, image_hash, address, port, rack)
+
+    def report_exchange(self, ctxt: Any, image_id: str, host: str, file: str, way: str,
+                        got: list[tuple[str, int]], copied: int, gives: bool) -> None:
+        """A compute host has got a file that it had asked for by exchange."""
+        if not self._offers.note(image_id, host, file, way, got, copied, gives):
+            self._unasked('report_exchange', 'file', 'not asked for by this host', host)
+
+    def begin_snapshot(self, ctxt: Any, image_id: str, snapshot_id: str, host: str,
+                       certificate: str, token: str, virtual_bytes: int) -> dict[str, Any]:
+        """A compute host is about to send a snapshot of a server, or is at it."""
+        return self._snapshots.begin(image_id, snapshot_id, host, certificate, token, virtual_bytes)
+
+    def finish_snapshot(self, ctxt: Any, snapshot_id: str, token: str) -> dict[str, Any]:
+        """A compute host has sent all of it."""
+        return self._snapshots.finish(snapshot_id, token)
+
+    def abandon_snapshot(self, ctxt: Any, snapshot_id: str, token: str) -> None:
+        """A compute host does not go on with it."""
+        self._snapshots.abandon(snapshot_id, token)
+
     def pin_image(self, ctxt: Any, image_id: str, pinned: bool) -> bool:
         """An operator wants a cache image to stay, or no longer."""
         return self._operators.pin(image_id, pinned)
 
-    def serve_stored(self, ctxt: Any, image_id: str) -> dict[str, Any] | None:
+    def serve_stored(self, ctxt: Any, image_id: str, host: str = '',
+                     certificate: str = '') -> dict[str, Any] | None:
         """A compute host completes its local base."""
-        return self._boots.serve_stored(image_id)
+        return self._boots.serve_stored(image_id, host, certificate)
 
     def list_images(self, ctxt: Any) -> list[dict[str, Any]]:
         """An operator looks."""

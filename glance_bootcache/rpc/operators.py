@@ -7,6 +7,7 @@ from oslo_log import log as logging
 
 from bootcache import exception
 from bootcache.manifest import IN_HAND, Manifest
+from glance_bootcache.exchange.given import Given
 from glance_bootcache.hosts.holdings import Hosts
 from glance_bootcache.images.manager import Manager
 from glance_bootcache.storage.store import ImageStore
@@ -20,13 +21,16 @@ class Operators:
 
     :param manager: does what takes more than a change of a manifest.
     :param hosts: what compute hosts hold.
+    :param given: what they told of files that came from other hosts.
     """
 
-    def __init__(self, store: ImageStore, tiers: StorageTiers, manager: Manager, hosts: Hosts):
+    def __init__(self, store: ImageStore, tiers: StorageTiers, manager: Manager, hosts: Hosts,
+                 given: Given):
         self._store = store
         self._tiers = tiers
         self._manager = manager
         self._hosts = hosts
+        self._given = given
 
     # Images.
 
@@ -84,7 +88,8 @@ class Operators:
             return None
         cache = manifest.made.cache_image if manifest else None
         return {'storage': manifest and self._medium(manifest),
-                'storage_bytes': cache.bytes if cache else None, 'hosts': hosts}
+                'storage_bytes': cache.bytes if cache else None, 'hosts': hosts,
+                'exchanged': self._given.describe(image_id)}
 
     def evict(self, image_id: str, hosts: list[str] | None) -> list[str]:
         """Have hosts let go of an image's cache image as soon as no server of theirs needs it.

@@ -1,21 +1,40 @@
 """Whom the exporter lets in: a daemon that runs is kept, unless it lets in others than it is to."""
 
+import re
+from collections.abc import Sequence
+
 from oslo_config import cfg
 from oslo_log import log as logging
 
 from bootcache import certificates, exception, tls
 from bootcache import conf as bootcache_conf
 from bootcache.storagedaemon import StorageDaemon
+from glance_bootcache.storage.clients import Client
 
 LOG = logging.getLogger(__name__)
 
 
-def configured(conf: cfg.ConfigOpts) -> tls.Admission | None:
-    """Return who is to be let in; None for anybody, without TLS."""
+def configured(conf: cfg.ConfigOpts, only: Client | None = None) -> tls.Admission | None:
+    """Return who is to be let in; None for anybody, without TLS.
+
+    :param only: the one client of an exporter that others have nothing to do with.
+    """
     group = conf[bootcache_conf.GROUP]
     if not group.tls_directory:
         return None
-    return tls.Admission(group.tls_directory, tuple(group.tls_client_names))
+    return tls.Admission(group.tls_directory,
+                         (only.certificate,) if only else tuple(group.tls_client_names),
+                         group.advertise_host or group.export_host)
+
+
+def is_named(certificate: str, names: Sequence[str]) -> bool:
+    """Tell whether the name in a certificate is one of those that are let in. Pure.
+
+    :param names: as the option tls_client_names has them; none for all.
+    """
+    patterns = (''.join({'*': '.*', '?': '.'}.get(one, re.escape(one)) for one in name)
+                for name in names)
+    return not names or any(re.fullmatch(pattern, certificate) for pattern in patterns)
 
 
 class KeptAdmission:
@@ -52,7 +71,8 @@ class KeptAdmission:
                 self._name_clients()
                 return
             if self._admission is not None:
-                certificates.check(self._admission.directory, tls.Endpoint.SERVER)
+                certificates.check(self._admission.directory, tls.Endpoint.SERVER,
+                                   self._admission.host)
         except (exception.ConfigurationError, exception.Interrupted) as error:
             if str(error) != self._told:
                 LOG.error('the exporter goes on with the certificates that it was started with:'

@@ -8,57 +8,63 @@ A cache image moves between disk and memory under its readers: see switching.py.
 """
 
 import contextlib
+import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from oslo_config import cfg
 from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
-from bootcache import exception, naming, steps
+from bootcache import errorlog, exception, naming, steps
 from bootcache.breaker import Breaker
 from bootcache.cacheimage import Base
 from bootcache.manifest import Manifest
 from bootcache.storagedaemon import StorageDaemon, TcpListener
-from glance_bootcache.storage import admission, switching
+from glance_bootcache.ceph.opening import OpenClones
+from glance_bootcache.storage import admission, exportnames, switching
+from glance_bootcache.storage.clients import Client
 
 LOG = logging.getLogger(__name__)
 
-# Tells in the log which export a client asks for: see readerrors.py.
-_TRACE = 'nbd_negotiate_handle_export_name_request'
 # For which to wait for the monitor, or for who has it; after that nobody asks for so many seconds.
-_PATIENCE_SECONDS = 10
-_SILENCE_SECONDS = 10
+_PATIENCE_SECONDS, _SILENCE_SECONDS = 10, 10
 
 
 class Exporter:
-    """The exporter of this storage node.
+    """An exporter of this storage node: that of all hosts, or that of one.
 
     :param conf: configuration of the storage service.
+    :param clones: opens bases in Ceph for it; one for all exporters, and not closed by any.
+    :param suspended: ids of images that are not to be served now; it is the caller's.
+    :param only: the one client that is let in; None for all that the options let in.
     """
 
-    def __init__(self, conf: cfg.ConfigOpts):
+    def __init__(self, conf: cfg.ConfigOpts, clones: OpenClones, suspended: Collection[str] = (),
+                 only: Client | None = None):
         group = conf[bootcache_conf.GROUP]
-        admitted = admission.configured(conf)
-        self._speaks_tls = admitted is not None
-        self._daemon = StorageDaemon('exporter', group.run_dir,
-                                     TcpListener(group.export_host, group.export_port),
-                                     patience=_PATIENCE_SECONDS,
-                                     breaker=Breaker(1, _SILENCE_SECONDS), trace=_TRACE,
-                                     admission=admitted)
+        admitted = admission.configured(conf, only)
+        name, port = (only.daemon, only.port) if only else ('exporter', group.export_port)
+        self._daemon = StorageDaemon(
+            name, group.run_dir, TcpListener(group.export_host, port), admission=admitted,
+            breaker=Breaker(1, _SILENCE_SECONDS), patience=_PATIENCE_SECONDS,
+            trace=errorlog.traced_apart(group.run_dir, name))
         self._admission = admission.KeptAdmission(self._daemon, admitted)
-        self._address = [group.advertise_host or group.export_host,
-                         group.advertise_port or group.export_port]
+        self._reached = {'tls': admitted is not None, 'server': [
+            group.advertise_host or group.export_host,
+            port if only else group.advertise_port or port]}
         # What the daemon of this process id serves: exports, with their nodes. Changed by who has
-        # the monitor alone, which makes looking and adding one step, and read by anybody.
+        # the monitor alone: looking and adding are one step.
         self._served: dict[str, str] = {}
         self._served_by: int | None = None
+        # Looked at last: while it does not answer it may serve what is in _served, and no more.
+        self._looked_at: int | None = None
         # When exports were asked for last, in monotonic seconds; written before _served is read.
         self._asked_at: dict[str, float] = {}
-        # Images whose base is served no more, as it cannot be read in a place. Each step is atomic.
-        self._suspended: set[str] = set()
+        self._suspended = suspended
+        self._clones = clones
         # Exports of cache images whose files go just now, with what is set when that is over.
         # Entered by who has the monitor alone.
         self._leaving: dict[str, threading.Event] = {}
@@ -85,12 +91,48 @@ class Exporter:
             self._look()
         return started
 
+    def adopt(self) -> None:
+        """Look what the daemon serves, if it runs; one is started when something is to be served.
+
+        :raises StorageDaemonError: if it runs and does not answer.
+        """
+        with self._alone():
+            self._admission.keep()
+            if self._runs():
+                self._look()
+
+    @property
+    def runs(self) -> bool:
+        """Whether there is a daemon now."""
+        return self._daemon.pid() is not None
+
+    def may_serve(self, image_id: str) -> bool:
+        """Tell whether an image, or an export, may be served; without asking QEMU."""
+        return self._looked_at is None or self._looked_at != self._daemon.pid() \
+            or any(image_id in export for export in list(self._served))
+
+    def end_unused(self, idle: float) -> bool:
+        """End a daemon that serves nothing, and was not asked for anything in a while.
+
+        :param idle: seconds.
+        :returns: whether it was ended.
+        :raises StorageDaemonError: if it does not answer.
+        """
+        before = time.monotonic() - idle
+        with self._alone():
+            ran = self.runs
+            if not ran or not (self._look() or max(self._asked_at.values(), default=0) > before):
+                self._daemon.stop()
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(self._daemon.pid_path)  # Of one that crashed: nobody starts it anew.
+            return ran and not self.runs
+
     def _look(self) -> dict[str, str]:
         """Ask the daemon what it serves; by who has it alone."""
         self._served_by = None
         pid = self._daemon.pid()
         self._served = self._daemon.exports()
-        self._served_by = pid
+        self._served_by = self._looked_at = pid
         return self._served
 
     def _is_served(self, *exports: str) -> bool:
@@ -116,14 +158,7 @@ class Exporter:
 
     def describe(self, manifest: Manifest) -> dict[str, Any]:
         """Return what a compute host needs to reach an image: see ``plan_boot`` in rpcapi."""
-        answer: dict[str, Any] = {
-            'server': self._address, 'tls': self._speaks_tls,
-            'virtual_bytes': manifest.made.virtual_bytes,
-            'base_export': self.base_export(manifest)}
-        if manifest.made.cache_image is not None:
-            answer['cache_export'] = self.cache_export(manifest)
-            answer['cache_image'] = manifest.made.cache_image.to_dict()
-        return answer
+        return {**self._reached, **exportnames.described(manifest)}
 
     def ensure(self, manifest: Manifest, cache_path: str | None) -> None:
         """Serve an image's base, and the bytes of its cache image if there is one.
@@ -132,40 +167,47 @@ class Exporter:
             already stays where it is.
         :raises StorageDaemonError: if the daemon refuses, for instance as a file is gone.
         """
-        base_export = self.base_export(manifest)
+        base_export = exportnames.base_export(manifest)
         has_cache = cache_path is not None and manifest.made.cache_image is not None
-        wanted = (base_export, self.cache_export(manifest)) if has_cache else (base_export,)
+        wanted = (base_export, exportnames.cache_export(manifest)) if has_cache else (base_export,)
         if self._is_served(*wanted):
             return
+        base: Base | None = None
         while True:
+            if base is None and base_export not in self._served:
+                base = self._clones.base(manifest)  # Nobody waits where Ceph may be asked.
             with self._alone():
-                leaving = self._leaving.get(self.cache_export(manifest)) if has_cache else None
-                if leaving is None:
-                    self._ensure(manifest, cache_path)
+                leaving = self._leaving.get(wanted[-1]) if has_cache else None
+                if leaving is None and self._ensure(manifest, cache_path, base):
                     return
             # Its file is being removed, or is not after all: that takes milliseconds.
-            if not leaving.wait(_PATIENCE_SECONDS):
+            if leaving is not None and not leaving.wait(_PATIENCE_SECONDS):
                 raise exception.StorageDaemonBusy(
                     f'exporter: the cache image of {manifest.image_id} is being removed')
 
-    def _ensure(self, manifest: Manifest, cache_path: str | None) -> None:
-        base_export = self.base_export(manifest)
+    def reads(self, manifest: Manifest) -> bool:
+        """Tell whether the daemon runs and serves an image's base or its stored file."""
+        return self.runs and not exportnames.of_base(manifest).isdisjoint(list(self._served))
+
+    def _ensure(self, manifest: Manifest, cache_path: str | None, base: Base | None) -> bool:
+        base_export = exportnames.base_export(manifest)
         if manifest.image_id in self._suspended:
             raise exception.StorageDaemonError(
                 f'exporter: the base of {manifest.image_id} cannot be read in a place; all of it is'
                 ' being read to know more')
         exports = self._exports()
         if base_export not in exports:
-            name = naming.node_name('b', manifest.image_id)
-            self._add(base_export, Base(manifest.made.base_path, manifest.made.image_format,
-                                        manifest.made.virtual_bytes).nodes(name))
+            if base is None:
+                return False  # The daemon is a new one.
+            self._add(base_export, base.nodes(naming.node_name('b', manifest.image_id)))
         if cache_path is None or manifest.made.cache_image is None:
-            return
-        cache_export = self.cache_export(manifest)
+            return True
+        cache_export = exportnames.cache_export(manifest)
         if cache_export not in exports:
             self._add(cache_export, Base(cache_path, 'raw', 0).nodes(
-                self._cache_node(cache_export)))
+                exportnames.cache_node(cache_export)))
             self._retire(manifest.image_id, keep=cache_export, keep_bases=True)
+        return True
 
     def ensure_stored(self, manifest: Manifest) -> str:
         """Serve the bytes of an image's stored file, whatever its format.
@@ -181,22 +223,21 @@ class Exporter:
                 f'exporter: image {manifest.image_id} has no stored file here; build it again')
         if self._is_served(export):
             return export
+        stored = self._clones.base(manifest, 'raw')
         with self._alone():
             if export not in self._exports():
-                name = naming.node_name('s', manifest.image_id)
-                self._add(export, Base(manifest.made.base_path, 'raw', 0).nodes(name))
+                self._add(export, stored.nodes(naming.node_name('s', manifest.image_id)))
         return export
 
     def switch_cache(self, manifest: Manifest, path: str) -> None:
-        """Serve a cache image from another file of the same bytes from now on.
+        """Serve a cache image from another file of the same bytes from now on, if it is served.
 
-        Who reads it does not notice; where it is not served at present, nothing is to be done. When
-        this returns, the daemon has closed the file that it served before.
+        Who reads it does not notice. When this returns, the daemon has closed the file of before.
 
         :param path: of the file; its content is the caller's to verify.
         :raises StorageDaemonError: if the daemon refuses; it then serves the file that it did.
         """
-        export = self.cache_export(manifest)
+        export = exportnames.cache_export(manifest)
         with self._alone():
             top = self._daemon.exports().get(export) if self._runs() else None
             if top is not None:
@@ -223,7 +264,7 @@ class Exporter:
             somebody else withdraws it just now.
         :raises StorageDaemonError: if the daemon does not answer.
         """
-        export = self.cache_export(manifest)
+        export = exportnames.cache_export(manifest)
         with self._alone():
             gone = export not in self._leaving and self._withdraw(export)
             if gone:
@@ -235,7 +276,7 @@ class Exporter:
                 self._leaving.pop(export).set()
 
     def _withdraw(self, export: str) -> bool:
-        if self._runs():
+        if self._runs() and self.may_serve(export):
             node = self._look().get(export)
             if node is not None:
                 if not self._remove(export, disconnect=False):
@@ -244,21 +285,21 @@ class Exporter:
         self._asked_at.pop(export, None)
         return True
 
-    def _runs(self) -> bool:
-        """Tell whether there is a daemon. One that does not answer goes on serving."""
+    def _runs(self) -> bool:  # One that does not answer goes on serving.
         return self._daemon.pid() is not None or self._daemon.answers()
 
-    def withdraw_idle(self, image_id: str, idle: float) -> None:
+    def withdraw_idle(self, image_id: str, idle: float, with_cache: bool = False) -> None:
         """Serve an image's base and stored file no more, if nobody has asked for them in a while.
 
-        Not while a host is connected: QEMU refuses that. The cache image stays: its node is of our
-        own making and takes some kilobytes, while that of a tenant's qcow2 keeps its tables.
+        Not while a host is connected: QEMU refuses that.
 
         :param idle: seconds.
+        :param with_cache: the cache image as well. Its node is of our own making and takes some
+            kilobytes, while that of a tenant's qcow2 keeps its tables.
         :raises StorageDaemonError: if the daemon does not answer.
         """
         for export in sorted(export for export in list(self._served)
-                             if image_id in export and self._is_base(export)):
+                             if image_id in export and (with_cache or exportnames.is_base(export))):
             before = time.monotonic() - idle
             if export not in self._served \
                     or self._asked_at.setdefault(export, time.monotonic()) > before:
@@ -274,8 +315,7 @@ class Exporter:
 
     def _remove(self, export: str, disconnect: bool,
                 unless_asked_since: float | None = None) -> bool:
-        node = self._served.pop(export, None)
-        gone = False
+        node, gone = self._served.pop(export, None), False
         try:
             # Who asks from now on does not find it, and waits for the monitor.
             gone = (unless_asked_since is None
@@ -284,21 +324,33 @@ class Exporter:
         except exception.StorageDaemonError:
             self._served_by = None
             raise
-        if not gone and node is not None:
-            self._served[export] = node
+        finally:
+            if not gone and node is not None:
+                self._served[export] = node
         return gone
 
-    def _add(self, export: str, nodes: list[dict[str, object]]) -> None:
+    def lend(self, export: str, node: dict[str, object]) -> dict[str, Any]:
+        """Serve a node to be written, until ``cut_off``; return ``describe``'s ``server``, ``tls``.
+
+        :raises StorageDaemonError: if the daemon refuses.
+        """
+        with self._alone():
+            self._exports()
+            self._add(export, [{**node, 'node-name': naming.node_name('w', export)}], True)
+        return dict(self._reached)
+
+    def _add(self, export: str, nodes: list[dict[str, object]], writable: bool = False) -> None:
         top = str(nodes[-1]['node-name'])
         try:
             # Nodes without their export are what a crash between the two steps left.
             self._remove_tree(top)
             self._daemon.add_nodes(*nodes)
             steps.reached('serve: nodes')
-            self._daemon.add_export(export, top)
+            self._daemon.add_export(export, top, writable)
         except exception.StorageDaemonError:
-            # It may be another daemon than the one that is remembered.
+            # It may be another daemon than the one that is remembered, or come to it yet.
             self._served_by = None
+            self._served[export] = top
             raise
         self._served[export] = top
 
@@ -306,17 +358,6 @@ class Exporter:
     def log_path(self) -> str:
         """The path of the daemon's log."""
         return self._daemon.log_path
-
-    def suspend(self, image_id: str) -> bool:
-        """Have ``ensure`` refuse an image until ``resume``; False if it does already."""
-        if image_id in self._suspended:
-            return False
-        self._suspended.add(image_id)
-        return True
-
-    def resume(self, image_id: str) -> None:
-        """Let an image be served again."""
-        self._suspended.discard(image_id)
 
     def cut_off(self, export: str) -> None:
         """Stop serving an export whose clients cannot read it, whoever is connected.
@@ -335,10 +376,8 @@ class Exporter:
         self._daemon.remove_nodes(*(name for name in names if name in present))
 
     def retire(self, image_id: str, with_base: bool) -> bool:
-        """Stop serving an image.
-
-        Its cache image goes at once; its base and its stored file only if no compute host is
-        connected to them, as servers that run may still read from the base, and settle.
+        """Stop serving an image: its cache image at once, its base and stored file only if no host
+        is connected to them, as servers that run may still read from the base, and settle.
 
         :param with_base: whether these two may go at all.
         :returns: True if nothing is served any more, False if it has to be asked again later.
@@ -347,38 +386,15 @@ class Exporter:
         with self._alone():
             return self._retire(image_id, keep_bases=not with_base) and with_base
 
-    @staticmethod
-    def _is_base(export: str) -> bool:
-        """Tell whether an export is of a base or a stored file: its clients are never cut off."""
-        return export.startswith((f'{naming.EXPORT_BASE}-', f'{naming.EXPORT_STORED}-'))
-
     def _retire(self, image_id: str, keep: str = '', keep_bases: bool = False) -> bool:
         gone = True
         for export, node in list(self._look().items()):
             if image_id not in export or export == keep \
-                    or (keep_bases and self._is_base(export)):
+                    or (keep_bases and exportnames.is_base(export)):
                 continue
-            if self._remove(export, disconnect=not self._is_base(export)):
+            if self._remove(export, disconnect=not exportnames.is_base(export)):
                 self._remove_tree(node)
                 self._asked_at.pop(export, None)
             else:
                 gone = False
         return gone
-
-    @staticmethod
-    def base_export(manifest: Manifest) -> str:
-        """Return the name of the export of an image's base."""
-        return manifest.made.base_export \
-            or naming.export_name(naming.EXPORT_BASE, manifest.image_id)
-
-    @staticmethod
-    def cache_export(manifest: Manifest) -> str:
-        """Return the name of the export of an image's cache image, which it must have."""
-        assert manifest.made.cache_image is not None
-        # A new cache image gets a new name: who fetches the old one meanwhile gets all of it.
-        return (naming.export_name(naming.EXPORT_CACHE, manifest.image_id)
-                + f'-{manifest.made.cache_image.sha256[:16]}')
-
-    @staticmethod
-    def _cache_node(cache_export: str) -> str:
-        return naming.node_name('c', cache_export)

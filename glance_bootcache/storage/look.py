@@ -10,37 +10,27 @@ import json
 import os
 import sys
 
-from oslo_utils.imageutils import format_inspector
-
-from bootcache import confining
+from bootcache import confining, fileformat
 from bootcache.exception import ImageRefused
 from glance_bootcache.qcow2 import tables
 from glance_bootcache.qcow2.reader import Reader
 from glance_bootcache.storage import probing
 
-# The inspector calls a raw image that has a partition table by the table's name.
-_RAW_NAMES = ('raw', 'gpt', 'mbr')
 _LONGEST_REASON = 1000
 
 
 def _inspect(path: str, disk_format: str) -> None:
     """Have oslo.utils look at it, as Glance and Nova do before they open a file."""
-    try:
-        inspector = format_inspector.detect_file_format(path)
-        found = str(inspector)
-        if found != disk_format and not (disk_format == 'raw' and found in _RAW_NAMES):
-            raise ImageRefused(f'the content is {found}, but disk_format says {disk_format}')
-        inspector.safety_check()
-        if disk_format == 'raw':
-            with open(path, 'rb') as stream:
-                found = probing.taken_for(stream.read(probing.PROBED_BYTES))
-            if found:
-                raise ImageRefused(f'the content is {found}, but disk_format says raw')
-    except format_inspector.SafetyCheckFailed as error:
-        why = ', '.join(f'{name}: {failure}' for name, failure in error.failures.items())
-        raise ImageRefused(f'the image is not safe to open: {why}') from error
-    except format_inspector.ImageFormatError as error:
-        raise ImageRefused(f'the image cannot be read: {error}') from error
+    inspector = fileformat.inspect(path)
+    found = str(inspector)
+    if found != disk_format and not (disk_format == 'raw' and found in fileformat.RAW_NAMES):
+        raise ImageRefused(f'the content is {found}, but disk_format says {disk_format}')
+    fileformat.check_safe(inspector)
+    if disk_format == 'raw':
+        with open(path, 'rb') as stream:
+            found = probing.taken_for(stream.read(probing.PROBED_BYTES))
+        if found:
+            raise ImageRefused(f'the content is {found}, but disk_format says raw')
 
 
 def _check_tables(path: str, max_virtual_bytes: int) -> None:

@@ -11,6 +11,7 @@ from oslo_log import log as logging
 from oslo_utils import timeutils
 
 from bootcache import exception, naming, savefile, steps
+from bootcache.ceph import places
 from bootcache.locks import OrderedLock
 from bootcache.manifest import Manifest
 from bootcache.workingset import WorkingSet
@@ -23,7 +24,8 @@ _MANIFEST = 'manifest.json'
 
 def _named(manifest: Manifest) -> set[str]:
     """Return the names of a manifest's files; a base that lies elsewhere is not one of them."""
-    names = {os.path.basename(manifest.made.base_path)} if manifest.made.base_path else set()
+    base = manifest.made.base_path
+    names = {os.path.basename(base)} if base and not places.is_clone(base) else set()
     if manifest.made.working_set:
         names.add(manifest.made.working_set.file)
     if manifest.made.cache_image:

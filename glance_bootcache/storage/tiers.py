@@ -23,7 +23,7 @@ from glance_bootcache.locks import ServiceRank
 from glance_bootcache.storage import contents, copying
 from glance_bootcache.storage.contents import Content, KnownContents
 from glance_bootcache.storage.copying import MemoryCopy
-from glance_bootcache.storage.exporter import Exporter
+from glance_bootcache.storage.exporters import Exporters
 from glance_bootcache.storage.lastuses import Usage
 from glance_bootcache.storage.store import ImageStore
 
@@ -50,7 +50,7 @@ class StorageTiers:
     :raises ConfigurationError: if it was not.
     """
 
-    def __init__(self, conf: cfg.ConfigOpts, store: ImageStore, exporter: Exporter):
+    def __init__(self, conf: cfg.ConfigOpts, store: ImageStore, exporter: Exporters):
         group = conf[bootcache_conf.GROUP]
         self._store = store
         self._exporter = exporter
@@ -104,9 +104,10 @@ class StorageTiers:
         try:
             places = self._exporter.cache_places()
             for manifest in manifests:
-                place = places.get(self._exporter.cache_export(manifest))
+                elsewhere = places.get(self._exporter.cache_export(manifest), set()) \
+                    - {self._disk_path(manifest)}
                 # Only this thread brings any in.
-                if place not in (None, self._disk_path(manifest)) \
+                if elsewhere \
                         and manifest.image_id not in self._held and not self._stopping:
                     self._exporter.switch_cache(manifest, self._disk_path(manifest))
         except exception.BootcacheError as error:
@@ -229,19 +230,20 @@ class StorageTiers:
         return held if held is not None and held.holds(manifest) \
             and manifest.image_id not in self._leaving else None
 
-    def serve(self, manifest: Manifest) -> None:
+    def serve(self, manifest: Manifest, certificates: Collection[str] | None = None) -> None:
         """Serve an image's base, and its cache image, if it has one, from the tier that it is in.
 
+        :param certificates: to whom: see ``Exporters.ensure``.
         :raises StorageDaemonError: if the exporter refuses, for instance as a file is gone.
         """
         path = self.path(manifest)
         try:
-            self._exporter.ensure(manifest, path)
+            self._exporter.ensure(manifest, path, certificates)
         except exception.StorageDaemonError:
             if path == self.path(manifest):
                 raise
             # It left memory at that moment.
-            self._exporter.ensure(manifest, self.path(manifest))
+            self._exporter.ensure(manifest, self.path(manifest), certificates)
 
     def promote(self, manifest: Manifest) -> None:
         """Have a cache image copied to memory and served from there (SC13 Algorithm 1).
@@ -306,6 +308,7 @@ class StorageTiers:
     def _bring_in(self, manifest: Manifest, path: str, leftover: bool = False) -> None:
         """Copy a cache image unless it is a leftover, verify it, and have it served from there."""
         image_id, began, entered = manifest.image_id, time.monotonic(), False
+        is_in_part = False
         try:
             if self._make_room(manifest):
                 if leftover:
@@ -323,6 +326,8 @@ class StorageTiers:
                 self.note_damage(manifest, str(error))
             else:
                 LOG.error('image %s: not served from memory: %s', image_id, error)
+                # Of several exporters others may serve it from there.
+                is_in_part = isinstance(error, exception.StorageDaemonError)
         except Exception:
             LOG.exception('image %s: unexpected error while it was copied to memory', image_id)
         with self._lock:
@@ -331,13 +336,13 @@ class StorageTiers:
         if entered:
             LOG.info('image %s: cache image of %d bytes in memory after %.2f s', image_id,
                      _cache_bytes(manifest), time.monotonic() - began)
-        elif not leftover:
+        elif not (leftover or is_in_part):
             copying.remove(path)
         elif not self._stopping:
             self._let_go(manifest, path)
 
     def _let_go(self, manifest: Manifest, path: str) -> None:
-        """Remove a leftover that is not taken over; the exporter may be serving it."""
+        """Remove a copy that is not taken over; the exporter may be serving it."""
         try:
             self._exporter.switch_cache(manifest, self._disk_path(manifest))
         except exception.BootcacheError as error:

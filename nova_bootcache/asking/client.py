@@ -1,6 +1,7 @@
 """What a host asks the storage service for when a server boots."""
 
 import dataclasses
+import random
 import time
 from typing import Any
 
@@ -18,6 +19,9 @@ from nova_bootcache.storagenode import PLAIN, Encryption
 LOG = logging.getLogger(__name__)
 
 _ASK_AGAIN_SECONDS = 1.0
+# For which a service is asked again that has too much to answer: many hosts ask at one moment, and
+# each gets its answer in a fraction of that. Not longer: the host may have all that it takes.
+_REFUSED_SECONDS = 20.0
 
 
 class HostsClient:
@@ -54,25 +58,48 @@ class HostsClient:
         return self._api
 
     def ask(self, image_id: str, server_id: str, profile_token: str | None = None,
-            owner: str = '') -> dict[str, Any] | None:
+            owner: str = '', refused_until: float = 0.0) -> dict[str, Any] | None:
         """Ask the storage service for an image; None if it does not answer.
 
         :param owner: the server's project, empty if it is not known.
+        :param refused_until: to which it is asked again if it has too much to answer, in monotonic
+            seconds.
         :raises BootcacheError: if the driver is not started.
         """
-        try:
-            return self.api.plan_boot(image_id, self.hostname, server_id, profile_token, owner)
-        except (messaging.MessagingTimeout, messaging.MessageDeliveryFailure) as error:
-            LOG.warning('bootcache: the storage service does not answer: %s', error)
-            return None
+        while True:
+            try:
+                return self.api.plan_boot(image_id, self.hostname, server_id, profile_token, owner,
+                                          self._encryption.name())
+            except (messaging.MessagingTimeout, messaging.MessageDeliveryFailure) as error:
+                LOG.warning('bootcache: the storage service does not answer: %s', error)
+                return None
+            except messaging.RemoteError as error:
+                if error.exc_type != exception.TooManyMessages.__name__:
+                    raise
+                if time.monotonic() >= refused_until:
+                    LOG.warning('bootcache: the storage service has too much to answer: %s',
+                                error.value)
+                    return None
+            # Not all that were refused at one moment at another one.
+            time.sleep(random.uniform(0.5, 1.5) * _ASK_AGAIN_SECONDS)
+
+    def ask_for_stored(self, image_id: str) -> dict[str, Any] | None:
+        """Ask for an image's stored bytes; None if the image has no base there.
+
+        :raises BootcacheError: if the driver is not started.
+        :raises MessagingException: if the storage service does not answer, or with an error.
+        """
+        return self.api.serve_stored(image_id, self.hostname, self._encryption.name())
 
     def ask_patiently(self, image_id: str, server_id: str = '',
                       profile_token: str | None = None, owner: str = '') -> Offered:
         """Ask the storage service, again while it prepares the image's base."""
         cold_wait = self._conf[bootcache_conf.GROUP].cold_wait
         deadline = time.monotonic() + cold_wait
+        refused_until = min(deadline, time.monotonic() + _REFUSED_SECONDS)
         while True:
-            offered = offer.parse(image_id, self.ask(image_id, server_id, profile_token, owner))
+            offered = offer.parse(image_id, self.ask(image_id, server_id, profile_token, owner,
+                                                     refused_until))
             if offered.remote is not None and (
                     reason := self._encryption.refusal(offered.remote.tls)):
                 return Offered(Storage(Offer.STOCK), reason)

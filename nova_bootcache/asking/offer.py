@@ -45,6 +45,8 @@ class Offered:
     :ivar is_verified: whether the storage service knows that its file is as it was built: servers
         read from what arrives before this host has seen all of it.
     :ivar ready_in: seconds until the base is here, at least; None if nobody knows.
+    :ivar signature: by what the base was verified, empty if it was not:
+        :func:`bootcache.signatures.fingerprint`.
     """
 
     storage: Storage
@@ -59,6 +61,7 @@ class Offered:
     generation: int = 0
     ready_in: float | None = None
     is_verified: bool = True
+    signature: str = ''
 
     def comes_too_late(self, patience: float) -> bool:
         """Tell whether to wait is in vain.
@@ -120,4 +123,5 @@ def _parse(image_id: str, answer: dict[str, Any]) -> Offered:
                    str(answer['cache_export']) if cache_image else '',
                    bool(answer.get('pinned', False)), watch, int(answer.get('generation', 0)),
                    # An earlier version did not tell.
-                   is_verified=bool(answer.get('verified', True)))
+                   is_verified=bool(answer.get('verified', True)),
+                   signature=str(answer.get('signature', '')))

@@ -7,7 +7,7 @@ their input space, and run unchanged in a simulation.
 
 import dataclasses
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from bootcache.tier import Medium
 
@@ -149,16 +149,34 @@ def stock_reason(server: Server, enabled: bool, host_has_stock_base: bool) -> st
         return 'the disk is not made from an image'
     if server.kernel_id:
         return 'the image has a separate kernel'
-    if server.checks_signature:
-        return 'the image\'s signature is checked while all of it is downloaded'
-    if server.is_signed:
-        return 'the image is signed: only stock Nova can check that'
     if server.is_unshelving:
         return 'a shelved server\'s own image is used once only'
     if server.preallocates:
         return 'preallocate_images is on'
     if host_has_stock_base:
         return 'the host has the full base already'
+    return ''
+
+
+def unverified_reason(server: Server, signature: str, wanted: Callable[[], str]) -> str:
+    """Return why what is offered counts as unverified for a server; an empty string if it does not.
+
+    Stock Nova verifies an image's bytes while it downloads them, where it is to. The storage
+    service did that with the bytes that it serves: by the signature and the key that Nova would
+    take for this server, or it does not count.
+
+    :param signature: the fingerprint of what they were verified by; empty if they were not.
+    :param wanted: has Nova get, and validate, what it would verify them by; only asked where there
+        is something to compare it with. An error of its is left to the caller.
+    """
+    if not server.checks_signature and not server.is_signed:
+        return ''
+    if not signature:
+        return ('the image\'s signature is checked by stock Nova, as the storage service has not'
+                ' verified it')
+    if server.checks_signature and wanted() != signature:
+        return ('the image\'s signature, or its certificate, is not the one by which the storage'
+                ' service has verified it: stock Nova checks it')
     return ''
 
 

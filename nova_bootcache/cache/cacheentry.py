@@ -4,6 +4,7 @@ import dataclasses
 import json
 
 from bootcache import exception, savefile
+from bootcache.ceph.places import RbdOrigin
 from bootcache.manifest import CacheInfo
 from nova_bootcache.storagenode import Remote
 
@@ -72,7 +73,9 @@ class CacheEntry:
                 else cache_image.virtual_bytes
             # Version 2 had no content at first.
             remote = Remote(**document['remote'], image_hash=str(document.get('image_hash', '')),
-                            tls=bool(document.get('tls', False)))
+                            tls=bool(document.get('tls', False)),
+                            rbd=RbdOrigin.read(document.get('rbd')),
+                            earlier=str(document.get('earlier_export', '')))
             return cls(remote, cache_image, document['file_sha256'],
                        int(virtual_bytes), bool(document.get('pinned', False)),
                        int(document.get('generation', 0)),
@@ -88,7 +91,7 @@ class CacheEntry:
         remote = dataclasses.asdict(self.remote)
         savefile.write_json(path, {
             'version': VERSION, 'image_hash': remote.pop('image_hash'), 'tls': remote.pop('tls'),
-            'remote': remote,
+            'rbd': remote.pop('rbd'), 'earlier_export': remote.pop('earlier'), 'remote': remote,
             'cache_image': None if self.cache_image is None else self.cache_image.to_dict(),
             'file_sha256': self.file_sha256, 'virtual_bytes': self.virtual_bytes,
             'pinned': self.pinned, 'generation': self.generation, 'expanded': self.expanded})

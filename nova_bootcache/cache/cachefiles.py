@@ -31,7 +31,8 @@ LOG = logging.getLogger(__name__)
 # Of a growing store's file.
 STORE_SUFFIX = '.store'
 _NAME = re.compile('[0-9a-f]{40}')
-_LEFTOVER = re.compile(r'[0-9a-f-]{36,40}(\.json\..*\.tmp|\.tmp|(\.map|\.expanded)?\.partial)')
+_LEFTOVER = re.compile(r'[0-9a-f-]{36,40}(\.json\..*\.tmp|\.tmp|'
+                       r'(\.map|\.exchanged|\.expanded)?\.partial)')
 
 
 def is_same_name(path: str, other: str) -> bool:
@@ -133,6 +134,10 @@ class CacheFiles:
         """Return where an image's cache image is while servers read it and it still comes."""
         return os.path.join(self.directories[medium], f'{image_id}.partial')
 
+    def exchanged_path(self, image_id: str, medium: Medium) -> str:
+        """Return where one that servers read comes from other hosts, apart from what they read."""
+        return os.path.join(self.directories[medium], f'{image_id}.exchanged.partial')
+
     def expanding_path(self, image_id: str, medium: Medium) -> str:
         """Return where an image's cache image is while it is being expanded."""
         return os.path.join(self.directories[medium],
@@ -216,12 +221,25 @@ class CacheFiles:
                 return entry
             # It may have been replaced meanwhile.
             self.check_content(remote)
-            changed = dataclasses.replace(self.known(remote.image_id) or entry, remote=remote,
-                                          pinned=pinned, generation=generation)
+            changed = dataclasses.replace(self.known(remote.image_id) or entry,
+                                          remote=self.named(remote), pinned=pinned,
+                                          generation=generation)
             used = os.stat(path).st_mtime
             changed.save(path)
             os.utime(path, (used, used))
         return changed
+
+    def named(self, remote: Remote) -> Remote:
+        """Return a base with the name that it had before, if that is noted of the same content.
+
+        A storage service that has lost what it knew of an image gives its base another name.
+        """
+        known = self.known(remote.image_id)
+        if known is None or not known.is_of(remote, 0):
+            return remote
+        earlier = known.remote.earlier if known.remote.export == remote.export \
+            else known.remote.export
+        return dataclasses.replace(remote, earlier=earlier)
 
     def check_content(self, remote: Remote, virtual_bytes: int = 0,
                       cache_image: CacheInfo | None = None) -> None:

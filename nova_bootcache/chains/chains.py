@@ -11,6 +11,7 @@ from oslo_log import log as logging
 from bootcache import exception, qemuimg
 from nova_bootcache import storagenode
 from nova_bootcache.asking import offer, placement
+from nova_bootcache.asking.asuser import AsUser
 from nova_bootcache.asking.offer import Offered
 from nova_bootcache.asking.placement import Offer, PlanStep, Server, Trust
 from nova_bootcache.cache.cacheentry import CacheEntry
@@ -24,9 +25,7 @@ from nova_bootcache.storagenode import Remote
 
 LOG = logging.getLogger(__name__)
 
-
-def _no_console() -> str:
-    return ''
+_NOBODY = AsUser()
 
 
 class Chains:
@@ -56,7 +55,8 @@ class Chains:
 
     def make_overlay(self, server: Server, server_id: str, profile_token: str | None, path: str,
                      root_bytes: int | None, has_stock_base: bool,
-                     console: Callable[[], str] = _no_console, is_moving: bool = False) -> bool:
+                     console: Callable[[], str] = str, is_moving: bool = False,
+                     as_user: AsUser = _NOBODY) -> bool:
         """Make a server's root disk as an overlay on a cache image or a recording.
 
         :param profile_token: from the server's metadata, None for servers of people.
@@ -65,6 +65,7 @@ class Chains:
         :param has_stock_base: whether Nova's own base of the image is on this host.
         :param console: gives the end of the server's console.
         :param is_moving: whether the server comes from another host: it has booted there.
+        :param as_user: what Nova can ask for as the server's user.
         :returns: False if the server is to go the stock way; the reason is logged.
         :raises ProfileBootFailed: if the storage service knows the server as its profile boot, and
             it cannot be recorded: nobody has a use for it then.
@@ -77,7 +78,7 @@ class Chains:
         if not reason:
             try:
                 reason = self._make(server, server_id, profile_token, path, root_bytes,
-                                    console, is_moving)
+                                    console, is_moving, as_user)
             except exception.ProfileBootFailed:
                 self._parts.boots.discard(server_id, 'it cannot be recorded')
                 self._parts.recordings.finish(server_id)
@@ -98,11 +99,20 @@ class Chains:
         return not reason
 
     def _make(self, server: Server, server_id: str, profile_token: str | None, path: str,
-              root_bytes: int | None, console: Callable[[], str], is_moving: bool) -> str:
+              root_bytes: int | None, console: Callable[[], str], is_moving: bool,
+              as_user: AsUser) -> str:
         image_id, ask = str(server.image_id), self._parts.storage.ask_patiently
         offered = ask(image_id, server_id, profile_token, server.owner)
         if is_moving:
             offered = offered.for_a_move()
+        if offered.storage.offer not in (Offer.STOCK, Offer.WAIT):
+            refused = placement.unverified_reason(server, offered.signature, as_user.verifies_by)
+            if refused and offered.storage.offer is Offer.PROFILE:
+                raise exception.ProfileBootFailed(refused)
+            if not refused and not is_moving and self._conf.require_download_policy:
+                refused = as_user.download_refusal()
+            if refused:
+                return refused
         if not self._is_content(image_id, offered) and not self._room.let_go(image_id):
             return ('the image has another content than the one on which disks of this host\'s'
                     ' servers stand')
@@ -202,10 +212,16 @@ class Chains:
             f'the cache image of {image_id} is gone from this host and cannot be fetched:'
             f' {offered.reason}')
 
-    def place_of(self, image_id: str) -> tuple[str, int] | None:
-        """Return host and port of the storage node that has an image's base, None if not known."""
+    def place_of(self, image_id: str) -> tuple[str, int, str] | None:
+        """Return by what an image's base is reached; others of a place that is away are as well.
+
+        :returns: host and port of the storage node, and the image's id if this host may read it in
+            Ceph, as then that node tells nothing of it; None if it is not known.
+        """
         entry = self._cache.known(image_id)
-        return None if entry is None else (entry.remote.host, entry.remote.port)
+        return None if entry is None else (
+            entry.remote.host, entry.remote.port,
+            image_id if self._gateway.may_read_in_ceph(entry.remote) else '')
 
     def serve_base(self, entry: CacheEntry) -> None:
         """Serve a base to this host's servers, wherever it is now.
@@ -229,6 +245,8 @@ class Chains:
         if entry is None:
             raise exception.BootcacheError(f'it is not noted where the base of {image_id} is; a'
                                            ' server that is started from the image notes it')
+        if self._gateway.reaches_in_ceph(entry.remote):
+            return
         try:
             storagenode.check_served(entry.remote, self._parts.encryption)
         except exception.BootcacheError as error:

@@ -4,23 +4,27 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
-from bootcache import exception
+from bootcache import exception, expiry, tls
 from bootcache.tier import Medium
+from nova_bootcache import accessconf, storagenode
 from nova_bootcache import conf as nova_conf
-from nova_bootcache import storagenode
 from nova_bootcache.asking.client import HostsClient
+from nova_bootcache.asking.exchangeasking import ExchangeAsking
 from nova_bootcache.cache.cachefiles import CacheFiles
 from nova_bootcache.chains.chains import Chains
 from nova_bootcache.chains.hostfacts import HostFacts
 from nova_bootcache.chains.parts import Parts
 from nova_bootcache.chains.serving import Serving
+from nova_bootcache.gateway.baseaccess import BaseAccess
 from nova_bootcache.gateway.below import Below
 from nova_bootcache.gateway.daemon import Gateway
+from nova_bootcache.gateway.hostclones import HostClones
 from nova_bootcache.gateway.hostneeds import HostNeeds
 from nova_bootcache.gateway.storespace import StoreSpace
 from nova_bootcache.recording.profilerecordings import ProfileRecordings
 from nova_bootcache.recording.watchedboots import WatchedBoots
 from nova_bootcache.tiers.arrivals import Arrivals
+from nova_bootcache.tiers.exchanges import Exchanges
 from nova_bootcache.tiers.expansions import Expand, Expansions
 from nova_bootcache.tiers.fetches import Fetches
 from nova_bootcache.tiers.readable import Readable
@@ -34,9 +38,11 @@ class ComputeHost:
     """The parts of one compute host; see nova_bootcache/chains/parts.py for what each is.
 
     :ivar encryption: how it connects to storage nodes.
+    :ivar expiry: tells of certificates that end.
     :ivar serving: whether new servers are served.
     :ivar chains: makes and keeps servers' chains.
     :ivar facts: what placement has to know of this host.
+    :ivar base_access: looks after what bases are read by.
     :ivar expansions: expands cache images that came compressed.
     :ivar store_space: what growing stores were to grow into.
 
@@ -44,7 +50,7 @@ class ComputeHost:
     :param cache_directory: of the host's cache images.
     :param direct_io: whether servers' disks are opened with O_DIRECT.
     :param base_directory: Nova's own directory of bases.
-    :raises ConfigurationError: if the tiers' options make no sense.
+    :raises ConfigurationError: if the options of tiers, certificates or Ceph make no sense.
     """
 
     def __init__(self, conf: cfg.ConfigOpts, cache_directory: str, direct_io: bool = True,
@@ -57,16 +63,25 @@ class ComputeHost:
             limits[Medium.MEMORY] = tiers.memory
         self.report_interval = int(group.report_interval)
         self.encryption = nova_conf.encryption(conf)
+        self.expiry = expiry.configured(group, tls.Endpoint.CLIENT)
         self.storage = HostsClient(conf, self.encryption)
         self.cache = CacheFiles(cache_directory, tiers.memory_directory)
+        clones = HostClones(accessconf.ceph(conf), group.base_access == accessconf.RBD,
+                            group.gateway_run_dir, group.reconnect_delay, group.gateway_autostart)
+        clones.check()
         self.gateway = Gateway(group.gateway_run_dir, group.gateway_socket, group.reconnect_delay,
-                               group.gateway_autostart, group.gateway_group, self.encryption)
+                               group.gateway_autostart, group.gateway_group, self.encryption,
+                               clones)
         self.needs = HostNeeds()
+        self.base_access = BaseAccess(self.gateway, clones, self.cache, self.needs)
         self.below = Below(self.gateway, self.cache, self.needs)
         self.store_space = StoreSpace(self.gateway, self.cache, self.needs, self.below)
         self.room = Room(self.cache, self.below, self.needs, limits)
-        self.fetches = Fetches(self.cache, self.room, WrongFiles(), Readable(),
-                               group.gateway_socket, self.encryption)
+        self._readable = Readable()
+        self.exchange_asking = ExchangeAsking(conf, self.storage)
+        self.fetches = Fetches(self.cache, self.room, WrongFiles(), self._readable,
+                               group.gateway_socket, self.encryption,
+                               Exchanges(conf, self.exchange_asking))
         self.arrivals = Arrivals(self.cache, self.fetches, self.room, self.below, self.gateway,
                                  self.needs)
         self.boots = WatchedBoots(self.below.stores, self.needs, lambda: self.storage.api,
@@ -93,6 +108,7 @@ class ComputeHost:
                 self.cache.prepare()
         except OSError as error:
             LOG.error('bootcache: the tiers cannot be cleaned: %s', error)
+        self._readable.find_out()
         try:
             self.gateway.start()
             # Whoever was at work on it is gone.

@@ -17,6 +17,7 @@ from bootcache.locks import KeyedLocks
 from bootcache.storagedaemon import StorageDaemon, UnixListener
 from nova_bootcache.gateway import graph
 from nova_bootcache.gateway.graph import GraphAction, Place, Present, Store, Wanted
+from nova_bootcache.gateway.hostclones import HostClones
 from nova_bootcache.locks import Rank
 from nova_bootcache.storagenode import PLAIN, Encryption, Remote, check_reachable, nbd_node
 
@@ -37,12 +38,14 @@ class Gateway:
     :param autostart: whether one is started where none answers.
     :param group: that may connect to one that is started.
     :param encryption: how it connects to storage nodes.
+    :param clones: by which it reads bases in Ceph; None if it reads none there.
     """
 
     def __init__(self, run_dir: str, socket_path: str, reconnect_delay: int,
                  autostart: bool = True, group: str | None = None,
-                 encryption: Encryption = PLAIN):
+                 encryption: Encryption = PLAIN, clones: HostClones | None = None):
         self.socket_path = socket_path
+        self._clones = clones
         self._encryption = encryption
         self.daemon = StorageDaemon('gateway', run_dir, UnixListener(socket_path),
                                     autostart=autostart, group=group, patience=_ANSWER_SECONDS,
@@ -87,11 +90,15 @@ class Gateway:
         export = naming.export_name(naming.EXPORT_BASE, remote.image_id)
         self.daemon.ensure_running()
         there = self._present(remote.image_id)
-        if self._goes_on(remote, there):
-            return export
-        place = self.place(remote)
         # Not under the lock: bases of other storage nodes do not wait for this one.
-        check_reachable(remote)
+        place = None if self._clones is None else self._clones.place(remote)
+        if there.is_exported and place is not None and there.place == place:
+            return export
+        if place is None:
+            if self._goes_on(remote, there):
+                return export
+            place = self.place(remote)
+            check_reachable(remote)
         if not there.is_exported:
             # Of an arrival below a base that is not served: nobody reads from it.
             self.end_arrival_job(remote.image_id)
@@ -105,9 +112,36 @@ class Gateway:
                     raise exception.StorageDaemonError(
                         f'gateway: servers that run read another content of {remote.image_id} than'
                         f' {remote.export}')
-            self._serve(remote.image_id, there, self.remote_node(
-                naming.node_name(graph.CONNECTIONS[0], remote.image_id), remote))
+            self._serve(remote.image_id, there, self._connection(
+                naming.node_name(graph.CONNECTIONS[0], remote.image_id), remote, place))
         return export
+
+    def _connection(self, name: str, remote: Remote, place: Place) -> dict[str, Any]:
+        """Return the node by which a base is read from a place: the one place that tells."""
+        if place.socket:
+            assert self._clones is not None
+            return {**self._clones.node(place.export), 'node-name': name, 'read-only': True}
+        return self.remote_node(name, remote)
+
+    def reads_in_ceph(self, there: Present) -> bool:
+        """Tell whether a base is read in Ceph, by what the gateway has of it."""
+        return there.place is not None and self._clones is not None \
+            and there.place.socket == self._clones.daemon.socket
+
+    def may_read_in_ceph(self, remote: Remote) -> bool:
+        """Tell whether a base is one that this host reads in Ceph where that goes."""
+        return self._clones is not None and self._clones.is_on and remote.rbd is not None
+
+    def reaches_in_ceph(self, remote: Remote) -> bool:
+        """Tell whether a base is served, and Ceph gives it out: no storage node is needed for it.
+
+        :raises StorageDaemonError: if the daemon does not answer.
+        """
+        if self._clones is None or not self._clones.daemon.runs or self.daemon.pid() is None:
+            return False
+        there = self._present(remote.image_id)
+        return there.is_exported and self.reads_in_ceph(there) \
+            and self._is_content(there, remote) and self._clones.is_read(remote)
 
     def _goes_on(self, remote: Remote, there: Present) -> bool:
         """Tell whether what serves a base is left as it is, or take renewed certificates for it."""
@@ -180,9 +214,10 @@ class Gateway:
 
     def _is_content(self, there: Present, remote: Remote) -> bool:
         """Tell whether what is served of an image is the content that a base has."""
+        names = {remote.export, remote.earlier} - {''}
         if there.is_absent:
-            return graph.absent_name(remote.export) in self.daemon.nodes()
-        return there.place is not None and there.place.export == remote.export
+            return not {graph.absent_name(name) for name in names}.isdisjoint(self.daemon.nodes())
+        return there.place is not None and there.place.export in names
 
     def _exchange(self, remote: Remote, place: Place, there: Present) -> None:
         """Have a base be read from where it is now, below all that reads from it."""
@@ -193,17 +228,22 @@ class Gateway:
         for step in graph.exchange(place, there):
             name = naming.node_name(step.kind, image_id)
             if step.action is GraphAction.CONNECT:
-                self.daemon.add_nodes(self.remote_node(name, remote))
+                self.daemon.add_nodes(self._connection(name, remote, place))
+                self._leave(there, remote)
                 steps.reached('exchange: connected')
             elif step.action is GraphAction.MOVE:
                 with self.daemon.session() as session:
                     session.execute('blockdev-reopen',
                                     options=[graph.base_node(image_id, step.kind)])
-                LOG.info('image %s: the gateway reads its base from %s now', image_id,
-                         naming.tcp_address(remote.host, remote.port))
+                LOG.info('image %s: the gateway reads its base from %s now', image_id, place)
                 steps.reached('exchange: moved')
             else:
                 self.daemon.remove_nodes(name)
+
+    def _leave(self, there: Present, remote: Remote) -> None:
+        """End reads that wait for Ceph: the base is not moved before they have ended."""
+        if self._clones is not None and self.reads_in_ceph(there) and self._clones.waits(remote):
+            self._clones.leave()
 
     @staticmethod
     def _check_reads_on(remote: Remote, there: Present) -> None:

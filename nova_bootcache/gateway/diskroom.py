@@ -7,6 +7,8 @@ import os
 import shutil
 
 _FALLOC_FL_KEEP_SIZE = 1
+_FALLOC_FL_PUNCH_HOLE = 2
+_ZEROS = 1 << 20
 # A page of a tmpfs may be so large, and a file's last one be its own.
 _LARGEST_PAGE = 2 << 20
 # What a file system answers that cannot promise space, as NFS before 4.2 cannot.
@@ -24,17 +26,37 @@ def hold(path: str, size: int) -> bool:
     """
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
-        libc = ctypes.CDLL(None, use_errno=True)
-        arguments = (ctypes.c_int(fd), ctypes.c_int(_FALLOC_FL_KEEP_SIZE), ctypes.c_int64(0),
-                     ctypes.c_int64(size))
-        if libc.fallocate64(*arguments) == 0:
-            return True
-        code = ctypes.get_errno()
-        if code in _UNABLE:
-            return False
-        raise OSError(code, os.strerror(code), path)
+        return _allocate(fd, path, _FALLOC_FL_KEEP_SIZE, 0, size)
     finally:
         os.close(fd)
+
+
+def clear(path: str, offset: int, length: int) -> None:
+    """Have a place in a file be zeros, without blocks where the file system can do that.
+
+    :param offset: in bytes, as is the length; what is beyond the file's end is left out.
+    :raises OSError: if the file cannot be written.
+    """
+    with open(path, 'r+b') as stream:
+        end = min(offset + length, os.fstat(stream.fileno()).st_size)
+        if end <= offset or _allocate(stream.fileno(), path,
+                                      _FALLOC_FL_KEEP_SIZE | _FALLOC_FL_PUNCH_HOLE, offset,
+                                      end - offset):
+            return
+        stream.seek(offset)
+        for begin in range(offset, end, _ZEROS):
+            stream.write(bytes(min(_ZEROS, end - begin)))
+
+
+def _allocate(fd: int, path: str, mode: int, offset: int, length: int) -> bool:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.fallocate64(ctypes.c_int(fd), ctypes.c_int(mode), ctypes.c_int64(offset),
+                        ctypes.c_int64(length)) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in _UNABLE:
+        return False
+    raise OSError(code, os.strerror(code), path)
 
 
 def has_ahead(path: str) -> bool:

@@ -6,10 +6,12 @@ below. From above:
 * a growing store that grows: its copy-on-read filter, then the store (sharedstore.py),
 * one that does not grow any more: the store,
 * a cache image on its way here (arrival.py), and one that has landed,
-* the base, and below that the connection to the storage node that has it. QEMU cannot have a
-  connection go to another place: where a base has moved, another one takes its place. So it does
-  the place of one that cannot be read, by which servers start while the storage node is away: each
-  of its reads gives an error, at which a guest stands still.
+* the base, and below that the connection to what has it: the storage node, or a daemon of this host
+  that has it open in Ceph (hostclones.py). The gateway has no node of Ceph's: QEMU's rbd driver
+  would keep all others waiting. QEMU cannot have a connection go to another place: where a base has
+  moved, another one takes its place. So it does the place of one that cannot be read, by which
+  servers start while the storage node is away: each of its reads gives an error, at which a guest
+  stands still.
 
 Nothing is remembered of what the gateway has: it is looked at, compared with what is wanted, and
 changed in steps, when this process starts and in every round of its upkeep. A crash may have left
@@ -75,19 +77,25 @@ class GraphStep:
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a base is.
+    """What a base is reached by: an exporter, or a daemon of this host that has it from Ceph.
 
-    :ivar host: of the exporter.
-    :ivar port: of the exporter.
-    :ivar export: the exporter's name for it, which names its content as well.
+    :ivar host: of the exporter; empty of a daemon of this host.
+    :ivar port: of the exporter; 0 of such a daemon.
+    :ivar export: the exporter's name for it, which names its content as well; such a daemon's is
+        the same.
     :ivar credentials: the id of those with which it is connected to; empty for no TLS. Files that
         were renewed have another id: a connection goes on with those that it was made with.
+    :ivar socket: path of such a daemon's socket; empty for an exporter.
     """
 
     host: str
     port: int
     export: str
     credentials: str = ''
+    socket: str = ''
+
+    def __str__(self) -> str:
+        return self.socket or naming.tcp_address(self.host, self.port)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -276,6 +284,8 @@ def _origin(file: str) -> tuple[Place | None, bool]:
     """Return where a node reads from, by what QEMU calls its file; and whether it is absent."""
     if found := re.fullmatch('nbd://(.*):([0-9]+)/(.+)', file):
         return Place(found[1].strip('[]'), int(found[2]), found[3]), False
+    if found := re.fullmatch(r'nbd\+unix:///(.+)\?socket=(.+)', file):
+        return Place('', 0, found[1], socket=found[2]), False
     try:
         node = json.loads(file.removeprefix('json:'))
         while node['driver'] not in ('nbd', _ABSENT_DRIVER):
@@ -283,6 +293,8 @@ def _origin(file: str) -> tuple[Place | None, bool]:
         if node['driver'] == _ABSENT_DRIVER:
             return None, True
         server = node.get('server', {})
+        if path := node.get('server.path') or server.get('path'):
+            return Place('', 0, node['export'], socket=path), False
         return Place(node.get('server.host') or server['host'],
                      int(node.get('server.port') or server['port']), node['export'],
                      str(node.get('tls-creds', ''))), False

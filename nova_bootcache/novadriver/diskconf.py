@@ -21,8 +21,7 @@ def has_overlays(conf: Any) -> bool:
 
 def serves(conf: Any) -> bool:
     """Tell whether new servers can boot from cache images."""
-    return has_overlays(conf) and conf.preallocate_images == 'none' \
-        and not signatures.are_checked(conf)
+    return has_overlays(conf) and conf.preallocate_images == 'none'
 
 
 def warnings(conf: Any) -> list[str]:
@@ -33,5 +32,7 @@ def warnings(conf: Any) -> list[str]:
                      ' use qcow2')
     if signatures.are_checked(conf):
         found.append('Nova checks the signatures of images on this host, see'
-                     ' [glance]verify_glance_signatures; all servers go the stock way')
+                     ' [glance]verify_glance_signatures: servers go the stock way but those of'
+                     ' images that the storage service has verified; set'
+                     ' [bootcache]verify_signatures there')
     return found

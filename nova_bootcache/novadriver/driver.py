@@ -28,6 +28,7 @@ from nova_bootcache.novadriver.imagebackend import BootCacheQcow2, lazy
 from nova_bootcache.novadriver.novaservers import NovaServers, PoweringOn
 from nova_bootcache.novadriver.resuming import Resuming
 from nova_bootcache.novadriver.rootdisks import RootDisks
+from nova_bootcache.novadriver.snapshotting import SnapshottingDriver
 from nova_bootcache.published import warmth
 from nova_bootcache.published.holdings import PublishedHoldings
 from nova_bootcache.settling.settler import Settler
@@ -42,36 +43,34 @@ TRAIT = 'CUSTOM_BOOTCACHE'
 _WAITS = 'its guest stands still, and waits for its disk; it can be moved when it goes on'
 
 
-class BootCacheLibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc]
+class BootCacheLibvirtDriver(SnapshottingDriver):
     """libvirt driver whose servers boot from cache images where there are some."""
 
     def __init__(self, virtapi: Any, read_only: bool = False, *args: Any, **kwargs: Any):
         """Put our image backend in the place of Nova's for qcow2, and let snapshots see it."""
         super().__init__(virtapi, read_only, *args, **kwargs)
         bootcache_nova_conf.register_opts(CONF)
-        directory = CONF[bootcache_conf.GROUP].cache_directory \
-            or os.path.abspath(os.path.join(CONF.instances_path, '_bootcache'))
+        group, bandwidth = CONF[bootcache_conf.GROUP], bootcache_nova_conf.bandwidth
+        directory = group.cache_directory or os.path.abspath(
+            os.path.join(CONF.instances_path, '_bootcache'))
         servers = self._servers = NovaServers(self._host)
         self.bootcache = ComputeHost(CONF, directory, diskconf.opens_directly(CONF),
                                      servers.base_directory)
-        self.settler = Settler(self.bootcache, servers,
-                               bootcache_nova_conf.bandwidth(CONF, 'settle_bandwidth'),
-                               CONF[bootcache_conf.GROUP].settle_delay)
+        self.settler = Settler(self.bootcache, servers, bandwidth(CONF, 'settle_bandwidth'),
+                               group.settle_delay, bandwidth(CONF, 'landing_bandwidth'))
         self._disks = RootDisks(self.image_backend, self.settler.recover_server)
         self.standing = StandingServers(servers, self.bootcache.chains,
                                         self.bootcache.cache.holds_path, self.bootcache.boots)
         self.holdings = PublishedHoldings(self.bootcache, servers.base_directory,
                                           self.settler.unsettled.report, self.standing.report)
         self.upkeep = HostUpkeep(self.bootcache, self.holdings, servers.capabilities)
-        self.warming = HostWarmer(self.bootcache,
-                                  bootcache_nova_conf.bandwidth(CONF, 'warm_bandwidth'))
-        self.resuming = Resuming(self.bootcache.chains.place_of,
-                                 CONF[bootcache_conf.GROUP].resume_wait)
+        self.warming = HostWarmer(self.bootcache, bandwidth(CONF, 'warm_bandwidth'))
+        self.resuming = Resuming(self.bootcache.chains.place_of, group.resume_wait)
         # Servers that are about to leave this host in the form that stock Nova knows.
         self._leaving = threading.local()
         # Nova's start is over: it has asked what this host has.
         self._has_started = False
-        backend = BootCacheQcow2.bound_to(self.bootcache)
+        backend = BootCacheQcow2.bound_to(self.bootcache, self.direct)
         table = self.image_backend.BACKEND
         for name, stock in list(table.items()):
             if stock is imagebackend.Qcow2:

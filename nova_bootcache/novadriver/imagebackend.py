@@ -13,9 +13,12 @@ from nova.virt.libvirt import utils as libvirt_utils
 from oslo_log import log as logging
 
 from bootcache import exception, naming, qemuimg, rpcapi
+from nova_bootcache.asking.asuser import AsUser
 from nova_bootcache.asking.placement import Server
 from nova_bootcache.chains.computehost import ComputeHost
-from nova_bootcache.novadriver import errorpolicy, signatures
+from nova_bootcache.novadriver import downloads, errorpolicy, signatures
+from nova_bootcache.novadriver.directsnapshots import DirectSnapshots, overlay_of
+from nova_bootcache.snapshots.sender import SentDisk, Snapshot, SnapshotRefused
 
 LOG = logging.getLogger(__name__)
 
@@ -41,9 +44,11 @@ class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
     at an I/O error of one that is read through the gateway (``libvirt_info``).
 
     :cvar bootcache: the host's cache images and gateway.
+    :cvar direct: the host's snapshots.
     """
 
     bootcache: ComputeHost
+    direct: DirectSnapshots | None
 
     def __init__(self, instance: Any = None, disk_name: str | None = None, path: str | None = None,
                  disk_info_mapping: Any = None):
@@ -51,9 +56,13 @@ class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
         super().__init__(instance, disk_name, path, disk_info_mapping)
 
     @classmethod
-    def bound_to(cls, bootcache: ComputeHost) -> type['BootCacheQcow2']:
-        """Return a class for Nova's table of image backends."""
-        return type(cls.__name__, (cls,), {'bootcache': bootcache})
+    def bound_to(cls, bootcache: ComputeHost,
+                 direct: DirectSnapshots | None = None) -> type['BootCacheQcow2']:
+        """Return a class for Nova's table of image backends.
+
+        :param direct: None where all snapshots go stock Nova's way.
+        """
+        return type(cls.__name__, (cls,), {'bootcache': bootcache, 'direct': direct})
 
     def cache(self, fetch_func: Any, filename: str, size: int | None = None, safe: bool = False,
               *args: Any, **kwargs: Any) -> None:
@@ -76,7 +85,7 @@ class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
         super().cache(fetch_func, filename, size, safe, *args, **kwargs)
 
     def _make(self, filename: str, size: int | None, image_id: str | None = None,
-              trusted_certs: Any = None, **_others: Any) -> bool:
+              trusted_certs: Any = None, context: Any = None, **_others: Any) -> bool:
         instance = self._instance
         if instance is None or image_id is None:
             return False
@@ -93,7 +102,10 @@ class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
             return self.bootcache.chains.make_overlay(
                 server, instance.uuid, token, self.path, size,
                 os.path.exists(self._stock_base(filename)), self._console,
-                is_moving=instance.task_state in _MOVES)
+                is_moving=instance.task_state in _MOVES,
+                as_user=AsUser(
+                    verifies_by=lambda: signatures.wanted(context, image_id, trusted_certs),
+                    download_refusal=lambda: downloads.refusal(context, image_id)))
         except exception.FlavorTooSmall as error:
             raise nova_exception.FlavorDiskSmallerThanImage(
                 flavor_size=error.flavor_bytes, image_size=error.image_bytes) from error
@@ -141,6 +153,41 @@ class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
     def _stock_base(filename: str) -> str:
         return os.path.join(imagebackend.CONF.instances_path,
                             imagebackend.CONF.image_cache.subdirectory_name, filename)
+
+    def direct_snapshot(self, context: Any, snapshot_name: str, image_format: str, image_id: str,
+                        base_image_id: str, *_args: Any, **_kwargs: Any) -> str:
+        """Send what it holds to the storage node; return by what Glance finds the snapshot.
+
+        :raises NotImplementedError: if it goes stock Nova's way.
+        """
+        if self.direct is None:
+            raise NotImplementedError
+        return self.direct.direct(image_id, lambda: self._sent_as(image_id))
+
+    def _sent_as(self, snapshot_id: str) -> tuple[Snapshot, SentDisk]:
+        if os.path.basename(self.path) != 'disk' or not self._instance.image_ref:
+            raise SnapshotRefused('it is no disk of an image', True)
+        image_id = str(self._instance.image_ref)
+        backing = libvirt_utils.get_disk_backing_file(self.path, basename=False)
+        bases = {self._stock_base(naming.cache_file_name(image_id)): self._base_format()}
+        if self.bootcache.cache.holds_path(backing) \
+                and os.path.basename(backing) == naming.cache_file_name(image_id):
+            bases[backing] = 'qcow2'
+        overlay = overlay_of(self.path, backing, bases,
+                             imagebackend.CONF.libvirt.snapshot_image_format)
+        return Snapshot(self.bootcache.storage, self.bootcache.encryption, image_id, snapshot_id,
+                        overlay.virtual_bytes), overlay
+
+    def cleanup_direct_snapshot(self, location: Any, also_destroy_volume: bool = False,
+                                ignore_errors: bool = False, *_args: Any,
+                                **_kwargs: Any) -> None:
+        """Have what was sent be removed: Nova goes on without it."""
+        if self.direct is not None:
+            self.direct.cleanup()
+
+    def _base_format(self) -> str:
+        return 'raw' if imagebackend.CONF.force_raw_images \
+            else str(self._instance.image_meta.disk_format)
 
     # Disks that are there.
 
@@ -212,10 +259,8 @@ class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
         backing = libvirt_utils.get_disk_backing_file(self.path, basename=False)
         if self.bootcache.cache.holds_path(backing):
             base = self._stock_base(os.path.basename(backing))
-            image_format = 'raw' if imagebackend.CONF.force_raw_images \
-                else self._instance.image_meta.disk_format
             try:
-                qemuimg.set_backing_pointer(self.path, base, image_format)
+                qemuimg.set_backing_pointer(self.path, base, self._base_format())
                 return True
             except exception.BootcacheError as error:
                 LOG.warning('bootcache: disk %s keeps its chain; a host without bootcache\'s driver'

@@ -1,9 +1,10 @@
 """Completes a full base at stock Nova's own path, in the form that stock Nova makes it.
 
-The bytes come from the storage node that serves the image, not from Glance's API: slowly, so that
-servers notice nothing, and they count only once their hash is Glance's. What is under way lies
-beside the base under a name that Nova's image cache manager does not take for its own; it stays
-there if the work is interrupted, and the next try goes on with it (see partial.py).
+The bytes come from the storage node that serves the image, not from Glance's API, or from other
+hosts (see exchangedbase.py): slowly, so that servers notice nothing, and they count only once their
+hash is Glance's. What is under way lies beside the base under a name that Nova's image cache
+manager does not take for its own; it stays there if the work is interrupted, and the next try goes
+on with it (see partial.py).
 """
 
 import contextlib
@@ -17,10 +18,10 @@ from collections.abc import Container, Mapping
 from typing import Any
 
 from oslo_log import log as logging
-from oslo_utils.imageutils import format_inspector
 
-from bootcache import exception, green, qemuimg, savefile, steps
+from bootcache import exception, fileformat, green, qemuimg, savefile, steps
 from nova_bootcache.settling import basecontent, partial
+from nova_bootcache.settling.exchangedbase import ExchangedBase
 
 LOG = logging.getLogger(__name__)
 
@@ -44,7 +45,8 @@ class _IsThere(exception.BootcacheError):
 
 def complete(source: Mapping[str, Any], stored_bytes: int, image_hash: str, image_format: str,
              target: str, *, raw: bool, rate: int, keep_free: int, cancelled: threading.Event,
-             lock: contextlib.AbstractContextManager[Any]) -> bool:
+             lock: contextlib.AbstractContextManager[Any],
+             others: ExchangedBase | None = None) -> bool:
     """Make a full base: ``target`` appears whole and verified, or not at all.
 
     One caller at a time for a target. What was copied stays for the next call if the work is
@@ -61,6 +63,7 @@ def complete(source: Mapping[str, Any], stored_bytes: int, image_hash: str, imag
     :param keep_free: bytes of the file system that have to stay free.
     :param cancelled: when it is set, the work is given up within a second.
     :param lock: Nova's lock of the base's name; entered for the last step only.
+    :param others: bring the stored file from other hosts; None if it is copied.
     :returns: False if somebody else completed the base meanwhile; theirs stays.
     :raises Cancelled: if ``cancelled`` was set.
     :raises ImageRefused: if stock Nova would refuse the image as well.
@@ -69,7 +72,7 @@ def complete(source: Mapping[str, Any], stored_bytes: int, image_hash: str, imag
     if image_format not in FORMATS:
         raise exception.ImageRefused(f'{target}: format {image_format} is not served; boot its'
                                      ' servers the stock way')
-    work = _Work(target, rate, keep_free, cancelled)
+    work = _Work(target, rate, keep_free, cancelled, others)
     stored, converted = f'{target}{SUFFIX}', f'{target}{SUFFIX}.raw'
     began = time.monotonic()
     is_over = False
@@ -140,11 +143,13 @@ def sweep(directory: str, wanted: Container[str] | None = None, keep_free: int =
 class _Work:
     """The steps that take long, and what may end them."""
 
-    def __init__(self, target: str, rate: int, keep_free: int, cancelled: threading.Event):
+    def __init__(self, target: str, rate: int, keep_free: int, cancelled: threading.Event,
+                 others: ExchangedBase | None = None):
         self._target = target
         self._rate = rate
         self._keep_free = keep_free
         self._cancelled = cancelled
+        self._others = others
 
     def check(self) -> None:
         """Raise where there is a reason to end."""
@@ -180,18 +185,33 @@ class _Work:
 
     def fetch(self, source: Mapping[str, Any], stored_bytes: int, image_hash: str,
               path: str) -> None:
-        """Copy the stored file, and verify it."""
-        before = self.copy(source, stored_bytes, image_hash, path, _PIECE)
+        """Have the stored file come, and verify it."""
+        part = partial.Partial(path, image_hash, stored_bytes)
+        before = stored_bytes if self._exchange(source, part, path) \
+            else self.copy(source, stored_bytes, image_hash, path, _PIECE)
         try:
             self.verify(path, image_hash)
+            if self._others is not None:
+                self._others.tell()
         except _Unverified as error:
             if not before:
                 raise
-            LOG.warning('%s; it began with %d bytes of an earlier try, and is copied anew', error,
-                        before)
+            LOG.warning('%s; it began with %d bytes of an earlier try or of other hosts, and is'
+                        ' copied anew', error, before)
             partial.remove(path)
             self.copy(source, stored_bytes, image_hash, path, _PIECE)
             self.verify(path, image_hash)
+
+    def _exchange(self, source: Mapping[str, Any], part: partial.Partial, path: str) -> bool:
+        """Have the stored file come from other hosts; False if it is to be copied."""
+        if self._others is None or (wanted := self._others.ask(self.check)) is None:
+            return False
+        missing = self._others.fetch(wanted, path, part.scatter(), self._rate, self.check)
+        if missing is None:
+            partial.remove(path)
+            return False
+        part.fill(source, missing, piece_bytes=_PIECE, rate=self._rate, check=self.check)
+        return True
 
     def verify(self, path: str, image_hash: str) -> None:
         """Read the file once and compare its hash with Glance's."""
@@ -229,11 +249,10 @@ def _file_node(path: str, image_format: str) -> dict[str, Any]:
 def _inspect(path: str, image_format: str) -> int:
     """Refuse what Nova's ``images.fetch_to_raw`` refuses; return the virtual size in bytes."""
     try:
-        # It may read all of a raw file.
-        inspector = green.aside(lambda: format_inspector.detect_file_format(path))
-        inspector.safety_check()
-    except (format_inspector.SafetyCheckFailed, format_inspector.ImageFormatError) as error:
-        raise exception.ImageRefused(f'{path} is not safe to open: {error}') from error
+        inspector = green.aside(lambda: fileformat.inspect(path))
+        fileformat.check_safe(inspector)
+    except exception.ImageRefused as error:
+        raise exception.ImageRefused(f'{path}: {error}') from error
     found = str(inspector)
     # An image with a partition table is raw for Glance.
     if found != image_format and not (image_format == 'raw' and found == 'gpt'):

@@ -59,7 +59,12 @@ class HangingServers:
 
     def is_time(self, server_id: str) -> bool:
         """Tell whether to try now to move a server."""
-        return self.is_time_to_end(server_id) and self._stalls.is_time(server_id)
+        return self._clock() >= self.due(server_id)
+
+    def due(self, server_id: str) -> float:
+        """Return the monotonic second from which on to try to move a server."""
+        return max(self._pauses.due(server_id), self._stalls.due(server_id),
+                   self._wait.get(server_id, 0.0))
 
     def first_due(self, server_ids: Collection[str]) -> float:
         """Return the monotonic second from which on to do something for one of some servers."""

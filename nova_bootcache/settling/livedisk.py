@@ -1,6 +1,7 @@
 """One disk of a domain that runs, and the block copy of it, as libvirt tells and does."""
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,7 @@ from xml.sax import saxutils
 import libvirt
 
 from bootcache import exception
+from nova_bootcache import libvirtcalls
 from nova_bootcache.cache.cachefiles import is_same_name
 from nova_bootcache.settling.pivotstate import PivotFailed, PivotRefused
 
@@ -21,6 +23,18 @@ _ENDING_POLL_SECONDS = 0.02
 # What may be left to copy when the guest is made to stand still: a fraction of a second's worth.
 _MOST_BACKLOG = 32 << 20
 _BACKLOG_SECONDS = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenFiles:
+    """Bytes on the medium of files that a QEMU has open, whatever has their names by now.
+
+    :ivar own: of its overlay.
+    :ivar backing: of what that is on.
+    """
+
+    own: int
+    backing: int
 
 
 class LiveDisk:
@@ -68,6 +82,27 @@ class LiveDisk:
         """Return the path of what the overlay is on, None if libvirt does not tell."""
         source = self._element().find('./backingStore/source')
         return None if source is None else source.get('file')
+
+    def open_files(self, backing: str) -> OpenFiles:
+        """Return what QEMU has open of the overlay, and of what it is on.
+
+        :param backing: path of that.
+        :raises PivotRefused: if libvirt does not tell.
+        """
+        figures = libvirtcalls.chain_figures(self.domain)
+        # From above, all with the name of the disk.
+        chain = [f'block.{number}' for number in range(int(figures.get('block.count', 0)))
+                 if figures.get(f'block.{number}.name') == self._target]
+        try:
+            own, below = chain[:2]
+            if figures[f'{own}.path'] == self._path \
+                    and is_same_name(figures[f'{below}.path'], backing):
+                return OpenFiles(int(figures[f'{own}.physical']),
+                                 int(figures[f'{below}.physical']))
+        except (KeyError, ValueError):
+            # It leaves out what QEMU does not answer.
+            pass
+        raise PivotRefused(f'{self._path}: libvirt does not tell what its QEMU has open of it')
 
     def job(self) -> str | None:
         """Return how far a copy to the disk's own path is, None if there is none.

@@ -1,19 +1,21 @@
 """A file that is copied in pieces, and goes on where it was: also in another process.
 
 Beside the file lies a journal of how much of it is on the medium. What is copied again after an
-interruption is the piece that was under way.
+interruption is the piece that was under way. Of what comes by exchange, from any place of it, the
+exchange finds out itself what is right.
 """
 
 import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from oslo_log import log as logging
 
 from bootcache import qemuimg, savefile, steps
+from nova_bootcache.gateway import diskroom
 
 LOG = logging.getLogger(__name__)
 
@@ -60,26 +62,73 @@ class Partial:
         done = before = self._begin()
         while done < self._total:
             length = min(piece_bytes, self._total - done)
-            qemuimg.copy_piece(
-                source, self._path, offset=done, length=_rounded(length, _SECTOR),
-                target_bytes=_rounded(length, _ROUND), rate=rate, check=check,
-                seconds=_GRACE_SECONDS + 3 * length / (rate or _SLOWEST))
-            savefile.fsync_file(self._path)
-            steps.reached('settle: piece')
+            self._copy(source, done, length, _rounded(length, _ROUND), rate, check)
             done += length
-            savefile.write_json(self._path + JOURNAL, {
-                'version': _VERSION, 'image_hash': self._image_hash, 'total_bytes': self._total,
-                'done_bytes': done})
+            self._note(done)
         os.truncate(self._path, self._total)
         return before
 
-    def _begin(self) -> int:
+    def scatter(self) -> bool:
+        """Have the file be there, in its full length, for who writes to any place of it.
+
+        :returns: whether something of it was there before.
+        :raises OSError: if it cannot be written.
+        """
+        done = self._done()
+        if done is None:
+            remove(self._path)
+            with open(self._path, 'xb'):
+                pass
+        os.truncate(self._path, self._total)
+        self._note(done or 0, is_scattered=True)
+        return done is not None
+
+    def fill(self, source: Mapping[str, Any], missing: Sequence[tuple[int, int]], *,
+             piece_bytes: int, rate: int, check: Callable[[], None]) -> None:
+        """Copy the parts that are missing, as ``copy`` does; all else of the file is right.
+
+        :param missing: offset and length of each, whole sectors, in their order.
+        """
+        if missing:
+            # QEMU writes whole blocks of a medium.
+            os.truncate(self._path, _rounded(self._total, _ROUND))
+        for first, length in missing:
+            for offset in range(first, min(first + length, self._total), piece_bytes):
+                end = min(offset + piece_bytes, first + length, self._total)
+                diskroom.clear(self._path, offset, _rounded(end, _SECTOR) - offset)
+                self._copy(source, offset, end - offset,
+                           _rounded(self._total, _ROUND) - offset, rate, check)
+                self._note(end, is_scattered=True)
+        os.truncate(self._path, self._total)
+        savefile.fsync_file(self._path)
+        self._note(self._total)
+
+    def _copy(self, source: Mapping[str, Any], offset: int, length: int, target_bytes: int,
+              rate: int, check: Callable[[], None]) -> None:
+        qemuimg.copy_piece(
+            source, self._path, offset=offset, length=_rounded(length, _SECTOR),
+            target_bytes=target_bytes, rate=rate, check=check,
+            seconds=_GRACE_SECONDS + 3 * length / (rate or _SLOWEST))
+        savefile.fsync_file(self._path)
+        steps.reached('settle: piece')
+
+    def _note(self, done: int, is_scattered: bool = False) -> None:
+        savefile.write_json(self._path + JOURNAL, {
+            'version': _VERSION, 'image_hash': self._image_hash, 'total_bytes': self._total,
+            'done_bytes': done, **({'scattered': True} if is_scattered else {})})
+
+    def _done(self) -> int | None:
+        """Return how much is there from the beginning on; None if nothing of this image is."""
         found = _journal(self._path)
-        done: int = found['done_bytes'] if found else 0
         if found is None or (found['image_hash'], found['total_bytes']) \
                 != (self._image_hash, self._total):
+            return None
+        return int(found['done_bytes'])
+
+    def _begin(self) -> int:
+        done = self._done() or 0
+        if not done:
             remove(self._path)
-            done = 0
             with open(self._path, 'xb') as stream:
                 # As QEMU does when it creates a file: it finds a medium's blocks by trying to read
                 # parts of them, and a hole lets it read anything.
@@ -119,7 +168,8 @@ def _journal(path: str) -> dict[str, Any] | None:
             found = json.loads(stream.read(_BLOCK))
         done, total = found['done_bytes'], found['total_bytes']
         whole = found['version'] == _VERSION and isinstance(found['image_hash'], str) \
-            and type(done) is int and type(total) is int and 0 < done <= total \
+            and type(done) is int and type(total) is int \
+            and (done > 0 or bool(found.get('scattered'))) and 0 <= done <= total \
             and (done == total or not done % _SECTOR) and os.stat(path).st_size >= done
     except (OSError, ValueError, KeyError, TypeError):
         return None

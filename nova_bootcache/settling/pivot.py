@@ -1,4 +1,7 @@
-"""Moves a running server's root disk from its cache image to the full base.
+"""Moves a running server's root disk from its cache image to the full base, or to a newer one.
+
+A cache image that has come has the name of the empty one that its servers began on: both overlays
+are on one path then, and QEMU's lock tells which of them it runs from.
 
 By libvirt's block copy of the overlay alone (shallow) into a new overlay on the full base. The copy
 has to go to the path that the domain's definition names, or the definition would name another file
@@ -24,10 +27,10 @@ from typing import Any
 
 import libvirt
 from oslo_log import log as logging
-from oslo_utils.imageutils import format_inspector
 
-from bootcache import exception, green, qemuimg, savefile
+from bootcache import exception, fileformat, green, qemuimg, savefile, tier
 from nova_bootcache import libvirtcalls
+from nova_bootcache.cache.cachefiles import is_same_name
 from nova_bootcache.settling import pivotstate, rebase
 from nova_bootcache.settling.livedisk import POLL_SECONDS, LiveDisk
 from nova_bootcache.settling.pivotstate import (
@@ -49,6 +52,9 @@ LOG = logging.getLogger(__name__)
 # For so long a pivot may last before it is noted as unanswered, with the call before it. What is
 # written to the new overlay later is the guest's.
 _PIVOT_SECONDS = libvirtcalls.JOB_END_SECONDS + 2 * libvirtcalls.SECONDS
+# What guests may write between two looks at what is free.
+_MARGIN_BYTES = 256 << 20
+_SECTOR = 512
 
 
 class Pivot:
@@ -57,23 +63,28 @@ class Pivot:
     :param find_domain: returns the server's libvirt domain, or None if there is none; called anew
         each time, as connections come and go.
     :param directory: the server's, with its ``disk``.
-    :param base: path of the full base, which reads the same bit for bit.
+    :param base: path of the full base, which reads the same bit for bit; or the same path as
+        ``cache_image``, by which there is another file than the one that QEMU has open.
     :param base_format: raw or qcow2, see ``base_format``.
     :param cache_image: path of what ``disk`` is on.
     :param rate: bytes a second that are copied; 0 for no limit.
     :param target: the disk's name in the guest.
+    :param keep_free: bytes of the directory's file system that have to stay free: a guest that
+        writes while it is copied has two overlays grow, which others' servers have beside them.
     """
 
     def __init__(self, find_domain: Callable[[], Any], directory: str, base: str, base_format: str,
-                 cache_image: str, rate: int, target: str = 'vda'):
+                 cache_image: str, rate: int, target: str = 'vda', keep_free: int = 0):
         self._find_domain = find_domain
         self._directory = directory
         self._path = os.path.join(directory, DISK)
         self._cache_image = cache_image
         self._base = base
+        self._lands = is_same_name(base, cache_image)
         self._base_format = base_format
         self._rate = rate
         self._target = target
+        self._keep_free = keep_free
         self._given_up = threading.Event()
 
     def begin(self) -> None:
@@ -88,9 +99,13 @@ class Pivot:
         with self._errors():
             disk = self._disk()
             disk.check(self._cache_image)
+            self._check_room(os.stat(self._path).st_blocks * _SECTOR)
+            if self._lands and not tier.is_open(self._path):
+                raise PivotRefused(f'{self._path}: QEMU has no lock of it, by which it is told'
+                                   ' later which overlay it runs from')
             virtual_bytes = disk.virtual_bytes()
             marker = Marker(PivotPhase.COPYING, self._target, self._base, self._base_format,
-                            os.stat(self._path).st_ino)
+                            os.stat(self._path).st_ino, lands=self._lands)
         try:
             with self._errors():
                 marker.save(self._directory)
@@ -108,7 +123,8 @@ class Pivot:
 
         :param cancelled: ends the waiting; ``abort`` has to be called then.
         :raises Cancelled: if it was set, or somebody else called ``abort``.
-        :raises PivotFailed: if the job failed or the server stopped; ``abort`` has to be called.
+        :raises PivotRefused: if there is too little room by now; ``abort`` has to be called.
+        :raises PivotFailed: if the job failed or the server stopped; the same.
         :raises BlockJobStalls: if it comes no nearer to its end for long; the same.
         :raises LibvirtHangs: if QEMU does not answer; the same.
         """
@@ -118,6 +134,7 @@ class Pivot:
             cancelled.wait(POLL_SECONDS)
             try:
                 with self._errors():
+                    self._check_room()
                     disk = self._disk()
                     copied, left = disk.ask_qemu()
                     state = disk.job()
@@ -187,19 +204,35 @@ class Pivot:
             disk.resume()
         pivotstate.clean_up(self._directory)
 
+    def _check_room(self, coming: int = 0) -> None:
+        space = os.statvfs(self._directory)
+        least = self._keep_free + _MARGIN_BYTES
+        if space.f_bavail * space.f_frsize - coming < least:
+            raise PivotRefused(
+                f'{self._path}: a copy of its own data would leave less than {least} bytes free;'
+                f' free some space on {self._directory}, of which [DEFAULT]reserved_host_disk_mb is'
+                ' not taken')
+
     def _make(self, virtual_bytes: int) -> int:
-        """Make the new overlay as Nova's libvirt_utils.create_image does; return its inode."""
+        """Make the new overlay; return its inode.
+
+        On a full base as Nova's libvirt_utils.create_image does, else as the old one is.
+        """
         spare = os.path.join(self._directory, SPARE)
-        cluster_bytes = 65536
-        if self._base_format == 'qcow2':
+        cluster_bytes, subclusters = 65536, False
+        if self._lands:
+            old = qemuimg.info(self._path, 'qcow2')
+            cluster_bytes = old['cluster-size']
+            subclusters = bool(old['format-specific']['data'].get('extended-l2'))
+        elif self._base_format == 'qcow2':
             cluster_bytes = qemuimg.info(self._base, 'qcow2')['cluster-size']
         qemuimg.create_overlay(spare, virtual_bytes, self._base, self._base_format,
-                               cluster_bytes=cluster_bytes)
-        old = os.stat(self._path)
-        os.chmod(spare, old.st_mode & 0o777)
+                               cluster_bytes=cluster_bytes, subclusters=subclusters)
+        status = os.stat(self._path)
+        os.chmod(spare, status.st_mode & 0o777)
         # libvirt does it where Nova's user may not.
         with contextlib.suppress(PermissionError):
-            os.chown(spare, old.st_uid, old.st_gid)
+            os.chown(spare, status.st_uid, status.st_gid)
         return os.stat(spare).st_ino
 
     def _disk(self) -> LiveDisk:
@@ -233,10 +266,9 @@ def base_format(path: str) -> str:
     :raises PivotRefused: if it is neither raw nor qcow2, or unsafe.
     """
     try:
-        inspector = green.aside(lambda: format_inspector.detect_file_format(path))
-        inspector.safety_check()
-    except (format_inspector.SafetyCheckFailed, format_inspector.ImageFormatError,
-            OSError) as error:
+        inspector = green.aside(lambda: fileformat.inspect(path))
+        fileformat.check_safe(inspector)
+    except (exception.ImageRefused, OSError) as error:
         raise PivotRefused(f'base {path} cannot be used: {error}') from error
     found = {'qcow2': 'qcow2', 'raw': 'raw', 'gpt': 'raw'}.get(str(inspector))
     if found is None:
@@ -284,7 +316,9 @@ def _recover(directory: str, marker: Marker, disk: LiveDisk | None) -> Overlay:
         if not disk.runs():
             disk = None
     runs_from = Overlay.NONE
-    if disk is not None and (backing := disk.backing()) is not None:
+    if disk is not None and marker.lands:
+        runs_from = _open_one(directory, marker)
+    elif disk is not None and (backing := disk.backing()) is not None:
         runs_from = Overlay.NEW if backing == marker.base else Overlay.OLD
     decision = pivotstate.decide_recovery(marker.phase, Found(
         *_names(directory, marker), disk is not None, runs_from, _new_ran_on(directory, marker)))
@@ -303,6 +337,19 @@ def _recover(directory: str, marker: Marker, disk: LiveDisk | None) -> Overlay:
         disk.resume()
     pivotstate.clean_up(directory)
     return decision.valid
+
+
+def _open_one(directory: str, marker: Marker) -> Overlay:
+    """Tell by its lock from which overlay QEMU runs, which has ended its copy.
+
+    :raises PivotFailed: if that is not the one or the other just now.
+    """
+    found = [overlay for name, overlay in zip((DISK, SPARE), _names(directory, marker), strict=True)
+             if tier.is_open(os.path.join(directory, name))]
+    if len(found) != 1:
+        raise PivotFailed(f'{directory}: QEMU runs, and has {len(found) or "none"} of {DISK} and'
+                          f' {SPARE} open: a hard reboot of the server ends that')
+    return found[0]
 
 
 def _names(directory: str, marker: Marker) -> tuple[Overlay, Overlay]:

@@ -18,7 +18,8 @@ from bootcache import exception, savefile
 DISK = 'disk'
 SPARE = 'disk.settle'
 MARKER = 'disk.settle.json'
-VERSION = 1
+# Of a marker that earlier versions understand, and of one that they leave to an operator.
+VERSION, LANDING_VERSION = 1, 2
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 
@@ -66,6 +67,7 @@ class Marker:
     :ivar suspends: whether the guest is, or will be, suspended by us.
     :ivar old_backing: path and format of what the old overlay is on.
     :ivar unanswered: for PIVOTING: QEMU was told, and did not answer in time; it may do it later.
+    :ivar lands: both overlays are on one path, of which the old one has an earlier file.
     :ivar header: for REBASING: the old header cluster, in hexadecimal digits, without the zeros at
         its end.
     """
@@ -80,6 +82,7 @@ class Marker:
     old_backing: tuple[str, str] = ('', '')
     header: str = ''
     unanswered: bool = False
+    lands: bool = False
 
     @classmethod
     def load(cls, directory: str) -> 'Marker | None':
@@ -91,9 +94,9 @@ class Marker:
         try:
             with open(path) as stream:
                 document: dict[str, Any] = json.load(stream)
-            if document.pop('version') != VERSION:
-                raise PivotConflict(f'{path} is of another version than {VERSION}; use the'
-                                    ' bootcache that wrote it')
+            if document.pop('version') not in (VERSION, LANDING_VERSION):
+                raise PivotConflict(f'{path} is of another version than {VERSION} and'
+                                    f' {LANDING_VERSION}; use the bootcache that wrote it')
             return cls(**{**document, 'phase': PivotPhase(document['phase']),
                           'old_backing': tuple(document['old_backing'])})
         except FileNotFoundError:
@@ -106,10 +109,13 @@ class Marker:
 
         :raises OSError: if it cannot be written.
         """
-        document = {'version': VERSION, **dataclasses.asdict(self), 'phase': self.phase.value}
+        document = {'version': LANDING_VERSION if self.lands else VERSION,
+                    **dataclasses.asdict(self), 'phase': self.phase.value}
         if not self.unanswered:
             # Earlier versions read a marker without it, and leave one with it to an operator.
             del document['unanswered']
+        if not self.lands:
+            del document['lands']
         savefile.write_json(os.path.join(directory, MARKER), document)
 
 

@@ -8,7 +8,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from oslo_log import log as logging
@@ -18,6 +18,7 @@ from nova_bootcache import storagenode
 from nova_bootcache.asking import offer
 from nova_bootcache.chains.computehost import ComputeHost
 from nova_bootcache.settling import basecontent, fullbase, pivot
+from nova_bootcache.settling.exchangedbase import ExchangedBase
 from nova_bootcache.settling.localservers import LocalServer, Nova
 from nova_bootcache.settling.unsettled import Unsettled
 
@@ -110,12 +111,14 @@ class ServersBases:
         :raises MessagingException: if the storage service cannot be asked.
         """
         target = self.path(image_id)
-        if not os.path.exists(target) \
-                and any(self._nova.needs_stock_base(server.server_id) for server in servers):
+        needs_stock = not os.path.exists(target) \
+            and any(self._nova.needs_stock_base(server.server_id) for server in servers)
+        stored = self._host.storage.ask_for_stored(image_id)
+        if needs_stock and not (stored and stored.get('signature')):
             raise exception.BootcacheError(
-                'the image\'s signature has to be checked, which only stock Nova does; it makes'
-                ' the full base when the next server of the image starts')
-        stored = self._host.storage.api.serve_stored(image_id)
+                'the image\'s signature has to be checked, and the storage service has not'
+                ' verified it; stock Nova makes the full base when the next server of the image'
+                ' starts')
         self._unsettled.unwanted.discard(image_id)
         if stored is None:
             if not os.path.exists(target):
@@ -130,22 +133,50 @@ class ServersBases:
         self._host.cache.check_stored(image_id, str(stored['image_hash']),
                                       str(stored.get('base_export', '')))
         if not os.path.exists(target):
-            host, port = stored['server']
             # Nova makes it with its own first base.
             os.makedirs(self._nova.base_directory, exist_ok=True)
-            LOG.info('image %s: its full base is completed, at %d bytes a second', image_id,
-                     self._bandwidth)
-            if fullbase.complete(
-                storagenode.nbd_node(str(host), int(port), str(stored['export']),
-                                     self._host.encryption.credentials(
-                                         bool(stored.get('tls', False)))),
-                int(stored['stored_bytes']), str(stored['image_hash']),
-                str(stored['image_format']), target, raw=self._nova.force_raw,
-                rate=self._bandwidth, keep_free=self._nova.keep_free,
-                cancelled=_Unwanted(self._stopped, lambda: self._is_wanted(image_id)),
-                lock=self._nova.base_lock(os.path.basename(target))):
+            if self._make(image_id, stored):
                 return basecontent.identity(target)
         return self._check_base(image_id, str(stored['image_hash']))
+
+    def _make(self, image_id: str, stored: Mapping[str, Any]) -> bool:
+        """Complete a base: from Ceph where this host reads it there, else from the exporter.
+
+        :param stored: what the storage service says of the image file.
+        :returns: False if somebody else has completed it meanwhile.
+        """
+        entry = self._host.cache.known(image_id)
+        if entry is not None and entry.remote.rbd is not None \
+                and entry.remote.image_hash == stored['image_hash'] \
+                and stored['image_format'] == 'raw':
+            with self._host.base_access.copied(entry.remote) as node:
+                if node is not None:
+                    try:
+                        return self._copy(image_id, stored, node, 'from Ceph')
+                    except (exception.Cancelled, exception.ImageRefused):
+                        raise
+                    except exception.BootcacheError as error:
+                        LOG.warning('image %s: its full base is completed from the storage node, as'
+                                    ' that did not come off from Ceph: %s', image_id, error)
+        host, port = stored['server']
+        return self._copy(image_id, stored, storagenode.nbd_node(
+            str(host), int(port), str(stored['export']),
+            self._host.encryption.credentials(bool(stored.get('tls', False)))),
+            'from the storage node', ExchangedBase(
+                self._host.exchange_asking, image_id, str(stored['image_hash']),
+                int(stored['stored_bytes'])))
+
+    def _copy(self, image_id: str, stored: Mapping[str, Any], source: Mapping[str, Any],
+              origin: str, others: ExchangedBase | None = None) -> bool:
+        target = self.path(image_id)
+        LOG.info('image %s: its full base is completed %s, at %d bytes a second', image_id,
+                 origin, self._bandwidth)
+        return fullbase.complete(
+            source, int(stored['stored_bytes']), str(stored['image_hash']),
+            str(stored['image_format']), target, raw=self._nova.force_raw,
+            rate=self._bandwidth, keep_free=self._nova.keep_free,
+            cancelled=_Unwanted(self._stopped, lambda: self._is_wanted(image_id)),
+            lock=self._nova.base_lock(os.path.basename(target)), others=others)
 
     def _check_base(self, image_id: str, stored_hash: str) -> tuple[int, int]:
         """Check that a base that somebody else may have made is of the servers' content.

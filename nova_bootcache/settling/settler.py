@@ -10,20 +10,22 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import oslo_messaging as messaging
 from oslo_log import log as logging
 
-from bootcache import exception, naming, qemuimg, tier
+from bootcache import exception, naming, tier
 from bootcache.locks import KeyedLocks, leaf
 from bootcache.pauses import GrowingPauses
 from nova_bootcache.chains.computehost import ComputeHost
 from nova_bootcache.locks import Rank
 from nova_bootcache.settling import basecontent, fullbase, pivot, rebase
+from nova_bootcache.settling.chaineddisks import ChainedDisks
 from nova_bootcache.settling.halfdone import HalfDone
 from nova_bootcache.settling.hanging import HangingServers
+from nova_bootcache.settling.landing import Landing
 from nova_bootcache.settling.localservers import LocalServer, Nova
 from nova_bootcache.settling.occasions import Occasions
 from nova_bootcache.settling.pivot import Pivot
@@ -45,9 +47,12 @@ class Settler:
     :param nova: what it needs of Nova.
     :param bandwidth: bytes a second; 0: nothing is ever settled.
     :param delay: seconds from a server's start.
+    :param landing_bandwidth: bytes a second at which servers that stay on a cache image are moved
+        onto its file; 0: none is.
     """
 
-    def __init__(self, host: ComputeHost, nova: Nova, bandwidth: int, delay: float):
+    def __init__(self, host: ComputeHost, nova: Nova, bandwidth: int, delay: float,
+                 landing_bandwidth: int = 0):
         self._host = host
         self._nova = nova
         self._bandwidth = bandwidth
@@ -59,19 +64,20 @@ class Settler:
         self._lock = leaf('the lock of what settles')
         # Make beginning, ending and giving up one step.
         self._steps = KeyedLocks(Rank.SETTLING, 'the lock of settling server')
-        # Inodes of disks, and whether they stand on a cache image, by server.
-        self._chained: dict[str, tuple[int, bool]] = {}
         # What did not come off, by image: a base that is wrong is so for good.
         self._pauses = GrowingPauses(_PAUSE_SECONDS, _LONGEST_PAUSE, lambda: time.monotonic())
         self._hanging = HangingServers(lambda: time.monotonic())
         self._half_done = HalfDone(nova, self._steps, self._hanging)
+        self._chained = ChainedDisks(host.cache, lambda server: server.server_id in self._hanging
+                                     and pivot.is_under_way(server.directory))
         # Images all of whose servers hang, with the second from which on to try one.
         self._hang: dict[str, float] = {}
         # Images whose base is to leave the gateway.
         self._gone: set[str] = set()
-        self._occasions = Occasions(nova.directories, self._is_chained_in, self._half_done.is_due)
+        self._occasions = Occasions(nova.directories, self._chained.is_in, self._half_done.is_due)
         self.unsettled = Unsettled(is_off=not bandwidth)
         self._bases = ServersBases(host, nova, bandwidth, self._stopped, self.unsettled)
+        self._landing = Landing(host, nova, landing_bandwidth, delay, self._hanging)
         # Nova has worked on a server, which may be in another state now.
         self._has_worked = False
 
@@ -122,7 +128,8 @@ class Settler:
                 self._held[server_id] -= 1
                 if not self._held[server_id]:
                     del self._held[server_id]
-            self._chained.pop(server_id, None)
+            self._chained.forget(server_id)
+            self._landing.forget(server_id)
             self._has_worked = True
 
     def _give_up(self, server_id: str, reason: str = 'Nova works on it') -> bool:
@@ -158,8 +165,8 @@ class Settler:
         """Look at all servers if there is a reason: Nova's conductor has others to answer."""
         now = time.monotonic()
         has_worked, self._has_worked = self._has_worked, False
-        waits = has_worked or self.unsettled.are_changing() or bool(self._gone) or (
-            bool(self._bandwidth) and any(
+        waits = has_worked or self.unsettled.are_changing() or bool(self._gone) \
+            or self._landing.waits or (bool(self._bandwidth) and any(
                 now >= self._due(image_id)
                 for image_id in self._host.needs.unsettled or ()))
         self._occasions.look(now, waits, self.once)
@@ -168,10 +175,6 @@ class Settler:
         """Return the monotonic second from which on something can be done for an image."""
         return max(self._pauses.due(image_id), self._bases.asks_at(image_id),
                    self._hang.get(image_id, 0.0))
-
-    def _is_chained_in(self, directory: str) -> bool:
-        return self._is_chained(
-            LocalServer(os.path.basename(directory), '', False, 0.0, directory, ''))
 
     def once(self) -> None:
         """Look at all servers, and settle what can be settled."""
@@ -185,13 +188,13 @@ class Settler:
                 # libvirt was away when it was to be ended, or QEMU; the guest may stand still.
                 with self._nova.instance_lock(server.server_id):
                     self._half_done.end_in_turn(server.directory)
-            if server.image_id and self._is_chained(server):
+            if server.image_id and self._chained.is_one(server):
                 unsettled.setdefault(server.image_id, []).append(server)
         self._gone |= (self._host.needs.unsettled or set()) | self._idle_images()
         self._gone -= set(unsettled)
         self._host.needs.note_unsettled(unsettled)
         self._bases.forget_all_but(unsettled)
-        self._forget_gone()
+        self._chained.keep_only(set(map(os.path.basename, self._nova.directories())))
         self._sweep()
         stand = [server for servers in unsettled.values() for server in servers]
         self.unsettled.note(stand, self._pauses, {
@@ -204,8 +207,11 @@ class Settler:
         for image_id in self._gone - in_hand:
             if self._let_go(image_id):
                 self._gone.discard(image_id)
-        if not self._bandwidth:
-            return
+        if self._bandwidth:
+            self._settle_all(unsettled)
+        self._landing.look(unsettled, self._stays, self._land)
+
+    def _settle_all(self, unsettled: dict[str, list[LocalServer]]) -> None:
         # Servers whose base is here first: to complete one takes long.
         for image_id, servers in sorted(
                 unsettled.items(), key=lambda item: not os.path.exists(self._bases.path(item[0]))):
@@ -218,13 +224,16 @@ class Settler:
         self._hang = {image_id: self._hanging.first_due([server.server_id for server in servers])
                       for image_id, servers in unsettled.items()}
 
-    def _forget_gone(self) -> None:
-        """Forget the disks of servers that were deleted, or went to another host.
+    def _stays(self, image_id: str) -> bool:
+        """Tell whether an image's servers stand on its cache image for longer than a moment."""
+        return not self._bandwidth or self._bases.is_unwanted(image_id) or (
+            self._pauses.times(image_id) > 0 and not os.path.exists(self._bases.path(image_id)))
 
-        Nova's threads forget some as well: each step is atomic.
-        """
-        for server_id in set(self._chained) - set(map(os.path.basename, self._nova.directories())):
-            self._chained.pop(server_id, None)
+    def _land(self, server: LocalServer) -> bool:
+        return self._stopped.is_set() or self._move(
+            server, self._landing.pivot,
+            'bootcache: server %s reads its cache image\'s file itself now',
+            'bootcache: server %s goes on reading its cache image by the gateway: %s')
 
     def _sweep(self) -> None:
         """Remove what was copied of bases that no server of this host needs any more."""
@@ -234,28 +243,6 @@ class Settler:
             fullbase.sweep(self._nova.base_directory, wanted, self._nova.keep_free)
         except OSError as error:
             LOG.warning('bootcache: what is left of full bases cannot be removed: %s', error)
-
-    def _is_chained(self, server: LocalServer) -> bool:
-        if server.server_id in self._hanging and pivot.is_under_way(server.directory):
-            # Its disk may be called by the other one's name.
-            return True
-        try:
-            inode = os.stat(server.disk).st_ino
-            known = self._chained.get(server.server_id)
-            if known is not None and known[0] == inode:
-                return known[1]
-            if not qemuimg.is_qcow2(server.disk):
-                return False
-            backing = qemuimg.info(server.disk, 'qcow2').get('full-backing-filename')
-        except (OSError, exception.BootcacheError):
-            # Not there yet, or of another kind.
-            return False
-        chained = self._host.cache.holds_path(backing)
-        if chained or backing is None or os.path.exists(backing):
-            # Only Nova's work on the server, and settling itself, change it. One that came from
-            # another host, and whose base is not here, is still to be put onto a cache image.
-            self._chained[server.server_id] = inode, chained
-        return chained
 
     def _idle_images(self) -> set[str]:
         """Return images that are not to be kept ready for the next server, if none stands on them.
@@ -300,7 +287,10 @@ class Settler:
                 for server in servers:
                     if self._stopped.is_set():
                         return
-                    has_failed |= not self._settle_server(server, base)
+                    has_failed |= not self._move(
+                        server, lambda now, find: self._onto_base(now, find, base),
+                        'bootcache: server %s is settled',
+                        'bootcache: server %s is not settled yet: %s')
                 # Once, however many have failed: one that can be moved next time waits as well.
                 (self._pauses.postpone if has_failed else self._pauses.forget)(image_id)
         except exception.Cancelled:
@@ -310,18 +300,22 @@ class Settler:
             LOG.warning('image %s: its servers are not settled yet, and tried again in %.0f s: %s',
                         image_id, pause, error)
 
-    def _settle_server(self, server: LocalServer, base: tuple[int, int]) -> bool:
+    def _move(self, server: LocalServer, onto: Callable[..., Pivot | None], done: str,
+              failed: str) -> bool:
         """Move one server.
 
-        :param base: identity of the full base.
+        :param onto: gets the server as it is now, and what finds its domain, under Nova's lock of
+            it; gives what moves it, None if nothing is to be done any more.
+        :param done: the log's line that says so, of the server's id.
+        :param failed: where it did not come off; of that and the error.
         :returns: False if that failed: it is to be tried again later, with all of its image. One
             whose QEMU does not answer keeps no other waiting.
         """
         server_id = server.server_id
         try:
-            under_way = self._begin(server, base)
+            under_way = self._begin(server_id, onto)
             if under_way is not None:
-                self._finish(server_id, *under_way)
+                self._finish(server_id, *under_way, done)
                 self._hanging.has_moved(server_id)
             self._hanging.answers(server_id)
         except exception.Cancelled:
@@ -335,52 +329,59 @@ class Settler:
             with self._nova.instance_lock(server_id):
                 self._give_up(server_id, _FAILED)
         except exception.BootcacheError as error:
-            LOG.warning('bootcache: server %s is not settled yet: %s', server_id, error)
+            LOG.warning(failed, server_id, error)
             self._hanging.answers(server_id)
             with self._nova.instance_lock(server_id):
                 self._give_up(server_id, _FAILED)
             return False
         finally:
-            self._chained.pop(server_id, None)
+            self._chained.forget(server_id)
         return True
 
-    def _begin(self, server: LocalServer, checked: tuple[int, int]
+    def _begin(self, server_id: str, onto: Callable[..., Pivot | None]
                ) -> tuple[Pivot, threading.Event] | None:
-        with self._nova.instance_lock(server.server_id), self._steps.of(server.server_id):
-            now = self._nova.server(server.server_id)
+        with self._nova.instance_lock(server_id), self._steps.of(server_id):
+            now = self._nova.server(server_id)
             with self._lock:
-                is_held = self._held[server.server_id] > 0
+                is_held = self._held[server_id] > 0
             if now is None or not now.settles or is_held:
                 return None
-            base = self._bases.path(server.image_id)
-            cache_image = self._host.cache.path(server.image_id)
-            if basecontent.identity(base) != checked:
-                raise exception.BootcacheError(f'base {base} was replaced since it was checked')
 
             def find_domain() -> Any:
                 # What was begun is to be ended, however many others hang.
-                return self._nova.bounded_domain(server.server_id,
+                return self._nova.bounded_domain(server_id,
                                                  urgent=pivot.is_under_way(now.directory))
 
-            domain = find_domain()
-            if domain is None or not domain.isActive():
-                rebase.rebase_stopped(now.directory, cache_image, base, pivot.base_format(base),
-                                      domain)
-                LOG.info('bootcache: server %s, which is stopped, is settled', server.server_id)
+            under_way = onto(now, find_domain)
+            if under_way is None:
                 return None
-            under_way = Pivot(find_domain, now.directory, base, pivot.base_format(base),
-                              cache_image, self._bandwidth, now.target)
             under_way.begin()
             found = under_way, threading.Event()
             with self._lock:
-                self._pivots[server.server_id] = found
+                self._pivots[server_id] = found
             return found
 
-    def _finish(self, server_id: str, under_way: Pivot, cancelled: threading.Event) -> None:
+    def _onto_base(self, server: LocalServer, find_domain: Callable[[], Any],
+                   checked: tuple[int, int]) -> Pivot | None:
+        base = self._bases.path(server.image_id)
+        cache_image = self._host.cache.path(server.image_id)
+        if basecontent.identity(base) != checked:
+            raise exception.BootcacheError(f'base {base} was replaced since it was checked')
+        domain = find_domain()
+        if domain is None or not domain.isActive():
+            rebase.rebase_stopped(server.directory, cache_image, base, pivot.base_format(base),
+                                  domain)
+            LOG.info('bootcache: server %s, which is stopped, is settled', server.server_id)
+            return None
+        return Pivot(find_domain, server.directory, base, pivot.base_format(base), cache_image,
+                     self._bandwidth, server.target, self._nova.keep_free)
+
+    def _finish(self, server_id: str, under_way: Pivot, cancelled: threading.Event, done: str
+                ) -> None:
         under_way.wait_ready(cancelled)
         with self._nova.instance_lock(server_id), self._steps.of(server_id):
             with self._lock:
                 if self._pivots.pop(server_id, None) is None:
                     return
             under_way.finish()
-        LOG.info('bootcache: server %s is settled', server_id)
+        LOG.info(done, server_id)

@@ -66,8 +66,8 @@ class Bases(Protocol):
         :raises Exception: if they cannot.
         """
 
-    def place_of(self, image_id: str) -> tuple[str, int] | None:
-        """Return the place of the storage node that has it, None if it is not known."""
+    def place_of(self, image_id: str) -> tuple[str, int, str] | None:
+        """Return by what it is reached; None if it is not known."""
 
 
 class Boots(Protocol):

@@ -1,4 +1,10 @@
-"""The cache images that are on their way to one host while its servers boot from them."""
+"""The cache images that are on their way to one host while its servers boot from them.
+
+The first host that asks for one has it read by the job of gateway/arrivingimage.py. Others get it
+from hosts that asked before, into a file apart: libtorrent writes what nobody has verified yet, so
+it never writes to what servers read. These read from the storage node meanwhile, and only what they
+ask for. What came apart takes the name of what they read, and both ways end in the same way.
+"""
 
 import contextlib
 import dataclasses
@@ -9,6 +15,7 @@ import time
 from oslo_log import log as logging
 
 from bootcache import exception, steps
+from bootcache.exchange.fetching import Exchanged
 from bootcache.tier import Medium
 from nova_bootcache import storagenode
 from nova_bootcache.asking.offer import Offered
@@ -18,7 +25,7 @@ from nova_bootcache.gateway import arrivingimage
 from nova_bootcache.gateway.below import Below
 from nova_bootcache.gateway.daemon import Gateway
 from nova_bootcache.gateway.hostneeds import HostNeeds
-from nova_bootcache.tiers.fetches import Fetches
+from nova_bootcache.tiers.fetches import Fetches, Patience
 from nova_bootcache.tiers.room import Room
 
 LOG = logging.getLogger(__name__)
@@ -115,9 +122,14 @@ class Arrivals:
         assert remote is not None
         image_id = remote.image_id
         try:
-            self._receive(offered, medium)
+            with contextlib.ExitStack() as apart:
+                others = self._ask_others(offered, medium, apart)
+                self._receive(offered, medium, others, apart)
             steps.reached('arrive: landing')
             arrivingimage.land(self._gateway, image_id, self._files.path(image_id))
+            if others is not None:
+                # Until this is over nobody expands it.
+                self._fetches.give(others, image_id)
         except (exception.BootcacheError, OSError) as error:
             LOG.warning('image %s: its cache image did not arrive, and is read from the base: %s',
                         image_id, error)
@@ -141,16 +153,72 @@ class Arrivals:
         except OSError as error:
             LOG.warning('image %s: what is left of its arrival stays: %s', image_id, error)
 
-    def _receive(self, offered: Offered, medium: Medium) -> None:
+    def _ask_others(self, offered: Offered, medium: Medium,
+                    apart: contextlib.ExitStack) -> Exchanged | None:
+        """Return from which hosts it can be had; None if all of it comes from the storage node.
+
+        :param apart: keeps the room of what comes from them.
+        """
+        info, remote = offered.cache_image, offered.remote
+        assert info is not None and remote is not None
+        if not self._fetches.asks_others(info):
+            return None
+        try:
+            apart.enter_context(self._room.for_exchange(remote.image_id, medium, info.bytes))
+        except exception.BootcacheError as error:
+            # Before others are told of this host.
+            LOG.info('image %s: its cache image comes from the storage node alone: %s',
+                     remote.image_id, error)
+            return None
+        others = self._fetches.ask_others(remote.image_id, info)
+        if others is None or others.is_first:
+            apart.close()
+        return others
+
+    def _receive(self, offered: Offered, medium: Medium, others: Exchanged | None,
+                 apart: contextlib.ExitStack) -> None:
         info, remote = offered.cache_image, offered.remote
         assert info is not None and remote is not None
         path = self._files.coming_path(remote.image_id, medium)
         self._fetches.receive(
             CacheEntry(remote, info, info.sha256, info.virtual_bytes, offered.pinned,
                        offered.generation), medium, path,
-            lambda patience: arrivingimage.bring(self._gateway, remote.image_id, info.bytes, path,
-                                                 patience.seconds, patience.stalled),
+            lambda patience: self._bring(offered, medium, others, apart, patience),
             has_room=True)
+
+    def _bring(self, offered: Offered, medium: Medium, others: Exchanged | None,
+               apart: contextlib.ExitStack, patience: Patience) -> None:
+        info, remote = offered.cache_image, offered.remote
+        assert info is not None and remote is not None
+        path = self._files.coming_path(remote.image_id, medium)
+        if others is not None and not others.is_first \
+                and self._exchange(offered, medium, others, path, patience):
+            return
+        apart.close()
+        arrivingimage.bring(self._gateway, remote.image_id, info.bytes, path, patience.seconds,
+                            patience.stalled)
+
+    def _exchange(self, offered: Offered, medium: Medium, others: Exchanged, path: str,
+                  patience: Patience) -> bool:
+        info, remote = offered.cache_image, offered.remote
+        assert info is not None and remote is not None
+        come = self._files.exchanged_path(remote.image_id, medium)
+        try:
+            steps.reached('arrive: apart')
+            if not self._fetches.exchange(others, remote, info, offered.cache_export, come,
+                                          patience, time.monotonic()):
+                return False
+            steps.reached('arrive: exchanged')
+            # The gateway goes on with the file that it has open, until it gets this one.
+            os.replace(come, path)
+        except (exception.BootcacheError, OSError) as error:
+            LOG.warning('image %s: other hosts do not give its cache image, which comes from the'
+                        ' storage node: %s', remote.image_id, error)
+            return False
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(come)
+        return True
 
     def wait(self, image_id: str, seconds: float) -> bool:
         """Wait until an image's cache image has arrived, or did not; False if it is on its way.

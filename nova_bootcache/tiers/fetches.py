@@ -5,10 +5,12 @@ import dataclasses
 import os
 import time
 from collections.abc import Callable
+from typing import Any
 
 from oslo_log import log as logging
 
 from bootcache import cacheimage, exception, naming, qemuimg, savefile, steps
+from bootcache.exchange.fetching import Exchanged
 from bootcache.manifest import CacheInfo
 from bootcache.tier import Medium
 from nova_bootcache.asking.offer import Offered
@@ -17,6 +19,7 @@ from nova_bootcache.cache.cacheentry import CacheEntry
 from nova_bootcache.cache.cachefiles import CacheFiles
 from nova_bootcache.cache.placing import place
 from nova_bootcache.storagenode import PLAIN, Encryption, Remote, check_reachable, nbd_node
+from nova_bootcache.tiers.exchanges import Exchanges
 from nova_bootcache.tiers.readable import Readable
 from nova_bootcache.tiers.room import Room
 from nova_bootcache.tiers.wrongfiles import WrongFiles
@@ -52,22 +55,22 @@ class Fetches:
     :param readable: which this host's QEMU can read.
     :param gateway_socket: has to be in every header.
     :param encryption: how this host connects to storage nodes.
+    :param exchanges: bring cache images from other hosts; None if this host takes no part.
     """
 
     def __init__(self, files: CacheFiles, room: Room, wrong: WrongFiles, readable: Readable,
-                 gateway_socket: str, encryption: Encryption = PLAIN):
+                 gateway_socket: str, encryption: Encryption = PLAIN,
+                 exchanges: Exchanges | None = None):
         self._files = files
         self._encryption = encryption
         self._room = room
         self._wrong = wrong
         self._readable = readable
         self._gateway_socket = gateway_socket
+        self._exchanges = exchanges
 
     def trust(self, image_id: str, info: CacheInfo) -> Trust:
-        """Return whether a cache image that is offered is to be fetched.
-
-        The first one that is compressed has qemu-img asked whether it can read such files.
-        """
+        """Return whether a cache image that is offered is to be fetched."""
         trust = self._wrong.trust(image_id, info.sha256)
         return trust if trust is not Trust.FULL or self._readable.reads(info) else Trust.UNREADABLE
 
@@ -102,8 +105,12 @@ class Fetches:
                                f'{naming.cache_file_name(remote.image_id)}.partial')
 
         def bring(patience: Patience) -> None:
-            check_reachable(remote)
-            self._copy(remote, cache_export, cache_image.bytes, partial, rate, patience)
+            begun = time.monotonic()
+            others = self.ask_others(remote.image_id, cache_image)
+            if others is None or not self.exchange(others, remote, cache_image, cache_export,
+                                                   partial, patience, begun, rate):
+                check_reachable(remote)
+                self._copy(remote, cache_export, cache_image.bytes, partial, rate, patience)
 
         return self.receive(CacheEntry(remote, cache_image, cache_image.sha256,
                                        cache_image.virtual_bytes, pinned, generation),
@@ -163,10 +170,59 @@ class Fetches:
         if self._files.is_waited_for(image_id):
             raise exception.Cancelled(f'a server waits for the cache image of {image_id}')
 
+    def _node(self, remote: Remote, export: str) -> dict[str, Any]:
+        return {'driver': 'raw', 'file': nbd_node(
+            remote.host, remote.port, export, self._encryption.credentials(remote.tls))}
+
+    def asks_others(self, info: CacheInfo) -> bool:
+        """Tell whether other hosts are asked for a cache image."""
+        return self._exchanges is not None and self._exchanges.is_worth_it(info)
+
+    def ask_others(self, image_id: str, info: CacheInfo) -> Exchanged | None:
+        """Ask from which hosts a cache image can be had; those that ask later are told of this one.
+
+        :returns: None if all of it is to come from the storage node.
+        """
+        if self._exchanges is None or not self._exchanges.is_worth_it(info):
+            return None
+        return self._exchanges.ask(image_id, info)
+
+    def exchange(self, others: Exchanged, remote: Remote, info: CacheInfo, export: str,
+                 partial: str, patience: Patience, begun: float, rate: int = 0) -> bool:
+        """Bring a cache image from other hosts, and from the storage node what these do not give.
+
+        :param others: what ``ask_others`` has returned.
+        :param export: the exporter's name for the file.
+        :param partial: the file that it is brought into.
+        :param begun: since when it has been waited for, in monotonic seconds.
+        :param rate: bytes a second at most; 0 for no limit.
+        :returns: False if all of it is to come from the storage node.
+        :raises Cancelled: if it was paced, and a server came to wait for it.
+        :raises BootcacheError: if what others do not give cannot be copied either.
+        :raises OSError: if the directory cannot be written.
+        """
+        assert self._exchanges is not None
+        return self._exchanges.bring(
+            remote, others, info, partial, self._node(remote, export), rate=rate,
+            seconds=patience.seconds, stalled=patience.stalled, begun=begun,
+            # A header that names another place is rewritten: the file is not what others have.
+            gives_on=info.backing_uri == self._base_uri(remote.image_id),
+            check=(lambda: self._check_patience(remote.image_id)) if rate else lambda: None)
+
+    def give(self, others: Exchanged, image_id: str) -> None:
+        """Give a cache image that is here to the hosts that were told of this one.
+
+        :param others: what ``ask_others`` has returned.
+        """
+        entry = self._files.entry(image_id)
+        # Not one that was expanded, or has another header.
+        if self._exchanges is not None and entry is not None \
+                and entry.file_sha256 == others.sha256:
+            self._exchanges.give(image_id, others, self._files.path(image_id))
+
     def _copy(self, remote: Remote, export: str, size: int, partial: str, rate: int,
               patience: Patience) -> None:
-        node = {'driver': 'raw', 'file': nbd_node(
-            remote.host, remote.port, export, self._encryption.credentials(remote.tls))}
+        node = self._node(remote, export)
         if not rate:
             qemuimg.copy_raw(node, partial, seconds=patience.seconds, stalled=patience.stalled)
             return

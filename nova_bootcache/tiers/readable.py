@@ -1,4 +1,4 @@
-"""Whether this host's QEMU can read cache images that are compressed: found out before a fetch.
+"""Whether this host's QEMU can read cache images that are compressed: found out at the start.
 
 A cache image that it cannot read is as right as any other, on another host. So it is neither
 fetched nor mistrusted here: servers read from the base, as those of an image that has none.
@@ -26,7 +26,7 @@ _CURE = ('install a QEMU that was built with {0} and start nova-compute anew, or
 
 
 class Readable:
-    """What this host's QEMU can read: asked once for each kind of compression, when one is offered.
+    """What this host's QEMU can read: asked once for each kind of compression.
 
     :param clock: gives monotonic seconds.
     """
@@ -36,6 +36,12 @@ class Readable:
         self._again = GrowingPauses(_FIRST_SECONDS, _LONGEST_SECONDS, clock)
         # Several threads may find out the same at once.
         self._reads: dict[Compression, bool] = {}
+
+    def find_out(self) -> None:
+        """Ask for each kind now, so that no server waits for it."""
+        for compression in Compression:
+            if compression is not Compression.NONE:
+                self._reads_kind(compression)
 
     def reads(self, info: CacheInfo) -> bool:
         """Tell whether a cache image can be read here, as far as that is known."""

@@ -18,7 +18,8 @@ from nova_bootcache.locks import Rank
 LOG = logging.getLogger(__name__)
 
 _FETCH, _ARRIVAL, _STORE, _EXPANSION = 'fetch:', 'arrival:', 'store:', 'expansion:'
-_COMING = _FETCH, _ARRIVAL
+_EXCHANGE = 'exchange:'
+_COMING = _FETCH, _ARRIVAL, _EXCHANGE
 _ATTEMPTS = 5
 
 
@@ -178,7 +179,22 @@ class Room:
         :param most: bytes that the tier may have with it.
         :raises NoRoom: if it would have more, or the medium has not that much free.
         """
-        key = f'{_EXPANSION}{image_id}'
+        with self._beside(f'{_EXPANSION}{image_id}', medium, size, most):
+            yield
+
+    @contextlib.contextmanager
+    def for_exchange(self, image_id: str, medium: Medium, size: int) -> Iterator[None]:
+        """Keep room for what comes from other hosts, beside what servers read of the same file.
+
+        Nothing goes for it: what has no room comes from the storage node.
+
+        :raises NoRoom: if something would have to go, or the medium has not that much free.
+        """
+        with self._beside(f'{_EXCHANGE}{image_id}', medium, size, self.limits[medium].high):
+            yield
+
+    @contextlib.contextmanager
+    def _beside(self, key: str, medium: Medium, size: int, most: int) -> Iterator[None]:
         with self._room_lock:
             used = sum(item.bytes for item in self._all_items(medium))
             if used + size > most:

@@ -5,6 +5,7 @@
 
 import os
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +22,16 @@ from tools.cloud.wire import Wire
 def small_image() -> Path:
     """A qcow2 of a guest that boots in seconds and checks its own data."""
     return guest_image('small')
+
+
+@pytest.fixture(scope='session')
+def raw_image(small_image: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The small guest as a raw image, as clouds on Ceph have theirs."""
+    path = tmp_path_factory.mktemp('raw') / 'small.raw'
+    subprocess.run(['qemu-img', 'convert', '-f', 'qcow2', '-O', 'raw', str(small_image),
+                    str(path)], check=True)
+    yield path
+    shutil.rmtree(path.parent)
 
 
 @pytest.fixture(scope='session')
@@ -53,7 +64,9 @@ def configure(cloud: BootcacheCloud) -> None:
     cloud.configure_bootcache()
     # Settling soon; only images that ask for it are settled, see Tenant.image.
     cloud.layer('nova', '70-e2e', {'DEFAULT': {'default_ephemeral_format': 'ext4'},
-                                   'bootcache': {'settle_delay': 3, 'report_interval': 3}})
+                                   'bootcache': {'settle_delay': 3, 'report_interval': 3,
+                                                 # Whatever disk this machine has.
+                                                 'expand': 'always'}})
 
 
 def make_flavors(cloud: BootcacheCloud) -> None:

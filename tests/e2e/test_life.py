@@ -51,6 +51,8 @@ class Pair:
         self.check_chains()
 
     def check_chains(self):
+        # In the midst of a pivot the disk's file is one, and then the other.
+        wait_until(lambda: '/_base/' in self.tenant.backing(self.settled)[1], 'settling')
         unsettled, settled = self.each(self.tenant.backing)
         assert '/_bootcache/' in unsettled[1] and len(unsettled) == 3, unsettled
         assert '/_base/' in settled[1] and len(settled) == 2, settled

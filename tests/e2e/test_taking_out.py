@@ -258,6 +258,16 @@ def test_it_is_taken_out_by_the_page(cloud, afterwards, tenant, operator, user, 
               'rm /etc/systemd/system/bootcache-gateway.service',
               'rm -rf /etc/systemd/system/bootcache-gateway.service.d /run/bootcache',
               'systemctl daemon-reload')
+    page.skip(NO_SYSTEMD,
+              'systemctl disable --now bootcache-ceph',
+              'rm /etc/systemd/system/bootcache-ceph.service',
+              'rm -rf /etc/systemd/system/bootcache-ceph.service.d',
+              'systemctl daemon-reload')
+    page.skip(NO_SYSTEMD,
+              'systemctl disable --now bootcache-exchange',
+              'rm /etc/systemd/system/bootcache-exchange.service',
+              'rm -rf /etc/systemd/system/bootcache-exchange.service.d',
+              'systemctl daemon-reload')
     for host in cloud.hosts:
         # The folder is a mount of the host's; systemctl would end the gateway like this.
         operator.shell(f'kill {cloud.gateway_pid(host)}')
@@ -278,7 +288,7 @@ def test_it_is_taken_out_by_the_page(cloud, afterwards, tenant, operator, user, 
     assert image in {row['image_id'] for row in cleaned}
 
     # 7. The storage node.
-    operator.shell(page.take('kill "$(cat /run/glance-bootcache/exporter.pid)"',
+    operator.shell(page.take('cat /run/glance-bootcache/*.pid | xargs -r kill',
                              **{'/run/glance-bootcache': str(cloud.exporter_directory)}))
     wait_until(lambda: cloud.exporter_pid() is None, "the exporter's end", 30)
     page.skip(NO_SYSTEMD,
@@ -293,18 +303,26 @@ def test_it_is_taken_out_by_the_page(cloud, afterwards, tenant, operator, user, 
               '# What novaclient remembers of flavors, in the home of the service\'s user.',
               'rm -rf /var/lib/glance/.novaclient')
 
-    # 8. RabbitMQ.
+    # 8. Ceph.
+    page.skip('this cloud has none: tests/functional/test_ceph_page.py',
+              'for clone in $(rbd ls --pool bootcache --namespace storage);'
+              ' do rbd rm bootcache/storage/$clone; done',
+              'rbd namespace rm bootcache/storage',
+              'ceph osd pool rm bootcache bootcache --yes-i-really-really-mean-it',
+              'ceph auth rm client.bootcache')
+
+    # 9. RabbitMQ.
     queues = ours(operator, 'queues')
     assert {'bootcache', 'bootcache_images.info'} <= set(queues)
     for name in queues:
         operator.rabbitmqctl(f'rabbitmqctl delete_queue {name}')
     operator.rabbitmqctl(page.take('rabbitmqctl clear_policy bootcache'))
 
-    # 9. The user.
+    # 10. The user.
     operator.openstack(page.take('openstack user delete --domain default bootcache'))
     page.skip('Glance runs here', '# Not where Glance runs.', 'userdel glance')
 
-    # 10. The package: every service of OpenStack is started without it.
+    # 11. The package: every service of OpenStack is started without it.
     logs = {name: Log(cloud.layout.log / f'{name}.log') for name in (*CONTROLLER, *computes)}
     cloud.uninstall_package()
     cloud.restart(*CONTROLLER, *computes)
@@ -312,7 +330,8 @@ def test_it_is_taken_out_by_the_page(cloud, afterwards, tenant, operator, user, 
     page.skip(shared,
               'rm -rf /opt/bootcache /usr/local/bin/bootcache',
               '/opt/nova/bin/pip uninstall --yes bootcache')
-    page.skip('its hosts have no certificates', 'rm -rf /etc/bootcache')
+    operator.shell(page.take('rm -rf /etc/bootcache', **{
+        '/etc/bootcache': str(cloud.certificates)}))
     page.skip(shared,
               '/opt/glance/bin/pip uninstall --yes bootcache',
               'rm -rf /opt/bootcache-debian /usr/lib/python3/dist-packages/bootcache.pth',
@@ -357,7 +376,8 @@ def test_it_is_taken_out_by_the_page(cloud, afterwards, tenant, operator, user, 
                 for path in folder.rglob('*') if 'bootcache' in path.relative_to(folder).as_posix()]
         assert left == [] and list(host.gateway.iterdir()) == []
         assert cloud.gateway_pid(host) is None
-    for path in (cloud.state_directory, cloud.exporter_directory, cloud.config_file.parent):
+    for path in (cloud.state_directory, cloud.exporter_directory, cloud.config_file.parent,
+                 cloud.certificates):
         assert not path.exists()
     # no user, and nobody who asks for the package.
     with pytest.raises(ClientError, match=r'(?i)no user'):

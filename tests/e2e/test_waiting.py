@@ -5,6 +5,7 @@ boots makes a small cache image: nearly all that a boot reads comes from the bas
 """
 
 import contextlib
+import json
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
@@ -161,6 +162,31 @@ def test_the_base_is_at_another_address(tenant, image, cloud, compute_log):
             tenant.login(server)
             tenant.command(server, 'check-all')
     compute_log.wait(f'server {server} goes on')
+
+
+def test_a_host_has_an_exporter_of_its_own(tenant, image, cloud, wire, compute_log):
+    """Its gateway reads by that, and by the one of all hosts when there are no others any more."""
+    begin = wire.position()
+
+    def by_all_hosts():
+        return [request for request in wire.requests(begin, wire.position())
+                if image in request.export]
+
+    with service_with(cloud, export_ports='10820-10829'):
+        server = tenant.server(image)
+        tenant.login(server)
+        tenant.command(server, 'check-all')
+        known = json.loads((cloud.state_directory / 'clients.json').read_text())['clients']
+        assert f'CN={tenant.host_of(server).hostname}' in known
+        assert by_all_hosts() == []
+    # It is connected there: that goes on.
+    tenant.command(server, 'check-all')
+    assert by_all_hosts() == []
+    for own in cloud.exporter_directory.glob('exporter-*.pid'):
+        os.kill(int(own.read_text()), signal.SIGKILL)
+    tenant.command(server, 'check-all')
+    compute_log.wait(f'server {server} stands still')
+    assert by_all_hosts()
 
 
 def test_a_server_that_its_user_paused_stays_paused(tenant, image, cloud, compute_log):

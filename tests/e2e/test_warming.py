@@ -10,9 +10,10 @@ from tools.cloud.tenant import Log, wait_until
 
 
 def files(host, image):
-    """What a host has of an image's cache image: the file and its entry."""
+    """What a host has of a cache image: the file and its entry, not what is being expanded."""
     directory = host.instances / '_bootcache'
-    return sorted(path.name for path in directory.glob(f'{naming.cache_file_name(image)}*'))
+    return sorted(path.name for path in directory.glob(f'{naming.cache_file_name(image)}*')
+                  if not path.name.endswith('.expanded.partial'))
 
 
 def whole(image):

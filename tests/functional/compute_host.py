@@ -23,14 +23,20 @@ class Service:
         self.watch, self.extra, self.boots, self.used, self.promoted = None, {}, [], [], []
         self.dropped, self.warmed, self.told = set(), [], []
         self.profile_watch = PROFILE_WATCH
+        # Of cache images by exchange; None if there are none.
+        self.offers = None
         # What it has of further images, which are cold, by id.
         self.others = {}
+        # Hosts that have asked, with the names in their certificates.
+        self.named = set()
 
     def freeze(self):
         """Go on with what is known now."""
         self.frozen = self.node.answer()
 
-    def plan_boot(self, image_id, host, server_id, profile_token, owner=''):
+    def plan_boot(self, image_id, host, server_id, profile_token, owner='',
+                  certificate=''):
+        self.named.add((host, certificate))
         if self.away:
             raise messaging.MessagingTimeout('nobody')
         if image_id in self.others:
@@ -55,6 +61,16 @@ class Service:
 
     def report_warm(self, image_id, host, outcome, reason):
         self.warmed.append((image_id, host, outcome, reason))
+
+    def exchange_cache(self, image_id, host, *membership):
+        return self.offers and self.offers.offer(image_id, host, *membership)
+
+    def exchange_base(self, image_id, host, *membership):
+        return self.offers and self.offers.offer_base(image_id, host, *membership)
+
+    def report_exchange(self, *told, **more):
+        if self.offers is not None:
+            assert self.offers.note(*told, **more)
 
     def promote_image(self, image_id):
         self.promoted.append(image_id)

@@ -11,10 +11,13 @@ import signal
 import socket
 import subprocess
 import tempfile
+import uuid
+from pathlib import Path
 
 import pytest
 from compute_host import Service
 from functional_tools import free_port, processes_of, qemu_img, until
+from glance_rbd import CAPS, HOST_CAPS, MIB, SIZE, GlanceStore
 from oslo_config import cfg
 from storage_node import Node
 
@@ -23,10 +26,12 @@ from bootcache import locks, rpcapi
 from bootcache.storagedaemon import StorageDaemon, UnixListener
 from glance_bootcache import conf as glance_conf
 from glance_bootcache.smallca import SmallCA
+from glance_bootcache.storage.exporters import Exporters
 from nova_bootcache import conf as nova_conf
 from nova_bootcache.chains.computehost import ComputeHost
 from nova_bootcache.published.holdings import PublishedHoldings
 from nova_bootcache.upkeep import HostUpkeep
+from tools.ceph.cluster import Ceph
 
 
 @pytest.fixture(scope='session', autouse=True)
@@ -167,6 +172,16 @@ def other_ca(directory):
 
 
 @pytest.fixture
+def swarm(directory, ca):
+    """A file, and the hosts that exchange it; they end with the test."""
+    pytest.importorskip('libtorrent')
+    from exchanging import Swarm
+    made = Swarm(directory, ca)
+    yield made
+    made.stop()
+
+
+@pytest.fixture
 def certified(ca, hosts):
     """Makes the driver's host object, with a certificate."""
     return lambda **options: hosts(**{'tls_directory': ca.issue('compute-1'), **options})
@@ -238,3 +253,65 @@ def rabbit_node():
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         shutil.rmtree(home, ignore_errors=True)
+
+
+@pytest.fixture(scope='session')
+def ceph():
+    """A small Ceph on loopback ports of its own, with Glance's pool and that of bases."""
+    home = tempfile.mkdtemp(prefix='bcceph', dir='/tmp')
+    cluster = Ceph(Path(home), free_port())
+    try:
+        cluster.up()
+        for pool in ('images', 'bootcache', 'snapshots'):
+            cluster.make_pool(pool)
+        yield cluster
+    finally:
+        cluster.down(wipe=True)
+
+
+@pytest.fixture(scope='session')
+def glance_store(ceph):
+    """Glance's store in Ceph, and the users and namespace of the page about it."""
+    ceph.make_user('glance', 'profile rbd pool=images, profile rbd pool=snapshots')
+    ceph.make_user('bootcache', CAPS)
+    ceph.run('rbd', 'namespace', 'create', 'bootcache/storage')
+    return GlanceStore(ceph)
+
+
+@pytest.fixture(scope='session')
+def host_key(glance_store):
+    """The key of one host, as the page about Ceph has it."""
+    glance_store.ceph.make_user('host-1', HOST_CAPS)
+    glance_store.ceph.run('rbd', 'namespace', 'create', 'bootcache/host-1')
+    return {'base_access': 'rbd', 'base_rbd_user': 'host-1', 'base_rbd_namespace': 'host-1',
+            'base_rbd_ceph_conf': str(glance_store.ceph.conf)}
+
+
+@pytest.fixture
+def ceph_conf(storage_conf, glance_store):
+    """The storage service's configuration, with Ceph."""
+    for name, value in {'rbd_store_pool': 'images',
+                        'rbd_store_ceph_conf': str(glance_store.ceph.conf)}.items():
+        storage_conf.set_override(name, value, bootcache_conf.GROUP)
+    return storage_conf
+
+
+@pytest.fixture
+def ceph_image(glance_store, make_base, directory):
+    """An image that Glance has in Ceph: its file, and what Glance says of it."""
+    path = make_base(f'{directory}/image', SIZE, [
+        (0, MIB, 'data'), (4 * MIB, MIB, 'zeros'), (9 * MIB, 3 * MIB, 'data'),
+        (SIZE - 4096, 4096, 'data')])
+    facts = glance_store.add(str(uuid.uuid4()), path)
+    yield path, facts
+    with contextlib.suppress(KeyError):
+        glance_store.delete(facts.image_id)
+
+
+@pytest.fixture
+def ceph_exporter(ceph_conf, directory):
+    """The exporter."""
+    exporter = Exporters(ceph_conf, f'{directory}/clients.json')
+    exporter.start()
+    yield exporter
+    exporter.stop()

@@ -107,11 +107,12 @@ class Images:
         self.full, self.cache = f'{home}/full', f'{home}/cacheimage'
         qemu_img('convert', '-f', 'qcow2', '-O', 'raw', image, self.full)
         self.virtual_bytes = os.path.getsize(self.full)
+        self.gateway_socket = f'{home}/gateway/nbd'
         self.gateway = StorageDaemon('gateway', f'{home}/gateway',
-                                     UnixListener(f'{home}/gateway/nbd'))
+                                     UnixListener(self.gateway_socket))
         self.serve()
         qemuimg.create_overlay(self.cache, self.virtual_bytes,
-                               f'nbd+unix:///base?socket={home}/gateway/nbd', 'raw',
+                               f'nbd+unix:///base?socket={self.gateway_socket}', 'raw',
                                cluster_bytes=65536)
 
     def serve(self):
@@ -120,6 +121,15 @@ class Images:
             self.gateway.add_nodes({'driver': 'file', 'node-name': 'base', 'read-only': True,
                                     'filename': self.full})
             self.gateway.add_export('base', 'base')
+
+    def land(self):
+        """Have a cache image with all of the data take the place of the one that has the name."""
+        coming = f'{self.cache}.partial'
+        qemuimg.create_overlay(coming, self.virtual_bytes,
+                               f'nbd+unix:///base?socket={self.gateway_socket}', 'raw',
+                               cluster_bytes=65536)
+        qemu_img('convert', '-n', '-f', 'raw', '-O', 'qcow2', self.full, coming)
+        os.rename(coming, self.cache)
 
     def overlay(self, path):
         """Make a server's overlay on the cache image, as the driver does."""
@@ -138,6 +148,8 @@ class Guest:
         os.makedirs(self.directory)
         images.overlay(self.disk)
         self._console = f'{home}/{name}.console'
+        # Whether it is moved from an earlier cache image to the one that has its name now.
+        self.lands = False
         self.domain = connection.defineXML(_xml(name, self.disk, self._console, policies))
         self._socket, self._heard = None, b''
 
@@ -212,6 +224,8 @@ class Guest:
     def way(self):
         """Where its disk can be moved to, and from where: the full base, or back."""
         images = self.images
+        if self.lands:
+            return [(images.cache, 'qcow2')] * 2
         pair = [(images.full, 'raw'), (images.cache, 'qcow2')]
         return pair if self.backing[0] == images.cache else pair[::-1]
 

@@ -96,6 +96,8 @@ MAKERS = {
     'a qed with a backing file': ('raw', of('qed', '-u', '-b', '/etc/passwd', '-F', 'raw'),
                                   'content is qed'),
     'a fixed vhd as qcow2': ('qcow2', of('vpc', '-o', 'subformat=fixed'), 'content is'),
+    'a text that is none after a sector': ('raw', written((0, b'#' * 512 + b'\xe4')),
+                                           'oslo.utils breaks'),
     'a vmdk that is an ISO': ('raw', written((0, b'KDMV'), ISO), 'ultiple|vmdk'),
     'a qed that is an ISO': ('raw', written((0, b'QED\0'), ISO), 'ultiple|qed'),
     'a vhdx that is a VDI': ('raw', written((0, b'vhdxfile'), (64, b'\x7f\x10\xda\xbe')),

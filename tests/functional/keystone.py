@@ -1,5 +1,6 @@
 """Stands for Keystone, Nova and Glance, which a functional test cannot have: their answers to a
-service's first questions, over HTTP, and some images. tests/e2e asks the real ones."""
+service's first questions, over HTTP, and some images. tests/e2e asks the real ones. Barbican, which
+no test has, gives out certificates."""
 
 import contextlib
 import hashlib
@@ -34,7 +35,7 @@ class _Handler(BaseHTTPRequestHandler):
         catalog = [{'type': name, 'id': name, 'name': name, 'endpoints': [
             {'interface': interface, 'region': REGION, 'region_id': REGION, 'id': 'x',
              'url': f'{url}/{name}'} for interface in ('public', 'internal', 'admin')]}
-            for name in ('compute', 'image')]
+            for name in ('compute', 'image', 'key-manager')]
         return self._answer(201, {'token': {
             'methods': ['password'], 'expires_at': '2099-01-01T00:00:00.000000Z',
             'issued_at': '2026-01-01T00:00:00.000000Z', 'user': {'id': 'u', 'name': 'bootcache',
@@ -63,8 +64,26 @@ class _Handler(BaseHTTPRequestHandler):
                 'id': image_id, 'status': 'active', 'disk_format': 'raw', 'visibility': 'public',
                 'container_format': 'bare', 'size': len(content), 'owner': 'p', 'min_disk': 0,
                 'min_ram': 0, 'os_hash_algo': 'sha512',
-                'os_hash_value': hashlib.sha512(content).hexdigest()}
-        return self._answer(200 if path in answers else 404, answers.get(path, {}))
+                'os_hash_value': hashlib.sha512(content).hexdigest(),
+                **self.server.properties.get(image_id, {})}
+        url = f'http://127.0.0.1:{self.server.server_port}/key-manager'
+        answers['/key-manager'] = answers['/key-manager/'] = {'versions': [{
+            'id': 'v1', 'status': 'CURRENT', 'min_version': '1.0', 'max_version': '1.1',
+            'links': [{'rel': 'self', 'href': f'{url}/v1/'}]}]}
+        for name, certificate in self.server.certificates.items():
+            secret = f'/key-manager/v1/secrets/{name}'
+            if path == f'{secret}/payload':
+                return self._send(certificate)
+            if path == secret:
+                self.server.asked.append((name, self.headers['X-Auth-Token']))
+                answers[path] = {
+                    'status': 'ACTIVE', 'secret_type': 'certificate', 'name': name,
+                    'algorithm': None, 'bit_length': None, 'mode': None, 'expiration': None,
+                    'created': '2026-01-01T00:00:00', 'updated': '2026-01-01T00:00:00',
+                    'content_types': {'default': 'application/octet-stream'},
+                    'secret_ref': f'{url}/v1/secrets/{name}'}
+        return self._answer(200 if path in answers else 404, answers.get(path, {
+            'code': 404, 'title': 'Not Found', 'description': 'Not found.'}))
 
     def _send(self, content):
         self.send_response(200)
@@ -83,13 +102,18 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def keystone(images=()):
+def keystone(images=(), properties=None, certificates=None, asked=None):
     """Serve on a port of its own; gives the URL for ``auth_url``.
 
     :param images: bytes of raw images by id, for Glance.
+    :param properties: of images, by id, beside those that each has.
+    :param certificates: PEM by id, for Barbican.
+    :param asked: gets the id and the token of who asks for one.
     """
     server = ThreadingHTTPServer(('127.0.0.1', 0), _Handler)
     server.images = dict(images)
+    server.properties, server.certificates = properties or {}, certificates or {}
+    server.asked = [] if asked is None else asked
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:

@@ -31,7 +31,7 @@ def service(directory, rabbit, cloud):
     """Starts the service with a configuration that is right but for what a test says."""
     started = []
 
-    def start(auth=(), default=(), **options):
+    def start(auth=(), default=(), others=(), **options):
         sections = {
             'DEFAULT': {'transport_url': rabbit, **dict(default)},
             'bootcache': {'state_dir': f'{directory}/state', 'run_dir': f'{directory}/run',
@@ -39,7 +39,7 @@ def service(directory, rabbit, cloud):
             'service_auth': {'auth_type': 'v3password', 'auth_url': cloud, 'username': 'bootcache',
                              'password': PASSWORD, 'project_name': 'service',
                              'user_domain_name': 'Default', 'project_domain_name': 'Default',
-                             'region_name': REGION, **dict(auth)}}
+                             'region_name': REGION, **dict(auth)}, **dict(others)}
         file = f'{directory}/bootcache.conf'
         with open(file, 'w') as stream:
             for name, entries in sections.items():

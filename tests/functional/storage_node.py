@@ -9,7 +9,7 @@ from bootcache import cacheimage, cachelayout, naming
 from bootcache.cacheimage import Base
 from bootcache.cachelayout import Compression
 from bootcache.manifest import CacheInfo, Made, Manifest, Standing
-from glance_bootcache.storage.exporter import Exporter
+from glance_bootcache.storage.exporters import Exporters
 from nova_bootcache.storagenode import Remote
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -26,7 +26,7 @@ class Node:
     def __init__(self, conf, directory, make_base, kind='data'):
         os.mkdir(f'{directory}/store')
         self.conf = conf.bootcache
-        self.exporter = Exporter(conf)
+        self.exporter = Exporters(conf, f'{directory}/clients.json')
         self.base = make_base(f'{directory}/store/base', SIZE, [
             (0, MIB, kind), (2 * MIB, MIB, 'zeros'), (3 * MIB, SIZE, kind)], 'qcow2')
         self.manifest = Manifest(IMAGE, Standing.DONE, made=Made(
@@ -62,12 +62,12 @@ class Node:
     @property
     def exports(self):
         """The names of what is served."""
-        return set(self.exporter._daemon.exports())
+        return set(self.exporter.common._daemon.exports())
 
     def kill(self):
         """End the exporter as a crash does."""
-        os.kill(self.exporter._daemon.pid(), signal.SIGKILL)
-        until(lambda: self.exporter._daemon.pid() is None, 'the end of the exporter')
+        os.kill(self.exporter.common._daemon.pid(), signal.SIGKILL)
+        until(lambda: self.exporter.common._daemon.pid() is None, 'the end of the exporter')
 
 
 def content(node):

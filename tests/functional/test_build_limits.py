@@ -1,44 +1,33 @@
-"""``bootcache build`` of images that write without end: real guests of one boot sector, by TCG."""
+"""``bootcache build`` of guests that mean harm: real ones, of one boot sector each, by TCG."""
 
 import glob
+import json
 import os
-import struct
 import subprocess
 
 import pytest
 from command import BOOTCACHE, bootcache, command
 from functional_tools import until
 
+from tools import bootsectors
+
 MIB = 1 << 20
-# mov dx, 0x3f8; mov al, 'x'; again: out dx, al; jmp again
-CONSOLE = bytes.fromhex('baf803b078eeebfd')
-# xor ax, ax; mov ds, ax; mov si, 0x7c40; again: mov ah, 0x43; mov al, 0; int 0x13;
-# add word [0x7c48], 127; adc word [0x7c4a], 0; jmp again. At 0x7c40: 127 sectors from 0x8000.
-DISK = bytes.fromhex('31c08ed8be407cb443b000cd138106487c7f0083164a7c00ebed')
-PACKET = bytes.fromhex('10007f000080000001000000' + '00000000')
-# xor ax, ax; mov ds, ax; mov si, 0x7c40; mov dx, 0x3f8; cld; again: lodsb; test al, al; jz end;
-# out dx, al; jmp again; end: hlt; jmp end. What it says is at 0x7c40.
-SPEAK = bytes.fromhex('31c08ed8be407cbaf803fcac84c07403eeebf8f4ebfd')
-# An entry of the table of partitions, as an image without one is not served: Linux, all but 1 MiB.
-PARTITION = struct.pack('<B3xB3xII', 0x80, 0x83, 2048, 2048 * 255)
+QUICKLY = '--image-format', 'raw', '--allow-tcg', '--memory', '64'
 
 
 @pytest.fixture
 def image(directory):
-    """Makes an image of a boot sector, with data at 0x7c40."""
-    def make(code, data=PACKET):
+    """Makes an image of a guest."""
+    def make(guest, filled=0):
         path = os.path.join(directory, 'image')
-        with open(path, 'wb') as stream:
-            stream.write((code.ljust(0x40, b'\0') + data).ljust(446, b'\0') + PARTITION
-                         + bytes(48) + b'\x55\xaa')
-            stream.truncate(256 * MIB)
+        bootsectors.make(path, guest, filled)
         return path
     return make
 
 
 def test_a_boot_that_writes_without_end_is_given_up(image, directory):
-    done = bootcache(directory, 'build', image(DISK), '--image-format', 'raw', '--allow-tcg',
-                     '--memory', '64', '--disk-limit', '8MiB')
+    done = bootcache(directory, 'build', image(bootsectors.WRITES), *QUICKLY, '--disk-limit',
+                     '8MiB')
     assert done.returncode == 1 and not done.stdout
     last = done.stderr.splitlines()[-1]
     assert 'bytes to its disk while it booted, more than 8388608' in last \
@@ -47,9 +36,8 @@ def test_a_boot_that_writes_without_end_is_given_up(image, directory):
 
 
 def test_a_console_without_end_takes_no_room(image, directory):
-    argv, options = command(BOOTCACHE, directory, 'build', image(CONSOLE), '--image-format', 'raw',
-                            '--allow-tcg', '--memory', '64', '--console-limit', '64KiB',
-                            '--silence', '600')
+    argv, options = command(BOOTCACHE, directory, 'build', image(bootsectors.FLOODS), *QUICKLY,
+                            '--console-limit', '64KiB', '--silence', '600')
     process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, **options)
     try:
         def size():
@@ -71,7 +59,42 @@ def test_a_console_without_end_takes_no_room(image, directory):
     (b'Loading', 'read nothing from its disk but')])
 def test_a_guest_that_does_not_come_up_has_not_booted(image, directory, says, told):
     """It stands still after its first reads: neither silence nor the time limit makes it a boot."""
-    done = bootcache(directory, 'build', image(SPEAK, b'\r\n' + says + b'\r\n\0'), '--image-format',
-                     'raw', '--allow-tcg', '--memory', '64', '--silence', '2', '--timeout', '12')
+    guest = bootsectors.speaks(b'\r\n' + says + b'\r\n')
+    done = bootcache(directory, 'build', image(guest), *QUICKLY, '--silence', '2', '--timeout',
+                     '12')
     assert done.returncode == 1 and not done.stdout
     assert told in done.stderr.splitlines()[-1]
+
+
+def test_a_guest_that_reads_its_whole_disk_is_recorded_to_its_quota(image, directory):
+    done = bootcache(directory, 'build', image(bootsectors.READS, 32 * MIB), *QUICKLY,
+                     '--quota', '8MiB', '-o', f'{directory}/cache', '--format', 'json')
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)['ended_by'] == 'quota', done.stdout
+    assert os.path.getsize(f'{directory}/cache') <= 8 * MIB
+    assert not glob.glob(f'{directory}/bootcache-profile-*')
+
+
+def test_a_guest_that_reboots_for_ever_is_given_up(image, directory):
+    done = bootcache(directory, 'build', image(bootsectors.REBOOTS), *QUICKLY, '--silence', '2',
+                     '--timeout', '12')
+    assert done.returncode == 1 and not done.stdout
+    assert 'read nothing from its disk but' in done.stderr.splitlines()[-1]
+    assert not glob.glob(f'{directory}/bootcache-profile-*')
+
+
+def test_a_guest_has_no_network_card(image, directory):
+    path = image(bootsectors.LOOKS_FOR_NETWORK)
+    done = bootcache(directory, 'build', path, *QUICKLY, '--marker', f'^{bootsectors.NO_CARD}',
+                     '--silence', '600', '--format', 'json')
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)['ended_by'] == 'marker', done.stdout
+    # It would have found one.
+    with subprocess.Popen(['qemu-system-x86_64', '-display', 'none', '-nic', 'user,model=e1000',
+                           '-drive', f'format=raw,file={path}', '-serial', 'stdio'],
+                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as guest:
+        try:
+            found = next(line.strip() for line in guest.stdout if 'network' in line)
+            assert found == bootsectors.CARD
+        finally:
+            guest.kill()

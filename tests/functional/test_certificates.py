@@ -1,6 +1,7 @@
 """Certificates of exporters and hosts: checked at start, renewed and revoked while servers run."""
 
 import os
+import pwd
 import shutil
 
 import pytest
@@ -9,9 +10,9 @@ from encrypted import opens, read, through_gateway
 from encrypted import storage_conf as storage_conf  # the fixture
 from storage_node import IMAGE, content
 
-from bootcache import exception, naming, savefile, tls
+from bootcache import certificates, exception, naming, savefile, tier, tls
 from glance_bootcache import startchecks
-from glance_bootcache.storage.exporter import Exporter
+from glance_bootcache.storage.exporters import Exporters
 
 
 def test_renewed_certificates_of_a_host_are_taken_below_its_servers(node, ca, certified, directory):
@@ -72,21 +73,49 @@ def test_renewed_certificates_of_the_exporter_are_taken(node, ca, certified, dir
     host = certified()
     assert boot(host, f'{directory}/disk')
     handle = through_gateway(host, f'base-{IMAGE}')
-    pid = node.exporter._daemon.pid()
-    assert not node.exporter.start() and node.exporter._daemon.pid() == pid
+    pid = node.exporter.common._daemon.pid()
+    assert not node.exporter.start() and node.exporter.common._daemon.pid() == pid
     # Files that do not fit, as while they are copied, change nothing.
     good = savefile.file_digest(f'{directory}/ca/storage-1/server-key.pem')
     shutil.copy(f'{directory}/ca/storage-1/server-key.pem', f'{directory}/kept')
     shutil.copy(f'{ca.issue("storage-2")}/server-key.pem', f'{directory}/ca/storage-1')
-    assert not node.exporter.start() and node.exporter._daemon.pid() == pid
+    assert not node.exporter.start() and node.exporter.common._daemon.pid() == pid
     shutil.copy(f'{directory}/kept', f'{directory}/ca/storage-1/server-key.pem')
     assert savefile.file_digest(f'{directory}/ca/storage-1/server-key.pem') == good
     ca.issue('storage-1', ['127.0.0.1'])
-    assert node.exporter.start() and node.exporter._daemon.pid() != pid
+    assert node.exporter.start() and node.exporter.common._daemon.pid() != pid
     node.serve()
     # The gateway has connected again: its server sees no error.
     assert read(handle) == content(node)
     handle.shutdown()
+
+
+def test_the_exporter_goes_on_where_renewed_certificates_are_for_another_address(
+        node, ca, certified, directory, caplog):
+    node.serve()
+    host = certified()
+    assert boot(host, f'{directory}/disk')
+    handle = through_gateway(host, f'base-{IMAGE}')
+    pid = node.exporter.common._daemon.pid()
+    shutil.copytree(ca.issue('elsewhere', ['192.0.2.10']), f'{directory}/ca/storage-1',
+                    dirs_exist_ok=True)
+    for _time in range(2):
+        assert not node.exporter.start() and node.exporter.common._daemon.pid() == pid
+    line, = (line for line in caplog.messages if 'goes on with the certificates' in line)
+    assert 'is for elsewhere, 192.0.2.10, not for 127.0.0.1' in line and 'advertise_host' in line
+    assert read(handle) == content(node)
+    opens(node, ca.issue('compute-2'))
+    handle.shutdown()
+
+
+def test_none_is_started_with_a_certificate_for_another_address(node, ca, directory):
+    """As one that has crashed, or a host's own as it asks: hosts would refuse it."""
+    node.exporter.stop()
+    ca.issue('storage-1', ['192.0.2.10'])
+    with pytest.raises(exception.StorageDaemonError, match=r'not for 127\.0\.0\.1, which hosts'):
+        node.exporter.start()
+    ca.issue('storage-1', ['127.0.0.1'])
+    assert node.exporter.start()
 
 
 def test_what_needs_an_exporter_that_cannot_be_started_waits(node, ca, directory):
@@ -99,16 +128,17 @@ def test_what_needs_an_exporter_that_cannot_be_started_waits(node, ca, directory
     assert node.exporter.start()
 
 
-def test_who_is_not_named_is_not_let_in_by_a_daemon_that_runs(node, storage_conf, ca):
+def test_who_is_not_named_is_not_let_in_by_a_daemon_that_runs(node, storage_conf, ca,
+                                                              directory):
     node.serve()
     one, other = ca.issue('compute-1'), ca.issue('elsewhere-1')
     opens(node, one)
     opens(node, other)
-    pid = node.exporter._daemon.pid()
+    pid = node.exporter.common._daemon.pid()
     storage_conf.set_override('tls_client_names', ['CN=compute-*'], 'bootcache')
     # As the storage service does that is started again.
-    node.exporter = Exporter(storage_conf)
-    assert not node.exporter.start() and node.exporter._daemon.pid() == pid
+    node.exporter = Exporters(storage_conf, f'{directory}/clients.json')
+    assert not node.exporter.start() and node.exporter.common._daemon.pid() == pid
     opens(node, one)
     with pytest.raises(exception.BootcacheError):
         opens(node, other)
@@ -136,14 +166,14 @@ def test_a_revoked_certificate_is_not_let_in(node, storage_conf, ca):
 def test_guests_go_on_when_an_exporter_begins_to_speak_tls(
         node, storage_conf, ca, hosts, directory):
     storage_conf.clear_override('tls_directory', 'bootcache')
-    unencrypted = Exporter(storage_conf)
+    unencrypted = Exporters(storage_conf, f'{directory}/clients.json')
     node.exporter = unencrypted
     node.serve()
     host = hosts(tls_directory=ca.issue('compute-1'), allow_plain_nbd=True)
     assert boot(host, f'{directory}/disk')
     handle = through_gateway(host, f'base-{IMAGE}')
     storage_conf.set_override('tls_directory', f'{directory}/ca/storage-1', 'bootcache')
-    node.exporter = Exporter(storage_conf)
+    node.exporter = Exporters(storage_conf, f'{directory}/clients.json')
     assert node.exporter.start()
     node.serve()
     # As for a guest that stands still.
@@ -155,12 +185,54 @@ def test_guests_go_on_when_an_exporter_begins_to_speak_tls(
 
 # Start.
 
-def test_the_start_is_checked_with_certificates(storage_conf):
+def test_the_start_is_checked_with_certificates(storage_conf, caplog):
     startchecks.check_place(storage_conf)
+    assert not caplog.messages
+
+
+def test_a_client_s_certificate_in_the_server_s_place_is_told(storage_conf, ca, node, caplog):
+    path = storage_conf.bootcache.tls_directory
+    for kind in 'cert', 'key':
+        shutil.copy(f'{path}/client-{kind}.pem', f'{path}/server-{kind}.pem')
+    startchecks.check_place(storage_conf)
+    assert f'{path}/server-cert.pem is not one of a server' in caplog.text
+    # QEMU's clients take it: so it is not refused.
+    assert node.exporter.start()
+    node.serve()
+    opens(node, ca.issue('compute-1'))
+
+
+def test_a_certificate_for_another_address_keeps_the_service_from_starting(storage_conf, ca):
+    path = ca.issue('storage-2', ['192.0.2.10'])
+    storage_conf.set_override('tls_directory', path, 'bootcache')
+    with pytest.raises(exception.ConfigurationError) as refused:
+        startchecks.check_place(storage_conf)
+    assert f'{path}/server-cert.pem is for storage-2, 192.0.2.10, not for 127.0.0.1, which hosts' \
+        ' connect to; make one for it, or name the certificate\'s in [bootcache]advertise_host' \
+        in str(refused.value)
+    storage_conf.set_override('advertise_host', 'storage-2', 'bootcache')
+    startchecks.check_place(storage_conf)
+    storage_conf.set_override('advertise_host', 'storage-1', 'bootcache')
+    with pytest.raises(exception.ConfigurationError, match='not for storage-1, which'):
+        startchecks.check_place(storage_conf)
 
 
 def break_nothing_there(path, ca):
     shutil.rmtree(path)
+
+
+def break_no_ca(path, ca):
+    os.unlink(f'{path}/ca-cert.pem')
+
+
+def break_ca(path, ca):
+    with open(f'{path}/ca-cert.pem', 'w') as stream:
+        stream.write('nothing')
+
+
+def break_revoked(path, ca):
+    with open(f'{path}/ca-crl.pem', 'w') as stream:
+        stream.write('nothing')
 
 
 def break_no_key(path, ca):
@@ -181,8 +253,11 @@ def break_other_key(path, ca):
 
 
 @pytest.mark.parametrize('spoil, file, cure', [
-    (break_nothing_there, 'ca-cert.pem', 'put the server\'s certificate'),
-    (break_no_key, 'server-key.pem', 'put the server\'s certificate'),
+    (break_nothing_there, 'ca-cert.pem', 'make that folder, and put ca-cert.pem'),
+    (break_no_ca, 'ca-cert.pem', 'put the CA\'s certificate there'),
+    (break_ca, 'ca-cert.pem', 'put ca-cert.pem there'),
+    (break_revoked, 'ca-crl.pem', 'ca-crl.pem has to be the CA\'s list'),
+    (break_no_key, 'server-key.pem', 'put the server\'s certificate and key there, as server-key'),
     (break_expired, 'server-cert.pem', 'has expired; renew it'),
     (break_no_certificate, 'server-cert.pem', 'put ca-cert.pem there'),
     (break_other_key, 'server-key.pem', 'do not match')],
@@ -220,7 +295,8 @@ def test_names_of_clients_need_certificates(storage_conf):
 
 @pytest.mark.parametrize('options, is_refused', [
     ({}, True), ({'allow_plain_nbd': True}, False), ({'tls': True}, False)], ids=str)
-def test_an_address_that_others_reach_needs_tls_or_consent(storage_conf, options, is_refused):
+def test_an_address_that_others_reach_needs_tls_or_consent(storage_conf, ca, options, is_refused):
+    ca.issue('storage-1', ['192.0.2.1'])
     storage_conf.set_override('export_host', '0.0.0.0', 'bootcache')
     storage_conf.set_override('advertise_host', '192.0.2.1', 'bootcache')
     if not options.pop('tls', False):
@@ -232,3 +308,63 @@ def test_an_address_that_others_reach_needs_tls_or_consent(storage_conf, options
             startchecks.check_place(storage_conf)
     else:
         startchecks.check_place(storage_conf)
+
+
+@pytest.mark.parametrize('name, is_right', [
+    ('compute-1', False), ('compute-*', False), ('', False), ('CN=compute-1', True),
+    ('O=Example,CN=compute-?', True), ('*compute-1', True), ('???compute-1', True), ('*', True),
+    ('CN*', True), ('compute*', False)])
+def test_a_client_s_name_that_would_be_nobody_s_is_refused(storage_conf, node, ca, name, is_right):
+    storage_conf.set_override('tls_client_names', [name], 'bootcache')
+    if is_right:
+        startchecks.check_place(storage_conf)
+    else:
+        with pytest.raises(exception.ConfigurationError, match='give it as in CN=compute'):
+            startchecks.check_place(storage_conf)
+    # QEMU lets nobody in by those that are refused; one of them is Example's, which ours is not.
+    node.exporter.stop()
+    node.exporter = Exporters(storage_conf, f'{storage_conf.bootcache.state_dir}/clients.json')
+    node.exporter.start()
+    node.serve()
+    if is_right and not name.startswith('O='):
+        opens(node, ca.issue('compute-1'))
+    else:
+        with pytest.raises(exception.BootcacheError):
+            opens(node, ca.issue('compute-1'))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason='it gives up root\'s rights')
+@pytest.mark.parametrize('ports, is_right', [('900-950', False), ('1023-1100', False),
+                                             ('1024-1100', True)])
+def test_ports_where_the_service_may_not_listen_are_refused(storage_conf, monkeypatch, ports,
+                                                            is_right):
+    storage_conf.set_override('export_ports', ports, 'bootcache')
+    # Root may listen there, and QEMU has looked at the files as it.
+    startchecks.check_place(storage_conf)
+    monkeypatch.setattr(certificates, 'check', lambda *arguments: None)
+    monkeypatch.setattr(tier, 'check_directory', lambda *arguments, **named: None)
+    os.seteuid(65534)
+    try:
+        if is_right:
+            startchecks.check_place(storage_conf)
+        else:
+            with pytest.raises(exception.ConfigurationError, match='below 1024, where this'):
+                startchecks.check_place(storage_conf)
+    finally:
+        os.seteuid(0)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason='it is somebody else for a moment')
+def test_who_may_not_read_a_file_is_told_by_name(storage_conf):
+    path = storage_conf.bootcache.tls_directory
+    for name in 'ca-cert.pem', 'ca-crl.pem':
+        with open(f'{path}/{name}', 'a'):
+            os.chmod(f'{path}/{name}', 0)
+        os.seteuid(65534)
+        try:
+            with pytest.raises(exception.ConfigurationError) as refused:
+                tls.credentials_id(path, tls.Endpoint.SERVER)
+        finally:
+            os.seteuid(0)
+            os.chmod(f'{path}/{name}', 0o644)
+        assert f'let user {pwd.getpwuid(65534).pw_name} read it' in str(refused.value)

@@ -28,10 +28,10 @@ def show(what):
     return subprocess.run(['tc', what, 'show', 'dev', 'lo'], check=True, text=True,
                           capture_output=True).stdout
 before = show('qdisc')
-with link.shaped(1000, [9292, 10811], stays=False):
+with link.shaped(1000, [[9292, 10811], [6800]], stays=False):
     during, filters = show('class'), show('filter').count('flowid')
 print(json.dumps([before, during, filters, show('qdisc')]))''')
-    assert during.count('rate 1Gbit') == 1 and filters == 2
+    assert during.count('rate 1Gbit') == 2 and filters == 3
     assert before == after
 
 
@@ -39,12 +39,12 @@ def test_what_a_killed_demo_left_is_replaced_and_removed():
     left, again, gone = inside('''
 def handles():
     return [one['handle'] for one in link._qdiscs()]
-with link.shaped(100, [9292], stays=True):
+with link.shaped(100, [[9292]], stays=True):
     pass
 left = handles()
-with link.shaped(None, [9292], stays=False):
+with link.shaped(None, [[9292]], stays=False):
     again = handles()
-with link.shaped(100, [9292], stays=True):
+with link.shaped(100, [[9292]], stays=True):
     pass
 assert link.main() == 0
 print(json.dumps([left, again, handles()]))''')
@@ -55,7 +55,7 @@ def test_somebody_elses_is_left_alone():
     why, kinds = inside('''
 subprocess.run('tc qdisc add dev lo root handle 5: htb'.split(), check=True)
 try:
-    with link.shaped(100, [9292], stays=False):
+    with link.shaped(100, [[9292]], stays=False):
         why = 'shaped'
 except link.LinkError as error:
     why = str(error)

@@ -12,6 +12,7 @@ from functional_tools import until
 from storage_node import IMAGE
 
 from bootcache.manifest import Made, Manifest, Standing
+from glance_bootcache.ceph.opening import OpenClones
 from glance_bootcache.storage.exporter import Exporter
 
 MIB = 1 << 20
@@ -20,7 +21,7 @@ MIB = 1 << 20
 @pytest.fixture
 def exporter(storage_conf, directory):
     os.makedirs(f'{directory}/store')
-    exporter = Exporter(storage_conf)
+    exporter = Exporter(storage_conf, OpenClones(storage_conf))
     exporter.start()
     yield exporter
     exporter.stop()
@@ -78,7 +79,7 @@ def test_what_is_served_costs_no_command(exporter, image, commands):
 def test_a_service_that_adopts_an_exporter_knows_what_it_serves(exporter, image, storage_conf,
                                                                 commands):
     exporter.ensure(image, None)
-    later = Exporter(storage_conf)
+    later = Exporter(storage_conf, OpenClones(storage_conf))
     assert later.start() is False
     commands.clear()
     later.ensure(image, None)
@@ -98,7 +99,7 @@ def test_an_exporter_that_died_is_noticed_without_a_look(exporter, image):
 def test_one_that_another_process_started_is_noticed(exporter, image, storage_conf):
     exporter.ensure(image, None)
     exporter._daemon.stop()
-    other = Exporter(storage_conf)
+    other = Exporter(storage_conf, OpenClones(storage_conf))
     other.start()
     exporter.ensure(image, None)
     assert served(exporter) == {f'base-{image.image_id}'}
@@ -153,7 +154,7 @@ def test_who_asks_while_an_idle_export_goes_finds_it(exporter, image, monkeypatc
 
 def test_an_adopted_export_that_nobody_asks_for_goes_after_a_while(exporter, image, storage_conf):
     exporter.ensure(image, None)
-    later = Exporter(storage_conf)
+    later = Exporter(storage_conf, OpenClones(storage_conf))
     later.start()
     later.withdraw_idle(image.image_id, 3600)
     assert served(exporter) == {f'base-{image.image_id}'}, 'whoever needs it has not said so yet'

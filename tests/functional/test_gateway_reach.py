@@ -60,7 +60,7 @@ def test_something_else_listens(listener, word):
 def test_an_exporter(node):
     node.serve()
     check_reachable(node.remote())
-    with frozen(node.exporter._daemon.pid()):
+    with frozen(node.exporter.common._daemon.pid()):
         refused(node.remote().port)
     check_reachable(node.remote())
 
@@ -70,7 +70,7 @@ def test_a_frozen_storage_node_does_not_hold_the_gateway_up(hosts, node, directo
     node.serve()
     host = hosts()
     pid = host.gateway.daemon.pid()
-    with frozen(node.exporter._daemon.pid()):
+    with frozen(node.exporter.common._daemon.pid()):
         began = time.monotonic()
         with pytest.raises(exception.StorageDaemonError, match='cannot be reached'):
             host.gateway.ensure_base(node.remote())

@@ -30,7 +30,7 @@ from glance_bootcache.hosts.reportedneeds import ReportedNeeds
 from glance_bootcache.images.manager import Manager
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 from glance_bootcache.storage import inspection
-from glance_bootcache.storage.exporter import Exporter
+from glance_bootcache.storage.exporters import Exporters
 from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import StorageTiers
 
@@ -91,7 +91,7 @@ class Service:
         self.conf = conf
         self.glance = Glance()
         self.store = ImageStore(conf.bootcache.state_dir)
-        self.exporter = Exporter(conf)
+        self.exporter = Exporters(conf, self.store.state_path('clients.json'))
         self.exporter.start()
         self.tiers = StorageTiers(conf, self.store, self.exporter)
         self.tiers.start([])
@@ -123,7 +123,7 @@ class Service:
         """Return what there is of an image besides its manifest."""
         return [path for path in os.listdir(self.store.directory(image_id))
                 if not path.endswith('.json')] \
-            + [export for export in self.exporter._daemon.exports() if image_id in export]
+            + [export for export in self.exporter.common._daemon.exports() if image_id in export]
 
     def read(self, image_id):
         """Return the size of an image's base, as a host sees it, and its first bytes."""
@@ -137,7 +137,7 @@ class Service:
 
     def stop(self):
         self.manager.stop()
-        self.exporter._daemon.stop()
+        self.exporter.common._daemon.stop()
 
 
 def memory():

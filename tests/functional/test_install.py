@@ -168,7 +168,9 @@ def test_wheel_says_what_it_requires_and_has_units_and_samples(built):
     data = {name.partition('.data/data/')[2] for name in names}
     wanted = [path.name for path in (TOP / 'etc' / 'bootcache').glob('*.sample')]
     wanted += [f'systemd/{path.name}' for path in (TOP / 'etc' / 'systemd').iterdir()]
-    assert len(wanted) == 4 and {f'share/bootcache/{name}' for name in wanted} <= data
+    wanted += [f'{folder}/{path.name}' for folder in ('apparmor', 'selinux')
+               for path in (TOP / 'etc' / folder).iterdir()]
+    assert len(wanted) == 10 and {f'share/bootcache/{name}' for name in wanted} <= data
     # Of Nova's folder just the one module that is ours.
     ours = 'nova/virt/bootcache/__init__.py'
     assert [name for name in names if name.startswith('nova/')] == [ours]

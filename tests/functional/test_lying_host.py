@@ -235,10 +235,11 @@ def test_what_is_compressed_is_read_and_a_bomb_is_not(compression):
     longmessages.bound()
     try:
         body, content_type = kombu.compression.compress(b'{"a": [1]}', compression)
-        assert longmessages.bounded(kombu.compression.decompress(body, content_type)) == {'a': [1]}
+        read = longmessages.LongMessages().bounded
+        assert read(kombu.compression.decompress(body, content_type)) == {'a': [1]}
         bomb, content_type = kombu.compression.compress(b' ' * (64 * MIB), compression)
         opened = kombu.compression.decompress(bomb, content_type)
         assert len(opened) == longmessages.LONGEST_BYTES + 1
-        assert 'too many bytes' in longmessages.bounded(opened)['oslo.message']
+        assert 'too many bytes' in read(opened)['oslo.message']
     finally:
         kombu.serialization.register_json()

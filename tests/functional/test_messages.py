@@ -1,4 +1,4 @@
-"""RPC and notifications through a real RabbitMQ."""
+"""RPC through a real RabbitMQ."""
 
 import contextlib
 import os
@@ -21,17 +21,20 @@ from bootcache import conf as bootcache_conf
 from bootcache import exception, rpcapi
 from glance_bootcache.door import doorkeeper
 from glance_bootcache.door.refusals import Refusals
-from glance_bootcache.glance.listener import ImageEvents, get_listener
+from glance_bootcache.exchange.offers import ExchangeOffers
 from glance_bootcache.hosts.holdings import Hosts
 from glance_bootcache.images.manager import Manager
 from glance_bootcache.images.reportedboots import ReportedBoots
 from glance_bootcache.rpc.endpoints import Endpoints
 from glance_bootcache.rpc.operators import Operators
+from glance_bootcache.snapshots.snapshotjobs import SnapshotJobs
 from glance_bootcache.warming.runner import Warming
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+TOKEN = '0123456789abcdef' * 2
 PATIENCE = 30
 TOP = Path(__file__).resolve().parents[2]
+STOCK = {'action': 'stock', 'reason': 'why not'}
 HOLDINGS = {'images': {IMAGE: [1000.5, 'disk', 2, 7]}, 'quotas': {'disk': 100}}
 
 
@@ -60,10 +63,12 @@ class Neighbours:
                 raise RuntimeError('out of order')
             if name == 'report_profile' and arguments[0] != IMAGE:
                 raise exception.InvalidWorkingSet('outside')
-            return {'plan_boot': {'action': 'stock', 'reason': 'why not'}, 'forget': True,
+            return {'plan_boot': STOCK, 'forget': True,
                     'list_images': [{'image_id': IMAGE}], 'get_image': {'image_id': IMAGE},
-                    'get_working_set': None, 'pin': True,
+                    'get_working_set': None, 'pin': True, 'offer': {'peers': []},
+                    'offer_base': {'wait': True}, 'note': True,
                     'serve_stored': {'export': 'stored-x'},
+                    'begin': {'export': 'snapshot-x'}, 'finish': {'url': 'rbd://x'},
                     'report': {'drop': [IMAGE], 'resend': False},
                     'list_hosts': [{'host': 'one', 'seen': 1.5}],
                     'image_hosts': {'storage': 'disk', 'hosts': []}, 'evict': ['one'],
@@ -118,7 +123,9 @@ def manager(conf):
         Manager, ReportedBoots, Hosts, Operators, Warming)]
     manager.refusals = Refusals()
     server = doorkeeper.get_server(rpcapi.get_transport(conf), 'storage',
-                                   Endpoints(*parts, Unheard(), manager.refusals),
+                                   Endpoints(*parts, Unheard(), manager.refusals,
+                                             Neighbour(manager, ExchangeOffers),
+                                             Neighbour(manager, SnapshotJobs)),
                                    manager.refusals)
     server.start()
     yield manager
@@ -128,11 +135,11 @@ def manager(conf):
 
 @pytest.mark.parametrize('method, arguments, reached, answer', [
     ('plan_boot', (IMAGE, 'host', 'server', 'token'),
-     ('plan_boot', (IMAGE, 'host', 'server', 'token', ''), {}), {'action': 'stock',
-                                                                'reason': 'why not'}),
+     ('plan_boot', (IMAGE, 'host', 'server', 'token', '', ''), {}), STOCK),
     ('plan_boot', (IMAGE, 'host', 'server', None, 'project'),
-     ('plan_boot', (IMAGE, 'host', 'server', None, 'project'), {}),
-     {'action': 'stock', 'reason': 'why not'}),
+     ('plan_boot', (IMAGE, 'host', 'server', None, 'project', ''), {}), STOCK),
+    ('plan_boot', (IMAGE, 'host', 'server', None, '', 'CN=host'),
+     ('plan_boot', (IMAGE, 'host', 'server', None, '', 'CN=host'), {}), STOCK),
     ('boot_progress', (IMAGE, 'token', 5), ('boot_progress', (IMAGE, 'token', 5), {}), None),
     ('report_boot', (IMAGE, 'sha512:ab', 'host', 4096, [[0, 4096, 0.5], [4096, 1]], 'stuck', 12.5,
                      'token', 'panic'),
@@ -156,8 +163,20 @@ def manager(conf):
      [{'aggregate': 'racks', 'done': False}]),
     ('get_warming', (IMAGE,), ('progress', (IMAGE,), {}), [{'aggregate': 'racks', 'done': True}]),
     ('promote_image', (IMAGE,), ('promote', (IMAGE,), {}), None),
+    ('exchange_cache', (IMAGE, 'host', 'ab' * 32, '192.0.2.21', 10811, 'a'),
+     ('offer', (IMAGE, 'host', 'ab' * 32, '192.0.2.21', 10811, 'a'), {}), {'peers': []}),
+    ('exchange_base', (IMAGE, 'host', 'sha512:ab', '192.0.2.21', 10811, 'a'),
+     ('offer_base', (IMAGE, 'host', 'sha512:ab', '192.0.2.21', 10811, 'a'), {}), {'wait': True}),
+    ('report_exchange', (IMAGE, 'host', 'sha512:ab', 'exchanged', [['192.0.2.22', 5]], 5, True),
+     ('note', (IMAGE, 'host', 'sha512:ab', 'exchanged', [('192.0.2.22', 5)], 5, True), {}), None),
+    ('begin_snapshot', (IMAGE, IMAGE, 'host', 'CN=host', TOKEN, 4096),
+     ('begin', (IMAGE, IMAGE, 'host', 'CN=host', TOKEN, 4096), {}), {'export': 'snapshot-x'}),
+    ('finish_snapshot', (IMAGE, TOKEN), ('finish', (IMAGE, TOKEN), {}), {'url': 'rbd://x'}),
+    ('abandon_snapshot', (IMAGE, TOKEN), ('abandon', (IMAGE, TOKEN), {}), None),
     ('pin_image', (IMAGE, True), ('pin', (IMAGE, True), {}), True),
-    ('serve_stored', (IMAGE,), ('serve_stored', (IMAGE,), {}), {'export': 'stored-x'}),
+    ('serve_stored', (IMAGE,), ('serve_stored', (IMAGE, '', ''), {}), {'export': 'stored-x'}),
+    ('serve_stored', (IMAGE, 'host', 'CN=host'),
+     ('serve_stored', (IMAGE, 'host', 'CN=host'), {}), {'export': 'stored-x'}),
     ('list_images', (), ('list_images', (), {}), [{'image_id': IMAGE}]),
     ('get_image', (IMAGE,), ('get_image', (IMAGE,), {}), {'image_id': IMAGE}),
     ('get_working_set', (IMAGE,), ('get_working_set', (IMAGE,), {}), None),
@@ -173,7 +192,7 @@ def test_every_method_reaches_the_manager(conf, manager, method, arguments, reac
 def test_every_method_of_the_client_is_tried_above():
     tried = {entry[0] for mark in test_every_method_reaches_the_manager.pytestmark
              for entry in mark.args[1]}
-    assert tried == {name for name in vars(rpcapi.StorageAPI) if not name.startswith('_')}
+    assert tried == {name for name in dir(rpcapi.StorageAPI) if not name.startswith('_')}
 
 
 def test_many_holdings_arrive_whole(conf, manager):
@@ -254,6 +273,20 @@ def beam():
     raise AssertionError('RabbitMQ does not run')
 
 
+def test_an_exchange_that_hangs_keeps_nobody_from_booting(conf, manager, monkeypatch):
+    """The storage node's own process: it says nothing of the storage service."""
+    conf.set_override('rpc_timeout', 1, bootcache_conf.GROUP)
+    api, goes_on = rpcapi.StorageAPI(conf), threading.Event()
+    assert api.plan_boot(IMAGE, 'host', 'server', None)['action'] == 'stock'
+    monkeypatch.setattr(Endpoints, 'exchange_cache',
+                        lambda *_arguments, **_named: goes_on.wait(PATIENCE))
+    for _time in range(3):
+        with pytest.raises(messaging.MessagingTimeout):
+            api.exchange_cache(IMAGE, 'host', '5a' * 32, '192.0.2.7', 10811, '')
+    goes_on.set()
+    assert api.plan_boot(IMAGE, 'host', 'server', None)['action'] == 'stock'
+
+
 @pytest.fixture
 def frozen():
     """Freezes RabbitMQ, as a machine that hangs: connections stay, and nothing comes."""
@@ -313,25 +346,29 @@ def test_a_service_of_the_first_version_is_asked_for_what_it_knows(conf, manager
         api.serve_stored(IMAGE)
 
 
-@pytest.mark.parametrize('version, owner', [('1.5', ''), ('1.6', 'project')])
-def test_a_service_that_knows_no_owners_or_servers_answers_all_the_same(
-        conf, manager, monkeypatch, version, owner):
+@pytest.mark.parametrize('version, owner, server', [
+    ('1.5', '', ''), ('1.6', 'project', ''), ('1.10', 'project', 'server')])
+def test_a_service_that_knows_no_owners_servers_or_certificates_answers_all_the_same(
+        conf, manager, monkeypatch, version, owner, server):
     """It is told of them again when it may have been upgraded."""
     monkeypatch.setattr(Endpoints, 'target', messaging.Target(version=version))
     api = rpcapi.StorageAPI(conf)
 
-    def tells(owner, server):
-        assert api.plan_boot(IMAGE, 'host', 'server', None, 'project')['action'] == 'stock'
-        assert manager.calls.get(timeout=PATIENCE)[1] == (IMAGE, 'host', 'server', None, owner)
+    def tells(owner, server, certificate):
+        assert api.plan_boot(IMAGE, 'host', 'server', None, 'project', 'CN=host') == STOCK
+        assert manager.calls.get(timeout=PATIENCE)[1][3:] == (None, owner, certificate)
+        assert api.serve_stored(IMAGE, 'host', 'CN=host')
+        assert manager.calls.get(timeout=PATIENCE)[1] \
+            == (IMAGE, *(('host', certificate) if certificate else ('', '')))
         api.report_boot(IMAGE, 'sha512:ab', 'host', 65536, [], 'marker', 1.5, server_id='server')
         assert manager.calls.get(timeout=PATIENCE)[2]['server_id'] == server
 
     for _time in range(2):
-        tells(owner, '')
+        tells(owner, server, '')
     assert min(api._earlier_until.values()) > time.monotonic()
     monkeypatch.setattr(Endpoints, 'target', messaging.Target(version=rpcapi.VERSION))
     api._earlier_until.clear()
-    tells('project', 'server')
+    tells('project', 'server', 'CN=host')
     assert manager.calls.empty()
 
 
@@ -340,54 +377,3 @@ def test_a_service_of_an_older_version_is_not_asked_for_more(conf, manager):
     with pytest.raises(messaging.RPCVersionCapError):
         api.list_images()
     assert manager.calls.empty()
-
-
-@pytest.fixture
-def events(conf):
-    """What Glance's notifications lead to: (consider, forget or let_go, image id)."""
-    conf.set_override('notification_topic', 'images_of_a_test', bootcache_conf.GROUP)
-    events = queue.Queue()
-
-    def consider(image_id):
-        if image_id == 'faulty':
-            raise RuntimeError('a fault')
-        events.put(('consider', image_id))
-
-    listener = get_listener(conf, ImageEvents(
-        consider, lambda image_id: events.put(('forget', image_id)),
-        lambda image_id: events.put(('let_go', image_id))))
-    listener.start()
-    yield events
-    listener.stop()
-    listener.wait()
-
-
-@pytest.fixture
-def glance(conf, rabbit):
-    """Notifies as glance-api does, in its exchange."""
-    conf.set_override('control_exchange', 'glance')
-    transport = messaging.get_notification_transport(conf, url=rabbit)
-    notifier = messaging.Notifier(transport, publisher_id='image.localhost', driver='messagingv2',
-                                  topics=['images_of_a_test'])
-    return notifier
-
-
-def test_notifications_lead_to_events(glance, events):
-    glance.info({}, 'image.activate', {'id': '1'})
-    glance.info({}, 'image.update', {'id': '2'})
-    glance.info({}, 'image.delete', {'id': '3'})
-    glance.info({}, 'image.member.delete', {'image_id': '4', 'member_id': 'project'})
-    got = sorted(events.get(timeout=PATIENCE) for _ in range(4))
-    assert got == [('consider', '1'), ('consider', '2'), ('forget', '3'), ('let_go', '4')]
-
-
-def test_what_does_not_concern_us_is_passed_over(glance, events):
-    for event in ('image.create', 'image.upload', 'image.send', 'image.prepare', 'image.activated',
-                  'compute.image.activate', 'image.member.create', 'image.member.update'):
-        glance.info({}, event, {'id': 'other'})
-    for payload in ({}, {'id': None}, {'id': 5}, [], 'text', None, {'id': 'faulty'}):
-        glance.info({}, 'image.activate', payload)
-    glance.error({}, 'image.activate', {'id': 'error'})
-    glance.info({}, 'image.delete', {'id': 'last'})
-    assert events.get(timeout=PATIENCE) == ('forget', 'last')
-    assert events.empty()

@@ -5,6 +5,7 @@ import pathlib
 import shlex
 import threading
 
+import kombu
 import oslo_messaging as messaging
 import pytest
 from functional_tools import until
@@ -14,6 +15,7 @@ from bootcache import conf as bootcache_conf
 from glance_bootcache.glance.listener import ImageEvents, get_listener
 
 INSTALL = pathlib.Path(__file__).resolve().parents[2] / 'doc' / 'source' / 'install.rst'
+SECURITY = INSTALL.with_name('security.rst')
 IMAGES = [f'7a5c0d3e-1f2b-4c3d-8e9f-{number:012x}' for number in range(5)]
 LAST = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 
@@ -133,12 +135,37 @@ def test_what_waited_costs_a_look_an_image(glance, listen, service):
     assert all(looks.count(image) <= 2 for image in IMAGES), looks
 
 
-def test_the_pages_policy_bounds_the_queue(glance, rabbitmqctl):
-    command = next(line for line in INSTALL.read_text().replace('\\\n', ' ').splitlines()
+def policy(page):
+    """The arguments of rabbitmqctl with which a page sets a policy."""
+    command = next(line for line in page.read_text().replace('\\\n', ' ').splitlines()
                    if line.strip().startswith('rabbitmqctl set_policy'))
-    _program, *arguments = shlex.split(command)
+    return shlex.split(command)[1:]
+
+
+def test_the_pages_policies_stand_beside_each_other(rabbit, rabbitmqctl):
+    """Queues of questions follow that of the page of threats, those of events the other."""
+    for page in INSTALL, SECURITY:
+        rabbitmqctl(*policy(page))
+    try:
+        with kombu.Connection(rabbit.replace('rabbit:', 'amqp:')) as bus:
+            # Named as the services' own are, and no other test's.
+            for queue in 'bootcache.of-a-test', 'bootcache_images.of-a-test':
+                bus.default_channel.queue_declare(queue, exclusive=True)
+
+            def follow():
+                lines = rabbitmqctl('-q', 'list_queues', '--no-table-headers', 'name', 'policy')
+                found = dict(line.split('\t') for line in lines.splitlines())
+                return found.get('bootcache.of-a-test'), found.get('bootcache_images.of-a-test')
+
+            until(lambda: follow() == ('bootcache-rpc', 'bootcache'), 'each queue\'s policy')
+    finally:
+        for page in INSTALL, SECURITY:
+            rabbitmqctl('clear_policy', policy(page)[-3])
+
+
+def test_the_pages_policy_bounds_the_queue(glance, rabbitmqctl):
     # As in the page, with a bound that is soon reached.
-    *others, definition = arguments
+    *others, definition = policy(INSTALL)
     assert '"max-length": 10000' in definition
     rabbitmqctl(*others, definition.replace('10000', '20'))
     try:

@@ -191,7 +191,7 @@ def test_what_a_crash_between_two_steps_left_is_replaced(node, gateway):
     gateway.start()
     gateway.daemon.add_nodes(gateway.remote_node('n', node.remote()))
     assert connect(gateway, gateway.ensure_base(node.remote())).get_size() == SIZE
-    node.exporter._daemon.remove_export(f'base-{IMAGE}', disconnect=True)
+    node.exporter.common._daemon.remove_export(f'base-{IMAGE}', disconnect=True)
     # As the next process does, and upkeep.
     node.exporter.start()
     node.serve()
@@ -234,7 +234,7 @@ def test_a_base_with_a_server_stays(node, gateway):
     assert until(lambda: gateway.remove_base(IMAGE), 'the server to be gone')
     assert gateway.daemon.nodes() == set()
     assert until(lambda: node.exporter.retire(IMAGE, with_base=True), 'the gateway to be gone')
-    assert node.exports == set() and node.exporter._daemon.nodes() == set()
+    assert node.exports == set() and node.exporter.common._daemon.nodes() == set()
 
 
 def test_removing_what_is_not_there(node, gateway):

@@ -3,6 +3,7 @@
 The storage service has read all of it when it came; a disk can fail later.
 """
 
+import os
 import subprocess
 import threading
 
@@ -13,8 +14,11 @@ from compute_host import boot, compare
 from functional_tools import until
 from storage_node import IMAGE, MIB, SIZE
 
+from bootcache import errorlog
 from bootcache.manifest import ImageState, Made, Manifest, Standing
+from bootcache.storagedaemon import UnixListener
 from bootcache.workingset import Extent
+from glance_bootcache.images.cephbases import CephBases
 from glance_bootcache.images.jobs import Jobs
 from glance_bootcache.images.readerrors import ReadErrors
 from glance_bootcache.images.shown import Shown
@@ -43,7 +47,8 @@ def service(node, storage_conf):
     store = ImageStore(storage_conf.bootcache.state_dir)
     tiers = StorageTiers(storage_conf, store, node.exporter)
     images, jobs = Images(), Jobs(1, store.lock)
-    errors = ReadErrors(store, node.exporter, tiers, jobs, Shown(store, images, jobs))
+    errors = ReadErrors(store, node.exporter, tiers, jobs, Shown(store, images, jobs),
+                        CephBases(storage_conf))
     errors.store, errors.images, errors.tiers = store, images, tiers
     yield errors
     errors.stop()
@@ -148,3 +153,35 @@ def test_what_is_no_loop_is_left_alone(node, service, serve, rotting):
         handle.pread(4096, 4 * MIB)
     service.once()
     assert f'base-{IMAGE}' in node.exports
+
+
+def test_a_client_that_forges_a_log_takes_nothing_out(node, service, serve):
+    """QEMU writes the names that clients ask for into a log as they are."""
+    serve(IMAGE, node.base)
+    lines = ('qemu-storage-daemon: Disconnect client, due to: Failed to send reply: reading from'
+             f' file failed: Input/output error\n{errorlog.TRACE} Client requested export'
+             f" 'base-{IMAGE}'\n")
+    for _again in range(5):
+        liar = nbd.NBD()
+        liar.set_export_name(f"x'\n{lines * 12}{errorlog.TRACE} Client requested export 'y")
+        with pytest.raises(nbd.Error):
+            liar.connect_tcp('127.0.0.1', str(node.conf.export_port))
+    with open(errorlog.apart(node.exporter.common.log_path), 'rb') as stream:
+        assert errorlog.looping(stream.read()) == f'base-{IMAGE}', 'it would have been believed'
+    service.once()
+    assert f'base-{IMAGE}' in node.exports
+    assert service.store.load(IMAGE).state is ImageState.SERVED
+
+
+def test_a_daemon_that_logs_no_events_is_started_all_the_same(daemons, directory, monkeypatch):
+    """A script stands for a QEMU that was built without a log for them."""
+    program = os.path.join(directory, 'program')
+    with open(program, 'w') as stream:
+        stream.write('#!/bin/sh\ncase "$*" in *,file=*) echo "error: --trace file=...: option not'
+                     ' supported by the selected tracing backends" >&2; exit 1;; esac\n'
+                     'exec qemu-storage-daemon "$@"\n')
+    os.chmod(program, 0o755)
+    daemon = daemons('old', UnixListener(f'{directory}/old.nbd'), binary=program,
+                     trace=errorlog.traced_apart(directory, 'old'))
+    daemon.ensure_running()
+    assert daemon.answers() and not os.path.exists(f'{directory}/old.asked')

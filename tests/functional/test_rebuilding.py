@@ -81,7 +81,7 @@ def test_a_damaged_one_is_read_no_more_when_it_was_built_again(house, rebuilding
     assert house.tiers.check(after) is Content.RIGHT, 'servers read from it on its way'
     # What was given up has no reader who would keep its space.
     assert os.listdir(house.memory) == []
-    assert damaged not in house.exporter._daemon.node_files().values()
+    assert damaged not in house.exporter.common._daemon.node_files().values()
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from guests import at_home, connect, move, move_of
 from bootcache import exception
 from nova_bootcache.libvirtcalls import LibvirtCalls
 from nova_bootcache.settling import livedisk, pivot, progress
-from nova_bootcache.settling.pivotstate import Marker, Overlay, PivotPhase, which
+from nova_bootcache.settling.pivotstate import Marker, Overlay, PivotPhase, PivotRefused, which
 
 SLOW = 64 << 10
 NUMBERS = itertools.count()
@@ -135,6 +135,20 @@ def test_a_hard_reboot_ends_a_copy_that_stalls(host, ill):
         assert ill.files() == ['disk'] and ill.backing[0] == was
     ill.boot()
     assert ill.ask('verify') == 'ok'
+
+
+def test_a_copy_that_would_fill_the_disk_of_all_servers_is_given_up(host, ill):
+    """Its guest can have it grow while it lasts, and the overlay as well."""
+    was, moved = ill.backing[0], move_of(host, ill, SLOW)
+    moved.begin()
+    moved._keep_free = 1 << 60
+    with pytest.raises(PivotRefused, match='reserved_host_disk_mb'):
+        moved.wait_ready(threading.Event())
+    assert moved.abort() is Overlay.OLD
+    assert ill.files() == ['disk'] and ill.backing[0] == was and ill.ask('verify') == 'ok'
+    with pytest.raises(PivotRefused, match='reserved_host_disk_mb'):
+        moved.begin()
+    assert ill.files() == ['disk']
 
 
 def test_a_guest_that_writes_as_fast_as_it_is_copied_is_left_alone(host, ill, monkeypatch):

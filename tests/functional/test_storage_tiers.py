@@ -105,17 +105,17 @@ def test_a_crash_between_two_steps_of_a_switch(house):
     """The service died when the new file was open already, or the old one still."""
     manifest = house.image(1)
     top = naming.node_name('c', house.exporter.cache_export(manifest))
-    house.exporter._daemon.add_nodes({
+    house.exporter.common._daemon.add_nodes({
         'driver': 'file', 'node-name': f'{top}m', 'filename': house.disk_path(manifest),
         'read-only': True})
     assert house.promote(manifest) is Medium.MEMORY
     house.check(manifest, house.memory_path(manifest))
-    house.exporter._daemon.add_nodes({
+    house.exporter.common._daemon.add_nodes({
         'driver': 'file', 'node-name': f'{top}f', 'filename': house.disk_path(manifest),
         'read-only': True})
     house.tiers.demote(manifest.image_id)
     house.check(manifest, house.disk_path(manifest))
-    assert house.exporter._daemon.nodes() & {top, f'{top}f', f'{top}m'} in ({top, f'{top}f'},
+    assert house.exporter.common._daemon.nodes() & {top, f'{top}f', f'{top}m'} in ({top, f'{top}f'},
                                                                             {top, f'{top}m'})
 
 
@@ -292,7 +292,7 @@ def test_a_replaced_cache_image_leaves_memory(house):
     house.check(newer, house.memory_path(newer))
     house.exporter.retire(newer.image_id, with_base=True)
     house.tiers.forget(newer.image_id)
-    assert os.listdir(house.memory) == [] and house.exporter._daemon.nodes() == set()
+    assert os.listdir(house.memory) == [] and house.exporter.common._daemon.nodes() == set()
 
 
 # What else the exporter has for tiers and for settling.
@@ -307,7 +307,7 @@ def test_a_cache_image_that_is_fetched_is_not_withdrawn(house):
     assert readers.errors == []
     until(lambda: house.withdraw(manifest), 'the end of the readers')
     assert house.served_from(manifest) is None
-    assert not [export for export in house.exporter._asked_at if export.startswith('cache-')]
+    assert not [export for export in house.exporter.common._asked_at if export.startswith('cache-')]
     assert house.withdraw(manifest)
     # It leaves memory with that, as an eviction has it.
     house.tiers.forget(manifest.image_id)
@@ -333,7 +333,7 @@ def test_the_stored_file_is_served_as_it_is(house):
     assert reader.pread(4, 0) == b'QFI\xfb'
     reader.shutdown()
     until(lambda: house.exporter.retire(manifest.image_id, with_base=True), 'the reader\'s end')
-    assert house.exporter._daemon.nodes() == set()
+    assert house.exporter.common._daemon.nodes() == set()
 
 
 def test_a_stored_file_that_is_missing(house):

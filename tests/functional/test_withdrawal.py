@@ -89,7 +89,7 @@ def test_who_wants_it_meanwhile_waits(house, stays):
 def _has_begun_to_wait(house, manifest):
     """Return an event that is set when somebody waits for the end of a withdrawal."""
     export = house.exporter.cache_export(manifest)
-    leaving, begun = house.exporter._leaving[export], threading.Event()
+    leaving, begun = house.exporter.common._leaving[export], threading.Event()
     wait = leaving.wait
     leaving.wait = lambda seconds: begun.set() or wait(seconds)
     return begun
@@ -100,7 +100,7 @@ def test_an_exporter_that_hangs_holds_up_nobody_and_keeps_its_files(house, room,
     wait for it, which every server's boot takes."""
     manifest = house.image(1)
     house.promote(manifest)
-    monitor, refused = house.exporter._daemon.monitor, []
+    monitor, refused = house.exporter.common._daemon.monitor, []
 
     def leave():
         for work in (room.evict, house.tiers.demote):
@@ -110,7 +110,7 @@ def test_an_exporter_that_hangs_holds_up_nobody_and_keeps_its_files(house, room,
                 refused.append(error)
 
     thread = threading.Thread(target=leave)
-    with frozen(house.exporter._daemon.pid()), monkeypatch.context() as patch:
+    with frozen(house.exporter.common._daemon.pid()), monkeypatch.context() as patch:
         # So that the test need not wait for ten.
         patch.setattr(monitor, '_patience', 1)
         thread.start()

@@ -14,7 +14,7 @@ from functional_tools import qemu_img, until
 
 from bootcache import cacheimage
 from bootcache.manifest import CacheInfo, Made, Manifest, Standing
-from glance_bootcache.storage.exporter import Exporter
+from glance_bootcache.storage.exporters import Exporters
 from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import StorageTiers
 
@@ -37,7 +37,7 @@ class House:
         """A new service process; the exporter is adopted."""
         if self.tiers is not None:
             self.tiers.stop()
-        self.exporter = Exporter(self.conf)
+        self.exporter = Exporters(self.conf, f'{self.directory}/clients.json')
         self.exporter.start()
         for manifest in manifests:
             self.exporter.ensure(manifest, self.disk_path(manifest))
@@ -76,7 +76,8 @@ class House:
         return f'{self.memory}/{manifest.image_id}-{manifest.made.cache_image.sha256}.qcow2'
 
     def served_from(self, manifest):
-        return self.exporter.cache_places().get(self.exporter.cache_export(manifest))
+        place, = self.exporter.cache_places().get(self.exporter.cache_export(manifest), {None})
+        return place
 
     def withdraw(self, manifest):
         """Have a cache image served no more; False if it is being fetched."""
@@ -113,8 +114,8 @@ class House:
 
     def kill(self):
         """End the exporter as a crash does."""
-        os.kill(self.exporter._daemon.pid(), signal.SIGKILL)
-        until(lambda: self.exporter._daemon.pid() is None, 'the end of the exporter')
+        os.kill(self.exporter.common._daemon.pid(), signal.SIGKILL)
+        until(lambda: self.exporter.common._daemon.pid() is None, 'the end of the exporter')
 
     def close(self):
         self.tiers.stop()

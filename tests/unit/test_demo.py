@@ -25,7 +25,7 @@ def house(demo, tmp_path, monkeypatch):
         if house.refused:
             raise ServiceError('the cloud has 2 hosts, not 1')
 
-    def run(cloud, options):
+    def run(cloud, store, options):
         house.did.append('run')
         if isinstance(house.end, BaseException):
             raise house.end
@@ -36,14 +36,15 @@ def house(demo, tmp_path, monkeypatch):
 
     home = tmp_path / 'cloud'
     house = types.SimpleNamespace(
-        home=home, did=[], refused=False, end=[], layout=types.SimpleNamespace(
-            log=home / 'log', ports=types.SimpleNamespace(glance=9292)),
+        home=home, hosts=(), did=[], refused=False, end=[], layout=types.SimpleNamespace(
+            log=home / 'log', layers=lambda service: home / service,
+            ports=types.SimpleNamespace(glance=9292)),
         openrc=home / 'openrc', config_file=home / 'bootcache.conf', configure_bootcache=configure,
         layer=lambda *arguments: None, up=up,
         down=lambda wipe: house.did.append(f'down wipe={wipe}'))
     monkeypatch.setattr(demo, 'BootcacheCloud', lambda **options: house)
     monkeypatch.setattr(demo, 'run', run)
-    monkeypatch.setattr(demo.link, 'shaped', lambda mbit, ports, stays: contextlib.nullcontext())
+    monkeypatch.setattr(demo.link, 'shaped', lambda mbit, senders, stays: contextlib.nullcontext())
 
     def start(*arguments):
         monkeypatch.setattr(sys, 'argv', ['demo', '--image', 'x', '--report',
@@ -92,3 +93,56 @@ def test_the_logs_of_a_demo_that_failed_are_kept(house, tmp_path):
 def test_a_cloud_is_kept(house, capsys):
     assert house.start('--keep') == 0
     assert house.did == ['up', 'run'] and 'The cloud stays up' in capsys.readouterr().out
+
+
+class FakeCeph:
+    """Stands for the Ceph of --store rbd: what becomes of it is in ``did``."""
+
+    def __init__(self, did, was_there):
+        self._did, self.was_there = did, was_there
+
+    def bring_up(self, cloud):
+        self._did.append('Ceph up')
+
+    def senders(self, cloud):
+        return [[9292], [6800]]
+
+    def usage(self):
+        return 'export CEPH_CONF=there\n'
+
+    def down(self):
+        self._did.append('Ceph down')
+
+
+@pytest.fixture
+def ceph(demo, house, monkeypatch):
+    """Has the demo's store be a stand-in."""
+    def have(was_there=False):
+        def make(kind, directory):
+            assert kind == 'rbd' and directory == house.home.parent
+            return FakeCeph(house.did, was_there)
+
+        monkeypatch.setattr(demo.stores, 'make', make)
+
+    return have
+
+
+def test_ceph_is_up_before_the_cloud_and_ends_after_it(house, ceph):
+    ceph()
+    assert house.start('--store', 'rbd') == 0
+    assert house.did == ['Ceph up', 'up', 'run', 'down wipe=True', 'Ceph down']
+
+
+def test_ceph_is_kept_with_the_cloud(house, ceph, capsys):
+    ceph()
+    assert house.start('--store', 'rbd', '--keep') == 0
+    assert house.did == ['Ceph up', 'up', 'run'] and 'CEPH_CONF' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize('was_there', [False, True])
+def test_beside_somebody_elses_cloud_only_what_came_up_with_this_demo_ends(house, ceph, was_there):
+    house.home.mkdir()
+    house.refused = True
+    ceph(was_there)
+    assert house.start('--store', 'rbd') == 1
+    assert house.did == ['Ceph up', 'up', *([] if was_there else ['Ceph down'])]

@@ -12,9 +12,12 @@ import tomllib
 import pytest
 
 from bootcache import conf as shared_conf
-from bootcache import exception, manifest, properties, rpcapi
+from bootcache import errorlog, exception, manifest, properties, rpcapi
+from bootcache.ceph.clonedaemon import CloneDaemon
 from bootcache.storagedaemon import StorageDaemon, UnixListener
 from glance_bootcache import conf as glance_conf
+from glance_bootcache.deployment.checkpoint import Checkpoint, Network, SavedServer
+from glance_bootcache.filestore.journal import Entry
 from nova_bootcache import conf as nova_conf
 from nova_bootcache.asking import placement
 from nova_bootcache.cache.cacheentry import CacheEntry
@@ -116,7 +119,8 @@ def test_files_that_overview_points_to_exist():
 # Formats and properties.
 
 @pytest.mark.parametrize('document', [manifest.Manifest, manifest.WorkingSetInfo,
-                                      manifest.CacheInfo, CacheEntry, Marker])
+                                      manifest.CacheInfo, CacheEntry, Marker, Entry, Checkpoint,
+                                      SavedServer, Network])
 def test_formats_name_every_entry(document):
     text = (PAGES / 'formats.rst').read_text()
     assert [field.name for field in dataclasses.fields(document)
@@ -184,6 +188,17 @@ def test_commands_that_pages_name_exist():
             assert command in known | {'is'}, (page.name, command)
 
 
+@pytest.mark.parametrize('script', ['demo', 'test', 'bench', 'faults'])
+def test_options_of_scripts_that_pages_name_exist(script):
+    told = subprocess.run([str(TOP / 'tools' / f'{script}.sh'), '--help'], text=True, check=True,
+                          stdout=subprocess.PIPE).stdout
+    named = set()
+    for page in [*PAGES.glob('*.rst'), TOP / 'README.md', TOP / 'CONTRIBUTING.md']:
+        for line in re.findall(rf'tools/{script}\.sh([^`#\n]*)', page.read_text()):
+            named |= set(re.findall(r'--[a-z-]+', line))
+    assert not {name for name in named if not re.search(rf'{name}\b', told)}
+
+
 def test_snapshots_do_not_inherit_what_the_service_sets():
     text = (PAGES / 'install.rst').read_text()
     line = next(line for line in text.splitlines() if 'non_inheritable_image_properties' in line)
@@ -198,21 +213,35 @@ def unit(name: str) -> list[str]:
     return [' '.join(line.split()) for line in text.splitlines() if not line.startswith('#')]
 
 
-def test_gateway_unit_runs_what_the_driver_would_start(tmp_path):
+@pytest.mark.parametrize('name, socket, trace', [
+    ('gateway', 'gateway.sock', None), ('ceph', 'ceph.nbd', errorlog.TRACE)])
+def test_units_run_what_the_driver_would_start(tmp_path, name, socket, trace):
     binary = tmp_path / 'daemon'
     binary.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >{tmp_path}/arguments\n')
     binary.chmod(0o755)
-    daemon = StorageDaemon('gateway', str(tmp_path), UnixListener(f'{tmp_path}/gateway.sock'),
-                           binary=str(binary))
+    daemon = StorageDaemon(name, str(tmp_path), UnixListener(f'{tmp_path}/{socket}'),
+                           binary=str(binary), trace=trace)
     with pytest.raises(exception.StorageDaemonError):
         daemon.ensure_running()
     wanted = (tmp_path / 'arguments').read_text().replace(str(tmp_path), '/run/bootcache').split()
-    start = next(line for line in unit('bootcache-gateway.service')
+    start = next(line for line in unit(f'bootcache-{name}.service')
                  if line.startswith('ExecStart='))
     assert start.split()[1:] == wanted
     options = {opt.dest: opt.default for opt in [*shared_conf.opts, *nova_conf.opts]}
     assert options['gateway_run_dir'] == '/run/bootcache'
     assert options['gateway_socket'] == '/run/bootcache/gateway.sock'
+
+
+def test_the_unit_of_bases_in_ceph_is_what_the_driver_looks_for():
+    clones = CloneDaemon('/run/bootcache', '/etc/ceph/ceph.conf', 'user')
+    lines = unit('bootcache-ceph.service')
+    start = next(line for line in lines if line.startswith('ExecStart='))
+    assert f'addr.path={clones.socket},' in start
+    # It looks there for what goes wrong.
+    assert {f'StandardError=append:{clones.log_path}', 'UMask=0077', 'Restart=always',
+            'RuntimeDirectoryPreserve=yes'} <= set(lines)
+    gateway = unit('bootcache-gateway.service')
+    assert next(line for line in gateway if line.startswith('User=')) in lines
 
 
 def test_gateway_unit_keeps_the_monitor_to_itself():
@@ -233,7 +262,18 @@ def test_the_exporter_outlives_the_storage_service():
 
 
 @pytest.mark.skipif(not shutil.which('systemd-analyze'), reason='systemd-analyze is missing')
-@pytest.mark.parametrize('name', ['bootcache-gateway.service', 'glance-bootcache.service'])
+def test_the_exchange_has_a_folder_of_its_own_and_bounds():
+    lines = unit('bootcache-exchange.service')
+    options = {opt.dest: opt.default for opt in shared_conf.opts}
+    assert options['exchange_socket'] == '/run/bootcache-exchange/control.sock'
+    assert {'RuntimeDirectory=bootcache-exchange', 'RuntimeDirectoryMode=0700'} <= set(lines)
+    assert any(line.startswith('MemoryMax=') for line in lines)
+    gateway = unit('bootcache-gateway.service')
+    assert next(line for line in gateway if line.startswith('User=')) in lines
+
+
+@pytest.mark.parametrize('name', ['bootcache-gateway.service', 'glance-bootcache.service',
+                                  'bootcache-exchange.service', 'bootcache-ceph.service'])
 def test_units_are_valid(tmp_path, name):
     # The programs need not be installed where the tests run.
     copy = tmp_path / name
@@ -272,3 +312,37 @@ def test_release_notes_can_be_read():
     for note in notes:
         assert re.search(r'-[0-9a-f]{16}\.yaml$', note.name)
         assert set(yaml.safe_load(note.read_text())) <= sections
+
+
+# The threat model.
+
+def named_tests(text: str) -> list[tuple[str, str]]:
+    """Return the tests that a page names: file, and function or an empty string."""
+    return re.findall(r'``(tests/[\w/]+\.py)(?:::(\w+))?``', text)
+
+
+def test_every_test_that_the_threat_model_names_exists():
+    text = (PAGES / 'security.rst').read_text()
+    found = named_tests(text)
+    assert len(found) > 40
+    missing = []
+    for name, function in found:
+        path = TOP / name
+        functions = {node.name for node in ast.walk(ast.parse(path.read_text()))
+                     if isinstance(node, ast.FunctionDef)} if path.exists() else set()
+        if not path.exists() or (function and function not in functions):
+            missing.append((name, function))
+    assert missing == []
+
+
+@pytest.mark.parametrize(('section', 'places'), [
+    ('What each listener offers', ('exporter', 'gateway', 'monitors', 'RPC', 'notifications')),
+    ('What an attacker in each place can do', (
+        'tenant', 'image', 'guest that took over its QEMU', 'compute host', 'storage network',
+        'message bus', 'storage node'))])
+def test_every_line_of_the_threat_model_names_a_test(section, places):
+    text = (PAGES / 'security.rst').read_text().split(f'{section}\n===')[1].split('\n==')[0]
+    rows = re.split(r'^   \* - ', text, flags=re.MULTILINE)[2:]
+    assert [row for row in rows if not any(function for _name, function in named_tests(row))] == []
+    assert [place for place in places
+            if not any(place in row.split('\n     - ')[0] for row in rows)] == []

@@ -18,8 +18,8 @@ PACKAGES = ('bootcache', 'glance_bootcache', 'nova_bootcache')
 DISTRIBUTIONS = {'glanceclient': 'python-glanceclient', 'novaclient': 'python-novaclient',
                  'qemu': 'qemu.qmp'}
 # Not required: the services beside which it is installed, Debian's bindings (install.rst says where
-# they come from), and an extra.
-ELSEWHERE = {'nova', 'glance', 'nbd', 'libvirt', 'matplotlib'}
+# they come from), and extras.
+ELSEWHERE = {'nova', 'glance', 'glance_store', 'nbd', 'libvirt', 'matplotlib', 'libtorrent'}
 
 
 def imported(packages=PACKAGES):

@@ -1,7 +1,8 @@
 """bootcache in the cloud: storage service, Glance hook, compute driver, and a wire tap.
 
 The tap is a stock nbdkit with its log filter between gateway and exporter. It writes a line for
-each request, so that what crosses the wire is measured and not computed.
+each request, so that what crosses the wire is measured and not computed. All speak TLS, with
+certificates of a small CA of the cloud's own: the tap has some as well, as it stands between both.
 """
 
 import contextlib
@@ -55,12 +56,16 @@ class BootcacheCloud(Cloud):
         self.config_file = layout.etc / "bootcache" / "bootcache.conf"
         self._no_package = layout.home / "no-bootcache"
         self.tap_log = layout.log / "nbd-tap.log"
+        self.certificates = layout.home / "pki"
+        tls = ["--tls=require", f"--tls-certificates={self.certificates / TAP}",
+               "--tls-verify-peer"]  # fmt: skip
         self.add_service(
             TAP,
             # In the foreground nbdkit ends with its parent, so it gets one that stays.
             ["sh", "-c", '"$@" & wait', "sh", "nbdkit", "--foreground", "--ipaddr", "127.0.0.1",
-             "--port", str(TAP_PORT), "--threads", "32", "--filter=log", "nbd",
+             "--port", str(TAP_PORT), "--threads", "32", *tls, "--filter=log", "nbd",
              "hostname=127.0.0.1", f"port={EXPORT_PORT}", "dynamic-export=true",
+             *(option.removeprefix("--") for option in tls[:2]),
              f"logfile={self.tap_log}", "logappend=true"],
             ready=functools.partial(port_open, TAP_PORT), port=TAP_PORT,
         )  # fmt: skip
@@ -76,6 +81,7 @@ class BootcacheCloud(Cloud):
         self.home.mkdir(parents=True, exist_ok=True)
         self._make_directories()
         config.write_all(self.layout)
+        self._make_certificates()
         self.layout.layers(STORAGE_SERVICE).mkdir(parents=True, exist_ok=True)
         self.config_file.parent.mkdir(parents=True, exist_ok=True)
         config.put(self.config_file, config.render({
@@ -84,6 +90,7 @@ class BootcacheCloud(Cloud):
             "bootcache": {"gateway_socket": self.run_directory / "gateway.sock",
                           "state_dir": self.state_directory,
                           "run_dir": self.exporter_directory, "export_port": EXPORT_PORT,
+                          "tls_directory": self.certificates / STORAGE_SERVICE,
                           "advertise_port": TAP_PORT, "glance_store_dirs": str(self.layout.images),
                           "poll_interval": 5},
             "service_auth": config.service_user(self.layout),
@@ -94,6 +101,18 @@ class BootcacheCloud(Cloud):
             "bootcache": {"transport_url": self.transport_url},
         })  # fmt: skip
         self.configure_nova("DEFAULT", "bootcache", "filter_scheduler")
+
+    def _make_certificates(self) -> None:
+        """Give exporter, tap and hosts certificates that they do not have yet."""
+        names = [STORAGE_SERVICE, TAP, *(host.hostname for host in self.hosts)]
+        missing = [name for name in names if not (self.certificates / name).exists()]
+        if missing:
+            subprocess.run(
+                [str(VENV / "bin" / "bootcache"), "ca", str(self.certificates),
+                 *(f"{name},127.0.0.1" for name in missing)],
+                check=True, env=self.layout.environment(), stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+            )  # fmt: skip
 
     def configure_nova(self, *wanted: str) -> None:
         """Write the sections of Nova's configuration that bootcache has options in; no others."""
@@ -110,6 +129,9 @@ class BootcacheCloud(Cloud):
                 "enabled_filters": f"{NOVA_FILTERS},{FILTER.rpartition('.')[2]}"},
         }  # fmt: skip
         self.layer("nova", "60-bootcache", {name: sections[name] for name in wanted} or None)
+        for host in self.hosts:
+            own = {"bootcache": {"tls_directory": self.certificates / host.hostname}}
+            self.layer(host.compute, "60-bootcache", own if "bootcache" in wanted else None)
 
     def up(self, driver: str | None = None) -> None:
         """Bring everything up, bootcache included.
@@ -151,6 +173,9 @@ class BootcacheCloud(Cloud):
     def _path_begins_with(self, folder: Path | None) -> None:
         for package in PACKAGES:
             config.put(self._no_package / f"{package}.py", NO_MODULE)
+        # Of two with one name the first is taken: one without any entry point.
+        config.put(self._no_package / "bootcache-0.dist-info" / "METADATA",
+                   "Metadata-Version: 2.1\nName: bootcache\nVersion: 0\n")
         for name, service in self._services.items():
             path = service.env.get("PYTHONPATH", "").removeprefix(f"{self._no_package}:")
             if path:
@@ -172,6 +197,17 @@ class BootcacheCloud(Cloud):
     def exporter_pid(self) -> int | None:
         """The exporter's pid, if it runs."""
         return _daemon_pid(self.exporter_directory / "exporter.pid")
+
+    def exports(self) -> str:
+        """What the exporter says that it serves, as a host hears it.
+
+        :raises subprocess.CalledProcessError: if it does not answer.
+        """
+        return subprocess.run(
+            ["nbdinfo", "--list",
+             f"nbds://127.0.0.1:{EXPORT_PORT}?tls-certificates={self.certificates / TAP}"],
+            check=True, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        ).stdout  # fmt: skip
 
     def kill_exporter(self) -> None:
         """End the exporter as a crash would, and with it the connections to it.

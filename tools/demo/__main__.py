@@ -6,11 +6,12 @@ import shutil
 import sys
 from pathlib import Path
 
-from tools.cloud.bootcache import TAP_PORT, BootcacheCloud
+from tools.ceph.cluster import CephError
+from tools.cloud.bootcache import BootcacheCloud
 from tools.cloud.client import ClientError
 from tools.cloud.cloud import print_progress
 from tools.cloud.processes import ServiceError
-from tools.demo import link, report
+from tools.demo import link, report, stores
 from tools.demo.steps import Demo
 
 
@@ -20,6 +21,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--image", type=Path, required=True, help=argparse.SUPPRESS)
     parser.add_argument("--report", type=Path, default=Path("demo-report"), metavar="DIRECTORY",
                         help="where the report goes (default: demo-report)")  # fmt: skip
+    parser.add_argument("--store", choices=stores.STORES, default=stores.FILE,
+                        help="where Glance keeps its images: in files, or in a small real Ceph,"
+                        " in which the host reads bases itself (default: file)")  # fmt: skip
     parser.add_argument("--repeat", type=int, default=1, metavar="N",
                         help="repeat the second and later boots N times, to see their spread"
                         " (default: 1)")  # fmt: skip
@@ -39,24 +43,25 @@ def parse_link(text: str) -> int | None:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
-def bring_up(cloud: BootcacheCloud) -> None:
+def bring_up(cloud: BootcacheCloud, store: stores.Store) -> None:
     """Bring the cloud up, with bootcache configured."""
     cloud.configure_bootcache()
-    # What is measured are boots; settling would fetch the base beside them.
-    cloud.layer("nova", "70-demo", {"bootcache": {"settle_bandwidth": 0}})
+    store.bring_up(cloud)
+    # What is measured are boots; settling would fetch the base beside them, and copy disks.
+    cloud.layer("nova", "70-demo", {"bootcache": {"settle_bandwidth": 0, "landing_bandwidth": 0}})
     cloud.up()
 
 
-def run(cloud: BootcacheCloud, options: argparse.Namespace) -> list[str]:
+def run(cloud: BootcacheCloud, store: stores.Store, options: argparse.Namespace) -> list[str]:
     """Run the demo; the promises that do not hold."""
-    demo = Demo(cloud, options.image, options.report, cloud.progress)
+    demo = Demo(cloud, store, options.image, options.report, cloud.progress)
     cloud.progress("== 1. stock Nova, the baseline")
     demo.baseline(options.repeat)
     cloud.progress("== 2. the same image, registered with bootcache on")
     image = demo.register()
     cloud.progress("== 3. servers that boot from the cache image")
     server = demo.boot_with_bootcache(image["image_id"], options.repeat)
-    identical = demo.compare(image["image_id"])
+    identical, from_base = demo.compare(image["image_id"])
     cloud.progress("== 4. the gateway is killed below a server")
     killed = demo.kill_the_gateway(image["image_id"])
     cloud.progress("== 5. the report")
@@ -70,6 +75,9 @@ def run(cloud: BootcacheCloud, options: argparse.Namespace) -> list[str]:
                         "cluster_bytes": image["cache_cluster_bytes"],
                         "extents": image["cache_extents"],
                         "build_seconds": image["build_seconds"], "sha256": image["cache_sha256"]},
+        "store": {"kind": options.store, "base_access": store.base_access,
+                  "read_from_exporter_bytes": from_base.from_exporter,
+                  "read_from_ceph_bytes": from_base.from_ceph},
         "link_mbit": options.link,
         "virtualization": "kvm" if kvm else "tcg",
         "identical_to_base": identical,
@@ -82,6 +90,7 @@ def run(cloud: BootcacheCloud, options: argparse.Namespace) -> list[str]:
     note = "" if kvm else " (TCG: the guest's CPU hides most of the gain)"
     report.draw_times(options.report / "boot-times.png", demo.boots, f"Boot times{note}")
     print(report.table(demo.boots))
+    print(report.store_line(document["store"]))
     print("the host's link: " + ("loopback, as it is" if options.link is None else
                                  f"{options.link} Mbit/s"))  # fmt: skip
     print(f"image {image['stored_bytes'] / 1e6:.1f} MB, working set"
@@ -99,32 +108,36 @@ def main() -> int:
     """Run it; 0 only if every step really happened and every promise holds."""
     options = parse_arguments()
     cloud = BootcacheCloud(progress=print_progress())
+    store = stores.make(options.store, cloud.home.parent)
     # A cloud that cannot be brought up because it is somebody else's is not ours to end.
     ours = not cloud.home.exists()
     broken = ["the demo did not run to its end"]
     try:
         options.report.mkdir(parents=True, exist_ok=True)
-        bring_up(cloud)
+        bring_up(cloud, store)
         ours = True
-        ports = cloud.layout.ports.glance, TAP_PORT
-        with link.shaped(options.link, ports, stays=options.keep):
-            broken = run(cloud, options)
-    except (ClientError, ServiceError, link.LinkError) as error:
+        with link.shaped(options.link, store.senders(cloud), stays=options.keep):
+            broken = run(cloud, store, options)
+    except (CephError, ClientError, ServiceError, link.LinkError) as error:
         print(f"error: {error}", file=sys.stderr)
     finally:
         if not ours:
             print(f"The cloud in {cloud.home} was there before, and is left as it is.\n"
                   "End and remove it:            tools/demo.sh --down",
                   file=sys.stderr)  # fmt: skip
+            if not store.was_there:
+                store.down()
         elif options.keep:
             print(f"The cloud stays up. Use it:   . {cloud.openrc}\n"
                   f"bootcache's command:          bootcache --config-file {cloud.config_file}\n"
+                  f"{store.usage()}"
                   "Stop it:                      tools/demo.sh --down")  # fmt: skip
         else:
             if broken and cloud.layout.log.is_dir():
                 shutil.copytree(cloud.layout.log, options.report / "log", dirs_exist_ok=True)
                 print(f"the services' logs are in {options.report}/log", file=sys.stderr)
             cloud.down(wipe=True)
+            store.down()
     for promise in broken:
         print(f"BROKEN: {promise}", file=sys.stderr)
     return 1 if broken else 0

@@ -1,4 +1,4 @@
-"""The demo's link: what Glance and the storage node send over loopback is held to a rate.
+"""The demo's links: what Glance, the storage node and Ceph send over loopback is held to a rate.
 
 Without it a whole image takes no time at all on its way to the host, as on no network there is.
 """
@@ -32,11 +32,11 @@ def parse(text: str) -> int | None:
 
 
 @contextlib.contextmanager
-def shaped(mbit: int | None, ports: Iterable[int], stays: bool) -> Iterator[None]:
+def shaped(mbit: int | None, senders: Iterable[Iterable[int]], stays: bool) -> Iterator[None]:
     """Hold what is sent from ports to a rate.
 
-    :param mbit: Mbit/s; None leaves all as it is.
-    :param ports: of the senders, on loopback.
+    :param mbit: Mbit/s of each sender; None leaves all as it is.
+    :param senders: the ports of each, on loopback.
     :param stays: whether it is left so, until remove() is called.
     :raises LinkError: if loopback is shaped already, or cannot be.
     """
@@ -49,12 +49,15 @@ def shaped(mbit: int | None, ports: Iterable[int], stays: bool) -> Iterator[None
                         " is left as it is: tools/demo.sh --link none")  # fmt: skip
     _tc("qdisc", "add", "dev", DEVICE, "root", "handle", HANDLE, "htb")
     try:
-        _tc("class", "add", "dev", DEVICE, "parent", HANDLE, "classid", f"{HANDLE}1", "htb",
-            "rate", f"{mbit}mbit", "burst", _BURST, "cburst", _BURST, "quantum", "65536")
-        for port in ports:
-            _tc("filter", "add", "dev", DEVICE, "parent", HANDLE, "protocol", "ip", "u32",
-                "match", "ip", "protocol", "6", "0xff", "match", "ip", "sport", str(port),
-                "0xffff", "flowid", f"{HANDLE}1")  # fmt: skip
+        for number, ports in enumerate(senders, 1):
+            flow = f"{HANDLE}{number}"
+            _tc("class", "add", "dev", DEVICE, "parent", HANDLE, "classid", flow, "htb",
+                "rate", f"{mbit}mbit", "burst", _BURST, "cburst", _BURST,
+                "quantum", "65536")  # fmt: skip
+            for port in ports:
+                _tc("filter", "add", "dev", DEVICE, "parent", HANDLE, "protocol", "ip", "u32",
+                    "match", "ip", "protocol", "6", "0xff", "match", "ip", "sport", str(port),
+                    "0xffff", "flowid", flow)  # fmt: skip
         yield
     except BaseException:
         remove()

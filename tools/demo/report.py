@@ -18,9 +18,10 @@ class Boot:
     :ivar spawn_seconds: from the request to ACTIVE.
     :ivar login_seconds: from ACTIVE to the login prompt.
     :ivar bytes_to_host: image or cache bytes moved onto the host until the login prompt: what
-        Glance and the exporter sent.
+        Glance and the exporter sent, and what the host read in Ceph itself.
     :ivar bytes_read_by_guest: by QEMU's count.
-    :ivar bytes_from_base: read from the storage side's base, by the tap.
+    :ivar bytes_from_base: read from the storage side's base, by the tap, or in Ceph, by librbd's
+        count.
     :ivar requests_to_base: how many read requests that were.
     """
 
@@ -44,6 +45,14 @@ def table(boots: Sequence[Boot]) -> str:
             f" {boot.bytes_from_base / 1e6:13.3f} {boot.requests_to_base:9d}"
         )
     return "\n".join(lines)
+
+
+def store_line(store: dict[str, Any]) -> str:
+    """Where Glance keeps its images, and by what the host read its base when all was compared."""
+    kind = {"file": "Glance's images are files", "rbd": "Glance's images are in Ceph"}
+    return (f"{kind[store['kind']]}, base_access = {store['base_access']}: of all of the image,"
+            f" {store['read_from_exporter_bytes'] / 1e6:.1f} MB were read from the exporter,"
+            f" {store['read_from_ceph_bytes'] / 1e6:.1f} MB by the host in Ceph")  # fmt: skip
 
 
 def _of(boots: Sequence[Boot], kind: str) -> list[Boot]:
@@ -82,6 +91,11 @@ def broken_promises(document: dict[str, Any], boots: Sequence[Boot]) -> list[str
     must(cache["build_seconds"] <= 2 * max(1.0, cache["data_bytes"] / 100e6),
          f"building took {cache['build_seconds']} s, over 2 s for each 100 MB")  # fmt: skip
     must(document["identical_to_base"], "the chain differs from the base")
+    store = document["store"]
+    directly = store["base_access"] == "rbd"
+    must(store["read_from_ceph_bytes" if directly else "read_from_exporter_bytes"] > 0
+         and store["read_from_exporter_bytes" if directly else "read_from_ceph_bytes"] == 0,
+         f"the base was not read as configured: {store_line(store)}")  # fmt: skip
     return broken
 
 

@@ -11,9 +11,10 @@ from bootcache.workingset import Extent, WorkingSet, uncovered
 from glance_bootcache.cli import plot
 from tools.cloud.bootcache import DRIVER, STOCK_DRIVER, BootcacheCloud
 from tools.cloud.client import ClientError, OpenStack
-from tools.cloud.wire import Wire
+from tools.cloud.wire import Position, Wire
 from tools.demo import killed
 from tools.demo.report import Boot
+from tools.demo.stores import BaseReads, Store
 
 FLAVOR = "m1.small"
 LOGIN = "login:"
@@ -23,14 +24,16 @@ class Demo:
     """Runs the steps on a cloud that is up.
 
     :param cloud: the cloud.
+    :param store: where its Glance keeps images.
     :param image_file: a qcow2 of a distribution.
     :param report_directory: where pictures go.
     :param tell: tells people what happens.
     """
 
-    def __init__(self, cloud: BootcacheCloud, image_file: Path, report_directory: Path,
-                 tell: Callable[[str], None]) -> None:  # fmt: skip
+    def __init__(self, cloud: BootcacheCloud, store: Store, image_file: Path,
+                 report_directory: Path, tell: Callable[[str], None]) -> None:  # fmt: skip
         self._cloud = cloud
+        self._store = store
         self._image_file = image_file
         self._directory = report_directory
         self._tell = tell
@@ -41,15 +44,20 @@ class Demo:
     def baseline(self, repeat: int) -> None:
         """Boot the image under stock Nova: first on this host, and again."""
         self._cloud.use_driver(STOCK_DRIVER)
-        image = self.openstack.json(
-            "image", "create", "--disk-format", "qcow2", "--container-format", "bare",
-            "--min-ram", "512", "--property", "bootcache_mode=off", "--file",
-            str(self._image_file), "demo-stock")["id"]  # fmt: skip
+        image = self._create_image("--property", "bootcache_mode=off", "demo-stock")
         self.openstack.delete_server(self._boot("stock-first", image))
         for _number in range(repeat):
             self.openstack.delete_server(self._boot("stock-second", image))
         self.openstack.run("image", "delete", image)
         self._cloud.use_driver(DRIVER)
+
+    def _create_image(self, *more: str) -> str:
+        disk_format = self._store.disk_format
+        with self._store.upload(self._image_file) as file:
+            image: str = self.openstack.json(
+                "image", "create", "--disk-format", disk_format, "--container-format", "bare",
+                "--min-ram", "512", "--file", str(file), *more)["id"]  # fmt: skip
+        return image
 
     def register(self) -> dict[str, Any]:
         """Import the image again with bootcache on, and wait until its cache image is ready.
@@ -58,10 +66,7 @@ class Demo:
         """
         log = self._cloud.layout.log / "glance-bootcache.log"
         before = log.stat().st_size
-        image = self.openstack.json(
-            "image", "create", "--disk-format", "qcow2", "--container-format", "bare",
-            "--min-ram", "512", "--import", "--file", str(self._image_file),
-            "demo-bootcache")["id"]  # fmt: skip
+        image = self._create_image("--import", "demo-bootcache")
         found = self.openstack.bootcache(self._cloud.config_file, "image", "show", image, "--wait",
                                          show_progress=True)  # fmt: skip
         if found["state"] != "ready":
@@ -97,7 +102,7 @@ class Demo:
         return self._boot(kinds[-1], image)
 
     def _boot(self, kind: str, image: str) -> str:
-        begin = self._wire.position()
+        begin, read = self._wire.position(), self._in_ceph()
         began = time.monotonic()
         server = self.openstack.create_server(kind, image, FLAVOR)
         self.openstack.wait_active(server)
@@ -109,11 +114,12 @@ class Demo:
         if kind.startswith("bootcache"):
             self._check_chain(server)
         requests = self._wire.requests(begin, end)
-        from_base = [request for request in requests if request.export.startswith("base-")]
+        base = self._base_reads(begin, end, read)
         boot = Boot(
             kind, round(active - began, 2), round(login - active, 2),
-            self._wire.downloaded(begin, end, image) + sum(request.length for request in requests),
-            guest, sum(request.length for request in from_base), len(from_base),
+            self._wire.downloaded(begin, end, image) + base.from_ceph
+            + sum(request.length for request in requests),
+            guest, base.from_exporter + base.from_ceph, base.requests,
         )  # fmt: skip
         self.boots.append(boot)
         self._tell(f"{kind}: ACTIVE after {boot.spawn_seconds:.1f} s,"
@@ -121,6 +127,19 @@ class Demo:
                    f" {boot.bytes_to_host / 1e6:.1f} MB to the host,"
                    f" {boot.requests_to_base} requests to the base")  # fmt: skip
         return server
+
+    def _in_ceph(self) -> tuple[int, int]:
+        return self._store.read_by_host(self._cloud.layout.hosts[0])
+
+    def _base_reads(self, begin: Position, end: Position, before: tuple[int, int]) -> BaseReads:
+        """What was read of bases in a window, by the tap and since librbd counted that much."""
+        found = [request.length for request in self._wire.requests(begin, end)
+                 if request.export.startswith("base-")]  # fmt: skip
+        now = self._in_ceph()
+        # A daemon that was started anew, or has opened a clone anew, counts from 0.
+        count, reads = (after - then if now >= before else after
+                        for after, then in zip(now, before, strict=True))  # fmt: skip
+        return BaseReads(sum(found), count, len(found) + reads)
 
     def kill_the_gateway(self, image: str) -> killed.Killed:
         """Kill the host's gateway below a server that reads all of its image's files."""
@@ -144,16 +163,17 @@ class Demo:
             raise ClientError(f"server {server} does not run from overlay, cache image and gateway,"
                             f" but from {names}")  # fmt: skip
 
-    def compare(self, image: str) -> bool:
-        """Whether a fresh overlay's chain, through the gateway, equals the image."""
+    def compare(self, image: str) -> tuple[bool, BaseReads]:
+        """Whether a fresh overlay's chain, by the gateway, equals the image; and what that read."""
         overlay = self._fresh_overlay(image)
+        begin, read = self._wire.position(), self._in_ceph()
         done = subprocess.run(
             ["qemu-img", "compare", "-f", "qcow2", "-F", "qcow2", str(overlay),
              str(self._image_file)], check=False, capture_output=True, text=True,
         )  # fmt: skip
         overlay.unlink()
         self._tell(f"qemu-img compare of the chain and the image: {done.stdout.strip()}")
-        return done.returncode == 0
+        return done.returncode == 0, self._base_reads(begin, self._wire.position(), read)
 
     def _fresh_overlay(self, image: str) -> Path:
         from bootcache.naming import cache_file_name

@@ -13,7 +13,7 @@ import importlib
 from types import ModuleType
 
 _IN_ORDER = ('manyhosts', 'manyimages', 'quota', 'manyservers', 'understress', 'savings',
-             'manyreaders', 'propagation', 'alternatives')
+             'manyreaders', 'propagation', 'alternatives', 'tls', 'onceph')
 
 
 def modules() -> list[ModuleType]:

@@ -1,7 +1,7 @@
 """What is in images and cache images, and what would make them smaller: measured, not built.
 
-Compression is that of the zstd program at its default level. Chunks are of fixed size, at multiples
-of it within the image, and are the same if their sha256 is.
+Compression in one stream is that of the zstd program at its default level. Chunks are of fixed
+size, at multiples of it within the image, and are the same if their sha256 is.
 """
 
 import hashlib
@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bootcache import cacheimage, qemuimg, workingset
-from bootcache.cacheimage import Base
+from bootcache import cacheimage, cachelayout, qemuimg, workingset
+from bootcache.cacheimage import Base, CacheImage
+from bootcache.cachelayout import Compression
 from bootcache.workingset import Extent
 
 ZSTD_LEVEL = 3
 CHUNKS = 4096, 65536
-# The default of glance-bootcache, which builds cache images; no quota.
-CLUSTER_BYTES = 65536
+# No quota.
 _QUOTA = 1 << 40
 _START = 2 << 20
 
@@ -102,20 +102,6 @@ def zstd_bytes(data: bytes) -> int:
     return len(made.stdout)
 
 
-def zstd_clusters_bytes(cache: Path, scratch: Path) -> int:
-    """Return the size of a cache image whose clusters are compressed by zstd each for itself.
-
-    QEMU boots from such a file as it is, which no stream allows.
-    """
-    target = scratch / 'compressed'
-    subprocess.run(['qemu-img', 'convert', '-f', 'qcow2', '-O', 'qcow2', '-c', '-o',
-                    f'compression_type=zstd,cluster_size={CLUSTER_BYTES}', str(cache), str(target)],
-                   check=True, stdin=subprocess.DEVNULL)
-    size = target.stat().st_size
-    target.unlink()
-    return size
-
-
 class Store:
     """Chunks of one size that have been seen, each once.
 
@@ -149,17 +135,21 @@ def measure(image: Path, virtual_bytes: int, extents: Sequence[Extent],
     """
     scratch = Path(tempfile.mkdtemp(prefix='bcr-contents-', dir=image.parent))
     try:
-        cache = scratch / 'cache'
-        built = cacheimage.build(Base(str(image), 'qcow2', virtual_bytes), extents, str(cache),
-                                 quota=_QUOTA, cluster_bytes=CLUSTER_BYTES, backing_uri=None)
-        data = read_data(cache)
+        def build(name: str, compression: Compression) -> CacheImage:
+            return cacheimage.build(
+                Base(str(image), 'qcow2', virtual_bytes), extents, str(scratch / name),
+                quota=_QUOTA, cluster_bytes=cachelayout.DEFAULT_CLUSTER_BYTES, backing_uri=None,
+                compression=compression)
+
+        plain = build('plain', Compression.NONE)
+        built = build('cache', cachelayout.DEFAULT_COMPRESSION)
+        data = read_data(scratch / 'plain')
         found: dict[str, Any] = {
             'image_bytes': image.stat().st_size, 'virtual_bytes': virtual_bytes,
             'used_bytes': used_bytes(disk_start(image, scratch)),
             'working_set_bytes': workingset.total_bytes(extents),
-            'cache_bytes': built.bytes, 'data_bytes': len(data), 'extents': len(extents),
-            'zstd_bytes': zstd_bytes(data),
-            'zstd_clusters_bytes': zstd_clusters_bytes(cache, scratch), 'new': {}, 'new_zstd': {}}
+            'cache_bytes': built.bytes, 'plain_bytes': plain.bytes, 'data_bytes': len(data),
+            'extents': len(extents), 'zstd_bytes': zstd_bytes(data), 'new': {}, 'new_zstd': {}}
         for store in stores:
             new = store.add(data)
             found['new'][str(store.chunk_bytes)] = len(new)

@@ -82,6 +82,9 @@ def targets(head: dict[str, Any], runs: Sequence[dict[str, Any]]) -> list[dict[s
         sums.target(head, 'bytes of the base read by warm boots', 0, base),
         sums.target(head, 'contents that boots of one image have read', 1,
                     len(digests) / len(images))]
+    for cold, warm in ((COLD, WARM), (ZSTD_COLD, EXPANDED)):
+        if {cold, warm} <= labels:
+            found.append(_cold(head, runs, cold, warm))
     others = sorted(labels - {REFERENCE} - _OURS)
     for ours in (WARM, EXPANDED, COLD, ZSTD_COLD):
         for other in others if ours in labels else ():
@@ -90,6 +93,20 @@ def targets(head: dict[str, Any], runs: Sequence[dict[str, Any]]) -> list[dict[s
             found.append(sums.never_slower(head, runs, ours, other))
     return found + sums.compressed(head, runs, lambda one: (one['image'], one['hosts']),
                                    lambda one: f'{one["hosts"]} hosts')
+
+
+def _cold(head: dict[str, Any], runs: Sequence[dict[str, Any]], cold: str,
+          warm: str) -> dict[str, Any]:
+    """Judge what it costs one host to fetch the cache image while its server boots."""
+    found = sums.ratio_target(
+        head, f'{cold} over {warm}, one host', 1.10, runs,
+        lambda one: one['label'] == cold and one['hosts'] == 1,
+        lambda one: one['label'] == warm and one['hosts'] == 1)
+    if not found['met']:
+        for label in (cold, warm):
+            those = [one for one in runs if (one['label'], one['hosts']) == (label, 1)]
+            found['reason'] += f'; {label}: {sums.profile(those)}'
+    return found
 
 
 def _alone(head: dict[str, Any], runs: Sequence[dict[str, Any]], most: int,

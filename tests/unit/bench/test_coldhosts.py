@@ -32,6 +32,11 @@ def test_bytes_are_judged():
     assert 'warm hosts were sent 1' in coldhosts.broken_promises(_bars(warm=1))[0]
 
 
+def test_warm_hosts_are_sent_what_the_cache_image_lacks_and_no_byte_more():
+    assert coldhosts.broken_promises(_bars(warm=16), missing=2) == []
+    assert 'were sent 17 bytes' in coldhosts.broken_promises(_bars(warm=17), missing=2)[0]
+
+
 def test_a_way_that_was_not_measured_is_told():
     assert 'bootcache cold only' in coldhosts.broken_promises(_bars()[1:2])[0]
     assert 'nothing only' in coldhosts.broken_promises([])[0]

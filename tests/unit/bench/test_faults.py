@@ -62,14 +62,24 @@ def test_what_is_named_elsewhere_is_there():
 
 def test_while_the_guest_reads_faults_come_in_each_way_of_reading():
     reading = {(row.fault, row.life) for row in ROWS if row.step == READING}
-    assert {life for _fault, life in reading} == {Life.ARRIVE, Life.FETCH, Life.COLD}
-    assert {('kill-gateway', Life.COLD), ('link-slow', Life.ARRIVE)} <= reading
+    assert {life for _fault, life in reading} == {
+        Life.ARRIVE, Life.FETCH, Life.COLD, Life.CEPH}
+    assert {('kill-gateway', Life.COLD), ('link-slow', Life.ARRIVE),
+            ('key-taken', Life.CEPH)} <= reading
+
+
+@pytest.mark.parametrize('fault', [one.name for one in FAULTS.values() if one.act is Act.CEPH])
+def test_what_happens_to_ceph_happens_where_a_base_is_read_there(fault):
+    assert {(row.step, row.life) for row in ROWS if row.fault == fault} == {
+        (step, Life.CEPH) for step in (READING, 'clone: made', 'gateway: nodes', 'chain: made',
+                                       'settle: piece')}
 
 
 @pytest.mark.parametrize(('step', 'life'), [
     ('arrive: landing', Life.ARRIVE), ('fetch: copied', Life.FETCH), ('grow: made', Life.COLD),
     ('evict: file gone', Life.EVICT), ('evict: base gone', Life.FETCH),
-    ('register: noted', Life.FETCH), ('exchange: moved', Life.MOVE)])
+    ('register: noted', Life.FETCH), ('clone: made', Life.CEPH), ('exchange: moved', Life.MOVE),
+    ('arrive: exchanged', Life.EXCHANGE), ('arrive: come', Life.ARRIVE)])
 def test_a_life_on_whose_way_a_step_is(step, life):
     assert plan.life_of(step) is life
 

@@ -5,7 +5,7 @@ import types
 
 import pytest
 
-from bench.faults import stage
+from bench.faults import spoiledfiles
 
 
 @pytest.fixture
@@ -21,28 +21,28 @@ def space(monkeypatch):
             raise OSError(space.error, 'no')
         space.free, space.taken = space.free - length, length
 
-    monkeypatch.setattr(stage.os, 'statvfs', lambda path: types.SimpleNamespace(
+    monkeypatch.setattr(spoiledfiles.os, 'statvfs', lambda path: types.SimpleNamespace(
         f_bavail=space.free, f_frsize=1))
-    monkeypatch.setattr(stage.os, 'posix_fallocate', allocate)
+    monkeypatch.setattr(spoiledfiles.os, 'posix_fallocate', allocate)
     return space
 
 
 @pytest.mark.parametrize('others, taken', [([], 90), ([30, 20, 1], 40), ([95], 0)])
 def test_it_is_filled_whoever_else_takes_space(space, tmp_path, others, taken):
     space.others = list(others)
-    stage._fill(tmp_path / 'filler', 10)
+    spoiledfiles.fill(tmp_path / 'filler', 10)
     assert space.taken == taken and space.free == 100 - sum(others) - taken
 
 
 def test_that_has_an_end(space, tmp_path):
     space.free, space.others = 1000, [1] * 1000
     with pytest.raises(OSError, match='no'):
-        stage._fill(tmp_path / 'filler', 0)
-    assert len(space.others) == 1000 - stage._FILL_TRIES
+        spoiledfiles.fill(tmp_path / 'filler', 0)
+    assert len(space.others) == 1000 - spoiledfiles._FILL_TRIES
 
 
 def test_another_error_is_told_at_once(space, tmp_path):
     space.error, space.others = errno.EIO, [1] * 10
     with pytest.raises(OSError, match='no'):
-        stage._fill(tmp_path / 'filler', 0)
+        spoiledfiles.fill(tmp_path / 'filler', 0)
     assert len(space.others) == 9

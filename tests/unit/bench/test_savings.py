@@ -9,13 +9,13 @@ from bootcache.workingset import Extent
 
 HEAD = {'row': 'savings', 'run': 'savings today', 'cpus': 2, 'setting': {
     'full': False, 'images': ['one', 'two'], 'zstd': 'zstd 1.5.4, level 3, one stream',
-    'cluster_bytes': 65536, 'chunks': [4096, 65536]}}
+    'cluster_bytes': 65536, 'compression': 'zstd', 'chunks': [4096, 65536]}}
 
 
 def measured(image, size, cache, new4, new64):
     return {'image': image, 'image_bytes': size, 'virtual_bytes': 4 * size,
             'used_bytes': size - 10, 'working_set_bytes': cache - 100, 'cache_bytes': cache,
-            'zstd_bytes': cache // 2, 'zstd_clusters_bytes': cache // 2 + 10,
+            'plain_bytes': 2 * cache + 10, 'zstd_bytes': cache // 2,
             'new': {'4096': new4, '65536': new64}, 'new_zstd': {'4096': new4 // 2,
                                                               '65536': new64 // 2}}
 
@@ -31,7 +31,7 @@ def test_an_image_has_a_row_and_all_have_one_a_way():
     ways = {row['peer']: row for row in rows[2:]}
     assert all(row['image'] == 'all' and row['images'] == 2 for row in rows[2:])
     assert {peer: row['cache_bytes'] for peer, row in ways.items()} == {
-        'bootcache cache image': 2000, 'with zstd clusters': 1020, 'with zstd': 1000,
+        'bootcache cache image': 2000, 'not compressed': 4020, 'with zstd': 1000,
         'with dedup, 64 KiB': 1800, 'with dedup, 4 KiB': 1200,
         'with dedup, 4 KiB, and zstd': 600}
     assert ways['with dedup, 4 KiB']['ratio'] == 0.03
@@ -40,12 +40,14 @@ def test_an_image_has_a_row_and_all_have_one_a_way():
 
 
 def test_what_is_built_is_compared_and_the_rest_told():
-    yolo, whole, *told = savings.targets(HEAD, RUNS)
+    yolo, files, reads, whole, *told = savings.targets(HEAD, RUNS)
     assert yolo['value'] == 0.05 and yolo['target'] == 0.059 and yolo['met']
+    assert files['value'] == 0.05 and files['target'] == 0.1 and files['met']
+    assert reads['value'] == round(2000 / 1800, 4) and reads['target'] == 0.55 and not reads['met']
     assert whole['value'] == pytest.approx(1000 / 900)
     assert {one['name'].removeprefix('all cache images ').split(' over')[0]: one['value']
             for one in told} == {
-        'with zstd clusters': 0.51, 'with zstd': 0.5, 'with dedup, 64 KiB': 0.9,
+        'not compressed': 2.01, 'with zstd': 0.5, 'with dedup, 64 KiB': 0.9,
         'with dedup, 4 KiB': 0.6, 'with dedup, 4 KiB, and zstd': 0.3}
     assert all(one['target'] is None and one['met'] for one in [whole, *told])
 
@@ -58,7 +60,7 @@ def test_the_table_has_a_line_for_each_row_and_a_cell_for_each_column():
     names, lines = savings.table(savings.rows(HEAD, RUNS))
     assert {len(line) for line in lines} == {len(names)}
     assert [line[0] for line in lines] == [
-        'one', 'two', 'all 2', 'all with zstd clusters', 'all with zstd',
+        'one', 'two', 'all 2', 'all not compressed', 'all with zstd',
         'all with dedup, 64 KiB', 'all with dedup, 4 KiB', 'all with dedup, 4 KiB, and zstd']
     assert lines[2][6:8] == ['5.0%', '95.0%']
 

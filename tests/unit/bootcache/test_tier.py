@@ -2,6 +2,7 @@
 
 import errno
 import os
+import subprocess
 import tempfile
 
 import pytest
@@ -166,3 +167,18 @@ def test_limits_that_make_no_sense(values, option):
     with pytest.raises(ConfigurationError) as caught:
         tier.parse_limits('q', *values, minimum=1000)
     assert f'[bootcache]{option}' in str(caught.value)
+
+
+def test_the_kernel_tells_whether_a_disk_has_a_head(tmp_path):
+    def told(*command):
+        return subprocess.run(command, check=False, text=True, capture_output=True).stdout.split()
+
+    source = told('findmnt', '-no', 'SOURCE', '-T', str(tmp_path))
+    found = told('lsblk', '-ndo', 'ROTA', source[0]) if source else []
+    if not found:
+        pytest.skip('no disk of its own is below the folder for temporary files')
+    assert tier.spins(str(tmp_path)) is (found == ['1'])
+
+
+def test_what_is_on_no_disk_has_none():
+    assert not tier.spins('/dev/shm') and not tier.spins('/proc') and not tier.spins('/missing')

@@ -11,6 +11,7 @@ from fakes_rpc import Sender
 from bootcache import cacheimage, exception, savefile, workingset
 from bootcache.cacheimage import CacheImage
 from glance_bootcache.door.refusals import Refusals
+from glance_bootcache.exchange.offers import ExchangeOffers
 from glance_bootcache.glance.listener import ImageEvents
 from glance_bootcache.hosts.holdings import Hosts
 from glance_bootcache.hosts.orders import Orders
@@ -76,13 +77,16 @@ def house(storage_conf, no_qemu):
                                          house.needs)
             house.table = Hosts(house.store, house.tiers, house.manager.gone.is_gone,
                                 Orders(house.store.state_path('orders.json')), house.seconds)
-            house.operators = Operators(house.store, house.tiers, house.manager, house.table)
+            house.offers = ExchangeOffers(storage_conf, house.store, house.tiers)
+            house.operators = Operators(house.store, house.tiers, house.manager, house.table,
+                                        house.offers.given)
             house.warming = Warming(storage_conf, house.store, house.table, house.nova,
                                     house.seconds)
             house.refusals = Refusals(house.seconds)
             house.endpoints = Sender(Endpoints(
                 house.manager, house.hosts, house.table, house.operators, house.warming,
-                house.needs, house.refusals), house.refusals)
+                house.needs, house.refusals,
+                house.offers, fakes_manager.FakeSnapshots()), house.refusals)
             house.manager.host_reported()
             stack.callback(give_up, house.manager)
             return house.manager

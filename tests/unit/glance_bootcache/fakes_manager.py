@@ -108,8 +108,8 @@ class FakeImages:
         return [state for image, state, _reason in self.shown if image == image_id]
 
 
-@without_locks('start', 'ensure', 'retire', 'withdrawn', 'withdraw_idle', 'ensure_stored',
-               'switch_cache')
+@without_locks('start', 'keep_open', 'mend', 'ensure', 'retire', 'withdrawn', 'withdraw_idle',
+               'ensure_stored', 'switch_cache')
 class FakeExporter:
     """An exporter that remembers what it serves; readers keep a base from being retired."""
 
@@ -126,7 +126,25 @@ class FakeExporter:
         """As Exporter.start: nothing was lost."""
         return False
 
-    def ensure(self, manifest, cache_path):
+    def know(self, host, certificate):
+        """As Exporters.know: there is one for all hosts."""
+        return ''
+
+    def of_hosts(self, hosts):
+        """As Exporters.of_hosts, likewise."""
+        return {''}
+
+    def end_unused(self, idle):
+        """As Exporters.end_unused, likewise."""
+
+    def keep_open(self, manifests):
+        """As Exporters.keep_open: no base is in Ceph."""
+
+    def mend(self):
+        """As Exporters.mend."""
+        return False
+
+    def ensure(self, manifest, cache_path, certificates=('',)):
         """As Exporter.ensure."""
         if self.fails:
             raise self.fails
@@ -161,18 +179,20 @@ class FakeExporter:
             self.serving[manifest.image_id] = self.serving[manifest.image_id][0], None
         yield gone
 
-    def withdraw_idle(self, image_id, idle):
-        """As Exporter.withdraw_idle, of one that nobody has asked for."""
+    def withdraw_idle(self, image_id, idle, keep=()):
+        """As Exporters.withdraw_idle, of one that nobody has asked for."""
+        if keep:
+            return
         self.idle.append(image_id)
         if image_id not in self.readers:
             self.serving.pop(image_id, None)
 
-    def ensure_stored(self, manifest):
+    def ensure_stored(self, manifest, certificate=''):
         """As Exporter.ensure_stored."""
         return f'stored-{manifest.image_id}'
 
-    def describe(self, manifest):
-        """As Exporter.describe."""
+    def describe(self, manifest, certificate=''):
+        """As Exporters.describe."""
         cache = manifest.made.cache_image
         return {'server': ['storage', 1], 'tls': True, 'virtual_bytes': manifest.made.virtual_bytes,
                 'base_export': f'base-{manifest.image_id}',
@@ -198,7 +218,7 @@ class FakeTiers:
 
     has_memory = False
 
-    def serve(self, manifest):
+    def serve(self, manifest, certificates=('',)):
         """As StorageTiers.serve: there is no memory."""
         self.exporter.ensure(manifest, self.store.cache_path(manifest))
 
@@ -244,6 +264,21 @@ class FakeTiers:
     def demote(self, image_id):
         """As StorageTiers.demote."""
         self.demoted.append(image_id)
+
+
+class FakeSnapshots:
+    """Snapshots that hosts send: there is nowhere to make one."""
+
+    def begin(self, *_arguments):
+        """As SnapshotJobs.begin."""
+        return {'refused': 'no store is configured for snapshots'}
+
+    def finish(self, *_arguments):
+        """As SnapshotJobs.finish."""
+        return {'refused': 'it is not known'}
+
+    def abandon(self, *_arguments):
+        """As SnapshotJobs.abandon."""
 
 
 @without_locks('aggregates', 'ask')

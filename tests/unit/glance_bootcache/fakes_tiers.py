@@ -38,13 +38,13 @@ class FakeExporter:
     def cache_export(self, manifest):
         return manifest.image_id
 
-    def ensure(self, manifest, path):
+    def ensure(self, manifest, path, certificates=('',)):
         if path == self.missing:
             raise exception.StorageDaemonError(f'{path} is gone')
         self.places[manifest.image_id] = path
 
     def cache_places(self):
-        return dict(self.places)
+        return {export: {path} for export, path in self.places.items()}
 
     def switch_cache(self, manifest, path):
         if self.refuse:

@@ -32,7 +32,8 @@ def test_a_host_has_certificates_for_what_it_is_called(tmp_path, cli):
         files = {path.name: path.stat().st_mode & 0o777
                  for path in Path(tmp_path, 'ca', host).iterdir()}
         assert files == {'ca-cert.pem': 0o644, 'server-cert.pem': 0o644, 'server-key.pem': 0o600,
-                         'client-cert.pem': 0o644, 'client-key.pem': 0o600}
+                         'client-cert.pem': 0o644, 'client-key.pem': 0o600,
+                         'exchange-cert.pem': 0o644, 'exchange-key.pem': 0o600}
         assert verifies(f'{tmp_path}/ca', host, 'sslserver')
         assert verifies(f'{tmp_path}/ca', host, 'sslclient')
     for name, value in (('hostname', 'storage-1'), ('ip', '192.0.2.10'), ('ip', '2001:db8::1')):
@@ -41,6 +42,17 @@ def test_a_host_has_certificates_for_what_it_is_called(tmp_path, cli):
     assert os.stat(tmp_path / 'ca' / 'ca-key.pem').st_mode & 0o777 == 0o600
     assert 'CN = compute-1' in openssl('x509', '-noout', '-subject', '-in',
                                        tmp_path / 'ca/compute-1/client-cert.pem').stdout
+
+
+def test_with_a_certificate_to_exchange_nobody_is_taken_for_a_host(tmp_path, cli):
+    cli.json('ca', str(tmp_path), 'storage-1,192.0.2.10')
+    member = tmp_path / 'storage-1' / 'exchange-cert.pem'
+    for purpose in 'sslserver', 'sslclient':
+        for name, value, is_right in (('hostname', 'bootcache-exchange', True),
+                                      ('hostname', 'storage-1', False),
+                                      ('ip', '192.0.2.10', False)):
+            assert (openssl('verify', '-CAfile', tmp_path / 'ca-cert.pem', '-purpose', purpose,
+                            f'-verify_{name}', value, member).returncode == 0) is is_right
 
 
 def test_a_ca_that_is_there_is_used_again(tmp_path, cli):
@@ -89,11 +101,69 @@ def test_what_was_replaced_is_revoked_as_well(tmp_path, cli):
 def test_what_the_pages_say_runs(tmp_path, cli):
     for page in 'cli', 'install':
         examples = re.findall(r'^ +bootcache (ca .*)$', (PAGES / f'{page}.rst').read_text(), re.M)
-        assert len(examples) == 2
+        assert len(examples) == {'cli': 2, 'install': 3}[page]
         for example in examples:
-            done = cli(*shlex.split(example.replace('/root/', f'{tmp_path}/')))
-            assert done.code == 0 and 'compute-2' in done.out, done.err
+            words = shlex.split(example.replace('/root/', f'{tmp_path}/'))
+            done = cli(*words)
+            assert done.code == 0 and words[-1] in done.out, done.err
+        assert sum('compute-2' in example for example in examples) == 2
     assert verifies(tmp_path / 'bootcache-ca', 'storage-1', 'sslserver', '-verify_ip', '192.0.2.10')
+
+
+def test_renewed_files_take_the_place_of_the_earlier_by_the_page(tmp_path, cli):
+    """The page's commands, of both kinds of nodes, with this user in place of theirs."""
+    page = (PAGES / 'install.rst').read_text()
+    for user, host in ('glance', 'storage-1'), ('nova', 'compute-1'):
+        commands = re.findall(rf'^ +(install .*{user} -g {user} .* /\S+)$', page, re.M)
+        # The folder, the files, and the files once more.
+        assert len(commands) == 3 and commands[1] == commands[2]
+        for number, command in enumerate(commands):
+            if number:
+                cli.json('ca', f'{tmp_path}/bootcache-ca', 'storage-1', 'compute-1')
+            command = command.replace(f'-o {user} -g {user}', f'-o {os.getuid()} -g {os.getgid()}')
+            for path, here in (('/root/bootcache-ca', 'bootcache-ca'),
+                               ('/root/compute-1', 'bootcache-ca/compute-1'),
+                               ('/etc/bootcache', host)):
+                command = command.replace(path, f'{tmp_path}/{here}')
+            subprocess.run(['bash', '-ec', f'mkdir -p {tmp_path}/{host}; {command}'], check=True)
+            there = {path.name: path.read_text() for path in Path(tmp_path, host, 'pki').iterdir()}
+            assert there == ({path.name: path.read_text() for path in Path(
+                tmp_path, 'bootcache-ca', host).iterdir()} if number else {})
+
+
+def test_a_renewed_certificate_is_for_what_the_earlier_one_was(tmp_path, cli):
+    def is_for(name, value):
+        return verifies(tmp_path, 'storage-1', 'sslserver', f'-verify_{name}', value)
+
+    cli.json('ca', str(tmp_path), 'storage-1,192.0.2.10,2001:db8::1,storage.example.org')
+    first = (tmp_path / 'storage-1/server-cert.pem').read_text()
+    done = cli('ca', str(tmp_path), 'storage-1')
+    assert done.code == 0 and 'storage-1: for' in done.err
+    assert all(one in done.err for one in ('192.0.2.10', '2001:db8::1', 'storage.example.org'))
+    assert (tmp_path / 'storage-1/server-cert.pem').read_text() != first
+    for name, value in (('hostname', 'storage-1'), ('hostname', 'storage.example.org'),
+                        ('ip', '192.0.2.10'), ('ip', '2001:db8::1')):
+        assert is_for(name, value)
+    # Others are had by naming them.
+    assert not cli('ca', str(tmp_path), 'storage-1,192.0.2.11').err
+    assert is_for('ip', '192.0.2.11') and not is_for('ip', '192.0.2.10')
+    # Where nobody can know what it was for.
+    shutil.rmtree(tmp_path / 'storage-1')
+    done = cli('ca', str(tmp_path), 'storage-1')
+    assert done.code == 0 and 'for this name alone' in done.err
+    (tmp_path / 'storage-1/server-cert.pem').write_text('nothing')
+    done = cli('ca', str(tmp_path), 'storage-1')
+    assert done.code == 1 and f'move {tmp_path}/storage-1 away' in done.err
+    # A new one had nothing before.
+    assert not cli('ca', str(tmp_path), 'compute-1').err
+
+
+@pytest.mark.parametrize('name', ['h,999.1.1.1', 'h,192.0.2', 'h,192.0.2.1.1', 'h,2001:db8::g',
+                                  'h,192.0.2.10:10810', '10.0.0.256'])
+def test_what_looks_like_an_address_and_is_none_is_refused(tmp_path, cli, name):
+    done = cli('ca', f'{tmp_path}/ca', name)
+    assert done.code == 2 and 'looks like an address, and is none' in done.err
+    assert not (tmp_path / 'ca').exists()
 
 
 @pytest.mark.parametrize('name', ['../x', 'a/b', '', '.', 'a,', 'a b', '-a'])

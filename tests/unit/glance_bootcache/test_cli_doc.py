@@ -11,7 +11,8 @@ PAGE = pathlib.Path(__file__).resolve().parents[3] / 'doc' / 'source' / 'cli.rst
 EXAMPLES = re.findall(r'^    bootcache (.*)$', PAGE.read_text(), re.MULTILINE)
 # These need QEMU and matplotlib; tests/e2e/test_cli.py runs them.
 # And this asks Glance: test_cli_clean.py. This writes files: test_ca.py.
-ELSEWHERE = ('build ', 'working-set plot ', 'image clean ', 'ca ')
+# These ask Nova: tests/e2e/test_deployment.py.
+ELSEWHERE = ('build ', 'working-set plot ', 'image clean ', 'ca ', 'snapshot ', 'resume ')
 
 
 @pytest.mark.parametrize('name', [name.replace('_', ' ') for name in entry_points()])
@@ -24,7 +25,9 @@ def test_every_command_has_an_example(name):
 def test_examples_run(cli, example):
     cli.api.images[OTHER] = image(OTHER)
     cli.api.hosts = [{'host': 'compute7', 'seen': 1, 'images': 1, 'bytes': {}, 'quotas': {}}]
-    cli.api.where[OTHER] = {'storage': 'disk', 'hosts': [held('compute7')]}
+    cli.api.where[OTHER] = {'storage': 'disk', 'hosts': [held('compute7')], 'exchanged': [
+        {'file': 'cache image', 'size': 4, 'to': 'compute7', 'way': 'exchanged', 'copied': 0,
+         'got': [['', 4]]}]}
     cli.api.warming[OTHER] = [report(name, True, compute7=('cached', 1, ''))
                               for name in ('racks', 'edge')]
     cli.time.after(2, lambda: cli.api.where[OTHER]['hosts'].clear())
@@ -38,3 +41,10 @@ def test_outcomes_are_described():
     words = [evict.GONE, evict.NOT_HELD, evict.LEAVING, evict.IN_USE, evict.SILENT, evict.KEPT]
     text = PAGE.read_text()
     assert [word for word in words if f'* - ``{word}``' not in text] == []
+
+
+def test_outcomes_of_deployments_are_described():
+    from glance_bootcache.deployment import checkpoint, resuming
+    words = [*checkpoint.Status, resuming.STARTED, resuming.THERE, resuming.FAILED]
+    text = PAGE.read_text()
+    assert [word for word in words if f'``{word}``' not in text] == []

@@ -57,6 +57,22 @@ def test_a_table_has_nothing_where_there_is_no_value(cli):
     assert 'disk' in cli('image', 'where', IMAGE, '-c', 'tier').out
 
 
+def test_who_gave_how_much_to_whom(cli):
+    cli.api.where[IMAGE] = {'storage': 'disk', 'hosts': []}
+    assert 'no host has told' in cli('image', 'where', IMAGE, '--exchange').err
+    cli.api.where[IMAGE]['exchanged'] = [
+        {'file': 'cache image', 'size': 100, 'to': 'two', 'way': 'stalled', 'copied': 25,
+         'got': [['', 50], ['one', 25]]},
+        {'file': 'cache image', 'size': 100, 'to': 'one', 'way': 'copied', 'copied': 100,
+         'got': []}]
+    told = [tuple(row.values()) for row in cli.json('image', 'where', IMAGE, '--exchange')]
+    assert told == [('cache image', None, 'one', 100, 1.0, 'copied'),
+                    ('cache image', None, 'two', 50, 0.5, 'stalled'),
+                    ('cache image', None, 'two', 25, 0.25, 'stalled'),
+                    ('cache image', 'one', 'two', 25, 0.25, 'stalled')]
+    assert cli('image', 'where', IMAGE, '--exchange').out.count('(storage node)') == 3
+
+
 def test_of_one_image_too_a_table_has_nothing_where_there_is_no_value(cli):
     """As of one that is waiting for its profile boot: nothing of it is known."""
     cli.api.images[IMAGE] = image(IMAGE, state='pending', settle=None)

@@ -40,7 +40,8 @@ def test_operators_see_where_an_image_is(house):
     assert house.endpoints.image_hosts({}, IMAGE) is None
     ready(house)
     assert house.endpoints.image_hosts({}, IMAGE.upper()) \
-        == {'storage': 'disk', 'storage_bytes': len(b'cache image'), 'hosts': []}
+        == {'storage': 'disk', 'storage_bytes': len(b'cache image'), 'hosts': [],
+            'exchanged': []}
     house.table.report('one', holding(IMAGE))
     house.table.report('two', holding(OTHER))
     house.seconds.now += 3
@@ -49,7 +50,8 @@ def test_operators_see_where_an_image_is(house):
     house.manager.forget(IMAGE)
     # It is deleted, and one can see whether it has left the hosts.
     assert house.endpoints.image_hosts({}, IMAGE) \
-        == {'storage': None, 'storage_bytes': None, 'hosts': [{**entry, 'leaving': True}]}
+        == {'storage': None, 'storage_bytes': None, 'hosts': [{**entry, 'leaving': True}],
+            'exchanged': []}
     house.table.report('one', holding())
     assert house.endpoints.image_hosts({}, IMAGE) is None
 

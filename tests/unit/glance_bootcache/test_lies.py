@@ -27,19 +27,24 @@ RIGHT = {
     'image_id': IMAGE, 'host': 'one', 'server_id': 'server', 'profile_token': 'f' * 32, 'owner': '',
     'recorded_bytes': 5, 'image_hash': 'sha512:ab', 'granularity': 4096, 'extents': [[0, 4096]],
     'ended_by': 'marker', 'boot_seconds': 1.5, 'line': '', 'report': None, 'outcome': 'cached',
-    'reason': '', 'pinned': True, 'hosts': ['one'], 'aggregates': ['racks']}
+    'reason': '', 'pinned': True, 'hosts': ['one'], 'aggregates': ['racks'],
+    'certificate': 'CN=one', 'sha256': 'ab' * 32,
+    'address': '192.0.2.21', 'port': 10811, 'rack': 'a', 'file': 'sha512:ab', 'way': 'stalled',
+    'got': [['192.0.2.22', 5]], 'copied': 5, 'gives': False,
+    'snapshot_id': IMAGE, 'token': 'f' * 32, 'virtual_bytes': 1 << 30}
 MEGABYTE = 'x' * (1 << 20)
 FORGED = 'one\n2026-01-01 00:00:00.000 1 ERROR glance_bootcache.service forged\x1b[2J'
 NUMBERS = [-1, 1 << 63, 10 ** 400, math.nan, math.inf, -math.inf, True]
 TEXTS = ['', '../../etc/passwd', 'x' * 256, MEGABYTE, FORGED, '\ud800', '\0']
 OTHERS = [None, [], {}, [[]], {'a': {'b': {}}}, [MEGABYTE] * 3, 1.5, 7]
 # What is wrong for each argument; what is not here is wrong for it as well if it is in WRONG_TYPES.
-NAMES = {'host', 'server_id', 'owner', 'image_hash', 'ended_by', 'profile_token'}
+NAMES = {'host', 'rack', 'file', 'server_id', 'owner', 'image_hash', 'ended_by', 'profile_token'}
 LIES = {
     'image_id': [*TEXTS, IMAGE + '\n', IMAGE[:-1], '{' + IMAGE + '}', *NUMBERS, *OTHERS],
     'host': [*TEXTS, 'two words', *NUMBERS, *OTHERS],
     **{name: [*TEXTS[2:], *NUMBERS, *OTHERS] for name in NAMES - {'host', 'profile_token'}},
     'profile_token': [*TEXTS[2:], *NUMBERS, *OTHERS[1:]],
+    'certificate': ['CN=*', 'CN=on?', 'x' * 1025, *TEXTS[3:], *NUMBERS, *OTHERS],
     'recorded_bytes': [*NUMBERS, *TEXTS, *OTHERS[:-1], '5'],
     'granularity': [*NUMBERS, *TEXTS, *OTHERS, 0, 511, 3000, 1 << 22, '4096'],
     'extents': [None, MEGABYTE, {}, 7, [[0, 1]] * (MAX_EXTENTS + 1)],
@@ -50,7 +55,18 @@ LIES = {
                {'images': dict.fromkeys(range(100_000), (1, 'disk', 0, 7))},
                {'needs': 'all'}, {'needs': [IMAGE] * 100_000}],
     'outcome': [*TEXTS, *NUMBERS, *OTHERS, 'waiting'],
+    'sha256': [*TEXTS, *NUMBERS, *OTHERS, 'AB' * 32, 'ab' * 31, 'ab' * 32 + '\n'],
+    'address': [*TEXTS, *NUMBERS, *OTHERS, 'host', '192.0.2', '192.0.2.0/24', '[::1]'],
+    'port': [*NUMBERS, *TEXTS, *OTHERS[:-1], 0, 65536, '10811'],
     'pinned': [*NUMBERS[:-1], *TEXTS, *OTHERS, 1, 0, 'yes'],
+    'way': [*TEXTS, *NUMBERS, *OTHERS, 'warmed'],
+    'got': [None, MEGABYTE, 7, {}, [FORGED], [['192.0.2.22']], [['192.0.2.22', -1]], [['one', 1]],
+            [['192.0.2.22', 5, 6]], [['192.0.2.22', 5]] * 65],
+    'copied': [*NUMBERS, *TEXTS, *OTHERS[:-1], '5'],
+    'gives': [*NUMBERS[:-1], *TEXTS, *OTHERS, 1, 0],
+    'snapshot_id': [*TEXTS, IMAGE + '\n', IMAGE[:-1], '{' + IMAGE + '}', *NUMBERS, *OTHERS],
+    'token': [*TEXTS, *NUMBERS, *OTHERS, 'F' * 32, 'f' * 31, 'f' * 32 + '\n'],
+    'virtual_bytes': [*NUMBERS, *TEXTS, *OTHERS, 0, 511, '512'],
     'hosts': [MEGABYTE, 7, {}, [FORGED], ['one', None], ['one'] * 20_001],
     'aggregates': [None, MEGABYTE, 7, {}, [FORGED], [None], ['racks'] * 1001]}
 
@@ -84,7 +100,7 @@ def test_each_method_has_readers_for_what_it_takes():
 def test_each_method_of_the_client_is_one():
     """And of older hosts: recording_progress."""
     assert set(METHODS) - {'recording_progress'} == {
-        name for name in vars(rpcapi.StorageAPI) if not name.startswith('_')}
+        name for name in dir(rpcapi.StorageAPI) if not name.startswith('_')}
 
 
 @pytest.mark.parametrize('method, field', [

@@ -245,7 +245,7 @@ def test_stored_bytes_for_settling(house):
     assert answer == {'server': ['storage', 1], 'tls': True, 'export': f'stored-{IMAGE}',
                       'stored_bytes': SIZE, 'base_export': f'base-{IMAGE}',
                       'image_hash': house.store.load(IMAGE).image_hash, 'image_format': 'raw',
-                      'settle': False}
+                      'signature': '', 'settle': False}
 
 
 def test_what_is_stored_of_an_image_that_gets_a_signature_is_not_for_settling(house):

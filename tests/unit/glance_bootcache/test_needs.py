@@ -242,6 +242,21 @@ def test_what_hosts_need_is_written_also_while_the_exporter_does_not_answer(hous
     assert house.needs.hosts(IMAGE) == ['one']
 
 
+def test_an_exporter_that_hangs_keeps_no_other_image_from_being_served(house, monkeypatch):
+    def away(image_id, idle, keep):
+        raise exception.StorageDaemonError('exporter-1: no answer')
+
+    for image in IMAGE, OTHER:
+        base(house, image)
+    ended = []
+    monkeypatch.setattr(house.exporter, 'withdraw_idle', away)
+    monkeypatch.setattr(house.exporter, 'end_unused', ended.append)
+    house.endpoints.report_holdings({}, 'one', report(IMAGE, OTHER))
+    with pytest.raises(exception.StorageDaemonError, match='no answer'):
+        house.upkeep.keep_needed()
+    assert set(house.exporter.serving) == {IMAGE, OTHER} and ended
+
+
 def test_an_image_that_is_worked_on_is_not_idle(house):
     base(house, IMAGE, Standing.WANTED)
     house.manager.jobs._jobs[IMAGE] = object()

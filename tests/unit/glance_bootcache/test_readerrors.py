@@ -6,7 +6,8 @@ import threading
 import pytest
 from fakes_manager import FakeExporter, until
 
-from glance_bootcache.images import readerrors
+from bootcache import errorlog
+from glance_bootcache.images.cephbases import CephBases
 from glance_bootcache.images.readerrors import ReadErrors
 from glance_bootcache.storage import inspection
 
@@ -19,36 +20,113 @@ def asked(name):
 
 
 def test_one_that_comes_again_after_each_error():
-    assert readerrors.looping((ERROR + asked(b'base-one')) * 30) == 'base-one'
+    assert errorlog.looping((ERROR + asked(b'base-one')) * 30) == 'base-one'
 
 
 def test_two_loops_one_after_the_other():
     log = (ERROR + ERROR + asked(b'base-one') + asked(b'base-two')) * 30
-    assert readerrors.looping(log) == 'base-one'
+    assert errorlog.looping(log) == 'base-one'
 
 
 def test_many_clients_that_meet_no_error_are_none():
     """As when the exporter was started anew."""
-    assert readerrors.looping(asked(b'base-one') * 5000) is None
+    assert errorlog.looping(asked(b'base-one') * 5000) is None
     storm = b''.join(ERROR + asked(b'base-one') + asked(b'base-two') * 9 for _ in range(30))
-    assert readerrors.looping(storm) == 'base-one'
+    assert errorlog.looping(storm) == 'base-one'
 
 
 def test_some_errors_are_no_loop():
-    assert readerrors.looping((ERROR + asked(b'base-one')) * 5) is None
+    assert errorlog.looping((ERROR + asked(b'base-one')) * 5) is None
     # An exporter of an earlier version, which runs on, does not say which it is.
-    assert readerrors.looping(ERROR * 500) is None
-    assert readerrors.looping(b'') is None
+    assert errorlog.looping(ERROR * 500) is None
+    assert errorlog.looping(b'') is None
+
+
+# Names that clients ask for are written as they come, lines and all.
+FORGED = asked(b"x'\n" + (ERROR + asked(b'base-victim')) * 30 + asked(b'y')[:-2])
+
+
+def test_what_a_client_says_is_no_error():
+    """It did where errors and names were in one file."""
+    assert errorlog.looping(FORGED) == 'base-victim'
+    assert errorlog.looping_apart(b'', FORGED * 100) is None
+    assert errorlog.looping_apart(ERROR * 19, asked(b'base-one') * 19 + FORGED) is None
+
+
+def test_errors_and_names_apart():
+    one, two = asked(b'base-one'), asked(b'base-two')
+    assert errorlog.looping_apart(ERROR * 30, one * 30) == 'base-one'
+    # Others connect as well, as after a restart: less often, or more, than there are errors.
+    assert errorlog.looping_apart(ERROR * 30, one * 29 + two * 270) == 'base-one'
+    assert errorlog.looping_apart(ERROR * 3000, one * 2800 + two * 300) == 'base-one'
+    assert errorlog.looping_apart(ERROR * 30, two * 9) is None
+    assert errorlog.looping_apart(ERROR * 30, b'') is None
+
+
+def test_the_log_of_an_exporter_of_an_earlier_version_has_both(tmp_path):
+    path, names = tmp_path / 'exporter.log', tmp_path / 'exporter.asked'
+    assert errorlog.apart(str(path)) == str(names)
+    log = errorlog.ErrorLog(str(path), str(names))
+    path.write_bytes((ERROR + asked(b'base-one')) * 30)
+    assert log.looping() == 'base-one'
+    # Of one that is started now it has errors only.
+    log.forget()
+    names.touch()
+    path.write_bytes(path.read_bytes() + FORGED)
+    assert log.looping() is None
+    names.write_bytes(asked(b'base-two') * 30)
+    path.write_bytes(path.read_bytes() + ERROR * 30)
+    assert log.looping() == 'base-two'
+
+
+def test_a_file_of_names_that_was_cut_goes_on_with_a_hole(tmp_path, monkeypatch):
+    """QEMU does not append to it."""
+    monkeypatch.setattr(errorlog, '_MOST_LOG', 1000)
+    path, names = tmp_path / 'exporter.log', tmp_path / 'exporter.asked'
+    names.touch()
+    log = errorlog.ErrorLog(str(path), str(names))
+    with open(names, 'wb') as daemon:
+        for _again in range(3):
+            daemon.write(asked(b'base-one') * 30)
+            daemon.flush()
+            path.write_bytes(ERROR * 30)
+            assert log.looping() == 'base-one'
+            assert os.path.getsize(names) == 0
+            log.forget()
+            path.unlink()
+            log.news()
+
+
+def test_what_an_exporter_does_not_serve_is_not_taken_out_by_its_log(house, errors):
+    image = '9a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+    house.images.put(image)
+    house.manager.consider(image)
+    house.settle()
+    errors.exporter.elsewhere.add(f'base-{image}')
+    errors.loops(image)
+    assert not errors.exporter.suspended
+    errors.exporter.elsewhere.clear()
+    errors.loops(image)
+    assert errors.exporter.suspended == {image}
+
+
+@pytest.mark.parametrize('says, lacks', [
+    (b'error: --trace file=...: option not supported by the selected tracing backends\n', True),
+    (b'qemu-storage-daemon: cannot listen\n', False)])
+def test_a_daemon_that_was_built_to_log_no_events(tmp_path, says, lacks, caplog):
+    (tmp_path / 'log').write_bytes(b'x' * 2000 + b'\n' + says)
+    assert errorlog.lacks_events(str(tmp_path / 'log')) is lacks
+    assert ('built to log no events' in caplog.text) is lacks
 
 
 def test_a_log_is_read_once_and_kept_short(tmp_path, monkeypatch):
-    monkeypatch.setattr(readerrors, '_MOST_READ', 100)
-    monkeypatch.setattr(readerrors, '_MOST_LOG', 1000)
+    monkeypatch.setattr(errorlog, 'MOST_READ', 100)
+    monkeypatch.setattr(errorlog, '_MOST_LOG', 1000)
     path = tmp_path / 'log'
-    log = readerrors.ErrorLog(str(path))
+    log = errorlog.ErrorLog(str(path))
     assert log.news() == b''
     path.write_bytes(b'one')
-    log = readerrors.ErrorLog(str(path))
+    log = errorlog.ErrorLog(str(path))
     assert log.news() == b'', 'what an earlier process saw'
     with open(path, 'ab') as daemon:
         daemon.write(b' two')
@@ -69,7 +147,11 @@ class Exporter(FakeExporter):
 
     def __init__(self, log_path):
         super().__init__()
-        self.log_path, self.suspended = log_path, set()
+        self.log_paths, self.suspended, self.elsewhere = [log_path], set(), set()
+
+    def may_serve(self, log_path, export):
+        """As Exporters.may_serve."""
+        return log_path in self.log_paths and export not in self.elsewhere
 
     def suspend(self, image_id):
         """As Exporter.suspend."""
@@ -91,7 +173,7 @@ def errors(house, tmp_path):
     log.touch()
     exporter = Exporter(str(log))
     errors = ReadErrors(house.store, exporter, house.tiers, house.manager.jobs,
-                        house.manager.shown)
+                        house.manager.shown, CephBases(house.conf))
 
     def loops(image_id):
         with open(log, 'ab') as daemon:

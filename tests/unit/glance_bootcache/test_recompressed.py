@@ -16,7 +16,8 @@ def info(house, image):
 
 @pytest.fixture
 def changed(house):
-    """Two images that are ready, and an operator who wants zstd now."""
+    """Two images that are ready, not compressed, and an operator who wants zstd now."""
+    house.conf.set_override('compression', 'none', 'bootcache')
     for image in IMAGES:
         house.images.put(image)
         house.manager.consider(image)

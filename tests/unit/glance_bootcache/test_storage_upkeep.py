@@ -7,6 +7,7 @@ import pytest
 from fakes_manager import failed, until
 
 from bootcache.manifest import ImageState, Manifest, Standing
+from glance_bootcache.smallca import SmallCA
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -179,3 +180,14 @@ def test_servers_that_could_not_be_deleted_are_in_each_round(house):
     assert house.boots.deleting == [{house.boots.jobs[0].token}]
     house.boots.gate.set()
     house.settle()
+
+
+# Certificates.
+
+def test_the_exporter_s_certificate_is_told_of_before_it_ends(house, tmp_path, caplog):
+    directory = SmallCA(str(tmp_path / 'ca')).issue('storage-1', days=9)
+    house.conf.set_override('tls_directory', directory, 'bootcache')
+    house.restart()
+    for _time in range(3):
+        house.upkeep.once()
+    assert sum(f'{directory}/server-cert.pem ends on ' in line for line in caplog.messages) == 1

@@ -65,6 +65,7 @@ def test_the_sentences_are_short_and_plain():
     (skip_reason(kernel_id='x'), 'images with a kernel'),
     (skip_reason(os_encrypt_format='x'), 'images with a kernel'),
     (skip_reason(img_signature='x'), 'signed images are not served'),
+    (decisions.SIGNATURE_REFUSED, 'its signature is not right'),
     (skip_reason(image_type='snapshot'), 'snapshots of servers'),
     (decisions.HELD, 'an operator of the cloud'), (decisions.DELETED, 'was deleted'),
 ])

@@ -1,6 +1,7 @@
 """Whose image is recorded next."""
 
 import collections
+import itertools
 import threading
 
 import pytest
@@ -162,3 +163,21 @@ def test_owners_of_long_ago_are_forgotten(make, monkeypatch):
         work.end(f'x{number}')
     until(lambda: len(work.begun) == 10)
     assert len(work.turns._last) == 3
+
+
+@pytest.mark.parametrize('places', [2, 3, 5])
+def test_two_hundred_images_that_never_end_beside_one_of_another_owner(places):
+    """It is begun at once, whatever the others have in hand and waiting; and so is its next."""
+    images, running, last = waiting(*'a' * 200), collections.Counter(), {}
+    for turn in itertools.count():
+        image = next_turn(images, running, last, places)
+        if image is None:
+            break
+        images.remove(image)
+        running['a'] += 1
+        last['a'] = turn
+    assert len(images) == 200 - most_of_one(places)
+    for number in range(3):
+        other = WaitingImage('other', 'b', 200 + number)
+        assert next_turn([*images, other], running, last, places) == other
+        last['b'] = 1000 + number

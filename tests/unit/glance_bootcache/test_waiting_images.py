@@ -7,6 +7,7 @@ import threading
 import pytest
 from fakes_manager import until
 
+from glance_bootcache.images import jobs
 from glance_bootcache.storage import inspection
 
 FIRST, SECOND, THIRD = (f'{number}a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f' for number in (1, 2, 3))
@@ -148,10 +149,19 @@ def evict(house, *images):
     assert [house.state(image) for image in images] == ['served'] * len(images)
 
 
+@pytest.mark.parametrize(('cpus', 'bases'), [(None, 2), (1, 2), (2, 2), (3, 3), (64, 3)])
+def test_no_more_bases_are_read_at_a_time_than_there_are_cpus(cpus, bases):
+    """But two, of which one is for other owners."""
+    assert jobs.bases_at_once(cpus) == bases
+
+
 @pytest.fixture
 def reading(house, monkeypatch):
     """The images of one owner are read for minutes: their clusters are compressed for it."""
     house.read, house.reading, house.hostile = threading.Event(), [], False
+    # As where there are CPUs enough.
+    monkeypatch.setattr(jobs, '_CONCURRENT_BASES', 3)
+    house.restart()
 
     def read_through(path, inspected, stored_bytes, check):
         if house.hostile:

@@ -8,7 +8,7 @@ import types
 import pytest
 from fakes_clock import Clock
 
-from bootcache import exception, naming
+from bootcache import exception, naming, qemuimg
 from nova_bootcache.cache.cacheentry import CacheEntry
 from nova_bootcache.gateway.hostneeds import HostNeeds
 from nova_bootcache.settling import basecontent, serversbases
@@ -73,6 +73,8 @@ class House:
         self.stored, self.signed, self.see_errors = {}, set(), set()
         self.empty = set()
         self.encryption = PLAIN
+        # No other host has any.
+        self.exchange_asking = types.SimpleNamespace(is_on=False, socket='', linger=0.0)
         # Called by name when something happens; to let Nova come in between.
         self.then = {}
         # Of cache images, by image.
@@ -215,6 +217,10 @@ class House:
         self.served.discard(image_id)
         return True
 
+    def ask_for_stored(self, image_id):
+        """As HostsClient.ask_for_stored."""
+        return self.serve_stored(image_id)
+
     def serve_stored(self, image_id):
         self.happens('asked', image_id)
         return self.stored.get(image_id)
@@ -275,9 +281,9 @@ def house(tmp_path, monkeypatch):
         house.compared.append((source['server']['host'], source['export'], path))
         return house.is_same
 
-    def begun(find_domain, directory, base, base_format, cache_image, rate, target):
+    def begun(find_domain, directory, base, base_format, cache_image, rate, target, keep_free):
         server_id = os.path.basename(directory)
-        assert find_domain() is house.domains[server_id]
+        assert find_domain() is house.domains[server_id] and keep_free == house.keep_free
         house.pivots.append((base, base_format, cache_image, rate, target))
         return Move(house, server_id, base)
 
@@ -291,7 +297,7 @@ def house(tmp_path, monkeypatch):
     house.pivots = []
     monkeypatch.setattr(settler_module, 'time', clock)
     monkeypatch.setattr(serversbases, 'time', clock)
-    monkeypatch.setattr(settler_module.qemuimg, 'info', info)
+    monkeypatch.setattr(qemuimg, 'info', info)
     monkeypatch.setattr(serversbases.fullbase, 'complete', complete)
     monkeypatch.setattr(basecontent.qemuimg, 'is_same_piece', is_same_piece)
     monkeypatch.setattr(settler_module, 'Pivot', begun)

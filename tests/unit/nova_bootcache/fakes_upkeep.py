@@ -7,7 +7,7 @@ import os
 import pytest
 from fakes_clock import Clock
 
-from bootcache import exception
+from bootcache import exception, expiry
 from bootcache.manifest import CacheInfo
 from bootcache.tier import Medium, TierLimits
 from nova_bootcache import news, upkeep
@@ -241,6 +241,20 @@ class Expansions:
         self.done.append('expanded')
 
 
+class BaseAccess:
+    """Stands for who looks after what bases are read by, as ``Reports`` does.
+
+    :param done: the same list.
+    """
+
+    def __init__(self, faults, done):
+        self.faults, self.done = faults, done
+
+    def look(self):
+        self.faults.check('access')
+        self.done.append('access')
+
+
 class Boots:
     """Stands for the boots that are watched."""
 
@@ -280,7 +294,9 @@ class Host:
         self.serving, self.boots = Serving(self.faults), Boots(Reports(self.faults, self.done))
         self.store_space = StoreSpace(self.faults, self.done)
         self.expansions = Expansions(self.faults, self.done)
+        self.base_access = BaseAccess(self.faults, self.done)
         self.holdings = Holdings(self.faults)
+        self.expiry = expiry.Expiry(None, ())
 
     def reconcile(self):
         self.faults.check('left over')

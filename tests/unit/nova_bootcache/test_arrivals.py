@@ -87,7 +87,7 @@ def test_what_has_to_go_for_it_goes_before_its_file_takes_the_room(host, monkeyp
 def test_the_room_is_kept_until_it_has_come(host, monkeypatch):
     come = threading.Event()
 
-    def receive(_offered, _medium):
+    def receive(*_arguments):
         assert come.wait(60)
         raise exception.BootcacheError('it did not come')
 

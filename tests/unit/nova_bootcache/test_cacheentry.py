@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+from bootcache.ceph.places import RbdOrigin
 from bootcache.manifest import CacheInfo
 from nova_bootcache.cache.cacheentry import CacheEntry
 from nova_bootcache.storagenode import Remote
@@ -51,7 +52,7 @@ def test_entries_are_understood_both_ways(tmp_path):
         document = json.load(stream)
     # What an earlier version makes of it: its Remote knows four entries.
     assert set(document['remote']) == {'image_id', 'host', 'port', 'export'}
-    del document['image_hash'], document['tls']
+    del document['image_hash'], document['tls'], document['rbd']
     with open(path, 'w') as stream:
         json.dump(document, stream)
     assert CacheEntry.load(path).remote.image_hash == ''
@@ -59,3 +60,6 @@ def test_entries_are_understood_both_ways(tmp_path):
     by_tls = entry(dataclasses.replace(NAMED, tls=True))
     by_tls.save(path)
     assert CacheEntry.load(path) == by_tls
+    in_ceph = entry(dataclasses.replace(NAMED, rbd=RbdOrigin('f', 'images', 'i', 'snap', '1a')))
+    in_ceph.save(path)
+    assert CacheEntry.load(path) == in_ceph

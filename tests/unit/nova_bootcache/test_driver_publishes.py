@@ -142,7 +142,6 @@ def test_the_trait_follows_the_option(ours, host, tree):
 @pytest.mark.parametrize('group, option, value', [
     ('libvirt', 'images_type', 'raw'), ('libvirt', 'images_type', 'rbd'),
     (None, 'use_cow_images', False), (None, 'preallocate_images', 'space'),
-    ('glance', 'verify_glance_signatures', True),
     ('bootcache', 'enabled', False)])
 def test_a_host_whose_servers_all_go_the_stock_way(ours, host, tree, group, option, value):
     """Nobody would have a use for a cache image there, nor find it warm, nor miss the space."""

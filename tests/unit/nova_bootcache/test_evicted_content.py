@@ -26,7 +26,8 @@ class Service:
     def __init__(self, image_hash):
         self.image_hash = image_hash
 
-    def plan_boot(self, image_id, host, server_id, profile_token, owner=''):
+    def plan_boot(self, image_id, host, server_id, profile_token, owner='',
+                  certificate=''):
         return {'action': 'cold', 'virtual_bytes': MIB, 'server': ['10.0.0.1', 10810],
                 'base_export': f'base-{image_id}-{self.image_hash[-2:]}',
                 'image_hash': self.image_hash}

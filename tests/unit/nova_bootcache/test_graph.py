@@ -219,7 +219,13 @@ def test_the_connections_take_turns():
      ' "base-x", "server.host": "10.0.0.1", "server.port": "10810", "tls-creds": "tls-ab"}}',
      Place('10.0.0.1', 10810, 'base-x', 'tls-ab')),
     ('', None), ('/a/file', None), ('json:{"driver": "qcow2"}', None), ('json:7', None),
-    ('nbd+unix:///base-x?socket=/s', None), ('json:{"driver": "blkdebug"}', None)])
+    ('nbd+unix:///base-x?socket=/s', Place('', 0, 'base-x', socket='/s')),
+    ('json:{"driver": "throttle", "throttle-group": "u", "file": {"driver": "nbd", "export":'
+     ' "base-x", "server.path": "/s", "server.type": "unix"}}',
+     Place('', 0, 'base-x', socket='/s')),
+    ('json:{"driver": "throttle", "file": {"driver": "nbd", "export": "base-x", "server":'
+     ' {"type": "unix", "path": "/s"}}}', Place('', 0, 'base-x', socket='/s')),
+    ('json:{"driver": "blkdebug"}', None)])
 def test_where_a_node_reads_from_is_told_by_its_file(file, place):
     nodes = {naming.node_name(graph.TOP, IMAGE): '', naming.node_name(graph.REMOTE, IMAGE): file}
     assert graph.present([IMAGE], nodes, {})[IMAGE].place == place

@@ -35,7 +35,8 @@ class Service:
     def __init__(self, answer):
         self.answer = answer
 
-    def plan_boot(self, image_id, host, server_id, profile_token, owner=''):
+    def plan_boot(self, image_id, host, server_id, profile_token, owner='',
+                  certificate=''):
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer

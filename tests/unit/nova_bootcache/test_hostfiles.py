@@ -280,7 +280,8 @@ def test_what_is_not_ours_in_the_memory_directory_stays(two_tiers, tmp_path):
     memory = tmp_path / 'memory'
     (memory / 'directory').mkdir()
     for name in ('of-somebody-else', 'theirs.partial', f'{IMAGE}.store',
-                 naming.cache_file_name(OTHER), f'{IMAGE}.partial', f'{IMAGE}.map.partial'):
+                 naming.cache_file_name(OTHER), f'{IMAGE}.partial', f'{IMAGE}.map.partial',
+                 f'{IMAGE}.exchanged.partial'):
         (memory / name).touch()
     two_tiers.prepare()
     # A cache image without a name in the disk tier is nobody's; a store may be the gateway's.

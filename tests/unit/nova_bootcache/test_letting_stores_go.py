@@ -208,7 +208,8 @@ def test_a_spoilt_store_stays_while_the_storage_node_is_away(host, tmp_path, mon
 class Warm:
     """Stands for a storage service that has the cache image, and wants to know of boots."""
 
-    def plan_boot(self, image_id, host, server_id, profile_token, owner=''):
+    def plan_boot(self, image_id, host, server_id, profile_token, owner='',
+                  certificate=''):
         return {'action': 'cache', 'virtual_bytes': MIB, 'server': ['10.0.0.1', 10810],
                 'base_export': f'base-{image_id}', 'cache_export': 'c', 'image_hash': '',
                 'cache_image': dataclasses.asdict(_info()),

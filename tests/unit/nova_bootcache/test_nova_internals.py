@@ -12,6 +12,7 @@ from nova import filters as nova_filters
 from nova import objects, utils
 from nova import weights as nova_weights
 from nova.compute import api, manager, resource_tracker, task_states, vm_states
+from nova.image import glance
 from nova.privsep import path
 from nova.scheduler import host_manager
 from nova.scheduler import manager as scheduler_manager
@@ -26,9 +27,11 @@ from nova_bootcache import conf as nova_conf
 from nova_bootcache.cache.cachefiles import CacheFiles
 from nova_bootcache.gateway.socketfault import GatewaySocket
 from nova_bootcache.novadriver import snapshots
+from nova_bootcache.novadriver.directsnapshots import DirectSnapshots
 from nova_bootcache.novadriver.driver import BootCacheLibvirtDriver
 from nova_bootcache.novadriver.imagebackend import BootCacheQcow2
 from nova_bootcache.novadriver.novaservers import NovaServers
+from nova_bootcache.novadriver.snapshotting import SnapshottingDriver
 
 objects.register_all()
 
@@ -72,6 +75,14 @@ OVERRIDDEN = {
         '__init__': ['instance', 'disk_name', 'path', 'disk_info_mapping'],
         'cache': ['fetch_func', 'filename', 'size', 'safe'],
         'libvirt_info': [],
+        'direct_snapshot': ['context', 'snapshot_name', 'image_format', 'image_id',
+                            'base_image_id'],
+        'cleanup_direct_snapshot': ['location', 'also_destroy_volume', 'ignore_errors'],
+    },
+    (SnapshottingDriver, driver.LibvirtDriver): {
+        '__init__': [],
+        'snapshot': ['context', 'instance'],
+        '_create_snapshot_metadata': [],
     },
 }
 CASES = [(ours, nova, method) for (ours, nova), methods in OVERRIDDEN.items()
@@ -93,10 +104,10 @@ def test_nova_gives_first_what_an_override_looks_at(ours, nova, method):
                          if method != '__init__' or ours is not BootCacheQcow2 else set())
 
 
-@pytest.mark.parametrize('nova, method', [
-    (nova, method) for (_ours, nova), methods in OVERRIDDEN.items() for method in methods
+@pytest.mark.parametrize('kind, nova, method', [
+    (kind, nova, method) for (kind, nova), methods in OVERRIDDEN.items() for method in methods
     if nova is driver.LibvirtDriver and method not in ('__init__', 'init_host')])
-def test_what_is_not_looked_at_reaches_nova_as_it_came(nova, method, monkeypatch):
+def test_what_is_not_looked_at_reaches_nova_as_it_came(kind, nova, method, monkeypatch):
     """An argument of a release that is yet to come, too."""
     got = []
     # As the driver does when it is made.
@@ -115,10 +126,10 @@ def test_what_is_not_looked_at_reaches_nova_as_it_came(nova, method, monkeypatch
     ours.standing.is_standing.return_value, ours.standing.let_go_on.return_value = False, True
     ours._disks, ours._has_started = mock.MagicMock(), False
     ours._disks.waits_for_qemu.return_value, ours._disks.why_half_done.return_value = False, ''
-    ours.resuming = mock.MagicMock()
+    ours.direct, ours.resuming = DirectSnapshots(), mock.MagicMock()
     ours.resuming.has_some.return_value = False
     ours.warming.cache_image = lambda image_id, goes_stock, stock: stock()
-    known = OVERRIDDEN[BootCacheLibvirtDriver, nova][method]
+    known = OVERRIDDEN[kind, nova][method]
     looked_at = [mock.MagicMock(uuid='x', image_ref='') if name == 'instance' else
                  [] if name == 'all_instances' else
                  '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f' if name == 'image_id' else mock.MagicMock()
@@ -202,6 +213,20 @@ def test_the_root_disk_is_made_with_the_images_id():
     assert '_try_fetch_image_cache(' in root
     # The fallback where Glance has lost the image names none: there we stay out of the way.
     assert "filename=filename)" in fetch
+
+
+def test_what_nova_verifies_an_image_by_is_got_before_it_is_downloaded():
+    """All that Nova checks but the bytes: signature, certificate, and whom the user trusts."""
+    service = glance.GlanceImageServiceV2
+    assert isinstance(glance.get_default_image_service(), service)
+    assert list(inspect.signature(service._get_verifier).parameters) \
+        == ['self', 'context', 'image_id', 'trusted_certs']
+    download = inspect.getsource(service.download)
+    assert 'verifier = self._get_verifier(context, image_id, trusted_certs)' in download
+    rest = download.split('_get_verifier(')[1]
+    assert 'trusted_certs' in rest.split(')')[0] and 'trusted_certs' not in rest.split(')', 1)[1]
+    root = inspect.getsource(driver.LibvirtDriver._try_fetch_image_cache)
+    assert 'context=context' in root
 
 
 def test_snapshots_on_our_cache_images_only(monkeypatch):

@@ -23,14 +23,14 @@ IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 
 # In the order in which they are told: the first that applies is the reason.
 REASONS = ['enabled is off', 'not a root disk', 'not made from an image', 'kernel',
-           'signature is checked', 'is signed', 'shelved', 'preallocate', 'full base']
+           'shelved', 'preallocate', 'full base']
 
 
 def test_every_combination_of_obstacles():
-    for obstacles in itertools.product((False, True), repeat=9):
-        off, disk, image, kernel, certs, signed, unshelving, preallocates, stock = obstacles
+    for obstacles in itertools.product((False, True), repeat=7):
+        off, disk, image, kernel, unshelving, preallocates, stock = obstacles
         server = Server(None if image else IMAGE, 'disk.rescue' if disk else 'disk',
-                        'kernel-id' if kernel else '', certs, unshelving, preallocates, signed)
+                        'kernel-id' if kernel else '', False, unshelving, preallocates)
         reason = placement.stock_reason(server, not off, stock)
         first = next((word for word, there in zip(REASONS, obstacles, strict=True) if there), '')
         assert bool(reason) == any(obstacles)
@@ -46,6 +46,34 @@ def test_only_the_root_disk(name):
 @pytest.mark.parametrize('image', [None, ''])
 def test_a_disk_without_an_image(image):
     assert placement.stock_reason(Server(image, 'disk', '', False, False, False), True, False)
+
+
+@pytest.mark.parametrize('signed', [False, True])
+@pytest.mark.parametrize('checks', [False, True])
+@pytest.mark.parametrize('verified_by', ['', 'this', 'other'])
+def test_what_was_not_verified_as_nova_would_is_not_served(signed, checks, verified_by):
+    """Never less than stock: where Nova is to check it says by what, and is asked only there."""
+    asked = []
+
+    def wanted():
+        asked.append(True)
+        return 'this'
+
+    server = Server(IMAGE, 'disk', '', checks, False, False, signed)
+    reason = placement.unverified_reason(server, verified_by, wanted)
+    if not signed and not checks:
+        assert reason == ''
+    else:
+        assert bool(reason) == (verified_by != 'this' if checks else not verified_by)
+    assert bool(asked) == (checks and bool(verified_by))
+
+
+def test_what_nova_refuses_before_it_downloads_is_left_to_the_caller():
+    def wanted():
+        raise KeyError('not valid')
+
+    with pytest.raises(KeyError):
+        placement.unverified_reason(Server(IMAGE, 'disk', '', True, False, False), 'x', wanted)
 
 
 EVERYTHING = [

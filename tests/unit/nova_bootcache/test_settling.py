@@ -19,8 +19,7 @@ from fakes_settling import (
 from fakes_settling import house as house  # the fixture
 from fakes_settling import settler as settler  # the fixture
 
-from bootcache import exception, naming
-from nova_bootcache.settling import settler as settler_module
+from bootcache import exception, naming, qemuimg
 from nova_bootcache.settling.settler import Settler
 
 # What is settled.
@@ -139,7 +138,7 @@ def test_nothing_is_remembered_of_servers_and_images_that_are_gone(house, settle
             directory = house.known.pop(server).directory
             shutil.rmtree(directory)
     settler.once()
-    assert settler._chained == {}
+    assert settler._chained._known == {}
     assert not settler._bases.is_unwanted(IMAGE) and settler.unsettled.unwanted == set()
 
 
@@ -192,6 +191,15 @@ def test_no_base_of_a_signed_image_is_completed_unchecked(house, settler, caplog
     assert 'the image\'s signature has to be checked' in caplog.text
 
 
+def test_one_that_the_storage_service_has_verified_is_completed(house, settler):
+    house.boots('one')
+    house.signed.add('one')
+    for stored in house.stored.values():
+        stored['signature'] = 'by this'
+    settler.once()
+    assert len(house.done('complete')) == 1 and settled(house) == ['one']
+
+
 def test_a_base_that_stock_nova_got_and_checked_is_settled_on(house, settler):
     house.boots('one')
     house.signed.add('one')
@@ -213,14 +221,14 @@ def test_qemu_img_is_not_asked_for_a_raw_disk_each_time(house, settler):
 def test_a_disk_that_cannot_be_read_hides_no_other(house, settler, monkeypatch):
     house.boots('one')
     house.boots('two')
-    readable = settler_module.qemuimg.info
+    readable = qemuimg.info
 
     def info(path, image_format):
         if os.path.dirname(path).endswith('one'):
             raise exception.BootcacheError('no qcow2')
         return readable(path, image_format)
 
-    monkeypatch.setattr(settler_module.qemuimg, 'info', info)
+    monkeypatch.setattr(qemuimg, 'info', info)
     settler.once()
     assert settled(house) == ['two']
 

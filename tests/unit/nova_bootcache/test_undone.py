@@ -22,7 +22,8 @@ INFO = CacheInfo('cache', 1000, 900, 3, 'ab', MIB, 65536, MIB, 'nbd:', 1.5, 1)
 class Cold:
     """Stands for a storage service that has the base alone."""
 
-    def plan_boot(self, image_id, host, server_id, profile_token, owner=''):
+    def plan_boot(self, image_id, host, server_id, profile_token, owner='',
+                  certificate=''):
         return {'action': 'cold', 'virtual_bytes': MIB, 'server': ['10.0.0.1', 10810],
                 'base_export': f'base-{image_id}', 'image_hash': ''}
 

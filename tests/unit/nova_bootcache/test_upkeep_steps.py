@@ -7,7 +7,8 @@ from fakes_upkeep import IMAGE, INFO, OTHER, TRIES, looks, offered, times_of, up
 from fakes_upkeep import clock as clock  # the fixture
 from fakes_upkeep import host as host  # the fixture
 
-from bootcache import rpcapi
+from bootcache import expiry, rpcapi
+from glance_bootcache.smallca import SmallCA
 from nova_bootcache.storagenode import Remote
 
 # What the storage service hears.
@@ -16,6 +17,17 @@ def test_holdings_are_told_at_intervals(host, clock):
     keeper = upkeep_of(host)
     told = times_of(clock, keeper.exchange_holdings, host.holdings.told, 30)
     assert told == [0, 60, 120, 180, 240]
+
+
+# Certificates.
+
+def test_the_host_s_certificate_is_told_of_before_it_ends(host, clock, tmp_path, caplog):
+    directory = SmallCA(str(tmp_path / 'ca')).issue('compute-1', days=9)
+    host.expiry = expiry.Expiry(directory, ['client-cert.pem'])
+    keeper = upkeep_of(host)
+    for _time in range(3):
+        keeper.once()
+    assert sum(f'{directory}/client-cert.pem ends on ' in line for line in caplog.messages) == 1
 
 
 # The gateway's socket.
@@ -42,7 +54,8 @@ def test_whom_libvirt_runs_qemu_as_is_asked_each_time(host, clock):
 # All of it.
 
 WORDS = {'start': 'the gateway is not ready', 'left over': 'what nobody needs stays in the gateway',
-         'present': 'bases are not served', 'useless': 'of no more use stay',
+         'present': 'bases are not served', 'access': 'bases are not read as they could be',
+         'useless': 'of no more use stay',
          'space': 'space that growing stores do not need',
          'expand': 'compressed cache images are not expanded',
          'reports': 'what boots read is not told', 'bus': 'is not told what is here',
@@ -60,8 +73,10 @@ def test_what_fails_keeps_nothing_else_from_being_done(host, clock, broken, capl
     assert (OTHER in host.gateway.served) == (broken not in ('present', 'ensure_base'))
     assert bool(host.fetches.fetched) == (broken != 'fetch')
     assert bool(host.holdings.told) == (broken != 'bus')
-    assert set(host.done) == {'reconciled', 'dropped', 'gave back', 'expanded', 'told'} - {
-        'left over': {'reconciled'}, 'useless': {'dropped'}, 'space': {'gave back'},
+    everything = {'reconciled', 'access', 'dropped', 'gave back', 'expanded', 'told'}
+    assert set(host.done) == everything - {
+        'left over': {'reconciled'}, 'access': {'access'}, 'useless': {'dropped'},
+        'space': {'gave back'},
         'expand': {'expanded'}, 'reports': {'told'}}.get(broken, set())
     # In words of its own.
     texts = [record.getMessage() for record in caplog.records if record.levelname == 'WARNING']
@@ -105,7 +120,7 @@ def test_stores_are_looked_after_each_time(host, clock):
     keeper = upkeep_of(host)
     keeper.once()
     keeper.once()
-    assert host.done == ['reconciled', 'dropped', 'gave back', 'expanded', 'told'] * 2
+    assert host.done == ['reconciled', 'access', 'dropped', 'gave back', 'expanded', 'told'] * 2
 
 
 # What is said of it.

@@ -1,0 +1,1 @@
+"""Images in Ceph, as QEMU and Ceph's own commands reach them."""

@@ -1,0 +1,1 @@
+"""Bases that stay in Ceph, where Glance's RBD store has them."""

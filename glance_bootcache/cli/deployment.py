@@ -1,0 +1,102 @@
+"""What ``bootcache snapshot`` and ``bootcache resume`` share."""
+
+import argparse
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from bootcache.exception import BootcacheError
+from glance_bootcache.cli.arguments import seconds
+from glance_bootcache.cli.listing import Listing
+from glance_bootcache.cli.waiting import names
+from glance_bootcache.deployment import credentials
+from glance_bootcache.deployment.cloud import Cloud
+
+_MOST_AT_ONCE = 64
+_MOST_TRIES = 20
+
+
+def count(most: int) -> Any:
+    """Return a parser of numbers from 1 on.
+
+    :param most: the largest one that is taken.
+    """
+    def parse(text: str) -> int:
+        if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= most):
+            raise argparse.ArgumentTypeError(f'{text!r} is not a number from 1 to {most}')
+        return int(text)
+    return parse
+
+
+class DeploymentLister(Listing):
+    """What came of each server is a table; the error, if there is one, follows the table.
+
+    :ivar complaints: what did not come; each names the server.
+    """
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.complaints: list[str] = []
+
+    def add_limits(self, parser: Any, at_once: int, what: str, timeout: int, each: str) -> None:
+        """Add the options that bound it."""
+        parser.add_argument('--at-once', type=count(_MOST_AT_ONCE), default=at_once, metavar='N',
+                            help=f'{what} (default: {at_once}, at most {_MOST_AT_ONCE})')
+        parser.add_argument('--tries', type=count(_MOST_TRIES), default=3, metavar='N',
+                            help='attempts for each server (default: 3)')
+        parser.add_argument('--timeout', type=seconds, default=timeout, metavar='SECONDS',
+                            help=f'{each} (default: {timeout})')
+        parser.add_argument('-y', '--yes', action='store_true',
+                            help='do not ask; without a terminal nothing is asked anyway')
+
+    def cloud(self, at_once: int) -> Cloud:
+        """Return Nova and Glance, as whoever the shell's OS_* variables or [service_auth] name.
+
+        :raises BootcacheError: if something is missing.
+        """
+        session, region = credentials.open_session(lambda: self.app.conf, at_once)
+        return Cloud(session, region)
+
+    def confirm(self, question: str, yes: bool) -> None:
+        """Ask on a terminal whether it is meant.
+
+        :raises BootcacheError: if it is not.
+        """
+        if yes or not self.app.stdin.isatty():
+            return
+        self.app.stderr.write(f'{question} [y/N] ')
+        self.app.stderr.flush()
+        if self.app.stdin.readline().strip().lower() not in ('y', 'yes'):
+            raise BootcacheError('nothing was done')
+
+    def end_in_order(self) -> None:
+        """Have a signal that ends the command be one that lets it end in order."""
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, lambda number, _frame: sys.exit(128 + number))
+
+    def produce_output(self, parsed_args: argparse.Namespace, column_names: Sequence[str],
+                       data: Any) -> int:
+        """Give the table out, then fail if there is something to complain of."""
+        code = super().produce_output(parsed_args, column_names, data)
+        if self.complaints:
+            raise BootcacheError(names(self.complaints))
+        return code
+
+
+def of_aggregates(cloud: Cloud, wanted: Sequence[str]) -> tuple[str, ...]:
+    """Return the hosts of aggregates.
+
+    :raises BootcacheError: if there is no such aggregate, or none of its hosts.
+    """
+    known = cloud.aggregate_hosts()
+    for name in wanted:
+        if name not in known:
+            there = ', '.join(sorted(known)) or 'none'
+            raise BootcacheError(f'there is no aggregate {name}; "openstack aggregate list" shows:'
+                                 f' {there[:500]}')
+    hosts = tuple(dict.fromkeys(host for name in wanted for host in known[name]))
+    if not hosts:
+        raise BootcacheError(f'aggregate {names(list(wanted))} has no host; "openstack aggregate'
+                             ' add host" adds one')
+    return hosts

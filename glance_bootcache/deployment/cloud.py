@@ -1,0 +1,256 @@
+"""Nova and Glance as snapshots and restarts of many servers ask them.
+
+Nova's microversion is 2.79, which Nova 31 to 34 all have: 2.45 tells a snapshot's image at once,
+2.47 shows flavors by their size, 2.74 starts a server on a host that is named.
+"""
+
+import contextlib
+import http
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import glanceclient
+from glanceclient import exc as glance_exceptions
+from keystoneauth1 import exceptions as ks_exceptions
+from novaclient import client as nova_client
+from novaclient import exceptions as nova_exceptions
+
+from bootcache.exception import BootcacheError
+from bootcache.quoting import one_line
+from glance_bootcache import away
+from glance_bootcache.deployment.checkpoint import Network
+from glance_bootcache.deployment.choice import CHECKPOINT
+from glance_bootcache.deployment.steps import Seen
+
+API_VERSION = '2.79'
+_ERRORS = (ks_exceptions.ClientException, nova_exceptions.ClientException,
+           glance_exceptions.ClientException)
+_GONE = (nova_exceptions.NotFound, glance_exceptions.HTTPNotFound)
+# Of a checkpoint in Glance, looked at for the images of servers.
+_MOST_IMAGES = 10_000
+
+
+class CloudRefused(BootcacheError):
+    """Nova, Glance or Keystone has refused, or does not answer.
+
+    :ivar status: HTTP's; 0 if there was no answer.
+    :ivar passes: whether the same may be answered otherwise in a while.
+    """
+
+    def __init__(self, text: str, status: int, passes: bool):
+        super().__init__(text)
+        self.status = status
+        self.passes = passes
+
+
+@contextlib.contextmanager
+def _told(what: str) -> Iterator[None]:
+    try:
+        yield
+    except _ERRORS as error:
+        status = away.status(error)
+        # A conflict is about what Nova does with the server at the moment.
+        raise CloudRefused(f'{what}: {one_line(error)}', status,
+                           away.passes(error) or status == http.HTTPStatus.CONFLICT) from error
+
+
+class Cloud:
+    """Asks Nova and Glance; may be used by several threads at once.
+
+    :param session: of Keystone.
+    :param region: that is asked; None for the only one.
+    """
+
+    def __init__(self, session: Any, region: str | None):
+        self._session = session
+        self._nova = nova_client.Client(API_VERSION, session=session, region_name=region)
+        self._glance = glanceclient.Client('2', session=session, region_name=region)
+
+    def project(self) -> str:
+        """Return the id of the project as which it asks.
+
+        :raises CloudRefused: if Keystone cannot be asked.
+        """
+        with _told('Keystone refuses'):
+            return str(self._session.get_project_id())
+
+    def aggregate_hosts(self) -> dict[str, tuple[str, ...]]:
+        """Return the hosts of all aggregates, by name.
+
+        :raises CloudRefused: if Nova refuses, as it does for others than administrators.
+        """
+        with _told('Nova does not list aggregates'):
+            return {one.name: tuple(one.hosts) for one in self._nova.aggregates.list()}
+
+    def hosts_up(self) -> list[str]:
+        """Return the names of compute hosts that take servers.
+
+        :raises CloudRefused: if Nova refuses, as it does for others than administrators.
+        """
+        with _told('Nova does not list compute hosts'):
+            return sorted(one.host for one in self._nova.services.list(binary='nova-compute')
+                          if one.status == 'enabled' and one.state == 'up')
+
+    def zones(self) -> set[str]:
+        """Return the availability zones in which servers can be started.
+
+        :raises CloudRefused: if Nova cannot be asked.
+        """
+        with _told('Nova does not list availability zones'):
+            return {one.zoneName for one in self._nova.availability_zones.list(detailed=False)
+                    if one.zoneState.get('available')}
+
+    def flavors(self) -> dict[str, Any]:
+        """Return the flavors, by name.
+
+        :raises CloudRefused: if Nova cannot be asked.
+        """
+        with _told('Nova does not list flavors'):
+            return {one.name: one for one in self._nova.flavors.list(is_public=None)}
+
+    def keys(self) -> set[str]:
+        """Return the names of the user's key pairs.
+
+        :raises CloudRefused: if Nova cannot be asked.
+        """
+        with _told('Nova does not list key pairs'):
+            return {one.name for one in self._nova.keypairs.list()}
+
+    def find(self, query: Mapping[str, str], most: int) -> list[dict[str, Any]]:
+        """Return servers of all projects, as far as who asks may see them.
+
+        :param query: search options.
+        :param most: servers; where there are more, one more is returned.
+        :raises CloudRefused: if Nova cannot be asked.
+        """
+        with _told('Nova does not list servers'):
+            try:
+                found = self._nova.servers.list(search_opts={**query, 'all_tenants': True},
+                                                limit=most + 1)
+            except nova_exceptions.Forbidden:
+                if 'host' in query or 'project_id' in query:
+                    raise
+                found = self._nova.servers.list(search_opts=dict(query), limit=most + 1)
+        return [one.to_dict() for one in found[:most + 1]]
+
+    def details(self, server: str) -> dict[str, Any] | None:
+        """Return a server as Nova shows it; None if there is no such server.
+
+        :raises CloudRefused: if Nova cannot be asked.
+        """
+        with _told('Nova does not show the server'):
+            try:
+                found: dict[str, Any] = self._nova.servers.get(server).to_dict()
+                return found
+            except nova_exceptions.NotFound:
+                return None
+
+    def networks(self, server: Mapping[str, Any]) -> list[Network]:
+        """Return what a server is connected to.
+
+        :raises CloudRefused: if Nova cannot be asked.
+        """
+        if not server.get('addresses'):
+            return []
+        with _told('Nova does not list the server\'s ports'):
+            return [Network(one.net_id, one.port_id,
+                            tuple(address['ip_address'] for address in one.fixed_ips))
+                    for one in self._nova.servers.interface_list(server['id'])]
+
+    def see(self, server: str, image: str) -> Seen | None:
+        """Look at a server and the image of its snapshot.
+
+        :param image: empty if there is none yet.
+        :returns: None if there is no such server.
+        :raises CloudRefused: if Nova or Glance cannot be asked.
+        """
+        # The image first: Nova ends its work on a server when the image is as it will be.
+        status = self.image_status(image) if image else None
+        found = self.details(server)
+        if found is None:
+            return None
+        return Seen(found['status'], found.get('OS-EXT-STS:task_state') or '', status)
+
+    def image_status(self, image: str) -> str | None:
+        """Return an image's status; None if there is no such image.
+
+        :raises CloudRefused: if Glance cannot be asked.
+        """
+        with _told('Glance does not show the image'):
+            try:
+                return str(self._glance.images.get(image)['status'])
+            except glance_exceptions.HTTPNotFound:
+                return None
+
+    def images_of(self, checkpoint: str) -> dict[str, str]:
+        """Return the ids of a checkpoint's images by server, as far as there are any.
+
+        :raises CloudRefused: if Glance cannot be asked.
+        """
+        found: dict[str, str] = {}
+        with _told('Glance does not list images'):
+            for image in self._glance.images.list(filters={CHECKPOINT: checkpoint},
+                                                  limit=_MOST_IMAGES):
+                if image['status'] in ('active', 'queued', 'saving', 'importing'):
+                    found[image.get('instance_uuid') or ''] = image['id']
+        return found
+
+    def pause(self, server: str) -> None:
+        """Have a server stand still.
+
+        :raises CloudRefused: if Nova refuses.
+        """
+        with _told('Nova does not pause it'):
+            self._nova.servers.pause(server)
+
+    def unpause(self, server: str) -> None:
+        """Have a server go on.
+
+        :raises CloudRefused: if Nova refuses.
+        """
+        with _told('Nova does not unpause it'):
+            self._nova.servers.unpause(server)
+
+    def snapshot(self, server: str, name: str, checkpoint: str) -> str:
+        """Ask for a snapshot; the id of its image, which comes later.
+
+        :raises CloudRefused: if Nova refuses.
+        """
+        with _told('Nova takes no snapshot'):
+            return str(self._nova.servers.create_image(server, name, {CHECKPOINT: checkpoint}))
+
+    def delete_image(self, image: str) -> None:
+        """Delete an image, unless it is gone.
+
+        :raises CloudRefused: if Glance refuses.
+        """
+        with _told('Glance does not delete the image'), contextlib.suppress(*_GONE):
+            self._glance.images.delete(image)
+
+    def servers_of(self, image: str) -> list[dict[str, Any]]:
+        """Return the project's servers of an image, of whatever state.
+
+        :raises CloudRefused: if Nova cannot be asked.
+        """
+        with _told('Nova does not list servers'):
+            return [one.to_dict() for one in self._nova.servers.list(search_opts={'image': image})]
+
+    def create(self, name: str, image: str, flavor: Any, nics: Sequence[Mapping[str, str]] | str,
+               more: Mapping[str, Any]) -> str:
+        """Ask for a server; its id.
+
+        :param more: as novaclient's create takes it.
+        :raises CloudRefused: if Nova refuses.
+        """
+        with _told('Nova does not start it'):
+            return str(self._nova.servers.create(
+                name, image, flavor, **more,
+                nics=nics if isinstance(nics, str) else list(nics)).id)
+
+    def delete(self, server: str) -> None:
+        """Delete a server, unless it is gone.
+
+        :raises CloudRefused: if Nova refuses.
+        """
+        with _told('Nova does not delete it'), contextlib.suppress(*_GONE):
+            self._nova.servers.delete(server)

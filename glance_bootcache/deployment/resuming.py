@@ -1,0 +1,235 @@
+"""Starting the servers of a checkpoint again: RR-7482, section 5.5 and figure 12, by Nova's API.
+
+What has been started is read off Nova each time, by the image and the mark of each server: a run
+that ends anywhere is gone on with by the next one, which starts only what is missing.
+"""
+
+import concurrent.futures
+import dataclasses
+import http
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from bootcache.exception import BootcacheError
+from bootcache.quoting import one_line
+from glance_bootcache.deployment import recreating
+from glance_bootcache.deployment.checkpoint import Checkpoint, SavedServer, Status
+from glance_bootcache.deployment.choice import RESUMED
+from glance_bootcache.deployment.cloud import Cloud, CloudRefused
+from glance_bootcache.deployment.telling import Telling
+
+STARTED, THERE, FAILED = 'started', 'there already', 'failed'
+_PERIOD_SECONDS = 1.0
+# Another way to connect a server, or another host, is tried after these.
+_OTHER_WAY = (http.HTTPStatus.BAD_REQUEST, http.HTTPStatus.NOT_FOUND, http.HTTPStatus.CONFLICT)
+
+
+@dataclasses.dataclass(frozen=True)
+class Placing:
+    """Where servers are started.
+
+    :ivar hosts: those that may be; None if Nova chooses.
+    :ivar others: none on the host that it ran on.
+    :ivar zone: availability zone; None for the one that each was in.
+    :ivar suffix: appended to the names.
+    """
+
+    hosts: tuple[str, ...] | None
+    others: bool
+    zone: str | None
+    suffix: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What came of a server.
+
+    :ivar saved: the server that was snapshotted.
+    :ivar server_id: of the one that was started; empty if none was.
+    :ivar host: that it is on; empty if that is not known.
+    :ivar outcome: STARTED, THERE or FAILED.
+    :ivar reason: why it failed; else what could not be given again.
+    """
+
+    saved: SavedServer
+    server_id: str
+    host: str
+    outcome: str
+    reason: str
+
+
+class Restart:
+    """Starts the servers of a checkpoint.
+
+    :param at_once: that are started at a time.
+    :param tries: for each server, each on another host if there are more.
+    :param timeout: seconds in which one has to become ACTIVE.
+    """
+
+    def __init__(self, cloud: Cloud, checkpoint: Checkpoint, placing: Placing, progress: Telling,
+                 at_once: int, tries: int, timeout: float):
+        self._cloud = cloud
+        self._checkpoint = checkpoint
+        self._placing = placing
+        self._progress = progress
+        self._at_once = at_once
+        self._tries = tries
+        self._timeout = timeout
+        self._mark = recreating.mark(checkpoint.checkpoint_id, placing.suffix)
+        self._stopped = threading.Event()
+
+    def run(self) -> list[Outcome]:
+        """Start what is missing; what is under way when it is interrupted goes on at Nova.
+
+        :raises CloudRefused: if Nova, Glance or Keystone cannot be asked.
+        """
+        known = _Known(self._cloud.flavors(), self._cloud.keys(), self._cloud.project(),
+                       self._cloud.zones())
+        pool = concurrent.futures.ThreadPoolExecutor(self._at_once)
+        outcomes: list[Outcome] = []
+        try:
+            under_way = [pool.submit(self._one, number, saved, known)
+                         for number, saved in enumerate(self._checkpoint.servers)]
+            for future in concurrent.futures.as_completed(under_way):
+                outcome = future.result()
+                outcomes.append(outcome)
+                self._tell(outcome, outcomes)
+        finally:
+            self._stopped.set()
+            pool.shutdown(wait=True, cancel_futures=True)
+        return sorted(outcomes, key=lambda one: (one.saved.name, one.saved.server_id))
+
+    def _tell(self, outcome: Outcome, outcomes: Sequence[Outcome]) -> None:
+        text = f'server {outcome.saved.server_id} ({one_line(outcome.saved.name)}):' \
+               f' {outcome.outcome}'
+        if outcome.server_id:
+            text += f' as {outcome.server_id}' + (f' on {outcome.host}' if outcome.host else '')
+        if outcome.reason:
+            text += f'; {outcome.reason}'
+        self._progress.line(text, terminal=bool(outcome.reason))
+        failed = sum(one.outcome == FAILED for one in outcomes)
+        self._progress.bar('resuming', len(outcomes) - failed, len(self._checkpoint.servers),
+                           'servers', f'{failed} failed' if failed else '')
+
+    def _one(self, number: int, saved: SavedServer, known: '_Known') -> Outcome:
+        try:
+            return self._start(number, saved, known)
+        except BootcacheError as error:
+            return Outcome(saved, '', '', FAILED, one_line(error))
+
+    def _start(self, number: int, saved: SavedServer, known: '_Known') -> Outcome:
+        if saved.status is not Status.SAVED:
+            raise BootcacheError(f'its snapshot is not there ({saved.reason or saved.status});'
+                                 ' "bootcache snapshot --continue" takes it')
+        if saved.project_id and saved.project_id != known.project:
+            raise BootcacheError(
+                f'it is of project {saved.project_id}, and Nova is asked as {known.project}: source'
+                ' an openrc of its project, or set OS_PROJECT_ID with the other OS_* variables')
+        if there := self._there(saved):
+            return there
+        if self._cloud.image_status(saved.image_id) != 'active':
+            raise BootcacheError(f'its image {saved.image_id} is not active in Glance, or not seen'
+                                 ' by this project: look with "openstack image show"')
+        flavor = recreating.flavor(saved, known.flavors)
+        more, lost = recreating.request(saved, self._mark, known.keys)
+        zone = self._placing.zone or (saved.availability_zone
+                                      if saved.availability_zone in known.zones else None)
+        hosts = recreating.hosts_for(number, saved, self._placing.hosts, self._placing.others)
+        for attempt in range(1, self._tries + 1):
+            host = hosts[(attempt - 1) % len(hosts)]
+            if host is not None:
+                more['host'] = host
+            elif zone:
+                more['availability_zone'] = zone
+            try:
+                server, note = self._ask(saved, flavor, more)
+                found = self._await(server)
+            except CloudRefused as error:
+                # That a host cannot be is Nova's answer to what was asked, another one may.
+                if attempt == self._tries or not (error.passes or len(hosts) > 1):
+                    raise
+                fault = str(error)
+            else:
+                if found['status'] != 'ERROR':
+                    return Outcome(saved, server, found.get('OS-EXT-SRV-ATTR:host') or '', STARTED,
+                                   '; '.join([*lost, *([note] if note else [])]))
+                fault = one_line(found.get('fault', {}).get('message') or 'ERROR without a reason')
+                self._remove(server)
+                if attempt == self._tries:
+                    raise BootcacheError(f'Nova could not start it in {attempt} attempts, the last'
+                                         f' one was removed: {fault}')
+            self._progress.line(f'server {saved.server_id}, attempt {attempt}: {one_line(fault)};'
+                                ' it is tried again')
+            self._pause()
+        raise BootcacheError('it was not tried')
+
+    def _there(self, saved: SavedServer) -> Outcome | None:
+        """Find the server that an earlier run has started; one that never ran is removed."""
+        for server in self._cloud.servers_of(saved.image_id):
+            if server.get('metadata', {}).get(RESUMED) != self._mark:
+                continue
+            if server['status'] == 'ERROR' and not server.get('OS-SRV-USG:launched_at'):
+                self._remove(server['id'])
+                continue
+            found = self._await(server['id'])
+            if found['status'] == 'ERROR':
+                raise BootcacheError(f'server {found["id"]} is there, in ERROR: mend it ("openstack'
+                                     ' server reboot --hard"), or delete it and run this again')
+            return Outcome(saved, found['id'], found.get('OS-EXT-SRV-ATTR:host') or '', THERE, '')
+        return None
+
+    def _ask(self, saved: SavedServer, flavor: Any, more: dict[str, Any]) -> tuple[str, str]:
+        """Ask for a server, connected as well as can be; its id, and what is not given again."""
+        original = bool(saved.networks) and self._cloud.details(saved.server_id) is not None
+        ways = recreating.ways(saved, original)
+        for way in ways:
+            try:
+                return self._cloud.create(saved.name + self._placing.suffix, saved.image_id, flavor,
+                                          way.nics, more), way.note
+            except CloudRefused as error:
+                if way is ways[-1] or error.status not in _OTHER_WAY:
+                    raise
+        raise BootcacheError('there is no way to connect it')
+
+    def _await(self, server: str) -> dict[str, Any]:
+        """Wait until Nova has started a server, or cannot."""
+        deadline = time.monotonic() + self._timeout
+        while True:
+            try:
+                found = self._cloud.details(server)
+            except CloudRefused as error:
+                if not error.passes:
+                    raise
+                found = {'status': 'BUILD'}
+            if found is None:
+                raise BootcacheError(f'server {server} was deleted while it was started')
+            if found['status'] != 'BUILD':
+                return found
+            if time.monotonic() >= deadline:
+                raise BootcacheError(f'server {server} is not ACTIVE after {self._timeout:g} s;'
+                                     ' Nova goes on, and the same command looks at it again')
+            self._pause()
+
+    def _remove(self, server: str) -> None:
+        """Delete a server that never ran, and wait until its ports are free again."""
+        self._cloud.delete(server)
+        deadline = time.monotonic() + self._timeout
+        while self._cloud.details(server) is not None and time.monotonic() < deadline:
+            self._pause()
+
+    def _pause(self) -> None:
+        if self._stopped.wait(_PERIOD_SECONDS):
+            raise BootcacheError('interrupted; Nova goes on with what it was asked for, and the'
+                                 ' same command starts what is missing')
+
+
+@dataclasses.dataclass(frozen=True)
+class _Known:
+    """What is the same for all servers of a run."""
+
+    flavors: dict[str, Any]
+    keys: set[str]
+    project: str
+    zones: set[str]

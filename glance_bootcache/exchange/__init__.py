@@ -1,0 +1,1 @@
+"""Which hosts give cache images to each other: who is told of whom."""

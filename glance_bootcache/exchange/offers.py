@@ -1,0 +1,157 @@
+"""Files that the storage node gives by exchange: to whom, and what they are told."""
+
+import base64
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import cachetools
+from oslo_config import cfg
+from oslo_log import log as logging
+
+from bootcache import beside, exception
+from bootcache import conf as bootcache_conf
+from bootcache.breaker import Breaker
+from bootcache.ceph import places
+from bootcache.exchange.client import ExchangeClient
+from glance_bootcache import decisions
+from glance_bootcache.exchange.given import Given
+from glance_bootcache.exchange.lines import Lines
+from glance_bootcache.exchange.order import Peer
+from glance_bootcache.storage.contents import Content
+from glance_bootcache.storage.store import ImageStore
+from glance_bootcache.storage.tiers import StorageTiers
+
+LOG = logging.getLogger(__name__)
+
+_MOST_TORRENTS = 500
+# A host waits for little longer, and copies then; the next one may be told.
+_READ_SECONDS = 3
+_GIVE_SECONDS = 1
+# For which nobody asks an exchange that was silent: each that does has one of the threads that
+# answer hosts, also those of which servers boot.
+_SILENCE_SECONDS = 30
+
+
+class ExchangeOffers:
+    """What hosts are told that want a cache image or a full base by exchange.
+
+    :ivar given: what hosts told of what they got.
+
+    :param conf: configuration of the storage service.
+    :param store: has the images.
+    :param tiers: know where their cache images are.
+    """
+
+    def __init__(self, conf: cfg.ConfigOpts, store: ImageStore, tiers: StorageTiers):
+        group = conf[bootcache_conf.GROUP]
+        self._is_on = bool(group.exchange_address)
+        self._seconds = group.exchange_linger
+        self._peer = group.exchange_address or '', group.exchange_port
+        self._client = ExchangeClient(group.exchange_socket)
+        self._lines = Lines(self._seconds, self._peer)
+        self.given = Given()
+        self._store = store
+        self._tiers = tiers
+        self._lock = threading.Lock()  # guards the torrents, for steps in memory
+        # With when it was begun, in monotonic seconds.
+        self._torrents: cachetools.LRUCache[str, tuple[Future[bytes], float]] = \
+            cachetools.LRUCache(_MOST_TORRENTS)
+        self._health = Breaker(1, _SILENCE_SECONDS)
+
+    def offer(self, image_id: str, host: str, sha256: str, address: str, port: int,
+              rack: str) -> dict[str, Any] | None:
+        """Have a host stand in the line of a cache image; see ``exchange_cache`` in rpcapi.
+
+        It is given what ``plan_boot`` would give it, and nothing else.
+
+        :returns: None if that is not to be had by exchange.
+        """
+        manifest = self._store.load(image_id) if self._is_on else None
+        if manifest is None or manifest.made.cache_image is None \
+                or manifest.made.cache_image.sha256 != sha256 \
+                or not decisions.gives_out(manifest) \
+                or self._tiers.check(manifest) is not Content.RIGHT \
+                or not self._health.may_ask():
+            return None
+        path = self._tiers.path(manifest)
+        assert path is not None
+        return self._answer(image_id, 'cache image', host, sha256, path, (address, port), rack)
+
+    def offer_base(self, image_id: str, host: str, image_hash: str, address: str, port: int,
+                   rack: str) -> dict[str, Any] | None:
+        """Have a host stand in the line of an image's stored file; see ``exchange_base`` in rpcapi.
+
+        It is given what ``serve_stored`` would give it to settle its servers, and nothing else.
+
+        :returns: None if that is not to be had by exchange.
+        """
+        manifest = self._store.load(image_id) if self._is_on else None
+        if manifest is None or not manifest.made.base_path or not manifest.made.base_hash \
+                or manifest.made.base_hash != image_hash \
+                or places.is_clone(manifest.made.base_path) \
+                or not manifest.wished.settle or decisions.is_unverified(manifest) \
+                or not self._health.may_ask():
+            return None
+        made, _began = self._describe(image_hash, manifest.made.base_path)
+        if not made.done():
+            # Nobody waits for it as a server waits.
+            return {'wait': True}
+        return self._answer(image_id, 'full base', host, image_hash, manifest.made.base_path,
+                            (address, port), rack)
+
+    def note(self, image_id: str, host: str, file: str, way: str, got: Sequence[tuple[str, int]],
+             copied: int, gives: bool) -> bool:
+        """Hear how a file came to a host that had asked for it; see ``report_exchange``.
+
+        :returns: False if it had not asked.
+        """
+        manifest, names = self._store.load(image_id), self._lines.has_come(file, host, gives)
+        if manifest is None or names is None:
+            return False
+        cache = manifest.made.cache_image
+        if cache is not None and cache.sha256 == file:
+            kind, size = 'cache image', cache.bytes
+        elif manifest.made.base_hash == file:
+            kind, size = 'full base', manifest.made.stored_bytes
+        else:
+            return False
+        self.given.note(image_id, kind, size, host, way, got, copied,
+                        {**names, self._peer[0]: ''})
+        return True
+
+    def _answer(self, image_id: str, what: str, host: str, file: str, path: str, peer: Peer,
+                rack: str) -> dict[str, Any] | None:
+        try:
+            torrent = self._give(file, path)
+            self._health.answered()
+        except (exception.ExchangeFailed, OSError) as error:
+            if isinstance(error.__cause__, TimeoutError):
+                self._health.failed()
+            LOG.warning('image %s: its %s is not exchanged, and %s copies it: %s', image_id, what,
+                        host, str(error) or 'it is not read yet')
+            return None
+        peers = self._lines.join(file, host, peer, rack)
+        return {'torrent': base64.b64encode(torrent).decode(),
+                'peers': [list(told) for told in peers],
+                'reserve': [list(self._peer)]}
+
+    def _describe(self, file: str, path: str) -> tuple[Future[bytes], float]:
+        """Have a file's torrent made, once: all of it is read; with when that was begun."""
+        with self._lock:
+            made, began = self._torrents.get(file, (None, 0.0))
+            if made is None or (made.done() and made.exception() is not None):
+                made, began = self._torrents[file] = beside.begin(
+                    lambda: self._client.describe(path)[0], 'bootcache-torrent'), time.monotonic()
+            return made, began
+
+    def _give(self, file: str, path: str) -> bytes:
+        """Give a file from this storage node, for as long as the last host may need it."""
+        # Who asks while it is read waits for the same.
+        made, began = self._describe(file, path)
+        torrent = made.result(max(0.0, began + _READ_SECONDS - time.monotonic()))
+        # With the above within what a host waits for.
+        self._client.within(_GIVE_SECONDS).give(torrent, path, self._seconds)
+        return torrent

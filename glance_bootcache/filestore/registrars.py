@@ -1,0 +1,154 @@
+"""Which of Glance's stores registers what is put into a directory: found out by doing it."""
+
+import contextlib
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from oslo_log import log as logging
+
+from bootcache.pauses import GrowingPauses
+from glance_bootcache.filestore import placing
+from glance_bootcache.filestore.locations import location_of
+
+LOG = logging.getLogger(__name__)
+
+_BYTES = 4096
+_FIRST_PAUSE, _LONGEST_PAUSE = 60, 24 * 3600
+
+
+class RegisteringGlance(Protocol):
+    """What is needed of Glance: glance/registering.py."""
+
+    def stores(self) -> list[str]:
+        """Return the names of the stores."""
+
+    def make(self) -> str:
+        """Make an image without data."""
+
+    def register(self, image_id: str, url: str) -> str:
+        """Register a location; returns why that did not come off."""
+
+    def content(self, image_id: str, most: int) -> bytes:
+        """Return an image's bytes."""
+
+    def delete(self, image_id: str) -> None:
+        """Delete an image."""
+
+    def left(self) -> list[str]:
+        """Return what a crash has left."""
+
+
+class Registrars:
+    """Glance's names of the stores whose directories these are.
+
+    :param directories: of Glance's file stores.
+    :param glance: Glance.
+    :param clock: monotonic seconds.
+    """
+
+    def __init__(self, directories: list[str], glance: RegisteringGlance,
+                 clock: Callable[[], float] = time.monotonic):
+        self._directories = directories
+        self._glance = glance
+        # By directory: of which file it was found out, and the name. Each step is atomic.
+        self._found: dict[str, tuple[tuple[int, ...], str]] = {}
+        self._pauses = GrowingPauses(_FIRST_PAUSE, _LONGEST_PAUSE, clock)
+        self._told: dict[str, str] = {}
+        self._swept = False
+        self._trying = threading.Lock()
+
+    def store_of(self, directory: str) -> str:
+        """Return the name of the store; empty if there is none, or it is not known yet."""
+        identity, store = self._found.get(directory, ((), ''))
+        return store if identity == _identity(directory) else ''
+
+    def doubt(self, directory: str) -> None:
+        """Note that Glance did not register what was put into a directory: it is tried again."""
+        self._found.pop(directory, None)
+        self._pauses.forget(directory)
+
+    def look(self) -> None:
+        """Try each directory that is new, another one than it was, or due again.
+
+        One that registers nothing is tried again after a minute, and later each time, up to a day.
+
+        :raises Exception: keystoneauth's or glanceclient's, if Glance cannot be asked.
+        """
+        if not self._trying.acquire(blocking=False):
+            return
+        try:
+            if not self._swept:
+                for image_id in self._glance.left():
+                    self._remove(image_id)
+                self._swept = True
+            for directory in self._directories:
+                identity = _identity(directory)
+                known = self._found.get(directory)
+                changed = known is not None and known[0] != identity
+                if changed:
+                    self.doubt(directory)
+                if identity and (known is None or changed or not known[1]) \
+                        and self._pauses.is_time(directory):
+                    self._pauses.postpone(directory)
+                    store, why = self._tried(directory)
+                    self._found[directory] = identity, store
+                    self._tell(directory, store, why)
+        finally:
+            self._trying.release()
+
+    def _tried(self, directory: str) -> tuple[str, str]:
+        """Return the name of a directory's store, or why there is none."""
+        try:
+            work = placing.work_directory(directory)
+        except OSError as error:
+            return '', f'this service cannot write there ({error})'
+        why = 'Glance has no stores by name (enabled_backends)'
+        for store in self._glance.stores():
+            image_id = self._glance.make()
+            path, target = os.path.join(work, image_id), os.path.join(directory, image_id)
+            content = secrets.token_bytes(_BYTES)
+            try:
+                with open(path, 'xb') as stream:
+                    stream.write(content)
+                placing.hand_over(path, directory)
+                placing.place(path, target)
+                why = self._glance.register(image_id, location_of(store, image_id))
+                if not why and self._glance.content(image_id, _BYTES) == content:
+                    # It removes the file, then.
+                    self._glance.delete(image_id)
+                    return store, ''
+                why = why or 'Glance gives out something else'
+            except OSError as error:
+                why = f'what is put there cannot be given to glance-api ({error})'
+            finally:
+                self._remove(image_id)
+        return '', why
+
+    def _remove(self, image_id: str) -> None:
+        """Remove what is there of a trial; its record goes last, by which a crash is found."""
+        for directory in self._directories:
+            for path in (os.path.join(directory, placing.WORK, image_id),
+                         os.path.join(directory, image_id)):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)
+        self._glance.delete(image_id)
+
+    def _tell(self, directory: str, store: str, why: str) -> None:
+        text = f'Glance\'s store {store} registers snapshots without copying them' if store else \
+            f'no store of Glance registers snapshots, they are uploaded: {why}'
+        if self._told.get(directory) != text:
+            self._told[directory] = text
+            LOG.info('%s: %s', directory, text)
+
+
+def _identity(directory: str) -> tuple[int, ...]:
+    """Return what changes when a directory is another one; empty if there is none."""
+    try:
+        status = os.stat(directory)
+    except OSError:
+        return ()
+    return status.st_dev, status.st_ino, status.st_mode, status.st_uid, status.st_gid

@@ -1,0 +1,37 @@
+"""A snapshot goes to Glance by its API, where no store registers it."""
+
+import io
+import os
+from collections.abc import Callable
+from typing import BinaryIO, Protocol, cast
+
+
+class TakingGlance(Protocol):
+    """What is needed of Glance: glance/images.py."""
+
+    def upload(self, image_id: str, stream: BinaryIO, stored_bytes: int) -> None:
+        """Give an image its data."""
+
+
+class _Watched(io.FileIO):
+    """A file whose reader can be stopped."""
+
+    def __init__(self, path: str, check: Callable[[], None]):
+        super().__init__(path, 'rb')
+        self._check = check
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self._check()
+        return super().read(-1 if size is None else size) or b''
+
+
+def upload(glance: TakingGlance, image_id: str, path: str, check: Callable[[], None]) -> None:
+    """Upload the file of a snapshot.
+
+    :param path: of the file, see ``Stored``.
+    :param check: called before each piece of some KiB; what it raises ends the upload.
+    :raises OSError: if the file cannot be read.
+    :raises Exception: keystoneauth's or glanceclient's, if Glance does not take it.
+    """
+    with _Watched(path, check) as stream:
+        glance.upload(image_id, cast(BinaryIO, stream), os.stat(path).st_size)

@@ -1,0 +1,117 @@
+"""Small images of the storage service's own, by which it tries what Glance registers."""
+
+import contextlib
+import itertools
+import time
+from typing import Any
+
+import glanceclient
+from glanceclient import exc
+from oslo_config import cfg
+
+from bootcache import properties
+from glance_bootcache.conf import AUTH_GROUP
+from glance_bootcache.glance import images
+
+# By which those are found that a crash has left.
+NAME = 'bootcache-trial'
+_MOST_STORES = 16
+_ACTIVE_SECONDS = 30
+_ASKED_EACH_SECONDS = 0.2
+_LOCK = 'os_glance_import_task'
+
+
+class TrialImages:
+    """Glance as the storage service's user, who needs the role ``service`` for locations.
+
+    :param conf: configuration with the credentials.
+    """
+
+    def __init__(self, conf: cfg.ConfigOpts):
+        self._conf = conf
+        self._made: Any = None
+
+    @property
+    def _client(self) -> Any:
+        if self._made is None:
+            self._made = glanceclient.Client('2', session=images.session(self._conf),
+                                             region_name=self._conf[AUTH_GROUP].region_name)
+        return self._made
+
+    def stores(self) -> list[str]:
+        """Return the names of Glance's stores; none where it has one of the old kind.
+
+        :raises Exception: keystoneauth's or glanceclient's, if Glance cannot be asked.
+        """
+        try:
+            found = self._client.images.get_stores_info()['stores']
+        except exc.HTTPNotFound:
+            return []
+        # The default one first.
+        found = sorted(found, key=lambda store: not store.get('default'))
+        return [store['id'] for store in found if not store.get('read-only')][:_MOST_STORES]
+
+    def make(self) -> str:
+        """Make a record that nobody else sees, and return its id.
+
+        :raises Exception: keystoneauth's or glanceclient's, if Glance refuses.
+        """
+        return str(self._client.images.create(
+            name=NAME, disk_format='raw', container_format='bare', visibility='private',
+            os_hidden=True, **{properties.MODE: 'off'})['id'])
+
+    def register(self, image_id: str, url: str) -> str:
+        """Have Glance register an image, and wait until it has.
+
+        :returns: why it did not, in words; empty if it did.
+        :raises Exception: keystoneauth's or glanceclient's, if Glance cannot be asked.
+        """
+        try:
+            # Earlier clients have no method for it.
+            self._client.http_client.post(f'/v2/images/{image_id}/locations',
+                                          data={'url': url, 'validation_data': {}})
+        except exc.HTTPForbidden:
+            return ('Glance takes no location from this service\'s user; give it the role service'
+                    ' in its project ("openstack role add")')
+        except (exc.HTTPNotFound, exc.HTTPBadRequest, exc.HTTPConflict) as error:
+            return f'Glance refuses a location: {error}'
+        end = time.monotonic() + _ACTIVE_SECONDS
+        while time.monotonic() < end:
+            image = self._client.images.get(image_id)
+            if image['status'] == 'active':
+                return ''
+            if image['status'] == 'queued' and _LOCK not in image:
+                return 'Glance has no store that takes it'
+            time.sleep(_ASKED_EACH_SECONDS)
+        return ('Glance has not registered it within'
+                f' {_ACTIVE_SECONDS} s; look for [oslo_concurrency]lock_path in glance-api.conf')
+
+    def content(self, image_id: str, most: int) -> bytes:
+        """Return an image's first bytes, as whoever downloads it gets them.
+
+        :raises Exception: keystoneauth's or glanceclient's, if Glance does not give them.
+        """
+        found = b''
+        for piece in self._client.images.data(image_id) or ():
+            found += piece
+            if len(found) >= most:
+                break
+        return found
+
+    def delete(self, image_id: str) -> None:
+        """Delete an image; none there is fine.
+
+        :raises Exception: keystoneauth's or glanceclient's, if Glance refuses.
+        """
+        with contextlib.suppress(exc.HTTPNotFound):
+            self._client.images.delete(image_id)
+
+    def left(self) -> list[str]:
+        """Return the ids of those that a crash has left.
+
+        :raises Exception: keystoneauth's or glanceclient's, if Glance cannot be asked.
+        """
+        project = images.session(self._conf).get_project_id()
+        found = self._client.images.list(filters={'name': NAME, 'os_hidden': True,
+                                                  'owner': project, 'visibility': 'private'})
+        return [image['id'] for image in itertools.islice(found, 100)]

@@ -1,0 +1,217 @@
+"""Bases as clones in Ceph: made, checked, looked at, and removed when nothing needs them.
+
+A clone belongs to the image whose manifest names it. What no manifest names, and no job makes, is
+left over: of a crash, or of an image that was given up. There is no other record of clones.
+"""
+
+import contextlib
+import hashlib
+import os
+import secrets
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from oslo_config import cfg
+from oslo_log import log as logging
+
+from bootcache import conf as bootcache_conf
+from bootcache import exception
+from bootcache.breaker import Breaker
+from bootcache.ceph import places
+from bootcache.ceph.places import RbdClone
+from bootcache.ceph.rbd import Rbd, RbdAbsent, RbdRefused
+from glance_bootcache.decisions import ImageFacts, is_signed
+
+LOG = logging.getLogger(__name__)
+
+# A look at a raw image reads no more of it: what any format is known by is in its first bytes.
+_HEAD_BYTES = 4 << 20
+_SWEEP_SECONDS = 300
+# After a failure Ceph is left alone for so long, as each that asks waits.
+_PAUSE_SECONDS = 30
+_DOWNLOADED = 'image %s: its base is not read in Ceph, and is got another way: %s'
+
+
+class CephBases:
+    """The clones of this storage service.
+
+    :param conf: configuration of the storage service.
+    """
+
+    def __init__(self, conf: cfg.ConfigOpts):
+        self._conf: Any = conf[bootcache_conf.GROUP]
+        self._rbd = Rbd(self._conf.rbd_store_ceph_conf, self._conf.rbd_store_user)
+        self._health = Breaker(1, _PAUSE_SECONDS)
+        self._swept_at: float | None = None
+
+    def obtain(self, image: ImageFacts, check: Callable[[], None],
+               arrived: Callable[[int], None]) -> str | None:
+        """Clone an image's snapshot, and read all of the clone once, for Glance's hash.
+
+        :param check: called between pieces; raises to give it up.
+        :param arrived: told of the bytes of each piece.
+        :returns: what a manifest calls the clone; None if the base has to be got another way, which
+            is logged with the reason.
+        :raises Exception: what ``check`` raises.
+        """
+        if not self._conf.rbd_store_pool:
+            return None
+        algorithm, _colon, value = image.image_hash.partition(':')
+        if not value:
+            return None
+        if is_signed(image):
+            LOG.info(_DOWNLOADED, image.image_id, 'a signature is verified on a file')
+            return None
+        if image.disk_format != 'raw':
+            LOG.info(_DOWNLOADED, image.image_id, f'its disk_format is {image.disk_format};'
+                     ' only raw images are served from there')
+            return None
+        if not self._health.may_ask():
+            LOG.warning(_DOWNLOADED, image.image_id, 'Ceph did not answer just now')
+            return None
+        try:
+            return self._clone(image, algorithm, value, check, arrived)
+        except RbdAbsent:
+            self._health.answered()
+            LOG.info(_DOWNLOADED, image.image_id,
+                     f'pool {self._conf.rbd_store_pool} has no such image')
+        except exception.Cancelled:
+            self._health.answered()
+            raise
+        except exception.Interrupted as error:
+            self._health.failed()
+            LOG.warning(_DOWNLOADED, image.image_id, error)
+        except exception.BootcacheError as error:
+            self._health.answered()
+            LOG.warning(_DOWNLOADED, image.image_id, f'{error}; look at the caps of client.'
+                        f'{self._rbd.user}' if isinstance(error, RbdRefused) else error)
+        return None
+
+    def serves(self, image: ImageFacts, path: str) -> bool:
+        """Tell whether an image's base is where its manifest has it, and can stay there.
+
+        One that was signed since it was cloned is verified on a file. The errors are those of
+        ``is_there``.
+        """
+        return self.is_there(path) and not (places.is_clone(path) and is_signed(image))
+
+    def _clone(self, image: ImageFacts, algorithm: str, value: str, check: Callable[[], None],
+               arrived: Callable[[int], None]) -> str:
+        absent: RbdAbsent | None = None
+        pools = [self._conf.rbd_store_pool]
+        if self._conf.rbd_snapshot_pool:
+            pools.append(self._conf.rbd_snapshot_pool)
+        for parent in places.snapshots(image.image_id, image.properties, *pools):
+            clone = RbdClone(self._conf.rbd_clone_pool, self._conf.rbd_clone_namespace,
+                          f'base-{image.image_id}-{secrets.token_hex(4)}')
+            try:
+                self._rbd.clone(parent, clone)
+            except RbdAbsent as error:
+                absent = error
+                continue
+            self._health.answered()
+            kept = False
+            try:
+                fault = self._fault(clone, image.stored_bytes, algorithm, value, check, arrived)
+                kept = not fault
+            finally:
+                if not kept:
+                    self._give_up(clone)
+            if kept:
+                LOG.info('image %s: its base is %s, a clone of %s', image.image_id, clone.path,
+                         parent)
+                return clone.path
+            absent = RbdAbsent(fault)
+            LOG.warning('image %s: %s is not what Glance gives: %s', image.image_id, parent, fault)
+        assert absent is not None
+        raise absent
+
+    def _fault(self, clone: RbdClone, stored_bytes: int, algorithm: str, value: str,
+               check: Callable[[], None], arrived: Callable[[int], None]) -> str:
+        """Return what is wrong with a clone's content; empty if it is Glance's."""
+        size = self._rbd.size(clone)
+        if size != stored_bytes:
+            return f'it has {size} bytes, not {stored_bytes}'
+        digest = hashlib.new(algorithm)
+        with self._rbd.reading(clone, check) as pieces:
+            for piece in pieces:
+                digest.update(piece)
+                arrived(len(piece))
+        return '' if digest.hexdigest() == value else f'it does not have Glance\'s {algorithm}'
+
+    def _give_up(self, clone: RbdClone) -> None:
+        # What cannot be removed now is found by ``sweep``.
+        with contextlib.suppress(exception.BootcacheError):
+            self._rbd.remove(clone)
+
+    def is_there(self, path: str) -> bool:
+        """Tell whether a base is where its manifest has it, asking Ceph for a clone.
+
+        :raises Interrupted: if Ceph does not answer, or says no: nothing is wrong with the image.
+        """
+        if not places.is_clone(path):
+            return os.path.exists(path)
+        try:
+            self._rbd.size(places.clone_of(path))
+        except RbdAbsent:
+            return False
+        except exception.BootcacheError as error:
+            raise exception.Interrupted(str(error)) from error
+        return True
+
+    @contextlib.contextmanager
+    def looked_at(self, path: str, directory: str,
+                  check: Callable[[], None]) -> Iterator[str]:
+        """Give a file that can be looked at in a base's stead: the base itself, if it is one.
+
+        Of a clone it is one of the same size with the first bytes of it, and holes.
+
+        :param directory: for such a file, which is gone at the end of the block.
+        :param check: called between pieces; raises to give it up.
+        :raises Interrupted: if the clone cannot be read.
+        """
+        if not places.is_clone(path):
+            yield path
+            return
+        clone = places.clone_of(path)
+        size = self._rbd.size(clone)
+        with tempfile.NamedTemporaryFile(prefix='look-', dir=directory) as file:
+            with self._rbd.reading(clone, check) as pieces:
+                for piece in pieces:
+                    file.write(piece)
+                    if file.tell() >= _HEAD_BYTES:
+                        break
+            file.truncate(size)
+            file.flush()
+            yield file.name
+
+    def read_all(self, path: str, check: Callable[[], None]) -> None:
+        """Read all of a clone, and keep nothing of it.
+
+        :param check: called between pieces; raises to give it up.
+        :raises Interrupted: if it cannot be read to its end.
+        """
+        with self._rbd.reading(places.clone_of(path), check) as pieces:
+            for _piece in pieces:
+                pass
+
+    def sweep(self, is_needed: Callable[[str, str], bool]) -> None:
+        """Remove clones that nothing needs, some minutes after the last time.
+
+        One that the exporter still has open stays until the next time.
+
+        :param is_needed: told of an image's id and of a clone's path, whether it has to stay.
+        :raises BootcacheError: if Ceph does not answer, or says no.
+        """
+        if not self._conf.rbd_store_pool or (
+                self._swept_at is not None
+                and time.monotonic() - self._swept_at < _SWEEP_SECONDS):
+            return
+        self._swept_at = time.monotonic()
+        for clone in self._rbd.clones(self._conf.rbd_clone_pool, self._conf.rbd_clone_namespace):
+            if clone.image_id is not None and not is_needed(clone.image_id, clone.path) \
+                    and self._rbd.remove(clone):
+                LOG.info('image %s: %s, which nothing needs, is removed from Ceph', clone.image_id,
+                         clone.path)

@@ -1,0 +1,1 @@
+"""Snapshots of servers that share with their base what they have in common."""

@@ -1,0 +1,195 @@
+"""Snapshots in Ceph: clones of what Glance has there, in a pool of their own.
+
+The clone is made of the snapshot that Glance's image has, not of our own clone of it: so its parent
+is an image that people know, and ours can go. It has small objects: the first write to an object
+copies all of it from the parent. Under way it has another name than afterwards, so that nobody
+takes one for an image; there is no other record of that here.
+"""
+
+import contextlib
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+
+from oslo_config import cfg
+from oslo_log import log as logging
+
+from bootcache import conf as bootcache_conf
+from bootcache import exception, naming
+from bootcache.breaker import Breaker
+from bootcache.ceph import places, snapshotcommands
+from bootcache.ceph.places import RbdClone, RbdOrigin
+from bootcache.ceph.rbd import RbdAbsent, RbdRefused
+from bootcache.ceph.snapshotcommands import SnapshotCommands
+from bootcache.manifest import Manifest
+from glance_bootcache.snapshots.stores import Look, SnapshotUnfit, Stored, Writable
+
+LOG = logging.getLogger(__name__)
+
+_BEGUN = 'begun-'
+# As in cephbases.py: what any format is known by is in its first bytes.
+_HEAD_BYTES = 4 << 20
+_PAUSE_SECONDS = 30
+_PURGE_SECONDS = 600
+
+
+class RbdSnapshots:
+    """The snapshots in ``[bootcache]rbd_snapshot_pool``: see ``SnapshotStore``.
+
+    :param conf: configuration of the storage service.
+    """
+
+    def __init__(self, conf: cfg.ConfigOpts):
+        group = conf[bootcache_conf.GROUP]
+        self._pool = group.rbd_snapshot_pool or ''
+        self._depth = group.snapshot_depth
+        self._user, self._conf_path = group.rbd_store_user, group.rbd_store_ceph_conf
+        self._rbd = SnapshotCommands(self._conf_path, self._user)
+        self._health = Breaker(1, _PAUSE_SECONDS)
+        self._purged_at: float | None = None
+
+    @property
+    def name(self) -> str:
+        """What it is called in records."""
+        return 'rbd'
+
+    @property
+    def disk_format(self) -> str:
+        """Of the images that its snapshots become."""
+        return 'raw'
+
+    def refusal(self, base: Manifest) -> str:
+        """Return why no snapshot of a base is made here; empty if one may be."""
+        if not self._pool:
+            return '[bootcache]rbd_snapshot_pool is not set'
+        if not places.is_clone(base.made.base_path):
+            return 'its base is not read in Ceph'
+        if base.made.image_format != 'raw':
+            return f'its base is {base.made.image_format}, not raw'
+        return ''
+
+    def begin(self, base: Manifest, snapshot_id: str, virtual_bytes: int) -> Writable:
+        """Clone a base's own snapshot under a name of what is under way."""
+        begun = self._begun(snapshot_id)
+        with self._asking():
+            origin = self._rbd.origin(places.clone_of(base.made.base_path))
+            if origin is None:
+                raise SnapshotUnfit(f'{base.made.base_path} is no clone any more')
+            self._check_depth(origin)
+            try:
+                self._rbd.clone_small(origin.parent, begun)
+            except RbdAbsent as error:
+                raise SnapshotUnfit(f'{origin.parent} is gone, as Glance has deleted the image:'
+                                    f' {error}') from error
+            try:
+                # Another image of the same name would have another content.
+                if (again := self._rbd.origin(begun)) is None \
+                        or (again.id, again.snapshot_id) != (origin.id, origin.snapshot_id):
+                    raise SnapshotUnfit(f'{origin.parent} is another image by now')
+                if virtual_bytes != (size := self._rbd.size(begun)):
+                    if virtual_bytes < size:
+                        raise SnapshotUnfit(f'the disk has {virtual_bytes} bytes, fewer than its'
+                                            f' base\'s {size}')
+                    self._rbd.grow(begun, virtual_bytes)
+            except BaseException:
+                with contextlib.suppress(exception.BootcacheError):
+                    self._rbd.remove(begun)
+                raise
+        return Writable({**places.protocol(begun, self._conf_path, self._user),
+                         'discard': 'unmap'}, self.disk_format)
+
+    def _check_depth(self, origin: RbdOrigin) -> None:
+        depth = self._rbd.depth(origin, self._depth)
+        if depth >= self._depth:
+            raise SnapshotUnfit(f'{origin.parent} has {depth} others below it, and'
+                                f' [bootcache]snapshot_depth is {self._depth}')
+
+    @contextlib.contextmanager
+    def looked_at(self, snapshot_id: str, directory: str,
+                  check: Callable[[], None]) -> Iterator[Look]:
+        """Give a file with the first bytes, and holes."""
+        begun = self._begun(snapshot_id)
+        with tempfile.NamedTemporaryFile(prefix='look-', dir=directory) as file:
+            with self._asking():
+                size = self._rbd.size(begun)
+                with self._rbd.reading(begun, check) as pieces:
+                    for piece in pieces:
+                        file.write(piece)
+                        if file.tell() >= _HEAD_BYTES:
+                            break
+            file.truncate(size)
+            file.flush()
+            yield Look(file.name, 'raw')
+
+    def finish(self, snapshot_id: str) -> Stored:
+        """Give it its name, and the snapshot that Glance's store gives to all its images."""
+        final = self._final(snapshot_id)
+        with self._asking():
+            with contextlib.suppress(RbdAbsent):
+                self._rbd.rename(self._begun(snapshot_id), final)
+            self._rbd.freeze(final)
+            fsid = self._rbd.fsid()
+        return Stored(url=f'rbd://{fsid}/{self._pool}/{snapshot_id}/{snapshotcommands.SNAPSHOT}')
+
+    def settled(self, snapshot_id: str) -> None:
+        """Nothing is left to be done: what is under way has another name."""
+
+    def discard(self, snapshot_id: str) -> bool:
+        """Remove what is under either name."""
+        with self._asking():
+            gone = self._rbd.remove(self._begun(snapshot_id))
+            final = self._final(snapshot_id)
+            with contextlib.suppress(RbdAbsent):
+                self._rbd.thaw(final)
+                gone = self._rbd.remove(final) and gone
+        return gone
+
+    def left(self) -> list[str]:
+        """Return the ids of those whose name says that they are under way."""
+        if not self._pool:
+            return []
+        with self._asking():
+            names = [clone.name for clone in self._rbd.clones(self._pool, '')]
+        found = []
+        for name in names:
+            with contextlib.suppress(ValueError):
+                if name.startswith(_BEGUN):
+                    found.append(naming.canonical_image_id(name.removeprefix(_BEGUN)))
+        return found
+
+    def tidy(self) -> None:
+        """Purge what Glance has deleted while it had children, once it has none."""
+        if not self._pool or (self._purged_at is not None
+                              and time.monotonic() - self._purged_at < _PURGE_SECONDS):
+            return
+        self._purged_at = time.monotonic()
+        with self._asking():
+            self._rbd.purge(self._pool)
+
+    def _begun(self, snapshot_id: str) -> RbdClone:
+        return RbdClone(self._pool, '', f'{_BEGUN}{snapshot_id}')
+
+    def _final(self, snapshot_id: str) -> RbdClone:
+        return RbdClone(self._pool, '', snapshot_id)
+
+    @contextlib.contextmanager
+    def _asking(self) -> Iterator[None]:
+        """Ask Ceph, unless it did not answer just now: each that does waits.
+
+        :raises Interrupted: if it does not answer.
+        """
+        if not self._health.may_ask():
+            raise exception.Interrupted('Ceph did not answer just now')
+        try:
+            yield
+        except exception.Interrupted:
+            self._health.failed()
+            raise
+        except RbdRefused as error:
+            self._health.answered()
+            raise exception.BootcacheError(
+                f'{error}; client.{self._user} needs "profile rbd pool={self._pool}"') from error
+        except exception.BootcacheError:
+            self._health.answered()
+            raise
+        self._health.answered()

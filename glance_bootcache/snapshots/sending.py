@@ -1,0 +1,110 @@
+"""One snapshot from its beginning until Glance can have it: made, served, closed, looked at."""
+
+import contextlib
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+from oslo_config import cfg
+
+from bootcache import conf as bootcache_conf
+from bootcache import exception, properties
+from bootcache.manifest import Manifest
+from glance_bootcache.snapshots.stores import SnapshotStore, SnapshotUnfit, Stored
+from glance_bootcache.snapshots.writing import SnapshotDaemon
+from glance_bootcache.storage import inspection
+from glance_bootcache.storage.exporters import Exporters
+
+# Not an image's id: what is said of an image does not hold for what is being made.
+_EXPORT = 'snapshot'
+
+
+def new_export() -> str:
+    """Return a name that cannot be guessed."""
+    return f'{_EXPORT}-{secrets.token_hex(16)}'
+
+
+class Sending:
+    """The steps; whoever takes them keeps what is to be known of each snapshot.
+
+    :param conf: configuration of the storage service.
+    :param stores: where snapshots can be made, the one that is preferred first.
+    :param directory: for what is looked at.
+    """
+
+    def __init__(self, conf: cfg.ConfigOpts, stores: Sequence[SnapshotStore],
+                 exporters: Exporters, directory: str):
+        group = conf[bootcache_conf.GROUP]
+        self._exporters = exporters
+        self._directory = directory
+        self._max_virtual_bytes = properties.parse_size(group.max_virtual_size)
+        self._daemon = SnapshotDaemon(group.run_dir)
+        self.stores = {store.name: store for store in stores}
+
+    def choose(self, base: Manifest) -> SnapshotStore:
+        """Return the store in which a base's snapshots are made.
+
+        :raises SnapshotUnfit: if there is none, with what each says.
+        """
+        reasons = []
+        for store in self.stores.values():
+            reason = store.refusal(base)
+            if not reason:
+                return store
+            reasons.append(reason)
+        raise SnapshotUnfit('; '.join(reasons) or 'no store is configured for snapshots')
+
+    def begin(self, store: SnapshotStore, base: Manifest, snapshot_id: str, export: str,
+              virtual_bytes: int, certificate: str) -> dict[str, Any]:
+        """Make a snapshot, and serve it to one host, to be written.
+
+        :param certificate: as ``Exporters.know`` names the host's exporter.
+        :returns: what the host is told: see ``begin_snapshot`` in rpcapi.py.
+        :raises BootcacheError: if that cannot be done; ``give_up`` removes what there is.
+        """
+        writable = store.begin(base, snapshot_id, virtual_bytes)
+        node = self._daemon.open(export, writable.node)
+        return {**self._exporters.lend(export, node, certificate), 'export': export,
+                'disk_format': writable.disk_format}
+
+    def finish(self, store: SnapshotStore, snapshot_id: str, export: str,
+               virtual_bytes: int) -> Stored:
+        """Take a snapshot back from its host, and make it one that Glance can have.
+
+        :raises ImageRefused: if it is not to be opened as what it has to be.
+        :raises BootcacheError: as of ``begin``.
+        """
+        self._exporters.cut_off(export)
+        self._daemon.close(export)
+        with store.looked_at(snapshot_id, self._directory, lambda: None) as look:
+            found = inspection.inspect(look.path, look.disk_format, self._max_virtual_bytes)
+        if found.virtual_bytes != virtual_bytes:
+            raise exception.ImageRefused(
+                f'the snapshot has {found.virtual_bytes} bytes, not {virtual_bytes}')
+        return store.finish(snapshot_id)
+
+    def give_up(self, store: SnapshotStore, snapshot_id: str, export: str) -> bool:
+        """Remove a snapshot wherever it is, and whoever writes it.
+
+        :returns: False if it has to be asked again.
+        :raises BootcacheError: likewise, if something does not answer.
+        """
+        hanging = None
+        try:
+            self._exporters.cut_off(export)
+        except exception.StorageDaemonError as error:
+            # Nothing is behind that export any more, once the snapshot is closed.
+            hanging = error
+        with contextlib.suppress(exception.StorageDaemonError):
+            # One that does not close it is ended.
+            if self._daemon.runs:
+                self._daemon.close(export)
+        gone = store.discard(snapshot_id)
+        if hanging is not None and self._exporters.runs:
+            raise hanging
+        return gone
+
+    def rest(self) -> None:
+        """End the daemon: nothing is under way."""
+        if self._daemon.runs:
+            self._daemon.end()

@@ -1,0 +1,91 @@
+"""The daemon that has snapshots open while they are written.
+
+Exporters read and write them by NBD on a unix socket, and have none of their nodes themselves: one
+in Ceph waits for Ceph in the thread that does everything else, as clonedaemon.py tells, and what a
+host writes into a file goes through QEMU's drivers for it. A daemon that hangs is ended: those that
+are being sent then go stock Nova's way.
+"""
+
+import contextlib
+import os
+from collections.abc import Mapping
+
+from oslo_log import log as logging
+
+from bootcache import exception, naming
+from bootcache.breaker import Breaker
+from bootcache.storagedaemon import StorageDaemon, UnixListener
+
+LOG = logging.getLogger(__name__)
+
+_NAME = 'snapshots'
+_PATIENCE_SECONDS = 20
+_SILENCE_SECONDS = 10
+_END_SECONDS = 5
+
+
+class SnapshotDaemon:
+    """Opens what is written, under the names of its exports.
+
+    :param run_dir: of its files, ``snapshots.*``.
+    """
+
+    def __init__(self, run_dir: str):
+        self._socket = os.path.join(run_dir, f'{_NAME}.nbd')
+        self._daemon = StorageDaemon(_NAME, run_dir, UnixListener(self._socket),
+                                     patience=_PATIENCE_SECONDS,
+                                     breaker=Breaker(1, _SILENCE_SECONDS))
+
+    def open(self, export: str, node: Mapping[str, object]) -> dict[str, object]:
+        """Open a node, to be written.
+
+        :param export: its name here.
+        :param node: as of ``Writable``.
+        :returns: the node by which it is written, without its name.
+        :raises StorageDaemonError: if it cannot be opened.
+        """
+        name = self._node_name(export)
+        with self._daemon.monitor.alone():
+            self._daemon.ensure_running()
+            self._daemon.add_nodes({**node, 'node-name': name, 'read-only': False})
+            try:
+                self._daemon.add_export(export, name, writable=True)
+            except exception.StorageDaemonError:
+                with contextlib.suppress(exception.StorageDaemonError):
+                    self._daemon.remove_nodes(name)
+                raise
+        return {'driver': 'nbd', 'export': export, 'discard': 'unmap',
+                'server': {'type': 'unix', 'path': self._socket}}
+
+    def close(self, export: str) -> None:
+        """Close one, whoever writes: what was written is stored when this returns.
+
+        :raises StorageDaemonError: if that is not known; it is closed then all the same.
+        """
+        name = self._node_name(export)
+        with self._daemon.monitor.alone():
+            if not self.runs:
+                raise exception.StorageDaemonError(f'{_NAME}: the daemon has ended meanwhile')
+            try:
+                if export in self._daemon.exports():
+                    self._daemon.remove_export(export, disconnect=True)
+                if name in self._daemon.nodes():
+                    self._daemon.remove_nodes(name)
+            except exception.StorageDaemonError:
+                LOG.warning('the daemon of snapshots does not close one, and is ended: those that'
+                            ' are under way go stock Nova\'s way')
+                self._daemon.stop(_END_SECONDS)
+                raise
+
+    @property
+    def runs(self) -> bool:
+        """Whether there is a daemon."""
+        return self._daemon.pid() is not None
+
+    def end(self) -> None:
+        """End the daemon: nothing is being written, or whoever writes is to fail."""
+        self._daemon.stop(_END_SECONDS)
+
+    @staticmethod
+    def _node_name(export: str) -> str:
+        return naming.node_name('w', export)

@@ -1,0 +1,204 @@
+"""Compute hosts that have an exporter of their own, by the names in their certificates.
+
+QEMU lets clients in by the daemon, not by the export, and tells whoever it lets in the names of all
+exports. So a host has a daemon of its own, on a port of its own, and that keeps its port when this
+service is started anew: a gateway that connects again finds it.
+
+Hosts can speak in each other's names on the message bus. So a certificate that comes in a host's
+name stands beside those that did before, and takes nothing from them.
+"""
+
+import dataclasses
+import hashlib
+import math
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from oslo_log import log as logging
+
+from bootcache import exception, savefile
+
+LOG = logging.getLogger(__name__)
+
+VERSION = 1
+# As long as a host counts that is silent: see reportedneeds.py.
+_FORGET_SECONDS = 86400
+# One that has not asked for so long has left: another one gets its port.
+_LEFT_SECONDS = 7 * 86400
+_WRITE_SECONDS = 3600
+# In whose names a certificate came.
+_MOST_HOSTS = 1000
+
+
+@dataclasses.dataclass(frozen=True)
+class Client:
+    """Who has an exporter of its own.
+
+    :ivar certificate: the distinguished name in its certificate.
+    :ivar port: TCP port of the exporter.
+    """
+
+    certificate: str
+    port: int
+
+    @property
+    def daemon(self) -> str:
+        """The exporter's name."""
+        return f'exporter-{hashlib.sha256(self.certificate.encode()).hexdigest()[:8]}'
+
+
+def read_ports(text: str | None) -> range:
+    """Read an option with ports: the first and the last of them, with a hyphen.
+
+    :param text: None for no ports.
+    :raises ValueError: if it is none.
+    """
+    if not text:
+        return range(0)
+    found = re.fullmatch(r'([0-9]{1,5})-([0-9]{1,5})', text)
+    ports = range(int(found[1]), int(found[2]) + 1) if found else range(0)
+    if not ports or ports[0] < 1 or ports[-1] > 65535:
+        raise ValueError(text)
+    return ports
+
+
+@dataclasses.dataclass
+class _Known:
+    port: int
+    hosts: dict[str, float]
+
+    def asked(self) -> float:
+        return max(self.hosts.values(), default=0.0)
+
+
+def _parse(document: Any) -> dict[str, _Known]:
+    known = {str(name): _Known(int(one['port']), {str(host): float(asked)
+                                                  for host, asked in one['hosts'].items()})
+             for name, one in document['clients'].items()}
+    if not all(math.isfinite(one.asked()) for one in known.values()) \
+            or len({one.port for one in known.values()}) < len(known):
+        raise ValueError('a time that is none, or a port of two')
+    return known
+
+
+class Clients:
+    """The clients that have a port.
+
+    :param path: of the file; a damaged one counts as empty.
+    :param ports: that there are for them.
+    :param clock: seconds since the epoch.
+    """
+
+    def __init__(self, path: str, ports: Sequence[int], clock: Callable[[], float] = time.time):
+        self._path = path
+        self._ports = ports
+        self._clock = clock
+        self._lock = threading.Lock()  # guards the dictionary and what is below it
+        self._known = self._load()
+        self._changed, self._saved = False, clock()
+
+    def _load(self) -> dict[str, _Known]:
+        try:
+            known = savefile.read_json(self._path, VERSION, _parse) or {}
+        except ValueError as error:
+            LOG.warning('%s cannot be used (%s): hosts are told of other ports when they ask',
+                        self._path, error)
+            known = {}
+        return known
+
+    def all(self) -> list[Client]:
+        """Return those that have a port."""
+        with self._lock:
+            return [Client(name, one.port) for name, one in self._known.items()]
+
+    def find(self, certificate: str) -> Client | None:
+        """Return the client with a name in its certificate; None if it has no port."""
+        with self._lock:
+            known = self._known.get(certificate)
+            return Client(certificate, known.port) if known is not None else None
+
+    def note(self, host: str, certificate: str, running: Callable[[Client], bool]) -> Client:
+        """Note that a host has asked; return it, with its port.
+
+        :param certificate: the name in it.
+        :param running: whether the exporter of another one runs, whose port could be had.
+        :raises StorageDaemonError: if there is no port for it.
+        """
+        now = self._clock()
+        with self._lock:
+            known = self._known.get(certificate)
+            if known is None:
+                known = self._known[certificate] = _Known(self._free_port(running), {})
+            if host not in known.hosts:
+                self._changed = True
+            known.hosts[host] = now
+            if len(known.hosts) > _MOST_HOSTS:
+                del known.hosts[min(known.hosts, key=known.hosts.__getitem__)]
+            return Client(certificate, known.port)
+
+    def _free_port(self, running: Callable[[Client], bool]) -> int:
+        """Return a port, if need be that of whoever has asked for nothing for longest."""
+        self._changed = True
+        taken = {one.port for one in self._known.values()}
+        for port in self._ports:
+            if port not in taken:
+                return port
+        for name, one in sorted(self._known.items(), key=lambda item: item[1].asked()):
+            if not running(Client(name, one.port)):
+                del self._known[name]
+                return one.port
+        raise exception.StorageDaemonError(
+            f'exporter: all ports of [bootcache]export_ports, {self._ports[0]} to'
+            f' {self._ports[-1]}, are in use; name more of them')
+
+    def drop(self, running: Callable[[Client], bool]) -> None:
+        """Forget clients that have left, or whose port is none of those any more.
+
+        Not before their exporters have ended.
+        """
+        left = self._clock() - _LEFT_SECONDS
+        with self._lock:
+            for name, one in list(self._known.items()):
+                if (one.port not in self._ports or one.asked() < left) \
+                        and not running(Client(name, one.port)):
+                    del self._known[name]
+                    self._changed = True
+
+    def of(self, hosts: Iterable[str]) -> set[str]:
+        """Return the names in hosts' certificates; an empty one stands for those of no such host.
+
+        That counts as asking: a host whose servers run asks for nothing else.
+        """
+        now = self._clock()
+        found: set[str] = set()
+        with self._lock:
+            for host in hosts:
+                of_host = {name: one.hosts[host] for name, one in self._known.items()
+                           if one.hosts.get(host, -math.inf) >= now - _FORGET_SECONDS}
+                found.update(of_host or ('',))
+                if of_host:
+                    self._known[max(of_host, key=of_host.__getitem__)].hosts[host] = now
+        return found
+
+    def save(self) -> None:
+        """Write the file if something changed, and when clients asked now and then.
+
+        :raises OSError: if it cannot be written.
+        """
+        now = self._clock()
+        with self._lock:
+            if not self._changed and now - self._saved < _WRITE_SECONDS:
+                return
+            document = {'version': VERSION, 'clients': {
+                name: {'port': one.port, 'hosts': dict(one.hosts)}
+                for name, one in self._known.items()}}
+            self._changed, self._saved = False, now
+        try:
+            savefile.write_json(self._path, document)
+        except OSError:
+            with self._lock:
+                self._changed = True
+            raise

@@ -1,0 +1,337 @@
+"""The exporters of this storage node: one for all compute hosts, or one for each of them.
+
+With ``[bootcache]export_ports`` a host that tells the name in its certificate has an exporter of
+its own, which lets in nobody else, and serves what the host has asked for or needs. Hosts of an
+earlier version share the one at ``export_port``, which runs only while there are such hosts.
+"""
+
+import contextlib
+import functools
+import glob
+import os
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any
+
+from oslo_config import cfg
+from oslo_log import log as logging
+
+from bootcache import conf as bootcache_conf
+from bootcache import exception
+from bootcache.manifest import Manifest
+from bootcache.storagedaemon import StorageDaemon, UnixListener
+from glance_bootcache.ceph.opening import OpenClones
+from glance_bootcache.storage import admission, clients, exportnames
+from glance_bootcache.storage.clients import Client, Clients
+from glance_bootcache.storage.exporter import Exporter
+
+LOG = logging.getLogger(__name__)
+
+# Stands for the one of all hosts, in place of the name in a certificate.
+COMMON = ''
+# Of an exporter's files in run_dir: its log outlives it, until its host has left.
+_FILES = 'pid', 'qmp', 'log', 'asked'
+
+
+class Exporters:
+    """All exporters, as one: what is said of an image holds wherever it is served.
+
+    :ivar common: the one of all hosts, or of those of an earlier version.
+
+    :param conf: configuration of the storage service, checked.
+    :param path: of the file that tells which host has which port.
+    """
+
+    def __init__(self, conf: cfg.ConfigOpts, path: str):
+        group = conf[bootcache_conf.GROUP]
+        self._conf = conf
+        self._path = path
+        # Images whose base is served no more, as it cannot be read in a place. Steps are atomic.
+        self._suspended: set[str] = set()
+        # One daemon has clones open, and all exporters read from it: here alone is known which of
+        # them nobody reads any more.
+        self._clones = OpenClones(conf)
+        self.common = Exporter(conf, self._clones, self._suspended)
+        ports = clients.read_ports(group.export_ports)
+        self._has_own = bool(ports)
+        self._names = tuple(group.tls_client_names)
+        self._clients = Clients(path, ports)
+        self._lock = threading.Lock()  # guards the dictionary
+        self._own: dict[Client, Exporter] = {}
+        for client in self._clients.all():
+            self._exporter_of(client)
+
+    cache_export = staticmethod(exportnames.cache_export)
+
+    def _exporter_of(self, client: Client) -> Exporter:
+        with self._lock:
+            # The port may have been another one's.
+            for other in [other for other in self._own if other != client and (
+                    other.port == client.port or other.certificate == client.certificate)]:
+                del self._own[other]
+            if client not in self._own:
+                self._own[client] = Exporter(self._conf, self._clones, self._suspended,
+                                             client)
+            return self._own[client]
+
+    def _runs(self, client: Client) -> bool:
+        with self._lock:
+            known = self._own.get(client)
+        return known is not None and known.runs
+
+    def _of(self, certificate: str) -> Exporter:
+        client = self._clients.find(certificate) if certificate and self._has_own else None
+        return self.common if client is None else self._exporter_of(client)
+
+    def _all_own(self) -> list[Exporter]:
+        with self._lock:
+            return list(self._own.values())
+
+    def _serving(self, image_id: str = '') -> list[Exporter]:
+        """Return those that may serve something.
+
+        :param image_id: of that image, or that export; empty for any.
+        """
+        return [each for each in self._all_own()
+                if (not image_id or each.may_serve(image_id)) and each.runs] \
+            + [self.common] * (not self._has_own or self.common.runs)
+
+    @staticmethod
+    def _all(steps: Iterable[Callable[[], bool | None]]) -> bool:
+        """Take a step with each exporter: one that hangs keeps nobody from it but itself.
+
+        :returns: whether all have said so.
+        :raises StorageDaemonError: of the last that failed, when all others are done.
+        """
+        failed, whole = None, True
+        for step in steps:
+            try:
+                whole = bool(step()) and whole
+            except exception.StorageDaemonError as error:
+                failed = error
+        if failed is not None:
+            raise failed
+        return whole
+
+    # Who is served.
+
+    def know(self, host: str, certificate: str) -> str:
+        """Note that a host asks; return what names its exporter here.
+
+        :param certificate: the distinguished name in the host's; empty if it tells none.
+        :raises StorageDaemonError: if there is no port for it.
+        """
+        if not certificate or not host or not self._has_own \
+                or not admission.is_named(certificate, self._names):
+            return COMMON
+        self._clients.note(host, certificate, self._runs)
+        self._save()
+        return certificate
+
+    def of_hosts(self, hosts: Collection[str]) -> set[str]:
+        """Return what names the exporters of hosts; of none, that of all."""
+        return self._clients.of(hosts) if hosts and self._has_own else {COMMON}
+
+    def at_start(self, hosts: Collection[str], is_needed: bool) -> Collection[str]:
+        """Return to whom an image is served before anybody asks.
+
+        :param hosts: that say that they need it.
+        :param is_needed: whether one does, or may do so.
+        """
+        return self.of_hosts(hosts) if is_needed or not self._has_own else ()
+
+    def _save(self) -> None:
+        try:
+            self._clients.save()
+        except OSError as error:
+            LOG.warning('which host has which port cannot be written: %s', error)
+
+    # The daemons.
+
+    def start(self) -> bool:
+        """Adopt or start the daemons, and look what they serve.
+
+        :returns: True if the one of all hosts was started, and so serves nothing yet; those of
+            single hosts are started when something is to be served.
+        :raises StorageDaemonError: if that one does not come up.
+        """
+        for each in (*self._all_own(), *[self.common] * self._has_own):
+            try:
+                each.adopt()
+            except exception.StorageDaemonError as error:
+                # It is looked at again before something else is served by it; others go on.
+                LOG.warning('an exporter cannot be taken over, for now: %s', error)
+        self._end_unknown()
+        return not self._has_own and self.common.start()
+
+    def _end_unknown(self) -> None:
+        """End exporters of hosts that are not known, and remove their files.
+
+        The file that tells of a host was lost: nobody else would end its exporter, or stop it
+        serving what is withdrawn, and it has the port of another host. What its servers read waits
+        until they are told of another port. Or the host has left, and its log is of no more use.
+        """
+        with self._lock:
+            for client in set(self._own) - set(self._clients.all()):
+                if not self._own[client].runs:
+                    del self._own[client]
+        directory = self._conf[bootcache_conf.GROUP].run_dir
+        pattern = os.path.join(glob.escape(directory), f'exporter-{"[0-9a-f]" * 8}.*')
+        for name in sorted({os.path.basename(path).partition('.')[0] for path in
+                            glob.glob(pattern)}):
+            if any(client.daemon == name for client in self._clients.all()):
+                continue
+            daemon = StorageDaemon(name, directory, UnixListener(''))
+            if daemon.pid() is not None:
+                LOG.warning('%s is of no compute host that is known, and is ended: %s was lost;'
+                            ' what servers read from it waits until their host asks again', name,
+                            self._path)
+                daemon.stop()
+            for kind in _FILES:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(os.path.join(directory, f'{name}.{kind}'))
+
+    def stop(self) -> None:
+        """End the daemons: whoever reads from them waits and then fails."""
+        for each in self._serving():
+            each.stop()
+        self._clones.stop()
+
+    def end_unused(self, idle: float) -> None:
+        """End daemons of which nobody needs anything.
+
+        :param idle: seconds for which nobody has asked.
+        :raises StorageDaemonError: if one does not answer.
+        """
+        def end(each: Exporter, whose: str) -> None:
+            if each.end_unused(idle):
+                LOG.info('exporter: nobody reads by that of %s any more, and its port is closed',
+                         whose)
+
+        with self._lock:
+            own = list(self._own.items())
+        try:
+            self._all([functools.partial(end, each, f'{client.certificate} at {client.port}')
+                       for client, each in own] + [functools.partial(
+                           end, self.common, 'all hosts')] * (self._has_own and self.common.runs))
+        finally:
+            self._clients.drop(self._runs)
+            self._save()
+
+    @property
+    def runs(self) -> bool:
+        """Whether any of them does."""
+        return any(each.runs for each in (*self._all_own(), self.common))
+
+    @property
+    def log_paths(self) -> list[str]:
+        """The paths of their logs; there need not be any."""
+        return [each.log_path for each in (*self._all_own(), self.common)]
+
+    def may_serve(self, log_path: str, export: str) -> bool:
+        """Tell whether the exporter of a log may serve an export, without asking it."""
+        return any(each.log_path == log_path and each.may_serve(export)
+                   for each in (*self._all_own(), self.common))
+
+    # Images.
+
+    def describe(self, manifest: Manifest, certificate: str = COMMON) -> dict[str, Any]:
+        """Return what a compute host needs to reach an image: see ``plan_boot`` in rpcapi."""
+        return {**self._of(certificate).describe(manifest), **self._clones.told(manifest)}
+
+    def ensure(self, manifest: Manifest, cache_path: str | None,
+               certificates: Iterable[str] | None = None) -> None:
+        """Serve an image's base, and its cache image if there is one: see ``Exporter.ensure``.
+
+        :param certificates: to whom, as ``know`` and ``of_hosts`` name them; None for all, or where
+            hosts have exporters of their own for none before it asks.
+        :raises StorageDaemonError: if a daemon refuses.
+        """
+        self._all(functools.partial(self._of(certificate).ensure, manifest, cache_path)
+                  for certificate in (self.at_start((), is_needed=False)
+                                      if certificates is None else certificates))
+
+    def ensure_stored(self, manifest: Manifest, certificate: str = COMMON) -> str:
+        """Serve the bytes of an image's stored file: see ``Exporter.ensure_stored``."""
+        return self._of(certificate).ensure_stored(manifest)
+
+    def lend(self, export: str, node: dict[str, object], certificate: str) -> dict[str, Any]:
+        """Serve a node to be written by one host, until ``cut_off``: see ``Exporter.lend``."""
+        return self._of(certificate).lend(export, node)
+
+    def switch_cache(self, manifest: Manifest, path: str) -> None:
+        """Serve a cache image from another file of the same bytes: ``Exporter.switch_cache``."""
+        self._all(functools.partial(each.switch_cache, manifest, path)
+                  for each in self._serving(manifest.image_id))
+
+    def cache_places(self) -> dict[str, set[str]]:
+        """Return the files from which cache images are served now, by their exports.
+
+        :raises StorageDaemonError: if a daemon does not answer.
+        """
+        found: dict[str, set[str]] = {}
+        for each in self._serving():
+            try:
+                places = each.cache_places()
+            except exception.StorageDaemonError:
+                if each.runs:
+                    raise
+                continue  # It has ended meanwhile, as nobody used it, and serves nothing.
+            for export, place in places.items():
+                found.setdefault(export, set()).add(place)
+        return found
+
+    @contextlib.contextmanager
+    def withdrawn(self, manifest: Manifest) -> Iterator[bool]:
+        """Stop serving a cache image to anybody within the block: see ``Exporter.withdrawn``."""
+        with contextlib.ExitStack() as stack:
+            yield all(stack.enter_context(each.withdrawn(manifest))
+                      for each in (self.common, *self._all_own()))
+
+    def withdraw_idle(self, image_id: str, idle: float, keep: Collection[str] = ()) -> None:
+        """Serve an image no more to whom has not asked for it in a while, nor needs it.
+
+        Those of single hosts give up the cache image as well: see ``Exporter.withdraw_idle``.
+
+        :param idle: seconds.
+        :param keep: who needs it, as ``of_hosts`` names them.
+        :raises StorageDaemonError: if a daemon does not answer.
+        """
+        kept = [self._of(certificate) for certificate in keep]
+        self._all(functools.partial(each.withdraw_idle, image_id, idle, with_cache=self._has_own)
+                  for each in self._serving(image_id) if each not in kept)
+
+    def retire(self, image_id: str, with_base: bool) -> bool:
+        """Stop serving an image: see ``Exporter.retire``."""
+        return self._all(functools.partial(each.retire, image_id, with_base)
+                         for each in self._serving(image_id)) and with_base
+
+    def cut_off(self, export: str) -> None:
+        """Stop serving an export that cannot be read: see ``Exporter.cut_off``."""
+        self._all(functools.partial(each.cut_off, export) for each in self._serving(export))
+
+    def keep_open(self, manifests: Iterable[Manifest]) -> None:
+        """Have those bases in Ceph open that any exporter serves, and no others.
+
+        See ``OpenClones.keep``, also for the errors.
+
+        :param manifests: all that there are.
+        """
+        readers = [self.common, *self._all_own()]
+        self._clones.keep(manifest for manifest in manifests
+                          if any(each.reads(manifest) for each in readers))
+
+    def mend(self) -> bool:
+        """End what makes reads of bases in Ceph fail: see ``OpenClones.mend``."""
+        return self._clones.mend()
+
+    def suspend(self, image_id: str) -> bool:
+        """Have ``ensure`` refuse an image until ``resume``; False if it does already."""
+        if image_id in self._suspended:
+            return False
+        self._suspended.add(image_id)
+        return True
+
+    def resume(self, image_id: str) -> None:
+        """Let an image be served again."""
+        self._suspended.discard(image_id)

@@ -1,0 +1,240 @@
+"""Nova's seam for snapshots, as servers on a base that the storage node has use it.
+
+``LibvirtDriver.snapshot`` asks the root disk for a direct snapshot first. One that gives a URL is
+registered by Nova itself; one that says no goes stock's way. Around that there is what Nova does
+not do: the format that the image really has, a delta of a disk that is being written, waiting until
+Glance has taken it, and stock's way after Glance has not.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from nova import exception as nova_exception
+from nova.compute import task_states
+from nova.virt.libvirt import utils as libvirt_utils
+from oslo_log import log as logging
+
+from bootcache import exception, qemuimg
+from nova_bootcache.snapshots.sender import SentDisk, Snapshot, SnapshotRefused
+
+LOG = logging.getLogger(__name__)
+
+_FORMAT = 'disk_format'
+_POLL_SECONDS = 0.5
+# Glance reads all of the image, where it makes a hash of it, before it is active.
+_TAKING_SECONDS = 1800
+# After which one that waits for its data is not being taken.
+_WAITING_SECONDS = 20
+
+
+@dataclasses.dataclass
+class _Run:
+    """A server's snapshot that this thread makes.
+
+    :ivar is_written: tells whether a guest may write its disk.
+    :ivar take_delta: has Nova copy the disk of a guest that runs, as for a live snapshot of its
+        own, and convert the copy.
+    :ivar was_sent: whether Nova got a URL.
+    """
+
+    server_id: str
+    snapshot_id: str
+    is_written: Callable[[], bool]
+    take_delta: Callable[[], None]
+    was_sent: bool = False
+    is_stock: bool = False
+    metadata: dict[str, Any] | None = None
+    stocks_format: str = ''
+    sent: Snapshot | None = None
+    # Of the delta, while Nova makes one.
+    extract: Callable[[str], None] | None = None
+
+
+class DirectSnapshots:
+    """The snapshots that this host makes."""
+
+    def __init__(self) -> None:
+        self._threads = threading.local()
+        self._wrap_extract()
+
+    def _run(self) -> _Run | None:
+        return getattr(self._threads, 'run', None)
+
+    @contextlib.contextmanager
+    def _running(self, run: _Run) -> Iterator[None]:
+        self._threads.run = run
+        try:
+            yield
+        finally:
+            self._threads.run = None
+
+    def _wrap_extract(self) -> None:
+        """Have the delta of a live snapshot of ours be sent, where Nova would convert it."""
+        stock = getattr(libvirt_utils.extract_snapshot, '__wrapped__',
+                        libvirt_utils.extract_snapshot)
+
+        @functools.wraps(stock)
+        def extract_snapshot(disk_path: str, *arguments: Any, **named: Any) -> None:
+            run = self._run()
+            if run is not None and run.extract is not None:
+                run.extract(disk_path)
+            else:
+                stock(disk_path, *arguments, **named)
+
+        libvirt_utils.extract_snapshot = extract_snapshot
+
+    # What the driver asks.
+
+    def snapshot(self, instance: Any, snapshot_id: str, update_task_state: Callable[..., None],
+                 stock: Callable[..., None], status: Callable[[], str],
+                 is_written: Callable[[], bool], take_delta: Callable[[], None]) -> None:
+        """Make a server's snapshot: directly if that can be, else in stock Nova's way.
+
+        :param stock: Nova's own snapshot; asks ``direct``. It is called once more where Glance did
+            not take what was sent.
+        :param status: asks Glance for the image's status.
+        :param is_written: see :class:`_Run`, as of the next one.
+        :raises Exception: what Nova's own raises.
+        """
+        run = _Run(instance.uuid, snapshot_id, is_written, take_delta)
+        try:
+            with self._running(run):
+                stock(snapshot_id, update_task_state)
+            why = '' if run.sent is None else self._why_not_taken(status)
+        except (nova_exception.ImageNotFound, nova_exception.InstanceNotFound):
+            raise
+        except Exception as error:
+            if not run.was_sent:
+                raise
+            why = f'{type(error).__name__}: {error}'
+        if not why:
+            return
+        LOG.warning('bootcache: snapshot %s of server %s is made in stock Nova\'s way, as Glance'
+                    ' has not taken what was sent: %s', snapshot_id, instance.uuid, why)
+        if run.sent is not None:
+            run.sent.abandon()
+        with self._running(dataclasses.replace(run, is_stock=True, metadata=None, sent=None)):
+            stock(snapshot_id, _once_more(update_task_state))
+
+    def note_metadata(self, metadata: dict[str, Any]) -> None:
+        """Keep what Nova will tell Glance of the image: it does so before it asks for one."""
+        run = self._run()
+        if run is not None:
+            run.metadata, run.stocks_format = metadata, metadata.get(_FORMAT, '')
+
+    @staticmethod
+    def _why_not_taken(status: Callable[[], str]) -> str:
+        """Wait until Glance has taken an image; return why it has not, empty if it has."""
+        began = queued_since = time.monotonic()
+        while (now := time.monotonic()) - began < _TAKING_SECONDS:
+            found = status()
+            if found == 'active':
+                return ''
+            if found != 'queued':
+                queued_since = now
+            elif now - queued_since > _WAITING_SECONDS:
+                return 'the image waits for its data still; glance-api\'s log says why'
+            time.sleep(_POLL_SECONDS)
+        return f'it was not done after {_TAKING_SECONDS} s'
+
+    # What the disk asks.
+
+    def direct(self, snapshot_id: str, begin: Callable[[], tuple[Snapshot, SentDisk]]) -> str:
+        """Send a snapshot; return by what Glance finds it.
+
+        :param begin: tells what is to be sent; nothing is asked of anybody yet.
+        :raises NotImplementedError: if it goes stock's way, which is told with the reason.
+        """
+        run = self._run()
+        if run is None or run.is_stock or run.snapshot_id != snapshot_id or run.metadata is None:
+            raise NotImplementedError
+        try:
+            snapshot, overlay = begin()
+            url, disk_format = self._send(run, snapshot, overlay)
+        except SnapshotRefused as error:
+            LOG.log(logging.INFO if error.is_usual else logging.WARNING,
+                    'bootcache: snapshot %s of server %s is made in stock Nova\'s way: %s',
+                    snapshot_id, run.server_id, error)
+            raise NotImplementedError from error
+        except nova_exception.InstanceNotFound:
+            raise
+        except Exception as error:
+            LOG.exception('bootcache: snapshot %s of server %s is made in stock Nova\'s way',
+                          snapshot_id, run.server_id)
+            raise NotImplementedError from error
+        run.metadata[_FORMAT], run.sent, run.was_sent = disk_format, snapshot, True
+        return url
+
+    @staticmethod
+    def _send(run: _Run, snapshot: Snapshot, overlay: SentDisk) -> tuple[str, str]:
+        begun = False
+        try:
+            told = snapshot.begin()
+            begun = True
+            with snapshot.kept():
+                if run.is_written():
+                    def extract(delta: str) -> None:
+                        snapshot.send(told, dataclasses.replace(overlay, path=delta))
+
+                    run.extract = extract
+                    try:
+                        run.take_delta()
+                    finally:
+                        run.extract = None
+                else:
+                    snapshot.send(told, overlay)
+            return snapshot.finish(), str(told.get(_FORMAT, 'raw'))
+        except BaseException as error:
+            # One that was refused has been removed.
+            if begun or not isinstance(error, SnapshotRefused):
+                snapshot.abandon()
+            raise
+
+    def cleanup(self) -> None:
+        """Put back what Nova tells Glance: stock's way follows, or the snapshot has failed."""
+        run = self._run()
+        if run is None:
+            return
+        if run.metadata is not None and run.stocks_format:
+            run.metadata[_FORMAT] = run.stocks_format
+        if run.sent is not None:
+            run.sent.abandon()
+            run.sent = None
+
+
+def _once_more(update_task_state: Callable[..., None]) -> Callable[..., None]:
+    """Return Nova's function for a second run: the server's state is that of the first one's end.
+    """
+    def update(task_state: str, **expected: Any) -> None:
+        if not expected and task_state == task_states.IMAGE_PENDING_UPLOAD:
+            expected = {'expected_state': task_states.IMAGE_UPLOADING}
+        update_task_state(task_state=task_state, **expected)
+
+    return update
+
+
+def overlay_of(path: str, backing: str | None, base_paths: dict[str, str],
+               wanted_format: str | None) -> SentDisk:
+    """Return what can be sent of a disk.
+
+    :param backing: path of what it is on.
+    :param base_paths: formats of what has the base's content, by its path.
+    :param wanted_format: that the operator wants of all snapshots; None for any.
+    :raises SnapshotRefused: if its snapshots go stock's way.
+    """
+    if wanted_format not in (None, 'raw'):
+        raise SnapshotRefused(f'[libvirt]snapshot_image_format is {wanted_format}', True)
+    if backing is None or backing not in base_paths:
+        raise SnapshotRefused(f'{path} is not on its image\'s cache image or base', True)
+    try:
+        told = qemuimg.info(path, 'qcow2')
+    except exception.BootcacheError as error:
+        raise SnapshotRefused(str(error)) from error
+    if told.get('encrypted'):
+        raise SnapshotRefused('the disk is encrypted', True)
+    return SentDisk(path, backing, base_paths[backing], int(told['virtual-size']))

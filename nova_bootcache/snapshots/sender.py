@@ -1,0 +1,187 @@
+"""Sending a snapshot: what an overlay holds, into a copy of its base at the storage node.
+
+The storage service makes that copy, which shares all of the base, and lets this host alone write
+it. It gives up who is silent; so it is asked how far it is as long as this goes on.
+"""
+
+import contextlib
+import dataclasses
+import secrets
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import oslo_messaging as messaging
+from oslo_log import log as logging
+
+from bootcache import exception, qemuimg, rpcapi
+from nova_bootcache import storagenode
+from nova_bootcache.asking.client import HostsClient
+from nova_bootcache.storagenode import Encryption
+
+LOG = logging.getLogger(__name__)
+
+_POLL_SECONDS = 0.25
+# For which the storage service may be at one step.
+_STEP_SECONDS = 120
+_TELL_SECONDS = 10
+# Of sending: stock Nova has no limit, and a disk may be large.
+_SEND_SECONDS = 6 * 3600
+_LONGEST_URL = 1024
+
+
+class SnapshotRefused(exception.BootcacheError):
+    """A snapshot goes stock Nova's way; the message says why, in one line.
+
+    :ivar is_usual: nothing has failed: here, or of this image, it is always so.
+    """
+
+    def __init__(self, reason: str, is_usual: bool = False):
+        super().__init__(reason)
+        self.is_usual = is_usual
+
+
+@dataclasses.dataclass(frozen=True)
+class SentDisk:
+    """A disk that nobody writes.
+
+    :ivar path: of the qcow2.
+    :ivar backing: path of what it is on, whose content is the base's.
+    :ivar backing_format: qcow2 or raw.
+    :ivar virtual_bytes: its size.
+    """
+
+    path: str
+    backing: str
+    backing_format: str
+    virtual_bytes: int
+
+
+class Snapshot:
+    """A snapshot that is being sent.
+
+    :param client: the storage service.
+    :param encryption: how this host connects to storage nodes.
+    :param image_id: of which the server was made.
+    :param snapshot_id: the image that it becomes.
+    :param virtual_bytes: size of the server's disk.
+    """
+
+    def __init__(self, client: HostsClient, encryption: Encryption, image_id: str,
+                 snapshot_id: str, virtual_bytes: int):
+        self._client = client
+        self._encryption = encryption
+        self._image_id = image_id
+        self.snapshot_id = snapshot_id
+        self._virtual_bytes = virtual_bytes
+        self._token = secrets.token_hex(16)
+        # Why the storage service gave it up meanwhile.
+        self._given_up = ''
+
+    def begin(self) -> dict[str, Any]:
+        """Have a copy of the base be made, and wait for it.
+
+        :returns: as of ``begin_snapshot`` in rpcapi.py.
+        :raises SnapshotRefused: if there is none.
+        """
+        try:
+            return self._until(self._ask, 'export')
+        except SnapshotRefused as error:
+            # Most storage services refuse all: nothing is configured for snapshots.
+            raise SnapshotRefused(str(error), True) from error
+
+    def _ask(self) -> dict[str, Any]:
+        answer: dict[str, Any] = self._client.api.begin_snapshot(
+            self._image_id, self.snapshot_id, self._client.hostname, self._encryption.name(),
+            self._token, self._virtual_bytes)
+        return answer
+
+    def finish(self) -> str:
+        """Tell that all was sent; return by what Glance finds it.
+
+        :raises SnapshotRefused: if the storage service does not take it.
+        """
+        told = self._until(
+            lambda: self._client.api.finish_snapshot(self.snapshot_id, self._token), 'url')
+        url = told['url']
+        if not isinstance(url, str) or '://' not in url or len(url) > _LONGEST_URL:
+            raise SnapshotRefused('the storage service gives no location for Glance')
+        return url
+
+    def _until(self, ask: Any, wanted: str) -> dict[str, Any]:
+        deadline = time.monotonic() + _STEP_SECONDS
+        while True:
+            try:
+                told: dict[str, Any] = ask()
+            except (messaging.UnsupportedVersion, messaging.RPCVersionCapError) as error:
+                raise SnapshotRefused('the storage service is of an earlier version', True) \
+                    from error
+            except messaging.RemoteError as error:
+                if error.exc_type in rpcapi.TOO_OLD:
+                    raise SnapshotRefused('the storage service is of an earlier version', True) \
+                        from error
+                raise SnapshotRefused(f'the storage service refuses: {error.value}') from error
+            except messaging.MessagingException as error:
+                raise SnapshotRefused(
+                    f'the storage service does not answer: {error}') from error
+            if 'refused' in told:
+                raise SnapshotRefused(str(told['refused'])[:500])
+            if wanted in told:
+                return told
+            if time.monotonic() > deadline:
+                raise SnapshotRefused(f'the storage service was not done after {_STEP_SECONDS} s')
+            time.sleep(_POLL_SECONDS)
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Tell now and then, within the block, that this host goes on."""
+        over = threading.Event()
+
+        def tell() -> None:
+            while not over.wait(_TELL_SECONDS):
+                try:
+                    told = self._ask()
+                except (messaging.MessagingException, exception.BootcacheError) as error:
+                    LOG.debug('snapshot %s: %s', self.snapshot_id, error)
+                    continue
+                if 'refused' in told:
+                    self._given_up = str(told['refused'])[:500]
+                    return
+
+        teller = threading.Thread(target=tell, name='bootcache-snapshot', daemon=True)
+        teller.start()
+        try:
+            yield
+        finally:
+            over.set()
+            teller.join(_TELL_SECONDS)
+
+    def _check(self) -> None:
+        if self._given_up:
+            raise SnapshotRefused(self._given_up)
+
+    def send(self, told: dict[str, Any], overlay: SentDisk) -> None:
+        """Send what an overlay holds.
+
+        :param told: what ``begin`` returned.
+        :raises SnapshotRefused: if it cannot be sent, or the storage service gave it up.
+        """
+        try:
+            host, port = told['server']
+            node = storagenode.nbd_node(str(host), int(port), str(told['export']),
+                                        self._encryption.credentials(bool(told.get('tls'))))
+            qemuimg.send_own(overlay.path, overlay.backing, overlay.backing_format, node,
+                             seconds=_SEND_SECONDS, check=self._check)
+        except SnapshotRefused:
+            raise
+        except (exception.BootcacheError, KeyError, TypeError, ValueError) as error:
+            raise SnapshotRefused(f'it cannot be sent: {error}') from error
+
+    def abandon(self) -> None:
+        """Have it removed; if nobody hears that, it is given up for silence."""
+        try:
+            self._client.api.abandon_snapshot(self.snapshot_id, self._token)
+        except (messaging.MessagingException, exception.BootcacheError) as error:
+            LOG.info('snapshot %s: the storage service is not told that it is given up: %s',
+                     self.snapshot_id, error)

@@ -1,0 +1,109 @@
+"""Two hosts that exchange: what comes to the second one comes from the first, by their counts."""
+
+import functools
+import sys
+
+import pytest
+
+from bootcache import exception
+from bootcache.exchange.client import ExchangeClient
+from tools.cloud.bootcache import STORAGE_SERVICE
+from tools.cloud.tenant import wait_until
+
+pytest.importorskip('libtorrent')
+
+PORT = 10821
+NETWORK = '127.0.8.0/24'
+
+
+class Member:
+    """The exchange of a host or of the storage node.
+
+    :param service: whose it is; its certificates have that name, or ``certificates``.
+    """
+
+    def __init__(self, cloud, service, certificates, number):
+        self.service, self.address = service, f'127.0.8.{number}'
+        self.name = f'{service}-exchange'
+        home = cloud.home / self.name
+        self.options = {'exchange_address': self.address, 'exchange_port': PORT,
+                        'exchange_networks': NETWORK, 'exchange_socket': home / 'control.sock',
+                        'exchange_rack': 'one'}
+        self.client = ExchangeClient(str(home / 'control.sock'))
+        home.mkdir(exist_ok=True)
+        own = home / 'exchange.conf'
+        own.write_text('[bootcache]\n' + ''.join(
+            f'{name} = {value}\n' for name, value in
+            {**self.options, 'tls_directory': cloud.certificates / certificates}.items()))
+        cloud.add_service(self.name, [sys.executable, '-W', 'ignore', '-m',
+                                      'bootcache.exchange.daemon', '--config-file', str(own)],
+                          ready=functools.partial(answers, self.client))
+
+    def file(self, size):
+        """What it tells of the one file of that size; None if it has none."""
+        return next((file for file in self.client.files()['files'].values()
+                     if file['size'] == size), None)
+
+
+def answers(client):
+    try:
+        return client.files() is not None
+    except exception.ExchangeFailed:
+        return False
+
+
+@pytest.fixture(scope='module')
+def members(cloud):
+    """The storage node's exchange, and that of each host."""
+    made = [Member(cloud, STORAGE_SERVICE, STORAGE_SERVICE, 1),
+            *(Member(cloud, host.compute, host.hostname, number)
+              for number, host in enumerate(cloud.hosts, 2))]
+    services = [member.service for member in made]
+    for member in made:
+        cloud.start(member.name)
+        cloud.layer(member.service, '85-exchange', {'bootcache': member.options})
+    with cloud.hosts_heard():
+        cloud.restart(*services)
+    yield made
+    for member in made:
+        cloud.layer(member.service, '85-exchange', None)
+    with cloud.hosts_heard():
+        cloud.restart(*services)
+    for member in made:
+        cloud.stop(member.name)
+
+
+def test_the_second_host_gets_cache_image_and_full_base_from_the_first(tenant, small_image, cloud,
+                                                                       members):
+    storage, *there = members
+    image = tenant.image(small_image, bootcache_settle='yes')
+    found = tenant.wait_state(image, 'ready')
+    sizes = {'cache image': found['cache_image']['bytes'], 'full base': found['stored_bytes']}
+    for host, member in zip(cloud.hosts, there, strict=True):
+        server = tenant.server(image, host=host)
+        tenant.login(server)
+        wait_until(lambda server=server: '/_base/' in tenant.backing(server)[1],
+                   f'{server} settles')
+        tenant.command(server, 'check-all')
+        for size in sizes.values():
+            wait_until(lambda member=member, size=size: member.file(size), 'that it gives it')
+    first, second = there
+    for what, size in sizes.items():
+        held = second.file(size)
+        assert held['got'] > 0.9 * size, (what, held)
+        assert held['peers'][first.address]['got'] > 0.5 * size, (what, held)
+        assert storage.file(size)['given'] <= 1.5 * size, what
+
+    # And so it is told.
+    told = {(came['file'], came['to']): came for came in
+            wait_until(lambda: told_of(tenant, image, 4), 'what hosts tell')}
+    names = [host.hostname for host in cloud.hosts]
+    for what, size in sizes.items():
+        came = told[what, names[1]]
+        assert came['way'] == 'exchanged' and not came['copied'] and came['size'] == size
+        assert dict(came['got'])[names[0]] > 0.5 * size, came
+
+
+def told_of(tenant, image, count):
+    told = tenant.storage_api.image_hosts(image)['exchanged']
+    return told if len(told) == count else None

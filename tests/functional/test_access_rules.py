@@ -1,0 +1,126 @@
+"""AppArmor's and SELinux's rules in etc/ are what their compilers take, and name paths that are.
+
+No machine here enforces them: what they forbid, or keep from working, is not tried."""
+
+import pathlib
+import re
+import subprocess
+
+import pytest
+from oslo_config import cfg
+
+from glance_bootcache import conf as glance_conf
+from nova_bootcache import conf as nova_conf
+
+TOP = pathlib.Path(__file__).resolve().parents[2]
+PROFILES = sorted((TOP / 'etc' / 'apparmor').iterdir())
+MODULE = TOP / 'etc' / 'selinux' / 'bootcache.te'
+UNITS = sorted((TOP / 'etc' / 'systemd').iterdir())
+# Of AppArmor itself.
+TUNABLES = {'pid', 'PROC', 'multiarch'}
+CONTEXTS = TOP / 'etc' / 'selinux' / 'bootcache.fc'
+
+
+def aaglob(pattern, path):
+    """Tell whether a rule's path matches; of AppArmor's patterns those that the rules have."""
+    pieces = re.split(r'(\{[^}]*\}|\*\*|\*)', pattern)
+    return re.fullmatch(''.join(
+        {'**': '.*', '*': '[^/]*'}.get(piece) or (
+            '(' + '|'.join(re.escape(one).replace(r'\*', '[^/]*') for one in piece[1:-1].split(','))
+            + ')' if piece.startswith('{') else re.escape(piece))
+        for piece in pieces), path) is not None
+
+
+def parsed(path):
+    """Have AppArmor's compiler read a file; -Q: into no kernel."""
+    return subprocess.run(['apparmor_parser', '-Q', '-K', str(path)], capture_output=True,
+                          text=True, check=False)
+
+
+def compiled(path, directory):
+    return subprocess.run(
+        ['checkmodule', '-M', '-m', '-o', f'{directory}/bootcache.mod', str(path)],
+        capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize('path', PROFILES, ids=lambda path: path.name)
+def test_profiles_of_apparmor(path):
+    done = parsed(path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_one_that_is_none_is_refused(tmp_path):
+    path = tmp_path / 'wrong'
+    path.write_text(PROFILES[0].read_text().replace('network inet stream,', 'network inet stream'))
+    assert parsed(path).returncode != 0
+
+
+def test_the_module_of_selinux(tmp_path):
+    done = compiled(MODULE, tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_type_that_is_not_known_is_refused(tmp_path):
+    path = tmp_path / 'wrong.te'
+    path.write_text(MODULE.read_text().replace('type svirt_t;', ''))
+    done = compiled(path, tmp_path)
+    assert done.returncode != 0 and 'svirt_t' in done.stderr
+
+
+def test_contexts_are_of_types_that_the_module_has():
+    known = set(re.findall(r'^type (\w+);', MODULE.read_text(), re.M))
+    lines = [line for line in CONTEXTS.read_text().splitlines() if not line.startswith('#')]
+    named = [re.fullmatch(r'\S+\t(?:--\t)?system_u:object_r:(\w+):s0', line) for line in lines]
+    assert len(lines) == 7 and all(named)
+    assert {match[1] for match in named} <= known
+
+
+@pytest.mark.parametrize('unit', UNITS, ids=lambda path: path.stem)
+def test_each_unit_has_rules_that_know_its_program_and_its_folders(unit):
+    """Also one that came later than the rules."""
+    text = unit.read_text()
+    profiles = [path.read_text() for path in PROFILES
+                if f'systemctl edit {unit.stem}"' in path.read_text()
+                or re.search(rf'and\n# {unit.stem}, where', path.read_text())]
+    assert len(profiles) == 1, 'a profile says that it is for it'
+    assert re.search(rf'\b{unit.stem}\b', MODULE.read_text()) or unit.stem == 'glance-bootcache'
+    program = re.search(r'^ExecStart=(\S+)', text, re.M)[1]
+    profile = re.sub(r'@\{(\w+)\}', lambda name: re.search(
+        rf'^@\{{{name[1]}\}}=(\S+)$', profiles[0], re.M)[1] if name[1] not in TUNABLES
+        else name[0], profiles[0])
+    assert any(aaglob(pattern, program) for pattern in re.findall(
+        r'^  (/\S+) \w*[mx]\w*(?: -> \S+)?,$', profile, re.M)), program
+    for kind, place in (('Runtime', '/run'), ('State', '/var/lib')):
+        for name in re.findall(rf'^{kind}Directory=(\S+)$', text, re.M):
+            assert re.search(rf'^  owner {place}/{name}/{{,\*\*}} rw', profile, re.M), name
+            assert f'\n{place}/{name}(/.*)?\t' in CONTEXTS.read_text(), name
+
+
+@pytest.mark.parametrize('profile, program', [
+    ('glance-bootcache', 'rbd'), ('glance-bootcache', 'rados'), ('glance-bootcache', 'ceph'),
+    ('glance-bootcache', 'qemu-img'), ('glance-bootcache', 'qemu-io'),
+    ('glance-bootcache', 'qemu-storage-daemon'), ('glance-bootcache', 'nice'),
+    ('glance-bootcache', 'ionice'), ('glance-bootcache', 'setpriv'), ('glance-bootcache', 'env')])
+def test_what_the_storage_service_starts_it_may_start(profile, program):
+    rules = (TOP / 'etc' / 'apparmor' / profile).read_text()
+    assert any(aaglob(pattern, f'/usr/bin/{program}') for pattern in re.findall(
+        r'^  (/\S+) \w*x(?: -> \S+)?,$', rules, re.M))
+
+
+@pytest.mark.parametrize('register, names, profile', [
+    (glance_conf.register_opts, ('state_dir', 'run_dir'), 'glance-bootcache'),
+    (nova_conf.register_opts, ('gateway_run_dir',), 'bootcache-gateway')])
+def test_they_name_the_directories_that_options_do(register, names, profile):
+    conf = cfg.ConfigOpts()
+    conf([], default_config_files=[], default_config_dirs=[])
+    register(conf)
+    rules = (TOP / 'etc' / 'apparmor' / profile).read_text()
+    for name in names:
+        path = conf.bootcache[name]
+        assert re.search(rf'^@\{{\w+\}}={path}$', rules, re.M), name
+        assert f'\n{path}(/.*)?\t' in CONTEXTS.read_text(), name
+
+
+@pytest.mark.parametrize('path', [*PROFILES, MODULE], ids=lambda path: path.name)
+def test_they_say_that_they_are_untried(path):
+    assert 'UNTRIED' in path.read_text().splitlines()[0] + path.read_text().splitlines()[1]

@@ -1,0 +1,157 @@
+"""Full bases for settling, copied from a real Ceph by the host itself, and what else it does."""
+
+import contextlib
+import logging
+import threading
+
+import pytest
+from ceph_host import booted, daemon, is_direct, own_clones
+from ceph_host import ceph_hosts as ceph_hosts  # the fixtures
+from ceph_host import elsewhere as elsewhere
+from ceph_host import node as node
+from functional_tools import until
+from glance_rbd import MIB, SIZE, content_of
+
+from bootcache import naming
+from bootcache.ceph import clonedaemon
+from nova_bootcache.gateway import hostclones
+from nova_bootcache.settling.serversbases import ServersBases
+from nova_bootcache.settling.unsettled import Unsettled
+
+
+class Nova:
+    """Stands for what settling needs of Nova: no server needs a stock base, and all are wanted."""
+
+    force_raw, keep_free = True, 0
+
+    def __init__(self, directory, image_id):
+        self.base_directory = f'{directory}/_base'
+        self._image_id = image_id
+
+    def needs_stock_base(self, server_id):
+        return False
+
+    def servers(self):
+        return [self]
+
+    @property
+    def image_id(self):
+        return self._image_id
+
+    def base_lock(self, name):
+        return contextlib.nullcontext()
+
+
+@pytest.fixture
+def stored(node, elsewhere, monkeypatch):
+    """What the storage service says of the image file; its exporter is one without Ceph."""
+    return {'server': ['127.0.0.1', elsewhere], 'tls': False, 'export': node.remote().export,
+            'stored_bytes': SIZE, 'image_hash': node.manifest.made.base_hash,
+            'image_format': 'raw', 'settle': True, 'base_export': node.remote().export}
+
+
+@pytest.fixture
+def bases(directory, node, stored):
+    """Makes what completes bases on a host."""
+    def make(host, rate=0):
+        host.service.serve_stored = lambda *_arguments: stored
+        nova = Nova(directory, node.image_id)
+        return ServersBases(host, nova, rate, threading.Event(), Unsettled(is_off=False))
+
+    return make
+
+
+def completed(host, bases, node):
+    """Complete the base, and return its bytes."""
+    assert bases.complete(node.image_id, []) is not None
+    return content_of(bases.path(node.image_id))
+
+
+@pytest.fixture(autouse=True)
+def lines(caplog):
+    caplog.set_level(logging.INFO)
+    return caplog
+
+
+def test_a_base_is_completed_from_ceph(ceph_hosts, node, bases, stored, directory, caplog):
+    host = ceph_hosts()
+    booted(host, node, directory)
+    # Nobody is there who could give it out but Ceph.
+    stored['server'] = ['127.0.0.1', 1]
+    assert completed(host, bases(host), node) == node.content
+    assert 'its full base is completed from Ceph, at 0 bytes a second' in caplog.text
+    assert naming.cache_file_name(node.image_id) in bases(host).path(node.image_id)
+
+
+def test_one_that_the_gateway_does_not_serve_any_more(ceph_hosts, node, bases, stored, directory,
+                                                      glance_store, monkeypatch):
+    """It is open, and no clone of those that go, as long as it is copied."""
+    host = ceph_hosts()
+    booted(host, node, directory)
+    assert host.gateway.remove_base(node.image_id)
+    for module, name in ((hostclones, '_FRESH_SECONDS'), (hostclones, '_SWEEP_SECONDS'),
+                         (clonedaemon, '_FRESH_SECONDS')):
+        monkeypatch.setattr(module, name, 0)
+    stored['server'] = ['127.0.0.1', 1]
+    made, seen = bases(host, rate=4 * MIB), []
+    thread = threading.Thread(target=lambda: seen.append(completed(host, made, node)))
+    thread.start()
+    try:
+        until(lambda: daemon(host).exports(), 'the clone to be open')
+        host.base_access.look()
+        assert daemon(host).exports() and own_clones(glance_store)
+    finally:
+        thread.join(120)
+    assert seen == [node.content]
+
+    def is_gone():
+        host.base_access.look()
+        return not daemon(host).exports() and not own_clones(glance_store)
+
+    until(is_gone, 'the end of the clone')
+
+
+@pytest.mark.parametrize('change', [{'image_format': 'qcow2'}, {'rbd': None}, {'base_access': ''}])
+def test_what_is_not_read_in_ceph_comes_from_the_storage_node(ceph_hosts, node, bases, stored,
+                                                              directory, caplog, change):
+    host = ceph_hosts(base_access='exporter') if 'base_access' in change else ceph_hosts()
+    if 'rbd' in change:
+        host.service.extra = {'rbd': None}
+    booted(host, node, directory)
+    if 'image_format' in change:
+        stored.update(change)
+        with pytest.raises(Exception, match=r'is raw|has to be qcow2|gpt|unknown'):
+            completed(host, bases(host), node)
+    else:
+        assert completed(host, bases(host), node) == node.content
+    assert 'completed from the storage node, at' in caplog.text
+    assert 'completed from Ceph' not in caplog.text
+
+
+def test_ceph_goes_away_while_a_base_is_copied(ceph_hosts, node, bases, elsewhere, directory,
+                                               glance_store, monkeypatch, caplog):
+    host = ceph_hosts(reconnect_delay=2)
+    host.service.extra = {'server': ['127.0.0.1', elsewhere]}
+    booted(host, node, directory)
+    host.base_access.look()
+    assert is_direct(host, node)
+    seen, made = [], bases(host)
+    glance_store.ceph.end('osd.0')
+    thread = threading.Thread(target=lambda: seen.append(completed(host, made, node)))
+    try:
+        thread.start()
+        until(lambda: 'completed from Ceph' in caplog.text, 'the copy')
+        monkeypatch.setattr(hostclones, '_AWAY_SECONDS', 0)
+
+        def is_over():
+            host.base_access.look()
+            return not thread.is_alive()
+
+        until(is_over, 'the end of the copy')
+    finally:
+        glance_store.ceph.start_osd(0)
+        thread.join(120)
+    assert seen == [node.content]
+    assert 'as that did not come off from Ceph' in caplog.text
+    monkeypatch.undo()
+    until(lambda: own_clones(glance_store), 'an answer of Ceph')

@@ -1,0 +1,229 @@
+"""Servers boot while other hosts give the cache image, apart from what the servers read."""
+
+import os
+import threading
+
+import pytest
+from compute_host import boot, compare
+from exchange_cloud import SET, Cloud
+from exchanging import Swarm
+from functional_tools import read_base, until
+from storage_node import IMAGE, MIB, content
+from test_arrival import Way, nodes
+
+from bootcache import rpcapi, steps
+from nova_bootcache.gateway import arrivingimage
+
+pytest.importorskip('libtorrent')
+
+LAST = SET[-1].end - 8192
+
+
+@pytest.fixture
+def cloud(directory, ca, node, storage_conf, hosts, monkeypatch):
+    monkeypatch.setattr(arrivingimage, 'WORTH_BYTES', 0)
+    swarm = Swarm(directory, ca)
+    made = Cloud(swarm, node, storage_conf, rpcapi.StorageAPI(None))
+    yield made
+    made.tiers.stop()
+    swarm.stop()
+
+
+@pytest.fixture
+def way(cloud, directory):
+    """From the exporter to the host."""
+    made = Way(directory, cloud.node.conf.export_port, 80_000_000)
+    yield made
+    made.end()
+
+
+@pytest.fixture
+def host(cloud, hosts, way):
+    """A host, with its exchange beside it, that boots."""
+    yield (made := booting(cloud, hosts, way))
+    assert made.arrivals.wait(IMAGE, 60)
+
+
+def booting(cloud, hosts, way, **options):
+    exchange = cloud.swarm.host()
+    made = hosts(exchange_address=exchange.address, exchange_port=exchange.port,
+                 exchange_socket=exchange.socket, **options)
+    made.service.extra = {'server': ['127.0.0.1', way.port]}
+    made.exchange = exchange
+    return made
+
+
+@pytest.fixture
+def held():
+    """What comes apart does not begin to before ``go`` is set; ``come`` are the steps."""
+    class Held:
+        go, come = threading.Event(), []
+
+        def hook(self, step):
+            self.come.append(step)
+            if step == 'arrive: apart':
+                assert self.go.wait(60)
+
+    made = Held()
+    steps.install(made.hook)
+    yield made
+    made.go.set()
+    steps.install(None)
+
+
+def sent(way):
+    """The bytes of the cache image that came from the storage node."""
+    return sum(length for _offset, length in way.reads('cache-'))
+
+
+def has_arrived(host, cloud):
+    assert host.arrivals.wait(IMAGE, 60)
+    assert host.cache.entry(IMAGE).cache_image == cloud.info
+    with open(host.cache.path(IMAGE), 'rb') as here, open(cloud.node.cache_path, 'rb') as there:
+        assert here.read() == there.read()
+    assert host.gateway.daemon.nodes() == nodes(host, 'g', 'l', 'n', 'h')
+    assert not any(name.endswith('.partial') for name in os.listdir(host.cache.directory))
+    assert not host.room.arriving()
+
+
+def gives(host):
+    """Tell whether a host gives what it has to others."""
+    return [entry['is_complete'] and not entry['is_fetched']
+            for entry in host.exchange.client.files()['files'].values()] == [True]
+
+
+def test_others_give_it_while_a_server_reads_what_it_asks_for(cloud, host, way, held, directory):
+    data = content(cloud.node)
+    for other in (cloud.host(), cloud.host()):
+        cloud.fetch(other)
+    before = cloud.given()
+    assert boot(host, f'{directory}/disk') is True
+    until(lambda: 'arrive: apart' in held.come, 'the exchange')
+    assert read_base(host, IMAGE, LAST, 4096) == data[LAST:LAST + 4096]
+    assert boot(host, f'{directory}/second') is True
+    assert host.needs.is_arriving(IMAGE)
+    asked = sent(way)
+    assert 0 < asked < MIB
+    held.go.set()
+    has_arrived(host, cloud)
+    assert 'arrive: exchanged' in held.come and 'arrive: come' not in held.come
+    assert sent(way) == asked
+    assert host.exchange.client.files()['got'] >= cloud.info.bytes
+    assert cloud.given() == before, 'the storage node sent it to two hosts, and not to this one'
+    # What those servers read comes from this host now.
+    count = len(way.reads('cache-')), len(way.reads('base-'))
+    for extent in SET:
+        assert read_base(host, IMAGE, extent.offset, extent.length) == \
+            data[extent.offset:extent.end]
+    assert (len(way.reads('cache-')), len(way.reads('base-'))) == count
+    for disk in ('disk', 'second'):
+        compare(f'{directory}/{disk}', cloud.node)
+    until(lambda: gives(host), 'that it gives')
+
+
+def test_what_servers_read_is_nothing_that_others_wrote(cloud, host, held, directory):
+    """Of two files the gateway has one open until the other is verified."""
+    for other in (cloud.host(), cloud.host()):
+        cloud.fetch(other)
+    seen = []
+
+    def hook(step):
+        if step == 'arrive: exchanged':
+            path = host.cache.coming_path(IMAGE, next(iter(host.cache.directories)))
+            folder = f'/proc/{host.gateway.daemon.pid()}/fd'
+            links = {os.stat(f'{folder}/{name}').st_ino for name in os.listdir(folder)}
+            apart = path.replace('.partial', '.exchanged.partial')
+            seen.append((os.stat(path).st_ino in links, os.stat(apart).st_ino in links))
+
+    steps.install(hook)
+    assert boot(host, f'{directory}/disk') is True
+    has_arrived(host, cloud)
+    assert seen == [(True, False)]
+    compare(f'{directory}/disk', cloud.node)
+
+
+def test_the_first_host_has_it_read_and_gives_it_afterwards(cloud, host, way, held, directory):
+    assert boot(host, f'{directory}/disk') is True
+    has_arrived(host, cloud)
+    assert 'arrive: apart' not in held.come and sent(way) == cloud.info.bytes
+    until(lambda: gives(host), 'that it gives')
+    assert cloud.given() == 0
+    # Whoever comes next is told of it.
+    other = cloud.host()
+    cloud.fetch(other)
+    entry, = other.client.files()['files'].values()
+    assert host.exchange.address in entry['peers']
+
+
+def test_what_others_do_not_give_is_copied_and_servers_wait_for_nothing(
+        cloud, host, way, directory, monkeypatch):
+    """The host before it has a part of it, nobody has the rest, and it does not begin anew."""
+    cloud.leave_a_part(cloud.host(), monkeypatch)
+    assert boot(host, f'{directory}/disk') is True
+    assert host.needs.is_arriving(IMAGE)
+    compare(f'{directory}/disk', cloud.node)
+    has_arrived(host, cloud)
+    got = host.exchange.client.files()['got']
+    assert 2 * MIB <= got + MIB <= cloud.info.bytes
+    until(lambda: gives(host), 'that it gives')
+
+
+def test_without_the_exchange_of_this_host_it_is_read_at_once(cloud, host, way, directory):
+    for other in (cloud.host(), cloud.host()):
+        cloud.fetch(other)
+    host.exchange.kill()
+    assert boot(host, f'{directory}/disk') is True
+    has_arrived(host, cloud)
+    assert sent(way) == cloud.info.bytes
+
+
+def test_the_exchange_of_this_host_dies_in_the_midst(cloud, host, way, directory):
+    for other in (cloud.host(), cloud.host()):
+        cloud.fetch(other)
+
+    def hook(step):
+        if step == 'arrive: apart':
+            host.exchange.kill()
+
+    steps.install(hook)
+    try:
+        assert boot(host, f'{directory}/disk') is True
+        has_arrived(host, cloud)
+    finally:
+        steps.install(None)
+    assert sent(way) == cloud.info.bytes
+
+
+def test_without_room_for_a_second_file_others_are_not_told_of_it(cloud, hosts, way, directory):
+    one = cloud.host()
+    cloud.fetch(one)
+    # Of these 95 % are the high watermark.
+    made = booting(cloud, hosts, way, store_quota='1MiB',
+                   compute_disk_quota=str(arrivingimage.room(cloud.info.bytes) + 3 * MIB))
+    asked = []
+    offer = cloud.service.offers.offer
+    cloud.service.offers.offer = lambda *what: asked.append(what) or offer(*what)
+    assert boot(made, f'{directory}/disk') is True
+    has_arrived(made, cloud)
+    assert asked == [] and sent(way) == cloud.info.bytes
+    assert made.exchange.client.files()['got'] == 0
+
+
+def test_a_host_that_ends_in_the_midst_leaves_nothing(cloud, host, hosts, way, held, directory):
+    """Files of an earlier process; the next one has it come again."""
+    for other in (cloud.host(), cloud.host()):
+        cloud.fetch(other)
+    assert boot(host, f'{directory}/disk') is True
+    until(lambda: 'arrive: apart' in held.come, 'the exchange')
+    left = host.cache.exchanged_path(IMAGE, next(iter(host.cache.directories)))
+    with open(left, 'wb') as stream:
+        stream.write(bytes(MIB))
+    again = hosts(**{name: value for name, value in host.exchange.options.items()
+                     if name in ('exchange_address', 'exchange_port', 'exchange_socket')})
+    again.exchange = host.exchange
+    assert not any(name.endswith('.partial') for name in os.listdir(again.cache.directory))
+    assert again.gateway.daemon.nodes() == nodes(again, 'g', 'n', 'h')
+    compare(f'{directory}/disk', cloud.node)
+    # In one process the earlier host's thread is still there; what it lands is right.
+    held.go.set()
+    assert host.arrivals.wait(IMAGE, 60)

@@ -1,0 +1,184 @@
+"""Full bases come to hosts from each other: a storage node, hosts, and what fails."""
+
+import os
+import threading
+
+import pytest
+from compute_host import Service
+from exchange_cloud import Cloud
+from exchanging import Swarm
+from functional_tools import until
+from storage_node import IMAGE, MIB
+from test_fullbase import complete, only
+
+from bootcache import exception, rpcapi, savefile
+from glance_bootcache.exchange.given import Given
+from nova_bootcache.settling import fullbase
+from nova_bootcache.settling.exchangedbase import ExchangedBase
+
+pytest.importorskip('libtorrent')
+
+# Of the file of 24 MiB: zeros need not come.
+DATA = 21 * MIB
+
+
+class Bases:
+    """A storage node whose stored file hosts exchange."""
+
+    def __init__(self, cloud, path, serve):
+        self.cloud, self.path, self.node = cloud, path, serve(path)
+        self.size, self.digest = os.path.getsize(path), savefile.file_digest(path, 'sha512')
+        self.hash = f'sha512:{self.digest}'
+        cloud.store.save(cloud.store.load(IMAGE).making(
+            base_path=path, base_hash=self.hash, stored_bytes=self.size, image_format='raw'))
+
+    def others(self, host):
+        return ExchangedBase(host.asking, IMAGE, self.hash, self.size)
+
+    def target(self, host):
+        os.makedirs(f'{host.home}/_base', exist_ok=True)
+        return f'{host.home}/_base/{"0" * 40}'
+
+    def complete(self, host, **changes):
+        """Have a host complete it; what its exchange has of it then."""
+        target = self.target(host)
+        changes.setdefault('node', self.node)
+        node = changes.pop('node')
+        assert complete(self.path, node, target, 'raw', self.digest, others=self.others(host),
+                        **changes)
+        assert savefile.file_digest(target, 'sha512') == self.digest and only(target)
+        return self.held(host)
+
+    def held(self, host):
+        return next((held for held in host.client.files()['files'].values()
+                     if held['size'] == self.size), None)
+
+    def told(self):
+        return {came['to']: came for came in self.cloud.service.offers.given.describe(IMAGE)}
+
+
+@pytest.fixture
+def bases(directory, ca, node, storage_conf, make_base, monkeypatch, daemons):
+    service = Service(node)
+    monkeypatch.setattr(rpcapi, 'StorageAPI', lambda conf: service)
+    swarm = Swarm(directory, ca)
+    cloud = Cloud(swarm, node, storage_conf, service)
+    daemon = daemons('bases')
+    daemon.ensure_running()
+    path = make_base(f'{directory}/big', 24 * MIB, [(0, 5 * MIB, 'data'), (6 * MIB, MIB, 'zeros'),
+                                                    (8 * MIB, 16 * MIB, 'data')], 'raw', seed=4)
+
+    def serve(path):
+        from bootcache.cacheimage import Base
+        from nova_bootcache.storagenode import nbd_node
+        daemon.add_nodes(*Base(path, 'raw', 0).nodes('big'))
+        daemon.add_export('big', 'big')
+        return {**nbd_node('', 0, 'big'), 'server': {'type': 'unix', 'path': daemon.listener.path}}
+
+    yield Bases(cloud, path, serve)
+    cloud.tiers.stop()
+    swarm.stop()
+
+
+def test_hosts_give_it_to_each_other(bases):
+    """What one gave on is what it had fetched, though the file has another name by then."""
+    one, two, three = (bases.cloud.host() for _number in range(3))
+    bases.complete(one)
+    assert bases.cloud.given() == pytest.approx(DATA, rel=0.05)
+    held = bases.complete(two)
+    assert set(held['peers']) == {one.address}
+    os.unlink(bases.target(two))
+    held = bases.complete(three)
+    assert set(held['peers']) <= {one.address, two.address} and held['got'] >= DATA
+    assert bases.cloud.given() == pytest.approx(DATA, rel=0.05)
+    told = bases.told()['host-4']
+    assert told['way'] == 'exchanged' and not told['copied'] and told['file'] == 'full base'
+    assert {giver for giver, _count in told['got']} <= {'host-2', 'host-3'}
+
+
+def test_a_fetch_that_was_broken_off_goes_on(bases):
+    one, two = bases.cloud.host(), bases.cloud.host(exchange_linger=0)
+    bases.complete(one)
+    cancelled = threading.Event()
+    raised = []
+
+    def run():
+        try:
+            bases.complete(two, rate=2 * MIB, cancelled=cancelled)
+        except exception.Cancelled as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    until(lambda: (bases.held(two) or {}).get('done', 0) > 4 * MIB, 'a part of it')
+    cancelled.set()
+    thread.join()
+    assert raised
+    fullbase.sweep(os.path.dirname(bases.target(two)))
+    assert os.path.exists(bases.target(two) + '.bootcache')
+    before = two.client.files()['got']
+    bases.complete(two)
+    assert two.client.files()['got'] - before <= bases.size - 3 * MIB
+
+
+def test_what_others_do_not_give_is_copied(bases):
+    """The first host dies with the storage node's exchange: all goes on from the exporter."""
+    one, two = bases.cloud.host(), bases.cloud.host()
+    bases.complete(one)
+    killed = threading.Event()
+
+    def run():
+        until(lambda: (bases.held(two) or {}).get('done', 0) > 2 * MIB, 'a part of it')
+        one.kill()
+        bases.cloud.storage.kill()
+        killed.set()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        # Not so fast that it is over before.
+        bases.complete(two, rate=3 * MIB)
+    finally:
+        thread.join()
+    assert killed.is_set()
+    told = bases.told()[two.name]
+    assert told['way'] == 'stalled' and 0 < told['copied'] < bases.size
+
+
+def test_without_an_exchange_it_is_copied(bases):
+    one = bases.cloud.host()
+    one.kill()
+    target = bases.target(one)
+    assert complete(bases.path, bases.node, target, 'raw', bases.digest, others=bases.others(one))
+    assert savefile.file_digest(target, 'sha512') == bases.digest and only(target)
+
+
+def test_wrong_content_is_copied_anew(bases):
+    """A host that has the right pieces of a torrent of another file: Glance's hash counts."""
+    one = bases.cloud.host()
+    wrong = f'{bases.path}.wrong'
+    with open(bases.path, 'rb') as right, open(wrong, 'wb') as stream:
+        stream.write(right.read()[:-MIB] + bytes(MIB))
+    store = bases.cloud.store
+    store.save(store.load(IMAGE).making(base_path=wrong))
+    bases.complete(one)
+
+
+def test_nobody_is_told_of_what_is_not_settled(bases):
+    store, one = bases.cloud.store, bases.cloud.host()
+    store.save(store.load(IMAGE).wishing(settle=False))
+    assert bases.complete(one) is None
+    assert not bases.told()
+
+
+def test_what_is_told_is_bounded():
+    given = Given()
+    given.note('image', 'full base', 100, 'two', 'exchanged', [('10.0.0.1', 60), ('10.0.0.9', 7),
+                                                               ('10.0.0.2', 1 << 60)], 0,
+               {'10.0.0.1': 'one', '10.0.0.2': ''})
+    told, = given.describe('image')
+    assert told['got'] == [['', 200], ['one', 60]]
+    for number in range(300):
+        given.note('image', 'full base', 100, f'host-{number}', 'copied', [], 100, {})
+    assert len(given.describe('image')) == 200
+    assert given.totals()['copied_bytes'] == 300 * 100

@@ -1,0 +1,400 @@
+"""Snapshots on Glance's file store: real files, QEMU and Glance, on XFS and where nothing is
+shared."""
+
+import contextlib
+import itertools
+import os
+import random
+import shutil
+import subprocess
+import tempfile
+
+import pytest
+from functional_tools import qemu_img, until
+from glanceclient import exc
+from oslo_config import cfg
+from real_glance import ADMIN, Glance
+from reflinks import used, xfs
+
+from bootcache import conf as bootcache_conf
+from bootcache import exception
+from bootcache.manifest import Made, Manifest, Standing
+from bootcache.naming import nbd_unix_uri
+from bootcache.storagedaemon import StorageDaemon, UnixListener
+from glance_bootcache import conf as glance_conf
+from glance_bootcache.filestore.registrars import Registrars
+from glance_bootcache.filestore.snapshots import FileSnapshots
+from glance_bootcache.filestore.uploading import upload
+from glance_bootcache.glance.registering import TrialImages
+from glance_bootcache.snapshots.stores import SnapshotUnfit, Stored
+
+
+class Known:
+    """Stands for trials whose outcome is known."""
+
+    def __init__(self, store):
+        self._store = store
+
+    def store_of(self, directory):
+        return self._store
+
+    def look(self):
+        """Nothing is tried."""
+
+    doubt = store_of
+
+
+ALWAYS, NEVER = Known('file'), Known('')
+MIB = 1 << 20
+SIZE = 96 * MIB
+BASE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+# Of a base that has data nearly everywhere.
+PIECES = [(0, 40 * MIB, 'data'), (48 * MIB, 4 * MIB, 'zeros'), (56 * MIB, 40 * MIB, 'data')]
+CHANGED = 4 * MIB
+
+
+class Upload:
+    """Glance as the service asks it, whose token stands for Keystone's: see real_glance.py."""
+
+    def __init__(self, glance):
+        self._images = glance.client(ADMIN).images
+
+    def upload(self, image_id, stream, stored_bytes):
+        self._images.upload(image_id, stream, image_size=stored_bytes)
+
+
+class Trial(TrialImages):
+    """The same, for trials."""
+
+    def __init__(self, glance, token='bootcache.service.service-member.'):
+        self._made = glance.client(token)
+
+    def left(self):
+        return [image['id'] for image in self._made.images.list(
+            filters={'name': 'bootcache-trial', 'os_hidden': True})]
+
+
+@pytest.fixture(scope='module')
+def home():
+    """A directory, for what need not be on XFS."""
+    directory = tempfile.mkdtemp(prefix='bc', dir='/tmp')
+    yield directory
+    shutil.rmtree(directory)
+
+
+@pytest.fixture(scope='module')
+def place(home):
+    """A file system with reflinks."""
+    with xfs(home) as found:
+        yield found
+
+
+@pytest.fixture(scope='module')
+def glance(home, place):
+    """A Glance with our store on it."""
+    made = Glance(home, f'{place}/images')
+    try:
+        yield made.start()
+    finally:
+        made.stop()
+
+
+@pytest.fixture(scope='module')
+def plain_glance(home, place):
+    """A Glance with the stock file store on it."""
+    made = Glance(f'{home}/plain', f'{place}/plain', 'file:file')
+    try:
+        yield made.start()
+    finally:
+        made.stop()
+
+
+def configured(state, *directories):
+    conf = cfg.ConfigOpts()
+    conf([], project='bootcache', default_config_files=[], default_config_dirs=[])
+    glance_conf.register_opts(conf)
+    conf.set_override('state_dir', state, bootcache_conf.GROUP)
+    conf.set_override('glance_store_dirs', list(directories), bootcache_conf.GROUP)
+    return conf
+
+
+def made_of(path, image_format):
+    return Manifest(BASE, Standing.DONE, made=Made(
+        image_format=image_format, virtual_bytes=SIZE, base_path=path))
+
+
+@pytest.fixture
+def base(make_base):
+    """Makes a base in a directory."""
+    def make(directory, image_format='raw'):
+        os.makedirs(directory, exist_ok=True)
+        return make_base(f'{directory}/base', SIZE, PIECES, image_format)
+    return make
+
+
+def looked(look):
+    """Have it be tried, also where SQLite has Glance answer late as the machine has other work."""
+    def once():
+        with contextlib.suppress(exc.HTTPInternalServerError):
+            look()
+            return True
+
+    until(once, 'the trial')
+
+
+def tried(conf, glance):
+    """Return the snapshots of a service that has tried what Glance registers."""
+    found = FileSnapshots(conf, Registrars([glance.images], Trial(glance),
+                                           clock=itertools.count(0, 1e6).__next__))
+
+    looked(found.tidy)
+    return found
+
+
+def begun(snapshots, path, image_format, image, size=SIZE):
+    """Begin a snapshot, and return the node that is written."""
+    found = snapshots.begin(made_of(path, image_format), image, size)
+    assert found.disk_format == image_format and snapshots.left() == [image]
+    return found.node
+
+
+def shared(snapshots):
+    """Have upkeep come by until all is shared."""
+    until(lambda: snapshots.tidy() or not snapshots._journal.images(), 'the sharing')
+
+
+def write(directory, node, seed=1, size=SIZE):
+    """Write what differs as a host does: by NBD, into the node; returns a raw file to compare."""
+    daemon = StorageDaemon('snapshot', f'{directory}/d', UnixListener(f'{directory}/d/nbd'))
+    daemon.ensure_running()
+    try:
+        with daemon.session() as session:
+            session.execute('blockdev-add', **{**node, 'node-name': 'snapshot'})
+            session.execute('block-export-add', type='nbd', id='snapshot', name='x',
+                            node_name='snapshot', writable=True)
+        uri = nbd_unix_uri(f'{directory}/d/nbd', 'x')
+        source = random.Random(seed)
+        commands = []
+        for number in range(CHANGED // 65536):
+            begin = source.randrange(size // 65536) * 65536
+            commands.append(f'write -q -P {number % 250 + 1} {begin} 64k')
+        # What reads as zeros there.
+        commands.append(f'write -q -z {8 * MIB} 1M')
+        subprocess.run(['qemu-io', '-f', 'raw', uri], input='\n'.join(commands), check=True,
+                       text=True, capture_output=True)
+        qemu_img('convert', '-f', 'raw', '-O', 'raw', uri, f'{directory}/wanted')
+    finally:
+        daemon.stop()
+    return f'{directory}/wanted'
+
+
+def same(path, image_format, wanted):
+    qemu_img('compare', '-f', image_format, '-F', 'raw', path, wanted)
+
+
+@pytest.mark.parametrize('image_format', ['raw', 'qcow2'])
+def test_a_snapshot_becomes_an_image_as_it_is(place, glance, base, directory, image_format):
+    conf = configured(f'{directory}/state', glance.images)
+    path = base(f'{place}/state-{image_format}', image_format)
+    snapshots = tried(conf, glance)
+    before = used(place)
+    image = glance.image(disk_format=image_format)
+    # Of a server whose disk is larger than its base.
+    node = begun(snapshots, path, image_format, image, SIZE + 32 * MIB)
+    wanted = write(directory, node, size=SIZE + 32 * MIB)
+    assert os.path.getsize(wanted) == SIZE + 32 * MIB
+    with snapshots.looked_at(image, directory, lambda: None) as look:
+        same(look.path, look.disk_format, wanted)
+    stored = snapshots.finish(image)
+    assert stored == snapshots.finish(image) == Stored(url=f'bootcache://file/{image}')
+    assert snapshots.left() == []
+    glance.add_location(image, stored.url)
+    glance.wait(image)
+    snapshots.settled(image)
+    assert os.listdir(f'{glance.images}/.bootcache') == []
+    same(glance.file(image), image_format, wanted)
+    assert used(place) - before < 2 * CHANGED
+    # In any order.
+    os.unlink(path)
+    same(glance.file(image), image_format, wanted)
+    glance.client().images.delete(image)
+    assert not os.path.exists(glance.file(image))
+
+
+@pytest.mark.parametrize('image_format', ['raw', 'qcow2'])
+def test_one_that_is_uploaded_shares_afterwards(place, plain_glance, base, directory,
+                                                image_format):
+    conf = configured(f'{place}/state2', plain_glance.images)
+    path = base(f'{place}/state2/images', image_format)
+    snapshots = tried(conf, plain_glance)
+    # Of the trial nothing is left.
+    assert os.listdir(plain_glance.images) == ['.bootcache']
+    assert Trial(plain_glance).left() == []
+    before = used(place)
+    image = plain_glance.image(disk_format=image_format)
+    wanted = write(directory, begun(snapshots, path, image_format, image))
+    stored = snapshots.finish(image)
+    assert stored.path and not stored.url
+    upload(Upload(plain_glance), image, stored.path, lambda: None)
+    assert plain_glance.status(image) == 'active'
+    assert used(place) - before > SIZE * 3 // 4
+    snapshots.settled(image)
+    # A process that ends before it is done begins anew.
+    snapshots._sharing.go_on(0)
+    snapshots = FileSnapshots(conf, NEVER)
+    assert snapshots.left() == []
+    shared(snapshots)
+    assert not os.path.exists(stored.path)
+    same(plain_glance.file(image), image_format, wanted)
+    assert used(place) - before < 2 * CHANGED
+    plain_glance.client().images.delete(image)
+    os.unlink(path)
+
+
+@pytest.mark.parametrize('image_format', ['raw', 'qcow2'])
+def test_without_reflinks_it_is_a_copy(plain_glance, base, directory, image_format, caplog):
+    """The base is on another file system than the store."""
+    conf = configured(f'{directory}/state', plain_glance.images)
+    path = base(f'{directory}/bases', image_format)
+    # A file that ends within a sector, as compressed ones do.
+    if image_format == 'qcow2':
+        with open(path, 'ab') as stream:
+            stream.write(b'\0' * 100)
+    snapshots = FileSnapshots(conf, NEVER)
+    for seed in (1, 2):
+        image = plain_glance.image(disk_format=image_format)
+        wanted = write(directory, begun(snapshots, path, image_format, image), seed)
+        stored = snapshots.finish(image)
+        upload(Upload(plain_glance), image, stored.path, lambda: None)
+        snapshots.settled(image)
+        shared(snapshots)
+        same(plain_glance.file(image), image_format, wanted)
+        plain_glance.client().images.delete(image)
+    assert caplog.text.count('each snapshot takes the space of all of its base') == 1
+    assert os.listdir(f'{directory}/state/snapshots') == []
+
+
+def test_nothing_replaces_an_image(place, glance, base, directory):
+    """A host that lies names another one's image."""
+    conf = configured(f'{directory}/state', glance.images)
+    path = base(f'{place}/state3')
+    image = glance.upload(b'of somebody else')
+    snapshots = FileSnapshots(conf, ALWAYS)
+    begun(snapshots, path, 'raw', image)
+    with pytest.raises(SnapshotUnfit, match='nothing replaces'):
+        snapshots.finish(image)
+    assert snapshots.discard(image)
+    assert snapshots.left() == [] and glance.content(image) == b'of somebody else'
+
+
+def test_what_a_crash_leaves_is_listed_and_removed(place, glance, base, directory):
+    conf = configured(f'{directory}/state', glance.images)
+    path = base(f'{place}/state4')
+    ids = [f'7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e0{number}' for number in range(4)]
+    first = FileSnapshots(conf, ALWAYS)
+    for image in ids:
+        first.begin(made_of(path, 'raw'), image, SIZE)
+    first.finish(ids[0])
+    # A crash between the two names of a file that gets its place.
+    first.finish(ids[3])
+    os.link(glance.file(ids[3]), f'{glance.images}/.bootcache/{ids[3]}.snapshot')
+    # What was noted is lost, or damaged, and the files are there.
+    os.unlink(f'{directory}/state/snapshots/{ids[1]}.json')
+    with open(f'{directory}/state/snapshots/{ids[2]}.json', 'w') as stream:
+        stream.write('{}')
+    second = FileSnapshots(conf, NEVER)
+    # What is in the store, for Glance to have, is not for the taking.
+    assert second.left() == ids[1:3]
+    assert second.finish(ids[3]).url and os.stat(glance.file(ids[3])).st_nlink == 1
+    for image in ids:
+        assert second.discard(image)
+    assert not any(os.path.exists(glance.file(image)) for image in ids)
+    assert os.listdir(f'{glance.images}/.bootcache') == []
+    assert os.listdir(f'{directory}/state/snapshots') == []
+
+
+def test_what_is_in_its_place_by_now_is_not_removed(place, glance, base, directory):
+    conf = configured(f'{directory}/state', glance.images)
+    image = glance.image()
+    snapshots = FileSnapshots(conf, ALWAYS)
+    begun(snapshots, base(f'{place}/state5'), 'raw', image)
+    snapshots.finish(image)
+    # Glance's own, another file: the stock way came first.
+    os.rename(glance.file(image), f'{place}/older')
+    with open(glance.file(image), 'wb') as stream:
+        stream.write(b'another')
+    snapshots.discard(image)
+    assert os.path.exists(glance.file(image))
+    os.unlink(glance.file(image))
+    os.unlink(f'{place}/older')
+
+
+def test_an_upload_can_be_given_up(plain_glance, base, directory):
+    class StopError(Exception):
+        pass
+
+    def stop():
+        raise StopError
+
+    conf = configured(f'{directory}/state', plain_glance.images)
+    image = plain_glance.image()
+    snapshots = FileSnapshots(conf, NEVER)
+    begun(snapshots, base(f'{directory}/bases'), 'raw', image)
+    stored = snapshots.finish(image)
+    with pytest.raises(StopError):
+        upload(Upload(plain_glance), image, stored.path, stop)
+    assert snapshots.left() == [image]
+    snapshots.discard(image)
+    assert snapshots.left() == [] and os.listdir(f'{directory}/state/snapshots') == []
+
+
+def test_what_does_not_fit_is_refused_and_leaves_nothing(base, directory):
+    conf = configured(f'{directory}/state')
+    snapshots = FileSnapshots(conf, NEVER)
+    path = base(f'{directory}/bases')
+    with pytest.raises(SnapshotUnfit, match='its base'):
+        snapshots.begin(made_of(path, 'raw'), BASE, SIZE - 512)
+    with pytest.raises(SnapshotUnfit, match='vmdk'):
+        snapshots.begin(made_of(path, 'vmdk'), BASE, SIZE)
+    with pytest.raises(SnapshotUnfit, match='no file'):
+        snapshots.begin(made_of('rbd:a/b/c', 'raw'), BASE, SIZE)
+    with pytest.raises(exception.Interrupted):
+        snapshots.begin(made_of(f'{directory}/absent', 'raw'), BASE, SIZE)
+    with xfs(directory, size=400 << 20) as small:
+        full = FileSnapshots(configured(f'{small}/state'), NEVER)
+        with open(f'{small}/other', 'wb') as stream:
+            status = os.statvfs(small)
+            os.posix_fallocate(stream.fileno(), 0, status.f_bavail * status.f_frsize - 8 * MIB)
+        with pytest.raises(SnapshotUnfit, match='no room'):
+            full.begin(made_of(path, 'raw'), BASE, SIZE)
+        assert full.left() == [] and os.listdir(f'{small}/state/snapshots') == []
+    assert snapshots.left() == []
+
+
+def test_a_store_is_found_when_glance_gets_one(home, place, directory):
+    clock = itertools.count(0, 1e6).__next__
+    glance = Glance(f'{home}/later', f'{place}/later', 'file:file')
+    try:
+        found = Registrars([glance.images], Trial(glance.start()), clock=clock)
+        looked(found.look)
+        assert not found.store_of(glance.images)
+        glance.stop()
+        glance.start('other:file,file:bootcache')
+        looked(found.look)
+        assert found.store_of(glance.images) == 'file'
+        # Another directory in its place.
+        os.rename(glance.images, f'{place}/moved')
+        os.mkdir(glance.images)
+        assert not found.store_of(glance.images)
+        looked(found.look)
+        assert found.store_of(glance.images) == 'file'
+        found.doubt(glance.images)
+        assert not found.store_of(glance.images)
+        refused = Registrars([glance.images], Trial(glance, 'bootcache.service.member.'),
+                             clock=clock)
+        looked(refused.look)
+        assert not refused.store_of(glance.images)
+        assert os.listdir(glance.images) == ['.bootcache']
+        assert os.listdir(f'{glance.images}/.bootcache') == []
+    finally:
+        glance.stop()

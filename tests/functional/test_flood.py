@@ -1,0 +1,84 @@
+"""One compute host floods a real service by a real RabbitMQ; the others are answered meanwhile.
+
+Whose messages are counted how is in tests/unit/glance_bootcache/test_rates.py.
+"""
+
+import collections
+import concurrent.futures
+import json
+
+import oslo_messaging as messaging
+import test_lying_host as lying_host
+from functional_tools import until
+from service_process import cloud as cloud  # a fixture
+from service_process import service as service  # likewise
+from test_lying_host import api as api  # likewise
+from test_lying_host import directory_of_service as directory_of_service  # likewise
+from test_lying_host import images as images  # likewise
+from test_lying_host import post as post  # likewise
+
+from bootcache import rpcapi
+from glance_bootcache.door import rates
+
+IMAGE, MIB = lying_host.IMAGE, lying_host.MIB
+AT_ONCE = 16
+
+
+def flood(api, host, count):
+    """Call the service, and count what it answers."""
+    def call(_number):
+        try:
+            return api.plan_boot(IMAGE, host, 'server', None)['action']
+        except messaging.RemoteError as error:
+            return error.exc_type
+
+    with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
+        return collections.Counter(pool.map(call, range(count)))
+
+
+def test_a_flood_of_one_host_is_bounded_and_the_others_are_answered(
+        directory_of_service, api, storage_conf):
+    directory = directory_of_service
+    # Another process has a queue of its own; that of a second client here is another one as well.
+    liar = rpcapi.StorageAPI(storage_conf)
+    until(lambda: api.plan_boot(IMAGE, 'honest', 'server', None)['action'] == 'cold', 'the base')
+    before = lying_host.memory(directory)
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        # In the name of the other one, which takes nothing from it.
+        flooding = pool.submit(flood, liar, 'honest', 6 * int(rates.BURST))
+        answered = collections.Counter()
+        while not flooding.done():
+            answered[api.plan_boot(IMAGE, 'honest', 'server', None)['action']] += 1
+            if answered.total() == rates.BURST // 2:
+                break
+    got = flooding.result()
+    assert set(got) == {'cold', 'TooManyMessages'}, got
+    assert got['TooManyMessages'] > rates.BURST and got['cold'] >= rates.BURST
+    assert set(answered) == {'cold'} and answered.total() > 0
+    log = lying_host.said(directory)
+    assert log.count('too many of this sender') == 1, 'told once'
+    assert 'Traceback' not in log
+    # One that asks for no answer is counted by the host that it names.
+    for _message in range(5 * int(rates.BURST)):
+        liar.report_warm(IMAGE, 'caster', 'cached', '')
+    assert api.list_hosts() == [] and api.plan_boot(IMAGE, 'honest', 'server', None)
+    until(lambda: 'host caster: report_warm is refused: message: too many'
+          in lying_host.said(directory), 'the refusal')
+    assert lying_host.memory(directory, 'VmHWM') < before + lying_host.MEMORY
+
+
+def test_a_flood_of_long_messages_is_bounded(directory_of_service, api, post):
+    directory = directory_of_service
+    assert api.list_hosts() == []
+    before = lying_host.memory(directory)
+    extents = [[number * 4096, 4096, 0.5] for number in range(300_000)]
+    body = lying_host.envelope(
+        method='report_boot', version='1.7', args={
+            'image_id': IMAGE, 'image_hash': 'x', 'host': 'liar', 'granularity': 4096,
+            'extents': extents, 'ended_by': 'marker', 'boot_seconds': 1, 'server_id': 'x'})
+    assert len(json.dumps(extents)) > 6 * MIB
+    for _message in range(60):
+        post(body)
+    until(lambda: 'too many that are as long came' in lying_host.said(directory), 'the refusal')
+    assert api.list_hosts() == []
+    assert lying_host.memory(directory, 'VmHWM') < before + 4 * lying_host.MEMORY

@@ -1,0 +1,224 @@
+"""Snapshots in a real Ceph: made, written as a host does, given to Glance's real store."""
+
+import contextlib
+import json
+import os
+import subprocess
+import uuid
+
+import pytest
+from glance_rbd import CAPS, MIB, SIZE, go_on, obtained
+
+from bootcache import conf as bootcache_conf
+from bootcache import exception, qemuimg
+from bootcache.ceph import places
+from bootcache.ceph.rbd import Rbd
+from glance_bootcache.snapshots.rbdstore import RbdSnapshots
+from glance_bootcache.snapshots.stores import SnapshotUnfit
+from glance_bootcache.storage import inspection
+
+POOL = 'snapshots'
+LARGE = 64 * MIB
+
+
+@pytest.fixture
+def snapshots(ceph_conf, glance_store):
+    """The store, with its own pool, and the key of the page."""
+    glance_store.ceph.make_user('bootcache', f'{CAPS}, profile rbd pool={POOL}')
+    ceph_conf.set_override('rbd_snapshot_pool', POOL, bootcache_conf.GROUP)
+    store = RbdSnapshots(ceph_conf)
+    yield store
+    run, namespace = glance_store.ceph.run, 'bootcache/storage'
+    # Bases that are snapshots keep these.
+    for name in json.loads(run('rbd', 'ls', '--format', 'json', namespace)):
+        run('rbd', 'rm', '--no-progress', f'{namespace}/{name}')
+    for name in names(glance_store):
+        with contextlib.suppress(ValueError):
+            store.discard(str(uuid.UUID(name.removeprefix('begun-'))))
+    glance_store.ceph.make_user('bootcache', CAPS)
+
+
+def names(glance, what='ls'):
+    listed = json.loads(glance.ceph.run('rbd', *what.split(), '--format', 'json', POOL))
+    return [entry['name'] if isinstance(entry, dict) else entry for entry in listed]
+
+
+def stored(glance, name):
+    """Return the bytes that an image itself takes."""
+    [told] = json.loads(glance.ceph.run('rbd', 'du', '--format', 'json',
+                                        f'{POOL}/{name}@snap'))['images']
+    return told['used_size']
+
+
+def overlaid(path, directory, size, *commands):
+    """Return an overlay on a raw file, written to by qemu-io."""
+    overlay = f'{directory}/overlay-{uuid.uuid4()}'
+    qemuimg.create_overlay(overlay, size, path, 'raw', cluster_bytes=131072, subclusters=True)
+    for command in commands:
+        subprocess.run(['qemu-io', '-f', 'qcow2', '-c', command, overlay], check=True,
+                       stdout=subprocess.DEVNULL)
+    return overlay
+
+
+def send(overlay, base, node):
+    subprocess.run(['qemu-img', 'convert', '-n', '-B', base, '-F', 'raw', '-f', 'qcow2', '-O',
+                    'raw', overlay, 'json:' + json.dumps({'driver': 'raw', 'file': node})],
+                   check=True)
+
+
+def assert_same(glance, image, overlay):
+    node = {'driver': 'raw', 'file': {'driver': 'rbd', 'pool': POOL, 'image': image,
+                                      'snapshot': 'snap', 'conf': str(glance.ceph.conf),
+                                      'user': 'glance'}}
+    subprocess.run(['qemu-img', 'compare', '-q', 'json:' + json.dumps(node),
+                    'json:' + json.dumps({'driver': 'qcow2', 'file': {
+                        'driver': 'file', 'filename': overlay}})], check=True)
+
+
+def made(store, base, directory, path, size=LARGE, *commands):
+    """Make a snapshot from the first to the last step; return its id, and the overlay."""
+    snapshot = str(uuid.uuid4())
+    overlay = overlaid(path, directory, size, *commands)
+    send(overlay, path, store.begin(base, snapshot, size).node)
+    store.finish(snapshot)
+    store.settled(snapshot)
+    return snapshot, overlay
+
+
+def test_only_what_differs_is_stored_and_glance_reads_and_deletes_it(
+        snapshots, ceph_conf, glance_store, ceph_image, directory):
+    path, facts = ceph_image
+    manifest = obtained(ceph_conf, facts)
+    assert snapshots.refusal(manifest) == ''
+    snapshot = str(uuid.uuid4())
+    overlay = overlaid(path, directory, LARGE, 'write -P 7 2M 300k', 'write -z 10M 1M',
+                       'write -P 9 50M 64k', f'discard {9 * MIB} 64k')
+    writable = snapshots.begin(manifest, snapshot, LARGE)
+    assert writable.disk_format == 'raw'
+    # Nobody takes it for an image while it is under way.
+    assert names(glance_store) == [f'begun-{snapshot}'] and snapshots.left() == [snapshot]
+    send(overlay, path, writable.node)
+    with snapshots.looked_at(snapshot, directory, go_on) as look:
+        assert inspection.inspect(look.path, look.disk_format).virtual_bytes == LARGE
+    assert not os.path.exists(look.path)
+
+    done = snapshots.finish(snapshot)
+    assert done.url == f'rbd://{glance_store.ceph.fsid}/{POOL}/{snapshot}/snap'
+    assert snapshots.finish(snapshot) == done, 'the same after a crash'
+    assert snapshots.left() == [] and names(glance_store) == [snapshot]
+    assert_same(glance_store, snapshot, overlay)
+    # 1.4 MB were changed, of an image of 21 MiB on a disk of 64 MiB.
+    assert stored(glance_store, snapshot) <= 2 * MIB
+
+    glance_store.note(snapshot, done.url)
+    glance_store.delete(snapshot)
+    assert names(glance_store) == []
+
+
+def test_the_disk_has_a_size_of_its_own(snapshots, ceph_conf, glance_store, ceph_image, directory):
+    path, facts = ceph_image
+    manifest = obtained(ceph_conf, facts)
+    for size in (SIZE, SIZE + 512, 1 << 30):
+        snapshot, overlay = made(snapshots, manifest, directory, path, size, 'write -P 1 0 4k')
+        assert_same(glance_store, snapshot, overlay)
+    with pytest.raises(SnapshotUnfit, match='fewer than its base'):
+        snapshots.begin(manifest, str(uuid.uuid4()), SIZE - 512)
+    assert snapshots.left() == []
+
+
+def test_what_is_deleted_in_any_order_leaves_others_right(snapshots, ceph_conf, glance_store,
+                                                          ceph_image, directory):
+    path, facts = ceph_image
+    manifest = obtained(ceph_conf, facts)
+    first, overlay = made(snapshots, manifest, directory, path, LARGE, 'write -P 1 1M 64k')
+    url = f'rbd://{glance_store.ceph.fsid}/{POOL}/{first}/snap'
+    # A server that was made of the first snapshot: the storage service reads that in its pool.
+    content = f'{directory}/first.raw'
+    subprocess.run(['qemu-img', 'convert', '-f', 'qcow2', '-O', 'raw', overlay, content],
+                   check=True)
+    again = obtained(ceph_conf, glance_store.described(first, content, url))
+    assert again is not None
+    second, other = made(snapshots, again, directory, content, LARGE, 'write -P 2 3M 64k')
+    third, last = made(snapshots, again, directory, content, LARGE, 'write -P 3 4M 64k')
+
+    glance_store.delete(facts.image_id)          # the base of all
+    assert_same(glance_store, second, other)
+    glance_store.note(first, url)
+    glance_store.delete(first)                   # one in the middle
+    assert names(glance_store, 'trash ls') == [first]
+    snapshots.tidy()
+    assert names(glance_store, 'trash ls') == [first], 'it has children, and stays'
+    assert_same(glance_store, second, other)
+    for snapshot in (second, third):
+        assert_same(glance_store, third, last)
+        glance_store.note(snapshot, f'rbd://{glance_store.ceph.fsid}/{POOL}/{snapshot}/snap')
+        glance_store.delete(snapshot)
+    Rbd(str(glance_store.ceph.conf), 'bootcache').remove(places.clone_of(again.made.base_path))
+    fresh = RbdSnapshots(ceph_conf)
+    fresh.tidy()
+    assert names(glance_store, 'trash ls') == [] and names(glance_store) == []
+
+
+def test_too_many_on_each_other(snapshots, ceph_conf, glance_store, ceph_image, directory):
+    path, facts = ceph_image
+    manifest = obtained(ceph_conf, facts)
+    ceph_conf.set_override('snapshot_depth', 1, bootcache_conf.GROUP)
+    store = RbdSnapshots(ceph_conf)
+    first, overlay = made(store, manifest, directory, path, LARGE, 'write -P 1 1M 64k')
+    content = f'{directory}/first.raw'
+    subprocess.run(['qemu-img', 'convert', '-f', 'qcow2', '-O', 'raw', overlay, content],
+                   check=True)
+    url = f'rbd://{glance_store.ceph.fsid}/{POOL}/{first}/snap'
+    again = obtained(ceph_conf, glance_store.described(first, content, url))
+    with pytest.raises(SnapshotUnfit, match='snapshot_depth is 1'):
+        store.begin(again, str(uuid.uuid4()), LARGE)
+    assert store.left() == []
+
+
+@pytest.mark.parametrize('is_finished', [False, True])
+def test_what_is_given_up_leaves_nothing(snapshots, ceph_conf, glance_store, ceph_image,
+                                         is_finished):
+    _path, facts = ceph_image
+    snapshot = str(uuid.uuid4())
+    snapshots.begin(obtained(ceph_conf, facts), snapshot, LARGE)
+    if is_finished:
+        snapshots.finish(snapshot)
+    assert snapshots.discard(snapshot) and names(glance_store) == []
+    assert snapshots.discard(snapshot), 'there is none any more'
+
+
+def test_one_that_is_open_stays_until_it_is_closed(snapshots, ceph_conf, glance_store, ceph_image):
+    _path, facts = ceph_image
+    snapshot = str(uuid.uuid4())
+    node = snapshots.begin(obtained(ceph_conf, facts), snapshot, LARGE).node
+    writer = subprocess.Popen(['qemu-io', 'json:' + json.dumps({'driver': 'raw', 'file': node})],
+                              stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        writer.stdin.write(b'write 0 64k\n')
+        writer.stdin.flush()
+        assert b'wrote' in writer.stdout.readline()
+        assert not snapshots.discard(snapshot) and snapshots.left() == [snapshot]
+    finally:
+        writer.stdin.close()
+        writer.wait()
+        writer.stdout.close()
+    assert snapshots.discard(snapshot) and snapshots.left() == []
+
+
+def test_what_glance_has_deleted_is_the_base_of_nothing_new(snapshots, ceph_conf, glance_store,
+                                                            ceph_image):
+    _path, facts = ceph_image
+    manifest = obtained(ceph_conf, facts)
+    glance_store.delete(facts.image_id)
+    with pytest.raises(SnapshotUnfit, match='is gone'):
+        snapshots.begin(manifest, str(uuid.uuid4()), LARGE)
+    assert snapshots.left() == []
+
+
+def test_a_key_without_the_pool_is_told_with_the_cure(snapshots, ceph_conf, glance_store,
+                                                      ceph_image):
+    _path, facts = ceph_image
+    manifest = obtained(ceph_conf, facts)
+    glance_store.ceph.make_user('bootcache', CAPS)
+    with pytest.raises(exception.BootcacheError, match='profile rbd pool=snapshots'):
+        snapshots.begin(manifest, str(uuid.uuid4()), LARGE)

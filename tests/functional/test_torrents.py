@@ -1,0 +1,56 @@
+"""Torrents of files that hosts exchange: what they have to be."""
+
+import os
+
+import pytest
+
+libtorrent = pytest.importorskip('libtorrent')
+
+from exchanging import MIB  # noqa: E402
+
+from bootcache import exception  # noqa: E402
+from bootcache.exchange import members, torrent  # noqa: E402
+
+
+def test_a_torrent_is_read_as_it_was_made(swarm):
+    assert torrent.read(swarm.torrent.data) == swarm.torrent
+    assert swarm.torrent.size == os.path.getsize(swarm.path)
+    assert len(swarm.torrent.name) == 64
+
+
+@pytest.mark.parametrize('size, piece', [
+    (1, 64 << 10), (128 * MIB, 64 << 10), (128 * MIB + 1, 128 << 10), (2048 * MIB, MIB),
+    (1 << 40, 16 * MIB)])
+def test_pieces_are_small_and_not_too_many(size, piece):
+    assert torrent.piece_bytes(size) == piece
+
+
+def without_ca(entry):
+    del entry[b'info'][b'ssl-cert']
+
+
+def another_name(entry):
+    entry[b'info'][b'name'] = b'else'
+    entry[b'info'][b'file tree'] = {b'else': entry[b'info'][b'file tree'].pop(
+        members.NAME.encode())}
+
+
+@pytest.mark.parametrize('change', [without_ca, another_name])
+def test_torrents_of_another_kind_are_refused(swarm, change):
+    entry = libtorrent.bdecode(swarm.torrent.data)
+    change(entry)
+    with pytest.raises(exception.ExchangeFailed):
+        torrent.read(libtorrent.bencode(entry))
+
+
+@pytest.mark.parametrize('data', [b'', b'x', b'd4:infod6:lengthi5eee', b'x' * (2 << 20)])
+def test_what_is_no_torrent_is_refused(data):
+    with pytest.raises(exception.ExchangeFailed):
+        torrent.read(data)
+
+
+def test_an_empty_file_has_none(swarm):
+    with open(f'{swarm.directory}/empty', 'w'):
+        pass
+    with pytest.raises(exception.ExchangeFailed, match='empty'):
+        torrent.make(f'{swarm.directory}/empty', 'ca')

@@ -1,0 +1,143 @@
+"""An owner who changes images without end has so many of them followed within an hour.
+
+The neighbours are stand-ins, see test_manager.py."""
+
+import collections
+
+import pytest
+from fakes_clock import Clock
+from fakes_manager import SIZE
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bootcache.manifest import ImageState, Manifest, Standing
+from glance_bootcache import decisions
+from glance_bootcache.glance import tenants
+from glance_bootcache.images.changes import HOUR, Changes
+from glance_bootcache.storage import inspection
+
+
+@given(st.integers(1, 5), st.lists(st.tuples(st.sampled_from('ab'), st.floats(0, HOUR)),
+                                   max_size=60))
+def test_within_any_hour_there_are_no_more(most, asked):
+    clock = Clock(0.0)
+    changes, followed = Changes(most, clock), collections.defaultdict(list)
+    for owner, seconds in asked:
+        clock.now += seconds
+        too_many = changes.are_too_many(owner)
+        assert changes.begin(owner) is not too_many
+        recent = [when for when in followed[owner] if when > clock.now - HOUR]
+        assert too_many == (len(recent) == most), 'and none waits in vain'
+        if not too_many:
+            followed[owner].append(clock.now)
+
+
+def test_none_waits_where_any_number_may_be():
+    changes = Changes(0)
+    assert all(changes.begin('a') for _change in range(1000)) and not changes.are_too_many('a')
+
+
+def image(number):
+    return f'{number:08x}-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+
+
+@pytest.fixture
+def house(house):
+    house.conf.set_override('changes_per_hour', 3, 'bootcache')
+    house.restart()
+    house.manager._changes._clock = house.clock = Clock()
+    return house
+
+
+def register(house, number, owner='one', content=b'1' * SIZE):
+    house.images.put(image(number), content, owner=owner)
+    house.manager.consider(image(number))
+    house.settle()
+    return house.store.load(image(number))
+
+
+def standing(house, numbers):
+    return [house.store.load(image(number)).standing for number in numbers]
+
+
+def test_the_fourth_waits_for_the_hour_and_another_owners_does_not(house):
+    for number in range(5):
+        register(house, number)
+    done, waits = Standing.DONE, Standing.WANTED
+    assert standing(house, range(5)) == [done, done, done, waits, waits]
+    manifest = house.store.load(image(4))
+    assert manifest.reason == decisions.TOO_MANY_CHANGES
+    assert 'its project' in tenants.told(ImageState.PENDING, manifest.reason)
+    assert register(house, 9, owner='two').standing is done
+    # Upkeep does not ask Glance about them in vain.
+    house.upkeep.recover()
+    house.images.get = lambda image_id: pytest.fail('asked')
+    house.upkeep.go_on()
+    del house.images.get
+    house.clock.now += HOUR
+    house.upkeep.go_on()
+    house.settle()
+    assert standing(house, range(5)) == [done] * 5
+
+
+def test_servers_of_one_that_waits_boot_as_ever(house):
+    for number in range(3):
+        register(house, number)
+    changed = register(house, 0, content=b'2' * SIZE)
+    assert changed.reason == decisions.TOO_MANY_CHANGES
+    assert house.hosts.plan_boot(image(0), 'host', 'server', None)['action'] == 'stock'
+    assert house.hosts.plan_boot(image(1), 'host', 'server', None)['action'] == 'cache'
+    # What a server that boots needs, and an operator orders, is not counted.
+    house.images.put(image(7))
+    assert house.hosts.plan_boot(image(7), 'host', 'server', None)['action'] == 'wait'
+    house.settle()
+    assert house.hosts.plan_boot(image(7), 'host', 'server', None)['action'] == 'cold'
+    house.manager.consider(image(0), forced=True)
+    house.settle()
+    assert house.store.load(image(0)).standing is Standing.DONE
+
+
+def test_what_is_looked_at_and_needs_nothing_is_not_counted(house):
+    for _look in range(10):
+        assert register(house, 0).standing is Standing.DONE
+    assert register(house, 1).standing is Standing.DONE
+
+
+def test_what_is_done_again_is_not_counted(house, monkeypatch):
+    """After an upgrade with other rules all images of an owner are looked at at once."""
+    for number in range(3):
+        register(house, number)
+    house.clock.now += HOUR
+    for number in range(3, 6):
+        register(house, number)
+    monkeypatch.setattr(inspection, 'RULES', 2)
+    house.restart()
+    house.upkeep.recover()
+    house.settle()
+    assert standing(house, range(6)) == [Standing.DONE] * 6
+
+
+def test_what_was_taken_up_before_a_restart_is_not_counted_again(house):
+    for number in range(3):
+        house.images.put(image(number), owner='one')
+        # What the earlier process has written.
+        house.store.put(Manifest(image(number), Standing.WANTED, image_hash=house.images.get(
+            image(number)).image_hash))
+    for number in range(10, 13):
+        register(house, number)
+    house.upkeep.recover()
+    house.upkeep.go_on()
+    house.settle()
+    assert standing(house, range(3)) == [Standing.DONE] * 3
+    # One that waited, as there were too many, is.
+    assert register(house, 20).reason == decisions.TOO_MANY_CHANGES
+    assert register(house, 20).reason == decisions.TOO_MANY_CHANGES
+
+
+def test_one_that_opts_out_and_in_again_is_counted(house):
+    for _time in range(3):
+        register(house, 0)
+        house.images.put(image(0), mode='off', owner='one')
+        house.manager.consider(image(0))
+        house.settle()
+    assert register(house, 0).reason == decisions.TOO_MANY_CHANGES

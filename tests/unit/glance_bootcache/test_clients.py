@@ -1,0 +1,166 @@
+"""Which hosts have exporters of their own, and at which ports."""
+
+import dataclasses
+import json
+
+import pytest
+
+from bootcache import exception
+from glance_bootcache.storage import admission, clients
+from glance_bootcache.storage.clients import Client, Clients
+
+ONE, TWO, THREE = 'CN=compute-1', 'CN=compute-2', 'CN=compute-3'
+DAY = 86400
+
+
+@dataclasses.dataclass
+class Clock:
+    now: float = 1e9
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def known(tmp_path, clock):
+    return Clients(str(tmp_path / 'clients.json'), range(5, 7), clock)
+
+
+def nobody(_client):
+    return False
+
+
+def everybody(_client):
+    return True
+
+
+@pytest.mark.parametrize('text, ports', [
+    (None, range(0)), ('', range(0)), ('5-7', range(5, 8)), ('65535-65535', range(65535, 65536))])
+def test_ports_are_read(text, ports):
+    assert clients.read_ports(text) == ports
+
+
+@pytest.mark.parametrize('text', ['5', '7-5', '0-5', '5-65536', '5-7,9-10', 'a-b', '-5-7', '5-'])
+def test_what_is_no_range_of_ports_is_refused(text):
+    with pytest.raises(ValueError):
+        clients.read_ports(text)
+
+
+def test_a_client_keeps_its_port_over_a_restart(tmp_path, clock, known):
+    assert known.note('host-1', ONE, nobody) == Client(ONE, 5)
+    assert known.note('host-2', TWO, nobody) == Client(TWO, 6)
+    assert known.note('host-1', ONE, nobody) == Client(ONE, 5) == known.find(ONE)
+    known.save()
+    later = Clients(str(tmp_path / 'clients.json'), range(5, 7), clock)
+    assert later.all() == [Client(ONE, 5), Client(TWO, 6)]
+    assert later.of(['host-2']) == {TWO}
+    # A change is written at once, and that hosts ask each hour.
+    written = (tmp_path / 'clients.json').stat().st_mtime_ns
+    later.note('host-1', ONE, nobody)
+    later.save()
+    assert (tmp_path / 'clients.json').stat().st_mtime_ns == written
+    clock.now += 3600
+    later.save()
+    assert (tmp_path / 'clients.json').stat().st_mtime_ns != written
+
+
+@pytest.mark.parametrize('text', [
+    '', '{}', '{"version": 2, "clients": {}}', '{"version": 1, "clients": {"CN=a": {"port": 5}}}',
+    '{"version": 1, "clients": {"CN=a": {"port": 5, "hosts": {}}, "CN=b": {"port": 5,'
+    ' "hosts": {}}}}', '{"version": 1, "clients": {"CN=a": {"port": 5, "hosts": {"a": NaN}}}}'])
+def test_a_damaged_file_counts_as_empty(tmp_path, clock, text, caplog):
+    (tmp_path / 'clients.json').write_text(text)
+    assert Clients(str(tmp_path / 'clients.json'), range(5, 7), clock).all() == []
+    assert 'cannot be used' in caplog.text
+
+
+def test_the_port_of_who_has_asked_for_nothing_for_longest_is_given_on(known, clock):
+    known.note('host-1', ONE, nobody)
+    clock.now += 1
+    known.note('host-2', TWO, nobody)
+    assert known.note('host-3', THREE, nobody) == Client(THREE, 5)
+    assert known.find(ONE) is None and known.of(['host-1']) == {''}
+    # Not that of an exporter that runs.
+    with pytest.raises(exception.StorageDaemonError, match='export_ports, 5 to 6'):
+        known.note('host-1', ONE, everybody)
+    assert known.find(ONE) is None
+    assert known.note('host-1', ONE, lambda client: client.certificate == TWO).port == 5
+
+
+def test_a_host_whose_servers_run_is_known_though_it_asks_for_nothing(known, clock):
+    known.note('host-1', ONE, nobody)
+    known.note('host-2', TWO, nobody)
+    for _day in range(3):
+        clock.now += DAY
+        assert known.of(['host-1']) == {ONE}
+    # The other one may have another version, or another certificate, by now.
+    assert known.of(['host-1', 'host-2', 'host-3']) == {ONE, ''}
+
+
+def test_who_speaks_in_a_host_s_name_takes_nothing_from_it(known, clock):
+    known.note('host-1', ONE, nobody)
+    clock.now += 1
+    known.note('host-1', TWO, nobody)
+    assert known.of(['host-1']) == {ONE, TWO} and known.find(ONE) == Client(ONE, 5)
+
+
+def test_one_certificate_of_many_hosts_is_one_client(tmp_path, known, clock):
+    for number in range(1200):
+        clock.now += 1
+        assert known.note(f'host-{number}', ONE, nobody).port == 5
+    known.save()
+    written = json.loads((tmp_path / 'clients.json').read_text())
+    assert len(written['clients'][ONE]['hosts']) == 1000
+    assert known.of(['host-0']) == {''} and known.of(['host-1199']) == {ONE}
+
+
+def test_ports_that_are_none_any_more_are_kept_while_their_exporters_run(tmp_path, clock, known):
+    known.note('host-1', ONE, nobody)
+    known.save()
+    later = Clients(str(tmp_path / 'clients.json'), range(0), clock)
+    later.drop(everybody)
+    assert later.all() == [Client(ONE, 5)]
+    later.drop(nobody)
+    assert later.all() == []
+
+
+def test_who_has_not_asked_for_a_week_has_left(known, clock):
+    known.note('host-1', ONE, nobody)
+    clock.now += 6 * DAY
+    known.note('host-2', TWO, nobody)
+    known.drop(nobody)
+    assert known.all() == [Client(ONE, 5), Client(TWO, 6)]
+    clock.now += 2 * DAY
+    known.drop(everybody)
+    assert known.find(ONE), 'its exporter runs: its servers read'
+    known.drop(nobody)
+    assert known.all() == [Client(TWO, 6)]
+
+
+def test_a_file_that_cannot_be_written_is_written_later(tmp_path, clock):
+    path = tmp_path / 'missing' / 'clients.json'
+    known = Clients(str(path), range(5, 7), clock)
+    known.note('host-1', ONE, nobody)
+    with pytest.raises(OSError):
+        known.save()
+    path.parent.mkdir()
+    known.save()
+    assert path.exists()
+
+
+def test_daemons_have_names_of_their_own():
+    names = {Client(name, 5).daemon for name in (ONE, TWO, THREE)}
+    assert len(names) == 3 and all(len(name) == len('exporter-01234567') for name in names)
+
+
+@pytest.mark.parametrize('certificate, names, is_named', [
+    (ONE, (), True), (ONE, ('CN=compute-?',), True), (ONE, ('CN=other', 'CN=*-1'), True),
+    (ONE, ('CN=compute-?',), True), (ONE, ('compute-1',), False), (ONE, ('CN=other',), False),
+    ('CN=compute-1,O=Example', ('CN=compute-1',), False), ('CNxcompute', ('CN.compute',), False)])
+def test_who_is_not_named_has_none(certificate, names, is_named):
+    assert admission.is_named(certificate, names) is is_named

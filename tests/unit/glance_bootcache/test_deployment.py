@@ -1,0 +1,193 @@
+"""Which servers are meant, what is kept of them, and what is asked for to start them again."""
+
+import base64
+import dataclasses
+import re
+import subprocess
+import sys
+import types
+
+import pytest
+from fakes_deployment import server
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bootcache import exception, rpcapi
+from glance_bootcache.deployment import checkpoint, choice, credentials, recreating, steps
+from glance_bootcache.deployment.checkpoint import Checkpoint, Network, Status
+from glance_bootcache.deployment.choice import WantedServers
+from glance_bootcache.deployment.steps import NextStep, Seen
+
+ID = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+RUN = 'c' * 32
+
+
+def saved(networks=(), **more):
+    return choice.keep(server(ID, **more), networks, RUN)
+
+
+def test_what_is_given_is_combined():
+    assert choice.queries(WantedServers((ID, 'web.1'), ('p',), ('h1', 'h2'))) == [
+        {'uuid': ID, 'project_id': 'p', 'host': 'h1'},
+        {'uuid': ID, 'project_id': 'p', 'host': 'h2'},
+        {'name': r'^web\.1$', 'project_id': 'p', 'host': 'h1'},
+        {'name': r'^web\.1$', 'project_id': 'p', 'host': 'h2'}]
+    assert choice.queries(WantedServers((), ('p',), None)) == [{'project_id': 'p'}]
+    with pytest.raises(exception.BootcacheError, match='too many'):
+        choice.queries(WantedServers(('x',) * 50, (), ('h',) * 50))
+
+
+def test_each_server_is_chosen_once_and_profile_boots_are_not():
+    found = [server('2', 'b'), server('1', 'a'), server('2', 'b'),
+             server('3', 'c', metadata={rpcapi.PROFILE_METADATA: 'x'})]
+    chosen = choice.choose(WantedServers((), ('p',), None), found, 2)
+    assert [one['id'] for one in chosen] == ['1', '2']
+    with pytest.raises(exception.BootcacheError, match=r'more than 1 servers.*--most'):
+        choice.choose(WantedServers((), ('p',), None), found, 1)
+
+
+@pytest.mark.parametrize('wanted, found, message', [
+    (('web',), [], 'no server web;'), (('web', 'db'), [server('1')], 'no server db'),
+    (('web',), [server('1'), server('2')], '2 servers are named web.*1, 2.*--project'),
+    ((), [], 'no such server')])
+def test_what_is_not_there_or_not_one_is_told(wanted, found, message):
+    with pytest.raises(exception.BootcacheError, match=message):
+        choice.choose(WantedServers(wanted, (), None), found, 10)
+
+
+@pytest.mark.parametrize('more, cure', [
+    ({'image': ''}, 'openstack volume snapshot create'), ({'status': 'ERROR'}, 'ACTIVE or SHUTOFF'),
+    ({'OS-EXT-STS:task_state': 'rebooting'}, r'\(rebooting\): run this again')])
+def test_a_server_that_is_unfit_is_told_with_the_cure(more, cure):
+    assert re.search(cure, choice.refusal(server(ID, **more)))
+    assert choice.refusal(server(ID)) == ''
+
+
+def test_what_a_snapshot_lacks_is_noted():
+    kept = saved(flavor={'original_name': 'f', 'vcpus': 1, 'ram': 1, 'disk': 1, 'ephemeral': 2},
+                 **{'os-extended-volumes:volumes_attached': [{'id': 'vol'}],
+                    'server_groups': ['grp']})
+    assert [note.split()[:3] for note in kept.notes] == [
+        ['volume', 'vol', 'is'], ['its', 'ephemeral', 'disk'], ['it', 'is', 'in']]
+
+
+def test_a_file_is_read_as_it_was_written_and_is_the_owners_alone(tmp_path):
+    path = str(tmp_path / 'checkpoint.json')
+    kept = saved([Network('n', 'p', ('192.0.2.1', '2001:db8::1'))], tags=['t'])
+    made = Checkpoint(RUN, checkpoint.now(), True,
+                      [kept, dataclasses.replace(kept, status=Status.SAVED, image_id='i')])
+    checkpoint.write(path, made)
+    assert checkpoint.read(path) == made
+    assert (tmp_path / 'checkpoint.json').stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize('text', ['', '[]', '{"version": 2}', '{"version": 1, "servers": [1]}',
+                                  '{"version": 1, "checkpoint_id": "x", "servers": [{"a": 1}]}'])
+def test_a_file_that_is_no_checkpoint_is_told(tmp_path, text):
+    path = tmp_path / 'checkpoint.json'
+    path.write_text(text)
+    with pytest.raises(exception.BootcacheError, match='no checkpoint that this version reads'):
+        checkpoint.read(str(path))
+    with pytest.raises(exception.BootcacheError, match='there is no'):
+        checkpoint.read(str(tmp_path / 'other'))
+
+
+def test_two_commands_do_not_work_on_one_file(tmp_path):
+    path = str(tmp_path / 'checkpoint.json')
+    program = ('import sys; from glance_bootcache.deployment import checkpoint\n'
+               'with checkpoint.held(sys.argv[1]): print("held", flush=True); sys.stdin.read()')
+    with subprocess.Popen([sys.executable, '-W', 'ignore', '-c', program, path], text=True,
+                          stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout.readline() == 'held\n'
+        with pytest.raises(exception.BootcacheError, match='another bootcache'):
+            with checkpoint.held(path):
+                pass
+        other.stdin.close()
+    with checkpoint.held(path):
+        pass
+
+
+SEEN = st.none() | st.builds(
+    Seen, st.sampled_from(['ACTIVE', 'PAUSED', 'SHUTOFF', 'ERROR']),
+    st.sampled_from(['', 'pausing', 'image_uploading']),
+    st.sampled_from([None, 'queued', 'saving', 'active', 'deleted']))
+
+
+@given(SEEN, st.sampled_from(list(Status)), st.booleans(), st.booleans())
+def test_what_was_paused_is_never_done_while_it_may_stand(seen, status, paused, pause):
+    one = dataclasses.replace(saved(), status=status, paused=paused)
+    step = steps.next_step(one, seen, pause)
+    assert not (step is NextStep.DONE and paused)
+    if step is NextStep.GOES_ON:
+        assert seen is None or seen.status != 'PAUSED'
+    if step in (NextStep.PAUSE, NextStep.STANDS, NextStep.AGAIN, NextStep.SAVED, NextStep.UNPAUSE):
+        assert seen is not None and not seen.task, 'Nova would refuse'
+    if step is NextStep.SAVED:
+        assert seen.image == 'active'
+    if step is NextStep.STANDS and pause:
+        assert seen.status != 'ACTIVE'
+
+
+def test_snapshots_begin_when_nobody_has_to_be_waited_for():
+    found = {'a': NextStep.STANDS, 'b': NextStep.PAUSE, 'c': NextStep.WAIT}
+    assert steps.gate(found, {'a', 'b'})['a'] is NextStep.WAIT
+    assert steps.gate({**found, 'b': NextStep.STANDS}, {'a', 'b'}) \
+        == {'a': NextStep.SNAPSHOT, 'b': NextStep.SNAPSHOT, 'c': NextStep.WAIT}
+
+
+def test_ports_then_addresses_then_networks_are_tried():
+    one = saved([Network('net', 'port', ('192.0.2.1', '192.0.2.2', '2001:db8::1'))])
+    tried = recreating.ways(one, original_is_there=False)
+    assert [way.nics for way in tried] == [
+        ({'port-id': 'port'},),
+        ({'net-id': 'net', 'v4-fixed-ip': '192.0.2.1', 'v6-fixed-ip': '2001:db8::1'},),
+        ({'net-id': 'net'},)]
+    assert not tried[0].note and '192.0.2.1' in tried[2].note
+    (only,) = recreating.ways(one, original_is_there=True)
+    assert only.nics == ({'net-id': 'net'},) and f'server {ID} has still' in only.note
+    assert [way.nics for way in recreating.ways(saved(), True)] == ['none']
+
+
+def test_what_a_server_had_is_asked_for_again():
+    one = saved([Network('n', 'p', ())], key_name='mine', tags=['t'], description='d',
+                metadata={'role': 'db', choice.RESUMED: 'older'}, config_drive='True',
+                security_groups=[{'name': 'web'}, {'name': 'web'}],
+                **{'OS-EXT-SRV-ATTR:user_data': base64.b64encode(b'#!x').decode()})
+    more, lost = recreating.request(one, 'mark', {'mine'})
+    assert more == {'meta': {'role': 'db', choice.RESUMED: 'mark'}, 'key_name': 'mine',
+                    'security_groups': ['web'], 'tags': ['t'], 'description': 'd',
+                    'userdata': b'#!x', 'config_drive': True}
+    assert lost == []
+    more, lost = recreating.request(one, 'mark', set())
+    assert 'key_name' not in more and 'key pair mine' in lost[0]
+
+
+def test_a_flavor_that_is_gone_or_smaller_is_told():
+    sizes = {'small': types.SimpleNamespace(disk=10)}
+    assert recreating.flavor(saved(), sizes) is sizes['small']
+    with pytest.raises(exception.BootcacheError, match='flavor create --vcpus 1 --ram 512'):
+        recreating.flavor(saved(), {})
+    with pytest.raises(exception.BootcacheError, match='5 GiB of disk now'):
+        recreating.flavor(saved(), {'small': types.SimpleNamespace(disk=5)})
+
+
+def test_hosts_are_taken_in_turns_and_not_its_own():
+    assert recreating.hosts_for(0, saved(), None, False) == [None]
+    hosts = ('compute1', 'compute2', 'compute3')
+    assert [recreating.hosts_for(number, saved(), hosts, True)[0] for number in range(3)] \
+        == ['compute2', 'compute3', 'compute2']
+    with pytest.raises(exception.BootcacheError, match='compute service list'):
+        recreating.hosts_for(0, saved(), ('compute1',), True)
+
+
+def test_the_shells_variables_go_before_the_configuration():
+    def read():
+        raise AssertionError('it is not needed')
+    session, region = credentials.open_session(read, 4, {
+        'OS_AUTH_URL': 'http://192.0.2.1:5000/v3', 'OS_USERNAME': 'u', 'OS_PASSWORD': 'secret',
+        'OS_PROJECT_NAME': 'p', 'OS_USER_DOMAIN_NAME': 'd', 'OS_PROJECT_DOMAIN_ID': 'default',
+        'OS_REGION_NAME': 'r', 'OS_CACERT': '/ca.pem'})
+    assert session.auth.auth_url == 'http://192.0.2.1:5000/v3' and region == 'r'
+    assert session.verify == '/ca.pem' and session.timeout
+    with pytest.raises(exception.ConfigurationError, match='unset OS_AUTH_URL'):
+        credentials.open_session(read, 4, {'OS_AUTH_URL': 'x', 'OS_AUTH_TYPE': 'no-such'})

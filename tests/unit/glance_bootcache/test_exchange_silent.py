@@ -1,0 +1,98 @@
+"""The storage node's exchange hangs: hosts copy, and nobody who boots waits for it."""
+
+import contextlib
+import hashlib
+import os
+import socket
+import threading
+import types
+from concurrent.futures import Future
+
+import pytest
+
+from bootcache import cacheimage
+from bootcache.exchange import client
+from bootcache.manifest import CacheInfo, Made, Manifest, Standing
+from glance_bootcache.exchange import offers as offers_module
+from glance_bootcache.exchange.offers import ExchangeOffers
+from glance_bootcache.storage.contents import Content
+from glance_bootcache.storage.store import ImageStore
+
+IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+DATA = b'cache image'
+SHA256 = hashlib.sha256(DATA).hexdigest()
+
+
+@pytest.fixture
+def hanging(tmp_path, storage_conf, monkeypatch):
+    """An exchange that takes connections and never answers; those that it took."""
+    monkeypatch.setattr(client, '_ANSWER_SECONDS', 0.05)
+    taken = []
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path := os.path.relpath(tmp_path / 'x'))
+        listener.listen()
+
+        def take():
+            with contextlib.suppress(OSError):
+                while True:
+                    taken.append(listener.accept()[0])
+
+        thread = threading.Thread(target=take)
+        thread.start()
+        for name, value in {'exchange_address': '127.0.0.1', 'exchange_socket': path}.items():
+            storage_conf.set_override(name, value, 'bootcache')
+        yield taken
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+    for connection in taken:
+        connection.close()
+
+
+@pytest.fixture
+def offers(storage_conf, hanging):
+    store = ImageStore(storage_conf.bootcache.state_dir)
+    os.makedirs(store.directory(IMAGE))
+    path = store.path(IMAGE, 'cache.qcow2')
+    with open(path, 'wb') as stream:
+        stream.write(DATA)
+    store.save(Manifest(IMAGE, Standing.DONE, made=Made(
+        virtual_bytes=4096, cache_image=CacheInfo('cache.qcow2', len(DATA), 4096, 1, SHA256, 4096,
+                                                  4096, 1 << 20, '', 0.1,
+                                                  cacheimage.VERIFY_RULES))))
+    # Its own tests have the tiers.
+    return ExchangeOffers(storage_conf, store, types.SimpleNamespace(
+        check=lambda manifest: Content.RIGHT, path=lambda manifest: path))
+
+
+def asks(offers, number=0):
+    return offers.offer(IMAGE, f'host-{number}', SHA256, '127.0.0.1', 10830, '')
+
+
+@pytest.mark.parametrize('is_known', [True, False])
+def test_it_is_left_alone_when_it_was_silent(offers, hanging, is_known):
+    if is_known:
+        # It was there, and gave the torrent.
+        known = Future()
+        known.set_result(b'torrent')
+        offers._torrents[SHA256] = known, 0.0
+    for number in range(10):
+        assert asks(offers, number) is None
+    assert len(hanging) == 1
+
+
+def test_one_that_reads_for_long_is_waited_for_once(offers, monkeypatch):
+    waited = []
+
+    class Reading(Future):
+        def result(self, timeout=None):
+            waited.append(timeout)
+            raise TimeoutError
+
+    began = 1000.0
+    offers._torrents[SHA256] = Reading(), began
+    now = [began]
+    monkeypatch.setattr(offers_module, 'time', types.SimpleNamespace(monotonic=lambda: now[0]))
+    for later in 0, 1, 3, 100:
+        now[0] = began + later
+        assert asks(offers) is None
+    assert waited == [3, 2, 0, 0]

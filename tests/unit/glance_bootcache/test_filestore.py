@@ -1,0 +1,175 @@
+"""What is noted of snapshots on the file store, and what is tried of Glance and when."""
+
+import dataclasses
+import json
+import os
+
+import pytest
+
+from glance_bootcache.filestore import placing
+from glance_bootcache.filestore.journal import Entry, Journal
+from glance_bootcache.filestore.registrars import Registrars
+
+IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+ENTRY = Entry(IMAGE, '/work', '/base', 'raw', 'file', '/store/image', 5)
+
+
+class Glance:
+    """Stands for Glance, whose real one tests/functional asks: registers what one store has."""
+
+    def __init__(self, directory, store=''):
+        self.directory, self.store = directory, store
+        self.names = ['other', 'file']
+        self.made = []
+        self.away = False
+        self.crashed = []
+
+    def stores(self):
+        if self.away:
+            raise ConnectionError('away')
+        return self.names
+
+    def make(self):
+        image_id = f'7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d{len(self.made):04x}'
+        self.made.append(image_id)
+        return image_id
+
+    def register(self, image_id, url):
+        assert os.path.getsize(f'{self.directory}/{image_id}') == 4096
+        return '' if url == f'bootcache://{self.store}/{image_id}' else 'no'
+
+    def content(self, image_id, most):
+        with open(f'{self.directory}/{image_id}', 'rb') as stream:
+            return stream.read(most)
+
+    def delete(self, image_id):
+        if image_id in self.crashed:
+            self.crashed.remove(image_id)
+
+    def left(self):
+        return list(self.crashed)
+
+
+@pytest.fixture
+def now():
+    return [0.0]
+
+
+@pytest.fixture
+def glance(tmp_path):
+    return Glance(str(tmp_path))
+
+
+@pytest.fixture
+def registrars(glance, now):
+    return Registrars([glance.directory], glance, clock=lambda: now[0])
+
+
+def files(directory):
+    return [name for _path, _folders, names in os.walk(directory) for name in names]
+
+
+def test_a_directory_is_tried_again_after_growing_pauses(registrars, glance, now):
+    asked = []
+    for moment in (0, 59, 60, 179, 180):
+        now[0] = moment
+        registrars.look()
+        asked.append(len(glance.made) // 2)
+    assert asked == [1, 1, 2, 2, 3]
+    glance.store = 'file'
+    assert registrars.store_of(glance.directory) == ''
+    now[0] = 1e6
+    registrars.look()
+    assert registrars.store_of(glance.directory) == 'file' and files(glance.directory) == []
+    # What is known is not tried.
+    now[0] = 2e6
+    registrars.look()
+    assert len(glance.made) == 8
+
+
+def test_it_is_tried_at_once_when_there_is_doubt_or_another_directory(registrars, glance):
+    glance.store = 'other'
+    registrars.look()
+    assert registrars.store_of(glance.directory) == 'other'
+    registrars.doubt(glance.directory)
+    assert registrars.store_of(glance.directory) == ''
+    glance.store = 'file'
+    registrars.look()
+    assert registrars.store_of(glance.directory) == 'file'
+    os.rename(glance.directory, f'{glance.directory}-older')
+    assert registrars.store_of(glance.directory) == ''
+    os.mkdir(glance.directory)
+    assert registrars.store_of(glance.directory) == ''
+    registrars.look()
+    assert registrars.store_of(glance.directory) == 'file'
+    os.chmod(glance.directory, 0o711)
+    assert registrars.store_of(glance.directory) == ''
+
+
+def test_a_glance_that_is_away_is_asked_again(registrars, glance, now):
+    glance.away, glance.store = True, 'file'
+    with pytest.raises(ConnectionError):
+        registrars.look()
+    glance.away = False
+    now[0] = 60
+    registrars.look()
+    assert registrars.store_of(glance.directory) == 'file'
+
+
+def test_what_a_crash_left_of_a_trial_is_removed_first(registrars, glance):
+    for path in (glance.directory, placing.work_directory(glance.directory)):
+        with open(f'{path}/{IMAGE}', 'w') as stream:
+            stream.write('of a trial')
+    glance.crashed = [IMAGE]
+    registrars.look()
+    assert glance.crashed == [] and files(glance.directory) == []
+
+
+def test_a_directory_that_is_not_there_is_not_tried(glance, now):
+    registrars = Registrars([f'{glance.directory}/absent'], glance, clock=lambda: now[0])
+    registrars.look()
+    assert registrars.store_of(f'{glance.directory}/absent') == '' and glance.made == []
+
+
+def test_an_entry_is_what_was_noted(tmp_path):
+    journal = Journal(str(tmp_path / 'snapshots'))
+    journal.note(ENTRY)
+    uploaded = dataclasses.replace(ENTRY, uploaded=True)
+    journal.note(uploaded)
+    assert Journal(str(tmp_path / 'snapshots')).load(IMAGE) == uploaded
+    assert journal.images() == [IMAGE]
+    journal.forget(IMAGE)
+    journal.forget(IMAGE)
+    assert journal.images() == [] and journal.load(IMAGE) is None
+
+
+@pytest.mark.parametrize('change', [
+    {'version': 2}, {'inode': '5'}, {'inode': True}, {'uploaded': 1}, {'work': None},
+    {'image_id': '../image'}, {'store': ['file']}])
+def test_what_is_damaged_is_no_entry(tmp_path, change):
+    journal = Journal(str(tmp_path))
+    journal.note(ENTRY)
+    path = tmp_path / f'{IMAGE}.json'
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    assert journal.load(IMAGE) is None and journal.images() == [IMAGE]
+
+
+def test_a_name_in_the_store_is_taken_once(tmp_path):
+    for name, text in (('work', 'new'), ('there', 'older')):
+        (tmp_path / name).write_text(text)
+    with pytest.raises(FileExistsError):
+        placing.place(str(tmp_path / 'work'), str(tmp_path / 'there'))
+    assert (tmp_path / 'there').read_text() == 'older'
+    inode = (tmp_path / 'work').stat().st_ino
+    placing.place(str(tmp_path / 'work'), str(tmp_path / 'image'))
+    assert os.listdir(tmp_path) and not (tmp_path / 'work').exists()
+    assert not placing.remove(str(tmp_path / 'there'), inode)
+    assert placing.remove(str(tmp_path / 'image'), inode)
+    assert not placing.remove(str(tmp_path / 'image'), inode)
+
+
+def test_work_in_somebody_elses_directory_is_refused(tmp_path):
+    (tmp_path / 'elsewhere').mkdir()
+    (tmp_path / placing.WORK).symlink_to(tmp_path / 'elsewhere')
+    with pytest.raises(PermissionError):
+        placing.work_directory(str(tmp_path))

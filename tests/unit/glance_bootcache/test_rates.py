@@ -1,0 +1,202 @@
+"""How much one sender may ask for, and that the others do not come to it."""
+
+import contextlib
+import types
+
+import oslo_messaging as messaging
+import pytest
+from fakes_clock import Clock
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oslo_config import cfg
+
+from bootcache.exception import MessageRefused, TooManyMessages
+from glance_bootcache.door import doorkeeper, longmessages, rates
+from glance_bootcache.door.doorkeeper import Doorkeeper
+from glance_bootcache.door.longmessages import LongMessages
+from glance_bootcache.door.rates import Rates
+from glance_bootcache.door.refusals import Refusals
+
+MIB = 1 << 20
+
+
+def sends(known, sender, count=1, cost=1.0):
+    """Return how many of a sender's messages are read."""
+    taken = 0
+    for _message in range(count):
+        with contextlib.suppress(TooManyMessages), known.taking(sender, cost):
+            taken += 1
+    return taken
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def known(clock):
+    return Rates(clock)
+
+
+def test_one_sender_is_bounded_at_once_and_by_the_second(known, clock):
+    assert sends(known, 'liar', 10_000) == rates.BURST
+    clock.now += 5
+    assert sends(known, 'liar', 10_000) == 5 * rates.RATE
+
+
+def test_a_flood_costs_the_others_nothing(known, clock):
+    for _second in range(60):
+        sends(known, 'liar', 2000)
+        assert sends(known, 'honest', 10) == 10
+        clock.now += 1
+
+
+@settings(max_examples=40)
+@given(st.lists(st.tuples(st.integers(1, 600), st.integers(0, 30)), max_size=5))
+def test_no_flood_ever_costs_one_that_keeps_to_its_share(floods):
+    clock = Clock()
+    known = Rates(clock)
+    assert sends(known, 'honest') == 1
+    clock.now += rates.ESTABLISHED_SECONDS
+    assert sends(known, 'honest') == 1
+    for number, (count, seconds) in enumerate(floods):
+        # All of it by one, and each message by another one.
+        sends(known, 'liar', count)
+        for name in range(count):
+            sends(known, f'made-up-{number}-{name}')
+        clock.now += seconds
+        # At most what it may.
+        honest = int(min(seconds * rates.RATE, rates.BURST))
+        assert sends(known, 'honest', honest) == honest
+
+
+def test_names_that_are_made_up_share_what_new_ones_may(known, clock):
+    assert sum(sends(known, f'made-up-{number}') for number in range(10_000)) == rates.NEW_BURST
+    clock.now += 1
+    assert sum(sends(known, f'other-{number}') for number in range(10_000)) == rates.NEW_RATE
+
+
+def test_one_that_was_heard_of_for_long_does_not_come_to_that(clock, monkeypatch):
+    monkeypatch.setattr(rates, '_MOST_SENDERS', 100)
+    known = Rates(clock)
+    assert sends(known, 'honest') == 1
+    clock.now += rates.ESTABLISHED_SECONDS
+    assert sends(known, 'honest') == 1
+    for number in range(300):
+        sends(known, f'made-up-{number}')
+    assert sends(known, 'honest', 100) == 100
+    # Nor is its place taken, whoever stays for how long.
+    for _round in range(4):
+        clock.now += rates.ESTABLISHED_SECONDS
+        for number in range(300):
+            sends(known, f'made-up-{number}')
+        assert sends(known, 'honest', 50) == 50
+    assert len(known._new) <= rates._MOST_SENDERS
+    assert len(known._established) <= rates._MOST_SENDERS
+
+
+def test_the_threads_that_answer_are_not_all_one_senders(known):
+    with contextlib.ExitStack() as stack:
+        for _call in range(rates.MOST_AT_ONCE):
+            stack.enter_context(known.taking('liar'))
+        with pytest.raises(TooManyMessages, match='this sender'):
+            stack.enter_context(known.taking('liar'))
+        assert sends(known, 'honest') == 1
+    assert sends(known, 'liar') == 1, 'they are answered now'
+
+
+def test_nor_all_of_those_that_have_just_come(known, clock):
+    assert sends(known, 'honest') == 1
+    clock.now += rates.ESTABLISHED_SECONDS
+    assert sends(known, 'honest') == 1
+    with contextlib.ExitStack() as stack:
+        for number in range(rates.MOST_NEW_AT_ONCE):
+            stack.enter_context(known.taking(f'made-up-{number}'))
+        with pytest.raises(TooManyMessages, match='just come'):
+            stack.enter_context(known.taking('made-up'))
+        assert sends(known, 'honest') == 1
+
+
+def test_a_million_extents_are_more_work_than_a_message(known):
+    assert sends(known, 'liar', 100, cost=1 + 1_000_000 / rates.EXTENTS_OF_ONE) == 3
+    # One that is more than all that it may is read once that has come together.
+    assert sends(Rates(Clock()), 'other', 1, cost=10 * rates.BURST) == 1
+
+
+class Dispatcher:
+    """Stands for oslo.messaging's, which calls the endpoints."""
+
+    def dispatch(self, incoming):
+        return incoming.message['method']
+
+
+@pytest.fixture
+def door(clock):
+    refusals = Refusals(clock)
+    keeper = Doorkeeper(Dispatcher(), refusals, Rates(clock))
+
+    def ask(queue, host='liar', method='report_holdings', count=1, **said):
+        answered = []
+        for _message in range(count):
+            incoming = types.SimpleNamespace(
+                message={'method': method, 'args': said or {'host': host, 'report': None}},
+                ctxt={}, client_timeout=None, reply_q=queue)
+            try:
+                answered.append(keeper.dispatch(incoming))
+            except messaging.ExpectedException as expected:
+                assert isinstance(expected.exc_info[1], MessageRefused)
+        return len(answered)
+
+    return types.SimpleNamespace(ask=ask, counts=refusals.counts)
+
+
+def test_who_speaks_in_anothers_name_takes_nothing_from_it(door, caplog):
+    assert door.ask('reply_liar', host='honest', count=2000) == rates.BURST
+    assert door.ask('reply_honest', host='honest') == 1
+    assert door.counts() == {('report_holdings', 'message'): 2000 - rates.BURST}
+    assert caplog.text.count('too many of this sender') == 1, 'told once'
+
+
+def test_what_asks_for_no_answer_is_counted_by_the_host_that_it_names(door):
+    assert door.ask(None, host='liar', count=2000) == rates.BURST
+    assert door.ask(None, host='honest') == 1
+
+
+def test_what_names_no_host_either_is_counted_by_what_it_is_about(door):
+    """A flood of one kind leaves the progress of profile boots, and what Glance's hook tells."""
+    one, other = (f'{number:08x}-1f2b-4c3d-8e9f-0a1b2c3d4e5f' for number in range(2))
+    assert door.ask(None, method='promote_image', count=600, image_id=one) == rates.BURST
+    for image in 'x' * 100_000, ['x'], 7:
+        assert door.ask(None, method='promote_image', count=10, image_id=image) == 0
+    # A host that knows the image, and not the token of its profile boot.
+    door.ask(None, method='boot_progress', count=600, image_id=one, profile_token='made up',
+             recorded_bytes=1)
+    assert door.ask(None, method='boot_progress', image_id=one, profile_token='token',
+                    recorded_bytes=1) == 1
+    assert door.ask(None, method='image_registered', image_id=other) == 1
+    assert door.ask(None, method='promote_image', image_id=one) == 0
+
+
+def test_no_more_is_read_ahead_than_there_is_time_for():
+    conf = cfg.ConfigOpts()
+    conf([], default_config_files=[], default_config_dirs=[])
+    transport = messaging.get_rpc_transport(conf, url='rabbit://nobody@127.0.0.1:1/')
+    try:
+        doorkeeper.get_server(transport, 'here', object(), Refusals())
+        assert conf.oslo_messaging_rabbit.rabbit_qos_prefetch_count == doorkeeper.MOST_AHEAD
+    finally:
+        transport.cleanup()
+
+
+def test_of_long_messages_so_much_is_read(clock):
+    read = LongMessages(clock).bounded
+    long, usual = b' ' * (8 * MIB - 2) + b'[]', b'[1]'
+    most = longmessages.LONG_BURST // len(long)
+    assert [read(long) for _message in range(most)] == [[]] * most
+    assert longmessages.TOO_MANY_LONG in read(long)['oslo.message']
+    # The others are read meanwhile.
+    assert read(usual) == [1]
+    clock.now += len(long) / longmessages.LONG_RATE
+    assert read(long) == []
+    assert longmessages.TOO_MANY_LONG in read(long)['oslo.message']

@@ -1,0 +1,198 @@
+"""Nova's own snapshot around ours: what Glance is told, and stock's way after each that can fail.
+
+The host, Glance and the storage service are stand-ins; LibvirtDriver.snapshot is Nova's.
+"""
+
+import threading
+import types
+
+import pytest
+from nova import exception as nova_exception
+from nova.compute import power_state, task_states
+from nova.virt.libvirt import driver
+from nova.virt.libvirt import utils as libvirt_utils
+from oslo_utils.fixture import uuidsentinel
+
+from nova_bootcache.novadriver import directsnapshots
+from nova_bootcache.novadriver.directsnapshots import DirectSnapshots
+from nova_bootcache.novadriver.snapshotting import SnapshottingDriver
+from nova_bootcache.snapshots.sender import SentDisk, SnapshotRefused
+
+URL = 'rbd://fsid/snapshots/id/snap'
+SNAPSHOT = uuidsentinel.snapshot
+
+
+class Sent:
+    """A snapshot that is sent: what was done of it, in order."""
+
+    def __init__(self):
+        self.did, self.fails = [], {}
+
+    def _do(self, what):
+        self.did.append(what)
+        if what in self.fails:
+            raise self.fails[what]
+
+    def begin(self):
+        self._do('begin')
+        return {'disk_format': 'raw'}
+
+    def kept(self):
+        return threading.Lock()
+
+    def send(self, told, overlay):
+        self._do(f'send {overlay.path}')
+
+    def finish(self):
+        self._do('finish')
+        return URL
+
+    def abandon(self):
+        self._do('abandon')
+
+
+class Glance:
+    """Glance: what it was told, and what it says."""
+
+    def __init__(self):
+        self.told, self.refuses, self.statuses = [], None, ['active']
+
+    def get(self, context, image_id):
+        return {'name': 'snapshot', 'status': self.statuses[0] if len(self.statuses) == 1
+                else self.statuses.pop(0)}
+
+    def update(self, context, image_id, metadata, data=None, purge_props=False):
+        self.told.append((metadata['disk_format'], metadata.get('location'), data is not None))
+        if self.refuses is not None and 'location' in metadata:
+            raise self.refuses
+
+
+class Disk:
+    """A root disk, with our seam."""
+
+    def __init__(self, house):
+        self._house = house
+
+    def direct_snapshot(self, context, name, image_format, image_id, base_image_id):
+        return self._house.direct.direct(image_id, lambda: (self._house.sent, SentDisk(
+            'disk', '/base', 'raw', 512)))
+
+    def cleanup_direct_snapshot(self, location, also_destroy_volume=False, ignore_errors=False):
+        self._house.direct.cleanup()
+
+    def snapshot_extract(self, path, image_format):
+        self._house.extracted.append(image_format)
+        with open(path, 'wb'):
+            pass
+
+
+@pytest.fixture
+def house(monkeypatch, tmp_path):
+    """A driver whose server is stopped, unless a test says otherwise."""
+    house = types.SimpleNamespace(sent=Sent(), glance=Glance(), direct=DirectSnapshots(),
+                                  extracted=[], states=[], power=power_state.SHUTDOWN)
+    monkeypatch.setattr(libvirt_utils, 'find_disk', lambda guest: ('/disk', 'qcow2'))
+    driver.CONF.set_override('snapshots_directory', str(tmp_path), 'libvirt')
+    monkeypatch.setattr(directsnapshots, '_WAITING_SECONDS', 0)
+    monkeypatch.setattr(directsnapshots, '_POLL_SECONDS', 0)
+    guest = types.SimpleNamespace(get_power_state=lambda host: house.power,
+                                  is_active=lambda: house.power == power_state.RUNNING)
+    ours = SnapshottingDriver.__new__(SnapshottingDriver)
+    ours.direct, ours._image_api = house.direct, house.glance
+    ours._host = types.SimpleNamespace(get_guest=lambda instance: guest,
+                                       has_min_version=lambda **named: True)
+    ours.image_backend = types.SimpleNamespace(
+        by_libvirt_path=lambda instance, path, image_type: Disk(house))
+    monkeypatch.setattr(SnapshottingDriver, '_create_snapshot_metadata', lambda self, *args: (
+        metadata := {'disk_format': args[2]}, self.direct.note_metadata(metadata))[0])
+
+    def live(self, context, instance, guest, path, out, source_format, image_format, meta):
+        libvirt_utils.extract_snapshot(f'{out}.delta', 'qcow2', out, image_format)
+
+    monkeypatch.setattr(driver.LibvirtDriver, '_live_snapshot', live)
+    instance = types.SimpleNamespace(uuid=uuidsentinel.server, image_ref=uuidsentinel.image,
+                                     image_meta=None)
+
+    def update(task_state, expected_state=task_states.IMAGE_SNAPSHOT):
+        now = house.states[-1] if house.states else task_states.IMAGE_SNAPSHOT
+        assert now == expected_state, 'Nova would fail the snapshot'
+        house.states.append(task_state)
+
+    house.snapshot = lambda: ours.snapshot('context', instance, SNAPSHOT, update)
+    yield house
+    driver.CONF.clear_override('snapshots_directory', 'libvirt')
+
+
+def stocks(house):
+    """Stock's way was gone, with its own format, and nothing is left."""
+    assert house.glance.told[-1] == ('qcow2', None, True) and house.extracted == ['qcow2']
+    return house.sent.did.count('abandon')
+
+
+def test_what_was_sent_is_registered_as_what_it_is(house):
+    house.snapshot()
+    assert house.glance.told == [('raw', URL, False)] and house.extracted == []
+    assert house.sent.did == ['begin', 'send disk', 'finish']
+
+
+def test_nova_waits_until_glance_has_taken_it(house):
+    house.glance.statuses = ['queued', 'importing', 'importing', 'active']
+    house.snapshot()
+    assert house.extracted == [] and house.glance.statuses == ['active']
+
+
+def test_of_a_guest_that_runs_a_delta_is_sent(house, tmp_path):
+    house.power = power_state.RUNNING
+    house.snapshot()
+    [sent] = [did for did in house.sent.did if did.startswith('send')]
+    assert sent.startswith(f'send {tmp_path}') and sent.endswith('.delta')
+    assert house.glance.told == [('raw', URL, False)]
+
+
+@pytest.mark.parametrize('step, abandoned', [('begin', 0), ('send disk', 1), ('finish', 1)])
+@pytest.mark.parametrize('error', [SnapshotRefused('why not'), RuntimeError('a bug of ours')])
+def test_what_cannot_be_sent_goes_stocks_way(house, step, abandoned, error, caplog):
+    house.sent.fails[step] = error
+    house.snapshot()
+    assert stocks(house) == abandoned or step == 'begin'
+    assert 'is made in stock Nova\'s way' in caplog.text
+
+
+@pytest.mark.parametrize('error', [
+    nova_exception.Forbidden(), nova_exception.ImageUnacceptable(image_id='x', reason='y'),
+    RuntimeError('501: Glance has no such API'), nova_exception.ImageNotAuthorized(image_id='x')])
+def test_what_glance_does_not_take_goes_stocks_way(house, error):
+    house.glance.refuses = error
+    house.snapshot()
+    assert house.glance.told[0] == ('raw', URL, False)
+    assert stocks(house) >= 1
+
+
+def test_what_glance_took_and_then_did_not_goes_stocks_way(house):
+    """Errors after the 202 show only as an image that waits for its data."""
+    house.glance.statuses = ['queued', 'importing', 'queued', 'queued']
+    house.snapshot()
+    assert stocks(house) == 1
+
+
+def test_an_image_that_was_deleted_meanwhile_is_not_made_again(house):
+    house.glance.refuses = nova_exception.ImageNotFound(image_id=SNAPSHOT)
+    with pytest.raises(nova_exception.ImageNotFound):
+        house.snapshot()
+    assert house.extracted == [] and 'abandon' in house.sent.did
+
+
+def test_an_error_of_stocks_own_way_is_novas(house, monkeypatch):
+    house.sent.fails['begin'] = SnapshotRefused('why not')
+    monkeypatch.setattr(Disk, 'snapshot_extract', lambda *args: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        house.snapshot()
+
+
+@pytest.mark.parametrize('backing, wanted, why', [
+    ('/other', None, 'is not on its image'), (None, None, 'is not on its image'),
+    ('/base', 'qcow2', 'snapshot_image_format is qcow2')])
+def test_disks_that_are_not_sent(backing, wanted, why):
+    with pytest.raises(SnapshotRefused, match=why) as caught:
+        directsnapshots.overlay_of('/disk', backing, {'/base': 'raw'}, wanted)
+    assert caught.value.is_usual

@@ -1,0 +1,83 @@
+"""A host whose question is one too many just now asks again: many ask at one moment."""
+
+import concurrent.futures
+import contextlib
+import threading
+
+import oslo_messaging as messaging
+import pytest
+from oslo_config import cfg
+
+from bootcache import exception
+from glance_bootcache.door import rates
+from nova_bootcache import conf as nova_conf
+from nova_bootcache.asking import client
+from nova_bootcache.asking.client import HostsClient
+from nova_bootcache.asking.placement import Offer
+
+IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+PLACE = {'action': 'cold', 'server': ['127.0.0.1', 10810], 'base_export': 'base',
+         'virtual_bytes': 512}
+MANY = 2 * rates.MOST_NEW_AT_ONCE
+
+
+class Service:
+    """Stands for RabbitMQ and the service, whose own bounds are real."""
+
+    def __init__(self):
+        self._rates = rates.Rates()
+        self._lock = threading.Lock()
+        self.refused, self.goes_on = 0, threading.Event()
+
+    def plan_boot(self, image_id, host, *_arguments):
+        """As the doorkeeper has it answered: no answer before half of them were refused."""
+        try:
+            with self._rates.taking(f'queue reply_{host}'):
+                assert self.goes_on.wait(60)
+                return PLACE
+        except exception.TooManyMessages as error:
+            with self._lock:
+                self.refused += 1
+            if self.refused >= MANY - rates.MOST_NEW_AT_ONCE:
+                self.goes_on.set()
+            raise messaging.RemoteError(type(error).__name__, str(error)) from error
+
+
+@pytest.fixture
+def conf():
+    conf = cfg.ConfigOpts()
+    conf([], project='nova', default_config_files=[], default_config_dirs=[])
+    nova_conf.register_opts(conf)
+    return conf
+
+
+def host(conf, service, number=0):
+    made = HostsClient(conf)
+    made._api, made.hostname = service, f'host-{number}'
+    return made
+
+
+def test_all_hosts_of_a_cloud_that_begin_at_one_moment_are_served(conf, monkeypatch):
+    monkeypatch.setattr(client, '_ASK_AGAIN_SECONDS', 0.01)
+    service = Service()
+    with concurrent.futures.ThreadPoolExecutor(MANY) as pool:
+        offered = list(pool.map(lambda number: host(conf, service, number).ask_patiently(
+            IMAGE, 'server'), range(MANY)))
+    assert service.refused >= MANY - rates.MOST_NEW_AT_ONCE
+    assert {one.storage.offer for one in offered} == {Offer.COLD}
+
+
+@pytest.mark.parametrize('patience', ['cold_wait', 'its own'])
+def test_a_service_that_refuses_for_long_is_one_that_is_away(conf, monkeypatch, patience):
+    if patience == 'cold_wait':
+        conf.set_override('cold_wait', 0, 'bootcache')
+    else:
+        monkeypatch.setattr(client, '_REFUSED_SECONDS', 0.0)
+    service = Service()
+    with contextlib.ExitStack() as stack:
+        for number in range(rates.MOST_NEW_AT_ONCE):
+            stack.enter_context(service._rates.taking(f'queue {number}'))
+        offered = host(conf, service).ask_patiently(IMAGE, 'server')
+        assert offered.storage.offer is Offer.AWAY and service.refused == 1
+        # Upkeep, which asks for many images, comes again anyway.
+        assert host(conf, service).ask(IMAGE, '') is None and service.refused == 2

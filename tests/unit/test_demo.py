@@ -1,6 +1,7 @@
 """When the demo ends a cloud, and whose. The cloud is a stand-in; tests/e2e has a real one."""
 
 import contextlib
+import dataclasses
 import importlib
 import sys
 import types
@@ -146,3 +147,15 @@ def test_beside_somebody_elses_cloud_only_what_came_up_with_this_demo_ends(house
     ceph(was_there)
     assert house.start('--store', 'rbd') == 1
     assert house.did == ['Ceph up', 'up', *([] if was_there else ['Ceph down'])]
+
+
+def test_what_is_promised_of_snapshots():
+    from tools.demo.snapshots import BOOTCACHE, STOCK, Snapshot, broken_promises, lines
+
+    stock = Snapshot(STOCK, 30.0, 700_000_000, 700_000_000, True)
+    ours = Snapshot(BOOTCACHE, 3.0, 40_000_000, 50_000_000, True)
+    assert broken_promises([]) == broken_promises([stock, ours]) == []
+    assert lines([ours]) == ['snapshot, bootcache: 3.0 s, 40.0 MB sent, 50.0 MB stored']
+    wrong = dataclasses.replace(ours, network_bytes=200_000_000, identical=False)
+    content, sent = broken_promises([stock, wrong])
+    assert 'content' in content and '200000000 bytes were sent' in sent

@@ -98,6 +98,33 @@ class RbdStore:
                     reads += values['rd']
         return count, reads
 
+    def _pool_of(self, image_id: str) -> str:
+        """Return the pool that has an image.
+
+        :raises CephError: if none has.
+        """
+        for pool in (IMAGES, SNAPSHOTS):
+            if image_id in json.loads(self.ceph.run('rbd', 'ls', '--format', 'json', pool)):
+                return pool
+        raise CephError(f'image {image_id} is in neither of the pools {IMAGES} and {SNAPSHOTS}')
+
+    def stored(self, image_id: str) -> int:
+        """Return the bytes of an image's objects: of a clone's its own, and none of its base's.
+
+        :raises CephError: if there is no such image.
+        """
+        found = json.loads(self.ceph.run('rbd', 'du', '--format', 'json',
+                                         f'{self._pool_of(image_id)}/{image_id}@snap'))
+        return int(found['images'][0]['used_size'])
+
+    def node(self, image_id: str) -> dict[str, object]:
+        """Return the block node by which QEMU reads an image's file as Glance has it.
+
+        :raises CephError: if there is no such image.
+        """
+        return {'driver': 'rbd', 'pool': self._pool_of(image_id), 'image': image_id,
+                'snapshot': 'snap', 'conf': str(self.ceph.conf), 'user': 'glance'}
+
     @staticmethod
     def unconfigure(cloud: BootcacheCloud) -> None:
         """Undo ``configure``, from the services' next start on."""

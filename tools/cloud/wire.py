@@ -9,11 +9,12 @@ from pathlib import Path
 _LINE = re.compile(r"\S+ \S+ connection=(\d+) (\w+) (.*)")
 _EXPORT = re.compile(r"export=(\S*)")
 _RANGE = re.compile(r"offset=(0x[0-9a-f]+) count=(0x[0-9a-f]+)")
+_READS, _WRITES = ("Read", "Cache"), ("Write",)
 
 
 @dataclass(frozen=True)
 class Request:
-    """A read request on the wire.
+    """A request on the wire.
 
     :ivar export: the export's name; those of bases begin with ``base-``.
     :ivar offset: bytes.
@@ -52,6 +53,11 @@ class Wire:
         """Read requests to the exporter within a window."""
         return parse_tap(self._tap_log.read_bytes()[: end.tap], begin.tap)
 
+    def written(self, begin: Position, end: Position) -> int:
+        """Bytes that hosts wrote to the exporter within a window; zeros that are none of them."""
+        written = parse_tap(self._tap_log.read_bytes()[: end.tap], begin.tap, _WRITES)
+        return sum(request.length for request in written)
+
     def downloaded(self, begin: Position, end: Position, image_id: str) -> int:
         """Bytes of an image's data that Glance sent within a window, complete answers only."""
         path = f"/v2/images/{image_id}/file"
@@ -73,9 +79,9 @@ def end_of_lines(log: Path) -> int:
         return start + stream.read(size - start).rfind(b"\n") + 1
 
 
-def parse_tap(log: bytes, begin: int = 0) -> list[Request]:
-    """Read requests in a tap's log from an offset on; which export a connection reads is said
-    when it begins, perhaps long before."""
+def parse_tap(log: bytes, begin: int = 0, verbs: tuple[str, ...] = _READS) -> list[Request]:
+    """Requests of some kinds in a tap's log from an offset on; which export a connection reads is
+    said when it begins, perhaps long before."""
     exports: dict[str, str] = {}
     found = []
     position = 0
@@ -87,7 +93,7 @@ def parse_tap(log: bytes, begin: int = 0) -> list[Request]:
         connection, verb, rest = match.groups()
         if verb == "Connect" and (export := _EXPORT.search(rest)):
             exports[connection] = export.group(1)
-        elif verb in ("Read", "Cache") and position > begin and (span := _RANGE.search(rest)):
+        elif verb in verbs and position > begin and (span := _RANGE.search(rest)):
             offset, length = (int(number, 16) for number in span.groups())
             found.append(Request(exports.get(connection, ""), offset, length))
     return found

@@ -11,7 +11,7 @@ from tools.cloud.bootcache import BootcacheCloud
 from tools.cloud.client import ClientError
 from tools.cloud.cloud import print_progress
 from tools.cloud.processes import ServiceError
-from tools.demo import link, report, stores
+from tools.demo import link, report, snapshots, stores
 from tools.demo.steps import Demo
 
 
@@ -61,6 +61,7 @@ def run(cloud: BootcacheCloud, store: stores.Store, options: argparse.Namespace)
     image = demo.register()
     cloud.progress("== 3. servers that boot from the cache image")
     server = demo.boot_with_bootcache(image["image_id"], options.repeat)
+    demo.snapshot(server, snapshots.BOOTCACHE)
     identical, from_base = demo.compare(image["image_id"])
     cloud.progress("== 4. the gateway is killed below a server")
     killed = demo.kill_the_gateway(image["image_id"])
@@ -82,6 +83,7 @@ def run(cloud: BootcacheCloud, store: stores.Store, options: argparse.Namespace)
         "virtualization": "kvm" if kvm else "tcg",
         "identical_to_base": identical,
         "gateway_killed": dataclasses.asdict(killed),
+        "snapshots": snapshots.to_json(demo.snapshots),
     }  # fmt: skip
     document["seconds"] = report.seconds_verdict(demo.boots)
     report.write(options.report, document, demo.boots)
@@ -99,9 +101,12 @@ def run(cloud: BootcacheCloud, store: stores.Store, options: argparse.Namespace)
           f" {image['build_seconds']:.2f} s")  # fmt: skip
     print(report.seconds_verdict(demo.boots) + note)
     print(killed)
+    for line in snapshots.lines(demo.snapshots):
+        print(line)
     print(f"written: {options.report}/report.json, working-set.json, read-pattern.png,"
           " boot-times.png")
-    return [*report.broken_promises(document, demo.boots), *killed.broken_promises()]
+    return [*report.broken_promises(document, demo.boots), *killed.broken_promises(),
+            *snapshots.broken_promises(demo.snapshots)]  # fmt: skip
 
 
 def main() -> int:

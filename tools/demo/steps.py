@@ -12,7 +12,7 @@ from glance_bootcache.cli import plot
 from tools.cloud.bootcache import DRIVER, STOCK_DRIVER, BootcacheCloud
 from tools.cloud.client import ClientError, OpenStack
 from tools.cloud.wire import Position, Wire
-from tools.demo import killed
+from tools.demo import killed, snapshots
 from tools.demo.report import Boot
 from tools.demo.stores import BaseReads, Store
 
@@ -40,14 +40,18 @@ class Demo:
         self.openstack = OpenStack(cloud, tell)
         self._wire = Wire(cloud.tap_log, cloud.access_log)
         self.boots: list[Boot] = []
+        self.snapshots: list[snapshots.Snapshot] = []
 
     def baseline(self, repeat: int) -> None:
         """Boot the image under stock Nova: first on this host, and again."""
         self._cloud.use_driver(STOCK_DRIVER)
         image = self._create_image("--property", "bootcache_mode=off", "demo-stock")
         self.openstack.delete_server(self._boot("stock-first", image))
-        for _number in range(repeat):
-            self.openstack.delete_server(self._boot("stock-second", image))
+        for number in range(repeat):
+            server = self._boot("stock-second", image)
+            if number == repeat - 1:
+                self.snapshot(server, snapshots.STOCK)
+            self.openstack.delete_server(server)
         self.openstack.run("image", "delete", image)
         self._cloud.use_driver(DRIVER)
 
@@ -152,6 +156,14 @@ class Demo:
         self.openstack.delete_server(server)
         user_data.unlink()
         return found
+
+    def snapshot(self, server: str, way: str) -> None:
+        """Take a snapshot of a server, where the store's share with their base what they can."""
+        if not self._store.shares_snapshots:
+            return
+        found = snapshots.take(self.openstack, self._store, self._wire, server, way)
+        self.snapshots.append(found)
+        self._tell(*snapshots.lines([found]))
 
     def _check_chain(self, server: str) -> None:
         layers = json.loads(_qemu_img("info", "-U", "--backing-chain", "--output=json",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tools.cloud.bootcache import TAP_PORT, BootcacheCloud
 from tools.cloud.layout import Host
-from tools.cloud.rbdstore import RbdStore
+from tools.cloud.rbdstore import SNAPSHOTS, RbdStore
 
 FILE, RBD = 'file', 'rbd'
 STORES = FILE, RBD
@@ -37,11 +37,13 @@ class Store:
     :ivar disk_format: of the images.
     :ivar base_access: of the host.
     :ivar was_there: whether another run left it up, or it needs nothing.
+    :ivar shares_snapshots: whether a server's snapshot shares with its base what it can.
     """
 
     disk_format = 'qcow2'
     base_access = 'exporter'
     was_there = True
+    shares_snapshots = False
 
     def bring_up(self, cloud: BootcacheCloud) -> None:
         """Have what it needs run, and configure a cloud that is to come up."""
@@ -63,6 +65,14 @@ class Store:
         """Return how many bytes of bases a host has read past the exporter; by how many reads."""
         return 0, 0
 
+    def stored(self, image_id: str) -> int:
+        """Return the bytes that an image takes in a store whose snapshots share."""
+        raise NotImplementedError
+
+    def node(self, image_id: str) -> dict[str, object]:
+        """Return the block node by which QEMU reads an image's file in such a store."""
+        raise NotImplementedError
+
     def usage(self) -> str:
         """Return how people use what it needs, for who keeps it; lines, or nothing."""
         return ''
@@ -79,6 +89,7 @@ class CephStore(Store):
 
     disk_format = 'raw'
     base_access = 'rbd'
+    shares_snapshots = True
 
     def __init__(self, directory: Path):
         self.was_there = directory.exists()
@@ -87,7 +98,9 @@ class CephStore(Store):
     def bring_up(self, cloud: BootcacheCloud) -> None:
         cloud.progress('a small Ceph is brought up')
         self._store.up(cloud.hosts)
-        self._store.configure(cloud, cloud.hosts)
+        # By the tap, which is before the exporter that all hosts share.
+        self._store.configure(cloud, cloud.hosts, rbd_snapshot_pool=SNAPSHOTS,
+                              snapshot_exporters='common')
 
     def senders(self, cloud: BootcacheCloud) -> list[list[int]]:
         return [*super().senders(cloud), self._store.osd_ports()]
@@ -103,6 +116,12 @@ class CephStore(Store):
 
     def read_by_host(self, host: Host) -> tuple[int, int]:
         return self._store.read_by_host(host)
+
+    def stored(self, image_id: str) -> int:
+        return self._store.stored(image_id)
+
+    def node(self, image_id: str) -> dict[str, object]:
+        return self._store.node(image_id)
 
     def usage(self) -> str:
         return f"Ceph's commands:              export CEPH_CONF={self._store.ceph.conf}\n"

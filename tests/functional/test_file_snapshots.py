@@ -24,9 +24,9 @@ from bootcache.storagedaemon import StorageDaemon, UnixListener
 from glance_bootcache import conf as glance_conf
 from glance_bootcache.filestore.registrars import Registrars
 from glance_bootcache.filestore.snapshots import FileSnapshots
-from glance_bootcache.filestore.uploading import upload
 from glance_bootcache.glance.registering import TrialImages
 from glance_bootcache.snapshots.stores import SnapshotUnfit, Stored
+from glance_bootcache.snapshots.uploading import upload
 
 
 class Known:

@@ -93,8 +93,9 @@ class Removal:
                 failed = error
         for store in self._sending.stores.values():
             try:
-                store.tidy()
+                # First what is here: what it tidies may ask Glance.
                 self._sweep(store)
+                store.tidy()
             except Exception as error:
                 failed = error
         if failed is not None:

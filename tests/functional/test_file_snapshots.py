@@ -349,9 +349,13 @@ def test_an_upload_can_be_given_up(plain_glance, base, directory):
 
 
 def test_what_does_not_fit_is_refused_and_leaves_nothing(base, directory):
-    conf = configured(f'{directory}/state')
-    snapshots = FileSnapshots(conf, NEVER)
     path = base(f'{directory}/bases')
+    with pytest.raises(SnapshotUnfit, match='glance_store_dirs is not set'):
+        FileSnapshots(configured(f'{directory}/state'), NEVER).begin(made_of(path, 'raw'), BASE,
+                                                                     SIZE)
+    os.mkdir(f'{directory}/images')
+    conf = configured(f'{directory}/state', f'{directory}/images')
+    snapshots = FileSnapshots(conf, NEVER)
     with pytest.raises(SnapshotUnfit, match='its base'):
         snapshots.begin(made_of(path, 'raw'), BASE, SIZE - 512)
     with pytest.raises(SnapshotUnfit, match='vmdk'):
@@ -361,7 +365,12 @@ def test_what_does_not_fit_is_refused_and_leaves_nothing(base, directory):
     with pytest.raises(exception.Interrupted):
         snapshots.begin(made_of(f'{directory}/absent', 'raw'), BASE, SIZE)
     with xfs(directory, size=400 << 20) as small:
-        full = FileSnapshots(configured(f'{small}/state'), NEVER)
+        # Of the copy, and of what Glance would store of it.
+        os.mkdir(f'{small}/images')
+        large = FileSnapshots(configured(f'{directory}/state', f'{small}/images'), NEVER)
+        with pytest.raises(SnapshotUnfit, match='no room'):
+            large.begin(made_of(path, 'raw'), BASE, 1 << 30)
+        full = FileSnapshots(configured(f'{small}/state', f'{directory}/images'), NEVER)
         with open(f'{small}/other', 'wb') as stream:
             status = os.statvfs(small)
             os.posix_fallocate(stream.fileno(), 0, status.f_bavail * status.f_frsize - 8 * MIB)

@@ -13,21 +13,10 @@ import uuid
 
 import pytest
 from functional_tools import qemu_img, until
+from glance_files import ALWAYS, BASE, MIB, NEVER, PIECES, SIZE, tried
 from real_glance import ADMIN
 from reflinks import used
-from test_file_snapshots import (  # noqa: F401
-    ALWAYS,
-    BASE,
-    MIB,
-    NEVER,
-    PIECES,
-    SIZE,
-    glance,
-    home,
-    place,
-    plain_glance,
-    tried,
-)
+from test_file_snapshots import glance, home, place, plain_glance  # noqa: F401
 
 from bootcache import conf as bootcache_conf
 from bootcache import qemuimg

@@ -33,14 +33,30 @@ class SnapshotCalls:
         """Tell that all of a snapshot was sent, or ask how far it is.
 
         :param token: as of :meth:`begin_snapshot`.
-        :returns: ``refused``, as there; or, once Glance can have it, ``url``; nothing before.
+        :returns: ``refused``, as there; or, once Glance can have it, ``url``, or ``upload`` where
+            no store of Glance registers it (see :meth:`upload_snapshot`); nothing before.
         """
         answer: dict[str, Any] = self._call('finish_snapshot', snapshot_id=snapshot_id, token=token)
         return answer
 
-    def abandon_snapshot(self, snapshot_id: str, token: str) -> None:
+    def upload_snapshot(self, snapshot_id: str, token: str) -> dict[str, Any]:
+        """Have a finished snapshot be uploaded, or ask how far that is.
+
+        The image waits for its data, and has its formats: Nova has told Glance of it. It gets no
+        location.
+
+        :param token: as of :meth:`begin_snapshot`.
+        :returns: ``refused``, as there; or, once Glance has it, ``uploaded``; nothing before.
+        """
+        answer: dict[str, Any] = self._call('upload_snapshot', snapshot_id=snapshot_id, token=token)
+        return answer
+
+    def abandon_snapshot(self, snapshot_id: str, token: str) -> bool:
         """Have a snapshot be removed that Glance is not, or was not, told of.
 
         :param token: as of :meth:`begin_snapshot`.
+        :returns: whether nothing is left of it by now; a service of an earlier version does not
+            tell, and counts as if it were so.
         """
-        self._call('abandon_snapshot', snapshot_id=snapshot_id, token=token)
+        gone = self._call('abandon_snapshot', snapshot_id=snapshot_id, token=token)
+        return gone is not False

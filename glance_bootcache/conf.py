@@ -46,8 +46,14 @@ service runs where it can read them. A base found there is served as it is;
 all others are downloaded through Glance's API into ``state_dir``. Either way
 the bytes are checked against Glance's hash first.
 
+Snapshots of servers of these images share with them what they have in common,
+where the file system has reflinks and hosts may send any. See the page about
+Glance's file store.
+
 Related options:
 
+* ``export_ports``
+* ``snapshot_exporters``
 * ``rbd_store_pool``: for images in Ceph.
 * ``filesystem_store_datadir`` of glance-api.conf.
 """),

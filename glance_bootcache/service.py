@@ -16,8 +16,11 @@ from glance_bootcache import startchecks
 from glance_bootcache.door import doorkeeper, longmessages
 from glance_bootcache.door.refusals import Refusals
 from glance_bootcache.exchange.offers import ExchangeOffers
+from glance_bootcache.filestore.registrars import Registrars
+from glance_bootcache.filestore.snapshots import FileSnapshots
 from glance_bootcache.glance.images import Images
 from glance_bootcache.glance.listener import ImageEvents, get_listener
+from glance_bootcache.glance.registering import TrialImages
 from glance_bootcache.hosts.holdings import Hosts
 from glance_bootcache.hosts.orders import Orders
 from glance_bootcache.hosts.reportedneeds import ReportedNeeds
@@ -133,10 +136,13 @@ class StorageService(service.Service):  # type: ignore[misc]
                                  CephBases(conf))
         read_errors.start()
         self._started = [manager, upkeep, read_errors]
+        group = conf[bootcache_conf.GROUP]
+        files = FileSnapshots(conf, Registrars([path for path in group.glance_store_dirs if path],
+                                               TrialImages(conf)))
         snapshots = SnapshotJobs(
-            conf, store, exporter, Sending(conf, [RbdSnapshots(conf)], exporter,
-                                           conf[bootcache_conf.GROUP].state_dir),
-            Claims(conf, images), Records(store.state_path('snapshots.json')))
+            conf, store, exporter,
+            Sending(conf, [RbdSnapshots(conf), files], exporter, group.state_dir),
+            Claims(conf, images), Records(store.state_path('snapshots.json')), images)
         snapshots.start()
         self._started.append(snapshots)
         warming.start()

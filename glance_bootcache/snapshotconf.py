@@ -20,6 +20,7 @@ Related options:
 
 * ``export_ports``
 * ``rbd_snapshot_pool``
+* ``glance_store_dirs``
 """),
     cfg.IntOpt('snapshots_per_host',
                default=8, min=1, max=100,

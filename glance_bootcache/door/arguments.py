@@ -287,6 +287,7 @@ METHODS: Mapping[str, Method] = {
                               'certificate': certificate_name, 'token': token,
                               'virtual_bytes': whole(512, MOST_BYTES)}),
     'finish_snapshot': Method({'snapshot_id': image_id, 'token': token}),
+    'upload_snapshot': Method({'snapshot_id': image_id, 'token': token}),
     'abandon_snapshot': Method({'snapshot_id': image_id, 'token': token}),
     'pin_image': Method({'image_id': image_id, 'pinned': _BOOL}),
     'serve_stored': Method({'image_id': image_id},

@@ -19,12 +19,13 @@ from bootcache import conf as bootcache_conf
 from bootcache import exception, naming
 from bootcache.ceph import places
 from bootcache.manifest import Manifest
+from glance_bootcache import snapshotconf
 from glance_bootcache.filestore import placing, reflink, workfile
 from glance_bootcache.filestore.journal import Entry, Journal
 from glance_bootcache.filestore.locations import location_of
 from glance_bootcache.filestore.registrars import Registrars
 from glance_bootcache.filestore.sharing import Sharing
-from glance_bootcache.snapshots.stores import Look, SnapshotUnfit, Stored, Writable
+from glance_bootcache.snapshots.stores import Look, SnapshotUnfit, Stored, Traits, Writable
 
 _SUFFIX = '.snapshot'
 _FORMATS = ('raw', 'qcow2')
@@ -61,6 +62,9 @@ class FileSnapshots:
     def __init__(self, conf: cfg.ConfigOpts, registrars: Registrars):
         group = conf[bootcache_conf.GROUP]
         self._store_directories = [path for path in group.glance_store_dirs if path]
+        # Else nobody sends any, and nothing is to be found out.
+        self._is_wanted = bool(group.export_ports) \
+            or group.snapshot_exporters == snapshotconf.COMMON
         self._registrars = registrars
         self._own = os.path.join(group.state_dir, 'snapshots')
         self._journal = Journal(self._own)
@@ -74,16 +78,20 @@ class FileSnapshots:
 
     def refusal(self, base: Manifest) -> str:
         """Return why no snapshot of a base is made here; empty if one may be."""
+        if not self._store_directories:
+            return '[bootcache]glance_store_dirs is not set'
         if not base.made.base_path or places.is_clone(base.made.base_path):
             return 'its base is no file of the storage node'
         if base.made.image_format not in _FORMATS:
             return f'its base is {base.made.image_format or "of no format that is known"}'
         return ''
 
-    def disk_format_of(self, snapshot_id: str) -> str:
-        """Return what a snapshot under way is: its base's format; empty if there is none."""
+    def traits(self, snapshot_id: str) -> Traits:
+        """Return what its image has: its base's format, and the store that it was put into."""
         entry = self._journal.load(naming.canonical_image_id(snapshot_id))
-        return entry.image_format if entry else ''
+        if entry is None:
+            return Traits()
+        return Traits(entry.image_format, entry.store if entry.inode else '')
 
     def begin(self, base: Manifest, snapshot_id: str, virtual_bytes: int) -> Writable:
         """Make a file with a base's content, as large as the server's disk.
@@ -106,6 +114,8 @@ class FileSnapshots:
             entry = self._made(base, snapshot_id)
             if virtual_bytes > base.made.virtual_bytes:
                 workfile.grow(entry.work, entry.image_format, virtual_bytes)
+            if not entry.store:
+                self._check_upload(entry)
         except BaseException as error:
             with contextlib.suppress(OSError):
                 self.discard(snapshot_id)
@@ -122,6 +132,21 @@ class FileSnapshots:
             # Never what a header says.
             node['backing'] = None
         return Writable(node, entry.image_format)
+
+    def _check_upload(self, entry: Entry) -> None:
+        """Check that Glance has room for a file that it stores anew, holes and all.
+
+        :raises NoRoom: if no store has.
+        """
+        full: exception.NoRoom | None = None
+        for directory in filter(os.path.isdir, self._store_directories):
+            try:
+                placing.check_free(directory, os.stat(entry.work).st_size)
+                return
+            except exception.NoRoom as error:
+                full = error
+        if full is not None:
+            raise full
 
     @contextlib.contextmanager
     def looked_at(self, snapshot_id: str, directory: str,
@@ -217,13 +242,19 @@ class FileSnapshots:
                         found.add(naming.canonical_image_id(image_id))
         return sorted(found)
 
+    def finished(self) -> Collection[str]:
+        """Return the ids of those that were put into a store for Glance to register."""
+        return [image_id for image_id in self._journal.images()
+                if (entry := self._journal.load(image_id)) is not None and entry.inode]
+
     def tidy(self) -> None:
         """Find out which directories Glance registers files of, and share what was uploaded.
 
         :raises Exception: keystoneauth's or glanceclient's, if Glance cannot be asked.
         """
         self._sharing.go_on(time.monotonic() + _ROUND_SECONDS)
-        self._registrars.look()
+        if self._is_wanted:
+            self._registrars.look()
 
     def _entry(self, snapshot_id: str) -> Entry:
         entry = self._journal.load(naming.canonical_image_id(snapshot_id))

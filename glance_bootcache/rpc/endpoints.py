@@ -138,9 +138,13 @@ class Endpoints:
         """A compute host has sent all of it."""
         return self._snapshots.finish(snapshot_id, token)
 
-    def abandon_snapshot(self, ctxt: Any, snapshot_id: str, token: str) -> None:
+    def upload_snapshot(self, ctxt: Any, snapshot_id: str, token: str) -> dict[str, Any]:
+        """Nova has told Glance what its image is."""
+        return self._snapshots.upload(snapshot_id, token)
+
+    def abandon_snapshot(self, ctxt: Any, snapshot_id: str, token: str) -> bool:
         """A compute host does not go on with it."""
-        self._snapshots.abandon(snapshot_id, token)
+        return self._snapshots.abandon(snapshot_id, token)
 
     def pin_image(self, ctxt: Any, image_id: str, pinned: bool) -> bool:
         """An operator wants a cache image to stay, or no longer."""

@@ -15,6 +15,7 @@ from bootcache import naming
 from glance_bootcache.conf import AUTH_GROUP
 from glance_bootcache.glance import images
 from glance_bootcache.glance.images import Images
+from glance_bootcache.snapshots.stores import Traits
 
 _API_VERSION = '2.79'
 _HOST = 'OS-EXT-SRV-ATTR:host'
@@ -46,12 +47,12 @@ class Claims:
         self._nova = nova_client.Client(_API_VERSION, session=images.session(conf),
                                         region_name=conf[AUTH_GROUP].region_name)
 
-    def standing(self, snapshot_id: str, disk_format: str) -> ImageStanding:
+    def standing(self, snapshot_id: str, traits: Traits) -> ImageStanding:
         """Return how an image stands to the snapshot that was made for it.
 
-        Stock Nova's way makes the same image, of another format as a rule, and stores it elsewhere.
+        Stock Nova's way makes the same image, often of another format or in another store.
 
-        :param disk_format: that the image has if it is of the snapshot.
+        :param traits: that the image has if it is of the snapshot.
         :raises Exception: keystoneauth's or glanceclient's, if Glance cannot be asked.
         """
         image = self._glance.get(snapshot_id)
@@ -60,7 +61,10 @@ class Claims:
         if image.status == 'queued':
             return ImageStanding.WAITS
         if image.status in _THERE:
-            return ImageStanding.HAS if image.disk_format == disk_format else ImageStanding.ABSENT
+            stores = str(image.properties.get('stores') or '').split(',')
+            is_ours = traits.disk_format in ('', image.disk_format) \
+                and (not traits.glance_store or traits.glance_store in stores)
+            return ImageStanding.HAS if is_ours else ImageStanding.ABSENT
         return ImageStanding.TAKING
 
     def refusal(self, image_id: str, snapshot_id: str, host: str) -> str:

@@ -22,11 +22,12 @@ from bootcache.ceph.places import RbdClone, RbdOrigin
 from bootcache.ceph.rbd import RbdAbsent, RbdRefused
 from bootcache.ceph.snapshotcommands import SnapshotCommands
 from bootcache.manifest import Manifest
-from glance_bootcache.snapshots.stores import Look, SnapshotUnfit, Stored, Writable
+from glance_bootcache.snapshots.stores import Look, SnapshotUnfit, Stored, Traits, Writable
 
 LOG = logging.getLogger(__name__)
 
 _BEGUN = 'begun-'
+_FORMAT = 'raw'
 # As in cephbases.py: what any format is known by is in its first bytes.
 _HEAD_BYTES = 4 << 20
 _PAUSE_SECONDS = 30
@@ -53,10 +54,9 @@ class RbdSnapshots:
         """What it is called in records."""
         return 'rbd'
 
-    @property
-    def disk_format(self) -> str:
-        """Of the images that its snapshots become."""
-        return 'raw'
+    def traits(self, snapshot_id: str) -> Traits:
+        """Return what their images have: all are raw."""
+        return Traits(_FORMAT)
 
     def refusal(self, base: Manifest) -> str:
         """Return why no snapshot of a base is made here; empty if one may be."""
@@ -96,7 +96,7 @@ class RbdSnapshots:
                     self._rbd.remove(begun)
                 raise
         return Writable({**places.protocol(begun, self._conf_path, self._user),
-                         'discard': 'unmap'}, self.disk_format)
+                         'discard': 'unmap'}, _FORMAT)
 
     def _check_depth(self, origin: RbdOrigin) -> None:
         depth = self._rbd.depth(origin, self._depth)
@@ -119,7 +119,7 @@ class RbdSnapshots:
                             break
             file.truncate(size)
             file.flush()
-            yield Look(file.name, 'raw')
+            yield Look(file.name, _FORMAT)
 
     def finish(self, snapshot_id: str) -> Stored:
         """Give it its name, and the snapshot that Glance's store gives to all its images."""
@@ -156,6 +156,10 @@ class RbdSnapshots:
                 if name.startswith(_BEGUN):
                     found.append(naming.canonical_image_id(name.removeprefix(_BEGUN)))
         return found
+
+    def finished(self) -> list[str]:
+        """Return none: what is finished has an image's name."""
+        return []
 
     def tidy(self) -> None:
         """Purge what Glance has deleted while it had children, once it has none."""

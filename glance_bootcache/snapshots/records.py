@@ -22,7 +22,10 @@ class Stage(enum.Enum):
     """How far a snapshot is."""
 
     BEGUN = 'begun'
+    # Glance can have it, and Nova was told where it is.
     FINISHED = 'finished'
+    # It is being given to Glance.
+    UPLOADING = 'uploading'
     # To be removed: nobody was told where it is.
     DOOMED = 'doomed'
     # To be removed unless Glance has it: Nova was told where it is.

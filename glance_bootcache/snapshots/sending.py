@@ -86,9 +86,12 @@ class Sending:
     def give_up(self, store: SnapshotStore, snapshot_id: str, export: str) -> bool:
         """Remove a snapshot wherever it is, and whoever writes it.
 
+        :param export: empty of one that is finished for long.
         :returns: False if it has to be asked again.
         :raises BootcacheError: likewise, if something does not answer.
         """
+        if not export:
+            return store.discard(snapshot_id)
         hanging = None
         try:
             self._exporters.cut_off(export)

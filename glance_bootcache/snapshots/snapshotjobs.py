@@ -1,9 +1,10 @@
 """Snapshots under way: the one owner of them.
 
 A host begins one, sends what its server's overlay holds, says that this was all, and registers what
-it is told with Glance. It asks again and again meanwhile, which also says that it is alive: nothing
-that takes time is done while a message waits. What was under way when the service ended is removed
-at its next start; the host hears that nobody knows of it, and goes stock Nova's way.
+it is told with Glance; or, once Nova has described the image, has it be uploaded. It asks again and
+again meanwhile, which also says that it is alive: nothing that takes time is done while a message
+waits. What was under way when the service ended is removed at its next start; the host hears that
+nobody knows of it, and goes stock Nova's way.
 """
 
 import dataclasses
@@ -22,29 +23,34 @@ from bootcache import conf as bootcache_conf
 from bootcache import exception
 from bootcache.manifest import Manifest
 from glance_bootcache import away, snapshotconf
-from glance_bootcache.snapshots.claims import Claims, ImageStanding
+from glance_bootcache.snapshots.claims import Claims
 from glance_bootcache.snapshots.records import Record, Records, Stage
+from glance_bootcache.snapshots.removal import Removal
 from glance_bootcache.snapshots.sending import Sending, new_export
 from glance_bootcache.snapshots.stores import SnapshotStore
+from glance_bootcache.snapshots.uploading import TakingGlance, upload
 from glance_bootcache.storage.exporters import COMMON, Exporters
 from glance_bootcache.storage.store import ImageStore
 
 LOG = logging.getLogger(__name__)
 
 _AT_ONCE = 4
+# Each reads and hashes a whole image; others wait their turn.
+_UPLOADS_AT_ONCE = 2
 # Of all hosts, and with those of which the outcome was not asked for yet.
 _MOST = 256
-# In which Nova registers what is finished.
-_REGISTERED_SECONDS = 3600
 _LOOK_SECONDS = 10
-# What no record names is looked for this often.
-_SWEEP_SECONDS = 600
+# What a host hears of the outcome of each step.
+_OUTCOMES = ('refused', 'url', 'upload', 'uploaded')
 
 
 class _Step(enum.Enum):
     BEGINNING = 'beginning'
     READY = 'ready'
     FINISHING = 'finishing'
+    # Its host is to say when it can be uploaded.
+    HELD = 'held'
+    UPLOADING = 'uploading'
     FINISHED = 'finished'
     FAILED = 'failed'
 
@@ -64,6 +70,8 @@ class _Job:
     # What the host is told.
     told: dict[str, Any] = dataclasses.field(default_factory=dict)
     store: SnapshotStore | None = None
+    # Of the file that is uploaded.
+    path: str = ''
 
 
 class SnapshotJobs:
@@ -71,11 +79,12 @@ class SnapshotJobs:
 
     :param conf: configuration of the storage service.
     :param images: the images' manifests.
+    :param glance: takes what is uploaded.
     :param clock: monotonic seconds.
     """
 
     def __init__(self, conf: cfg.ConfigOpts, images: ImageStore, exporters: Exporters,
-                 sending: Sending, claims: Claims, records: Records,
+                 sending: Sending, claims: Claims, records: Records, glance: TakingGlance,
                  clock: Callable[[], float] = time.monotonic):
         self._conf = conf[bootcache_conf.GROUP]
         self._images = images
@@ -83,28 +92,28 @@ class SnapshotJobs:
         self._sending = sending
         self._claims = claims
         self._records = records
+        self._glance = glance
         self._clock = clock
+        self._removal = Removal(sending, claims, records, clock)
         self._lock = threading.Lock()  # guards what is below, and the jobs
         self._jobs: dict[str, _Job] = {}
-        self._removing: set[str] = set()
         self._workers = futures.ThreadPoolExecutor(_AT_ONCE, 'bootcache-snapshot')
+        self._uploads = futures.ThreadPoolExecutor(_UPLOADS_AT_ONCE, 'bootcache-upload')
         self._stopping = threading.Event()
-        self._swept_at: float | None = None
 
     def start(self) -> None:
         """Remove what an earlier process left, and look after what comes.
 
         :raises OSError: if what is to be removed cannot be written down.
         """
-        for record in self._records.all():
-            if record.stage is Stage.BEGUN:
-                self._records.put(dataclasses.replace(record, stage=Stage.DOOMED))
+        self._removal.begin()
         threading.Thread(target=self._run, name='bootcache-snapshots', daemon=True).start()
 
     def stop(self) -> None:
         """Begin nothing more. What is under way is removed at the next start."""
         self._stopping.set()
-        self._workers.shutdown(wait=False, cancel_futures=True)
+        for workers in (self._workers, self._uploads):
+            workers.shutdown(wait=False, cancel_futures=True)
 
     # What hosts ask: see rpcapi.py. Nothing here waits.
 
@@ -135,7 +144,7 @@ class SnapshotJobs:
                         and job.step is not _Step.FINISHED for job in self._jobs.values())
         if under_way >= self._conf.snapshots_per_host:
             return f'the host sends {under_way} others ([bootcache]snapshots_per_host)'
-        if any(record.snapshot_id == snapshot_id for record in self._records.all()):
+        if self._is_recorded(snapshot_id):
             return 'it was under way before, and is being removed'
         return ''
 
@@ -147,21 +156,39 @@ class SnapshotJobs:
                 return {'refused': 'the storage service does not know it any more'}
             told = self._heard(job, token)
             if 'refused' in told or job.step is not _Step.READY:
-                return {key: told[key] for key in ('refused', 'url') if key in told}
+                return {key: told[key] for key in _OUTCOMES if key in told}
             job.step = _Step.FINISHING
         self._submit(job, lambda: self._finish(job))
         return {}
 
-    def abandon(self, snapshot_id: str, token: str) -> None:
-        """A host does not go on with a snapshot."""
+    def upload(self, snapshot_id: str, token: str) -> dict[str, Any]:
+        """Glance knows what the image is: its data can be uploaded; or a host asks how far that is.
+        """
+        with self._lock:
+            job = self._jobs.get(snapshot_id)
+            if job is None:
+                return {'refused': 'the storage service does not know it any more'}
+            told = self._heard(job, token)
+            if 'refused' in told or job.step is not _Step.HELD:
+                return {key: told[key] for key in ('refused', 'uploaded') if key in told}
+            job.step = _Step.UPLOADING
+        self._submit(job, lambda: self._upload(job), self._uploads)
+        return {}
+
+    def abandon(self, snapshot_id: str, token: str) -> bool:
+        """A host does not go on with a snapshot; returns whether nothing is left of it."""
         with self._lock:
             job = self._jobs.get(snapshot_id)
             if job is None or not hmac.compare_digest(job.token, token):
-                return
+                return job is not None or not self._is_recorded(snapshot_id)
             was, job.step, job.told = job.step, _Step.FAILED, {'refused': 'it was given up'}
             job.heard_at = self._clock()
         if was is not _Step.FAILED:
             self._submit(job, lambda: self._doom(job))
+        return not self._is_recorded(snapshot_id)
+
+    def _is_recorded(self, snapshot_id: str) -> bool:
+        return any(record.snapshot_id == snapshot_id for record in self._records.all())
 
     def _heard(self, job: _Job, token: str) -> dict[str, Any]:
         if not hmac.compare_digest(job.token, token):
@@ -171,7 +198,8 @@ class SnapshotJobs:
 
     # The work, one step of a snapshot after the other.
 
-    def _submit(self, job: _Job, work: Callable[[], None]) -> None:
+    def _submit(self, job: _Job, work: Callable[[], None],
+                workers: futures.Executor | None = None) -> None:
         def guarded() -> None:
             try:
                 work()
@@ -182,7 +210,7 @@ class SnapshotJobs:
                 self._fail(job, str(error) if expected else away.told(error))
 
         try:
-            self._workers.submit(guarded)
+            (workers or self._workers).submit(guarded)
         except RuntimeError:
             self._fail(job, 'the storage service ends')
 
@@ -205,10 +233,29 @@ class SnapshotJobs:
         assert job.store is not None
         stored = self._sending.finish(job.store, job.snapshot_id, job.export, job.virtual_bytes)
         if not stored.url:
-            raise exception.BootcacheError(f'{job.store.name} has no location for Glance')
+            job.path = stored.path
+            LOG.info('snapshot %s of host %s is to be uploaded', job.snapshot_id, job.host)
+            self._moved(job, _Step.FINISHING, _Step.HELD, {'upload': True})
+            return
         self._put(job, job.store, Stage.FINISHED)
         LOG.info('snapshot %s of host %s is %s', job.snapshot_id, job.host, stored.url)
         self._moved(job, _Step.FINISHING, _Step.FINISHED, {'url': stored.url})
+
+    def _upload(self, job: _Job) -> None:
+        assert job.store is not None
+        self._check(job)
+        self._put(job, job.store, Stage.UPLOADING)
+        upload(self._glance, job.snapshot_id, job.path, lambda: self._check(job))
+        job.store.settled(job.snapshot_id)
+        self._records.drop(job.snapshot_id)
+        LOG.info('snapshot %s of host %s is uploaded', job.snapshot_id, job.host)
+        with self._lock:
+            # Also if it was given up meanwhile: it is Glance's.
+            job.step, job.told = _Step.FINISHED, {'uploaded': True}
+
+    def _check(self, job: _Job) -> None:
+        if job.step is not _Step.UPLOADING or self._stopping.is_set():
+            raise exception.Cancelled('it was given up while it was uploaded')
 
     def _put(self, job: _Job, store: SnapshotStore, stage: Stage) -> None:
         job.store = store
@@ -236,42 +283,14 @@ class SnapshotJobs:
             known = {record.snapshot_id: record for record in self._records.all()}
             record = known.get(job.snapshot_id)
             # Something of it may have come after it was removed.
-            is_finished = record is not None and record.stage is Stage.FINISHED
-            self._put(job, job.store, Stage.WITHDRAWN if is_finished else Stage.DOOMED)
+            is_told = record is not None and record.stage in (Stage.FINISHED, Stage.UPLOADING,
+                                                              Stage.WITHDRAWN)
+            self._put(job, job.store, Stage.WITHDRAWN if is_told else Stage.DOOMED)
             for record in self._records.all():
                 if record.snapshot_id == job.snapshot_id:
-                    self._remove(record)
+                    self._removal.remove(record)
         except Exception as error:
             LOG.warning('snapshot %s cannot be removed yet: %s', job.snapshot_id, away.told(error))
-
-    def _remove(self, record: Record) -> None:
-        """Remove a snapshot, unless somebody is at it: two at a time would disturb each other."""
-        with self._lock:
-            if record.snapshot_id in self._removing:
-                return
-            self._removing.add(record.snapshot_id)
-        try:
-            self._remove_alone(record)
-        finally:
-            with self._lock:
-                self._removing.discard(record.snapshot_id)
-
-    def _remove_alone(self, record: Record) -> None:
-        """Remove a snapshot, unless Glance has it; one that it is taking stays for now."""
-        store = self._sending.stores.get(record.store)
-        if store is None:
-            LOG.warning('snapshot %s cannot be removed: nothing is configured for store %s',
-                        record.snapshot_id, record.store)
-            return
-        standing = ImageStanding.ABSENT if record.stage is Stage.DOOMED \
-            else self._claims.standing(record.snapshot_id, store.disk_format)
-        if standing is ImageStanding.TAKING:
-            return
-        if standing is ImageStanding.HAS:
-            store.settled(record.snapshot_id)
-        elif not self._sending.give_up(store, record.snapshot_id, record.export):
-            return
-        self._records.drop(record.snapshot_id)
 
     # Now and then.
 
@@ -289,23 +308,13 @@ class SnapshotJobs:
         :raises Exception: of the last that failed; others are done.
         """
         self._forget()
-        failed: Exception | None = None
-        for record in self._records.all():
-            try:
-                self._look_at(record)
-            except Exception as error:
-                failed = error
-        for store in self._sending.stores.values():
-            try:
-                self._sweep(store)
-            except Exception as error:
-                failed = error
-        with self._lock:
-            if not self._jobs and not any(record.stage is Stage.BEGUN
-                                          for record in self._records.all()):
-                self._sending.rest()
-        if failed is not None:
-            raise failed
+        try:
+            self._removal.once()
+        finally:
+            with self._lock:
+                if not self._jobs and not any(record.stage is Stage.BEGUN
+                                              for record in self._records.all()):
+                    self._sending.rest()
 
     def _forget(self) -> None:
         before = self._clock() - self._conf.snapshot_idle
@@ -315,32 +324,7 @@ class SnapshotJobs:
                 if job.step in (_Step.FAILED, _Step.FINISHED):
                     del self._jobs[job.snapshot_id]
         for job in silent:
-            if job.step in (_Step.BEGINNING, _Step.READY):
+            if job.step in (_Step.BEGINNING, _Step.READY, _Step.HELD, _Step.UPLOADING):
                 LOG.warning('snapshot %s: host %s has not been heard of for %d s; it is given up',
                             job.snapshot_id, job.host, self._conf.snapshot_idle)
                 self.abandon(job.snapshot_id, job.token)
-
-    def _look_at(self, record: Record) -> None:
-        if record.stage in (Stage.DOOMED, Stage.WITHDRAWN):
-            self._remove(record)
-        elif record.stage is Stage.FINISHED:
-            store = self._sending.stores.get(record.store)
-            standing = ImageStanding.TAKING if store is None \
-                else self._claims.standing(record.snapshot_id, store.disk_format)
-            if standing in (ImageStanding.HAS, ImageStanding.ABSENT) or (
-                    standing is ImageStanding.WAITS
-                    and time.time() - record.since > _REGISTERED_SECONDS):
-                self._records.put(dataclasses.replace(record, stage=Stage.WITHDRAWN))
-
-    def _sweep(self, store: SnapshotStore) -> None:
-        store.tidy()
-        now = self._clock()
-        if self._swept_at is not None and now - self._swept_at < _SWEEP_SECONDS:
-            return
-        # Before the records: what is begun meanwhile has one.
-        left = store.left()
-        known = {record.snapshot_id for record in self._records.all()}
-        for snapshot_id in left:
-            if snapshot_id not in known and store.discard(snapshot_id):
-                LOG.info('snapshot %s, which a crash left, is removed', snapshot_id)
-        self._swept_at = now

@@ -27,7 +27,7 @@ class Writable:
     :ivar node: the block node, with what is below it and without ``node-name``s, whose bytes are
         the disk's: a host that writes there knows nothing of formats. It is opened writable, by a
         storage daemon that serves nothing but snapshots.
-    :ivar disk_format: of the image that it becomes, as of the store.
+    :ivar disk_format: of the image that it becomes.
     """
 
     node: Mapping[str, object]
@@ -59,6 +59,18 @@ class Stored:
     path: str = ''
 
 
+@dataclasses.dataclass(frozen=True)
+class Traits:
+    """What an image of Glance's has if it is of a snapshot, and not of stock Nova's way.
+
+    :ivar disk_format: its format; empty if it is not known.
+    :ivar glance_store: Glance's name of a store that has it; empty if that may be any.
+    """
+
+    disk_format: str = ''
+    glance_store: str = ''
+
+
 class SnapshotStore(Protocol):
     """A store in which snapshots are made, one for each of Glance's kinds of them.
 
@@ -74,9 +86,8 @@ class SnapshotStore(Protocol):
     def name(self) -> str:
         """What it is called in records and logs: ``rbd`` or ``file``. It never changes."""
 
-    @property
-    def disk_format(self) -> str:
-        """Of the images that its snapshots become: ``raw`` or ``qcow2``."""
+    def traits(self, snapshot_id: str) -> Traits:
+        """Return what Glance's image has if it is of this snapshot, as far as that is known."""
 
     def refusal(self, base: Manifest) -> str:
         """Return why no snapshot of a base is made here, in one line; empty if one may be.
@@ -122,6 +133,11 @@ class SnapshotStore(Protocol):
         """Return the ids of snapshots that are under way: begun, and neither finished nor gone.
 
         What no record names of these was left by a crash, and is discarded.
+        """
+
+    def finished(self) -> Collection[str]:
+        """Return the ids of those that are finished, and neither settled nor discarded, as far as
+        the store notes that. What no record names of these is discarded unless Glance has it.
         """
 
     def tidy(self) -> None:

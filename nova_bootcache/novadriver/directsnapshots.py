@@ -3,7 +3,9 @@
 ``LibvirtDriver.snapshot`` asks the root disk for a direct snapshot first. One that gives a URL is
 registered by Nova itself; one that says no goes stock's way. Around that there is what Nova does
 not do: the format that the image really has, a delta of a disk that is being written, waiting until
-Glance has taken it, and stock's way after Glance has not.
+Glance has taken it, and stock's way after Glance has not. Where no store of Glance registers it the
+URL is empty: Nova lets the guest go on, describes the image, and adds no location; the storage
+service uploads it then.
 """
 
 import contextlib
@@ -39,7 +41,8 @@ class _Run:
     :ivar is_written: tells whether a guest may write its disk.
     :ivar take_delta: has Nova copy the disk of a guest that runs, as for a live snapshot of its
         own, and convert the copy.
-    :ivar was_sent: whether Nova got a URL.
+    :ivar was_sent: whether Nova was told that it is there.
+    :ivar is_uploaded: whether the storage service uploads it, once Nova has described the image.
     """
 
     server_id: str
@@ -47,6 +50,7 @@ class _Run:
     is_written: Callable[[], bool]
     take_delta: Callable[[], None]
     was_sent: bool = False
+    is_uploaded: bool = False
     is_stock: bool = False
     metadata: dict[str, Any] | None = None
     stocks_format: str = ''
@@ -105,7 +109,7 @@ class DirectSnapshots:
         try:
             with self._running(run):
                 stock(snapshot_id, update_task_state)
-            why = '' if run.sent is None else self._why_not_taken(status)
+            why = '' if run.sent is None else self._why_not_taken(run, run.sent, status)
         except (nova_exception.ImageNotFound, nova_exception.InstanceNotFound):
             raise
         except Exception as error:
@@ -128,8 +132,15 @@ class DirectSnapshots:
             run.metadata, run.stocks_format = metadata, metadata.get(_FORMAT, '')
 
     @staticmethod
-    def _why_not_taken(status: Callable[[], str]) -> str:
+    def _why_not_taken(run: _Run, sent: Snapshot, status: Callable[[], str]) -> str:
         """Wait until Glance has taken an image; return why it has not, empty if it has."""
+        why, patience = 'glance-api\'s log says why', _WAITING_SECONDS
+        if run.is_uploaded:
+            try:
+                sent.upload()
+            except SnapshotRefused as error:
+                # It may be Glance's all the same, as an answer was lost.
+                why, patience = str(error), 0
         began = queued_since = time.monotonic()
         while (now := time.monotonic()) - began < _TAKING_SECONDS:
             found = status()
@@ -137,15 +148,15 @@ class DirectSnapshots:
                 return ''
             if found != 'queued':
                 queued_since = now
-            elif now - queued_since > _WAITING_SECONDS:
-                return 'the image waits for its data still; glance-api\'s log says why'
+            elif now - queued_since >= patience:
+                return f'the image waits for its data still; {why}'
             time.sleep(_POLL_SECONDS)
         return f'it was not done after {_TAKING_SECONDS} s'
 
     # What the disk asks.
 
     def direct(self, snapshot_id: str, begin: Callable[[], tuple[Snapshot, SentDisk]]) -> str:
-        """Send a snapshot; return by what Glance finds it.
+        """Send a snapshot; return by what Glance finds it, empty if it is uploaded afterwards.
 
         :param begin: tells what is to be sent; nothing is asked of anybody yet.
         :raises NotImplementedError: if it goes stock's way, which is told with the reason.
@@ -168,6 +179,7 @@ class DirectSnapshots:
                           snapshot_id, run.server_id)
             raise NotImplementedError from error
         run.metadata[_FORMAT], run.sent, run.was_sent = disk_format, snapshot, True
+        run.is_uploaded = not url
         return url
 
     @staticmethod
@@ -176,6 +188,10 @@ class DirectSnapshots:
         try:
             told = snapshot.begin()
             begun = True
+            disk_format = str(told.get(_FORMAT, 'raw'))
+            if overlay.wanted_format not in ('', disk_format):
+                raise SnapshotRefused(f'[libvirt]snapshot_image_format is {overlay.wanted_format},'
+                                      f' and it would be {disk_format}', True)
             with snapshot.kept():
                 if run.is_written():
                     def extract(delta: str) -> None:
@@ -188,7 +204,7 @@ class DirectSnapshots:
                         run.extract = None
                 else:
                     snapshot.send(told, overlay)
-            return snapshot.finish(), str(told.get(_FORMAT, 'raw'))
+            return snapshot.finish(), disk_format
         except BaseException as error:
             # One that was refused has been removed.
             if begun or not isinstance(error, SnapshotRefused):
@@ -219,16 +235,18 @@ def _once_more(update_task_state: Callable[..., None]) -> Callable[..., None]:
 
 
 def overlay_of(path: str, backing: str | None, base_paths: dict[str, str],
-               wanted_format: str | None) -> SentDisk:
+               image_format: str, wanted_format: str | None) -> SentDisk:
     """Return what can be sent of a disk.
 
     :param backing: path of what it is on.
     :param base_paths: formats of what has the base's content, by its path.
+    :param image_format: of the server's image, which its snapshots have; empty if nobody knows.
     :param wanted_format: that the operator wants of all snapshots; None for any.
     :raises SnapshotRefused: if its snapshots go stock's way.
     """
-    if wanted_format not in (None, 'raw'):
-        raise SnapshotRefused(f'[libvirt]snapshot_image_format is {wanted_format}', True)
+    if wanted_format and image_format not in ('', wanted_format):
+        raise SnapshotRefused(f'[libvirt]snapshot_image_format is {wanted_format}, and it would be'
+                              f' {image_format}', True)
     if backing is None or backing not in base_paths:
         raise SnapshotRefused(f'{path} is not on its image\'s cache image or base', True)
     try:
@@ -237,4 +255,5 @@ def overlay_of(path: str, backing: str | None, base_paths: dict[str, str],
         raise SnapshotRefused(str(error)) from error
     if told.get('encrypted'):
         raise SnapshotRefused('the disk is encrypted', True)
-    return SentDisk(path, backing, base_paths[backing], int(told['virtual-size']))
+    return SentDisk(path, backing, base_paths[backing], int(told['virtual-size']),
+                    wanted_format or '')

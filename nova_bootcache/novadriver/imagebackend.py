@@ -158,6 +158,7 @@ class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
                         base_image_id: str, *_args: Any, **_kwargs: Any) -> str:
         """Send what it holds to the storage node; return by what Glance finds the snapshot.
 
+        :returns: its location; empty if the storage service uploads it once Nova is done.
         :raises NotImplementedError: if it goes stock Nova's way.
         """
         if self.direct is None:
@@ -173,7 +174,9 @@ class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
         if self.bootcache.cache.holds_path(backing) \
                 and os.path.basename(backing) == naming.cache_file_name(image_id):
             bases[backing] = 'qcow2'
-        overlay = overlay_of(self.path, backing, bases,
+        image_meta = self._instance.image_meta
+        image_format = str(image_meta.disk_format) if 'disk_format' in image_meta else ''
+        overlay = overlay_of(self.path, backing, bases, image_format,
                              imagebackend.CONF.libvirt.snapshot_image_format)
         return Snapshot(self.bootcache.storage, self.bootcache.encryption, image_id, snapshot_id,
                         overlay.virtual_bytes), overlay

@@ -9,7 +9,7 @@ import dataclasses
 import secrets
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import oslo_messaging as messaging
@@ -28,6 +28,11 @@ _STEP_SECONDS = 120
 _TELL_SECONDS = 10
 # Of sending: stock Nova has no limit, and a disk may be large.
 _SEND_SECONDS = 6 * 3600
+# The same, where the storage service gives it to Glance.
+_UPLOAD_SECONDS = _SEND_SECONDS
+_LONGEST_PAUSE = 2.0
+# For which a storage service may be away that uploads, and one that is to remove what it has made.
+_AWAY_SECONDS = 60
 _LONGEST_URL = 1024
 
 
@@ -50,12 +55,14 @@ class SentDisk:
     :ivar backing: path of what it is on, whose content is the base's.
     :ivar backing_format: qcow2 or raw.
     :ivar virtual_bytes: its size.
+    :ivar wanted_format: that the operator wants of all snapshots; empty for any.
     """
 
     path: str
     backing: str
     backing_format: str
     virtual_bytes: int
+    wanted_format: str = ''
 
 
 class Snapshot:
@@ -78,6 +85,8 @@ class Snapshot:
         self._token = secrets.token_hex(16)
         # Why the storage service gave it up meanwhile.
         self._given_up = ''
+        # Whether there may be a file of its name in Glance's store.
+        self._is_placed = False
 
     def begin(self) -> dict[str, Any]:
         """Have a copy of the base be made, and wait for it.
@@ -100,20 +109,38 @@ class Snapshot:
     def finish(self) -> str:
         """Tell that all was sent; return by what Glance finds it.
 
+        :returns: its location; empty if it is to be uploaded, once Glance knows what it is.
         :raises SnapshotRefused: if the storage service does not take it.
         """
+        self._is_placed = True
         told = self._until(
-            lambda: self._client.api.finish_snapshot(self.snapshot_id, self._token), 'url')
+            lambda: self._client.api.finish_snapshot(self.snapshot_id, self._token), 'url',
+            'upload')
+        if 'url' not in told:
+            return ''
         url = told['url']
         if not isinstance(url, str) or '://' not in url or len(url) > _LONGEST_URL:
             raise SnapshotRefused('the storage service gives no location for Glance')
         return url
 
-    def _until(self, ask: Any, wanted: str) -> dict[str, Any]:
-        deadline = time.monotonic() + _STEP_SECONDS
+    def upload(self) -> None:
+        """Have it be given to Glance, which knows what it is, and wait for that.
+
+        :raises SnapshotRefused: if Glance does not take it, or nobody knows whether it does.
+        """
+        self._until(lambda: self._client.api.upload_snapshot(self.snapshot_id, self._token),
+                    'uploaded', seconds=_UPLOAD_SECONDS, longest_pause=_LONGEST_PAUSE,
+                    away_seconds=_AWAY_SECONDS)
+
+    def _until(self, ask: Callable[[], dict[str, Any]], *wanted: str,
+               seconds: float = _STEP_SECONDS, longest_pause: float = _POLL_SECONDS,
+               away_seconds: float = 0) -> dict[str, Any]:
+        began = answered = time.monotonic()
+        pause = _POLL_SECONDS
         while True:
             try:
-                told: dict[str, Any] = ask()
+                told = ask()
+                answered = time.monotonic()
             except (messaging.UnsupportedVersion, messaging.RPCVersionCapError) as error:
                 raise SnapshotRefused('the storage service is of an earlier version', True) \
                     from error
@@ -123,15 +150,18 @@ class Snapshot:
                         from error
                 raise SnapshotRefused(f'the storage service refuses: {error.value}') from error
             except messaging.MessagingException as error:
-                raise SnapshotRefused(
-                    f'the storage service does not answer: {error}') from error
+                if time.monotonic() - answered >= away_seconds:
+                    raise SnapshotRefused(
+                        f'the storage service does not answer: {error}') from error
+                told = {}
             if 'refused' in told:
                 raise SnapshotRefused(str(told['refused'])[:500])
-            if wanted in told:
+            if any(key in told for key in wanted):
                 return told
-            if time.monotonic() > deadline:
-                raise SnapshotRefused(f'the storage service was not done after {_STEP_SECONDS} s')
-            time.sleep(_POLL_SECONDS)
+            if time.monotonic() - began > seconds:
+                raise SnapshotRefused(f'the storage service was not done after {seconds} s')
+            time.sleep(pause)
+            pause = min(2 * pause, longest_pause)
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
@@ -179,9 +209,21 @@ class Snapshot:
             raise SnapshotRefused(f'it cannot be sent: {error}') from error
 
     def abandon(self) -> None:
-        """Have it removed; if nobody hears that, it is given up for silence."""
-        try:
-            self._client.api.abandon_snapshot(self.snapshot_id, self._token)
-        except (messaging.MessagingException, exception.BootcacheError) as error:
-            LOG.info('snapshot %s: the storage service is not told that it is given up: %s',
-                     self.snapshot_id, error)
+        """Have it removed; if nobody hears that, it is given up for silence.
+
+        Of one that may be in Glance's store it is waited for: Glance stores nothing else under its
+        name before.
+        """
+        deadline = time.monotonic() + (_AWAY_SECONDS if self._is_placed else 0)
+        while True:
+            why = ''
+            try:
+                if self._client.api.abandon_snapshot(self.snapshot_id, self._token):
+                    return
+            except (messaging.MessagingException, exception.BootcacheError) as error:
+                why = f': {error}'
+            if time.monotonic() >= deadline:
+                if why or self._is_placed:
+                    LOG.info('snapshot %s is not known to be removed%s', self.snapshot_id, why)
+                return
+            time.sleep(_LONGEST_PAUSE / 2)

@@ -1,54 +1,19 @@
-"""A file system with reflinks, whatever this machine's are: XFS on a loop device, in a mount
-namespace of its own. It goes with the process that holds the namespace, however that ends."""
+"""A file system with reflinks for tests: tools/reflinks.py, or none."""
 
 import contextlib
-import os
-import shutil
-import subprocess
 
 import pytest
 
-_MOUNT = 'mount -o loop "$1" "$2" && echo mounted && exec cat'
-# mkfs.xfs takes no less than 300 MB; the file is sparse.
-_BYTES = 8 << 30
+from tools import reflinks
+from tools.reflinks import used
 
-
-def reason_without():
-    """Return why there can be no such file system here; empty if there can be."""
-    return '' if os.path.exists('/dev/loop-control') else 'this machine has no loop devices'
+__all__ = ['used', 'xfs']
 
 
 @contextlib.contextmanager
-def xfs(directory, size=_BYTES):
-    """Make and mount one; gives the path by which all processes reach it.
-
-    :param directory: for the file that it is in.
-    :param size: bytes.
-    """
-    if reason := reason_without():
+def xfs(directory, size=reflinks.BYTES):
+    """Give one, as tools/reflinks.py has it; without loop devices the test is skipped."""
+    if reason := reflinks.reason_without():
         pytest.skip(reason)
-    image, place = f'{directory}/xfs.img', f'{directory}/xfs'
-    os.mkdir(place)
-    with open(image, 'wb') as stream:
-        stream.truncate(size)
-    subprocess.run([shutil.which('mkfs.xfs', path=f'{os.environ["PATH"]}:/usr/sbin:/sbin'),
-                    '-q', image], check=True)
-    # "cat" ends with this process, whose end of the pipe it reads, or when it is told.
-    holder = subprocess.Popen(['unshare', '--mount', '--propagation', 'private', 'sh', '-c', _MOUNT,
-                               'sh', image, place], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                              text=True)
-    try:
-        assert holder.stdout.readline() == 'mounted\n'
-        yield f'/proc/{holder.pid}/root{place}'
-    finally:
-        holder.stdin.close()
-        holder.wait(30)
-        os.unlink(image)
-        os.rmdir(place)
-
-
-def used(path):
-    """Return the bytes that are taken of the file system at a path."""
-    os.sync()
-    status = os.statvfs(path)
-    return (status.f_blocks - status.f_bfree) * status.f_frsize
+    with reflinks.xfs(directory, size) as place:
+        yield place

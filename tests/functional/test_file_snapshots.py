@@ -1,7 +1,6 @@
 """Snapshots on Glance's file store: real files, QEMU and Glance, on XFS and where nothing is
 shared."""
 
-import contextlib
 import itertools
 import os
 import random
@@ -11,67 +10,31 @@ import tempfile
 
 import pytest
 from functional_tools import qemu_img, until
-from glanceclient import exc
-from oslo_config import cfg
-from real_glance import ADMIN, Glance
+from glance_files import (
+    ALWAYS,
+    BASE,
+    CHANGED,
+    MIB,
+    NEVER,
+    PIECES,
+    SIZE,
+    Trial,
+    Upload,
+    configured,
+    looked,
+    made_of,
+    tried,
+)
+from real_glance import Glance
 from reflinks import used, xfs
 
-from bootcache import conf as bootcache_conf
 from bootcache import exception
-from bootcache.manifest import Made, Manifest, Standing
 from bootcache.naming import nbd_unix_uri
 from bootcache.storagedaemon import StorageDaemon, UnixListener
-from glance_bootcache import conf as glance_conf
 from glance_bootcache.filestore.registrars import Registrars
 from glance_bootcache.filestore.snapshots import FileSnapshots
-from glance_bootcache.filestore.uploading import upload
-from glance_bootcache.glance.registering import TrialImages
 from glance_bootcache.snapshots.stores import SnapshotUnfit, Stored
-
-
-class Known:
-    """Stands for trials whose outcome is known."""
-
-    def __init__(self, store):
-        self._store = store
-
-    def store_of(self, directory):
-        return self._store
-
-    def look(self):
-        """Nothing is tried."""
-
-    doubt = store_of
-
-
-ALWAYS, NEVER = Known('file'), Known('')
-MIB = 1 << 20
-SIZE = 96 * MIB
-BASE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
-# Of a base that has data nearly everywhere.
-PIECES = [(0, 40 * MIB, 'data'), (48 * MIB, 4 * MIB, 'zeros'), (56 * MIB, 40 * MIB, 'data')]
-CHANGED = 4 * MIB
-
-
-class Upload:
-    """Glance as the service asks it, whose token stands for Keystone's: see real_glance.py."""
-
-    def __init__(self, glance):
-        self._images = glance.client(ADMIN).images
-
-    def upload(self, image_id, stream, stored_bytes):
-        self._images.upload(image_id, stream, image_size=stored_bytes)
-
-
-class Trial(TrialImages):
-    """The same, for trials."""
-
-    def __init__(self, glance, token='bootcache.service.service-member.'):
-        self._made = glance.client(token)
-
-    def left(self):
-        return [image['id'] for image in self._made.images.list(
-            filters={'name': 'bootcache-trial', 'os_hidden': True})]
+from glance_bootcache.snapshots.uploading import upload
 
 
 @pytest.fixture(scope='module')
@@ -109,20 +72,6 @@ def plain_glance(home, place):
         made.stop()
 
 
-def configured(state, *directories):
-    conf = cfg.ConfigOpts()
-    conf([], project='bootcache', default_config_files=[], default_config_dirs=[])
-    glance_conf.register_opts(conf)
-    conf.set_override('state_dir', state, bootcache_conf.GROUP)
-    conf.set_override('glance_store_dirs', list(directories), bootcache_conf.GROUP)
-    return conf
-
-
-def made_of(path, image_format):
-    return Manifest(BASE, Standing.DONE, made=Made(
-        image_format=image_format, virtual_bytes=SIZE, base_path=path))
-
-
 @pytest.fixture
 def base(make_base):
     """Makes a base in a directory."""
@@ -130,25 +79,6 @@ def base(make_base):
         os.makedirs(directory, exist_ok=True)
         return make_base(f'{directory}/base', SIZE, PIECES, image_format)
     return make
-
-
-def looked(look):
-    """Have it be tried, also where SQLite has Glance answer late as the machine has other work."""
-    def once():
-        with contextlib.suppress(exc.HTTPInternalServerError):
-            look()
-            return True
-
-    until(once, 'the trial')
-
-
-def tried(conf, glance):
-    """Return the snapshots of a service that has tried what Glance registers."""
-    found = FileSnapshots(conf, Registrars([glance.images], Trial(glance),
-                                           clock=itertools.count(0, 1e6).__next__))
-
-    looked(found.tidy)
-    return found
 
 
 def begun(snapshots, path, image_format, image, size=SIZE):
@@ -349,9 +279,13 @@ def test_an_upload_can_be_given_up(plain_glance, base, directory):
 
 
 def test_what_does_not_fit_is_refused_and_leaves_nothing(base, directory):
-    conf = configured(f'{directory}/state')
-    snapshots = FileSnapshots(conf, NEVER)
     path = base(f'{directory}/bases')
+    with pytest.raises(SnapshotUnfit, match='glance_store_dirs is not set'):
+        FileSnapshots(configured(f'{directory}/state'), NEVER).begin(made_of(path, 'raw'), BASE,
+                                                                     SIZE)
+    os.mkdir(f'{directory}/images')
+    conf = configured(f'{directory}/state', f'{directory}/images')
+    snapshots = FileSnapshots(conf, NEVER)
     with pytest.raises(SnapshotUnfit, match='its base'):
         snapshots.begin(made_of(path, 'raw'), BASE, SIZE - 512)
     with pytest.raises(SnapshotUnfit, match='vmdk'):
@@ -361,7 +295,12 @@ def test_what_does_not_fit_is_refused_and_leaves_nothing(base, directory):
     with pytest.raises(exception.Interrupted):
         snapshots.begin(made_of(f'{directory}/absent', 'raw'), BASE, SIZE)
     with xfs(directory, size=400 << 20) as small:
-        full = FileSnapshots(configured(f'{small}/state'), NEVER)
+        # Of the copy, and of what Glance would store of it.
+        os.mkdir(f'{small}/images')
+        large = FileSnapshots(configured(f'{directory}/state', f'{small}/images'), NEVER)
+        with pytest.raises(SnapshotUnfit, match='no room'):
+            large.begin(made_of(path, 'raw'), BASE, 1 << 30)
+        full = FileSnapshots(configured(f'{small}/state', f'{directory}/images'), NEVER)
         with open(f'{small}/other', 'wb') as stream:
             status = os.statvfs(small)
             os.posix_fallocate(stream.fileno(), 0, status.f_bavail * status.f_frsize - 8 * MIB)

@@ -35,7 +35,7 @@ class Said:
     def refusal(self, image_id, snapshot_id, host):
         return self.why_not
 
-    def standing(self, snapshot_id, disk_format):
+    def standing(self, snapshot_id, traits):
         return self.stands
 
 
@@ -71,7 +71,7 @@ class House:
         self.sending = Sending(self.conf, [self._store], self._exporters, self.directory)
         self.records = Records(self.images.state_path('snapshots.json'))
         self.jobs = SnapshotJobs(self.conf, self.images, self._exporters, self.sending, self.said,
-                                 self.records, lambda: self.seconds)
+                                 self.records, None, lambda: self.seconds)
 
     def snapshot(self, *commands):
         """Return a snapshot that is about to be sent, and what is to be."""

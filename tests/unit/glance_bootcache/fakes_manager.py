@@ -277,8 +277,13 @@ class FakeSnapshots:
         """As SnapshotJobs.finish."""
         return {'refused': 'it is not known'}
 
+    def upload(self, *_arguments):
+        """As SnapshotJobs.upload."""
+        return {'refused': 'it is not known'}
+
     def abandon(self, *_arguments):
         """As SnapshotJobs.abandon."""
+        return True
 
 
 @without_locks('aggregates', 'ask')

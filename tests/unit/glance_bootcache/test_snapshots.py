@@ -13,7 +13,7 @@ from bootcache.manifest import Made, Manifest
 from glance_bootcache.snapshots.claims import Claims, ImageStanding
 from glance_bootcache.snapshots.records import Record, Records, Stage
 from glance_bootcache.snapshots.snapshotjobs import SnapshotJobs
-from glance_bootcache.snapshots.stores import SnapshotUnfit, Stored
+from glance_bootcache.snapshots.stores import SnapshotUnfit, Stored, Traits
 
 IMAGE, SNAPSHOT, SERVER = uuidsentinel.image, uuidsentinel.snapshot, uuidsentinel.server
 TOKEN = 'f' * 32
@@ -22,12 +22,16 @@ TOKEN = 'f' * 32
 class Sends:
     """Stands for the steps of a snapshot, and for the store."""
 
-    name, disk_format = 'rbd', 'raw'
+    name = 'rbd'
 
     def __init__(self):
         self.stores, self.did, self.fails, self.goes_on = {'rbd': self}, [], {}, threading.Event()
         self.goes_on.set()
-        self.gone, self.lost = True, []
+        self.gone, self.lost, self.placed = True, [], []
+        self.stored = Stored(url='rbd://x')
+
+    def traits(self, snapshot_id):
+        return Traits('raw')
 
     def _do(self, what):
         self.did.append(what)
@@ -46,7 +50,7 @@ class Sends:
 
     def finish(self, store, snapshot_id, export, virtual_bytes):
         self._do('finish')
-        return Stored(url='rbd://x')
+        return self.stored
 
     def give_up(self, store, snapshot_id, export):
         self._do('give_up')
@@ -62,6 +66,9 @@ class Sends:
     def left(self):
         return self.lost
 
+    def finished(self):
+        return self.placed
+
     def tidy(self):
         pass
 
@@ -69,10 +76,29 @@ class Sends:
         self._do('rest')
 
 
+class Uploads:
+    """Glance: what is uploaded."""
+
+    def __init__(self):
+        self.took, self.fails, self.begun, self.goes_on = {}, None, threading.Event(), \
+            threading.Event()
+        self.goes_on.set()
+
+    def upload(self, image_id, stream, stored_bytes):
+        if self.fails:
+            raise self.fails
+        first = stream.read(4)
+        self.begun.set()
+        assert self.goes_on.wait(10)
+        self.took[image_id] = first + stream.read()
+        assert len(self.took[image_id]) == stored_bytes
+
+
 @pytest.fixture
 def house(storage_conf, tmp_path):
-    house = types.SimpleNamespace(sends=Sends(), seconds=1000.0, path=str(tmp_path / 'records'),
-                                  standing=ImageStanding.WAITS, refusal='', certificate='CN=one')
+    house = types.SimpleNamespace(sends=Sends(), uploads=Uploads(), seconds=1000.0,
+                                  path=str(tmp_path / 'records'), refusal='',
+                                  standing=ImageStanding.WAITS, certificate='CN=one')
     images = types.SimpleNamespace(load=lambda image_id: Manifest(image_id, made=Made(
         base_path='rbd:a/b/c')) if image_id == IMAGE else None)
     claims = types.SimpleNamespace(refusal=lambda *arguments: house.refusal,
@@ -82,7 +108,7 @@ def house(storage_conf, tmp_path):
     def restart():
         house.records = Records(house.path)
         house.jobs = SnapshotJobs(storage_conf, images, exporters, house.sends, claims,
-                                  house.records, lambda: house.seconds)
+                                  house.records, house.uploads, lambda: house.seconds)
 
     def ask(what, wanted, **named):
         deadline = time.monotonic() + 20
@@ -95,7 +121,9 @@ def house(storage_conf, tmp_path):
     house.begin = lambda snapshot=SNAPSHOT, token=TOKEN, host='one', image=IMAGE: ask(
         house.jobs.begin, 'export', image_id=image, snapshot_id=snapshot, host=host,
         certificate='CN=one', token=token, virtual_bytes=512)
-    house.finish = lambda: ask(house.jobs.finish, 'url', snapshot_id=SNAPSHOT, token=TOKEN)
+    house.finish = lambda wanted='url': ask(house.jobs.finish, wanted, snapshot_id=SNAPSHOT,
+                                            token=TOKEN)
+    house.upload = lambda: ask(house.jobs.upload, 'uploaded', snapshot_id=SNAPSHOT, token=TOKEN)
     house.stages = lambda: [record.stage for record in house.records.all()]
 
     def until_stages(*wanted):
@@ -163,6 +191,98 @@ def test_what_glance_has_or_is_taking_is_not_removed(house, standing, stays, don
     house.jobs.abandon(SNAPSHOT, TOKEN)
     house.until_stages(*[Stage.WITHDRAWN] * stays)
     assert house.sends.did[-1] == done
+
+
+@pytest.fixture
+def held(house, tmp_path):
+    """The house with a snapshot that is to be uploaded."""
+    (tmp_path / 'work').write_bytes(b'the disk')
+    house.sends.stored = Stored(path=str(tmp_path / 'work'))
+    house.begin()
+    assert house.finish('upload') == {'upload': True} == house.finish('upload')
+    assert house.stages() == [Stage.BEGUN], 'a crash finds it'
+    return house
+
+
+def test_one_that_no_store_registers_is_uploaded_when_its_host_says_so(held):
+    assert held.jobs.upload(SNAPSHOT, 'e' * 32) == {'refused': 'another host sends it'}
+    assert held.jobs.upload(IMAGE, TOKEN)['refused']
+    assert not held.uploads.took
+    assert held.upload() == {'uploaded': True} == held.upload()
+    assert held.uploads.took == {SNAPSHOT: b'the disk'} and held.stages() == []
+    assert held.sends.did[-1] == 'settled'
+    assert held.jobs.abandon(SNAPSHOT, TOKEN)
+    held.jobs.once()
+    assert 'give_up' not in held.sends.did and 'discard' not in held.sends.did
+
+
+def test_one_that_glance_does_not_take_is_removed(held):
+    held.uploads.fails = RuntimeError('413: it is full')
+    assert '413' in held.upload()['refused']
+    held.until_stages()
+    assert held.sends.did[-1] == 'give_up'
+
+
+@pytest.mark.parametrize('standing, stays, done', [
+    (ImageStanding.WAITS, False, 'give_up'), (ImageStanding.HAS, False, 'settled'),
+    (ImageStanding.TAKING, True, 'finish')])
+def test_a_crash_while_it_is_uploaded(held, standing, stays, done):
+    held.uploads.goes_on.clear()
+    assert held.jobs.upload(SNAPSHOT, TOKEN) == {}
+    assert held.uploads.begun.wait(10) and held.stages() == [Stage.UPLOADING]
+    records = Records(held.path)
+    held.uploads.goes_on.set()
+    held.until_stages()
+    held.sends.did.clear()
+    held.sends.did.append('finish')
+    for record in records.all():
+        held.records.put(record)
+    held.restart()
+    held.standing = standing
+    held.jobs._removal.begin()
+    held.jobs.once()
+    assert [did for did in held.sends.did if did != 'rest'][-1] == done
+    assert held.stages() == [Stage.WITHDRAWN] * stays
+
+
+def test_an_upload_is_given_up(held):
+    held.uploads.goes_on.clear()
+    held.jobs.upload(SNAPSHOT, TOKEN)
+    assert held.uploads.begun.wait(10)
+    held.standing = ImageStanding.TAKING
+    assert not held.jobs.abandon(SNAPSHOT, TOKEN), 'something of it is left'
+    held.uploads.goes_on.set()
+    held.until_stages(Stage.WITHDRAWN)
+    held.standing = ImageStanding.WAITS
+    held.jobs.once()
+    assert held.stages() == [] and held.uploads.took == {}
+    assert held.jobs.abandon(SNAPSHOT, TOKEN)
+
+
+def test_a_host_that_says_nothing_while_it_is_held(held):
+    held.seconds += 1000
+    held.jobs.once()
+    held.until_stages()
+    assert 'refused' in held.jobs.upload(SNAPSHOT, TOKEN)
+
+
+@pytest.mark.parametrize('standing, done', [
+    (ImageStanding.WAITS, 'give_up'), (ImageStanding.HAS, 'settled')])
+def test_what_was_finished_and_has_no_record_is_removed_unless_glance_has_it(house, standing, done):
+    house.sends.placed = [SNAPSHOT]
+    house.standing = standing
+    house.jobs.once()
+    house.sends.placed = []
+    assert house.stages() == [Stage.WITHDRAWN] and house.sends.did == ['rest']
+    house.jobs.once()
+    assert house.stages() == [] and house.sends.did == ['rest', done, 'rest']
+
+
+def test_each_store_is_swept(house):
+    other = Sends()
+    other.name, other.lost, house.sends.stores['file'] = 'file', [uuidsentinel.lost], other
+    house.jobs.once()
+    assert other.did == ['discard']
 
 
 def test_a_crash_dooms_what_was_begun_only(house):
@@ -245,5 +365,15 @@ def test_glance_and_nova_know_whose_snapshot_it_is(image, server, why):
 def test_how_an_image_stands_to_its_snapshot(status, disk_format, standing):
     claims = Claims.__new__(Claims)
     claims._glance = types.SimpleNamespace(get=lambda image_id: types.SimpleNamespace(
-        status=status, disk_format=disk_format))
-    assert claims.standing(SNAPSHOT, 'raw').value == standing
+        status=status, disk_format=disk_format, properties={}))
+    assert claims.standing(SNAPSHOT, Traits('raw')).value == standing
+
+
+@pytest.mark.parametrize('traits, standing', [
+    (Traits(), 'has'), (Traits('qcow2'), 'has'), (Traits('raw'), 'absent'),
+    (Traits('qcow2', 'file'), 'has'), (Traits('qcow2', 'fil'), 'absent')])
+def test_an_image_of_stocks_way_is_not_taken_for_ours(traits, standing):
+    claims = Claims.__new__(Claims)
+    claims._glance = types.SimpleNamespace(get=lambda image_id: types.SimpleNamespace(
+        status='active', disk_format='qcow2', properties={'stores': 'other,file'}))
+    assert claims.standing(SNAPSHOT, traits).value == standing

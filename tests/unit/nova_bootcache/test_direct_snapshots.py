@@ -26,7 +26,7 @@ class Sent:
     """A snapshot that is sent: what was done of it, in order."""
 
     def __init__(self):
-        self.did, self.fails = [], {}
+        self.did, self.fails, self.url = [], {}, URL
 
     def _do(self, what):
         self.did.append(what)
@@ -45,7 +45,10 @@ class Sent:
 
     def finish(self):
         self._do('finish')
-        return URL
+        return self.url
+
+    def upload(self):
+        self._do('upload')
 
     def abandon(self):
         self._do('abandon')
@@ -54,8 +57,8 @@ class Sent:
 class Glance:
     """Glance: what it was told, and what it says."""
 
-    def __init__(self):
-        self.told, self.refuses, self.statuses = [], None, ['active']
+    def __init__(self, did):
+        self.told, self.refuses, self.statuses, self.did = [], None, ['active'], did
 
     def get(self, context, image_id):
         return {'name': 'snapshot', 'status': self.statuses[0] if len(self.statuses) == 1
@@ -63,6 +66,7 @@ class Glance:
 
     def update(self, context, image_id, metadata, data=None, purge_props=False):
         self.told.append((metadata['disk_format'], metadata.get('location'), data is not None))
+        self.did.append('update')
         if self.refuses is not None and 'location' in metadata:
             raise self.refuses
 
@@ -75,7 +79,7 @@ class Disk:
 
     def direct_snapshot(self, context, name, image_format, image_id, base_image_id):
         return self._house.direct.direct(image_id, lambda: (self._house.sent, SentDisk(
-            'disk', '/base', 'raw', 512)))
+            'disk', '/base', 'raw', 512, self._house.wanted)))
 
     def cleanup_direct_snapshot(self, location, also_destroy_volume=False, ignore_errors=False):
         self._house.direct.cleanup()
@@ -89,8 +93,9 @@ class Disk:
 @pytest.fixture
 def house(monkeypatch, tmp_path):
     """A driver whose server is stopped, unless a test says otherwise."""
-    house = types.SimpleNamespace(sent=Sent(), glance=Glance(), direct=DirectSnapshots(),
-                                  extracted=[], states=[], power=power_state.SHUTDOWN)
+    house = types.SimpleNamespace(sent=(sent := Sent()), glance=Glance(sent.did),
+                                  direct=DirectSnapshots(), extracted=[], states=[], wanted='',
+                                  power=power_state.SHUTDOWN)
     monkeypatch.setattr(libvirt_utils, 'find_disk', lambda guest: ('/disk', 'qcow2'))
     driver.CONF.set_override('snapshots_directory', str(tmp_path), 'libvirt')
     monkeypatch.setattr(directsnapshots, '_WAITING_SECONDS', 0)
@@ -132,7 +137,39 @@ def stocks(house):
 def test_what_was_sent_is_registered_as_what_it_is(house):
     house.snapshot()
     assert house.glance.told == [('raw', URL, False)] and house.extracted == []
-    assert house.sent.did == ['begin', 'send disk', 'finish']
+    assert house.sent.did == ['begin', 'send disk', 'finish', 'update']
+
+
+def test_what_no_store_registers_is_uploaded_when_nova_has_described_it(house):
+    house.sent.url = ''
+    house.snapshot()
+    assert house.glance.told == [('raw', '', False)] and house.extracted == []
+    assert house.sent.did == ['begin', 'send disk', 'finish', 'update', 'upload']
+
+
+@pytest.mark.parametrize('statuses', [['queued'], ['saving', 'queued']])
+def test_what_cannot_be_uploaded_goes_stocks_way(house, statuses, caplog):
+    house.sent.url, house.sent.fails['upload'] = '', SnapshotRefused('413: it is full')
+    house.glance.statuses = ['any', *statuses]
+    house.snapshot()
+    assert stocks(house) == 1 and '413: it is full' in caplog.text
+
+
+def test_what_was_uploaded_while_the_answer_was_lost_is_glances(house):
+    house.sent.url, house.sent.fails['upload'] = '', SnapshotRefused('does not answer')
+    house.glance.statuses = ['any', 'saving', 'active']
+    house.snapshot()
+    assert house.glance.told == [('raw', '', False)] and house.extracted == []
+
+
+def test_an_operator_who_wants_another_format_gets_it(house):
+    house.wanted = 'qcow2'
+    house.snapshot()
+    assert stocks(house) == 1 and 'send disk' not in house.sent.did
+    house.wanted = 'raw'
+    house.states.clear()
+    house.snapshot()
+    assert house.glance.told[-1] == ('raw', URL, False)
 
 
 def test_nova_waits_until_glance_has_taken_it(house):
@@ -191,8 +228,8 @@ def test_an_error_of_stocks_own_way_is_novas(house, monkeypatch):
 
 @pytest.mark.parametrize('backing, wanted, why', [
     ('/other', None, 'is not on its image'), (None, None, 'is not on its image'),
-    ('/base', 'qcow2', 'snapshot_image_format is qcow2')])
+    ('/base', 'qcow2', 'snapshot_image_format is qcow2, and it would be raw')])
 def test_disks_that_are_not_sent(backing, wanted, why):
     with pytest.raises(SnapshotRefused, match=why) as caught:
-        directsnapshots.overlay_of('/disk', backing, {'/base': 'raw'}, wanted)
+        directsnapshots.overlay_of('/disk', backing, {'/base': 'raw'}, 'raw', wanted)
     assert caught.value.is_usual

@@ -5,6 +5,12 @@ import os
 from collections.abc import Callable
 from typing import BinaryIO, Protocol, cast
 
+from glanceclient import exc
+from keystoneauth1 import exceptions as ks_exceptions
+
+from bootcache import exception
+from glance_bootcache import away
+
 
 class TakingGlance(Protocol):
     """What is needed of Glance: glance/images.py."""
@@ -31,7 +37,11 @@ def upload(glance: TakingGlance, image_id: str, path: str, check: Callable[[], N
     :param path: of the file, see ``Stored``.
     :param check: called before each piece of some KiB; what it raises ends the upload.
     :raises OSError: if the file cannot be read.
-    :raises Exception: keystoneauth's or glanceclient's, if Glance does not take it.
+    :raises RequestRefused: if Glance does not take it.
     """
     with _Watched(path, check) as stream:
-        glance.upload(image_id, cast(BinaryIO, stream), os.stat(path).st_size)
+        try:
+            glance.upload(image_id, cast(BinaryIO, stream), os.stat(path).st_size)
+        except (exc.BaseException, exc.ClientException, ks_exceptions.ClientException) as error:
+            raise exception.RequestRefused(
+                f'Glance does not take it: {away.told(error)}') from error

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from concurrent import futures
 from typing import Any
 
+import cachetools
 from oslo_config import cfg
 from oslo_log import log as logging
 
@@ -39,6 +40,8 @@ _REGISTERED_SECONDS = 3600
 _LOOK_SECONDS = 10
 # What no record names is looked for this often.
 _SWEEP_SECONDS = 600
+# For which it is remembered what was begun, and of how many: no host waits for so long.
+_OVER_SECONDS, _MOST_OVER = 86400, 10_000
 
 
 class _Step(enum.Enum):
@@ -87,18 +90,17 @@ class SnapshotJobs:
         self._lock = threading.Lock()  # guards what is below, and the jobs
         self._jobs: dict[str, _Job] = {}
         self._removing: set[str] = set()
+        # Begun once, here or by an earlier process. A host that goes on with one, as it has not
+        # heard that it is over, would be given a new copy of the base, and what it sent is not
+        # there.
+        self._over: cachetools.TTLCache[str, bool] = cachetools.TTLCache(
+            _MOST_OVER, _OVER_SECONDS, timer=clock)
         self._workers = futures.ThreadPoolExecutor(_AT_ONCE, 'bootcache-snapshot')
         self._stopping = threading.Event()
         self._swept_at: float | None = None
 
     def start(self) -> None:
-        """Remove what an earlier process left, and look after what comes.
-
-        :raises OSError: if what is to be removed cannot be written down.
-        """
-        for record in self._records.all():
-            if record.stage is Stage.BEGUN:
-                self._records.put(dataclasses.replace(record, stage=Stage.DOOMED))
+        """Remove what an earlier process left, and look after what comes."""
         threading.Thread(target=self._run, name='bootcache-snapshots', daemon=True).start()
 
     def stop(self) -> None:
@@ -121,6 +123,7 @@ class SnapshotJobs:
             assert base is not None
             job = self._jobs[snapshot_id] = _Job(snapshot_id, base, host, token, virtual_bytes,
                                                  new_export(), self._clock())
+            self._over[snapshot_id] = True
         self._submit(job, lambda: self._begin(job, image_id, certificate))
         return {}
 
@@ -135,8 +138,9 @@ class SnapshotJobs:
                         and job.step is not _Step.FINISHED for job in self._jobs.values())
         if under_way >= self._conf.snapshots_per_host:
             return f'the host sends {under_way} others ([bootcache]snapshots_per_host)'
-        if any(record.snapshot_id == snapshot_id for record in self._records.all()):
-            return 'it was under way before, and is being removed'
+        if snapshot_id in self._over \
+                or any(record.snapshot_id == snapshot_id for record in self._records.all()):
+            return 'it was under way before, and is given up'
         return ''
 
     def finish(self, snapshot_id: str, token: str) -> dict[str, Any]:
@@ -271,6 +275,8 @@ class SnapshotJobs:
             store.settled(record.snapshot_id)
         elif not self._sending.give_up(store, record.snapshot_id, record.export):
             return
+        with self._lock:
+            self._over[record.snapshot_id] = True
         self._records.drop(record.snapshot_id)
 
     # Now and then.
@@ -323,6 +329,12 @@ class SnapshotJobs:
     def _look_at(self, record: Record) -> None:
         if record.stage in (Stage.DOOMED, Stage.WITHDRAWN):
             self._remove(record)
+        elif record.stage is Stage.BEGUN:
+            with self._lock:
+                job = self._jobs.get(record.snapshot_id)
+            if job is None or job.step is _Step.FAILED:
+                # Of an earlier process; or the disk was full when that was to be written.
+                self._records.put(dataclasses.replace(record, stage=Stage.DOOMED))
         elif record.stage is Stage.FINISHED:
             store = self._sending.stores.get(record.store)
             standing = ImageStanding.TAKING if store is None \

@@ -160,6 +160,12 @@ def test_a_crash_of_the_service_leaves_nothing(house, when):
         snapshot.finish()
     house.jobs.start()
     house.empties()
+    # Its host goes on for as long as it has not heard: it gets no new copy, which would lack what
+    # it has sent.
+    with pytest.raises(SnapshotRefused, match='given up'):
+        snapshot.begin()
+        assert_same(house.glance, snapshot.finish().split('/')[-2], overlay.path)
+    house.empties()
 
 
 def test_what_has_no_record_is_found_in_ceph(house):

@@ -1,6 +1,7 @@
 """Snapshots under way: decisions and records. Stores, exporters, Glance and Nova are stand-ins;
 tests/functional/test_snapshot_jobs.py has real ones."""
 
+import errno
 import threading
 import time
 import types
@@ -169,11 +170,52 @@ def test_a_crash_dooms_what_was_begun_only(house):
     house.begin()
     house.records.put(Record(IMAGE, 'rbd', 'one', 'snapshot-x', Stage.FINISHED, time.time()))
     house.restart()
-    house.jobs.stop()
-    house.jobs.start()
+    house.jobs.once()
     assert sorted(stage.value for stage in house.stages()) == ['doomed', 'finished']
     house.jobs.once()
     assert house.stages() == [Stage.FINISHED] and house.sends.did.count('give_up') == 1
+
+
+def test_one_that_is_over_is_not_begun_anew_by_a_host_that_goes_on_with_it(house):
+    """Its host asks again and again: a new copy, into which nothing was sent, would be finished."""
+    house.begin()
+    house.restart()
+    house.jobs.once()
+    house.jobs.once()
+    assert house.stages() == []
+    assert 'before' in house.begin()['refused']
+    assert 'refused' in house.finish()
+    # Nor is one that was given up for silence.
+    house.restart()
+    house.begin()
+    house.seconds += 1000
+    house.jobs.once()
+    house.until_stages()
+    house.seconds += 1000
+    house.jobs.once()
+    assert 'before' in house.begin()['refused'] and house.stages() == []
+
+
+@pytest.mark.parametrize('step', ['begin', 'finish'])
+def test_what_is_begun_goes_also_if_the_disk_is_full_meanwhile(house, monkeypatch, step):
+    house.begin()
+    put = Records.put
+    full = OSError(errno.ENOSPC, 'No space left on device')
+
+    def refuse(self, record):
+        raise full
+
+    monkeypatch.setattr(Records, 'put', refuse)
+    house.jobs.abandon(SNAPSHOT, TOKEN) if step == 'begin' else house.finish()
+    deadline = time.monotonic() + 20
+    while house.jobs._jobs[SNAPSHOT].step.value != 'failed':
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    monkeypatch.setattr(Records, 'put', put)
+    for _round in range(3):
+        house.seconds += 1000
+        house.jobs.once()
+    assert house.stages() == [] and 'give_up' in house.sends.did
 
 
 def test_what_cannot_be_removed_yet_is_tried_again(house):

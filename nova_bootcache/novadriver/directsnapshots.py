@@ -9,6 +9,7 @@ Glance has taken it, and stock's way after Glance has not.
 import contextlib
 import dataclasses
 import functools
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +26,9 @@ from nova_bootcache.snapshots.sender import SentDisk, Snapshot, SnapshotRefused
 LOG = logging.getLogger(__name__)
 
 _FORMAT = 'disk_format'
+_TAKEN = 'active', 'deactivated'
+# Of Glance, at which Nova makes the snapshot in its own way.
+_STOCK_FOLLOWS = nova_exception.ImageUnacceptable, nova_exception.Forbidden
 _POLL_SECONDS = 0.5
 # Glance reads all of the image, where it makes a hash of it, before it is active.
 _TAKING_SECONDS = 1800
@@ -40,6 +44,7 @@ class _Run:
     :ivar take_delta: has Nova copy the disk of a guest that runs, as for a live snapshot of its
         own, and convert the copy.
     :ivar was_sent: whether Nova got a URL.
+    :ivar stock_follows: whether Nova itself goes on in its own way after that.
     """
 
     server_id: str
@@ -47,6 +52,7 @@ class _Run:
     is_written: Callable[[], bool]
     take_delta: Callable[[], None]
     was_sent: bool = False
+    stock_follows: bool = False
     is_stock: bool = False
     metadata: dict[str, Any] | None = None
     stocks_format: str = ''
@@ -109,7 +115,7 @@ class DirectSnapshots:
         except (nova_exception.ImageNotFound, nova_exception.InstanceNotFound):
             raise
         except Exception as error:
-            if not run.was_sent:
+            if not run.was_sent or run.stock_follows:
                 raise
             why = f'{type(error).__name__}: {error}'
         if not why:
@@ -132,8 +138,16 @@ class DirectSnapshots:
         """Wait until Glance has taken an image; return why it has not, empty if it has."""
         began = queued_since = time.monotonic()
         while (now := time.monotonic()) - began < _TAKING_SECONDS:
-            found = status()
-            if found == 'active':
+            try:
+                found = status()
+            except (nova_exception.ImageNotFound, nova_exception.ImageNotAuthorized):
+                raise
+            except Exception as error:
+                # It may be taking the image meanwhile, and could not be given another one either.
+                LOG.info('bootcache: Glance does not say whether it has taken a snapshot: %s',
+                         error)
+                found = ''
+            if found in _TAKEN:
                 return ''
             if found != 'queued':
                 queued_since = now
@@ -205,6 +219,8 @@ class DirectSnapshots:
         if run.sent is not None:
             run.sent.abandon()
             run.sent = None
+        if isinstance(sys.exc_info()[1], _STOCK_FOLLOWS):
+            run.stock_follows = True
 
 
 def _once_more(update_task_state: Callable[..., None]) -> Callable[..., None]:

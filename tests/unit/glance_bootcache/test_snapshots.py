@@ -10,8 +10,10 @@ import pytest
 from oslo_utils.fixture import uuidsentinel
 
 from bootcache import exception
+from bootcache.ceph.snapshotcommands import SnapshotCommands
 from bootcache.manifest import Made, Manifest
 from glance_bootcache.snapshots.claims import Claims, ImageStanding
+from glance_bootcache.snapshots.rbdstore import RbdSnapshots
 from glance_bootcache.snapshots.records import Record, Records, Stage
 from glance_bootcache.snapshots.snapshotjobs import SnapshotJobs
 from glance_bootcache.snapshots.stores import SnapshotUnfit, Stored
@@ -289,3 +291,16 @@ def test_how_an_image_stands_to_its_snapshot(status, disk_format, standing):
     claims._glance = types.SimpleNamespace(get=lambda image_id: types.SimpleNamespace(
         status=status, disk_format=disk_format))
     assert claims.standing(SNAPSHOT, 'raw').value == standing
+
+
+def test_a_trash_that_takes_long_keeps_no_snapshot_from_being_made(storage_conf, monkeypatch):
+    storage_conf.set_override('rbd_snapshot_pool', 'snapshots', 'bootcache')
+    store = RbdSnapshots(storage_conf)
+
+    def purge(self, pool):
+        raise exception.Interrupted('rbd trash purge was not done after 60 s')
+
+    monkeypatch.setattr(SnapshotCommands, 'purge', purge)
+    monkeypatch.setattr(SnapshotCommands, 'clones', lambda self, pool, namespace: [])
+    store.tidy()
+    assert store.left() == []

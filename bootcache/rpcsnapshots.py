@@ -21,8 +21,9 @@ class SnapshotCalls:
         :param token: a secret of the host's own, by which it is known to be the same.
         :param virtual_bytes: size of the server's disk.
         :returns: ``refused`` (why it goes stock Nova's way, in one line); or, once it can be
-            written, ``server`` and ``tls`` (as of ``plan_boot``), ``export`` and ``disk_format``
-            (of the image that it becomes); nothing of these before.
+            written, ``server`` and ``tls`` (as of ``plan_boot``), ``export``, ``disk_format``
+            (of the image that it becomes), ``image_hash`` and ``base_export`` (of what content the
+            base is, likewise); nothing of these before.
         """
         answer: dict[str, Any] = self._call(
             'begin_snapshot', image_id=image_id, snapshot_id=snapshot_id, host=host,

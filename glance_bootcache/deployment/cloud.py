@@ -185,13 +185,18 @@ class Cloud:
     def images_of(self, checkpoint: str) -> dict[str, str]:
         """Return the ids of a checkpoint's images by server, as far as there are any.
 
+        Those of the project as which it asks, as Nova makes them: an administrator is shown others'
+        images as well, on which these have written what they like.
+
         :raises CloudRefused: if Glance cannot be asked.
         """
         found: dict[str, str] = {}
+        project = self.project()
         with _told('Glance does not list images'):
             for image in self._glance.images.list(filters={CHECKPOINT: checkpoint},
                                                   limit=_MOST_IMAGES):
-                if image['status'] in ('active', 'queued', 'saving', 'importing'):
+                if image.get('owner') == project \
+                        and image['status'] in ('active', 'queued', 'saving', 'importing'):
                     found[image.get('instance_uuid') or ''] = image['id']
         return found
 

@@ -166,9 +166,15 @@ class RbdSnapshots:
         if not self._pool or (self._purged_at is not None
                               and time.monotonic() - self._purged_at < _PURGE_SECONDS):
             return
+        if not self._health.may_ask():
+            return
         self._purged_at = time.monotonic()
-        with self._asking():
+        try:
             self._rbd.purge(self._pool)
+        except exception.Interrupted as error:
+            # A large one takes longer than a command may: that is no reason to begin no snapshot.
+            LOG.info('the trash of pool %s is not empty yet, and is purged further in %d s: %s',
+                     self._pool, _PURGE_SECONDS, error)
 
     def _begun(self, snapshot_id: str) -> RbdClone:
         return RbdClone(self._pool, '', f'{_BEGUN}{snapshot_id}')

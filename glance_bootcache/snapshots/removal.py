@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 
+import cachetools
 from oslo_log import log as logging
 
 from glance_bootcache.snapshots.claims import Claims, ImageStanding
@@ -18,6 +19,8 @@ LOG = logging.getLogger(__name__)
 _REGISTERED_SECONDS = 3600
 # What no record names is looked for this often.
 _SWEEP_SECONDS = 600
+# For which it is remembered what was begun, and of how many: no host waits for so long.
+_OVER_SECONDS, _MOST_OVER = 86400, 10_000
 
 
 class Removal:
@@ -32,36 +35,56 @@ class Removal:
         self._claims = claims
         self._records = records
         self._clock = clock
-        self._lock = threading.Lock()  # guards the ids
-        self._removing: set[str] = set()
+        self._lock = threading.Lock()  # guards what follows
+        # What is being removed, and of that what has come anew meanwhile, by id.
+        self._removing: dict[str, Record] = {}
+        self._anew: dict[str, Record] = {}
+        # Begun once, here or by an earlier process. A host that goes on with one, as it has not
+        # heard that it is over, would be given a new copy of the base, and what it sent is not
+        # there.
+        self._over: cachetools.TTLCache[str, bool] = cachetools.TTLCache(
+            _MOST_OVER, _OVER_SECONDS, timer=clock)
         # By store, when what no record names was looked for.
         self._swept_at: dict[str, float] = {}
 
-    def begin(self) -> None:
-        """Have be removed what an earlier process had under way.
+    def note_begun(self, snapshot_id: str) -> None:
+        """Note that a snapshot is begun: it is not begun a second time."""
+        with self._lock:
+            self._over[snapshot_id] = True
 
-        :raises OSError: if that cannot be written down.
-        """
-        for record in self._records.all():
-            if record.stage is Stage.BEGUN:
-                self._records.put(dataclasses.replace(record, stage=Stage.DOOMED))
-            elif record.stage is Stage.UPLOADING:
-                self._records.put(dataclasses.replace(record, stage=Stage.WITHDRAWN))
+    def is_over(self, snapshot_id: str) -> bool:
+        """Tell whether a snapshot was begun before, as far as is remembered."""
+        with self._lock:
+            return snapshot_id in self._over
 
     def remove(self, record: Record) -> None:
         """Remove a snapshot, unless somebody is at it: two at a time would disturb each other.
 
         :raises Exception: keystoneauth's, glanceclient's or the store's; it is to be tried again.
         """
+        snapshot_id = record.snapshot_id
         with self._lock:
-            if record.snapshot_id in self._removing:
+            if (removing := self._removing.get(snapshot_id)) is not None:
+                if removing != record:
+                    # More of it was made meanwhile: whoever is at it goes on with that.
+                    self._anew[snapshot_id] = record
                 return
-            self._removing.add(record.snapshot_id)
+            self._removing[snapshot_id] = record
         try:
-            self._remove_alone(record)
-        finally:
+            while True:
+                self._remove_alone(record)
+                with self._lock:
+                    if snapshot_id not in self._anew:
+                        del self._removing[snapshot_id]
+                        return
+                    record = self._removing[snapshot_id] = self._anew.pop(snapshot_id)
+                # It went with the one before.
+                self._records.put(record)
+        except BaseException:
             with self._lock:
-                self._removing.discard(record.snapshot_id)
+                self._anew.pop(snapshot_id, None)
+                self._removing.pop(snapshot_id, None)
+            raise
 
     def _remove_alone(self, record: Record) -> None:
         """Remove a snapshot, unless Glance has it; one that it is taking stays for now."""
@@ -78,17 +101,19 @@ class Removal:
             store.settled(record.snapshot_id)
         elif not self._sending.give_up(store, record.snapshot_id, record.export):
             return
+        self.note_begun(record.snapshot_id)
         self._records.drop(record.snapshot_id)
 
-    def once(self) -> None:
+    def once(self, goes_on: Callable[[str], bool]) -> None:
         """Remove what is to be removed, and look for what a crash has left.
 
+        :param goes_on: tells whether this process has a snapshot in hand.
         :raises Exception: of the last that failed; others are done.
         """
         failed: Exception | None = None
         for record in self._records.all():
             try:
-                self._look_at(record)
+                self._look_at(record, goes_on)
             except Exception as error:
                 failed = error
         for store in self._sending.stores.values():
@@ -101,9 +126,15 @@ class Removal:
         if failed is not None:
             raise failed
 
-    def _look_at(self, record: Record) -> None:
+    def _look_at(self, record: Record, goes_on: Callable[[str], bool]) -> None:
         if record.stage in (Stage.DOOMED, Stage.WITHDRAWN):
             self.remove(record)
+        elif record.stage in (Stage.BEGUN, Stage.UPLOADING):
+            if not goes_on(record.snapshot_id):
+                # Of an earlier process; or the disk was full when that was to be written.
+                self._records.put(dataclasses.replace(
+                    record, stage=Stage.DOOMED if record.stage is Stage.BEGUN
+                    else Stage.WITHDRAWN))
         elif record.stage is Stage.FINISHED:
             store = self._sending.stores.get(record.store)
             standing = ImageStanding.TAKING if store is None \

@@ -102,11 +102,7 @@ class SnapshotJobs:
         self._stopping = threading.Event()
 
     def start(self) -> None:
-        """Remove what an earlier process left, and look after what comes.
-
-        :raises OSError: if what is to be removed cannot be written down.
-        """
-        self._removal.begin()
+        """Remove what an earlier process left, and look after what comes."""
         threading.Thread(target=self._run, name='bootcache-snapshots', daemon=True).start()
 
     def stop(self) -> None:
@@ -130,6 +126,7 @@ class SnapshotJobs:
             assert base is not None
             job = self._jobs[snapshot_id] = _Job(snapshot_id, base, host, token, virtual_bytes,
                                                  new_export(), self._clock())
+            self._removal.note_begun(snapshot_id)
         self._submit(job, lambda: self._begin(job, image_id, certificate))
         return {}
 
@@ -144,8 +141,8 @@ class SnapshotJobs:
                         and job.step is not _Step.FINISHED for job in self._jobs.values())
         if under_way >= self._conf.snapshots_per_host:
             return f'the host sends {under_way} others ([bootcache]snapshots_per_host)'
-        if self._is_recorded(snapshot_id):
-            return 'it was under way before, and is being removed'
+        if self._removal.is_over(snapshot_id) or self._is_recorded(snapshot_id):
+            return 'it was under way before, and is given up'
         return ''
 
     def finish(self, snapshot_id: str, token: str) -> dict[str, Any]:
@@ -309,12 +306,17 @@ class SnapshotJobs:
         """
         self._forget()
         try:
-            self._removal.once()
+            self._removal.once(self._goes_on)
         finally:
             with self._lock:
                 if not self._jobs and not any(record.stage is Stage.BEGUN
                                               for record in self._records.all()):
                     self._sending.rest()
+
+    def _goes_on(self, snapshot_id: str) -> bool:
+        with self._lock:
+            job = self._jobs.get(snapshot_id)
+            return job is not None and job.step is not _Step.FAILED
 
     def _forget(self) -> None:
         before = self._clock() - self._conf.snapshot_idle

@@ -67,7 +67,8 @@ class SnapshotDaemon:
             if not self.runs:
                 raise exception.StorageDaemonError(f'{_NAME}: the daemon has ended meanwhile')
             try:
-                if export in self._daemon.exports():
+                served = export in self._daemon.exports()
+                if served:
                     self._daemon.remove_export(export, disconnect=True)
                 if name in self._daemon.nodes():
                     self._daemon.remove_nodes(name)
@@ -76,6 +77,10 @@ class SnapshotDaemon:
                             ' are under way go stock Nova\'s way')
                 self._daemon.stop(_END_SECONDS)
                 raise
+        if not served:
+            # Another one was begun since, and with it a new daemon.
+            raise exception.StorageDaemonError(
+                f'{_NAME}: the daemon has ended meanwhile, and did not store it')
 
     @property
     def runs(self) -> bool:

@@ -11,6 +11,7 @@ service uploads it then.
 import contextlib
 import dataclasses
 import functools
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,6 +28,9 @@ from nova_bootcache.snapshots.sender import SentDisk, Snapshot, SnapshotRefused
 LOG = logging.getLogger(__name__)
 
 _FORMAT = 'disk_format'
+_TAKEN = 'active', 'deactivated'
+# Of Glance, at which Nova makes the snapshot in its own way.
+_STOCK_FOLLOWS = nova_exception.ImageUnacceptable, nova_exception.Forbidden
 _POLL_SECONDS = 0.5
 # Glance reads all of the image, where it makes a hash of it, before it is active.
 _TAKING_SECONDS = 1800
@@ -43,6 +47,7 @@ class _Run:
         own, and convert the copy.
     :ivar was_sent: whether Nova was told that it is there.
     :ivar is_uploaded: whether the storage service uploads it, once Nova has described the image.
+    :ivar stock_follows: whether Nova itself goes on in its own way after that.
     """
 
     server_id: str
@@ -51,6 +56,7 @@ class _Run:
     take_delta: Callable[[], None]
     was_sent: bool = False
     is_uploaded: bool = False
+    stock_follows: bool = False
     is_stock: bool = False
     metadata: dict[str, Any] | None = None
     stocks_format: str = ''
@@ -113,7 +119,7 @@ class DirectSnapshots:
         except (nova_exception.ImageNotFound, nova_exception.InstanceNotFound):
             raise
         except Exception as error:
-            if not run.was_sent:
+            if not run.was_sent or run.stock_follows:
                 raise
             why = f'{type(error).__name__}: {error}'
         if not why:
@@ -143,8 +149,16 @@ class DirectSnapshots:
                 why, patience = str(error), 0
         began = queued_since = time.monotonic()
         while (now := time.monotonic()) - began < _TAKING_SECONDS:
-            found = status()
-            if found == 'active':
+            try:
+                found = status()
+            except (nova_exception.ImageNotFound, nova_exception.ImageNotAuthorized):
+                raise
+            except Exception as error:
+                # It may be taking the image meanwhile, and could not be given another one either.
+                LOG.info('bootcache: Glance does not say whether it has taken a snapshot: %s',
+                         error)
+                found = ''
+            if found in _TAKEN:
                 return ''
             if found != 'queued':
                 queued_since = now
@@ -221,6 +235,8 @@ class DirectSnapshots:
         if run.sent is not None:
             run.sent.abandon()
             run.sent = None
+        if isinstance(sys.exc_info()[1], _STOCK_FOLLOWS):
+            run.stock_follows = True
 
 
 def _once_more(update_task_state: Callable[..., None]) -> Callable[..., None]:

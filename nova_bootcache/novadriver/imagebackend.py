@@ -18,6 +18,7 @@ from nova_bootcache.asking.placement import Server
 from nova_bootcache.chains.computehost import ComputeHost
 from nova_bootcache.novadriver import downloads, errorpolicy, signatures
 from nova_bootcache.novadriver.directsnapshots import DirectSnapshots, overlay_of
+from nova_bootcache.settling import basecontent
 from nova_bootcache.snapshots.sender import SentDisk, Snapshot, SnapshotRefused
 
 LOG = logging.getLogger(__name__)
@@ -178,8 +179,27 @@ class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
         image_format = str(image_meta.disk_format) if 'disk_format' in image_meta else ''
         overlay = overlay_of(self.path, backing, bases, image_format,
                              imagebackend.CONF.libvirt.snapshot_image_format)
-        return Snapshot(self.bootcache.storage, self.bootcache.encryption, image_id, snapshot_id,
-                        overlay.virtual_bytes), overlay
+        return Snapshot(
+            self.bootcache.storage, self.bootcache.encryption, image_id, snapshot_id,
+            overlay.virtual_bytes,
+            lambda image_hash, export: self._why_other(image_id, backing, image_hash, export)
+        ), overlay
+
+    def _why_other(self, image_id: str, backing: str, image_hash: str, export: str) -> str:
+        """Return why the disk may be on another content than the storage node's base; else nothing.
+
+        An image may get another one, as when Glance's database is restored.
+        """
+        if not self.bootcache.cache.holds_path(backing):
+            return '' if basecontent.is_noted(backing, (image_hash, export)) else (
+                f'{backing} does not say that it is of the content that the storage service has')
+        if self.bootcache.cache.known(image_id) is None:
+            return f'nothing is noted of {backing}'
+        try:
+            self.bootcache.cache.check_stored(image_id, image_hash, export)
+        except exception.BootcacheError as error:
+            return str(error)
+        return ''
 
     def cleanup_direct_snapshot(self, location: Any, also_destroy_volume: bool = False,
                                 ignore_errors: bool = False, *_args: Any,

@@ -7,7 +7,7 @@ or compared here says so itself, by an extended attribute: a file that takes its
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from oslo_log import log as logging
@@ -61,6 +61,15 @@ def noted(path: str) -> str:
         return os.getxattr(path, _ATTRIBUTE).decode()
     except (OSError, UnicodeDecodeError):
         return ''
+
+
+def is_noted(path: str, contents: Collection[str]) -> bool:
+    """Tell whether a base says that it is of a content; no if it does not say.
+
+    :param contents: what it may be called, as in :func:`note`.
+    """
+    found = noted(path)
+    return any(content and found == _short(content) for content in contents)
 
 
 def check(path: str, image_format: str, content: str, source: Callable[[], Mapping[str, Any]],

@@ -73,15 +73,20 @@ class Snapshot:
     :param image_id: of which the server was made.
     :param snapshot_id: the image that it becomes.
     :param virtual_bytes: size of the server's disk.
+    :param why_other: told of the content of the storage node's base, by its hash and by its export,
+        why the disk may not be on that; returns nothing if it is.
     """
 
     def __init__(self, client: HostsClient, encryption: Encryption, image_id: str,
-                 snapshot_id: str, virtual_bytes: int):
+                 snapshot_id: str, virtual_bytes: int, why_other: Callable[[str, str], str]):
         self._client = client
         self._encryption = encryption
         self._image_id = image_id
         self.snapshot_id = snapshot_id
         self._virtual_bytes = virtual_bytes
+        self._why_other = why_other
+        # Where it is sent to, once that is known.
+        self._export = ''
         self._token = secrets.token_hex(16)
         # Why the storage service gave it up meanwhile.
         self._given_up = ''
@@ -95,10 +100,17 @@ class Snapshot:
         :raises SnapshotRefused: if there is none.
         """
         try:
-            return self._until(self._ask, 'export')
+            told = self._until(self._ask, 'export')
         except SnapshotRefused as error:
             # Most storage services refuse all: nothing is configured for snapshots.
             raise SnapshotRefused(str(error), True) from error
+        self._export = str(told['export'])
+        # What differs from one content is another disk on another one.
+        if reason := self._why_other(str(told.get('image_hash', '')),
+                                     str(told.get('base_export', ''))):
+            self.abandon()
+            raise SnapshotRefused(reason, True)
+        return told
 
     def _ask(self) -> dict[str, Any]:
         answer: dict[str, Any] = self._client.api.begin_snapshot(
@@ -112,6 +124,7 @@ class Snapshot:
         :returns: its location; empty if it is to be uploaded, once Glance knows what it is.
         :raises SnapshotRefused: if the storage service does not take it.
         """
+        self._check()
         self._is_placed = True
         told = self._until(
             lambda: self._client.api.finish_snapshot(self.snapshot_id, self._token), 'url',
@@ -177,6 +190,10 @@ class Snapshot:
                     continue
                 if 'refused' in told:
                     self._given_up = str(told['refused'])[:500]
+                    return
+                if told.get('export') != self._export:
+                    # By a service of an earlier version, which was started anew.
+                    self._given_up = 'the storage service has begun it anew'
                     return
 
         teller = threading.Thread(target=tell, name='bootcache-snapshot', daemon=True)

@@ -39,10 +39,9 @@ class Member:
                                       'bootcache.exchange.daemon', '--config-file', str(own)],
                           ready=functools.partial(answers, self.client))
 
-    def file(self, size):
-        """What it tells of the one file of that size; None if it has none."""
-        return next((file for file in self.client.files()['files'].values()
-                     if file['size'] == size), None)
+    def files(self, size):
+        """What it tells of its files of that size."""
+        return [file for file in self.client.files()['files'].values() if file['size'] == size]
 
 
 def answers(client):
@@ -73,35 +72,46 @@ def members(cloud):
         cloud.stop(member.name)
 
 
+# On a machine that does not come to it for seconds a fetch stands still, and is copied instead.
+TRIES = 4
+
+
 def test_the_second_host_gets_cache_image_and_full_base_from_the_first(tenant, small_image, cloud,
                                                                        members):
-    storage, *there = members
-    image = tenant.image(small_image, bootcache_settle='yes')
+    storage, first, second = members
+    names = [host.hostname for host in cloud.hosts]
+    for _number in range(TRIES):
+        image, sizes = on_both_hosts(tenant, small_image, cloud)
+        told = {(came['file'], came['to']): came for came in
+                wait_until(lambda image=image: told_of(tenant, image, 4), 'what hosts tell')}
+        if all(came['way'] == 'exchanged' for came in told.values()):
+            break
+        tenant.clean_servers()
+        tenant.delete_image(image)
+    for what, size in sizes.items():
+        came = told[what, names[1]]
+        assert came['way'] == 'exchanged' and not came['copied'] and came['size'] == size
+        assert dict(came['got'])[names[0]] > 0.5 * size, came
+        held = [file for file in second.files(size) if file['got'] > 0.9 * size
+                and file['peers'].get(first.address, {'got': 0})['got'] > 0.5 * size]
+        assert held, (what, second.files(size))
+        assert any(0 < file['given'] <= 1.5 * size for file in storage.files(size)), what
+
+
+def on_both_hosts(tenant, file, cloud):
+    """Have a server boot and settle on one host after the other; the image, and its files' sizes.
+    """
+    image = tenant.image(file, bootcache_settle='yes')
     found = tenant.wait_state(image, 'ready')
-    sizes = {'cache image': found['cache_image']['bytes'], 'full base': found['stored_bytes']}
-    for host, member in zip(cloud.hosts, there, strict=True):
+    for number, host in enumerate(cloud.hosts, 1):
         server = tenant.server(image, host=host)
         tenant.login(server)
         wait_until(lambda server=server: '/_base/' in tenant.backing(server)[1],
                    f'{server} settles')
         tenant.command(server, 'check-all')
-        for size in sizes.values():
-            wait_until(lambda member=member, size=size: member.file(size), 'that it gives it')
-    first, second = there
-    for what, size in sizes.items():
-        held = second.file(size)
-        assert held['got'] > 0.9 * size, (what, held)
-        assert held['peers'][first.address]['got'] > 0.5 * size, (what, held)
-        assert storage.file(size)['given'] <= 1.5 * size, what
-
-    # And so it is told.
-    told = {(came['file'], came['to']): came for came in
-            wait_until(lambda: told_of(tenant, image, 4), 'what hosts tell')}
-    names = [host.hostname for host in cloud.hosts]
-    for what, size in sizes.items():
-        came = told[what, names[1]]
-        assert came['way'] == 'exchanged' and not came['copied'] and came['size'] == size
-        assert dict(came['got'])[names[0]] > 0.5 * size, came
+        # What it has told by then it gives to the next one.
+        wait_until(lambda number=number: told_of(tenant, image, 2 * number), 'what it tells')
+    return image, {'cache image': found['cache_image']['bytes'], 'full base': found['stored_bytes']}
 
 
 def told_of(tenant, image, count):

@@ -309,7 +309,6 @@ def test_a_crash_while_it_is_uploaded(house, plain_glance):  # noqa: F811
     older, crashed = house.uploads, house.jobs
     house.uploads = Held(plain_glance)
     house.restart()
-    house.jobs._removal.begin()
     house.jobs.once()
     assert [record.stage.value for record in house.records.all()] == ['withdrawn'], 'it is taken'
     # Its connection ends with the process.

@@ -76,7 +76,8 @@ class House:
     def snapshot(self, *commands):
         """Return a snapshot that is about to be sent, and what is to be."""
         overlay = overlaid(self.path, self.directory, LARGE, *commands)
-        return (Snapshot(Bus(self), PLAIN, self.facts.image_id, str(uuid.uuid4()), LARGE),
+        return (Snapshot(Bus(self), PLAIN, self.facts.image_id, str(uuid.uuid4()), LARGE,
+                         lambda *content: ''),
                 SentDisk(overlay, self.path, 'raw', LARGE))
 
     def left(self):
@@ -160,6 +161,12 @@ def test_a_crash_of_the_service_leaves_nothing(house, when):
         snapshot.finish()
     house.jobs.start()
     house.empties()
+    # Its host goes on for as long as it has not heard: it gets no new copy, which would lack what
+    # it has sent.
+    with pytest.raises(SnapshotRefused, match='given up'):
+        snapshot.begin()
+        assert_same(house.glance, snapshot.finish().split('/')[-2], overlay.path)
+    house.empties()
 
 
 def test_what_has_no_record_is_found_in_ceph(house):
@@ -220,6 +227,21 @@ def test_a_daemon_that_dies_meanwhile(house):
     house.empties()
 
 
+def test_one_of_a_daemon_that_died_is_not_finished_by_the_next(house):
+    """What a host has sent may have been in the memory of the first one only."""
+    snapshot, overlay = house.snapshot('write -P 7 2M 300k')
+    snapshot.send(snapshot.begin(), overlay)
+    with open(f'{house.conf.bootcache.run_dir}/snapshots.pid') as stream:
+        os.kill(int(stream.read()), signal.SIGKILL)
+    other, _overlay = house.snapshot()
+    other.begin()
+    with pytest.raises(SnapshotRefused, match='has ended meanwhile'):
+        snapshot.finish()
+    assert other.finish()
+    other.abandon()
+    house.empties()
+
+
 def test_who_may_not(house):
     house.said.why_not = 'Nova does not have its server on host compute-1'
     refused, _overlay = house.snapshot()
@@ -229,7 +251,8 @@ def test_who_may_not(house):
     # Another host, or another secret.
     snapshot, _overlay = house.snapshot()
     snapshot.begin()
-    other = Snapshot(Bus(house), PLAIN, house.facts.image_id, snapshot.snapshot_id, LARGE)
+    other = Snapshot(Bus(house), PLAIN, house.facts.image_id, snapshot.snapshot_id, LARGE,
+                     lambda *content: '')
     with pytest.raises(SnapshotRefused, match='another host'):
         other.begin()
     with pytest.raises(SnapshotRefused, match='another host'):

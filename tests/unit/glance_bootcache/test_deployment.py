@@ -16,6 +16,7 @@ from bootcache import exception, rpcapi
 from glance_bootcache.deployment import checkpoint, choice, credentials, recreating, steps
 from glance_bootcache.deployment.checkpoint import Checkpoint, Network, Status
 from glance_bootcache.deployment.choice import WantedServers
+from glance_bootcache.deployment.cloud import Cloud
 from glance_bootcache.deployment.steps import NextStep, Seen
 
 ID = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -191,3 +192,17 @@ def test_the_shells_variables_go_before_the_configuration():
     assert session.verify == '/ca.pem' and session.timeout
     with pytest.raises(exception.ConfigurationError, match='unset OS_AUTH_URL'):
         credentials.open_session(read, 4, {'OS_AUTH_URL': 'x', 'OS_AUTH_TYPE': 'no-such'})
+
+
+def test_an_image_is_the_checkpoints_if_who_asks_has_made_it():
+    """An administrator is shown tenants' images as well, with what these have written on them."""
+    def image(owner, server, status='active'):
+        return {'id': f'{owner} {server}', 'owner': owner, 'instance_uuid': server,
+                'status': status}
+
+    cloud = Cloud.__new__(Cloud)
+    cloud._session = types.SimpleNamespace(get_project_id=lambda: 'mine')
+    cloud._glance = types.SimpleNamespace(images=types.SimpleNamespace(
+        list=lambda filters, limit: iter([image('mine', 'one'), image('other', 'one'),
+                                          image('other', 'two'), image('mine', 'six', 'killed')])))
+    assert cloud.images_of('checkpoint') == {'one': 'mine one'}

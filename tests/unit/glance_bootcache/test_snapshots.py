@@ -1,6 +1,7 @@
 """Snapshots under way: decisions and records. Stores, exporters, Glance and Nova are stand-ins;
 tests/functional/test_snapshot_jobs.py has real ones."""
 
+import errno
 import threading
 import time
 import types
@@ -10,7 +11,7 @@ from oslo_utils.fixture import uuidsentinel
 
 from bootcache import exception
 from bootcache.manifest import Made, Manifest
-from glance_bootcache.snapshots.claims import Claims, ImageStanding
+from glance_bootcache.snapshots.claims import ImageStanding
 from glance_bootcache.snapshots.records import Record, Records, Stage
 from glance_bootcache.snapshots.snapshotjobs import SnapshotJobs
 from glance_bootcache.snapshots.stores import SnapshotUnfit, Stored, Traits
@@ -239,7 +240,7 @@ def test_a_crash_while_it_is_uploaded(held, standing, stays, done):
         held.records.put(record)
     held.restart()
     held.standing = standing
-    held.jobs._removal.begin()
+    held.jobs.once()
     held.jobs.once()
     assert [did for did in held.sends.did if did != 'rest'][-1] == done
     assert held.stages() == [Stage.WITHDRAWN] * stays
@@ -289,11 +290,52 @@ def test_a_crash_dooms_what_was_begun_only(house):
     house.begin()
     house.records.put(Record(IMAGE, 'rbd', 'one', 'snapshot-x', Stage.FINISHED, time.time()))
     house.restart()
-    house.jobs.stop()
-    house.jobs.start()
+    house.jobs.once()
     assert sorted(stage.value for stage in house.stages()) == ['doomed', 'finished']
     house.jobs.once()
     assert house.stages() == [Stage.FINISHED] and house.sends.did.count('give_up') == 1
+
+
+def test_one_that_is_over_is_not_begun_anew_by_a_host_that_goes_on_with_it(house):
+    """Its host asks again and again: a new copy, into which nothing was sent, would be finished."""
+    house.begin()
+    house.restart()
+    house.jobs.once()
+    house.jobs.once()
+    assert house.stages() == []
+    assert 'before' in house.begin()['refused']
+    assert 'refused' in house.finish()
+    # Nor is one that was given up for silence.
+    house.restart()
+    house.begin()
+    house.seconds += 1000
+    house.jobs.once()
+    house.until_stages()
+    house.seconds += 1000
+    house.jobs.once()
+    assert 'before' in house.begin()['refused'] and house.stages() == []
+
+
+@pytest.mark.parametrize('step', ['begin', 'finish'])
+def test_what_is_begun_goes_also_if_the_disk_is_full_meanwhile(house, monkeypatch, step):
+    house.begin()
+    put = Records.put
+    full = OSError(errno.ENOSPC, 'No space left on device')
+
+    def refuse(self, record):
+        raise full
+
+    monkeypatch.setattr(Records, 'put', refuse)
+    house.jobs.abandon(SNAPSHOT, TOKEN) if step == 'begin' else house.finish()
+    deadline = time.monotonic() + 20
+    while house.jobs._jobs[SNAPSHOT].step.value != 'failed':
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    monkeypatch.setattr(Records, 'put', put)
+    for _round in range(3):
+        house.seconds += 1000
+        house.jobs.once()
+    assert house.stages() == [] and 'give_up' in house.sends.did
 
 
 def test_what_cannot_be_removed_yet_is_tried_again(house):
@@ -341,39 +383,3 @@ def test_a_damaged_file_of_records_counts_as_empty(house, caplog):
     with open(house.path, 'w') as stream:
         stream.write('{"version": 1, "snapshots": {"../x": {}}}')
     assert Records(house.path).all() == [] and 'cannot be used' in caplog.text
-
-
-@pytest.mark.parametrize('image, server, why', [
-    (None, None, 'no such image'), (('active', SERVER), None, 'no such image'),
-    (('queued', None), None, 'of no server'), (('queued', SERVER), ('two', IMAGE), 'on host one'),
-    (('queued', SERVER), ('one', SERVER), 'not made of image'), (('queued', SERVER), ('one', IMAGE),
-                                                                '')])
-def test_glance_and_nova_know_whose_snapshot_it_is(image, server, why):
-    claims = Claims.__new__(Claims)
-    claims._glance = types.SimpleNamespace(get=lambda image_id: image and types.SimpleNamespace(
-        status=image[0], properties={'instance_uuid': image[1]}))
-    claims._nova = types.SimpleNamespace(servers=types.SimpleNamespace(
-        get=lambda server_id: types.SimpleNamespace(**{
-            'OS-EXT-SRV-ATTR:host': server[0], 'image': {'id': server[1]}})))
-    refusal = claims.refusal(IMAGE, SNAPSHOT, 'one')
-    assert why in refusal and bool(why) is bool(refusal)
-
-
-@pytest.mark.parametrize('status, disk_format, standing', [
-    ('queued', 'raw', 'waits'), ('importing', 'raw', 'taking'), ('saving', 'qcow2', 'taking'),
-    ('active', 'raw', 'has'), ('active', 'qcow2', 'absent'), ('deleted', 'raw', 'absent')])
-def test_how_an_image_stands_to_its_snapshot(status, disk_format, standing):
-    claims = Claims.__new__(Claims)
-    claims._glance = types.SimpleNamespace(get=lambda image_id: types.SimpleNamespace(
-        status=status, disk_format=disk_format, properties={}))
-    assert claims.standing(SNAPSHOT, Traits('raw')).value == standing
-
-
-@pytest.mark.parametrize('traits, standing', [
-    (Traits(), 'has'), (Traits('qcow2'), 'has'), (Traits('raw'), 'absent'),
-    (Traits('qcow2', 'file'), 'has'), (Traits('qcow2', 'fil'), 'absent')])
-def test_an_image_of_stocks_way_is_not_taken_for_ours(traits, standing):
-    claims = Claims.__new__(Claims)
-    claims._glance = types.SimpleNamespace(get=lambda image_id: types.SimpleNamespace(
-        status='active', disk_format='qcow2', properties={'stores': 'other,file'}))
-    assert claims.standing(SNAPSHOT, traits).value == standing

@@ -212,6 +212,45 @@ def test_what_glance_took_and_then_did_not_goes_stocks_way(house):
     assert stocks(house) == 1
 
 
+def test_a_glance_that_is_away_for_a_while_is_waited_for(house):
+    """It has taken the image meanwhile, and would take no upload into it: Nova's would fail."""
+    statuses = ['importing', OSError('away'), nova_exception.GlanceConnectionFailed(
+        server='http://glance', reason='started anew'), 'importing', 'active']
+
+    def get(context, image_id):
+        if house.glance.told:
+            status = statuses.pop(0)
+            if isinstance(status, Exception):
+                raise status
+            return {'status': status}
+        return {'name': 'snapshot'}
+
+    house.glance.get = get
+    house.snapshot()
+    assert house.extracted == [] and statuses == [] and 'abandon' not in house.sent.did
+
+
+def test_one_that_an_administrator_deactivates_at_once_is_there(house):
+    house.glance.statuses = ['deactivated']
+    house.snapshot()
+    assert house.extracted == []
+
+
+def test_an_upload_that_fails_in_stocks_way_is_not_tried_twice(house):
+    uploads = []
+
+    def update(context, image_id, metadata, data=None, purge_props=False):
+        if data is None:
+            raise nova_exception.Forbidden()
+        uploads.append(metadata)
+        raise nova_exception.ImageQuotaExceeded(image_id=image_id)
+
+    house.glance.update = update
+    with pytest.raises(nova_exception.ImageQuotaExceeded):
+        house.snapshot()
+    assert len(uploads) == 1
+
+
 def test_an_image_that_was_deleted_meanwhile_is_not_made_again(house):
     house.glance.refuses = nova_exception.ImageNotFound(image_id=SNAPSHOT)
     with pytest.raises(nova_exception.ImageNotFound):

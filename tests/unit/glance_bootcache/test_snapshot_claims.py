@@ -1,0 +1,63 @@
+"""Whether a snapshot is what a host says, as Glance and Nova tell; both are stand-ins."""
+
+import types
+
+import pytest
+from oslo_utils.fixture import uuidsentinel
+
+from bootcache import exception
+from bootcache.ceph.snapshotcommands import SnapshotCommands
+from glance_bootcache.snapshots.claims import Claims
+from glance_bootcache.snapshots.rbdstore import RbdSnapshots
+from glance_bootcache.snapshots.stores import Traits
+
+IMAGE, SNAPSHOT, SERVER = uuidsentinel.image, uuidsentinel.snapshot, uuidsentinel.server
+
+
+@pytest.mark.parametrize('image, server, why', [
+    (None, None, 'no such image'), (('active', SERVER), None, 'no such image'),
+    (('queued', None), None, 'of no server'), (('queued', SERVER), ('two', IMAGE), 'on host one'),
+    (('queued', SERVER), ('one', SERVER), 'not made of image'), (('queued', SERVER), ('one', IMAGE),
+                                                                '')])
+def test_glance_and_nova_know_whose_snapshot_it_is(image, server, why):
+    claims = Claims.__new__(Claims)
+    claims._glance = types.SimpleNamespace(get=lambda image_id: image and types.SimpleNamespace(
+        status=image[0], properties={'instance_uuid': image[1]}))
+    claims._nova = types.SimpleNamespace(servers=types.SimpleNamespace(
+        get=lambda server_id: types.SimpleNamespace(**{
+            'OS-EXT-SRV-ATTR:host': server[0], 'image': {'id': server[1]}})))
+    refusal = claims.refusal(IMAGE, SNAPSHOT, 'one')
+    assert why in refusal and bool(why) is bool(refusal)
+
+
+@pytest.mark.parametrize('status, disk_format, standing', [
+    ('queued', 'raw', 'waits'), ('importing', 'raw', 'taking'), ('saving', 'qcow2', 'taking'),
+    ('active', 'raw', 'has'), ('active', 'qcow2', 'absent'), ('deleted', 'raw', 'absent')])
+def test_how_an_image_stands_to_its_snapshot(status, disk_format, standing):
+    claims = Claims.__new__(Claims)
+    claims._glance = types.SimpleNamespace(get=lambda image_id: types.SimpleNamespace(
+        status=status, disk_format=disk_format, properties={}))
+    assert claims.standing(SNAPSHOT, Traits('raw')).value == standing
+
+
+@pytest.mark.parametrize('traits, standing', [
+    (Traits(), 'has'), (Traits('qcow2'), 'has'), (Traits('raw'), 'absent'),
+    (Traits('qcow2', 'file'), 'has'), (Traits('qcow2', 'fil'), 'absent')])
+def test_an_image_of_stocks_way_is_not_taken_for_ours(traits, standing):
+    claims = Claims.__new__(Claims)
+    claims._glance = types.SimpleNamespace(get=lambda image_id: types.SimpleNamespace(
+        status='active', disk_format='qcow2', properties={'stores': 'other,file'}))
+    assert claims.standing(SNAPSHOT, traits).value == standing
+
+
+def test_a_trash_that_takes_long_keeps_no_snapshot_from_being_made(storage_conf, monkeypatch):
+    storage_conf.set_override('rbd_snapshot_pool', 'snapshots', 'bootcache')
+    store = RbdSnapshots(storage_conf)
+
+    def purge(self, pool):
+        raise exception.Interrupted('rbd trash purge was not done after 60 s')
+
+    monkeypatch.setattr(SnapshotCommands, 'purge', purge)
+    monkeypatch.setattr(SnapshotCommands, 'clones', lambda self, pool, namespace: [])
+    store.tidy()
+    assert store.left() == []

@@ -116,8 +116,13 @@ class ExchangeSession:
         :param descriptor: of the file, open for reading; a copy of it is kept.
         :param seconds: for which it is given.
         :returns: the torrent's name.
-        :raises ExchangeFailed: if it is no torrent, or another file is fetched under its name.
+        :raises ExchangeFailed: if it is no torrent, or of another CA than this host is now, or
+            another file is fetched under its name.
         """
+        if not torrents.is_of_ca(data, self._members.ca()):
+            self.drop(torrents.read(data).name)
+            raise exception.ExchangeFailed(
+                'its torrent is of another CA: its members are not those of this host any more')
         return self._hold(data, descriptor, (), False, seconds)
 
     def _hold(self, data: bytes, descriptor: int, peers: Iterable[Peer], is_fetched: bool,

@@ -101,9 +101,8 @@ class ExchangeOffers:
             return {'wait': True}
         if (fault := made.exception()) is not None:
             # Else each that asks would wait for the next try.
-            with self._lock:
-                self._torrents.pop(image_hash, None)
             self._note_fault(image_id, 'full base', host, fault)
+            self._forget(image_hash)
             return None
         return self._answer(image_id, 'full base', host, image_hash, manifest.made.base_path,
                             (address, port), rack)
@@ -135,6 +134,9 @@ class ExchangeOffers:
             self._health.answered()
         except (exception.ExchangeFailed, OSError) as error:
             self._note_fault(image_id, what, host, error)
+            if error.__cause__ is None:
+                # It was answered, and refused.
+                self._forget(file)
             return None
         peers = self._lines.join(file, host, peer, rack)
         return {'torrent': base64.b64encode(torrent).decode(),
@@ -146,6 +148,13 @@ class ExchangeOffers:
             self._health.failed()
         LOG.warning('image %s: its %s is not exchanged, and %s copies it: %s', image_id, what, host,
                     str(error) or 'it is not read yet')
+
+    def _forget(self, file: str) -> None:
+        """Have a torrent that was of no use made anew, as where the CA is another one now."""
+        with self._lock:
+            made, _began = self._torrents.get(file, (None, 0.0))
+            if made is not None and made.done():
+                del self._torrents[file]
 
     def _describe(self, file: str, path: str, begins_anew: bool = True
                   ) -> tuple[Future[bytes], float]:

@@ -126,7 +126,7 @@ class Partial:
         return int(found['done_bytes'])
 
     def _begin(self) -> int:
-        # Into a file that was scattered the exchange may still write, for a process that was killed.
+        # The exchange may still write into a scattered one, for a process that was killed.
         done = 0 if _is_scattered(self._path) else self._done() or 0
         if not done:
             remove(self._path)

@@ -2,6 +2,7 @@
 
 import base64
 import os
+import shutil
 import tempfile
 from concurrent import futures
 
@@ -16,6 +17,8 @@ from bootcache import exception, qemuimg, rpcapi
 from bootcache.manifest import CacheInfo, Standing
 
 pytest.importorskip('libtorrent')
+
+from bootcache.exchange import torrent as torrents
 
 
 @pytest.fixture
@@ -130,6 +133,22 @@ def test_what_could_not_be_read_is_read_again(cloud, monkeypatch):
         patch.setattr(offers._client, '_path', '/nowhere')
         assert offers.offer(IMAGE, 'host', cloud.info.sha256, '127.0.7.20', 1, '') is None
     assert offers.offer(IMAGE, 'host', cloud.info.sha256, '127.0.7.20', 1, '') is not None
+
+
+def test_of_a_ca_that_was_replaced_no_torrent_is_given_out(cloud, other_ca):
+    """Else hosts that have the new certificates would meet nobody, and those of the old be let in.
+    """
+    def offered():
+        answer = cloud.service.offers.offer(IMAGE, 'host', cloud.info.sha256, '127.0.7.20', 1, '')
+        return answer and torrents.parse(base64.b64decode(answer['torrent']))
+
+    folder = cloud.storage.options['tls_directory']
+    before = offered()
+    shutil.copytree(other_ca.issue('host-1'), folder, dirs_exist_ok=True)
+    assert offered() is None and cloud.storage.client.files()['files'] == {}
+    now = offered()
+    with open(f'{folder}/ca-cert.pem') as stream:
+        assert now.ssl_cert() == stream.read() != before.ssl_cert()
 
 
 def test_it_comes_at_the_rate_that_is_asked_for(cloud):

@@ -47,7 +47,8 @@ class ExchangeOffers:
 
     def __init__(self, conf: cfg.ConfigOpts, store: ImageStore, tiers: StorageTiers):
         group = conf[bootcache_conf.GROUP]
-        self._is_on = bool(group.exchange_address)
+        # What is given for no time nobody would get.
+        self._is_on = bool(group.exchange_address) and group.exchange_linger > 0
         self._seconds = group.exchange_linger
         self._peer = group.exchange_address or '', group.exchange_port
         self._client = ExchangeClient(group.exchange_socket)

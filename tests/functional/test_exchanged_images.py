@@ -15,6 +15,7 @@ from storage_node import IMAGE, MIB
 
 from bootcache import exception, qemuimg, rpcapi
 from bootcache.manifest import CacheInfo, Standing
+from glance_bootcache.exchange.offers import ExchangeOffers
 
 pytest.importorskip('libtorrent')
 
@@ -149,6 +150,13 @@ def test_of_a_ca_that_was_replaced_no_torrent_is_given_out(cloud, other_ca):
     now = offered()
     with open(f'{folder}/ca-cert.pem') as stream:
         assert now.ssl_cert() == stream.read() != before.ssl_cert()
+
+
+def test_where_the_storage_node_gives_for_no_time_nobody_waits_for_it(cloud, storage_conf):
+    storage_conf.set_override('exchange_linger', 0, 'bootcache')
+    cloud.service.offers = ExchangeOffers(storage_conf, cloud.store, cloud.tiers)
+    cloud.fetch(cloud.host())
+    assert cloud.service.offers.given.describe(IMAGE) == []
 
 
 def test_it_comes_at_the_rate_that_is_asked_for(cloud):

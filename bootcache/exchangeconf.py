@@ -64,6 +64,11 @@ Possible values:
                help="""
 Seconds for which this host gives to others what it got, or has. Meanwhile the
 space of a file that is removed or replaced is not free.
+
+Possible values:
+
+* 0: it gives nothing. With a storage node that gives nothing all hosts copy.
+* Up to 86400, a day.
 """),
     cfg.StrOpt('exchange_rack',
                default='',

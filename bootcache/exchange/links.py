@@ -33,6 +33,13 @@ class Link:
             os.unlink(self.path)
         os.close(self.descriptor)
 
+    def is_of(self, descriptor: int) -> bool:
+        """Tell whether it is the file that another descriptor is open on.
+
+        :raises OSError: if one of them cannot be looked at.
+        """
+        return os.path.samestat(os.fstat(descriptor), os.fstat(self.descriptor))
+
     def is_in_the_way(self) -> bool:
         """Tell whether the file has lost its name, and its file system has little space.
 

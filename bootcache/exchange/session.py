@@ -1,7 +1,6 @@
 """What one host fetches from others, and gives to them: libtorrent's session, and its files."""
 
 import contextlib
-import dataclasses
 import itertools
 import os
 import threading
@@ -15,8 +14,9 @@ from oslo_log import log as logging
 from bootcache import exception
 from bootcache.exchange import limits as rules
 from bootcache.exchange import torrent as torrents
+from bootcache.exchange.held import Held
 from bootcache.exchange.limits import ExchangeLimits
-from bootcache.exchange.links import Link, Links
+from bootcache.exchange.links import Links
 from bootcache.exchange.members import Members
 
 LOG = logging.getLogger(__name__)
@@ -29,29 +29,6 @@ _AGAIN_SECONDS = 2
 MOST_PEERS = 64
 
 Peer = tuple[str, int]
-
-
-@dataclasses.dataclass
-class _Held:
-    """One file.
-
-    :ivar link: by which libtorrent opens it.
-    :ivar until: after that it is dropped, in monotonic seconds.
-    :ivar is_fetched: whether it is still on its way.
-    :ivar came: whether it is, or was.
-    :ivar rate: bytes a second at which it comes at most; 0 for no limit.
-    :ivar given_before: bytes that were given before it was started over, as got_before.
-    """
-
-    torrent: torrents.Torrent
-    handle: Any
-    link: Link
-    until: float
-    is_fetched: bool
-    came: bool
-    rate: int = 0
-    given_before: int = 0
-    got_before: int = 0
 
 
 class ExchangeSession:
@@ -71,7 +48,7 @@ class ExchangeSession:
         self._clock = clock
         # Guards what is held; libtorrent answers within milliseconds.
         self._lock = threading.RLock()
-        self._held: dict[str, _Held] = {}
+        self._held: dict[str, Held] = {}
         self._faults: dict[str, str] = {}
         self._banned: dict[str, int] = {}
         self._totals = {'given': 0, 'got': 0}
@@ -139,8 +116,13 @@ class ExchangeSession:
         :param descriptor: of the file, open for reading; a copy of it is kept.
         :param seconds: for which it is given.
         :returns: the torrent's name.
-        :raises ExchangeFailed: if it is no torrent, or another file is fetched under its name.
+        :raises ExchangeFailed: if it is no torrent, or of another CA than this host is now, or
+            another file is fetched under its name.
         """
+        if not torrents.is_of_ca(data, self._members.ca()):
+            self.drop(torrents.read(data).name)
+            raise exception.ExchangeFailed(
+                'its torrent is of another CA: its members are not those of this host any more')
         return self._hold(data, descriptor, (), False, seconds)
 
     def _hold(self, data: bytes, descriptor: int, peers: Iterable[Peer], is_fetched: bool,
@@ -154,8 +136,10 @@ class ExchangeSession:
                 there.until = max(there.until, self._clock() + seconds)
                 return torrent.name
             self._drop(torrent.name)
+            if is_fetched:
+                self._end_fetches_into(descriptor)
             self._make_room(is_fetched)
-            held = _Held(torrent, None, self._links.make(descriptor), self._clock() + seconds,
+            held = Held(torrent, None, self._links.make(descriptor), self._clock() + seconds,
                          is_fetched, is_fetched, rate)
             try:
                 held.handle = self._add(held)
@@ -166,6 +150,15 @@ class ExchangeSession:
             self._connect(held, peers)
             self._apply_queue()
         return torrent.name
+
+    def _end_fetches_into(self, descriptor: int) -> None:
+        """Drop what else is fetched into a file: by another torrent, for a service that was killed.
+
+        What comes of that would be written over what is verified by this one.
+        """
+        for name, held in list(self._held.items()):
+            if held.is_fetched and held.link.is_of(descriptor):
+                self._drop(name)
 
     def _make_room(self, is_fetched: bool) -> None:
         while len(self._held) >= self._limits.files:
@@ -180,7 +173,7 @@ class ExchangeSession:
         self._session.apply_settings(dict(rules.queue(
             any(held.came for held in self._held.values()))))
 
-    def _add(self, held: _Held) -> Any:
+    def _add(self, held: Held) -> Any:
         flags = libtorrent.torrent_flags
         # Before anything is begun: they may not be there just now.
         introduction = self._members.introduction()
@@ -202,7 +195,7 @@ class ExchangeSession:
         handle.resume()
         return handle
 
-    def _connect(self, held: _Held, peers: Iterable[Peer]) -> None:
+    def _connect(self, held: Held, peers: Iterable[Peer]) -> None:
         for address, port in itertools.islice(peers, MOST_PEERS):
             if (address, port) != (self._limits.address, self._limits.port):
                 held.handle.connect_peer((address, port))
@@ -231,7 +224,7 @@ class ExchangeSession:
                 raise exception.ExchangeFailed(f'it is not exchanged any more: {error}') from error
             self._connect(held, peers)
 
-    def _add_again(self, held: _Held) -> Any:
+    def _add_again(self, held: Held) -> Any:
         # It goes in its own thread.
         deadline = self._clock() + _AGAIN_SECONDS
         while True:
@@ -296,12 +289,12 @@ class ExchangeSession:
         self._totals['got'] += held.got_before
         held.link.close()
 
-    def _count(self, held: _Held) -> None:
+    def _count(self, held: Held) -> None:
         status = held.handle.status()
         held.given_before += status.total_payload_upload
         held.got_before += status.total_payload_download
 
-    def _get(self, name: str) -> _Held:
+    def _get(self, name: str) -> Held:
         held = self._held.get(name)
         if held is None:
             raise exception.ExchangeFailed(f'{name} is not fetched and not given here')
@@ -324,7 +317,7 @@ class ExchangeSession:
                 held.until = self._clock() + _FORGOTTEN_SECONDS
             return self._described(name, held)
 
-    def _described(self, name: str, held: _Held) -> dict[str, Any]:
+    def _described(self, name: str, held: Held) -> dict[str, Any]:
         status = held.handle.status()
         fault = self._faults.get(name, '')
         if status.errc.value():

@@ -14,6 +14,7 @@ import time
 from typing import Any
 
 import libtorrent
+from cryptography import x509
 
 from bootcache import exception
 from bootcache.exchange.limits import MOST_TORRENT_BYTES
@@ -88,6 +89,19 @@ def read(data: bytes) -> Torrent:
     info = parse(data)
     return Torrent(data, str(info.info_hashes().v2), info.files().file_size(0),
                    info.piece_length())
+
+
+def is_of_ca(data: bytes, ca: str) -> bool:
+    """Tell whether a torrent's members are those of a CA, in whatever order its certificates are.
+
+    :param ca: the CA's certificate, in PEM; there may be several.
+    :raises ExchangeFailed: if it is none of the kind that ``make`` makes.
+    """
+    try:
+        return set(x509.load_pem_x509_certificates(parse(data).ssl_cert().encode())) \
+            <= set(x509.load_pem_x509_certificates(ca.encode()))
+    except ValueError:
+        return False
 
 
 def parse(data: bytes) -> Any:

@@ -47,7 +47,8 @@ class ExchangeOffers:
 
     def __init__(self, conf: cfg.ConfigOpts, store: ImageStore, tiers: StorageTiers):
         group = conf[bootcache_conf.GROUP]
-        self._is_on = bool(group.exchange_address)
+        # What is given for no time nobody would get.
+        self._is_on = bool(group.exchange_address) and group.exchange_linger > 0
         self._seconds = group.exchange_linger
         self._peer = group.exchange_address or '', group.exchange_port
         self._client = ExchangeClient(group.exchange_socket)
@@ -95,10 +96,15 @@ class ExchangeOffers:
                 or not manifest.wished.settle or decisions.is_unverified(manifest) \
                 or not self._health.may_ask():
             return None
-        made, _began = self._describe(image_hash, manifest.made.base_path)
+        made, _began = self._describe(image_hash, manifest.made.base_path, begins_anew=False)
         if not made.done():
             # Nobody waits for it as a server waits.
             return {'wait': True}
+        if (fault := made.exception()) is not None:
+            # Else each that asks would wait for the next try.
+            self._note_fault(image_id, 'full base', host, fault)
+            self._forget(image_hash)
+            return None
         return self._answer(image_id, 'full base', host, image_hash, manifest.made.base_path,
                             (address, port), rack)
 
@@ -128,21 +134,38 @@ class ExchangeOffers:
             torrent = self._give(file, path)
             self._health.answered()
         except (exception.ExchangeFailed, OSError) as error:
-            if isinstance(error.__cause__, TimeoutError):
-                self._health.failed()
-            LOG.warning('image %s: its %s is not exchanged, and %s copies it: %s', image_id, what,
-                        host, str(error) or 'it is not read yet')
+            self._note_fault(image_id, what, host, error)
+            if error.__cause__ is None:
+                # It was answered, and refused.
+                self._forget(file)
             return None
         peers = self._lines.join(file, host, peer, rack)
         return {'torrent': base64.b64encode(torrent).decode(),
                 'peers': [list(told) for told in peers],
                 'reserve': [list(self._peer)]}
 
-    def _describe(self, file: str, path: str) -> tuple[Future[bytes], float]:
-        """Have a file's torrent made, once: all of it is read; with when that was begun."""
+    def _note_fault(self, image_id: str, what: str, host: str, error: BaseException) -> None:
+        if isinstance(error.__cause__, TimeoutError):
+            self._health.failed()
+        LOG.warning('image %s: its %s is not exchanged, and %s copies it: %s', image_id, what, host,
+                    str(error) or 'it is not read yet')
+
+    def _forget(self, file: str) -> None:
+        """Have a torrent that was of no use made anew, as where the CA is another one now."""
+        with self._lock:
+            made, _began = self._torrents.get(file, (None, 0.0))
+            if made is not None and made.done():
+                del self._torrents[file]
+
+    def _describe(self, file: str, path: str, begins_anew: bool = True
+                  ) -> tuple[Future[bytes], float]:
+        """Have a file's torrent made, once: all of it is read; with when that was begun.
+
+        :param begins_anew: whether it is tried again at once where that failed.
+        """
         with self._lock:
             made, began = self._torrents.get(file, (None, 0.0))
-            if made is None or (made.done() and made.exception() is not None):
+            if made is None or (begins_anew and made.done() and made.exception() is not None):
                 made, began = self._torrents[file] = beside.begin(
                     lambda: self._client.describe(path)[0], 'bootcache-torrent'), time.monotonic()
             return made, began

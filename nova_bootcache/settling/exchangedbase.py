@@ -54,6 +54,12 @@ class ExchangedBase:
         """
         if not self._asking.is_on or self._size < _WORTH_BYTES:
             return None
+        try:
+            # Before others are sent to this host, and what was copied earlier is handed over.
+            self._client.files()
+        except exception.ExchangeFailed as error:
+            LOG.info('image %s: its full base is copied: %s', self._image_id, error)
+            return None
         deadline = time.monotonic() + _GRACE_SECONDS + self._size / _READ_RATE
 
         def wait() -> bool:

@@ -126,7 +126,8 @@ class Partial:
         return int(found['done_bytes'])
 
     def _begin(self) -> int:
-        done = self._done() or 0
+        # The exchange may still write into a scattered one, for a process that was killed.
+        done = 0 if _is_scattered(self._path) else self._done() or 0
         if not done:
             remove(self._path)
             with open(self._path, 'xb') as stream:
@@ -174,6 +175,10 @@ def _journal(path: str) -> dict[str, Any] | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return found if whole else None
+
+
+def _is_scattered(path: str) -> bool:
+    return bool((_journal(path) or {}).get('scattered'))
 
 
 def _rounded(length: int, unit: int) -> int:

@@ -206,7 +206,7 @@ def test_more_files_than_are_allowed_are_not_fetched(swarm):
     assert host.client.fetch(other, host.file, []) == name
     assert list(host.client.files()['files']) == [name]
     with pytest.raises(exception.ExchangeFailed, match='exchange_files'):
-        host.client.fetch(swarm.torrent.data, host.file, [])
+        host.client.fetch(swarm.torrent.data, f'{host.file}-other', [])
 
 
 def test_another_file_than_was_built_is_not_taken(swarm):

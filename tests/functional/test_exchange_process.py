@@ -80,3 +80,16 @@ def test_what_makes_no_sense_is_refused(swarm, message):
     with pytest.raises(exception.ExchangeFailed):
         host.client._ask(method, **message)
     assert host.client.files()['files'] == {}
+
+
+def test_what_a_killed_service_left_is_not_written_into_what_the_next_one_fetches(swarm):
+    """The storage service, too, was started anew, and gives out another torrent of the file."""
+    source, one = swarm.source(), swarm.host()
+    torrent, _name = source.client.describe(swarm.path)
+    source.client.give(torrent, swarm.path, 600)
+    left = one.client.fetch(swarm.torrent.data, one.file, [])
+    beside = one.client.fetch(source.client.describe(swarm.path)[0], f'{one.file}-beside', [])
+    name = one.client.fetch(torrent, one.file, [source.peer])
+    assert set(one.client.files()['files']) == {beside, name} and left != name
+    until(lambda: one.client.look(name).is_complete, 'all of it')
+    assert one.content() == swarm.content()

@@ -15,6 +15,7 @@ from bootcache import exception, rpcapi, savefile
 from glance_bootcache.exchange.given import Given
 from nova_bootcache.settling import fullbase
 from nova_bootcache.settling.exchangedbase import ExchangedBase
+from nova_bootcache.settling.partial import JOURNAL, Partial
 
 pytest.importorskip('libtorrent')
 
@@ -182,3 +183,23 @@ def test_what_is_told_is_bounded():
         given.note('image', 'full base', 100, f'host-{number}', 'copied', [], 100, {})
     assert len(given.describe('image')) == 200
     assert given.totals()['copied_bytes'] == 300 * 100
+
+
+def test_a_copy_goes_on_where_the_exchange_of_this_host_is_away(bases, caplog):
+    one = bases.cloud.host()
+    one.kill()
+    stored = bases.target(one) + fullbase.SUFFIX
+
+    def end_after_a_piece():
+        if os.path.exists(stored + JOURNAL):
+            raise exception.Cancelled('nova-compute ends')
+
+    with pytest.raises(exception.Cancelled):
+        Partial(stored, bases.hash, bases.size).copy(bases.node, piece_bytes=8 * MIB, rate=0,
+                                                     check=end_after_a_piece)
+    with caplog.at_level('INFO'):
+        assert complete(bases.path, bases.node, bases.target(one), 'raw', bases.digest,
+                        others=bases.others(one))
+    assert f'goes on at {8 * MIB} of' in caplog.text
+    # Nor are others sent to it.
+    assert not bases.cloud.service.offers._lines._lines

@@ -2,6 +2,7 @@
 
 import base64
 import os
+import shutil
 import tempfile
 from concurrent import futures
 
@@ -14,8 +15,11 @@ from storage_node import IMAGE, MIB
 
 from bootcache import exception, qemuimg, rpcapi
 from bootcache.manifest import CacheInfo, Standing
+from glance_bootcache.exchange.offers import ExchangeOffers
 
 pytest.importorskip('libtorrent')
+
+from bootcache.exchange import torrent as torrents
 
 
 @pytest.fixture
@@ -130,6 +134,29 @@ def test_what_could_not_be_read_is_read_again(cloud, monkeypatch):
         patch.setattr(offers._client, '_path', '/nowhere')
         assert offers.offer(IMAGE, 'host', cloud.info.sha256, '127.0.7.20', 1, '') is None
     assert offers.offer(IMAGE, 'host', cloud.info.sha256, '127.0.7.20', 1, '') is not None
+
+
+def test_of_a_ca_that_was_replaced_no_torrent_is_given_out(cloud, other_ca):
+    """Else hosts that have the new certificates would meet nobody, and those of the old be let in.
+    """
+    def offered():
+        answer = cloud.service.offers.offer(IMAGE, 'host', cloud.info.sha256, '127.0.7.20', 1, '')
+        return answer and torrents.parse(base64.b64decode(answer['torrent']))
+
+    folder = cloud.storage.options['tls_directory']
+    before = offered()
+    shutil.copytree(other_ca.issue('host-1'), folder, dirs_exist_ok=True)
+    assert offered() is None and cloud.storage.client.files()['files'] == {}
+    now = offered()
+    with open(f'{folder}/ca-cert.pem') as stream:
+        assert now.ssl_cert() == stream.read() != before.ssl_cert()
+
+
+def test_where_the_storage_node_gives_for_no_time_nobody_waits_for_it(cloud, storage_conf):
+    storage_conf.set_override('exchange_linger', 0, 'bootcache')
+    cloud.service.offers = ExchangeOffers(storage_conf, cloud.store, cloud.tiers)
+    cloud.fetch(cloud.host())
+    assert cloud.service.offers.given.describe(IMAGE) == []
 
 
 def test_it_comes_at_the_rate_that_is_asked_for(cloud):

@@ -96,3 +96,23 @@ def test_one_that_reads_for_long_is_waited_for_once(offers, monkeypatch):
         now[0] = began + later
         assert asks(offers) is None
     assert waited == [3, 2, 0, 0]
+
+
+def test_no_host_waits_for_a_base_that_it_did_not_read(offers, hanging, storage_conf):
+    """One host has waited for it; others copy at once, and it is not asked again and again."""
+    store = ImageStore(storage_conf.bootcache.state_dir)
+    path = store.path(IMAGE, 'base')
+    with open(path, 'wb') as stream:
+        stream.write(DATA)
+    store.save(store.load(IMAGE).making(base_path=path, base_hash='sha512:00',
+                                        stored_bytes=len(DATA)))
+
+    def asks_for_base():
+        return offers.offer_base(IMAGE, 'host', 'sha512:00', '127.0.0.1', 10830, '')
+
+    assert asks_for_base() == {'wait': True}
+    made, _began = offers._torrents['sha512:00']
+    assert made.exception(10) is not None
+    for _number in range(3):
+        assert asks_for_base() is None
+    assert len(hanging) == 1

@@ -126,6 +126,18 @@ def test_a_file_that_has_less_than_its_journal_says(path, pieces):
     assert not partial.is_usable(path) and copy(path) == 0
 
 
+def test_a_file_to_which_the_exchange_may_still_write_is_left_for_another(path, pieces):
+    """Of a process that was killed: what is verified here is to stay as it is."""
+    interrupt(path, pieces)
+    assert Partial(path, HASH, TOTAL).scatter()
+    with open(path, 'r+b') as left:
+        assert copy(path) == 0
+        left.write(b'what a host sends that lies')
+        left.flush()
+        with open(path, 'rb') as stream:
+            assert stream.read() == b'x' * TOTAL
+
+
 def test_an_empty_file(path, pieces):
     assert copy(path, total=0) == 0
     assert os.path.getsize(path) == 0 and pieces.asked == []

@@ -34,7 +34,7 @@ def commands():
     return [shlex.split(line)[1:] for line in lines if line.startswith('  rabbitmqctl ')]
 
 
-@pytest.fixture
+@pytest.fixture(scope='module')
 def users(rabbitmqctl):
     """Makes them as the page has it, and Nova with a virtual host of its own."""
     made = [*commands(), ['add_vhost', NOVA], ['add_user', NOVA, 'PASSWORD'],
@@ -49,13 +49,13 @@ def users(rabbitmqctl):
                 rabbitmqctl(command[0].replace('add', 'delete'), command[1])
 
 
-@pytest.fixture
+@pytest.fixture(scope='module')
 def place(rabbit):
     """Where RabbitMQ is: host and port."""
     return re.search(r'@(.+):(\d+)/', rabbit).groups()
 
 
-@pytest.fixture
+@pytest.fixture(scope='module')
 def url(users, place):
     return lambda user, vhost='bootcache': \
         f'rabbit://{user}:PASSWORD@{place[0]}:{place[1]}/{vhost}'

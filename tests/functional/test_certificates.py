@@ -4,6 +4,7 @@ import os
 import pwd
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 from compute_host import boot
@@ -150,6 +151,51 @@ def test_who_is_not_named_is_not_let_in_by_a_daemon_that_runs(node, storage_conf
     opens(node, one)
     with pytest.raises(exception.BootcacheError):
         opens(node, other)
+
+
+def test_another_ca_comes_by_steps_that_stop_nobody(node, ca, other_ca, certified, storage_conf,
+                                                    directory):
+    """As the page has it: both CAs everywhere, then certificates of the new one, then it alone."""
+    node.serve()
+    host = certified()
+    assert boot(host, f'{directory}/disk')
+    handle = through_gateway(host, f'base-{IMAGE}')
+    places = storage_conf.bootcache.tls_directory, f'{directory}/ca/compute-1'
+
+    def trust(*cas):
+        """Only ca-cert.pem is another one."""
+        bundle = ''.join(Path(f'{each}/ca-cert.pem').read_text() for each in cas)
+        for place in places:
+            Path(f'{place}/ca-cert.pem').write_text(bundle)
+
+    def taken():
+        assert node.exporter.start()
+        node.serve()
+        for _round in range(2):
+            # In the next one it sees that it is done.
+            host.upkeep.use_renewed()
+        assert not host.gateway.is_outdated(node.remote(), host.gateway.present([IMAGE])[IMAGE])
+        assert read(handle) == content(node)
+        assert boot(host, f'{directory}/disk-{len(os.listdir(directory))}')
+
+    old, new = f'{directory}/ca', f'{directory}/other-ca'
+    new_ones = other_ca.issue('storage-1', ['127.0.0.1']), other_ca.issue('compute-1')
+    trust(old, new)
+    taken()
+    for issued, place in zip(new_ones, places, strict=True):
+        for file in os.listdir(issued):
+            if file != 'ca-cert.pem':
+                shutil.copy(f'{issued}/{file}', place)
+        # One after the other: the storage node goes first.
+        if place == places[0]:
+            taken()
+    for _round in range(2):
+        host.upkeep.use_renewed()
+    trust(new)
+    taken()
+    with pytest.raises(exception.BootcacheError):
+        opens(node, ca.issue('compute-2'))
+    handle.shutdown()
 
 
 def test_a_revoked_certificate_is_not_let_in(node, storage_conf, ca):

@@ -54,6 +54,17 @@ class Expiry:
             self._said[name, end <= now] = now
             self._tell(path, end, now)
 
+    def earliest(self) -> float | None:
+        """Return when the first of them ends, or has ended, in seconds since the epoch.
+
+        :returns: None if there is none that can be read.
+        """
+        if self._directory is None:
+            return None
+        return min((end for name in self._files
+                    if (end := _end(os.path.join(self._directory, name))) is not None),
+                   default=None)
+
     def _tell(self, path: str, end: float, now: float) -> None:
         when = datetime.datetime.fromtimestamp(end, datetime.UTC).strftime('%Y-%m-%d %H:%M UTC')
         if end <= now:

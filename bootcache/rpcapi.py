@@ -249,7 +249,9 @@ class StorageAPI(ExchangeCalls, SnapshotCalls):
             and ``named`` (``[server, why]`` of some), and ``waiting``, of those whose guests stand
             still: ``servers`` (how many), ``named`` (``[server, what for, since]`` of some, in
             seconds since the epoch); ``quotas``: bytes by tier; ``needs``: ids of images whose base
-            the host's servers may read; ``rpc``: the version of this API that the host speaks.
+            the host's servers may read; ``rpc``: the version of this API that the host speaks;
+            ``certificates_end``: when the first of the host's certificates ends, or has ended, in
+            seconds since the epoch, None if it has none.
             None if nothing has changed since the last report.
         :returns: ``drop``: ids of images whose cache image is to go as soon as no server of the
             host needs it; ``resend``: the service does not know the host's last report.
@@ -298,7 +300,8 @@ class StorageAPI(ExchangeCalls, SnapshotCalls):
         """Return the hosts that have reported: ``host``, ``seen`` (seconds ago), ``images``,
         ``bytes`` and ``quotas`` (both by tier), ``unsettled`` (how many of its servers depend on
         bootcache, None if it does not tell), ``named`` (``[server, why]`` of some of these),
-        ``waiting`` (as the host reported it, None if it does not tell) and ``rpc`` (likewise)."""
+        ``waiting`` (as the host reported it, None if it does not tell), ``rpc`` and
+        ``certificates_end`` (both likewise)."""
         answer: list[dict[str, Any]] = self._call('list_hosts')
         return answer
 

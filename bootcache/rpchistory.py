@@ -27,7 +27,8 @@
 * 1.12: exchange_cache.
 * 1.13: exchange_base, report_exchange; exchanged, in image_hosts; begin_snapshot, finish_snapshot,
   abandon_snapshot.
-* 1.14: finish_snapshot's upload, upload_snapshot, and what abandon_snapshot returns.
+* 1.14: finish_snapshot's upload, upload_snapshot, and what abandon_snapshot returns;
+  report_holdings' entry certificates_end, and list_hosts'.
 
 plan_boot's entry rbd has no version: a host that does not know it, or is not told it, reads the
 base through the exporter. So it is with its entry snapshot_id, which the first ones did not tell: a

@@ -14,7 +14,8 @@ def _host(text: str) -> list[str]:
     names = text.split(',')
     # Each becomes a directory, or a name that hosts are known by.
     if not all(re.fullmatch(r'[0-9A-Za-z][0-9A-Za-z.:-]{0,252}', name) for name in names):
-        raise argparse.ArgumentTypeError(f'{text!r} is not a name, or NAME,ADDRESS')
+        raise argparse.ArgumentTypeError(
+            f'{text!r} is not a name of letters, digits, dots and dashes, or NAME,ADDRESS')
     for name in names:
         if ':' in name or re.fullmatch('[0-9.]+', name):
             try:

@@ -18,7 +18,8 @@ class HostList(Listing):
     """List the compute hosts that have reported what they hold.
 
     A host that was not heard of for more than 5 minutes is silent: it is down, or cannot reach the
-    message bus. It is shown with what it held then, and forgotten after a day.
+    message bus. It is shown with what it held then, and forgotten after a day. certificates_end is
+    when the first of its certificates ends, or has ended.
     """
 
     def get_parser(self, prog_name: str) -> Any:
@@ -41,12 +42,13 @@ class HostList(Listing):
             return ('host', 'seen', 'state', 'server', 'why'), _unsettled(hosts)
         tiers = [medium.value for medium in Medium]
         columns = ('host', 'seen', 'state', 'images', 'waiting',
-                   *(f'{tier}_{what}' for tier in tiers for what in ('bytes', 'quota')), 'rpc')
+                   *(f'{tier}_{what}' for tier in tiers for what in ('bytes', 'quota')), 'rpc',
+                   'certificates_end')
         return columns, [
             (one_line(host['host']), round(host['seen']), _state(host), host['images'],
              (host.get('waiting') or {}).get('servers'),
              *(value for tier in tiers for value in _used_and_quota(host, tier)),
-             one_line(host.get('rpc')) or None)
+             one_line(host.get('rpc')) or None, _date(host.get('certificates_end')))
             for host in hosts]
 
 
@@ -80,6 +82,10 @@ def _unsettled(hosts: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
 
 def _state(host: dict[str, Any]) -> str:
     return 'silent' if host['seen'] > SILENT_SECONDS else 'reporting'
+
+
+def _date(when: float | None) -> str | None:
+    return None if when is None else utc(when)
 
 
 def _used_and_quota(host: dict[str, Any], tier: str) -> tuple[int | None, int | None]:

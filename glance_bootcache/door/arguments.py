@@ -27,6 +27,8 @@ MOST_IMAGES = 10_000
 _MOST_HOSTS = 20_000
 _MOST_AGGREGATES = 1000
 _MOST_SECONDS = 1e9
+# In seconds since the epoch: what is later than the year 9999 is no date to Python, nor in X.509.
+LATEST = 253402300799.0
 _IMAGE_ID = re.compile(r'[0-9A-Fa-f]{8}-?(?:[0-9A-Fa-f]{4}-?){3}[0-9A-Fa-f]{12}')
 _HOST_NAME = re.compile(rf'[\w.:@%+-]{{1,{LONGEST_NAME}}}', re.ASCII)
 # A distinguished name. In rules that are made of it a star would stand for any characters.

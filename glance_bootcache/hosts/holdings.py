@@ -68,6 +68,8 @@ class HostHoldings:
     :ivar waiting: how many of its servers' guests stand still, and wait; None if it does not tell.
     :ivar waits: some of these, with what for, and since when in seconds since the epoch.
     :ivar rpc: version of bootcache/rpcapi.py that it speaks; None if it does not tell.
+    :ivar certificates_end: when the first of its certificates ends, in seconds since the epoch;
+        None if it has none, or does not tell.
     """
 
     images: Mapping[str, HeldImage]
@@ -77,6 +79,7 @@ class HostHoldings:
     waiting: int | None = None
     waits: tuple[tuple[str, str, float], ...] = ()
     rpc: str | None = None
+    certificates_end: float | None = None
 
 
 def parse(report: Any, now: float, refuse: Refuse = pass_over) -> HostHoldings:
@@ -108,6 +111,10 @@ def parse(report: Any, now: float, refuse: Refuse = pass_over) -> HostHoldings:
     if document.get('rpc') is not None:
         with left_out(refuse):
             told['rpc'] = arguments.version('report.rpc', document['rpc'])
+    if document.get('certificates_end') is not None:
+        with left_out(refuse):
+            told['certificates_end'] = arguments.number(arguments.LATEST)(
+                'report.certificates_end', document['certificates_end'])
     return HostHoldings(images, quotas, **told)
 
 
@@ -267,7 +274,7 @@ class Hosts:
             present = [(name, host.holdings, seen) for name, host, seen in self._present()]
         return [{'host': name, 'seen': seen, 'images': len(holdings.images),
                  'bytes': _by_tier(holdings.images.values()), 'quotas': dict(holdings.quotas),
-                 'rpc': holdings.rpc,
+                 'rpc': holdings.rpc, 'certificates_end': holdings.certificates_end,
                  'unsettled': holdings.unsettled, 'named': [list(one) for one in holdings.named],
                  'waiting': None if holdings.waiting is None else {
                      'servers': holdings.waiting, 'named': [list(one) for one in holdings.waits]}}

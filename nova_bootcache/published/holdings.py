@@ -86,7 +86,7 @@ class PublishedHoldings:
             images[image_id] = [used, self._host.cache.medium(image_id).value, entry.generation,
                                 status.st_size]
         return {'images': images, 'needs': self._needs(), 'unsettled': self._unsettled(),
-                'rpc': rpcapi.VERSION,
+                'rpc': rpcapi.VERSION, 'certificates_end': self._host.expiry.earliest(),
                 'quotas': {medium.value: limits.quota
                            for medium, limits in self._host.room.limits.items()}}
 

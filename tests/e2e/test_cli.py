@@ -1,5 +1,6 @@
 """The ``bootcache`` command against the running storage service, as the README shows it."""
 
+import datetime
 import json
 import os
 import subprocess
@@ -79,6 +80,9 @@ def test_warm_where_and_evict(bootcache, tenant, ready_image, cloud):
     for host in (first, second):
         assert hosts[host.hostname]['state'] == 'reporting'
         assert hosts[host.hostname]['images'] >= 1 and hosts[host.hostname]['disk_quota'] > 0
+        # Theirs are made as the cloud is.
+        assert datetime.datetime.fromisoformat(hosts[host.hostname]['certificates_end']) \
+            > datetime.datetime.now(datetime.UTC)
     assert bootcache('evict', ready_image, '--host', second.hostname) \
         == [{'image_id': ready_image, 'host': second.hostname, 'outcome': 'gone'}]
     assert holders(bootcache, ready_image) == [first.hostname]

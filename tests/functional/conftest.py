@@ -240,7 +240,7 @@ def rabbit_node():
         names = start('epmd', '-address', '127.0.0.1', '-port', str(names_port))
         until(lambda: listens(names_port, names), 'epmd')
         server = start('/usr/lib/rabbitmq/bin/rabbitmq-server')
-        until(lambda: listens(port, server), 'RabbitMQ', patience=180)
+        until(lambda: listens(port, server), 'RabbitMQ', patience=600)
         yield f'rabbit://guest:guest@127.0.0.1:{port}/', environment
     finally:
         for process in reversed(started):

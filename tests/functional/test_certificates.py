@@ -3,6 +3,8 @@
 import os
 import pwd
 import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
 from compute_host import boot
@@ -151,6 +153,51 @@ def test_who_is_not_named_is_not_let_in_by_a_daemon_that_runs(node, storage_conf
         opens(node, other)
 
 
+def test_another_ca_comes_by_steps_that_stop_nobody(node, ca, other_ca, certified, storage_conf,
+                                                    directory):
+    """As the page has it: both CAs everywhere, then certificates of the new one, then it alone."""
+    node.serve()
+    host = certified()
+    assert boot(host, f'{directory}/disk')
+    handle = through_gateway(host, f'base-{IMAGE}')
+    places = storage_conf.bootcache.tls_directory, f'{directory}/ca/compute-1'
+
+    def trust(*cas):
+        """Only ca-cert.pem is another one."""
+        bundle = ''.join(Path(f'{each}/ca-cert.pem').read_text() for each in cas)
+        for place in places:
+            Path(f'{place}/ca-cert.pem').write_text(bundle)
+
+    def taken():
+        assert node.exporter.start()
+        node.serve()
+        for _round in range(2):
+            # In the next one it sees that it is done.
+            host.upkeep.use_renewed()
+        assert not host.gateway.is_outdated(node.remote(), host.gateway.present([IMAGE])[IMAGE])
+        assert read(handle) == content(node)
+        assert boot(host, f'{directory}/disk-{len(os.listdir(directory))}')
+
+    old, new = f'{directory}/ca', f'{directory}/other-ca'
+    new_ones = other_ca.issue('storage-1', ['127.0.0.1']), other_ca.issue('compute-1')
+    trust(old, new)
+    taken()
+    for issued, place in zip(new_ones, places, strict=True):
+        for file in os.listdir(issued):
+            if file != 'ca-cert.pem':
+                shutil.copy(f'{issued}/{file}', place)
+        # One after the other: the storage node goes first.
+        if place == places[0]:
+            taken()
+    for _round in range(2):
+        host.upkeep.use_renewed()
+    trust(new)
+    taken()
+    with pytest.raises(exception.BootcacheError):
+        opens(node, ca.issue('compute-2'))
+    handle.shutdown()
+
+
 def test_a_revoked_certificate_is_not_let_in(node, storage_conf, ca):
     node.serve()
     one, other = ca.issue('compute-1'), ca.issue('compute-2')
@@ -181,6 +228,84 @@ def test_guests_go_on_when_an_exporter_begins_to_speak_tls(
     assert host.gateway.present([IMAGE])[IMAGE].place.credentials
     assert read(handle) == content(node)
     handle.shutdown()
+
+
+# libvirt's places.
+
+def libvirts(folder, group, address):
+    """Make what libvirt's pages on TLS have made for migration: RSA, root's, for QEMU's group.
+
+    They have GnuTLS's certtool make it, which is not everywhere; OpenSSL makes the same.
+    """
+    folder.mkdir(parents=True)
+
+    def openssl(*command):
+        subprocess.run(['openssl', *map(str, command)], check=True, capture_output=True)
+
+    # The CA's own key is elsewhere.
+    key = folder.parent / 'ca-key.pem'
+    openssl('req', '-x509', '-newkey', 'rsa:2048', '-nodes', '-days', 9, '-subj', '/CN=Example CA',
+            '-addext', 'keyUsage=critical,keyCertSign', '-keyout', key,
+            '-out', folder / 'ca-cert.pem')
+    for kind, use in ('server', 'serverAuth'), ('client', 'clientAuth'):
+        extensions = folder.parent / 'extensions'
+        extensions.write_text(
+            'basicConstraints=critical,CA:FALSE\nkeyUsage=critical,digitalSignature,'
+            f'keyEncipherment\nextendedKeyUsage={use}\nsubjectAltName=DNS:host-1,IP:{address}\n')
+        request = folder.parent / 'request'
+        openssl('req', '-newkey', 'rsa:2048', '-nodes', '-subj', '/O=Example/CN=host-1',
+                '-keyout', folder / f'{kind}-key.pem', '-out', request)
+        openssl('x509', '-req', '-days', 9, '-in', request, '-CA', folder / 'ca-cert.pem',
+                '-CAkey', key, '-CAcreateserial', '-extfile', extensions,
+                '-out', folder / f'{kind}-cert.pem')
+    for path in folder, *folder.glob('*-key.pem'):
+        os.chown(path, 0, group)
+        path.chmod(0o750 if path == folder else 0o640)
+    return str(folder)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason='it is somebody else for a moment')
+@pytest.mark.parametrize('place', ['qemu', 'libvirt-migrate'])
+def test_certificates_in_libvirts_places_are_taken(storage_conf, node, hosts, tmp_path, directory,
+                                                   place):
+    tmp_path.chmod(0o755)
+    path = libvirts(tmp_path / 'pki' / place, 64055, '127.0.0.1')
+    storage_conf.set_override('tls_directory', path, 'bootcache')
+    startchecks.check_place(storage_conf)
+    node.exporter.stop()
+    node.exporter = Exporters(storage_conf, f'{directory}/clients.json')
+    node.exporter.start()
+    node.serve()
+    host = hosts(tls_directory=path)
+    assert boot(host, f'{directory}/disk')
+    handle = through_gateway(host, f'base-{IMAGE}')
+    assert read(handle) == content(node)
+    handle.shutdown()
+    assert certificates.distinguished_name(path) == 'O=Example,CN=host-1'
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason='it is somebody else for a moment')
+def test_who_is_in_the_group_of_libvirts_key_may_use_it(tmp_path):
+    for folder in tmp_path.parents[:3]:
+        folder.chmod(folder.stat().st_mode | 0o011)
+    tmp_path.chmod(0o755)
+    path, groups = libvirts(tmp_path / 'qemu', 64055, '127.0.0.1'), os.getgroups()
+
+    def uses(*others):
+        os.setgroups(others)
+        os.setegid(65534)
+        os.seteuid(65534)
+        try:
+            return tls.credentials_id(path, tls.Endpoint.CLIENT)
+        finally:
+            os.seteuid(0)
+            os.setegid(0)
+            os.setgroups(groups)
+
+    assert uses(64055) == tls.credentials_id(path, tls.Endpoint.CLIENT)
+    with pytest.raises(exception.ConfigurationError) as refused:
+        uses()
+    assert f'let user {pwd.getpwuid(65534).pw_name} read it' in str(refused.value)
 
 
 # Start.

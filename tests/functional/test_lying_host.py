@@ -172,7 +172,7 @@ def test_a_host_that_lies_harms_nobody(directory_of_service, api, call, post, st
                     version='1.5') is None
         call('report_holdings', host=f'made-up-{number}', report={
             'images': {IMAGE: [2e12, 'memory', 1 << 62, 1 << 62], FORGED: [1, 'disk', 0, 7]},
-            'needs': [], 'rpc': FORGED})
+            'needs': [], 'rpc': FORGED, 'certificates_end': 1e300})
     for extents in ([[SIZE, 4096]], [[-4096, 4096]], [[0, 1 << 80]], [[0, 8192], [4096, 4096]],
                     [[0, 4096, math.nan]], [['x' * MIB, FORGED]]):
         api.plan_boot(IMAGE, 'liar', 'watched', None)
@@ -216,6 +216,7 @@ def test_a_host_that_lies_harms_nobody(directory_of_service, api, call, post, st
     told = re.findall(r'\[-\] (.+?) is refused: (\S+):', log)
     assert len(told) == len(set(told)) and {field for _who, field in told} >= {
         'image_id', 'host', 'extents', 'granularity', 'report.images', 'report.images.used',
+        'report.certificates_end',
         'outcome', 'profile_token', 'message', 'arguments', 'timeout', 'version'}
 
 

@@ -95,6 +95,19 @@ def test_what_cannot_be_read_is_left_to_who_uses_it(ca, now, looks, tmp_path):
     assert looks(expiry.Expiry(None, files, lambda: now.seconds)) == []
 
 
+def test_the_first_to_end_is_when_all_of_a_host_end(ca):
+    directory = ca.issue('one', days=20)
+    end = pytest.approx(time.time() + 20 * DAY, abs=60)
+    assert expiry.Expiry(directory, [tls.CA, 'client-cert.pem']).earliest() == end
+    assert expiry.Expiry(directory, [tls.CA]).earliest() > time.time() + 3000 * DAY
+    assert expiry.Expiry(directory, ['client-cert.pem', 'none']).earliest() == end
+    assert expiry.Expiry(directory, ['none']).earliest() is None
+    assert expiry.Expiry(None, ['client-cert.pem']).earliest() is None
+    # Also of one that has ended.
+    ca.issue('one', days=-1)
+    assert expiry.Expiry(directory, [tls.CA, 'client-cert.pem']).earliest() < time.time()
+
+
 @pytest.mark.parametrize('endpoint, exchanges, told', [
     (tls.Endpoint.SERVER, False, {'server'}), (tls.Endpoint.CLIENT, False, {'client'}),
     (tls.Endpoint.CLIENT, True, {'client', 'exchange'})])

@@ -115,6 +115,9 @@ def test_renewed_files_take_the_place_of_the_earlier_by_the_page(tmp_path, cli):
     page = (PAGES / 'install.rst').read_text()
     for user, host in ('glance', 'storage-1'), ('nova', 'compute-1'):
         commands = re.findall(rf'^ +(install .*{user} -g {user} .* /\S+)$', page, re.M)
+        # The list of what is revoked is the storage node's alone.
+        lists = [commands.pop()] if user == 'glance' else []
+        assert all(command.count('ca-crl.pem') == 1 for command in lists)
         # The folder, the files, and the files once more.
         assert len(commands) == 3 and commands[1] == commands[2]
         for number, command in enumerate(commands):
@@ -129,6 +132,14 @@ def test_renewed_files_take_the_place_of_the_earlier_by_the_page(tmp_path, cli):
             there = {path.name: path.read_text() for path in Path(tmp_path, host, 'pki').iterdir()}
             assert there == ({path.name: path.read_text() for path in Path(
                 tmp_path, 'bootcache-ca', host).iterdir()} if number else {})
+        for command in lists:
+            cli.json('ca', '--revoke', f'{tmp_path}/bootcache-ca', 'compute-1')
+            command = command.replace(f'-o {user} -g {user}', f'-o {os.getuid()} -g {os.getgid()}')
+            command = command.replace('/root/bootcache-ca', f'{tmp_path}/bootcache-ca').replace(
+                '/etc/bootcache', f'{tmp_path}/{host}')
+            subprocess.run(['bash', '-ec', command], check=True)
+            listed = openssl('crl', '-noout', '-text', '-in', tmp_path / host / 'pki/ca-crl.pem')
+            assert 'Serial Number' in listed.stdout
 
 
 def test_a_renewed_certificate_is_for_what_the_earlier_one_was(tmp_path, cli):
@@ -168,7 +179,8 @@ def test_what_looks_like_an_address_and_is_none_is_refused(tmp_path, cli, name):
 
 @pytest.mark.parametrize('name', ['../x', 'a/b', '', '.', 'a,', 'a b', '-a'])
 def test_a_name_that_is_none_is_refused(tmp_path, cli, name):
-    assert cli('ca', f'{tmp_path}/ca', '--', name).code == 2
+    done = cli('ca', f'{tmp_path}/ca', '--', name)
+    assert done.code == 2 and 'is not a name of letters, digits, dots and dashes' in done.err
     assert not (tmp_path / 'ca').exists()
 
 

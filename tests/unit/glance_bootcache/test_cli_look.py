@@ -13,7 +13,8 @@ from bootcache import qemuimg, rpcapi
 
 HOSTS = [
     {'host': 'one', 'seen': 12.4, 'images': 3, 'bytes': {'disk': 300, 'memory': 100},
-     'quotas': {'disk': 1000, 'memory': 500}, 'waiting': {'servers': 2, 'named': []}, 'rpc': '1.8'},
+     'quotas': {'disk': 1000, 'memory': 500}, 'waiting': {'servers': 2, 'named': []}, 'rpc': '1.8',
+     'certificates_end': 1e9 + 0.5},
     {'host': 'two', 'seen': 300.1, 'images': 0, 'bytes': {}, 'quotas': {'disk': 1000}}]
 
 
@@ -24,10 +25,17 @@ def test_hosts_are_listed_by_tier_and_silent_ones_are_marked(cli):
     assert cli.json('host', 'list') == [
         {'host': 'one', 'seen': 12, 'state': 'reporting', 'images': 3, 'waiting': 2,
          'disk_bytes': 300, 'disk_quota': 1000, 'memory_bytes': 100, 'memory_quota': 500,
-         'rpc': '1.8'},
+         'rpc': '1.8', 'certificates_end': '2001-09-09T01:46:40+00:00'},
         {'host': 'two', 'seen': 300, 'state': 'silent', 'images': 0, 'waiting': None,
          'disk_bytes': 0, 'disk_quota': 1000, 'memory_bytes': None, 'memory_quota': None,
-         'rpc': None}]
+         'rpc': None, 'certificates_end': None}]
+
+
+def test_hosts_whose_certificates_end_first_can_come_first(cli):
+    cli.api.hosts = [{**HOSTS[1], 'host': name, 'certificates_end': end}
+                     for name, end in (('a', 3e9), ('b', None), ('c', 2e9), ('d', 1e9))]
+    assert [row['host'] for row in cli.json('host', 'list', '--sort-column', 'certificates_end')
+            ] == ['d', 'c', 'a', 'b']
 
 
 def test_tables_csv_and_columns(cli):

@@ -1,5 +1,6 @@
 """What operators see of compute hosts, and order."""
 
+import math
 import time
 import types
 
@@ -19,14 +20,16 @@ def test_operators_see_hosts(house):
     house.seconds.now += 40
     house.table.report('one', {
         'images': {IMAGE: [1000.0, 'disk', 0, 7], OTHER: [NOW, 'memory', 0, 5]},
-        'quotas': {'disk': 100, 'memory': 50}, 'rpc': '1.8'})
+        'quotas': {'disk': 100, 'memory': 50}, 'rpc': '1.8',
+        'certificates_end': 2e9})
     house.seconds.now += 2
     one, two = house.endpoints.list_hosts({})
     assert one == {'host': 'one', 'seen': 2.0, 'images': 2, 'bytes': {'disk': 7, 'memory': 5},
                    'quotas': {'disk': 100, 'memory': 50}, 'unsettled': None, 'named': [],
-                   'waiting': None, 'rpc': '1.8'}
+                   'waiting': None, 'rpc': '1.8', 'certificates_end': 2e9}
     assert two == {'host': 'two', 'seen': 42.0, 'images': 0, 'bytes': {}, 'quotas': {},
-                   'unsettled': None, 'named': [], 'waiting': None, 'rpc': None}
+                   'unsettled': None, 'named': [], 'waiting': None, 'rpc': None,
+                   'certificates_end': None}
 
 
 @pytest.mark.parametrize('told, known', [
@@ -34,6 +37,17 @@ def test_operators_see_hosts(house):
     ('x' * 999, None), ('1.8\n', None), (None, None), (1.8, None), (['1.8'], None)], ids=str)
 def test_what_a_host_tells_of_its_version(told, known):
     assert holdings.parse({'images': {}, 'quotas': {}, 'rpc': told}, 1000.0).rpc == known
+
+
+@pytest.mark.parametrize('told, known', [
+    (2e9, 2e9), (1, 1.0), (None, None), (-1, None), (1e300, None), (math.nan, None),
+    ('2e9', None), (True, None), ([2e9], None)], ids=str)
+def test_what_a_host_tells_of_its_certificates(told, known):
+    refused = []
+    parsed = holdings.parse({'certificates_end': told}, 1000.0, refused.append)
+    assert parsed.certificates_end == known
+    assert [one.field for one in refused] == (
+        [] if known == told else ['report.certificates_end'])
 
 
 def test_operators_see_where_an_image_is(house):

@@ -1,15 +1,17 @@
 """What a host tells of itself; gateway and storage service are stand-ins, the files are real."""
 
 import os
+import time
 
 import oslo_messaging as messaging
 import pytest
 from neighbours import Neighbour
 
-from bootcache import exception, naming, rpcapi
+from bootcache import exception, expiry, naming, rpcapi
 from bootcache.manifest import CacheInfo
 from bootcache.rpcapi import StorageAPI
 from bootcache.tier import Medium, TierLimits
+from glance_bootcache.smallca import SmallCA
 from nova_bootcache.asking.client import HostsClient
 from nova_bootcache.cache.cacheentry import CacheEntry
 from nova_bootcache.cache.cachefiles import CacheFiles
@@ -40,6 +42,7 @@ class Host:
         self.needs, self.room = Neighbour(self, HostNeeds), Neighbour(self, Room)
         self.hostname, self.limits = 'host-1', {Medium.MEMORY: LIMITS, Medium.DISK: LIMITS}
         self.coming = []
+        self.expiry = expiry.Expiry(None, ())
         self.reports, self.answers, self.gone, self.kept = [], [], [], set()
         self.broken = None
         # The gateway, and what settling knows.
@@ -154,11 +157,26 @@ def test_all_is_told_and_then_only_changes(host, base):
     holdings.exchange()
     everything = {'images': {IMAGE: [1234.5, 'disk', 3, 5], OTHER: [1000.0, 'memory', 0, 5]},
                   'needs': [], 'unsettled': None, 'rpc': rpcapi.VERSION,
+                  'certificates_end': None,
                   'quotas': {'disk': 1 << 30, 'memory': 1 << 30}}
     assert host.reports == [('host-1', everything), ('host-1', None)]
     host.cache.touch(IMAGE)
     holdings.exchange()
     assert host.reports[-1][1]['images'][IMAGE][0] > 1234.5
+
+
+def test_when_its_certificates_end_is_told_and_again_once_they_are_renewed(host, base, tmp_path):
+    ca = SmallCA(str(tmp_path / 'ca'))
+    host.expiry = expiry.Expiry(ca.issue('host-1', days=20), ['client-cert.pem'])
+    holdings = PublishedHoldings(host, base)
+    holdings.exchange()
+    assert host.reports[-1][1]['certificates_end'] == pytest.approx(time.time() + 20 * 86400,
+                                                                    abs=60)
+    holdings.exchange()
+    assert host.reports[-1][1] is None
+    ca.issue('host-1', days=400)
+    holdings.exchange()
+    assert host.reports[-1][1]['certificates_end'] > time.time() + 399 * 86400
 
 
 def test_the_bases_that_servers_read_are_told(host, base):

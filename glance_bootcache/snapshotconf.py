@@ -37,7 +37,10 @@ tells every few seconds that it goes on.
                default=5, min=1, max=16,
                help="""
 Snapshots that may stand on each other, as of a server that was made of a
-snapshot. Each one more makes reads of what is in none of them slower. A snapshot
-that would be one too many goes stock Nova's way, and is a full image then.
+snapshot. Each one more makes reads of what is in none of them slower. Of an image
+that this many others are below, the storage service makes a copy that stands on
+none, in the background and one after the other, if it is the base of servers; it
+takes the space of a full image. Snapshots of these servers stand on the copy.
+Until it is there they go stock Nova's way, and are full images each.
 """),
 ]

@@ -5,6 +5,7 @@
 #                                        under-stress, savings, many-readers, propagation, alternatives, tls, on-ceph;
 #                                        --help tells what each is
 #   tools/bench.sh exchange [--quick]     a cache image to many hosts at once, given by each other, and copied
+#   tools/bench.sh snapshots [--quick]    servers' snapshots on Ceph and on files, ours and stock's: bytes moved, stored, time
 #   tools/bench.sh clusters [--boots N], weigher [--hosts N], cluster [--quick]
 set -euo pipefail
 # shellcheck source=tools/common.sh
@@ -12,18 +13,23 @@ set -euo pipefail
 
 name=replay
 case ${1:-} in
-clusters | weigher | cluster | exchange) name=$1; shift ;;
+clusters | weigher | cluster | exchange | snapshots) name=$1; shift ;;
 '' | --* | check | row[1-9] | row1[01]) ;;
 many-hosts | many-images | quota | many-servers | under-stress) ;;
 savings | many-readers | propagation | alternatives | tls | on-ceph) ;;
 *) die "usage: tools/bench.sh [check|many-hosts|many-images|quota|many-servers|under-stress|savings|many-readers
        |propagation|alternatives|tls|on-ceph...] [--quick|--full] | clusters [--boots N] | weigher [--hosts N]
-       | cluster [--quick] | exchange [--quick]" ;;
+       | cluster [--quick] | exchange [--quick] | snapshots [--quick]" ;;
 esac
 
 "$TOP/tools/setup.sh"
 cd "$TOP"
 case $name in
+snapshots)
+    image=debian
+    case " $* " in *' --quick '*) image=small ;; esac
+    set -- "$("$TOP/tools/images/make.sh" $image)" "$@"
+    ;;
 clusters | cluster) set -- "$("$TOP/tools/images/make.sh" debian)" "$@" ;;
 esac
 exec "$VENV/bin/python" -W ignore -m "bench.$name" "$@"

@@ -43,6 +43,10 @@ class RbdAbsent(exception.BootcacheError):
     """What is asked for is not in Ceph."""
 
 
+class RbdInUse(exception.BootcacheError):
+    """Somebody has it open."""
+
+
 class RbdRefused(exception.BootcacheError):
     """The Ceph user may not do that."""
 
@@ -147,7 +151,7 @@ class Rbd:
             self._run('rbd', 'rm', '--no-progress', *place(clone))
         except RbdAbsent:
             return True
-        except _InUse:
+        except RbdInUse:
             return False
         return True
 
@@ -239,10 +243,6 @@ class Rbd:
         return out
 
 
-class _InUse(exception.BootcacheError):
-    """Somebody has it open."""
-
-
 def place(clone: RbdClone) -> list[str]:
     """Return the words that name an image."""
     return ['--pool', clone.pool, '--namespace', clone.namespace, '--image', clone.name]
@@ -260,7 +260,7 @@ def _fault(what: str, error: processutils.ProcessExecutionError,
     if error.exit_code < 0 or any(words in detail for words in _AWAY):
         return exception.Interrupted(f'{text}; is Ceph up?')
     if error.exit_code == errno.EBUSY:
-        return _InUse(text)
+        return RbdInUse(text)
     if 'Operation not permitted' in detail:
         return RbdRefused(text)
     if 'No such file or directory' in detail:

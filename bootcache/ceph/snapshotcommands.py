@@ -2,6 +2,8 @@
 
 import contextlib
 import errno
+import subprocess
+from typing import IO
 
 from bootcache import exception
 from bootcache.ceph.places import RbdClone, RbdOrigin, RbdSnapshot
@@ -12,9 +14,13 @@ SNAPSHOT = 'snap'
 # Bytes of an object. The first write to one copies all of it from the parent: with the 8 MiB of
 # Glance's images 30 MB of changes in a hundred places store a GB.
 _OBJECT = '64K'
+# Of a copy that is written once, as a whole.
+_LARGE_OBJECT = '4M'
 # With a map of its objects: without one all that there could be are asked for when it is removed,
 # 16,384 for each GiB, which took more than a minute; and QEMU asks for each before the parent.
 _FEATURES = 'layering,exclusive-lock,object-map'
+# Objects that are copied at a time: servers read from the same disks.
+_FLATTEN_OBJECTS = 4
 
 
 class SnapshotCommands(Rbd):
@@ -31,12 +37,42 @@ class SnapshotCommands(Rbd):
 
     def clone_small(self, parent: RbdSnapshot, clone: RbdClone) -> None:
         """Clone a snapshot, into small objects."""
+        self._clone(parent, clone, _OBJECT)
+
+    def clone_large(self, parent: RbdSnapshot, clone: RbdClone) -> None:
+        """Clone a snapshot, into objects for what is to be copied as a whole."""
+        self._clone(parent, clone, _LARGE_OBJECT)
+
+    def _clone(self, parent: RbdSnapshot, clone: RbdClone, object_size: str) -> None:
         self._run('rbd', 'clone', '--rbd-default-clone-format', '2', '--image-feature', _FEATURES,
                   # Without the stripe's unit it is refused: that would be larger than an object.
-                  '--object-size', _OBJECT, '--stripe-unit', _OBJECT, '--stripe-count', '1',
+                  '--object-size', object_size, '--stripe-unit', object_size, '--stripe-count', '1',
                   '--pool', parent.pool, '--image', parent.image, '--snap', parent.name,
                   '--dest-pool', clone.pool, '--dest-namespace', clone.namespace,
                   '--dest', clone.name)
+
+    def flattening(self, clone: RbdClone, said: IO[bytes]) -> 'subprocess.Popen[bytes]':
+        """Begin to copy into a clone what it has of its parent, until it has none.
+
+        One that was ended before goes on where it was: objects that are there are not read again.
+
+        :param said: gets what the command says.
+        :raises Interrupted: if it cannot be run.
+        """
+        command = self._command('rbd', 'flatten', '--no-progress', *place(clone),
+                                '--rbd_concurrent_management_ops', str(_FLATTEN_OBJECTS))
+        try:
+            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                    stderr=said)
+        except OSError as error:
+            raise exception.Interrupted(f'rbd cannot be run: {error}') from error
+
+    def trash(self, image: RbdClone) -> None:
+        """Put an image into its pool's trash, from which ``purge`` removes it.
+
+        :raises RbdInUse: if somebody has it open.
+        """
+        self._run('rbd', 'trash', 'mv', *place(image))
 
     def grow(self, clone: RbdClone, size: int) -> None:
         """Make an image larger; zeros follow what there was.

@@ -18,10 +18,11 @@ from bootcache import conf as bootcache_conf
 from bootcache import exception, naming
 from bootcache.breaker import Breaker
 from bootcache.ceph import places, snapshotcommands
-from bootcache.ceph.places import RbdClone, RbdOrigin
+from bootcache.ceph.places import RbdClone, RbdOrigin, RbdSnapshot
 from bootcache.ceph.rbd import RbdAbsent, RbdRefused
 from bootcache.ceph.snapshotcommands import SnapshotCommands
 from bootcache.manifest import Manifest
+from glance_bootcache.snapshots.flatcopies import FlatCopies
 from glance_bootcache.snapshots.stores import Look, SnapshotUnfit, Stored, Traits, Writable
 
 LOG = logging.getLogger(__name__)
@@ -46,6 +47,8 @@ class RbdSnapshots:
         self._depth = group.snapshot_depth
         self._user, self._conf_path = group.rbd_store_user, group.rbd_store_ceph_conf
         self._rbd = SnapshotCommands(self._conf_path, self._user)
+        self._copies = FlatCopies(self._rbd, self._pool,
+                                  (group.rbd_clone_pool, group.rbd_clone_namespace), self._depth)
         self._health = Breaker(1, _PAUSE_SECONDS)
         self._purged_at: float | None = None
 
@@ -75,16 +78,12 @@ class RbdSnapshots:
             origin = self._rbd.origin(places.clone_of(base.made.base_path))
             if origin is None:
                 raise SnapshotUnfit(f'{base.made.base_path} is no clone any more')
-            self._check_depth(origin)
+            parent = self._copies.parent(origin)
+            self._clone(parent, origin, begun)
             try:
-                self._rbd.clone_small(origin.parent, begun)
-            except RbdAbsent as error:
-                raise SnapshotUnfit(f'{origin.parent} is gone, as Glance has deleted the image:'
-                                    f' {error}') from error
-            try:
-                # Another image of the same name would have another content.
-                if (again := self._rbd.origin(begun)) is None \
-                        or (again.id, again.snapshot_id) != (origin.id, origin.snapshot_id):
+                # Another image of the same name would have another content; a copy's is of its own.
+                if parent == origin.parent and ((again := self._rbd.origin(begun)) is None or (
+                        again.id, again.snapshot_id) != (origin.id, origin.snapshot_id)):
                     raise SnapshotUnfit(f'{origin.parent} is another image by now')
                 if virtual_bytes != (size := self._rbd.size(begun)):
                     if virtual_bytes < size:
@@ -98,11 +97,16 @@ class RbdSnapshots:
         return Writable({**places.protocol(begun, self._conf_path, self._user),
                          'discard': 'unmap'}, _FORMAT)
 
-    def _check_depth(self, origin: RbdOrigin) -> None:
-        depth = self._rbd.depth(origin, self._depth)
-        if depth >= self._depth:
-            raise SnapshotUnfit(f'{origin.parent} has {depth} others below it, and'
-                                f' [bootcache]snapshot_depth is {self._depth}')
+    def _clone(self, parent: RbdSnapshot, origin: RbdOrigin, begun: RbdClone) -> None:
+        try:
+            self._rbd.clone_small(parent, begun)
+        except RbdAbsent as error:
+            if parent != origin.parent:
+                raise SnapshotUnfit(
+                    f'{origin.parent} has {self._depth} others below it, as many as [bootcache]'
+                    'snapshot_depth allows, and there is no copy yet that has none') from error
+            raise SnapshotUnfit(f'{origin.parent} is gone, as Glance has deleted the image:'
+                                f' {error}') from error
 
     @contextlib.contextmanager
     def looked_at(self, snapshot_id: str, directory: str,
@@ -162,19 +166,24 @@ class RbdSnapshots:
         return []
 
     def tidy(self) -> None:
-        """Purge what Glance has deleted while it had children, once it has none."""
-        if not self._pool or (self._purged_at is not None
-                              and time.monotonic() - self._purged_at < _PURGE_SECONDS):
+        """Have copies made and removed; purge what Glance deleted while it had children."""
+        now = time.monotonic()
+        is_purged = self._purged_at is not None and now - self._purged_at < _PURGE_SECONDS
+        if not self._pool or (is_purged and not self._copies.is_due()):
             return
         if not self._health.may_ask():
             return
-        self._purged_at = time.monotonic()
-        try:
-            self._rbd.purge(self._pool)
-        except exception.Interrupted as error:
-            # A large one takes longer than a command may: that is no reason to begin no snapshot.
-            LOG.info('the trash of pool %s is not empty yet, and is purged further in %d s: %s',
-                     self._pool, _PURGE_SECONDS, error)
+        if not is_purged:
+            self._purged_at = now
+            try:
+                self._rbd.purge(self._pool)
+            except exception.Interrupted as error:
+                # A large one takes longer than a command may: that is no reason to begin no
+                # snapshot.
+                LOG.info('the trash of pool %s is not empty yet, and is purged further in %d s: %s',
+                         self._pool, _PURGE_SECONDS, error)
+        with self._asking():
+            self._copies.go_on()
 
     def _begun(self, snapshot_id: str) -> RbdClone:
         return RbdClone(self._pool, '', f'{_BEGUN}{snapshot_id}')

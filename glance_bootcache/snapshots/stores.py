@@ -142,4 +142,4 @@ class SnapshotStore(Protocol):
 
     def tidy(self) -> None:
         """Do what is due now and then, for a bounded time: what nobody needs any more is purged,
-        and snapshots that are too far from their first base are made to stand on their own."""
+        and what stands on too many others is copied, in the background."""

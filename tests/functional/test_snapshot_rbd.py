@@ -3,19 +3,24 @@
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import uuid
 
 import pytest
+from functional_tools import until
 from glance_rbd import CAPS, MIB, SIZE, go_on, obtained
 
 from bootcache import conf as bootcache_conf
 from bootcache import exception, qemuimg
 from bootcache.ceph import places
 from bootcache.ceph.rbd import Rbd
+from bootcache.ceph.snapshotcommands import SnapshotCommands
+from glance_bootcache.snapshots import flatcopies
 from glance_bootcache.snapshots.rbdstore import RbdSnapshots
 from glance_bootcache.snapshots.stores import SnapshotUnfit
 from glance_bootcache.storage import inspection
+from tools.ceph.cluster import CephError
 
 POOL = 'snapshots'
 LARGE = 64 * MIB
@@ -35,12 +40,19 @@ def snapshots(ceph_conf, glance_store):
     for name in names(glance_store):
         with contextlib.suppress(ValueError):
             store.discard(str(uuid.UUID(name.removeprefix('begun-'))))
+    purge(glance_store)
     glance_store.ceph.make_user('bootcache', CAPS)
 
 
 def names(glance, what='ls'):
     listed = json.loads(glance.ceph.run('rbd', *what.split(), '--format', 'json', POOL))
     return [entry['name'] if isinstance(entry, dict) else entry for entry in listed]
+
+
+def purge(glance):
+    # It says no where something has children.
+    with contextlib.suppress(CephError):
+        glance.ceph.run('rbd', 'trash', 'purge', '--no-progress', POOL)
 
 
 def stored(glance, name):
@@ -159,20 +171,140 @@ def test_what_is_deleted_in_any_order_leaves_others_right(snapshots, ceph_conf, 
     assert names(glance_store, 'trash ls') == [] and names(glance_store) == []
 
 
-def test_too_many_on_each_other(snapshots, ceph_conf, glance_store, ceph_image, directory):
+@pytest.fixture
+def deep(snapshots, ceph_conf, glance_store, ceph_image, directory):
+    """A base that is a snapshot, which one image more is below than may be below another one's;
+    with a file of its content."""
     path, facts = ceph_image
-    manifest = obtained(ceph_conf, facts)
-    ceph_conf.set_override('snapshot_depth', 1, bootcache_conf.GROUP)
-    store = RbdSnapshots(ceph_conf)
-    first, overlay = made(store, manifest, directory, path, LARGE, 'write -P 1 1M 64k')
+    first, overlay = made(snapshots, obtained(ceph_conf, facts), directory, path, LARGE,
+                          'write -P 1 1M 64k', 'write -z 9M 1M')
     content = f'{directory}/first.raw'
     subprocess.run(['qemu-img', 'convert', '-f', 'qcow2', '-O', 'raw', overlay, content],
                    check=True)
     url = f'rbd://{glance_store.ceph.fsid}/{POOL}/{first}/snap'
-    again = obtained(ceph_conf, glance_store.described(first, content, url))
-    with pytest.raises(SnapshotUnfit, match='snapshot_depth is 1'):
-        store.begin(again, str(uuid.uuid4()), LARGE)
+    glance_store.note(first, url)
+    ceph_conf.set_override('snapshot_depth', 1, bootcache_conf.GROUP)
+    yield obtained(ceph_conf, glance_store.described(first, content, url)), content
+    for name in names(glance_store):
+        if name.startswith('flat'):
+            with contextlib.suppress(CephError):
+                glance_store.ceph.run('rbd', 'snap', 'unprotect', f'{POOL}/{name}@snap')
+            glance_store.ceph.run('rbd', 'snap', 'purge', '--no-progress', f'{POOL}/{name}')
+            glance_store.ceph.run('rbd', 'trash', 'mv', f'{POOL}/{name}')
+    purge(glance_store)
+
+
+def copies(glance):
+    return [name for name in names(glance) if name.startswith('flat')]
+
+
+def flattened(store, glance):
+    """Look after a store until it has a copy of something; return its name."""
+    def copy():
+        store.tidy()
+        return next((name for name in copies(glance) if name.startswith('flat-')), None)
+
+    return until(copy)
+
+
+@pytest.fixture
+def flattening(monkeypatch):
+    """The commands that fill copies; each is stopped as soon as it is begun."""
+    begun, real = [], SnapshotCommands.flattening
+
+    def flattening(*arguments):
+        begun.append(real(*arguments))
+        begun[-1].send_signal(signal.SIGSTOP)
+        return begun[-1]
+
+    monkeypatch.setattr(SnapshotCommands, 'flattening', flattening)
+    yield begun
+    for process in begun:
+        process.kill()
+        process.wait()
+
+
+def parent_of(glance, name):
+    return json.loads(glance.ceph.run('rbd', 'info', '--format', 'json', f'{POOL}/{name}'))\
+        .get('parent', {}).get('image')
+
+
+def test_too_many_on_each_other(ceph_conf, glance_store, deep, directory, monkeypatch):
+    base, content = deep
+    store = RbdSnapshots(ceph_conf)
+    with pytest.raises(SnapshotUnfit, match=r'1 others below it, as many as .*snapshot_depth'):
+        store.begin(base, str(uuid.uuid4()), LARGE)
     assert store.left() == []
+
+    copy = flattened(store, glance_store)
+    made_of_copy = [made(store, base, directory, content, size, f'write -P {number} 30M 64k')
+                    for number, size in ((2, LARGE), (3, LARGE + MIB))]
+    for snapshot, overlay in made_of_copy:
+        assert parent_of(glance_store, snapshot) == copy
+        assert_same(glance_store, snapshot, overlay)
+        assert stored(glance_store, snapshot) <= MIB
+    assert parent_of(glance_store, copy) is None
+    RbdSnapshots(ceph_conf).tidy()
+    assert copies(glance_store) == [copy], 'it is needed, and there is one for all'
+    # Of what was not looked at yet nothing is known.
+    monkeypatch.setattr(flatcopies, '_LOOKS', 0)
+    RbdSnapshots(ceph_conf).tidy()
+    assert copies(glance_store) == [copy]
+
+
+def test_a_copy_goes_when_nothing_stands_on_it(ceph_conf, glance_store, deep, directory):
+    base, content = deep
+    store = RbdSnapshots(ceph_conf)
+    copy = flattened(store, glance_store)
+    snapshot, overlay = made(store, base, directory, content, LARGE, 'write -P 2 30M 64k')
+    Rbd(str(glance_store.ceph.conf), 'bootcache').remove(places.clone_of(base.made.base_path))
+    RbdSnapshots(ceph_conf).tidy()
+    assert copies(glance_store) == [] and names(glance_store, 'trash ls') == [copy]
+    assert_same(glance_store, snapshot, overlay)
+
+    RbdSnapshots(ceph_conf).tidy()
+    assert names(glance_store, 'trash ls') == [copy], 'a snapshot stands on it'
+    glance_store.note(snapshot, f'rbd://{glance_store.ceph.fsid}/{POOL}/{snapshot}/snap')
+    glance_store.delete(snapshot)
+    RbdSnapshots(ceph_conf).tidy()
+    assert names(glance_store, 'trash ls') == []
+
+
+@pytest.mark.parametrize('ended', [signal.SIGKILL, signal.SIGCONT])
+def test_a_copy_goes_on_after_the_service_has_ended(ceph_conf, glance_store, deep, directory,
+                                                    flattening, ended):
+    base, content = deep
+    RbdSnapshots(ceph_conf).tidy()
+    assert [name for name in copies(glance_store) if name.startswith('flattening-')]
+    store = RbdSnapshots(ceph_conf)
+    store.tidy()
+    # One outlives its service, or does not.
+    for process, number in zip(flattening, (ended, signal.SIGCONT), strict=True):
+        process.send_signal(number)
+    copy = flattened(store, glance_store)
+    assert copies(glance_store) == [copy]
+    snapshot, overlay = made(store, base, directory, content, LARGE, 'write -P 2 30M 64k')
+    assert parent_of(glance_store, snapshot) == copy
+    assert_same(glance_store, snapshot, overlay)
+
+
+def test_a_copy_that_cannot_be_made_is_tried_again_later(ceph_conf, glance_store, deep, flattening,
+                                                         caplog):
+    base, _content = deep
+    store = RbdSnapshots(ceph_conf)
+    store.tidy()
+    flattening[0].kill()
+
+    def told():
+        store.tidy()
+        return 'the next try is in 600 s' in caplog.text
+
+    until(told)
+    assert len(flattening) == 1
+    # What was begun of one that is no base any more goes with it.
+    Rbd(str(glance_store.ceph.conf), 'bootcache').remove(places.clone_of(base.made.base_path))
+    RbdSnapshots(ceph_conf).tidy()
+    assert copies(glance_store) == []
 
 
 @pytest.mark.parametrize('is_finished', [False, True])

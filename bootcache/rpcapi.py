@@ -21,7 +21,7 @@ from bootcache.rpcsnapshots import SnapshotCalls
 
 EXCHANGE = 'bootcache'
 TOPIC = 'bootcache'
-VERSION = '1.13'
+VERSION = '1.14'
 # Added to a client's first call's limit.
 _OPENING_SECONDS = 2
 # The entry points of oslo.messaging's drivers.

@@ -27,6 +27,7 @@
 * 1.12: exchange_cache.
 * 1.13: exchange_base, report_exchange; exchanged, in image_hosts; begin_snapshot, finish_snapshot,
   abandon_snapshot.
+* 1.14: take_slot, hold_slot; slot and again, in the answer of exchange_base.
 
 plan_boot's entry rbd has no version: a host that does not know it, or is not told it, reads the
 base through the exporter. So it is with its entry snapshot_id, which the first ones did not tell: a
@@ -41,4 +42,5 @@ SINCE = {
                      'warm_image', 'get_warming'), '1.2'),
     'boot_progress': '1.5', 'exchange_cache': '1.12',
     **dict.fromkeys(('exchange_base', 'report_exchange', 'begin_snapshot', 'finish_snapshot',
-                     'abandon_snapshot'), '1.13')}
+                     'abandon_snapshot'), '1.13'),
+    **dict.fromkeys(('take_slot', 'hold_slot'), '1.14')}

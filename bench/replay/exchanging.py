@@ -15,6 +15,7 @@ from bench.replay.host import HostChild, Image
 from bench.replay.peers import Ours
 from bootcache.exchange import patience
 from glance_bootcache.exchange.lines import Lines
+from nova_bootcache.gateway import arrivingimage
 
 _ENTRY = 'exchanged'
 _MOST_SECONDS = 7200.0
@@ -39,9 +40,10 @@ def offered(made: Cluster, image: Image, hosts: int) -> list[Image]:
     return found
 
 
-def join(host: HostChild, image: Image) -> None:
+def join(host: HostChild, image: Image, waits: bool = False) -> None:
     """Start a host's exchange, and have the host ask for cache images there.
 
+    :param waits: whether servers wait until all of it is there, instead of reading meanwhile.
     :raises RuntimeError: if it does not start.
     """
     told: dict[str, Any] = image.answer[_ENTRY]
@@ -49,18 +51,32 @@ def join(host: HostChild, image: Image) -> None:
     host.helpers.append(process)
     host.options.update(exchange_address=told['address'], exchange_socket=socket)
     host.service.exchanged[image.image_id] = told['answer']
+    # As for a cache image that is not worth reading while it comes.
+    arrivingimage.is_worth_it = (lambda size: False) if waits else _IS_WORTH_IT
     # All is slower on purpose.
     for name, seconds in _OWN.items():
         setattr(patience, name, seconds * host.dilation)
+
+
+_IS_WORTH_IT = arrivingimage.is_worth_it
 
 
 class OursExchanged(Ours):
     """bootcache where hosts give the cache image to each other; made of :func:`offered` images."""
 
     name = 'bootcache exchange'
+    waits = False
 
     def prepare(self, host: HostChild, image: Image, phase: str) -> None:
         """Have the host's exchange run as well."""
         if phase == 'cold':
-            join(host, image)
+            join(host, image, self.waits)
         super().prepare(host, image, phase)
+
+
+class OursWaited(OursExchanged):
+    """The same, and servers wait until their host has all of it."""
+
+    name = 'bootcache exchange waited'
+    phases = 'cold',
+    waits = True

@@ -14,9 +14,9 @@ from typing import Any
 
 from bench.replay import exchanging, figures, peers, sums
 from bench.replay.cluster import Cluster, Run, cluster
-from bench.replay.exchanging import OursExchanged
+from bench.replay.exchanging import OursExchanged, OursWaited
 from bench.replay.rows import manyreaders, reading
-from bench.replay.rows.reading import COLD, EXCHANGED, ON_DEMAND, Reading
+from bench.replay.rows.reading import COLD, EXCHANGED, ON_DEMAND, WAITED, Reading
 from bench.replay.setting import Journal, Setting, extents_of, recorded
 from bench.replay.trace import Trace
 from bootcache.cachelayout import Compression
@@ -30,7 +30,7 @@ QUICK = Setting(False, 100_000_000, 1.5, 1, ('small',), (8,))
 FULL = Setting(True, 100_000_000, 6.0, 3, ('small',), (8, 32, 64))
 _BYTES = 8 << 20
 # Hosts that read at the same time: the paper's figure 3.
-_READERS = {False: (1, 8), True: (1, 8, 32)}
+_READERS = 1, 8, 32
 # In which a cache image is built of what one boot has read, on the storage node.
 BUILD_SECONDS = 1.0
 TARGET_COLD, TARGET_READERS, FEWEST_READERS = 1.3, 4.0, 32
@@ -51,7 +51,7 @@ def run(setting: Setting, directory: Path) -> None:
             for repeat in range(setting.repeats):
                 for hosts in (1, *setting.hosts):
                     _boots(made, image, played, hosts, setting, journal, repeat)
-                for hosts in _READERS[setting.full]:
+                for hosts in _READERS:
                     if hosts <= max(setting.hosts):
                         _readings(made, noise, hosts, digest, journal, repeat)
     finally:
@@ -63,7 +63,8 @@ def _boots(made: Cluster, image: Any, played: Trace, hosts: int, setting: Settin
     ways: list[tuple[peers.Peer, Sequence[Any]]] = [(peers.OursFirst(), [image])]
     if hosts > 1:
         ways += [(peers.Ours(), [image]),
-                 (OursExchanged(), exchanging.offered(made, image, hosts))]
+                 (OursExchanged(), exchanging.offered(made, image, hosts)),
+                 (OursWaited(), exchanging.offered(made, image, hosts))]
     for way, images in ways:
         before = [made.network.sent(made.network.storage)]
 
@@ -78,8 +79,8 @@ def _boots(made: Cluster, image: Any, played: Trace, hosts: int, setting: Settin
 
 def _readings(made: Cluster, noise: Any, hosts: int, digest: int, journal: Journal,
               repeat: int) -> None:
-    for way in (ON_DEMAND, COLD, EXCHANGED):
-        images = exchanging.offered(made, noise, hosts) if way == EXCHANGED else [noise]
+    for way in (ON_DEMAND, COLD, EXCHANGED, WAITED):
+        images = exchanging.offered(made, noise, hosts) if way in (EXCHANGED, WAITED) else [noise]
         before = made.network.sent(made.network.storage)
         line = manyreaders.measure(made, images, Reading(way, hosts, 1, False, _BYTES),
                                    digest if repeat == 0 else None)
@@ -120,12 +121,14 @@ def targets(head: dict[str, Any], runs: Sequence[dict[str, Any]]) -> list[dict[s
     most = max(one['hosts'] for one in runs if not one['label'].startswith('read, '))
     found = [sums.ratio_target(head, f'{label} over warm, {most} hosts', wanted, runs,
                                _chosen(label, most), _chosen(WARM, most))
-             for label, wanted in ((EXCHANGED, TARGET_COLD), (COLD, None), (FIRST, None))]
+             for label, wanted in ((EXCHANGED, TARGET_COLD), (WAITED, None), (COLD, None),
+                                   (FIRST, None))]
     readers = max(one['hosts'] for one in runs if one['label'].startswith('read, '))
-    found.append(sums.ratio_target(
-        head, f'reading by exchange over on demand, {readers} hosts', 1 / TARGET_READERS
-        if readers >= FEWEST_READERS else None, runs, _chosen(f'read, {EXCHANGED}', readers),
-        _chosen(f'read, {ON_DEMAND}', readers)))
+    for way in EXCHANGED, WAITED:
+        found.append(sums.ratio_target(
+            head, f'reading, {way} over on demand, {readers} hosts', 1 / TARGET_READERS
+            if readers >= FEWEST_READERS else None, runs, _chosen(f'read, {way}', readers),
+            _chosen(f'read, {ON_DEMAND}', readers)))
     found.append(_growing_stores(head, runs, most))
     return found
 

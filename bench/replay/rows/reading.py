@@ -28,6 +28,8 @@ DEPTH = 2
 ON_DEMAND, OURS = 'on demand', 'bootcache first'
 # Others than the first have a cache image to get that has all of what is read.
 COLD, EXCHANGED = 'bootcache cold', 'bootcache exchange cold'
+WAITED = 'bootcache exchange waited cold'
+_LATE = COLD, EXCHANGED, WAITED
 _PATIENCE = 300.0
 
 
@@ -70,7 +72,7 @@ def order(length: int, shuffled: bool, host: int) -> list[int]:
 class Reading:
     """What is measured at a time.
 
-    :ivar way: ON_DEMAND, OURS, COLD or EXCHANGED.
+    :ivar way: ON_DEMAND, OURS, COLD, EXCHANGED or WAITED.
     :ivar hosts: how many.
     :ivar servers: on each host.
     :ivar shuffled: whether each host reads in an order of its own.
@@ -168,9 +170,9 @@ def prepare(host: HostChild, number: int, images: Sequence[Image], reading: Read
     """
     image = images[number % len(images)]
     host.chain.ensure_running()
-    if reading.way in (COLD, EXCHANGED):
-        if reading.way == EXCHANGED:
-            exchanging.join(host, image)
+    if reading.way in _LATE:
+        if reading.way != COLD:
+            exchanging.join(host, image, reading.way == WAITED)
         host.service.answers[image.image_id] = image.answer
         assert host.compute.serving.is_on
         return
@@ -197,7 +199,7 @@ def read(host: HostChild, number: int, images: Sequence[Image], reading: Reading
     """
     assert isinstance(host.chain.listener, UnixListener)
     offsets = order(reading.length, reading.shuffled, number)[::-1]
-    is_late = reading.way in (COLD, EXCHANGED)
+    is_late = reading.way in _LATE
     if is_late:
         time.sleep(max(0.0, go - time.monotonic()))
         began = time.monotonic()

@@ -74,6 +74,18 @@ class NoRoom(BootcacheError):
     """A tier, or the medium that it is on, has no room for a file: it may have in a while."""
 
 
+class NoSlot(BootcacheError):
+    """Others get full bases from the storage node now.
+
+    :ivar seconds: after which to ask again.
+    """
+
+    def __init__(self, seconds: float):
+        super().__init__('as many hosts get full bases from the storage node as may at the same'
+                         ' time: [bootcache]settle_slots of the storage service')
+        self.seconds = seconds
+
+
 class Cancelled(BootcacheError):
     """The work was given up because its image was deleted or opted out."""
 

@@ -44,12 +44,28 @@ class ExchangeCalls:
         """Ask from whom an image's stored file can be had, as ``exchange_cache`` does.
 
         :param image_hash: of the file, as ``serve_stored`` tells it.
-        :returns: also ``{'wait': True}``: the file is being read, and it is to be asked again.
+        :returns: also ``slot``: whether the storage node is among those, and the host has a slot
+            for that, as by ``take_slot``. Or ``{'wait': True}``: the file is being read, and it is
+            to be asked again; with ``again``: nobody else has it yet, and others have all slots;
+            it is to be asked again in so many seconds.
         """
         answer: dict[str, Any] | None = self._call(
             'exchange_base', seconds=_SECONDS, counts=False, image_id=image_id, host=host,
             image_hash=image_hash, address=address, port=port, rack=rack)
         return answer
+
+    def take_slot(self, host: str) -> float:
+        """Ask for leave to get full bases from the storage node.
+
+        :returns: 0 if the host has it. If others do: the seconds in which to ask again; the host
+            keeps its place among those that wait if it does.
+        """
+        answer: float = self._call('take_slot', host=host)
+        return answer
+
+    def hold_slot(self, host: str, holds: bool) -> None:
+        """Tell that a host uses its slot, or (``holds`` False) that it needs none any more."""
+        self._cast('hold_slot', host=host, holds=holds)
 
     def report_exchange(self, image_id: str, host: str, file: str, way: str,
                         got: list[list[Any]], copied: int, gives: bool) -> None:

@@ -28,7 +28,8 @@
 * 1.13: exchange_base, report_exchange; exchanged, in image_hosts; begin_snapshot, finish_snapshot,
   abandon_snapshot.
 * 1.14: finish_snapshot's upload, upload_snapshot, and what abandon_snapshot returns;
-  report_holdings' entry certificates_end, and list_hosts'.
+  report_holdings' entry certificates_end, and list_hosts'; take_slot, hold_slot; slot and again, in
+  the answer of exchange_base.
 
 plan_boot's entry rbd has no version: a host that does not know it, or is not told it, reads the
 base through the exporter. So it is with its entry snapshot_id, which the first ones did not tell: a
@@ -44,4 +45,4 @@ SINCE = {
     'boot_progress': '1.5', 'exchange_cache': '1.12',
     **dict.fromkeys(('exchange_base', 'report_exchange', 'begin_snapshot', 'finish_snapshot',
                      'abandon_snapshot'), '1.13'),
-    'upload_snapshot': '1.14'}
+    **dict.fromkeys(('upload_snapshot', 'take_slot', 'hold_slot'), '1.14')}

@@ -13,6 +13,7 @@ from glance_bootcache import (
     exportconf,
     metricsconf,
     rbdconf,
+    slotconf,
     snapshotconf,
     tenantconf,
     warmconf,
@@ -236,7 +237,7 @@ Related options:
 
 
 _ALL = [*opts, *exportconf.opts, *rbdconf.opts, *snapshotconf.opts, *tenantconf.opts,
-        *bootconf.opts, *warmconf.opts, *metricsconf.opts]
+        *bootconf.opts, *warmconf.opts, *metricsconf.opts, *slotconf.opts]
 
 default_opts = [
     cfg.HostAddressOpt('host',

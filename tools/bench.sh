@@ -2,7 +2,7 @@
 # Benchmarks, set-up included; all write into bench-report/:
 #   tools/bench.sh [--quick|--full]      recorded boots, replayed through the real block path, side by side
 #   tools/bench.sh PART... [options]     a part of it: check, many-hosts, many-images, quota, many-servers,
-#                                        under-stress, savings, many-readers, propagation, alternatives, tls, on-ceph;
+#                                        under-stress, savings, many-readers, propagation, alternatives, tls, on-ceph, exchanged;
 #                                        --help tells what each is
 #   tools/bench.sh exchange [--quick]     a cache image to many hosts at once, given by each other, and copied
 #   tools/bench.sh snapshots [--quick]    servers' snapshots on Ceph and on files, ours and stock's: bytes moved, stored, time
@@ -14,11 +14,11 @@ set -euo pipefail
 name=replay
 case ${1:-} in
 clusters | weigher | cluster | exchange | snapshots) name=$1; shift ;;
-'' | --* | check | row[1-9] | row1[01]) ;;
+'' | --* | check | row[1-9] | row1[0-2]) ;;
 many-hosts | many-images | quota | many-servers | under-stress) ;;
-savings | many-readers | propagation | alternatives | tls | on-ceph) ;;
+savings | many-readers | propagation | alternatives | tls | on-ceph | exchanged) ;;
 *) die "usage: tools/bench.sh [check|many-hosts|many-images|quota|many-servers|under-stress|savings|many-readers
-       |propagation|alternatives|tls|on-ceph...] [--quick|--full] | clusters [--boots N] | weigher [--hosts N]
+       |propagation|alternatives|tls|on-ceph|exchanged...] [--quick|--full] | clusters [--boots N] | weigher [--hosts N]
        | cluster [--quick] | exchange [--quick] | snapshots [--quick]" ;;
 esac
 

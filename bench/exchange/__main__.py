@@ -18,6 +18,8 @@ from bench.exchange.place import Outcome, Place, place
 
 TOP = Path(__file__).resolve().parents[2]
 MEBI = 1 << 20
+# Of full bases: as many as the product has unless an operator says otherwise.
+_SLOTS = 4
 # For which a fault waits for its moment.
 _MOST_SECONDS = 20
 
@@ -55,15 +57,24 @@ def main() -> int:
     parser.add_argument('--link', type=int, metavar='MBIT', default=0,
                         help='of each link, Mbit/s (default: 100 for 8 hosts, 25 for others; quick:'
                              ' 25, and 10 for 32)')
+    parser.add_argument('--hosts', type=int, default=0,
+                        help='only the file that goes to so many (default: all)')
+    parser.add_argument('--mebibytes', type=int, default=0, help='of the file, instead')
+    parser.add_argument('--directory', default='/dev/shm',
+                        help='of all files (default: %(default)s, where no disk is waited for)')
     parser.add_argument('--report', default=str(TOP / 'bench-report'), help='folder of the report')
     options = parser.parse_args()
     runs: list[dict[str, Any]] = []
+    load = os.getloadavg()[0]
     for wanted in _SETTINGS:
+        if options.hosts not in (0, wanted.hosts):
+            continue
         link = options.link * 1_000_000 or (wanted.quick_link if options.quick else wanted.link)
-        scratch = Path(tempfile.mkdtemp(prefix='bcr-exchange-', dir='/dev/shm'))
+        scratch = Path(tempfile.mkdtemp(prefix='bcr-exchange-', dir=options.directory))
         try:
             with place(wanted.hosts, link, scratch,
-                       wanted.quick_size if options.quick else wanted.size) as made:
+                       options.mebibytes * MEBI or (
+                           wanted.quick_size if options.quick else wanted.size)) as made:
                 for _repeat in range(options.repeats or (1 if options.quick else 3)):
                     runs += measure(made, wanted.what, wanted.hosts, link)
         finally:
@@ -74,7 +85,8 @@ def main() -> int:
     commit = subprocess.run(['git', '-C', str(TOP), 'describe', '--always', '--dirty'], text=True,
                             capture_output=True, check=False).stdout.strip()
     (folder / 'exchange.json').write_text(json.dumps(
-        {'commit': commit, 'cpus': os.cpu_count(), 'runs': runs, 'targets': targets}, indent=1))
+        {'commit': commit, 'cpus': os.cpu_count(), 'load_before': round(load, 1),
+         'load_after': round(os.getloadavg()[0], 1), 'runs': runs, 'targets': targets}, indent=1))
     for target in targets:
         print(f'{"met    " if target["met"] else "NOT MET"} {target["what"]}: {target["value"]}'
               f' (at most {target["target"]})')
@@ -105,7 +117,8 @@ def measure(made: Place, file: str, hosts: int, link: int) -> list[dict[str, Any
     if file == figures.CACHE_IMAGE:
         note(file, 'copy', lambda: made.copied(numbers))
     made.start_exchanges(range(1, hosts + 2))
-    note(file, 'exchange', lambda: made.exchanged(numbers))
+    note(file, 'exchange', lambda: made.exchanged(
+        numbers, slots=_SLOTS if file == figures.FULL_BASE else 0))
     if hosts == _SETTINGS[0].hosts:
         made.start_exchanges(range(1, hosts + 2), slow=3)
         note('a slow host', 'exchange', lambda: made.exchanged(numbers))

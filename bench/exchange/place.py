@@ -19,6 +19,7 @@ from bootcache.exchange.client import ExchangeClient, Peer
 from bootcache.exchange.fetching import Exchanged, fetch
 from bootcache.storagedaemon import StorageDaemon, TcpListener
 from glance_bootcache.exchange.lines import Lines
+from glance_bootcache.exchange.slots import Slots
 from glance_bootcache.smallca import SmallCA
 from nova_bootcache.storagenode import nbd_node
 
@@ -27,6 +28,7 @@ _NETWORK = '10.77.0.0/16'
 _START_SECONDS = 60
 _MOST_SECONDS = 1800.0
 _EXPORT = 'file'
+_CHUNK = 1 << 20
 
 
 def _address(number: int) -> str:
@@ -60,7 +62,10 @@ class Place:
         self._network = network
         self._directory = directory
         self._path = directory / 'source'
-        self._path.write_bytes(random.Random(7).randbytes(size))
+        noise = random.Random(7)
+        with open(self._path, 'wb') as stream:
+            for done in range(0, size, _CHUNK):
+                stream.write(noise.randbytes(min(_CHUNK, size - done)))
         self.size = size
         self._sha256 = savefile.file_digest(str(self._path))
         self._ca = SmallCA(str(directory / 'ca'))
@@ -201,25 +206,31 @@ class Place:
         return f':{_EXCHANGE_PORT} ' in told
 
     def exchanged(self, numbers: Sequence[int], disturb: Callable[[], None] = lambda: None,
-                  liar: int = 0) -> list[Outcome]:
+                  liar: int = 0, slots: int = 0) -> list[Outcome]:
         """Have hosts get the file by exchange, in the product's order; what came of it at each.
 
         :param disturb: is called when they have begun.
         :param liar: one of the numbers, who sends other bytes, and has no exchange; 0 for none.
+        :param slots: how many get it from the storage node at the same time, as of a full base; 0:
+            all may, when others do not go on, as of a cache image.
         """
         storage = self._client(1)
         torrent, _name = storage.describe(str(self._path))
         storage.give(torrent, str(self._path), _MOST_SECONDS)
         lines = Lines(_MOST_SECONDS, (_address(1), _EXCHANGE_PORT))
+        source = (_address(1), _EXCHANGE_PORT)
+        held = Slots(slots)
         told: dict[int, tuple[Peer, ...]] = {
-            number: lines.join('file', str(number), (_address(number), _EXCHANGE_PORT), '')
+            number: lines.join('file', str(number), (_address(number), _EXCHANGE_PORT), '',
+                               lambda needs, number=number:
+                               not (slots and held.take(str(number), waits=needs)))
             for number in numbers}
         if liar:
             self._start_liar(liar, torrent)
 
         def get(number: int) -> None:
-            wanted = Exchanged(torrent, self._sha256, told[number], (
-                (_address(1), _EXCHANGE_PORT),))
+            wanted = Exchanged(torrent, self._sha256, told[number],
+                               () if slots and source not in told[number] else (source,))
             target = str(self._directory / f'got-{number}')
             fetch(self._client(number), wanted, target, keep_seconds=_MOST_SECONDS)
 

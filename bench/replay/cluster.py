@@ -26,6 +26,8 @@ from bootcache.cachelayout import Compression
 from bootcache.workingset import Extent
 
 _GO_SECONDS = 0.3
+# In which all hosts' processes have started, on a machine that may be busy.
+_PREPARE_SECONDS = 600
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +125,7 @@ class Cluster:
             for phase in peer.phases:
                 for index, host in enumerate(used):
                     host.send('prepare', peer, images[index % len(images)], phase)
-                children.results(used, 120)
+                children.results(used, _PREPARE_SECONDS)
                 self._tap.read()
                 self.node.call('sent')
                 go = time.monotonic() + _GO_SECONDS

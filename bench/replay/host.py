@@ -69,12 +69,18 @@ class Service:
 
     def __init__(self) -> None:
         self.answers: dict[str, dict[str, Any]] = {}
+        # From whom cache images are to be had, by image.
+        self.exchanged: dict[str, dict[str, Any]] = {}
 
     def plan_boot(self, image_id: str, host: str, server_id: str,
                   profile_token: str | None, owner: str = '',
                   certificate: str = '') -> dict[str, Any]:
         """Answer as the storage service does."""
         return self.answers[image_id]
+
+    def exchange_cache(self, image_id: str, *_membership: Any) -> dict[str, Any] | None:
+        """Answer as the storage service does."""
+        return self.exchanged.get(image_id)
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *arguments, **named: None
@@ -158,6 +164,7 @@ class HostChild:
 
     def __init__(self, name: str, directory: str, dilation: float = 1.0):
         self.name = name
+        self.dilation = dilation
         fetches._GRACE_SECONDS = round(fetches._GRACE_SECONDS * dilation)
         fetches._SLOWEST = round(fetches._SLOWEST / dilation)
         storagenode._REACH_SECONDS = round(storagenode._REACH_SECONDS * dilation)
@@ -286,6 +293,7 @@ class HostChild:
             self._leave_ceph()
             self._compute = None
         self.options = {}
+        self.service.exchanged.clear()
         for path in self.directory.iterdir():
             if path.is_dir():
                 shutil.rmtree(path)

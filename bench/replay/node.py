@@ -20,11 +20,12 @@ from typing import Any
 
 from oslo_config import cfg
 
-from bench.replay import netns
+from bench.replay import exchangeprocess, netns
 from bootcache import cacheimage, cachelayout, naming
 from bootcache import conf as bootcache_conf
 from bootcache.cacheimage import Base
 from bootcache.cachelayout import Compression
+from bootcache.exchange.client import ExchangeClient
 from bootcache.manifest import CacheInfo, Made, Manifest, Standing
 from bootcache.workingset import Extent
 from glance_bootcache import conf as glance_conf
@@ -37,6 +38,8 @@ from glance_bootcache.storage.exporter import Exporter
 PORT, TAP_PORT, IMAGE_PORT = 10809, 10810, 8080
 # Of exporters that are reached past the tap: without TLS, and by TLS.
 _DIRECT_PORTS = 10811, 10812
+# For which the storage node's exchange gives a cache image.
+_GIVE_SECONDS = 7200.0
 # Of those of bases in a Ceph each, also past the tap.
 _CEPH_PORTS = 10813, 10814
 # Where every host of this run (children are forked) sees its own files: its gateway's socket is in
@@ -108,6 +111,8 @@ class Node:
         self._built: dict[str, Path] = {}
         self._images = _ImageServer(self._files)
         self._manifests: dict[str, Manifest] = {}
+        # The storage node's exchange, and the path of its socket.
+        self._exchange: tuple[subprocess.Popen[bytes], str] | None = None
         threading.Thread(target=self._images.serve_forever, daemon=True).start()
 
     def _conf(self, run_dir: str, **options: Any) -> cfg.ConfigOpts:
@@ -139,6 +144,20 @@ class Node:
         exporter.ensure(self._manifests[image_id], str(built) if built else None)
         return exporter.describe(self._manifests[image_id]), \
             pki.issue('compute-1') if speaks_tls else ''
+
+    def give(self, image_id: str, names: Sequence[str]) -> tuple[bytes, dict[str, str]]:
+        """Give a cache image to hosts by exchange.
+
+        :returns: its torrent, and by host the directory of its certificates.
+        """
+        pki = SmallCA(str(self.directory / 'pki'))
+        if self._exchange is None:
+            self._exchange = exchangeprocess.start(
+                self.directory / 'exchange', netns.STORAGE_ADDRESS, pki.issue('storage-exchange'))
+        client, path = ExchangeClient(self._exchange[1]), str(self._built[image_id])
+        torrent, _name = client.describe(path)
+        client.give(torrent, path, _GIVE_SECONDS)
+        return torrent, {name: pki.issue(name) for name in names}
 
     def serve_in_ceph(self, image_id: str, path: str, conf: str) -> dict[str, Any]:
         """Serve an image whose base is in a Ceph, by an exporter of its own past the tap.
@@ -252,6 +271,9 @@ class Node:
         self._images.shutdown()
         self._images.server_close()
         # By SIGTERM it would wait for its connections.
+        if self._exchange is not None:
+            self._exchange[0].kill()
+            self._exchange[0].wait()
         self._tap.kill()
         self._tap.wait()
         for exporter in (self.exporter, *self._direct.values(),

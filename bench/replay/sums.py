@@ -70,7 +70,7 @@ def target(head: dict[str, Any], name: str, wanted: float | None, value: float,
             'met': wanted is None or value <= wanted, 'reason': reason, 'run': head['run']}
 
 
-def ratio_target(head: dict[str, Any], name: str, wanted: float, runs: Sequence[Run],
+def ratio_target(head: dict[str, Any], name: str, wanted: float | None, runs: Sequence[Run],
                  chosen: Chosen, reference: Chosen) -> dict[str, Any]:
     """Return a target for a ratio's median, its spread told in the reason."""
     found = ratios(runs, chosen, reference)

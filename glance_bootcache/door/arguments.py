@@ -281,6 +281,8 @@ METHODS: Mapping[str, Method] = {
                               'address': address, 'port': whole(1, 65535), 'rack': name}),
     'exchange_base': Method({'image_id': image_id, 'host': host_name, 'image_hash': name,
                              'address': address, 'port': whole(1, 65535), 'rack': name}),
+    'take_slot': Method({'host': host_name}),
+    'hold_slot': Method({'host': host_name, 'holds': _BOOL}),
     'report_exchange': Method({'image_id': image_id, 'host': host_name, 'file': name,
                                'way': one_of(*rpcexchange.WAYS),
                                'got': list_of(_giver, rpcexchange.MOST_GIVERS),

@@ -35,14 +35,19 @@ class Lines:
         self._lock = threading.Lock()  # guards the lines, for steps in memory
         self._lines: cachetools.LRUCache[str, dict[str, Member]] = cachetools.LRUCache(_MOST_FILES)
 
-    def join(self, file: str, host: str, peer: Peer, rack: str) -> tuple[Peer, ...]:
+    def join(self, file: str, host: str, peer: Peer, rack: str,
+             may_ask_storage: Callable[[bool], bool] = lambda needs: True) -> tuple[Peer, ...]:
         """Have a host stand at the end of a file's line.
 
         One that stands there already has failed, or was evicted: it comes to the end.
 
         :param file: its name.
         :param peer: where the host's exchange listens.
-        :returns: from whom it gets pieces.
+        :param may_ask_storage: tells whether it may get pieces from the storage node; called where
+            it would, with whether it has nobody else, and the lock of the lines: for a step in
+            memory.
+        :returns: from whom it gets pieces; none if there is nobody but the storage node, and it may
+            not. It does not stand in the line then.
         """
         with self._lock:
             now = self._clock()
@@ -51,6 +56,10 @@ class Lines:
                          if member.until <= now or member.peer == peer or name == host]:
                 del line[name]
             found = order.predecessors(list(line.values()), rack, self._storage)
+            if self._storage in found and not may_ask_storage(len(found) == 1):
+                found = tuple(peer for peer in found if peer != self._storage)
+                if not found:
+                    return ()
             if len(line) < _MOST_MEMBERS:
                 line[host] = Member(host, peer, rack, now + self._seconds)
             return found

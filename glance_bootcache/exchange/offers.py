@@ -3,7 +3,7 @@
 import base64
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -20,6 +20,7 @@ from glance_bootcache import decisions
 from glance_bootcache.exchange.given import Given
 from glance_bootcache.exchange.lines import Lines
 from glance_bootcache.exchange.order import Peer
+from glance_bootcache.exchange.slots import Slots
 from glance_bootcache.storage.contents import Content
 from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import StorageTiers
@@ -54,6 +55,7 @@ class ExchangeOffers:
         self._client = ExchangeClient(group.exchange_socket)
         self._lines = Lines(self._seconds, self._peer)
         self.given = Given()
+        self._slots = Slots(group.settle_slots)
         self._store = store
         self._tiers = tiers
         self._lock = threading.Lock()  # guards the torrents, for steps in memory
@@ -105,8 +107,30 @@ class ExchangeOffers:
             self._note_fault(image_id, 'full base', host, fault)
             self._forget(image_hash)
             return None
-        return self._answer(image_id, 'full base', host, image_hash, manifest.made.base_path,
-                            (address, port), rack)
+        again = 0.0
+
+        def may_ask_storage(needs: bool) -> bool:
+            nonlocal again
+            again = self._slots.take(host, waits=needs)
+            return not again
+
+        answer = self._answer(image_id, 'full base', host, image_hash, manifest.made.base_path,
+                              (address, port), rack, may_ask_storage)
+        if answer is None:
+            return None
+        if not answer['peers']:
+            return {'wait': True, 'again': again}
+        has_slot = list(self._peer) in answer['peers']
+        # Without one nothing comes from the storage node, also where others do not go on.
+        return {**answer, 'slot': has_slot, 'reserve': answer['reserve'] if has_slot else []}
+
+    def take_slot(self, host: str) -> float:
+        """Have a host get full bases from this storage node; see ``take_slot`` in rpcexchange."""
+        return self._slots.take(host)
+
+    def hold_slot(self, host: str, holds: bool) -> None:
+        """Hear whether a host goes on doing so."""
+        self._slots.hold(host, holds)
 
     def note(self, image_id: str, host: str, file: str, way: str, got: Sequence[tuple[str, int]],
              copied: int, gives: bool) -> bool:
@@ -129,7 +153,8 @@ class ExchangeOffers:
         return True
 
     def _answer(self, image_id: str, what: str, host: str, file: str, path: str, peer: Peer,
-                rack: str) -> dict[str, Any] | None:
+                rack: str, may_ask_storage: Callable[[bool], bool] = lambda needs: True
+                ) -> dict[str, Any] | None:
         try:
             torrent = self._give(file, path)
             self._health.answered()
@@ -139,7 +164,7 @@ class ExchangeOffers:
                 # It was answered, and refused.
                 self._forget(file)
             return None
-        peers = self._lines.join(file, host, peer, rack)
+        peers = self._lines.join(file, host, peer, rack, may_ask_storage)
         return {'torrent': base64.b64encode(torrent).decode(),
                 'peers': [list(told) for told in peers],
                 'reserve': [list(self._peer)]}

@@ -123,6 +123,14 @@ class Endpoints:
         """A compute host is about to get an image's stored file, and takes part in the exchange."""
         return self._offers.offer_base(image_id, host, image_hash, address, port, rack)
 
+    def take_slot(self, ctxt: Any, host: str) -> float:
+        """A compute host is about to get a full base from this storage node."""
+        return self._offers.take_slot(host)
+
+    def hold_slot(self, ctxt: Any, host: str, holds: bool) -> None:
+        """A compute host is at it, or has done so."""
+        self._offers.hold_slot(host, holds)
+
     def report_exchange(self, ctxt: Any, image_id: str, host: str, file: str, way: str,
                         got: list[tuple[str, int]], copied: int, gives: bool) -> None:
         """A compute host has got a file that it had asked for by exchange."""

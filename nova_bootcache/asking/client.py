@@ -91,6 +91,36 @@ class HostsClient:
         """
         return self.api.serve_stored(image_id, self.hostname, self._encryption.name())
 
+    def take_slot(self) -> bool:
+        """Get leave to get full bases from the storage node.
+
+        :returns: False if the service is of an earlier version: it lets all hosts, and is not told.
+        :raises NoSlot: if it is others' turn.
+        :raises BootcacheError: if the driver is not started.
+        :raises MessagingException: if the storage service does not answer, or with an error.
+        """
+        try:
+            again = self.api.take_slot(self.hostname)
+        except (messaging.UnsupportedVersion, messaging.RPCVersionCapError):
+            return False
+        except messaging.RemoteError as error:
+            if error.exc_type not in rpcapi.TOO_OLD:
+                raise
+            return False
+        if again:
+            raise exception.NoSlot(again)
+        return True
+
+    def hold_slot(self, holds: bool) -> None:
+        """Tell that this host uses its slot, or needs it no longer; it need not be heard.
+
+        :param holds: False for the latter.
+        """
+        try:
+            self.api.hold_slot(self.hostname, holds)
+        except (exception.BootcacheError, messaging.MessagingException) as error:
+            LOG.info('bootcache: the storage service does not hear of its slot: %s', error)
+
     def ask_patiently(self, image_id: str, server_id: str = '',
                       profile_token: str | None = None, owner: str = '') -> Offered:
         """Ask the storage service, again while it prepares the image's base."""

@@ -59,12 +59,15 @@ class ExchangeAsking:
         :param image_hash: of it, ``algorithm:hexadecimal``.
         :param wait: called while the storage node reads the file: waits a while, and tells whether
             to ask again.
+        :raises NoSlot: if it comes from the storage node only, and it is others' turn.
         """
         def ask() -> Any:
             while answer := self._storage.api.exchange_base(
                     image_id, self._storage.hostname, image_hash, *self._self()):
                 if not answer.get('wait'):
                     break
+                if again := answer.get('again'):
+                    raise exception.NoSlot(float(again))
                 if not wait():
                     return None
             return answer
@@ -99,7 +102,9 @@ class ExchangeAsking:
             answer = ask()
             return None if answer is None else Exchanged(
                 base64.b64decode(answer['torrent']), sha256, _peers(answer['peers']),
-                _peers(answer['reserve']))
+                _peers(answer['reserve']), bool(answer.get('slot')))
+        except exception.NoSlot:
+            raise
         except (exception.BootcacheError, messaging.MessagingException, KeyError, TypeError,
                 ValueError) as error:
             LOG.info('image %s: its %s is copied, as nobody says who else has it: %s', image_id,

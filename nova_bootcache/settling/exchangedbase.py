@@ -51,6 +51,7 @@ class ExchangedBase:
 
         :param check: called meanwhile; what it raises ends it.
         :returns: None if all of it is to be copied.
+        :raises NoSlot: if it comes from the storage node only, and it is others' turn.
         """
         if not self._asking.is_on or self._size < _WORTH_BYTES:
             return None

@@ -22,6 +22,7 @@ from oslo_log import log as logging
 from bootcache import exception, fileformat, green, qemuimg, savefile, steps
 from nova_bootcache.settling import basecontent, partial
 from nova_bootcache.settling.exchangedbase import ExchangedBase
+from nova_bootcache.settling.slot import StorageSlot
 
 LOG = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ class _IsThere(exception.BootcacheError):
 def complete(source: Mapping[str, Any], stored_bytes: int, image_hash: str, image_format: str,
              target: str, *, raw: bool, rate: int, keep_free: int, cancelled: threading.Event,
              lock: contextlib.AbstractContextManager[Any],
-             others: ExchangedBase | None = None) -> bool:
+             others: ExchangedBase | None = None, slot: StorageSlot | None = None) -> bool:
     """Make a full base: ``target`` appears whole and verified, or not at all.
 
     One caller at a time for a target. What was copied stays for the next call if the work is
@@ -64,15 +65,17 @@ def complete(source: Mapping[str, Any], stored_bytes: int, image_hash: str, imag
     :param cancelled: when it is set, the work is given up within a second.
     :param lock: Nova's lock of the base's name; entered for the last step only.
     :param others: bring the stored file from other hosts; None if it is copied.
+    :param slot: is had while anything comes from the source; None if that is not the storage node.
     :returns: False if somebody else completed the base meanwhile; theirs stays.
     :raises Cancelled: if ``cancelled`` was set.
+    :raises NoSlot: if it is others' turn; what came stays, as with any interruption.
     :raises ImageRefused: if stock Nova would refuse the image as well.
     :raises BootcacheError: if it cannot be copied, is not what Glance has, or the space is short.
     """
     if image_format not in FORMATS:
         raise exception.ImageRefused(f'{target}: format {image_format} is not served; boot its'
                                      ' servers the stock way')
-    work = _Work(target, rate, keep_free, cancelled, others)
+    work = _Work(target, rate, keep_free, cancelled, others, slot)
     stored, converted = f'{target}{SUFFIX}', f'{target}{SUFFIX}.raw'
     began = time.monotonic()
     is_over = False
@@ -105,6 +108,7 @@ def complete(source: Mapping[str, Any], stored_bytes: int, image_hash: str, imag
     except OSError as error:
         raise exception.BootcacheError(f'base {target} cannot be completed: {error}') from error
     finally:
+        work.give_back()
         for path in (stored, converted):
             if is_over or not work.has_room() or not partial.is_usable(path):
                 partial.remove(path)
@@ -144,15 +148,18 @@ class _Work:
     """The steps that take long, and what may end them."""
 
     def __init__(self, target: str, rate: int, keep_free: int, cancelled: threading.Event,
-                 others: ExchangedBase | None = None):
+                 others: ExchangedBase | None = None, slot: StorageSlot | None = None):
         self._target = target
         self._rate = rate
         self._keep_free = keep_free
         self._cancelled = cancelled
         self._others = others
+        self._slot = slot
 
     def check(self) -> None:
         """Raise where there is a reason to end."""
+        if self._slot is not None:
+            self._slot.keep()
         if self._cancelled.is_set():
             raise exception.Cancelled(f'base {self._target} is not completed now')
         self.check_missing()
@@ -188,7 +195,8 @@ class _Work:
         """Have the stored file come, and verify it."""
         part = partial.Partial(path, image_hash, stored_bytes)
         before = stored_bytes if self._exchange(source, part, path) \
-            else self.copy(source, stored_bytes, image_hash, path, _PIECE)
+            else self._copy_stored(source, stored_bytes, image_hash, path)
+        self.give_back()
         try:
             self.verify(path, image_hash)
             if self._others is not None:
@@ -199,17 +207,37 @@ class _Work:
             LOG.warning('%s; it began with %d bytes of an earlier try or of other hosts, and is'
                         ' copied anew', error, before)
             partial.remove(path)
-            self.copy(source, stored_bytes, image_hash, path, _PIECE)
+            self._copy_stored(source, stored_bytes, image_hash, path)
+            self.give_back()
             self.verify(path, image_hash)
+
+    def _copy_stored(self, source: Mapping[str, Any], stored_bytes: int, image_hash: str,
+                     path: str) -> int:
+        self._take()
+        return self.copy(source, stored_bytes, image_hash, path, _PIECE)
+
+    def _take(self) -> None:
+        """Have leave to get something from the source."""
+        if self._slot is not None:
+            self._slot.take()
+
+    def give_back(self) -> None:
+        """Let other hosts get something from the source."""
+        if self._slot is not None:
+            self._slot.give_back()
 
     def _exchange(self, source: Mapping[str, Any], part: partial.Partial, path: str) -> bool:
         """Have the stored file come from other hosts; False if it is to be copied."""
         if self._others is None or (wanted := self._others.ask(self.check)) is None:
             return False
+        if self._slot is not None and wanted.has_slot:
+            self._slot.was_given()
         missing = self._others.fetch(wanted, path, part.scatter(), self._rate, self.check)
         if missing is None:
             partial.remove(path)
             return False
+        if missing:
+            self._take()
         part.fill(source, missing, piece_bytes=_PIECE, rate=self._rate, check=self.check)
         return True
 

@@ -6,6 +6,7 @@ is compared with what the servers stand on.
 
 import contextlib
 import os
+import random
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -20,12 +21,15 @@ from nova_bootcache.chains.computehost import ComputeHost
 from nova_bootcache.settling import basecontent, fullbase, pivot
 from nova_bootcache.settling.exchangedbase import ExchangedBase
 from nova_bootcache.settling.localservers import LocalServer, Nova
+from nova_bootcache.settling.slot import StorageSlot
 from nova_bootcache.settling.unsettled import Unsettled
 
 LOG = logging.getLogger(__name__)
 
 _ASKED_SECONDS = 10
 _AGAIN_SECONDS = 60
+# A host asks at its slowest for a slot, whatever it is told.
+_LONGEST_SECONDS = 3600
 
 
 class _Unwanted(threading.Event):
@@ -67,6 +71,9 @@ class ServersBases:
         self._unsettled = unsettled
         # Images whose servers are not to be settled, and when to ask again.
         self._unwanted: dict[str, float] = {}
+        # Images whose base is others' turn, and when to ask again.
+        self._queued: dict[str, float] = {}
+        self._slot = StorageSlot(host.storage)
 
     def path(self, image_id: str) -> str:
         """Return where an image's base is, or would be."""
@@ -77,16 +84,18 @@ class ServersBases:
         return image_id in self._unwanted
 
     def asks_at(self, image_id: str) -> float:
-        """Return when it is asked again whether an image's servers are to be settled.
+        """Return when it is asked again whether an image's servers are to be settled, or can be.
 
-        In monotonic seconds; 0 for one of which nobody has said that they are not.
+        In monotonic seconds; 0 for one of which nobody has said that they are not, or not yet.
         """
-        return self._unwanted.get(image_id, 0.0)
+        return max(self._unwanted.get(image_id, 0.0), self._queued.get(image_id, 0.0))
 
     def forget_all_but(self, image_ids: Collection[str]) -> None:
         """Forget what images say that have no server here that is to be settled."""
         for image_id in set(self._unwanted).difference(image_ids):
             del self._unwanted[image_id]
+        for image_id in set(self._queued).difference(image_ids):
+            self._is_turn(image_id)
         self._unsettled.unwanted.intersection_update(image_ids)
 
     def _is_to_settle(self, image_id: str, wanted: bool) -> bool:
@@ -102,7 +111,10 @@ class ServersBases:
         return wanted
 
     def complete(self, image_id: str, servers: list[LocalServer]) -> tuple[int, int] | None:
-        """Return the identity of a full base of the servers' content; None if they do not settle.
+        """Return the identity of a full base of the servers' content.
+
+        None if they do not settle, or others get theirs from the storage node now: it is asked for
+        again, see ``asks_at``.
 
         :param servers: that are to be moved.
         :raises Cancelled: if settling stops, or nobody needs it any more.
@@ -110,6 +122,29 @@ class ServersBases:
         :raises OSError: if it cannot be written.
         :raises MessagingException: if the storage service cannot be asked.
         """
+        try:
+            found = self._complete(image_id, servers)
+        except exception.NoSlot as error:
+            if image_id not in self._queued:
+                LOG.info('image %s: its servers are settled when it is this host\'s turn: %s',
+                         image_id, error)
+            # Not all that wait at one moment at another one.
+            self._queued[image_id] = time.monotonic() + random.uniform(0.8, 1.2) * min(
+                error.seconds, _LONGEST_SECONDS)
+            self._unsettled.queued.add(image_id)
+            return None
+        self._is_turn(image_id)
+        return found
+
+    def _is_turn(self, image_id: str) -> None:
+        """Note that an image's base does not wait for a slot, or no longer."""
+        was_queued = self._queued.pop(image_id, None) is not None
+        self._unsettled.queued.discard(image_id)
+        if was_queued and not self._queued:
+            # It may have come from others, or nobody needs it: another one is next.
+            self._host.storage.hold_slot(False)
+
+    def _complete(self, image_id: str, servers: list[LocalServer]) -> tuple[int, int] | None:
         target = self.path(image_id)
         needs_stock = not os.path.exists(target) \
             and any(self._nova.needs_stock_base(server.server_id) for server in servers)
@@ -164,19 +199,21 @@ class ServersBases:
             self._host.encryption.credentials(bool(stored.get('tls', False)))),
             'from the storage node', ExchangedBase(
                 self._host.exchange_asking, image_id, str(stored['image_hash']),
-                int(stored['stored_bytes'])))
+                int(stored['stored_bytes'])), self._slot)
 
     def _copy(self, image_id: str, stored: Mapping[str, Any], source: Mapping[str, Any],
-              origin: str, others: ExchangedBase | None = None) -> bool:
+              origin: str, others: ExchangedBase | None = None,
+              slot: StorageSlot | None = None) -> bool:
         target = self.path(image_id)
-        LOG.info('image %s: its full base is completed %s, at %d bytes a second', image_id,
-                 origin, self._bandwidth)
+        if image_id not in self._queued:
+            LOG.info('image %s: its full base is completed %s, at %d bytes a second', image_id,
+                     origin, self._bandwidth)
         return fullbase.complete(
             source, int(stored['stored_bytes']), str(stored['image_hash']),
             str(stored['image_format']), target, raw=self._nova.force_raw,
             rate=self._bandwidth, keep_free=self._nova.keep_free,
             cancelled=_Unwanted(self._stopped, lambda: self._is_wanted(image_id)),
-            lock=self._nova.base_lock(os.path.basename(target)), others=others)
+            lock=self._nova.base_lock(os.path.basename(target)), others=others, slot=slot)
 
     def _check_base(self, image_id: str, stored_hash: str) -> tuple[int, int]:
         """Check that a base that somebody else may have made is of the servers' content.
@@ -195,8 +232,10 @@ class ServersBases:
         def is_over() -> None:
             if unwanted.is_set():
                 raise exception.Cancelled(f'base {target} is not compared now')
+            self._slot.keep()
 
         def source() -> dict[str, Any]:
+            self._slot.take()
             # Asked, the storage service serves the base.
             offered = offer.parse(
                 image_id, self._host.storage.ask(image_id, '') if stored_hash else None)
@@ -209,8 +248,11 @@ class ServersBases:
             return storagenode.nbd_node(remote.host, remote.port, remote.export,
                                         self._host.encryption.credentials(remote.tls))
 
-        return basecontent.check(target, pivot.base_format(target), content, source,
-                                 self._bandwidth, is_over)
+        try:
+            return basecontent.check(target, pivot.base_format(target), content, source,
+                                     self._bandwidth, is_over)
+        finally:
+            self._slot.give_back()
 
     def _is_wanted(self, image_id: str) -> bool:
         return any(server.image_id == image_id for server in self._nova.servers())

@@ -68,6 +68,13 @@ class Service:
     def exchange_base(self, image_id, host, *membership):
         return self.offers and self.offers.offer_base(image_id, host, *membership)
 
+    def take_slot(self, host):
+        return self.offers.take_slot(host) if self.offers else 0.0
+
+    def hold_slot(self, host, holds):
+        if self.offers:
+            self.offers.hold_slot(host, holds)
+
     def report_exchange(self, *told, **more):
         if self.offers is not None:
             assert self.offers.note(*told, **more)

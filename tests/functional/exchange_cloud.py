@@ -21,6 +21,7 @@ from nova_bootcache.asking.exchangeasking import ExchangeAsking
 from nova_bootcache.cache.cachefiles import CacheFiles
 from nova_bootcache.gateway.below import Below
 from nova_bootcache.gateway.hostneeds import HostNeeds
+from nova_bootcache.settling.slot import StorageSlot
 from nova_bootcache.tiers.exchanges import Exchanges
 from nova_bootcache.tiers.fetches import Fetches
 from nova_bootcache.tiers.readable import Readable
@@ -69,6 +70,7 @@ class Cloud:
         exchange.cache = CacheFiles(cache or f'{exchange.home}/cache')
         exchange.cache.prepare()
         exchange.asking = ExchangeAsking(conf, client)
+        exchange.slot = StorageSlot(client)
         needs = HostNeeds()
         exchange.fetches = Fetches(
             exchange.cache, Room(exchange.cache, Below(None, exchange.cache, needs), needs,

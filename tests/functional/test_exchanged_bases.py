@@ -13,6 +13,7 @@ from test_fullbase import complete, only
 
 from bootcache import exception, rpcapi, savefile
 from glance_bootcache.exchange.given import Given
+from glance_bootcache.exchange.offers import ExchangeOffers
 from nova_bootcache.settling import fullbase
 from nova_bootcache.settling.exchangedbase import ExchangedBase
 from nova_bootcache.settling.partial import JOURNAL, Partial
@@ -44,6 +45,7 @@ class Bases:
         """Have a host complete it; what its exchange has of it then."""
         target = self.target(host)
         changes.setdefault('node', self.node)
+        changes.setdefault('slot', host.slot)
         node = changes.pop('node')
         assert complete(self.path, node, target, 'raw', self.digest, others=self.others(host),
                         **changes)
@@ -144,6 +146,87 @@ def test_what_others_do_not_give_is_copied(bases):
     assert killed.is_set()
     told = bases.told()[two.name]
     assert told['way'] == 'stalled' and 0 < told['copied'] < bases.size
+
+
+def at_it(bases, host, rate):
+    """Have a host complete it in a thread, slowly; returns when some of it is there."""
+    thread = threading.Thread(target=bases.complete, args=(host,), kwargs={'rate': rate})
+    thread.start()
+    until(lambda: (bases.held(host) or {}).get('done', 0) > MIB, 'a part of it')
+    return thread
+
+
+def test_where_one_has_the_only_slot_the_next_gets_it_from_that_one(bases, storage_conf):
+    storage_conf.set_override('settle_slots', 1, 'bootcache')
+    bases.cloud.service.offers = ExchangeOffers(storage_conf, bases.cloud.store, bases.cloud.tiers)
+    one, two, three = (bases.cloud.host() for _number in range(3))
+    thread = at_it(bases, one, 6 * MIB)
+    try:
+        held = bases.complete(two)
+    finally:
+        thread.join()
+    assert set(held['peers']) == {one.address}
+    assert bases.cloud.given() == pytest.approx(DATA, rel=0.05)
+    # Who copies has to have it as well, and gives it back.
+    three.kill()
+    assert bases.cloud.service.offers.take_slot('another') == 0
+    with pytest.raises(exception.NoSlot):
+        bases.complete(three)
+    assert not os.listdir(os.path.dirname(bases.target(three)))
+    bases.cloud.service.offers.hold_slot('another', False)
+    for host in three, bases.cloud.host():
+        assert complete(bases.path, bases.node, bases.target(host), 'raw', bases.digest,
+                        slot=host.slot)
+
+
+def test_one_that_has_no_slot_waits_where_nobody_else_has_it(bases, storage_conf):
+    storage_conf.set_override('settle_slots', 1, 'bootcache')
+    offers = bases.cloud.service.offers = ExchangeOffers(
+        storage_conf, bases.cloud.store, bases.cloud.tiers)
+    offers.take_slot('another')
+    one, two = bases.cloud.host(), bases.cloud.host()
+    with pytest.raises(exception.NoSlot) as raised:
+        bases.complete(one)
+    assert raised.value.seconds == 10
+    assert not bases.cloud.given() and not os.listdir(os.path.dirname(bases.target(one)))
+    offers.hold_slot('another', False)
+    # Who waits longest is next.
+    with pytest.raises(exception.NoSlot):
+        bases.complete(two)
+    bases.complete(one)
+    bases.complete(two)
+    assert bases.cloud.given() == pytest.approx(DATA, rel=0.05)
+
+
+def test_what_others_do_not_give_waits_for_a_slot_and_stays(bases, storage_conf):
+    storage_conf.set_override('settle_slots', 1, 'bootcache')
+    offers = bases.cloud.service.offers = ExchangeOffers(
+        storage_conf, bases.cloud.store, bases.cloud.tiers)
+    one, two = bases.cloud.host(), bases.cloud.host()
+    bases.complete(one)
+    offers.take_slot('another')
+    raised = []
+
+    def run():
+        try:
+            bases.complete(two, rate=3 * MIB)
+        except exception.NoSlot as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        until(lambda: (bases.held(two) or {}).get('done', 0) > 2 * MIB, 'a part of it')
+        one.kill()
+    finally:
+        thread.join()
+    assert raised and bases.cloud.given() == pytest.approx(DATA, rel=0.05)
+    assert os.path.exists(bases.target(two) + '.bootcache')
+    offers.hold_slot('another', False)
+    two.slot.take()
+    before = two.client.files()['got']
+    bases.complete(two)
+    assert two.client.files()['got'] - before <= bases.size - 2 * MIB
 
 
 def test_without_an_exchange_it_is_copied(bases):

@@ -13,7 +13,7 @@ import importlib
 from types import ModuleType
 
 _IN_ORDER = ('manyhosts', 'manyimages', 'quota', 'manyservers', 'understress', 'savings',
-             'manyreaders', 'propagation', 'alternatives', 'tls', 'onceph')
+             'manyreaders', 'propagation', 'alternatives', 'tls', 'onceph', 'exchanged')
 
 
 def modules() -> list[ModuleType]:

@@ -1,7 +1,7 @@
 """Nicolae & Rafique, figures 2 and 3: hosts read the same 512 MB of one image at the same time.
 
-Bootcache's hosts do not exchange what they have read: each fetches all of it from the storage node,
-once for all of its servers. What an exchange between hosts is worth is measured against this row.
+Nobody has booted the image here: each host fetches all of it from the storage node, once for all of
+its servers. What it is worth that hosts give to each other is in the row of exchanged.py.
 """
 
 import shutil
@@ -57,7 +57,7 @@ def run(setting: Setting, directory: Path) -> None:
             every = list(points(setting.full, setting.hosts))
             for repeat in range(setting.repeats):
                 for point in every if repeat % 2 == 0 else reversed(every):
-                    line = _measure(made, image, point, digest if repeat == 0 else None)
+                    line = measure(made, [image], point, digest if repeat == 0 else None)
                     told = (f'{line["label"]:16} {point.hosts:3} hosts, {point.servers} servers'
                             f' each: {line["average"] / 1e6:7.1f} MB/s, base'
                             f' {line["traffic"].get("base", {}).get("bytes", 0) / 1e6:.1f} MB')
@@ -66,17 +66,20 @@ def run(setting: Setting, directory: Path) -> None:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _measure(made: Cluster, image: Image, point: Reading, digest: int | None) -> dict[str, Any]:
+def measure(made: Cluster, images: Sequence[Image], point: Reading,
+            digest: int | None) -> dict[str, Any]:
     """Read once; the journal's line.
 
+    :param images: what each host knows of the image, in turn.
     :param digest: of what has to be read, None if that is not looked at this time.
     :raises ReadError: if a server read something else.
     """
     try:
-        made.everywhere(point.hosts, reading.prepare, image, point)
+        made.everywhere(point.hosts, reading.prepare, images, point)
         made.traffic()
         go = time.monotonic() + _GO_SECONDS
-        found = made.everywhere(point.hosts, reading.read, point, digest is not None, go)
+        found = made.everywhere(point.hosts, reading.read, images, point,
+                                digest is not None, go)
         traffic = made.traffic()
     finally:
         made.reset(point.hosts)
@@ -191,9 +194,8 @@ def intro(head: dict[str, Any]) -> str:
             f' {setting["length"] / 1e6:.0f} MB of noise ({setting["paper_bytes"] / 1e6:.0f} in the'
             ' paper) from its disk, in requests of 1 MiB, two under way. Throughputs are over that'
             ' of one server on one host, on demand, in the same round. Nobody has booted the image'
-            ' before. Bootcache\'s hosts do not exchange what they read: with one server a host it'
-            ' can at best be as fast as on demand, and this row is there to be beaten by a later'
-            ' one.')
+            ' before. With one server a host bootcache can at best be as fast as on demand here;'
+            ' the row of hosts that exchange has what they gain by that.')
 
 
 def table(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:

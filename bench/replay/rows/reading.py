@@ -10,13 +10,14 @@ import random
 import select
 import time
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import nbd
 
+from bench.replay import exchanging, player
 from bench.replay import host as hosts
-from bench.replay import player
 from bench.replay.host import HostChild, Image
 from bench.replay.peers import Nodes, chain_nodes
 from bootcache import qemuimg
@@ -25,6 +26,10 @@ from bootcache.storagedaemon import UnixListener
 REQUEST = 1 << 20
 DEPTH = 2
 ON_DEMAND, OURS = 'on demand', 'bootcache first'
+# Others than the first have a cache image to get that has all of what is read.
+COLD, EXCHANGED = 'bootcache cold', 'bootcache exchange cold'
+WAITED = 'bootcache exchange waited cold'
+_LATE = COLD, EXCHANGED, WAITED
 _PATIENCE = 300.0
 
 
@@ -67,7 +72,7 @@ def order(length: int, shuffled: bool, host: int) -> list[int]:
 class Reading:
     """What is measured at a time.
 
-    :ivar way: ON_DEMAND or OURS.
+    :ivar way: ON_DEMAND, OURS, COLD, EXCHANGED or WAITED.
     :ivar hosts: how many.
     :ivar servers: on each host.
     :ivar shuffled: whether each host reads in an order of its own.
@@ -145,7 +150,7 @@ def read_all(readers: list[_Reader]) -> None:
 
 def _disk(host: HostChild, image: Image, way: str, server: int) -> Nodes:
     overlay = host.directory / f'disk{server}'
-    if way == OURS:
+    if way != ON_DEMAND:
         host.make_overlay(image, overlay)
     else:
         qemuimg.create_overlay(str(overlay), image.virtual_bytes, image.base_uri, 'raw',
@@ -155,38 +160,59 @@ def _disk(host: HostChild, image: Image, way: str, server: int) -> Nodes:
             {**top, 'node-name': f'disk{server}', 'file': f'file{server}'}]
 
 
-def prepare(host: HostChild, number: int, image: Image, reading: Reading) -> None:
+def prepare(host: HostChild, number: int, images: Sequence[Image], reading: Reading) -> None:
     """Make the disks of a host's servers, and open them: nothing is read yet.
 
-    :param number: the host's; not used here.
+    Where a cache image begins to come with a disk, that is made when it is read.
+
+    :param number: the host's.
+    :param images: what each host knows of the image, in turn.
     """
+    image = images[number % len(images)]
     host.chain.ensure_running()
+    if reading.way in _LATE:
+        if reading.way != COLD:
+            exchanging.join(host, image, reading.way == WAITED)
+        host.service.answers[image.image_id] = image.answer
+        assert host.compute.serving.is_on
+        return
     if reading.way == OURS:
         host.service.answers[image.image_id] = {**image.answer, 'action': 'cold'}
         assert host.compute.serving.is_on
+    _open(host, image, reading)
+
+
+def _open(host: HostChild, image: Image, reading: Reading) -> None:
     for server in range(reading.servers):
         nodes = _disk(host, image, reading.way, server)
         host.chain.add_nodes(*nodes)
         host.chain.add_export(f'disk{server}', nodes[-1]['node-name'], writable=True)
 
 
-def read(host: HostChild, number: int, reading: Reading, verify: bool,
+def read(host: HostChild, number: int, images: Sequence[Image], reading: Reading, verify: bool,
          go: float) -> dict[str, Any]:
     """Read by all servers of a host; seconds of each, digests, and the host's CPU seconds.
 
     :param number: the host's, for its order.
+    :param images: as of ``prepare``.
     :param go: when they begin, in monotonic seconds.
     """
     assert isinstance(host.chain.listener, UnixListener)
     offsets = order(reading.length, reading.shuffled, number)[::-1]
+    is_late = reading.way in _LATE
+    if is_late:
+        time.sleep(max(0.0, go - time.monotonic()))
+        began = time.monotonic()
+        _open(host, images[number % len(images)], reading)
     readers = [_Reader(player.connect(host.chain.listener.path, f'disk{server}'), list(offsets),
                        verify) for server in range(reading.servers)]
     pids = [host.chain.pid()]
-    if reading.way == OURS:
+    if reading.way != ON_DEMAND:
         pids.append(host.compute.gateway.daemon.pid())
     before = [hosts.daemon_cpu(pid) for pid in pids], sum(os.times()[:2])
-    time.sleep(max(0.0, go - time.monotonic()))
-    began = time.monotonic()
+    if not is_late:
+        time.sleep(max(0.0, go - time.monotonic()))
+        began = time.monotonic()
     read_all(readers)
     cpu = [hosts.daemon_cpu(pid) for pid in pids], sum(os.times()[:2])
     for reader in readers:

@@ -73,6 +73,8 @@ class House:
         self.stored, self.signed, self.see_errors = {}, set(), set()
         self.empty = set()
         self.encryption = PLAIN
+        # Seconds in which to ask again for a slot; 0 where there is one.
+        self.slot_again = 0.0
         # No other host has any.
         self.exchange_asking = types.SimpleNamespace(is_on=False, socket='', linger=0.0)
         # Called by name when something happens; to let Nova come in between.
@@ -220,6 +222,17 @@ class House:
     def ask_for_stored(self, image_id):
         """As HostsClient.ask_for_stored."""
         return self.serve_stored(image_id)
+
+    def take_slot(self):
+        """As HostsClient.take_slot."""
+        self.happens('slot', 'taken')
+        if self.slot_again:
+            raise exception.NoSlot(self.slot_again)
+        return True
+
+    def hold_slot(self, holds):
+        """As HostsClient.hold_slot."""
+        self.happens('slot', 'held' if holds else 'given back')
 
     def serve_stored(self, image_id):
         self.happens('asked', image_id)

@@ -32,6 +32,15 @@ def test_what_nova_is_doing_passes():
     assert 'at work on it: resize_migrating' in why(server('a', False, 'resize_migrating'))
 
 
+def test_a_host_that_waits_for_its_turn_is_told():
+    seen = Unsettled(is_off=False)
+    seen.note([server('a')], set())
+    seen.queued.add(IMAGE)
+    assert 'settle_slots' in seen.report()['named'][0][1]
+    seen.queued.clear()
+    assert seen.report()['named'] == [['a', SOON]]
+
+
 def test_a_host_an_image_and_a_failure_are_told():
     assert why(server('a')) == SOON
     assert 'settle_bandwidth' in why(server('a'), is_off=True, is_unwanted=True, has_failed=True)

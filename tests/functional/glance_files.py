@@ -67,6 +67,7 @@ def configured(state, *directories):
     glance_conf.register_opts(conf)
     conf.set_override('state_dir', state, bootcache_conf.GROUP)
     conf.set_override('glance_store_dirs', list(directories), bootcache_conf.GROUP)
+    conf.set_override('snapshot_exporters', 'common', bootcache_conf.GROUP)
     return conf
 
 

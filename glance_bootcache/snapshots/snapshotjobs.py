@@ -38,6 +38,7 @@ _MOST = 256
 # In which Nova registers what is finished.
 _REGISTERED_SECONDS = 3600
 _LOOK_SECONDS = 10
+_TOLD_SECONDS = 3600
 # What no record names is looked for this often.
 _SWEEP_SECONDS = 600
 # For which it is remembered what was begun, and of how many: no host waits for so long.
@@ -282,11 +283,22 @@ class SnapshotJobs:
     # Now and then.
 
     def _run(self) -> None:
+        told_at: float | None = None
         while not self._stopping.is_set():
+            fault = ''
             try:
                 self.once()
             except Exception as error:
-                LOG.warning('snapshots under way cannot be looked after: %s', away.told(error))
+                fault = away.told(error)
+            now = self._clock()
+            # Not where it was caught: oslo.log would add the error to a line that has it already.
+            if fault and (told_at is None or now - told_at >= _TOLD_SECONDS):
+                LOG.warning('snapshots that servers send, or have sent, cannot be looked after, nor'
+                            ' what is left of some be removed; it is tried every %d s, and told'
+                            ' once an hour: %s', _LOOK_SECONDS, fault)
+                told_at = now
+            elif not fault:
+                told_at = None
             self._stopping.wait(_LOOK_SECONDS)
 
     def once(self) -> None:

@@ -12,6 +12,8 @@ from oslo_utils.fixture import uuidsentinel
 from bootcache import exception
 from bootcache.ceph.snapshotcommands import SnapshotCommands
 from bootcache.manifest import Made, Manifest
+from glance_bootcache import startchecks
+from glance_bootcache.snapshots import snapshotjobs
 from glance_bootcache.snapshots.claims import Claims, ImageStanding
 from glance_bootcache.snapshots.rbdstore import RbdSnapshots
 from glance_bootcache.snapshots.records import Record, Records, Stage
@@ -304,3 +306,30 @@ def test_a_trash_that_takes_long_keeps_no_snapshot_from_being_made(storage_conf,
     monkeypatch.setattr(SnapshotCommands, 'clones', lambda self, pool, namespace: [])
     store.tidy()
     assert store.left() == []
+
+
+def test_a_ceph_that_is_away_is_told_once_an_hour(house, caplog, monkeypatch):
+    """Each look fails, every ten seconds: that would be the log's only content."""
+    looks = threading.Semaphore(0)
+
+    def once():
+        looks.release()
+        raise exception.Interrupted('Ceph is away')
+
+    monkeypatch.setattr(snapshotjobs, '_LOOK_SECONDS', 0.001)
+    monkeypatch.setattr(house.jobs, 'once', once)
+    house.jobs.start()
+    for _look in range(5):
+        assert looks.acquire(timeout=20)
+    assert caplog.text.count('Ceph is away') == 1
+    house.seconds += 3600
+    deadline = time.monotonic() + 20
+    while caplog.text.count('Ceph is away') != 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_pool_for_snapshots_without_glances_is_told(storage_conf, caplog):
+    storage_conf.set_override('rbd_snapshot_pool', 'snapshots', 'bootcache')
+    startchecks.check_ceph(storage_conf)
+    assert 'without rbd_store_pool' in caplog.text

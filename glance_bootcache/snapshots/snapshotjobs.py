@@ -101,7 +101,11 @@ class SnapshotJobs:
         self._swept_at: float | None = None
 
     def start(self) -> None:
-        """Remove what an earlier process left, and look after what comes."""
+        """Remove what an earlier process left, and look after what comes.
+
+        :raises OSError: if a file of its cannot be removed.
+        """
+        self._sending.sweep()
         threading.Thread(target=self._run, name='bootcache-snapshots', daemon=True).start()
 
     def stop(self) -> None:

@@ -17,6 +17,7 @@ from glance_bootcache.snapshots import snapshotjobs
 from glance_bootcache.snapshots.claims import Claims, ImageStanding
 from glance_bootcache.snapshots.rbdstore import RbdSnapshots
 from glance_bootcache.snapshots.records import Record, Records, Stage
+from glance_bootcache.snapshots.sending import Sending
 from glance_bootcache.snapshots.snapshotjobs import SnapshotJobs
 from glance_bootcache.snapshots.stores import SnapshotUnfit, Stored
 
@@ -66,6 +67,9 @@ class Sends:
 
     def left(self):
         return self.lost
+
+    def sweep(self):
+        self._do('sweep')
 
     def tidy(self):
         pass
@@ -333,3 +337,12 @@ def test_a_pool_for_snapshots_without_glances_is_told(storage_conf, caplog):
     storage_conf.set_override('rbd_snapshot_pool', 'snapshots', 'bootcache')
     startchecks.check_ceph(storage_conf)
     assert 'without rbd_store_pool' in caplog.text
+
+
+def test_what_was_looked_at_when_the_service_was_killed_is_removed(house, storage_conf, tmp_path):
+    (tmp_path / 'look-x1').write_bytes(b'of a tenant')
+    (tmp_path / 'snapshots.json').write_text('{}')
+    Sending(storage_conf, [], None, str(tmp_path)).sweep()
+    assert not (tmp_path / 'look-x1').exists() and (tmp_path / 'snapshots.json').exists()
+    house.jobs.start()
+    assert 'sweep' in house.sends.did

@@ -318,10 +318,10 @@ function start_bootcache_exchange {
     run_process bootcache-exchange "$(bootcache_bin_dir)/bootcache-exchange --config-file $conf"
 }
 
-# The exporters, and what opens bases in Ceph, outlive the storage service on purpose; here they go too.
+# The exporters, and what opens bases and snapshots, outlive the storage service on purpose; here they go too.
 function stop_bootcache_exporters {
     local pidfile pid
-    for pidfile in "$BOOTCACHE_RUN_DIR"/{exporter*,ceph}.pid; do
+    for pidfile in "$BOOTCACHE_RUN_DIR"/{exporter*,ceph,snapshots}.pid; do
         pid=$(cat "$pidfile" 2>/dev/null || true)
         if [[ -n "$pid" ]] && grep -qsF "${pidfile%.pid}.qmp" "/proc/$pid/cmdline"; then
             sudo kill "$pid" || true

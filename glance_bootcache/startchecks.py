@@ -95,6 +95,10 @@ def check_ceph(conf: cfg.ConfigOpts) -> None:
     """
     group = conf[bootcache_conf.GROUP]
     if not group.rbd_store_pool:
+        if group.rbd_snapshot_pool:
+            LOG.warning('[bootcache]rbd_snapshot_pool=%s without rbd_store_pool: no base is read in'
+                        ' Ceph that is not yet, and snapshots of servers on others go stock Nova\'s'
+                        ' way; name Glance\'s pool in rbd_store_pool', group.rbd_snapshot_pool)
         return
     if group.rbd_snapshot_pool:
         _check_snapshots(group)

@@ -23,7 +23,7 @@ from bootcache.ceph.rbd import RbdAbsent, RbdRefused
 from bootcache.ceph.snapshotcommands import SnapshotCommands
 from bootcache.manifest import Manifest
 from glance_bootcache.snapshots.flatcopies import FlatCopies
-from glance_bootcache.snapshots.stores import Look, SnapshotUnfit, Stored, Traits, Writable
+from glance_bootcache.snapshots.stores import LOOK, Look, SnapshotUnfit, Stored, Traits, Writable
 
 LOG = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ class RbdSnapshots:
                   check: Callable[[], None]) -> Iterator[Look]:
         """Give a file with the first bytes, and holes."""
         begun = self._begun(snapshot_id)
-        with tempfile.NamedTemporaryFile(prefix='look-', dir=directory) as file:
+        with tempfile.NamedTemporaryFile(prefix=LOOK, dir=directory) as file:
             with self._asking():
                 size = self._rbd.size(begun)
                 with self._rbd.reading(begun, check) as pieces:

@@ -1,6 +1,8 @@
 """One snapshot from its beginning until Glance can have it: made, served, closed, looked at."""
 
 import contextlib
+import glob
+import os
 import secrets
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +12,7 @@ from oslo_config import cfg
 from bootcache import conf as bootcache_conf
 from bootcache import exception, properties
 from bootcache.manifest import Manifest
-from glance_bootcache.snapshots.stores import SnapshotStore, SnapshotUnfit, Stored
+from glance_bootcache.snapshots.stores import LOOK, SnapshotStore, SnapshotUnfit, Stored
 from glance_bootcache.snapshots.writing import SnapshotDaemon
 from glance_bootcache.storage import exportnames, inspection
 from glance_bootcache.storage.exporters import Exporters
@@ -40,6 +42,14 @@ class Sending:
         self._max_virtual_bytes = properties.parse_size(group.max_virtual_size)
         self._daemon = SnapshotDaemon(group.run_dir)
         self.stores = {store.name: store for store in stores}
+
+    def sweep(self) -> None:
+        """Remove what an earlier process was looking at when it ended.
+
+        :raises OSError: if it cannot be removed.
+        """
+        for path in glob.glob(os.path.join(glob.escape(self._directory), f'{LOOK}*')):
+            os.unlink(path)
 
     def choose(self, base: Manifest) -> SnapshotStore:
         """Return the store in which a base's snapshots are made.

@@ -40,6 +40,7 @@ _UPLOADS_AT_ONCE = 2
 # Of all hosts, and with those of which the outcome was not asked for yet.
 _MOST = 256
 _LOOK_SECONDS = 10
+_TOLD_SECONDS = 3600
 # What a host hears of the outcome of each step.
 _OUTCOMES = ('refused', 'url', 'upload', 'uploaded')
 
@@ -102,7 +103,11 @@ class SnapshotJobs:
         self._stopping = threading.Event()
 
     def start(self) -> None:
-        """Remove what an earlier process left, and look after what comes."""
+        """Remove what an earlier process left, and look after what comes.
+
+        :raises OSError: if a file of its cannot be removed.
+        """
+        self._sending.sweep()
         threading.Thread(target=self._run, name='bootcache-snapshots', daemon=True).start()
 
     def stop(self) -> None:
@@ -292,11 +297,22 @@ class SnapshotJobs:
     # Now and then.
 
     def _run(self) -> None:
+        told_at: float | None = None
         while not self._stopping.is_set():
+            fault = ''
             try:
                 self.once()
             except Exception as error:
-                LOG.warning('snapshots under way cannot be looked after: %s', away.told(error))
+                fault = away.told(error)
+            now = self._clock()
+            # Not where it was caught: oslo.log would add the error to a line that has it already.
+            if fault and (told_at is None or now - told_at >= _TOLD_SECONDS):
+                LOG.warning('snapshots that servers send, or have sent, cannot be looked after, nor'
+                            ' what is left of some be removed; it is tried every %d s, and told'
+                            ' once an hour: %s', _LOOK_SECONDS, fault)
+                told_at = now
+            elif not fault:
+                told_at = None
             self._stopping.wait(_LOOK_SECONDS)
 
     def once(self) -> None:

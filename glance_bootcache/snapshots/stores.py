@@ -12,6 +12,9 @@ from typing import Protocol
 from bootcache import exception
 from bootcache.manifest import Manifest
 
+# Begins the names of files that are looked at, and of nothing else in their directory.
+LOOK = 'look-'
+
 
 class SnapshotUnfit(exception.BootcacheError):
     """No such snapshot can be made of this base here; the server's goes stock Nova's way.

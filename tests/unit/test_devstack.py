@@ -208,7 +208,7 @@ def test_extra_starts_nothing_on_a_compute_node(tmp_path):
     assert not names(Devstack(tmp_path, 'n-cpu').run('stack', 'extra'), 'run_process')
 
 
-@pytest.mark.parametrize('name', ['exporter', 'exporter-10820', 'ceph'])
+@pytest.mark.parametrize('name', ['exporter', 'exporter-10820', 'ceph', 'snapshots'])
 def test_unstack_ends_the_exporters_and_no_other_process(tmp_path, name):
     devstack = Devstack(tmp_path, ALL)
     monitor = tmp_path / 'run' / f'{name}.qmp'

@@ -7,8 +7,10 @@ from oslo_utils.fixture import uuidsentinel
 
 from bootcache import exception
 from bootcache.ceph.snapshotcommands import SnapshotCommands
+from glance_bootcache import startchecks
 from glance_bootcache.snapshots.claims import Claims
 from glance_bootcache.snapshots.rbdstore import RbdSnapshots
+from glance_bootcache.snapshots.sending import Sending
 from glance_bootcache.snapshots.stores import Traits
 
 IMAGE, SNAPSHOT, SERVER = uuidsentinel.image, uuidsentinel.snapshot, uuidsentinel.server
@@ -61,3 +63,16 @@ def test_a_trash_that_takes_long_keeps_no_snapshot_from_being_made(storage_conf,
     monkeypatch.setattr(SnapshotCommands, 'clones', lambda self, pool, namespace: [])
     store.tidy()
     assert store.left() == []
+
+
+def test_a_pool_for_snapshots_without_glances_is_told(storage_conf, caplog):
+    storage_conf.set_override('rbd_snapshot_pool', 'snapshots', 'bootcache')
+    startchecks.check_ceph(storage_conf)
+    assert 'without rbd_store_pool' in caplog.text
+
+
+def test_what_was_looked_at_when_the_service_was_killed_is_removed(storage_conf, tmp_path):
+    (tmp_path / 'look-x1').write_bytes(b'of a tenant')
+    (tmp_path / 'snapshots.json').write_text('{}')
+    Sending(storage_conf, [], None, str(tmp_path)).sweep()
+    assert not (tmp_path / 'look-x1').exists() and (tmp_path / 'snapshots.json').exists()

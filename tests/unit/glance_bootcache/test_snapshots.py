@@ -7,92 +7,19 @@ import time
 import types
 
 import pytest
+from fakes_snapshots import Sends, Uploads
 from oslo_utils.fixture import uuidsentinel
 
 from bootcache import exception
 from bootcache.manifest import Made, Manifest
+from glance_bootcache.snapshots import snapshotjobs
 from glance_bootcache.snapshots.claims import ImageStanding
 from glance_bootcache.snapshots.records import Record, Records, Stage
 from glance_bootcache.snapshots.snapshotjobs import SnapshotJobs
-from glance_bootcache.snapshots.stores import SnapshotUnfit, Stored, Traits
+from glance_bootcache.snapshots.stores import SnapshotUnfit, Stored
 
 IMAGE, SNAPSHOT, SERVER = uuidsentinel.image, uuidsentinel.snapshot, uuidsentinel.server
 TOKEN = 'f' * 32
-
-
-class Sends:
-    """Stands for the steps of a snapshot, and for the store."""
-
-    name = 'rbd'
-
-    def __init__(self):
-        self.stores, self.did, self.fails, self.goes_on = {'rbd': self}, [], {}, threading.Event()
-        self.goes_on.set()
-        self.gone, self.lost, self.placed = True, [], []
-        self.stored = Stored(url='rbd://x')
-
-    def traits(self, snapshot_id):
-        return Traits('raw')
-
-    def _do(self, what):
-        self.did.append(what)
-        if what in self.fails:
-            raise self.fails[what]
-
-    def choose(self, base):
-        self._do('choose')
-        return self
-
-    def begin(self, store, base, snapshot_id, export, virtual_bytes, certificate):
-        assert self.goes_on.wait(10)
-        self._do('begin')
-        return {'export': export, 'server': ['192.0.2.1', 10820], 'tls': True,
-                'disk_format': 'raw'}
-
-    def finish(self, store, snapshot_id, export, virtual_bytes):
-        self._do('finish')
-        return self.stored
-
-    def give_up(self, store, snapshot_id, export):
-        self._do('give_up')
-        return self.gone
-
-    def settled(self, snapshot_id):
-        self._do('settled')
-
-    def discard(self, snapshot_id):
-        self._do('discard')
-        return True
-
-    def left(self):
-        return self.lost
-
-    def finished(self):
-        return self.placed
-
-    def tidy(self):
-        pass
-
-    def rest(self):
-        self._do('rest')
-
-
-class Uploads:
-    """Glance: what is uploaded."""
-
-    def __init__(self):
-        self.took, self.fails, self.begun, self.goes_on = {}, None, threading.Event(), \
-            threading.Event()
-        self.goes_on.set()
-
-    def upload(self, image_id, stream, stored_bytes):
-        if self.fails:
-            raise self.fails
-        first = stream.read(4)
-        self.begun.set()
-        assert self.goes_on.wait(10)
-        self.took[image_id] = first + stream.read()
-        assert len(self.took[image_id]) == stored_bytes
 
 
 @pytest.fixture
@@ -383,3 +310,25 @@ def test_a_damaged_file_of_records_counts_as_empty(house, caplog):
     with open(house.path, 'w') as stream:
         stream.write('{"version": 1, "snapshots": {"../x": {}}}')
     assert Records(house.path).all() == [] and 'cannot be used' in caplog.text
+
+
+def test_a_ceph_that_is_away_is_told_once_an_hour(house, caplog, monkeypatch):
+    """Each look fails, every ten seconds: that would be the log's only content."""
+    looks = threading.Semaphore(0)
+
+    def once():
+        looks.release()
+        raise exception.Interrupted('Ceph is away')
+
+    monkeypatch.setattr(snapshotjobs, '_LOOK_SECONDS', 0.001)
+    monkeypatch.setattr(house.jobs, 'once', once)
+    house.jobs.start()
+    assert house.sends.did == ['sweep']
+    for _look in range(5):
+        assert looks.acquire(timeout=20)
+    assert caplog.text.count('Ceph is away') == 1
+    house.seconds += 3600
+    deadline = time.monotonic() + 20
+    while caplog.text.count('Ceph is away') != 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

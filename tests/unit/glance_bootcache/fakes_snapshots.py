@@ -1,0 +1,83 @@
+"""Stand-ins of what snapshots under way need: the steps of one, and a Glance that takes uploads."""
+
+import threading
+
+from glance_bootcache.snapshots.stores import Stored, Traits
+
+
+class Sends:
+    """Stands for the steps of a snapshot, and for the store."""
+
+    name = 'rbd'
+
+    def __init__(self):
+        self.stores, self.did, self.fails, self.goes_on = {'rbd': self}, [], {}, threading.Event()
+        self.goes_on.set()
+        self.gone, self.lost, self.placed = True, [], []
+        self.stored = Stored(url='rbd://x')
+
+    def traits(self, snapshot_id):
+        return Traits('raw')
+
+    def _do(self, what):
+        self.did.append(what)
+        if what in self.fails:
+            raise self.fails[what]
+
+    def choose(self, base):
+        self._do('choose')
+        return self
+
+    def begin(self, store, base, snapshot_id, export, virtual_bytes, certificate):
+        assert self.goes_on.wait(10)
+        self._do('begin')
+        return {'export': export, 'server': ['192.0.2.1', 10820], 'tls': True,
+                'disk_format': 'raw'}
+
+    def finish(self, store, snapshot_id, export, virtual_bytes):
+        self._do('finish')
+        return self.stored
+
+    def give_up(self, store, snapshot_id, export):
+        self._do('give_up')
+        return self.gone
+
+    def settled(self, snapshot_id):
+        self._do('settled')
+
+    def discard(self, snapshot_id):
+        self._do('discard')
+        return True
+
+    def left(self):
+        return self.lost
+
+    def finished(self):
+        return self.placed
+
+    def sweep(self):
+        self._do('sweep')
+
+    def tidy(self):
+        pass
+
+    def rest(self):
+        self._do('rest')
+
+
+class Uploads:
+    """Glance: what is uploaded."""
+
+    def __init__(self):
+        self.took, self.fails, self.begun, self.goes_on = {}, None, threading.Event(), \
+            threading.Event()
+        self.goes_on.set()
+
+    def upload(self, image_id, stream, stored_bytes):
+        if self.fails:
+            raise self.fails
+        first = stream.read(4)
+        self.begun.set()
+        assert self.goes_on.wait(10)
+        self.took[image_id] = first + stream.read()
+        assert len(self.took[image_id]) == stored_bytes

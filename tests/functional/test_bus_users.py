@@ -4,7 +4,6 @@ import contextlib
 import pathlib
 import re
 import shlex
-import subprocess
 import threading
 
 import amqp
@@ -34,19 +33,35 @@ def commands():
     return [shlex.split(line)[1:] for line in lines if line.startswith('  rabbitmqctl ')]
 
 
+def erlang(command):
+    """What a command of rabbitmqctl has RabbitMQ do."""
+    name, *rest = command
+    if name == 'set_permissions':
+        option, vhost, user, *patterns = rest
+        assert option == '-p' and len(patterns) == 3
+        rest = [user, vhost, *patterns]
+    function = {'add_vhost': 'rabbit_vhost:add', 'delete_vhost': 'rabbit_vhost:delete',
+                'add_user': 'rabbit_auth_backend_internal:add_user',
+                'delete_user': 'rabbit_auth_backend_internal:delete_user',
+                'set_permissions': 'rabbit_auth_backend_internal:set_permissions'}[name]
+    return f'{function}(' + ', '.join('<<"{}">>'.format(text.replace('\\', '\\\\'))
+                                      for text in (*rest, 'tests')) + ')'
+
+
 @pytest.fixture(scope='module')
 def users(rabbitmqctl):
-    """Makes them as the page has it, and Nova with a virtual host of its own."""
+    """Makes them as the page has it, and Nova with a virtual host of its own.
+
+    All at once: each rabbitmqctl is an Erlang machine.
+    """
     made = [*commands(), ['add_vhost', NOVA], ['add_user', NOVA, 'PASSWORD'],
             ['set_permissions', '-p', NOVA, NOVA, '.*', '.*', '.*']]
-    assert {command[0] for command in made} == {'add_vhost', 'add_user', 'set_permissions'}
-    for command in made:
-        rabbitmqctl(*command)
+    assert len(made) == 7 + 3
+    rabbitmqctl('eval', ', '.join(map(erlang, made)) + '.')
     yield
-    for command in reversed(made):
-        if command[0] != 'set_permissions':
-            with contextlib.suppress(subprocess.CalledProcessError):
-                rabbitmqctl(command[0].replace('add', 'delete'), command[1])
+    rabbitmqctl('eval', ', '.join(erlang([command[0].replace('add', 'delete'), command[1]])
+                                  for command in reversed(made)
+                                  if command[0] != 'set_permissions') + '.')
 
 
 @pytest.fixture(scope='module')

@@ -346,3 +346,22 @@ def test_every_line_of_the_threat_model_names_a_test(section, places):
     assert [row for row in rows if not any(function for _name, function in named_tests(row))] == []
     assert [place for place in places
             if not any(place in row.split('\n     - ')[0] for row in rows)] == []
+
+
+# What promises nothing says so with its first words.
+PROMISES_NOTHING = re.compile(r'\* (Not prevented|As stock|Measured):? ')
+
+
+def test_every_claim_below_the_threat_model_s_tables_names_a_test():
+    text = (PAGES / 'security.rst').read_text()
+    parts = re.split(r'^([^\n]+)\n=+$', text, flags=re.MULTILINE)[1:]
+    sections = dict(zip(parts[::2], parts[1::2], strict=True))
+    for heading in list(sections)[:list(sections).index('Hostile images')]:
+        del sections[heading]
+    assert len(sections) > 7
+    assert [heading for heading, body in sections.items() if not named_tests(body)] == []
+    claims = [re.split(r'\n\n(?=\S)', claim)[0] for body in sections.values()
+              for claim in re.split(r'^(?=\* )', body, flags=re.MULTILINE)[1:]]
+    assert len(claims) > 35
+    assert [' '.join(claim.split())[:70] for claim in claims
+            if not PROMISES_NOTHING.match(claim) and not named_tests(claim)] == []

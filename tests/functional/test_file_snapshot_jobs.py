@@ -125,7 +125,7 @@ class House:
         qemu_img('convert', '-f', 'qcow2', '-O', 'raw', overlay, f'{overlay}.raw')
         # As Nova makes it: what it is is known later.
         image = self.glance.image(disk_format=None, container_format=None)
-        return (Snapshot(Bus(self), PLAIN, BASE, image, LARGE),
+        return (Snapshot(Bus(self), PLAIN, BASE, image, LARGE, lambda *content: ''),
                 SentDisk(overlay, self.base, self.format, LARGE), f'{overlay}.raw')
 
     def sent(self):
@@ -309,6 +309,7 @@ def test_a_crash_while_it_is_uploaded(house, plain_glance):  # noqa: F811
     older, crashed = house.uploads, house.jobs
     house.uploads = Held(plain_glance)
     house.restart()
+    house.jobs.once()
     house.jobs.once()
     assert [record.stage.value for record in house.records.all()] == ['withdrawn'], 'it is taken'
     # Its connection ends with the process.

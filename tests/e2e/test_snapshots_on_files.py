@@ -11,7 +11,7 @@ import signal
 import subprocess
 
 import pytest
-from on_files import LAYER, PORTS, glance_on_xfs, restart
+from on_files import PORTS, glance_on_xfs, restart
 
 from tools.cloud.bootcache import STORAGE_SERVICE
 from tools.cloud.tenant import wait_until
@@ -30,6 +30,18 @@ def place(cloud):
         wait_until(lambda: REGISTERS in (cloud.layout.log / 'glance-bootcache.log').read_bytes()
                    [begin:].decode(errors='replace'), 'the trial', 120)
         yield place
+
+
+@pytest.fixture
+def stock_place(place, cloud):
+    """The same; Glance has its stock store."""
+    cloud.layer('glance', '81-stock', {'DEFAULT': {'enabled_backends': 'file:file'}})
+    try:
+        restart(cloud)
+        yield place
+    finally:
+        # The services start anew with the end of the module.
+        cloud.layer('glance', '81-stock', None)
 
 
 @pytest.fixture
@@ -240,11 +252,9 @@ def test_glance_that_takes_no_location(place, cloud, tenant, image, compute_log)
         cloud.restart('glance')
 
 
-def test_without_the_driver_it_is_uploaded_and_shares(place, cloud, tenant, small_image,
-                                                     compute_log, storage_log, sent):
-    """From now on Glance has its stock store."""
-    cloud.layer('glance', f'{LAYER}-stock', {'DEFAULT': {'enabled_backends': 'file:file'}})
-    restart(cloud)
+def test_without_the_driver_it_is_uploaded_and_shares(storage_log, stock_place, cloud, tenant,
+                                                     small_image, compute_log, sent):
+    place = stock_place
     storage_log.wait('no store of Glance registers snapshots, they are uploaded', 120)
     image = tenant.image(small_image)
     tenant.wait_state(image, 'ready')

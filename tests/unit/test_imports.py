@@ -184,3 +184,11 @@ def test_no_file_is_longer_than_one_purpose_takes():
              for kind in ('*.py', '*.sh') for path in (ROOT / folder).rglob(kind)}
     assert len(found) > 300
     assert {path: lines for path, lines in found.items() if lines > 400} == {}
+
+
+def test_files_of_tests_that_run_together_have_names_of_their_own():
+    """pytest imports them by these, and refuses the second one."""
+    paths = [path for path in (ROOT / 'tests' / 'unit').rglob('*.py')
+             if path.stem not in ('__init__', 'conftest')]
+    assert len(paths) > 100
+    assert sorted(path.stem for path in paths) == sorted({path.stem for path in paths})

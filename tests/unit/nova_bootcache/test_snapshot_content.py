@@ -10,6 +10,7 @@ import threading
 import types
 
 import pytest
+from nova import objects
 from nova.virt.libvirt import imagebackend
 from oslo_utils.fixture import uuidsentinel
 
@@ -53,7 +54,8 @@ def host(tmp_path, monkeypatch):
     cache, service = CacheFiles(str(tmp_path / '_bootcache')), Service()
     os.makedirs(cache.directory, exist_ok=True)
     disk = BootCacheQcow2.__new__(BootCacheQcow2)
-    disk.path, disk._instance = str(tmp_path / 'disk'), types.SimpleNamespace(image_ref=IMAGE)
+    disk.path, disk._instance = str(tmp_path / 'disk'), types.SimpleNamespace(
+        image_ref=IMAGE, image_meta=objects.ImageMeta(disk_format='raw'))
     disk.bootcache = types.SimpleNamespace(cache=cache, storage=service, encryption=PLAIN)
 
     def on(base, form):

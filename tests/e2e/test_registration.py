@@ -110,8 +110,9 @@ def test_an_image_deleted_while_it_is_recorded_leaves_nothing(tenant, small_imag
     tenant._images.remove(image)
     wait_until(lambda: not profile_servers(tenant), 'the profile server is deleted')
     wait_until(lambda: tenant.show(image) is None, 'the image is forgotten')
-    assert not (cloud.state_directory / 'images' / image).exists()
-    assert image not in cloud.exports()
+    # Who was at it has gone a moment later.
+    wait_until(lambda: not (cloud.state_directory / 'images' / image).exists(), 'its files go')
+    wait_until(lambda: image not in cloud.exports(), 'its export goes')
 
 
 @pytest.fixture

@@ -36,12 +36,23 @@ def snapshots(ceph_conf, glance_store):
     run, namespace = glance_store.ceph.run, 'bootcache/storage'
     # Bases that are snapshots keep these.
     for name in json.loads(run('rbd', 'ls', '--format', 'json', namespace)):
-        run('rbd', 'rm', '--no-progress', f'{namespace}/{name}')
+        # One that another test's daemon had open as it was killed is watched for a while.
+        until(lambda name=name: is_removed(glance_store, f'{namespace}/{name}'),
+              f'the end of {name}')
     for name in names(glance_store):
         with contextlib.suppress(ValueError):
             store.discard(str(uuid.UUID(name.removeprefix('begun-'))))
     purge(glance_store)
     glance_store.ceph.make_user('bootcache', CAPS)
+
+
+def is_removed(glance, image):
+    try:
+        glance.ceph.run('rbd', 'rm', '--no-progress', image)
+    except CephError as error:
+        assert 'watchers' in str(error), error
+        return False
+    return True
 
 
 def names(glance, what='ls'):

@@ -35,39 +35,11 @@ def _check(host: HostChild, image: Image) -> None:
         raise RuntimeError(f'{host.name}: the base of {image.image_id} is not read in Ceph')
 
 
-class FirstFromCeph(FirstByExporter):
-    """On demand and kept; the host reads in Ceph.
+class _FromCeph(Ours):
+    """The host reads in Ceph: what its peers have in common.
 
     :param conf: path of Ceph's configuration file.
     """
-
-    name = 'bootcache first, base from Ceph'
-    phases = '',
-
-    def __init__(self, conf: str):
-        super().__init__()
-        self._conf = conf
-
-    def prepare(self, host: HostChild, image: Image, phase: str) -> None:
-        """Have the driver run, with the host's key."""
-        _read_in_ceph(host, self._conf)
-        super().prepare(host, image, phase)
-
-    def finish(self, host: HostChild, phase: str) -> None:
-        """See that it was read there, and remove the disk."""
-        assert host._image is not None
-        _check(host, host._image)
-        super().finish(host, phase)
-
-
-class ColdFromCeph(ColdByExporter):
-    """The cache image is fetched first, from the exporter; what it lacks the host reads in Ceph.
-
-    :param conf: path of Ceph's configuration file.
-    """
-
-    name = 'bootcache, base from Ceph'
-    phases = 'cold',
 
     def __init__(self, conf: str):
         super().__init__()
@@ -83,3 +55,17 @@ class ColdFromCeph(ColdByExporter):
         assert host._image is not None
         _check(host, host._image)
         super().finish(host, phase)
+
+
+class FirstFromCeph(_FromCeph, FirstByExporter):
+    """On demand and kept; the host reads in Ceph."""
+
+    name = 'bootcache first, base from Ceph'
+    phases = '',
+
+
+class ColdFromCeph(_FromCeph, ColdByExporter):
+    """The cache image is fetched first, from the exporter; what it lacks the host reads in Ceph."""
+
+    name = 'bootcache, base from Ceph'
+    phases = 'cold',

@@ -95,8 +95,10 @@ def test_the_last_line_is_as_pytest_has_it(counts, line):
 def test_lanes(tmp_path):
     lanes = testrun.lanes_of(['unit', 'functional', 'e2e'], 2, tmp_path)
     assert [(lane.name, lane.parts, lane.home.name) for lane in lanes] == [
-        ('local', ['unit', 'functional'], tmp_path.name), ('e2e-1', ['e2e'], 'test1'),
-        ('e2e-2', ['e2e'], 'test2')]
+        ('local', ['unit', 'functional'], tmp_path.name),
+        ('e2e-1', ['e2e', 'functional'], 'test1'), ('e2e-2', ['e2e', 'functional'], 'test2')]
+    assert [lane.parts for lane in testrun.lanes_of(['unit', 'e2e'], 1, tmp_path)] \
+        == [['unit'], ['e2e']]
     (tmp_path / 'test1' / 'cloud').mkdir()
     assert os.readlink(tmp_path / 'test1' / 'venv') == '../venv'
     # What a run that was killed left does not stay.

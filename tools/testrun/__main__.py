@@ -203,11 +203,15 @@ def default_clouds(memory: int) -> int:
 
 
 def lanes_of(parts: list[str], clouds: int, home: Path) -> list[Lane]:
-    """Return the lanes: one a cloud, and one for the parts that need none."""
+    """Return the lanes: one a cloud, and one for the parts that need none.
+
+    Who has no more of its own goes on with the functional tests that nobody has claimed.
+    """
     local = [part for part in parts if part != 'e2e']
-    lanes = [Lane('local', local, home)] if local else []
+    lanes = [Lane('local', list(local), home)] if local else []
     if 'e2e' in parts:
-        lanes += [Lane(f'e2e-{number}', ['e2e'], lane_home(home, number))
+        then = [part for part in local if part == 'functional']
+        lanes += [Lane(f'e2e-{number}', ['e2e', *then], lane_home(home, number))
                   for number in range(1, clouds + 1)]
     return lanes
 

@@ -4,7 +4,7 @@ import contextlib
 import glob
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from oslo_config import cfg
@@ -118,7 +118,6 @@ class Sending:
             raise hanging
         return gone
 
-    def rest(self) -> None:
-        """End the daemon: nothing is under way."""
-        if self._daemon.runs:
-            self._daemon.end()
+    def rest(self, is_idle: Callable[[], bool]) -> None:
+        """End the daemon if nothing is under way, as ``SnapshotDaemon.rest`` has it."""
+        self._daemon.rest(is_idle)

@@ -324,10 +324,13 @@ class SnapshotJobs:
         try:
             self._removal.once(self._goes_on)
         finally:
-            with self._lock:
-                if not self._jobs and not any(record.stage is Stage.BEGUN
-                                              for record in self._records.all()):
-                    self._sending.rest()
+            self._sending.rest(self._is_idle)
+
+    def _is_idle(self) -> bool:
+        with self._lock:
+            if self._jobs:
+                return False
+        return not any(record.stage is Stage.BEGUN for record in self._records.all())
 
     def _goes_on(self, snapshot_id: str) -> bool:
         with self._lock:

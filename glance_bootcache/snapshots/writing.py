@@ -8,7 +8,7 @@ are being sent then go stock Nova's way.
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from oslo_log import log as logging
 
@@ -87,9 +87,16 @@ class SnapshotDaemon:
         """Whether there is a daemon."""
         return self._daemon.pid() is not None
 
-    def end(self) -> None:
-        """End the daemon: nothing is being written, or whoever writes is to fail."""
-        self._daemon.stop(_END_SECONDS)
+    def rest(self, is_idle: Callable[[], bool]) -> None:
+        """End the daemon if nothing is under way; who opens something then starts another one.
+
+        :param is_idle: tells so, while nobody can open anything.
+        """
+        if not self.runs:
+            return
+        with self._daemon.monitor.alone():
+            if is_idle():
+                self._daemon.stop(_END_SECONDS)
 
     @staticmethod
     def _node_name(export: str) -> str:

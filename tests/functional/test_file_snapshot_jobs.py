@@ -159,7 +159,7 @@ class House:
 
     def close(self):
         self.jobs.stop()
-        self.sending.rest()
+        self.sending.rest(lambda: True)
         self.exporters.stop()
 
 
@@ -286,7 +286,7 @@ def test_a_crash_leaves_nothing(house, glance, when, has_records):  # noqa: F811
         os.unlink(house.images.state_path('snapshots.json'))
     house.jobs.stop()
     house.restart()
-    house.sending.rest()
+    house.sending.rest(lambda: True)
     with pytest.raises(SnapshotRefused, match='does not know it any more'):
         snapshot.finish()
     house.jobs.start()

@@ -108,7 +108,7 @@ def house(ceph_conf, snapshots, ceph_exporter, glance_store, ceph_image, directo
     house = House(ceph_conf, snapshots, ceph_exporter, glance_store, ceph_image, directory)
     yield house
     house.jobs.stop()
-    house.sending.rest()
+    house.sending.rest(lambda: True)
 
 
 def test_a_snapshot_is_sent_and_glance_gets_it(house, glance_store):
@@ -174,7 +174,7 @@ def test_what_has_no_record_is_found_in_ceph(house):
     snapshot.begin()
     os.unlink(house.images.state_path('snapshots.json'))
     house.restart()
-    house.sending.rest()
+    house.sending.rest(lambda: True)
     until(lambda: house.jobs.once() or names(house.glance) == [], 'the end of the clone', 120)
 
 

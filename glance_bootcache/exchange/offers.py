@@ -31,6 +31,8 @@ _MOST_TORRENTS = 500
 # A host waits for little longer, and copies then; the next one may be told.
 _READ_SECONDS = 3
 _GIVE_SECONDS = 1
+# Full bases that are read for their torrents at a time: the disk is that of every boot.
+_READ_AT_ONCE = 2
 # For which nobody asks an exchange that was silent: each that does has one of the threads that
 # answer hosts, also those of which servers boot.
 _SILENCE_SECONDS = 30
@@ -98,6 +100,8 @@ class ExchangeOffers:
                 or not manifest.wished.settle or decisions.is_unverified(manifest) \
                 or not self._health.may_ask():
             return None
+        if self._must_wait(image_hash):
+            return {'wait': True}
         made, _began = self._describe(image_hash, manifest.made.base_path, begins_anew=False)
         if not made.done():
             # Nobody waits for it as a server waits.
@@ -181,6 +185,12 @@ class ExchangeOffers:
             made, _began = self._torrents.get(file, (None, 0.0))
             if made is not None and made.done():
                 del self._torrents[file]
+
+    def _must_wait(self, file: str) -> bool:
+        """Tell whether another file has to wait, as so many are read already."""
+        with self._lock:
+            return file not in self._torrents and sum(
+                not made.done() for made, _began in self._torrents.values()) >= _READ_AT_ONCE
 
     def _describe(self, file: str, path: str, begins_anew: bool = True
                   ) -> tuple[Future[bytes], float]:

@@ -116,3 +116,25 @@ def test_no_host_waits_for_a_base_that_it_did_not_read(offers, hanging, storage_
     for _number in range(3):
         assert asks_for_base() is None
     assert len(hanging) == 1
+
+
+def test_full_bases_are_read_a_few_at_a_time(offers, hanging, storage_conf):
+    """A hundred images that settle at once: each is read as a whole before it is given."""
+    store = ImageStore(storage_conf.bootcache.state_dir)
+    path = store.path(IMAGE, 'base')
+    with open(path, 'wb') as stream:
+        stream.write(DATA)
+    store.save(store.load(IMAGE).making(base_path=path, base_hash='sha512:00',
+                                        stored_bytes=len(DATA)))
+    others = [Future() for _number in range(2)]
+    for number, reading in enumerate(others):
+        offers._torrents[f'sha512:{number}1'] = reading, 0.0
+
+    def asks_for_base():
+        return offers.offer_base(IMAGE, 'host', 'sha512:00', '127.0.0.1', 10830, '')
+
+    assert asks_for_base() == {'wait': True}
+    assert 'sha512:00' not in offers._torrents and hanging == []
+    others[0].set_result(b'torrent')
+    assert asks_for_base() == {'wait': True}
+    assert 'sha512:00' in offers._torrents

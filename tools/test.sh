@@ -46,20 +46,30 @@ beside_each_other() {
         && unshare --net --pid --fork --mount-proc true 2>/dev/null
 }
 
+# Their making must not count against a test's time; it goes beside what needs none of them.
+begin_images() {
+    "$TOP/tools/images/make.sh" small >/dev/null &
+    small=$!
+    "$TOP/tools/images/make.sh" debian >/dev/null &
+    debian=$!
+    trap 'kill "$small" "$debian" 2>/dev/null || true; wait' EXIT
+}
+
 run_beside_each_other() {
-    # Their making must not count against a test's time.
-    "$TOP/tools/images/make.sh" small >/dev/null
-    "$TOP/tools/images/make.sh" debian >/dev/null
+    wait "$small"
+    wait "$debian"
     exec "$VENV/bin/python" -W ignore -m tools.testrun "$@"
 }
 
 if [ "$part" = all ]; then
+    begin_images
     lint
     if beside_each_other; then run_beside_each_other unit functional e2e -- "$@"; fi
     for what in unit functional e2e; do run "$what" "$@"; done
 elif [ "$part" = lint ]; then
     lint
 elif [ "$part" = e2e ] && beside_each_other; then
+    begin_images
     run_beside_each_other e2e -- "$@"
 else
     run "$part" "$@"

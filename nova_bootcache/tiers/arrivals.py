@@ -2,8 +2,9 @@
 
 The first host that asks for one has it read by the job of gateway/arrivingimage.py. Others get it
 from hosts that asked before, into a file apart: libtorrent writes what nobody has verified yet, so
-it never writes to what servers read. These read from the storage node meanwhile, and only what they
-ask for. What came apart takes the name of what they read, and both ways end in the same way.
+it never writes to what servers read. What came apart takes the name of what they read, and both
+ways end in the same way. Servers wait for that, see awaited.py; those that do not, or no longer,
+read from the storage node meanwhile, and only what they ask for.
 """
 
 import contextlib
@@ -25,6 +26,7 @@ from nova_bootcache.gateway import arrivingimage
 from nova_bootcache.gateway.below import Below
 from nova_bootcache.gateway.daemon import Gateway
 from nova_bootcache.gateway.hostneeds import HostNeeds
+from nova_bootcache.tiers.awaited import Awaited
 from nova_bootcache.tiers.fetches import Fetches, Patience
 from nova_bootcache.tiers.room import Room
 
@@ -33,6 +35,8 @@ LOG = logging.getLogger(__name__)
 
 class Arrivals:
     """Fetches cache images without a server having to wait for them: gateway/arrival.py.
+
+    :ivar awaited: those that servers wait for all the same, as others give them.
 
     :param files: the host's cache images.
     :param fetches: verifies and places what has come.
@@ -50,6 +54,7 @@ class Arrivals:
         self._below = below
         self._gateway = gateway
         self._needs = needs
+        self.awaited = Awaited()
 
     def is_worth_it(self, offered: Offered, medium: Medium) -> bool:
         """Tell whether servers may read from a cache image on its way, instead of waiting for it.
@@ -61,12 +66,13 @@ class Arrivals:
         return arrivingimage.is_worth_it(info.bytes) and self._room.has_room(
             medium, offered.remote.image_id, arrivingimage.room(info.bytes))
 
-    def begin(self, offered: Offered, medium: Medium) -> bool:
+    def begin(self, offered: Offered, medium: Medium, is_awaited: bool = False) -> bool:
         """Have servers of an image read from its cache image, which comes in the background.
 
         The image has a cache image on this host, as a rule an empty one, that what comes replaces;
         and the gateway serves its base.
 
+        :param is_awaited: whether servers wait while other hosts give it.
         :returns: False if that is not possible, or a growing store has its place by now; True also
             if it is here by now.
         """
@@ -81,8 +87,10 @@ class Arrivals:
                 # Since the server's plan was made.
                 self._needs.end_arrival(remote.image_id)
                 return is_here
+            if is_awaited:
+                self.awaited.begin(remote.image_id)
         with contextlib.ExitStack() as undone:
-            undone.callback(self._needs.end_arrival, remote.image_id)
+            undone.callback(self._end, remote.image_id)
             try:
                 storagenode.check_reachable(remote)
                 # What has to go for it goes before its file takes the room.
@@ -102,6 +110,10 @@ class Arrivals:
                 return False
             undone.pop_all()
         return True
+
+    def _end(self, image_id: str) -> None:
+        self.awaited.end(image_id)
+        self._needs.end_arrival(image_id)
 
     def _is_here(self, image_id: str, sha256: str) -> bool:
         known = self._files.known(image_id)
@@ -127,6 +139,7 @@ class Arrivals:
                 self._receive(offered, medium, others, apart)
             steps.reached('arrive: landing')
             arrivingimage.land(self._gateway, image_id, self._files.path(image_id))
+            self.awaited.end(image_id)
             if others is not None:
                 # Until this is over nobody expands it.
                 self._fetches.give(others, image_id)
@@ -140,7 +153,7 @@ class Arrivals:
                 self._clear_up(image_id, medium)
             finally:
                 room.close()
-                self._needs.end_arrival(image_id)
+                self._end(image_id)
 
     def _clear_up(self, image_id: str, medium: Medium) -> None:
         try:
@@ -194,6 +207,7 @@ class Arrivals:
         if others is not None and not others.is_first \
                 and self._exchange(offered, medium, others, path, patience):
             return
+        self.awaited.end(remote.image_id)
         apart.close()
         arrivingimage.bring(self._gateway, remote.image_id, info.bytes, path, patience.seconds,
                             patience.stalled)

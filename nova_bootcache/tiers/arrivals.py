@@ -136,13 +136,13 @@ class Arrivals:
         try:
             with contextlib.ExitStack() as apart:
                 others = self._ask_others(offered, medium, apart)
-                self._receive(offered, medium, others, apart)
+                is_told = self._receive(offered, medium, others, apart)
             steps.reached('arrive: landing')
             arrivingimage.land(self._gateway, image_id, self._files.path(image_id))
             self.awaited.end(image_id)
             if others is not None:
                 # Until this is over nobody expands it.
-                self._fetches.give(others, image_id)
+                self._fetches.give(others, image_id, is_told)
         except (exception.BootcacheError, OSError) as error:
             LOG.warning('image %s: its cache image did not arrive, and is read from the base: %s',
                         image_id, error)
@@ -189,28 +189,32 @@ class Arrivals:
         return others
 
     def _receive(self, offered: Offered, medium: Medium, others: Exchanged | None,
-                 apart: contextlib.ExitStack) -> None:
+                 apart: contextlib.ExitStack) -> bool:
+        """Have it come; tell whether other hosts gave it, as far as they did."""
         info, remote = offered.cache_image, offered.remote
         assert info is not None and remote is not None
         path = self._files.coming_path(remote.image_id, medium)
+        came: list[bool] = []
         self._fetches.receive(
             CacheEntry(remote, info, info.sha256, info.virtual_bytes, offered.pinned,
                        offered.generation), medium, path,
-            lambda patience: self._bring(offered, medium, others, apart, patience),
+            lambda patience: came.append(self._bring(offered, medium, others, apart, patience)),
             has_room=True)
+        return any(came)
 
     def _bring(self, offered: Offered, medium: Medium, others: Exchanged | None,
-               apart: contextlib.ExitStack, patience: Patience) -> None:
+               apart: contextlib.ExitStack, patience: Patience) -> bool:
         info, remote = offered.cache_image, offered.remote
         assert info is not None and remote is not None
         path = self._files.coming_path(remote.image_id, medium)
         if others is not None and not others.is_first \
                 and self._exchange(offered, medium, others, path, patience):
-            return
+            return True
         self.awaited.end(remote.image_id)
         apart.close()
         arrivingimage.bring(self._gateway, remote.image_id, info.bytes, path, patience.seconds,
                             patience.stalled)
+        return False
 
     def _exchange(self, offered: Offered, medium: Medium, others: Exchanged, path: str,
                   patience: Patience) -> bool:

@@ -209,16 +209,17 @@ class Fetches:
             gives_on=info.backing_uri == self._base_uri(remote.image_id),
             check=(lambda: self._check_patience(remote.image_id)) if rate else lambda: None)
 
-    def give(self, others: Exchanged, image_id: str) -> None:
+    def give(self, others: Exchanged, image_id: str, is_told: bool = False) -> None:
         """Give a cache image that is here to the hosts that were told of this one.
 
         :param others: what ``ask_others`` has returned.
+        :param is_told: whether ``exchange`` has brought it, and told how.
         """
         entry = self._files.entry(image_id)
         # Not one that was expanded, or has another header.
         if self._exchanges is not None and entry is not None \
                 and entry.file_sha256 == others.sha256:
-            self._exchanges.give(image_id, others, self._files.path(image_id))
+            self._exchanges.give(image_id, others, self._files.path(image_id), is_told)
 
     def _copy(self, remote: Remote, export: str, size: int, partial: str, rate: int,
               patience: Patience) -> None:

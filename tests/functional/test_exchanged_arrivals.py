@@ -1,7 +1,8 @@
-"""Servers boot while other hosts give the cache image, apart from what the servers read."""
+"""Servers boot when other hosts have given the cache image, apart from what the servers read."""
 
 import os
 import threading
+from concurrent import futures
 
 import pytest
 from compute_host import boot, compare
@@ -12,11 +13,14 @@ from storage_node import IMAGE, MIB, content
 from test_arrival import Way, nodes
 
 from bootcache import rpcapi, steps
-from nova_bootcache.gateway import arrivingimage
+from bootcache.exchange import patience
+from nova_bootcache.gateway import arrivingimage, sharedstore
 
 pytest.importorskip('libtorrent')
 
 LAST = SET[-1].end - 8192
+# The gateway reads it when it opens the file.
+HEADER = sharedstore.GRANULARITY
 
 
 @pytest.fixture
@@ -71,6 +75,26 @@ def held():
     steps.install(None)
 
 
+@pytest.fixture
+def patient(monkeypatch):
+    """Servers wait for as long as others may give it."""
+    monkeypatch.setattr(patience, 'SERVERS_WAIT', 600.0)
+
+
+@pytest.fixture
+def hasty(monkeypatch):
+    """Servers wait for next to nothing."""
+    monkeypatch.setattr(patience, 'SERVERS_WAIT', 0.1)
+
+
+def boot_all(host, *paths):
+    """Have servers boot at the same time; what is to come of them."""
+    pool = futures.ThreadPoolExecutor(len(paths))
+    found = [pool.submit(boot, host, path) for path in paths]
+    pool.shutdown(wait=False)
+    return found
+
+
 def sent(way):
     """The bytes of the cache image that came from the storage node."""
     return sum(length for _offset, length in way.reads('cache-'))
@@ -92,7 +116,79 @@ def gives(host):
             for entry in host.exchange.client.files()['files'].values()] == [True]
 
 
-def test_others_give_it_while_a_server_reads_what_it_asks_for(cloud, host, way, held, directory):
+def test_servers_wait_while_others_give_it_and_read_nothing_from_the_storage_node(
+        cloud, host, way, held, patient, directory):
+    others = [cloud.host(), cloud.host()]
+    for other in others:
+        cloud.fetch(other)
+    before, disks = cloud.given(), (f'{directory}/disk', f'{directory}/second')
+    waiting, wait = [], host.arrivals.awaited.wait
+    host.arrivals.awaited.wait = lambda image_id: waiting.append(image_id) or wait(image_id)
+    servers = boot_all(host, *disks)
+    until(lambda: 'arrive: apart' in held.come and len(waiting) == 2, 'the exchange')
+    assert host.needs.is_arriving(IMAGE) and not any(map(os.path.exists, disks))
+    held.go.set()
+    assert [server.result(60) for server in servers] == [True, True]
+    assert host.cache.entry(IMAGE).cache_image == cloud.info
+    has_arrived(host, cloud)
+    assert 'arrive: exchanged' in held.come and sent(way) <= HEADER
+    assert cloud.given() == before and sum(map(cloud.given, others)) >= cloud.info.bytes
+    for disk in disks:
+        compare(disk, cloud.node)
+    until(lambda: gives(host), 'that it gives')
+    told = {one['to']: one['way'] for one in cloud.service.offers.given.describe(IMAGE)}
+    assert told['host-1'] == 'exchanged'
+
+
+def test_where_others_are_gone_the_storage_nodes_exchange_gives_it_soon(
+        cloud, host, way, held, patient, directory):
+    others = [cloud.host(), cloud.host()]
+    for other in others:
+        cloud.fetch(other)
+    for other in others:
+        other.kill()
+    held.go.set()
+    before = cloud.given()
+    assert boot(host, f'{directory}/disk') is True
+    has_arrived(host, cloud)
+    assert 'arrive: exchanged' in held.come and sent(way) <= HEADER
+    assert cloud.given() - before >= cloud.info.bytes
+
+
+def test_where_nobody_gives_anything_servers_go_on(cloud, host, way, directory, monkeypatch):
+    """Those that the host is told of are gone, and so is the storage node's exchange."""
+    other = cloud.host()
+    cloud.leave_a_part(other, monkeypatch)
+    other.kill()
+    assert boot(host, f'{directory}/disk') is True
+    compare(f'{directory}/disk', cloud.node)
+    has_arrived(host, cloud)
+    assert sent(way) >= cloud.info.bytes
+
+
+def test_a_host_that_is_told_of_nobody_does_not_wait_for_an_answer(
+        cloud, host, way, patient, directory, monkeypatch):
+    """As where there is no exchange: others are asked for while its server boots."""
+    offer, answered = cloud.service.offers.offer, threading.Event()
+    monkeypatch.setattr(cloud.service.offers, 'offer',
+                        lambda *what: answered.wait(60) and offer(*what))
+    assert boot(host, f'{directory}/disk') is True
+    assert host.needs.is_arriving(IMAGE) and not answered.is_set()
+    answered.set()
+    has_arrived(host, cloud)
+    assert sent(way) == cloud.info.bytes
+
+
+def test_where_those_that_were_told_do_not_ask_servers_wait_for_the_answer_only(
+        cloud, host, way, held, patient, directory):
+    cloud.service.offers.tell(cloud.node.answer(), 'another')
+    assert boot(host, f'{directory}/disk') is True
+    has_arrived(host, cloud)
+    assert 'arrive: apart' not in held.come and sent(way) == cloud.info.bytes
+
+
+def test_a_server_that_has_waited_long_enough_reads_what_it_asks_for(cloud, host, way, held, hasty,
+                                                                     directory):
     data = content(cloud.node)
     for other in (cloud.host(), cloud.host()):
         cloud.fetch(other)
@@ -121,7 +217,7 @@ def test_others_give_it_while_a_server_reads_what_it_asks_for(cloud, host, way, 
     until(lambda: gives(host), 'that it gives')
 
 
-def test_what_servers_read_is_nothing_that_others_wrote(cloud, host, held, directory):
+def test_what_servers_read_is_nothing_that_others_wrote(cloud, host, held, hasty, directory):
     """Of two files the gateway has one open until the other is verified."""
     for other in (cloud.host(), cloud.host()):
         cloud.fetch(other)
@@ -155,8 +251,8 @@ def test_the_first_host_has_it_read_and_gives_it_afterwards(cloud, host, way, he
     assert host.exchange.address in entry['peers']
 
 
-def test_what_others_do_not_give_is_copied_and_servers_wait_for_nothing(
-        cloud, host, way, directory, monkeypatch):
+def test_what_others_do_not_give_is_copied_and_servers_do_not_wait_for_that(
+        cloud, host, way, hasty, directory, monkeypatch):
     """The host before it has a part of it, nobody has the rest, and it does not begin anew."""
     cloud.leave_a_part(cloud.host(), monkeypatch)
     assert boot(host, f'{directory}/disk') is True
@@ -168,7 +264,8 @@ def test_what_others_do_not_give_is_copied_and_servers_wait_for_nothing(
     until(lambda: gives(host), 'that it gives')
 
 
-def test_without_the_exchange_of_this_host_it_is_read_at_once(cloud, host, way, directory):
+def test_without_the_exchange_of_this_host_it_is_read_at_once(cloud, host, way, patient,
+                                                              directory):
     for other in (cloud.host(), cloud.host()):
         cloud.fetch(other)
     host.exchange.kill()
@@ -177,7 +274,7 @@ def test_without_the_exchange_of_this_host_it_is_read_at_once(cloud, host, way, 
     assert sent(way) == cloud.info.bytes
 
 
-def test_the_exchange_of_this_host_dies_in_the_midst(cloud, host, way, directory):
+def test_the_exchange_of_this_host_dies_in_the_midst(cloud, host, way, patient, directory):
     for other in (cloud.host(), cloud.host()):
         cloud.fetch(other)
 
@@ -194,7 +291,8 @@ def test_the_exchange_of_this_host_dies_in_the_midst(cloud, host, way, directory
     assert sent(way) == cloud.info.bytes
 
 
-def test_without_room_for_a_second_file_others_are_not_told_of_it(cloud, hosts, way, directory):
+def test_without_room_for_a_second_file_others_are_not_told_of_it(cloud, hosts, way, patient,
+                                                                  directory):
     one = cloud.host()
     cloud.fetch(one)
     # Of these 95 % are the high watermark.
@@ -209,7 +307,8 @@ def test_without_room_for_a_second_file_others_are_not_told_of_it(cloud, hosts, 
     assert made.exchange.client.files()['got'] == 0
 
 
-def test_a_host_that_ends_in_the_midst_leaves_nothing(cloud, host, hosts, way, held, directory):
+def test_a_host_that_ends_in_the_midst_leaves_nothing(cloud, host, hosts, way, held, hasty,
+                                                      directory):
     """Files of an earlier process; the next one has it come again."""
     for other in (cloud.host(), cloud.host()):
         cloud.fetch(other)

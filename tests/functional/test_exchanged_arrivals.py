@@ -87,6 +87,16 @@ def hasty(monkeypatch):
     monkeypatch.setattr(patience, 'SERVERS_WAIT', 0.1)
 
 
+@pytest.fixture
+def go(monkeypatch):
+    """What comes from the storage node does not begin to before this is set, but what is asked for.
+    """
+    event, real = threading.Event(), arrivingimage.bring
+    monkeypatch.setattr(arrivingimage, 'bring', lambda *what: event.wait(60) and real(*what))
+    yield event
+    event.set()
+
+
 def boot_all(host, *paths):
     """Have servers boot at the same time; what is to come of them."""
     pool = futures.ThreadPoolExecutor(len(paths))
@@ -180,9 +190,11 @@ def test_a_host_that_is_told_of_nobody_does_not_wait_for_an_answer(
 
 
 def test_where_those_that_were_told_do_not_ask_servers_wait_for_the_answer_only(
-        cloud, host, way, held, patient, directory):
+        cloud, host, way, held, patient, go, directory):
     cloud.service.offers.tell(cloud.node.answer(), 'another')
     assert boot(host, f'{directory}/disk') is True
+    assert host.needs.is_arriving(IMAGE)
+    go.set()
     has_arrived(host, cloud)
     assert 'arrive: apart' not in held.come and sent(way) == cloud.info.bytes
 
@@ -264,12 +276,14 @@ def test_what_others_do_not_give_is_copied_and_servers_do_not_wait_for_that(
     until(lambda: gives(host), 'that it gives')
 
 
-def test_without_the_exchange_of_this_host_it_is_read_at_once(cloud, host, way, patient,
+def test_without_the_exchange_of_this_host_it_is_read_at_once(cloud, host, way, patient, go,
                                                               directory):
     for other in (cloud.host(), cloud.host()):
         cloud.fetch(other)
     host.exchange.kill()
     assert boot(host, f'{directory}/disk') is True
+    assert host.needs.is_arriving(IMAGE)
+    go.set()
     has_arrived(host, cloud)
     assert sent(way) == cloud.info.bytes
 

@@ -36,6 +36,12 @@ class Awaited:
         if known is not None:
             known[1].set()
 
+    def is_overdue(self, image_id: str) -> bool:
+        """Tell whether servers of an image have waited for as long as they may."""
+        with self._lock:
+            known = self._awaited.get(image_id)
+        return known is not None and not patience.servers_wait(known[0], time.monotonic())
+
     def wait(self, image_id: str) -> None:
         """Wait until servers of an image are to go on; not at all if they are by now.
 

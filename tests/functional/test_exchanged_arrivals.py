@@ -1,5 +1,6 @@
 """Servers boot when other hosts have given the cache image, apart from what the servers read."""
 
+import contextlib
 import os
 import threading
 from concurrent import futures
@@ -8,19 +9,17 @@ import pytest
 from compute_host import boot, compare
 from exchange_cloud import SET, Cloud
 from exchanging import Swarm
-from functional_tools import read_base, until
+from functional_tools import frozen, read_base, until
 from storage_node import IMAGE, MIB, content
 from test_arrival import Way, nodes
 
 from bootcache import rpcapi, steps
 from bootcache.exchange import patience
-from nova_bootcache.gateway import arrivingimage, sharedstore
+from nova_bootcache.gateway import arrivingimage, graph
 
 pytest.importorskip('libtorrent')
 
 LAST = SET[-1].end - 8192
-# The gateway reads it when it opens the file.
-HEADER = sharedstore.GRANULARITY
 
 
 @pytest.fixture
@@ -88,6 +87,12 @@ def hasty(monkeypatch):
 
 
 @pytest.fixture
+def untold(cloud):
+    """The storage service is of a version that does not say whether there are others."""
+    cloud.service.offers.tell = lambda answer, host: answer
+
+
+@pytest.fixture
 def go(monkeypatch):
     """What comes from the storage node does not begin to before this is set, but what is asked for.
     """
@@ -141,7 +146,7 @@ def test_servers_wait_while_others_give_it_and_read_nothing_from_the_storage_nod
     assert [server.result(60) for server in servers] == [True, True]
     assert host.cache.entry(IMAGE).cache_image == cloud.info
     has_arrived(host, cloud)
-    assert 'arrive: exchanged' in held.come and sent(way) <= HEADER
+    assert 'arrive: exchanged' in held.come and sent(way) == 0
     assert cloud.given() == before and sum(map(cloud.given, others)) >= cloud.info.bytes
     for disk in disks:
         compare(disk, cloud.node)
@@ -161,7 +166,7 @@ def test_where_others_are_gone_the_storage_nodes_exchange_gives_it_soon(
     before = cloud.given()
     assert boot(host, f'{directory}/disk') is True
     has_arrived(host, cloud)
-    assert 'arrive: exchanged' in held.come and sent(way) <= HEADER
+    assert 'arrive: exchanged' in held.come and sent(way) == 0
     assert cloud.given() - before >= cloud.info.bytes
 
 
@@ -199,8 +204,32 @@ def test_where_those_that_were_told_do_not_ask_servers_wait_for_the_answer_only(
     assert 'arrive: apart' not in held.come and sent(way) == cloud.info.bytes
 
 
-def test_a_server_that_has_waited_long_enough_reads_what_it_asks_for(cloud, host, way, held, hasty,
-                                                                     directory):
+def test_a_server_that_has_waited_long_enough_reads_what_it_asks_for(cloud, host, way, hasty,
+                                                                     directory, monkeypatch):
+    """Others are slow; they go on later, and it is here then."""
+    monkeypatch.setattr(patience, 'GIVE_UP_AFTER', 600.0)
+    data, givers = content(cloud.node), [cloud.host(), cloud.host(), cloud.storage]
+    for other in givers[:2]:
+        cloud.fetch(other)
+    with contextlib.ExitStack() as still:
+        for giver in givers:
+            still.enter_context(frozen(giver.process.pid))
+        monkeypatch.setattr(cloud.service.offers, '_give',
+                            lambda file, _path: cloud.service.offers._torrents[file][0].result())
+        assert boot(host, f'{directory}/disk') is True
+        until(lambda: nodes(host, graph.ARRIVING) < host.gateway.daemon.nodes(), 'that servers read from it')
+        assert read_base(host, IMAGE, LAST, 4096) == data[LAST:LAST + 4096]
+        # Nor does another one wait now.
+        assert boot(host, f'{directory}/second') is True
+        assert host.needs.is_arriving(IMAGE) and 0 < sent(way) < MIB
+    has_arrived(host, cloud)
+    assert sent(way) < MIB
+    for disk in ('disk', 'second'):
+        compare(f'{directory}/{disk}', cloud.node)
+
+
+def test_others_give_it_while_a_server_reads_what_it_asks_for(cloud, host, way, held, untold,
+                                                              directory):
     data = content(cloud.node)
     for other in (cloud.host(), cloud.host()):
         cloud.fetch(other)
@@ -229,7 +258,7 @@ def test_a_server_that_has_waited_long_enough_reads_what_it_asks_for(cloud, host
     until(lambda: gives(host), 'that it gives')
 
 
-def test_what_servers_read_is_nothing_that_others_wrote(cloud, host, held, hasty, directory):
+def test_what_servers_read_is_nothing_that_others_wrote(cloud, host, held, untold, directory):
     """Of two files the gateway has one open until the other is verified."""
     for other in (cloud.host(), cloud.host()):
         cloud.fetch(other)

@@ -90,8 +90,9 @@ def test_servers_wait_until_it_is_over_and_not_where_it_did_not_begin(host, begu
     waited = []
     monkeypatch.setattr(patience, 'servers_wait',
                         lambda *_times: waited.append(host.needs.is_arriving(IMAGE)) or 60)
-    # One that is begun and over is awaited no longer.
-    assert host.arrivals.begin(offered(), Medium.DISK, is_awaited=True) is False
+    # One that nobody gives, and that could not be read on its way, is awaited no longer.
+    assert host.arrivals.begin(offered(), Medium.DISK, is_awaited=True) is True
+    assert host.arrivals.wait(IMAGE, 60) and begun == [IMAGE]
     host.arrivals.awaited.wait(IMAGE)
     assert waited == []
     go = threading.Event()

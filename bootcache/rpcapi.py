@@ -189,9 +189,10 @@ class StorageAPI(ExchangeCalls, SnapshotCalls):
             ``base_export`` and ``pinned``, and where the base is in Ceph as well ``rbd``
             (:class:`bootcache.ceph.places.RbdOrigin`); for cache ``cache_export``,
             ``cache_image`` (:class:`bootcache.manifest.CacheInfo`), ``medium`` (disk or memory),
-            ``has_memory`` and ``generation`` (a host that holds an earlier one is to let go of
-            it) and ``verified`` (the file is known to be as it was built; else a host looks at all
-            of it before a server reads from it); with wait ``ready_in`` (seconds at least until the
+            ``has_memory``, ``others`` (whether another host was told of this file, and may give
+            it), ``generation`` (a host that holds an earlier one is to let go of it) and
+            ``verified`` (the file is known to be as it was built; else a host looks at all of it
+            before a server reads from it); with wait ``ready_in`` (seconds at least until the
             base is here, None if nobody knows); ``signature`` (by what the base was verified; empty
             if it was not, see bootcache/signatures.py); and ``watch`` (quota in bytes, linger,
             silence and timeout in seconds, marker) if a report of what the boot reads is wanted.

@@ -33,7 +33,8 @@
 
 plan_boot's entry rbd has no version: a host that does not know it, or is not told it, reads the
 base through the exporter. So it is with its entry snapshot_id, which the first ones did not tell: a
-host that is told one takes no other snapshot of that name.
+host that is told one takes no other snapshot of that name. And with others: servers of a host that
+does not know it, or is not told it, wait for no other host.
 """
 
 # What a message asks for at least: a service of an earlier version then answers what it knows.

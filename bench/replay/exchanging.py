@@ -19,7 +19,8 @@ from nova_bootcache.gateway import arrivingimage
 
 _ENTRY = 'exchanged'
 _MOST_SECONDS = 7200.0
-_STRETCHED = 'RECONNECT_AFTER', 'START_OVER_AFTER', 'GIVE_UP_AFTER', 'RESERVE_AFTER'
+_STRETCHED = ('RECONNECT_AFTER', 'START_OVER_AFTER', 'GIVE_UP_AFTER', 'RESERVE_AFTER',
+              'SERVERS_WAIT')
 # As the product has them; a child stretches its own once.
 _OWN = {name: getattr(patience, name) for name in _STRETCHED}
 
@@ -30,20 +31,22 @@ def offered(made: Cluster, image: Image, hosts: int) -> list[Image]:
     storage = netns.STORAGE_ADDRESS, exchangeprocess.PORT
     lines = Lines(_MOST_SECONDS, storage)
     found = []
-    for name in made.network.hosts[:hosts]:
+    for number, name in enumerate(made.network.hosts[:hosts]):
         own = made.network.address(name), exchangeprocess.PORT
         told = lines.join(image.image_id, name, own, '')
-        found.append(dataclasses.replace(image, answer={**image.answer, _ENTRY: {
-            'address': own[0], 'tls': certificates[name], 'answer': {
-                'torrent': base64.b64encode(torrent).decode(),
-                'peers': [list(peer) for peer in told], 'reserve': [list(storage)]}}}))
+        found.append(dataclasses.replace(image, answer={
+            **image.answer, 'others': number > 0, _ENTRY: {
+                'address': own[0], 'tls': certificates[name], 'answer': {
+                    'torrent': base64.b64encode(torrent).decode(),
+                    'peers': [list(peer) for peer in told], 'reserve': [list(storage)]}}}))
     return found
 
 
 def join(host: HostChild, image: Image, waits: bool = False) -> None:
     """Start a host's exchange, and have the host ask for cache images there.
 
-    :param waits: whether servers wait until all of it is there, instead of reading meanwhile.
+    :param waits: whether servers wait until all of it is there however long that takes, also those
+        of the first host.
     :raises RuntimeError: if it does not start.
     """
     told: dict[str, Any] = image.answer[_ENTRY]
@@ -75,7 +78,7 @@ class OursExchanged(Ours):
 
 
 class OursWaited(OursExchanged):
-    """The same, and servers wait until their host has all of it."""
+    """The same, and all servers wait until their host has all of it, however long that takes."""
 
     name = 'bootcache exchange waited'
     phases = 'cold',

@@ -34,9 +34,10 @@ _NAMES = {
     'bootcache zstd cold': 'bootcache, host fetches it compressed',
     'bootcache zstd warm': 'bootcache, host has it compressed',
     'bootcache zstd expanded': 'bootcache, host has expanded it',
-    'bootcache exchange cold': 'bootcache, hosts give it to each other,\nservers read meanwhile',
+    'bootcache exchange cold': 'bootcache, hosts give it to each other',
     'bootcache exchange warm': 'bootcache, host got it from others',
-    'bootcache exchange waited cold': 'bootcache, hosts give it to each other,\nservers wait',
+    'bootcache exchange waited cold': 'bootcache, hosts give it to each other,\nall servers wait to'
+    ' the end',
     'bootcache zstd in memory warm': 'bootcache, compressed in host\'s memory',
     'bootcache zstd in storage memory cold': 'bootcache, host fetches it compressed\nfrom storage'
     ' memory'}

@@ -16,6 +16,9 @@ GIVE_UP_AFTER = 4.5
 _SLOWEST = 128 << 10
 # Seconds after which the reserve is asked in any case: that one is as fast as a copy.
 RESERVE_AFTER = 30.0
+# Seconds for which servers wait for a file that others give, however well it comes: an exchange may
+# make a boot faster, and has it begin less than 5 seconds later.
+SERVERS_WAIT = 4.5
 
 
 class Help(enum.Enum):
@@ -53,6 +56,14 @@ def least_bytes(rate: int) -> int:
     :param rate: bytes a second at which it comes at most; 0 for no limit.
     """
     return max(1, int(GIVE_UP_AFTER * (min(_SLOWEST, rate // 2) if rate else _SLOWEST)))
+
+
+def servers_wait(since: float, now: float) -> float:
+    """Return for how many seconds servers still wait for a file that others give. Pure.
+
+    :param since: when the first one began to, in monotonic seconds, as is ``now``.
+    """
+    return max(0.0, since + SERVERS_WAIT - now)
 
 
 def look(watch: Stillness, done: int, now: float, least: int = 1) -> tuple[Help, Stillness]:

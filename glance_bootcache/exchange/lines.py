@@ -16,6 +16,8 @@ from glance_bootcache.exchange.order import Member, Peer
 
 # Files, and hosts of each: whoever can write to the message bus can make up names.
 _MOST_FILES = 500
+# Hosts that are told of a file: of two, one is another than the one that asks.
+_MOST_TOLD = 2
 _MOST_MEMBERS = 20_000
 
 
@@ -34,6 +36,22 @@ class Lines:
         self._clock = clock
         self._lock = threading.Lock()  # guards the lines, for steps in memory
         self._lines: cachetools.LRUCache[str, dict[str, Member]] = cachetools.LRUCache(_MOST_FILES)
+        # Hosts that were told of a file, with until when that counts, in monotonic seconds.
+        self._told: cachetools.LRUCache[str, dict[str, float]] = cachetools.LRUCache(_MOST_FILES)
+
+    def tell(self, file: str, host: str) -> bool:
+        """Note that a host is told of a file: it is about to get it, and may join its line.
+
+        :param file: its name.
+        :returns: whether another host was, so recently that it may have it, or get it just now.
+        """
+        with self._lock:
+            now = self._clock()
+            told = {name: until for name, until in self._told.get(file, {}).items()
+                    if until > now and name != host}
+            self._told[file] = dict(list(told.items())[1 - _MOST_TOLD:]) | {
+                host: now + self._seconds}
+            return bool(told)
 
     def join(self, file: str, host: str, peer: Peer, rack: str,
              may_ask_storage: Callable[[bool], bool] = lambda needs: True) -> tuple[Peer, ...]:

@@ -85,6 +85,16 @@ class ExchangeOffers:
         assert path is not None
         return self._answer(image_id, 'cache image', host, sha256, path, (address, port), rack)
 
+    def tell(self, answer: dict[str, Any], host: str) -> dict[str, Any]:
+        """Return an answer of ``plan_boot``, with whether other hosts were told of the cache image.
+
+        :param host: that it is for; it counts for others from now on.
+        """
+        sha256 = answer.get('cache_image', {}).get('sha256')
+        if not self._is_on or not sha256:
+            return answer
+        return {**answer, 'others': self._lines.tell(sha256, host)}
+
     def offer_base(self, image_id: str, host: str, image_hash: str, address: str, port: int,
                    rack: str) -> dict[str, Any] | None:
         """Have a host stand in the line of an image's stored file; see ``exchange_base`` in rpcapi.

@@ -62,8 +62,8 @@ class Endpoints:
                   certificate: str = '') -> dict[str, Any]:
         """A compute host starts a server."""
         self._manager.host_reported()
-        return self._boots.plan_boot(image_id, host, server_id,
-                                     profile_token, owner, certificate)
+        return self._offers.tell(self._boots.plan_boot(image_id, host, server_id, profile_token,
+                                                       owner, certificate), host)
 
     def boot_progress(self, ctxt: Any, image_id: str, profile_token: str,
                       recorded_bytes: int) -> None:

@@ -117,7 +117,7 @@ def _parse(image_id: str, answer: dict[str, Any]) -> Offered:
         watch = Watch(BootLimits(int(raw['quota']), float(raw['linger']), float(raw['silence']),
                                  float(raw['timeout'])), str(raw['marker']))
     storage = Storage(offer, Medium(answer.get('medium', 'disk')), bool(answer.get('has_memory')),
-                      watch is not None)
+                      watch is not None, bool(answer.get('others')))
     return Offered(storage, reason, Remote.from_answer(image_id, answer),
                    int(answer['virtual_bytes']), str(answer.get('image_hash', '')), cache_image,
                    str(answer['cache_export']) if cache_image else '',

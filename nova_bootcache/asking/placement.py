@@ -25,6 +25,7 @@ class PlanStep(enum.Enum):
     SERVE_BASE = 'serve the base through the gateway'
     ARRIVE_IN_MEMORY = 'have the cache image come into compute memory, and servers read from it'
     ARRIVE_ON_DISK = 'have the cache image come onto compute disk, and servers read from it'
+    AWAIT = 'wait for some seconds while other hosts give the cache image'
     GROW = 'copy on read into the growing store'
     CHAIN = 'put the overlay on the cache image'
     WATCH = 'report what the boot reads'
@@ -111,6 +112,7 @@ class Host:
     :ivar disk_room: the same of its disk tier.
     :ivar store_room: whether there is room for a growing store in any tier.
     :ivar trust: in the cache image that is offered.
+    :ivar asks_others: whether it asks other hosts for that.
     """
 
     held: HeldHere
@@ -118,6 +120,7 @@ class Host:
     disk_room: TierRoom
     store_room: bool
     trust: Trust = Trust.FULL
+    asks_others: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,12 +131,14 @@ class Storage:
     :ivar medium: where its cache image lies.
     :ivar has_memory: whether it has a memory tier.
     :ivar wants_report: whether it can use another record of what a boot reads.
+    :ivar has_others: whether it has told other hosts of its cache image, which may give it.
     """
 
     offer: Offer
     medium: Medium = Medium.DISK
     has_memory: bool = False
     wants_report: bool = False
+    has_others: bool = False
 
 
 Plan = tuple[PlanStep, ...]
@@ -193,8 +198,9 @@ def plan(host: Host, storage: Storage) -> Plan:
     4. *create NewCache on C, chain it to Cache, return NewCache*: ARRIVE: the server reads from the
        storage node's while the new one comes, see nova_bootcache/gateway/arrivingimage.py. A small
        one is fetched before, as is one whose boot is watched: the growing store that takes has
-       the same place. In compute memory first, as in section 5.1, else on compute disk; without
-       room in either the boot reads from the base.
+       the same place. Where other hosts were told of it before, the server waits while they give
+       it, for some seconds at most: AWAIT. In compute memory first, as in section 5.1, else on
+       compute disk; without room in either the boot reads from the base.
     5. *create Cache on C, chain it to Base, return Cache*: branch 3. The empty cache image is the
        name that is replaced once there is a whole one; the data is in the gateway's growing store.
     6. *copy Cache to S on VM shutdown*: WATCH. Extents travel, never data, and at the boot's end.
@@ -215,8 +221,9 @@ def plan(host: Host, storage: Storage) -> Plan:
         ending = PlanStep.SERVE_BASE, PlanStep.GROW, PlanStep.CHAIN, PlanStep.WATCH
     fetch = _medium(host) if _is_to_have(host, storage) else None
     # One is about to exist in C. A boot that is watched waits for it.
+    arrived = _meanwhile(host, storage)
     if host.held is HeldHere.ARRIVING and (fetch is None or not is_watched):
-        return PlanStep.SERVE_BASE, PlanStep.CHAIN
+        return PlanStep.SERVE_BASE, *arrived, PlanStep.CHAIN
     # 1. A cache image exists in C.
     if host.held is HeldHere.CURRENT or (host.held is HeldHere.OLDER and fetch is None):
         return (PlanStep.USE_LOCAL, *ending)
@@ -229,7 +236,8 @@ def plan(host: Host, storage: Storage) -> Plan:
     if fetch is not None:
         promote = _promote(storage)
         if _room(host, fetch) is TierRoom.ARRIVAL and not is_watched:
-            return (*promote, here, PlanStep.SERVE_BASE, _step(ARRIVE, fetch), PlanStep.CHAIN)
+            return (*promote, here, PlanStep.SERVE_BASE, _step(ARRIVE, fetch), *arrived,
+                    PlanStep.CHAIN)
         return (*promote, _step(FETCH, fetch), *ending)
     # 3. None anywhere, or no room for it.
     if host.store_room and not is_watched:
@@ -253,6 +261,11 @@ def _medium(host: Host) -> Medium | None:
 
 def _step(steps: Mapping[PlanStep, Medium], medium: Medium) -> PlanStep:
     return next(step for step, target in steps.items() if target is medium)
+
+
+def _meanwhile(host: Host, storage: Storage) -> Plan:
+    """Return what a server does before it reads from what arrives."""
+    return (PlanStep.AWAIT,) if storage.has_others and host.asks_others else ()
 
 
 def _promote(storage: Storage) -> Plan:

@@ -44,7 +44,8 @@ class HostFacts:
         return Host(
             held, rooms[Medium.MEMORY], rooms[Medium.DISK],
             has_store or parts.room.room_for_store(image_id, self._store_limit) is not None,
-            Trust.FULL if info is None else parts.fetches.trust(image_id, info))
+            Trust.FULL if info is None else parts.fetches.trust(image_id, info),
+            info is not None and parts.fetches.asks_others(info))
 
 
 def _held(entry: CacheEntry | None, offered: Offered, is_arriving: bool) -> HeldHere:

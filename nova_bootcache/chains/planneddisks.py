@@ -95,8 +95,11 @@ class PlannedDisks:
                 elif step in placement.FETCH:
                     self._fetch(offered, placement.FETCH[step])
                 elif step in placement.ARRIVE:
-                    if not self._parts.arrivals.begin(offered, placement.ARRIVE[step]):
+                    if not self._parts.arrivals.begin(offered, placement.ARRIVE[step],
+                                                      PlanStep.AWAIT in plan):
                         self._fetch(offered, placement.ARRIVE[step])
+                elif step is PlanStep.AWAIT:
+                    self._parts.arrivals.awaited.wait(image_id)
                 elif step is PlanStep.USE_LOCAL:
                     self._use_local(image_id, offered)
                 elif step is PlanStep.MAKE_EMPTY:

@@ -2,8 +2,10 @@
 
 The first host that asks for one has it read by the job of gateway/arrivingimage.py. Others get it
 from hosts that asked before, into a file apart: libtorrent writes what nobody has verified yet, so
-it never writes to what servers read. These read from the storage node meanwhile, and only what they
-ask for. What came apart takes the name of what they read, and both ways end in the same way.
+it never writes to what servers read. What came apart takes the name of what they read, and both
+ways end in the same way. Servers wait for that, see awaited.py, and nothing is read from the
+storage node. Those that do not, or no longer, read from there meanwhile, and only what they ask
+for.
 """
 
 import contextlib
@@ -16,6 +18,7 @@ from oslo_log import log as logging
 
 from bootcache import exception, steps
 from bootcache.exchange.fetching import Exchanged
+from bootcache.manifest import CacheInfo
 from bootcache.tier import Medium
 from nova_bootcache import storagenode
 from nova_bootcache.asking.offer import Offered
@@ -25,14 +28,42 @@ from nova_bootcache.gateway import arrivingimage
 from nova_bootcache.gateway.below import Below
 from nova_bootcache.gateway.daemon import Gateway
 from nova_bootcache.gateway.hostneeds import HostNeeds
+from nova_bootcache.storagenode import Remote
+from nova_bootcache.tiers.awaited import Awaited
 from nova_bootcache.tiers.fetches import Fetches, Patience
 from nova_bootcache.tiers.room import Room
 
 LOG = logging.getLogger(__name__)
 
 
+@dataclasses.dataclass
+class _Coming:
+    """A cache image on its way.
+
+    :ivar is_read: whether servers read from it; the thread that brings it has them do so.
+    """
+
+    offered: Offered
+    medium: Medium
+    is_read: bool = False
+
+    @property
+    def remote(self) -> Remote:
+        """Where its base is."""
+        assert self.offered.remote is not None
+        return self.offered.remote
+
+    @property
+    def info(self) -> CacheInfo:
+        """What is told of it."""
+        assert self.offered.cache_image is not None
+        return self.offered.cache_image
+
+
 class Arrivals:
     """Fetches cache images without a server having to wait for them: gateway/arrival.py.
+
+    :ivar awaited: those that servers wait for all the same, as others give them.
 
     :param files: the host's cache images.
     :param fetches: verifies and places what has come.
@@ -50,6 +81,7 @@ class Arrivals:
         self._below = below
         self._gateway = gateway
         self._needs = needs
+        self.awaited = Awaited()
 
     def is_worth_it(self, offered: Offered, medium: Medium) -> bool:
         """Tell whether servers may read from a cache image on its way, instead of waiting for it.
@@ -61,12 +93,13 @@ class Arrivals:
         return arrivingimage.is_worth_it(info.bytes) and self._room.has_room(
             medium, offered.remote.image_id, arrivingimage.room(info.bytes))
 
-    def begin(self, offered: Offered, medium: Medium) -> bool:
+    def begin(self, offered: Offered, medium: Medium, is_awaited: bool = False) -> bool:
         """Have servers of an image read from its cache image, which comes in the background.
 
         The image has a cache image on this host, as a rule an empty one, that what comes replaces;
         and the gateway serves its base.
 
+        :param is_awaited: whether servers wait while other hosts give it.
         :returns: False if that is not possible, or a growing store has its place by now; True also
             if it is here by now.
         """
@@ -81,8 +114,10 @@ class Arrivals:
                 # Since the server's plan was made.
                 self._needs.end_arrival(remote.image_id)
                 return is_here
+            if is_awaited:
+                self.awaited.begin(remote.image_id)
         with contextlib.ExitStack() as undone:
-            undone.callback(self._needs.end_arrival, remote.image_id)
+            undone.callback(self._end, remote.image_id)
             try:
                 storagenode.check_reachable(remote)
                 # What has to go for it goes before its file takes the room.
@@ -90,12 +125,10 @@ class Arrivals:
                 kept.enter_context(self._room.for_arrival(remote.image_id, medium,
                                                           arrivingimage.room(info.bytes)))
                 undone.push(kept)
-                source = self._gateway.remote_node(
-                    '', dataclasses.replace(remote, export=offered.cache_export))
-                self._below.begin_arrival(remote.image_id, info.bytes,
-                                          self._files.coming_path(remote.image_id, medium), source)
-                steps.reached('arrive: begun')
-                self._start(offered, medium, kept)
+                coming = _Coming(offered, medium)
+                if not is_awaited:
+                    self._have_read(coming)
+                self._start(coming, kept)
             except (exception.BootcacheError, OSError) as error:
                 LOG.warning('image %s: its cache image is fetched before a server boots: %s',
                             remote.image_id, error)
@@ -103,33 +136,64 @@ class Arrivals:
             undone.pop_all()
         return True
 
+    def _end(self, image_id: str) -> None:
+        self.awaited.end(image_id)
+        self._needs.end_arrival(image_id)
+
     def _is_here(self, image_id: str, sha256: str) -> bool:
         known = self._files.known(image_id)
         return known is not None and known.cache_image is not None \
             and known.cache_image.sha256 == sha256 and os.path.exists(self._files.path(image_id))
 
-    def _start(self, offered: Offered, medium: Medium, room: contextlib.ExitStack) -> None:
-        assert offered.remote is not None
+    def _have_read(self, coming: _Coming) -> None:
+        """Have servers read from it from now on, unless they do.
+
+        :raises BootcacheError: if that is not possible; they read the base.
+        :raises OSError: if the file system has no room for it.
+        """
+        image_id = coming.remote.image_id
         try:
-            threading.Thread(target=self._run, args=(offered, medium, room), daemon=True,
+            if coming.is_read:
+                return
+            source = self._gateway.remote_node(
+                '', dataclasses.replace(coming.remote, export=coming.offered.cache_export))
+            self._below.begin_arrival(image_id, coming.info.bytes,
+                                      self._files.coming_path(image_id, coming.medium), source)
+            coming.is_read = True
+            steps.reached('arrive: begun')
+        finally:
+            self.awaited.end(image_id)
+
+    def _look(self, coming: _Coming) -> None:
+        """Have servers read that have waited for long enough; what others give goes on to come."""
+        image_id = coming.remote.image_id
+        if self.awaited.is_overdue(image_id):
+            try:
+                self._have_read(coming)
+            except (exception.BootcacheError, OSError) as error:
+                LOG.warning('image %s: its base is read while its cache image comes: %s', image_id,
+                            error)
+
+    def _start(self, coming: _Coming, room: contextlib.ExitStack) -> None:
+        try:
+            threading.Thread(target=self._run, args=(coming, room), daemon=True,
                              name='bootcache-arrival').start()
         except RuntimeError as error:
-            self._clear_up(offered.remote.image_id, medium)
+            self._clear_up(coming.remote.image_id, coming.medium)
             raise exception.BootcacheError(f'nothing can bring it: {error}') from error
 
-    def _run(self, offered: Offered, medium: Medium, room: contextlib.ExitStack) -> None:
-        remote = offered.remote
-        assert remote is not None
-        image_id = remote.image_id
+    def _run(self, coming: _Coming, room: contextlib.ExitStack) -> None:
+        image_id = coming.remote.image_id
         try:
             with contextlib.ExitStack() as apart:
-                others = self._ask_others(offered, medium, apart)
-                self._receive(offered, medium, others, apart)
+                others = self._ask_others(coming, apart)
+                is_told = self._receive(coming, others, apart)
             steps.reached('arrive: landing')
             arrivingimage.land(self._gateway, image_id, self._files.path(image_id))
+            self.awaited.end(image_id)
             if others is not None:
                 # Until this is over nobody expands it.
-                self._fetches.give(others, image_id)
+                self._fetches.give(others, image_id, is_told)
         except (exception.BootcacheError, OSError) as error:
             LOG.warning('image %s: its cache image did not arrive, and is read from the base: %s',
                         image_id, error)
@@ -137,10 +201,10 @@ class Arrivals:
             LOG.exception('bootcache: unexpected error')
         finally:
             try:
-                self._clear_up(image_id, medium)
+                self._clear_up(image_id, coming.medium)
             finally:
                 room.close()
-                self._needs.end_arrival(image_id)
+                self._end(image_id)
 
     def _clear_up(self, image_id: str, medium: Medium) -> None:
         try:
@@ -153,63 +217,64 @@ class Arrivals:
         except OSError as error:
             LOG.warning('image %s: what is left of its arrival stays: %s', image_id, error)
 
-    def _ask_others(self, offered: Offered, medium: Medium,
-                    apart: contextlib.ExitStack) -> Exchanged | None:
+    def _ask_others(self, coming: _Coming, apart: contextlib.ExitStack) -> Exchanged | None:
         """Return from which hosts it can be had; None if all of it comes from the storage node.
 
         :param apart: keeps the room of what comes from them.
         """
-        info, remote = offered.cache_image, offered.remote
-        assert info is not None and remote is not None
+        info, image_id = coming.info, coming.remote.image_id
         if not self._fetches.asks_others(info):
             return None
         try:
-            apart.enter_context(self._room.for_exchange(remote.image_id, medium, info.bytes))
+            apart.enter_context(self._room.for_exchange(image_id, coming.medium, info.bytes))
         except exception.BootcacheError as error:
             # Before others are told of this host.
             LOG.info('image %s: its cache image comes from the storage node alone: %s',
-                     remote.image_id, error)
+                     image_id, error)
             return None
-        others = self._fetches.ask_others(remote.image_id, info)
+        others = self._fetches.ask_others(image_id, info)
         if others is None or others.is_first:
             apart.close()
         return others
 
-    def _receive(self, offered: Offered, medium: Medium, others: Exchanged | None,
-                 apart: contextlib.ExitStack) -> None:
-        info, remote = offered.cache_image, offered.remote
-        assert info is not None and remote is not None
-        path = self._files.coming_path(remote.image_id, medium)
+    def _receive(self, coming: _Coming, others: Exchanged | None,
+                 apart: contextlib.ExitStack) -> bool:
+        """Have it come; tell whether other hosts gave it, as far as they did."""
+        info, offered = coming.info, coming.offered
+        path = self._files.coming_path(coming.remote.image_id, coming.medium)
+        came: list[bool] = []
         self._fetches.receive(
-            CacheEntry(remote, info, info.sha256, info.virtual_bytes, offered.pinned,
-                       offered.generation), medium, path,
-            lambda patience: self._bring(offered, medium, others, apart, patience),
+            CacheEntry(coming.remote, info, info.sha256, info.virtual_bytes, offered.pinned,
+                       offered.generation), coming.medium, path,
+            lambda patience: came.append(self._bring(coming, others, apart, patience)),
             has_room=True)
+        return any(came)
 
-    def _bring(self, offered: Offered, medium: Medium, others: Exchanged | None,
-               apart: contextlib.ExitStack, patience: Patience) -> None:
-        info, remote = offered.cache_image, offered.remote
-        assert info is not None and remote is not None
-        path = self._files.coming_path(remote.image_id, medium)
+    def _bring(self, coming: _Coming, others: Exchanged | None, apart: contextlib.ExitStack,
+               patience: Patience) -> bool:
+        image_id = coming.remote.image_id
+        path = self._files.coming_path(image_id, coming.medium)
         if others is not None and not others.is_first \
-                and self._exchange(offered, medium, others, path, patience):
-            return
+                and self._exchange(coming, others, path, patience):
+            return True
         apart.close()
-        arrivingimage.bring(self._gateway, remote.image_id, info.bytes, path, patience.seconds,
+        self._have_read(coming)
+        arrivingimage.bring(self._gateway, image_id, coming.info.bytes, path, patience.seconds,
                             patience.stalled)
+        return False
 
-    def _exchange(self, offered: Offered, medium: Medium, others: Exchanged, path: str,
+    def _exchange(self, coming: _Coming, others: Exchanged, path: str,
                   patience: Patience) -> bool:
-        info, remote = offered.cache_image, offered.remote
-        assert info is not None and remote is not None
-        come = self._files.exchanged_path(remote.image_id, medium)
+        remote = coming.remote
+        come = self._files.exchanged_path(remote.image_id, coming.medium)
         try:
             steps.reached('arrive: apart')
-            if not self._fetches.exchange(others, remote, info, offered.cache_export, come,
-                                          patience, time.monotonic()):
+            if not self._fetches.exchange(
+                    others, remote, coming.info, coming.offered.cache_export, come, patience,
+                    time.monotonic(), check=lambda: self._look(coming)):
                 return False
             steps.reached('arrive: exchanged')
-            # The gateway goes on with the file that it has open, until it gets this one.
+            # The gateway goes on with the file that it may have open, until it gets this one.
             os.replace(come, path)
         except (exception.BootcacheError, OSError) as error:
             LOG.warning('image %s: other hosts do not give its cache image, which comes from the'

@@ -97,11 +97,12 @@ class Exchanges:
                             gives=gives_on and bool(self._conf.exchange_linger))
         return True
 
-    def give(self, image_id: str, wanted: Exchanged, path: str) -> None:
-        """Give a cache image that came another way to hosts that were told of this one.
+    def give(self, image_id: str, wanted: Exchanged, path: str, is_told: bool = False) -> None:
+        """Give a cache image that is here to hosts that were told of this one.
 
         :param wanted: what ``ask`` has returned.
         :param path: of its file, which is verified.
+        :param is_told: whether ``bring`` has told how it came; else all of it was copied.
         """
         if not self._conf.exchange_linger:
             return
@@ -111,8 +112,9 @@ class Exchanges:
         except (exception.ExchangeFailed, OSError) as error:
             LOG.info('image %s: its cache image is not given to other hosts: %s', image_id, error)
             return
-        self._asking.report(image_id, wanted.sha256, rpcexchange.COPIED, None, size,
-                            gives=True)
+        if not is_told:
+            self._asking.report(image_id, wanted.sha256, rpcexchange.COPIED, None, size,
+                                gives=True)
 
     def ask(self, image_id: str, info: CacheInfo) -> Exchanged | None:
         """Ask from whom a cache image can be had; others are told that this host gives it soon.

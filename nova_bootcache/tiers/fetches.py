@@ -188,7 +188,8 @@ class Fetches:
         return self._exchanges.ask(image_id, info)
 
     def exchange(self, others: Exchanged, remote: Remote, info: CacheInfo, export: str,
-                 partial: str, patience: Patience, begun: float, rate: int = 0) -> bool:
+                 partial: str, patience: Patience, begun: float, rate: int = 0,
+                 check: Callable[[], None] = lambda: None) -> bool:
         """Bring a cache image from other hosts, and from the storage node what these do not give.
 
         :param others: what ``ask_others`` has returned.
@@ -196,6 +197,7 @@ class Fetches:
         :param partial: the file that it is brought into.
         :param begun: since when it has been waited for, in monotonic seconds.
         :param rate: bytes a second at most; 0 for no limit.
+        :param check: called several times a second where it is not paced.
         :returns: False if all of it is to come from the storage node.
         :raises Cancelled: if it was paced, and a server came to wait for it.
         :raises BootcacheError: if what others do not give cannot be copied either.
@@ -207,18 +209,19 @@ class Fetches:
             seconds=patience.seconds, stalled=patience.stalled, begun=begun,
             # A header that names another place is rewritten: the file is not what others have.
             gives_on=info.backing_uri == self._base_uri(remote.image_id),
-            check=(lambda: self._check_patience(remote.image_id)) if rate else lambda: None)
+            check=(lambda: self._check_patience(remote.image_id)) if rate else check)
 
-    def give(self, others: Exchanged, image_id: str) -> None:
+    def give(self, others: Exchanged, image_id: str, is_told: bool = False) -> None:
         """Give a cache image that is here to the hosts that were told of this one.
 
         :param others: what ``ask_others`` has returned.
+        :param is_told: whether ``exchange`` has brought it, and told how.
         """
         entry = self._files.entry(image_id)
         # Not one that was expanded, or has another header.
         if self._exchanges is not None and entry is not None \
                 and entry.file_sha256 == others.sha256:
-            self._exchanges.give(image_id, others, self._files.path(image_id))
+            self._exchanges.give(image_id, others, self._files.path(image_id), is_told)
 
     def _copy(self, remote: Remote, export: str, size: int, partial: str, rate: int,
               patience: Patience) -> None:

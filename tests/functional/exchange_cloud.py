@@ -80,7 +80,7 @@ class Cloud:
         return exchange
 
     def fetch(self, host, rate=0):
-        answer = self.node.answer()
+        answer = self.service.offers.tell(self.node.answer(), host.name)
         entry = host.fetches.fetch(self.node.remote(), CacheInfo.from_dict(answer['cache_image']),
                                    answer['cache_export'], rate=rate)
         assert entry.file_sha256 == self.info.sha256
@@ -89,6 +89,7 @@ class Cloud:
 
     def leave_a_part(self, host, monkeypatch):
         """Have a host that has asked have 2 MiB of it, and nobody have the rest."""
+        self.service.offers.tell(self.node.answer(), 'other')
         answer = self.service.offers.offer(IMAGE, 'other', self.info.sha256, host.address,
                                            host.port, '')
         torrent = base64.b64decode(answer['torrent'])

@@ -1,18 +1,21 @@
-"""Servers boot while other hosts give the cache image, apart from what the servers read."""
+"""Servers boot when other hosts have given the cache image, apart from what the servers read."""
 
+import contextlib
 import os
 import threading
+from concurrent import futures
 
 import pytest
 from compute_host import boot, compare
 from exchange_cloud import SET, Cloud
 from exchanging import Swarm
-from functional_tools import read_base, until
+from functional_tools import frozen, read_base, until
 from storage_node import IMAGE, MIB, content
 from test_arrival import Way, nodes
 
 from bootcache import rpcapi, steps
-from nova_bootcache.gateway import arrivingimage
+from bootcache.exchange import patience
+from nova_bootcache.gateway import arrivingimage, graph
 
 pytest.importorskip('libtorrent')
 
@@ -71,6 +74,42 @@ def held():
     steps.install(None)
 
 
+@pytest.fixture
+def patient(monkeypatch):
+    """Servers wait for as long as others may give it."""
+    monkeypatch.setattr(patience, 'SERVERS_WAIT', 600.0)
+
+
+@pytest.fixture
+def hasty(monkeypatch):
+    """Servers wait for next to nothing."""
+    monkeypatch.setattr(patience, 'SERVERS_WAIT', 0.1)
+
+
+@pytest.fixture
+def untold(cloud):
+    """The storage service is of a version that does not say whether there are others."""
+    cloud.service.offers.tell = lambda answer, host: answer
+
+
+@pytest.fixture
+def go(monkeypatch):
+    """What comes from the storage node does not begin to before this is set, but what is asked for.
+    """
+    event, real = threading.Event(), arrivingimage.bring
+    monkeypatch.setattr(arrivingimage, 'bring', lambda *what: event.wait(60) and real(*what))
+    yield event
+    event.set()
+
+
+def boot_all(host, *paths):
+    """Have servers boot at the same time; what is to come of them."""
+    pool = futures.ThreadPoolExecutor(len(paths))
+    found = [pool.submit(boot, host, path) for path in paths]
+    pool.shutdown(wait=False)
+    return found
+
+
 def sent(way):
     """The bytes of the cache image that came from the storage node."""
     return sum(length for _offset, length in way.reads('cache-'))
@@ -92,7 +131,105 @@ def gives(host):
             for entry in host.exchange.client.files()['files'].values()] == [True]
 
 
-def test_others_give_it_while_a_server_reads_what_it_asks_for(cloud, host, way, held, directory):
+def test_servers_wait_while_others_give_it_and_read_nothing_from_the_storage_node(
+        cloud, host, way, held, patient, directory):
+    others = [cloud.host(), cloud.host()]
+    for other in others:
+        cloud.fetch(other)
+    before, disks = cloud.given(), (f'{directory}/disk', f'{directory}/second')
+    waiting, wait = [], host.arrivals.awaited.wait
+    host.arrivals.awaited.wait = lambda image_id: waiting.append(image_id) or wait(image_id)
+    servers = boot_all(host, *disks)
+    until(lambda: 'arrive: apart' in held.come and len(waiting) == 2, 'the exchange')
+    assert host.needs.is_arriving(IMAGE) and not any(map(os.path.exists, disks))
+    held.go.set()
+    assert [server.result(60) for server in servers] == [True, True]
+    assert host.cache.entry(IMAGE).cache_image == cloud.info
+    has_arrived(host, cloud)
+    assert 'arrive: exchanged' in held.come and sent(way) == 0
+    assert cloud.given() == before and sum(map(cloud.given, others)) >= cloud.info.bytes
+    for disk in disks:
+        compare(disk, cloud.node)
+    until(lambda: gives(host), 'that it gives')
+    told = {one['to']: one['way'] for one in cloud.service.offers.given.describe(IMAGE)}
+    assert told['host-1'] == 'exchanged'
+
+
+def test_where_others_are_gone_the_storage_nodes_exchange_gives_it_soon(
+        cloud, host, way, held, patient, directory):
+    others = [cloud.host(), cloud.host()]
+    for other in others:
+        cloud.fetch(other)
+    for other in others:
+        other.kill()
+    held.go.set()
+    before = cloud.given()
+    assert boot(host, f'{directory}/disk') is True
+    has_arrived(host, cloud)
+    assert 'arrive: exchanged' in held.come and sent(way) == 0
+    assert cloud.given() - before >= cloud.info.bytes
+
+
+def test_where_nobody_gives_anything_servers_go_on(cloud, host, way, directory, monkeypatch):
+    """Those that the host is told of are gone, and so is the storage node's exchange."""
+    other = cloud.host()
+    cloud.leave_a_part(other, monkeypatch)
+    other.kill()
+    assert boot(host, f'{directory}/disk') is True
+    compare(f'{directory}/disk', cloud.node)
+    has_arrived(host, cloud)
+    assert sent(way) >= cloud.info.bytes
+
+
+def test_a_host_that_is_told_of_nobody_does_not_wait_for_an_answer(
+        cloud, host, way, patient, directory, monkeypatch):
+    """As where there is no exchange: others are asked for while its server boots."""
+    offer, answered = cloud.service.offers.offer, threading.Event()
+    monkeypatch.setattr(cloud.service.offers, 'offer',
+                        lambda *what: answered.wait(60) and offer(*what))
+    assert boot(host, f'{directory}/disk') is True
+    assert host.needs.is_arriving(IMAGE) and not answered.is_set()
+    answered.set()
+    has_arrived(host, cloud)
+    assert sent(way) == cloud.info.bytes
+
+
+def test_where_those_that_were_told_do_not_ask_servers_wait_for_the_answer_only(
+        cloud, host, way, held, patient, go, directory):
+    cloud.service.offers.tell(cloud.node.answer(), 'another')
+    assert boot(host, f'{directory}/disk') is True
+    assert host.needs.is_arriving(IMAGE)
+    go.set()
+    has_arrived(host, cloud)
+    assert 'arrive: apart' not in held.come and sent(way) == cloud.info.bytes
+
+
+def test_a_server_that_has_waited_long_enough_reads_what_it_asks_for(cloud, host, way, hasty,
+                                                                     directory, monkeypatch):
+    """Others are slow; they go on later, and it is here then."""
+    monkeypatch.setattr(patience, 'GIVE_UP_AFTER', 600.0)
+    data, givers = content(cloud.node), [cloud.host(), cloud.host(), cloud.storage]
+    for other in givers[:2]:
+        cloud.fetch(other)
+    with contextlib.ExitStack() as still:
+        for giver in givers:
+            still.enter_context(frozen(giver.process.pid))
+        monkeypatch.setattr(cloud.service.offers, '_give',
+                            lambda file, _path: cloud.service.offers._torrents[file][0].result())
+        assert boot(host, f'{directory}/disk') is True
+        until(lambda: nodes(host, graph.ARRIVING) < host.gateway.daemon.nodes(), 'that servers read from it')
+        assert read_base(host, IMAGE, LAST, 4096) == data[LAST:LAST + 4096]
+        # Nor does another one wait now.
+        assert boot(host, f'{directory}/second') is True
+        assert host.needs.is_arriving(IMAGE) and 0 < sent(way) < MIB
+    has_arrived(host, cloud)
+    assert sent(way) < MIB
+    for disk in ('disk', 'second'):
+        compare(f'{directory}/{disk}', cloud.node)
+
+
+def test_others_give_it_while_a_server_reads_what_it_asks_for(cloud, host, way, held, untold,
+                                                              directory):
     data = content(cloud.node)
     for other in (cloud.host(), cloud.host()):
         cloud.fetch(other)
@@ -121,7 +258,7 @@ def test_others_give_it_while_a_server_reads_what_it_asks_for(cloud, host, way, 
     until(lambda: gives(host), 'that it gives')
 
 
-def test_what_servers_read_is_nothing_that_others_wrote(cloud, host, held, directory):
+def test_what_servers_read_is_nothing_that_others_wrote(cloud, host, held, untold, directory):
     """Of two files the gateway has one open until the other is verified."""
     for other in (cloud.host(), cloud.host()):
         cloud.fetch(other)
@@ -155,8 +292,8 @@ def test_the_first_host_has_it_read_and_gives_it_afterwards(cloud, host, way, he
     assert host.exchange.address in entry['peers']
 
 
-def test_what_others_do_not_give_is_copied_and_servers_wait_for_nothing(
-        cloud, host, way, directory, monkeypatch):
+def test_what_others_do_not_give_is_copied_and_servers_do_not_wait_for_that(
+        cloud, host, way, hasty, directory, monkeypatch):
     """The host before it has a part of it, nobody has the rest, and it does not begin anew."""
     cloud.leave_a_part(cloud.host(), monkeypatch)
     assert boot(host, f'{directory}/disk') is True
@@ -168,16 +305,19 @@ def test_what_others_do_not_give_is_copied_and_servers_wait_for_nothing(
     until(lambda: gives(host), 'that it gives')
 
 
-def test_without_the_exchange_of_this_host_it_is_read_at_once(cloud, host, way, directory):
+def test_without_the_exchange_of_this_host_it_is_read_at_once(cloud, host, way, patient, go,
+                                                              directory):
     for other in (cloud.host(), cloud.host()):
         cloud.fetch(other)
     host.exchange.kill()
     assert boot(host, f'{directory}/disk') is True
+    assert host.needs.is_arriving(IMAGE)
+    go.set()
     has_arrived(host, cloud)
     assert sent(way) == cloud.info.bytes
 
 
-def test_the_exchange_of_this_host_dies_in_the_midst(cloud, host, way, directory):
+def test_the_exchange_of_this_host_dies_in_the_midst(cloud, host, way, patient, directory):
     for other in (cloud.host(), cloud.host()):
         cloud.fetch(other)
 
@@ -194,7 +334,8 @@ def test_the_exchange_of_this_host_dies_in_the_midst(cloud, host, way, directory
     assert sent(way) == cloud.info.bytes
 
 
-def test_without_room_for_a_second_file_others_are_not_told_of_it(cloud, hosts, way, directory):
+def test_without_room_for_a_second_file_others_are_not_told_of_it(cloud, hosts, way, patient,
+                                                                  directory):
     one = cloud.host()
     cloud.fetch(one)
     # Of these 95 % are the high watermark.
@@ -209,7 +350,8 @@ def test_without_room_for_a_second_file_others_are_not_told_of_it(cloud, hosts, 
     assert made.exchange.client.files()['got'] == 0
 
 
-def test_a_host_that_ends_in_the_midst_leaves_nothing(cloud, host, hosts, way, held, directory):
+def test_a_host_that_ends_in_the_midst_leaves_nothing(cloud, host, hosts, way, held, hasty,
+                                                      directory):
     """Files of an earlier process; the next one has it come again."""
     for other in (cloud.host(), cloud.host()):
         cloud.fetch(other)

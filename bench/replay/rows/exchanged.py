@@ -125,7 +125,7 @@ def targets(head: dict[str, Any], runs: Sequence[dict[str, Any]]) -> list[dict[s
              for label, wanted in ((EXCHANGED, TARGET_COLD), (WAITED, None), (COLD, None),
                                    (FIRST, None))]
     readers = max(one['hosts'] for one in runs if one['label'].startswith('read, '))
-    # Servers do not wait for what hosts give to each other; this is what it would be if they did.
+    # What it would be if all servers waited for what hosts give to each other, to its end.
     for way in EXCHANGED, WAITED:
         found.append(sums.ratio_target(
             head, f'reading, {way} over on demand, {readers} hosts', 1 / TARGET_READERS
@@ -163,8 +163,9 @@ def intro(head: dict[str, Any]) -> str:
             f' read {setting["length"] / 1e6:.0f} MB of noise from one end to the other. Copies are'
             ' all bytes that left the storage node, over those of the cache image. Each host knows'
             ' from the start from whom it gets pieces, in the order in which hosts would have'
-            ' asked. Where servers wait is no way of the product: there they read from the storage'
-            ' node while the cache image comes. Load is how many processes wanted the CPUs.')
+            ' asked. Where all wait is no way of the product: it has those of the first host read'
+            ' from the storage node at once, and others after some seconds. Load is how many'
+            ' processes wanted the CPUs.')
 
 
 def table(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:

@@ -71,3 +71,13 @@ def test_it_is_left_before_plain_copying_is_five_seconds_late(steps):
     ('RECONNECT_AFTER', 'START_OVER_AFTER'), ('START_OVER_AFTER', 'GIVE_UP_AFTER')])
 def test_what_costs_less_comes_first(earlier, later):
     assert getattr(patience, earlier) < getattr(patience, later) < 5
+
+
+@given(st.floats(0, 1e6), st.floats(0, 100), st.floats(0, 100))
+def test_however_many_servers_wait_none_waits_beyond_the_bound(since, first, second):
+    """Each counts from when the first one began to."""
+    ends = {since + later + patience.servers_wait(since, since + later) for later in (first, second)
+            if later < patience.SERVERS_WAIT}
+    assert all(end == pytest.approx(since + patience.SERVERS_WAIT) for end in ends)
+    assert patience.servers_wait(since, since + patience.SERVERS_WAIT + 1) == 0.0
+    assert patience.SERVERS_WAIT < 5

@@ -79,6 +79,32 @@ def join(lines, number, file='file', rack=''):
     return numbers(lines.join(file, found.host, found.peer, rack))
 
 
+def test_a_host_hears_whether_others_were_told_of_a_file_before(lines, clock):
+    assert not lines.tell('file', 'one')
+    # It boots another server.
+    assert not lines.tell('file', 'one')
+    assert lines.tell('file', 'two') and lines.tell('file', 'one')
+    assert not lines.tell('other', 'two')
+    clock.now += 60
+    assert lines.tell('file', 'two')
+    clock.now += 60
+    # Of the first one it is too long ago; of itself it heard before.
+    assert not lines.tell('file', 'two')
+    assert lines.tell('file', 'three')
+
+
+@given(st.lists(st.tuples(st.sampled_from('abcd'), st.integers(0, 60)), max_size=30))
+def test_what_is_kept_of_who_was_told_is_enough_to_know_it(asked):
+    clock = Clock()
+    lines, told = Lines(100, STORAGE, clock), {}
+    for host, later in asked:
+        clock.now += later
+        assert lines.tell('file', host) == any(
+            clock.now < until for name, until in told.items() if name != host)
+        told[host] = clock.now + 100
+        assert len(lines._told['file']) <= 2
+
+
 def test_each_file_has_its_own_line(lines):
     assert [join(lines, number) for number in (1, 2, 3)] == [['s'], [1, 's'], [2, 1]]
     assert join(lines, 3, 'other') == ['s']

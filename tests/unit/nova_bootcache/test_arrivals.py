@@ -6,6 +6,7 @@ The gateway is a stand-in that begins no arrival; tests/functional has a real on
 import dataclasses
 import os
 import threading
+import time
 import types
 
 import pytest
@@ -13,6 +14,7 @@ from fakes_letting_go import IMAGE, MIB, OTHER, fill, opened, place
 from fakes_letting_go import host as host  # the fixture
 
 from bootcache import exception
+from bootcache.exchange import patience
 from bootcache.manifest import CacheInfo
 from bootcache.tier import Medium
 from nova_bootcache.asking.offer import Offered
@@ -82,6 +84,50 @@ def test_what_has_to_go_for_it_goes_before_its_file_takes_the_room(host, monkeyp
     host.arrivals.begin(offered(), Medium.DISK)
     assert found == [(False, [IMAGE])]
     assert host.room.arriving() == [] and not host.needs.is_arriving(IMAGE), 'it did not begin'
+
+
+def test_servers_wait_until_it_is_over_and_not_where_it_did_not_begin(host, begun, monkeypatch):
+    waited = []
+    monkeypatch.setattr(patience, 'servers_wait',
+                        lambda *_times: waited.append(host.needs.is_arriving(IMAGE)) or 60)
+    # One that nobody gives, and that could not be read on its way, is awaited no longer.
+    assert host.arrivals.begin(offered(), Medium.DISK, is_awaited=True) is True
+    assert host.arrivals.wait(IMAGE, 60) and begun == [IMAGE]
+    host.arrivals.awaited.wait(IMAGE)
+    assert waited == []
+    go = threading.Event()
+    monkeypatch.setattr(host.below, 'begin_arrival', lambda *_arguments: None)
+    monkeypatch.setattr(host.below, 'end_arrival', lambda _image_id: None)
+
+    def receive(*_arguments):
+        assert go.wait(60)
+        raise exception.BootcacheError('it did not come')
+
+    monkeypatch.setattr(host.arrivals, '_receive', receive)
+    host.arrivals.begin(offered(), Medium.DISK, is_awaited=True)
+    servers = [threading.Thread(target=host.arrivals.awaited.wait, args=(IMAGE,))
+               for _number in range(2)]
+    for server in servers:
+        server.start()
+    while len(waited) < 2:
+        time.sleep(0.001)
+    assert waited == [True, True] and all(server.is_alive() for server in servers)
+    host.arrivals.awaited.wait(OTHER)
+    go.set()
+    for server in servers:
+        server.join(60)
+        assert not server.is_alive()
+    assert host.arrivals.wait(IMAGE, 60)
+    host.arrivals.awaited.wait(IMAGE)
+    assert len(waited) == 2
+
+
+def test_servers_go_on_when_they_have_waited_for_as_long_as_they_may(host, monkeypatch, caplog):
+    monkeypatch.setattr(patience, 'SERVERS_WAIT', 0.0)
+    caplog.set_level('INFO')
+    host.arrivals.awaited.begin(IMAGE)
+    host.arrivals.awaited.wait(IMAGE)
+    assert 'reads from the storage node meanwhile' in caplog.text
 
 
 def test_the_room_is_kept_until_it_has_come(host, monkeypatch):

@@ -46,6 +46,13 @@ def test_a_cache_image_is_offered():
         Watch(BootLimits(1 << 29, 30.0, 60.5, 900.0), 'login:'))
 
 
+def test_other_hosts_were_told_of_it():
+    found = parse(over_the_bus({**CACHE, 'others': True}))
+    assert found.storage.has_others and not parse({**CACHE, 'others': False}).storage.has_others
+    # A service that does not tell.
+    assert not parse(CACHE).storage.has_others
+
+
 def test_the_base_is_offered():
     found = parse(over_the_bus(COLD))
     assert found.storage == Storage(Offer.COLD, Medium.DISK, False, wants_report=True)

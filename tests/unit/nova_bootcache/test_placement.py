@@ -257,3 +257,19 @@ def test_servers_that_come_while_it_arrives_read_from_it_and_wait_for_nothing():
             assert (steps == (PlanStep.SERVE_BASE, PlanStep.CHAIN)) == (not is_watched)
             # The growing store of one that is watched would be in the same place.
             assert bool(FETCHES & set(steps)) == (PlanStep.WATCH in steps) == is_watched
+
+
+def test_servers_wait_for_other_hosts_only_where_it_arrives_and_there_are_some():
+    """Then as the last step but one; all else of the plan is the same."""
+    for host, storage in EVERYTHING:
+        stock = plan(host, storage)
+        asking = dataclasses.replace(host, asks_others=True)
+        others = dataclasses.replace(storage, has_others=True)
+        assert plan(asking, storage) == plan(host, others) == stock
+        steps = plan(asking, others)
+        arrives = bool(set(stock) & set(ARRIVALS)) or stock == (PlanStep.SERVE_BASE, PlanStep.CHAIN)
+        assert steps == ((*stock[:-1], PlanStep.AWAIT, stock[-1]) if arrives else stock)
+        if arrives:
+            assert stock[-1] is PlanStep.CHAIN
+        # Nobody waits while a host is warmed.
+        assert placement.plan_warming(asking, others) == placement.plan_warming(host, storage)

@@ -32,6 +32,7 @@ from glance_bootcache.decisions import OLDER_READ, ImageFacts
 from glance_bootcache.glance.images import Images
 from glance_bootcache.images import basefile
 from glance_bootcache.images.cephbases import CephBases
+from glance_bootcache.images.inheriting import Inheriting
 from glance_bootcache.images.retiring import Retiring
 from glance_bootcache.images.signatures import ImageSignatures
 from glance_bootcache.images.states import States
@@ -73,6 +74,7 @@ class ImageWork:
         self._retiring = retiring
         self._ceph = CephBases(conf)
         self._signatures = ImageSignatures(conf)
+        self._inheriting = Inheriting(store, states)
         self.transfers = Transfers()
 
     def has_base(self, image: ImageFacts) -> bool:
@@ -100,6 +102,7 @@ class ImageWork:
         :raises BootcacheError: if it cannot be had, or not be served.
         """
         self.name_base(job)
+        job.is_child = not job.forced and self._inheriting.parent(image) is not None
         manifest = self._note_signature(image, job)
         if self.has_base(image) and self._ceph.serves(image, manifest.made.base_path):
             manifest = self._looked_at_again(manifest, image, job)
@@ -159,6 +162,12 @@ class ImageWork:
             manifest.made, image_format=inspected.image_format,
             virtual_bytes=inspected.virtual_bytes, look_rules=inspection.RULES,
             signature=signature))
+
+    def inherit(self, image: ImageFacts, job: BuildJob) -> bool:
+        """Give a snapshot that has no working set that of its server's image: see
+        ``Inheriting.inherit``."""
+        job.is_child = self._inheriting.inherit(image, job)
+        return job.is_child
 
     def _note_signature(self, image: ImageFacts, job: BuildJob) -> Manifest:
         """Note by which signature the base is to be verified, so that one try is all there is."""

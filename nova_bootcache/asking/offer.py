@@ -71,6 +71,13 @@ class Offered:
         return self.storage.offer is Offer.WAIT and self.ready_in is not None \
             and self.ready_in > _MARGIN * patience
 
+    def when_patience_ends(self) -> 'Offered':
+        """Return what is offered to a server that waits no longer: the base, if it is there."""
+        if self.storage.offer is not Offer.WAIT or self.remote is None:
+            return self
+        return dataclasses.replace(self, storage=dataclasses.replace(
+            self.storage, offer=Offer.COLD))
+
     def for_a_move(self) -> 'Offered':
         """Return what is offered to a server that comes from another host.
 

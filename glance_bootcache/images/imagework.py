@@ -74,7 +74,7 @@ class ImageWork:
         self._retiring = retiring
         self._ceph = CephBases(conf)
         self._signatures = ImageSignatures(conf)
-        self._inheriting = Inheriting(store, states)
+        self._inheriting = Inheriting(store, states, images)
         self.transfers = Transfers()
 
     def has_base(self, image: ImageFacts) -> bool:
@@ -302,10 +302,10 @@ class ImageWork:
             naming.export_name(naming.EXPORT_BASE, manifest.image_id))
         began = time.monotonic()
         path = self._store.path(manifest.image_id, name)
+        base = base_of(manifest, self._options, virtual_bytes=made.virtual_bytes)
         with self._told_of_full(os.path.dirname(path), room):
             built = cacheimage.build(
-                base_of(manifest, self._options, virtual_bytes=made.virtual_bytes),
-                working_set.extents, path, quota=quota, cluster_bytes=self._conf.cluster_size,
+                base, working_set.extents, path, quota=quota, cluster_bytes=self._conf.cluster_size,
                 backing_uri=backing_uri, compression=compression)
         seconds = time.monotonic() - began
         info = CacheInfo(name, built.bytes, built.data_bytes, len(built.extents), built.sha256,
@@ -315,6 +315,7 @@ class ImageWork:
         made = dataclasses.replace(made, cache_image=info, built_from=(
             made.working_set.file if made.working_set is not None else ''))
         try:
+            self._inheriting.make_difference(manifest, info, base, job.check_cancelled)
             job.check_cancelled()
             steps.reached('build: named')
             self._serve_built(manifest.making_all(made), path)
@@ -323,6 +324,8 @@ class ImageWork:
         except BaseException:
             # Each try makes another one.
             self._drop(manifest.image_id, path)
+            if not os.path.exists(path):
+                self._store.drop_difference(manifest.image_id, name)
             raise
         steps.reached('build: noted')
         # What it replaces may be in memory; and it is not the least recently used one.

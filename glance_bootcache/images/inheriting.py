@@ -1,10 +1,18 @@
-"""Snapshots have their working set from the image that their server was made of."""
+"""Snapshots have their working set from the image that their server was made of, their parent.
+
+Beside their cache image there is its difference from their parent's: bootcache/difference.py.
+"""
+
+from collections.abc import Callable
 
 from oslo_log import log as logging
 
-from bootcache.manifest import Manifest
-from glance_bootcache import snapshotrules
+from bootcache import differing, exception
+from bootcache.cacheimage import Base
+from bootcache.manifest import CacheInfo, Manifest
+from glance_bootcache import away, snapshotrules
 from glance_bootcache.decisions import ImageFacts
+from glance_bootcache.glance.images import Images
 from glance_bootcache.images.states import States
 from glance_bootcache.profileboot.job import BuildJob
 from glance_bootcache.storage.store import ImageStore
@@ -13,11 +21,15 @@ LOG = logging.getLogger(__name__)
 
 
 class Inheriting:
-    """Gives working sets to snapshots that have none."""
+    """Gives working sets to snapshots that have none, and makes differences.
 
-    def __init__(self, store: ImageStore, states: States):
+    :param images: Glance.
+    """
+
+    def __init__(self, store: ImageStore, states: States, images: Images):
         self._store = store
         self._states = states
+        self._images = images
 
     def parent(self, image: ImageFacts) -> Manifest | None:
         """Return the image from which a snapshot has its working set; None if there is none."""
@@ -53,3 +65,50 @@ class Inheriting:
         LOG.info('image %s: a snapshot of a server of image %s, whose working set of %d bytes it'
                  ' has', image.image_id, parent.image_id, working_set.bytes)
         return True
+
+    def make_difference(self, child: Manifest, built: CacheInfo, base: Base,
+                        check: Callable[[], None]) -> None:
+        """Make the difference of a cache image that was just built from that of its parent.
+
+        Without one hosts get all of the cache image.
+
+        :param child: of the image, which need not be a snapshot.
+        :param built: its cache image.
+        :param base: its base.
+        :param check: called now and then; what it raises gives it up.
+        :raises Cancelled: what ``check`` raises.
+        """
+        try:
+            self._make_difference(child, built, base, check)
+        except exception.Cancelled:
+            raise
+        except Exception as error:
+            LOG.warning('image %s: hosts get all of its cache image, and not what differs from its'
+                        ' parent\'s: %s', child.image_id, error)
+
+    def _make_difference(self, child: Manifest, built: CacheInfo, base: Base,
+                         check: Callable[[], None]) -> None:
+        try:
+            image = self._images.get(child.image_id)
+        except Exception as error:
+            LOG.info('image %s: whether it is a snapshot cannot be asked, and no difference is'
+                     ' made: %s', child.image_id, away.told(error))
+            return
+        parent = None if image is None else self.parent(image)
+        path = None if parent is None else self._store.cache_path(parent)
+        if parent is None or path is None or parent.made.cache_image is None \
+                or parent.made.cache_image.cluster_bytes != built.cluster_bytes:
+            return
+        target = self._store.difference_path(child.image_id, built.file)
+        made = differing.make(
+            base, self._store.path(child.image_id, built.file), path, target,
+            parent_id=parent.image_id, parent_hash=parent.made.base_hash, quota=built.quota,
+            compression=built.compression, check=check)
+        if made is None:
+            LOG.info('image %s: its cache image has little in common with that of image %s',
+                     child.image_id, parent.image_id)
+            return
+        self._store.save_difference(child.image_id, built.file, made)
+        LOG.info('image %s: %d bytes of its cache image of %d differ from that of image %s; the'
+                 ' file has %d', child.image_id, made.data_bytes, built.data_bytes,
+                 parent.image_id, made.bytes)

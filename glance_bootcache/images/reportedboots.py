@@ -133,13 +133,28 @@ class ReportedBoots:
             described = {'action': rpcapi.ACTION_CACHE, **described,
                          'medium': self._tiers.medium(image_id).value,
                          'verified': content is Content.RIGHT,
-                         'has_memory': self._tiers.has_memory}
+                         'has_memory': self._tiers.has_memory,
+                         **self._difference(manifest, whose)}
         LOG.debug('server %s on %s: %s boot from %s', server_id, host, described['action'],
                   image_id)
         if server_id and self._wants_report(manifest, host, owner):
             described['watch'] = self._watch(manifest.wished.quota, manifest.wished.boot_marker)
             self._expected.expect(image_id, host, server_id, self._patience, owner)
         return described
+
+    def _difference(self, manifest: Manifest, whose: str) -> dict[str, Any]:
+        """Return what a host is told of what a cache image has that its parent's has not."""
+        found = self._store.load_difference(manifest)
+        if found is None or manifest.made.cache_image is None:
+            return {}
+        path = self._store.difference_path(manifest.image_id, manifest.made.cache_image.file)
+        try:
+            export = self._exporter.ensure_difference(manifest, found, path, whose)
+        except exception.StorageDaemonError as error:
+            LOG.warning('image %s: its host gets all of its cache image: %s', manifest.image_id,
+                        error)
+            return {}
+        return {'difference': {'export': export, **found.to_dict()}}
 
     def _plan_profile(self, manifest: Manifest | None, image_id: str, host: str,
                       token: str, certificate: str) -> dict[str, Any]:

@@ -1,0 +1,123 @@
+"""Making differences, see difference.py, on the storage node: what differs, and its file.
+
+The cache image of a snapshot and that of its parent are compared cluster by cluster, as QEMU reads
+them: whatever anybody says of the two, a cluster counts as the same if its bytes are.
+"""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from bootcache import (
+    cacheimage,
+    difference,
+    exception,
+    expansion,
+    qemuimg,
+    savefile,
+    scratch,
+    workingset,
+)
+from bootcache.cacheimage import Base
+from bootcache.cachelayout import Compression
+from bootcache.difference import CacheDifference
+from bootcache.expansion import Layout
+from bootcache.storagedaemon import StorageDaemon
+from bootcache.workingset import Extent
+
+# As cache images' builds; ``cacheimage.end_left_over`` ends what is left over.
+_SCRATCH, _DAEMON = 'bootcache-build-', 'build'
+_READ_BYTES = 2 << 20
+# A host that gets more than this part of a cache image may as well get all of it.
+_WORTH = 0.5
+
+
+def make(base: Base, child: str, parent: str, target: str, *, parent_id: str, parent_hash: str,
+         quota: int, compression: Compression, check: Callable[[], None]
+         ) -> CacheDifference | None:
+    """Make the difference of two cache images; ``target`` appears whole, or not at all.
+
+    :param base: of the snapshot.
+    :param child: path of the snapshot's cache image.
+    :param parent: path of its parent's.
+    :param parent_id: the parent.
+    :param parent_hash: of the parent's content.
+    :param quota: bytes that the snapshot's cache image was allowed.
+    :param compression: of the clusters that differ.
+    :param check: called between pieces; what it raises gives it up.
+    :returns: what is to be noted of it; None if it would not be worth it.
+    :raises BootcacheError: if one of the files cannot be read, or the difference not be made.
+    :raises OSError: if it cannot be written.
+    """
+    layout = expansion.layout(child)
+    if not layout.data:
+        return None
+    found = _compared(child, parent, layout, check)
+    if found is None:
+        return None
+    extents, content = found
+    # Without any there would be no file.
+    built = cacheimage.build(
+        base, extents or (Extent(layout.data[0].offset, 1),), target, quota=quota,
+        cluster_bytes=layout.cluster_bytes, backing_uri=None, compression=compression)
+    try:
+        with open(target, 'ab') as stream:
+            stream.write(difference.packed(layout))
+        cacheimage.pad(target)
+        savefile.fsync_file(target)
+        return CacheDifference(parent_id, parent_hash, os.path.getsize(target),
+                               savefile.file_digest(target), built.bytes,
+                               workingset.total_bytes(extents), content)
+    except BaseException:
+        os.unlink(target)
+        raise
+
+
+def _compared(child: str, parent: str, layout: Layout, check: Callable[[], None]
+              ) -> tuple[list[Extent], str] | None:
+    """Return what differs, in the layout's order, and the digest of all; None if that is much."""
+    most = _WORTH * workingset.total_bytes(layout.data)
+    within = expansion.present(qemuimg.allocation_map(parent))
+    with scratch.directory(_SCRATCH) as directory:
+        daemon = scratch.daemon(directory, _DAEMON)
+        try:
+            daemon.ensure_running()
+            new, old = (_opened(daemon, name, path, f'{directory}/nbd')
+                        for name, path in (('child', child), ('parent', parent)))
+            size, differing, much = old.get_size(), list[Extent](), 0
+            for offset, length in difference.pieces(layout.data, _READ_BYTES):
+                check()
+                wanted = new.pread(length, offset)
+                had = old.pread(min(length, size - offset), offset) if offset < size else b''
+                found = [
+                    Extent(offset + at, end - at) for at, end in _clusters(length, layout)
+                    if wanted[at:end] != had[at:end]
+                    or not difference.covers(within, offset + at, offset + end)]
+                differing += found
+                much += workingset.total_bytes(found)
+                if much > most:
+                    return None
+
+            def read(offset: int, length: int) -> bytes:
+                check()
+                data: bytes = new.pread(length, offset)
+                return data
+
+            return differing, difference.digest(layout, read, _READ_BYTES)
+        finally:
+            daemon.stop()
+
+
+def _clusters(length: int, layout: Layout) -> list[tuple[int, int]]:
+    size = layout.cluster_bytes
+    return [(at, min(at + size, length)) for at in range(0, length, size)]
+
+
+def _opened(daemon: StorageDaemon, name: str, path: str, socket_path: str) -> Any:
+    # The file alone, read-only, of a format that is not probed.
+    daemon.add_nodes(*Base(path, 'qcow2', 0).nodes(name))
+    daemon.add_export(name, name)
+    try:
+        return cacheimage.connect(socket_path, name)
+    except Exception as error:
+        raise exception.BootcacheError(f'{path} cannot be read: {error}') from error

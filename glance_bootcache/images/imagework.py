@@ -26,7 +26,7 @@ from bootcache.cachelayout import Compression
 from bootcache.ceph import places
 from bootcache.manifest import CacheInfo, ImageState, Manifest, WorkingSetInfo
 from bootcache.workingset import WorkingSet
-from glance_bootcache import decisions
+from glance_bootcache import decisions, snapshotrules
 from glance_bootcache.ceph.basenode import base_of
 from glance_bootcache.decisions import OLDER_READ, ImageFacts
 from glance_bootcache.glance.images import Images
@@ -166,6 +166,7 @@ class ImageWork:
     def inherit(self, image: ImageFacts, job: BuildJob) -> bool:
         """Give a snapshot that has no working set that of its server's image: see
         ``Inheriting.inherit``."""
+        job.wait_for_build(snapshotrules.BUILD_SECONDS)
         job.is_child = self._inheriting.inherit(image, job)
         return job.is_child
 

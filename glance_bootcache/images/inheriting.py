@@ -61,7 +61,6 @@ class Inheriting:
         name = self._store.save_working_set(image.image_id, working_set)
         self._states.note(job, manifest.making(working_set=snapshotrules.described(
             parent.made.working_set, name, working_set)).made)
-        job.wait_for_build(snapshotrules.BUILD_SECONDS)
         LOG.info('image %s: a snapshot of a server of image %s, whose working set of %d bytes it'
                  ' has', image.image_id, parent.image_id, working_set.bytes)
         return True

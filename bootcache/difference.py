@@ -1,6 +1,6 @@
 """What a snapshot's cache image has that its parent's, its server's image's, has not.
 
-A file of it is a qcow2 with the clusters that differ, and after its end the layout of the
+A file of it is a qcow2 with the blocks that differ, and after its end the layout of the
 snapshot's cache image. The storage service makes it; a host that has the parent's cache image puts
 the two together, by QEMU, in first-read order. It gets an expanded file, with the content by which
 :func:`digest` knows the storage service's.
@@ -34,7 +34,7 @@ class CacheDifference:
     :ivar bytes: the file's size.
     :ivar sha256: of the file.
     :ivar layout_at: where in it the layout begins.
-    :ivar data_bytes: of the clusters that differ.
+    :ivar data_bytes: of the blocks that differ.
     :ivar content: sha256 of what is made of it, see :func:`digest`.
     """
 

@@ -1,10 +1,11 @@
 """Making differences, see difference.py, on the storage node: what differs, and its file.
 
-The cache image of a snapshot and that of its parent are compared cluster by cluster, as QEMU reads
-them: whatever anybody says of the two, a cluster counts as the same if its bytes are.
+The cache image of a snapshot and that of its parent are compared block by block, as QEMU reads
+them: whatever anybody says of the two, a block counts as the same if its bytes are.
 """
 
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -28,12 +29,14 @@ from bootcache.workingset import Extent
 # As cache images' builds; ``cacheimage.end_left_over`` ends what is left over.
 _SCRATCH, _DAEMON = 'bootcache-build-', 'build'
 _READ_BYTES = 2 << 20
+# As guests write. A cluster of a cache image is larger, and most of it may be as it was.
+BLOCK_BYTES = 4096
 # A host that gets more than this part of a cache image may as well get all of it.
 _WORTH = 0.5
 
 
 def make(base: Base, child: str, parent: str, target: str, *, parent_id: str, parent_hash: str,
-         quota: int, compression: Compression, check: Callable[[], None]
+         compression: Compression, check: Callable[[], None]
          ) -> CacheDifference | None:
     """Make the difference of two cache images; ``target`` appears whole, or not at all.
 
@@ -42,8 +45,7 @@ def make(base: Base, child: str, parent: str, target: str, *, parent_id: str, pa
     :param parent: path of its parent's.
     :param parent_id: the parent.
     :param parent_hash: of the parent's content.
-    :param quota: bytes that the snapshot's cache image was allowed.
-    :param compression: of the clusters that differ.
+    :param compression: of what differs.
     :param check: called between pieces; what it raises gives it up.
     :returns: what is to be noted of it; None if it would not be worth it.
     :raises BootcacheError: if one of the files cannot be read, or the difference not be made.
@@ -58,8 +60,8 @@ def make(base: Base, child: str, parent: str, target: str, *, parent_id: str, pa
     extents, content = found
     # Without any there would be no file.
     built = cacheimage.build(
-        base, extents or (Extent(layout.data[0].offset, 1),), target, quota=quota,
-        cluster_bytes=layout.cluster_bytes, backing_uri=None, compression=compression)
+        base, extents or (Extent(layout.data[0].offset, 1),), target, quota=sys.maxsize,
+        cluster_bytes=BLOCK_BYTES, backing_uri=None, compression=compression)
     try:
         with open(target, 'ab') as stream:
             stream.write(difference.packed(layout))
@@ -89,8 +91,10 @@ def _compared(child: str, parent: str, layout: Layout, check: Callable[[], None]
                 check()
                 wanted = new.pread(length, offset)
                 had = old.pread(min(length, size - offset), offset) if offset < size else b''
+                if wanted == had and difference.covers(within, offset, offset + length):
+                    continue
                 found = [
-                    Extent(offset + at, end - at) for at, end in _clusters(length, layout)
+                    Extent(offset + at, end - at) for at, end in _blocks(length)
                     if wanted[at:end] != had[at:end]
                     or not difference.covers(within, offset + at, offset + end)]
                 differing += found
@@ -108,9 +112,8 @@ def _compared(child: str, parent: str, layout: Layout, check: Callable[[], None]
             daemon.stop()
 
 
-def _clusters(length: int, layout: Layout) -> list[tuple[int, int]]:
-    size = layout.cluster_bytes
-    return [(at, min(at + size, length)) for at in range(0, length, size)]
+def _blocks(length: int) -> list[tuple[int, int]]:
+    return [(at, min(at + BLOCK_BYTES, length)) for at in range(0, length, BLOCK_BYTES)]
 
 
 def _opened(daemon: StorageDaemon, name: str, path: str, socket_path: str) -> Any:

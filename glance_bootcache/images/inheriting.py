@@ -101,7 +101,7 @@ class Inheriting:
         target = self._store.difference_path(child.image_id, built.file)
         made = differing.make(
             base, self._store.path(child.image_id, built.file), path, target,
-            parent_id=parent.image_id, parent_hash=parent.made.base_hash, quota=built.quota,
+            parent_id=parent.image_id, parent_hash=parent.made.base_hash,
             compression=built.compression, check=check)
         if made is None:
             LOG.info('image %s: its cache image has little in common with that of image %s',

@@ -36,9 +36,9 @@ CLUSTER = 65536
 SIZE = 24 * MIB
 # Not in order; it ends where the parent does.
 SET = (Extent(12 * MIB, 8 * MIB), Extent(0, 4 * MIB), Extent(22 * MIB, 2 * MIB))
-# What the snapshot's server wrote: within the set 4 MiB and a few bytes of a cluster, and beyond.
+# What the snapshot's server wrote: within the set 4 MiB and a few bytes of a block, and beyond.
 WRITTEN = ((13 * MIB, 3 * MIB), (MIB, MIB), (3 * MIB + 100, 50), (21 * MIB, MIB // 2))
-DIFFERING = 4 * MIB + CLUSTER
+DIFFERING = 4 * MIB + 4096
 
 
 class Cloud:

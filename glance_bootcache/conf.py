@@ -162,9 +162,9 @@ Related options:
     cfg.BoolOpt('build_snapshots',
                 default=True,
                 help="""
-Whether images that are snapshots of servers (image_type=snapshot) get a cache
-image. If not, their state becomes skipped, and servers boot from them the stock
-way.
+Whether images that are snapshots of servers (image_type=snapshot or backup) get
+a cache image. If not, their state becomes skipped, and servers boot from them
+the stock way.
 
 One costs nothing until a server boots from it: it is taken up then, and its
 first servers wait for its base as those of any image that is not known yet.

@@ -11,6 +11,7 @@ from typing import Any
 
 from bootcache import naming, workingset
 from bootcache.manifest import Manifest, Standing, WorkingSetInfo
+from bootcache.properties import is_snapshot
 from bootcache.workingset import WorkingSet
 
 SNAPSHOT = 'a snapshot of a server'
@@ -22,11 +23,6 @@ PARENT = 'parent'
 # For which the first servers of a snapshot wait for its cache image, once its base is here: most of
 # what they would read from the base is on their host.
 BUILD_SECONDS = 30.0
-
-
-def is_snapshot(properties: Mapping[str, Any]) -> bool:
-    """Tell whether an image is a snapshot, by its properties in Glance."""
-    return properties.get('image_type') == 'snapshot'
 
 
 def waits_for_a_server(image_hash: str, properties: Mapping[str, Any],

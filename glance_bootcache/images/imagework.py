@@ -102,7 +102,9 @@ class ImageWork:
         :raises BootcacheError: if it cannot be had, or not be served.
         """
         self.name_base(job)
-        job.is_child = not job.forced and self._inheriting.parent(image) is not None
+        parent = self._inheriting.parent(image)
+        job.parent = '' if parent is None else parent.image_id
+        job.is_child = not job.forced and parent is not None
         manifest = self._note_signature(image, job)
         if self.has_base(image) and self._ceph.serves(image, manifest.made.base_path):
             manifest = self._looked_at_again(manifest, image, job)
@@ -316,7 +318,7 @@ class ImageWork:
         made = dataclasses.replace(made, cache_image=info, built_from=(
             made.working_set.file if made.working_set is not None else ''))
         try:
-            self._inheriting.make_difference(manifest, info, base, job.check_cancelled)
+            self._inheriting.make_difference(manifest, info, base, job)
             job.check_cancelled()
             steps.reached('build: named')
             self._serve_built(manifest.making_all(made), path)

@@ -3,14 +3,12 @@
 Beside their cache image there is its difference from their parent's: bootcache/difference.py.
 """
 
-from collections.abc import Callable
-
 from oslo_log import log as logging
 
 from bootcache import differing, exception
 from bootcache.cacheimage import Base
 from bootcache.manifest import CacheInfo, Manifest
-from glance_bootcache import away, snapshotrules
+from glance_bootcache import snapshotrules
 from glance_bootcache.decisions import ImageFacts
 from glance_bootcache.glance.images import Images
 from glance_bootcache.images.states import States
@@ -65,35 +63,30 @@ class Inheriting:
                  ' has', image.image_id, parent.image_id, working_set.bytes)
         return True
 
-    def make_difference(self, child: Manifest, built: CacheInfo, base: Base,
-                        check: Callable[[], None]) -> None:
+    def make_difference(self, child: Manifest, built: CacheInfo, base: Base, job: BuildJob) -> None:
         """Make the difference of a cache image that was just built from that of its parent.
 
         Without one hosts get all of the cache image.
 
-        :param child: of the image, which need not be a snapshot.
-        :param built: its cache image.
+        :param child: of the image as it was before, which need not be a snapshot.
+        :param built: its new cache image.
         :param base: its base.
-        :param check: called now and then; what it raises gives it up.
-        :raises Cancelled: what ``check`` raises.
+        :param job: builds it.
+        :raises Cancelled: if the job is.
         """
         try:
-            self._make_difference(child, built, base, check)
+            self._make_difference(child, built, base, job)
         except exception.Cancelled:
             raise
         except Exception as error:
             LOG.warning('image %s: hosts get all of its cache image, and not what differs from its'
                         ' parent\'s: %s', child.image_id, error)
+            # Without its entry nothing counts what there is of it.
+            self._store.drop_difference(child.image_id, built.file)
 
     def _make_difference(self, child: Manifest, built: CacheInfo, base: Base,
-                         check: Callable[[], None]) -> None:
-        try:
-            image = self._images.get(child.image_id)
-        except Exception as error:
-            LOG.info('image %s: whether it is a snapshot cannot be asked, and no difference is'
-                     ' made: %s', child.image_id, away.told(error))
-            return
-        parent = None if image is None else self.parent(image)
+                         job: BuildJob) -> None:
+        parent = self._known_parent(child, job)
         path = None if parent is None else self._store.cache_path(parent)
         if parent is None or path is None or parent.made.cache_image is None \
                 or parent.made.cache_image.cluster_bytes != built.cluster_bytes:
@@ -102,7 +95,7 @@ class Inheriting:
         made = differing.make(
             base, self._store.path(child.image_id, built.file), path, target,
             parent_id=parent.image_id, parent_hash=parent.made.base_hash,
-            compression=built.compression, check=check)
+            compression=built.compression, check=job.check_cancelled)
         if made is None:
             LOG.info('image %s: its cache image has little in common with that of image %s',
                      child.image_id, parent.image_id)
@@ -111,3 +104,20 @@ class Inheriting:
         LOG.info('image %s: %d bytes of its cache image of %d differ from that of image %s; the'
                  ' file has %d', child.image_id, made.data_bytes, built.data_bytes,
                  parent.image_id, made.bytes)
+
+    def _known_parent(self, child: Manifest, job: BuildJob) -> Manifest | None:
+        """Return a snapshot's parent; Glance is asked only where nothing here tells.
+
+        All other images are built without it.
+        """
+        parent_id, before = job.parent, self._store.load_difference(child)
+        if not parent_id and before is not None:
+            parent_id = before.parent
+        if not parent_id:
+            ours = child.made.working_set
+            if ours is None or ours.recorded_by != snapshotrules.PARENT:
+                return None
+            image = self._images.get(child.image_id)
+            return None if image is None else self.parent(image)
+        parent = self._store.load(parent_id)
+        return parent if snapshotrules.may_be_parent(parent, child.wished.owner) else None

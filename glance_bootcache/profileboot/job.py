@@ -43,6 +43,7 @@ class BuildJob:
     :ivar boot_marker: by which it is known to be over.
     :ivar phase: what it does now, RECORDING or BUILDING; None while it waits, or gets a base.
     :ivar is_learned: a server's boot was reported while this one waited for its turn.
+    :ivar parent: id of the image that a snapshot's server was made of; empty if none is known.
     :ivar is_child: the image is a snapshot that has its working set from its server's image.
     :ivar waited_until: monotonic time until which its servers wait for its cache image.
     :ivar is_without_older: the image's older cache image went, as disk had no room for both.
@@ -62,6 +63,7 @@ class BuildJob:
     phase: ImageState | None = None
     is_learned: bool = False
     is_without_older: bool = False
+    parent: str = ''
     is_child: bool = False
     waited_until: float = math.inf
 

@@ -12,6 +12,7 @@ from nova.image import glance
 from oslo_log import log as logging
 
 from bootcache import naming
+from bootcache.properties import is_snapshot
 
 LOG = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ class SnapshotParents:
 
 
 def _parent(properties: Any) -> str | None:
-    if properties.get('image_type') != 'snapshot':
+    if not is_snapshot(properties):
         return None
     try:
         return naming.canonical_image_id(str(properties.get('base_image_ref')))

@@ -41,8 +41,9 @@ def ask(house, image=CHILD, server='server'):
     return answer
 
 
-def test_a_snapshot_costs_nothing_until_a_server_boots(parent):
-    put(parent)
+@pytest.mark.parametrize('kind', ['snapshot', 'backup'])
+def test_a_snapshot_costs_nothing_until_a_server_boots(parent, kind):
+    put(parent, image_type=kind)
     for _notification in range(3):
         parent.manager.consider(CHILD)
         parent.settle()
@@ -54,6 +55,19 @@ def test_a_snapshot_costs_nothing_until_a_server_boots(parent):
     parent.settle()
     assert not parent.store.load(CHILD).made.base_path
     assert parent.images.shown[-1] == (CHILD, 'skipped', snapshotrules.LATER)
+
+
+def test_servers_of_one_without_a_hash_do_not_wait_for_what_does_not_come(parent):
+    """As Glance has those that were registered by their location, until it has read them."""
+    put(parent)
+    content, facts = parent.images.images[CHILD]
+    parent.images.images[CHILD] = content, dataclasses.replace(facts, image_hash='')
+    parent.manager.consider(CHILD)
+    parent.settle()
+    assert parent.store.load(CHILD).reason == snapshotrules.LATER
+    ask(parent)
+    assert parent.store.load(CHILD).reason not in ('', snapshotrules.LATER)
+    assert ask(parent)['action'] == 'stock'
 
 
 @pytest.mark.parametrize('is_known', [True, False])

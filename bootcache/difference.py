@@ -108,12 +108,17 @@ def read_layout(path: str, difference: CacheDifference) -> Layout:
 
 def ranges(layout: Layout) -> _Areas:
     """Return what a cache image has of its own, from begin to end each, ascending. Pure."""
+    return merged((extent.offset, extent.end) for extent in (*layout.data, *layout.zeros))
+
+
+def merged(areas: Iterable[tuple[int, int]]) -> _Areas:
+    """Return areas, from begin to end each, ascending and as few as there can be. Pure."""
     found: list[tuple[int, int]] = []
-    for extent in sorted((*layout.data, *layout.zeros), key=lambda extent: extent.offset):
-        begin = extent.offset
-        if found and found[-1][1] == begin:
-            begin = found.pop()[0]
-        found.append((begin, extent.end))
+    for begin, end in sorted(areas):
+        if found and begin <= found[-1][1]:
+            begin, before = found.pop()
+            end = max(end, before)
+        found.append((begin, end))
     return tuple(found)
 
 
@@ -151,7 +156,7 @@ def digest(layout: Layout, read: Callable[[int, int], bytes], most: int) -> str:
 
 
 def put_together(parent: str, path: str, target: str, layout: Layout,
-                 check: Callable[[], None]) -> None:
+                 check: Callable[[], None], is_awaited: bool = True) -> None:
     """Make a snapshot's cache image of its parent's and a difference; without a backing pointer.
 
     :param parent: path of the parent's cache image, which servers may read from.
@@ -159,10 +164,16 @@ def put_together(parent: str, path: str, target: str, layout: Layout,
     :param target: the new file; written over if it is there.
     :param layout: of the snapshot's cache image.
     :param check: called several times a second; what it raises gives it up.
-    :raises BootcacheError: if it cannot be made.
+    :param is_awaited: whether a server waits for it.
+    :raises BootcacheError: if it cannot be made, for instance of an earlier one of the parent's.
     """
+    there = merged((*expansion.present(qemuimg.allocation_map(parent)),
+                    *expansion.present(qemuimg.allocation_map(path))))
+    if not all(covers(there, extent.offset, min(extent.end, layout.virtual_bytes))
+               for extent in layout.data):
+        raise exception.BootcacheError('its parent\'s lacks some of what it is to be made of')
     expansion.copy({**expansion.alone(path), 'backing': expansion.alone(parent)}, target, layout,
-                   check, is_awaited=True)
+                   check, is_awaited)
 
 
 def verify(target: str, layout: Layout, content: str) -> None:

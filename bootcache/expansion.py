@@ -23,6 +23,8 @@ _OUT_OF_ORDER_BYTES = 2 << 20
 # Nobody waits for it, and it may have to wait for all others.
 _GRACE_SECONDS = 60
 _SLOWEST = 256 << 10
+# Where servers wait for it, and there is another way.
+_SLOWEST_AWAITED = 8 << 20
 _PROMPT = 'qemu-io> '
 
 
@@ -149,8 +151,10 @@ def copy(source: Mapping[str, Any], target: str, wanted: Layout, check: Callable
     node = {'driver': 'copy-on-read', 'file': {
         'driver': 'qcow2', 'file': {'driver': 'file', 'filename': target}, 'backing': source}}
     command = ['qemu-io', 'json:' + json.dumps(node)]
-    code, said = watched.run(command if is_awaited else watched.behind_all(command),
-                             _seconds(wanted), check, commands(wanted))
+    code, said = watched.run(
+        command if is_awaited else watched.behind_all(command),
+        _GRACE_SECONDS + wanted.expanded_bytes / _SLOWEST_AWAITED if is_awaited
+        else _seconds(wanted), check, commands(wanted))
     if code:
         lines: Sequence[str] = said.replace(_PROMPT, '').split('\n')
         raise exception.BootcacheError(f'qemu-io failed (exit {code}): {lines[-1].strip()}')

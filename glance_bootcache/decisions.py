@@ -153,7 +153,9 @@ def taken_up(manifest: Manifest, image: ImageFacts, now: float) -> Manifest:
     return dataclasses.replace(
         manifest, standing=Standing.WANTED, image_hash=image.image_hash,
         taken_up_at=known_since or now).wishing(
-        warm_due=manifest.wished.warm_due or has_new_content(image, manifest))
+        # Most snapshots are booted once.
+        warm_due=manifest.wished.warm_due or (has_new_content(image, manifest)
+                                              and not properties.is_snapshot(image.properties)))
 
 
 def skipped(manifest: Manifest, reason: str) -> Manifest:

@@ -17,6 +17,10 @@ from glance_bootcache.storage.store import ImageStore
 
 LOG = logging.getLogger(__name__)
 
+# Of a cache image's data: servers wait while both are compared, and again while a host puts them
+# together, which takes seconds for 100 MiB. A larger one is got as any other.
+_MOST_BYTES = 128 << 20
+
 
 class Inheriting:
     """Gives working sets to snapshots that have none, and makes differences.
@@ -89,7 +93,8 @@ class Inheriting:
         parent = self._known_parent(child, job)
         path = None if parent is None else self._store.cache_path(parent)
         if parent is None or path is None or parent.made.cache_image is None \
-                or parent.made.cache_image.cluster_bytes != built.cluster_bytes:
+                or parent.made.cache_image.cluster_bytes != built.cluster_bytes \
+                or built.data_bytes > _MOST_BYTES:
             return
         target = self._store.difference_path(child.image_id, built.file)
         made = differing.make(

@@ -260,17 +260,21 @@ class Exporter:
             gone = export not in self._leaving and self._withdraw(export)
             if gone:
                 self._leaving[export] = threading.Event()
+                # Whoever is getting it gets all of the next one, or the base.
+                for name in sorted(name for name in list(self._served)
+                                   if exportnames.is_difference(name, manifest.image_id)):
+                    self._withdraw(name, disconnect=True)
         try:
             yield gone
         finally:
             if gone:
                 self._leaving.pop(export).set()
 
-    def _withdraw(self, export: str) -> bool:
+    def _withdraw(self, export: str, disconnect: bool = False) -> bool:
         if self._runs() and self.may_serve(export):
             node = self._look().get(export)
             if node is not None:
-                if not self._remove(export, disconnect=False):
+                if not self._remove(export, disconnect=disconnect):
                     return False
                 self._remove_tree(node)
         self._asked_at.pop(export, None)

@@ -42,9 +42,14 @@ def difference_export(manifest: Manifest, difference: CacheDifference) -> str:
             + f'-{difference.sha256[:16]}')
 
 
+def is_difference(export: str, image_id: str = '') -> bool:
+    """Tell whether an export is of a difference, or of one of an image's."""
+    return export.startswith(f'{naming.EXPORT_DIFFERENCE}-{image_id}')
+
+
 def goes_idle(export: str) -> bool:
     """Tell whether an export goes as soon as nobody has asked for it in a while."""
-    return is_base(export) or export.startswith(f'{naming.EXPORT_DIFFERENCE}-')
+    return is_base(export) or is_difference(export)
 
 
 def cache_node(export: str) -> str:

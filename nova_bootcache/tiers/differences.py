@@ -118,7 +118,8 @@ class Differences:
         node = {'driver': 'raw', 'file': nbd_node(
             remote.host, remote.port, offered.difference_export,
             self._encryption.credentials(remote.tls))}
-        seconds = _GRACE_SECONDS + wanted.bytes / _SLOWEST
+        seconds = _GRACE_SECONDS + (2 * wanted.bytes / min(rate, _SLOWEST) if rate
+                                    else wanted.bytes / _SLOWEST)
         if rate:
             qemuimg.copy_paced(node, path, length=wanted.bytes, rate=rate, seconds=seconds,
                                check=lambda: self._check(remote.image_id, rate))
@@ -133,7 +134,7 @@ class Differences:
         if (layout.virtual_bytes, layout.cluster_bytes) != (info.virtual_bytes, info.cluster_bytes):
             raise exception.BootcacheError('what differs is of another size')
         difference.put_together(self._files.path(wanted.parent), path, partial, layout,
-                                lambda: self._check(remote.image_id, rate))
+                                lambda: self._check(remote.image_id, rate), is_awaited=not rate)
         difference.verify(partial, layout, wanted.content)
         qemuimg.set_backing_pointer(partial, naming.nbd_unix_uri(
             self._gateway_socket, naming.export_name(naming.EXPORT_BASE, remote.image_id)), 'raw')

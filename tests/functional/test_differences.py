@@ -245,7 +245,7 @@ def test_a_parents_cache_image_that_lacks_clusters_makes_no_wrong_one(cloud, chi
     cloud.build(PARENT)
     fetch(host, cloud, PARENT)
     assert_right(host, cloud, fetch(host, cloud), False)
-    assert 'another content than on the storage node' in caplog.text
+    assert 'lacks some of what it is to be made of' in caplog.text
 
 
 def test_damage_on_the_storage_node_costs_the_difference_and_nothing_else(cloud, child, host):

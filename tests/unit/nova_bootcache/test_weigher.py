@@ -1,6 +1,7 @@
 """The weigher, run by Nova's own handler on Nova's own host states."""
 
 import logging
+import threading
 
 import pytest
 from nova import objects
@@ -241,3 +242,16 @@ def test_a_glance_that_does_not_answer_costs_one_question(images):
         assert weigh([host('a', published(Level.DISK, OTHER)), host('b', published())]) \
             == [('a', 0), ('b', 0)]
     assert images.asked == [IMAGE]
+
+
+def test_a_glance_that_hangs_holds_up_nobody_for_long(images, monkeypatch):
+    """Nova's own patience with it has no end as a rule."""
+    monkeypatch.setattr(parents, '_PATIENCE_SECONDS', 0.05)
+    goes_on = threading.Event()
+    monkeypatch.setattr(images, 'get', lambda context, image_id: goes_on.wait(60))
+    states = [host('cold', published(Level.COLD)), host('parent', published(Level.DISK, OTHER))]
+    assert dict(weigh(states)) == {'cold': 0, 'parent': 0}
+    # Nobody asks for other images meanwhile.
+    assert parents.PARENTS.of(OTHER, request()) is None
+    assert len(parents.PARENTS._asked) == 1
+    goes_on.set()

@@ -33,6 +33,10 @@ _READ_BYTES = 2 << 20
 BLOCK_BYTES = 4096
 # A host that gets more than this part of a cache image may as well get all of it.
 _WORTH = 0.5
+# Servers wait while it is made, and each block is a request: bytes that may differ, of what size.
+_MOST_DIFFERING, _MOST_BYTES = 32 << 20, 128 << 20
+# Of a disk that a qcow2 with clusters of 4 KiB can have: QEMU's bound of its table.
+_MOST_VIRTUAL_BYTES = 4 << 40
 
 
 def make(base: Base, child: str, parent: str, target: str, *, parent_id: str, parent_hash: str,
@@ -52,7 +56,8 @@ def make(base: Base, child: str, parent: str, target: str, *, parent_id: str, pa
     :raises OSError: if it cannot be written.
     """
     layout = expansion.layout(child)
-    if not layout.data:
+    if not 0 < workingset.total_bytes(layout.data) <= _MOST_BYTES \
+            or layout.virtual_bytes > _MOST_VIRTUAL_BYTES:
         return None
     found = _compared(child, parent, layout, check)
     if found is None:
@@ -66,10 +71,14 @@ def make(base: Base, child: str, parent: str, target: str, *, parent_id: str, pa
         with open(target, 'ab') as stream:
             stream.write(difference.packed(layout))
         cacheimage.pad(target)
+        size = os.path.getsize(target)
+        if size > _WORTH * os.path.getsize(child):
+            # What differs compresses less well.
+            os.unlink(target)
+            return None
         savefile.fsync_file(target)
-        return CacheDifference(parent_id, parent_hash, os.path.getsize(target),
-                               savefile.file_digest(target), built.bytes,
-                               workingset.total_bytes(extents), content)
+        return CacheDifference(parent_id, parent_hash, size, savefile.file_digest(target),
+                               built.bytes, workingset.total_bytes(extents), content)
     except BaseException:
         os.unlink(target)
         raise
@@ -78,7 +87,7 @@ def make(base: Base, child: str, parent: str, target: str, *, parent_id: str, pa
 def _compared(child: str, parent: str, layout: Layout, check: Callable[[], None]
               ) -> tuple[list[Extent], str] | None:
     """Return what differs, in the layout's order, and the digest of all; None if that is much."""
-    most = _WORTH * workingset.total_bytes(layout.data)
+    most = min(_WORTH * workingset.total_bytes(layout.data), _MOST_DIFFERING)
     within = expansion.present(qemuimg.allocation_map(parent))
     with scratch.directory(_SCRATCH) as directory:
         daemon = scratch.daemon(directory, _DAEMON)

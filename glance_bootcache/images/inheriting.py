@@ -17,10 +17,6 @@ from glance_bootcache.storage.store import ImageStore
 
 LOG = logging.getLogger(__name__)
 
-# Of a cache image's data: servers wait while both are compared, and again while a host puts them
-# together, which takes seconds for 100 MiB. A larger one is got as any other.
-_MOST_BYTES = 128 << 20
-
 
 class Inheriting:
     """Gives working sets to snapshots that have none, and makes differences.
@@ -93,8 +89,7 @@ class Inheriting:
         parent = self._known_parent(child, job)
         path = None if parent is None else self._store.cache_path(parent)
         if parent is None or path is None or parent.made.cache_image is None \
-                or parent.made.cache_image.cluster_bytes != built.cluster_bytes \
-                or built.data_bytes > _MOST_BYTES:
+                or parent.made.cache_image.cluster_bytes != built.cluster_bytes:
             return
         target = self._store.difference_path(child.image_id, built.file)
         made = differing.make(
@@ -102,8 +97,8 @@ class Inheriting:
             parent_id=parent.image_id, parent_hash=parent.made.base_hash,
             compression=built.compression, check=job.check_cancelled)
         if made is None:
-            LOG.info('image %s: its cache image has little in common with that of image %s',
-                     child.image_id, parent.image_id)
+            LOG.info('image %s: its cache image is large, or has little in common with that of'
+                     ' image %s', child.image_id, parent.image_id)
             return
         self._store.save_difference(child.image_id, built.file, made)
         LOG.info('image %s: %d bytes of its cache image of %d differ from that of image %s; the'

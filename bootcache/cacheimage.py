@@ -146,7 +146,7 @@ def _make(base: Base, extents: Sequence[Extent], partial: str, directory: str, q
         daemon.stop()
     if backing_uri is not None:
         qemuimg.set_backing_pointer(partial, backing_uri, backing_format)
-    _pad(partial)
+    pad(partial)
     qemuimg.check(partial)
     if os.path.getsize(partial) > quota:
         raise exception.BuildFailed(
@@ -158,7 +158,11 @@ def _whole(size: int, cluster_bytes: int) -> int:
     return -(-size // cluster_bytes) * cluster_bytes
 
 
-def _connect(socket_path: str, export: str, status: bool = False) -> Any:
+def connect(socket_path: str, export: str, status: bool = False) -> Any:
+    """Return libnbd's handle of an export of a private daemon.
+
+    :param status: whether it is asked for the status of blocks.
+    """
     import nbd  # Debian's python3-libnbd; only who builds needs it
     handle = nbd.NBD()
     handle.set_export_name(export)
@@ -221,8 +225,8 @@ def _fill(daemon: StorageDaemon, base: Base, path: str, extents: Sequence[Extent
     # Writable, as a CACHE request to a read-only export aborts QEMU 7.2's daemon. Nothing writes.
     daemon.add_export('fill', 'fill', writable=True)
     daemon.add_export('base', 'base')
-    handle = _connect(daemon.listener.path, 'fill')
-    original = _connect(daemon.listener.path, 'base', status=True)
+    handle = connect(daemon.listener.path, 'fill')
+    original = connect(daemon.listener.path, 'base', status=True)
     try:
         for offset, length in _requests(extents, most):
             handle.cache(_whole(length, unit), offset)
@@ -245,7 +249,7 @@ def _compare(daemon: StorageDaemon, base: Base, path: str, extents: Sequence[Ext
                      {'driver': 'qcow2', 'node-name': 'done', 'file': 'donef', 'backing': None,
                       'read-only': True})
     daemon.add_export('done', 'done')
-    built, original = _connect(socket_path, 'done'), _connect(socket_path, 'base')
+    built, original = connect(socket_path, 'done'), connect(socket_path, 'base')
     try:
         for offset, length in _requests(extents):
             if built.pread(length, offset) != original.pread(length, offset):
@@ -258,7 +262,7 @@ def _compare(daemon: StorageDaemon, base: Base, path: str, extents: Sequence[Ext
     daemon.remove_export('base', disconnect=True)
 
 
-def _pad(path: str) -> None:
+def pad(path: str) -> None:
     """Round the file's length up to a sector, so that its bytes can travel as a block device."""
     size = os.path.getsize(path)
     os.truncate(path, -(-size // 512) * 512)

@@ -23,6 +23,8 @@ _OUT_OF_ORDER_BYTES = 2 << 20
 # Nobody waits for it, and it may have to wait for all others.
 _GRACE_SECONDS = 60
 _SLOWEST = 256 << 10
+# Where servers wait for it, and there is another way.
+_SLOWEST_AWAITED = 8 << 20
 _PROMPT = 'qemu-io> '
 
 
@@ -128,20 +130,34 @@ def fill(path: str, target: str, wanted: Layout, check: Callable[[], None]) -> N
     :param check: called several times a second; what it raises gives it up.
     :raises BootcacheError: if it cannot be made.
     """
-    qemuimg.create_standalone(target, wanted.virtual_bytes, wanted.cluster_bytes)
-    node = {'driver': 'copy-on-read', 'file': {
-        'driver': 'qcow2', 'file': {'driver': 'file', 'filename': target},
-        'backing': _alone(path)}}
-    code, said = watched.run(
-        watched.behind_all(['qemu-io', 'json:' + json.dumps(node)]), _seconds(wanted), check,
-        commands(wanted))
-    if code:
-        lines: Sequence[str] = said.replace(_PROMPT, '').split('\n')
-        raise exception.BootcacheError(f'qemu-io failed (exit {code}): {lines[-1].strip()}')
+    copy(alone(path), target, wanted, check, is_awaited=False)
     about = qemuimg.info(path, 'qcow2')
     if 'backing-filename' in about:
         qemuimg.set_backing_pointer(target, about['backing-filename'],
                                     about.get('backing-filename-format', 'raw'))
+
+
+def copy(source: Mapping[str, Any], target: str, wanted: Layout, check: Callable[[], None],
+         is_awaited: bool) -> None:
+    """Copy what a layout has from a node into a new file, in the layout's order.
+
+    :param source: the node, read-only.
+    :param target: the new file, without a backing pointer; written over if it is there.
+    :param check: called several times a second; what it raises gives it up.
+    :param is_awaited: whether somebody waits for it; otherwise it lets all others go first.
+    :raises BootcacheError: if it cannot be made.
+    """
+    qemuimg.create_standalone(target, wanted.virtual_bytes, wanted.cluster_bytes)
+    node = {'driver': 'copy-on-read', 'file': {
+        'driver': 'qcow2', 'file': {'driver': 'file', 'filename': target}, 'backing': source}}
+    command = ['qemu-io', 'json:' + json.dumps(node)]
+    code, said = watched.run(
+        command if is_awaited else watched.behind_all(command),
+        _GRACE_SECONDS + wanted.expanded_bytes / _SLOWEST_AWAITED if is_awaited
+        else _seconds(wanted), check, commands(wanted))
+    if code:
+        lines: Sequence[str] = said.replace(_PROMPT, '').split('\n')
+        raise exception.BootcacheError(f'qemu-io failed (exit {code}): {lines[-1].strip()}')
 
 
 def compare(path: str, target: str, wanted: Layout, check: Callable[[], None]) -> None:
@@ -155,8 +171,8 @@ def compare(path: str, target: str, wanted: Layout, check: Callable[[], None]) -
     """
     qemuimg.check(target)
     code, said = watched.run(
-        watched.behind_all(['qemu-img', 'compare', '-q', 'json:' + json.dumps(_alone(path)),
-                            'json:' + json.dumps(_alone(target))]), _seconds(wanted), check)
+        watched.behind_all(['qemu-img', 'compare', '-q', 'json:' + json.dumps(alone(path)),
+                            'json:' + json.dumps(alone(target))]), _seconds(wanted), check)
     if code not in (0, 1):
         raise exception.BootcacheError(f'qemu-img compare failed (exit {code}): {said}')
     if code or present(qemuimg.allocation_map(path)) != present(qemuimg.allocation_map(target)) \
@@ -166,8 +182,8 @@ def compare(path: str, target: str, wanted: Layout, check: Callable[[], None]) -
             ' memory')
 
 
-def _alone(path: str) -> dict[str, Any]:
-    """Return the read-only node of a file without its backing file."""
+def alone(path: str) -> dict[str, Any]:
+    """Return the read-only node of a qcow2 without its backing file."""
     return {'driver': 'qcow2', 'read-only': True, 'backing': None,
             'file': {'driver': 'file', 'filename': path}}
 

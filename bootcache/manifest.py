@@ -117,7 +117,8 @@ class WorkingSetInfo:
     :ivar bytes: sum of its extents' lengths.
     :ivar extents: how many extents.
     :ivar granularity: bytes to which the recorder rounded.
-    :ivar recorded_by: ``nova`` or ``direct``, of profile boots, or ``server``.
+    :ivar recorded_by: ``nova`` or ``direct``, of profile boots, ``server``, or ``parent`` of a
+        snapshot's that is its server's image's.
     :ivar ended_by: ``marker``, ``silence``, ``quota``, ``timeout`` or ``shutdown``: what ended the
         boot.
     :ivar boot_seconds: from the server's start to the boot's end.

@@ -10,6 +10,7 @@ import uuid
 
 EXPORT_BASE = 'base'
 EXPORT_CACHE = 'cache'
+EXPORT_DIFFERENCE = 'difference'
 EXPORT_RECORDING = 'recording'
 EXPORT_STORED = 'stored'
 

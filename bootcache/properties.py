@@ -21,6 +21,10 @@ REASON = 'bootcache_reason'
 # Glance's own; how the names of all that make a signature begin.
 SIGNATURE = 'img_signature'
 
+# Glance's image_type of what Nova makes of a server: by "image create" and "shelve", and by "backup
+# create".
+_OF_A_SERVER = ('snapshot', 'backup')
+
 MODES = ('auto', 'off')
 REQUIRE_DRIVER = 'driver'
 REQUIRE_WARM = 'warm'
@@ -119,6 +123,11 @@ def requirement(properties: Mapping[str, Any]) -> str | None:
         raise exception.InvalidProperty(
             f'{REQUIRE}={required[:40]!r} is not one of: {", ".join(REQUIREMENTS)}')
     return required
+
+
+def is_snapshot(properties: Mapping[str, Any]) -> bool:
+    """Tell whether an image is a snapshot of a server, by its properties in Glance."""
+    return properties.get('image_type') in _OF_A_SERVER
 
 
 def _needs_two_lines(marker: str) -> bool:

@@ -21,7 +21,7 @@ from bootcache.rpcsnapshots import SnapshotCalls
 
 EXCHANGE = 'bootcache'
 TOPIC = 'bootcache'
-VERSION = '1.14'
+VERSION = '1.15'
 # Added to a client's first call's limit.
 _OPENING_SECONDS = 2
 # The entry points of oslo.messaging's drivers.
@@ -193,9 +193,12 @@ class StorageAPI(ExchangeCalls, SnapshotCalls):
             it), ``generation`` (a host that holds an earlier one is to let go of it) and
             ``verified`` (the file is known to be as it was built; else a host looks at all of it
             before a server reads from it); with wait ``ready_in`` (seconds at least until the
-            base is here, None if nobody knows); ``signature`` (by what the base was verified; empty
-            if it was not, see bootcache/signatures.py); and ``watch`` (quota in bytes, linger,
-            silence and timeout in seconds, marker) if a report of what the boot reads is wanted.
+            base is here, None if nobody knows), and the base's place if a cache image is about to
+            be built; ``signature`` (by what the base was verified; empty if it was not, see
+            bootcache/signatures.py); of a snapshot's cache image ``difference``
+            (:class:`bootcache.difference.CacheDifference`, and its ``export``); and ``watch``
+            (quota in bytes, linger, silence and timeout in seconds, marker) if a report of what
+            the boot reads is wanted.
         """
         answer: dict[str, Any] = self._call_with(
             'plan_boot', [('1.11', {'certificate': certificate}), ('1.6', {'owner': owner})],

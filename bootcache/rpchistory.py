@@ -30,6 +30,7 @@
 * 1.14: finish_snapshot's upload, upload_snapshot, and what abandon_snapshot returns;
   report_holdings' entry certificates_end, and list_hosts'; take_slot, hold_slot; slot and again, in
   the answer of exchange_base.
+* 1.15: plan_boot's entry difference, and the base's place with wait.
 
 plan_boot's entry rbd has no version: a host that does not know it, or is not told it, reads the
 base through the exporter. So it is with its entry snapshot_id, which the first ones did not tell: a

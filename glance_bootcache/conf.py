@@ -160,10 +160,17 @@ Related options:
 * ``max_quota``
 """),
     cfg.BoolOpt('build_snapshots',
-                default=False,
+                default=True,
                 help="""
-Whether images that are snapshots of servers (image_type=snapshot) get a
-profile boot and a cache image. If not, their state becomes skipped.
+Whether images that are snapshots of servers (image_type=snapshot or backup) get
+a cache image. If not, their state becomes skipped, and servers boot from them
+the stock way.
+
+One costs nothing until a server boots from it: it is taken up then, and its
+first servers wait for its base as those of any image that is not known yet.
+There is no profile boot of it: its working set is that of the image that its
+server was made of, if this service has one and the snapshot's project may see
+that image. Else its first server's boot is recorded.
 """),
     cfg.IntOpt('concurrent_builds',
                default=2,

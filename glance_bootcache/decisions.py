@@ -9,6 +9,7 @@ from bootcache import exception, properties, signatures
 from bootcache.cachelayout import Compression
 from bootcache.manifest import Manifest, Standing
 from bootcache.properties import Policy
+from glance_bootcache import snapshotrules
 from glance_bootcache.storage import inspection
 
 
@@ -52,7 +53,6 @@ AWAITED = (f'{NO_HOST}; it is recorded by itself as soon as one does, within a m
 AWAITED_ANEW = f'{AWAITED}. An operator has asked for it'
 TOO_MANY_CHANGES = ('its owner has changed more images within the hour than'
                     ' [bootcache]changes_per_hour says; it is taken up by itself')
-SNAPSHOT = 'a snapshot of a server'
 DELETED = 'the image was deleted in Glance'
 OTHER_RULES = 'it was accepted by other rules than those of now, and is looked at again'
 HELD = 'deleted with "bootcache image delete"; "bootcache image build" makes it again'
@@ -153,7 +153,9 @@ def taken_up(manifest: Manifest, image: ImageFacts, now: float) -> Manifest:
     return dataclasses.replace(
         manifest, standing=Standing.WANTED, image_hash=image.image_hash,
         taken_up_at=known_since or now).wishing(
-        warm_due=manifest.wished.warm_due or has_new_content(image, manifest))
+        # Most snapshots are booted once.
+        warm_due=manifest.wished.warm_due or (has_new_content(image, manifest)
+                                              and not properties.is_snapshot(image.properties)))
 
 
 def skipped(manifest: Manifest, reason: str) -> Manifest:
@@ -287,8 +289,8 @@ def skip_reason(image: ImageFacts, build_snapshots: bool, verifies: bool = False
             return f'an image with {what} ({name}) is not served'
     if reason := _unverifiable(image, verifies):
         return reason
-    if image.properties.get('image_type') == 'snapshot' and not build_snapshots:
-        return f'{SNAPSHOT}; [bootcache]build_snapshots is off'
+    if properties.is_snapshot(image.properties) and not build_snapshots:
+        return snapshotrules.OFF
     return ''
 
 
@@ -308,7 +310,9 @@ def decide(image: ImageFacts, manifest: Manifest | None, *, default_quota: int, 
     """
     forced = forced or is_forced(manifest)
     decision = _decide(image, manifest, default_quota, max_quota, default_marker, build_snapshots,
-                       verifies, forced, profile_boots, booting, again)
+                       verifies, forced,
+                       profile_boots and not properties.is_snapshot(image.properties), booting,
+                       again)
     if decision.action is ImageAction.RECORD and not has_hosts:
         return ImageDecision(ImageAction.AWAIT, AWAITED_ANEW if forced else AWAITED,
                              decision.policy)
@@ -364,6 +368,12 @@ def _decide(image: ImageFacts, manifest: Manifest | None, default_quota: int, ma
     nothing = ImageDecision(ImageAction.NOTHING, policy=policy)
     if forced:
         return record
+    if not booting and not (manifest is not None and manifest.wished.held) \
+            and snapshotrules.waits_for_a_server(image.image_hash, image.properties, manifest):
+        return ImageDecision(ImageAction.SKIP, snapshotrules.LATER)
+    if booting and manifest is not None and snapshotrules.is_left(manifest):
+        # Also where Glance has no hash of it, and so none that is new.
+        manifest = None
     if manifest is not None and is_put_off(manifest) and not again \
             and manifest.image_hash == image.image_hash:
         # Telling of it in Glance is a change of the image itself.

@@ -7,7 +7,7 @@ what is not known here is told in general.
 
 from bootcache import properties
 from bootcache.manifest import ImageState
-from glance_bootcache import decisions
+from glance_bootcache import decisions, snapshotrules
 
 GENERAL = {
     ImageState.PENDING: 'it waits; the operators of the cloud can see what for',
@@ -41,7 +41,8 @@ _SKIPPED = (
     (decisions.SIGNED, 'signed images are not served: their signature is checked as they are'
                        ' downloaded'),
     (decisions.SIGNATURE_REFUSED, 'its signature is not right, or lacks one of its properties'),
-    (decisions.SNAPSHOT, 'snapshots of servers are not served in this cloud'),
+    (snapshotrules.LATER, 'it is taken up when a server boots from it'),
+    (snapshotrules.SNAPSHOT, 'snapshots of servers are not served in this cloud'),
     ('the content is ', 'its content is not what disk_format says'),
     ('the image is not safe to open', 'the image is not safe to open'),
     ('the image cannot be read', 'the image is damaged'),

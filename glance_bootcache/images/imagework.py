@@ -26,12 +26,13 @@ from bootcache.cachelayout import Compression
 from bootcache.ceph import places
 from bootcache.manifest import CacheInfo, ImageState, Manifest, WorkingSetInfo
 from bootcache.workingset import WorkingSet
-from glance_bootcache import decisions
+from glance_bootcache import decisions, snapshotrules
 from glance_bootcache.ceph.basenode import base_of
 from glance_bootcache.decisions import OLDER_READ, ImageFacts
 from glance_bootcache.glance.images import Images
 from glance_bootcache.images import basefile
 from glance_bootcache.images.cephbases import CephBases
+from glance_bootcache.images.inheriting import Inheriting
 from glance_bootcache.images.retiring import Retiring
 from glance_bootcache.images.signatures import ImageSignatures
 from glance_bootcache.images.states import States
@@ -73,6 +74,7 @@ class ImageWork:
         self._retiring = retiring
         self._ceph = CephBases(conf)
         self._signatures = ImageSignatures(conf)
+        self._inheriting = Inheriting(store, states, images)
         self.transfers = Transfers()
 
     def has_base(self, image: ImageFacts) -> bool:
@@ -100,6 +102,9 @@ class ImageWork:
         :raises BootcacheError: if it cannot be had, or not be served.
         """
         self.name_base(job)
+        parent = self._inheriting.parent(image)
+        job.parent = '' if parent is None else parent.image_id
+        job.is_child = not job.forced and parent is not None
         manifest = self._note_signature(image, job)
         if self.has_base(image) and self._ceph.serves(image, manifest.made.base_path):
             manifest = self._looked_at_again(manifest, image, job)
@@ -159,6 +164,13 @@ class ImageWork:
             manifest.made, image_format=inspected.image_format,
             virtual_bytes=inspected.virtual_bytes, look_rules=inspection.RULES,
             signature=signature))
+
+    def inherit(self, image: ImageFacts, job: BuildJob) -> bool:
+        """Give a snapshot that has no working set that of its server's image: see
+        ``Inheriting.inherit``."""
+        job.wait_for_build(snapshotrules.BUILD_SECONDS)
+        job.is_child = self._inheriting.inherit(image, job)
+        return job.is_child
 
     def _note_signature(self, image: ImageFacts, job: BuildJob) -> Manifest:
         """Note by which signature the base is to be verified, so that one try is all there is."""
@@ -293,10 +305,10 @@ class ImageWork:
             naming.export_name(naming.EXPORT_BASE, manifest.image_id))
         began = time.monotonic()
         path = self._store.path(manifest.image_id, name)
+        base = base_of(manifest, self._options, virtual_bytes=made.virtual_bytes)
         with self._told_of_full(os.path.dirname(path), room):
             built = cacheimage.build(
-                base_of(manifest, self._options, virtual_bytes=made.virtual_bytes),
-                working_set.extents, path, quota=quota, cluster_bytes=self._conf.cluster_size,
+                base, working_set.extents, path, quota=quota, cluster_bytes=self._conf.cluster_size,
                 backing_uri=backing_uri, compression=compression)
         seconds = time.monotonic() - began
         info = CacheInfo(name, built.bytes, built.data_bytes, len(built.extents), built.sha256,
@@ -306,6 +318,7 @@ class ImageWork:
         made = dataclasses.replace(made, cache_image=info, built_from=(
             made.working_set.file if made.working_set is not None else ''))
         try:
+            self._inheriting.make_difference(manifest, info, base, job)
             job.check_cancelled()
             steps.reached('build: named')
             self._serve_built(manifest.making_all(made), path)
@@ -314,6 +327,8 @@ class ImageWork:
         except BaseException:
             # Each try makes another one.
             self._drop(manifest.image_id, path)
+            if not os.path.exists(path):
+                self._store.drop_difference(manifest.image_id, name)
             raise
         steps.reached('build: noted')
         # What it replaces may be in memory; and it is not the least recently used one.

@@ -372,7 +372,7 @@ class Manager:
         def first() -> bool:
             if decision.action is not ImageAction.REBUILD:
                 self._image_work.get_base(image, job)
-            if decision.action is ImageAction.SERVE:
+            if decision.action is ImageAction.SERVE and not self._image_work.inherit(image, job):
                 self._states.done(job)
                 return True
             if decision.action is ImageAction.RECORD:

@@ -15,7 +15,7 @@ from bootcache import exception, properties, recording, refinement, rpcapi, work
 from bootcache.manifest import ImageState, Manifest, Standing, WorkingSetInfo
 from bootcache.refinement import Boot
 from bootcache.workingset import WorkingSet
-from glance_bootcache import decisions
+from glance_bootcache import decisions, snapshotrules
 from glance_bootcache.decisions import STUCK, SWITCHED_OFF
 from glance_bootcache.images import fairness
 from glance_bootcache.images.expectedreports import ExpectedBoot, ExpectedReports
@@ -90,8 +90,9 @@ class ReportedBoots:
                 and decisions.is_put_off(manifest) and self._manager.jobs.of(image_id) is None:
             # To wait would be in vain; upkeep tries again.
             return _stock(manifest)
-        if manifest is None or (not manifest.made.base_path
-                                and manifest.standing in (Standing.WANTED, Standing.DONE)):
+        if manifest is None or (not manifest.made.base_path and (
+                manifest.standing in (Standing.WANTED, Standing.DONE)
+                or snapshotrules.is_left(manifest))):
             self._manager.prepare(image_id)
             if manifest is None and self._manager.gone.is_gone(image_id):
                 return {'action': rpcapi.ACTION_STOCK,
@@ -118,6 +119,11 @@ class ReportedBoots:
             return {**_stock(manifest), **described}
         if server_id:
             self._tiers.note_use(image_id, time.time())
+        job = self._manager.jobs.of(image_id)
+        if server_id and cache is None and job is not None and job.is_waited_for:
+            # Its base can be read now, for servers that do not wait.
+            return {**described, 'action': rpcapi.ACTION_WAIT, 'ready_in': None,
+                    'reason': 'the cache image of the snapshot is being built'}
         if cache is None:
             if manifest.made.working_set is not None and server_id:
                 # It was evicted, or is damaged; this boot does without.
@@ -127,13 +133,28 @@ class ReportedBoots:
             described = {'action': rpcapi.ACTION_CACHE, **described,
                          'medium': self._tiers.medium(image_id).value,
                          'verified': content is Content.RIGHT,
-                         'has_memory': self._tiers.has_memory}
+                         'has_memory': self._tiers.has_memory,
+                         **self._difference(manifest, whose)}
         LOG.debug('server %s on %s: %s boot from %s', server_id, host, described['action'],
                   image_id)
         if server_id and self._wants_report(manifest, host, owner):
             described['watch'] = self._watch(manifest.wished.quota, manifest.wished.boot_marker)
             self._expected.expect(image_id, host, server_id, self._patience, owner)
         return described
+
+    def _difference(self, manifest: Manifest, whose: str) -> dict[str, Any]:
+        """Return what a host is told of what a cache image has that its parent's has not."""
+        found = self._store.load_difference(manifest)
+        if found is None or manifest.made.cache_image is None:
+            return {}
+        path = self._store.difference_path(manifest.image_id, manifest.made.cache_image.file)
+        try:
+            export = self._exporter.ensure_difference(manifest, found, path, whose)
+        except exception.StorageDaemonError as error:
+            LOG.warning('image %s: its host gets all of its cache image: %s', manifest.image_id,
+                        error)
+            return {}
+        return {'difference': {'export': export, **found.to_dict()}}
 
     def _plan_profile(self, manifest: Manifest | None, image_id: str, host: str,
                       token: str, certificate: str) -> dict[str, Any]:

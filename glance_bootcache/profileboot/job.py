@@ -1,6 +1,7 @@
 """What is in hand for one image, shared by its worker and the RPC calls that report."""
 
 import dataclasses
+import math
 import secrets
 import threading
 import time
@@ -42,6 +43,9 @@ class BuildJob:
     :ivar boot_marker: by which it is known to be over.
     :ivar phase: what it does now, RECORDING or BUILDING; None while it waits, or gets a base.
     :ivar is_learned: a server's boot was reported while this one waited for its turn.
+    :ivar parent: id of the image that a snapshot's server was made of; empty if none is known.
+    :ivar is_child: the image is a snapshot that has its working set from its server's image.
+    :ivar waited_until: monotonic time until which its servers wait for its cache image.
     :ivar is_without_older: the image's older cache image went, as disk had no room for both.
     """
 
@@ -59,10 +63,23 @@ class BuildJob:
     phase: ImageState | None = None
     is_learned: bool = False
     is_without_older: bool = False
+    parent: str = ''
+    is_child: bool = False
+    waited_until: float = math.inf
 
     def owns(self, token: str | None) -> bool:
         """Tell whether a token is this job's, in constant time."""
         return token is not None and secrets.compare_digest(token.encode(), self.token.encode())
+
+    def wait_for_build(self, seconds: float) -> None:
+        """Have servers wait for the cache image no longer than for so many seconds from now."""
+        self.waited_until = time.monotonic() + seconds
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether servers of a snapshot are to wait, as its cache image is about to be built."""
+        return self.is_child and not self.cancelled.is_set() \
+            and time.monotonic() < self.waited_until
 
     def restart(self) -> None:
         """Begin anew with another server; reports that belong to the old one do not count."""

@@ -11,7 +11,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from oslo_config import cfg
@@ -209,25 +209,16 @@ class Exporter:
             self._retire(manifest.image_id, keep=cache_export, keep_bases=True)
         return True
 
-    def ensure_stored(self, manifest: Manifest) -> str:
-        """Serve the bytes of an image's stored file, whatever its format.
+    def ensure_file(self, export: str, file: Callable[[], Base], node: str) -> None:
+        """Serve a file under a name; ``file`` tells which, if it is not served, ``node`` its node.
 
-        An NBD export ends with a whole sector of 512 bytes: zeros follow ``stored_bytes``.
-
-        :returns: the export's name.
         :raises StorageDaemonError: if the daemon refuses, or the file is gone.
         """
-        export = naming.export_name(naming.EXPORT_STORED, manifest.image_id)
-        if not manifest.made.base_path:
-            raise exception.StorageDaemonError(
-                f'exporter: image {manifest.image_id} has no stored file here; build it again')
-        if self._is_served(export):
-            return export
-        stored = self._clones.base(manifest, 'raw')
-        with self._alone():
-            if export not in self._exports():
-                self._add(export, stored.nodes(naming.node_name('s', manifest.image_id)))
-        return export
+        if not self._is_served(export):
+            served = file()
+            with self._alone():
+                if export not in self._exports():
+                    self._add(export, served.nodes(node))
 
     def switch_cache(self, manifest: Manifest, path: str) -> None:
         """Serve a cache image from another file of the same bytes from now on, if it is served.
@@ -269,17 +260,21 @@ class Exporter:
             gone = export not in self._leaving and self._withdraw(export)
             if gone:
                 self._leaving[export] = threading.Event()
+                # Whoever is getting it gets all of the next one, or the base.
+                for name in sorted(name for name in list(self._served)
+                                   if exportnames.is_difference(name, manifest.image_id)):
+                    self._withdraw(name, disconnect=True)
         try:
             yield gone
         finally:
             if gone:
                 self._leaving.pop(export).set()
 
-    def _withdraw(self, export: str) -> bool:
+    def _withdraw(self, export: str, disconnect: bool = False) -> bool:
         if self._runs() and self.may_serve(export):
             node = self._look().get(export)
             if node is not None:
-                if not self._remove(export, disconnect=False):
+                if not self._remove(export, disconnect=disconnect):
                     return False
                 self._remove_tree(node)
         self._asked_at.pop(export, None)
@@ -299,7 +294,8 @@ class Exporter:
         :raises StorageDaemonError: if the daemon does not answer.
         """
         for export in sorted(export for export in list(self._served)
-                             if image_id in export and (with_cache or exportnames.is_base(export))):
+                             if image_id in export and (with_cache
+                                                        or exportnames.goes_idle(export))):
             before = time.monotonic() - idle
             if export not in self._served \
                     or self._asked_at.setdefault(export, time.monotonic()) > before:

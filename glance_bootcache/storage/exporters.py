@@ -17,7 +17,9 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
-from bootcache import exception
+from bootcache import exception, naming
+from bootcache.cacheimage import Base
+from bootcache.difference import CacheDifference
 from bootcache.manifest import Manifest
 from bootcache.storagedaemon import StorageDaemon, UnixListener
 from glance_bootcache.ceph.opening import OpenClones
@@ -252,8 +254,33 @@ class Exporters:
                                       if certificates is None else certificates))
 
     def ensure_stored(self, manifest: Manifest, certificate: str = COMMON) -> str:
-        """Serve the bytes of an image's stored file: see ``Exporter.ensure_stored``."""
-        return self._of(certificate).ensure_stored(manifest)
+        """Serve the bytes of an image's stored file, whatever its format.
+
+        An NBD export ends with a whole sector of 512 bytes: zeros follow ``stored_bytes``.
+
+        :returns: the export's name.
+        :raises StorageDaemonError: if the daemon refuses, or the file is gone.
+        """
+        export = naming.export_name(naming.EXPORT_STORED, manifest.image_id)
+        if not manifest.made.base_path:
+            raise exception.StorageDaemonError(
+                f'exporter: image {manifest.image_id} has no stored file here; build it again')
+        self._of(certificate).ensure_file(export, lambda: self._clones.base(manifest, 'raw'),
+                                          naming.node_name('s', manifest.image_id))
+        return export
+
+    def ensure_difference(self, manifest: Manifest, difference: CacheDifference, path: str,
+                          certificate: str = COMMON) -> str:
+        """Serve the difference of an image's cache image to one host.
+
+        :param path: of its file.
+        :returns: the export's name.
+        :raises StorageDaemonError: if the daemon refuses, for instance as the file is gone.
+        """
+        export = exportnames.difference_export(manifest, difference)
+        self._of(certificate).ensure_file(export, lambda: Base(path, 'raw', 0),
+                                          naming.node_name('d', export))
+        return export
 
     def lend(self, export: str, node: dict[str, object], certificate: str) -> dict[str, Any]:
         """Serve a node to be written by one host, until ``cut_off``: see ``Exporter.lend``."""

@@ -3,6 +3,7 @@
 from typing import Any
 
 from bootcache import naming
+from bootcache.difference import CacheDifference
 from bootcache.manifest import Manifest
 
 
@@ -33,6 +34,22 @@ def described(manifest: Manifest) -> dict[str, Any]:
         told['cache_export'] = cache_export(manifest)
         told['cache_image'] = manifest.made.cache_image.to_dict()
     return told
+
+
+def difference_export(manifest: Manifest, difference: CacheDifference) -> str:
+    """Return the name of the export of the difference of an image's cache image."""
+    return (naming.export_name(naming.EXPORT_DIFFERENCE, manifest.image_id)
+            + f'-{difference.sha256[:16]}')
+
+
+def is_difference(export: str, image_id: str = '') -> bool:
+    """Tell whether an export is of a difference, or of one of an image's."""
+    return export.startswith(f'{naming.EXPORT_DIFFERENCE}-{image_id}')
+
+
+def goes_idle(export: str) -> bool:
+    """Tell whether an export goes as soon as nobody has asked for it in a while."""
+    return is_base(export) or is_difference(export)
 
 
 def cache_node(export: str) -> str:

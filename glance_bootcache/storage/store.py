@@ -12,6 +12,7 @@ from oslo_utils import timeutils
 
 from bootcache import exception, naming, savefile, steps
 from bootcache.ceph import places
+from bootcache.difference import VERSION, CacheDifference
 from bootcache.locks import OrderedLock
 from bootcache.manifest import Manifest
 from bootcache.workingset import WorkingSet
@@ -30,7 +31,18 @@ def _named(manifest: Manifest) -> set[str]:
         names.add(manifest.made.working_set.file)
     if manifest.made.cache_image:
         names.add(manifest.made.cache_image.file)
+        names.update(_difference_names(manifest.made.cache_image.file))
     return names
+
+
+def _difference_names(cache_file: str) -> tuple[str, str]:
+    """Return the names of the difference that belongs to a cache image, and of its entry.
+
+    They follow from its own name, which is used once: what has them is of no other cache image. A
+    manifest says nothing of it, as earlier versions refuse one with more entries.
+    """
+    stem = cache_file.partition('.')[0]
+    return f'{stem}.difference', f'{stem}.difference.json'
 
 
 class ImageStore:
@@ -69,6 +81,43 @@ class ImageStore:
         """Return the path of an image's cache image, None if it has none."""
         cache = manifest.made.cache_image
         return self.path(manifest.image_id, cache.file) if cache else None
+
+    def difference_path(self, image_id: str, cache_file: str) -> str:
+        """Return where the difference is, or would be, that belongs to a cache image.
+
+        :param cache_file: name of the cache image's file.
+        """
+        return self.path(image_id, _difference_names(cache_file)[0])
+
+    def save_difference(self, image_id: str, cache_file: str, difference: CacheDifference) -> None:
+        """Write the entry of a difference whose file is there: from now on it counts.
+
+        :param cache_file: name of the cache image's file.
+        :raises OSError: if it cannot be written.
+        """
+        savefile.write_json(self.path(image_id, _difference_names(cache_file)[1]),
+                            {'version': VERSION, **difference.to_dict()})
+
+    def drop_difference(self, image_id: str, cache_file: str) -> None:
+        """Remove the difference of a cache image that did not come to be, if there is one.
+
+        :param cache_file: name of the cache image's file.
+        """
+        for name in reversed(_difference_names(cache_file)):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.path(image_id, name))
+
+    def load_difference(self, manifest: Manifest) -> CacheDifference | None:
+        """Return what is noted of the difference of an image's cache image; None without one."""
+        if manifest.made.cache_image is None:
+            return None
+        path = self.path(manifest.image_id, _difference_names(manifest.made.cache_image.file)[1])
+        try:
+            return savefile.read_json(path, VERSION, CacheDifference.from_dict)
+        except ValueError as error:
+            LOG.warning('image %s: its difference is not given out: %s: %s', manifest.image_id,
+                        path, error)
+            return None
 
     def new_name(self, kind: str, suffix: str) -> str:
         """Return a file name that was not used before, as ``cache-4f1c9d02.qcow2``."""

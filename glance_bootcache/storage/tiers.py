@@ -5,6 +5,7 @@ its disk to a tmpfs and serves it from there. Each tier evicts by the cloud's le
 (section 3.4): this service hears of every boot, so its record of uses is that of the whole cloud.
 """
 
+import dataclasses
 import os
 import time
 from collections.abc import Collection, Iterable
@@ -139,9 +140,14 @@ class StorageTiers:
         :param incoming: bytes of one that comes in beside them.
         :param busy: ids of those that stay, as they are being fetched or built again.
         """
-        return tier.make_room([self._item(manifest, manifest.image_id in busy)
+        return tier.make_room([self._on_disk(manifest, manifest.image_id in busy)
                                for manifest in manifests if manifest.made.cache_image is not None],
                               self._disk, incoming)
+
+    def _on_disk(self, manifest: Manifest, busy: bool) -> Item:
+        item, difference = self._item(manifest, busy), self._store.load_difference(manifest)
+        return item if difference is None else dataclasses.replace(
+            item, bytes=item.bytes + difference.bytes)
 
     def _item(self, manifest: Manifest, busy: bool) -> Item:
         # As it is now: it may have been pinned while it was copied, or since.

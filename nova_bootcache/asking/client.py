@@ -135,7 +135,7 @@ class HostsClient:
                 return Offered(Storage(Offer.STOCK), reason)
             left = deadline - time.monotonic()
             if offered.storage.offer is not Offer.WAIT or left <= 0:
-                return offered
+                return offered.when_patience_ends()
             if offered.comes_too_late(left):
                 return dataclasses.replace(offered, reason=(
                     f'{offered.reason}, which takes {offered.ready_in:.0f} s more; a server waits'

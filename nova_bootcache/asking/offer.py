@@ -1,9 +1,11 @@
 """What the storage service answered to ``plan_boot``, read and checked. Pure."""
 
+import contextlib
 import dataclasses
 from typing import Any
 
 from bootcache import exception, rpcapi
+from bootcache.difference import CacheDifference
 from bootcache.ending import BootLimits
 from bootcache.manifest import CacheInfo
 from bootcache.tier import Medium
@@ -45,6 +47,8 @@ class Offered:
     :ivar is_verified: whether the storage service knows that its file is as it was built: servers
         read from what arrives before this host has seen all of it.
     :ivar ready_in: seconds until the base is here, at least; None if nobody knows.
+    :ivar difference: from its parent's cache image; None if there is none.
+    :ivar difference_export: the exporter's name for that.
     :ivar signature: by what the base was verified, empty if it was not:
         :func:`bootcache.signatures.fingerprint`.
     """
@@ -62,6 +66,8 @@ class Offered:
     ready_in: float | None = None
     is_verified: bool = True
     signature: str = ''
+    difference: CacheDifference | None = None
+    difference_export: str = ''
 
     def comes_too_late(self, patience: float) -> bool:
         """Tell whether to wait is in vain.
@@ -70,6 +76,13 @@ class Offered:
         """
         return self.storage.offer is Offer.WAIT and self.ready_in is not None \
             and self.ready_in > _MARGIN * patience
+
+    def when_patience_ends(self) -> 'Offered':
+        """Return what is offered to a server that waits no longer: the base, if it is there."""
+        if self.storage.offer is not Offer.WAIT or self.remote is None:
+            return self
+        return dataclasses.replace(self, storage=dataclasses.replace(
+            self.storage, offer=Offer.COLD))
 
     def for_a_move(self) -> 'Offered':
         """Return what is offered to a server that comes from another host.
@@ -81,7 +94,7 @@ class Offered:
         if offer is Offer.STOCK and self.remote is not None:
             offer = Offer.COLD
         return dataclasses.replace(self, watch=None, storage=dataclasses.replace(
-            self.storage, offer=offer, wants_report=False))
+            self.storage, offer=offer, wants_report=False, has_others=False))
 
 
 def parse(image_id: str, answer: dict[str, Any] | None) -> Offered:
@@ -116,6 +129,7 @@ def _parse(image_id: str, answer: dict[str, Any]) -> Offered:
     if raw is not None:
         watch = Watch(BootLimits(int(raw['quota']), float(raw['linger']), float(raw['silence']),
                                  float(raw['timeout'])), str(raw['marker']))
+    difference, difference_export = _difference(answer.get('difference'))
     storage = Storage(offer, Medium(answer.get('medium', 'disk')), bool(answer.get('has_memory')),
                       watch is not None, bool(answer.get('others')))
     return Offered(storage, reason, Remote.from_answer(image_id, answer),
@@ -124,4 +138,13 @@ def _parse(image_id: str, answer: dict[str, Any]) -> Offered:
                    bool(answer.get('pinned', False)), watch, int(answer.get('generation', 0)),
                    # An earlier version did not tell.
                    is_verified=bool(answer.get('verified', True)),
-                   signature=str(answer.get('signature', '')))
+                   signature=str(answer.get('signature', '')),
+                   difference=difference if cache_image else None,
+                   difference_export=difference_export)
+
+
+def _difference(said: Any) -> tuple[CacheDifference | None, str]:
+    """Read what is told of a difference; where it is none, all of the cache image is got."""
+    with contextlib.suppress(KeyError, TypeError, ValueError):
+        return CacheDifference.from_dict(said), str(said['export'])
+    return None, ''

@@ -32,7 +32,7 @@ LOG = logging.getLogger(__name__)
 STORE_SUFFIX = '.store'
 _NAME = re.compile('[0-9a-f]{40}')
 _LEFTOVER = re.compile(r'[0-9a-f-]{36,40}(\.json\..*\.tmp|\.tmp|'
-                       r'(\.map|\.exchanged|\.expanded)?\.partial)')
+                       r'(\.map|\.exchanged|\.expanded|\.difference)?\.partial)')
 
 
 def is_same_name(path: str, other: str) -> bool:
@@ -142,6 +142,10 @@ class CacheFiles:
         """Return where an image's cache image is while it is being expanded."""
         return os.path.join(self.directories[medium],
                             f'{naming.cache_file_name(image_id)}.expanded.partial')
+
+    def difference_path(self, image_id: str, medium: Medium) -> str:
+        """Return where what differs from its parent's is while a cache image is made of it."""
+        return os.path.join(self.directories[medium], f'{image_id}.difference.partial')
 
     def holds_path(self, path: str | None) -> bool:
         """Tell whether a path, such as an overlay's backing file, is a cache image's."""

@@ -32,7 +32,13 @@ class HostFacts:
         parts, info = self._parts, offered.cache_image
         has_store = parts.below.stores.get(image_id) is not None
         rooms = {Medium.MEMORY: TierRoom.NONE, Medium.DISK: TierRoom.NONE}
-        for medium in rooms:
+        # What is made here comes by itself: nothing arrives, and servers wait for seconds.
+        here = parts.fetches.room_here(offered)
+        local = [medium for medium in rooms
+                 if here is not None and parts.room.has_room(medium, image_id, here)]
+        for medium in local:
+            rooms[medium] = TierRoom.FILE
+        for medium in () if local else rooms:
             if info is not None and parts.room.has_room(medium, image_id, info.bytes):
                 # A store that servers read through is in the same place.
                 rooms[medium] = TierRoom.ARRIVAL if not has_store and offered.is_verified \

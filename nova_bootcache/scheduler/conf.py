@@ -12,8 +12,8 @@ opts = [
 Bootcache weight multiplier ratio.
 
 How strongly nova-scheduler prefers hosts that hold the cache image of the
-requested image. The weight itself is between 0 (cold) and 1 (in the host's
-memory).
+requested image, or for a snapshot that of its parent. The weight itself is
+between 0 (cold) and 1 (in the host's memory).
 
 Possible values:
 

@@ -23,8 +23,6 @@ LOG = logging.getLogger(__name__)
 # An image's properties seldom change; a request of many servers asks Glance once.
 _REMEMBERED_SECONDS = 60
 _REMEMBERED_IMAGES = 1024
-# Nova's word for images that it made of servers.
-_SNAPSHOT = 'snapshot'
 
 
 class BootCacheFilter(filters.BaseHostFilter):  # type: ignore[misc]
@@ -104,7 +102,7 @@ class BootCacheFilter(filters.BaseHostFilter):  # type: ignore[misc]
 def _requirement(image_properties: Mapping[str, Any]) -> str | None:
     required = properties.requirement(image_properties)
     if required == properties.REQUIRE_WARM \
-            and image_properties.get('image_type') == _SNAPSHOT:
+            and properties.is_snapshot(image_properties):
         # It has that from its server's image. No host is warm for a snapshot, as a rule, and
         # what was shelved could not come back.
         return properties.REQUIRE_DRIVER

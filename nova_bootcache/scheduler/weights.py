@@ -11,7 +11,7 @@ from nova.scheduler import utils, weights
 
 from nova_bootcache.published import warmth
 from nova_bootcache.published.warmth import Level
-from nova_bootcache.scheduler import conf, hostwarmth
+from nova_bootcache.scheduler import conf, hostwarmth, parents
 
 CONF = nova.conf.CONF
 conf.register_opts(CONF)
@@ -22,6 +22,10 @@ WEIGHTS = {Level.MEMORY: 1.0, Level.DISK: 0.95, Level.ARRIVING: 0.9, Level.BASE:
            Level.COLD: 0.0}
 # By number: an enumeration's hash takes longer than all else.
 _BY_LEVEL = tuple(WEIGHTS[level] for level in Level)
+# Of a host that is cold for a snapshot, and has its parent's cache image: it makes the snapshot's
+# of that. More than half of its bytes need not travel, or it would not; and a host with a full base
+# needs none of them.
+NEARLY_WARM = 0.8
 
 
 class BootCacheWeigher(weights.BaseHostWeigher):  # type: ignore[misc]
@@ -57,5 +61,15 @@ class BootCacheWeigher(weights.BaseHostWeigher):  # type: ignore[misc]
         image_id = hostwarmth.requested_image(request_spec)
         if image_id is None:
             return [0.0] * len(host_states)
-        return [_BY_LEVEL[level]
-                for level in hostwarmth.HOSTS.levels(host_states, warmth.image_key(image_id))]
+        levels = hostwarmth.HOSTS.levels(host_states, warmth.image_key(image_id))
+        found = [_BY_LEVEL[level] for level in levels]
+        # Where no host publishes anything, as in a cloud without the driver, nobody is asked.
+        if Level.COLD not in levels or not any(
+                warmth.STATS_KEY in (getattr(state, 'stats', None) or {}) for state in host_states):
+            return found
+        parent = parents.PARENTS.of(image_id, request_spec)
+        if parent is None or parent == image_id:
+            return found
+        of_parent = hostwarmth.HOSTS.levels(host_states, warmth.image_key(parent))
+        return [NEARLY_WARM if level is Level.COLD and other in (Level.DISK, Level.MEMORY)
+                else weight for weight, level, other in zip(found, levels, of_parent, strict=True)]

@@ -19,6 +19,7 @@ from nova_bootcache.cache.cacheentry import CacheEntry
 from nova_bootcache.cache.cachefiles import CacheFiles
 from nova_bootcache.cache.placing import place
 from nova_bootcache.storagenode import PLAIN, Encryption, Remote, check_reachable, nbd_node
+from nova_bootcache.tiers.differences import Differences
 from nova_bootcache.tiers.exchanges import Exchanges
 from nova_bootcache.tiers.readable import Readable
 from nova_bootcache.tiers.room import Room
@@ -68,6 +69,14 @@ class Fetches:
         self._readable = readable
         self._gateway_socket = gateway_socket
         self._exchanges = exchanges
+        self._differences = Differences(files, room, gateway_socket, encryption)
+
+    def room_here(self, offered: Offered) -> int | None:
+        """Return what a cache image takes that is made here of its parent's, in bytes.
+
+        :returns: None if it is not, and all of it is fetched.
+        """
+        return self._differences.room(offered) if self._differences.applies(offered) else None
 
     def trust(self, image_id: str, info: CacheInfo) -> Trust:
         """Return whether a cache image that is offered is to be fetched."""
@@ -82,6 +91,15 @@ class Fetches:
         :raises OSError: if the tier cannot be written.
         """
         assert offered.remote is not None and offered.cache_image is not None
+        if self._differences.applies(offered):
+            try:
+                return self._differences.make(offered, medium, rate)
+            except exception.Cancelled:
+                raise
+            except (exception.BootcacheError, OSError) as error:
+                LOG.warning('image %s: its cache image cannot be made here of that of its parent'
+                            ' %s, and all of it is fetched: %s', offered.remote.image_id,
+                            offered.difference and offered.difference.parent, error)
         return self.fetch(offered.remote, offered.cache_image, offered.cache_export, medium,
                           offered.pinned, offered.generation, rate)
 

@@ -2,6 +2,7 @@
 what a snapshot has in common with its image is stored once."""
 
 import contextlib
+import glob
 import hashlib
 import json
 import os
@@ -14,7 +15,7 @@ import pytest
 from on_files import PORTS, glance_on_xfs, restart
 
 from tools.cloud.bootcache import STORAGE_SERVICE
-from tools.cloud.tenant import wait_until
+from tools.cloud.tenant import Log, wait_until
 from tools.reflinks import used
 
 MIB = 1 << 20
@@ -129,7 +130,9 @@ def uploaded(cloud, image):
 
 
 def test_a_stopped_servers_snapshot(place, cloud, tenant, image, compute_log, sent):
-    server = tenant.server(image)
+    # The other host has the image's cache image.
+    tenant.login(tenant.server(image, host=cloud.hosts[1]))
+    server = tenant.server(image, host=cloud.hosts[0])
     tenant.login(server)
     tenant.command(server, 'write 1')
     stopped(tenant, server)
@@ -144,8 +147,16 @@ def test_a_stopped_servers_snapshot(place, cloud, tenant, image, compute_log, se
     print(f'{whole} bytes of image, {grown} stored, {began and sent() - began} sent')
     assert grown < whole / 2
     assert began is None or sent() - began < whole / 2
-    # Another host boots it: the guest finds what it had.
+    # Nobody has taken it up yet.
+    assert 'when a server boots' in tenant.wait_state(snapshot['id'], 'skipped')['reason']
+    # Another host boots it: the guest finds what it had. What that has of it is what differs.
+    log = Log(cloud.layout.log / f'{cloud.hosts[1].compute}.log')
     tenant.check_after_boot(tenant.server(snapshot['id'], host=cloud.hosts[1]))
+    log.wait(f'image {snapshot["id"]}: cache image made in compute')
+    told = tenant.wait_state(snapshot['id'], 'ready')
+    [difference] = glob.glob(f'{place}/state/images/{snapshot["id"]}/*.difference')
+    print(f'{os.stat(difference).st_size} bytes differ, of {told["cache_image"]["bytes"]}')
+    assert os.stat(difference).st_size < told['cache_image']['bytes'] / 2
 
 
 def test_live_and_in_any_order(place, cloud, tenant, image, compute_log):
@@ -159,11 +170,9 @@ def test_live_and_in_any_order(place, cloud, tenant, image, compute_log):
     middle = snapshot_of(tenant, server)
     assert 'Beginning live snapshot process' in compute_log.text()
     assert_same(place, tenant, server, middle)
-    # Snapshots get no cache image unless that is wanted.
-    tenant.openstack.run('image', 'unset', '--property', 'image_type', middle['id'])
-    tenant.wait_state(middle['id'], 'ready')
     other = tenant.server(middle['id'])
     tenant.login(other)
+    tenant.wait_state(middle['id'], 'ready')
     stopped(tenant, other)
     child = snapshot_of(tenant, other)
     second = snapshot_of(tenant, other, 'again')

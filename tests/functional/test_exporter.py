@@ -11,6 +11,8 @@ from compute_host import boot, compare
 from functional_tools import until
 from storage_node import IMAGE
 
+from bootcache import naming
+from bootcache.cacheimage import Base
 from bootcache.manifest import Made, Manifest, Standing
 from glance_bootcache.ceph.opening import OpenClones
 from glance_bootcache.storage.exporter import Exporter
@@ -64,15 +66,22 @@ def served(exporter):
     return set(exporter._daemon.exports())
 
 
+def ensure_stored(exporter, image):
+    """As Exporters.ensure_stored."""
+    export = f'stored-{image.image_id}'
+    exporter.ensure_file(export, lambda: Base(image.made.base_path, 'raw', 0),
+                         naming.node_name('s', image.image_id))
+
+
 def test_what_is_served_costs_no_command(exporter, image, commands):
     """A storm asks for one image hundreds of times a second, among a thousand that are served."""
     exporter.ensure(image, None)
-    exporter.ensure_stored(image)
+    ensure_stored(exporter, image)
     assert 'block-export-add' in commands
     commands.clear()
     for _boot in range(100):
         exporter.ensure(image, None)
-        exporter.ensure_stored(image)
+        ensure_stored(exporter, image)
     assert commands == []
 
 
@@ -115,7 +124,7 @@ def test_upkeep_finds_out_what_is_not_served_any_more(exporter, image):
 
 def test_what_nobody_asks_for_goes_and_comes_back(exporter, image, storage_conf):
     exporter.ensure(image, None)
-    exporter.ensure_stored(image)
+    ensure_stored(exporter, image)
     exporter.withdraw_idle(image.image_id, 3600)
     assert len(served(exporter)) == 2, 'it was asked for just now'
     exporter.withdraw_idle(image.image_id, 0)

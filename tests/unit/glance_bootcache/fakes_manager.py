@@ -109,7 +109,7 @@ class FakeImages:
 
 
 @without_locks('start', 'keep_open', 'mend', 'ensure', 'retire', 'withdrawn', 'withdraw_idle',
-               'ensure_stored', 'switch_cache')
+               'ensure_stored', 'ensure_difference', 'switch_cache')
 class FakeExporter:
     """An exporter that remembers what it serves; readers keep a base from being retired."""
 
@@ -190,6 +190,11 @@ class FakeExporter:
     def ensure_stored(self, manifest, certificate=''):
         """As Exporter.ensure_stored."""
         return f'stored-{manifest.image_id}'
+
+    def ensure_difference(self, manifest, difference, path, certificate=''):
+        """As Exporters.ensure_difference."""
+        assert path
+        return f'difference-{manifest.image_id}'
 
     def describe(self, manifest, certificate=''):
         """As Exporters.describe."""

@@ -186,7 +186,13 @@ def test_what_cannot_be_served_is_skipped_with_its_reason(changes, word, known, 
 
 
 def test_snapshots_where_the_operator_wants_them():
-    assert decide(image({'image_type': 'snapshot'}), build_snapshots=True) == RECORD
+    snapshot = image({'image_type': 'snapshot'})
+    decision = decide(snapshot, build_snapshots=True)
+    assert decision.action is ImageAction.SKIP and 'when a server boots' in decision.reason
+    assert decide(snapshot, build_snapshots=True, booting=True) == SERVE
+    assert decide(snapshot, build_snapshots=True, forced=True) == RECORD
+    # Nothing of the one that there is is dropped.
+    assert decide(snapshot, READY, build_snapshots=True) == NOTHING
 
 
 @pytest.mark.parametrize('properties, name', [

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootcache import rpcapi
+from bootcache.difference import CacheDifference
 from bootcache.ending import BootLimits
 from bootcache.manifest import CacheInfo
 from bootcache.tier import Medium
@@ -190,3 +191,32 @@ def test_a_server_that_moves_gets_the_base_of_an_image_that_is_gone():
     ({**BASE, 'action': 'wait', 'reason': 'x'}, Offer.WAIT)])
 def test_a_server_that_moves_gets_no_base_that_is_not_there(answer, kind):
     assert parse(answer).for_a_move().storage.offer is kind
+
+
+DIFFERENCE = CacheDifference('8a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f', 'sha512:cd', 100, 'ab', 50, 64,
+                             'ef')
+TOLD = {'export': 'difference-x', **DIFFERENCE.to_dict()}
+
+
+def test_a_difference_is_offered_with_the_cache_image():
+    found = parse(over_the_bus({**CACHE, 'difference': TOLD}))
+    assert (found.difference, found.difference_export) == (DIFFERENCE, 'difference-x')
+    assert dataclasses.replace(found, difference=None, difference_export='') == parse(CACHE)
+    assert parse({**COLD, 'difference': TOLD}).difference is None
+
+
+@pytest.mark.parametrize('wrong', [None, 1, [], {}, {**TOLD, 'bytes': -1}, {
+    key: value for key, value in TOLD.items() if key != 'export'}])
+def test_without_one_that_makes_sense_all_of_the_cache_image_is(wrong):
+    assert parse({**CACHE, 'difference': wrong}) == parse(CACHE)
+
+
+def test_who_waits_no_longer_for_a_cache_image_has_its_base():
+    waiting = parse(over_the_bus({**BASE, 'action': rpcapi.ACTION_WAIT, 'reason': 'it is built',
+                                  'ready_in': None}))
+    assert waiting.storage.offer is Offer.WAIT and not waiting.comes_too_late(0.0)
+    assert waiting.when_patience_ends() == dataclasses.replace(
+        waiting, storage=Storage(Offer.COLD))
+    without = parse({'action': rpcapi.ACTION_WAIT, 'reason': 'being prepared', 'ready_in': 3.0})
+    assert without.when_patience_ends() == without
+    assert parse(CACHE).when_patience_ends() == parse(CACHE)

@@ -1,18 +1,21 @@
 """The weigher, run by Nova's own handler on Nova's own host states."""
 
 import logging
+import threading
 
 import pytest
 from nova import objects
+from nova.image import glance
 from nova.scheduler import host_manager, weights
 from nova.scheduler.weights.ram import RAMWeigher
 from scheduler_fakes import IMAGE, OTHER, host, published, request
 
 from nova_bootcache.published import warmth
 from nova_bootcache.published.warmth import Level
-from nova_bootcache.scheduler import hostwarmth
+from nova_bootcache.scheduler import hostwarmth, parents
 from nova_bootcache.scheduler.hostwarmth import HostWarmth
-from nova_bootcache.scheduler.weights import CONF, WEIGHTS, BootCacheWeigher
+from nova_bootcache.scheduler.parents import SnapshotParents
+from nova_bootcache.scheduler.weights import CONF, NEARLY_WARM, WEIGHTS, BootCacheWeigher
 
 
 @pytest.fixture(autouse=True)
@@ -27,6 +30,31 @@ def memory(monkeypatch):
                         host_manager.HostState.consume_from_request)
     hostwarmth.follow_choices(memory)
     return memory
+
+
+class Glance:
+    """Stands for Nova's client of Glance."""
+
+    def __init__(self):
+        self.properties, self.asked, self.broken = {}, [], False
+
+    def __call__(self):
+        return self
+
+    def get(self, context, image_id):
+        assert context.user_id == 'user', 'it is asked as the user'
+        self.asked.append(image_id)
+        if self.broken:
+            raise RuntimeError('503')
+        return {'id': image_id, 'properties': self.properties}
+
+
+@pytest.fixture(autouse=True)
+def images(monkeypatch):
+    images = Glance()
+    monkeypatch.setattr(glance, 'API', images)
+    monkeypatch.setattr(parents, 'PARENTS', SnapshotParents())
+    return images
 
 
 def weigh(states, spec=None, weighers=None):
@@ -170,3 +198,60 @@ def test_a_nova_that_does_not_tell_of_choices(monkeypatch, caplog):
 def test_single_hosts():
     assert BootCacheWeigher()._weigh_object(host('a', published(Level.BASE)), request()) \
         == WEIGHTS[Level.BASE]
+
+
+# Snapshots.
+
+SNAPSHOT = {'image_type': 'snapshot', 'base_image_ref': OTHER}
+
+
+def test_who_is_warm_for_the_parent_is_nearly_warm_for_a_snapshot(images):
+    images.properties = SNAPSHOT
+    states = [host('cold', published()), host('stock'), host('warm', published(Level.DISK)),
+              *[host(f'parent {level.name}', published(level, OTHER)) for level in Level]]
+    assert dict(weigh(states)) == {
+        'warm': WEIGHTS[Level.DISK], 'parent MEMORY': NEARLY_WARM, 'parent DISK': NEARLY_WARM,
+        **dict.fromkeys(['cold', 'stock', 'parent ARRIVING', 'parent BASE', 'parent COLD'], 0)}
+    assert 0.5 < NEARLY_WARM < WEIGHTS[Level.BASE]
+
+
+def test_glance_is_asked_once_and_not_without_need(images):
+    images.properties = SNAPSHOT
+    states = [host('a', published(Level.DISK, OTHER)), host('b', published())]
+    for _request in range(5):
+        assert weigh(states)[0] == ('a', NEARLY_WARM)
+    assert images.asked == [IMAGE]
+    weigh([host('a', published(Level.DISK)), host('b', published(Level.MEMORY))])
+    weigh([host('a'), host('b')], request(OTHER))
+    weigh(states, request(None))
+    assert images.asked == [IMAGE]
+
+
+@pytest.mark.parametrize('properties', [
+    {}, {'image_type': 'snapshot'}, {'base_image_ref': OTHER}, {**SNAPSHOT, 'base_image_ref': '/'},
+    {**SNAPSHOT, 'base_image_ref': IMAGE}, {**SNAPSHOT, 'base_image_ref': None}])
+def test_what_has_no_parent_weighs_as_ever(images, properties):
+    images.properties = properties
+    assert weigh([host('a', published(Level.DISK, OTHER)), host('b', published())]) \
+        == [('a', 0), ('b', 0)]
+
+
+def test_a_glance_that_does_not_answer_costs_one_question(images):
+    images.properties, images.broken = SNAPSHOT, True
+    for _request in range(3):
+        assert weigh([host('a', published(Level.DISK, OTHER)), host('b', published())]) \
+            == [('a', 0), ('b', 0)]
+    assert images.asked == [IMAGE]
+
+
+def test_a_glance_that_hangs_holds_up_nobody_for_long(images, monkeypatch):
+    """Nova's own patience with it has no end as a rule."""
+    monkeypatch.setattr(parents, '_PATIENCE_SECONDS', 0.05)
+    goes_on = threading.Event()
+    monkeypatch.setattr(images, 'get', lambda context, image_id: goes_on.wait(60))
+    states = [host('cold', published(Level.COLD)), host('parent', published(Level.DISK, OTHER))]
+    assert dict(weigh(states)) == {'cold': 0, 'parent': 0}
+    # Nobody asks for other images meanwhile.
+    assert parents.PARENTS.of(OTHER, request()) is None
+    assert len(parents.PARENTS._asked) == 1
+    goes_on.set()

@@ -1,0 +1,210 @@
+"""What a snapshot's cache image has that its parent's, its server's image's, has not.
+
+A file of it is a qcow2 with the blocks that differ, and after its end the layout of the
+snapshot's cache image. The storage service makes it; a host that has the parent's cache image puts
+the two together, by QEMU, in first-read order. It gets an expanded file, with the content by which
+:func:`digest` knows the storage service's.
+"""
+
+import bisect
+import dataclasses
+import hashlib
+import json
+import zlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from bootcache import exception, expansion, green, qemuimg, workingset
+from bootcache.clusterplaces import ClusterPlaces
+from bootcache.expansion import Layout
+from bootcache.workingset import Extent
+
+VERSION = 1
+# A layout's text; one of a million areas has less.
+_MOST_LAYOUT_BYTES = 64 << 20
+_Areas = tuple[tuple[int, int], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class CacheDifference:
+    """A difference, as its entry and RPC messages carry it.
+
+    :ivar parent: id of the image whose cache image it is to be put together with.
+    :ivar parent_hash: of that image's content, ``algorithm:hexadecimal``.
+    :ivar bytes: the file's size.
+    :ivar sha256: of the file.
+    :ivar layout_at: where in it the layout begins.
+    :ivar data_bytes: of the blocks that differ.
+    :ivar content: sha256 of what is made of it, see :func:`digest`.
+    """
+
+    parent: str
+    parent_hash: str
+    bytes: int
+    sha256: str
+    layout_at: int
+    data_bytes: int
+    content: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a plain dictionary."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, said: Any) -> 'CacheDifference':
+        """Read it back; entries that a later version has beside these are not looked at.
+
+        :raises ValueError: if it is none; KeyError and TypeError likewise.
+        """
+        told = {field.name: said[field.name] for field in dataclasses.fields(cls)}
+        for field in dataclasses.fields(cls):
+            is_right = type(told[field.name]) is field.type
+            if not is_right or (field.type is int and told[field.name] < 0):
+                raise ValueError(f'{field.name} is wrong')
+        return cls(**told)
+
+
+def packed(layout: Layout) -> bytes:
+    """Return a layout as it stands in a difference's file. Pure."""
+    return zlib.compress(json.dumps({
+        'version': VERSION, 'virtual_bytes': layout.virtual_bytes,
+        'cluster_bytes': layout.cluster_bytes, 'data': workingset.to_wire(layout.data),
+        'zeros': workingset.to_wire(layout.zeros)}, separators=(',', ':')).encode())
+
+
+def unpacked(packed_layout: bytes) -> Layout:
+    """Read a layout. Pure.
+
+    :raises BootcacheError: if it is damaged, or of another version.
+    """
+    try:
+        reader = zlib.decompressobj()
+        text = reader.decompress(packed_layout, _MOST_LAYOUT_BYTES)
+        if not reader.eof:
+            raise ValueError('it is too long, or cut')
+        said = json.loads(text)
+        if said['version'] != VERSION:
+            raise ValueError(f'version {said["version"]} is not {VERSION}')
+        size, cluster_bytes = said['virtual_bytes'], said['cluster_bytes']
+        data, zeros = (workingset.WorkingSet.from_wire(
+            '', '', size, cluster_bytes, said[kind], are_apart=True).extents
+            for kind in ('data', 'zeros'))
+    except (zlib.error, ValueError, KeyError, TypeError, exception.BootcacheError) as error:
+        raise exception.BootcacheError(f'the layout cannot be read: {error!r}') from error
+    return Layout(data, zeros, 0, size, cluster_bytes)
+
+
+def read_layout(path: str, difference: CacheDifference) -> Layout:
+    """Read the layout out of a difference's file.
+
+    :param path: of the file, whose sha256 is known.
+    :raises BootcacheError: if it is damaged, or of another version.
+    :raises OSError: if the file cannot be read.
+    """
+    with open(path, 'rb') as stream:
+        stream.seek(difference.layout_at)
+        return unpacked(stream.read(max(0, difference.bytes - difference.layout_at)))
+
+
+def ranges(layout: Layout) -> _Areas:
+    """Return what a cache image has of its own, from begin to end each, ascending. Pure."""
+    return merged((extent.offset, extent.end) for extent in (*layout.data, *layout.zeros))
+
+
+def merged(areas: Iterable[tuple[int, int]]) -> _Areas:
+    """Return areas, from begin to end each, ascending and as few as there can be. Pure."""
+    found: list[tuple[int, int]] = []
+    for begin, end in sorted(areas):
+        if found and begin <= found[-1][1]:
+            begin, before = found.pop()
+            end = max(end, before)
+        found.append((begin, end))
+    return tuple(found)
+
+
+def covers(areas: _Areas, offset: int, end: int) -> bool:
+    """Tell whether all between two places lies in one of some areas, which are ascending. Pure."""
+    index = bisect.bisect_right(areas, (offset, float('inf'))) - 1
+    return index >= 0 and end <= areas[index][1]
+
+
+def pieces(extents: Iterable[Extent], most: int) -> Iterable[tuple[int, int]]:
+    """Yield offset and length of each piece of extents. Pure.
+
+    :param most: bytes of a piece.
+    """
+    for extent in extents:
+        for offset in range(extent.offset, extent.end, most):
+            yield offset, min(most, extent.end - offset)
+
+
+def digest(layout: Layout, read: Callable[[int, int], bytes], most: int) -> str:
+    """Return the sha256 of what whoever reads a cache image gets from it, and for which areas.
+
+    That is the same for each file of the same content, however its clusters lie and are stored.
+
+    :param layout: of the cache image.
+    :param read: gives the bytes at an offset, a length of them.
+    :param most: bytes of a read.
+    """
+    told = [layout.virtual_bytes, layout.cluster_bytes, ranges(layout),
+            ranges(dataclasses.replace(layout, data=()))]
+    found = hashlib.sha256(json.dumps(told, separators=(',', ':')).encode())
+    for offset, length in pieces(sorted(layout.data, key=lambda extent: extent.offset), most):
+        found.update(read(offset, length))
+    return found.hexdigest()
+
+
+def put_together(parent: str, path: str, target: str, layout: Layout,
+                 check: Callable[[], None], is_awaited: bool = True) -> None:
+    """Make a snapshot's cache image of its parent's and a difference; without a backing pointer.
+
+    :param parent: path of the parent's cache image, which servers may read from.
+    :param path: of the difference's file.
+    :param target: the new file; written over if it is there.
+    :param layout: of the snapshot's cache image.
+    :param check: called several times a second; what it raises gives it up.
+    :param is_awaited: whether a server waits for it.
+    :raises BootcacheError: if it cannot be made, for instance of an earlier one of the parent's.
+    """
+    there = merged((*expansion.present(qemuimg.allocation_map(parent)),
+                    *expansion.present(qemuimg.allocation_map(path))))
+    if not all(covers(there, extent.offset, min(extent.end, layout.virtual_bytes))
+               for extent in layout.data):
+        raise exception.BootcacheError('its parent\'s lacks some of what it is to be made of')
+    expansion.copy({**expansion.alone(path), 'backing': expansion.alone(parent)}, target, layout,
+                   check, is_awaited)
+
+
+def verify(target: str, layout: Layout, content: str) -> None:
+    """Check that a cache image that was put together is the storage service's to who reads it.
+
+    :param target: its file.
+    :param layout: that it is to have.
+    :param content: its digest on the storage node.
+    :raises BootcacheError: if it is another one.
+    :raises OSError: if it cannot be read.
+    """
+    qemuimg.check(target)
+    there = ClusterPlaces(target)
+    size = there.cluster_bytes
+    if (there.virtual_bytes, size) != (layout.virtual_bytes, layout.cluster_bytes) \
+            or there.compressed or expansion.present(qemuimg.allocation_map(target)) \
+            != ranges(layout) or any(offset in there.places
+                                     for offset, _length in pieces(layout.zeros, size)):
+        raise exception.BootcacheError('what was put together has another layout')
+
+    def read_all() -> str:
+        with open(target, 'rb') as stream:
+            def read(offset: int, length: int) -> bytes:
+                if offset not in there.places:
+                    # QEMU has found that it is zeros.
+                    return bytes(length)
+                stream.seek(there.places[offset])
+                return stream.read(length)
+
+            return digest(layout, read, size)
+
+    if green.aside(read_all) != content:
+        raise exception.BootcacheError('what was put together has another content than on the'
+                                       ' storage node')

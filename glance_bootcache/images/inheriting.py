@@ -1,0 +1,123 @@
+"""Snapshots have their working set from the image that their server was made of, their parent.
+
+Beside their cache image there is its difference from their parent's: bootcache/difference.py.
+"""
+
+from oslo_log import log as logging
+
+from bootcache import differing, exception
+from bootcache.cacheimage import Base
+from bootcache.manifest import CacheInfo, Manifest
+from glance_bootcache import snapshotrules
+from glance_bootcache.decisions import ImageFacts
+from glance_bootcache.glance.images import Images
+from glance_bootcache.images.states import States
+from glance_bootcache.profileboot.job import BuildJob
+from glance_bootcache.storage.store import ImageStore
+
+LOG = logging.getLogger(__name__)
+
+
+class Inheriting:
+    """Gives working sets to snapshots that have none, and makes differences.
+
+    :param images: Glance.
+    """
+
+    def __init__(self, store: ImageStore, states: States, images: Images):
+        self._store = store
+        self._states = states
+        self._images = images
+
+    def parent(self, image: ImageFacts) -> Manifest | None:
+        """Return the image from which a snapshot has its working set; None if there is none."""
+        parent_id = snapshotrules.parent_id(image.properties)
+        parent = None if parent_id is None or parent_id == image.image_id \
+            else self._store.load(parent_id)
+        return parent if snapshotrules.may_be_parent(parent, image.owner) else None
+
+    def inherit(self, image: ImageFacts, job: BuildJob) -> bool:
+        """Make the working set of a snapshot's parent its own, if it has a base and none yet.
+
+        :returns: whether there is one to build from now, and no cache image.
+        :raises Cancelled: if the job is.
+        :raises OSError: if it cannot be written.
+        """
+        manifest, parent = self._store.load(image.image_id), self.parent(image)
+        if manifest is None or not manifest.made.base_path \
+                or manifest.made.cache_image is not None:
+            return False
+        if manifest.made.working_set is not None:
+            return manifest.made.working_set.recorded_by == snapshotrules.PARENT
+        parents = None if parent is None else self._store.load_working_set(parent)
+        if parent is None or parents is None or parent.made.working_set is None \
+                or parents.image_hash != parent.made.base_hash:
+            return False
+        working_set = snapshotrules.inherited(parents, manifest)
+        if not working_set.extents:
+            return False
+        name = self._store.save_working_set(image.image_id, working_set)
+        self._states.note(job, manifest.making(working_set=snapshotrules.described(
+            parent.made.working_set, name, working_set)).made)
+        LOG.info('image %s: a snapshot of a server of image %s, whose working set of %d bytes it'
+                 ' has', image.image_id, parent.image_id, working_set.bytes)
+        return True
+
+    def make_difference(self, child: Manifest, built: CacheInfo, base: Base, job: BuildJob) -> None:
+        """Make the difference of a cache image that was just built from that of its parent.
+
+        Without one hosts get all of the cache image.
+
+        :param child: of the image as it was before, which need not be a snapshot.
+        :param built: its new cache image.
+        :param base: its base.
+        :param job: builds it.
+        :raises Cancelled: if the job is.
+        """
+        try:
+            self._make_difference(child, built, base, job)
+        except exception.Cancelled:
+            raise
+        except Exception as error:
+            LOG.warning('image %s: hosts get all of its cache image, and not what differs from its'
+                        ' parent\'s: %s', child.image_id, error)
+            # Without its entry nothing counts what there is of it.
+            self._store.drop_difference(child.image_id, built.file)
+
+    def _make_difference(self, child: Manifest, built: CacheInfo, base: Base,
+                         job: BuildJob) -> None:
+        parent = self._known_parent(child, job)
+        path = None if parent is None else self._store.cache_path(parent)
+        if parent is None or path is None or parent.made.cache_image is None \
+                or parent.made.cache_image.cluster_bytes != built.cluster_bytes:
+            return
+        target = self._store.difference_path(child.image_id, built.file)
+        made = differing.make(
+            base, self._store.path(child.image_id, built.file), path, target,
+            parent_id=parent.image_id, parent_hash=parent.made.base_hash,
+            compression=built.compression, check=job.check_cancelled)
+        if made is None:
+            LOG.info('image %s: its cache image is large, or has little in common with that of'
+                     ' image %s', child.image_id, parent.image_id)
+            return
+        self._store.save_difference(child.image_id, built.file, made)
+        LOG.info('image %s: %d bytes of its cache image of %d differ from that of image %s; the'
+                 ' file has %d', child.image_id, made.data_bytes, built.data_bytes,
+                 parent.image_id, made.bytes)
+
+    def _known_parent(self, child: Manifest, job: BuildJob) -> Manifest | None:
+        """Return a snapshot's parent; Glance is asked only where nothing here tells.
+
+        All other images are built without it.
+        """
+        parent_id, before = job.parent, self._store.load_difference(child)
+        if not parent_id and before is not None:
+            parent_id = before.parent
+        if not parent_id:
+            ours = child.made.working_set
+            if ours is None or ours.recorded_by != snapshotrules.PARENT:
+                return None
+            image = self._images.get(child.image_id)
+            return None if image is None else self.parent(image)
+        parent = self._store.load(parent_id)
+        return parent if snapshotrules.may_be_parent(parent, child.wished.owner) else None

@@ -217,7 +217,8 @@ def test_a_server_that_has_waited_long_enough_reads_what_it_asks_for(cloud, host
         monkeypatch.setattr(cloud.service.offers, '_give',
                             lambda file, _path: cloud.service.offers._torrents[file][0].result())
         assert boot(host, f'{directory}/disk') is True
-        until(lambda: nodes(host, graph.ARRIVING) < host.gateway.daemon.nodes(), 'that servers read from it')
+        until(lambda: nodes(host, graph.ARRIVING) < host.gateway.daemon.nodes(),
+              'that servers read from it')
         assert read_base(host, IMAGE, LAST, 4096) == data[LAST:LAST + 4096]
         # Nor does another one wait now.
         assert boot(host, f'{directory}/second') is True

@@ -23,6 +23,14 @@ def names(certificate: x509.Certificate) -> list[str]:
     return found or _common_names(certificate)
 
 
+def entry(host: str) -> str:
+    """Return what a certificate's subjectAltName has to have for a host, as openssl takes it.
+
+    :param host: address or name.
+    """
+    return f'{"DNS" if _packed(host) is None else "IP"}:{host}'
+
+
 def serves(certificate: x509.Certificate) -> bool:
     """Tell whether a certificate is one for servers: its extended key usage does not exclude it.
 

@@ -67,7 +67,12 @@ def mismatch(directory: str, host: str) -> str:
         certificate = x509.load_pem_x509_certificate(stream.read())
     if certifiedhosts.is_for(certificate, host):
         return ''
-    names = ', '.join(certifiedhosts.names(certificate)) or 'no address and no name'
+    known = certifiedhosts.names(certificate)
+    if host in known:
+        return (f'[bootcache]{OPTION}={directory}: {path} names {host}, but not where those look'
+                f' who connect to it; make one with subjectAltName={certifiedhosts.entry(host)}'
+                ' ("openssl x509 -noout -ext subjectAltName -in FILE" shows what it has)')
+    names = ', '.join(known) or 'no address and no name'
     return (f'[bootcache]{OPTION}={directory}: {path} is for {names}, not for {host}, which hosts'
             ' connect to; make one for it, or name the certificate\'s in'
             ' [bootcache]advertise_host')

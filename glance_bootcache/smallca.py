@@ -41,13 +41,22 @@ class SmallCA:
 
     def __init__(self, directory: str, may_make: bool = True):
         self._directory = directory
-        if not os.path.exists(self._path(_KEY)):
+        has_key = os.path.exists(self._path(_KEY))
+        if not os.path.exists(self._path(tls.CA)):
+            if has_key and self._has_issued():
+                raise exception.RequestRefused(
+                    f'{directory} has {_KEY}, and {tls.CA} is not there; put it back, as it is in'
+                    ' each host\'s folder')
             if not may_make:
                 raise exception.RequestRefused(
                     f'{directory} has no CA; name the folder with which the hosts\' certificates'
                     ' were made')
             os.makedirs(directory, mode=0o700, exist_ok=True)
             self._make()
+        elif not has_key:
+            raise exception.RequestRefused(
+                f'{directory} has {tls.CA}, and not the key {_KEY} to it; put that there, or name'
+                ' another folder: no certificate of a CA is written over')
         try:
             with open(self._path(_KEY), 'rb') as stream:
                 key = serialization.load_pem_private_key(stream.read(), None)
@@ -71,9 +80,12 @@ class SmallCA:
         certificate = _builder(name, name, key.public_key(), _CA_DAYS).add_extension(
             x509.BasicConstraints(True, None), True).add_extension(
             _usage(signs_others=True), True).sign(key, hashes.SHA256())
-        savefile.write_text(self._path(tls.CA), _pem(certificate))
-        # Last: with it the CA is there.
         savefile.write_text(self._path(_KEY), _key_pem(key), mode=0o600)
+        # Last: with it the CA is there. A key alone that has signed nothing is made anew.
+        savefile.write_text(self._path(tls.CA), _pem(certificate))
+
+    def _has_issued(self) -> bool:
+        return any(name.startswith(_ISSUED) for name in os.listdir(self._directory))
 
     def issue(self, name: str, others: Sequence[str] = (), days: int = 365) -> str:
         """Give a host certificates, as a server, as a client and to exchange; earlier ones go.

@@ -237,7 +237,7 @@ def check_cloud(conf: cfg.ConfigOpts) -> None:
                     ' served', *away)
 
 
-def _ask_cloud(conf: cfg.ConfigOpts) -> tuple[str, Exception] | None:
+def _ask_cloud(conf: cfg.ConfigOpts) -> tuple[str, object] | None:
     """Return who does not answer, and what came instead."""
     auth = conf[AUTH_GROUP]
     if not auth.auth_type:
@@ -250,7 +250,8 @@ def _ask_cloud(conf: cfg.ConfigOpts) -> tuple[str, Exception] | None:
         session.timeout = session.timeout or _ANSWER_SECONDS
         session.get_token()
     except _AWAY as error:
-        return 'Keystone', error
+        # Another service that answers at this URL comes here as well.
+        return 'Keystone', f'{auth.auth_url}: {error}'
     except ks_exceptions.ClientException as error:
         if _is_too_much(error):
             return 'Keystone', error

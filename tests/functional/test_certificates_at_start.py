@@ -3,6 +3,7 @@
 import os
 import pwd
 import shutil
+import subprocess
 
 import pytest
 from compute_host import boot
@@ -11,6 +12,7 @@ from encrypted import storage_conf as storage_conf  # the fixture
 
 from bootcache import certificates, exception, tier, tls
 from glance_bootcache import startchecks
+from glance_bootcache.smallca import SmallCA
 from glance_bootcache.storage.exporters import Exporters
 
 
@@ -44,6 +46,22 @@ def test_a_certificate_for_another_address_keeps_the_service_from_starting(stora
     storage_conf.set_override('advertise_host', 'storage-1', 'bootcache')
     with pytest.raises(exception.ConfigurationError, match='not for storage-1, which'):
         startchecks.check_place(storage_conf)
+
+
+def test_an_address_where_a_certificate_has_names_is_told(storage_conf, tmp_path):
+    """As by "openssl req -subj /CN=192.0.2.10": hosts look for addresses in another place."""
+    path = SmallCA(str(tmp_path / 'ca')).issue('storage-1')
+    storage_conf.set_override('tls_directory', path, 'bootcache')
+    request = subprocess.run(['openssl', 'req', '-new', '-subj', '/CN=127.0.0.1', '-key',
+                              f'{path}/server-key.pem'], check=True, capture_output=True)
+    subprocess.run(['openssl', 'x509', '-req', '-CA', tmp_path / 'ca/ca-cert.pem', '-CAkey',
+                    tmp_path / 'ca/ca-key.pem', '-set_serial', '1', '-days', '2',
+                    '-out', f'{path}/server-cert.pem'], input=request.stdout, check=True,
+                   capture_output=True)
+    with pytest.raises(exception.ConfigurationError) as refused:
+        startchecks.check_place(storage_conf)
+    assert 'server-cert.pem names 127.0.0.1, but not where' in str(refused.value)
+    assert 'make one with subjectAltName=IP:127.0.0.1 (' in str(refused.value)
 
 
 def break_nothing_there(path, ca):

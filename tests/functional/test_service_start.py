@@ -155,9 +155,11 @@ def test_when_all_is_right_it_serves_and_ends_when_told(service, directory):
 
 
 def test_a_keystone_that_is_away_is_told_and_waited_for(service, directory):
-    process = service(auth={'auth_url': f'http://127.0.0.1:{free_port()}/v3'})
+    url = f'http://127.0.0.1:{free_port()}/v3'
+    process = service(auth={'auth_url': url})
     until(lambda: serves(directory) or process.poll() is not None, 'the service', PATIENCE)
     assert process.poll() is None
-    (line,) = (line for line in lines(directory) if line.startswith('Keystone does not answer'))
+    (line,) = (line for line in lines(directory)
+               if line.startswith(f'Keystone does not answer ({url}: '))
     # Said once: oslo.log adds the error that is being handled to a line.
     assert line.endswith('all else is served')

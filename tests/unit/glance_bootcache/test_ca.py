@@ -200,3 +200,30 @@ def test_nothing_is_made_where_something_is_to_be_revoked(tmp_path, cli):
     done = cli('ca', '--revoke', str(tmp_path / 'typo'), 'one')
     assert done.code and 'has no CA; name the folder with which' in done.err
     assert not os.path.exists(tmp_path / 'typo')
+
+
+def test_no_certificate_of_a_ca_is_written_over(tmp_path, cli):
+    """As a site's own, or that of hosts: a folder for NBD has its file of the same name."""
+    taken = SmallCA(str(tmp_path / 'ca')).issue('one')
+    before = {path.name: path.read_bytes() for path in Path(taken).iterdir()}
+    done = cli('ca', taken, 'two')
+    assert done.code == 1 and 'name another folder: no certificate of a CA is written' in done.err
+    assert {path.name: path.read_bytes() for path in Path(taken).iterdir()} == before
+
+
+def test_a_ca_whose_certificate_is_not_there_makes_no_other_one(tmp_path, cli):
+    SmallCA(str(tmp_path)).issue('one')
+    key = (tmp_path / 'ca-key.pem').read_bytes()
+    os.remove(tmp_path / 'ca-cert.pem')
+    done = cli('ca', str(tmp_path), 'two')
+    assert done.code == 1 and 'put it back, as it is in each host\'s folder' in done.err
+    assert (tmp_path / 'ca-key.pem').read_bytes() == key
+    shutil.copy(tmp_path / 'one/ca-cert.pem', tmp_path)
+    assert cli('ca', str(tmp_path), 'two').code == 0
+
+
+def test_one_that_was_not_made_to_its_end_is_made(tmp_path, cli):
+    SmallCA(str(tmp_path / 'ca'))
+    os.remove(tmp_path / 'ca/ca-cert.pem')
+    assert cli('ca', str(tmp_path / 'ca'), 'one').code == 0
+    assert verifies(tmp_path / 'ca', 'one', 'sslserver')

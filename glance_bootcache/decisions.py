@@ -310,9 +310,8 @@ def decide(image: ImageFacts, manifest: Manifest | None, *, default_quota: int, 
     """
     forced = forced or is_forced(manifest)
     decision = _decide(image, manifest, default_quota, max_quota, default_marker, build_snapshots,
-                       verifies, forced,
-                       profile_boots and not properties.is_snapshot(image.properties), booting,
-                       again)
+                       verifies, forced, profile_boots
+                       and not properties.is_snapshot(image.properties), booting, again)
     if decision.action is ImageAction.RECORD and not has_hosts:
         return ImageDecision(ImageAction.AWAIT, AWAITED_ANEW if forced else AWAITED,
                              decision.policy)
@@ -372,8 +371,7 @@ def _decide(image: ImageFacts, manifest: Manifest | None, default_quota: int, ma
             and snapshotrules.waits_for_a_server(image.image_hash, image.properties, manifest):
         return ImageDecision(ImageAction.SKIP, snapshotrules.LATER)
     if booting and manifest is not None and snapshotrules.is_left(manifest):
-        # Also where Glance has no hash of it, and so none that is new.
-        manifest = None
+        manifest = None  # also where Glance has no hash of it, and so none that is new
     if manifest is not None and is_put_off(manifest) and not again \
             and manifest.image_hash == image.image_hash:
         # Telling of it in Glance is a change of the image itself.

@@ -61,8 +61,9 @@ class Sends:
     def tidy(self):
         pass
 
-    def rest(self):
-        self._do('rest')
+    def rest(self, is_idle):
+        if is_idle():
+            self._do('rest')
 
 
 class Uploads:

@@ -1,10 +1,13 @@
 """What the tests of TLS share: a storage node with certificates, and who reads of it."""
 
+import contextlib
+
 import nbd
 import pytest
+from functional_tools import until
 from storage_node import IMAGE, MIB, SIZE
 
-from bootcache import qemuimg, tls
+from bootcache import exception, qemuimg, tls
 from nova_bootcache.storagenode import nbd_node
 
 
@@ -27,8 +30,21 @@ def through_gateway(host, export):
     return handle
 
 
+def check_opens(node):
+    """Open a block node, or raise why it is refused.
+
+    That qemu-img was not done in its time, as on a busy machine, is no refusal.
+    """
+    def is_answered():
+        with contextlib.suppress(exception.Interrupted):
+            qemuimg.check_opens(node)
+            return True
+
+    until(is_answered, 'an answer')
+
+
 def opens(node, directory):
     """Open the base as a host with a directory of certificates does."""
-    qemuimg.check_opens(nbd_node(
+    check_opens(nbd_node(
         '127.0.0.1', node.conf.export_port, f'base-{IMAGE}',
         tls.credentials_id(directory, tls.Endpoint.CLIENT)))

@@ -47,6 +47,21 @@ def command_lines():
     return found
 
 
+def commands_below():
+    """Return the same of those that this process has started: others may run the same tests."""
+    return {pid: words for pid, words in command_lines().items() if _is_below(pid)}
+
+
+def _is_below(pid):
+    while pid not in (0, os.getpid()):
+        try:
+            with open(f'/proc/{pid}/stat') as stream:
+                pid = int(stream.read().rpartition(')')[2].split()[1])
+        except OSError:
+            return False
+    return pid != 0
+
+
 def processes_of(directory):
     """Return the ids of the processes that have a directory in their command line."""
     return [pid for pid, words in command_lines().items()

@@ -2,15 +2,16 @@
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import threading
 
 import pytest
 import rotten
-from functional_tools import command_lines, until
+from functional_tools import commands_below, until
 
-from bootcache import confined, exception
+from bootcache import confined, exception, qemuimg
 from glance_bootcache.storage import inspection
 from glance_bootcache.storage.inspection import Inspected
 
@@ -124,14 +125,17 @@ def test_a_file_that_is_not_there_is_no_begin(directory):
 
 
 def status(word, path):
-    """Return the state of the process that looks at a file, once it is confined; its pid too."""
+    """Return the state of the process that looks at a file, once it is confined; its pid too.
+
+    And its limits.
+    """
     def found():
-        for pid, words in command_lines().items():
+        for pid, words in commands_below().items():
             if word in words and words[0] != 'sh' and any(
                     path in one or confined.IMAGE in one for one in words):
-                with contextlib.suppress(OSError), open(f'/proc/{pid}/status') as stream:
-                    told = dict(line.rstrip('\n').split(':\t', 1) for line in stream
-                                if ':\t' in line)
+                with contextlib.suppress(OSError), open(f'/proc/{pid}/status') as stream, \
+                        open(f'/proc/{pid}/limits') as limits:
+                    told = read(stream.read() + limits.read())
                     if told.get('Seccomp') == '2':
                         return pid, told
         return None
@@ -139,10 +143,25 @@ def status(word, path):
     return until(found, f'{word}, confined')
 
 
-def check(told):
-    assert told['NoNewPrivs'] == '1'
+def read(text):
+    """Read what /proc tells of a process: its state, and after "Max" its limits."""
+    return dict(re.findall(r'^(\w+):\t(.*)$', text, re.M)) \
+        | dict(re.findall(r'^Max (\w+ \w+) +(\w+) ', text, re.M))
+
+
+def check(told, seconds, memory, written, files=None):
+    """Check that a process is unprivileged, and has these limits.
+
+    :param memory: bytes.
+    :param written: bytes of a file.
+    """
+    assert (told['NoNewPrivs'], told['Seccomp']) == ('1', '2')
     if os.geteuid() == 0:
         assert told['Uid'].split() == ['65534'] * 4 and int(told['CapEff'], 16) == 0
+    # Whole KiB, and blocks of 512 bytes.
+    assert told['cpu time'] == str(seconds) and told['address space'] == str(memory)
+    assert told['file size'] == str(written)
+    assert files is None or told['open files'] == str(files)
 
 
 def test_the_look_at_tables_is_confined(path):
@@ -161,7 +180,7 @@ def test_the_look_at_tables_is_confined(path):
             inspection.inspect(path, 'qcow2')
     finally:
         thread.join()
-    check(seen[0])
+    check(seen[0], inspection._LOOK_SECONDS, inspection._LOOK_MEMORY, 0, inspection._LOOK_FILES)
 
 
 def test_the_reading_of_all_is_confined(path):
@@ -174,7 +193,23 @@ def test_the_reading_of_all_is_confined(path):
 
     with pytest.raises(exception.Cancelled):
         inspection.read_all(path, Inspected('qcow2', 64 << 30), os.path.getsize(path), look)
-    check(seen[0])
+    check(seen[0], inspection.cpu_seconds(os.path.getsize(path), 64 << 30), qemuimg._READ_MEMORY,
+          qemuimg._READ_SAYS)
+
+
+def test_the_look_at_the_header_is_confined(path, directory, monkeypatch):
+    """It is over too soon to be looked at: in its place a program of that name tells what it is."""
+    rotten.make(path, 8 * MIB)
+    os.chmod(directory, 0o755)
+    with open(f'{directory}/qemu-img', 'w') as stream:
+        # What is absent has it fail, so that all of this is the reason.
+        stream.write('#!/bin/sh\nexec cat /proc/self/status /proc/self/limits absent >&2\n')
+    os.chmod(f'{directory}/qemu-img', 0o755)
+    monkeypatch.setenv('PATH', f'{directory}:{os.environ["PATH"]}')
+    with pytest.raises(exception.ImageRefused) as refused:
+        inspection.inspect(path, 'qcow2')
+    limits = qemuimg.INSPECT_LIMITS
+    check(read(str(refused.value)), limits.cpu_seconds, limits.memory_bytes, 0)
 
 
 @pytest.mark.parametrize('program', ['qemu-img', 'qemu-nbd', 'qemu-io', 'qemu-storage-daemon'])

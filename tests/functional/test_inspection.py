@@ -9,7 +9,7 @@ import pytest
 import rotten
 from functional_tools import qemu_img
 
-from bootcache import cacheimage, exception
+from bootcache import cacheimage, confined, exception, qemuimg
 from bootcache.cacheimage import Base
 from bootcache.limited import Limits
 from bootcache.workingset import Extent
@@ -232,15 +232,22 @@ def test_a_raw_file_of_a_broken_sector(path):
     assert inspection.inspect(path, 'raw') == Inspected('raw', MIB + 512)
 
 
-def test_nothing_but_the_named_file_is_opened(path, directory):
-    """A backing file would be seen by its lock or its access time; strace sees it for sure."""
+@pytest.mark.parametrize('command', [
+    lambda path: ['qemu-img', 'map', '-U', qemuimg.file_node(path, 'qcow2')],
+    lambda path: confined.command(
+        path, 'qemu-img', 'convert', '-n', '--target-image-opts', qemuimg._confined_node('qcow2'),
+        f'driver=null-co,size={4 * MIB}')], ids=['a host\'s', 'a tenant\'s'])
+def test_nothing_but_the_named_file_is_opened(path, directory, command):
+    """A backing file would be seen by its lock or its access time; strace sees it for sure.
+
+    "qemu-img info" opens none by itself, whatever it is told.
+    """
     if subprocess.run(['which', 'strace'], capture_output=True).returncode:
         pytest.skip('strace is not installed')
     create(f'{directory}/secret')
     create(path, '-b', f'{directory}/secret', '-F', 'qcow2')
-    out = subprocess.run(['strace', '-f', '-e', 'trace=openat', 'qemu-img', 'info', '-U',
-                          inspection.qemuimg.file_node(path, 'qcow2')], capture_output=True,
-                         text=True, check=True)
+    out = subprocess.run(['strace', '-f', '-e', 'trace=openat', *command(path)],
+                         capture_output=True, text=True, check=True)
     assert f'"{path}"' in out.stderr and f'"{directory}/secret"' not in out.stderr
 
 

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 import rotten
-from functional_tools import command_lines, qemu_img, until
+from functional_tools import commands_below, qemu_img, until
 
 from bootcache import confined, exception
 from glance_bootcache.storage import inspection
@@ -39,7 +39,7 @@ def killed(path, word, number):
     """The process that looks at a file gets a signal, as soon as it is there, until it has gone."""
     def kill():
         def looks():
-            return [pid for pid, words in command_lines().items()
+            return [pid for pid, words in commands_below().items()
                     if word in words and words[0] != 'sh'
                     and any(path in one or confined.IMAGE in one for one in words)]
 

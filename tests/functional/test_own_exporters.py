@@ -12,13 +12,13 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-from encrypted import read, through_gateway
+from encrypted import check_opens, read, through_gateway
 from encrypted import storage_conf as tls_conf  # noqa: F401
 from functional_tools import free_port, until
 from glance_rbd import content_of, obtained
 from storage_node import IMAGE, MIB, content
 
-from bootcache import certificates, exception, qemuimg, tls
+from bootcache import certificates, exception, tls
 from bootcache.ceph import clonedaemon
 from bootcache.workingset import Extent
 from glance_bootcache import smallca
@@ -53,7 +53,7 @@ class Host:
 
     def connects(self, answer, directory=None):
         """Open what an answer names, with certificates of its own or others."""
-        qemuimg.check_opens(nbd_node(*answer['server'], answer['base_export'], tls.credentials_id(
+        check_opens(nbd_node(*answer['server'], answer['base_export'], tls.credentials_id(
             directory or self.directory, tls.Endpoint.CLIENT)))
 
     def client(self, answer):
@@ -127,7 +127,7 @@ def test_others_get_nothing_of_what_a_host_has_asked_for(node, one, other, other
     one.gets_nothing(others, others['base_export'])
     # Without a certificate, and with another CA's.
     with pytest.raises(exception.BootcacheError):
-        qemuimg.check_opens(nbd_node(*answer['server'], answer['base_export']))
+        check_opens(nbd_node(*answer['server'], answer['base_export']))
     with pytest.raises(exception.BootcacheError, match='issuer'):
         one.connects(answer, other_ca.issue('compute-1'))
     one.connects(answer)

@@ -24,24 +24,19 @@ from nova_bootcache.storagenode import Encryption, nbd_node
 SET = Extent(4 * MIB, 300_000), Extent(0, 4096)
 
 
-def plain(node, way='connect'):
-    """What a client of NBD without TLS gets: its error."""
-    handle = nbd.NBD()
-    handle.set_export_name(f'base-{IMAGE}')
-    if way == 'list':
-        handle.set_opt_mode(True)
-    with pytest.raises(nbd.Error) as refused:
-        handle.connect_tcp('127.0.0.1', str(node.conf.export_port))
-        names = []
-        handle.opt_list(lambda name, _description: names.append(name))
-        pytest.fail(f'it was told {names}')
-    return str(refused.value)
-
-
-@pytest.mark.parametrize('way', ['connect', 'list'])
+@pytest.mark.parametrize('way', ['read', 'list'])
 def test_a_client_without_tls_gets_nothing(node, way):
     node.serve()
-    assert plain(node, way)
+    handle, got = nbd.NBD(), []
+    handle.set_export_name(f'base-{IMAGE}')
+    handle.set_opt_mode(way == 'list')
+    with pytest.raises(nbd.Error):
+        handle.connect_tcp('127.0.0.1', str(node.conf.export_port))
+        if way == 'list':
+            handle.opt_list(lambda name, _description: got.append(name))
+        else:
+            got.append(bytes(handle.pread(512, 0)))
+        pytest.fail(f'it got {got}')
 
 
 def test_who_has_the_ca_s_certificate_reads_and_nobody_else(node, ca, other_ca, directory):

@@ -263,11 +263,14 @@ class StorageSide:
         self._tell('image.update', image_id)
 
     def have_asked(self, image_id: str, *peer: Any) -> bool:
-        """Have another host ask who has a cache image; whoever asks next is not the first.
+        """Have another host boot from an image, and ask who has its cache image.
+
+        Whoever asks next is not the first, and its servers wait for what others give.
 
         :param peer: where its exchange would be.
         """
         manifest = self._store.load(image_id)
+        self._endpoints.plan_boot({}, image_id, 'host-0', '', None)
         return manifest is not None and manifest.made.cache_image is not None \
             and self._endpoints.exchange_cache(
                 {}, image_id, 'host-0', manifest.made.cache_image.sha256, *peer, '') is not None

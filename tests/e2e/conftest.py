@@ -17,6 +17,20 @@ from tools.cloud.cloud import print_progress
 from tools.cloud.tenant import Log, Tenant, guest_image
 from tools.cloud.wire import Wire
 
+HERE = Path(__file__).parent
+# What takes long, and stands on what others show as well: .ci/run leaves it out, tools/test.sh not.
+LONG = ('test_deployment.py', 'test_exchange.py', 'test_hostile_guests.py', 'test_odd_images.py',
+        'test_scheduling.py', 'test_snapshots_on_ceph.py', 'test_taking_out.py',
+        'test_two_hosts.py', 'test_warming.py', 'test_boot.py::test_a_real_distribution')
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what takes long."""
+    for item in items:
+        if item.path.parent == HERE and (
+                item.path.name in LONG or f'{item.path.name}::{item.name}' in LONG):
+            item.add_marker(pytest.mark.long)
+
 
 @pytest.fixture(scope='session')
 def small_image() -> Path:

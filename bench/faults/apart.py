@@ -13,10 +13,12 @@ from types import FrameType
 
 # Told by the outer process to the inner one; nobody else has a reason to.
 _INSIDE = '--apart'
-# The shell is the first process of the namespace: it stays, and waits for orphans too.
+# The shell is the first process of the namespace: it stays, and waits for orphans too. libvirt's
+# locks of terminals name processes by their numbers, which mean nothing in another namespace.
 _COMMAND = ('setpriv', '--pdeathsig', 'KILL', 'unshare', '--mount', '--pid', '--fork',
             '--kill-child=KILL', '--mount-proc', '--propagation', 'private', 'sh', '-c',
-            'mkdir -p /run/netns && mount -t tmpfs netns /run/netns && "$@"; exit $?', 'sh')
+            'mkdir -p /run/netns && mount -t tmpfs netns /run/netns'
+            ' && mount -t tmpfs locks "$(readlink -f /var/lock)" && "$@"; exit $?', 'sh')
 
 
 def is_inside(arguments: list[str]) -> bool:

@@ -54,6 +54,9 @@ class Neighbours:
     def seen(self):
         return {'host': 1.5}
 
+    def tell(self, answer, _host):
+        return answer
+
     def __getattr__(self, name):
         def method(*arguments, **named):
             if arguments == (rpcapi.NO_IMAGE,):

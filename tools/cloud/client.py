@@ -80,7 +80,8 @@ class OpenStack:
             session = Session(v3.Password(
                 layout.auth_url, username="admin", password=layout.password, project_name="admin",
                 user_domain_name="Default", project_domain_name="Default"))  # fmt: skip
-            self._nova = client.Client("2.79", session=session)
+            # A server closes a connection that nobody used for a while, also as it is used again.
+            self._nova = client.Client("2.79", session=session, connect_retries=3)
         return self._nova
 
     def create_server(self, name: str, image: str, flavor: str, *more: str) -> str:

@@ -11,7 +11,7 @@ status, so that no recorder sees them.
 
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from oslo_log import log as logging
@@ -198,13 +198,6 @@ def _zero_status(handle: Any, extents: Sequence[Extent], reach: int,
             if zero.offset < virtual_bytes]
 
 
-def _requests(extents: Sequence[Extent], most: int = _REQUEST_BYTES
-              ) -> Iterator[tuple[int, int]]:
-    for extent in extents:
-        for offset in range(extent.offset, extent.end, most):
-            yield offset, min(most, extent.end - offset)
-
-
 def _fill(daemon: StorageDaemon, base: Base, path: str, extents: Sequence[Extent],
           cluster_bytes: int, compression: Compression) -> None:
     assert isinstance(daemon.listener, UnixListener)
@@ -228,7 +221,7 @@ def _fill(daemon: StorageDaemon, base: Base, path: str, extents: Sequence[Extent
     handle = connect(daemon.listener.path, 'fill')
     original = connect(daemon.listener.path, 'base', status=True)
     try:
-        for offset, length in _requests(extents, most):
+        for offset, length in workingset.pieces(extents, most):
             handle.cache(_whole(length, unit), offset)
         status = _zero_status(original, extents, cluster_bytes * (cluster_bytes // 8),
                               base.virtual_bytes)
@@ -251,7 +244,7 @@ def _compare(daemon: StorageDaemon, base: Base, path: str, extents: Sequence[Ext
     daemon.add_export('done', 'done')
     built, original = connect(socket_path, 'done'), connect(socket_path, 'base')
     try:
-        for offset, length in _requests(extents):
+        for offset, length in workingset.pieces(extents, _REQUEST_BYTES):
             if built.pread(length, offset) != original.pread(length, offset):
                 raise exception.BuildFailed(
                     f'the cache image differs from the base in {length} bytes at {offset}')

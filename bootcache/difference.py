@@ -11,7 +11,7 @@ import dataclasses
 import hashlib
 import json
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from bootcache import exception, expansion, green, qemuimg, workingset
@@ -108,17 +108,12 @@ def read_layout(path: str, difference: CacheDifference) -> Layout:
 
 def ranges(layout: Layout) -> _Areas:
     """Return what a cache image has of its own, from begin to end each, ascending. Pure."""
-    return merged((extent.offset, extent.end) for extent in (*layout.data, *layout.zeros))
-
-
-def merged(areas: Iterable[tuple[int, int]]) -> _Areas:
-    """Return areas, from begin to end each, ascending and as few as there can be. Pure."""
     found: list[tuple[int, int]] = []
-    for begin, end in sorted(areas):
-        if found and begin <= found[-1][1]:
-            begin, before = found.pop()
-            end = max(end, before)
-        found.append((begin, end))
+    for extent in sorted((*layout.data, *layout.zeros), key=lambda extent: extent.offset):
+        begin = extent.offset
+        if found and found[-1][1] == begin:
+            begin = found.pop()[0]
+        found.append((begin, extent.end))
     return tuple(found)
 
 
@@ -126,16 +121,6 @@ def covers(areas: _Areas, offset: int, end: int) -> bool:
     """Tell whether all between two places lies in one of some areas, which are ascending. Pure."""
     index = bisect.bisect_right(areas, (offset, float('inf'))) - 1
     return index >= 0 and end <= areas[index][1]
-
-
-def pieces(extents: Iterable[Extent], most: int) -> Iterable[tuple[int, int]]:
-    """Yield offset and length of each piece of extents. Pure.
-
-    :param most: bytes of a piece.
-    """
-    for extent in extents:
-        for offset in range(extent.offset, extent.end, most):
-            yield offset, min(most, extent.end - offset)
 
 
 def digest(layout: Layout, read: Callable[[int, int], bytes], most: int) -> str:
@@ -150,7 +135,8 @@ def digest(layout: Layout, read: Callable[[int, int], bytes], most: int) -> str:
     told = [layout.virtual_bytes, layout.cluster_bytes, ranges(layout),
             ranges(dataclasses.replace(layout, data=()))]
     found = hashlib.sha256(json.dumps(told, separators=(',', ':')).encode())
-    for offset, length in pieces(sorted(layout.data, key=lambda extent: extent.offset), most):
+    ascending = sorted(layout.data, key=lambda extent: extent.offset)
+    for offset, length in workingset.pieces(ascending, most):
         found.update(read(offset, length))
     return found.hexdigest()
 
@@ -167,10 +153,11 @@ def put_together(parent: str, path: str, target: str, layout: Layout,
     :param is_awaited: whether a server waits for it.
     :raises BootcacheError: if it cannot be made, for instance of an earlier one of the parent's.
     """
-    there = merged((*expansion.present(qemuimg.allocation_map(parent)),
-                    *expansion.present(qemuimg.allocation_map(path))))
-    if not all(covers(there, extent.offset, min(extent.end, layout.virtual_bytes))
-               for extent in layout.data):
+    there = [Extent(begin, end - begin) for each in (parent, path)
+             for begin, end in expansion.present(qemuimg.allocation_map(each))]
+    if workingset.uncovered(
+            (Extent(extent.offset, min(extent.length, layout.virtual_bytes - extent.offset))
+             for extent in layout.data), there):
         raise exception.BootcacheError('its parent\'s lacks some of what it is to be made of')
     expansion.copy({**expansion.alone(path), 'backing': expansion.alone(parent)}, target, layout,
                    check, is_awaited)
@@ -191,7 +178,7 @@ def verify(target: str, layout: Layout, content: str) -> None:
     if (there.virtual_bytes, size) != (layout.virtual_bytes, layout.cluster_bytes) \
             or there.compressed or expansion.present(qemuimg.allocation_map(target)) \
             != ranges(layout) or any(offset in there.places
-                                     for offset, _length in pieces(layout.zeros, size)):
+                                     for offset, _length in workingset.pieces(layout.zeros, size)):
         raise exception.BootcacheError('what was put together has another layout')
 
     def read_all() -> str:

@@ -96,7 +96,7 @@ def _compared(child: str, parent: str, layout: Layout, check: Callable[[], None]
             new, old = (_opened(daemon, name, path, f'{directory}/nbd')
                         for name, path in (('child', child), ('parent', parent)))
             size, differing, much = old.get_size(), list[Extent](), 0
-            for offset, length in difference.pieces(layout.data, _READ_BYTES):
+            for offset, length in workingset.pieces(layout.data, _READ_BYTES):
                 check()
                 wanted = new.pread(length, offset)
                 had = old.pread(min(length, size - offset), offset) if offset < size else b''

@@ -84,9 +84,8 @@ def in_order(areas: Iterable[Extent], places: Mapping[int, int],
 def commands(layout: Layout) -> str:
     """Return what qemu-io is told to do, to have all of a layout copied on read. Pure."""
     told = []
-    for extent in layout.data:
-        for offset in range(extent.offset, extent.end, _REQUEST_BYTES):
-            told.append(f'read -q {offset} {min(_REQUEST_BYTES, extent.end - offset)}')
+    told += [f'read -q {offset} {length}'
+             for offset, length in workingset.pieces(layout.data, _REQUEST_BYTES)]
     told += [f'write -q -z {zero.offset} {zero.length}' for zero in layout.zeros]
     return '\n'.join([*told, 'flush', 'quit', ''])
 

@@ -9,7 +9,7 @@ from typing import Any
 import regex
 from oslo_utils import strutils
 
-from bootcache import exception
+from bootcache import exception, naming
 
 MODE = 'bootcache_mode'
 QUOTA = 'bootcache_quota'
@@ -128,6 +128,19 @@ def requirement(properties: Mapping[str, Any]) -> str | None:
 def is_snapshot(properties: Mapping[str, Any]) -> bool:
     """Tell whether an image is a snapshot of a server, by its properties in Glance."""
     return properties.get('image_type') in _OF_A_SERVER
+
+
+def snapshot_parent(properties: Mapping[str, Any]) -> str | None:
+    """Return the id of the image that a snapshot's server was made of; None if it names none.
+
+    Nova writes it, and its tenant may have written another one.
+    """
+    if not is_snapshot(properties):
+        return None
+    try:
+        return naming.canonical_image_id(str(properties.get('base_image_ref')))
+    except ValueError:
+        return None
 
 
 def _needs_two_lines(marker: str) -> bool:

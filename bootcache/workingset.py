@@ -6,7 +6,7 @@ lays it out in first-read order. Everything here is pure.
 
 import dataclasses
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from bootcache import exception
@@ -40,6 +40,16 @@ class Extent:
 def total_bytes(extents: Iterable[Extent]) -> int:
     """Return the sum of the extents' lengths in bytes."""
     return sum(extent.length for extent in extents)
+
+
+def pieces(extents: Iterable[Extent], most: int) -> Iterator[tuple[int, int]]:
+    """Yield offset and length of each piece of extents.
+
+    :param most: bytes of a piece.
+    """
+    for extent in extents:
+        for offset in range(extent.offset, extent.end, most):
+            yield offset, min(most, extent.end - offset)
 
 
 def to_wire(extents: Iterable[Extent]) -> list[list[Any]]:

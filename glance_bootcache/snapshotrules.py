@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from bootcache import naming, workingset
+from bootcache import workingset
 from bootcache.manifest import Manifest, Standing, WorkingSetInfo
 from bootcache.properties import is_snapshot
 from bootcache.workingset import WorkingSet
@@ -39,19 +39,6 @@ def waits_for_a_server(image_hash: str, properties: Mapping[str, Any],
 def is_left(manifest: Manifest) -> bool:
     """Tell whether an image is skipped for as long as no server boots from it."""
     return manifest.standing is Standing.SKIPPED and manifest.reason == LATER
-
-
-def parent_id(properties: Mapping[str, Any]) -> str | None:
-    """Return the id of the image that a snapshot's server was made of; None if it names none.
-
-    Nova writes it, and its tenant may have written another one: see ``may_be_parent``.
-    """
-    if not is_snapshot(properties):
-        return None
-    try:
-        return naming.canonical_image_id(str(properties.get('base_image_ref')))
-    except ValueError:
-        return None
 
 
 def may_be_parent(parent: Manifest | None, owner: str) -> bool:

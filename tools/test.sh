@@ -32,9 +32,7 @@ run() {
     shift
     say "== $what"
     if [ "$what" = e2e ]; then
-        # Their making must not count against a test's time.
-        "$TOP/tools/images/make.sh" small >/dev/null
-        "$TOP/tools/images/make.sh" debian >/dev/null
+        images_made
     fi
     "${tests[@]}" "tests/$what" "$@"
     say "== $what: $((SECONDS - begin)) s"
@@ -55,21 +53,24 @@ begin_images() {
     trap 'kill "$small" "$debian" 2>/dev/null || true; wait' EXIT
 }
 
-run_beside_each_other() {
+images_made() {
     wait "$small"
     wait "$debian"
+}
+
+run_beside_each_other() {
+    images_made
     exec "$VENV/bin/python" -W ignore -m tools.testrun "$@"
 }
 
+case $part in all | e2e) begin_images ;; esac
 if [ "$part" = all ]; then
-    begin_images
     lint
     if beside_each_other; then run_beside_each_other unit functional e2e -- "$@"; fi
     for what in unit functional e2e; do run "$what" "$@"; done
 elif [ "$part" = lint ]; then
     lint
 elif [ "$part" = e2e ] && beside_each_other; then
-    begin_images
     run_beside_each_other e2e -- "$@"
 else
     run "$part" "$@"

@@ -5,7 +5,7 @@ Beside their cache image there is its difference from their parent's: bootcache/
 
 from oslo_log import log as logging
 
-from bootcache import differing, exception
+from bootcache import differing, exception, properties
 from bootcache.cacheimage import Base
 from bootcache.manifest import CacheInfo, Manifest
 from glance_bootcache import snapshotrules
@@ -31,7 +31,7 @@ class Inheriting:
 
     def parent(self, image: ImageFacts) -> Manifest | None:
         """Return the image from which a snapshot has its working set; None if there is none."""
-        parent_id = snapshotrules.parent_id(image.properties)
+        parent_id = properties.snapshot_parent(image.properties)
         parent = None if parent_id is None or parent_id == image.image_id \
             else self._store.load(parent_id)
         return parent if snapshotrules.may_be_parent(parent, image.owner) else None

@@ -14,9 +14,9 @@ from nova import exception
 from nova.image import glance
 from oslo_log import log as logging
 
-from bootcache import beside, naming
+from bootcache import beside
 from bootcache.breaker import Breaker
-from bootcache.properties import is_snapshot
+from bootcache.properties import snapshot_parent
 
 LOG = logging.getLogger(__name__)
 
@@ -78,16 +78,7 @@ class SnapshotParents:
                      ' are warm for its parent weigh as cold ones', image_id, error)
             return None
         self._health.answered()
-        return _parent(image.get('properties') or {})
-
-
-def _parent(properties: Any) -> str | None:
-    if not is_snapshot(properties):
-        return None
-    try:
-        return naming.canonical_image_id(str(properties.get('base_image_ref')))
-    except ValueError:
-        return None
+        return snapshot_parent(image.get('properties') or {})
 
 
 # Of this process.

@@ -8,7 +8,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from bootcache import difference, exception
+from bootcache import difference, exception, workingset
 from bootcache.difference import CacheDifference
 from bootcache.expansion import Layout
 from bootcache.workingset import Extent
@@ -40,8 +40,8 @@ def test_a_layout_comes_back_as_it_was_also_before_padding(wanted):
     for padding in (0, 1, 511):
         found = difference.unpacked(difference.packed(wanted) + bytes(padding))
         assert difference.ranges(found) == difference.ranges(wanted)
-        assert list(difference.pieces(found.data, CLUSTER)) \
-            == list(difference.pieces(wanted.data, CLUSTER)), 'the order as well'
+        assert list(workingset.pieces(found.data, CLUSTER)) \
+            == list(workingset.pieces(wanted.data, CLUSTER)), 'the order as well'
 
 
 @hypothesis.given(layouts(), st.sampled_from([512, 4096, 8192]))

@@ -98,18 +98,20 @@ def test_one_that_reads_for_long_is_waited_for_once(offers, monkeypatch):
     assert waited == [3, 2, 0, 0]
 
 
-def test_no_host_waits_for_a_base_that_it_did_not_read(offers, hanging, storage_conf):
-    """One host has waited for it; others copy at once, and it is not asked again and again."""
+@pytest.fixture
+def asks_for_base(offers, storage_conf):
+    """A host asks for the base of the image, which there is."""
     store = ImageStore(storage_conf.bootcache.state_dir)
     path = store.path(IMAGE, 'base')
     with open(path, 'wb') as stream:
         stream.write(DATA)
     store.save(store.load(IMAGE).making(base_path=path, base_hash='sha512:00',
                                         stored_bytes=len(DATA)))
+    return lambda: offers.offer_base(IMAGE, 'host', 'sha512:00', '127.0.0.1', 10830, '')
 
-    def asks_for_base():
-        return offers.offer_base(IMAGE, 'host', 'sha512:00', '127.0.0.1', 10830, '')
 
+def test_no_host_waits_for_a_base_that_it_did_not_read(offers, hanging, asks_for_base):
+    """One host has waited for it; others copy at once, and it is not asked again and again."""
     assert asks_for_base() == {'wait': True}
     made, _began = offers._torrents['sha512:00']
     assert made.exception(10) is not None
@@ -118,21 +120,11 @@ def test_no_host_waits_for_a_base_that_it_did_not_read(offers, hanging, storage_
     assert len(hanging) == 1
 
 
-def test_full_bases_are_read_a_few_at_a_time(offers, hanging, storage_conf):
+def test_full_bases_are_read_a_few_at_a_time(offers, hanging, asks_for_base):
     """A hundred images that settle at once: each is read as a whole before it is given."""
-    store = ImageStore(storage_conf.bootcache.state_dir)
-    path = store.path(IMAGE, 'base')
-    with open(path, 'wb') as stream:
-        stream.write(DATA)
-    store.save(store.load(IMAGE).making(base_path=path, base_hash='sha512:00',
-                                        stored_bytes=len(DATA)))
     others = [Future() for _number in range(2)]
     for number, reading in enumerate(others):
         offers._torrents[f'sha512:{number}1'] = reading, 0.0
-
-    def asks_for_base():
-        return offers.offer_base(IMAGE, 'host', 'sha512:00', '127.0.0.1', 10830, '')
-
     assert asks_for_base() == {'wait': True}
     assert 'sha512:00' not in offers._torrents and hanging == []
     others[0].set_result(b'torrent')

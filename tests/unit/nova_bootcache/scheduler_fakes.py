@@ -35,3 +35,20 @@ def request(image=IMAGE, **hints):
         scheduler_hints={name: [value] for name, value in hints.items()})
     spec._context = context.RequestContext('user', 'project', is_admin=False)
     return spec
+
+
+class Glance:
+    """Stands for Nova's client of Glance."""
+
+    def __init__(self):
+        self.properties, self.asked, self.broken = {}, [], False
+
+    def __call__(self):
+        return self
+
+    def get(self, context, image_id):
+        assert context.user_id == 'user', 'it is asked as the user'
+        self.asked.append(image_id)
+        if self.broken:
+            raise RuntimeError('503')
+        return {'id': image_id, 'properties': self.properties}

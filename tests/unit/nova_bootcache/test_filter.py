@@ -7,28 +7,11 @@ import pytest
 from nova.image import glance
 from nova.scheduler import filters as nova_filters
 from nova.scheduler import utils
-from scheduler_fakes import IMAGE, OTHER, host, published, request
+from scheduler_fakes import IMAGE, OTHER, Glance, host, published, request
 
 from nova_bootcache.published.warmth import Level
 from nova_bootcache.scheduler import filters
 from nova_bootcache.scheduler.filters import BootCacheFilter
-
-
-class Glance:
-    """Stands for Nova's client of Glance."""
-
-    def __init__(self):
-        self.properties, self.asked, self.broken = {}, [], False
-
-    def __call__(self):
-        return self
-
-    def get(self, context, image_id):
-        assert context.user_id == 'user', 'it is asked as the user'
-        self.asked.append(image_id)
-        if self.broken:
-            raise RuntimeError('503')
-        return {'id': image_id, 'properties': self.properties}
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from nova import objects
 from nova.image import glance
 from nova.scheduler import host_manager, weights
 from nova.scheduler.weights.ram import RAMWeigher
-from scheduler_fakes import IMAGE, OTHER, host, published, request
+from scheduler_fakes import IMAGE, OTHER, Glance, host, published, request
 
 from nova_bootcache.published import warmth
 from nova_bootcache.published.warmth import Level
@@ -30,23 +30,6 @@ def memory(monkeypatch):
                         host_manager.HostState.consume_from_request)
     hostwarmth.follow_choices(memory)
     return memory
-
-
-class Glance:
-    """Stands for Nova's client of Glance."""
-
-    def __init__(self):
-        self.properties, self.asked, self.broken = {}, [], False
-
-    def __call__(self):
-        return self
-
-    def get(self, context, image_id):
-        assert context.user_id == 'user', 'it is asked as the user'
-        self.asked.append(image_id)
-        if self.broken:
-            raise RuntimeError('503')
-        return {'id': image_id, 'properties': self.properties}
 
 
 @pytest.fixture(autouse=True)

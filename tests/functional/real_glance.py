@@ -167,10 +167,12 @@ class Glance:
         return self.client().images.get(image_id)['status']
 
     def wait(self, image_id, status='active'):
-        """Wait until an image has a status, and Glance has read all of it."""
+        """Wait until an image has a status, and Glance has read all of it and does nothing more."""
         until(lambda: self.status(image_id) == status, f'status {status} of {image_id}', 60)
         if status == 'active':
             until(lambda: self.client().images.get(image_id)['os_hash_value'], 'the hash', 60)
+            # Its task saves the image once more after the hash; who deletes it then may be refused.
+            self.task_ended(image_id)
 
     def task_ended(self, image_id):
         """Wait until what Glance does with an image has come to its end."""

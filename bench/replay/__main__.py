@@ -72,7 +72,8 @@ def main() -> int:
     parser.add_argument('--compression', nargs='+', type=Compression, choices=list(Compression),
                         help='how cache images are stored: both where a row compares them, else'
                         ' as the product does by default')
-    parser.add_argument('--doc', type=Path, help='copy page and figures there')
+    parser.add_argument('--doc', type=Path, help='put page and figures there; parts that were not'
+                        ' measured stay as they are there')
     parser.add_argument('--only-report', action='store_true', help='of what was measured before')
     options = parser.parse_args()
     try:
@@ -98,7 +99,7 @@ def main() -> int:
         verdict = 'told  ' if one['target'] is None else 'met   ' if one['met'] else 'MISSED'
         print(f'{verdict} {one["row"]} {one["name"]}: {one["value"]} ({one["reason"]})')
     if options.doc:
-        report.publish(options.report, options.doc)
+        report.publish(options.report, options.doc, [part.TITLE for part in known.values()])
     print(f'{options.report}/report.json and {report.PAGE}')
     return 0
 

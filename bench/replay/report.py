@@ -7,6 +7,7 @@ figures in it come from there; each row names its run.
 import json
 import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,6 +17,8 @@ from bench.replay.setting import read
 
 CHECK = 'check.json'
 PAGE = 'report.md'
+_COMPARED, _CHECKED = 'What is compared', 'Whether a replay is the real boot'
+_FIRST = _COMPARED, _CHECKED
 _PREFACE = [
     '# The papers\' figures and today\'s alternatives, side by side', '',
     'Boots of real guests, recorded once, are replayed through the real block path: real overlays,'
@@ -54,18 +57,39 @@ def assemble(directory: Path, parts: list[ModuleType]) -> dict[str, Any]:
     return document
 
 
-def publish(directory: Path, target: Path) -> None:
+def publish(directory: Path, target: Path, titles: Sequence[str]) -> None:
     """Copy the page and its figures to where the documentation has them.
 
+    Parts that were not measured this time stay as they are there: all of them take hours.
+
     :param directory: of the report.
-    :param target: emptied first.
+    :param target: of the documentation's page, ``index.md``, and its figures.
+    :param titles: of parts, in the report's order; what the page has of others goes.
     """
-    shutil.rmtree(target, ignore_errors=True)
-    target.mkdir(parents=True)
-    text = (directory / PAGE).read_text()
-    (target / 'index.md').write_text(text)
-    for name in re.findall(r'!\[[^]]*\]\(([^)/]+)\)', text):
+    target.mkdir(parents=True, exist_ok=True)
+    index = target / 'index.md'
+    measured = _sections((directory / PAGE).read_text())
+    before = _sections(index.read_text()) if index.exists() else {}
+    parts = [measured.get(title) or before.get(title, '') for title in ('', *_FIRST, *titles)]
+    text = '\n\n'.join(filter(None, parts)) + '\n'
+    figures = _pictures(text)
+    for name in _pictures(''.join(measured.values())) & figures:
         shutil.copy(directory / name, target / name)
+    for path in target.glob('*.svg'):
+        if path.name not in figures:
+            path.unlink()
+    index.write_text(text)
+
+
+def _sections(page: str) -> dict[str, str]:
+    """Return a page's parts by their titles; what comes before the first one by none. Pure."""
+    parts = re.split(r'^(?=## )', page, flags=re.MULTILINE)
+    return {part.split('\n', 1)[0][3:] if part.startswith('## ') else '': part.strip()
+            for part in parts}
+
+
+def _pictures(text: str) -> set[str]:
+    return set(re.findall(r'!\[[^]]*\]\(([^)/]+)\)', text))
 
 
 def _table(names: list[str], lines: list[list[Any]]) -> list[str]:
@@ -81,13 +105,13 @@ def _peers() -> list[str]:
     def say(value: bool | str) -> str:
         return value if isinstance(value, str) else 'yes' if value else 'no'
 
-    return ['## What is compared', '', *_table(
+    return [f'## {_COMPARED}', '', *_table(
         ['peer', *names], [[peer, *(say(can.get(name, '')) for name in names)]
                            for peer, can in known.items()])]
 
 
 def _checks(checks: list[dict[str, Any]]) -> list[str]:
-    page = ['## Whether a replay is the real boot', '',
+    page = [f'## {_CHECKED}', '',
             'A trace that was recorded of a real guest is played on the setting of its recording.',
              'Order and bytes are those that the server saw; times are of issue.', '']
     return page + _table(

@@ -11,7 +11,8 @@ opts = [
                 help="""
 Host aggregates whose hosts get the cache image of an image as soon as it is
 ready for the first time, before any server asks for it. Each host fetches it
-once; what later boots add to it, hosts fetch with a boot.
+once; what later boots add to it, hosts fetch with a boot. Snapshots and
+backups of servers are left out: most of them are booted once.
 
 Possible values:
 

@@ -19,9 +19,8 @@ from tools.cloud.wire import Wire
 
 HERE = Path(__file__).parent
 # What takes long, and stands on what others show as well: .ci/run leaves it out, tools/test.sh not.
-LONG = ('test_deployment.py', 'test_exchange.py', 'test_hostile_guests.py', 'test_odd_images.py',
-        'test_scheduling.py', 'test_snapshots_on_ceph.py', 'test_taking_out.py',
-        'test_two_hosts.py', 'test_warming.py', 'test_boot.py::test_a_real_distribution')
+LONG = ('test_deployment.py', 'test_scheduling.py', 'test_warming.py',
+        'test_boot.py::test_a_real_distribution')
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

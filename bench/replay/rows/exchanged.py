@@ -7,6 +7,7 @@ first host records, a cache image is built, and the others get that from each ot
 """
 
 import shutil
+import statistics
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -124,6 +125,8 @@ def targets(head: dict[str, Any], runs: Sequence[dict[str, Any]]) -> list[dict[s
                                _chosen(label, most), _chosen(WARM, most))
              for label, wanted in ((EXCHANGED, TARGET_COLD), (WAITED, None), (COLD, None),
                                    (FIRST, None))]
+    found[0]['reason'] += '; ' + '; '.join(
+        f'{label}: {_profile(runs, label, most)}' for label in (WARM, EXCHANGED, WAITED))
     readers = max(one['hosts'] for one in runs if one['label'].startswith('read, '))
     # What it would be if all servers waited for what hosts give to each other, to its end.
     for way in EXCHANGED, WAITED:
@@ -134,6 +137,17 @@ def targets(head: dict[str, Any], runs: Sequence[dict[str, Any]]) -> list[dict[s
             _chosen(f'read, {ON_DEMAND}', readers)))
     found.append(_growing_stores(head, runs, most))
     return found
+
+
+def _profile(runs: Sequence[dict[str, Any]], label: str, hosts: int) -> str:
+    """Tell where a way's seconds go, and what the storage node sent meanwhile. Pure."""
+    mine = [one for one in runs if _chosen(label, hosts)(one)]
+    sent, copied = (statistics.median(of(one) / one['file_bytes'] for one in mine) for of in (
+        lambda one: one['storage_bytes'],
+        lambda one: one['traffic'].get('cache', {}).get('bytes', 0)))
+    busy = statistics.median(one['machine_busy'] for one in mine)
+    return (f'{sums.profile(mine)}; CPUs {busy:.0%} busy; of {sent:.1f} copies {copied:.1f} not by'
+            ' exchange')
 
 
 def _growing_stores(head: dict[str, Any], runs: Sequence[dict[str, Any]],

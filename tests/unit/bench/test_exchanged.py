@@ -9,15 +9,16 @@ HEAD = {'row': 'exchanged', 'run': 'exchanged today', 'cpus': 2, 'setting': {
     'repeats': 1, 'rate': 10 ** 8, 'length': 8 << 20, 'dilation': 10.0}}
 
 
-def run(label, hosts, seconds, copies=1.0):
+def run(label, hosts, seconds, copies=1.0, asked=0):
     return {'label': label, 'repeat': 0, 'image': 'noise' if 'read, ' in label else 'small',
-            'hosts': hosts, 'seconds': seconds, 'traffic': {}, 'copied_bytes': 0, 'host_bytes': 0,
-            'disk_seconds': 0, 'player_cpu_seconds': 0, 'chain_cpu_seconds': 0,
-            'storage_bytes': copies * 100, 'file_bytes': 100, 'load': 5.0}
+            'hosts': hosts, 'seconds': seconds, 'copied_bytes': 0, 'host_bytes': 0,
+            'traffic': {'cache': {'bytes': asked}} if asked else {}, 'disk_seconds': 0,
+            'player_cpu_seconds': 0, 'chain_cpu_seconds': 0, 'host_cpu_seconds': 0,
+            'machine_busy': 0.5, 'storage_bytes': copies * 100, 'file_bytes': 100, 'load': 5.0}
 
 
 RUNS = [run(exchanged.FIRST, 1, 20), run(exchanged.FIRST, 64, 80, 64), run(COLD, 64, 60, 64),
-        run(exchanged.WARM, 64, 20, 0), run(EXCHANGED, 64, 25, 2), run(WAITED, 64, 30, 1),
+        run(exchanged.WARM, 64, 20, 0), run(EXCHANGED, 64, 25, 2, 90), run(WAITED, 64, 30, 1),
         run(f'read, {ON_DEMAND}', 1, 1), run(f'read, {ON_DEMAND}', 32, 32, 32),
         run(f'read, {EXCHANGED}', 32, 16, 20), run(f'read, {WAITED}', 32, 4, 1.2)]
 
@@ -31,8 +32,10 @@ def test_times_are_over_that_of_one_host_and_copies_over_the_file():
 
 def test_targets_are_judged_where_there_are_as_many_hosts():
     found = {target['name']: target for target in exchanged.targets(HEAD, RUNS)}
-    assert found[f'{EXCHANGED} over warm, 64 hosts']['met']
-    assert found[f'{EXCHANGED} over warm, 64 hosts']['value'] == 1.25
+    cold = found[f'{EXCHANGED} over warm, 64 hosts']
+    assert cold['met'] and cold['value'] == 1.25
+    # One goes to the host that is the first, and the other to all by exchange.
+    assert 'of 2.0 copies 0.9 not by exchange' in cold['reason']
     assert not found[f'reading, {EXCHANGED} over on demand, 32 hosts']['met']
     # No way of the product.
     assert found[f'reading, {WAITED} over on demand, 32 hosts']['target'] is None

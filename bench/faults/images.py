@@ -74,7 +74,7 @@ def boot(life: Life) -> list[Request]:
     source = random.Random(life.value)
     pieces = 150 if life in (Life.ARRIVE, Life.EXCHANGE) else 32
     places = source.sample(range(16 * MIB // _PIECE), pieces)
-    requests = []
+    requests: list[Request] = []
 
     def add(op: str, offset: int, length: int) -> None:
         requests.append(Request(op, offset, length, len(requests) - 1, 0.0, 0.0))

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from bench.faults import lives, stage
 from bench.faults.images import Image
@@ -49,8 +49,7 @@ def _run(rows: Sequence[tuple[int, Row]], beside: int, until: float | None, repo
         pipes.append(pipe)
     try:
         while pipes:
-            for pipe in wait(pipes):
-                assert isinstance(pipe, Connection)
+            for pipe in cast(list[Connection], wait(pipes)):
                 try:
                     yield pipe.recv()
                 except EOFError:

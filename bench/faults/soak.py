@@ -89,8 +89,8 @@ class Lane:
             self._boot(server, older)
             if number % _SETTLES == 0:
                 self._settle(server, older)
-        for one in servers:
-            self._stage.at_once(HOST, 'delete_server', one)
+        for server in servers:
+            self._stage.at_once(HOST, 'delete_server', server)
         for one in (image, older):
             self._remove_base(one)
         if len(self._images) > _KEPT:

@@ -320,4 +320,5 @@ def log_to(path: str) -> None:
     root.addHandler(handler)
     root.setLevel(logging.INFO)
     # What a process does that does not answer: see Stage.ask_what_they_do.
+    assert handler.stream is not None
     faulthandler.register(signal.SIGUSR1, file=handler.stream, chain=False)

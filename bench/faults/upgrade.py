@@ -108,7 +108,8 @@ class Walk:
 
     def _outcome(self, what: str, do: Any) -> Outcome:
         self._plays, self._stock, began = [], 0, time.monotonic()
-        trouble, left = '', []
+        left: list[Any] = []
+        trouble = ''
         try:
             left = do() or []
         except Trouble as error:

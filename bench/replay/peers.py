@@ -79,7 +79,7 @@ class FullCopy(Peer):
     """
 
     name = 'full copy'
-    phases = '',
+    phases: tuple[str, ...] = '',
     capabilities = {
         'whole image before the boot': True, 'needs the network afterwards': False,
         'shared by the servers of a host': True, 'survives a restart of the host': True,
@@ -103,7 +103,7 @@ class LocalRaw(FullCopy):
     """The full base is on the host already: the yardstick that nothing beats."""
 
     name = 'local raw'
-    phases = '',
+    phases: tuple[str, ...] = '',
 
     def prepare(self, host: HostChild, image: Image, phase: str) -> None:
         """Put the base there, past the network."""
@@ -295,4 +295,5 @@ def capabilities() -> dict[str, dict[str, bool | str]]:
     Of all peers whose modules are imported.
     """
     return {f'{peer.name} {phase}'.strip(): peer.capabilities
-            for peer in _kinds(Peer) for phase in peer.phases}
+            for peer in _kinds(Peer)  # type: ignore[type-abstract]
+            for phase in peer.phases}

@@ -173,7 +173,7 @@ class OursWarmCompressed(OursWarm):
 
     name = 'bootcache zstd'
     phases: tuple[str, ...] = 'warm',
-    expanded = ()
+    expanded: tuple[str, ...] = ()
     compression = Compression.ZSTD
 
 

@@ -53,12 +53,21 @@ _NOISE_BYTES = 512 << 10
 
 
 def warm(host: HostChild, image: Image, expands: bool) -> None:
-    """Have a host get a cache image before anybody asks for a server, as one that is warmed."""
+    """Have a host get a cache image before anybody asks for a server, as one that is warmed.
+
+    :param expands: whether it is expanded then, as the host's upkeep does.
+    :raises RuntimeError: if it does not come to that.
+    """
     host.service.answers[image.image_id] = image.answer
     assert host.compute.serving.is_on
     host.compute.fetches.fetch_offered(offer.parse(image.image_id, image.answer), Medium.DISK)
-    if expands:
-        peers.expand(host, image)
+    deadline = time.monotonic() + _PATIENCE
+    # While what was expanded is put into its place nothing is known of it.
+    while expands and not ((known := host.compute.cache.known(image.image_id)) and known.expanded):
+        if time.monotonic() > deadline:
+            raise RuntimeError(f'{host.name}: a cache image is not expanded')
+        host.compute.expansions.look()
+        time.sleep(0.02)
 
 
 def settled(host: HostChild, image_id: str, way: str) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from functional_tools import qemu_img
 
+from bench.replay.node import HOST_DIRECTORY
 from bench.replay.trace import Header, Request, Trace
 from bench.snapshots import bootfigures, boots
 from bench.snapshots.bootfigures import ARRIVES, FETCHED, MADE, MADE_EXPANDED, STOCK
@@ -28,11 +29,16 @@ def boot():
     return made
 
 
+def hosts_files():
+    return {name for name in os.listdir('/dev/shm') if name.startswith('bcr-snap-')}
+
+
 def test_what_travels_is_counted_in_every_way_and_nothing_is_left(directory):
     raw, image, home = (f'{directory}/{name}' for name in ('raw', 'image', 'home'))
     Path(raw).write_bytes(random.Random(0).randbytes(SIZE))
     qemu_img('convert', '-f', 'raw', '-O', 'qcow2', raw, image)
     os.mkdir(home)
+    before = hosts_files()
     runs = boots.measured(home, image, [boot(), boot()], [2 * MIB], 3 * MIB, 1, [1_000_000_000])
     found = {run['way']: run for run in runs}
     assert list(found) == [MADE, MADE_EXPANDED, ARRIVES, FETCHED, STOCK]
@@ -48,5 +54,4 @@ def test_what_travels_is_counted_in_every_way_and_nothing_is_left(directory):
     assert [one['met'] for one in bootfigures.judged(runs)] == [True, True, None]
     listed = subprocess.run(['ip', 'netns', 'list'], check=True, capture_output=True, text=True)
     assert f'bcr{os.getpid()}-' not in listed.stdout
-    assert not [name for place in ('/dev/shm', '/tmp', directory) for name in os.listdir(place)
-                if name.startswith(('bcr-snap-', f'bcr-{os.getpid()}'))]
+    assert hosts_files() == before and not os.path.exists(HOST_DIRECTORY)

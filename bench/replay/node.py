@@ -55,7 +55,7 @@ def _exporter(conf: cfg.ConfigOpts) -> Exporter:
     return Exporter(conf, OpenClones(conf))
 
 
-class _ImageServer(socketserver.ThreadingMixIn, http.server.HTTPServer):
+class ImageServer(socketserver.ThreadingMixIn, http.server.HTTPServer):
     """Sends image files as Glance does, and counts the bytes. From the page cache, by sendfile."""
 
     daemon_threads = True
@@ -68,7 +68,7 @@ class _ImageServer(socketserver.ThreadingMixIn, http.server.HTTPServer):
 
 
 class _ImageHandler(http.server.BaseHTTPRequestHandler):
-    server: _ImageServer
+    server: ImageServer
 
     def do_GET(self) -> None:
         with open(self.server.files[self.path.lstrip('/')], 'rb') as stream:
@@ -109,7 +109,7 @@ class Node:
             time.sleep(0.01)
         self._files: dict[str, str] = {}
         self._built: dict[str, Path] = {}
-        self._images = _ImageServer(self._files)
+        self._images = ImageServer(self._files)
         self._manifests: dict[str, Manifest] = {}
         # The storage node's exchange, and the path of its socket.
         self._exchange: tuple[subprocess.Popen[bytes], str] | None = None

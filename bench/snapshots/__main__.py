@@ -1,8 +1,9 @@
-"""``tools/bench.sh snapshots``: snapshots on Ceph and on files, ours beside stock Nova's.
+"""``tools/bench.sh snapshots``: taking snapshots, and booting from one, beside stock Nova's ways.
 
 Real QEMU, a real Ceph of one OSD, XFS on a loop device, Glance's own stores. Each host, the storage
-node and the OSD have a network namespace; links are not shaped. Nova, RPC, HTTP, TLS and the rest
-of Glance are not in it, nor is the hash that Glance makes of a location's bytes.
+node and the OSD have a network namespace; links are shaped for boots only, see boots.py. Nova, RPC,
+HTTP, TLS and the rest of Glance are not in it, nor is the hash that Glance makes of a location's
+bytes.
 """
 
 import argparse
@@ -22,10 +23,10 @@ from concurrent import futures
 from pathlib import Path
 from typing import Any
 
-from bench.replay import netns
+from bench.replay import netns, record
 from bench.replay.cephmachines import cephs
 from bench.replay.netns import Network
-from bench.snapshots import figures, servers
+from bench.snapshots import bootfigures, boots, figures, servers
 from bench.snapshots.servers import Disk, qemu
 from bench.snapshots.stores import CephStore, FilesStore, Setup
 from glance_bootcache.snapshots.sending import Sending, new_export
@@ -36,8 +37,12 @@ _XFS_BYTES = 200 << 30
 # As many as a storage service makes at a time, and a host as stock Nova.
 _AT_ONCE, _HOSTS = 4, 4
 _STORES = 'rbd', 'file'
+_TAKING, _BOOTING = 'taking', 'booting'
 # What a server has written, MB: small in a small image, so that its part of that is about the same.
 _CHANGED, _QUICK_CHANGED = 30.0, 7.0
+# Of that, within what its image's boots read: little of it, and about as much as hosts make cache
+# images of.
+_DIFFERING, _QUICK_DIFFERING = (4.0, 24.0), (2.0, 6.0)
 
 
 def parsed() -> argparse.Namespace:
@@ -47,16 +52,21 @@ def parsed() -> argparse.Namespace:
     parser.add_argument('image', help='a qcow2 image', type=lambda path: str(Path(path).resolve()))
     parser.add_argument('--quick', action='store_true',
                         help='a small image, 7 MB changed in each disk, up to 16 servers, once')
+    parser.add_argument('--parts', nargs='+', choices=(_TAKING, _BOOTING),
+                        default=[_TAKING, _BOOTING], help='(default: both)')
     parser.add_argument('--stores', nargs='+', choices=_STORES, default=list(_STORES),
                         help='(default: both)')
     parser.add_argument('--servers', type=int, nargs='+', help='(default: 1 8 64; quick: 1 8 16)')
     parser.add_argument('--changed', type=float, metavar='MB',
                         help='that each server has written (default: 30, quick: 7)')
+    parser.add_argument('--differing', type=float, nargs='+', metavar='MB',
+                        help='of that, within what boots read (default: 4 24, quick: 2 6)')
     parser.add_argument('--repeats', type=int, default=0, help='how often (default: 3, quick: 1)')
     parser.add_argument('--report', default=str(TOP / 'bench-report'), help='folder of the report')
     parser.add_argument('--inside', action='store_true', help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.changed = options.changed or (_QUICK_CHANGED if options.quick else _CHANGED)
+    options.differing = options.differing or (_QUICK_DIFFERING if options.quick else _DIFFERING)
     options.servers = options.servers or ([1, 8, 16] if options.quick else [1, 8, 64])
     options.repeats = options.repeats or (1 if options.quick else 3)
     return options
@@ -161,6 +171,15 @@ def xfs(home: str) -> Iterator[str]:
         os.unlink(image)
 
 
+def measured_boots(options: argparse.Namespace, home: str) -> list[dict[str, Any]]:
+    """Measure boots from snapshots, and return the figures of each run."""
+    image = Path(options.image)
+    return boots.measured(
+        home, options.image, record.traces_of(image, image.stem.partition('-')[0]),
+        [int(size * 1e6) for size in options.differing], int(options.changed * 1e6),
+        options.repeats)
+
+
 def measured(options: argparse.Namespace, home: str) -> list[dict[str, Any]]:
     """Measure all stores, and return the figures of each run."""
     runs: list[dict[str, Any]] = []
@@ -210,23 +229,31 @@ def main() -> int:
         os.execvp('unshare', ['unshare', '--mount', '--propagation', 'private', sys.executable,
                               '-W', 'ignore', '-m', 'bench.snapshots', *sys.argv[1:], '--inside'])
     home = tempfile.mkdtemp(prefix='bcr-snap-', dir='/tmp')
+    runs, booted = list[dict[str, Any]](), list[dict[str, Any]]()
     try:
-        runs = measured(options, home)
+        # Hosts of boots are processes that are forked: before there are threads.
+        if _BOOTING in options.parts:
+            booted = measured_boots(options, home)
+        if _TAKING in options.parts:
+            runs = measured(options, home)
     finally:
         shutil.rmtree(home, ignore_errors=True)
-    targets = figures.judged(runs)
+    targets = figures.judged(runs) + bootfigures.judged(booted)
     folder = Path(options.report)
     folder.mkdir(parents=True, exist_ok=True)
     commit = subprocess.run(['git', '-C', str(TOP), 'describe', '--always', '--dirty'], text=True,
                             capture_output=True, check=False).stdout.strip()
     (folder / 'snapshots.json').write_text(json.dumps(
         {'commit': commit, 'cpus': os.cpu_count(), 'image': os.path.basename(options.image),
-         'changed_mb': options.changed, 'runs': runs, 'ratios': figures.ratios(runs),
+         'changed_mb': options.changed, 'runs': runs + booted,
+         'ratios': figures.ratios(runs) + bootfigures.ratios(booted),
          'targets': targets}, indent=1) + '\n')
-    print('\n'.join(figures.table(runs)))
+    print('\n'.join([*(figures.table(runs) if runs else ()),
+                     *(bootfigures.table(booted) if booted else ())]))
     for target in targets:
         met = {True: 'met    ', False: 'NOT MET', None: 'told   '}[target['met']]
-        print(f'{met} {target["what"]}: {target["value"]} (at most {target["target"]})')
+        bound = '' if target['target'] is None else f' (at most {target["target"]})'
+        print(f'{met} {target["what"]}: {target["value"]}{bound}')
     return 0
 
 

@@ -317,18 +317,18 @@ class ImageWork:
         self._tiers.note_built(info, path)
         made = dataclasses.replace(made, cache_image=info, built_from=(
             made.working_set.file if made.working_set is not None else ''))
+        # What replaces a cache image has its difference go with it.
+        parent_id = self._inheriting.parent_id(manifest, job)
         try:
-            self._inheriting.make_difference(manifest, info, base, job)
             job.check_cancelled()
             steps.reached('build: named')
             self._serve_built(manifest.making_all(made), path)
             steps.reached('build: served')
+            job.compares = True
             self._states.done(job, made)
         except BaseException:
             # Each try makes another one.
             self._drop(manifest.image_id, path)
-            if not os.path.exists(path):
-                self._store.drop_difference(manifest.image_id, name)
             raise
         steps.reached('build: noted')
         # What it replaces may be in memory; and it is not the least recently used one.
@@ -336,6 +336,8 @@ class ImageWork:
         self._tiers.note_use(manifest.image_id, time.time())
         LOG.info('image %s: cache image of %d bytes built in %.2f s', manifest.image_id,
                  built.bytes, seconds)
+        # Hosts are told of it when it is there; until then they get all of the cache image.
+        self._inheriting.make_difference(manifest, info, parent_id, base, job)
 
     def _serve_built(self, manifest: Manifest, path: str) -> None:
         self._tiers.serve(manifest)

@@ -63,30 +63,43 @@ class Inheriting:
                  ' has', image.image_id, parent.image_id, working_set.bytes)
         return True
 
-    def make_difference(self, child: Manifest, built: CacheInfo, base: Base, job: BuildJob) -> None:
+    def parent_id(self, child: Manifest, job: BuildJob) -> str:
+        """Return the parent of a snapshot that is about to be built, as far as is known here.
+
+        :returns: an empty string of what is no snapshot, or of what Glance has to be asked for.
+        """
+        before = self._store.load_difference(child)
+        return job.parent or ('' if before is None else before.parent)
+
+    def make_difference(self, child: Manifest, built: CacheInfo, parent_id: str, base: Base,
+                        job: BuildJob) -> None:
         """Make the difference of a cache image that was just built from that of its parent.
 
-        Without one hosts get all of the cache image.
+        That is served by now, and its servers wait for the difference as long as they would have
+        for the cache image. Without one hosts get all of the cache image.
 
         :param child: of the image as it was before, which need not be a snapshot.
         :param built: its new cache image.
+        :param parent_id: what ``parent_id`` has returned.
         :param base: its base.
         :param job: builds it.
         :raises Cancelled: if the job is.
         """
         try:
-            self._make_difference(child, built, base, job)
-        except exception.Cancelled:
-            raise
+            self._make_difference(child, built, parent_id, base, job)
         except Exception as error:
-            LOG.warning('image %s: hosts get all of its cache image, and not what differs from its'
-                        ' parent\'s: %s', child.image_id, error)
             # Without its entry nothing counts what there is of it.
             self._store.drop_difference(child.image_id, built.file)
+            if isinstance(error, exception.Cancelled):
+                raise
+            LOG.warning('image %s: hosts get all of its cache image, and not what differs from its'
+                        ' parent\'s: %s', child.image_id, error)
+        finally:
+            job.compares = False
 
-    def _make_difference(self, child: Manifest, built: CacheInfo, base: Base,
+    def _make_difference(self, child: Manifest, built: CacheInfo, parent_id: str, base: Base,
                          job: BuildJob) -> None:
-        parent = self._known_parent(child, job)
+        parent = self._known_parent(child, parent_id)
         path = None if parent is None else self._store.cache_path(parent)
         if parent is None or path is None or parent.made.cache_image is None \
                 or parent.made.cache_image.cluster_bytes != built.cluster_bytes:
@@ -100,19 +113,18 @@ class Inheriting:
             LOG.info('image %s: its cache image is large, or has little in common with that of'
                      ' image %s', child.image_id, parent.image_id)
             return
-        self._store.save_difference(child.image_id, built.file, made)
+        with self._store.lock:
+            job.check_cancelled()
+            self._store.save_difference(child.image_id, built.file, made)
         LOG.info('image %s: %d bytes of its cache image of %d differ from that of image %s; the'
                  ' file has %d', child.image_id, made.data_bytes, built.data_bytes,
                  parent.image_id, made.bytes)
 
-    def _known_parent(self, child: Manifest, job: BuildJob) -> Manifest | None:
+    def _known_parent(self, child: Manifest, parent_id: str) -> Manifest | None:
         """Return a snapshot's parent; Glance is asked only where nothing here tells.
 
         All other images are built without it.
         """
-        parent_id, before = job.parent, self._store.load_difference(child)
-        if not parent_id and before is not None:
-            parent_id = before.parent
         if not parent_id:
             ours = child.made.working_set
             if ours is None or ours.recorded_by != snapshotrules.PARENT:

@@ -120,7 +120,8 @@ class ReportedBoots:
         if server_id:
             self._tiers.note_use(image_id, time.time())
         job = self._manager.jobs.of(image_id)
-        if server_id and cache is None and job is not None and job.is_waited_for:
+        if server_id and job is not None and job.is_waited_for \
+                and (cache is None or job.compares):
             # Its base can be read now, for servers that do not wait.
             return {**described, 'action': rpcapi.ACTION_WAIT, 'ready_in': None,
                     'reason': 'the cache image of the snapshot is being built'}

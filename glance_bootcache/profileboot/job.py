@@ -46,6 +46,7 @@ class BuildJob:
     :ivar parent: id of the image that a snapshot's server was made of; empty if none is known.
     :ivar is_child: the image is a snapshot that has its working set from its server's image.
     :ivar waited_until: monotonic time until which its servers wait for its cache image.
+    :ivar compares: the cache image is there, and what differs from its parent's is being made.
     :ivar is_without_older: the image's older cache image went, as disk had no room for both.
     """
 
@@ -65,6 +66,7 @@ class BuildJob:
     is_without_older: bool = False
     parent: str = ''
     is_child: bool = False
+    compares: bool = False
     waited_until: float = math.inf
 
     def owns(self, token: str | None) -> bool:

@@ -191,6 +191,9 @@ class ImageStore:
     def sweep(self, manifest: Manifest) -> None:
         """Remove what a manifest does not name: left-overs of a crash. Nothing may be in hand."""
         named = _named(manifest) | {_MANIFEST}
+        if manifest.made.cache_image is not None and self.load_difference(manifest) is None:
+            # It was not finished, and nothing would count it.
+            named.difference_update(_difference_names(manifest.made.cache_image.file))
         directory = self.directory(manifest.image_id)
         for name in os.listdir(directory):
             if name not in named:

@@ -11,7 +11,16 @@ import time
 
 from oslo_log import log as logging
 
-from bootcache import cacheimage, cachelayout, difference, exception, naming, qemuimg, savefile
+from bootcache import (
+    cacheimage,
+    cachelayout,
+    difference,
+    exception,
+    green,
+    naming,
+    qemuimg,
+    savefile,
+)
 from bootcache.tier import Medium
 from bootcache.workingset import Extent
 from nova_bootcache.asking.offer import Offered
@@ -130,7 +139,8 @@ class Differences:
     def _put_together(self, offered: Offered, path: str, partial: str, rate: int) -> None:
         remote, info, wanted = offered.remote, offered.cache_image, offered.difference
         assert remote is not None and info is not None and wanted is not None
-        layout = difference.read_layout(path, wanted)
+        # Of a large one that takes seconds of CPU.
+        layout = green.aside(lambda: difference.read_layout(path, wanted))
         if (layout.virtual_bytes, layout.cluster_bytes) != (info.virtual_bytes, info.cluster_bytes):
             raise exception.BootcacheError('what differs is of another size')
         difference.put_together(self._files.path(wanted.parent), path, partial, layout,

@@ -17,7 +17,7 @@ from tiers_house import MIB, flip
 from tiers_house import house as house  # the fixture
 from tiers_house import memory as memory  # likewise
 
-from bootcache import expansion, qemuimg, rpcapi, tier
+from bootcache import difference, differing, expansion, green, qemuimg, rpcapi, tier
 from bootcache.clusterplaces import ClusterPlaces
 from bootcache.manifest import Made, Manifest, Standing, WorkingSetInfo
 from bootcache.tier import Medium
@@ -280,6 +280,26 @@ def test_a_host_that_is_warmed_is_paced(cloud, child, host):
     assert_right(host, cloud, entry, True)
 
 
+def test_nova_compute_does_other_things_while_its_layout_is_read(cloud, child, host, monkeypatch):
+    within, seen = [], []
+    aside, unpacked = green.aside, difference.unpacked
+
+    def beside(work):
+        within.append(work)
+        try:
+            return aside(work)
+        finally:
+            within.pop()
+
+    def read(packed):
+        seen.append(len(within))
+        return unpacked(packed)
+
+    monkeypatch.setattr(green, 'aside', beside)
+    monkeypatch.setattr(difference, 'unpacked', read)
+    assert fetch(host, cloud).expanded and seen == [1]
+
+
 # On the storage node.
 
 def test_its_files_are_those_of_its_cache_image(cloud, child):
@@ -294,6 +314,56 @@ def test_its_files_are_those_of_its_cache_image(cloud, child):
     assert cloud.store.load_difference(again).parent == PARENT
     cloud.store.put(again.making(cache_image=None))
     assert names() == ['json', 'json']
+
+
+def made_meanwhile(monkeypatch, do):
+    """Have something done while a difference is being made."""
+    make = differing.make
+
+    def made(*arguments, **named):
+        do()
+        return make(*arguments, **named)
+
+    monkeypatch.setattr(differing, 'make', made)
+
+
+def test_its_cache_image_is_served_before_what_differs_is_there(cloud, monkeypatch):
+    answers = []
+
+    def ask(server):
+        answers.append(cloud.boots.plan_boot(CHILD, 'host-1', server, None))
+
+    def look():
+        ask('server')
+        ask('')
+        cloud.jobs.of(CHILD).wait_for_build(0.0)
+        ask('server')
+
+    made_meanwhile(monkeypatch, look)
+    assert cloud.store.load_difference(cloud.build(CHILD, inherits=True)) is not None
+    ask('server')
+    # Its servers wait, not for ever; what is no server's does not.
+    assert [answer['action'] for answer in answers] == ['wait', 'cache', 'cache', 'cache']
+    assert ['difference' in answer for answer in answers] == [False] * 3 + [True]
+
+
+def test_a_snapshot_that_goes_meanwhile_leaves_none(cloud, monkeypatch):
+    made_meanwhile(monkeypatch, lambda: cloud.jobs.cancel(CHILD))
+    manifest = cloud.build(CHILD, inherits=True)
+    assert not [name for name in os.listdir(cloud.store.directory(CHILD)) if 'difference' in name]
+    assert cloud.store.load_difference(manifest) is None
+
+
+def test_one_that_was_not_finished_is_swept(cloud, child):
+    os.unlink(f'{cloud.store.difference_path(CHILD, child.made.cache_image.file)}.json')
+    cloud.store.sweep(child)
+    assert not [name for name in os.listdir(cloud.store.directory(CHILD)) if 'difference' in name]
+
+
+def test_glance_is_not_asked_again_whose_snapshot_it_is(cloud, child):
+    del cloud.facts[CHILD]
+    again = cloud.build(CHILD)
+    assert again != child and cloud.store.load_difference(again).parent == PARENT
 
 
 def test_an_earlier_version_reads_the_manifest_and_removes_the_files(cloud, child):

@@ -1,0 +1,265 @@
+"""A host boots a server from a snapshot: what travels, and how long until its disk can be read.
+
+The snapshot is of a server that has written to some of what its image's boots read, and elsewhere.
+The storage service and the host are the product's; the boot is a recorded one, which is replayed.
+Links are shaped. Every way has to give the guest the same bytes. Nova, RPC and TLS are not in it,
+nor is Glance but for a server of its files.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.replay import netns, peers
+from bench.replay.children import Child
+from bench.replay.host import HostChild, Image
+from bench.replay.netns import Network
+from bench.replay.node import HOST_DIRECTORY
+from bench.replay.setting import extents_of
+from bench.replay.trace import Trace
+from bench.snapshots import bootfigures
+from bench.snapshots.bootfigures import (
+    ARRIVES,
+    FETCHED,
+    MADE,
+    MADE_EXPANDED,
+    STOCK,
+    WAYS,
+)
+from bench.snapshots.servers import qemu, virtual_bytes
+from bench.snapshots.storageside import StorageSide
+from bootcache import qemuimg
+from bootcache.tier import Medium
+from bootcache.workingset import Extent
+from nova_bootcache.asking import offer
+from nova_bootcache.gateway import arrivingimage
+
+LINKS = 1_000_000_000, 10_000_000_000
+# Of the recorded think times: a guest that boots four times as fast as one without KVM.
+_THINKS = 0.25
+_GO_SECONDS = 0.1
+_PATIENCE = 1800
+_NOISE_BYTES = 512 << 10
+
+
+def warm(host: HostChild, image: Image, expands: bool) -> None:
+    """Have a host get a cache image before anybody asks for a server, as one that is warmed.
+
+    :param expands: whether it is expanded then, as the host's upkeep does.
+    :raises RuntimeError: if it does not come to that.
+    """
+    host.service.answers[image.image_id] = image.answer
+    assert host.compute.serving.is_on
+    host.compute.fetches.fetch_offered(offer.parse(image.image_id, image.answer), Medium.DISK)
+    deadline = time.monotonic() + _PATIENCE
+    # While what was expanded is put into its place nothing is known of it.
+    while expands and not ((known := host.compute.cache.known(image.image_id)) and known.expanded):
+        if time.monotonic() > deadline:
+            raise RuntimeError(f'{host.name}: a cache image is not expanded')
+        host.compute.expansions.look()
+        time.sleep(0.02)
+
+
+def settled(host: HostChild, image_id: str, way: str) -> None:
+    """Wait until all has come that comes, and see that it came in the way that is measured.
+
+    :raises RuntimeError: if it has not, or came in another way.
+    """
+    if way == STOCK:
+        return
+    if not host.compute.arrivals.wait(image_id, _PATIENCE):
+        raise RuntimeError(f'{host.name}: a cache image does not arrive')
+    entry = host.compute.cache.entry(image_id)
+    if entry is None or entry.cache_image is None \
+            or entry.expanded != (way in (MADE, MADE_EXPANDED)):
+        raise RuntimeError(f'{host.name}: the cache image is not here as it should be: {way}')
+
+
+def make_snapshot(image: str, path: str, wrote: Sequence[Extent], home: str) -> None:
+    """Make the image of a server's disk, as stock Nova stores it: a qcow2 that stands alone.
+
+    What the server wrote does not become smaller by compression.
+
+    :param home: a directory, of temporary files.
+    """
+    overlay, noise = f'{home}/overlay', f'{home}/noise'
+    Path(noise).write_bytes(os.urandom(_NOISE_BYTES))
+    qemuimg.create_overlay(overlay, virtual_bytes(image, 'qcow2'), image, 'qcow2',
+                           cluster_bytes=65536)
+    subprocess.run(['qemu-io', '-f', 'qcow2', overlay], text=True, check=True,
+                   stdout=subprocess.DEVNULL, input='\n'.join(
+                       f'write -q -s {noise} {extent.offset} {extent.length}' for extent in wrote))
+    qemu('qemu-img', 'convert', '-f', 'qcow2', '-O', 'qcow2', overlay, path)
+    for left in (overlay, noise):
+        os.unlink(left)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Snapshot:
+    """A snapshot that the storage node has.
+
+    :ivar image: for hosts.
+    :ivar sizes: in bytes, as of ``bootfigures.line``.
+    :ivar building: in seconds, likewise.
+    """
+
+    image: Image
+    sizes: dict[str, int]
+    building: dict[str, float]
+
+
+class Boots:
+    """A storage node and a host, on which ways of booting are measured one after the other.
+
+    :param home: a short directory, of the storage node's files.
+    :param image: path of a qcow2.
+    :param profile: the boot of which its cache image is built.
+    :param played: the boot that is replayed.
+    """
+
+    def __init__(self, network: Network, home: str, media: str, image: str, profile: Trace,
+                 played: Trace):
+        self._network, self._home, self._image = network, home, image
+        self._played = played
+        self._extents = extents_of(profile)
+        self.storage = Child(network.storage, functools.partial(
+            StorageSide, f'{home}/n', network.address(network.storage)))
+        self.host = Child(network.hosts[0], functools.partial(
+            HostChild, network.hosts[0], f'{media}/h'))
+        self._digests: dict[str, int] = {}
+        parent_id = str(uuid.uuid4())
+        self.storage.call('add', parent_id, image)
+        self.storage.call('learn', parent_id, self._extents)
+        self._parent = Image(parent_id, self.storage.call('build', parent_id)['answer'], 'qcow2')
+
+    def snapshot(self, differing: int, changed: int, seed: int) -> _Snapshot | None:
+        """Make a snapshot, and have its cache image built.
+
+        :param differing: bytes of what boots read that its server has written.
+        :param changed: bytes that it has written in all.
+        :returns: None if the product has hosts get all of its cache image.
+        """
+        path = f'{self._home}/snapshot-{seed}'
+        size = self._parent.virtual_bytes
+        wrote = bootfigures.written(self._extents, size, differing, changed, seed)
+        make_snapshot(self._image, path, wrote, self._home)
+        image_id = str(uuid.uuid4())
+        self.storage.call('add', image_id, path, self._parent.image_id)
+        built = self.storage.call('build', image_id)
+        answer = built['answer']
+        if 'difference' not in answer:
+            print(f'{differing} bytes of the cache image differ: hosts get all of it, as it is too'
+                  f' large, or too much of it differs: {answer["cache_image"]}', file=sys.stderr)
+            return None
+        info = answer['cache_image']
+        return _Snapshot(Image(image_id, answer, 'qcow2'), {
+            'differing': bootfigures.differing(wrote, self._extents, info['cluster_bytes'], size),
+            'changed': sum(extent.length for extent in wrote), 'data': info['data_bytes'],
+            'cache': info['bytes'], 'difference': answer['difference']['bytes'],
+            'image': os.path.getsize(path)}, {
+                'cache': info['build_seconds'], 'difference': built['difference_seconds']})
+
+    def boot(self, snapshot: _Snapshot, way: str, link: int) -> dict[str, Any]:
+        """Boot a server from a snapshot in one of the ways, on a host that has nothing else.
+
+        :param link: of each link, bits a second.
+        :returns: a run of the report.
+        :raises RuntimeError: if the guest read other bytes than in another way, or the disk was
+            made in another way.
+        """
+        image, host = snapshot.image, self.host
+        if way == ARRIVES and not arrivingimage.is_worth_it(snapshot.sizes['cache']):
+            raise RuntimeError('the cache image is too small to be read from while it comes')
+        self._network.shape(link)
+        if way in (MADE, MADE_EXPANDED):
+            host.call('call', warm, self._parent, way == MADE_EXPANDED)
+        elif way == FETCHED:
+            # Of what the storage service has not read since it started, servers do not read while
+            # it comes; nor does one whose boot is watched.
+            image = Image(image.image_id, {**image.answer, 'verified': False}, image.file_format)
+        peer = peers.FullCopy() if way == STOCK else peers.Ours()
+        host.call('prepare', peer, image, 'cold')
+        sent = [self._sent()]
+        try:
+            boot = host.call('boot', 'cold', self._played, _THINKS, 0.0, True,
+                             time.monotonic() + _GO_SECONDS, seconds=_PATIENCE)
+            sent.append(self._sent())
+            host.call('call', settled, image.image_id, way, seconds=_PATIENCE)
+            sent.append(self._sent())
+            host.call('finish', 'cold')
+        finally:
+            host.call('reset')
+        if boot.digest != self._digests.setdefault(image.image_id, boot.digest):
+            raise RuntimeError(f'{way}: the guest has read other bytes than in another way')
+        run = bootfigures.line(
+            way, link, chain=boot.disk_seconds, booted=boot.seconds, sent=sent[2] - sent[0],
+            sent_until_booted=sent[1] - sent[0], sizes=snapshot.sizes,
+            building=snapshot.building, load=os.getloadavg()[0])
+        print(run, file=sys.stderr, flush=True)
+        return run
+
+    def _sent(self) -> int:
+        return self._network.sent(self._network.storage)
+
+    def close(self) -> None:
+        """End the storage node and the host."""
+        self.host.close()
+        with contextlib.suppress(Exception):
+            self.storage.call('stop', seconds=20)
+        self.storage.close()
+
+
+@contextlib.contextmanager
+def made(home: str, image: str, traces: Sequence[Trace],
+         media: str = '/dev/shm') -> Iterator[Boots]:
+    """Make a storage node and a host, and remove them whatever happens.
+
+    :param home: a short directory, of the storage node's files.
+    :param traces: the boot of which the image's cache image is built, and the one to be replayed.
+    :param media: where the host has its files: in memory, so that it waits for no disk.
+    """
+    host_files = tempfile.mkdtemp(prefix='bcr-snap-', dir=media)
+    with netns.network(1, 0) as network:
+        boots: Boots | None = None
+        try:
+            # Where the host sees its own files.
+            Path(HOST_DIRECTORY).mkdir(exist_ok=True)
+            boots = Boots(network, home, host_files, image, *traces)
+            yield boots
+        finally:
+            if boots is not None:
+                boots.close()
+            network.remove()
+            shutil.rmtree(host_files, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                Path(HOST_DIRECTORY).rmdir()
+
+
+def measured(home: str, image: str, traces: Sequence[Trace], differing: Sequence[int],
+             changed: int, repeats: int, links: Sequence[int] = LINKS) -> list[dict[str, Any]]:
+    """Measure all ways, and return the figures of each run.
+
+    :param differing: bytes of what boots read that a snapshot's server has written, of each.
+    :param changed: bytes that it has written in all, if that is more.
+    """
+    runs = []
+    with made(home, image, traces) as boots:
+        for number, size in enumerate(differing):
+            snapshot = boots.snapshot(size, max(changed, size), number)
+            for repeat in range(repeats if snapshot is not None else 0):
+                # Other work of this machine is not always that of the same way.
+                for link in links:
+                    for way in WAYS if repeat % 2 == 0 else WAYS[::-1]:
+                        assert snapshot is not None
+                        runs.append(boots.boot(snapshot, way, link))
+    return runs

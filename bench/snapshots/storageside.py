@@ -1,0 +1,124 @@
+"""The storage service with an image and its snapshots, whose cache images it builds and serves.
+
+Runs in a child in the storage node's namespace. Working sets, builds, differences, exporter and the
+answers to hosts are the product's; Glance is a dictionary, and nothing is downloaded or recorded.
+"""
+
+import os
+import threading
+import time
+import types
+from collections.abc import Sequence
+from typing import Any
+
+from bench.replay.node import GATEWAY_SOCKET, ImageServer
+from bench.snapshots.servers import virtual_bytes
+from bench.snapshots.stores import configured
+from bootcache import workingset
+from bootcache.manifest import Made, Manifest, Standing, WorkingSetInfo
+from bootcache.workingset import Extent, WorkingSet
+from glance_bootcache.decisions import ImageFacts
+from glance_bootcache.images.imagework import ImageWork
+from glance_bootcache.images.jobs import Jobs
+from glance_bootcache.images.reportedboots import ReportedBoots
+from glance_bootcache.images.states import States
+from glance_bootcache.images.storagedisk import DiskRoom
+from glance_bootcache.storage.exporters import Exporters
+from glance_bootcache.storage.store import ImageStore
+from glance_bootcache.storage.tiers import StorageTiers
+
+_GRANULARITY = 4096
+_QUOTA = 1 << 30
+_OWNER, _MARKER = 'project', 'login:'
+
+
+class StorageSide:
+    """A storage service without Glance and RPC; made in its child.
+
+    :param home: a short directory, of its files.
+    :param address: at which hosts reach its exporter and its image server.
+    """
+
+    def __init__(self, home: str, address: str):
+        for name in ('state', 'run'):
+            os.makedirs(f'{home}/{name}')
+        self._conf: Any = configured(home, address, gateway_socket=GATEWAY_SOCKET)
+        self._store = ImageStore(self._conf.bootcache.state_dir)
+        self._exporters = Exporters(self._conf, f'{home}/clients.json')
+        self._exporters.start()
+        self._tiers = StorageTiers(self._conf, self._store, self._exporters)
+        self._tiers.start(())
+        self._jobs = Jobs(1, self._store.lock)
+        self._facts: dict[str, ImageFacts] = {}
+        shown: Any = types.SimpleNamespace(show=lambda image_id: None)
+        glance: Any = types.SimpleNamespace(get=self._facts.get)
+        nothing: Any = None
+        self._states = States(self._store, self._jobs, shown)
+        self._work = ImageWork(
+            self._conf, self._store, glance, self._exporters, self._tiers, nothing, self._states,
+            DiskRoom(self._store, self._jobs, self._exporters, self._tiers, shown), nothing)
+        manager: Any = types.SimpleNamespace(jobs=self._jobs)
+        self._boots = ReportedBoots(self._conf, self._store, self._exporters, manager, self._tiers)
+        self._files: dict[str, str] = {}
+        self._images = ImageServer(self._files)
+        threading.Thread(target=self._images.serve_forever, daemon=True).start()
+
+    def add(self, image_id: str, path: str, parent: str = '') -> None:
+        """Have an image's qcow2 file, as Glance's store does.
+
+        :param parent: the image that a snapshot's server was made of.
+        """
+        size, content = os.path.getsize(path), f'sha512:{image_id[:8]}'
+        properties = {'image_type': 'snapshot', 'base_image_ref': parent} if parent else {}
+        self._files[image_id] = path
+        self._facts[image_id] = ImageFacts(image_id, 'active', 'qcow2', 'bare', size, content, 0, 0,
+                                           properties, owner=_OWNER)
+        os.makedirs(self._store.directory(image_id), exist_ok=True)
+        self._store.save(Manifest(image_id, Standing.DONE, made=Made(
+            base_path=path, base_hash=content, image_format='qcow2', stored_bytes=size,
+            virtual_bytes=virtual_bytes(path, 'qcow2'))).wishing(
+                quota=_QUOTA, owner=_OWNER, boot_marker=_MARKER))
+
+    def learn(self, image_id: str, extents: Sequence[Extent]) -> None:
+        """Have a profile boot's working set of an image."""
+        manifest = self._known(image_id)
+        name = self._store.save_working_set(image_id, WorkingSet(
+            image_id, manifest.made.base_hash, manifest.made.virtual_bytes, _GRANULARITY,
+            tuple(extents)))
+        self._store.save(manifest.making(working_set=WorkingSetInfo(
+            name, workingset.total_bytes(extents), len(extents), _GRANULARITY, 'nova', 'marker',
+            1.0, _MARKER)))
+
+    def build(self, image_id: str) -> dict[str, Any]:
+        """Build a cache image, of a snapshot with its parent's working set and what differs.
+
+        :returns: ``answer``, as hosts are told of it, ``seconds`` that all of it took, and
+            ``difference_seconds`` of those for what differs.
+        :raises RuntimeError: if there is none then.
+        """
+        job = self._jobs.begin(image_id)
+        assert job is not None
+        began = time.monotonic()
+        if self._known(image_id).made.working_set is None:
+            self._work.inherit(self._facts[image_id], job)
+        self._states.guarded(job, lambda: self._work.build_again(job))
+        seconds = time.monotonic() - began
+        manifest = self._known(image_id)
+        if manifest.made.cache_image is None:
+            raise RuntimeError(f'{image_id} has no cache image: {manifest.reason}')
+        return {'answer': self._boots.plan_boot(image_id, 'host', '', None),
+                'seconds': seconds,
+                'difference_seconds': seconds - manifest.made.cache_image.build_seconds}
+
+    def stop(self) -> None:
+        """End what runs."""
+        self._images.shutdown()
+        self._images.server_close()
+        self._jobs.stop()
+        self._tiers.stop()
+        self._exporters.stop()
+
+    def _known(self, image_id: str) -> Manifest:
+        manifest = self._store.load(image_id)
+        assert manifest is not None
+        return manifest

@@ -65,6 +65,12 @@ class Encryption:
     directory: str | None = None
     allow_plain: bool = False
 
+    def __str__(self) -> str:
+        if self.directory is None:
+            return f'without TLS only, as [bootcache]{tls.OPTION} is not set'
+        return f'by TLS{", or without it," if self.allow_plain else ""} with the certificates in' \
+            f' {self.directory}'
+
     def refusal(self, speaks_tls: bool) -> str:
         """Return why this host does not speak with an exporter, and the cure; empty if it does.
 

@@ -23,12 +23,12 @@ class TakenCertificates:
         """
         if self._directory is None:
             return
+        # What was taken before may be no more what is there.
+        taken, self._taken = self._taken, ''
         found = tls.credentials_id(self._directory, tls.Endpoint.CLIENT)
-        if found != self._taken:
-            # What was taken before is no more what is there.
-            self._taken = ''
+        if found != taken:
             certificates.check(self._directory, tls.Endpoint.CLIENT)
-            self._taken = found
+        self._taken = found
 
     @property
     def are_right(self) -> bool:

@@ -61,9 +61,13 @@ def test_others_are_looked_at_as_well(qemu, pki):
     with pytest.raises(exception.CertificateExpired):
         looked.look()
     assert not looked.are_right
+    qemu.error = None
+    looked.look()
+    assert looked.are_right
     (pki / 'client-cert.pem').unlink()
     with pytest.raises(exception.ConfigurationError, match=r'client-cert\.pem cannot be read'):
         looked.look()
+    assert not looked.are_right
 
 
 def test_a_host_without_any_has_none_to_look_at(qemu):

@@ -102,8 +102,12 @@ class HostUpkeep:
             step()
             self._news.mended(failure, 'bootcache: no longer so: %s', failure)
         except (exception.BootcacheError, OSError) as error:
-            # The same, each time.
-            self._news.bad(failure, 'bootcache: %s, for now: %s', failure, error)
+            if failure != _GATEWAY and not self._has_gateway and _is_of_daemon(error):
+                # What its own line says is the cause of this as well.
+                LOG.debug('bootcache: %s, for now: %s', failure, error)
+            else:
+                # The same, each time.
+                self._news.bad(failure, 'bootcache: %s, for now: %s', failure, error)
         except Exception:
             LOG.exception('bootcache: %s: unexpected error', failure)
 
@@ -283,6 +287,11 @@ class HostUpkeep:
                 self._news.good(_SERVICE, 'bootcache %s, which speaks RPC %s, is ready: %s',
                                 _version(), rpcapi.VERSION, _described(self._host))
 
+
+
+def _is_of_daemon(error: Exception) -> bool:
+    return isinstance(error, exception.StorageDaemonError) \
+        and not isinstance(error, exception.StorageNodeAway)
 
 
 def _version() -> str:

@@ -126,7 +126,8 @@ class StorageService(service.Service):  # type: ignore[misc]
         images = Images(conf)
         manager = Manager(conf, store, images, exporter, tiers, profile_boots, needs)
         events = ImageEvents(manager.consider, manager.forget, manager.fewer_see)
-        hosts = Hosts(store, tiers, manager.gone.is_gone, Orders(store.state_path('orders.json')))
+        hosts = Hosts(store, tiers, manager.gone.is_gone, Orders(store.state_path('orders.json')),
+                      speaks_tls=bool(conf[bootcache_conf.GROUP].tls_directory))
         warming = Warming(conf, store, hosts, NovaPrecache(conf))
         upkeep = ServiceUpkeep(conf, store, images, exporter, tiers, profile_boots, manager, events,
                                needs)

@@ -181,8 +181,9 @@ def _check_admission(group: Any) -> None:
             certificates.check(group.tls_directory, tls.Endpoint.SERVER,
                                group.advertise_host or group.export_host)
         except Interrupted as error:
-            # The exporter's start tells of what is wrong with them.
-            LOG.warning('certificates are not checked: %s', error)
+            # One that runs has taken them, if they are not others.
+            LOG.warning('certificates are not checked now, but when the exporter is started: %s',
+                        error)
     elif group.tls_client_names:
         raise ConfigurationError(
             '[bootcache]tls_client_names names clients\' certificates, and the exporter asks for'

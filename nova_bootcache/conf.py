@@ -6,8 +6,8 @@ import os
 from oslo_config import cfg
 from oslo_log import log as logging
 
-from bootcache import certificates, exception, tier, tls
 from bootcache import conf as shared
+from bootcache import exception, tier
 from bootcache.tier import TierLimits
 from nova_bootcache import accessconf
 from nova_bootcache.gateway import sharedstore
@@ -357,22 +357,8 @@ def _check_store(store: TierLimits, largest: TierLimits) -> None:
 
 
 def encryption(conf: cfg.ConfigOpts) -> Encryption:
-    """Return how this host connects to storage nodes, with certificates that can be used.
-
-    One that has expired, or is not valid yet as the clock is wrong, is told of: servers that run
-    need not care, new ones go the stock way, and a renewed one is noticed. What a busy machine has
-    not checked in time is found out with the first connection.
-
-    :raises ConfigurationError: naming the option, the file and the cure.
-    """
+    """Return how this host connects to storage nodes."""
     group = conf[shared.GROUP]
-    if group.tls_directory:
-        try:
-            certificates.check(group.tls_directory, tls.Endpoint.CLIENT)
-        except exception.CertificateExpired as error:
-            LOG.error('bootcache: servers of this host go the stock way: %s', error)
-        except exception.Interrupted as error:
-            LOG.warning('bootcache: certificates are not checked: %s', error)
     return Encryption(group.tls_directory or None, bool(group.allow_plain_nbd))
 
 

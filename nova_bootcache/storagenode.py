@@ -1,7 +1,9 @@
 """A base on a storage node, how this host connects to it, and whether that node answers."""
 
+import contextlib
 import dataclasses
 import socket
+import struct
 from typing import Any
 
 from oslo_log import log as logging
@@ -12,6 +14,10 @@ from bootcache.ceph.places import RbdOrigin
 LOG = logging.getLogger(__name__)
 
 _REACH_SECONDS = 3
+# Of NBD's negotiation: what a server says first, and a client's flags with the option that ends it,
+# NBD_OPT_ABORT. A server that speaks TLS only does not acknowledge it, and ends all the same.
+_GREETING_BYTES, _REPLY_BYTES = 18, 4096
+_GOODBYE = struct.pack('>L8sLL', 1, b'IHAVEOPT', 2, 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +64,12 @@ class Encryption:
 
     directory: str | None = None
     allow_plain: bool = False
+
+    def __str__(self) -> str:
+        if self.directory is None:
+            return f'without TLS only, as [bootcache]{tls.OPTION} is not set'
+        return f'by TLS{", or without it," if self.allow_plain else ""} with the certificates in' \
+            f' {self.directory}'
 
     def refusal(self, speaks_tls: bool) -> str:
         """Return why this host does not speak with an exporter, and the cure; empty if it does.
@@ -130,8 +142,13 @@ def check_reachable(remote: Remote) -> None:
                                       timeout=_REACH_SECONDS) as connection:
             # The server speaks first; one that is frozen takes connections all the same.
             connection.settimeout(_REACH_SECONDS)
-            if connection.recv(8) != b'NBDMAGIC':
+            if not connection.recv(_GREETING_BYTES).startswith(b'NBDMAGIC'):
                 raise OSError('it does not speak NBD')
+            # Who goes without a word leaves an error in QEMU's log, as does who has gone when it
+            # answers.
+            with contextlib.suppress(OSError):
+                connection.sendall(_GOODBYE)
+                connection.recv(_REPLY_BYTES)
     except OSError as error:
         raise exception.StorageNodeAway(
             f'gateway: the exporter at {naming.tcp_address(remote.host, remote.port)} cannot be'

@@ -30,6 +30,7 @@ LOG = logging.getLogger(__name__)
 PERIOD_SECONDS = 10
 _LONGEST_PAUSE = 600
 _SERVICE, _GATEWAY = 'service', 'the gateway is not ready'
+_CERTIFICATES = 'QEMU has not taken this host\'s certificates'
 _CONFINED = 'confined'
 _SOCKET = 'whether QEMU may open the gateway\'s socket is not known'
 
@@ -78,6 +79,7 @@ class HostUpkeep:
             ('what nobody needs stays in the gateway', host.reconcile),
             ('bases are not served', self.serve_bases),
             ('bases are not read as they could be', host.base_access.look),
+            (_CERTIFICATES, host.certificates.look),
             ('renewed certificates are not used', self.use_renewed),
             ('certificates that end are not told of', host.expiry.look)]
         if not host.serving.refusal:
@@ -100,8 +102,12 @@ class HostUpkeep:
             step()
             self._news.mended(failure, 'bootcache: no longer so: %s', failure)
         except (exception.BootcacheError, OSError) as error:
-            # The same, each time.
-            self._news.bad(failure, 'bootcache: %s, for now: %s', failure, error)
+            if failure != _GATEWAY and not self._has_gateway and _is_of_daemon(error):
+                # What its own line says is the cause of this as well.
+                LOG.debug('bootcache: %s, for now: %s', failure, error)
+            else:
+                # The same, each time.
+                self._news.bad(failure, 'bootcache: %s, for now: %s', failure, error)
         except Exception:
             LOG.exception('bootcache: %s: unexpected error', failure)
 
@@ -277,10 +283,15 @@ class HostUpkeep:
             if away:
                 self._news.bad(_SERVICE, 'bootcache: the storage service is not reached (%s):'
                                ' servers boot from what is on this host, or the stock way', away)
-            elif self._has_gateway:
+            elif self._has_gateway and self._host.certificates.are_right:
                 self._news.good(_SERVICE, 'bootcache %s, which speaks RPC %s, is ready: %s',
                                 _version(), rpcapi.VERSION, _described(self._host))
 
+
+
+def _is_of_daemon(error: Exception) -> bool:
+    return isinstance(error, exception.StorageDaemonError) \
+        and not isinstance(error, exception.StorageNodeAway)
 
 
 def _version() -> str:
@@ -294,4 +305,5 @@ def _described(host: ComputeHost) -> str:
     tiers = ', '.join(f'{limits.quota} bytes of compute {medium.value}'
                       for medium, limits in host.room.limits.items())
     return (f'the gateway answers on {host.gateway.socket_path}, the storage service on the message'
-            f' bus; cache images may take {tiers}, in {host.cache.directory}')
+            f' bus; exporters are read {host.encryption}; cache images may take {tiers}, in'
+            f' {host.cache.directory}')

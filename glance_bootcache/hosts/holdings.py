@@ -39,6 +39,9 @@ _LONGEST_LIST = 255
 _SHORT = arguments.text(arguments.LONGEST_NAME)
 # A host that was not heard of for so long is forgotten.
 _FORGET_SECONDS = 86400
+# The version of messages from which on a host tells when its certificates end.
+_TELLS_OF_CERTIFICATES = 1, 14
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class HeldImage:
@@ -80,6 +83,12 @@ class HostHoldings:
     waits: tuple[tuple[str, str, float], ...] = ()
     rpc: str | None = None
     certificates_end: float | None = None
+
+    @property
+    def lacks_certificates(self) -> bool:
+        """Whether it tells of its certificates, and has none that it can read."""
+        return self.certificates_end is None and self.rpc is not None \
+            and tuple(map(int, self.rpc.split('.'))) >= _TELLS_OF_CERTIFICATES
 
 
 def parse(report: Any, now: float, refuse: Refuse = pass_over) -> HostHoldings:
@@ -173,15 +182,18 @@ class Hosts:
     :param is_gone: tells whether Glance gives an image no more out of which there is no manifest.
     :param orders: what operators want gone from single hosts.
     :param clock: monotonic seconds.
+    :param speaks_tls: whether the exporter speaks TLS, and nothing else.
     """
 
     def __init__(self, store: ImageStore, tiers: StorageTiers, is_gone: Callable[[str], bool],
-                 orders: Orders, clock: Callable[[], float] = time.monotonic):
+                 orders: Orders, clock: Callable[[], float] = time.monotonic,
+                 speaks_tls: bool = False):
         self._store = store
         self._tiers = tiers
         self._is_gone = is_gone
         self._orders = orders
         self._clock = clock
+        self._speaks_tls = speaks_tls
         # Guards the dictionary and its hosts; no file is read under it.
         self._lock = threading.Lock()
         self._hosts: dict[str, _Host] = {}
@@ -210,11 +222,16 @@ class Hosts:
                 host = self._hosts[name] = _Host(HostHoldings({}, {}), now)
                 LOG.info('host %s tells what it holds', name)
             host.seen = now
+            lacked = host.holdings.lacks_certificates
             if fresh is not None:
                 self._held += len(fresh.images) - len(host.holdings.images)
                 host.holdings = fresh
             images = host.holdings.images
             forgotten = self._bound_held()
+        if self._speaks_tls and fresh is not None and fresh.lacks_certificates and not lacked:
+            LOG.warning('host %s has no certificate that it can read, and the exporter speaks TLS'
+                        ' only: new servers there go the stock way; set [bootcache]tls_directory in'
+                        ' its nova.conf', name)
         for _host in range(forgotten):
             refuse(MessageRefused('report.images', f'all hosts hold more than {_MOST_HELD}: what is'
                                   ' forgotten is what the one holds that names the most'))

@@ -1,5 +1,7 @@
 """One compute host: its parts, wired together."""
 
+import contextlib
+
 from oslo_config import cfg
 from oslo_log import log as logging
 
@@ -23,6 +25,7 @@ from nova_bootcache.gateway.hostneeds import HostNeeds
 from nova_bootcache.gateway.storespace import StoreSpace
 from nova_bootcache.recording.profilerecordings import ProfileRecordings
 from nova_bootcache.recording.watchedboots import WatchedBoots
+from nova_bootcache.takencertificates import TakenCertificates
 from nova_bootcache.tiers.arrivals import Arrivals
 from nova_bootcache.tiers.exchanges import Exchanges
 from nova_bootcache.tiers.expansions import Expand, Expansions
@@ -38,6 +41,7 @@ class ComputeHost:
     """The parts of one compute host; see nova_bootcache/chains/parts.py for what each is.
 
     :ivar encryption: how it connects to storage nodes.
+    :ivar certificates: whether QEMU takes this host's.
     :ivar expiry: tells of certificates that end.
     :ivar serving: whether new servers are served.
     :ivar chains: makes and keeps servers' chains.
@@ -63,6 +67,10 @@ class ComputeHost:
             limits[Medium.MEMORY] = tiers.memory
         self.report_interval = int(group.report_interval)
         self.encryption = nova_conf.encryption(conf)
+        self.certificates = TakenCertificates(self.encryption.directory)
+        # Upkeep tells of those, and looks again: new servers go the stock way meanwhile.
+        with contextlib.suppress(exception.CertificateExpired, exception.Interrupted):
+            self.certificates.look()
         self.expiry = expiry.configured(group, tls.Endpoint.CLIENT)
         self.storage = HostsClient(conf, self.encryption)
         self.cache = CacheFiles(cache_directory, tiers.memory_directory)

@@ -75,7 +75,7 @@ class Settler:
         # Images whose base is to leave the gateway.
         self._gone: set[str] = set()
         self._occasions = Occasions(nova.directories, self._chained.is_in, self._half_done.is_due)
-        self.unsettled = Unsettled(is_off=not bandwidth)
+        self.unsettled = Unsettled(is_off=not bandwidth, delay=delay)
         self._bases = ServersBases(host, nova, bandwidth, self._stopped, self.unsettled)
         self._landing = Landing(host, nova, landing_bandwidth, delay, self._hanging)
         # Nova has worked on a server, which may be in another state now.

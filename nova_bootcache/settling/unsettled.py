@@ -14,6 +14,7 @@ LOG = logging.getLogger(__name__)
 # So many are named to operators; all are counted.
 MOST_NAMED = 50
 SOON = 'it is settled soon'
+YOUNG = 'it is settled when it has run for as long as [bootcache]settle_delay of its host says'
 QUEUED = 'it is settled when it is its host\'s turn: as many as [bootcache]settle_slots of the' \
     ' storage service allows get full bases from the storage node now'
 # Of one that an earlier version of the driver started.
@@ -25,13 +26,14 @@ _CURES = {'suspended': 'resume it', 'rescued': 'unrescue it',
 
 
 def why(server: LocalServer, *, is_off: bool, is_unwanted: bool, has_failed: bool,
-        hangs_at: str = '', is_queued: bool = False) -> str:
+        hangs_at: str = '', is_young: bool = False, is_queued: bool = False) -> str:
     """Return why a server stands on a cache image, with the cure where there is one. Pure.
 
     :param is_off: servers are not settled on this host.
     :param is_unwanted: its image says that they are not to be.
     :param has_failed: it was tried with its image, and did not come off.
     :param hangs_at: at what its move hangs, with the cure; empty if it does not.
+    :param is_young: it was started too short a time ago.
     :param is_queued: other hosts get theirs from the storage node now.
     """
     if not server.settles:
@@ -45,6 +47,8 @@ def why(server: LocalServer, *, is_off: bool, is_unwanted: bool, has_failed: boo
         return hangs_at
     if has_failed:
         return 'it did not come off and is tried again: see the log of nova-compute'
+    if is_young:
+        return YOUNG
     return QUEUED if is_queued else SOON
 
 
@@ -52,12 +56,14 @@ class Unsettled:
     """What was seen of them last. It is noted by one thread, and told by another.
 
     :param is_off: servers are not settled on this host.
+    :param delay: seconds from a server's start before which it is not.
     :ivar unwanted: images that say that their servers are not to be settled.
     :ivar queued: images of which this host waits to get the full base from the storage node.
     """
 
-    def __init__(self, is_off: bool):
+    def __init__(self, is_off: bool, delay: float = 0.0):
         self._is_off = is_off
+        self._delay = delay
         self.unwanted: set[str] = set()
         self.queued: set[str] = set()
         # None until somebody has looked.
@@ -99,6 +105,7 @@ class Unsettled:
         reason = why(server, is_off=self._is_off, is_unwanted=server.image_id in self.unwanted,
                      has_failed=server.image_id in self._failed,
                      hangs_at=self._hangs_at(server.server_id),
+                     is_young=server.age < self._delay,
                      is_queued=server.image_id in self.queued)
         return reason + SEES_ERRORS if server.server_id in self._see_errors else reason
 
@@ -108,5 +115,5 @@ class Unsettled:
             return None
         # Those first for which somebody has to do something.
         found = sorted(([server.server_id, self._why(server)] for server in self._seen),
-                       key=lambda entry: (entry[1] in (SOON, QUEUED), entry))
+                       key=lambda entry: (entry[1] in (SOON, YOUNG, QUEUED), entry))
         return {'servers': len(found), 'named': found[:MOST_NAMED]}

@@ -5,7 +5,7 @@ import threading
 import time
 
 import pytest
-from functional_tools import free_port, frozen
+from functional_tools import free_port, frozen, until
 from storage_node import IMAGE
 
 from bootcache import exception
@@ -63,6 +63,30 @@ def test_an_exporter(node):
     with frozen(node.exporter.common._daemon.pid()):
         refused(node.remote().port)
     check_reachable(node.remote())
+
+
+@pytest.fixture(params=['plain', 'TLS'])
+def spoken(request, storage_conf, ca):
+    """What the exporter of the node speaks that is made after this."""
+    if request.param == 'TLS':
+        storage_conf.set_override('tls_directory', ca.issue('node', ['127.0.0.1']), 'bootcache')
+
+
+def test_it_leaves_no_error_in_the_exporter_s_log(spoken, node):
+    node.serve()
+    log = node.exporter.common._daemon.log_path
+    for _time in range(20):
+        check_reachable(node.remote())
+    # Who goes without a word does, later than all of these.
+    with socket.create_connection(('127.0.0.1', node.remote().port)) as rude:
+        assert rude.recv(8) == b'NBDMAGIC'
+    said = until(lambda: text(log), 'what QEMU says of who goes without a word')
+    assert said.count('qemu-storage-daemon: ') == 1, said
+
+
+def text(path):
+    with open(path) as stream:
+        return stream.read()
 
 
 def test_a_frozen_storage_node_does_not_hold_the_gateway_up(hosts, node, directory):

@@ -50,6 +50,24 @@ def test_what_a_host_tells_of_its_certificates(told, known):
         [] if known == told else ['report.certificates_end'])
 
 
+@pytest.mark.parametrize('speaks_tls', [True, False])
+def test_a_host_without_certificates_is_told_of_as_it_begins(house, caplog, speaks_tls):
+    table = holdings.Hosts(house.store, house.tiers, house.manager.gone.is_gone,
+                           Orders(house.store.state_path('orders.json')), house.seconds,
+                           speaks_tls=speaks_tls)
+    none = {'images': {}, 'quotas': {}, 'rpc': '1.15', 'certificates_end': None}
+    for host, report in [
+            ('bare', none), ('bare', none), ('bare', None), ('right', none | {
+                'certificates_end': 2e9}),
+            # They do not tell.
+            ('old', none | {'rpc': '1.9'}), ('older', none | {'rpc': None}),
+            # It has lost them, and has them again.
+            ('right', none), ('right', none | {'certificates_end': 2e9})]:
+        table.report(host, report)
+    assert [record.getMessage().partition(' has no certificate')[0] for record in caplog.records
+            if record.levelname == 'WARNING'] == ['host bare', 'host right'] * speaks_tls
+
+
 def test_operators_see_where_an_image_is(house):
     assert house.endpoints.image_hosts({}, IMAGE) is None
     ready(house)

@@ -4,7 +4,7 @@ import pytest
 
 from nova_bootcache.settling import unsettled
 from nova_bootcache.settling.localservers import LocalServer
-from nova_bootcache.settling.unsettled import SEES_ERRORS, SOON, Unsettled
+from nova_bootcache.settling.unsettled import SEES_ERRORS, SOON, YOUNG, Unsettled
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 
@@ -38,6 +38,17 @@ def test_a_host_that_waits_for_its_turn_is_told():
     seen.queued.add(IMAGE)
     assert 'settle_slots' in seen.report()['named'][0][1]
     seen.queued.clear()
+    assert seen.report()['named'] == [['a', SOON]]
+
+
+def test_one_that_was_started_just_now_is_not_settled_soon():
+    seen = Unsettled(is_off=False, delay=100.5)
+    seen.note([server('a'), server('b', False, 'suspended')], set())
+    seen.queued.add(IMAGE)
+    # Nobody has to do anything about it.
+    assert seen.report()['named'] == [['b', 'it is suspended: resume it'], ['a', YOUNG]]
+    seen = Unsettled(is_off=False, delay=100.0)
+    seen.note([server('a')], set())
     assert seen.report()['named'] == [['a', SOON]]
 
 

@@ -55,7 +55,7 @@ def written(extents: Sequence[Extent], virtual_bytes: int, within: int, changed:
 
 def _run(begin: int, length: int, read: set[int]) -> list[int]:
     """Return the blocks from one on, as far as all of them are read."""
-    found = []
+    found: list[int] = []
     while len(found) < length and begin + len(found) in read:
         found.append(begin + len(found))
     return found

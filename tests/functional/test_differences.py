@@ -5,136 +5,23 @@ Building, exporter, tiers, gateway and the way between them are real; Glance and
 
 import dataclasses
 import os
-import random
 import subprocess
-import types
 
 import pytest
 from compute_host import SERVER, boot
+from differences_house import CHILD, CLUSTER, DIFFERING, PARENT, SET, SIZE, offered
+from differences_house import child as child  # the fixture
+from differences_house import cloud as cloud  # likewise
+from differences_house import contents as contents
+from differences_house import no_head_moves as no_head_moves
 from functional_tools import qemu_img
-from test_arrival import Way
 from tiers_house import MIB, flip
 from tiers_house import house as house  # the fixture
 from tiers_house import memory as memory  # likewise
 
-from bootcache import difference, differing, expansion, green, qemuimg, rpcapi, tier
+from bootcache import difference, expansion, green, qemuimg
 from bootcache.clusterplaces import ClusterPlaces
-from bootcache.manifest import Made, Manifest, Standing, WorkingSetInfo
 from bootcache.tier import Medium
-from bootcache.workingset import Extent, WorkingSet, total_bytes
-from glance_bootcache.decisions import ImageFacts
-from glance_bootcache.images.imagework import ImageWork
-from glance_bootcache.images.jobs import Jobs
-from glance_bootcache.images.reportedboots import ReportedBoots
-from glance_bootcache.images.states import States
-from glance_bootcache.images.storagedisk import DiskRoom
-from nova_bootcache.asking import offer
-
-PARENT = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
-CHILD = '8a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
-CLUSTER = 65536
-SIZE = 24 * MIB
-# Not in order; it ends where the parent does.
-SET = (Extent(12 * MIB, 8 * MIB), Extent(0, 4 * MIB), Extent(22 * MIB, 2 * MIB))
-# What the snapshot's server wrote: within the set 4 MiB and a few bytes of a block, and beyond.
-WRITTEN = ((13 * MIB, 3 * MIB), (MIB, MIB), (3 * MIB + 100, 50), (21 * MIB, MIB // 2))
-DIFFERING = 4 * MIB + 4096
-
-
-class Cloud:
-    """The storage node, with an image and a snapshot of a server of it."""
-
-    def __init__(self, house):
-        self.house, self.store = house, house.store
-        self.jobs = Jobs(1, self.store.lock)
-        shown = types.SimpleNamespace(show=lambda image_id: None)
-        self.states = States(self.store, self.jobs, shown)
-        self.facts = {}
-        glance = types.SimpleNamespace(get=lambda image_id: self.facts.get(image_id))
-        self.work = ImageWork(
-            house.conf, self.store, glance, house.exporter, house.tiers, None, self.states,
-            DiskRoom(self.store, self.jobs, house.exporter, house.tiers, shown), None)
-        manager = types.SimpleNamespace(jobs=self.jobs, rebuild=lambda image_id: None)
-        self.boots = ReportedBoots(house.conf, self.store, house.exporter, manager, house.tiers)
-        self.watched = False
-
-    def path(self, image):
-        return f'{self.house.directory}/{image[:8]}.raw'
-
-    def add(self, image, content, **properties):
-        """Have an image's base."""
-        with open(self.path(image), 'wb') as stream:
-            stream.write(content)
-        os.makedirs(self.store.directory(image), exist_ok=True)
-        self.facts[image] = ImageFacts(image, 'active', 'raw', 'bare', len(content),
-                                       f'sha512:{image[:2]}', 0, 0, properties, owner='one')
-        self.store.save(Manifest(image, Standing.DONE, made=Made(
-            base_path=self.path(image), base_hash=f'sha512:{image[:2]}', image_format='raw',
-            virtual_bytes=len(content))).wishing(quota=64 * MIB, owner='one',
-                                                 boot_marker='login:'))
-
-    def learn(self, image, extents):
-        manifest = self.store.load(image)
-        made = manifest.made
-        name = self.store.save_working_set(image, WorkingSet(
-            image, made.base_hash, made.virtual_bytes, 4096, extents))
-        self.store.save(manifest.making(working_set=WorkingSetInfo(
-            name, total_bytes(extents), len(extents), 4096, 'nova', 'marker', 1.0, 'login:')))
-
-    def build(self, image, inherits=False):
-        job = self.jobs.begin(image)
-        if inherits:
-            assert self.work.inherit(self.facts[image], job)
-        self.states.guarded(job, lambda: self.work.build_again(job))
-        manifest = self.store.load(image)
-        assert manifest.made.cache_image is not None, manifest.reason
-        return manifest
-
-    def plan_boot(self, image, host, server, token, owner='', certificate=''):
-        answer = self.boots.plan_boot(image, host, server if self.watched else '', token, owner,
-                                      certificate)
-        return {**answer, 'server': ['127.0.0.1', self.way.port]}
-
-    def stop(self):
-        self.jobs.stop()
-
-
-@pytest.fixture(autouse=True)
-def no_head_moves(monkeypatch):
-    monkeypatch.setattr(tier, 'spins', lambda directory: False)
-
-
-@pytest.fixture
-def contents():
-    parent = bytearray(random.Random(0).randbytes(SIZE))
-    # A boot reads zeros as well; and there are some nobody reads.
-    parent[14 * MIB:14 * MIB + CLUSTER] = bytes(CLUSTER)
-    parent[6 * MIB:7 * MIB] = bytes(MIB)
-    # Some of it becomes smaller by compression.
-    parent[17 * MIB:18 * MIB] = bytes(range(256)) * (MIB // 256)
-    child = parent + bytearray(random.Random(2).randbytes(MIB))
-    for number, (offset, length) in enumerate(WRITTEN):
-        child[offset:offset + length] = random.Random(10 + number).randbytes(length)
-    return bytes(parent), bytes(child)
-
-
-@pytest.fixture
-def cloud(house, contents):
-    house.conf.set_override('cluster_size', CLUSTER, 'bootcache')
-    made = Cloud(house)
-    made.add(PARENT, contents[0])
-    made.learn(PARENT, SET)
-    made.build(PARENT)
-    made.add(CHILD, contents[1], image_type='snapshot', base_image_ref=PARENT)
-    made.way = Way(house.directory, house.conf.bootcache.export_port, 8_000_000_000)
-    yield made
-    made.way.end()
-    made.stop()
-
-
-@pytest.fixture
-def child(cloud):
-    return cloud.build(CHILD, inherits=True)
 
 
 @pytest.fixture
@@ -144,10 +31,6 @@ def host(cloud, hosts, monkeypatch):
     monkeypatch.setattr(made.storage.api, 'plan_boot', cloud.plan_boot)
     fetch(made, cloud, PARENT)
     return made
-
-
-def offered(cloud, image=CHILD):
-    return offer.parse(image, cloud.plan_boot(image, 'host-1', '', None))
 
 
 def fetch(host, cloud, image=CHILD, **changes):
@@ -300,118 +183,8 @@ def test_nova_compute_does_other_things_while_its_layout_is_read(cloud, child, h
     assert fetch(host, cloud).expanded and seen == [1]
 
 
-# On the storage node.
-
-def test_its_files_are_those_of_its_cache_image(cloud, child):
-    def names():
-        return sorted(name.partition('.')[2] for name in os.listdir(cloud.store.directory(CHILD)))
-
-    assert names() == ['difference', 'difference.json', 'json', 'json', 'zstd.qcow2']
-    again = cloud.build(CHILD)
-    assert names() == ['difference', 'difference.json', 'json', 'json', 'zstd.qcow2']
-    assert again.made.cache_image.file != child.made.cache_image.file
-    cloud.store.sweep(again)
-    assert cloud.store.load_difference(again).parent == PARENT
-    cloud.store.put(again.making(cache_image=None))
-    assert names() == ['json', 'json']
-
-
-def made_meanwhile(monkeypatch, do):
-    """Have something done while a difference is being made."""
-    make = differing.make
-
-    def made(*arguments, **named):
-        do()
-        return make(*arguments, **named)
-
-    monkeypatch.setattr(differing, 'make', made)
-
-
-def test_its_cache_image_is_served_before_what_differs_is_there(cloud, monkeypatch):
-    answers = []
-
-    def ask(server):
-        answers.append(cloud.boots.plan_boot(CHILD, 'host-1', server, None))
-
-    def look():
-        ask('server')
-        ask('')
-        cloud.jobs.of(CHILD).wait_for_build(0.0)
-        ask('server')
-
-    made_meanwhile(monkeypatch, look)
-    assert cloud.store.load_difference(cloud.build(CHILD, inherits=True)) is not None
-    ask('server')
-    # Its servers wait, not for ever; what is no server's does not.
-    assert [answer['action'] for answer in answers] == ['wait', 'cache', 'cache', 'cache']
-    assert ['difference' in answer for answer in answers] == [False] * 3 + [True]
-
-
-def test_a_snapshot_that_goes_meanwhile_leaves_none(cloud, monkeypatch):
-    made_meanwhile(monkeypatch, lambda: cloud.jobs.cancel(CHILD))
-    manifest = cloud.build(CHILD, inherits=True)
-    assert not [name for name in os.listdir(cloud.store.directory(CHILD)) if 'difference' in name]
-    assert cloud.store.load_difference(manifest) is None
-
-
-def test_one_that_was_not_finished_is_swept(cloud, child):
-    os.unlink(f'{cloud.store.difference_path(CHILD, child.made.cache_image.file)}.json')
-    cloud.store.sweep(child)
-    assert not [name for name in os.listdir(cloud.store.directory(CHILD)) if 'difference' in name]
-
-
-def test_glance_is_not_asked_again_whose_snapshot_it_is(cloud, child):
-    del cloud.facts[CHILD]
-    again = cloud.build(CHILD)
-    assert again != child and cloud.store.load_difference(again).parent == PARENT
-
-
-def test_an_earlier_version_reads_the_manifest_and_removes_the_files(cloud, child):
-    assert 'difference' not in str(child.to_json())
-
-
-@pytest.mark.parametrize('what', ['much differs', 'no snapshot', 'not visible', 'parent evicted'])
-def test_where_it_would_not_be_worth_it_or_right_there_is_none(cloud, what):
-    if what == 'much differs':
-        cloud.add(CHILD, random.Random(5).randbytes(SIZE + MIB), image_type='snapshot',
-                  base_image_ref=PARENT)
-    cloud.learn(CHILD, SET)
-    if what == 'no snapshot':
-        cloud.facts[CHILD] = dataclasses.replace(cloud.facts[CHILD], properties={})
-    if what == 'not visible':
-        cloud.store.change(PARENT, lambda known: known.wishing(owner='another'))
-    if what == 'parent evicted':
-        cloud.store.change(PARENT, lambda known: known.making(cache_image=None))
-    manifest = cloud.build(CHILD)
-    assert cloud.store.load_difference(manifest) is None
-    assert not [name for name in os.listdir(cloud.store.directory(CHILD)) if 'difference' in name]
-    assert 'difference' not in cloud.plan_boot(CHILD, 'host-1', '', None)
-
-
 def test_two_that_are_the_same_differ_in_nothing(cloud, host, contents):
     cloud.add(CHILD, contents[0], image_type='snapshot', base_image_ref=PARENT)
     child = cloud.build(CHILD, inherits=True)
     assert cloud.store.load_difference(child).data_bytes == 0
     assert_right(host, cloud, fetch(host, cloud), True)
-
-
-def test_it_counts_for_the_quota_of_the_disk(cloud, child):
-    item = cloud.house.tiers._on_disk(child, False)
-    assert item.bytes == child.made.cache_image.bytes + cloud.store.load_difference(child).bytes
-
-
-def test_it_is_served_while_somebody_asks(cloud, child):
-    def exports():
-        return [name for name in cloud.house.exporter.common._daemon.exports()
-                if name.startswith('difference')]
-
-    assert not exports()
-    assert cloud.plan_boot(CHILD, 'host-1', '', None)['action'] == rpcapi.ACTION_CACHE
-    assert len(exports()) == 1
-    cloud.house.exporter.withdraw_idle(CHILD, 3600)
-    assert len(exports()) == 1
-    cloud.house.exporter.withdraw_idle(CHILD, 0)
-    assert not exports()
-    assert offered(cloud).difference is not None and len(exports()) == 1
-    cloud.house.exporter.retire(CHILD, with_base=False)
-    assert not exports()

@@ -1,0 +1,133 @@
+"""The storage node with an image and a snapshot of a server of it, for tests of differences.
+
+Building, exporter, tiers and the way to them are real; Glance and RPC are stand-ins.
+"""
+
+import os
+import random
+import types
+
+import pytest
+from test_arrival import Way
+from tiers_house import MIB
+
+from bootcache import tier
+from bootcache.manifest import Made, Manifest, Standing, WorkingSetInfo
+from bootcache.workingset import Extent, WorkingSet, total_bytes
+from glance_bootcache.decisions import ImageFacts
+from glance_bootcache.images.imagework import ImageWork
+from glance_bootcache.images.jobs import Jobs
+from glance_bootcache.images.reportedboots import ReportedBoots
+from glance_bootcache.images.states import States
+from glance_bootcache.images.storagedisk import DiskRoom
+from nova_bootcache.asking import offer
+
+PARENT = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+CHILD = '8a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+CLUSTER = 65536
+SIZE = 24 * MIB
+# Not in order; it ends where the parent does.
+SET = (Extent(12 * MIB, 8 * MIB), Extent(0, 4 * MIB), Extent(22 * MIB, 2 * MIB))
+# What the snapshot's server wrote: within the set 4 MiB and a few bytes of a block, and beyond.
+WRITTEN = ((13 * MIB, 3 * MIB), (MIB, MIB), (3 * MIB + 100, 50), (21 * MIB, MIB // 2))
+DIFFERING = 4 * MIB + 4096
+
+
+class Cloud:
+    """The storage node, with an image and a snapshot of a server of it."""
+
+    def __init__(self, house):
+        self.house, self.store = house, house.store
+        self.jobs = Jobs(1, self.store.lock)
+        shown = types.SimpleNamespace(show=lambda image_id: None)
+        self.states = States(self.store, self.jobs, shown)
+        self.facts = {}
+        glance = types.SimpleNamespace(get=lambda image_id: self.facts.get(image_id))
+        self.work = ImageWork(
+            house.conf, self.store, glance, house.exporter, house.tiers, None, self.states,
+            DiskRoom(self.store, self.jobs, house.exporter, house.tiers, shown), None)
+        manager = types.SimpleNamespace(jobs=self.jobs, rebuild=lambda image_id: None)
+        self.boots = ReportedBoots(house.conf, self.store, house.exporter, manager, house.tiers)
+        self.watched = False
+
+    def path(self, image):
+        return f'{self.house.directory}/{image[:8]}.raw'
+
+    def add(self, image, content, **properties):
+        """Have an image's base."""
+        with open(self.path(image), 'wb') as stream:
+            stream.write(content)
+        os.makedirs(self.store.directory(image), exist_ok=True)
+        self.facts[image] = ImageFacts(image, 'active', 'raw', 'bare', len(content),
+                                       f'sha512:{image[:2]}', 0, 0, properties, owner='one')
+        self.store.save(Manifest(image, Standing.DONE, made=Made(
+            base_path=self.path(image), base_hash=f'sha512:{image[:2]}', image_format='raw',
+            virtual_bytes=len(content))).wishing(quota=64 * MIB, owner='one',
+                                                 boot_marker='login:'))
+
+    def learn(self, image, extents):
+        manifest = self.store.load(image)
+        made = manifest.made
+        name = self.store.save_working_set(image, WorkingSet(
+            image, made.base_hash, made.virtual_bytes, 4096, extents))
+        self.store.save(manifest.making(working_set=WorkingSetInfo(
+            name, total_bytes(extents), len(extents), 4096, 'nova', 'marker', 1.0, 'login:')))
+
+    def build(self, image, inherits=False):
+        job = self.jobs.begin(image)
+        if inherits:
+            assert self.work.inherit(self.facts[image], job)
+        self.states.guarded(job, lambda: self.work.build_again(job))
+        manifest = self.store.load(image)
+        assert manifest.made.cache_image is not None, manifest.reason
+        return manifest
+
+    def plan_boot(self, image, host, server, token, owner='', certificate=''):
+        answer = self.boots.plan_boot(image, host, server if self.watched else '', token, owner,
+                                      certificate)
+        return {**answer, 'server': ['127.0.0.1', self.way.port]}
+
+    def stop(self):
+        self.jobs.stop()
+
+
+@pytest.fixture(autouse=True)
+def no_head_moves(monkeypatch):
+    monkeypatch.setattr(tier, 'spins', lambda directory: False)
+
+
+@pytest.fixture
+def contents():
+    parent = bytearray(random.Random(0).randbytes(SIZE))
+    # A boot reads zeros as well; and there are some nobody reads.
+    parent[14 * MIB:14 * MIB + CLUSTER] = bytes(CLUSTER)
+    parent[6 * MIB:7 * MIB] = bytes(MIB)
+    # Some of it becomes smaller by compression.
+    parent[17 * MIB:18 * MIB] = bytes(range(256)) * (MIB // 256)
+    child = parent + bytearray(random.Random(2).randbytes(MIB))
+    for number, (offset, length) in enumerate(WRITTEN):
+        child[offset:offset + length] = random.Random(10 + number).randbytes(length)
+    return bytes(parent), bytes(child)
+
+
+@pytest.fixture
+def cloud(house, contents):
+    house.conf.set_override('cluster_size', CLUSTER, 'bootcache')
+    made = Cloud(house)
+    made.add(PARENT, contents[0])
+    made.learn(PARENT, SET)
+    made.build(PARENT)
+    made.add(CHILD, contents[1], image_type='snapshot', base_image_ref=PARENT)
+    made.way = Way(house.directory, house.conf.bootcache.export_port, 8_000_000_000)
+    yield made
+    made.way.end()
+    made.stop()
+
+
+@pytest.fixture
+def child(cloud):
+    return cloud.build(CHILD, inherits=True)
+
+
+def offered(cloud, image=CHILD):
+    return offer.parse(image, cloud.plan_boot(image, 'host-1', '', None))

@@ -1,0 +1,128 @@
+"""What differs between a snapshot's cache image and its parent's is made on the storage node.
+
+Building, exporter and tiers are real; Glance and RPC are stand-ins.
+"""
+
+import dataclasses
+import os
+import random
+
+import pytest
+from differences_house import CHILD, PARENT, SET, SIZE, offered
+from differences_house import child as child  # the fixture
+from differences_house import cloud as cloud  # likewise
+from differences_house import contents as contents
+from differences_house import no_head_moves as no_head_moves
+from tiers_house import MIB
+from tiers_house import house as house
+from tiers_house import memory as memory
+
+from bootcache import differing, rpcapi
+
+
+def test_its_files_are_those_of_its_cache_image(cloud, child):
+    def names():
+        return sorted(name.partition('.')[2] for name in os.listdir(cloud.store.directory(CHILD)))
+
+    assert names() == ['difference', 'difference.json', 'json', 'json', 'zstd.qcow2']
+    again = cloud.build(CHILD)
+    assert names() == ['difference', 'difference.json', 'json', 'json', 'zstd.qcow2']
+    assert again.made.cache_image.file != child.made.cache_image.file
+    cloud.store.sweep(again)
+    assert cloud.store.load_difference(again).parent == PARENT
+    cloud.store.put(again.making(cache_image=None))
+    assert names() == ['json', 'json']
+
+
+def made_meanwhile(monkeypatch, do):
+    """Have something done while a difference is being made."""
+    make = differing.make
+
+    def made(*arguments, **named):
+        do()
+        return make(*arguments, **named)
+
+    monkeypatch.setattr(differing, 'make', made)
+
+
+def test_its_cache_image_is_served_before_what_differs_is_there(cloud, monkeypatch):
+    answers = []
+
+    def ask(server):
+        answers.append(cloud.boots.plan_boot(CHILD, 'host-1', server, None))
+
+    def look():
+        ask('server')
+        ask('')
+        cloud.jobs.of(CHILD).wait_for_build(0.0)
+        ask('server')
+
+    made_meanwhile(monkeypatch, look)
+    assert cloud.store.load_difference(cloud.build(CHILD, inherits=True)) is not None
+    ask('server')
+    # Its servers wait, not for ever; what is no server's does not.
+    assert [answer['action'] for answer in answers] == ['wait', 'cache', 'cache', 'cache']
+    assert ['difference' in answer for answer in answers] == [False] * 3 + [True]
+
+
+def test_a_snapshot_that_goes_meanwhile_leaves_none(cloud, monkeypatch):
+    made_meanwhile(monkeypatch, lambda: cloud.jobs.cancel(CHILD))
+    manifest = cloud.build(CHILD, inherits=True)
+    assert not [name for name in os.listdir(cloud.store.directory(CHILD)) if 'difference' in name]
+    assert cloud.store.load_difference(manifest) is None
+
+
+def test_one_that_was_not_finished_is_swept(cloud, child):
+    os.unlink(f'{cloud.store.difference_path(CHILD, child.made.cache_image.file)}.json')
+    cloud.store.sweep(child)
+    assert not [name for name in os.listdir(cloud.store.directory(CHILD)) if 'difference' in name]
+
+
+def test_glance_is_not_asked_again_whose_snapshot_it_is(cloud, child):
+    del cloud.facts[CHILD]
+    again = cloud.build(CHILD)
+    assert again != child and cloud.store.load_difference(again).parent == PARENT
+
+
+def test_an_earlier_version_reads_the_manifest_and_removes_the_files(cloud, child):
+    assert 'difference' not in str(child.to_json())
+
+
+@pytest.mark.parametrize('what', ['much differs', 'no snapshot', 'not visible', 'parent evicted'])
+def test_where_it_would_not_be_worth_it_or_right_there_is_none(cloud, what):
+    if what == 'much differs':
+        cloud.add(CHILD, random.Random(5).randbytes(SIZE + MIB), image_type='snapshot',
+                  base_image_ref=PARENT)
+    cloud.learn(CHILD, SET)
+    if what == 'no snapshot':
+        cloud.facts[CHILD] = dataclasses.replace(cloud.facts[CHILD], properties={})
+    if what == 'not visible':
+        cloud.store.change(PARENT, lambda known: known.wishing(owner='another'))
+    if what == 'parent evicted':
+        cloud.store.change(PARENT, lambda known: known.making(cache_image=None))
+    manifest = cloud.build(CHILD)
+    assert cloud.store.load_difference(manifest) is None
+    assert not [name for name in os.listdir(cloud.store.directory(CHILD)) if 'difference' in name]
+    assert 'difference' not in cloud.plan_boot(CHILD, 'host-1', '', None)
+
+
+def test_it_counts_for_the_quota_of_the_disk(cloud, child):
+    item = cloud.house.tiers._on_disk(child, False)
+    assert item.bytes == child.made.cache_image.bytes + cloud.store.load_difference(child).bytes
+
+
+def test_it_is_served_while_somebody_asks(cloud, child):
+    def exports():
+        return [name for name in cloud.house.exporter.common._daemon.exports()
+                if name.startswith('difference')]
+
+    assert not exports()
+    assert cloud.plan_boot(CHILD, 'host-1', '', None)['action'] == rpcapi.ACTION_CACHE
+    assert len(exports()) == 1
+    cloud.house.exporter.withdraw_idle(CHILD, 3600)
+    assert len(exports()) == 1
+    cloud.house.exporter.withdraw_idle(CHILD, 0)
+    assert not exports()
+    assert offered(cloud).difference is not None and len(exports()) == 1
+    cloud.house.exporter.retire(CHILD, with_base=False)
+    assert not exports()

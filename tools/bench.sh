@@ -6,7 +6,7 @@
 #                                        --help tells what each is
 #   tools/bench.sh exchange [--quick]     a cache image to many hosts at once, given by each other, and copied
 #   tools/bench.sh snapshots [--quick]    servers' snapshots on Ceph and on files, and boots from one, ours and stock's: bytes, time
-#   tools/bench.sh clusters [--boots N], weigher [--hosts N], cluster [--quick]
+#   tools/bench.sh clusters [--boots N], weigher [--hosts N], cluster [--quick] [--exchanged]
 set -euo pipefail
 # shellcheck source=tools/common.sh
 . "$(dirname "$0")/common.sh"
@@ -19,7 +19,7 @@ many-hosts | many-images | quota | many-servers | under-stress) ;;
 savings | many-readers | propagation | alternatives | tls | on-ceph | exchanged) ;;
 *) die "usage: tools/bench.sh [check|many-hosts|many-images|quota|many-servers|under-stress|savings|many-readers
        |propagation|alternatives|tls|on-ceph|exchanged...] [--quick|--full] | clusters [--boots N] | weigher [--hosts N]
-       | cluster [--quick] | exchange [--quick] | snapshots [--quick]" ;;
+       | cluster [--quick] [--exchanged] | exchange [--quick] | snapshots [--quick]" ;;
 esac
 
 "$TOP/tools/setup.sh"

@@ -21,29 +21,39 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog='tools/bench.sh cluster', description=__doc__)
     parser.add_argument('image', type=Path, help='a real qcow2 image, to measure conversion with')
     parser.add_argument('--quick', action='store_true', help='a small cluster: a minute or two')
+    parser.add_argument('--workers', type=int, default=os.cpu_count(), help='runs at a time')
     parser.add_argument('--seed', type=int, default=1)
     parser.add_argument('--report', type=Path, default=Path('bench-report/cluster.json'))
     parser.add_argument('--doc', type=Path, help='write plots and tables for the documents here')
+    parser.add_argument('--exchanged', action='store_true', help='of the runs, tables and plots'
+                        ' only those of servers that wait while other hosts give cache images')
+    parser.add_argument('--constants', type=Path, metavar='REPORT', help='take what a machine took'
+                        ' from an earlier report: this one is busy with other work')
     options = parser.parse_args()
     scale = sweeps.QUICK if options.quick else sweeps.FULL
-    measured = calibration.measure(options.image)
-    tasks = [(run, measured, options.seed) for run in sweeps.plan(scale)]
+    if options.constants:
+        constants = json.loads(options.constants.read_text())['constants']
+    else:
+        constants = calibration.describe(calibration.measure(options.image), options.image)
+    measured = calibration.taken_from(constants)
+    plan = sweeps.plan_exchanged if options.exchanged else sweeps.plan
+    tasks = [(run, measured, options.seed) for run in plan(scale)]
     began = time.monotonic()
     rows = []
     # The longest ones first, so that no core waits for one at the end.
     tasks.sort(key=lambda task: -task[0].cluster.load.boots)
     with concurrent.futures.ProcessPoolExecutor(
-            os.cpu_count(), mp_context=multiprocessing.get_context('spawn')) as workers:
+            options.workers, mp_context=multiprocessing.get_context('spawn')) as workers:
         for number, row in enumerate(workers.map(sweeps.one, tasks), 1):
             rows.append(row)
             print(f'{number:3d}/{len(tasks)} {row["sweep"]} {row["value"]:g}, {row["policy"]}:'
                   f' hit rate {row["hit_rate"]:.3f}, {row["seconds_to_run"]:.0f} s',
                   file=sys.stderr)
-        pushes = list(workers.map(exchange.push, [(push, options.seed) for push in
-                                                  exchange.plan(options.quick)]))
+        pushes = [] if options.exchanged else list(workers.map(exchange.push, [
+            (push, options.seed) for push in exchange.plan(options.quick)]))
     compared, exchanged = replayed.compare(), exchange.compare(options.seed)
     document = {
-        'constants': calibration.describe(measured, options.image),
+        'constants': constants,
         'assumptions': {
             'hardware': dataclasses.asdict(Hardware()), 'storage_node': dataclasses.asdict(Node()),
             'storage_nodes': 'one for each 1,000 hosts or a part of them',
@@ -62,8 +72,10 @@ def main() -> int:
     options.report.parent.mkdir(parents=True, exist_ok=True)
     options.report.write_text(json.dumps(document, indent=1) + '\n')
     for directory in filter(None, (options.report.parent, options.doc)):
-        report.write(rows, compared, directory)
-        exchangereport.write(pushes, exchanged, directory)
+        if not options.exchanged:
+            report.write(rows, compared, directory)
+            exchangereport.write(pushes, exchanged, directory)
+        exchangereport.write_boots(rows, directory)
     print(f'{options.report}: {len(rows)} runs in {document["seconds"]} s')
     return 0
 

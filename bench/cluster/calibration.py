@@ -86,6 +86,14 @@ def measure(image: Path) -> Measured:
     return Measured(make, _HASHED_BYTES / digest, image.stat().st_size / convert)
 
 
+def taken_from(constants: dict[str, dict[str, Any]]) -> Measured:
+    """Return what was measured for an earlier report.
+
+    :param constants: that report's, see :func:`describe`.
+    """
+    return Measured(*(constants[field.name]['value'] for field in dataclasses.fields(Measured)))
+
+
 def describe(measured: Measured, image: Path) -> dict[str, dict[str, Any]]:
     """Return all constants for the report, by name."""
     here = f'this run, medians of {_REPEATS} on this machine'

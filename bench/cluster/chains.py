@@ -6,7 +6,9 @@ from typing import Any
 import simpy
 
 from bench.cluster import calibration
+from bench.cluster.bringing import SIZE, Bringing
 from bench.cluster.calibration import Measured
+from bench.cluster.exchanging import Exchange
 from bench.cluster.hosts import Cluster, Host
 from bench.cluster.learning import Learning
 from bench.cluster.storage import StorageNode
@@ -16,7 +18,6 @@ from nova_bootcache.asking.placement import HeldHere, Offer, PlanStep, Storage, 
 from nova_bootcache.gateway import arrivingimage
 
 _AGAIN_SECONDS = 10         # after a cold boot, until the host asks for a cache image
-_SIZE = int(calibration.CACHE_BYTES.value)
 
 # What a guest waits for while it boots; it gives the seconds.
 Reading = Generator[Any, Any, float]
@@ -32,16 +33,18 @@ class Chains:
     """Makes them.
 
     :param caches: whether there are cache images; without, all is read from the base.
+    :ivar exchange: has them come from other hosts.
     """
 
     def __init__(self, env: simpy.Environment, cluster: Cluster, measured: Measured,
                  storage: StorageNode, caches: bool):
         self._env = env
         self._cluster = cluster
-        self._measured = measured
         self._storage = storage
         self._caches = caches
         self._learning = Learning(env, caches and cluster.new_images)
+        self.exchange = Exchange(env, cluster, storage)
+        self._bringing = Bringing(env, measured, storage, self.exchange)
 
     def make(self, host: Host, image: int) -> Generator[Any, Any, Reading]:
         """Ask, plan, and do all of the plan but the overlay; what the guest waits for then."""
@@ -59,10 +62,13 @@ class Chains:
                 host.tiers[there].held[image] = host.tiers[there].held[image][0], self._env.now
                 host.dirty = True
             elif step in placement.FETCH:
-                yield from self._fetch(host, image, placement.FETCH[step], storage.medium)
+                yield from self._bringing.fetch(host, image, placement.FETCH[step],
+                                               storage.medium)
             elif step in placement.ARRIVE:
-                coming = yield from self._arrive(host, image, placement.ARRIVE[step],
-                                                 storage.medium)
+                coming = yield from self._bringing.arrive(
+                    host, image, placement.ARRIVE[step], storage.medium, PlanStep.AWAIT in plan)
+            elif step is PlanStep.AWAIT:
+                yield from self._bringing.wait(host, image)
             elif step is PlanStep.WATCH:
                 is_watched = self._watch(host, image)
         reading = _nothing() if coming is None else self._read_along(coming)
@@ -81,7 +87,10 @@ class Chains:
         """
         offer = self._storage.ask(image) if self._caches else Offer.COLD
         return Storage(offer, self._storage.medium(image), self._storage.has_memory,
-                       host is not None and self._learning.asks(image, host.number))
+                       host is not None and self._learning.asks(image, host.number),
+                       # Who is not offered it is not told of it.
+                       host is not None and offer is Offer.CACHE
+                       and self.exchange.tell(host, image))
 
     def _facts(self, host: Host, image: int, storage: Storage) -> placement.Host:
         """Return what placement has to know of a host, as the product's chains.py finds it out."""
@@ -96,7 +105,8 @@ class Chains:
         # Looked for only where it matters: the store of a boot that is not watched is left out.
         has_store = storage.wants_report and (
             host.has_store(image) or self._store_medium(host) is not None)
-        return placement.Host(held, rooms[Medium.MEMORY], rooms[Medium.DISK], has_store)
+        return placement.Host(held, rooms[Medium.MEMORY], rooms[Medium.DISK], has_store,
+                              asks_others=self.exchange.is_on)
 
     @staticmethod
     def _room(host: Host, image: int, medium: Medium) -> TierRoom:
@@ -104,60 +114,15 @@ class Chains:
         if image in one.held:
             # What comes has its room.
             return TierRoom.ARRIVAL
-        if arrivingimage.is_worth_it(_SIZE) and not host.has_store(image) \
-                and one.plan(host, arrivingimage.room(_SIZE)).fits:
+        if arrivingimage.is_worth_it(SIZE) and not host.has_store(image) \
+                and one.plan(host, arrivingimage.room(SIZE)).fits:
             return TierRoom.ARRIVAL
-        return TierRoom.FILE if one.plan(host, _SIZE).fits else TierRoom.NONE
+        return TierRoom.FILE if one.plan(host, SIZE).fits else TierRoom.NONE
 
     def _store_medium(self, host: Host) -> Medium | None:
         """Return the tier that has room for a growing store, memory first."""
         return next((medium for medium in (Medium.MEMORY, Medium.DISK) if medium in host.tiers
                      and host.tiers[medium].plan(host, self._cluster.store_quota).fits), None)
-
-    # Cache images that come.
-
-    def _begin(self, host: Host, image: int, medium: Medium, room: int) -> None:
-        """Take the room of what comes; it counts from now on, as the product reserves it."""
-        host.tiers[medium].take(host, room)
-        host.tiers[medium].held[image] = room, self._env.now
-        host.arriving[image] = self._env.event()
-        host.dirty = True
-        self._storage.fetching[image] += 1
-
-    def _end(self, host: Host, image: int, medium: Medium) -> Generator[Any, Any, None]:
-        """Verify what has come, and put it into its place."""
-        self._storage.fetching[image] -= 1
-        yield self._env.timeout(_SIZE / self._measured.hash_rate)
-        # Its tables are gone, if it had any.
-        host.tiers[medium].held[image] = _SIZE, host.tiers[medium].held[image][1]
-        host.coming.pop(image, None)
-        host.arriving.pop(image).succeed()
-        host.dirty = True
-
-    def _fetch(self, host: Host, image: int, medium: Medium,
-               source: Medium) -> Generator[Any, Any, None]:
-        """Fetch a cache image: whoever needs it waits."""
-        if image in host.arriving:
-            yield host.arriving[image]
-            return
-        self._begin(host, image, medium, _SIZE)
-        yield self._storage.send(host.link, _SIZE, _file(image, source))
-        yield from self._end(host, image, medium)
-
-    def _arrive(self, host: Host, image: int, medium: Medium,
-                source: Medium) -> Generator[Any, Any, Any]:
-        """Have a cache image come, and servers read from it; the event of its having begun to."""
-        self._begin(host, image, medium, arrivingimage.room(_SIZE))
-        begun = host.coming[image] = self._env.event()
-        yield self._env.timeout(calibration.ARRIVAL_SECONDS.value)
-        arriving = self._storage.arrive(host.link, _SIZE, _file(image, source))
-
-        def land() -> Generator[Any, Any, None]:
-            yield arriving.done
-            yield from self._end(host, image, medium)
-
-        self._env.process(land())
-        return begun.succeed(arriving)
 
     def _fetch_later(self, host: Host, image: int) -> Generator[Any, Any, None]:
         """After a cold boot: the host fetches the cache image once it is built again."""
@@ -172,7 +137,8 @@ class Chains:
                 if step is PlanStep.PROMOTE:
                     self._storage.promote(image)
                 elif step in placement.FETCH:
-                    yield from self._fetch(host, image, placement.FETCH[step], storage.medium)
+                    yield from self._bringing.fetch(host, image, placement.FETCH[step],
+                                               storage.medium)
 
     # What guests read.
 
@@ -220,8 +186,3 @@ class Chains:
         if not host.watched[image]:
             for one in host.tiers.values():
                 one.stores.pop(image, None)
-
-
-def _file(image: int, source: Medium) -> tuple[str, int] | None:
-    """Return what the storage node's disk reads for a cache image; None if its memory has it."""
-    return ('cache', image) if source is Medium.DISK else None

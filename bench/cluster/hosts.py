@@ -6,7 +6,7 @@ from typing import Any
 
 import simpy
 
-from bench.cluster import calibration
+from bench.cluster import calibration, exchange
 from bench.cluster.links import FairLink
 from bench.cluster.scheduling import Hardware
 from bench.cluster.storage import Node
@@ -31,6 +31,10 @@ class Cluster:
     :ivar store_quota: bytes that a growing store may have, ``[bootcache]store_quota``.
     :ivar new_images: whether no boot of any image was reported before the run: the storage service
         asks for reports of the first ones then.
+    :ivar exchange: whether hosts give cache images to each other, as those with an
+        ``[bootcache]exchange_address`` do.
+    :ivar exchange_parts: in which these come, a power of two. The more of them, the nearer to the
+        file's pieces, and the longer it takes to compute.
     :ivar guest_seconds: that a guest's boot takes where all its data is on the host.
     """
 
@@ -47,6 +51,8 @@ class Cluster:
     base_age: float = 86400.0
     store_quota: int = 512 << 20
     new_images: bool = False
+    exchange: bool = False
+    exchange_parts: int = 128
     guest_seconds: float = calibration.BOOT_SECONDS.value / calibration.KVM_FASTER
 
     @property
@@ -76,6 +82,11 @@ class Tier:
                   for image, held in self.stores.items()]
         return tier.make_room(items, self.limits, size)
 
+    def has_beside(self, size: int) -> bool:
+        """Tell whether bytes have room beside all that is here, below the high watermark."""
+        return sum(held for held, _used in self.held.values()) + sum(self.stores.values()) + size \
+            <= self.limits.high
+
     def take(self, host: 'Host', size: int) -> None:
         """Have room for bytes: what the plan says goes."""
         for victim in self.plan(host, size).evict:
@@ -86,12 +97,16 @@ class Host:
     """One compute host.
 
     :ivar link: its link, which all that it fetches shares.
+    :ivar giving: what it gives to other hosts shares that, and so does what it gets from them
+        ``getting``: a core's time.
     :ivar busy: servers that have an image's cache image open, or wait for it.
     :ivar bases: full bases, and when they were used last.
     :ivar base_users: servers on a full base, or that wait for it.
     :ivar arriving: what comes for boots, and the events of its being here, verified.
     :ivar coming: of that, cache images that servers read from as they come, and the events of their
         having begun to.
+    :ivar awaited: of that, what servers wait for as other hosts are to give it, and the events of
+        its being over: whether in vain.
     :ivar watched: servers whose boots are watched, by image.
     :ivar settling: bases that are to be completed, in their order, and the events of that.
     :ivar dirty: it holds something else than it has published.
@@ -100,6 +115,8 @@ class Host:
     def __init__(self, env: simpy.Environment, number: int, cluster: Cluster):
         self.number = number
         self.link = FairLink(env, cluster.host_link, cluster.host_link, cluster.pace)
+        self.giving = FairLink(env, exchange.HOST_RATE, exchange.HOST_RATE)
+        self.getting = FairLink(env, exchange.HOST_RATE, exchange.HOST_RATE)
         self.tiers = {Medium.DISK: Tier(cluster.disk_quota)}
         if cluster.memory_quota:
             self.tiers[Medium.MEMORY] = Tier(cluster.memory_quota)
@@ -108,6 +125,7 @@ class Host:
         self.base_users: collections.Counter[int] = collections.Counter()
         self.arriving: dict[int, Any] = {}
         self.coming: dict[int, Any] = {}
+        self.awaited: dict[int, Any] = {}
         self.watched: collections.Counter[int] = collections.Counter()
         self.settling: dict[int, Any] = {}
         self.dirty = False

@@ -11,6 +11,7 @@ from bench.cluster.calibration import Measured
 from bench.cluster.hosts import Cluster
 from bench.cluster.policies import POLICIES, Policy
 from bench.cluster.storage import nodes_for
+from bench.cluster.workload import Load
 
 _GIB = 1 << 30
 MULTIPLIERS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 5.0)
@@ -26,6 +27,12 @@ BASE_AGES = (1, 6, 24, 240)
 # As fast as papers have it with a fast disk, and as slow as this machine's TCG.
 GUEST_SECONDS = (1, 2, 5, 10, 20, 40)
 CANDIDATES = (10, 50, 100, 250, 500)
+# Bytes a second of each link where one image is booted on all hosts at once.
+STORM_LINKS = (0.25e9 / 8, 1e9 / 8, 10e9 / 8)
+# In many parts, as what little time is left between two of them counts in a long line of hosts.
+_STORM_PARTS = 512
+# The sweeps of hosts that exchange, and of the same ones that copy.
+EXCHANGED, STORM = 'exchanged', 'exchanged storm'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +43,8 @@ class Scale:
     :ivar hosts: of the sweeps; likewise images and boots.
     :ivar settling: hosts, images and boots of the runs with and without settling.
     :ivar ageing: hosts, images and boots of the runs of days, in which unused bases go.
+    :ivar exchanged: hosts, images and boots of the runs in which hosts exchange.
+    :ivar storms: hosts that boot one image at once.
     """
 
     sizes: tuple[tuple[int, int, int], ...]
@@ -44,11 +53,15 @@ class Scale:
     boots: int
     settling: tuple[int, int, int]
     ageing: tuple[int, int, int]
+    exchanged: tuple[tuple[int, int, int], ...]
+    storms: tuple[int, ...]
 
 
-QUICK = Scale(((100, 100, 3000),), 100, 100, 2500, (100, 100, 2500), (10, 100, 1500))
+QUICK = Scale(((100, 100, 3000),), 100, 100, 2500, (100, 100, 2500), (10, 100, 1500),
+              ((100, 100, 2500),), (8, 64))
 FULL = Scale(((100, 100, 5000), (1000, 1000, 20_000), (10_000, 1000, 100_000)), 500, 500, 10_000,
-             (1000, 1000, 20_000), (50, 500, 18_000))
+             (1000, 1000, 20_000), (50, 500, 18_000), ((100, 100, 5000), (1000, 1000, 20_000)),
+             (8, 64, 200))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,12 +70,14 @@ class Run:
 
     :ivar sweep: what it belongs to.
     :ivar value: what is varied in it, in the sweep's own unit.
+    :ivar warm_up: the share of its boots that is not counted: the first ones.
     """
 
     sweep: str
     value: float
     cluster: Cluster
     policy: Policy
+    warm_up: float = runs.WARM_UP
 
 
 def plan(scale: Scale) -> Iterator[Run]:
@@ -125,6 +140,30 @@ def plan(scale: Scale) -> Iterator[Run]:
     for rate in SETTLE_RATES:
         yield Run('settling', rate, dataclasses.replace(
             base, settle=rate > 0, settle_rate=rate * (1 << 20)), default)
+    yield from plan_exchanged(scale)
+
+
+def plan_exchanged(scale: Scale) -> Iterator[Run]:
+    """Yield the runs of hosts that give cache images to each other, and of the same ones that copy.
+
+    Without settling: full bases that come from other hosts are not modelled.
+    """
+    cache = next(policy for policy in POLICIES if policy.cache)
+    for exchange in (False, True):
+        for hosts, images, boots in scale.exchanged:
+            for policy in POLICIES:
+                if policy.name in ('cache', 'cache, weigher'):
+                    yield Run(EXCHANGED, hosts, Cluster(
+                        hosts, runs.load(hosts, images, boots), node=nodes_for(hosts),
+                        settle=False, exchange=exchange), policy)
+        for link in STORM_LINKS:
+            for hosts in scale.storms:
+                # All of them at once, one on each host, which has nothing.
+                load = Load(hosts, 1, 1.0, 1e6, 1.0, 1.0, hosts)
+                yield Run(STORM, hosts, Cluster(
+                    hosts, load, node=dataclasses.replace(nodes_for(hosts), link=link),
+                    host_link=link, settle=False, exchange=exchange,
+                    exchange_parts=_STORM_PARTS), cache, warm_up=0.0)
 
 
 def one(task: tuple[Run, Measured, int]) -> dict[str, Any]:
@@ -132,4 +171,4 @@ def one(task: tuple[Run, Measured, int]) -> dict[str, Any]:
     run, measured, seed = task
     objects.register_all()
     return {'sweep': run.sweep, 'value': run.value,
-            **runs.run(run.cluster, run.policy, measured, seed)}
+            **runs.run(run.cluster, run.policy, measured, seed, run.warm_up)}

@@ -73,6 +73,11 @@ class World:
         self.refused = 0
         self._under_way = 0
 
+    @property
+    def waits(self) -> list[tuple[float, bool]]:
+        """Of each server that waited for other hosts: the seconds, and whether it was in vain."""
+        return self._chains.exchange.waits
+
     def run(self) -> None:
         """Run it to the last boot."""
         last = self.env.process(self._ask())

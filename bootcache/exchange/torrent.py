@@ -19,11 +19,7 @@ from cryptography import x509
 from bootcache import exception
 from bootcache.exchange.limits import MOST_TORRENT_BYTES
 from bootcache.exchange.members import NAME
-
-_LEAST_PIECE = 64 << 10
-_MOST_PIECE = 16 << 20
-# So a torrent has 64 KiB of hashes at most, for files up to 32 GiB.
-_PIECES = 2048
+from bootcache.exchange.pieces import piece_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,17 +36,6 @@ class Torrent:
     name: str
     size: int
     piece_bytes: int
-
-
-def piece_bytes(size: int) -> int:
-    """Return the size of a file's pieces, a power of two. Pure.
-
-    :param size: of the file, in bytes.
-    """
-    wanted = _LEAST_PIECE
-    while wanted < _MOST_PIECE and wanted * _PIECES < size:
-        wanted *= 2
-    return wanted
 
 
 def make(path: str, ca: str) -> Torrent:

@@ -6,7 +6,6 @@ import pytest
 
 libtorrent = pytest.importorskip('libtorrent')
 
-from exchanging import MIB  # noqa: E402
 
 from bootcache import exception  # noqa: E402
 from bootcache.exchange import members, torrent  # noqa: E402
@@ -16,13 +15,6 @@ def test_a_torrent_is_read_as_it_was_made(swarm):
     assert torrent.read(swarm.torrent.data) == swarm.torrent
     assert swarm.torrent.size == os.path.getsize(swarm.path)
     assert len(swarm.torrent.name) == 64
-
-
-@pytest.mark.parametrize('size, piece', [
-    (1, 64 << 10), (128 * MIB, 64 << 10), (128 * MIB + 1, 128 << 10), (2048 * MIB, MIB),
-    (1 << 40, 16 * MIB)])
-def test_pieces_are_small_and_not_too_many(size, piece):
-    assert torrent.piece_bytes(size) == piece
 
 
 def without_ca(entry):

@@ -265,6 +265,19 @@ def test_parts_take_about_as_long_as_pieces(hosts, parts, beyond):
     assert 1 <= copies <= 2
 
 
+def test_who_is_told_of_another_one_gives_to_it_as_well(cloud):
+    made, brought = cloud(), []
+    exchanged = made.chains.exchange
+    for host in made.hosts[:2]:
+        others = exchanged.ask(host, 0)
+        brought.append(made.env.process(exchanged.bring(host, 0, others, None)))
+    made.env.run(until=made.env.all_of(brought))
+    # The storage node gives to both, and each what the other one lacks.
+    assert all(host.giving.bytes > SIZE / 4 for host in made.hosts[:2])
+    assert made.copies == pytest.approx(
+        2 - sum(host.giving.bytes for host in made.hosts[:2]) / SIZE)
+
+
 def test_storms_are_near_what_was_measured():
     """doc/source/exchange.rst, "Figures": 64 cold hosts, copies of two rounds."""
     run = next(run for run in sweeps.plan_exchanged(sweeps.FULL) if run.sweep == sweeps.STORM

@@ -26,11 +26,12 @@ class Nova:
     """Stands for Nova: its servers by id, with their metadata; ``away`` while it does not answer.
 
     :ivar happens: called with each second in which the profile boot waits.
+    :ivar nics: the networks that were asked for with the last server.
     """
 
     def __init__(self, clock):
         self.clock, self.away, self.there, self.made = clock, False, {}, 0
-        self.lost_answers, self.happens = 0, lambda second: None
+        self.lost_answers, self.happens, self.nics = 0, lambda second: None, None
         self.servers = self
         self.flavors = types.SimpleNamespace(list=lambda is_public: [
             types.SimpleNamespace(id='1', name='small', ram=512, disk=5)])
@@ -39,8 +40,9 @@ class Nova:
         if self.away:
             raise nova_exceptions.ClientException(503)
 
-    def create(self, name, meta, **_others):
+    def create(self, name, meta, nics=None, **_others):
         self._answer()
+        self.nics = nics
         self.made += 1
         self.there[f'server-{self.made}'] = types.SimpleNamespace(
             id=f'server-{self.made}', name=name, metadata=meta, status='ACTIVE')
@@ -120,6 +122,13 @@ def test_nova_may_be_away_while_a_host_records(boots, nova, job):
     nova.clock.sleep = lambda seconds: nova.happens(400)
     assert run(boots, job).ended_by == 'marker'
     assert nova.made == 1 and nova.there == {}
+
+
+def test_its_server_has_no_network(boots, nova, job):
+    """The cloud of the e2e tests has none to give."""
+    nova.happens = lambda second: job.take_report(ProfileReport(SET, 'marker', ''))
+    run(boots, job)
+    assert nova.nics == 'none'
 
 
 @pytest.mark.parametrize('heard', [False, True])

@@ -22,14 +22,16 @@ class Bringing:
     """Brings them, from the storage node or from other hosts.
 
     :param exchange: of hosts that give them to each other.
+    :param pace: seconds a byte of a guest that reads what is there.
     """
 
     def __init__(self, env: simpy.Environment, measured: Measured, storage: StorageNode,
-                 exchange: Exchange):
+                 exchange: Exchange, pace: float):
         self._env = env
         self._measured = measured
         self._storage = storage
         self._exchange = exchange
+        self._pace = pace
 
     def fetch(self, host: Host, image: int, medium: Medium,
               source: Medium) -> Generator[Any, Any, None]:
@@ -129,7 +131,8 @@ class Bringing:
         come = self._env.process(self._from_others(host, image, medium, source, others))
         yield come | self._env.timeout(seconds)
         if not come.triggered:
-            begun.succeed(OnDemand(self._env, self._storage, host, here, _file(image, source)))
+            begun.succeed(OnDemand(self._env, self._storage, host, here, _file(image, source),
+                                   self._pace))
             self._end_wait(host, image, in_vain=True)
         yield come
         if not begun.triggered:

@@ -44,7 +44,7 @@ class Chains:
         self._caches = caches
         self._learning = Learning(env, caches and cluster.new_images)
         self.exchange = Exchange(env, cluster, storage)
-        self._bringing = Bringing(env, measured, storage, self.exchange)
+        self._bringing = Bringing(env, measured, storage, self.exchange, cluster.pace)
 
     def make(self, host: Host, image: int) -> Generator[Any, Any, Reading]:
         """Ask, plan, and do all of the plan but the overlay; what the guest waits for then."""

@@ -157,23 +157,27 @@ class OnDemand:
 
     :param done: the event of its being here.
     :param what: that the storage node's disk reads for it; see its ``send``.
+    :param pace: seconds a byte of a guest that reads what is there.
     """
 
     def __init__(self, env: simpy.Environment, storage: StorageNode, host: Host, done: Any,
-                 what: tuple[str, int] | None):
+                 what: tuple[str, int] | None, pace: float = 0.0):
         self._env = env
         self._storage = storage
         self._host = host
         self._done = done
         self._what = what
+        self._pace = pace
 
     def read_along(self, size: float) -> Generator[Any, Any, float]:
         """Read bytes from now on; as ``Arriving.read_along``, but each read waits for its own."""
-        began = self._env.now
+        began, paced = self._env.now, 0.0
         for _part in range(READS):
             if self._done.triggered:
                 break
             yield self._storage.send(self._host.link, size / READS, self._what)
             yield self._env.timeout(calibration.BOOT_REQUESTS.value / READS
                                     * self._storage.node.round_trip)
-        return self._env.now - began
+            paced += self._pace * size / READS
+            yield self._env.timeout(self._pace * size / READS)
+        return self._env.now - began - paced

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import cachetools
 
+from bootcache.exchange import patience
 from glance_bootcache.exchange import order
 from glance_bootcache.exchange.order import Member, Peer
 
@@ -43,14 +44,15 @@ class Lines:
         """Note that a host is told of a file: it is about to get it, and may join its line.
 
         :param file: its name.
-        :returns: whether another host was, so recently that it may have it, or get it just now.
+        :returns: whether another host was just now, so that servers there may be waiting for it
+            still: many hosts get it at once, which one by one copy it as fast.
         """
         with self._lock:
             now = self._clock()
             told = {name: until for name, until in self._told.get(file, {}).items()
                     if until > now and name != host}
             self._told[file] = dict(list(told.items())[1 - _MOST_TOLD:]) | {
-                host: now + self._seconds}
+                host: now + patience.SERVERS_WAIT}
             return bool(told)
 
     def join(self, file: str, host: str, peer: Peer, rack: str,

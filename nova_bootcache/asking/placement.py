@@ -131,7 +131,7 @@ class Storage:
     :ivar medium: where its cache image lies.
     :ivar has_memory: whether it has a memory tier.
     :ivar wants_report: whether it can use another record of what a boot reads.
-    :ivar has_others: whether it has told other hosts of its cache image, which may give it.
+    :ivar has_others: whether it has told other hosts of its cache image just now.
     """
 
     offer: Offer
@@ -198,8 +198,8 @@ def plan(host: Host, storage: Storage) -> Plan:
     4. *create NewCache on C, chain it to Cache, return NewCache*: ARRIVE: the server reads from the
        storage node's while the new one comes, see nova_bootcache/gateway/arrivingimage.py. A small
        one is fetched before, as is one whose boot is watched: the growing store that takes has
-       the same place. Where other hosts were told of it before, the server waits while they give
-       it, for some seconds at most: AWAIT. In compute memory first, as in section 5.1, else on
+       the same place. Where other hosts get it just now, the server waits while they give it, for
+       some seconds at most: AWAIT. In compute memory first, as in section 5.1, else on
        compute disk; without room in either the boot reads from the base.
     5. *create Cache on C, chain it to Base, return Cache*: branch 3. The empty cache image is the
        name that is replaced once there is a whole one; the data is in the gateway's growing store.

@@ -105,8 +105,11 @@ def test_whoever_has_it_gives_it_and_the_storage_node_no_more(cloud):
     made.settle()
     assert made.copies == pytest.approx(1)
     for number in (1, 2, 3):
-        assert made.made(number)[0] == pytest.approx(SETUP + ONE + HASHED, rel=1e-2)
-    assert made.copies == pytest.approx(1)
+        # Nobody gets it just now: its server reads what it asks for until it is here.
+        assert made.made(number) == (pytest.approx(SETUP), pytest.approx(0, abs=0.2))
+        made.settle()
+        assert made.hosts[number].has(0) and PlanStep.AWAIT not in made.plans[-1][1]
+    assert 1 < made.copies < 1 + 3 * (ONE + HASHED) / made.cluster.pace / SIZE
     assert made.hosts[0].giving.bytes > SIZE
 
 
@@ -137,7 +140,7 @@ def test_who_waited_in_vain_reads_what_it_asks_for_until_all_of_it_is_here(cloud
     reading = made.env.run(until=made.make(1))
     began = made.env.now
     behind = made.env.run(until=made.env.process(reading))
-    assert began + behind == pytest.approx(made.env.now) and behind > 5
+    assert began + behind < made.env.now and behind > 5
     made.settle()
     assert made.hosts[1].has(0)
     # What others give goes on to come: one copy arrives, and all of another is given by somebody.
@@ -177,13 +180,14 @@ def test_who_comes_meanwhile_waits_for_the_same_and_not_for_longer(cloud):
 
 def test_without_room_for_two_files_it_comes_from_the_storage_node_alone(cloud):
     room = (arrivingimage.room(SIZE) + SIZE) * 100 // 95
-    for quota, waits in ((room + 1000, True), (room - 1000, False)):
+    for quota, exchanges in ((room + 1000, True), (room - 1000, False)):
         made = cloud(disk_quota=quota)
         made.made(0)
         made.settle()
-        assert (made.made(1)[0] > SETUP + 0.5) is waits
+        made.made(1)
         made.settle()
-        assert made.copies == pytest.approx(1 if waits else 2)
+        assert (made.hosts[0].giving.bytes > 0) is exchanges
+        assert made.copies < 1.5 if exchanges else made.copies == pytest.approx(2)
         # What came apart, and the tables, are gone.
         assert made.hosts[1].tiers[Medium.DISK].held[0][0] == SIZE
 
@@ -197,7 +201,7 @@ def test_what_comes_apart_counts_beside_what_servers_would_read(cloud):
 
 
 def test_who_was_told_of_nobody_that_gives_it_reads_at_once(cloud):
-    """A host that has it long since counts for others, and gives it no longer."""
+    """A host that has it long since boots another server just now, and gives it no longer."""
     made = cloud()
     made.made(0)
     made.settle()
@@ -212,7 +216,7 @@ def test_who_was_told_of_nobody_that_gives_it_reads_at_once(cloud):
 def test_after_a_while_nobody_has_been_told(cloud):
     made = cloud()
     made.made(0)
-    made.env.run(until=exchanging._linger() + 60)
+    made.env.run(until=patience.SERVERS_WAIT + 1)
     made.made(1)
     assert PlanStep.AWAIT not in made.plans[-1][1]
 

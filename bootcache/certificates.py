@@ -18,6 +18,17 @@ _KNOWN_PARTS = {NameOID.COMMON_NAME, NameOID.LOCALITY_NAME, NameOID.STATE_OR_PRO
                 NameOID.DOMAIN_COMPONENT, NameOID.USER_ID}
 
 
+def check_path(directory: str) -> None:
+    """Check that the directory of certificates is one for every process.
+
+    :raises ConfigurationError: naming the option and the cure.
+    """
+    if not os.path.isabs(directory):
+        raise exception.ConfigurationError(
+            f'[bootcache]{tls.OPTION}={directory} is no absolute path; give one, as in'
+            ' /etc/pki/bootcache')
+
+
 def check(directory: str, endpoint: tls.Endpoint, host: str = '') -> None:
     """Check that QEMU takes a directory's files: they are there, fit each other, and are valid now.
 
@@ -26,10 +37,7 @@ def check(directory: str, endpoint: tls.Endpoint, host: str = '') -> None:
     :raises ConfigurationError: naming the option, the file and the cure.
     :raises Interrupted: if QEMU has not said so in time, as on a busy machine.
     """
-    if not os.path.isabs(directory):
-        raise exception.ConfigurationError(
-            f'[bootcache]{tls.OPTION}={directory} is no absolute path; give one, as in'
-            ' /etc/pki/bootcache')
+    check_path(directory)
     try:
         qemuimg.check_object(tls.credentials(tls.credentials_id(directory, endpoint), endpoint))
     except (exception.ConfigurationError, exception.Interrupted):

@@ -25,6 +25,7 @@ class TakenCertificates:
             return
         # What was taken before may be no more what is there.
         taken, self._taken = self._taken, ''
+        certificates.check_path(self._directory)
         found = tls.credentials_id(self._directory, tls.Endpoint.CLIENT)
         if found != taken:
             certificates.check(self._directory, tls.Endpoint.CLIENT)

@@ -11,7 +11,7 @@ import cachetools
 from oslo_config import cfg
 from oslo_log import log as logging
 
-from bootcache import beside, exception
+from bootcache import beside, exception, rpcapi
 from bootcache import conf as bootcache_conf
 from bootcache.breaker import Breaker
 from bootcache.ceph import places
@@ -91,7 +91,8 @@ class ExchangeOffers:
         :param host: that it is for; it counts for others from now on.
         """
         sha256 = answer.get('cache_image', {}).get('sha256')
-        if not self._is_on or not sha256:
+        # Who waits is not about to get it.
+        if not self._is_on or not sha256 or answer.get('action') == rpcapi.ACTION_WAIT:
             return answer
         return {**answer, 'others': self._lines.tell(sha256, host)}
 

@@ -231,7 +231,8 @@ class Hosts:
         if self._speaks_tls and fresh is not None and fresh.lacks_certificates and not lacked:
             LOG.warning('host %s has no certificate that it can read, and the exporter speaks TLS'
                         ' only: new servers there go the stock way; set [bootcache]tls_directory in'
-                        ' its nova.conf', name)
+                        ' its nova.conf, or see the log of its nova-compute for what is wrong with'
+                        ' the files', name)
         for _host in range(forgotten):
             refuse(MessageRefused('report.images', f'all hosts hold more than {_MOST_HELD}: what is'
                                   ' forgotten is what the one holds that names the most'))

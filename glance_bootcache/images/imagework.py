@@ -320,15 +320,20 @@ class ImageWork:
         # What replaces a cache image has its difference go with it.
         parent_id = self._inheriting.parent_id(manifest, job)
         try:
+            if not job.is_child:
+                # Hosts get the older one, and what differs of it, until the newer one is whole.
+                self._inheriting.make_difference(manifest, info, parent_id, base, job)
             job.check_cancelled()
             steps.reached('build: named')
             self._serve_built(manifest.making_all(made), path)
             steps.reached('build: served')
-            job.compares = True
+            job.compares = job.is_child
             self._states.done(job, made)
         except BaseException:
             # Each try makes another one.
             self._drop(manifest.image_id, path)
+            if not os.path.exists(path):
+                self._store.drop_difference(manifest.image_id, name)
             raise
         steps.reached('build: noted')
         # What it replaces may be in memory; and it is not the least recently used one.
@@ -336,8 +341,9 @@ class ImageWork:
         self._tiers.note_use(manifest.image_id, time.time())
         LOG.info('image %s: cache image of %d bytes built in %.2f s', manifest.image_id,
                  built.bytes, seconds)
-        # Hosts are told of it when it is there; until then they get all of the cache image.
-        self._inheriting.make_difference(manifest, info, parent_id, base, job)
+        if job.is_child:
+            # Its first servers wait for it no longer than they would have for the cache image.
+            self._inheriting.make_difference(manifest, info, parent_id, base, job)
 
     def _serve_built(self, manifest: Manifest, path: str) -> None:
         self._tiers.serve(manifest)

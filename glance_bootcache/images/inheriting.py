@@ -75,8 +75,8 @@ class Inheriting:
                         job: BuildJob) -> None:
         """Make the difference of a cache image that was just built from that of its parent.
 
-        That is served by now, and its servers wait for the difference as long as they would have
-        for the cache image. Without one hosts get all of the cache image.
+        Where it is the snapshot's first one it is served by now, and servers wait for the
+        difference as long as they would have for it. Without one hosts get all of the cache image.
 
         :param child: of the image as it was before, which need not be a snapshot.
         :param built: its new cache image.

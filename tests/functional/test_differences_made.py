@@ -65,6 +65,18 @@ def test_its_cache_image_is_served_before_what_differs_is_there(cloud, monkeypat
     assert ['difference' in answer for answer in answers] == [False] * 3 + [True]
 
 
+def test_of_a_later_one_the_older_is_told_with_its_difference_until_both_are_there(
+        cloud, child, monkeypatch):
+    answers = []
+    made_meanwhile(monkeypatch, lambda: answers.append(
+        cloud.boots.plan_boot(CHILD, 'host-1', 'server', None)))
+    again = cloud.build(CHILD)
+    answers.append(cloud.boots.plan_boot(CHILD, 'host-1', 'server', None))
+    assert [answer['cache_image']['file'] for answer in answers] == [
+        child.made.cache_image.file, again.made.cache_image.file]
+    assert all(answer['action'] == 'cache' and 'difference' in answer for answer in answers)
+
+
 def test_a_snapshot_that_goes_meanwhile_leaves_none(cloud, monkeypatch):
     made_meanwhile(monkeypatch, lambda: cloud.jobs.cancel(CHILD))
     manifest = cloud.build(CHILD, inherits=True)

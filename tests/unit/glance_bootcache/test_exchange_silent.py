@@ -10,7 +10,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from bootcache import cacheimage
+from bootcache import cacheimage, rpcapi
 from bootcache.exchange import client
 from bootcache.manifest import CacheInfo, Made, Manifest, Standing
 from glance_bootcache.exchange import offers as offers_module
@@ -130,3 +130,11 @@ def test_full_bases_are_read_a_few_at_a_time(offers, hanging, asks_for_base):
     others[0].set_result(b'torrent')
     assert asks_for_base() == {'wait': True}
     assert 'sha512:00' in offers._torrents
+
+
+def test_a_host_whose_server_waits_is_not_about_to_get_the_cache_image(offers):
+    answer = {'cache_image': {'sha256': SHA256}}
+    waits = {**answer, 'action': rpcapi.ACTION_WAIT}
+    assert offers.tell(waits, 'one') == waits
+    assert offers.tell(answer, 'two') == {**answer, 'others': False}
+    assert offers.tell(answer, 'one') == {**answer, 'others': True}

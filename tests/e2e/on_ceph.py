@@ -25,6 +25,8 @@ def glance_in_ceph(cloud, **options):
         store.unconfigure(cloud)
         restart(cloud)
         store.down()
+        # The next one is another cluster.
+        cloud.kill_ceph_readers()
 
 
 def restart(cloud):

@@ -288,7 +288,6 @@ class HostUpkeep:
                                 _version(), rpcapi.VERSION, _described(self._host))
 
 
-
 def _is_of_daemon(error: Exception) -> bool:
     return isinstance(error, exception.StorageDaemonError) \
         and not isinstance(error, exception.StorageNodeAway)

@@ -5,10 +5,11 @@ blocks of 4 KiB. Times are compared within one run, with one link, only.
 """
 
 import random
-import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bench.snapshots import figures
+from bench.snapshots.guestwrites import BLOCK, PIECES
 from bootcache import workingset
 from bootcache.workingset import Extent
 
@@ -19,9 +20,6 @@ MADE, MADE_EXPANDED = 'made of its parent\'s', 'made of its parent\'s, expanded'
 ARRIVES, FETCHED, STOCK = 'arrives', 'fetched', 'stock'
 WAYS = MADE, MADE_EXPANDED, ARRIVES, FETCHED, STOCK
 TARGET = 1.1
-BLOCK = 4096
-# What a guest that runs for a while writes at a time: many small pieces, some large ones.
-_PIECES = [4096] * 6 + [16384] * 3 + [65536] * 2 + [524288]
 
 
 def written(extents: Sequence[Extent], virtual_bytes: int, within: int, changed: int,
@@ -34,19 +32,18 @@ def written(extents: Sequence[Extent], virtual_bytes: int, within: int, changed:
     :param changed: bytes to write in all, the former included.
     """
     source = random.Random(seed)
-    ordered = sorted(extents, key=lambda extent: extent.offset)
-    read = {block for extent in ordered
+    read = {block for extent in extents
             for block in range(extent.offset // BLOCK, extent.end // BLOCK)}
     starts = sorted(read)
     if within > len(read) * BLOCK:
         raise ValueError(f'boots read {len(read) * BLOCK} bytes, and not {within}')
-    inside, blocks = set[int](), set[int]()
+    inside = set[int]()
     while (left := within // BLOCK - len(inside)) > 0:
-        begin, length = source.choice(starts), source.choice(_PIECES) // BLOCK
-        inside.update(list(_run(begin, min(length, left), read)))
-    blocks |= inside
+        begin, length = source.choice(starts), source.choice(PIECES) // BLOCK
+        inside.update(_run(begin, min(length, left), read))
+    blocks = set(inside)
     while (left := changed // BLOCK - len(blocks)) > 0:
-        length = min(source.choice(_PIECES) // BLOCK, left)
+        length = min(source.choice(PIECES) // BLOCK, left)
         begin = source.randrange(virtual_bytes // BLOCK - length)
         blocks.update(block for block in range(begin, begin + length) if block not in read)
     return workingset.align([Extent(block * BLOCK, BLOCK) for block in sorted(blocks)], BLOCK,
@@ -94,27 +91,14 @@ def line(way: str, link: int, *, chain: float, booted: float, sent: int, sent_un
             'load': round(load, 1)}
 
 
-_Key = tuple[int, int, str]
-
-
-def _key(one: Mapping[str, Any]) -> _Key:
-    return one['differing_bytes'], one['link_mbit'], one['way']
-
-
 def medians(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return one line for all repeats of a run, with medians."""
-    found = []
-    for key in dict.fromkeys(map(_key, runs)):
-        same = [run for run in runs if _key(run) == key]
-        middle = {name: statistics.median(run[name] for run in same) for name in same[0]
-                  if isinstance(same[0][name], int | float)}
-        found.append({**same[0], **middle, 'runs': len(same)})
-    return found
+    return figures.medians(runs, ('differing_bytes', 'link_mbit', 'way'))
 
 
 def ratios(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return each way's medians over what differs, and over those of other ways in the same run."""
-    lines = {_key(one): one for one in medians(runs)}
+    lines = {(one['differing_bytes'], one['link_mbit'], one['way']): one for one in medians(runs)}
     found = []
     for (size, link, way), one in lines.items():
         told = {'what': WHAT, 'way': way, 'differing_bytes': size, 'link_mbit': link,
@@ -125,8 +109,7 @@ def ratios(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 told |= {f'{short}_over_{other}': one[long] / beside[long] for short, long in (
                     ('network', 'network_bytes'), ('chain', 'seconds_to_chain'),
                     ('booted', 'seconds_to_booted'))}
-        found.append({key: round(value, 3) if isinstance(value, float) else value
-                      for key, value in told.items()})
+        found.append(figures.rounded(told))
     return found
 
 
@@ -135,11 +118,10 @@ def judged(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     found = []
     for one in ratios(runs):
         if one['way'] in (MADE, MADE_EXPANDED, STOCK):
-            bound, value = None if one['way'] == STOCK else TARGET, one['network_over_differing']
-            found.append({
-                'what': f'{WHAT}, {one["differing_bytes"]} bytes differ, {one["link_mbit"]} Mbit/s,'
-                f' {one["way"]}: network_over_differing', 'target': bound, 'value': value,
-                'met': None if bound is None else value <= bound})
+            found.append(figures.target(
+                f'{WHAT}, {one["differing_bytes"]} bytes differ, {one["link_mbit"]} Mbit/s,'
+                f' {one["way"]}: network_over_differing', None if one['way'] == STOCK else TARGET,
+                one['network_over_differing']))
     return found
 
 

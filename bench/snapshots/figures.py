@@ -38,11 +38,15 @@ def line(store: str, servers: int, way: str, *, seconds: float, after: float,
             'load': round(load, 1)}
 
 
-def medians(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return one line for all repeats of a run, with medians."""
+def medians(runs: Sequence[Mapping[str, Any]],
+            names: Sequence[str] = ('store', 'servers', 'way')) -> list[dict[str, Any]]:
+    """Return one line for all repeats of a run, with medians.
+
+    :param names: of the entries that repeats of one run have in common.
+    """
     found = []
-    for key in dict.fromkeys((run['store'], run['servers'], run['way']) for run in runs):
-        same = [run for run in runs if (run['store'], run['servers'], run['way']) == key]
+    for key in dict.fromkeys(tuple(run[name] for name in names) for run in runs):
+        same = [run for run in runs if tuple(run[name] for name in names) == key]
         middle: dict[str, Any] = {
             name: statistics.median(run[name] for run in same) for name in same[0]
             if isinstance(same[0][name], int | float)}
@@ -65,9 +69,20 @@ def ratios(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 ('network', 'network_bytes'), ('stored', 'stored_bytes'),
                 ('stored_with_base', 'stored_with_base_bytes'),
                 ('seconds', 'seconds_to_active'))}
-        found.append({key: round(value, 3) if isinstance(value, float) else value
-                      for key, value in told.items()})
+        found.append(rounded(told))
     return found
+
+
+def rounded(told: Mapping[str, Any]) -> dict[str, Any]:
+    """Return entries of a report, their ratios with three digits."""
+    return {key: round(value, 3) if isinstance(value, float) else value
+            for key, value in told.items()}
+
+
+def target(what: str, bound: float | None, value: float) -> dict[str, Any]:
+    """Return a target, and whether it is met; one without a bound is told only."""
+    return {'what': what, 'target': bound, 'value': value,
+            'met': None if bound is None else value <= bound}
 
 
 def judged(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -82,9 +97,8 @@ def judged(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                   'seconds_over_stock': _SECONDS}
         for name, bound in bounds.items():
             if name in one:
-                found.append({'what': f'{one["store"]}, {one["servers"]} servers: {name}',
-                              'target': bound, 'value': one[name],
-                              'met': None if bound is None else one[name] <= bound})
+                found.append(target(f'{one["store"]}, {one["servers"]} servers: {name}', bound,
+                                    one[name]))
     return found
 
 

@@ -16,12 +16,10 @@ from concurrent import futures
 from typing import Any
 
 from bench.replay import netns
+from bench.snapshots.guestwrites import BLOCK, PIECES
 from bootcache import qemuimg
 from nova_bootcache import storagenode
 
-# What a guest that runs for a while writes: many small pieces, some large ones.
-_PIECES = [4096] * 6 + [16384] * 3 + [65536] * 2 + [524288]
-_BLOCK = 4096
 _SEND_SECONDS = 1800
 _PIECE = 1 << 20
 
@@ -65,14 +63,14 @@ def make_disk(path: str, base: str, base_format: str, changed: int, seed: int) -
     qemuimg.create_overlay(path, virtual, base, base_format, cluster_bytes=131072,
                            subclusters=True)
     source, blocks, commands = random.Random(seed), set[int](), list[str]()
-    while (left := changed - len(blocks) * _BLOCK) > 0:
-        length = min(source.choice(_PIECES), max(_BLOCK, left // _BLOCK * _BLOCK))
-        begin = source.randrange((virtual - length) // _BLOCK) * _BLOCK
+    while (left := changed - len(blocks) * BLOCK) > 0:
+        length = min(source.choice(PIECES), max(BLOCK, left // BLOCK * BLOCK))
+        begin = source.randrange((virtual - length) // BLOCK) * BLOCK
         commands.append(f'write -q -P {source.randrange(1, 255)} {begin} {length}')
-        blocks.update(range(begin // _BLOCK, (begin + length) // _BLOCK))
+        blocks.update(range(begin // BLOCK, (begin + length) // BLOCK))
     subprocess.run(['qemu-io', '-f', 'qcow2', path], input='\n'.join(commands), text=True,
                    check=True, stdout=subprocess.DEVNULL)
-    return Disk(path, base, base_format, virtual, len(blocks) * _BLOCK)
+    return Disk(path, base, base_format, virtual, len(blocks) * BLOCK)
 
 
 def at_host(host: str, call: Callable[[], None]) -> None:

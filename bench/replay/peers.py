@@ -16,6 +16,7 @@ from typing import Any
 from bench.replay.host import HostChild, Image
 from bootcache import exception, qemuimg
 from bootcache.cachelayout import Compression
+from nova_bootcache.cache.cacheentry import CacheEntry
 
 Nodes = list[dict[str, Any]]
 _OVERLAY = 'disk'
@@ -215,13 +216,17 @@ def expand(host: HostChild, image: Image) -> None:
     :raises RuntimeError: if it does not come to that.
     """
     deadline = time.monotonic() + _EXPANSION_SECONDS
-    while (entry := host.compute.cache.entry(image.image_id)) is not None \
-            and entry.cache_image is not None and not entry.expanded \
-            and entry.cache_image.compression is not Compression.NONE:
+    # While what was expanded is put into its place nothing is known of it.
+    while not _is_expanded(host.compute.cache.known(image.image_id)):
         if time.monotonic() > deadline:
-            raise RuntimeError('a compressed cache image is not expanded')
+            raise RuntimeError(f'{host.name}: a compressed cache image is not expanded')
         host.compute.expansions.look()
         time.sleep(0.02)
+
+
+def _is_expanded(entry: CacheEntry | None) -> bool:
+    return entry is not None and entry.cache_image is not None and (
+        entry.expanded or entry.cache_image.compression is Compression.NONE)
 
 
 class Ours(Peer):

@@ -1,4 +1,4 @@
-"""``tools/bench.sh snapshots``: taking snapshots, and booting from one, beside stock Nova's ways.
+"""``tools/bench.sh snapshots``: taking snapshots, and booting from them, beside stock Nova's ways.
 
 Real QEMU, a real Ceph of one OSD, XFS on a loop device, Glance's own stores. Each host, the storage
 node and the OSD have a network namespace; links are shaped for boots only, see boots.py. Nova, RPC,
@@ -37,7 +37,8 @@ _XFS_BYTES = 200 << 30
 # As many as a storage service makes at a time, and a host as stock Nova.
 _AT_ONCE, _HOSTS = 4, 4
 _STORES = 'rbd', 'file'
-_TAKING, _BOOTING = 'taking', 'booting'
+_TAKING, _BOOTING, _RESUMING = 'taking', 'booting', 'resuming'
+_PARTS = _TAKING, _BOOTING, _RESUMING
 # What a server has written, MB: small in a small image, so that its part of that is about the same.
 _CHANGED, _QUICK_CHANGED = 30.0, 7.0
 # Of that, within what its image's boots read: little of it, and about as much as hosts make cache
@@ -52,11 +53,12 @@ def parsed() -> argparse.Namespace:
     parser.add_argument('image', help='a qcow2 image', type=lambda path: str(Path(path).resolve()))
     parser.add_argument('--quick', action='store_true',
                         help='a small image, 7 MB changed in each disk, up to 16 servers, once')
-    parser.add_argument('--parts', nargs='+', choices=(_TAKING, _BOOTING),
-                        default=[_TAKING, _BOOTING], help='(default: both)')
+    parser.add_argument('--parts', nargs='+', choices=_PARTS, default=list(_PARTS),
+                        help='(default: all)')
     parser.add_argument('--stores', nargs='+', choices=_STORES, default=list(_STORES),
                         help='(default: both)')
-    parser.add_argument('--servers', type=int, nargs='+', help='(default: 1 8 64; quick: 1 8 16)')
+    parser.add_argument('--servers', type=int, nargs='+',
+                        help='(default: 1 8 64; quick: 1 8 16); as many as the last are resumed')
     parser.add_argument('--changed', type=float, metavar='MB',
                         help='that each server has written (default: 30, quick: 7)')
     parser.add_argument('--differing', type=float, nargs='+', metavar='MB',
@@ -173,11 +175,20 @@ def xfs(home: str) -> Iterator[str]:
 
 def measured_boots(options: argparse.Namespace, home: str) -> list[dict[str, Any]]:
     """Measure boots from snapshots, and return the figures of each run."""
-    image = Path(options.image)
-    return boots.measured(
-        home, options.image, record.traces_of(image, image.stem.partition('-')[0]),
-        [int(size * 1e6) for size in options.differing], int(options.changed * 1e6),
-        options.repeats)
+    image, found = Path(options.image), list[dict[str, Any]]()
+    if not {_BOOTING, _RESUMING} & set(options.parts):
+        return found
+    traces = record.traces_of(image, image.stem.partition('-')[0])
+    differing, changed = [int(size * 1e6) for size in options.differing], int(options.changed * 1e6)
+    if _BOOTING in options.parts:
+        found += boots.measured(home, options.image, traces, differing, changed, options.repeats)
+    if _RESUMING in options.parts:
+        place = f'{home}/r'
+        os.mkdir(place)
+        found += boots.resumed(place, options.image, traces, options.servers[-1], differing[0],
+                               changed, options.repeats)
+        shutil.rmtree(place)
+    return found
 
 
 def measured(options: argparse.Namespace, home: str) -> list[dict[str, Any]]:
@@ -232,8 +243,7 @@ def main() -> int:
     runs, booted = list[dict[str, Any]](), list[dict[str, Any]]()
     try:
         # Hosts of boots are processes that are forked: before there are threads.
-        if _BOOTING in options.parts:
-            booted = measured_boots(options, home)
+        booted = measured_boots(options, home)
         if _TAKING in options.parts:
             runs = measured(options, home)
     finally:

@@ -1,10 +1,11 @@
-"""What boots from a snapshot tell: bytes over those that differ, times over each other's. Pure.
+"""What boots from snapshots tell: bytes over those that differ, times over each other's. Pure.
 
 The limit of bytes is what differs between a snapshot's cache image and its server's image's, in
 blocks of 4 KiB. Times are compared within one run, with one link, only.
 """
 
 import random
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,8 @@ WHAT = 'boot from a snapshot'
 MADE, MADE_EXPANDED = 'made of its parent\'s', 'made of its parent\'s, expanded'
 ARRIVES, FETCHED, STOCK = 'arrives', 'fetched', 'stock'
 WAYS = MADE, MADE_EXPANDED, ARRIVES, FETCHED, STOCK
+# Of a deployment that is resumed elsewhere.
+RESUMED = MADE, ARRIVES, STOCK
 TARGET = 1.1
 
 
@@ -68,43 +71,49 @@ def differing(wrote: Sequence[Extent], extents: Sequence[Extent], cluster_bytes:
     return workingset.total_bytes(wrote) - workingset.uncovered(wrote, held)
 
 
-def line(way: str, link: int, *, chain: float, booted: float, sent: int, sent_until_booted: int,
-         sizes: Mapping[str, int], building: Mapping[str, float], load: float) -> dict[str, Any]:
-    """Return one run of the report.
+def line(way: str, link: int, *, chains: Sequence[float], booted: Sequence[float], sent: int,
+         sent_until_booted: int, sizes: Sequence[Mapping[str, int]],
+         building: Sequence[Mapping[str, float]], load: float) -> dict[str, Any]:
+    """Return one run of the report: servers that boot at the same time, each from a snapshot.
 
     :param way: one of WAYS.
     :param link: of each link, bits a second.
-    :param chain: seconds from when a server is asked for until its disk can be read.
-    :param booted: until it has booted.
+    :param chains: seconds from when each server is asked for until its disk can be read.
+    :param booted: until each has booted.
     :param sent: bytes, with headers, that the storage node sent, until all has come that comes.
-    :param sent_until_booted: of these, until the server had booted.
-    :param sizes: in bytes: ``differing``, ``changed`` of all of the disk, ``data`` that the cache
-        image holds, ``cache`` of its file, ``difference`` of that, ``image`` of the snapshot.
-    :param building: seconds on the storage node: ``cache``, and ``difference`` besides.
+    :param sent_until_booted: of these, until the servers had booted.
+    :param sizes: of each snapshot in bytes: ``differing``, ``changed`` of all of the disk, ``data``
+        that the cache image holds, ``cache`` of its file, ``difference`` of that, ``image`` of the
+        snapshot. The run has their sums.
+    :param building: seconds on the storage node of each: ``cache``, and ``difference`` besides.
     :param load: of this machine, when the run ended.
     """
-    return {'what': WHAT, 'way': way, 'link_mbit': round(link / 1e6),
-            'seconds_to_chain': round(chain, 3), 'seconds_to_booted': round(booted, 3),
+    return {'what': WHAT, 'servers': len(sizes), 'way': way, 'link_mbit': round(link / 1e6),
+            'seconds_to_chain': round(max(chains), 3), 'seconds_to_booted': round(max(booted), 3),
+            'median_seconds_to_booted': round(statistics.median(booted), 3),
             'network_bytes': sent, 'network_until_booted_bytes': sent_until_booted,
-            **{f'{name}_bytes': size for name, size in sizes.items()},
-            **{f'{name}_build_seconds': round(took, 2) for name, took in building.items()},
+            **{f'{name}_bytes': sum(one[name] for one in sizes) for name in sizes[0]},
+            **{f'{name}_build_seconds': round(sum(one[name] for one in building), 2)
+               for name in building[0]},
             'load': round(load, 1)}
 
 
 def medians(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return one line for all repeats of a run, with medians."""
-    return figures.medians(runs, ('differing_bytes', 'link_mbit', 'way'))
+    return figures.medians(runs, ('servers', 'differing_bytes', 'link_mbit', 'way'))
 
 
 def ratios(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return each way's medians over what differs, and over those of other ways in the same run."""
-    lines = {(one['differing_bytes'], one['link_mbit'], one['way']): one for one in medians(runs)}
+    lines = {(one['servers'], one['differing_bytes'], one['link_mbit'], one['way']): one
+             for one in medians(runs)}
     found = []
-    for (size, link, way), one in lines.items():
-        told = {'what': WHAT, 'way': way, 'differing_bytes': size, 'link_mbit': link,
+    for (servers, size, link, way), one in lines.items():
+        told = {'what': WHAT, 'servers': servers, 'way': way, 'differing_bytes': size,
+                'link_mbit': link,
                 'network_over_differing': one['network_bytes'] / one['differing_bytes']}
         for other in (ARRIVES, FETCHED, STOCK):
-            beside = lines.get((size, link, other))
+            beside = lines.get((servers, size, link, other))
             if beside is not None and other != way:
                 told |= {f'{short}_over_{other}': one[long] / beside[long] for short, long in (
                     ('network', 'network_bytes'), ('chain', 'seconds_to_chain'),
@@ -119,20 +128,20 @@ def judged(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for one in ratios(runs):
         if one['way'] in (MADE, MADE_EXPANDED, STOCK):
             found.append(figures.target(
-                f'{WHAT}, {one["differing_bytes"]} bytes differ, {one["link_mbit"]} Mbit/s,'
-                f' {one["way"]}: network_over_differing', None if one['way'] == STOCK else TARGET,
-                one['network_over_differing']))
+                f'{WHAT}, {one["servers"]} servers, {one["differing_bytes"]} bytes'
+                f' differ, {one["link_mbit"]} Mbit/s, {one["way"]}: network_over_differing',
+                None if one['way'] == STOCK else TARGET, one['network_over_differing']))
     return found
 
 
 def table(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the medians as lines of text."""
-    found = [f'{WHAT + ", way":32} {"Mbit/s":>6} {"differs":>9} {"moved":>11} {"cache image":>11}'
-             f' {"snapshot":>11} {"chain, s":>9} {"booted, s":>9}']
+    found = [f'{WHAT + ", way":32} {"servers":>7} {"Mbit/s":>6} {"differs":>9} {"moved":>11}'
+             f' {"cache image":>11} {"snapshot":>11} {"chain, s":>9} {"booted, s":>9}']
     for one in medians(runs):
         columns = ' '.join(f'{one[name]:{width}.0f}' for name, width in (
             ('differing_bytes', 9), ('network_bytes', 11), ('cache_bytes', 11),
             ('image_bytes', 11)))
-        found.append(f'{one["way"]:32} {one["link_mbit"]:6.0f} {columns}'
+        found.append(f'{one["way"]:32} {one["servers"]:7} {one["link_mbit"]:6.0f} {columns}'
                      f' {one["seconds_to_chain"]:9.2f} {one["seconds_to_booted"]:9.2f}')
     return found

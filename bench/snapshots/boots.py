@@ -1,9 +1,11 @@
-"""A host boots a server from a snapshot: what travels, and how long until its disk can be read.
+"""Hosts boot servers from snapshots: what travels, and how long until their disks can be read.
 
-The snapshot is of a server that has written to some of what its image's boots read, and elsewhere.
-The storage service and the host are the product's; the boot is a recorded one, which is replayed.
-Links are shaped. Every way has to give the guest the same bytes. Nova, RPC and TLS are not in it,
-nor is Glance but for a server of its files.
+Each host boots one, of a snapshot of its own, all at the same time: one host, or many on which a
+deployment is resumed (papers/003, sections 3.2 and 5.5). A snapshot is of a server that has written
+to some of what its image's boots read, and elsewhere. The storage service and the hosts are the
+product's; the boot is a recorded one, which is replayed. Links are shaped. Every way has to give
+the guest the same bytes. Nova, RPC and TLS are not in it, nor is Glance but for a server of its
+files.
 """
 
 import contextlib
@@ -16,12 +18,12 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from bench.replay import netns, peers
-from bench.replay.children import Child
+from bench.replay.children import Child, ChildError
 from bench.replay.host import HostChild, Image
 from bench.replay.netns import Network
 from bench.replay.node import HOST_DIRECTORY
@@ -33,6 +35,7 @@ from bench.snapshots.bootfigures import (
     FETCHED,
     MADE,
     MADE_EXPANDED,
+    RESUMED,
     STOCK,
     WAYS,
 )
@@ -49,25 +52,22 @@ LINKS = 1_000_000_000, 10_000_000_000
 _THINKS = 0.25
 _GO_SECONDS = 0.1
 _PATIENCE = 1800
+# Where a host waits for no disk.
+_MEMORY = '/dev/shm'
 _NOISE_BYTES = 512 << 10
 
 
 def warm(host: HostChild, image: Image, expands: bool) -> None:
     """Have a host get a cache image before anybody asks for a server, as one that is warmed.
 
-    :param expands: whether it is expanded then, as the host's upkeep does.
+    :param expands: whether it is expanded then.
     :raises RuntimeError: if it does not come to that.
     """
     host.service.answers[image.image_id] = image.answer
     assert host.compute.serving.is_on
     host.compute.fetches.fetch_offered(offer.parse(image.image_id, image.answer), Medium.DISK)
-    deadline = time.monotonic() + _PATIENCE
-    # While what was expanded is put into its place nothing is known of it.
-    while expands and not ((known := host.compute.cache.known(image.image_id)) and known.expanded):
-        if time.monotonic() > deadline:
-            raise RuntimeError(f'{host.name}: a cache image is not expanded')
-        host.compute.expansions.look()
-        time.sleep(0.02)
+    if expands:
+        peers.expand(host, image)
 
 
 def settled(host: HostChild, image_id: str, way: str) -> None:
@@ -119,7 +119,7 @@ class _Snapshot:
 
 
 class Boots:
-    """A storage node and a host, on which ways of booting are measured one after the other.
+    """A storage node and hosts, on which ways of booting are measured one after the other.
 
     :param home: a short directory, of the storage node's files.
     :param image: path of a qcow2.
@@ -134,8 +134,8 @@ class Boots:
         self._extents = extents_of(profile)
         self.storage = Child(network.storage, functools.partial(
             StorageSide, f'{home}/n', network.address(network.storage)))
-        self.host = Child(network.hosts[0], functools.partial(
-            HostChild, network.hosts[0], f'{media}/h'))
+        self.hosts = [Child(name, functools.partial(HostChild, name, f'{media}/h{number}'))
+                      for number, name in enumerate(network.hosts)]
         self._digests: dict[str, int] = {}
         parent_id = str(uuid.uuid4())
         self.storage.call('add', parent_id, image)
@@ -169,70 +169,100 @@ class Boots:
             'image': os.path.getsize(path)}, {
                 'cache': info['build_seconds'], 'difference': built['difference_seconds']})
 
-    def boot(self, snapshot: _Snapshot, way: str, link: int) -> dict[str, Any]:
-        """Boot a server from a snapshot in one of the ways, on a host that has nothing else.
+    def boot(self, snapshots: Sequence[_Snapshot], way: str, link: int) -> dict[str, Any]:
+        """Boot a server from each snapshot in one of the ways, on hosts that have nothing else.
 
+        :param snapshots: at most one for each host.
         :param link: of each link, bits a second.
         :returns: a run of the report.
-        :raises RuntimeError: if the guest read other bytes than in another way, or the disk was
-            made in another way.
+        :raises RuntimeError: if a guest read other bytes than in another way, or a disk was made in
+            another way.
         """
-        image, host = snapshot.image, self.host
-        if way == ARRIVES and not arrivingimage.is_worth_it(snapshot.sizes['cache']):
-            raise RuntimeError('the cache image is too small to be read from while it comes')
+        if way == ARRIVES and not all(arrivingimage.is_worth_it(one.sizes['cache'])
+                                      for one in snapshots):
+            raise RuntimeError('a cache image is too small to be read from while it comes')
         self._network.shape(link)
-        if way in (MADE, MADE_EXPANDED):
-            host.call('call', warm, self._parent, way == MADE_EXPANDED)
-        elif way == FETCHED:
-            # Of what the storage service has not read since it started, servers do not read while
-            # it comes; nor does one whose boot is watched.
-            image = Image(image.image_id, {**image.answer, 'verified': False}, image.file_format)
+        hosts = list(zip(self.hosts, [self._offered(one.image, way) for one in snapshots],
+                         strict=False))
         peer = peers.FullCopy() if way == STOCK else peers.Ours()
-        host.call('prepare', peer, image, 'cold')
-        sent = [self._sent()]
         try:
-            boot = host.call('boot', 'cold', self._played, _THINKS, 0.0, True,
-                             time.monotonic() + _GO_SECONDS, seconds=_PATIENCE)
+            if way in (MADE, MADE_EXPANDED):
+                _each(hosts, lambda image: ('call', warm, self._parent, way == MADE_EXPANDED))
+            _each(hosts, lambda image: ('prepare', peer, image, 'cold'))
+            sent = [self._sent()]
+            go = time.monotonic() + _GO_SECONDS * len(hosts)
+            booted = _each(hosts, lambda image: ('boot', 'cold', self._played, _THINKS, 0.0, True,
+                                                 go))
             sent.append(self._sent())
-            host.call('call', settled, image.image_id, way, seconds=_PATIENCE)
+            _each(hosts, lambda image: ('call', settled, image.image_id, way))
             sent.append(self._sent())
-            host.call('finish', 'cold')
+            _each(hosts, lambda image: ('finish', 'cold'))
         finally:
-            host.call('reset')
-        if boot.digest != self._digests.setdefault(image.image_id, boot.digest):
-            raise RuntimeError(f'{way}: the guest has read other bytes than in another way')
+            _each(hosts, lambda image: ('reset',))
+        for (_host, image), boot in zip(hosts, booted, strict=True):
+            if boot.digest != self._digests.setdefault(image.image_id, boot.digest):
+                raise RuntimeError(f'{way}: the guest has read other bytes than in another way')
         run = bootfigures.line(
-            way, link, chain=boot.disk_seconds, booted=boot.seconds, sent=sent[2] - sent[0],
-            sent_until_booted=sent[1] - sent[0], sizes=snapshot.sizes,
-            building=snapshot.building, load=os.getloadavg()[0])
+            way, link, chains=[boot.disk_seconds for boot in booted],
+            booted=[boot.seconds for boot in booted], sent=sent[2] - sent[0],
+            sent_until_booted=sent[1] - sent[0], sizes=[one.sizes for one in snapshots],
+            building=[one.building for one in snapshots], load=os.getloadavg()[0])
         print(run, file=sys.stderr, flush=True)
         return run
+
+    @staticmethod
+    def _offered(image: Image, way: str) -> Image:
+        # Of what the storage service has not read since it started, servers do not read while it
+        # comes; nor does one whose boot is watched.
+        return Image(image.image_id, {**image.answer, 'verified': False}, image.file_format) \
+            if way == FETCHED else image
 
     def _sent(self) -> int:
         return self._network.sent(self._network.storage)
 
     def close(self) -> None:
-        """End the storage node and the host."""
-        self.host.close()
+        """End the storage node and the hosts."""
+        for host in self.hosts:
+            host.close()
         with contextlib.suppress(Exception):
             self.storage.call('stop', seconds=20)
         self.storage.close()
 
 
+def _each(hosts: Sequence[tuple[Child, Image]],
+          call: Callable[[Image], tuple[Any, ...]]) -> list[Any]:
+    """Have all hosts do something at the same time, and wait for all, also if some fail.
+
+    :param call: a host's method with its arguments, for the image that it boots.
+    :raises ChildError: the first of those that fail.
+    """
+    for host, image in hosts:
+        host.send(*call(image))
+    found, failed = list[Any](), None
+    for host, _image in hosts:
+        try:
+            found.append(host.result(_PATIENCE))
+        except ChildError as error:
+            failed = failed or error
+    if failed is not None:
+        raise failed
+    return found
+
+
 @contextlib.contextmanager
 def made(home: str, image: str, traces: Sequence[Trace],
-         media: str = '/dev/shm') -> Iterator[Boots]:
-    """Make a storage node and a host, and remove them whatever happens.
+         media: str = _MEMORY, hosts: int = 1) -> Iterator[Boots]:
+    """Make a storage node and hosts, and remove them whatever happens.
 
     :param home: a short directory, of the storage node's files.
     :param traces: the boot of which the image's cache image is built, and the one to be replayed.
-    :param media: where the host has its files: in memory, so that it waits for no disk.
+    :param media: where hosts have their files.
     """
     host_files = tempfile.mkdtemp(prefix='bcr-snap-', dir=media)
-    with netns.network(1, 0) as network:
+    with netns.network(hosts, 0) as network:
         boots: Boots | None = None
         try:
-            # Where the host sees its own files.
+            # Where a host sees its own files.
             Path(HOST_DIRECTORY).mkdir(exist_ok=True)
             boots = Boots(network, home, host_files, image, *traces)
             yield boots
@@ -261,5 +291,25 @@ def measured(home: str, image: str, traces: Sequence[Trace], differing: Sequence
                 for link in links:
                     for way in WAYS if repeat % 2 == 0 else WAYS[::-1]:
                         assert snapshot is not None
-                        runs.append(boots.boot(snapshot, way, link))
+                        runs.append(boots.boot([snapshot], way, link))
+    return runs
+
+
+def resumed(home: str, image: str, traces: Sequence[Trace], servers: int, differing: int,
+            changed: int, repeats: int, link: int = LINKS[0]) -> list[dict[str, Any]]:
+    """Measure how a deployment is resumed elsewhere, and return the figures of each run.
+
+    Its hosts have their files beside the storage node's: memory for as many full copies is
+    not here.
+
+    :param servers: of the deployment, each with a snapshot of its own.
+    :param differing: bytes of what boots read that each has written.
+    :param changed: bytes that each has written in all.
+    """
+    runs = []
+    with made(home, image, traces, home, servers) as boots:
+        snapshots = [one for number in range(servers)
+                     if (one := boots.snapshot(differing, changed, number)) is not None]
+        for _repeat in range(repeats if len(snapshots) == servers else 0):
+            runs += [boots.boot(snapshots, way, link) for way in RESUMED]
     return runs

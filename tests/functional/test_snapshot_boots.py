@@ -33,13 +33,22 @@ def hosts_files():
     return {name for name in os.listdir('/dev/shm') if name.startswith('bcr-snap-')}
 
 
-def test_what_travels_is_counted_in_every_way_and_nothing_is_left(directory):
+@pytest.fixture
+def image(directory):
+    """A tiny made-up image, and a place for what is measured; nothing may be left of that."""
     raw, image, home = (f'{directory}/{name}' for name in ('raw', 'image', 'home'))
     Path(raw).write_bytes(random.Random(0).randbytes(SIZE))
     qemu_img('convert', '-f', 'raw', '-O', 'qcow2', raw, image)
     os.mkdir(home)
     before = hosts_files()
-    runs = boots.measured(home, image, [boot(), boot()], [2 * MIB], 3 * MIB, 1, [1_000_000_000])
+    yield home, image
+    listed = subprocess.run(['ip', 'netns', 'list'], check=True, capture_output=True, text=True)
+    assert f'bcr{os.getpid()}-' not in listed.stdout
+    assert hosts_files() == before and not os.path.exists(HOST_DIRECTORY)
+
+
+def test_what_travels_is_counted_in_every_way(image):
+    runs = boots.measured(*image, [boot(), boot()], [2 * MIB], 3 * MIB, 1, [1_000_000_000])
     found = {run['way']: run for run in runs}
     assert list(found) == [MADE, MADE_EXPANDED, ARRIVES, FETCHED, STOCK]
     for run in runs:
@@ -52,6 +61,15 @@ def test_what_travels_is_counted_in_every_way_and_nothing_is_left(directory):
         assert found[way]['network_bytes'] > READ
     assert found[STOCK]['network_bytes'] > found[STOCK]['image_bytes'] > SIZE
     assert [one['met'] for one in bootfigures.judged(runs)] == [True, True, None]
-    listed = subprocess.run(['ip', 'netns', 'list'], check=True, capture_output=True, text=True)
-    assert f'bcr{os.getpid()}-' not in listed.stdout
-    assert hosts_files() == before and not os.path.exists(HOST_DIRECTORY)
+
+
+def test_a_deployment_is_resumed_on_as_many_hosts(image):
+    runs = boots.resumed(*image, [boot(), boot()], 3, 2 * MIB, 3 * MIB, 1)
+    found = {run['way']: run for run in runs}
+    assert list(found) == [MADE, ARRIVES, STOCK]
+    for run in runs:
+        assert run['servers'] == 3 and run['differing_bytes'] == 3 * 2 * MIB
+        assert run['median_seconds_to_booted'] <= run['seconds_to_booted']
+    assert 3 * 2 * MIB < found[MADE]['network_bytes'] <= 1.1 * 3 * 2 * MIB
+    assert found[ARRIVES]['network_bytes'] > 3 * READ
+    assert found[STOCK]['network_bytes'] > found[STOCK]['image_bytes'] > 3 * SIZE

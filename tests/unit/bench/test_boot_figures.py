@@ -14,31 +14,46 @@ SIZE = 64 * MIB
 READ = [Extent(20 * MIB, MIB), Extent(0, 3 * MIB), Extent(40 * MIB, BLOCK)]
 
 
-def run(way=MADE, sent=109, link=1_000_000_000, chain=1.0, booted=2.0, differing=100):
+def run(way=MADE, sent=109, link=1_000_000_000, chain=1.0, booted=2.0, differing=100, servers=1):
+    """Servers of which the first is slower than the others."""
+    sizes = {'differing': differing, 'changed': 700, 'data': 1800, 'cache': 1400,
+             'difference': 105, 'image': 16000}
     return bootfigures.line(
-        way, link, chain=chain, booted=booted, sent=sent, sent_until_booted=sent,
-        sizes={'differing': differing, 'changed': 700, 'data': 1800, 'cache': 1400,
-               'difference': 105, 'image': 16000},
-        building={'cache': 1.234, 'difference': 0.5}, load=1.04)
+        way, link, chains=[chain, *[chain / 2] * (servers - 1)],
+        booted=[booted, *[booted / 2] * (servers - 1)], sent=sent, sent_until_booted=sent,
+        sizes=[sizes] * servers, building=[{'cache': 1.234, 'difference': 0.5}] * servers,
+        load=1.04)
 
 
 def test_a_run_has_all_that_was_counted():
     assert run() == {
-        'what': 'boot from a snapshot', 'way': 'made of its parent\'s', 'link_mbit': 1000,
-        'seconds_to_chain': 1.0, 'seconds_to_booted': 2.0, 'network_bytes': 109,
-        'network_until_booted_bytes': 109, 'differing_bytes': 100, 'changed_bytes': 700,
-        'data_bytes': 1800, 'cache_bytes': 1400, 'difference_bytes': 105, 'image_bytes': 16000,
-        'cache_build_seconds': 1.23, 'difference_build_seconds': 0.5, 'load': 1.0}
+        'what': 'boot from a snapshot', 'servers': 1, 'way': 'made of its parent\'s',
+        'link_mbit': 1000, 'seconds_to_chain': 1.0, 'seconds_to_booted': 2.0,
+        'median_seconds_to_booted': 2.0, 'network_bytes': 109, 'network_until_booted_bytes': 109,
+        'differing_bytes': 100, 'changed_bytes': 700, 'data_bytes': 1800, 'cache_bytes': 1400,
+        'difference_bytes': 105, 'image_bytes': 16000, 'cache_build_seconds': 1.23,
+        'difference_build_seconds': 0.5, 'load': 1.0}
+
+
+def test_many_servers_have_booted_with_the_last_and_their_bytes_are_added_up():
+    many = run(servers=3, sent=330)
+    assert (many['servers'], many['seconds_to_chain'], many['seconds_to_booted'],
+            many['median_seconds_to_booted']) == (3, 1.0, 2.0, 1.0)
+    assert (many['differing_bytes'], many['image_bytes']) == (300, 48000)
+    assert many['cache_build_seconds'] == 3.7
+    # They are no repeat of one that differs as much.
+    lines = bootfigures.ratios([many, run(differing=300, sent=3000)])
+    assert [one['network_over_differing'] for one in lines] == [1.1, 10.0]
 
 
 def test_bytes_are_over_those_that_differ_and_times_over_other_ways():
     lines = bootfigures.ratios([run(), run(ARRIVES, 1500, chain=0.5, booted=4.0),
                                 run(STOCK, 16100, chain=10.0, booted=11.0)])
     assert lines[0] == {
-        'what': bootfigures.WHAT, 'way': MADE, 'differing_bytes': 100, 'link_mbit': 1000,
-        'network_over_differing': 1.09, 'network_over_arrives': 0.073, 'chain_over_arrives': 2.0,
-        'booted_over_arrives': 0.5, 'network_over_stock': 0.007, 'chain_over_stock': 0.1,
-        'booted_over_stock': 0.182}
+        'what': bootfigures.WHAT, 'servers': 1, 'way': MADE, 'differing_bytes': 100,
+        'link_mbit': 1000, 'network_over_differing': 1.09, 'network_over_arrives': 0.073,
+        'chain_over_arrives': 2.0, 'booted_over_arrives': 0.5, 'network_over_stock': 0.007,
+        'chain_over_stock': 0.1, 'booted_over_stock': 0.182}
     assert not [name for name in lines[2] if name.endswith('over_stock')]
 
 
@@ -56,8 +71,8 @@ def test_the_target_is_met_at_its_bound_and_not_beyond(way):
     assert [one['met'] for one in bootfigures.judged([run(way, 110)])] == [True]
     [over] = bootfigures.judged([run(way, 111)])
     assert over['met'] is False and over['value'] == 1.11 and over['target'] == 1.1
-    assert over['what'] == f'boot from a snapshot, 100 bytes differ, 1000 Mbit/s, {way}:' \
-        ' network_over_differing'
+    assert over['what'] == 'boot from a snapshot, 1 servers, 100 bytes differ, 1000 Mbit/s,' \
+        f' {way}: network_over_differing'
 
 
 def test_what_stock_moves_is_told_and_other_ways_are_no_promise():

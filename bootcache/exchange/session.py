@@ -142,12 +142,11 @@ class ExchangeSession:
             held = Held(torrent, None, self._links.make(descriptor), self._clock() + seconds,
                          is_fetched, is_fetched, rate)
             try:
-                held.handle = self._add(held)
+                held.handle = self._add(held, peers)
             except (exception.BootcacheError, RuntimeError) as error:
                 held.link.close()
                 raise exception.ExchangeFailed(f'it is not exchanged: {error}') from error
             self._held[torrent.name] = held
-            self._connect(held, peers)
             self._apply_queue()
         return torrent.name
 
@@ -173,7 +172,7 @@ class ExchangeSession:
         self._session.apply_settings(dict(rules.queue(
             any(held.came for held in self._held.values()))))
 
-    def _add(self, held: Held) -> Any:
+    def _add(self, held: Held, peers: Iterable[Peer]) -> Any:
         flags = libtorrent.torrent_flags
         # Before anything is begun: they may not be there just now.
         introduction = self._members.introduction()
@@ -191,14 +190,20 @@ class ExchangeSession:
             # In upload mode nothing is asked for: a file that rotted is not written to.
             parameters.flags |= flags.seed_mode | flags.upload_mode
         handle = self._session.add_torrent(parameters)
-        handle.set_ssl_certificate_buffer(*introduction)
+        try:
+            handle.set_ssl_certificate_buffer(*introduction)
+            # Who is known when it begins is connected with at once, others when a second is full.
+            self._connect(handle, peers)
+        except BaseException:
+            self._remove(handle)
+            raise
         handle.resume()
         return handle
 
-    def _connect(self, held: Held, peers: Iterable[Peer]) -> None:
+    def _connect(self, handle: Any, peers: Iterable[Peer]) -> None:
         for address, port in itertools.islice(peers, MOST_PEERS):
             if (address, port) != (self._limits.address, self._limits.port):
-                held.handle.connect_peer((address, port))
+                handle.connect_peer((address, port))
 
     def connect(self, name: str, peers: Iterable[Peer]) -> None:
         """Connect with others that may have pieces of a file, also where that failed before.
@@ -206,7 +211,7 @@ class ExchangeSession:
         :raises ExchangeFailed: if there is no such file.
         """
         with self._lock:
-            self._connect(self._get(name), peers)
+            self._connect(self._get(name).handle, peers)
 
     def start_over(self, name: str, peers: Iterable[Peer]) -> None:
         """Look at what came of a file again, and believe all peers again.
@@ -218,18 +223,17 @@ class ExchangeSession:
             self._count(held)
             self._remove(held.handle)
             try:
-                held.handle = self._add_again(held)
+                held.handle = self._add_again(held, list(peers))
             except exception.BootcacheError as error:
                 self._forget(name)
                 raise exception.ExchangeFailed(f'it is not exchanged any more: {error}') from error
-            self._connect(held, peers)
 
-    def _add_again(self, held: Held) -> Any:
+    def _add_again(self, held: Held, peers: Iterable[Peer]) -> Any:
         # It goes in its own thread.
         deadline = self._clock() + _AGAIN_SECONDS
         while True:
             try:
-                return self._add(held)
+                return self._add(held, peers)
             except RuntimeError as error:
                 if self._clock() > deadline:
                     raise exception.ExchangeFailed(f'libtorrent refuses it: {error}') from error

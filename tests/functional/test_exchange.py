@@ -11,10 +11,12 @@ from functional_tools import until
 
 libtorrent = pytest.importorskip('libtorrent')
 
-from exchanging import MIB, Liar, fetch, has_some  # noqa: E402
+from exchanging import MIB, NETWORK, Liar, fetch, has_some  # noqa: E402
 
 from bootcache import exception, savefile  # noqa: E402
-from bootcache.exchange import fetching  # noqa: E402
+from bootcache.exchange import fetching, limits, session  # noqa: E402
+from bootcache.exchange.limits import ExchangeLimits  # noqa: E402
+from bootcache.exchange.members import Members  # noqa: E402
 
 
 def test_a_host_gets_a_file_and_gives_it_on(swarm):
@@ -29,6 +31,22 @@ def test_a_host_gets_a_file_and_gives_it_on(swarm):
     assert given['given'] >= swarm.torrent.size
     # What was not to be kept is not held.
     assert two.client.files()['files'] == {}
+
+
+def test_who_is_known_when_it_begins_is_connected_with_before_a_second_is_full(swarm, monkeypatch):
+    """libtorrent connects with others once a second, when it looks after all of its torrents."""
+    settings = limits.settings
+    monkeypatch.setattr(limits, 'settings',
+                        lambda given: {**settings(given), 'tick_interval': 3_600_000})
+    source, address = swarm.source(), '127.0.7.100'
+    host = session.ExchangeSession(ExchangeLimits(address, swarm.port, (NETWORK,)),
+                                   Members(swarm.ca.issue('host-100')), f'{swarm.directory}/links')
+    try:
+        with open(f'{swarm.directory}/got', 'w+b') as file:
+            name = host.fetch(swarm.torrent.data, file.fileno(), [source.peer])
+            until(lambda: source.address in host.look(name)['peers'], 'the source')
+    finally:
+        host.stop()
 
 
 def test_a_chain_of_hosts_gets_it_while_it_comes(swarm):

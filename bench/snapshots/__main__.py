@@ -1,9 +1,9 @@
 """``tools/bench.sh snapshots``: taking snapshots, and booting from them, beside stock Nova's ways.
 
 Real QEMU, a real Ceph of one OSD, XFS on a loop device, Glance's own stores. Each host, the storage
-node and the OSD have a network namespace; links are shaped for boots only, see boots.py. Nova, RPC,
-HTTP, TLS and the rest of Glance are not in it, nor is the hash that Glance makes of a location's
-bytes.
+node and the OSD have a network namespace; links are shaped for boots, see boots.py, and for taking
+where that is asked for. Nova, RPC, HTTP, TLS and the rest of Glance are not in it, nor is the hash
+that Glance makes of a location's bytes.
 """
 
 import argparse
@@ -63,6 +63,8 @@ def parsed() -> argparse.Namespace:
                         help='that each server has written (default: 30, quick: 7)')
     parser.add_argument('--differing', type=float, nargs='+', metavar='MB',
                         help='of that, within what boots read (default: 4 24, quick: 2 6)')
+    parser.add_argument('--link', type=int, default=0, metavar='MBIT',
+                        help='of each link while snapshots are taken (default: no limit)')
     parser.add_argument('--repeats', type=int, default=0, help='how often (default: 3, quick: 1)')
     parser.add_argument('--report', default=str(TOP / 'bench-report'), help='folder of the report')
     parser.add_argument('--inside', action='store_true', help=argparse.SUPPRESS)
@@ -194,7 +196,7 @@ def measured_boots(options: argparse.Namespace, home: str) -> list[dict[str, Any
 def measured(options: argparse.Namespace, home: str) -> list[dict[str, Any]]:
     """Measure all stores, and return the figures of each run."""
     runs: list[dict[str, Any]] = []
-    with netns.network(_HOSTS, 0, machines=1) as network:
+    with netns.network(_HOSTS, options.link * 1_000_000, machines=1) as network:
         measuring = Measuring(options, network, home)
         # This thread stays outside: a namespace that a process is in is not removed.
         servers.at_host(network.storage, lambda: on_stores(measuring, runs))
@@ -255,7 +257,8 @@ def main() -> int:
                             capture_output=True, check=False).stdout.strip()
     (folder / 'snapshots.json').write_text(json.dumps(
         {'commit': commit, 'cpus': os.cpu_count(), 'image': os.path.basename(options.image),
-         'changed_mb': options.changed, 'runs': runs + booted,
+         'changed_mb': options.changed, 'taking_link_mbit': options.link or None,
+         'runs': runs + booted,
          'ratios': figures.ratios(runs) + bootfigures.ratios(booted),
          'targets': targets}, indent=1) + '\n')
     print('\n'.join([*(figures.table(runs) if runs else ()),

@@ -60,6 +60,8 @@ def main() -> int:
     parser.add_argument('--hosts', type=int, default=0,
                         help='only the file that goes to so many (default: all)')
     parser.add_argument('--mebibytes', type=int, default=0, help='of the file, instead')
+    parser.add_argument('--without-copies', action='store_true',
+                        help='by exchange only, which takes a small part of the time')
     parser.add_argument('--directory', default='/dev/shm',
                         help='of all files (default: %(default)s, where no disk is waited for)')
     parser.add_argument('--report', default=str(TOP / 'bench-report'), help='folder of the report')
@@ -76,7 +78,7 @@ def main() -> int:
                        options.mebibytes * MEBI or (
                            wanted.quick_size if options.quick else wanted.size)) as made:
                 for _repeat in range(options.repeats or (1 if options.quick else 3)):
-                    runs += measure(made, wanted.what, wanted.hosts, link)
+                    runs += measure(made, wanted.what, wanted.hosts, link, not options.without_copies)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
     targets = figures.judged(runs)
@@ -93,8 +95,12 @@ def main() -> int:
     return 0
 
 
-def measure(made: Place, file: str, hosts: int, link: int) -> list[dict[str, Any]]:
-    """Measure both ways, and what goes wrong with one; one copy alone is the limit of all."""
+def measure(made: Place, file: str, hosts: int, link: int,
+            copies: bool = True) -> list[dict[str, Any]]:
+    """Measure both ways, and what goes wrong with one; one copy alone is the limit of all.
+
+    :param copies: whether hosts copy a cache image as well.
+    """
     numbers = range(2, hosts + 2)
     made.stop_exchanges()
     alone = made.copied([2])[0].seconds
@@ -114,7 +120,7 @@ def measure(made: Place, file: str, hosts: int, link: int) -> list[dict[str, Any
         made.stop_exchanges()
 
     made.stop_exchanges()
-    if file == figures.CACHE_IMAGE:
+    if file == figures.CACHE_IMAGE and copies:
         note(file, 'copy', lambda: made.copied(numbers))
     made.start_exchanges(range(1, hosts + 2))
     note(file, 'exchange', lambda: made.exchanged(

@@ -78,7 +78,8 @@ def main() -> int:
                        options.mebibytes * MEBI or (
                            wanted.quick_size if options.quick else wanted.size)) as made:
                 for _repeat in range(options.repeats or (1 if options.quick else 3)):
-                    runs += measure(made, wanted.what, wanted.hosts, link, not options.without_copies)
+                    runs += measure(made, wanted.what, wanted.hosts, link,
+                                    not options.without_copies)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
     targets = figures.judged(runs)

@@ -85,6 +85,16 @@ class Store(Protocol):
         """Remove an image."""
 
 
+def _steady(look: Callable[[], int]) -> int:
+    """Return a figure when it has stopped changing."""
+    last = look()
+    while True:
+        time.sleep(_STEADY_SECONDS)
+        if (now := look()) == last:
+            return now
+        last = now
+
+
 class _Known:
     """Stands for what was found out of Glance: a directory is of a store that registers, or not."""
 
@@ -131,6 +141,10 @@ class FilesStore:
                                     {'filesystem_store_datadir': self._images})
 
     def used(self) -> int:
+        """Return what is taken of the file system; XFS gives back a little later what is deleted."""
+        return _steady(self._taken)
+
+    def _taken(self) -> int:
         os.sync()
         status = os.statvfs(self._place)
         return (status.f_blocks - status.f_bfree) * status.f_frsize
@@ -200,16 +214,13 @@ class CephStore:
 
     def used(self) -> int:
         """Return what BlueStore has allocated; what is deleted is given back a little later."""
+        return _steady(self._allocated)
+
+    def _allocated(self) -> int:
         [socket] = Path(self._ceph.directory, 'run').glob('*osd.0.*.asok')
-        last = -1
-        while True:
-            told = json.loads(self._ceph.run('ceph', '--admin-daemon', str(socket), 'perf', 'dump',
-                                             'bluestore'))
-            allocated = int(told['bluestore']['bluestore_allocated'])
-            if allocated == last:
-                return allocated
-            last = allocated
-            time.sleep(_STEADY_SECONDS)
+        told = json.loads(self._ceph.run('ceph', '--admin-daemon', str(socket), 'perf', 'dump',
+                                         'bluestore'))
+        return int(told['bluestore']['bluestore_allocated'])
 
     def upload(self, image_id: str, stream: Any, size: int) -> None:
         self._urls[image_id] = self._glance.add(image_id, stream, size, _ALGORITHM)[0]

@@ -141,7 +141,7 @@ class FilesStore:
                                     {'filesystem_store_datadir': self._images})
 
     def used(self) -> int:
-        """Return what is taken of the file system; XFS gives back a little later what is deleted."""
+        """Return what is taken; XFS gives back a little later what is deleted."""
         return _steady(self._taken)
 
     def _taken(self) -> int:

@@ -115,6 +115,7 @@ class Measuring:
         store, network = setup.store, self.network
         groups = {'hosts': network.hosts, 'storage': [network.storage], 'osds': network.machines}
         ids = [str(uuid.uuid4()) for _disk in disks]
+        network.shape(self.options.link * 1_000_000)
         before = store.used()
         before_sent = {who: sum(map(network.sent, names)) for who, names in groups.items()}
         began = time.monotonic()
@@ -132,6 +133,8 @@ class Measuring:
             store.after()
         after = time.monotonic() - began - seconds
         stored = store.used() - before
+        # What is compared comes over the links as well, and is not measured.
+        network.shape(0)
         for image_id, disk in zip(ids, disks, strict=True):
             store.compare(image_id, disk, 'qcow2' if sending is None else store.base_format)
         for image_id in ids:
@@ -196,7 +199,7 @@ def measured_boots(options: argparse.Namespace, home: str) -> list[dict[str, Any
 def measured(options: argparse.Namespace, home: str) -> list[dict[str, Any]]:
     """Measure all stores, and return the figures of each run."""
     runs: list[dict[str, Any]] = []
-    with netns.network(_HOSTS, options.link * 1_000_000, machines=1) as network:
+    with netns.network(_HOSTS, 0, machines=1) as network:
         measuring = Measuring(options, network, home)
         # This thread stays outside: a namespace that a process is in is not removed.
         servers.at_host(network.storage, lambda: on_stores(measuring, runs))

@@ -310,6 +310,7 @@ def resumed(home: str, image: str, traces: Sequence[Trace], servers: int, differ
     with made(home, image, traces, home, servers) as boots:
         snapshots = [one for number in range(servers)
                      if (one := boots.snapshot(differing, changed, number)) is not None]
-        for _repeat in range(repeats if len(snapshots) == servers else 0):
-            runs += [boots.boot(snapshots, way, link) for way in RESUMED]
+        for repeat in range(repeats if len(snapshots) == servers else 0):
+            runs += [boots.boot(snapshots, way, link)
+                     for way in (RESUMED if repeat % 2 == 0 else RESUMED[::-1])]
     return runs

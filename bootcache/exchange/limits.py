@@ -70,7 +70,9 @@ def settings(limits: ExchangeLimits) -> dict[str, Any]:
         'peer_connect_timeout': 3, 'handshake_timeout': 5, 'request_timeout': 4,
         'piece_timeout': 5, 'peer_timeout': 20, 'inactivity_timeout': 60,
         # Who begins at the same time refuses at first: each is tried again when a second is full.
-        'min_reconnect_time': 0, 'max_failcount': 1000,
+        'min_reconnect_time': 0, 'max_failcount': 100,
+        # Who wants what is complete here connects by itself.
+        'seeding_outgoing_connections': False,
         'file_pool_size': 16, 'max_queued_disk_bytes': 8 << 20,
         'send_buffer_watermark': 512 << 10, 'max_peer_recv_buffer_size': 1 << 20,
         'aio_threads': 2, 'hashing_threads': 1, 'alert_queue_size': 1000,

@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import ipaddress
 import os
 import socketserver
 import stat
@@ -168,8 +169,9 @@ def _seconds(asked: dict[str, Any]) -> float:
 
 def _peers(asked: dict[str, Any]) -> list[Peer]:
     try:
-        peers = [(str(address), int(port)) for address, port in asked['peers']]
-    except (KeyError, TypeError, ValueError):
+        peers = [(str(ipaddress.ip_address(str(address))), int(port))
+                 for address, port in asked['peers']]
+    except (KeyError, TypeError, ValueError, OverflowError):
         raise _refused('peers') from None
     if len(peers) > MOST_PEERS or not all(0 < port < 1 << 16 for _address, port in peers):
         raise _refused('peers')

@@ -143,7 +143,7 @@ class ExchangeSession:
                          is_fetched, is_fetched, rate)
             try:
                 held.handle = self._add(held, peers)
-            except (exception.BootcacheError, RuntimeError) as error:
+            except Exception as error:  # libtorrent's are of many kinds
                 held.link.close()
                 raise exception.ExchangeFailed(f'it is not exchanged: {error}') from error
             self._held[torrent.name] = held
@@ -192,7 +192,8 @@ class ExchangeSession:
         handle = self._session.add_torrent(parameters)
         try:
             handle.set_ssl_certificate_buffer(*introduction)
-            # Who is known when it begins is connected with at once, others when a second is full.
+            # Where nothing has to be looked at before, they are connected with at once; who is told
+            # of later is when the next second is full.
             self._connect(handle, peers)
         except BaseException:
             self._remove(handle)
@@ -224,7 +225,7 @@ class ExchangeSession:
             self._remove(held.handle)
             try:
                 held.handle = self._add_again(held, list(peers))
-            except exception.BootcacheError as error:
+            except Exception as error:  # likewise
                 self._forget(name)
                 raise exception.ExchangeFailed(f'it is not exchanged any more: {error}') from error
 

@@ -33,20 +33,45 @@ def test_a_host_gets_a_file_and_gives_it_on(swarm):
     assert two.client.files()['files'] == {}
 
 
-def test_who_is_known_when_it_begins_is_connected_with_before_a_second_is_full(swarm, monkeypatch):
+@pytest.fixture
+def make_session(swarm):
+    """Makes an exchange in this process."""
+    made = []
+
+    def make():
+        made.append(session.ExchangeSession(
+            ExchangeLimits('127.0.7.100', swarm.port, (NETWORK,)),
+            Members(swarm.ca.issue('host-100')), f'{swarm.directory}/links'))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.stop()
+
+
+def test_who_is_known_when_it_begins_is_connected_with_before_a_second_is_full(
+        swarm, make_session, monkeypatch):
     """libtorrent connects with others once a second, when it looks after all of its torrents."""
     settings = limits.settings
     monkeypatch.setattr(limits, 'settings',
                         lambda given: {**settings(given), 'tick_interval': 3_600_000})
-    source, address = swarm.source(), '127.0.7.100'
-    host = session.ExchangeSession(ExchangeLimits(address, swarm.port, (NETWORK,)),
-                                   Members(swarm.ca.issue('host-100')), f'{swarm.directory}/links')
-    try:
-        with open(f'{swarm.directory}/got', 'w+b') as file:
-            name = host.fetch(swarm.torrent.data, file.fileno(), [source.peer])
-            until(lambda: source.address in host.look(name)['peers'], 'the source')
-    finally:
-        host.stop()
+    source, host = swarm.source(), make_session()
+    with open(f'{swarm.directory}/got', 'w+b') as file:
+        name = host.fetch(swarm.torrent.data, file.fileno(), [source.peer])
+        until(lambda: source.address in host.look(name)['peers'], 'the source')
+
+
+def test_what_cannot_be_begun_leaves_nothing(swarm, make_session):
+    host, nobody = make_session(), [('no address', 1)]
+    with open(f'{swarm.directory}/got', 'w+b') as file:
+        with pytest.raises(exception.ExchangeFailed, match='connect_peer'):
+            host.fetch(swarm.torrent.data, file.fileno(), nobody)
+        assert host.files()['files'] == {} and os.listdir(f'{swarm.directory}/links') == []
+        name = host.fetch(swarm.torrent.data, file.fileno(), [])
+        with pytest.raises(exception.ExchangeFailed, match='connect_peer'):
+            host.start_over(name, nobody)
+        assert host.files()['files'] == {} and os.listdir(f'{swarm.directory}/links') == []
+        assert host.fetch(swarm.torrent.data, file.fileno(), []) == name
 
 
 def test_a_chain_of_hosts_gets_it_while_it_comes(swarm):

@@ -82,6 +82,18 @@ def test_what_makes_no_sense_is_refused(swarm, message):
     assert host.client.files()['files'] == {}
 
 
+@pytest.mark.parametrize('peer', [['no address', 1], ['127.0.7.1', 1e400], [['127.0.7.1'], 1],
+                                  ['127.0.7.1', 0]])
+def test_peers_that_are_none_are_refused_and_the_file_is_as_before(swarm, peer):
+    source, one = swarm.source(), swarm.host()
+    name = one.client.fetch(swarm.torrent.data, one.file, [])
+    for ask in (one.client.connect, one.client.start_over):
+        with pytest.raises(exception.ExchangeFailed, match='peers'):
+            ask(name, [peer])
+    one.client.connect(name, [source.peer])
+    until(lambda: one.client.look(name).is_complete, 'all of it')
+
+
 def test_what_a_killed_service_left_is_not_written_into_what_the_next_one_fetches(swarm):
     """The storage service, too, was started anew, and gives out another torrent of the file."""
     source, one = swarm.source(), swarm.host()

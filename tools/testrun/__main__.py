@@ -22,12 +22,13 @@ from pathlib import Path
 TOP = Path(__file__).resolve().parents[2]
 PARTS = ('unit', 'functional', 'e2e')
 # Without this process a lane is nothing; without its first process a namespace is none. The shell
-# is that first process: it stays, and waits for the orphans too. libvirt's locks of terminals name
-# processes by their numbers, which mean nothing in another namespace: each lane has its own.
+# is that first process: it stays, and waits for the orphans too. libvirt's locks of terminals and
+# the names of network namespaces have processes' numbers, which mean nothing in another namespace:
+# each lane has its own of both.
 NAMESPACES = ('setpriv', '--pdeathsig', 'KILL', 'unshare', '--net', '--pid', '--fork',
               '--kill-child=KILL', '--mount-proc', '--propagation', 'private',
-              'sh', '-c', 'mount -t tmpfs locks "$(readlink -f /var/lock)" && ip link set lo up'
-              ' && "$@"; exit $?', 'sh')
+              'sh', '-c', 'mount -t tmpfs locks "$(readlink -f /var/lock)" && mkdir -p /run/netns'
+              ' && mount -t tmpfs names /run/netns && ip link set lo up && "$@"; exit $?', 'sh')
 # A cloud is taken down in that time when the run is interrupted.
 GRACE_SECONDS = 120
 NO_TESTS = 5

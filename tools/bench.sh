@@ -5,7 +5,7 @@
 #                                        under-stress, savings, many-readers, propagation, alternatives, tls, on-ceph, exchanged;
 #                                        --help tells what each is
 #   tools/bench.sh exchange [--quick]     a cache image to many hosts at once, given by each other, and copied
-#   tools/bench.sh snapshots [--quick]    servers' snapshots on Ceph and on files, and boots from one, ours and stock's: bytes, time
+#   tools/bench.sh snapshots [--quick]    servers' snapshots on Ceph and on files, boots from one, and many resumed, ours and stock's: bytes, time
 #   tools/bench.sh clusters [--boots N], weigher [--hosts N], cluster [--quick] [--exchanged]
 set -euo pipefail
 # shellcheck source=tools/common.sh

@@ -196,7 +196,7 @@ class Compared:
 
 
 # ``tools/bench.sh exchange`` of 16 MiB by links of 20 and 10 Mbit/s, the storage node's too, before
-# hosts connected with each other at once; as fast as those of doc/source/exchange.rst within 5 %.
+# hosts connected with each other at once.
 # So slow a link has a piece under way for longer than hosts need for it.
 _MEASURED = {8: (1.36, 1.15), 32: (1.39, 1.12)}
 _MEASURED_PIECES = 256

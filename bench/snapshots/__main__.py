@@ -181,8 +181,6 @@ def xfs(home: str) -> Iterator[str]:
 def measured_boots(options: argparse.Namespace, home: str) -> list[dict[str, Any]]:
     """Measure boots from snapshots, and return the figures of each run."""
     image, found = Path(options.image), list[dict[str, Any]]()
-    if not {_BOOTING, _RESUMING} & set(options.parts):
-        return found
     traces = record.traces_of(image, image.stem.partition('-')[0])
     differing, changed = [int(size * 1e6) for size in options.differing], int(options.changed * 1e6)
     if _BOOTING in options.parts:
@@ -248,7 +246,8 @@ def main() -> int:
     runs, booted = list[dict[str, Any]](), list[dict[str, Any]]()
     try:
         # Hosts of boots are processes that are forked: before there are threads.
-        booted = measured_boots(options, home)
+        if {_BOOTING, _RESUMING} & set(options.parts):
+            booted = measured_boots(options, home)
         if _TAKING in options.parts:
             runs = measured(options, home)
     finally:

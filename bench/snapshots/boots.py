@@ -11,6 +11,7 @@ files.
 import contextlib
 import dataclasses
 import functools
+import json
 import os
 import shutil
 import subprocess
@@ -305,8 +306,16 @@ def resumed(home: str, image: str, traces: Sequence[Trace], servers: int, differ
     :param servers: of the deployment, each with a snapshot of its own.
     :param differing: bytes of what boots read that each has written.
     :param changed: bytes that each has written in all.
+    :returns: none if there is no room, or if hosts get all of a snapshot's cache image, as is told.
     """
-    runs = []
+    runs: list[dict[str, Any]] = []
+    # A snapshot, and on its host a download of it and what that is converted to.
+    needed = servers * 3 * (int(json.loads(qemu(
+        'qemu-img', 'measure', '--output=json', '-O', 'qcow2', image))['required']) + changed)
+    if (free := shutil.disk_usage(home).free) < needed:
+        print(f'{servers} servers are not resumed: that takes {needed / 1e9:.0f} GB in {home}, where'
+              f' {free / 1e9:.0f} GB are free; ask for fewer with --servers', file=sys.stderr)
+        return runs
     with made(home, image, traces, home, servers) as boots:
         snapshots = [one for number in range(servers)
                      if (one := boots.snapshot(differing, changed, number)) is not None]

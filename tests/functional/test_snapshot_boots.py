@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -61,6 +62,12 @@ def test_what_travels_is_counted_in_every_way(image):
         assert found[way]['network_bytes'] > READ
     assert found[STOCK]['network_bytes'] > found[STOCK]['image_bytes'] > SIZE
     assert [one['met'] for one in bootfigures.judged(runs)] == [True, True, None]
+
+
+def test_what_the_disk_has_no_room_for_is_not_resumed_and_told(image, monkeypatch, capsys):
+    monkeypatch.setattr(shutil, 'disk_usage', lambda path: shutil._ntuple_diskusage(1, 1, 0))
+    assert boots.resumed(*image, [boot(), boot()], 3, 2 * MIB, 3 * MIB, 1) == []
+    assert '3 servers are not resumed' in capsys.readouterr().err
 
 
 def test_a_deployment_is_resumed_on_as_many_hosts(image):

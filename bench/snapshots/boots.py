@@ -313,8 +313,8 @@ def resumed(home: str, image: str, traces: Sequence[Trace], servers: int, differ
     needed = servers * 3 * (int(json.loads(qemu(
         'qemu-img', 'measure', '--output=json', '-O', 'qcow2', image))['required']) + changed)
     if (free := shutil.disk_usage(home).free) < needed:
-        print(f'{servers} servers are not resumed: that takes {needed / 1e9:.0f} GB in {home}, where'
-              f' {free / 1e9:.0f} GB are free; ask for fewer with --servers', file=sys.stderr)
+        print(f'{servers} servers are not resumed: that takes {needed / 1e9:.0f} GB in {home},'
+              f' where {free / 1e9:.0f} GB are free; ask for fewer with --servers', file=sys.stderr)
         return runs
     with made(home, image, traces, home, servers) as boots:
         snapshots = [one for number in range(servers)

@@ -7,6 +7,7 @@ but ``ImageRefused`` is written into the current folder, and ends the run with a
 
 import contextlib
 import importlib
+import multiprocessing
 import os
 import resource
 import sys
@@ -32,7 +33,18 @@ def _seeds(directory: str) -> None:
 
 
 def main() -> int:
-    """Run it until its time is over; 2 is returned where atheris is not installed."""
+    """Run it until its time is over; 2 is returned where atheris is not installed.
+
+    It runs in a fork: what a program is told of its largest memory, and libFuzzer's limit looks at,
+    begins with that of whoever started the program, as Linux keeps it across exec.
+    """
+    process = multiprocessing.get_context('fork').Process(target=lambda: sys.exit(_fuzz()))
+    process.start()
+    process.join()
+    return 1 if process.exitcode is None or process.exitcode < 0 else process.exitcode
+
+
+def _fuzz() -> int:
     seconds = int(sys.argv[1]) if len(sys.argv) > 1 else 3600
     try:
         atheris = importlib.import_module('atheris')

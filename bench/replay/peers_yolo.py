@@ -142,8 +142,8 @@ class OursWarm(OursCold):
     phases: tuple[str, ...] = 'warm',
 
     def prepare(self, host: Any, image: Image, phase: str) -> None:
-        """Warm the host."""
-        super().prepare(host, image, phase)
+        """Warm the host, which has nothing until then."""
+        super().prepare(host, image, OursCold.phases[0])
         host.make_overlay(image, host.directory / 'before')
         # The product may have begun with a cache image that was still arriving.
         while host.compute.needs.is_arriving(image.image_id):

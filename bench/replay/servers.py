@@ -45,6 +45,11 @@ class Seat:
                                    UnixListener(str(self.directory / 'nbd')))
 
     @property
+    def name(self) -> str:
+        """The host's and the server's, for messages."""
+        return f'{self.host.name}, server {self.number}'
+
+    @property
     def compute(self) -> Any:
         """The host's; its servers have one."""
         return self.host.compute

@@ -3,12 +3,13 @@
 import os
 import random
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 from functional_tools import qemu_img
 
-from bench.replay import cluster, netns, peers, trace
+from bench.replay import cluster, netns, peers, peers_yolo, servers, trace
 from bench.replay.trace import Header, Request, Trace
 from bootcache.cachelayout import Compression
 
@@ -74,6 +75,24 @@ def test_all_ways_read_the_same_and_nothing_is_left(base, directory):
     assert found['bootcache zstd warm'].to_json()['host_bytes'] \
         < found['bootcache zstd expanded'].to_json()['host_bytes']
     assert found['full copy'].copied == 2 * base.stat().st_size
+
+
+def test_servers_of_one_host_boot_from_what_it_has(base, directory):
+    played = boot()
+    extents = trace.read_extents(played.requests, 4096, SIZE)
+    with cluster.cluster(1, 400_000_000, media=Path(directory),
+                         storage=Path(directory)) as made:
+        small = made.add_image(base, 'qcow2', SIZE, extents, compression=Compression.ZSTD)
+        for peer in (peers_yolo.OursColdCompressed(), peers_yolo.OursWarmCompressed(),
+                     peers_yolo.OursExpanded()):
+            made.everywhere(1, servers.prepare, peer, [small, small], peer.phases[0], {})
+            made.traffic()
+            found = made.everywhere(1, servers.boot, [played] * 2, False, 1.0, 0.0, True,
+                                    time.monotonic() + 0.1)[0]
+            assert ('cache' in made.traffic()) == (peer.phases[0] == 'cold')
+            assert len(set(found['digests'])) == 1 and not found['refused']
+            made.everywhere(1, servers.finish)
+            made.reset(1)
 
 
 def test_a_network_that_somebody_left_is_removed():

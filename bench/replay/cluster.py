@@ -13,7 +13,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, TypeVarTuple
 
 from bench.replay import children, netns, tap
 from bench.replay.children import Child
@@ -28,6 +28,8 @@ from bootcache.workingset import Extent
 _GO_SECONDS = 0.3
 # In which all hosts' processes have started, on a machine that may be busy.
 _PREPARE_SECONDS = 600
+_Answer = TypeVar('_Answer')
+_Arguments = TypeVarTuple('_Arguments')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,8 +151,8 @@ class Cluster:
             children.results(used, 120)
         return found
 
-    def everywhere(self, hosts: int, function: Callable[..., Any], *arguments: Any,
-                   patience: float = 600) -> list[Any]:
+    def everywhere(self, hosts: int, function: Callable[[HostChild, int, *_Arguments], _Answer],
+                   *arguments: *_Arguments, patience: float = 600) -> list[_Answer]:
         """Call a module's function on some hosts at the same time; what it gives on each.
 
         :param function: gets the host, its number from 0 on, and the arguments.

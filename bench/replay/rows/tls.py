@@ -101,9 +101,10 @@ def _read(made: Cluster, image: Image, way: str, length: int, digest: int) -> di
     """
     point = Reading(OURS, 1, 1, False, length)
     try:
-        made.everywhere(1, reading.prepare, image, point)
+        made.everywhere(1, reading.prepare, [image], point)
         before = _exporter_cpu(made, way)
-        found, = made.everywhere(1, reading.read, point, True, time.monotonic() + _GO_SECONDS)
+        found, = made.everywhere(1, reading.read, [image], point, True,
+                                 time.monotonic() + _GO_SECONDS)
         exporter = _exporter_cpu(made, way) - before
     finally:
         made.reset(1)

@@ -7,6 +7,7 @@ every wait has a limit, and who comes after one that was in vain is told at once
 import contextlib
 import logging
 import os
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -66,11 +67,16 @@ class Monitor:
     :param breaker: spares others the wait for a daemon that did not answer just now; None for a
         daemon on which nobody waits in a hurry.
     :param cure: what to do where nobody listens; empty where who asks starts the daemon by itself.
+    :param queue_seconds: for which to wait for other threads beyond ``patience``, as long as the
+        daemon answers them.
     """
 
     def __init__(self, name: str, path: str, patience: float, command_seconds: float,
-                 breaker: Breaker | None = None, cure: str = ''):
+                 breaker: Breaker | None = None, cure: str = '', queue_seconds: float = 0):
         self._cure = cure
+        self._queue_seconds = queue_seconds
+        # When it answered anybody for the last time, monotonic seconds.
+        self._heard_at = -patience
         self.name = name
         self.path = path
         self.command_seconds = command_seconds
@@ -99,6 +105,7 @@ class Monitor:
 
     def heard(self) -> None:
         """Note that the daemon does not hang."""
+        self._heard_at = time.monotonic()
         if self._breaker is not None:
             self._breaker.answered()
 
@@ -108,11 +115,14 @@ class Monitor:
 
         :raises StorageDaemonBusy: if another one has it for longer than this one waits.
         """
-        if not self._lock.acquire(self._patience):
-            # Whoever has it finds out whether the daemon hangs.
-            raise exception.StorageDaemonBusy(
-                f'{self.name}: {self.path} is in use, and was not free within'
-                f' {self._patience:g} s')
+        began = time.monotonic()
+        while not self._lock.acquire(self._patience):
+            # Whoever has it finds out whether the daemon hangs. One that answers has a queue.
+            now = time.monotonic()
+            if now - began >= self._queue_seconds or now - self._heard_at >= self._patience:
+                raise exception.StorageDaemonBusy(
+                    f'{self.name}: {self.path} is in use, and was not free within'
+                    f' {now - began:.0f} s')
         try:
             yield
         finally:

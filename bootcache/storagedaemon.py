@@ -25,9 +25,7 @@ from bootcache.monitor import Monitor, Session
 LOG = logging.getLogger(__name__)
 
 _COMMAND_SECONDS = 30
-_START_SECONDS = 20
-_STARTS = 3
-_KILLED_SECONDS = 30
+_START_SECONDS, _STARTS, _KILLED_SECONDS = 20, 3, 30
 # Of one that nobody but systemd starts.
 _CURE = 'start its systemd unit'
 # QEMU 7.2 has been seen to crash at its monitor's first client.
@@ -113,6 +111,7 @@ class StorageDaemon:
         and nobody but the daemon's user may reach its monitor.
     :param patience: of its monitor: see there.
     :param command_seconds: likewise.
+    :param queue_seconds: likewise.
     :param breaker: likewise.
     :param trace: an event of QEMU's that it writes into its log, or a file: see errorlog.py.
     :param admission: who is let in by TLS, of one that it starts; None for anybody, without TLS.
@@ -121,8 +120,9 @@ class StorageDaemon:
     def __init__(self, name: str, directory: str, listener: UnixListener | TcpListener,
                  binary: str = 'qemu-storage-daemon', autostart: bool = True,
                  group: str | None = None, patience: float = _COMMAND_SECONDS,
-                 command_seconds: float = _COMMAND_SECONDS, breaker: Breaker | None = None,
-                 trace: str | None = None, admission: tls.Admission | None = None):
+                 command_seconds: float = _COMMAND_SECONDS, queue_seconds: float = 0,
+                 breaker: Breaker | None = None, trace: str | None = None,
+                 admission: tls.Admission | None = None):
         self.name = name
         self.directory = directory
         self.listener = listener
@@ -134,9 +134,9 @@ class StorageDaemon:
         self.monitor_path = os.path.join(directory, f'{name}.qmp')
         self.pid_path = os.path.join(directory, f'{name}.pid')
         self.log_path = os.path.join(directory, f'{name}.log')
-        # To have it alone guards starting as well.
+        # It alone guards starting as well.
         self.monitor = Monitor(name, self.monitor_path, patience, command_seconds, breaker,
-                               '' if autostart else _CURE)
+                               '' if autostart else _CURE, queue_seconds)
 
     def ensure_running(self) -> bool:
         """Adopt the daemon if it answers, else start it.

@@ -26,6 +26,8 @@ LOG = logging.getLogger(__name__)
 # A boot waits for the gateway for so long. After that nobody asks it for so many seconds: boots
 # go the stock way at once.
 _ANSWER_SECONDS = 5
+# Servers of many images that start at once on a slow disk each want it several times.
+_QUEUE_SECONDS = 60
 _SILENCE_SECONDS = 10
 
 
@@ -51,7 +53,8 @@ class Gateway:
                                     autostart=autostart, group=group, patience=_ANSWER_SECONDS,
                                     # Changing a chain waits for reads that wait.
                                     command_seconds=_ANSWER_SECONDS + reconnect_delay,
-                                    breaker=Breaker(1, _SILENCE_SECONDS))
+                                    breaker=Breaker(1, _SILENCE_SECONDS),
+                                    queue_seconds=_QUEUE_SECONDS)
         self._reconnect_delay = reconnect_delay
         # Make looking, adding and removing one step.
         self._locks = KeyedLocks(Rank.GATEWAY, 'the gateway\'s lock of image')
@@ -329,11 +332,12 @@ class Gateway:
 
     @contextlib.contextmanager
     def _alone(self, image_id: str) -> Iterator[None]:
-        lock = self._locks.of(image_id)
-        if not lock.acquire(self.daemon.monitor.command_seconds):
+        lock, seconds = self._locks.of(image_id), self.daemon.monitor.command_seconds
+        # Who has it may stand in the monitor's queue.
+        if not lock.acquire(seconds + _QUEUE_SECONDS):
             raise exception.StorageDaemonBusy(
                 f'gateway: what it has of image {image_id} is being changed, for more than'
-                f' {self.daemon.monitor.command_seconds:g} s')
+                f' {seconds + _QUEUE_SECONDS:g} s')
         try:
             yield
         finally:

@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import threading
+import time
 
 import pytest
 
@@ -103,6 +104,44 @@ def test_nobody_waits_for_ever_for_another_who_has_the_monitor(tmp_path, monkeyp
         end.set()
         thread.join()
     assert Hangs.asked == 0
+
+
+def test_who_stands_in_a_queue_waits_as_long_as_the_daemon_answers(tmp_path):
+    """Each of many that start at once on a slow disk has it for a while."""
+    asked = monitor.Monitor('x', str(tmp_path / 'x.qmp'), 0.1, 1, Breaker(1, 3600),
+                            queue_seconds=3600)
+    held, waits, end = threading.Event(), threading.Event(), threading.Event()
+
+    def hold():
+        with asked.alone():
+            held.set()
+            while not end.wait(0.001):
+                asked.heard()
+            # From here on it says nothing.
+            waits.wait(30)
+
+    def queue():
+        began = time.monotonic()
+        try:
+            with asked.alone():
+                found.append('had it')
+        except exception.StorageDaemonBusy as error:
+            found.append((str(error), time.monotonic() - began))
+
+    found = []
+    holder, waiter = threading.Thread(target=hold), threading.Thread(target=queue)
+    holder.start()
+    held.wait(30)
+    waiter.start()
+    # Five times as long as it has patience for.
+    waiter.join(0.5)
+    assert waiter.is_alive() and not found
+    end.set()
+    waiter.join(30)
+    (words, seconds), = found
+    assert 'in use' in words and seconds > 0.5
+    waits.set()
+    holder.join()
 
 
 @pytest.mark.parametrize('is_left', [False, True])

@@ -72,11 +72,9 @@ def targets(head: dict[str, Any], runs: Sequence[dict[str, Any]]) -> list[dict[s
     found = [_alone(head, runs, most, WARM if WARM in labels else EXPANDED)]
     for warm in (WARM, EXPANDED):
         if warm in labels:
-            found += [sums.ratio_target(
+            found += [_beside(
                 head, f'{"warm" if warm == WARM else warm} over full local raw, {where}', 1.02,
-                runs, lambda one, hosts=hosts, warm=warm: one['label'] == warm
-                and one['hosts'] == hosts,
-                lambda one, hosts=hosts: one['label'] == REFERENCE and one['hosts'] == hosts)
+                runs, (warm, REFERENCE), hosts)
                 for hosts, where in ((1, 'one host'), (most, f'{most} hosts'))]
     found += [
         sums.target(head, 'bytes of the base read by warm boots', 0, base),
@@ -84,7 +82,9 @@ def targets(head: dict[str, Any], runs: Sequence[dict[str, Any]]) -> list[dict[s
                     len(digests) / len(images))]
     for cold, warm in ((COLD, WARM), (ZSTD_COLD, EXPANDED)):
         if {cold, warm} <= labels:
-            found.append(_cold(head, runs, cold, warm))
+            # What it costs one host to fetch the cache image while its server boots.
+            found.append(_beside(head, f'{cold} over {warm}, one host', 1.10, runs,
+                                 (cold, warm), 1))
     others = sorted(labels - {REFERENCE} - _OURS)
     for ours in (WARM, EXPANDED, COLD, ZSTD_COLD):
         for other in others if ours in labels else ():
@@ -95,17 +95,16 @@ def targets(head: dict[str, Any], runs: Sequence[dict[str, Any]]) -> list[dict[s
                                    lambda one: f'{one["hosts"]} hosts')
 
 
-def _cold(head: dict[str, Any], runs: Sequence[dict[str, Any]], cold: str,
-          warm: str) -> dict[str, Any]:
-    """Judge what it costs one host to fetch the cache image while its server boots."""
-    found = sums.ratio_target(
-        head, f'{cold} over {warm}, one host', 1.10, runs,
-        lambda one: one['label'] == cold and one['hosts'] == 1,
-        lambda one: one['label'] == warm and one['hosts'] == 1)
-    if not found['met']:
-        for label in (cold, warm):
-            those = [one for one in runs if (one['label'], one['hosts']) == (label, 1)]
-            found['reason'] += f'; {label}: {sums.profile(those)}'
+def _beside(head: dict[str, Any], name: str, bound: float, runs: Sequence[dict[str, Any]],
+            labels: tuple[str, str], hosts: int) -> dict[str, Any]:
+    """Judge one way over another on some hosts; if that is missed, tell where the time goes."""
+    those = [[one for one in runs if (one['label'], one['hosts']) == (label, hosts)]
+             for label in labels]
+    found = sums.ratio_target(head, name, bound, runs, lambda one: one in those[0],
+                              lambda one: one in those[1])
+    if not found['met'] and all(those):
+        found['reason'] += ''.join(f'; {label}: {sums.profile(mine)}'
+                                   for label, mine in zip(labels, those, strict=True))
     return found
 
 

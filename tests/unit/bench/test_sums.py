@@ -58,6 +58,8 @@ def test_a_missed_target_stays_missed():
             + rounds('bootcache warm', 10.2, 10.6, hosts=8, base=100, digests=[8]))
     judged = {one['name']: one for one in manyhosts.targets(HEAD, runs)}
     assert judged['warm over full local raw, one host']['met']
+    many = judged['warm over full local raw, 8 hosts']
+    assert not many['met'] and 'local raw: 10.00 s, of them 0.10 s until' in many['reason']
     alone = judged['warm on 8 hosts over warm on one']
     assert not alone['met'] and '10% busy with one warm host, and 80% with 8' in alone['reason']
     assert judged['bytes of the base read by warm boots']['value'] == 200

@@ -24,8 +24,8 @@ from bootcache.monitor import Monitor, Session
 
 LOG = logging.getLogger(__name__)
 
-_COMMAND_SECONDS = 30
-_START_SECONDS, _STARTS, _KILLED_SECONDS = 20, 3, 30
+_COMMAND_SECONDS, _START_SECONDS, _KILLED_SECONDS = 30, 20, 30
+_STARTS = 3
 # Of one that nobody but systemd starts.
 _CURE = 'start its systemd unit'
 # QEMU 7.2 has been seen to crash at its monitor's first client.
@@ -134,7 +134,7 @@ class StorageDaemon:
         self.monitor_path = os.path.join(directory, f'{name}.qmp')
         self.pid_path = os.path.join(directory, f'{name}.pid')
         self.log_path = os.path.join(directory, f'{name}.log')
-        # It alone guards starting as well.
+        # To have it alone guards starting as well.
         self.monitor = Monitor(name, self.monitor_path, patience, command_seconds, breaker,
                                '' if autostart else _CURE, queue_seconds)
 

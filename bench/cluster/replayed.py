@@ -19,8 +19,9 @@ CACHE_BYTES = 934.4e6 / 64
 BOOT_BYTES = 1203.8e6 / 64
 # A boot's requests, in the page's table of whether a replay is the real boot.
 BOOT_REQUESTS = 535
+_COLD = 'bootcache zstd cold'
 # Boot times over that of one host which has the full base.
-MEASURED = {'bootcache zstd cold': {1: 1.0086, 8: 1.1293, 64: 4.3798},
+MEASURED = {_COLD: {1: 1.0086, 8: 1.1293, 64: 4.3798},
             'on demand': {1: 1.0439, 8: 1.6029, 64: 6.8681}}
 
 
@@ -42,7 +43,7 @@ def model(way: str, hosts: int) -> float:
     """Return the mean boot time of hosts that boot at once, over that of one which has all."""
     env = simpy.Environment()
     # A guest reads all that is in the cache image, in its time.
-    size = CACHE_BYTES if way == 'bootcache zstd cold' else BOOT_BYTES
+    size = CACHE_BYTES if way == _COLD else BOOT_BYTES
     pace = GUEST_SECONDS / size
     # All is in the storage node's page cache.
     node = StorageNode(env, Node(link=LINK), LINK, 1e9, True, pace)
@@ -50,7 +51,7 @@ def model(way: str, hosts: int) -> float:
 
     def boot() -> Generator[Any, Any, None]:
         link, began = FairLink(env, LINK, LINK, pace), env.now
-        if way == 'bootcache zstd cold':
+        if way == _COLD:
             yield env.timeout(calibration.ARRIVAL_SECONDS.value)
             arriving = node.arrive(link, size, None)
             made = env.now

@@ -98,9 +98,7 @@ def never_slower(head: dict[str, Any], runs: Sequence[Run], ours: str,
     reason = f'at {where} hosts, spread {noise} over {rounds} rounds'
     bound = round(1 + max(noise, LEAST_NOISE), 4)
     if worst > bound:
-        for label in (ours, other):
-            those = [one for one in runs if (one['label'], one['hosts']) == (label, where)]
-            reason += f'; {label}: {profile(those)}'
+        reason += profiles(runs, (ours, other), where)
     return target(head, f'{ours} over {other}, at worst', bound, worst, reason)
 
 
@@ -112,6 +110,13 @@ def profile(runs: Sequence[Run]) -> str:
     return (f'{middle("seconds"):.2f} s, of them {middle("disk_seconds"):.2f} s until the disk was'
             f' made; CPU of a server\'s chain {middle("chain_cpu_seconds"):.2f} s, of gateway and'
             f' helpers {middle("host_cpu_seconds"):.2f} s')
+
+
+def profiles(runs: Sequence[Run], labels: Sequence[str], hosts: int) -> str:
+    """Return the same of some ways on as many hosts, to follow a reason. Pure."""
+    return ''.join(
+        f'; {label}: {profile(those)}' for label in labels
+        if (those := [one for one in runs if (one['label'], one['hosts']) == (label, hosts)]))
 
 
 def uncompressed(label: str) -> str:

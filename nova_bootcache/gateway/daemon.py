@@ -26,9 +26,9 @@ LOG = logging.getLogger(__name__)
 # A boot waits for the gateway for so long. After that nobody asks it for so many seconds: boots
 # go the stock way at once.
 _ANSWER_SECONDS = 5
+_SILENCE_SECONDS = 10
 # Servers of many images that start at once on a slow disk each want it several times.
 _QUEUE_SECONDS = 60
-_SILENCE_SECONDS = 10
 
 
 class Gateway:

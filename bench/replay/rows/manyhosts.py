@@ -98,13 +98,12 @@ def targets(head: dict[str, Any], runs: Sequence[dict[str, Any]]) -> list[dict[s
 def _beside(head: dict[str, Any], name: str, bound: float, runs: Sequence[dict[str, Any]],
             labels: tuple[str, str], hosts: int) -> dict[str, Any]:
     """Judge one way over another on some hosts; if that is missed, tell where the time goes."""
-    those = [[one for one in runs if (one['label'], one['hosts']) == (label, hosts)]
-             for label in labels]
-    found = sums.ratio_target(head, name, bound, runs, lambda one: one in those[0],
-                              lambda one: one in those[1])
-    if not found['met'] and all(those):
-        found['reason'] += ''.join(f'; {label}: {sums.profile(mine)}'
-                                   for label, mine in zip(labels, those, strict=True))
+    found = sums.ratio_target(
+        head, name, bound, runs,
+        *(lambda one, label=label: (one['label'], one['hosts']) == (label, hosts)
+          for label in labels))
+    if not found['met']:
+        found['reason'] += sums.profiles(runs, labels, hosts)
     return found
 
 

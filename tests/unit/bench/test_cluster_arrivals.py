@@ -161,8 +161,9 @@ def test_the_model_has_what_the_replay_measured(way):
     found = [one for one in replayed.compare() if one.way == way]
     assert [one.hosts for one in found] == [1, 8, 64]
     for one in found:
-        # A guest is taken to read evenly, or to wait for all of its reads one after the other.
-        assert one.model == pytest.approx(one.measured, rel=0.11)
+        # What reads along is modelled, evenly; what waits for each read is taken to wait for all.
+        bound = 0.1 if way == 'on demand' else {1: 0.02, 8: 0.11, 64: 0.07}[one.hosts]
+        assert one.model == pytest.approx(one.measured, rel=bound)
 
 
 # Boots.

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Protocol
 
-from bootcache import ending
+from bootcache import ending, exception
 from bootcache.bootmarker import BootMarker
 from bootcache.ending import BootJudge, BootProgress
 from bootcache.growingstore import Mark
@@ -14,6 +14,7 @@ class RecordedStore(Protocol):
     """What is asked of a boot's growing store: see bootcache/growingstore.py."""
 
     grows: bool
+    is_full: bool
 
     def mark(self) -> Mark:
         """Return the present place in its growth."""
@@ -69,6 +70,7 @@ class BootEnd:
 
         :param now: monotonic seconds.
         :param stands: whether its guest stands still, and waits for its disk: that is no silence.
+        :raises StorageDaemonError: if what it reads is not kept any more, and not as that is enough.
         """
         if stands:
             self._awake_since, self._stood = now, True
@@ -81,6 +83,10 @@ class BootEnd:
             None if self._seen_at is None else now - self._seen_at, self._stood)
         ended_by = self._judge.ended_by(progress, self._console, not self._marker.given_up)
         if ended_by is None and not self._store.grows:
+            if not self._store.is_full:
+                raise exception.StorageDaemonError(
+                    'its boot was not over when its growing store was taken out, as nova-compute or'
+                    ' the gateway ended; the next boot is recorded')
             ended_by = ending.QUOTA
         if ended_by is None:
             return None

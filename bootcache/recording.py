@@ -55,6 +55,7 @@ class Recording:
     :ivar name: of the nodes and the export, for instance the server's id; two recordings of one
         image may overlap, as one server goes while the next one starts.
     :ivar grows: whether what is read through it is kept.
+    :ivar is_full: False: it has no limit of its own.
     :ivar export: that the overlay stands on.
 
     :param daemon: where the nodes live.
@@ -66,7 +67,7 @@ class Recording:
     def __init__(self, daemon: StorageDaemon, name: str, base_nodes: Sequence[dict[str, Any]],
                  virtual_bytes: int, path: str):
         self.name = name
-        self.grows = False
+        self.grows = self.is_full = False
         self.export = naming.export_name(naming.EXPORT_RECORDING, name)
         self._daemon = daemon
         self._base_nodes = list(base_nodes)

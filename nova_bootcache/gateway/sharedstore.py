@@ -40,6 +40,7 @@ class SharedStore:
     :ivar path: of the store's file; made new, removed at the end.
     :ivar limit: bytes that the file may have.
     :ivar grows: whether what is read through it is still kept.
+    :ivar is_full: it does not grow any more, as its limit was reached, or its medium is full.
     :ivar spoilt: what is read through it is not boots' alone, or not kept, or what a boot read was
         not told: it tells nothing of boots any more, and gives way to another one.
 
@@ -51,7 +52,7 @@ class SharedStore:
         self.name = image_id
         self.path = path
         self.limit = limit
-        self.grows = False
+        self.grows = self.is_full = False
         self.spoilt = False
         self._gateway = gateway
         self._store = GrowingStore(gateway.daemon, image_id, naming.node_name(REMOTE, image_id),
@@ -147,6 +148,7 @@ class SharedStore:
                 self.spoilt = True
             LOG.info('image %s: its growing store has %d of %d bytes and stops to grow',
                      self.name, size, self.limit)
+            self.is_full = True
             self.stop_growing()
         elif (rate := write_rate(end, size)) != self._rate:
             self._store.slow_down(rate)

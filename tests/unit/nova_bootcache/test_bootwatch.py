@@ -54,6 +54,7 @@ class Boot:
         self._clock, self._script = clock, script
         self.second, self.text = 0, ''
         self.bytes, self.grown_at, self.grows = TABLES, clock.monotonic(), True
+        self.is_full = False
         self.marks, self.reads, self.told = [], True, []
 
     def happens(self, second):
@@ -217,11 +218,20 @@ def test_what_the_store_had_before_does_not_count(watched):
     assert ended_by(boot)[0] == 'silence'
 
 
-def test_a_store_that_stopped_to_grow_ends_it(watched):
+def test_a_store_that_is_full_ends_it(watched):
+    def fill(boot):
+        boot.grows, boot.is_full = False, True
+
+    assert ended_by(watched({**reading(1, 2), 8: fill})) == ('quota', 8.0)
+
+
+def test_a_store_that_nobody_looks_after_any_more_tells_of_no_boot(watched, caplog):
+    """nova-compute ends, or the gateway has: that was taken for the quota, and half a boot for all
+    of it. A boot whose nova-compute is killed tells nothing either."""
     def stop(boot):
         boot.grows = False
 
-    assert ended_by(watched({**reading(1, 2), 8: stop})) == ('quota', 8.0)
+    assert 'nova-compute' in lost(watched({**reading(1, 2), 8: stop}), caplog).getMessage()
 
 
 def test_a_server_that_goes_ends_it(watched):

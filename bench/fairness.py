@@ -34,8 +34,8 @@ from glance_bootcache.decisions import ImageFacts
 from glance_bootcache.glance.images import Images
 from glance_bootcache.hosts.reportedneeds import ReportedNeeds
 from glance_bootcache.images.manager import Manager
-from glance_bootcache.profileboot.job import BuildJob
-from glance_bootcache.profileboot.throughnova import NovaProfileBoots, Result
+from glance_bootcache.profileboot.job import BuildJob, ProfileReport
+from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 from glance_bootcache.storage.exporters import Exporters
 from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import StorageTiers
@@ -67,15 +67,15 @@ class _ProfileBoots(NovaProfileBoots):
         return 0
 
     def run(self, image: ImageFacts, virtual_bytes: int, policy: properties.Policy,
-            job: BuildJob) -> Result:
+            job: BuildJob) -> ProfileReport:
         self.running += 1
         began = time.monotonic()
         while image.owner == 'never' or time.monotonic() < began + BOOT_SECONDS:
             job.check_cancelled()
             time.sleep(0.05)
         self.running -= 1
-        return Result(WorkingSet.from_wire(image.image_id, image.image_hash, virtual_bytes, 4096,
-                                           _READS), 'marker', BOOT_SECONDS)
+        return ProfileReport(WorkingSet.from_wire(
+            image.image_id, image.image_hash, virtual_bytes, 4096, _READS), 'marker', BOOT_SECONDS)
 
 
 class Stage:

@@ -32,10 +32,12 @@ class FoundEnd:
 
     :ivar ended_by: as of bootcache/ending.py.
     :ivar until: up to where its reads count.
+    :ivar seconds: from its begin to its end: where silence ended it, to when that began.
     """
 
     ended_by: str
     until: Mark
+    seconds: float
 
 
 class BootEnd:
@@ -70,7 +72,7 @@ class BootEnd:
 
         :param now: monotonic seconds.
         :param stands: whether its guest stands still, and waits for its disk: that is no silence.
-        :raises StorageDaemonError: if what it reads is not kept any more, and not as that is enough.
+        :raises StorageDaemonError: if what it reads is not kept any more, though it may be kept.
         """
         if stands:
             self._awake_since, self._stood = now, True
@@ -90,6 +92,7 @@ class BootEnd:
             ended_by = ending.QUOTA
         if ended_by is None:
             return None
-        if ended_by == ending.MARKER and self._judge.counts_until_marker(progress):
-            return FoundEnd(ended_by, self._seen_mark)
-        return FoundEnd(ended_by, self._store.mark())
+        is_short = ended_by == ending.MARKER and self._judge.counts_until_marker(progress)
+        silent = progress.idle_seconds if ended_by == ending.SILENCE else 0.0
+        return FoundEnd(ended_by, self._seen_mark if is_short else self._store.mark(),
+                        progress.seconds - silent)

@@ -10,12 +10,24 @@ import dataclasses
 from collections.abc import Callable
 from typing import Protocol
 
+from bootcache import properties
+
 # What ends a boot.
 MARKER, SILENCE, QUOTA, TIMEOUT = 'marker', 'silence', 'quota', 'timeout'
 # Its server was stopped, moved or deleted, or stood still for long: it was cut short.
 SHUTDOWN = 'shutdown'
 # It was none: the guest's console says that it does not come up; it read next to nothing.
 STUCK, NOTHING = 'stuck', 'nothing'
+
+# What is known by what ended a boot. Only a marker tells that a guest is up.
+ENDS = {MARKER: 'has booted, as its marker was seen',
+        SILENCE: 'has read nothing new for a while, so that its boot counts as over',
+        QUOTA: 'has read as much as a cache image or its growing store may have',
+        TIMEOUT: 'is not known to have booted; its boot counts as over',
+        STUCK: 'does not come up, as its console says',
+        NOTHING: 'has read next to nothing; its boot is given up',
+        SHUTDOWN: 'was stopped, moved or deleted before its boot was known to be over, or stood'
+                  ' still for long'}
 
 # Nothing new for this long after the marker: the boot's tail has been read.
 _QUIET_SECONDS = 5.0
@@ -80,11 +92,24 @@ def ended_by(progress: BootProgress, limits: BootLimits) -> str | None:
     return None
 
 
+def doubt(ended_by: str) -> str:
+    """Return why a boot that was recorded may be none, or a part of one, with the cure; empty if
+    its marker was seen.
+
+    :param ended_by: what ended it.
+    """
+    if ended_by == MARKER or ended_by not in ENDS:
+        return ''
+    return (f'its boot marker was not seen: the guest that was recorded {ENDS[ended_by]}. A'
+            f' {properties.BOOT_MARKER} that it prints when it is up makes sure')
+
+
 # A kernel alone has megabytes. With less, silence is that of a guest which has not got so far.
 LEAST_BYTES = 1 << 20
 # A guest that may still say its marker, or that there is no disk, is waited for so many times as
-# long. Its console may be empty until then, as kernels are told to be quiet.
-_PATIENCE = 3
+# long. Its console may be empty until then, as kernels are told to be quiet. One that has not got
+# to its kernel and has said nothing is waited for longer, as its host may have too much to do.
+_PATIENCE, _LONGEST_PATIENCE = 3, 5
 _MOST_LINES = 200
 _LINE_CHARACTERS = 1024
 # What a console says of a guest that does not get on by itself. Each is looked for in a line's text
@@ -188,6 +213,9 @@ class ProfileJudge:
                 and (line := upset(console())):
             self.line = line
             return STUCK
+        if ended == SILENCE and progress.recorded_bytes < LEAST_BYTES and not console().strip() \
+                and progress.idle_seconds >= self.limits.silence * _LONGEST_PATIENCE:
+            return NOTHING
         if ended == SILENCE and not self._is_enough(progress, marks):
             ended = TIMEOUT if progress.seconds >= self.limits.timeout else None
         least = LEAST_BYTES if progress.marker_age is None else 1

@@ -57,6 +57,10 @@ compute driver; name a zone of such hosts where there are others too.
                help="""
 Seconds after which a profile boot is ended. What it read until then becomes the
 working set; a boot that read less than 1 MiB has failed.
+
+Related options:
+
+* ``profile_silence``
 """),
     cfg.IntOpt('profile_silence',
                default=60,
@@ -65,8 +69,9 @@ working set; a boot that read less than 1 MiB has failed.
 Seconds without a first read from the base after which a boot counts as over
 although no boot marker was seen. A profile boot is given three times as long:
 its guest may still say its marker, or that it does not come up. Before 1 MiB
-was read, silence does not end a profile boot; before anything was read, or
-is on its console, it ends no other one.
+was read, silence does not end a profile boot, unless it has lasted five times
+as long and nothing is on its console; before anything was read, or is on its
+console, it ends no other one.
 """),
     cfg.IntOpt('profile_linger',
                default=20,

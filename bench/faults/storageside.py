@@ -35,8 +35,8 @@ from glance_bootcache.door.rates import Rates
 from glance_bootcache.glance.images import Images
 from glance_bootcache.glance.listener import ImageEvents
 from glance_bootcache.images import cephbases
-from glance_bootcache.profileboot.job import BuildJob
-from glance_bootcache.profileboot.throughnova import NovaProfileBoots, Result
+from glance_bootcache.profileboot.job import BuildJob, ProfileReport
+from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 from glance_bootcache.storage.exporters import Exporters
 from glance_bootcache.storage.store import ImageStore
 
@@ -133,10 +133,10 @@ class _ProfileBoots(NovaProfileBoots):
         return 0
 
     def run(self, image: ImageFacts, virtual_bytes: int, policy: properties.Policy,
-            job: BuildJob) -> Result:
+            job: BuildJob) -> ProfileReport:
         extents = json.loads(Path(self._directory, 'glance', f'{image.image_id}.reads').read_text())
-        return Result(WorkingSet.from_wire(image.image_id, image.image_hash, virtual_bytes, 4096,
-                                           extents), 'marker', 1.0)
+        return ProfileReport(WorkingSet.from_wire(
+            image.image_id, image.image_hash, virtual_bytes, 4096, extents), 'marker', 1.0)
 
 
 class _Door:

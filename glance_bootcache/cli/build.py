@@ -122,5 +122,5 @@ class BuildFile(Showing):
                 'working_set_bytes': working_set.bytes,
                 'working_set_extents': len(working_set.extents), 'ended_by': outcome.ended_by,
                 'boot_seconds': round(outcome.boot_seconds, 1),
-                'build_seconds': round(took, 2)}
+                'build_seconds': round(took, 2), 'reason': ending.doubt(outcome.ended_by)}
         return tuple(rows), tuple(rows.values())

@@ -143,6 +143,15 @@ class Jobs:
         """Tell whether an image's turn to be recorded has not come yet."""
         return self._recordings.is_waiting(image_id)
 
+    def turn(self, image_id: str) -> str:
+        """Return what an image waits for its turn for, in words; empty if it does not wait."""
+        for turns, what in ((self._bases, 'have its base got'), (self._recordings, 'be recorded'),
+                            (self._builds, 'have its cache image built')):
+            if turns.is_waiting(image_id):
+                return (f'it waits for its turn to {what}: projects take turns, and'
+                        ' [bootcache]concurrent_builds says how many images are in hand')
+        return ''
+
     def take_recording(self, image_id: str) -> Callable[[], None] | None:
         """Return the recording of an image that does not have to wait any more; None if none does.
         """

@@ -220,7 +220,8 @@ class ReportedBoots:
         return True
 
     def report_profile(self, image_id: str, profile_token: str, granularity: int,
-                       extents: list[Any], ended_by: str, line: str) -> bool:
+                       extents: list[Any], ended_by: str, boot_seconds: float,
+                       line: str) -> bool:
         """Take a compute host's report of a profile boot.
 
         :returns: False if it belongs to none that is in hand.
@@ -233,7 +234,8 @@ class ReportedBoots:
         if granularity != recording.GRANULARITY:
             raise exception.InvalidWorkingSet(
                 f'granularity {granularity!r} is not {recording.GRANULARITY}')
-        job.take_report(ProfileReport(self._read(manifest, granularity, extents), ended_by, line))
+        job.take_report(ProfileReport(self._read(manifest, granularity, extents), ended_by,
+                                      boot_seconds, line))
         return True
 
     def report_boot(self, image_id: str, image_hash: str, host: str, granularity: int,

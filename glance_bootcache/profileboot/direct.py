@@ -154,13 +154,12 @@ def record(base: Base, name: str, policy: properties.Policy, limits: ending.Boot
                           lambda: _tail(console), began)
             try:
                 found = _watch(domain, end, tell, lambda: _keep_limits(overlay, console, machine))
-                notbooted.check(found.ended_by, judge.line, end.recorded_bytes, limits.timeout)
-                seconds = time.monotonic() - began
+                notbooted.check(found.ended_by, judge.line, end.recorded_bytes)
             finally:
                 with contextlib.suppress(Exception):
                     domain.destroy()
         return DirectOutcome(recording.extents_between(begin, recording.mark()), found.ended_by,
-                             seconds)
+                             found.seconds)
     finally:
         keeper.stop()
         daemon.stop()

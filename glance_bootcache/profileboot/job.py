@@ -17,12 +17,14 @@ class ProfileReport:
 
     :ivar working_set: what it read.
     :ivar ended_by: as of bootcache/ending.py; not looked at yet.
+    :ivar boot_seconds: from the making of its disk to its end.
     :ivar line: of the guest's console, where that is what ended it.
     """
 
     working_set: WorkingSet
     ended_by: str
-    line: str
+    boot_seconds: float
+    line: str = ''
 
 
 @dataclasses.dataclass

@@ -8,13 +8,12 @@ _LONGEST_LINE = 200
 _BOOTS = ending.MARKER, ending.SILENCE, ending.QUOTA, ending.TIMEOUT
 
 
-def check(ended_by: str, line: str, recorded_bytes: int, timeout: float) -> None:
+def check(ended_by: str, line: str, recorded_bytes: int) -> None:
     """Check that what ended a profile boot was a boot's end.
 
     :param ended_by: as of bootcache/ending.py.
     :param line: of the guest's console, where that tells that it does not come up.
     :param recorded_bytes: that it had read.
-    :param timeout: seconds that it was given.
     :raises ProfileBootFailed: if the guest does not come up; with the cure.
     """
     if ended_by == ending.STUCK:
@@ -28,7 +27,8 @@ def check(ended_by: str, line: str, recorded_bytes: int, timeout: float) -> None
             'its server was stopped, moved or deleted before its boot was over')
     if ended_by == ending.NOTHING:
         raise exception.ProfileBootFailed(
-            f'{READ_NOTHING} from its disk but {recorded_bytes} bytes in {timeout:.0f} s')
+            f'{READ_NOTHING} from its disk but {recorded_bytes} bytes, and was given up; it may'
+            ' have no boot loader for the firmware of its server (hw_firmware_type)')
 
 
 def switched_off() -> exception.ProfileBootFailed:

@@ -20,7 +20,6 @@ from oslo_utils import timeutils
 from bootcache import conf as bootcache_conf
 from bootcache import ending, exception, properties, rpcapi
 from bootcache.bootmarker import BootMarker
-from bootcache.workingset import WorkingSet
 from glance_bootcache import away
 from glance_bootcache.conf import AUTH_GROUP
 from glance_bootcache.decisions import ImageFacts
@@ -57,20 +56,6 @@ class Flavor:
     name: str
     ram: int
     disk: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Result:
-    """What a profile boot gave.
-
-    :ivar working_set: what it read.
-    :ivar ended_by: marker, silence, quota or timeout.
-    :ivar boot_seconds: from the request to the boot's end.
-    """
-
-    working_set: WorkingSet
-    ended_by: str
-    boot_seconds: float
 
 
 def choose_flavor(flavors: list[Flavor], wanted_name: str | None, min_ram: int, min_disk: int,
@@ -174,7 +159,7 @@ class NovaProfileBoots:
             raise
 
     def run(self, image: ImageFacts, virtual_bytes: int, policy: properties.Policy,
-            job: BuildJob) -> Result:
+            job: BuildJob) -> ProfileReport:
         """Boot a server, wait until its host reports that its boot is over, and delete it.
 
         :raises ServiceAway: if Nova does not answer.
@@ -196,7 +181,7 @@ class NovaProfileBoots:
             raise exception.ProfileBootFailed(f'Nova refused a profile boot: {error}') from error
 
     def _run(self, image: ImageFacts, virtual_bytes: int, policy: properties.Policy,
-             job: BuildJob) -> Result:
+             job: BuildJob) -> ProfileReport:
         flavor = choose_flavor(
             [Flavor(entry.id, entry.name, entry.ram, entry.disk)
              for entry in self._client.flavors.list(is_public=None)],
@@ -223,14 +208,14 @@ class NovaProfileBoots:
                  flavor.name)
         try:
             report = self._wait(server.id, policy, job, began)
-            boot_seconds = time.monotonic() - began
-            ended_by = self._checked(server.id, policy, job, report)
+            report = dataclasses.replace(
+                report, ended_by=self._checked(server.id, policy, job, report))
         finally:
             self._delete(server.id)
-        LOG.info('image %s: profile boot ended by %s after %.0f s, %d bytes in %d extents',
-                 image.image_id, ended_by, boot_seconds, report.working_set.bytes,
+        LOG.info('image %s: profile boot of %.0f s ended by %s, %d bytes in %d extents',
+                 image.image_id, report.boot_seconds, report.ended_by, report.working_set.bytes,
                  len(report.working_set.extents))
-        return Result(report.working_set, ended_by, boot_seconds)
+        return report
 
     def _wait(self, server_id: str, policy: properties.Policy, job: BuildJob,
               began: float) -> ProfileReport:
@@ -304,8 +289,7 @@ class NovaProfileBoots:
             # Nobody but an operator does that, or a host that is being emptied.
             raise _RecordingLost('its server was stopped, moved or deleted before its boot was'
                                  ' over')
-        notbooted.check(report.ended_by, report.line, job.recorded_bytes,
-                        self._conf.profile_timeout)
+        notbooted.check(report.ended_by, report.line, job.recorded_bytes)
         return report.ended_by
 
     def _was_stopped(self, server_id: str, job: BuildJob) -> bool:

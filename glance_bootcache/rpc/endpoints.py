@@ -78,7 +78,7 @@ class Endpoints:
         """A server has booted, and read what its host did not have; or a profile boot is over."""
         if profile_token is not None:
             if not self._boots.report_profile(image_id, profile_token, granularity, extents,
-                                              ended_by, line):
+                                              ended_by, boot_seconds, line):
                 self._unasked('report_boot', 'profile_token', 'of no profile boot that is in hand',
                               host)
             return

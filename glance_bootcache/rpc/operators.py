@@ -5,8 +5,8 @@ from typing import Any
 
 from oslo_log import log as logging
 
-from bootcache import exception
-from bootcache.manifest import IN_HAND, Manifest
+from bootcache import ending, exception
+from bootcache.manifest import IN_HAND, ImageState, Manifest
 from glance_bootcache.exchange.given import Given
 from glance_bootcache.hosts.holdings import Hosts
 from glance_bootcache.images.manager import Manager
@@ -38,8 +38,11 @@ class Operators:
         """Return a manifest with the progress of what is in hand, as plain values."""
         job = self._manager.jobs.of(manifest.image_id)
         state = self._manager.jobs.state(manifest)
+        reason = manifest.reason or self._manager.jobs.turn(manifest.image_id)
+        if not reason and state is ImageState.READY and manifest.made.working_set is not None:
+            reason = ending.doubt(manifest.made.working_set.ended_by)
         return {**dataclasses.asdict(manifest.wished), **dataclasses.asdict(manifest.made),
-                'image_id': manifest.image_id, 'state': state, 'reason': manifest.reason,
+                'image_id': manifest.image_id, 'state': state, 'reason': reason,
                 'image_hash': manifest.image_hash, 'updated_at': manifest.updated_at,
                 'progress': None if job is None else {'host': job.host,
                                                       'recorded_bytes': job.recorded_bytes},

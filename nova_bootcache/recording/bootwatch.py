@@ -13,7 +13,7 @@ from typing import Protocol
 from oslo_log import log as logging
 
 from bootcache import ending, exception, workingset
-from bootcache.bootend import BootEnd, RecordedStore
+from bootcache.bootend import BootEnd, FoundEnd, RecordedStore
 from bootcache.bootmarker import BootMarker
 from bootcache.ending import BootJudge
 from bootcache.growingstore import Mark
@@ -24,15 +24,6 @@ from nova_bootcache.storagenode import Remote
 LOG = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 1.0
-# What is known by what ended a boot. Only a marker tells that a guest is up.
-_ENDS = {ending.MARKER: 'has booted, as its marker was seen,',
-         ending.SILENCE: 'has read nothing new for a while, so that its boot counts as over,',
-         ending.QUOTA: 'has read as much as a cache image or its growing store may have',
-         ending.TIMEOUT: 'is not known to have booted; its boot counts as over',
-         ending.STUCK: 'does not come up, as its console says,',
-         ending.NOTHING: 'has read next to nothing; its boot is given up',
-         ending.SHUTDOWN: 'was stopped, moved or deleted before its boot was known to be over, or'
-                          ' stood still for long,'}
 # report(extents, ended_by, seconds, the console's line where that tells what ended it)
 Report = Callable[[list[Extent], str, float, str], None]
 
@@ -114,22 +105,21 @@ class BootWatch:
     def _run(self) -> None:
         began = time.monotonic()
         try:
-            ended_by, until = self._wait(began)
-            seconds = time.monotonic() - began
+            found = self._wait(began)
             if self._discarded:
                 self._tell_discarded()
                 return
             # While the storage node is away, reading the record would hold up all readers.
             storagenode.check_reachable(self._remote)
-            extents = self.store.extents_between(self.begin, until)
+            extents = self.store.extents_between(self.begin, found.until)
             if self._discarded:
                 self._tell_discarded()
                 return
             read = workingset.total_bytes(extents)
-            LOG.info('bootcache: server %s %s after %.0f s; %d bytes in %d extents were read for'
-                     ' the first time on this host', self.server_id,
-                     _ENDS.get(ended_by, ended_by), seconds, read, len(extents))
-            self._report(extents, ended_by, round(seconds, 1), self._judge.line)
+            LOG.info('bootcache: server %s %s: its boot of %.0f s read %d bytes in %d extents for'
+                     ' the first time on this host', self.server_id, ending.ENDS[found.ended_by],
+                     found.seconds, read, len(extents))
+            self._report(extents, found.ended_by, round(found.seconds, 1), self._judge.line)
         except exception.BootcacheError as error:
             self.is_lost = True
             LOG.warning('bootcache: what server %s read while it booted is lost: %s',
@@ -144,13 +134,12 @@ class BootWatch:
         LOG.info('bootcache: what server %s read while it booted is not reported: %s',
                  self.server_id, self._discarded)
 
-    def _wait(self, began: float) -> tuple[str, Mark]:
-        """Wait for the boot's end; return what ended it, and up to where its reads count."""
+    def _wait(self, began: float) -> FoundEnd:
         end = BootEnd(self.store, self.begin, self._judge,
                       BootMarker(self._marker, f'server {self.server_id}'), self._console, began)
         while not self._shutdown.wait(_LOOK_SECONDS):
             found = end.look(time.monotonic(), self._stands)
             self._tell(end.recorded_bytes)
             if found is not None:
-                return found.ended_by, found.until
-        return ending.SHUTDOWN, self.store.mark()
+                return found
+        return FoundEnd(ending.SHUTDOWN, self.store.mark(), time.monotonic() - began)

@@ -66,25 +66,6 @@ def test_what_a_server_read_until_it_was_stopped_is_reported(hosts, node, direct
     assert len(host.service.boots) == 1
 
 
-def test_a_restart_ends_no_boot(hosts, node, directory):
-    """What the guest has read by then was its image's working set, ended by the quota."""
-    host = cold(node, hosts())
-    boot(host, f'{directory}/disk')
-    read(host, 5 * MIB, 4096)
-    watch = host.boots._watches['server-disk']
-    host.stop()
-    watch.join(60)
-    assert host.service.boots == []
-    # The next server's boot is recorded, whole.
-    again = cold(node, hosts())
-    boot(again, f'{directory}/next')
-    read(again, 5 * MIB, 4096)
-    read(again, 0, 4096)
-    again.boots.server_goes('server-next')
-    (*_rest, extents, ended_by, _seconds), = again.service.boots
-    assert [extent[:2] for extent in extents] == [[5 * MIB, 65536], [0, 65536]]
-
-
 def test_a_server_that_was_never_started_is_no_boot(hosts, node, directory):
     """A boot that brings nothing new counts: after three of them no more is learned."""
     host = cold(node, hosts())

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 from compute_host import PROFILE_WATCH, boot, compare, end_profile
-from functional_tools import qemu_img, until
+from functional_tools import qemu_img, read_base, until
 from storage_node import IMAGE, MIB, SIZE
 
 from bootcache import exception, naming
@@ -190,3 +190,24 @@ def test_unused_cache_images_are_removed(hosts, node, directory):
     os.unlink(f'{directory}/disk')
     host.room.remove_unused([], 0)
     assert os.listdir(host.cache.directory) == [] and host.gateway.daemon.exports() == {}
+
+
+def test_a_restart_ends_no_boot(hosts, node, directory):
+    """What the guest has read by then was its image's working set, ended by the quota."""
+    node.serve()
+    host = hosts()
+    host.service.watch = PROFILE_WATCH
+    boot(host, f'{directory}/disk')
+    read_base(host, IMAGE, 5 * MIB, 4096)
+    watch = host.boots._watches['server-disk']
+    host.stop()
+    watch.join(60)
+    assert host.service.boots == []
+    # The next server's boot is recorded, whole.
+    again = hosts()
+    boot(again, f'{directory}/next')
+    read_base(again, IMAGE, 5 * MIB, 4096)
+    read_base(again, IMAGE, 0, 4096)
+    again.boots.server_goes('server-next')
+    (*_rest, extents, _ended_by, _seconds), = again.service.boots
+    assert [extent[:2] for extent in extents] == [[5 * MIB, 65536], [0, 65536]]

@@ -17,7 +17,7 @@ from bootcache.workingset import WorkingSet
 from glance_bootcache.decisions import ImageFacts
 from glance_bootcache.glance import tenants
 from glance_bootcache.glance.images import Images
-from glance_bootcache.profileboot.throughnova import Result
+from glance_bootcache.profileboot.job import ProfileReport
 from glance_bootcache.storage.contents import Content
 from glance_bootcache.warming.precache import Aggregate
 
@@ -366,7 +366,7 @@ class FakeBoots:
             if self.fails:
                 raise self.fails
             job.check_cancelled()
-            return Result(job.report.working_set if job.report else WorkingSet.from_wire(
+            return ProfileReport(job.report.working_set if job.report else WorkingSet.from_wire(
                 image.image_id, image.image_hash, virtual_bytes, 4096,
                 [[65536, 4096, 0.0], [0, 4096, 0.5]]), 'marker', 1.5)
         finally:

@@ -307,7 +307,7 @@ def test_a_wrong_token_records_nothing(house, job, token):
     assert job.host == ''
     house.hosts.boot_progress(IMAGE, token, 5)
     assert job.recorded_bytes == 0
-    house.hosts.report_profile(IMAGE, token, 4096, [[0, 4096]], 'marker', '')
+    house.hosts.report_profile(IMAGE, token, 4096, [[0, 4096]], 'marker', 1.0, '')
     assert job.report is None
 
 
@@ -315,7 +315,7 @@ def test_a_token_is_over_with_its_job(house, job):
     finish(house)
     before = house.operators.get_working_set(IMAGE)
     assert house.hosts.plan_boot(IMAGE, 'host', 'server', job.token)['action'] == 'stock'
-    house.hosts.report_profile(IMAGE, job.token, 4096, [[8192, 4096]], 'marker', '')
+    house.hosts.report_profile(IMAGE, job.token, 4096, [[8192, 4096]], 'marker', 1.0, '')
     assert house.operators.get_working_set(IMAGE) == before
 
 
@@ -331,13 +331,13 @@ def test_progress_is_shown(house, job):
     (7, [[0, 4096]]), (4096, [[0, 4096], [0]])])
 def test_a_report_outside_the_base_is_refused(house, job, granularity, extents):
     with pytest.raises(exception.InvalidWorkingSet):
-        house.hosts.report_profile(IMAGE, job.token, granularity, extents, 'marker', '')
+        house.hosts.report_profile(IMAGE, job.token, granularity, extents, 'marker', 1.0, '')
     assert job.report is None
 
 
 def test_a_report_is_what_is_built(house, job):
     house.hosts.report_profile(IMAGE, job.token, 4096, [[8192, 100, 0.0], [0, 1, 0.1]],
-                               'marker', '')
+                               'marker', 1.0, '')
     assert job.changed.is_set()
     finish(house)
     document = house.operators.get_working_set(IMAGE)

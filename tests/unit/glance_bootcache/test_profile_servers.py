@@ -116,7 +116,7 @@ def test_nova_may_be_away_while_a_host_records(boots, nova, job):
         hear(job, nova)
         nova.away = 5 < second < 300
         if second == 290:
-            job.take_report(ProfileReport(SET, 'marker', ''))
+            job.take_report(ProfileReport(SET, 'marker', 1.0))
 
     nova.happens = happens
     nova.clock.sleep = lambda seconds: nova.happens(400)
@@ -126,7 +126,7 @@ def test_nova_may_be_away_while_a_host_records(boots, nova, job):
 
 def test_its_server_has_no_network(boots, nova, job):
     """The cloud of the e2e tests has none to give."""
-    nova.happens = lambda second: job.take_report(ProfileReport(SET, 'marker', ''))
+    nova.happens = lambda second: job.take_report(ProfileReport(SET, 'marker', 1.0))
     run(boots, job)
     assert nova.nics == 'none'
 
@@ -150,7 +150,7 @@ def test_a_server_that_cannot_be_deleted_is_when_nova_is_back(boots, nova, job, 
     """It stayed until the storage service was started again."""
     def happens(second):
         nova.away = True
-        job.take_report(ProfileReport(SET, 'marker', ''))
+        job.take_report(ProfileReport(SET, 'marker', 1.0))
 
     nova.happens = happens
     assert run(boots, job).ended_by == 'marker'
@@ -184,9 +184,9 @@ def test_a_boot_whose_server_was_stopped_or_moved_is_tried_once_more(boots, nova
     def happens(second):
         hear(job, nova)
         if second == 3:
-            job.take_report(ProfileReport(SET, 'shutdown', ''))
+            job.take_report(ProfileReport(SET, 'shutdown', 1.0))
         elif second == 60:
-            job.take_report(ProfileReport(SET, 'silence', ''))
+            job.take_report(ProfileReport(SET, 'silence', 1.0))
 
     nova.happens = happens
     assert run(boots, job).ended_by == 'silence'
@@ -194,7 +194,7 @@ def test_a_boot_whose_server_was_stopped_or_moved_is_tried_once_more(boots, nova
 
 
 def test_one_that_is_stopped_each_time_is_given_up(boots, nova, job):
-    nova.happens = lambda second: job.take_report(ProfileReport(SET, 'shutdown', ''))
+    nova.happens = lambda second: job.take_report(ProfileReport(SET, 'shutdown', 1.0))
     with pytest.raises(exception.ProfileBootFailed, match='stopped, moved or deleted'):
         run(boots, job)
     assert nova.made == 2 and nova.there == {}
@@ -207,7 +207,7 @@ def test_one_that_nova_starts_on_another_host_goes_on(boots, nova, job):
         if second < 3 or second > 25:
             hear(job, nova)
         if second == 40:
-            job.take_report(ProfileReport(SET, 'marker', ''))
+            job.take_report(ProfileReport(SET, 'marker', 1.0))
 
     nova.happens = happens
     assert run(boots, job).ended_by == 'marker' and nova.made == 1

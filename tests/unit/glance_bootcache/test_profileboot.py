@@ -1,4 +1,4 @@
-"""Profile boots: when one is over, on which flavor it runs, and whose report counts."""
+"""Profile boots: when one is over, and whose report counts."""
 
 import threading
 import types
@@ -16,7 +16,7 @@ from glance_bootcache.decisions import STUCK, SWITCHED_OFF
 from glance_bootcache.glance import tenants
 from glance_bootcache.profileboot import direct, throughnova
 from glance_bootcache.profileboot.job import BuildJob, ProfileReport
-from glance_bootcache.profileboot.throughnova import Flavor, NovaProfileBoots, choose_flavor
+from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 
 EMPTY = WorkingSet('image', '', 1, 512, ())
 LIMITS = BootLimits(quota=1000, linger=20, silence=60, timeout=900)
@@ -55,54 +55,6 @@ def test_no_linger_ends_with_the_marker():
     assert ended_by(BootProgress(10, 1, 0, 0), BootLimits(1000, 0, 60, 900)) == 'marker'
 
 
-FLAVORS = [Flavor('1', 'big', 4096, 40), Flavor('2', 'small', 512, 5), Flavor('3', 'tiny', 64, 0),
-           Flavor('4', 'bare', 512, 0), Flavor('5', 'twin', 512, 5)]
-GIB = 1 << 30
-
-
-@pytest.mark.parametrize('wanted, min_ram, min_disk, size, expected', [
-    (None, 64, 0, 1, 'tiny'),
-    (None, 512, 0, 1, 'bare'),
-    (None, 513, 0, 40 * GIB, 'big'),
-    (None, 512, 6, 1, 'bare'),
-    ('big', 64, 0, 1, 'big'),
-    # The operator knows better.
-    ('tiny', 4096, 40, 99 * GIB, 'tiny'),
-    ('', 64, 0, 1, 'tiny')])
-def test_flavor(wanted, min_ram, min_disk, size, expected):
-    assert choose_flavor(FLAVORS, wanted, min_ram, min_disk, size).name == expected
-
-
-@pytest.mark.parametrize('size, fits', [(5 * GIB, True), (5 * GIB + 1, False), (1, True)])
-def test_the_base_has_to_fit_the_flavors_disk(size, fits):
-    flavors = [Flavor('2', 'small', 512, 5)]
-    if fits:
-        assert choose_flavor(flavors, None, 512, 0, size).name == 'small'
-    else:
-        with pytest.raises(exception.ProfileBootFailed, match='6 GiB'):
-            choose_flavor(flavors, None, 512, 0, size)
-
-
-def test_equal_flavors_have_an_order():
-    assert choose_flavor([FLAVORS[4], FLAVORS[1]], None, 512, 5, 1).name == 'small'
-    assert choose_flavor([FLAVORS[1], FLAVORS[4]], None, 512, 5, 1).name == 'small'
-
-
-def test_the_operators_flavor_has_to_have_room_for_the_image():
-    assert choose_flavor(FLAVORS, 'small', 64, 0, 5 * GIB).name == 'small'
-    for min_disk, size in ((0, 5 * GIB + 1), (6, 1)):
-        with pytest.raises(exception.ProfileBootFailed, match='profile_flavor'):
-            choose_flavor(FLAVORS, 'small', 64, min_disk, size)
-
-
-@pytest.mark.parametrize('flavors, wanted, option', [
-    ([], None, 'profile_flavor'), (FLAVORS, 'huge', 'profile_flavor'),
-    ([FLAVORS[2]], None, 'profile_flavor')])
-def test_no_flavor_names_the_option(flavors, wanted, option):
-    with pytest.raises(exception.ProfileBootFailed, match=option):
-        choose_flavor(flavors, wanted, 512, 1, GIB)
-
-
 def test_tokens_are_secret_and_compared_whole():
     one, two = BuildJob('image'), BuildJob('image')
     assert one.token != two.token and len(one.token) >= 32
@@ -119,7 +71,7 @@ def test_a_job_that_begins_anew_forgets_the_old_one():
     job = BuildJob('image')
     old = job.token
     job.host = 'host'
-    job.take_report(ProfileReport(EMPTY, 'marker', ''))
+    job.take_report(ProfileReport(EMPTY, 'marker', 1.0))
     job.heard(5)
     job.restart()
     assert not job.owns(old) and job.owns(job.token)
@@ -212,7 +164,7 @@ def waits(storage_conf, monkeypatch):
         job.heard_at = clock.now if heard else 0.0
         job.wait = lambda seconds: setattr(clock, 'now', clock.now + seconds)
         if report is not None:
-            job.take_report(ProfileReport(EMPTY, *report))
+            job.take_report(ProfileReport(EMPTY, report[0], 1.0, report[1]))
         policy = Policy('auto', 1 << 30, 'login:')
         return boots._checked('server', policy, job, boots._wait('server', policy, job, clock.now))
 
@@ -320,7 +272,7 @@ def test_a_server_that_is_never_built_is_given_up(waits, storage_conf):
 
 def test_a_report_wakes_who_waits():
     job = BuildJob('image')
-    job.take_report(ProfileReport(EMPTY, 'marker', ''))
+    job.take_report(ProfileReport(EMPTY, 'marker', 1.0))
     job.wait(3600)
     assert not job.changed.is_set()
 
@@ -363,7 +315,16 @@ def test_one_whose_marker_is_given_up_is_not_given_so_long():
 
 def test_silence_of_a_guest_that_stands_still_ends_nothing():
     """64 KiB were all that it had read in a minute, on a machine that had too much to do."""
-    assert judged(float, [''], read=65536)[:2] == ('nothing', 900)
+    assert judged(float, ['Loading'], read=65536)[:2] == ('nothing', 900)
+
+
+def test_one_that_says_nothing_and_has_read_next_to_nothing_is_not_given_all_of_the_time():
+    """Its project's other images wait for their turns meanwhile."""
+    assert judged(float, [' \n'], read=65536)[:2] == ('nothing', 300)
+    # While it reads, it gets on.
+    assert judged(lambda second: 0.0, [''], read=65536)[:2] == ('nothing', 900)
+    # It need not have begun.
+    assert judged(float, [''], read=0)[:2] == ('nothing', 900)
 
 
 def test_such_words_of_a_guest_that_comes_up_do_not_count():

@@ -55,6 +55,26 @@ def test_another_owners_image_is_recorded_beside_one_that_does_not_end(house):
     assert [house.state(image) for image in (FIRST, SECOND, THIRD)] == ['ready'] * 3
 
 
+def test_an_image_says_that_it_waits_for_its_turn(busy):
+    """It was pending for minutes, without a reason."""
+    register(busy, SECOND, owner='another')
+    waits(busy, SECOND)
+    found = busy.operators.get_image(SECOND)
+    assert found['state'] == 'pending' and 'waits for its turn to be recorded' in found['reason']
+    assert busy.operators.get_image(FIRST)['reason'] == ''
+
+
+@pytest.mark.xfail(strict=True, reason='The storage service on a database, as a controller')
+def test_an_image_that_does_not_boot_holds_up_none_of_its_owner_s(house):
+    house.boots.gate.clear()
+    register(house, FIRST, owner='one')
+    until(lambda: house.boots.running, 'a profile boot')
+    register(house, SECOND, owner='one')
+    until(lambda: house.boots.running == 2 or house.manager.jobs.waits_to_record(SECOND),
+          'the second one')
+    assert house.boots.running == 2
+
+
 def test_a_servers_boot_makes_an_image_ready_that_waits(busy):
     register(busy, SECOND, owner='another')
     waits(busy, SECOND)

@@ -146,11 +146,19 @@ def test_a_marker_that_scrolled_away_was_seen(watched):
 
 def test_silence_ends_it(watched):
     boot = watched(reading(1, 2, 7))
-    assert ended_by(boot) == ('silence', 67.0)
+    # It is waited for longer than it took.
+    assert ended_by(boot) == ('silence', 7.0) and boot.second == 67
 
 
 def test_a_boot_that_reads_nothing_new_ends_as_well(watched):
-    assert ended_by(watched({1: lambda boot: boot.say('Linux')})) == ('silence', 60.0)
+    boot = watched({1: lambda boot: boot.say('Linux')})
+    assert ended_by(boot) == ('silence', 0.0) and boot.second == 60
+
+
+def test_a_profile_boot_s_silence_is_no_part_of_it(watched):
+    """A guest that halted after three seconds was said to boot for three minutes."""
+    boot = watched({3: lambda boot: boot.read(3 << 20)}, judge=ProfileJudge)
+    assert ended_by(boot) == ('silence', 3.0) and boot.second == 183
 
 
 def test_silence_of_a_guest_that_has_not_begun_ends_nothing(watched):
@@ -176,7 +184,8 @@ def test_standing_still_is_no_silence(watched):
 
 
 def test_silence_begins_when_it_goes_on(watched):
-    assert ended_by(watched({**reading(1, 2), **standing(4, 400)})) == ('silence', 459.0)
+    boot = watched({**reading(1, 2), **standing(4, 400)})
+    assert ended_by(boot) == ('silence', 399.0) and boot.second == 459
 
 
 def test_one_that_stood_still_for_too_long_was_cut_short(watched):
@@ -242,12 +251,12 @@ def test_a_server_that_goes_ends_it(watched):
 def test_the_report_says_what_was_read_since_the_boot_began(watched):
     boot = watched(reading(1))
     assert boot.marks == [(Mark(TABLES, 1), Mark(TABLES + 65536, 1))]
-    assert boot.reports == [(EXTENTS, 'silence', 61.0, '')]
+    assert boot.reports == [(EXTENTS, 'silence', 1.0, '')]
 
 
 def test_that_nothing_was_missed_is_reported_too(watched, monkeypatch):
     monkeypatch.setattr(Boot, 'extents_between', lambda boot, begin, end: [])
-    assert watched(reading(1)).reports == [([], 'silence', 61.0, '')]
+    assert watched(reading(1)).reports == [([], 'silence', 1.0, '')]
 
 
 def lost(boot, caplog):
@@ -311,7 +320,7 @@ def test_it_runs_in_a_thread_of_its_own_until_it_is_told_to_end(monkeypatch):
 def test_a_marker_that_takes_too_long_is_given_up_and_silence_ends_the_boot(watched, caplog):
     boot = watched({**reading(1, 2), 3: lambda boot: boot.say('a' * 1000 + '!')},
                    marker='^(a|aa)+$')
-    assert ended_by(boot) == ('silence', 62.0)
+    assert ended_by(boot) == ('silence', 2.0) and boot.second == 62
     assert len([record for record in caplog.records if 'is given up' in record.getMessage()]) == 1
 
 
@@ -348,7 +357,7 @@ def test_what_is_read_after_the_end_does_not_count(watched, monkeypatch):
     monkeypatch.setattr(bootwatch.storagenode, 'check_reachable',
                         lambda remote: boots[0].read(1 << 20))
     boot = watched({**reading(1), 2: boots.append})
-    assert ended_by(boot) == ('silence', 61.0)
+    assert ended_by(boot) == ('silence', 1.0)
     assert counted(boot) == 65536
 
 

@@ -36,8 +36,10 @@ Name of the flavor of profile boots.
 Possible values:
 
 * A flavor's name.
-* Unset: the smallest flavor, by memory, that fits the image's min_ram and
-  min_disk, the base's size and ``profile_min_ram``.
+* Unset: the smallest public flavor without extra specs, by memory, that fits
+  the image's min_ram and min_disk, the base's size and ``profile_min_ram``.
+  Other flavors, as those for hosts with GPUs, huge pages or of one project, are
+  only taken where one is named here.
 """),
     cfg.IntOpt('profile_min_ram',
                default=512,

@@ -29,7 +29,7 @@ from bootcache.exception import (
     BootcacheError,
     ConfigurationError,
     Interrupted,
-    ProfileBootFailed,
+    ServiceAway,
 )
 from glance_bootcache import snapshotconf
 from glance_bootcache.conf import AUTH_GROUP
@@ -302,12 +302,11 @@ def _check_nova(conf: cfg.ConfigOpts, session: Any) -> None:
     group = conf[bootcache_conf.GROUP]
     nova = nova_client.Client(throughnova.API_VERSION, session=session,
                               region_name=conf[AUTH_GROUP].region_name)
-    flavors = [throughnova.Flavor(entry.id, entry.name, entry.ram, entry.disk)
-               for entry in nova.flavors.list(is_public=None)]
+    flavors = throughnova.flavors_of(nova)
     lacking = None
     try:
         throughnova.choose_flavor(flavors, group.profile_flavor, group.profile_min_ram, 0, 0)
-    except ProfileBootFailed as error:
+    except ServiceAway as error:
         if group.profile_flavor:
             raise ConfigurationError(
                 f'[bootcache]profile_flavor: {error}; Nova has:'

@@ -62,8 +62,8 @@ def wait_until_done(api: Any, wanted: str, timeout: float, progress: ProgressLin
             else:
                 is_known = True
                 recorded = (image.get('progress') or {}).get('recorded_bytes') or 0
-                progress.show(image['state'],
-                              f'{recorded / 1e6:.1f} MB recorded' if recorded else '')
+                progress.show(image['state'], f'{recorded / 1e6:.1f} MB recorded' if recorded
+                              else one_line(image['reason']))
                 if not image['in_hand'] and image.get('progress') is None:
                     return image
             if time.monotonic() > deadline:

@@ -5,6 +5,7 @@ it below its overlay, sees when its boot is over, and reports what it read, as o
 """
 
 import dataclasses
+import http
 import re
 import time
 from collections.abc import Callable, Collection
@@ -38,6 +39,8 @@ _POLL_SECONDS, _LOOK_SECONDS = 1.0, 5.0
 _REPORT_SECONDS = 90.0
 # A server that runs while no host has asked for a recording is on a host without the driver.
 _UNHEARD_SECONDS = 30.0
+# Flavors that a reason names.
+_MOST_TOLD = 5
 # Of deleting a server, two seconds after each other.
 _DELETIONS = 30
 
@@ -50,22 +53,35 @@ class Flavor:
     :ivar name: its name.
     :ivar ram: MiB.
     :ivar disk: GiB; 0 means the image's own size.
+    :ivar is_plain: it is public and has no extra specs: any host with room can have its servers.
     """
 
     flavor_id: str
     name: str
     ram: int
     disk: int
+    is_plain: bool = True
+
+
+def flavors_of(nova: Any) -> list[Flavor]:
+    """Return all flavors, private ones as well.
+
+    :param nova: novaclient.
+    :raises Exception: keystoneauth's or novaclient's, if Nova cannot be asked.
+    """
+    return [Flavor(entry.id, entry.name, entry.ram, entry.disk,
+                   entry.is_public is True and not getattr(entry, 'extra_specs', None))
+            for entry in nova.flavors.list(is_public=None)]
 
 
 def choose_flavor(flavors: list[Flavor], wanted_name: str | None, min_ram: int, min_disk: int,
                   virtual_bytes: int) -> Flavor:
     """Return the flavor for a profile boot. Pure.
 
-    :param wanted_name: the operator's choice, or None for the smallest that fits.
+    :param wanted_name: the operator's choice, or None for the smallest plain one that fits.
     :param min_ram: MiB.
     :param min_disk: GiB.
-    :raises ProfileBootFailed: if there is none.
+    :raises ServiceAway: if there is none yet.
     """
     disk = max(min_disk, -(-virtual_bytes // (1 << 30)))
     if wanted_name:
@@ -73,23 +89,31 @@ def choose_flavor(flavors: list[Flavor], wanted_name: str | None, min_ram: int, 
             if flavor.name == wanted_name:
                 if 0 < flavor.disk < disk:
                     # Nova would find out on the host.
-                    raise exception.ProfileBootFailed(
+                    raise exception.ServiceAway(
                         f'flavor {wanted_name} has {flavor.disk} GiB of disk, and the image needs'
                         f' {disk}; name a larger one in [bootcache]profile_flavor, or none')
                 return flavor
-        raise exception.ProfileBootFailed(
+        raise exception.ServiceAway(
             f'there is no flavor {wanted_name}; correct [bootcache]profile_flavor')
-    fitting = [flavor for flavor in flavors
-               if flavor.ram >= min_ram and (flavor.disk == 0 or flavor.disk >= disk)]
-    if not fitting:
-        raise exception.ProfileBootFailed(
-            f'no flavor has {min_ram} MiB of memory and {disk} GiB of disk;'
-            ' make one (without [bootcache]profile_flavor the smallest that fits is taken)')
-    return min(fitting, key=lambda flavor: (flavor.ram, flavor.disk, flavor.name))
+    fitting = sorted((flavor for flavor in flavors
+                      if flavor.ram >= min_ram and (flavor.disk == 0 or flavor.disk >= disk)),
+                     key=lambda flavor: (flavor.ram, flavor.disk, flavor.name))
+    for flavor in fitting:
+        if flavor.is_plain:
+            return flavor
+    others = ', '.join(flavor.name for flavor in fitting[:_MOST_TOLD])
+    raise exception.ServiceAway(
+        f'no public flavor without extra specs has {min_ram} MiB of memory and {disk} GiB of disk;'
+        ' make one, or name one in [bootcache]profile_flavor'
+        + (f' that is for such servers, of those that have: {others}' if others else ''))
 
 
-class _RecordingLost(exception.ProfileBootFailed):
+class _RecordingLost(exception.ServiceAway):
     """The compute host that recorded is gone, or has forgotten."""
+
+
+class _NotStarted(exception.ProfileBootFailed):
+    """The server did not start on its host; it may on another one."""
 
 
 class NovaProfileBoots:
@@ -162,20 +186,21 @@ class NovaProfileBoots:
             job: BuildJob) -> ProfileReport:
         """Boot a server, wait until its host reports that its boot is over, and delete it.
 
-        :raises ServiceAway: if Nova does not answer.
+        :raises ServiceAway: if Nova cannot run one now, for what is no fault of the image.
         :raises ProfileBootFailed: with what went wrong and the cure.
         :raises Cancelled: if the job is; the server is deleted all the same.
         """
         try:
             try:
                 return self._run(image, virtual_bytes, policy, job)
-            except _RecordingLost as error:
+            except (_RecordingLost, _NotStarted) as error:
                 LOG.warning('image %s: %s; the profile boot is tried once more', image.image_id,
                             error)
                 job.restart()
                 return self._run(image, virtual_bytes, policy, job)
         except (nova_exceptions.ClientException, ks_exceptions.ClientException) as error:
-            if away.passes(error):
+            # No image is at fault for a quota of the service project's, or a role that it lacks.
+            if away.passes(error) or away.status(error) == http.HTTPStatus.FORBIDDEN:
                 raise exception.ServiceAway(
                     f'Nova does not run a profile boot just now: {away.told(error)}') from error
             raise exception.ProfileBootFailed(f'Nova refused a profile boot: {error}') from error
@@ -183,10 +208,8 @@ class NovaProfileBoots:
     def _run(self, image: ImageFacts, virtual_bytes: int, policy: properties.Policy,
              job: BuildJob) -> ProfileReport:
         flavor = choose_flavor(
-            [Flavor(entry.id, entry.name, entry.ram, entry.disk)
-             for entry in self._client.flavors.list(is_public=None)],
-            self._conf.profile_flavor, max(image.min_ram, self._conf.profile_min_ram),
-            image.min_disk, virtual_bytes)
+            flavors_of(self._client), self._conf.profile_flavor,
+            max(image.min_ram, self._conf.profile_min_ram), image.min_disk, virtual_bytes)
         began = time.monotonic()
         job.quota, job.boot_marker = policy.quota, policy.boot_marker
         try:
@@ -236,8 +259,7 @@ class NovaProfileBoots:
                 job.wait(_POLL_SECONDS)
                 continue
             if server.status == 'ERROR':
-                fault = getattr(server, 'fault', {}).get('message', 'no reason given')
-                raise exception.ProfileBootFailed(f'the profile boot\'s server failed: {fault}')
+                raise self._not_started(server, job)
             if server.status == 'ACTIVE':
                 active_at = active_at or now
                 if now - active_at > _UNHEARD_SECONDS and not job.heard_at:
@@ -254,6 +276,17 @@ class NovaProfileBoots:
             # The report wakes this; what else there is to see is not urgent.
             job.wait(_LOOK_SECONDS if job.heard_at else _POLL_SECONDS)
         return job.report
+
+    @staticmethod
+    def _not_started(server: Any, job: BuildJob) -> exception.BootcacheError:
+        fault = getattr(server, 'fault', {}).get('message', 'no reason given').strip()
+        what = f'server of flavor {getattr(server, "flavor", {}).get("original_name", "?")}'
+        if job.host:
+            return _NotStarted(f'the profile boot\'s {what} did not start on {job.host}: {fault}')
+        return exception.ServiceAway(
+            f'Nova starts the profile boot\'s {what} on no host: {fault} If none can have it, name'
+            ' another flavor in [bootcache]profile_flavor, or a zone of hosts with bootcache\'s'
+            ' driver in profile_availability_zone')
 
     @staticmethod
     def _unheard(server: Any, job: BuildJob) -> exception.ProfileBootFailed:

@@ -24,7 +24,7 @@ from nova_bootcache import conf as bootcache_nova_conf
 from nova_bootcache.chains.computehost import ComputeHost
 from nova_bootcache.chains.hostwarmer import HostWarmer
 from nova_bootcache.novadriver import accounting, diskconf, errorpolicy, snapshots
-from nova_bootcache.novadriver.imagebackend import BootCacheQcow2, lazy
+from nova_bootcache.novadriver.imagebackend import BootCacheQcow2, aborting, lazy
 from nova_bootcache.novadriver.novaservers import NovaServers, PoweringOn
 from nova_bootcache.novadriver.resuming import Resuming
 from nova_bootcache.novadriver.rootdisks import RootDisks
@@ -109,7 +109,8 @@ class BootCacheLibvirtDriver(SnapshottingDriver):
         A forgotten rule of AppArmor shows only here. Nova has cleaned up after the first try.
         """
         path = os.path.join(libvirt_utils.get_instance_path(instance), 'disk')
-        with self.bootcache.serving.starting(instance.uuid), self.standing.starting(instance.uuid):
+        with aborting(instance), self.bootcache.serving.starting(instance.uuid), \
+                self.standing.starting(instance.uuid):
             self.bootcache.serving.socket.start(
                 instance.uuid, functools.partial(super().spawn, context, instance, *args, **kwargs),
                 lambda error: self.bootcache.serving.did_not_start(instance.uuid, path, error))

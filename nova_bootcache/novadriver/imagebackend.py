@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import nova.privsep.path
@@ -38,6 +38,29 @@ def lazy(instance: Any, name: str) -> Any:
     except Exception as error:
         LOG.info('bootcache: the %s of server %s is not known: %s', name, instance.uuid, error)
         return None
+
+
+def _profile_token(instance: Any) -> str | None:
+    token: str | None = (lazy(instance, 'metadata') or {}).get(rpcapi.PROFILE_METADATA)
+    return token
+
+
+@contextlib.contextmanager
+def aborting(instance: Any) -> Iterator[None]:
+    """Have Nova's fault of a profile boot that does not start say why.
+
+    Where Nova tries other hosts instead, it says so neither in the fault nor in the events.
+
+    :raises BuildAbortException: in the place of what was raised, if the server is a profile boot.
+    """
+    try:
+        yield
+    except Exception as error:
+        if _profile_token(instance) is None or isinstance(error, (
+                nova_exception.InstanceNotFound, nova_exception.UnexpectedDeletingTaskStateError)):
+            raise
+        raise nova_exception.BuildAbortException(
+            instance_uuid=instance.uuid, reason=error) from error
 
 
 class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
@@ -99,9 +122,8 @@ class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
                         is_signed=signatures.is_signed(lazy(instance, 'system_metadata')),
                         owner=lazy(instance, 'project_id') or '')
         try:
-            token = (lazy(instance, 'metadata') or {}).get(rpcapi.PROFILE_METADATA)
             return self.bootcache.chains.make_overlay(
-                server, instance.uuid, token, self.path, size,
+                server, instance.uuid, _profile_token(instance), self.path, size,
                 os.path.exists(self._stock_base(filename)), self._console,
                 is_moving=instance.task_state in _MOVES,
                 as_user=AsUser(

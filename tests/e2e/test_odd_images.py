@@ -42,7 +42,8 @@ def test_an_image_that_is_larger_than_the_flavor(tenant, small_image, cloud, tmp
 
 def test_a_server_that_never_starts_leaves_nothing(tenant, small_image, cloud):
     image = tenant.image(small_image, hw_machine_type='pc-bogus-9.9')
-    wait_until(lambda: (tenant.show(image) or {}).get('state') == 'failed', 'the profile boot')
+    found = tenant.wait_state(image, 'failed')
+    assert 'pc-bogus' in found['reason'] and 'flavor' in found['reason'], found['reason']
     server, _fault = fails(tenant, image)
     assert left_of(cloud, image)
     tenant.delete_server(server)

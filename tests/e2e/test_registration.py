@@ -68,6 +68,35 @@ def test_images_that_are_skipped_say_why(tenant, small_image, properties, reason
 
 
 @pytest.fixture
+def special_flavor(cloud, tenant):
+    """A flavor for hosts with GPUs, of which there are none: the smallest for profile boots."""
+    flavor = tenant.openstack.nova.flavors.create('a.gpu', ram=512, vcpus=1, disk=1)
+    flavor.set_keys({'resources:CUSTOM_GPU': '1'})
+    yield flavor
+    flavor.delete()
+    cloud.layer(STORAGE_SERVICE, '50-test', None)
+    with cloud.hosts_heard():
+        cloud.restart(STORAGE_SERVICE)
+
+
+def test_flavors_for_other_hosts_are_not_taken_and_no_host_is_no_end(
+        tenant, small_image, cloud, special_flavor, storage_log):
+    image = tenant.image(small_image)
+    tenant.wait_state(image, 'ready')
+    assert 'flavor a.gpu' not in storage_log.text()
+    # An operator may want it.
+    cloud.layer(STORAGE_SERVICE, '50-test', {'bootcache': {'profile_flavor': 'a.gpu'}})
+    with cloud.hosts_heard():
+        cloud.restart(STORAGE_SERVICE)
+    other = tenant.image(small_image)
+    wait_until(lambda: all(text in (tenant.show(other) or {'reason': ''})['reason']
+                           for text in ('No valid host was found', 'flavor a.gpu')),
+               'the reason why it waits')
+    special_flavor.unset_keys(['resources:CUSTOM_GPU'])
+    tenant.wait_state(other, 'ready')
+
+
+@pytest.fixture
 def remote_and_impatient(cloud):
     """The storage service cannot read Glance's store, and ends silent boots soon."""
     cloud.layer(STORAGE_SERVICE, '50-test',

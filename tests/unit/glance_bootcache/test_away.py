@@ -87,7 +87,8 @@ def test_a_download_that_glance_refuses_is_not():
 @pytest.mark.parametrize('error, raised', [
     (nova_exceptions.ClientException(503), exception.ServiceAway),
     (ks_exceptions.ConnectFailure('refused'), exception.ServiceAway),
-    (nova_exceptions.Forbidden(403), exception.ProfileBootFailed)])
+    (nova_exceptions.Forbidden(403), exception.ServiceAway),
+    (nova_exceptions.BadRequest(400), exception.ProfileBootFailed)])
 def test_a_profile_boot_that_nova_cannot_run_now_is_worth_another_try(error, raised):
     boots = NovaProfileBoots.__new__(NovaProfileBoots)
     boots._client = Client(error)

@@ -34,7 +34,8 @@ class Nova:
         self.lost_answers, self.happens, self.nics = 0, lambda second: None, None
         self.servers = self
         self.flavors = types.SimpleNamespace(list=lambda is_public: [
-            types.SimpleNamespace(id='1', name='small', ram=512, disk=5)])
+            types.SimpleNamespace(id='1', name='small', ram=512, disk=5, is_public=True,
+                                  extra_specs={})])
 
     def _answer(self):
         if self.away:
@@ -193,11 +194,49 @@ def test_a_boot_whose_server_was_stopped_or_moved_is_tried_once_more(boots, nova
     assert nova.made == 2 and nova.there == {} and 'tried once more' in caplog.text
 
 
-def test_one_that_is_stopped_each_time_is_given_up(boots, nova, job):
+def test_one_that_is_stopped_each_time_is_given_up_for_now(boots, nova, job):
+    """Nothing is wrong with the image: it failed for good."""
     nova.happens = lambda second: job.take_report(ProfileReport(SET, 'shutdown', 1.0))
-    with pytest.raises(exception.ProfileBootFailed, match='stopped, moved or deleted'):
+    with pytest.raises(exception.ServiceAway, match='stopped, moved or deleted'):
         run(boots, job)
     assert nova.made == 2 and nova.there == {}
+
+
+def fails(nova, job, message, host=''):
+    """Each server goes to ERROR."""
+    def happens(second):
+        job.host = host
+        for server in nova.there.values():
+            server.status, server.fault = 'ERROR', {'message': message}
+            server.flavor = {'original_name': 'small'}
+
+    nova.happens = happens
+
+
+def test_one_that_nova_finds_no_host_for_is_put_off(boots, nova, job):
+    """As where the cloud is full for a moment: it failed for good, and named no flavor."""
+    fails(nova, job, 'No valid host was found. ')
+    job.host = ''
+    with pytest.raises(exception.ServiceAway, match=r'flavor small.*No valid host.*profile_flavor'):
+        run(boots, job)
+    assert nova.made == 1 and nova.there == {}
+
+
+def test_one_that_does_not_start_says_where_and_why_and_is_tried_once_more(boots, nova, job):
+    """Another host may start it: that it failed on one Nova's own weigher knows."""
+    fails(nova, job, 'Build of instance x aborted: loader attribute', 'host-7')
+    with pytest.raises(exception.ProfileBootFailed, match=r'small.*host-7.*loader attribute'):
+        run(boots, job)
+    assert nova.made == 2 and nova.there == {}
+
+
+def test_a_quota_of_the_service_project_s_is_no_fault_of_the_image(boots, nova, job):
+    def create(**_asked):
+        raise nova_exceptions.Forbidden(403, 'Quota exceeded for cores')
+
+    nova.create = create
+    with pytest.raises(exception.ServiceAway, match='Quota exceeded'):
+        run(boots, job)
 
 
 def test_one_that_nova_starts_on_another_host_goes_on(boots, nova, job):

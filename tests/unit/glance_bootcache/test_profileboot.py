@@ -214,14 +214,14 @@ def test_a_server_that_is_deleted_is_not_waited_for(waits):
             raise nova_exceptions.NotFound(404)
 
     nova = Servers(diagnosed='running', looks=looks)
-    with pytest.raises(exception.ProfileBootFailed, match='stopped, moved or deleted'):
+    with pytest.raises(exception.ServiceAway, match='stopped, moved or deleted'):
         waits(nova, ('shutdown', ''))
     assert nova.number == 2
 
 
 @pytest.mark.parametrize('diagnosed', ['running', 'paused', None])
 def test_a_server_that_somebody_stopped_was_no_boot(waits, diagnosed):
-    with pytest.raises(exception.ProfileBootFailed, match='stopped, moved or deleted'):
+    with pytest.raises(exception.ServiceAway, match='stopped, moved or deleted'):
         waits(Servers(diagnosed=diagnosed), ('shutdown', ''))
 
 

@@ -8,7 +8,6 @@ themselves off.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Protocol
 
 from bootcache import properties
 
@@ -143,31 +142,10 @@ def upset(console: str) -> str:
     return ''
 
 
-class BootJudge(Protocol):
-    """Tells when a boot is over."""
-
-    @property
-    def limits(self) -> BootLimits:
-        """When to end it."""
-
-    @property
-    def line(self) -> str:
-        """The console's line that told so, where it is stuck; else empty."""
-
-    def ended_by(self, progress: BootProgress, console: Callable[[], str],
-                 marks: bool) -> str | None:
-        """Return what ends the boot now, or None.
-
-        :param console: gives the end of the guest's console; asked where no marker was seen.
-        :param marks: whether the guest's marker is looked for still.
-        """
-
-    def counts_until_marker(self, progress: BootProgress) -> bool:
-        """Tell whether what was read after the marker is not the boot's."""
-
-
 class ServerJudge:
     """Tells when the boot of somebody's server is over.
+
+    :ivar line: empty: see ``ProfileJudge``.
 
     :param limits: when it ends.
     """
@@ -179,7 +157,11 @@ class ServerJudge:
 
     def ended_by(self, progress: BootProgress, console: Callable[[], str],
                  marks: bool) -> str | None:
-        """Return what ends the boot now, or None: see ``BootJudge``."""
+        """Return what ends the boot now, or None.
+
+        :param console: gives the end of the guest's console; asked where no marker was seen.
+        :param marks: whether the guest's marker is looked for still.
+        """
         # At least one byte: a boot that misses nothing ends as well.
         read = max(1, progress.recorded_bytes)
         ended = ended_by(dataclasses.replace(progress, recorded_bytes=read), self.limits)
@@ -197,6 +179,8 @@ class ServerJudge:
 class ProfileJudge:
     """Tells when a profile boot is over, and whether it was one.
 
+    :ivar line: the console's that tells that it is stuck; empty if it is not.
+
     :param limits: when it ends.
     """
 
@@ -207,7 +191,7 @@ class ProfileJudge:
 
     def ended_by(self, progress: BootProgress, console: Callable[[], str],
                  marks: bool) -> str | None:
-        """Return what ends the boot now, or None: see ``BootJudge``."""
+        """Return what ends the boot now, or None: see ``ServerJudge``."""
         ended = ended_by(progress, self.limits)
         if progress.marker_age is None and ended in (SILENCE, TIMEOUT) \
                 and (line := upset(console())):
@@ -233,3 +217,6 @@ class ProfileJudge:
             self._silent_at = progress.seconds
         patience = self.limits.silence * (_PATIENCE - 1) if may_say_more else 0
         return progress.seconds - self._silent_at >= patience
+
+
+BootJudge = ServerJudge | ProfileJudge

@@ -6,6 +6,7 @@ TCG only if whoever asks says so.
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import shutil
@@ -145,15 +146,17 @@ def record(base: Base, name: str, policy: properties.Policy, limits: ending.Boot
                                    naming.nbd_unix_uri(socket_path, recording.export), 'raw',
                                    cluster_bytes=128 << 10, subclusters=True)
             console = os.path.join(scratch, 'console.log')
+            tail = functools.partial(_tail, console)
             xml = domain_xml(f'bootcache-profile-{name}', machine, accelerator, overlay, console,
                              _config_drive(scratch, name))
             judge = ProfileJudge(limits)
             began = time.monotonic()
             domain = _create(connection, xml)
             end = BootEnd(recording, begin, judge, BootMarker(policy.boot_marker, name),
-                          lambda: _tail(console), began)
+                          tail, began)
             try:
-                found = _watch(domain, end, tell, lambda: _keep_limits(overlay, console, machine))
+                found = _watch(domain, end, tail, tell,
+                               lambda: _keep_limits(overlay, console, machine))
                 notbooted.check(found.ended_by, judge.line, end.recorded_bytes)
             finally:
                 with contextlib.suppress(Exception):
@@ -166,14 +169,14 @@ def record(base: Base, name: str, policy: properties.Policy, limits: ending.Boot
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _watch(domain: Any, end: BootEnd, tell: Callable[[str], None],
+def _watch(domain: Any, end: BootEnd, console: Callable[[], str], tell: Callable[[str], None],
            keep_limits: Callable[[], None]) -> FoundEnd:
     told = 0.0
     while True:
         time.sleep(_POLL_SECONDS)
         now = time.monotonic()
         if not domain.isActive():
-            raise exception.ProfileBootFailed('the image\'s machine switched itself off')
+            raise notbooted.switched_off(ending.upset(console()))
         keep_limits()
         found = end.look(now)
         if now - told >= 1:

@@ -17,9 +17,8 @@ def check(ended_by: str, line: str, recorded_bytes: int) -> None:
     :raises ProfileBootFailed: if the guest does not come up; with the cure.
     """
     if ended_by == ending.STUCK:
-        said = ''.join(filter(str.isprintable, line))[:_LONGEST_LINE]
         raise exception.ProfileBootFailed(
-            f'{STUCK}: its console says {said!r}, and what it read is not a boot; it may lack'
+            f'{STUCK}: its console says {_said(line)}, and what it read is not a boot; it may lack'
             ' the driver of its disk (hw_disk_bus). If it is up all the same, give it a'
             f' {properties.BOOT_MARKER} that it prints then')
     if ended_by not in _BOOTS and ended_by != ending.NOTHING:
@@ -31,9 +30,17 @@ def check(ended_by: str, line: str, recorded_bytes: int) -> None:
             ' have no boot loader for the firmware of its server (hw_firmware_type)')
 
 
-def switched_off() -> exception.ProfileBootFailed:
-    """Return the error of a guest that ended before its marker was seen."""
+def switched_off(line: str) -> exception.ProfileBootFailed:
+    """Return the error of a guest that ended before its marker was seen.
+
+    :param line: of its console, where that tells that it does not come up; else empty.
+    """
     return exception.ProfileBootFailed(
-        f'{SWITCHED_OFF} before its boot marker was seen: what it read is not a boot; it may lack'
-        f' the driver of its disk (hw_disk_bus), or need a {properties.BOOT_MARKER} that it prints'
-        ' before it ends')
+        f'{SWITCHED_OFF} before its boot marker was seen'
+        + (f', and its console says {_said(line)}' if line else '')
+        + ': what it read is not a boot; it may lack the driver of its disk (hw_disk_bus), or need'
+        f' a {properties.BOOT_MARKER} that it prints before it ends')
+
+
+def _said(line: str) -> str:
+    return repr(''.join(filter(str.isprintable, line))[:_LONGEST_LINE])

@@ -262,17 +262,15 @@ class NovaProfileBoots:
                 raise self._not_started(server, job)
             if server.status == 'ACTIVE':
                 active_at = active_at or now
-                if now - active_at > _UNHEARD_SECONDS and not job.heard_at:
-                    raise self._unheard(server, job)
             if server.status == 'SHUTOFF' and not self._has_marked(server_id, policy, job):
-                raise notbooted.switched_off()
-            if job.heard_at and now - job.heard_at > _UNHEARD_SECONDS:
-                raise _RecordingLost(f'compute host {job.host} stopped reporting; was nova-compute'
-                                     ' restarted?')
+                raise self._switched_off(server_id)
+            if (since := job.heard_at or active_at) and now - since > _UNHEARD_SECONDS:
+                raise self._unheard(server, job)
             if now - began > self._conf.profile_timeout + _REPORT_SECONDS:
-                raise exception.ProfileBootFailed(
+                raise exception.ServiceAway(
                     f'compute host {job.host or "(none)"} did not report what it read in'
-                    f' {now - began:.0f} s; see its nova-compute log')
+                    f' {now - began:.0f} s, and its server is {server.status}; see its nova-compute'
+                    ' log')
             # The report wakes this; what else there is to see is not urgent.
             job.wait(_LOOK_SECONDS if job.heard_at else _POLL_SECONDS)
         return job.report
@@ -289,12 +287,10 @@ class NovaProfileBoots:
             ' driver in profile_availability_zone')
 
     @staticmethod
-    def _unheard(server: Any, job: BuildJob) -> exception.ProfileBootFailed:
+    def _unheard(server: Any, job: BuildJob) -> exception.BootcacheError:
         if job.host:
-            return exception.ProfileBootFailed(
-                f'compute host {job.host} does not tell of the profile boot that it records: it'
-                f' does not reach the message bus. When it does "bootcache image build'
-                f' {job.image_id}" tries again')
+            return _RecordingLost(f'compute host {job.host} stopped reporting; was nova-compute'
+                                  ' restarted, or does it not reach the message bus?')
         host = getattr(server, 'OS-EXT-SRV-ATTR:host', None) or '(Nova does not say)'
         return exception.ProfileBootFailed(
             f'host {host}, on which Nova ran the profile boot, did not ask for a'
@@ -317,7 +313,7 @@ class NovaProfileBoots:
             # Its last words may have come since the host's last look.
             if self._has_marked(server_id, policy, job):
                 return ending.MARKER
-            raise notbooted.switched_off()
+            raise self._switched_off(server_id)
         if report.ended_by == ending.SHUTDOWN:
             # Nobody but an operator does that, or a host that is being emptied.
             raise _RecordingLost('its server was stopped, moved or deleted before its boot was'
@@ -347,6 +343,9 @@ class NovaProfileBoots:
     def _has_marked(self, server_id: str, policy: properties.Policy, job: BuildJob) -> bool:
         return BootMarker(policy.boot_marker, f'image {job.image_id}').seen(
             lambda: self._console(server_id))
+
+    def _switched_off(self, server_id: str) -> exception.ProfileBootFailed:
+        return notbooted.switched_off(ending.upset(self._console(server_id)))
 
     def _is_off(self, server_id: str) -> bool:
         """Tell whether a guest has ended; Nova's status says so a quarter of a minute later."""

@@ -197,6 +197,12 @@ def test_one_that_is_off_is_not_waited_for(waits):
         waits(Servers(status='SHUTOFF'))
 
 
+@pytest.mark.parametrize('report', [None, ('silence', '')], ids=['waited for', 'reported'])
+def test_one_that_is_off_has_said_why(waits, report):
+    with pytest.raises(exception.ProfileBootFailed, match=r'console says .*Kernel panic'):
+        waits(Servers('Linux\nKernel panic - not syncing: no init\n', 'SHUTOFF'), report)
+
+
 def test_nova_takes_its_time_to_say_that_it_is_off(waits):
     """The host is told to stop it, and reports, before Nova says so."""
     def looks(number):
@@ -257,16 +263,16 @@ def test_a_host_that_falls_silent_has_lost_the_recording(waits):
 
 
 @pytest.mark.parametrize(('host', 'said'), [('', 'did not ask for a recording'),
-                                            ('host', 'does not reach the message bus')])
+                                            ('host', 'compute host host stopped reporting')])
 def test_a_host_that_does_not_speak_is_named_with_the_cure(waits, host, said):
     nova = Servers()
-    with pytest.raises(exception.ProfileBootFailed, match=said):
+    with pytest.raises(exception.BootcacheError, match=said):
         waits(nova, host=host, heard=False)
     assert nova.number <= throughnova._UNHEARD_SECONDS + 2
 
 
 def test_a_server_that_is_never_built_is_given_up(waits, storage_conf):
-    with pytest.raises(exception.ProfileBootFailed, match='did not report'):
+    with pytest.raises(exception.ServiceAway, match=r'did not report.*BUILD'):
         waits(Servers(status='BUILD'), host='', heard=False)
 
 

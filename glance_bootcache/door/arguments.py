@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from bootcache import naming, rpcapi, rpcexchange, workingset
+from bootcache import ending, naming, rpcapi, rpcexchange, workingset
 from bootcache.exception import MessageRefused
 from bootcache.quoting import one_line, quoted
 
@@ -266,7 +266,7 @@ METHODS: Mapping[str, Method] = {
                              'recorded_bytes': size}),
     'report_boot': Method(
         {'image_id': image_id, 'image_hash': name, 'host': host_name, 'granularity': _granularity,
-         'extents': _extents, 'ended_by': name,
+         'extents': _extents, 'ended_by': one_of(*ending.ENDS),
          'boot_seconds': number(_MOST_SECONDS)},
         {'profile_token': _SECRET, 'line': text(_LONGEST_LINE), 'server_id': name}),
     'report_holdings': Method({'host': host_name, 'report': or_none(_report)}),

@@ -299,7 +299,7 @@ class ReportedBoots:
         version = manifest.made.working_set.version + 1 if manifest.made.working_set else 1
         name = self._store.save_working_set(image_id, improved)
         info = WorkingSetInfo(name, improved.bytes, len(improved.extents),
-                              improved.granularity, 'server', ended_by[:16],
+                              improved.granularity, 'server', ended_by,
                               round(boot_seconds, 1), manifest.wished.boot_marker, version)
         if not self._manager.set_working_set(manifest, info):
             os.unlink(self._store.path(image_id, name))

@@ -4,8 +4,6 @@ from bootcache import ending, exception, properties
 from glance_bootcache.decisions import READ_NOTHING, STUCK, SWITCHED_OFF
 
 _LONGEST_LINE = 200
-# What ends a boot that was one.
-_BOOTS = ending.MARKER, ending.SILENCE, ending.QUOTA, ending.TIMEOUT
 
 
 def check(ended_by: str, line: str, recorded_bytes: int) -> None:
@@ -21,9 +19,6 @@ def check(ended_by: str, line: str, recorded_bytes: int) -> None:
             f'{STUCK}: its console says {_said(line)}, and what it read is not a boot; it may lack'
             ' the driver of its disk (hw_disk_bus). If it is up all the same, give it a'
             f' {properties.BOOT_MARKER} that it prints then')
-    if ended_by not in _BOOTS and ended_by != ending.NOTHING:
-        raise exception.ProfileBootFailed(
-            'its server was stopped, moved or deleted before its boot was over')
     if ended_by == ending.NOTHING:
         raise exception.ProfileBootFailed(
             f'{READ_NOTHING} from its disk but {recorded_bytes} bytes, and was given up; it may'

@@ -38,13 +38,14 @@ NUMBERS = [-1, 1 << 63, 10 ** 400, math.nan, math.inf, -math.inf, True]
 TEXTS = ['', '../../etc/passwd', 'x' * 256, MEGABYTE, FORGED, '\ud800', '\0']
 OTHERS = [None, [], {}, [[]], {'a': {'b': {}}}, [MEGABYTE] * 3, 1.5, 7]
 # What is wrong for each argument; what is not here is wrong for it as well if it is in WRONG_TYPES.
-NAMES = {'host', 'rack', 'file', 'server_id', 'owner', 'image_hash', 'ended_by', 'profile_token'}
+NAMES = {'host', 'rack', 'file', 'server_id', 'owner', 'image_hash', 'profile_token'}
 LIES = {
     'image_id': [*TEXTS, IMAGE + '\n', IMAGE[:-1], '{' + IMAGE + '}', *NUMBERS, *OTHERS],
     'host': [*TEXTS, 'two words', *NUMBERS, *OTHERS],
     **{name: [*TEXTS[2:], *NUMBERS, *OTHERS] for name in NAMES - {'host', 'profile_token'}},
     'profile_token': [*TEXTS[2:], *NUMBERS, *OTHERS[1:]],
     'certificate': ['CN=*', 'CN=on?', 'x' * 1025, *TEXTS[3:], *NUMBERS, *OTHERS],
+    'ended_by': [*TEXTS, *NUMBERS, *OTHERS, 'magic'],
     'recorded_bytes': [*NUMBERS, *TEXTS, *OTHERS[:-1], '5'],
     'granularity': [*NUMBERS, *TEXTS, *OTHERS, 0, 511, 3000, 1 << 22, '4096'],
     'extents': [None, MEGABYTE, {}, 7, [[0, 1]] * (MAX_EXTENTS + 1)],

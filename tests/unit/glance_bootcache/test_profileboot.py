@@ -231,11 +231,6 @@ def test_a_server_that_somebody_stopped_was_no_boot(waits, diagnosed):
         waits(Servers(diagnosed=diagnosed), ('shutdown', ''))
 
 
-def test_a_host_cannot_end_a_boot_by_what_it_likes(waits):
-    with pytest.raises(exception.ProfileBootFailed):
-        waits(Servers(), ('magic', ''))
-
-
 def test_a_guest_that_is_stuck_is_told_of_by_its_line(waits):
     line = 'Kernel panic - not syncing: VFS: Unable to mount root fs'
     with pytest.raises(exception.ProfileBootFailed, match='hw_disk_bus') as failed:

@@ -138,7 +138,7 @@ def test_on_the_only_host_boots_at_the_same_time_do_not_confirm_each_other(cold)
     assert boot(cold, [NEW], server='three') == 2
 
 
-@pytest.mark.parametrize('ended_by', ['timeout', 'quota', 'shutdown', 'whatever'])
+@pytest.mark.parametrize('ended_by', ['timeout', 'quota', 'shutdown'])
 def test_only_boots_that_came_to_their_end_make_a_working_set_larger(cold, ended_by):
     assert boot(cold, [KNOWN]) == 1
     for number in range(2):

@@ -109,8 +109,6 @@ LEAST_BYTES = 1 << 20
 # long. Its console may be empty until then, as kernels are told to be quiet. One that has not got
 # to its kernel and has said nothing is waited for longer, as its host may have too much to do.
 _PATIENCE, _LONGEST_PATIENCE = 3, 5
-_MOST_LINES = 200
-_LINE_CHARACTERS = 1024
 # What a console says of a guest that does not get on by itself. Each is looked for in a line's text
 # as it is; they are the words of: Linux; initramfs-tools; dracut and systemd; mkinitcpio; Alpine;
 # FreeBSD; GRUB; SeaBIOS; OVMF.
@@ -128,6 +126,11 @@ _SIGNS = (
 )
 
 
+def last_lines(console: str) -> list[str]:
+    """Return the first 1,024 characters of each of a console's last 200 lines."""
+    return [line[:1024] for line in console.splitlines()[-200:]]
+
+
 def upset(console: str) -> str:
     """Return the line by which a console says that its guest does not come up; empty if none does.
 
@@ -135,8 +138,7 @@ def upset(console: str) -> str:
 
     :param console: the end of it; the last 200 lines count.
     """
-    for line in reversed(console.splitlines()[-_MOST_LINES:]):
-        line = line[:_LINE_CHARACTERS]
+    for line in reversed(last_lines(console)):
         if any(sign in line for sign in _SIGNS):
             return ''.join(filter(str.isprintable, line)).strip()[:200]
     return ''

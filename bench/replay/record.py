@@ -27,7 +27,7 @@ from typing import IO
 from bench.replay import trace
 from bench.replay.trace import Event, Header, Trace
 from bootcache import ending
-from bootcache.bootmarker import BootMarker
+from bootcache.bootend import BootMarker
 from glance_bootcache import bootconf
 from glance_bootcache.profileboot import acceleration, direct
 from glance_bootcache.storage import inspection

@@ -22,8 +22,7 @@ from xml.sax import saxutils
 from oslo_log import log as logging
 
 from bootcache import ending, exception, naming, properties, qemuimg
-from bootcache.bootend import BootEnd, FoundEnd
-from bootcache.bootmarker import BootMarker
+from bootcache.bootend import BootEnd, BootMarker, FoundEnd
 from bootcache.cacheimage import Base
 from bootcache.ending import ProfileJudge
 from bootcache.recording import Recording

@@ -20,7 +20,7 @@ from oslo_utils import timeutils
 
 from bootcache import conf as bootcache_conf
 from bootcache import ending, exception, properties, rpcapi
-from bootcache.bootmarker import BootMarker
+from bootcache.bootend import BootMarker
 from glance_bootcache import away
 from glance_bootcache.conf import AUTH_GROUP
 from glance_bootcache.decisions import ImageFacts

@@ -13,8 +13,7 @@ from typing import Protocol
 from oslo_log import log as logging
 
 from bootcache import ending, exception, workingset
-from bootcache.bootend import BootEnd, FoundEnd, RecordedStore
-from bootcache.bootmarker import BootMarker
+from bootcache.bootend import BootEnd, BootMarker, FoundEnd, RecordedStore
 from bootcache.ending import BootJudge
 from bootcache.growingstore import Mark
 from bootcache.workingset import Extent

@@ -4,8 +4,8 @@ import types
 
 import pytest
 
-from bootcache import bootmarker, properties
-from bootcache.bootmarker import LOOK_SECONDS, BootMarker
+from bootcache import bootend, properties
+from bootcache.bootend import LOOK_SECONDS, BootMarker
 from glance_bootcache.bootconf import DEFAULT_MARKER
 
 
@@ -68,7 +68,7 @@ def test_all_lines_of_a_look_share_one_budget(monkeypatch, cost):
     """Lines that are each below a limit took 18 s together: 585 of 30 ms."""
     expression = Hostile(cost)
     monkeypatch.setattr(properties, 'compile_marker', lambda marker: expression)
-    monkeypatch.setattr(bootmarker, 'time',
+    monkeypatch.setattr(bootend, 'time',
                         types.SimpleNamespace(thread_time=expression.thread_time))
     marker = BootMarker('x', 'server 1')
     asked = []

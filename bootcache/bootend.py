@@ -125,7 +125,7 @@ class BootEnd:
 
         :param now: monotonic seconds.
         :param stands: whether its guest stands still, and waits for its disk: that is no silence.
-        :raises StorageDaemonError: if what it reads is not kept any more, though it may be kept.
+        :raises StorageDaemonError: if its store was taken out before it was over.
         """
         if stands:
             self._awake_since, self._stood = now, True
@@ -140,8 +140,8 @@ class BootEnd:
         if ended_by is None and not self._store.grows:
             if not self._store.is_full:
                 raise exception.StorageDaemonError(
-                    'its boot was not over when its growing store was taken out, as nova-compute or'
-                    ' the gateway ended; the next boot is recorded')
+                    'its growing store was taken out before its boot was over, as when nova-compute'
+                    ' or the gateway ends; the next boot is recorded')
             ended_by = ending.QUOTA
         if ended_by is None:
             return None

@@ -10,6 +10,7 @@ from oslo_log import log as logging
 from bootcache import ending, exception, properties
 from bootcache.ending import BootJudge, BootProgress
 from bootcache.growingstore import Mark
+from bootcache.workingset import Extent
 
 LOG = logging.getLogger(__name__)
 
@@ -66,6 +67,7 @@ class BootMarker:
 class RecordedStore(Protocol):
     """What is asked of a boot's growing store: see bootcache/growingstore.py."""
 
+    name: str
     grows: bool
     is_full: bool
 
@@ -77,6 +79,9 @@ class RecordedStore(Protocol):
 
     def idle_since(self) -> float:
         """Return the monotonic time at which it grew last."""
+
+    def extents_between(self, begin: Mark, end: Mark) -> list[Extent]:
+        """Return what was read for the first time between two marks, in that order."""
 
 
 @dataclasses.dataclass(frozen=True)

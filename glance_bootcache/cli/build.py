@@ -92,7 +92,7 @@ class BuildFile(Showing):
         # So that no guest is left behind.
         signal.signal(signal.SIGTERM, lambda *_arguments: sys.exit(128 + signal.SIGTERM))
         try:
-            outcome = direct.record(
+            extents, found = direct.record(
                 base, str(uuid.uuid4()),
                 properties.Policy('auto', parsed_args.quota, parsed_args.marker),
                 ending.BootLimits(parsed_args.quota, 20, parsed_args.silence, parsed_args.timeout),
@@ -103,9 +103,9 @@ class BuildFile(Showing):
             progress.show('building')
             working_set = WorkingSet(os.path.basename(path), 'sha256:' + savefile.file_digest(path),
                                      base.virtual_bytes, recording.GRANULARITY,
-                                     tuple(outcome.extents))
+                                     tuple(extents))
             began = time.monotonic()
-            built = cacheimage.build(base, outcome.extents, output, quota=parsed_args.quota,
+            built = cacheimage.build(base, extents, output, quota=parsed_args.quota,
                                      cluster_bytes=parsed_args.cluster_size,
                                      backing_uri=parsed_args.backing or path,
                                      backing_format='raw' if parsed_args.backing
@@ -120,7 +120,7 @@ class BuildFile(Showing):
                 'sha256': built.sha256,
                 'working_set': f'{output}.working-set.json',
                 'working_set_bytes': working_set.bytes,
-                'working_set_extents': len(working_set.extents), 'ended_by': outcome.ended_by,
-                'boot_seconds': round(outcome.boot_seconds, 1),
-                'build_seconds': round(took, 2), 'reason': ending.doubt(outcome.ended_by)}
+                'working_set_extents': len(working_set.extents), 'ended_by': found.ended_by,
+                'boot_seconds': round(found.seconds, 1),
+                'build_seconds': round(took, 2), 'reason': ending.doubt(found.ended_by)}
         return tuple(rows), tuple(rows.values())

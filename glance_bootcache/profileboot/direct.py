@@ -73,20 +73,6 @@ class Machine:
     console_limit: int = CONSOLE_LIMIT
 
 
-@dataclasses.dataclass(frozen=True)
-class DirectOutcome:
-    """What a direct profile boot gave.
-
-    :ivar extents: in first-read order, aligned to the recorder's granularity.
-    :ivar ended_by: marker, silence, quota or timeout.
-    :ivar boot_seconds: from the start to the boot's end.
-    """
-
-    extents: list[Extent]
-    ended_by: str
-    boot_seconds: float
-
-
 def domain_xml(name: str, machine: Machine, accelerator: str, disk: str, console: str,
                config_drive: str | None) -> str:
     """Return the domain's definition: disk by virtio, console to a file, no network. Pure.
@@ -116,11 +102,13 @@ def domain_xml(name: str, machine: Machine, accelerator: str, disk: str, console
 
 
 def record(base: Base, name: str, policy: properties.Policy, limits: ending.BootLimits,
-           machine: Machine, tell: Callable[[str], None] = lambda text: None) -> DirectOutcome:
+           machine: Machine,
+           tell: Callable[[str], None] = lambda text: None) -> tuple[list[Extent], FoundEnd]:
     """Boot an image on this machine and record what it reads; nothing is left behind.
 
     :param name: a UUID that names nodes and exports.
     :param tell: called about once a second with how far it is.
+    :returns: what it read, in first-read order, to ``recording.GRANULARITY``; and how it ended.
     :raises ProfileBootFailed: with what went wrong and the cure.
     """
     accelerator = 'kvm' if acceleration.kvm_works() else 'qemu'
@@ -160,8 +148,7 @@ def record(base: Base, name: str, policy: properties.Policy, limits: ending.Boot
             finally:
                 with contextlib.suppress(Exception):
                     domain.destroy()
-        return DirectOutcome(recording.extents_between(begin, recording.mark()), found.ended_by,
-                             found.seconds)
+        return recording.extents_between(begin, recording.mark()), found
     finally:
         keeper.stop()
         daemon.stop()

@@ -8,7 +8,6 @@ is watched in the same way, in a store of its own.
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from oslo_log import log as logging
 
@@ -25,15 +24,6 @@ LOG = logging.getLogger(__name__)
 _LOOK_SECONDS = 1.0
 # report(extents, ended_by, seconds, the console's line where that tells what ended it)
 Report = Callable[[list[Extent], str, float, str], None]
-
-
-class WatchedStore(RecordedStore, Protocol):
-    """What is asked of a watched boot's growing store."""
-
-    name: str
-
-    def extents_between(self, begin: Mark, end: Mark) -> list[Extent]:
-        """Return what was read for the first time between two marks, in that order."""
 
 
 class BootWatch:
@@ -53,7 +43,7 @@ class BootWatch:
     :param over: called at the end, whatever it was.
     """
 
-    def __init__(self, server_id: str, store: WatchedStore, begin: Mark, remote: Remote,
+    def __init__(self, server_id: str, store: RecordedStore, begin: Mark, remote: Remote,
                  judge: BootJudge, marker: str, console: Callable[[], str],
                  tell: Callable[[int], None], report: Report,
                  over: Callable[['BootWatch'], None]):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Container, Iterator
 from oslo_log import log as logging
 
 from bootcache import ending, recording, rpcapi, workingset
+from bootcache.bootend import RecordedStore
 from bootcache.ending import BootJudge, ProfileJudge, ServerJudge
 from bootcache.growingstore import Mark
 from bootcache.locks import leaf
@@ -17,7 +18,7 @@ from nova_bootcache.gateway import sharedstore
 from nova_bootcache.gateway.hostneeds import HostNeeds
 from nova_bootcache.gateway.sharedstore import SharedStore
 from nova_bootcache.recording.bootreports import BootReports
-from nova_bootcache.recording.bootwatch import BootWatch, Report, WatchedStore
+from nova_bootcache.recording.bootwatch import BootWatch, Report
 from nova_bootcache.recording.profilerecordings import ProfileRecording
 from nova_bootcache.storagenode import Remote
 
@@ -111,7 +112,7 @@ class WatchedBoots:
         self._begin(server_id, profile.recording, profile.begin, remote, offered.watch.marker,
                     ProfileJudge(offered.watch.limits), console, tell, report)
 
-    def _begin(self, server_id: str, store: WatchedStore, begin: Mark, remote: Remote,
+    def _begin(self, server_id: str, store: RecordedStore, begin: Mark, remote: Remote,
                marker: str, judge: BootJudge, console: Callable[[], str],
                tell: Callable[[int], None], report: Report) -> None:
         watch = BootWatch(server_id, store, begin, remote, judge, marker, console, tell, report,

@@ -68,8 +68,9 @@ def wait_until_done(api: Any, wanted: str, timeout: float, progress: ProgressLin
                     return image
             if time.monotonic() > deadline:
                 raise exception.BootcacheError(
-                    f'image {wanted} is not done after {timeout:.0f} s;'
-                    f' it is {image["state"] if image else "not known to the storage service"}')
+                    f'image {wanted} is not done after {timeout:.0f} s; it is '
+                    + (one_line(f'{image["state"]} {image["reason"]}') if image
+                       else 'not known to the storage service'))
             time.sleep(1)
     finally:
         progress.end()

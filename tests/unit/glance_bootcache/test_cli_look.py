@@ -225,10 +225,10 @@ def test_progress_of_an_image_until_it_is_done(cli):
 
 
 def test_an_image_that_is_not_done_in_time(cli):
-    cli.api.images[IMAGE] = image(IMAGE, state='building', in_hand=True)
+    cli.api.images[IMAGE] = image(IMAGE, state='pending', in_hand=True, reason='its turn')
     done = cli('image', 'show', IMAGE, '--wait', '--timeout', '5')
     assert done.code == 1 and not done.out
-    assert f'image {IMAGE} is not done after 5 s; it is building' in done.err
+    assert f'image {IMAGE} is not done after 5 s; it is pending its turn' in done.err
 
 
 def test_an_image_that_glance_does_not_have_is_not_waited_for(cli):

@@ -31,7 +31,7 @@ class HalfDone:
     def is_due(self, directory: str) -> bool:
         """Tell whether something was left in a server's directory, and is to be ended now."""
         return pivot.is_under_way(directory) \
-            and self._hanging.is_time_to_end(_server_of(directory))
+            and self._hanging.is_time_to_end(server_of(directory))
 
     def end(self, directory: str, urgent: bool) -> None:
         """End what was left in a server's directory, if anything was.
@@ -41,7 +41,7 @@ class HalfDone:
         :raises BootcacheError: if that is not possible, or which of two disks is the right one
             cannot be told.
         """
-        server_id = _server_of(directory)
+        server_id = server_of(directory)
         # Nova takes no lock for some of its work, and to do it twice would exchange names twice.
         with self._steps.of(server_id):
             if not pivot.is_under_way(directory):
@@ -55,7 +55,7 @@ class HalfDone:
 
     def end_in_turn(self, directory: str) -> None:
         """Do so for the thread that settles, which tries again after pauses."""
-        server_id = _server_of(directory)
+        server_id = server_of(directory)
         try:
             self.end(directory, urgent=False)
             self._hanging.answers(server_id)
@@ -78,6 +78,6 @@ class HalfDone:
             LOG.exception('bootcache: the settling of server %s cannot be ended', server_id)
 
 
-def _server_of(directory: str) -> str:
+def server_of(directory: str) -> str:
     """Return the id of the server whose directory it is."""
     return os.path.basename(directory).removesuffix('_resize')

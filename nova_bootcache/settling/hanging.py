@@ -26,7 +26,7 @@ _COPY_CURE = ('its own data cannot be copied to its full base, which is tried ag
 
 
 class HangingServers:
-    """Knows them, and when each is tried again; for one thread, any may look who is one.
+    """Knows them, and when each is tried again; any thread may tell and ask, one of a server.
 
     :param clock: gives monotonic seconds.
     """

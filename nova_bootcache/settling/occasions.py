@@ -26,14 +26,12 @@ class Occasions:
 
     :param directories: gives those of all servers that have one on this host.
     :param is_chained: tells whether the disk of a directory stands on a cache image.
-    :param is_left: tells whether something was left half-done in a directory, and can be ended now.
     """
 
     def __init__(self, directories: Callable[[], Iterable[str]],
-                 is_chained: Callable[[str], bool], is_left: Callable[[str], bool]):
+                 is_chained: Callable[[str], bool]):
         self._directories = directories
         self._is_chained = is_chained
-        self._is_left = is_left
         self._last: float | None = None
         self._disks: frozenset[str] = frozenset()
 
@@ -45,11 +43,8 @@ class Occasions:
         :param work: asks Nova, and does what can be done.
         :raises Exception: the work's; it is due again then.
         """
-        present = list(self._directories())
-        disks = frozenset(directory for directory in present if self._is_chained(directory))
-        # What settling left half-done as libvirt was away, or QEMU did not answer.
-        left = any(self._is_left(directory) for directory in present)
-        if is_due(now, self._last, disks != self._disks, waits or left):
+        disks = frozenset(filter(self._is_chained, self._directories()))
+        if is_due(now, self._last, disks != self._disks, waits):
             self._last = None
             work()
             self._last, self._disks = now, disks

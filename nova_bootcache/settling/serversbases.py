@@ -9,7 +9,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from oslo_log import log as logging
@@ -97,6 +97,15 @@ class ServersBases:
         for image_id in set(self._queued).difference(image_ids):
             self._is_turn(image_id)
         self._unsettled.unwanted.intersection_update(image_ids)
+
+    def sweep(self, image_ids: Iterable[str]) -> None:
+        """Remove what was copied of bases that no server of this host needs any more."""
+        wanted = {naming.cache_file_name(image_id) for image_id in image_ids
+                  if self._bandwidth and not self.is_unwanted(image_id)}
+        try:
+            fullbase.sweep(self._nova.base_directory, wanted, self._nova.keep_free)
+        except OSError as error:
+            LOG.warning('bootcache: what is left of full bases cannot be removed: %s', error)
 
     def _is_to_settle(self, image_id: str, wanted: bool) -> bool:
         """Note what an image's property asks for: no failure, and it may ask for another thing."""

@@ -40,8 +40,8 @@ class Host:
             flavor=objects.Flavor(root_gb=1, ephemeral_gb=0))
         nova.bootcache.cache.prepare()
         qemuimg.create_standalone(self.cache_image, 16 * MIB, 65536)
-        CacheEntry(Remote(IMAGE, '10.0.0.1', 10810, f'base-{IMAGE}'), None,
-                   savefile.file_digest(self.cache_image), 16 * MIB).save(f'{self.cache_image}.json')
+        CacheEntry(Remote(IMAGE, '10.0.0.1', 10810, f'base-{IMAGE}'), None, savefile.file_digest(
+            self.cache_image), 16 * MIB).save(f'{self.cache_image}.json')
         self.directory.mkdir()
         qemuimg.create_overlay(str(self.directory / 'disk'), 16 * MIB, self.cache_image, 'qcow2',
                                cluster_bytes=131072, subclusters=True)

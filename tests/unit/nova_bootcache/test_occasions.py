@@ -14,9 +14,9 @@ def test_the_reasons(last, changed, waits, due):
 
 @pytest.fixture
 def host():
-    """Directories of servers, those that are chained and those with a marker; counts the looks."""
+    """Directories of servers, and those that are chained; counts the looks."""
     class Host:
-        chained, present, left, asked = set(), ['a', 'b'], set(), 0
+        chained, present, asked = set(), ['a', 'b'], 0
 
         def ask(self):
             self.asked += 1
@@ -28,8 +28,7 @@ def host():
             return self.asked - before
 
     host = Host()
-    host.occasions = Occasions(lambda: host.present, lambda directory: directory in host.chained,
-                               lambda directory: directory in host.left)
+    host.occasions = Occasions(lambda: host.present, lambda directory: directory in host.chained)
     return host
 
 
@@ -51,8 +50,6 @@ def test_what_waits_is_a_reason(host):
     host.looks(0)
     assert host.looks(10, 20, waits=True) == 2
     assert host.looks(30) == 0
-    host.left = {'a'}
-    assert host.looks(40, 50) == 2
 
 
 def test_what_failed_is_tried_again(host):

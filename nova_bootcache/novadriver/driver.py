@@ -23,7 +23,7 @@ from bootcache import naming
 from nova_bootcache import conf as bootcache_nova_conf
 from nova_bootcache.chains.computehost import ComputeHost
 from nova_bootcache.chains.hostwarmer import HostWarmer
-from nova_bootcache.novadriver import accounting, diskconf, errorpolicy, snapshots
+from nova_bootcache.novadriver import accounting, diskconf, errorpolicy, rootdisks, snapshots
 from nova_bootcache.novadriver.imagebackend import BootCacheQcow2, lazy
 from nova_bootcache.novadriver.novaservers import NovaServers, PoweringOn
 from nova_bootcache.novadriver.resuming import Resuming
@@ -109,7 +109,8 @@ class BootCacheLibvirtDriver(SnapshottingDriver):
         A forgotten rule of AppArmor shows only here. Nova has cleaned up after the first try.
         """
         path = os.path.join(libvirt_utils.get_instance_path(instance), 'disk')
-        with self.bootcache.serving.starting(instance.uuid), self.standing.starting(instance.uuid):
+        with self.settler.held(instance.uuid), self.standing.starting(instance.uuid), \
+                self.bootcache.serving.starting(instance.uuid):
             self.bootcache.serving.socket.start(
                 instance.uuid, functools.partial(super().spawn, context, instance, *args, **kwargs),
                 lambda error: self.bootcache.serving.did_not_start(instance.uuid, path, error))
@@ -122,7 +123,7 @@ class BootCacheLibvirtDriver(SnapshottingDriver):
             return disk is not None and self.bootcache.serving.socket.failed(instance.uuid, error) \
                 and disk.name_stock_base()
 
-        with self.standing.starting(instance.uuid):
+        with self.settler.held(instance.uuid), self.standing.starting(instance.uuid):
             self.bootcache.serving.socket.start(
                 instance.uuid, functools.partial(super().finish_migration, context, migration,
                                                  instance, *args, **kwargs), make_stock)
@@ -146,10 +147,8 @@ class BootCacheLibvirtDriver(SnapshottingDriver):
     # Operations on a server have precedence over its settling.
 
     def _open_chain(self, instance: Any, kept_in: str = '', guest_waits: bool = False) -> None:
-        """See to it that a server's root disk can be opened, whatever the host went through.
+        """See to it that a server's root disk can be opened: see ``RootDisks.open_chain``.
 
-        :param kept_in: where it was kept while a copy was sent; empty for one that was not.
-        :param guest_waits: whether its guest waits for the base: it need not be there then.
         :raises InternalError: if it cannot.
         """
         # Nova's start tries one server after the other: none waits for others' storage nodes.
@@ -170,8 +169,9 @@ class BootCacheLibvirtDriver(SnapshottingDriver):
         self.bootcache.boots.server_goes(instance.uuid)
         with self.settler.held(instance.uuid):
             super().power_off(instance, *args, **kwargs)
-            if getattr(self._leaving, 'disk', None) is not None:
-                self._leaving.is_renamed = self._leaving.disk.name_stock_base()
+            disk = getattr(self._leaving, 'disk', None)
+            if disk is not None and disk.name_stock_base():
+                self._leaving.renamed = disk
 
     def reboot(self, context: Any, instance: Any, *args: Any, **kwargs: Any) -> None:
         """End its settling."""
@@ -336,30 +336,20 @@ class BootCacheLibvirtDriver(SnapshottingDriver):
             except nova_exception.InternalError as error:
                 # The server stays as it is, and here.
                 raise nova_exception.InstanceFaultRollback(error) from error
-            disk = self._leaving.disk = self._disks.find(instance)
-            self._leaving.is_renamed = False
+            self._leaving.disk, self._leaving.renamed = self._disks.find(instance), None
             try:
                 return super().migrate_disk_and_power_off(context, instance, *args, **kwargs)
             finally:
                 self._leaving.disk = None
-                if disk is not None and self._leaving.is_renamed:
-                    disk.name_cache_image(self._kept_disk(instance))
+                if self._leaving.renamed is not None:
+                    self._leaving.renamed.name_cache_image(rootdisks.kept_disk(instance))
 
     def finish_revert_migration(self, context: Any, instance: Any, *args: Any,
                                 **kwargs: Any) -> None:
         """See that the chain can be opened: Nova starts the server from the disk as it is."""
         with self.settler.held(instance.uuid), self.standing.starting(instance.uuid):
-            kept = self._kept_disk(instance)
-            if os.path.exists(kept):
-                self._open_chain(instance, os.path.dirname(kept), guest_waits=True)
+            self._open_chain(instance, os.path.dirname(rootdisks.kept_disk(instance)), True)
             super().finish_revert_migration(context, instance, *args, **kwargs)
-
-    @staticmethod
-    def _kept_disk(instance: Any) -> str:
-        """Return where the root disk is of a server that was, or is being, sent from here."""
-        directory = libvirt_utils.get_instance_path(instance)
-        kept = os.path.join(f'{directory}_resize', 'disk')
-        return kept if os.path.exists(kept) else os.path.join(directory, 'disk')
 
     # The host.
 

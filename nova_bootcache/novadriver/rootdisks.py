@@ -12,6 +12,13 @@ from nova_bootcache.novadriver import errorpolicy
 from nova_bootcache.novadriver.imagebackend import BootCacheQcow2
 
 
+def kept_disk(instance: Any) -> str:
+    """Return the path of the root disk of a server that was, or is being, sent from here."""
+    directory = libvirt_utils.get_instance_path(instance)
+    kept = os.path.join(f'{directory}_resize', 'disk')
+    return kept if os.path.exists(kept) else os.path.join(directory, 'disk')
+
+
 class RootDisks:
     """Finds servers' root disks, and sees to it that they can be opened.
 

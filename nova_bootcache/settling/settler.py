@@ -5,7 +5,6 @@ each server is moved onto it. Every Nova operation has precedence: it ends what 
 its server, which leaves the server as it was, and settling tries again later.
 """
 
-import collections
 import contextlib
 import os
 import threading
@@ -62,8 +61,7 @@ class Settler:
         self._bandwidth = bandwidth
         self._delay = delay
         self._stopped = threading.Event()
-        # Servers that Nova works on, and what is under way; guarded by the lock.
-        self._held: collections.Counter[str] = collections.Counter()
+        # What is under way; guarded by the lock.
         self._pivots: dict[str, tuple[Pivot, threading.Event]] = {}
         self._lock = leaf('the lock of what settles')
         # Make beginning, ending and giving up one step.
@@ -126,17 +124,12 @@ class Settler:
     @contextlib.contextmanager
     def held(self, server_id: str) -> Iterator[None]:
         """Keep settling away from a server while Nova works on it."""
-        with self._lock:
-            self._held[server_id] += 1
         try:
-            if not self._give_up(server_id):
-                self._half_done.end_for_nova(server_id)
-            yield
+            with self._host.needs.operating(server_id):
+                if not self._give_up(server_id):
+                    self._half_done.end_for_nova(server_id)
+                yield
         finally:
-            with self._lock:
-                self._held[server_id] -= 1
-                if not self._held[server_id]:
-                    del self._held[server_id]
             self._chained.forget(server_id)
             self._landing.forget(server_id)
             self._has_worked = True
@@ -219,7 +212,8 @@ class Settler:
 
     def _is_left(self, server_id: str) -> bool:
         with self._lock:
-            return server_id not in self._pivots and not self._held[server_id]
+            is_moved = server_id in self._pivots
+        return not is_moved and not self._host.needs.is_operated(server_id)
 
     def _see(self) -> None:
         """See which servers stand on a cache image, and let go of what none needs any more."""
@@ -350,9 +344,7 @@ class Settler:
                ) -> tuple[Pivot, threading.Event] | None:
         with self._nova.instance_lock(server_id), self._steps.of(server_id):
             now = self._nova.server(server_id)
-            with self._lock:
-                is_held = self._held[server_id] > 0
-            if now is None or not now.settles or is_held:
+            if now is None or not now.settles or self._host.needs.is_operated(server_id):
                 return None
 
             def find_domain() -> Any:

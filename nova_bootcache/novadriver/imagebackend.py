@@ -94,7 +94,7 @@ class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
                         kernel_id=instance.kernel_id or '',
                         checks_signature=bool(trusted_certs)
                         or signatures.are_checked(imagebackend.CONF),
-                        is_unshelving=instance.vm_state == vm_states.SHELVED_OFFLOADED,
+                        is_unshelving=self._is_of_a_temporary_snapshot(),
                         preallocates=self.preallocate,
                         is_signed=signatures.is_signed(lazy(instance, 'system_metadata')),
                         owner=lazy(instance, 'project_id') or '')
@@ -112,6 +112,18 @@ class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
                 flavor_size=error.flavor_bytes, image_size=error.image_bytes) from error
         except exception.ProfileBootFailed as error:
             raise nova_exception.InternalError(f'Profile boot of {image_id}: {error}') from error
+
+    def _is_of_a_temporary_snapshot(self) -> bool:
+        """Tell whether Nova puts the disk onto the base of another image as soon as it is made.
+
+        As Nova itself does in ``_needs_rebase_original_qcow2_image``, for servers that are unshelved
+        or come from another cell.
+        """
+        instance = self._instance
+        base = (lazy(instance, 'system_metadata') or {}).get('image_base_image_ref')
+        return instance.vm_state == vm_states.SHELVED_OFFLOADED or (
+            instance.task_state == task_states.RESIZE_FINISH
+            and base not in (None, instance.image_ref))
 
     def libvirt_info(self, *args: Any, **kwargs: Any) -> Any:
         """Have the guest wait for what cannot be read of a base through the gateway just now."""
@@ -234,20 +246,27 @@ class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
         :param guest_waits: as for ``open_chain``; Nova looks at a disk that is there for a start.
         :raises InternalError: if it is ours and cannot be opened.
         """
-        image_id = image_id or self._instance.image_ref
-        if not image_id or os.path.basename(path) != 'disk':
+        wanted = image_id or self._instance.image_ref
+        if not wanted or os.path.basename(path) != 'disk':
             return False
         backing = libvirt_utils.get_disk_backing_file(path, basename=False)
         ours = self.bootcache.cache.holds_path(backing)
-        if not ours and (not self.lacks_stock_base(path, image_id) or self._signature_matters()):
+        is_of_wanted = os.path.basename(backing or '') == naming.cache_file_name(wanted)
+        if not ours and (not self.lacks_stock_base(path, wanted) or self._signature_matters()):
             return False
+        if ours and not is_of_wanted:
+            if image_id:
+                # Nova is to put the disk onto the base of another image.
+                return False
+            raise nova_exception.InternalError(
+                f'The disk of server {self._instance.uuid} cannot be opened: {backing} is not the'
+                f' cache image of {wanted}')
         try:
             if ours:
-                self.bootcache.chains.keep_chain(self._image_of(backing, image_id), path, patience,
-                                                 guest_waits)
+                self.bootcache.chains.keep_chain(wanted, path, patience, guest_waits)
                 return True
             # It came from a host that names it as stock Nova does, or was to leave for one.
-            return self.bootcache.chains.adopt(image_id, path, self._instance.uuid)
+            return self.bootcache.chains.adopt(wanted, path, self._instance.uuid)
         except Exception as error:
             raise nova_exception.InternalError(
                 f'The disk of server {self._instance.uuid} cannot be opened: {error}') from error
@@ -257,15 +276,6 @@ class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
         return bool(signatures.are_checked(imagebackend.CONF)
                     or lazy(self._instance, 'trusted_certs')
                     or signatures.is_signed(lazy(self._instance, 'system_metadata')))
-
-    def _image_of(self, backing: str, image_id: str) -> str:
-        """Return whose cache image a backing file is; a name of another image is an error."""
-        if os.path.basename(backing) != naming.cache_file_name(image_id):
-            image_ref = self._instance.image_ref
-            if os.path.basename(backing) == naming.cache_file_name(image_ref):
-                return str(image_ref)
-            raise exception.BootcacheError(f'{backing} is not the cache image of {image_id}')
-        return image_id
 
     def name_stock_base(self) -> bool:
         """Let a stopped disk's header name Nova's own base, as every host knows it.

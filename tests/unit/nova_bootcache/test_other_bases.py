@@ -96,7 +96,7 @@ def test_one_from_a_temporary_snapshot_is_made_the_stock_way(host, task_state, v
 
 
 def test_a_chain_of_one_image_that_is_put_onto_another_ones_base(host):
-    """A server that was booted from a snapshot for good, and is resized: Nova does it there, too."""
+    """One that was booted from a snapshot for good, and is resized: Nova does it there, too."""
     host.chains.put(SNAPSHOT, host.disk)
     assert host.finish() == host.original
     assert host.fetched == [ORIGINAL] and host.chains.kept == [SNAPSHOT]

@@ -116,8 +116,8 @@ class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
     def _is_of_a_temporary_snapshot(self) -> bool:
         """Tell whether Nova puts the disk onto the base of another image as soon as it is made.
 
-        As Nova itself does in ``_needs_rebase_original_qcow2_image``, for servers that are unshelved
-        or come from another cell.
+        As Nova tells in ``_needs_rebase_original_qcow2_image``, of servers that are unshelved or
+        come from another cell.
         """
         instance = self._instance
         base = (lazy(instance, 'system_metadata') or {}).get('image_base_image_ref')

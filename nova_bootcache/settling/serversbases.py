@@ -26,7 +26,6 @@ from nova_bootcache.settling.unsettled import Unsettled
 
 LOG = logging.getLogger(__name__)
 
-_ASKED_SECONDS = 10
 _AGAIN_SECONDS = 60
 # A host asks at its slowest for a slot, whatever it is told.
 _LONGEST_SECONDS = 3600
@@ -39,17 +38,10 @@ class _Unwanted(threading.Event):
         super().__init__()
         self._stopped = stopped
         self._is_wanted = is_wanted
-        self._asked_at = time.monotonic()
 
     def is_set(self) -> bool:
-        """Ask Nova as well, but not each time."""
-        if not super().is_set() and time.monotonic() - self._asked_at > _ASKED_SECONDS:
-            self._asked_at = time.monotonic()
-            # Nova may be away; that is no reason to begin again from the start.
-            with contextlib.suppress(Exception):
-                if not self._is_wanted():
-                    self.set()
-        return super().is_set() or self._stopped.is_set()
+        """Look: another thread sees what servers there are."""
+        return self._stopped.is_set() or not self._is_wanted()
 
 
 class ServersBases:
@@ -221,7 +213,7 @@ class ServersBases:
             source, int(stored['stored_bytes']), str(stored['image_hash']),
             str(stored['image_format']), target, raw=self._nova.force_raw,
             rate=self._bandwidth, keep_free=self._nova.keep_free,
-            cancelled=_Unwanted(self._stopped, lambda: self._is_wanted(image_id)),
+            cancelled=_Unwanted(self._stopped, lambda: self._host.needs.needs_base(image_id)),
             lock=self._nova.base_lock(os.path.basename(target)), others=others, slot=slot)
 
     def _check_base(self, image_id: str, stored_hash: str) -> tuple[int, int]:
@@ -236,7 +228,7 @@ class ServersBases:
         if not content:
             raise exception.BootcacheError(
                 f'base {target} was not made here, and the storage service does not have the image')
-        unwanted = _Unwanted(self._stopped, lambda: self._is_wanted(image_id))
+        unwanted = _Unwanted(self._stopped, lambda: self._host.needs.needs_base(image_id))
 
         def is_over() -> None:
             if unwanted.is_set():
@@ -262,6 +254,3 @@ class ServersBases:
                                      self._bandwidth, is_over)
         finally:
             self._slot.give_back()
-
-    def _is_wanted(self, image_id: str) -> bool:
-        return any(server.image_id == image_id for server in self._nova.servers())

@@ -92,8 +92,7 @@ class Settler:
         """End what an earlier process left half-done, before Nova starts any server."""
         with contextlib.suppress(OSError):
             fullbase.sweep(self._nova.base_directory)
-        for directory in self._nova.directories():
-            self._half_done.end_in_turn(directory)
+        self._end_interrupted()
 
     def recover_server(self, directory: str) -> None:
         """End what was left half-done for one server, by a crash or as libvirt was away.

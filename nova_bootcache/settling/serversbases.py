@@ -4,7 +4,6 @@ It is completed from the storage node, once an image, unless somebody else has m
 is compared with what the servers stand on.
 """
 
-import contextlib
 import os
 import random
 import threading

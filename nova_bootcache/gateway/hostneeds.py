@@ -102,17 +102,6 @@ class HostNeeds:
             self.not_made(path)
             raise
 
-    @contextlib.contextmanager
-    def changing(self, path: str) -> Iterator[None]:
-        """Change a disk whose chain was just made or mended: it stays so until it is opened.
-
-        :param path: of the disk; one of another kind may be changed as well.
-        """
-        with self._lock:
-            known = self._in_making.get(path)
-        with self.making(known[0], path) if known is not None else contextlib.nullcontext():
-            yield
-
     def not_made(self, path: str) -> None:
         """Note that a disk is not going to be opened."""
         with self._lock:

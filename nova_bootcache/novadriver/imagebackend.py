@@ -78,8 +78,7 @@ class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
         if self.exists():
             if self._keeps_chain(self.path, kwargs.get('image_id')):
                 if size and size > self.get_disk_size(self.path):
-                    with self.bootcache.needs.changing(self.path):
-                        self.resize_image(size)
+                    self.resize_image(size)
                 return
         elif self._make(filename, size, **kwargs):
             return
@@ -251,18 +250,16 @@ class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
             return False
         backing = libvirt_utils.get_disk_backing_file(path, basename=False)
         ours = self.bootcache.cache.holds_path(backing)
-        is_of_wanted = os.path.basename(backing or '') == naming.cache_file_name(wanted)
         if not ours and (not self.lacks_stock_base(path, wanted) or self._signature_matters()):
             return False
-        if ours and not is_of_wanted:
-            if image_id:
-                # Nova is to put the disk onto the base of another image.
-                return False
-            raise nova_exception.InternalError(
-                f'The disk of server {self._instance.uuid} cannot be opened: {backing} is not the'
-                f' cache image of {wanted}')
+        is_wanted = os.path.basename(backing) == naming.cache_file_name(wanted)
+        if image_id and ours and not is_wanted:
+            # Nova is to put the disk onto the base of another image.
+            return False
         try:
             if ours:
+                if not is_wanted:
+                    raise exception.BootcacheError(f'{backing} is not the cache image of {wanted}')
                 self.bootcache.chains.keep_chain(wanted, path, patience, guest_waits)
                 return True
             # It came from a host that names it as stock Nova does, or was to leave for one.

@@ -69,7 +69,7 @@ class Settler:
         # What did not come off, by image: a base that is wrong is so for good.
         self._pauses = GrowingPauses(_PAUSE_SECONDS, _LONGEST_PAUSE, lambda: time.monotonic())
         self._hanging = HangingServers(lambda: time.monotonic())
-        self._half_done = HalfDone(nova, self._steps, self._hanging)
+        self._half_done = HalfDone(nova, self._steps, self._hanging, lambda: time.monotonic())
         self._chained = ChainedDisks(host.cache)
         # Images all of whose servers hang, with the second from which on to try one.
         self._hang: dict[str, float] = {}

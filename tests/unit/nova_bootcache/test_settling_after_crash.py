@@ -76,6 +76,10 @@ def test_one_that_cannot_be_ended_hides_no_other(house, settler, left, monkeypat
     monkeypatch.setattr(settler_module.pivot, 'recover', recover)
     settler.recover()
     assert left.mended == list(places) and caplog.text.count('cannot be ended') == 2
+    for _round in range(360):
+        settler.look()
+        house.clock.now += 10
+    assert 2 * 6 < len(left.mended) < 2 * 20, 'an operator has to see to it'
 
 
 def test_half_made_bases_are_removed(house, settler):

@@ -72,7 +72,7 @@ class HalfDone:
         except exception.LibvirtHangs as error:
             self._hanging.note(server_id, error)
         except Exception:
-            LOG.exception('bootcache: what settling left in %s cannot be ended, which is tried again'
+            LOG.exception('bootcache: what settling left in %s cannot be ended, and is tried again'
                           ' in %.0f s; the server cannot be started until it is', directory,
                           self._failed.postpone(server_id))
 

@@ -6,6 +6,7 @@ its server, which leaves the server as it was, and settling tries again later.
 """
 
 import contextlib
+import math
 import os
 import threading
 import time
@@ -26,13 +27,14 @@ from nova_bootcache.settling.halfdone import HalfDone
 from nova_bootcache.settling.hanging import HangingServers
 from nova_bootcache.settling.landing import Landing
 from nova_bootcache.settling.localservers import LocalServer, Nova
-from nova_bootcache.settling.occasions import Occasions
 from nova_bootcache.settling.pivot import Pivot
 from nova_bootcache.settling.serversbases import ServersBases
 from nova_bootcache.settling.unsettled import Unsettled
 
 LOG = logging.getLogger(__name__)
 
+# So often Nova is asked for this host's servers in any case: what is known of it here is derived.
+LONGEST_SECONDS = 600
 _PERIOD_SECONDS = 10
 _PAUSE_SECONDS = 60
 _LONGEST_PAUSE = 6 * 3600
@@ -79,7 +81,9 @@ class Settler:
         self._unsettled: dict[str, list[LocalServer]] = {}
         self._to_copy = threading.Event()
         self._copies = False
-        self._occasions = Occasions(nova.directories, self._chained.is_in)
+        # Directories whose disks stood on cache images when Nova was asked last, and when it was.
+        self._disks: frozenset[str] = frozenset()
+        self._asked_at = -math.inf
         self.unsettled = Unsettled(is_off=not bandwidth, delay=delay)
         self._bases = ServersBases(host, nova, bandwidth, self._stopped, self.unsettled)
         self._landing = Landing(host, nova, landing_bandwidth, delay, self._hanging)
@@ -183,16 +187,24 @@ class Settler:
         (settle or self._settle_unsettled)()
 
     def look(self, settle: Callable[[], None] | None = None) -> None:
-        """Do so if there is a reason: Nova's conductor has others to answer."""
+        """Do so if there is a reason: Nova's conductor has others to answer.
+
+        Disks on this host tell: as long as none stands on a cache image that did not at the last
+        look, and nothing waits, there is nothing to be found.
+        """
         self._end_interrupted()
         now = time.monotonic()
         has_worked, self._has_worked = self._has_worked, False
         # What can be copied only once something else has been is no reason.
         can_copy = not self._copies and (self._landing.waits or (bool(self._bandwidth) and any(
             now >= self._due(image_id) for image_id in self._unsettled)))
-        self._occasions.look(
-            now, has_worked or self.unsettled.are_changing() or bool(self._gone) or can_copy,
-            lambda: self.once(settle))
+        disks = frozenset(filter(self._chained.is_in, self._nova.directories()))
+        if has_worked or can_copy or disks != self._disks or self._gone \
+                or self.unsettled.are_changing() or now - self._asked_at >= LONGEST_SECONDS:
+            # Until it has come off.
+            self._asked_at = -math.inf
+            self.once(settle)
+            self._asked_at, self._disks = now, disks
 
     def _due(self, image_id: str) -> float:
         """Return the monotonic second from which on something can be done for an image."""

@@ -68,13 +68,13 @@ class Settler:
         self._lock = leaf('the lock of what settles')
         # Make beginning, ending and giving up one step.
         self._steps = KeyedLocks(Rank.SETTLING, 'the lock of settling server')
-        # What did not come off, by image: a base that is wrong is so for good.
+        # What did not come off: bases by image, as one that is wrong is so for good, and servers.
         self._pauses = GrowingPauses(_PAUSE_SECONDS, _LONGEST_PAUSE, lambda: time.monotonic())
         self._hanging = HangingServers(lambda: time.monotonic())
         self._half_done = HalfDone(nova, self._steps, self._hanging, lambda: time.monotonic())
         self._chained = ChainedDisks(host.cache)
-        # Images all of whose servers hang, with the second from which on to try one.
-        self._hang: dict[str, float] = {}
+        # Images all of whose servers hang or failed, with the second from which on to try one.
+        self._waits: dict[str, float] = {}
         # Images whose base is to leave the gateway.
         self._gone: set[str] = set()
         # Servers that stood on a cache image at the last look, by image: replaced as a whole.
@@ -189,15 +189,15 @@ class Settler:
     def look(self, settle: Callable[[], None] | None = None) -> None:
         """Do so if there is a reason: Nova's conductor has others to answer.
 
-        Disks on this host tell: as long as none stands on a cache image that did not at the last
-        look, and nothing waits, there is nothing to be found.
+        Something waits, or other disks on this host stand on cache images than at the last look.
         """
         self._end_interrupted()
         now = time.monotonic()
         has_worked, self._has_worked = self._has_worked, False
         # What can be copied only once something else has been is no reason.
         can_copy = not self._copies and (self._landing.waits or (bool(self._bandwidth) and any(
-            now >= self._due(image_id) for image_id in self._unsettled)))
+            now >= self._due(image_id) and any(server.settles for server in servers)
+            for image_id, servers in self._unsettled.items())))
         disks = frozenset(filter(self._chained.is_in, self._nova.directories()))
         if has_worked or can_copy or disks != self._disks or self._gone \
                 or self.unsettled.are_changing() or now - self._asked_at >= LONGEST_SECONDS:
@@ -209,7 +209,7 @@ class Settler:
     def _due(self, image_id: str) -> float:
         """Return the monotonic second from which on something can be done for an image."""
         return max(self._pauses.due(image_id), self._bases.asks_at(image_id),
-                   self._hang.get(image_id, 0.0))
+                   self._waits.get(image_id, 0.0))
 
     def _end_interrupted(self) -> None:
         """End moves that libvirt or QEMU interrupted: Nova is not asked, which may be away."""
@@ -246,6 +246,7 @@ class Settler:
             and self._nova.sees_errors(server.server_id)},
             self._hanging.why)
         self._hanging.keep_only({server.server_id for server in present})
+        self._pauses.keep_only({*unsettled, *(server.server_id for server in stand)})
         # Nova is at work on these: a chain may be in the making that nobody has opened yet.
         in_hand = {server.image_id for server in present if not server.settles}
         for image_id in self._gone - in_hand:
@@ -275,11 +276,14 @@ class Settler:
             if self._stopped.is_set() or time.monotonic() < self._due(image_id):
                 continue
             ready = [server for server in servers if server.settles and server.age >= self._delay
-                     and self._hanging.is_time(server.server_id)]
+                     and self._hanging.is_time(server.server_id)
+                     and self._pauses.is_time(server.server_id)]
             if ready and not self._host.needs.is_booting(image_id):
                 self._settle(image_id, ready)
-        self._hang = {image_id: self._hanging.first_due([server.server_id for server in servers])
-                      for image_id, servers in unsettled.items()}
+        self._waits = {image_id: min(
+            (self._hanging.first_due(server.server_id) or self._pauses.due(server.server_id)
+             for server in servers if server.settles), default=0.0)
+            for image_id, servers in unsettled.items()}
 
     def _stays(self, image_id: str) -> bool:
         """Tell whether an image's servers stand on its cache image for longer than a moment."""
@@ -296,16 +300,15 @@ class Settler:
         try:
             base = self._bases.complete(image_id, servers)
             if base is not None:
-                has_failed = False
+                self._pauses.forget(image_id)
                 for server in servers:
                     if self._stopped.is_set():
                         return
-                    has_failed |= not self._move(
+                    has_moved = self._move(
                         server, lambda now, find: self._onto_base(now, find, base),
                         'bootcache: server %s is settled',
                         'bootcache: server %s is not settled yet: %s')
-                # Once, however many have failed: one that can be moved next time waits as well.
-                (self._pauses.postpone if has_failed else self._pauses.forget)(image_id)
+                    (self._pauses.forget if has_moved else self._pauses.postpone)(server.server_id)
         except exception.Cancelled:
             return
         except (exception.BootcacheError, OSError, messaging.MessagingException) as error:
@@ -321,8 +324,7 @@ class Settler:
             it; gives what moves it, None if nothing is to be done any more.
         :param done: the log's line that says so, of the server's id.
         :param failed: where it did not come off; of that and the error.
-        :returns: False if that failed: it is to be tried again later, with all of its image. One
-            whose QEMU does not answer keeps no other waiting.
+        :returns: False if that failed: it is to be tried again later.
         """
         server_id = server.server_id
         try:

@@ -7,11 +7,9 @@ from fakes_settling import settler as settler  # the fixture
 
 from nova_bootcache.settling.pivotstate import PivotRefused
 
-REBUILT = 'The compute host: one index, one Fetcher, one record a server'
 HOUR = 3600
 
 
-@pytest.mark.xfail(strict=True, reason=REBUILT)
 @pytest.mark.parametrize('state', ['suspended', 'rescued', 'error', 'resized'])
 def test_nova_is_seldom_asked_for_a_server_that_waits_for_somebody(house, settler, monkeypatch,
                                                                    state):
@@ -25,7 +23,6 @@ def test_nova_is_seldom_asked_for_a_server_that_waits_for_somebody(house, settle
     assert len(asked) <= HOUR // 60
 
 
-@pytest.mark.xfail(strict=True, reason=REBUILT)
 def test_one_that_can_never_be_moved_delays_no_other_of_its_image(house, settler, monkeypatch):
     """Somebody else's block job, for instance. Others waited for up to six hours."""
     begin = Move.begin

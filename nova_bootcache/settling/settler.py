@@ -335,20 +335,17 @@ class Settler:
             self._hanging.answers(server_id)
         except exception.Cancelled:
             pass
-        except exception.BlockJobStalls as error:
-            self._hanging.note_stall(server_id, error)
-            with self._nova.instance_lock(server_id):
-                self._give_up(server_id, _FAILED)
-        except exception.LibvirtHangs as error:
-            self._hanging.note(server_id, error)
-            with self._nova.instance_lock(server_id):
-                self._give_up(server_id, _FAILED)
         except exception.BootcacheError as error:
-            LOG.warning(failed, server_id, error)
-            self._hanging.answers(server_id)
+            if isinstance(error, exception.BlockJobStalls):
+                self._hanging.note_stall(server_id, error)
+            elif isinstance(error, exception.LibvirtHangs):
+                self._hanging.note(server_id, error)
+            else:
+                LOG.warning(failed, server_id, error)
+                self._hanging.answers(server_id)
             with self._nova.instance_lock(server_id):
                 self._give_up(server_id, _FAILED)
-            return False
+            return isinstance(error, exception.LibvirtHangs)
         finally:
             self._chained.forget(server_id)
         return True

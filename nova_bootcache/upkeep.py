@@ -22,7 +22,7 @@ from nova_bootcache.chains.computehost import ComputeHost
 from nova_bootcache.gateway import confinement, socketfault
 from nova_bootcache.news import News
 from nova_bootcache.published.holdings import PublishedHoldings
-from nova_bootcache.settling import occasions
+from nova_bootcache.settling import settler
 
 LOG = logging.getLogger(__name__)
 
@@ -237,8 +237,8 @@ class HostUpkeep:
         """
         self._host.cache.use_until_now()
         # By then settling has looked at a server that was made, or came here, meanwhile.
-        for image_id in self._host.cache.gone(occasions.LONGEST_SECONDS):
-            self._host.room.forget_gone(image_id, occasions.LONGEST_SECONDS)
+        for image_id in self._host.cache.gone(settler.LONGEST_SECONDS):
+            self._host.room.forget_gone(image_id, settler.LONGEST_SECONDS)
 
     def exchange_holdings(self) -> None:
         """Tell the storage service what is here, and let go of what is not to be."""

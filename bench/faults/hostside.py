@@ -24,7 +24,7 @@ from nova_bootcache.asking.placement import Server
 from nova_bootcache.chains.computehost import ComputeHost
 from nova_bootcache.gateway import graph, hostclones
 from nova_bootcache.published.holdings import PublishedHoldings
-from nova_bootcache.settling import occasions, pivot, settler
+from nova_bootcache.settling import pivot, settler
 from nova_bootcache.settling.localservers import LocalServer
 from nova_bootcache.settling.settler import Settler
 from nova_bootcache.tiers import expansions
@@ -103,7 +103,7 @@ class HostSide:
         expansions._PAUSE_SECONDS = 1
         # Whatever disk this machine has.
         options = {'expand': 'always', **options}
-        occasions.LONGEST_SECONDS = 5
+        settler.LONGEST_SECONDS = 5
         hostclones._SWEEP_SECONDS = hostclones._FRESH_SECONDS = clonedaemon._FRESH_SECONDS = 5
         if 'transport_url' not in options:
             rpcapi.StorageAPI = lambda conf: bus.StorageAPI(  # type: ignore[misc,assignment]

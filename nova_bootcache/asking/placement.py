@@ -155,7 +155,7 @@ def stock_reason(server: Server, enabled: bool, host_has_stock_base: bool) -> st
     if server.kernel_id:
         return 'the image has a separate kernel'
     if server.is_unshelving:
-        return 'a shelved server\'s own image is used once only'
+        return 'its image is a temporary snapshot, as a shelved server\'s'
     if server.preallocates:
         return 'preallocate_images is on'
     if host_has_stock_base:

@@ -212,9 +212,10 @@ class CacheFiles:
                waits: bool = True) -> CacheEntry:
         """Note where a cache image's base is now, and what the storage service says of it.
 
+        What cannot be written is used all the same, and asked for again the next time.
+
         :param waits: for whoever places the image's file; else it is not noted now.
         :raises BootcacheError: if that base is of another content.
-        :raises OSError: if the entry cannot be written.
         """
         if (entry.remote, entry.pinned, entry.generation) == (remote, pinned, generation):
             return entry
@@ -228,9 +229,13 @@ class CacheFiles:
             changed = dataclasses.replace(self.known(remote.image_id) or entry,
                                           remote=self.named(remote), pinned=pinned,
                                           generation=generation)
-            used = os.stat(path).st_mtime
-            changed.save(path)
-            os.utime(path, (used, used))
+            try:
+                used = os.stat(path).st_mtime
+                changed.save(path)
+                os.utime(path, (used, used))
+            except OSError as error:
+                LOG.warning('image %s: what has changed of its cache image is not noted: %s',
+                            remote.image_id, error)
         return changed
 
     def named(self, remote: Remote) -> Remote:
@@ -374,7 +379,8 @@ class CacheFiles:
         """Note that a cache image is used now: the entry's time is that of the last use.
 
         libvirt may have given the file itself to its own user; the entry stays ours. One that is
-        being replaced is new in a moment.
+        being replaced is new in a moment. Nobody's start depends on it: a directory may have become
+        read-only, or the entry be another user's.
         """
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):
             os.utime(f'{self.path(image_id)}.json')

@@ -26,6 +26,11 @@ def _was_opened(path: str, made_at: int) -> bool:
         return True
 
 
+def _server_of(path: str) -> str:
+    """Return the id of the server whose disk it is, also where that is kept for a revert."""
+    return os.path.basename(os.path.dirname(path)).removesuffix('_resize')
+
+
 class HostNeeds:
     """Disks in the making, boots that are watched, arrivals, and servers that are not settled.
 
@@ -40,17 +45,45 @@ class HostNeeds:
         # Disks that were just made or are about to be opened: their images, until when that is
         # believed in monotonic seconds, and their files' time.
         self._in_making: dict[str, tuple[str, float, int]] = {}
+        # How many operations of Nova's on a server are under way.
+        self._operations: collections.Counter[str] = collections.Counter()
         # How many boots from an image are watched, or about to be.
         self._booting: collections.Counter[str] = collections.Counter()
         self._arriving: set[str] = set()
         # None as long as nobody has looked: then all are needed.
         self._unsettled: frozenset[str] | None = None
 
+    # Nova's operations.
+
+    @contextlib.contextmanager
+    def operating(self, server_id: str) -> Iterator[None]:
+        """Note that Nova works on a server: what its disk needs stays until that has ended.
+
+        Its disk may be opened before for another purpose, such as files that are put into it, and
+        be renamed, before QEMU opens it.
+        """
+        with self._lock:
+            self._operations[server_id] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._operations[server_id] -= 1
+                if not self._operations[server_id]:
+                    del self._operations[server_id]
+
+    def is_operated(self, server_id: str) -> bool:
+        """Tell whether Nova works on a server."""
+        with self._lock:
+            return server_id in self._operations
+
     # Chains in the making.
 
     @contextlib.contextmanager
     def making(self, image_id: str, path: str) -> Iterator[None]:
         """Keep what a chain needs until its disk is opened, or is not going to be.
+
+        And until Nova's operation on the server has ended, see ``operating``.
 
         :param path: of the disk; where the block has made none, nothing is kept.
         """
@@ -69,17 +102,6 @@ class HostNeeds:
             self.not_made(path)
             raise
 
-    @contextlib.contextmanager
-    def changing(self, path: str) -> Iterator[None]:
-        """Change a disk whose chain was just made or mended: it stays so until it is opened.
-
-        :param path: of the disk; one of another kind may be changed as well.
-        """
-        with self._lock:
-            known = self._in_making.get(path)
-        with self.making(known[0], path) if known is not None else contextlib.nullcontext():
-            yield
-
     def not_made(self, path: str) -> None:
         """Note that a disk is not going to be opened."""
         with self._lock:
@@ -92,7 +114,8 @@ class HostNeeds:
             pending = list(self._in_making.items())
         for path, known in pending:
             _image_id, until, made_at = known
-            if now > until or (made_at and _was_opened(path, made_at)):
+            if not self.is_operated(_server_of(path)) \
+                    and (now > until or (made_at and _was_opened(path, made_at))):
                 with self._lock:
                     # It may have been mended anew meanwhile.
                     if self._in_making.get(path) == known:

@@ -101,8 +101,7 @@ class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
         if self.exists():
             if self._keeps_chain(self.path, kwargs.get('image_id')):
                 if size and size > self.get_disk_size(self.path):
-                    with self.bootcache.needs.changing(self.path):
-                        self.resize_image(size)
+                    self.resize_image(size)
                 return
         elif self._make(filename, size, **kwargs):
             return
@@ -117,7 +116,7 @@ class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
                         kernel_id=instance.kernel_id or '',
                         checks_signature=bool(trusted_certs)
                         or signatures.are_checked(imagebackend.CONF),
-                        is_unshelving=instance.vm_state == vm_states.SHELVED_OFFLOADED,
+                        is_unshelving=self._is_of_a_temporary_snapshot(),
                         preallocates=self.preallocate,
                         is_signed=signatures.is_signed(lazy(instance, 'system_metadata')),
                         owner=lazy(instance, 'project_id') or '')
@@ -134,6 +133,18 @@ class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
                 flavor_size=error.flavor_bytes, image_size=error.image_bytes) from error
         except exception.ProfileBootFailed as error:
             raise nova_exception.InternalError(f'Profile boot of {image_id}: {error}') from error
+
+    def _is_of_a_temporary_snapshot(self) -> bool:
+        """Tell whether Nova puts the disk onto the base of another image as soon as it is made.
+
+        As Nova tells in ``_needs_rebase_original_qcow2_image``, of servers that are unshelved or
+        come from another cell.
+        """
+        instance = self._instance
+        base = (lazy(instance, 'system_metadata') or {}).get('image_base_image_ref')
+        return instance.vm_state == vm_states.SHELVED_OFFLOADED or (
+            instance.task_state == task_states.RESIZE_FINISH
+            and base not in (None, instance.image_ref))
 
     def libvirt_info(self, *args: Any, **kwargs: Any) -> Any:
         """Have the guest wait for what cannot be read of a base through the gateway just now."""
@@ -256,21 +267,25 @@ class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
         :param guest_waits: as for ``open_chain``; Nova looks at a disk that is there for a start.
         :raises InternalError: if it is ours and cannot be opened.
         """
-        image_id = image_id or self._instance.image_ref
-        if not image_id or os.path.basename(path) != 'disk':
+        wanted = image_id or self._instance.image_ref
+        if not wanted or os.path.basename(path) != 'disk':
             return False
         backing = libvirt_utils.get_disk_backing_file(path, basename=False)
         ours = self.bootcache.cache.holds_path(backing)
-        if not ours and (backing != self._stock_base(naming.cache_file_name(image_id))
-                         or os.path.exists(backing) or self._signature_matters()):
+        if not ours and (not self.lacks_stock_base(path, wanted) or self._signature_matters()):
+            return False
+        is_wanted = os.path.basename(backing) == naming.cache_file_name(wanted)
+        if image_id and ours and not is_wanted:
+            # Nova is to put the disk onto the base of another image.
             return False
         try:
             if ours:
-                self.bootcache.chains.keep_chain(self._image_of(backing, image_id), path, patience,
-                                                 guest_waits)
+                if not is_wanted:
+                    raise exception.BootcacheError(f'{backing} is not the cache image of {wanted}')
+                self.bootcache.chains.keep_chain(wanted, path, patience, guest_waits)
                 return True
             # It came from a host that names it as stock Nova does, or was to leave for one.
-            return self.bootcache.chains.adopt(image_id, path, self._instance.uuid)
+            return self.bootcache.chains.adopt(wanted, path, self._instance.uuid)
         except Exception as error:
             raise nova_exception.InternalError(
                 f'The disk of server {self._instance.uuid} cannot be opened: {error}') from error
@@ -281,20 +296,11 @@ class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
                     or lazy(self._instance, 'trusted_certs')
                     or signatures.is_signed(lazy(self._instance, 'system_metadata')))
 
-    def _image_of(self, backing: str, image_id: str) -> str:
-        """Return whose cache image a backing file is; a name of another image is an error."""
-        if os.path.basename(backing) != naming.cache_file_name(image_id):
-            image_ref = self._instance.image_ref
-            if os.path.basename(backing) == naming.cache_file_name(image_ref):
-                return str(image_ref)
-            raise exception.BootcacheError(f'{backing} is not the cache image of {image_id}')
-        return image_id
-
     def name_stock_base(self) -> bool:
         """Let a stopped disk's header name Nova's own base, as every host knows it.
 
-        The base need not be here: the host that gets the disk makes its own, and this one finds
-        the cache image again. An error leaves the header as it is.
+        The base need not be here: the host that gets a copy of the disk makes its own. An error
+        leaves the header as it is.
 
         :returns: whether it does so now, and did not before.
         """
@@ -311,3 +317,29 @@ class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
                 LOG.warning('bootcache: disk %s keeps its chain; a host without bootcache\'s driver'
                             ' cannot start it: %s', self.path, error)
         return False
+
+    def lacks_stock_base(self, path: str, image_id: str | None = None) -> bool:
+        """Tell whether a disk's header names Nova's own base of its image, which is not here.
+
+        :param path: of the disk.
+        :param image_id: Nova's word for the image, None for the server's own.
+        """
+        base = self._stock_base(naming.cache_file_name(image_id or self._instance.image_ref))
+        return not os.path.exists(base) \
+            and libvirt_utils.get_disk_backing_file(path, basename=False) == base
+
+    def name_cache_image(self, path: str) -> None:
+        """Let a disk's header name the cache image again, as before ``name_stock_base``.
+
+        Nothing that Nova did with a copy fails with it: an error is logged, and the disk is put
+        back when it is needed.
+
+        :param path: of the disk; not in use.
+        """
+        try:
+            name = libvirt_utils.get_disk_backing_file(path)
+            qemuimg.set_backing_pointer(
+                path, os.path.join(self.bootcache.cache.directory, name), 'qcow2')
+        except Exception as error:
+            LOG.warning('bootcache: disk %s does not name its cache image now, and is put on it'
+                        ' when it is started: %s', path, error)

@@ -12,6 +12,13 @@ from nova_bootcache.novadriver import errorpolicy
 from nova_bootcache.novadriver.imagebackend import BootCacheQcow2
 
 
+def kept_disk(instance: Any) -> str:
+    """Return the path of the root disk of a server that was, or is being, sent from here."""
+    directory = libvirt_utils.get_instance_path(instance)
+    kept = os.path.join(f'{directory}_resize', 'disk')
+    return kept if os.path.exists(kept) else os.path.join(directory, 'disk')
+
+
 class RootDisks:
     """Finds servers' root disks, and sees to it that they can be opened.
 
@@ -36,14 +43,23 @@ class RootDisks:
         disk = self._image_backend.by_name(instance, 'disk')
         return disk if isinstance(disk, BootCacheQcow2) else None
 
+    def _half_done(self, instance: Any, directory: str = '') -> exception.BootcacheError | None:
+        """Put right what settling left half-done; return why that cannot be, None if all is right.
+
+        :param directory: the server's, where it is not the usual one.
+        """
+        try:
+            self._recover_server(directory or libvirt_utils.get_instance_path(instance))
+        except exception.BootcacheError as error:
+            return error
+        return None
+
     def end_half_done(self, instance: Any, directory: str = '') -> None:
         """Put right what settling left half-done in a server's directory.
 
         :raises InternalError: if it cannot be told which of two disks is the right one.
         """
-        try:
-            self._recover_server(directory or libvirt_utils.get_instance_path(instance))
-        except exception.BootcacheError as error:
+        if (error := self._half_done(instance, directory)) is not None:
             # To start it from the wrong one, or to send that, would lose what the guest wrote.
             raise nova_exception.InternalError(
                 f'The disk of server {instance.uuid} cannot be told: {error}') from error
@@ -52,17 +68,14 @@ class RootDisks:
         """Put right what settling left half-done, before a guest that its user paused goes on.
 
         QEMU may go on with the other disk by then, unrecorded: what the guest wrote to that would
-        be lost if the host went down.
+        be lost if the host went down. After a copy that was given up it goes on with the disk that
+        it had.
 
         :raises InternalError: if it cannot be, or cannot be told which of two disks is right. Where
             QEMU does not answer, Nova could not let the guest go on either.
         """
-        try:
-            self._recover_server(libvirt_utils.get_instance_path(instance))
-        except exception.BlockJobStalls:
-            # A copy that was given up: QEMU goes on with the disk that it had, until it ends.
-            return
-        except exception.BootcacheError as error:
+        error = self._half_done(instance)
+        if error is not None and not isinstance(error, exception.BlockJobStalls):
             raise nova_exception.InternalError(
                 f'Server {instance.uuid} stays paused for now, as what settling left half done'
                 f' cannot be put right: {error}. See why, and unpause it again or hard reboot it'
@@ -73,38 +86,34 @@ class RootDisks:
 
         All else that is half done is put right, or ``open_chain`` tells why it is not.
         """
-        try:
-            self._recover_server(libvirt_utils.get_instance_path(instance))
-        except exception.LibvirtHangs:
-            return True
-        except exception.BootcacheError:
-            return False
-        return False
+        return isinstance(self._half_done(instance), exception.LibvirtHangs)
 
     def why_half_done(self, instance: Any) -> str:
         """Return why what settling left half-done cannot be put right now; empty if all is right.
 
         Until it is, the server must not be started from its disk, and does not leave the host.
         """
-        try:
-            self._recover_server(libvirt_utils.get_instance_path(instance))
-        except exception.BootcacheError as error:
-            return str(error)
-        return ''
+        return str(self._half_done(instance) or '')
 
     def open_chain(self, instance: Any, patience: float, guest_waits: bool,
-                   directory: str = '') -> None:
+                   kept_in: str = '') -> None:
         """See to it that a server's root disk can be opened, whatever the host went through.
 
         :param patience: seconds for which it waits while what is below is busy or away.
         :param guest_waits: whether its guest stands still at what cannot be read of the base.
+        :param kept_in: directory of a disk that was kept here while a copy was sent: the cache
+            image is right for it. Empty for one that may have come from another host.
         :raises InternalError: if it cannot.
         """
-        directory = directory or libvirt_utils.get_instance_path(instance)
+        directory = kept_in or libvirt_utils.get_instance_path(instance)
         self.end_half_done(instance, directory)
         disk = self.find(instance, directory)
         if disk is not None:
-            disk.open_chain(os.path.join(directory, 'disk'), patience, guest_waits)
+            path = os.path.join(directory, 'disk')
+            if kept_in and disk.lacks_stock_base(path):
+                # nova-compute was killed while it sent the copy.
+                disk.name_cache_image(path)
+            disk.open_chain(path, patience, guest_waits)
 
     def stands_on_cache_image(self, instance: Any) -> bool:
         """Tell whether a server's disk stands on a cache image; no if that is not known."""

@@ -1,13 +1,15 @@
 """Nova's libvirt driver with snapshots that are sent as what differs: see directsnapshots.py."""
 
+import contextlib
 import functools
 import os
 from typing import Any
 
 import nova.utils
+from nova import exception as nova_exception
 from nova.virt.libvirt import driver as libvirt_driver
 from nova.virt.libvirt import utils as libvirt_utils
-from oslo_utils import fileutils
+from oslo_utils import excutils, fileutils
 
 from nova_bootcache.novadriver.directsnapshots import DirectSnapshots
 
@@ -44,6 +46,25 @@ class SnapshottingDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc]
         metadata = super()._create_snapshot_metadata(*args, **kwargs)
         self.direct.note_metadata(metadata)
         return metadata
+
+    def _live_snapshot(self, context: Any, instance: Any, guest: Any, *args: Any,
+                       **kwargs: Any) -> None:
+        """Define the domain again, and thaw its file systems, also where Nova does not.
+
+        What an unsettled server reads may be away: QEMU ends the copy by itself then, and Nova
+        fails at what it does between these two. A domain that is not defined can neither be
+        suspended nor get a volume.
+        """
+        defined = guest.get_xml_desc(dump_inactive=True, dump_sensitive=True)
+        try:
+            super()._live_snapshot(context, instance, guest, *args, **kwargs)
+        except Exception:
+            with excutils.save_and_reraise_exception():
+                if not guest.has_persistent_configuration():
+                    self._host.write_instance_config(defined)
+                    # One that has no agent has not been frozen.
+                    with contextlib.suppress(nova_exception.NovaException):
+                        self.unquiesce(context, instance, instance.image_meta)
 
     def _take_delta(self, context: Any, instance: Any) -> None:
         """Have Nova make its own live snapshot up to where it converts the delta."""

@@ -1,59 +1,68 @@
 """Which disks of a host's servers stand on a cache image: each is looked at once."""
 
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 from bootcache import exception, qemuimg
+from bootcache.locks import leaf
 from nova_bootcache.cache.cachefiles import CacheFiles
-from nova_bootcache.settling.localservers import LocalServer
+from nova_bootcache.settling import pivot
+from nova_bootcache.settling.pivotstate import DISK
 
 
 class ChainedDisks:
-    """Knows them, by their inodes; Nova's threads forget some as well: each step is atomic.
+    """Knows them, by their inodes; any thread may ask, and have one forgotten.
 
     :param cache: the host's cache images.
-    :param hangs: tells whether a server's move hangs half done: its disk may be called by the other
-        one's name.
     """
 
-    def __init__(self, cache: CacheFiles, hangs: Callable[[LocalServer], bool]):
+    def __init__(self, cache: CacheFiles):
         self._cache = cache
-        self._hangs = hangs
-        # Inodes of disks, and whether they stand on a cache image, by server.
-        self._known: dict[str, tuple[int, bool]] = {}
-
-    def is_one(self, server: LocalServer) -> bool:
-        """Tell whether a server's disk stands on a cache image."""
-        if self._hangs(server):
-            return True
-        try:
-            inode = os.stat(server.disk).st_ino
-            known = self._known.get(server.server_id)
-            if known is not None and known[0] == inode:
-                return known[1]
-            if not qemuimg.is_qcow2(server.disk):
-                return False
-            backing = qemuimg.info(server.disk, 'qcow2').get('full-backing-filename')
-        except (OSError, exception.BootcacheError):
-            # Not there yet, or of another kind.
-            return False
-        chained = self._cache.holds_path(backing)
-        if chained or backing is None or os.path.exists(backing):
-            # Only Nova's work on the server, and settling itself, change it. One that came from
-            # another host, and whose base is not here, is still to be put onto a cache image.
-            self._known[server.server_id] = inode, chained
-        return chained
+        # Inodes of disks, and the names of the cache images below them, by directory; how often
+        # one was forgotten. Guarded by the lock, held for dictionary steps.
+        self._known: dict[str, tuple[int, str]] = {}
+        self._forgotten = 0
+        self._lock = leaf('the lock of known disks')
 
     def is_in(self, directory: str) -> bool:
-        """Tell whether the disk in a server's directory does."""
-        return self.is_one(
-            LocalServer(os.path.basename(directory), '', False, 0.0, directory, ''))
+        """Tell whether the disk in a server's directory stands on a cache image.
+
+        One whose move is under way does until that is over, whatever it is called just now: so that
+        is looked at last.
+        """
+        return bool(self.name_below(directory)) or pivot.is_under_way(directory)
+
+    def name_below(self, directory: str) -> str:
+        """Return the name of the cache image that a disk stands on; empty if on none."""
+        key, path, forgotten = os.path.basename(directory), os.path.join(directory, DISK), \
+            self._forgotten
+        try:
+            inode = os.stat(path).st_ino
+            known = self._known.get(key)
+            if known is not None and known[0] == inode:
+                return known[1]
+            if not qemuimg.is_qcow2(path):
+                return ''
+            backing = qemuimg.info(path, 'qcow2').get('full-backing-filename')
+        except (OSError, exception.BootcacheError):
+            # Not there yet, or of another kind.
+            return ''
+        name = os.path.basename(str(backing)) if self._cache.holds_path(backing) else ''
+        if name or backing is None or os.path.exists(backing):
+            # Only Nova's work on the server, and settling itself, change it. One that came from
+            # another host, and whose base is not here, is still to be put onto a cache image.
+            with self._lock:
+                if self._forgotten == forgotten:
+                    self._known[key] = inode, name
+        return name
 
     def forget(self, server_id: str) -> None:
         """Look at a server's disk again: it may stand on something else by now."""
-        self._known.pop(server_id, None)
+        with self._lock:
+            self._known.pop(server_id, None)
+            self._forgotten += 1
 
-    def keep_only(self, server_ids: Collection[str]) -> None:
-        """Forget the disks of servers that were deleted, or went to another host."""
-        for server_id in set(self._known).difference(server_ids):
-            self.forget(server_id)
+    def keep_only(self, names: Collection[str]) -> None:
+        """Forget the disks of directories that are gone: of deleted servers, or moved ones."""
+        for name in set(self._known).difference(names):
+            self.forget(name)

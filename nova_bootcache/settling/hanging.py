@@ -26,7 +26,7 @@ _COPY_CURE = ('its own data cannot be copied to its full base, which is tried ag
 
 
 class HangingServers:
-    """Knows them, and when each is tried again; for one thread, any may look who is one.
+    """Knows them, and when each is tried again; any thread may tell and ask, one of a server.
 
     :param clock: gives monotonic seconds.
     """
@@ -66,10 +66,10 @@ class HangingServers:
         return max(self._pauses.due(server_id), self._stalls.due(server_id),
                    self._wait.get(server_id, 0.0))
 
-    def first_due(self, server_ids: Collection[str]) -> float:
-        """Return the monotonic second from which on to do something for one of some servers."""
-        return min((self._pauses.due(server_id) or self._stalls.due(server_id)
-                    or self._wait.get(server_id, 0.0) for server_id in server_ids), default=0.0)
+    def first_due(self, server_id: str) -> float:
+        """Return the monotonic second from which on to do something for a server; 0 for at once."""
+        return self._pauses.due(server_id) or self._stalls.due(server_id) \
+            or self._wait.get(server_id, 0.0)
 
     def note(self, server_id: str, error: exception.LibvirtHangs) -> None:
         """Leave a server alone for a while, and longer than the last time.

@@ -4,12 +4,11 @@ It is completed from the storage node, once an image, unless somebody else has m
 is compared with what the servers stand on.
 """
 
-import contextlib
 import os
 import random
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from oslo_log import log as logging
@@ -26,7 +25,6 @@ from nova_bootcache.settling.unsettled import Unsettled
 
 LOG = logging.getLogger(__name__)
 
-_ASKED_SECONDS = 10
 _AGAIN_SECONDS = 60
 # A host asks at its slowest for a slot, whatever it is told.
 _LONGEST_SECONDS = 3600
@@ -39,17 +37,10 @@ class _Unwanted(threading.Event):
         super().__init__()
         self._stopped = stopped
         self._is_wanted = is_wanted
-        self._asked_at = time.monotonic()
 
     def is_set(self) -> bool:
-        """Ask Nova as well, but not each time."""
-        if not super().is_set() and time.monotonic() - self._asked_at > _ASKED_SECONDS:
-            self._asked_at = time.monotonic()
-            # Nova may be away; that is no reason to begin again from the start.
-            with contextlib.suppress(Exception):
-                if not self._is_wanted():
-                    self.set()
-        return super().is_set() or self._stopped.is_set()
+        """Look: another thread sees what servers there are."""
+        return self._stopped.is_set() or not self._is_wanted()
 
 
 class ServersBases:
@@ -97,6 +88,15 @@ class ServersBases:
         for image_id in set(self._queued).difference(image_ids):
             self._is_turn(image_id)
         self._unsettled.unwanted.intersection_update(image_ids)
+
+    def sweep(self, image_ids: Iterable[str]) -> None:
+        """Remove what was copied of bases that no server of this host needs any more."""
+        wanted = {naming.cache_file_name(image_id) for image_id in image_ids
+                  if self._bandwidth and not self.is_unwanted(image_id)}
+        try:
+            fullbase.sweep(self._nova.base_directory, wanted, self._nova.keep_free)
+        except OSError as error:
+            LOG.warning('bootcache: what is left of full bases cannot be removed: %s', error)
 
     def _is_to_settle(self, image_id: str, wanted: bool) -> bool:
         """Note what an image's property asks for: no failure, and it may ask for another thing."""
@@ -212,7 +212,7 @@ class ServersBases:
             source, int(stored['stored_bytes']), str(stored['image_hash']),
             str(stored['image_format']), target, raw=self._nova.force_raw,
             rate=self._bandwidth, keep_free=self._nova.keep_free,
-            cancelled=_Unwanted(self._stopped, lambda: self._is_wanted(image_id)),
+            cancelled=_Unwanted(self._stopped, lambda: self._host.needs.needs_base(image_id)),
             lock=self._nova.base_lock(os.path.basename(target)), others=others, slot=slot)
 
     def _check_base(self, image_id: str, stored_hash: str) -> tuple[int, int]:
@@ -227,7 +227,7 @@ class ServersBases:
         if not content:
             raise exception.BootcacheError(
                 f'base {target} was not made here, and the storage service does not have the image')
-        unwanted = _Unwanted(self._stopped, lambda: self._is_wanted(image_id))
+        unwanted = _Unwanted(self._stopped, lambda: self._host.needs.needs_base(image_id))
 
         def is_over() -> None:
             if unwanted.is_set():
@@ -253,6 +253,3 @@ class ServersBases:
                                      self._bandwidth, is_over)
         finally:
             self._slot.give_back()
-
-    def _is_wanted(self, image_id: str) -> bool:
-        return any(server.image_id == image_id for server in self._nova.servers())

@@ -5,8 +5,8 @@ each server is moved onto it. Every Nova operation has precedence: it ends what 
 its server, which leaves the server as it was, and settling tries again later.
 """
 
-import collections
 import contextlib
+import math
 import os
 import threading
 import time
@@ -16,24 +16,25 @@ from typing import Any
 import oslo_messaging as messaging
 from oslo_log import log as logging
 
-from bootcache import exception, naming, tier
+from bootcache import exception, naming
 from bootcache.locks import KeyedLocks, leaf
 from bootcache.pauses import GrowingPauses
 from nova_bootcache.chains.computehost import ComputeHost
 from nova_bootcache.locks import Rank
-from nova_bootcache.settling import basecontent, fullbase, pivot, rebase
+from nova_bootcache.settling import basecontent, fullbase, halfdone, pivot, rebase, servedbases
 from nova_bootcache.settling.chaineddisks import ChainedDisks
 from nova_bootcache.settling.halfdone import HalfDone
 from nova_bootcache.settling.hanging import HangingServers
 from nova_bootcache.settling.landing import Landing
 from nova_bootcache.settling.localservers import LocalServer, Nova
-from nova_bootcache.settling.occasions import Occasions
 from nova_bootcache.settling.pivot import Pivot
 from nova_bootcache.settling.serversbases import ServersBases
 from nova_bootcache.settling.unsettled import Unsettled
 
 LOG = logging.getLogger(__name__)
 
+# So often Nova is asked for this host's servers in any case: what is known of it here is derived.
+LONGEST_SECONDS = 600
 _PERIOD_SECONDS = 10
 _PAUSE_SECONDS = 60
 _LONGEST_PAUSE = 6 * 3600
@@ -41,7 +42,11 @@ _FAILED = 'it did not come off'
 
 
 class Settler:
-    """Settles this host's servers, one at a time, in a thread of its own.
+    """Settles this host's servers, one at a time.
+
+    One thread looks after them, and nothing long runs in it: it ends moves that were interrupted,
+    whose guests may stand still, before all else, and sees what servers there are. Another one
+    copies: full bases, then servers' own data.
 
     :param host: the host.
     :param nova: what it needs of Nova.
@@ -58,27 +63,31 @@ class Settler:
         self._bandwidth = bandwidth
         self._delay = delay
         self._stopped = threading.Event()
-        # Servers that Nova works on, and what is under way; guarded by the lock.
-        self._held: collections.Counter[str] = collections.Counter()
+        # What is under way; guarded by the lock.
         self._pivots: dict[str, tuple[Pivot, threading.Event]] = {}
         self._lock = leaf('the lock of what settles')
         # Make beginning, ending and giving up one step.
         self._steps = KeyedLocks(Rank.SETTLING, 'the lock of settling server')
-        # What did not come off, by image: a base that is wrong is so for good.
+        # What did not come off: bases by image, as one that is wrong is so for good, and servers.
         self._pauses = GrowingPauses(_PAUSE_SECONDS, _LONGEST_PAUSE, lambda: time.monotonic())
         self._hanging = HangingServers(lambda: time.monotonic())
-        self._half_done = HalfDone(nova, self._steps, self._hanging)
-        self._chained = ChainedDisks(host.cache, lambda server: server.server_id in self._hanging
-                                     and pivot.is_under_way(server.directory))
-        # Images all of whose servers hang, with the second from which on to try one.
-        self._hang: dict[str, float] = {}
+        self._half_done = HalfDone(nova, self._steps, self._hanging, lambda: time.monotonic())
+        self._chained = ChainedDisks(host.cache)
+        # Images all of whose servers hang or failed, with the second from which on to try one.
+        self._waits: dict[str, float] = {}
         # Images whose base is to leave the gateway.
         self._gone: set[str] = set()
-        self._occasions = Occasions(nova.directories, self._chained.is_in, self._half_done.is_due)
+        # Servers that stood on a cache image at the last look, by image: replaced as a whole.
+        self._unsettled: dict[str, list[LocalServer]] = {}
+        self._to_copy = threading.Event()
+        self._copies = False
+        # Directories whose disks stood on cache images when Nova was asked last, and when it was.
+        self._disks: frozenset[str] = frozenset()
+        self._asked_at = -math.inf
         self.unsettled = Unsettled(is_off=not bandwidth, delay=delay)
         self._bases = ServersBases(host, nova, bandwidth, self._stopped, self.unsettled)
         self._landing = Landing(host, nova, landing_bandwidth, delay, self._hanging)
-        # Nova has worked on a server, which may be in another state now.
+        # Nova has worked on a server, which may be in another state now; or copying failed.
         self._has_worked = False
 
     # Starting and stopping.
@@ -87,8 +96,7 @@ class Settler:
         """End what an earlier process left half-done, before Nova starts any server."""
         with contextlib.suppress(OSError):
             fullbase.sweep(self._nova.base_directory)
-        for directory in self._nova.directories():
-            self._half_done.end_in_turn(directory)
+        self._end_interrupted()
 
     def recover_server(self, directory: str) -> None:
         """End what was left half-done for one server, by a crash or as libvirt was away.
@@ -102,11 +110,13 @@ class Settler:
 
     def start(self) -> None:
         """Begin to look for servers that can be settled."""
-        threading.Thread(target=self._run, name='bootcache-settling', daemon=True).start()
+        for work, name in ((self._run, 'bootcache-settling'), (self._copy, 'bootcache-copying')):
+            threading.Thread(target=work, name=name, daemon=True).start()
 
     def stop(self) -> None:
         """Give up what is under way; the servers stay as they are."""
         self._stopped.set()
+        self._to_copy.set()
         with self._lock:
             under_way = list(self._pivots)
         for server_id in under_way:
@@ -117,17 +127,12 @@ class Settler:
     @contextlib.contextmanager
     def held(self, server_id: str) -> Iterator[None]:
         """Keep settling away from a server while Nova works on it."""
-        with self._lock:
-            self._held[server_id] += 1
         try:
-            if not self._give_up(server_id):
-                self._half_done.end_for_nova(server_id)
-            yield
+            with self._host.needs.operating(server_id):
+                if not self._give_up(server_id):
+                    self._half_done.end_for_nova(server_id)
+                yield
         finally:
-            with self._lock:
-                self._held[server_id] -= 1
-                if not self._held[server_id]:
-                    del self._held[server_id]
             self._chained.forget(server_id)
             self._landing.forget(server_id)
             self._has_worked = True
@@ -157,56 +162,109 @@ class Settler:
     def _run(self) -> None:
         while not self._stopped.wait(_PERIOD_SECONDS):
             try:
-                self.look()
+                self.look(self._to_copy.set)
             except Exception:
                 LOG.exception('bootcache: settling goes on in a while')
 
-    def look(self) -> None:
-        """Look at all servers if there is a reason: Nova's conductor has others to answer."""
+    def _copy(self) -> None:
+        while self._to_copy.wait() and not self._stopped.is_set():
+            self._copies = True
+            self._to_copy.clear()
+            try:
+                self._settle_unsettled()
+            except Exception:
+                LOG.exception('bootcache: settling goes on in a while')
+                self._has_worked = True
+            self._copies = False
+
+    def once(self, settle: Callable[[], None] | None = None) -> None:
+        """Look at all servers, and settle what can be settled.
+
+        :param settle: has that done; None to do it in this thread.
+        """
+        self._end_interrupted()
+        self._see()
+        (settle or self._settle_unsettled)()
+
+    def look(self, settle: Callable[[], None] | None = None) -> None:
+        """Do so if there is a reason: Nova's conductor has others to answer.
+
+        Something waits, or other disks on this host stand on cache images than at the last look.
+        """
+        self._end_interrupted()
         now = time.monotonic()
         has_worked, self._has_worked = self._has_worked, False
-        waits = has_worked or self.unsettled.are_changing() or bool(self._gone) \
-            or self._landing.waits or (bool(self._bandwidth) and any(
-                now >= self._due(image_id)
-                for image_id in self._host.needs.unsettled or ()))
-        self._occasions.look(now, waits, self.once)
+        # What can be copied only once something else has been is no reason.
+        can_copy = not self._copies and (self._landing.waits or (bool(self._bandwidth) and any(
+            now >= self._due(image_id) and any(server.settles for server in servers)
+            for image_id, servers in self._unsettled.items())))
+        disks = frozenset(filter(self._chained.is_in, self._nova.directories()))
+        if has_worked or can_copy or disks != self._disks or self._gone \
+                or self.unsettled.are_changing() or now - self._asked_at >= LONGEST_SECONDS:
+            # Until it has come off.
+            self._asked_at = -math.inf
+            self.once(settle)
+            self._asked_at, self._disks = now, disks
 
     def _due(self, image_id: str) -> float:
         """Return the monotonic second from which on something can be done for an image."""
         return max(self._pauses.due(image_id), self._bases.asks_at(image_id),
-                   self._hang.get(image_id, 0.0))
+                   self._waits.get(image_id, 0.0))
 
-    def once(self) -> None:
-        """Look at all servers, and settle what can be settled."""
+    def _end_interrupted(self) -> None:
+        """End moves that libvirt or QEMU interrupted: Nova is not asked, which may be away."""
+        for directory in self._nova.directories():
+            server_id = halfdone.server_of(directory)
+            if self._half_done.is_due(directory) and self._is_left(server_id):
+                with self._nova.instance_lock(server_id):
+                    # It may just have been begun.
+                    if self._is_left(server_id):
+                        self._half_done.end_in_turn(directory)
+
+    def _is_left(self, server_id: str) -> bool:
+        with self._lock:
+            is_moved = server_id in self._pivots
+        return not is_moved and not self._host.needs.is_operated(server_id)
+
+    def _see(self) -> None:
+        """See which servers stand on a cache image, and let go of what none needs any more."""
+        present, needs = self._nova.servers(), self._host.needs
         unsettled: dict[str, list[LocalServer]] = {}
-        present = self._nova.servers()
         for server in present:
-            with self._lock:
-                left_behind = server.settles and server.server_id not in self._pivots \
-                    and not self._held[server.server_id]
-            if left_behind and self._half_done.is_due(server.directory):
-                # libvirt was away when it was to be ended, or QEMU; the guest may stand still.
-                with self._nova.instance_lock(server.server_id):
-                    self._half_done.end_in_turn(server.directory)
-            if server.image_id and self._chained.is_one(server):
+            if server.image_id and self._chained.is_in(server.directory):
                 unsettled.setdefault(server.image_id, []).append(server)
-        self._gone |= (self._host.needs.unsettled or set()) | self._idle_images()
-        self._gone -= set(unsettled)
-        self._host.needs.note_unsettled(unsettled)
-        self._bases.forget_all_but(unsettled)
+        needed = self._kept_images().union(unsettled)
+        self._gone |= servedbases.idle_images(self._host, self._bases.path) \
+            | (needs.unsettled or set())
+        self._gone -= needed
+        needs.note_unsettled(needed)
         self._chained.keep_only(set(map(os.path.basename, self._nova.directories())))
-        self._sweep()
+        self._unsettled = unsettled
         stand = [server for servers in unsettled.values() for server in servers]
         self.unsettled.note(stand, self._pauses, {
             server.server_id for server in stand if server.server_id not in self._hanging
             and self._nova.sees_errors(server.server_id)},
             self._hanging.why)
         self._hanging.keep_only({server.server_id for server in present})
+        self._pauses.keep_only({*unsettled, *(server.server_id for server in stand)})
         # Nova is at work on these: a chain may be in the making that nobody has opened yet.
         in_hand = {server.image_id for server in present if not server.settles}
         for image_id in self._gone - in_hand:
-            if self._let_go(image_id):
+            if servedbases.let_go(self._host, image_id):
                 self._gone.discard(image_id)
+
+    def _kept_images(self) -> set[str]:
+        """Return the images of disks that are kept here, for a revert, of servers that are not."""
+        names = {self._chained.name_below(directory) for directory in self._nova.directories()
+                 if directory.endswith('_resize')}
+        return {entry.remote.image_id for entry in self._host.cache.entries()
+                if naming.cache_file_name(entry.remote.image_id) in names} if names else set()
+
+    def _settle_unsettled(self) -> None:
+        """Settle what can be settled of the servers that were seen; may take hours."""
+        unsettled = self._unsettled
+        self._bases.forget_all_but(unsettled)
+        self._bases.sweep(unsettled)
         if self._bandwidth:
             self._settle_all(unsettled)
         self._landing.look(unsettled, self._stays, self._land)
@@ -218,11 +276,14 @@ class Settler:
             if self._stopped.is_set() or time.monotonic() < self._due(image_id):
                 continue
             ready = [server for server in servers if server.settles and server.age >= self._delay
-                     and self._hanging.is_time(server.server_id)]
+                     and self._hanging.is_time(server.server_id)
+                     and self._pauses.is_time(server.server_id)]
             if ready and not self._host.needs.is_booting(image_id):
                 self._settle(image_id, ready)
-        self._hang = {image_id: self._hanging.first_due([server.server_id for server in servers])
-                      for image_id, servers in unsettled.items()}
+        self._waits = {image_id: min(
+            (self._hanging.first_due(server.server_id) or self._pauses.due(server.server_id)
+             for server in servers if server.settles), default=0.0)
+            for image_id, servers in unsettled.items()}
 
     def _stays(self, image_id: str) -> bool:
         """Tell whether an image's servers stand on its cache image for longer than a moment."""
@@ -235,64 +296,19 @@ class Settler:
             'bootcache: server %s reads its cache image\'s file itself now',
             'bootcache: server %s goes on reading its cache image by the gateway: %s')
 
-    def _sweep(self) -> None:
-        """Remove what was copied of bases that no server of this host needs any more."""
-        wanted = {naming.cache_file_name(image_id) for image_id in self._host.needs.unsettled or ()
-                  if self._bandwidth and not self._bases.is_unwanted(image_id)}
-        try:
-            fullbase.sweep(self._nova.base_directory, wanted, self._nova.keep_free)
-        except OSError as error:
-            LOG.warning('bootcache: what is left of full bases cannot be removed: %s', error)
-
-    def _idle_images(self) -> set[str]:
-        """Return images that are not to be kept ready for the next server, if none stands on them.
-
-        Those whose base is here: new servers do not need the gateway for them. Those whose
-        cache image is empty: what served the last server is of no use to the next one, and that one
-        may never have been seen here, as its domain did not start. And those whose cache image is
-        open: the gateway reads it for servers that began while it came, and would keep it for good
-        from being evicted where these came and went between two looks.
-        """
-        return {entry.remote.image_id for entry in self._host.cache.entries()
-                if entry.cache_image is None
-                or os.path.exists(self._bases.path(entry.remote.image_id))
-                or self._is_open(entry.remote.image_id)}
-
-    def _is_open(self, image_id: str) -> bool:
-        try:
-            return tier.is_open(self._host.cache.path(image_id))
-        except OSError:
-            return False
-
-    def _let_go(self, image_id: str) -> bool:
-        """Take what nobody uses any more out of the gateway; False if that is not possible now."""
-        try:
-            if self._host.needs.is_booting(image_id):
-                return False
-            if not self._host.gateway.serves(image_id):
-                return True
-            if not self._host.below.stop_serving(image_id):
-                return False
-        except exception.BootcacheError as error:
-            LOG.warning('image %s: its base stays in the gateway for now: %s', image_id, error)
-            return False
-        LOG.info('image %s: no server of this host needs the gateway for it any more', image_id)
-        return True
-
     def _settle(self, image_id: str, servers: list[LocalServer]) -> None:
         try:
             base = self._bases.complete(image_id, servers)
             if base is not None:
-                has_failed = False
+                self._pauses.forget(image_id)
                 for server in servers:
                     if self._stopped.is_set():
                         return
-                    has_failed |= not self._move(
+                    has_moved = self._move(
                         server, lambda now, find: self._onto_base(now, find, base),
                         'bootcache: server %s is settled',
                         'bootcache: server %s is not settled yet: %s')
-                # Once, however many have failed: one that can be moved next time waits as well.
-                (self._pauses.postpone if has_failed else self._pauses.forget)(image_id)
+                    (self._pauses.forget if has_moved else self._pauses.postpone)(server.server_id)
         except exception.Cancelled:
             return
         except (exception.BootcacheError, OSError, messaging.MessagingException) as error:
@@ -308,8 +324,7 @@ class Settler:
             it; gives what moves it, None if nothing is to be done any more.
         :param done: the log's line that says so, of the server's id.
         :param failed: where it did not come off; of that and the error.
-        :returns: False if that failed: it is to be tried again later, with all of its image. One
-            whose QEMU does not answer keeps no other waiting.
+        :returns: False if that failed: it is to be tried again later.
         """
         server_id = server.server_id
         try:
@@ -320,20 +335,17 @@ class Settler:
             self._hanging.answers(server_id)
         except exception.Cancelled:
             pass
-        except exception.BlockJobStalls as error:
-            self._hanging.note_stall(server_id, error)
-            with self._nova.instance_lock(server_id):
-                self._give_up(server_id, _FAILED)
-        except exception.LibvirtHangs as error:
-            self._hanging.note(server_id, error)
-            with self._nova.instance_lock(server_id):
-                self._give_up(server_id, _FAILED)
         except exception.BootcacheError as error:
-            LOG.warning(failed, server_id, error)
-            self._hanging.answers(server_id)
+            if isinstance(error, exception.BlockJobStalls):
+                self._hanging.note_stall(server_id, error)
+            elif isinstance(error, exception.LibvirtHangs):
+                self._hanging.note(server_id, error)
+            else:
+                LOG.warning(failed, server_id, error)
+                self._hanging.answers(server_id)
             with self._nova.instance_lock(server_id):
                 self._give_up(server_id, _FAILED)
-            return False
+            return isinstance(error, exception.LibvirtHangs)
         finally:
             self._chained.forget(server_id)
         return True
@@ -342,9 +354,7 @@ class Settler:
                ) -> tuple[Pivot, threading.Event] | None:
         with self._nova.instance_lock(server_id), self._steps.of(server_id):
             now = self._nova.server(server_id)
-            with self._lock:
-                is_held = self._held[server_id] > 0
-            if now is None or not now.settles or is_held:
+            if now is None or not now.settles or self._host.needs.is_operated(server_id):
                 return None
 
             def find_domain() -> Any:

@@ -31,7 +31,7 @@ def why(server: LocalServer, *, is_off: bool, is_unwanted: bool, has_failed: boo
 
     :param is_off: servers are not settled on this host.
     :param is_unwanted: its image says that they are not to be.
-    :param has_failed: it was tried with its image, and did not come off.
+    :param has_failed: it was tried, or getting its image's base was, and did not come off.
     :param hangs_at: at what its move hangs, with the cure; empty if it does not.
     :param is_young: it was started too short a time ago.
     :param is_queued: other hosts get theirs from the storage node now.
@@ -80,7 +80,8 @@ class Unsettled:
 
         Of those that stay so until somebody does something, nova-compute's log tells once.
 
-        :param failed: images with which settling did not come off, as it is whenever it is told.
+        :param failed: images and servers with which it did not come off, as it is whenever it is
+            told.
         :param see_errors: ids of servers whose guests do not wait for their disks.
         :param hangs_at: tells at what the move of a server hangs, as it is whenever it is told.
         """
@@ -103,7 +104,8 @@ class Unsettled:
 
     def _why(self, server: LocalServer) -> str:
         reason = why(server, is_off=self._is_off, is_unwanted=server.image_id in self.unwanted,
-                     has_failed=server.image_id in self._failed,
+                     has_failed=server.image_id in self._failed
+                     or server.server_id in self._failed,
                      hangs_at=self._hangs_at(server.server_id),
                      is_young=server.age < self._delay,
                      is_queued=server.image_id in self.queued)

@@ -279,6 +279,7 @@ class Room:
         for entry in self._files.entries():
             image_id = entry.remote.image_id
             if image_id in used or entry.pinned or self._files.age(image_id) < minimum_age \
+                    or self._needs.needs_base(image_id) \
                     or tier.is_open(self._files.path(image_id)):
                 continue
             try:

@@ -101,6 +101,8 @@ def house(monkeypatch, tmp_path):
     monkeypatch.setattr(directsnapshots, '_WAITING_SECONDS', 0)
     monkeypatch.setattr(directsnapshots, '_POLL_SECONDS', 0)
     guest = types.SimpleNamespace(get_power_state=lambda host: house.power,
+                                  get_xml_desc=lambda **how: '<domain/>',
+                                  has_persistent_configuration=lambda: True,
                                   is_active=lambda: house.power == power_state.RUNNING)
     ours = SnapshottingDriver.__new__(SnapshottingDriver)
     ours.direct, ours._image_api = house.direct, house.glance

@@ -108,7 +108,7 @@ def test_a_disk_that_cannot_be_told_is_not_opened(untold, operation):
         untold.do(operation)
     assert str(untold.directory) in str(caught.value), 'what an operator has to look at'
     assert untold.did == [] and state(untold.directory) == before
-    assert untold.driver.settler._held == {}, 'Nova is done with it'
+    assert not untold.driver.bootcache.needs.is_operated(SERVER), 'Nova is done with it'
 
 
 def test_a_disk_that_cannot_be_told_does_not_leave(untold):
@@ -305,16 +305,20 @@ def test_a_reverted_resize_opens_the_disk_where_it_was_kept(nova):
 @pytest.mark.parametrize('operation', [
     'destroy', 'power_off', 'reboot', '_hard_reboot', 'pause', 'unpause', 'suspend', 'resume',
     'rescue', 'unrescue', 'snapshot', 'live_migration', 'migrate_disk_and_power_off',
-    'finish_revert_migration'])
+    'finish_revert_migration', 'spawn', 'finish_migration'])
 def test_settling_is_kept_away_from_a_server_while_nova_works_on_it(nova, operation, monkeypatch):
-    """A pivot that ends would let a guest go on that Nova has just paused."""
-    held = []
+    """A pivot that ends would let a guest go on that Nova has just paused.
+
+    And what the server's disk needs stays here until Nova is done with it.
+    """
+    held, needs = [], nova.driver.bootcache.needs
     monkeypatch.setattr(driver.LibvirtDriver, operation, lambda *_arguments: held.append(
-        nova.driver.settler._held[SERVER]))
-    takes_context = operation not in ('power_off', 'pause', 'unpause')
-    moves = operation == 'live_migration'
-    getattr(nova.driver, operation)(*[None] * takes_context, nova.instance, *[None] * 3 * moves)
-    assert held == [1] and nova.driver.settler._held == {}
+        needs.is_operated(SERVER)))
+    before = [None] * {'power_off': 0, 'pause': 0, 'unpause': 0, 'finish_migration': 2}.get(
+        operation, 1)
+    after = [None] * 3 * (operation == 'live_migration')
+    getattr(nova.driver, operation)(*before, nova.instance, *after)
+    assert held == [True] and not needs.is_operated(SERVER)
 
 
 def test_a_pause_that_comes_while_a_server_is_moved_waits_for_its_end(nova, monkeypatch):

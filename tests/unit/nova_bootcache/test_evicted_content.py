@@ -14,7 +14,7 @@ from fakes_letting_go import host as host  # the fixture
 
 from bootcache import exception
 from nova_bootcache.published.holdings import PublishedHoldings
-from nova_bootcache.settling import occasions
+from nova_bootcache.settling import settler
 from nova_bootcache.upkeep import HostUpkeep
 
 OLD, NEW = 'sha512:11', 'sha512:22'
@@ -93,7 +93,7 @@ def test_what_is_here_or_was_used_of_late_is_not_forgotten(host):
     host.cache.touch(OTHER)
     upkeep(host).forget_gone()
     assert {entry.remote.image_id for entry in host.cache.entries()} == {IMAGE, OTHER}
-    assert host.cache.gone(0) == [OTHER] and host.cache.gone(occasions.LONGEST_SECONDS) == []
+    assert host.cache.gone(0) == [OTHER] and host.cache.gone(settler.LONGEST_SECONDS) == []
 
 
 def test_what_was_evicted_empty_is_not_replaced_by_a_whole_one(evicted):

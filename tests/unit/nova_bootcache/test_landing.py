@@ -235,8 +235,8 @@ def test_it_is_tried_again_at_growing_pauses(house, settler, lands, error, caplo
 
 def test_nobody_is_asked_of_one_that_pauses(house, settler, lands, monkeypatch):
     """Nova's conductor has others to answer, and a pause lasts for hours."""
-    looks, once = [], settler.once
-    monkeypatch.setattr(settler, 'once', lambda: (looks.append(house.clock.now), once()))
+    looks, see = [], settler._see
+    monkeypatch.setattr(settler, '_see', lambda: (looks.append(house.clock.now), see()))
     house.boots('one')
     lands.opened['one'] = PivotRefused('no')
     settler.look()
@@ -254,8 +254,8 @@ def test_nobody_is_asked_of_one_that_pauses(house, settler, lands, monkeypatch):
 
 
 def test_one_that_hangs_is_asked_when_its_pause_ends(house, settler, lands, monkeypatch):
-    looks, once = [], settler.once
-    monkeypatch.setattr(settler, 'once', lambda: (looks.append(house.clock.now), once()))
+    looks, see = [], settler._see
+    monkeypatch.setattr(settler, '_see', lambda: (looks.append(house.clock.now), see()))
     house.boots('one')
     lands.opened['one'] = exception.LibvirtHangs('hangs')
     settler.look()

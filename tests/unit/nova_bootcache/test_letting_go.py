@@ -84,6 +84,7 @@ def test_it_is_nobodys_any_more(host, tmp_path, end):
 def test_nobody_begins_a_chain_on_a_cache_image_that_is_being_removed(host, tmp_path, monkeypatch,
                                                                       end):
     place(host)
+    host.needs.note_unsettled([])
     begun, found = threading.Event(), []
 
     def begin():
@@ -119,6 +120,31 @@ def test_what_a_server_came_for_meanwhile_is_not_evicted(host, tmp_path, monkeyp
 
     monkeypatch.setattr(tier, 'make_room', choose)
     assert evict(host) == {IMAGE} and os.path.exists(host.cache.path(IMAGE))
+
+
+@pytest.mark.parametrize('what', ['renamed', 'opened', 'late'])
+def test_what_a_chain_needs_stays_until_novas_operation_has_ended(host, tmp_path, what):
+    """A revert renames the directory of the disk, and files are put into it, before QEMU opens it.
+
+    Waiting for a network can take longer than anybody believes that it is opened.
+    """
+    place(host)
+    kept = tmp_path / 'server_resize'
+    kept.mkdir()
+    with host.needs.operating('server'):
+        make_disk(host, kept / 'disk')
+        with host.needs.operating('server'):
+            if what == 'renamed':
+                kept.rename(tmp_path / 'server')
+            elif what == 'opened':
+                with opened(kept / 'disk'):
+                    host.needs.is_in_making(IMAGE)
+                os.utime(kept / 'disk', (1, 1))
+            else:
+                host.clock.now += hostneeds._OPENED_SECONDS + 1
+        assert host.needs.is_in_making(IMAGE) and host.below.stop_serving(IMAGE) is False
+        assert evict(host) == {IMAGE}
+    assert not host.needs.is_in_making(IMAGE) and evict(host) == set()
 
 
 def test_a_chain_that_was_not_made_keeps_nothing(host, tmp_path):

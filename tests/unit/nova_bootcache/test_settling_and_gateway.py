@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import shutil
 
 import pytest
 from fakes_settling import (
@@ -15,7 +16,7 @@ from fakes_settling import house as house  # the fixture
 from fakes_settling import settler as settler  # the fixture
 
 from bootcache import tier
-from nova_bootcache.settling.settler import Settler
+from nova_bootcache.settling.settler import LONGEST_SECONDS, Settler
 
 # The gateway.
 
@@ -182,6 +183,33 @@ def test_a_host_whose_servers_are_settled_does_not_ask_nova(house, settler):
     house.boots('two')
     assert asked(house, settler, 20) >= 1
     assert house.backing('two') == house.base()
+
+
+def test_nova_is_asked_every_ten_minutes_in_any_case(house, settler):
+    settler.look()
+    assert asked(house, settler, LONGEST_SECONDS - 10) == 0
+    assert asked(house, settler, 10) == 1 and asked(house, settler, 100) == 0
+
+
+def test_what_nova_did_not_answer_is_asked_again(house, settler, monkeypatch):
+    settler.look()
+    house.boots('one')
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(house, 'servers', lambda: 1 / 0)
+        settler.look()
+    assert asked(house, settler, 10) == 1 and settled(house) == ['one']
+
+
+def test_what_changes_while_nova_is_asked_is_another_reason(house, settler):
+    house.boots('one', settles=False, state='suspended')
+    settler._bandwidth = 0
+    servers = house.servers
+    house.servers = lambda: (servers(), house.boots('two', settles=False, state='suspended'))[0]
+    settler.look()
+    house.servers = servers
+    assert asked(house, settler, 10) == 1 and asked(house, settler, 50) == 0
+    shutil.rmtree(house.known.pop('two').directory)
+    assert asked(house, settler, 50) == 1
 
 
 def test_a_host_with_a_server_that_cannot_be_settled_yet_asks_again(house, settler):

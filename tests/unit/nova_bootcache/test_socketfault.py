@@ -178,7 +178,7 @@ def spawn(host, tmp_path, monkeypatch):
         monkeypatch.setattr(driver.libvirt_utils, 'get_instance_path',
                             lambda instance: str(tmp_path))
         ours = BootCacheLibvirtDriver.__new__(BootCacheLibvirtDriver)
-        ours.bootcache, ours.standing = host, mock.MagicMock()
+        ours.bootcache, ours.standing, ours.settler = host, mock.MagicMock(), mock.MagicMock()
         try:
             ours.spawn(None, types.SimpleNamespace(uuid='server-1'), 'image', power_on=True)
         finally:
@@ -245,7 +245,7 @@ def finish(host, tmp_path, monkeypatch):
     monkeypatch.setattr(driver.libvirt_utils, 'get_instance_path', lambda _i: str(path.parent))
     kind = BootCacheQcow2.bound_to(host)
     ours = BootCacheLibvirtDriver.__new__(BootCacheLibvirtDriver)
-    ours.bootcache, ours.standing = host, mock.MagicMock()
+    ours.bootcache, ours.standing, ours.settler = host, mock.MagicMock(), mock.MagicMock()
 
     def disk_of(*_arguments):
         disk = object.__new__(kind)

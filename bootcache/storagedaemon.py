@@ -31,6 +31,8 @@ _CURE = 'start its systemd unit'
 # QEMU 7.2 has been seen to crash at its monitor's first client.
 _CRASHES = (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS)
 _BACKLOG = 1024
+# QEMU's words for an export that nobody serves.
+_NOT_SERVED = 'Requested export not available'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -329,10 +331,14 @@ class StorageDaemon:
                 for node in nodes:
                     session.execute('blockdev-add', **node)
                     added.append(node['node-name'])
-            except exception.StorageDaemonError:
+            except exception.StorageDaemonError as error:
                 for name in reversed(added):
                     with contextlib.suppress(exception.StorageDaemonError):
                         session.execute('blockdev-del', node_name=name)
+                if _NOT_SERVED in str(error):
+                    raise exception.StorageDaemonError(
+                        f'{self.name}: {node["export"]} is not served now: its image was deleted,'
+                        ' deactivated or changed, or what serves it begins just now') from error
                 raise
 
     def remove_nodes(self, *names: str) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from oslo_log import log as logging
 
-from bootcache import errorlog, exception, listening, naming, pidfile, tls
+from bootcache import errorlog, exception, filelocks, listening, naming, tls
 from bootcache.breaker import Breaker
 from bootcache.monitor import Monitor, Session
 
@@ -271,21 +271,21 @@ class StorageDaemon:
     @property
     def runs(self) -> bool:
         """Whether the daemon lives, in whatever namespace."""
-        return pidfile.holder(self.pid_path) is not None
+        return filelocks.daemon_pid(self.pid_path) is not None
 
     def pid(self) -> int | None:
         """Return the daemon's process id; None if it does not run in this PID namespace."""
-        return pidfile.holder(self.pid_path) or None
+        return filelocks.daemon_pid(self.pid_path) or None
 
     def stop(self, grace: float = 5) -> None:
         """End the daemon: SIGTERM, after ``grace`` seconds SIGKILL; it is gone when this returns.
 
         :raises StorageDaemonError: if it runs in another PID namespace.
         """
-        if pidfile.holder(self.pid_path) == pidfile.ELSEWHERE:
+        if filelocks.daemon_pid(self.pid_path) == filelocks.ELSEWHERE:
             raise exception.StorageDaemonError(
                 f'{self.name}: it runs in another PID namespace, and can be ended only there')
-        pidfile.end(self.pid_path, grace)
+        filelocks.end_daemon(self.pid_path, grace)
 
     def credentials(self) -> set[str]:
         """Return the ids of the certificates that the daemon has.

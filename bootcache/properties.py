@@ -82,6 +82,7 @@ def parse(properties: Mapping[str, Any], *, default_quota: int, max_quota: int,
     :param default_marker: where the image has no ``bootcache_boot_marker``.
     :raises InvalidProperty: if a value cannot be used; the message names the property and the cure.
     """
+    requirement(properties)
     mode = str(properties.get(MODE, 'auto')).strip().lower()
     if mode not in MODES:
         raise exception.InvalidProperty(

@@ -126,8 +126,10 @@ class StorageAPI(ExchangeCalls, SnapshotCalls):
             if counts:
                 self._breaker.failed()
             raise
-        except messaging.RemoteError:
+        except messaging.RemoteError as error:
             self._breaker.answered()
+            # Its own text has the service's traceback as well, which ends with the same words.
+            error.args = f'the storage service refuses: {error.value}',
             raise
         self._breaker.answered()
         return answer

@@ -9,14 +9,12 @@ import contextlib
 import dataclasses
 import enum
 import errno
-import fcntl
 import mmap
 import os
-import struct
 import tempfile
 from collections.abc import Iterable, Mapping
 
-from bootcache import properties
+from bootcache import filelocks, properties
 from bootcache.exception import ConfigurationError
 
 # A block for O_DIRECT; a page is a multiple of every device's block size.
@@ -24,7 +22,6 @@ _BLOCK = mmap.PAGESIZE
 # QEMU's image lock (block/file-posix.c): from byte 100 on one byte for each permission that is
 # held, from 200 on one for each that is not shared; 64 of either are more than there are.
 _LOCK_AREAS = ((100, 64), (200, 64))
-_FLOCK = 'hhqqi'  # struct flock of 64-bit Linux: type, whence, start, length, process
 
 
 class Medium(enum.StrEnum):
@@ -136,13 +133,7 @@ def is_open(path: str) -> bool:
     except FileNotFoundError:
         return False
     try:
-        for start, length in _LOCK_AREAS:
-            # Whoever holds any lock, even a shared one, is in the way of an exclusive one.
-            wanted = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, start, length, 0)
-            answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, wanted)
-            if struct.unpack(_FLOCK, answer)[0] != fcntl.F_UNLCK:
-                return True
-        return False
+        return any(filelocks.lock_holder(fd, *area) is not None for area in _LOCK_AREAS)
     finally:
         os.close(fd)
 

@@ -32,6 +32,8 @@ _SKIPPED = (
                              f' {properties.MAX_MARKER_LENGTH} characters that matches within one'
                              ' line and is cheap to look for'),
     (properties.SETTLE, f'{properties.SETTLE} has to be one of: yes, no'),
+    (properties.REQUIRE, f'{properties.REQUIRE} has to be one of:'
+                         f' {", ".join(properties.REQUIREMENTS)}'),
     ('the image is deactivated', 'the image is deactivated'),
     ('disk_format ', 'its disk_format is not served, only qcow2 and raw are'),
     ('container_format ', 'its container_format is not served, only bare is'),

@@ -27,7 +27,7 @@ from glance_bootcache.snapshots.claims import Claims
 from glance_bootcache.snapshots.records import Record, Records, Stage
 from glance_bootcache.snapshots.removal import Removal
 from glance_bootcache.snapshots.sending import Sending, new_export
-from glance_bootcache.snapshots.stores import SnapshotStore
+from glance_bootcache.snapshots.stores import SnapshotStore, SnapshotUnfit
 from glance_bootcache.snapshots.uploading import TakingGlance, upload
 from glance_bootcache.storage.exporters import COMMON, Exporters
 from glance_bootcache.storage.store import ImageStore
@@ -207,8 +207,10 @@ class SnapshotJobs:
                 work()
             except Exception as error:
                 expected = isinstance(error, (exception.BootcacheError, OSError))
-                LOG.warning('snapshot %s of host %s goes stock Nova\'s way: %s', job.snapshot_id,
-                            job.host, error, exc_info=None if expected else error)
+                # Nothing has failed where stores and exporters are not configured for it.
+                LOG.log(logging.INFO if isinstance(error, SnapshotUnfit) else logging.WARNING,
+                        'snapshot %s of host %s goes stock Nova\'s way: %s', job.snapshot_id,
+                        job.host, error, exc_info=None if expected else error)
                 self._fail(job, str(error) if expected else away.told(error))
 
         try:
@@ -219,7 +221,7 @@ class SnapshotJobs:
     def _begin(self, job: _Job, image_id: str, certificate: str) -> None:
         certificate = self._exporters.know(job.host, certificate)
         if certificate == COMMON and self._conf.snapshot_exporters == snapshotconf.OWN:
-            raise exception.RequestRefused(
+            raise SnapshotUnfit(
                 'the host has no exporter of its own ([bootcache]export_ports, and'
                 ' snapshot_exporters = own)')
         store = self._sending.choose(job.base)

@@ -41,6 +41,8 @@ class SharedStore:
     :ivar limit: bytes that the file may have.
     :ivar grows: whether what is read through it is still kept.
     :ivar is_full: it does not grow any more, as its limit was reached, or its medium is full.
+    :ivar gave_back: whether it gave back the space that it does not need: what stays beyond its
+        end is the file system's, which may give out megabytes at a time.
     :ivar spoilt: what is read through it is not boots' alone, or not kept, or what a boot read was
         not told: it tells nothing of boots any more, and gives way to another one.
 
@@ -52,8 +54,7 @@ class SharedStore:
         self.name = image_id
         self.path = path
         self.limit = limit
-        self.grows = self.is_full = False
-        self.spoilt = False
+        self.grows = self.is_full = self.gave_back = self.spoilt = False
         self._gateway = gateway
         self._store = GrowingStore(gateway.daemon, image_id, naming.node_name(REMOTE, image_id),
                                    virtual_bytes, path, GRANULARITY)
@@ -176,6 +177,7 @@ class SharedStore:
             # They may lie beyond the file's end. Nobody writes to it after that.
             self._store.write_tables()
             diskroom.give_back(self.path)
+            self.gave_back = True
         LOG.info('image %s: its growing store, which does not grow any more, gave back the space'
                  ' beyond its %d bytes', self.name, self.size())
 

@@ -104,7 +104,7 @@ class BootCacheLibvirtDriver(SnapshottingDriver):
             LOG.warning('bootcache: servers that waited to be resumed are not resumed: %s', error)
 
     def spawn(self, context: Any, instance: Any, *args: Any, **kwargs: Any) -> None:
-        """Start it from a disk that is made the stock way if QEMU cannot open the gateway's socket.
+        """Start it from a disk that is made the stock way if QEMU cannot open what is below it.
 
         A forgotten rule of AppArmor shows only here. Nova has cleaned up after the first try.
         """
@@ -114,15 +114,14 @@ class BootCacheLibvirtDriver(SnapshottingDriver):
                 self.bootcache.serving.starting(instance.uuid):
             self.bootcache.serving.socket.start(
                 instance.uuid, functools.partial(super().spawn, context, instance, *args, **kwargs),
-                lambda error: self.bootcache.serving.did_not_start(instance.uuid, path, error))
+                lambda: self.bootcache.serving.did_not_start(instance.uuid, path))
 
     def finish_migration(self, context: Any, migration: Any, instance: Any, *args: Any,
                          **kwargs: Any) -> None:
         """Do the same with one from another host: its disk gets a base of stock Nova's below it."""
-        def make_stock(error: str) -> bool:
+        def make_stock() -> bool:
             disk = self._disks.find(instance)
-            return disk is not None and self.bootcache.serving.socket.failed(instance.uuid, error) \
-                and disk.name_stock_base()
+            return disk is not None and disk.name_stock_base()
 
         with self.settler.held(instance.uuid), self.standing.starting(instance.uuid):
             self.bootcache.serving.socket.start(
@@ -354,14 +353,15 @@ class BootCacheLibvirtDriver(SnapshottingDriver):
 
     # The host.
 
-    def get_available_resource(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def get_available_resource(self, nodename: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Publish what this host holds, for the scheduler's weigher and filter."""
         self._has_started = True
-        resources: dict[str, Any] = super().get_available_resource(*args, **kwargs)
+        resources: dict[str, Any] = super().get_available_resource(nodename, *args, **kwargs)
         if self._serves():
             try:
+                room = warmth.room(accounting.statistics(self.virtapi, nodename))
                 # In Nova 31.0 the stock driver has none of its own.
-                resources.setdefault('stats', {})[warmth.STATS_KEY] = self.holdings.published()
+                resources.setdefault('stats', {})[warmth.STATS_KEY] = self.holdings.published(room)
             except Exception:
                 # The host counts without: nothing that is here may take it out of Nova's count.
                 LOG.exception('bootcache: what this host holds is not published')

@@ -155,7 +155,7 @@ class Snapshot:
                 told = ask()
                 answered = time.monotonic()
             except messaging.RemoteError as error:
-                raise SnapshotRefused(f'the storage service refuses: {error.value}') from error
+                raise SnapshotRefused(str(error)) from error
             except messaging.MessagingException as error:
                 if time.monotonic() - answered >= away_seconds:
                     raise SnapshotRefused(

@@ -124,3 +124,82 @@ def test_they_name_the_directories_that_options_do(register, names, profile):
 @pytest.mark.parametrize('path', [*PROFILES, MODULE], ids=lambda path: path.name)
 def test_they_say_that_they_are_untried(path):
     assert 'UNTRIED' in path.read_text().splitlines()[0] + path.read_text().splitlines()[1]
+
+
+def profiles(text):
+    """Return the profiles of a file, child profiles as ``parent//child``: path rules by path."""
+    found, within = {}, []
+    for line in text.splitlines():
+        if started := re.match(r' *profile (\S+) \{', line):
+            within.append(started[1])
+        elif re.match(r' *\}$', line):
+            within.pop()
+        elif within and (rule := re.match(r' +(?:owner )?([/@]\S*) ([a-zA-Z]+)(?: -> (\S+))?,$',
+                                          line)):
+            found.setdefault('//'.join(within), {})[rule[1]] = rule[2], rule[3] or ''
+    return found
+
+
+def expanded(path):
+    """Return what a rule's path stands for, without braces: a variable's name is a folder."""
+    path = re.sub(r'@\{(\w+)\}', r'/\1', path)
+    if (found := re.search(r'\{([^}]*)\}', path)) is None:
+        return [path]
+    return [each for one in found[1].split(',')
+            for each in expanded(path[:found.start()] + one + path[found.end():])]
+
+
+def allows(rules, path, right):
+    known = [each for name, (rights, _target) in rules.items() if right in rights
+             for each in expanded(name)]
+    return all(any(name == wanted or aaglob(name, wanted) for name in known)
+               for wanted in expanded(path))
+
+
+def test_what_no_new_privileges_forbids_is_asked_of_no_profile():
+    """The units set it: a confined process starts others under its own profile, or one more."""
+    assert all('\nNoNewPrivileges=yes\n' in unit.read_text() for unit in UNITS)
+    stacked = []
+    for path in PROFILES:
+        found = profiles(path.read_text())
+        for rules in found.values():
+            for rights, target in rules.values():
+                if 'x' not in rights:
+                    continue
+                if not target:
+                    assert rights.endswith('ix') and 'P' not in rights and 'C' not in rights
+                    continue
+                # Without "i" the kernel looks for a profile that is attached to the program, too.
+                assert rights.endswith('Pix') and target.startswith('&') and target[1:] in found
+                stacked.append((rules, found[target[1:]]))
+    assert len(stacked) == 3
+    # Both hold: what the second one allows is of no use where the first one does not.
+    for first, second in stacked:
+        for path, (rights, _target) in second.items():
+            for right in set(rights) - {'i'}:
+                assert allows(first, path, right), (path, right)
+
+
+def test_the_compiler_makes_stacks_of_the_right_names():
+    """With "Cix" it would make the parent's own name a part of the path, and take it."""
+    done = subprocess.run(['apparmor_parser', '-Q', '-K', '-S', str(TOP / 'etc' / 'apparmor'
+                                                                    / 'glance-bootcache')],
+                          capture_output=True, check=True)
+    table = re.findall(rb'\0([&\w/-]*&[&\w/-]+)\0', done.stdout)
+    assert sorted(table) == [b'&bootcache-exporter', b'&glance-bootcache//ceph',
+                             b'&glance-bootcache//image']
+
+
+def test_what_the_gateways_unit_runs_around_it_the_profile_allows():
+    rules = profiles((TOP / 'etc' / 'apparmor' / 'bootcache-gateway').read_text())
+    for program in ('rm', 'sh', 'dash', 'sleep', 'chmod'):
+        for right in 'rmx':
+            assert allows(rules['bootcache-gateway'], f'/usr/bin/{program}', right), program
+
+
+def test_selinux_lets_systemd_change_to_domains_under_no_new_privileges():
+    text = MODULE.read_text()
+    domains = set(re.findall(r'^typeattribute (\w+) domain;', text, re.M))
+    rule = re.search(r'^allow init_t \{ ([\w ]+) \}:process2 \{ ([\w ]+) \};', text, re.M)
+    assert set(rule[1].split()) == domains
+    assert {'nnp_transition', 'nosuid_transition'} == set(rule[2].split())

@@ -1,5 +1,6 @@
 """Whether an exporter answers, as asked before the gateway is made to wait for it."""
 
+import dataclasses
 import socket
 import threading
 import time
@@ -87,6 +88,16 @@ def test_it_leaves_no_error_in_the_exporter_s_log(spoken, node):
 def text(path):
     with open(path) as stream:
         return stream.read()
+
+
+def test_a_base_that_is_not_served_any_more(hosts, node):
+    """As of an image that was deleted just now: said in words, and not in QEMU's."""
+    node.serve()
+    gone = dataclasses.replace(node.remote(), export='base-gone')
+    with pytest.raises(exception.StorageDaemonError) as caught:
+        hosts().gateway.ensure_base(gone)
+    assert 'base-gone is not served now: its image was deleted' in str(caught.value)
+    assert 'blockdev-add' not in str(caught.value)
 
 
 def test_a_frozen_storage_node_does_not_hold_the_gateway_up(hosts, node, directory):

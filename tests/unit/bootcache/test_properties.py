@@ -64,6 +64,13 @@ def test_a_bad_mode_names_the_property_and_the_cure(mode):
     assert len(str(caught.value)) < 255
 
 
+def test_a_bad_requirement_names_the_property_and_the_cure():
+    """nova-scheduler's log alone has it else, where no tenant looks."""
+    with pytest.raises(exception.InvalidProperty) as caught:
+        parse(require='wram')
+    assert str(caught.value) == "bootcache_require='wram' is not one of: driver, warm"
+
+
 @pytest.mark.parametrize('quota', ['', 'much', '-5', '-5MiB', 'x' * 5000, None, 0, '1023KiB',
                                    '2049MiB', '9' * 4000, 'inf', 'nan'])
 def test_a_bad_quota_names_the_property(quota):

@@ -81,7 +81,7 @@ def test_from_the_first_to_the_last(house):
 
 @pytest.mark.parametrize('step', ['choose', 'begin', 'finish'])
 @pytest.mark.parametrize('error', [SnapshotUnfit('why not'), exception.Interrupted('Ceph is away')])
-def test_what_fails_is_told_and_removed(house, step, error):
+def test_what_fails_is_told_and_removed(house, step, error, caplog):
     house.sends.fails[step] = error
     told = house.begin()
     if step == 'finish':
@@ -89,6 +89,9 @@ def test_what_fails_is_told_and_removed(house, step, error):
     assert told == {'refused': str(error)}
     house.until_stages()
     assert ('give_up' in house.sends.did) is (step != 'choose')
+    # What is always so here is no warning.
+    warned = [record for record in caplog.records if record.levelname == 'WARNING']
+    assert bool(warned) is not isinstance(error, SnapshotUnfit)
 
 
 def test_an_error_of_our_own_is_told_and_removed(house):

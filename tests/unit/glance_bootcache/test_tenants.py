@@ -58,6 +58,7 @@ def test_the_sentences_are_short_and_plain():
     (reason_of(bootcache_quota='9TiB'), 'bootcache_quota has to be a size'),
     (reason_of(bootcache_boot_marker='(['), 'bootcache_boot_marker has to be'),
     (reason_of(bootcache_settle='perhaps'), 'bootcache_settle has to be one of: yes, no'),
+    (reason_of(bootcache_require='wram'), 'bootcache_require has to be one of: driver, warm'),
     ('bootcache_mode=off', 'bootcache_mode=off'),
     (skip_reason(disk_format='vmdk'), 'its disk_format is not served'),
     (skip_reason(container_format='ova'), 'its container_format is not served'),

@@ -68,7 +68,7 @@ OVERRIDDEN = {
         'migrate_disk_and_power_off': ['context', 'instance'],
         'finish_revert_migration': ['context', 'instance'],
         'update_provider_tree': ['provider_tree', 'nodename'],
-        'get_available_resource': [],
+        'get_available_resource': ['nodename'],
         'cache_image': ['context', 'image_id'],
     },
     (BootCacheQcow2, imagebackend.Qcow2): {
@@ -122,7 +122,7 @@ def test_what_is_not_looked_at_reaches_nova_as_it_came(kind, nova, method, monke
     # Stands for all that is ours in the driver, where nothing is to be done.
     ours.bootcache = ours.settler = ours.upkeep = ours.warming = ours.standing = mock.MagicMock()
     ours.bootcache.cache.entries.return_value = []
-    ours.bootcache.serving.socket = GatewaySocket('/s')
+    ours.bootcache.serving.socket = GatewaySocket('/s', '/c')
     ours.bootcache.serving.is_on = False
     ours.standing.is_standing.return_value, ours.standing.let_go_on.return_value = False, True
     ours._disks, ours._has_started = mock.MagicMock(), False

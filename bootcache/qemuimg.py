@@ -15,6 +15,8 @@ from bootcache.limited import Limits
 
 # Reading a header needs little; a hostile one must not get more (Glance's own limits for it).
 INSPECT_LIMITS = Limits(cpu_seconds=2, memory_bytes=1 << 30, file_bytes=0)
+# It reads all tables; a tenant's disk of 16 TiB has 2 GiB of them.
+_CHECK_LIMITS = Limits(cpu_seconds=60, memory_bytes=2 << 30, file_bytes=0)
 # What convert reads at once.
 _REQUEST = 2 << 20
 _QCOW2_MAGIC = b'QFI\xfb'
@@ -214,6 +216,16 @@ def check(path: str) -> None:
     _run('check', '-q', file_node(path, 'qcow2'))
 
 
+def check_refcounts(path: str) -> None:
+    """Check that a tenant's qcow2 has right refcounts; clusters that nothing leads to do no harm.
+
+    :raises BootcacheError: if they are wrong, or to look at them takes more than a minute or so.
+    :raises Interrupted: if that is not known.
+    """
+    _run('check', '-q', _confined_node('qcow2'), limits=_CHECK_LIMITS, confined_to=path,
+         check_exit_code=(0, 3))
+
+
 def copy_raw(source: Mapping[str, Any], target: str, *, seconds: float, stalled: float) -> None:
     """Copy the bytes of a block node into a new file.
 
@@ -327,8 +339,27 @@ def is_same_piece(source: Mapping[str, Any], path: str, image_format: str, *, of
     if length is not None:
         piece['size'] = length
     pace, paced = _throttled({**piece, 'file': source}, rate)
-    code, detail = watched.run(['qemu-img', 'compare', '-q', *pace, paced,
-                                'json:' + json.dumps({**piece, 'file': file})], seconds, check)
+    return _compare([*pace, paced, 'json:' + json.dumps({**piece, 'file': file})], seconds, check)
+
+
+def is_same(source: Mapping[str, Any], path: str, image_format: str, *, seconds: float,
+            check: Callable[[], None]) -> bool:
+    """Tell whether a block node, with what is below it, and an image file read the same.
+
+    Not by ``is_same_piece``: QEMU 7.2 takes what is below a qcow2 for zeros where it is asked
+    through another node. If the process ends, the comparing ends with it.
+
+    :param source: the node, without probing; what is longer has to read as zeros.
+    :param path: of the image file; nobody writes to it.
+    :param seconds: that it may take in all.
+    :param check: called several times a second; what it raises ends the comparing.
+    :raises BootcacheError: if one of them cannot be read.
+    """
+    return _compare(['json:' + json.dumps(source), file_node(path, image_format)], seconds, check)
+
+
+def _compare(arguments: list[str], seconds: float, check: Callable[[], None]) -> bool:
+    code, detail = watched.run(['qemu-img', 'compare', '-q', *arguments], seconds, check)
     if code not in (0, 1):
         raise exception.BootcacheError(f'qemu-img compare failed (exit {code}): {detail}')
     return code == 0

@@ -1,5 +1,9 @@
 """Snapshots of servers on Glance's file store: files that begin as their base.
 
+A host writes into an overlay on the base, so that nothing is written by a tenant's tables while it
+is served. What the overlay holds is put into a file that begins as the base, and that file has to
+read as the overlay does before anybody hears of it: a server's disk may be deleted then.
+
 Where the file system has reflinks the file shares its base's extents (papers/003, CLONE); else it
 is a copy. Where Glance has our driver it becomes the image as it is; else it is uploaded, and what
 is equal is shared afterwards. Each is tried, and none is configured.
@@ -11,12 +15,13 @@ import errno
 import os
 import time
 from collections.abc import Callable, Collection, Iterator
+from typing import Any
 
 from oslo_config import cfg
 from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
-from bootcache import exception, naming
+from bootcache import exception, naming, qemuimg
 from bootcache.ceph import places
 from bootcache.manifest import Manifest
 from glance_bootcache import snapshotconf
@@ -26,11 +31,17 @@ from glance_bootcache.filestore.locations import location_of
 from glance_bootcache.filestore.registrars import Registrars
 from glance_bootcache.filestore.sharing import Sharing
 from glance_bootcache.snapshots.stores import Look, SnapshotUnfit, Stored, Traits, Writable
+from glance_bootcache.storage import inspection
 
 _SUFFIX = '.snapshot'
+# Beside it: the overlay that the host writes. Its clusters are as small as those of servers' disks.
+_OVERLAY = '.overlay'
+_OVERLAY_CLUSTER = 128 << 10
 _FORMATS = ('raw', 'qcow2')
 # Of a copy: what the slowest disk that is worth it does.
 _COPY_RATE, _COPY_GRACE = 20 << 20, 30
+# The CPUs, and the disk, have other work while two files are compared.
+_WAITING = 10
 # For which a round of upkeep shares what was uploaded; the rest is left to the next.
 _ROUND_SECONDS = 10
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -97,8 +108,8 @@ class FileSnapshots:
         """Make a file with a base's content, as large as the server's disk.
 
         :param virtual_bytes: of the server's disk.
-        :raises SnapshotUnfit: if the disk is smaller than its base, the snapshot is in hand, or
-            there is no room for it.
+        :raises SnapshotUnfit: if the disk is smaller than its base, the snapshot is in hand, there
+            is no room for it, or the base's tables are not fit for a writer.
         :raises Interrupted: if the base cannot be read, or the file not be made.
         :raises BootcacheError: if the base cannot be copied or resized.
         """
@@ -110,10 +121,14 @@ class FileSnapshots:
                                 f' {base.made.virtual_bytes}')
         if self._journal.load(snapshot_id) is not None:
             raise SnapshotUnfit(f'snapshot {snapshot_id} is in hand already')
+        _check_tables(base)
         try:
             entry = self._made(base, snapshot_id)
             if virtual_bytes > base.made.virtual_bytes:
                 workfile.grow(entry.work, entry.image_format, virtual_bytes)
+            qemuimg.create_overlay(entry.work + _OVERLAY, virtual_bytes, entry.base,
+                                   entry.image_format, cluster_bytes=_OVERLAY_CLUSTER,
+                                   subclusters=True, open_backing=False)
             if not entry.store:
                 self._check_upload(entry)
         except BaseException as error:
@@ -125,13 +140,7 @@ class FileSnapshots:
             if isinstance(error, OSError):
                 raise exception.Interrupted(f'snapshot {snapshot_id}: {error}') from error
             raise
-        node: dict[str, object] = {
-            'driver': entry.image_format, 'discard': 'unmap', 'detect-zeroes': 'unmap',
-            'file': {'driver': 'file', 'filename': entry.work, 'discard': 'unmap'}}
-        if entry.image_format == 'qcow2':
-            # Never what a header says.
-            node['backing'] = None
-        return Writable(node, entry.image_format)
+        return Writable(_overlay_node(entry), entry.image_format)
 
     def _check_upload(self, entry: Entry) -> None:
         """Check that Glance has room for a file that it stores anew, holes and all.
@@ -151,8 +160,12 @@ class FileSnapshots:
     @contextlib.contextmanager
     def looked_at(self, snapshot_id: str, directory: str,
                   check: Callable[[], None]) -> Iterator[Look]:
-        """Give the snapshot's own file."""
+        """Give the snapshot's own file, with what was written.
+
+        :raises BootcacheError: if it does not read as the base with what was written.
+        """
         entry = self._entry(snapshot_id)
+        _put_together(entry, check)
         yield Look(entry.work, entry.image_format)
 
     def finish(self, snapshot_id: str) -> Stored:
@@ -160,9 +173,11 @@ class FileSnapshots:
 
         :raises SnapshotUnfit: if the store has an image of that id.
         :raises Interrupted: if it cannot be written.
+        :raises BootcacheError: as of ``looked_at``.
         """
         entry = self._entry(snapshot_id)
         try:
+            _put_together(entry, lambda: None)
             if not entry.store:
                 placing.trim(entry.work)
                 return Stored(path=entry.work)
@@ -219,6 +234,8 @@ class FileSnapshots:
                  for directory in self._directories()]
         if entry is not None:
             files.append(entry.work)
+        files += [path + _OVERLAY for path in files]
+        if entry is not None:
             if entry.inode:
                 placing.remove(entry.place, entry.inode)
                 # Glance did not take what was put there.
@@ -236,9 +253,10 @@ class FileSnapshots:
                  if entry is None or not (entry.inode or entry.uploaded)}
         for directory in self._directories():
             for name in os.listdir(directory):
-                image_id = name.removesuffix(_SUFFIX)
+                image_id, _, kind = name.partition('.')
                 with contextlib.suppress(ValueError):
-                    if name.endswith(_SUFFIX) and entries.get(image_id) is None:
+                    if f'.{kind}' in (_SUFFIX, _SUFFIX + _OVERLAY) \
+                            and entries.get(image_id) is None:
                         found.add(naming.canonical_image_id(image_id))
         return sorted(found)
 
@@ -314,3 +332,54 @@ class FileSnapshots:
         if f'{path}{text}' not in self._told:
             self._told.add(f'{path}{text}')
             LOG.warning('%s: ' + text, path, *words)
+
+
+def _check_tables(base: Manifest) -> None:
+    """Check that a base's refcounts are right: a copy of it is written, as they say what is free.
+
+    :raises SnapshotUnfit: if they are not.
+    """
+    if base.made.image_format == 'qcow2':
+        try:
+            qemuimg.check_refcounts(base.made.base_path)
+        except exception.Interrupted:
+            raise
+        except exception.BootcacheError as error:
+            raise SnapshotUnfit(f'its base cannot be written to without harm: {error}') from error
+
+
+def _put_together(entry: Entry, check: Callable[[], None]) -> None:
+    """Put what a host wrote into a snapshot's own file, unless that is done.
+
+    :param check: called several times a second; what it raises ends it.
+    :raises BootcacheError: if the file does not read as the base with what was written then.
+    """
+    overlay = entry.work + _OVERLAY
+    if not os.path.exists(overlay):
+        return
+    qemuimg.send_own(overlay, entry.base, entry.image_format,
+                     _node(entry.work, entry.image_format), check=check,
+                     seconds=_COPY_GRACE + os.stat(overlay).st_blocks * 512 / _COPY_RATE)
+    limit = inspection.cpu_seconds(os.stat(entry.work).st_size,
+                                   qemuimg.info(overlay, 'qcow2')['virtual-size'])
+    if not qemuimg.is_same(_overlay_node(entry), entry.work, entry.image_format,
+                           seconds=_WAITING * limit, check=check):
+        raise exception.BootcacheError(
+            f'snapshot {entry.image_id} does not read as what was written on {entry.base}; look at'
+            ' that with qemu-img check')
+    os.unlink(overlay)
+
+
+def _node(path: str, image_format: str) -> dict[str, Any]:
+    node: dict[str, Any] = {
+        'driver': image_format, 'discard': 'unmap', 'detect-zeroes': 'unmap',
+        'file': {'driver': 'file', 'filename': path, 'discard': 'unmap'}}
+    if image_format == 'qcow2':
+        # Never what a header says.
+        node['backing'] = None
+    return node
+
+
+def _overlay_node(entry: Entry) -> dict[str, Any]:
+    base = {**_node(entry.base, entry.image_format), 'read-only': True}
+    return {**_node(entry.work + _OVERLAY, 'qcow2'), 'backing': base}

@@ -233,7 +233,8 @@ class SnapshotJobs:
 
     def _finish(self, job: _Job) -> None:
         assert job.store is not None
-        stored = self._sending.finish(job.store, job.snapshot_id, job.export, job.virtual_bytes)
+        stored = self._sending.finish(job.store, job.snapshot_id, job.export, job.virtual_bytes,
+                                      lambda: self._check(job, _Step.FINISHING))
         if not stored.url:
             job.path = stored.path
             LOG.info('snapshot %s of host %s is to be uploaded', job.snapshot_id, job.host)
@@ -245,9 +246,10 @@ class SnapshotJobs:
 
     def _upload(self, job: _Job) -> None:
         assert job.store is not None
-        self._check(job)
+        self._check(job, _Step.UPLOADING)
         self._put(job, job.store, Stage.UPLOADING)
-        upload(self._glance, job.snapshot_id, job.path, lambda: self._check(job))
+        upload(self._glance, job.snapshot_id, job.path,
+               lambda: self._check(job, _Step.UPLOADING))
         job.store.settled(job.snapshot_id)
         self._records.drop(job.snapshot_id)
         LOG.info('snapshot %s of host %s is uploaded', job.snapshot_id, job.host)
@@ -255,9 +257,9 @@ class SnapshotJobs:
             # Also if it was given up meanwhile: it is Glance's.
             job.step, job.told = _Step.FINISHED, {'uploaded': True}
 
-    def _check(self, job: _Job) -> None:
-        if job.step is not _Step.UPLOADING or self._stopping.is_set():
-            raise exception.Cancelled('it was given up while it was uploaded')
+    def _check(self, job: _Job, step: _Step) -> None:
+        if job.step is not step or self._stopping.is_set():
+            raise exception.Cancelled(f'it was given up ({step.value})')
 
     def _put(self, job: _Job, store: SnapshotStore, stage: Stage) -> None:
         job.store = store

@@ -112,6 +112,8 @@ class SnapshotStore(Protocol):
                   check: Callable[[], None]) -> contextlib.AbstractContextManager[Look]:
         """Give a file to look at. The node that was written has been closed.
 
+        What is looked at reads as what was written, over the base; that is made sure of here.
+
         :param directory: for such a file, which is gone at the end of the block.
         :param check: called between pieces; raises to give it up.
         """

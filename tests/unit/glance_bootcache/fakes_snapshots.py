@@ -34,7 +34,7 @@ class Sends:
         return {'export': export, 'server': ['192.0.2.1', 10820], 'tls': True,
                 'disk_format': 'raw'}
 
-    def finish(self, store, snapshot_id, export, virtual_bytes):
+    def finish(self, store, snapshot_id, export, virtual_bytes, check):
         self._do('finish')
         return self.stored
 

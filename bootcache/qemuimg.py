@@ -26,13 +26,12 @@ _READ_MEMORY = 2 << 30
 _READ_SAYS = 1 << 20
 # Of a node behind a network.
 _OPEN_SECONDS = 10
-_ENVIRONMENT = ('env', 'LC_ALL=C', 'qemu-img')
 
 
 def _run(*arguments: str, limits: Limits | None = None, confined_to: str = '',
          timeout: int = 600, check_exit_code: tuple[int, ...] = (0,)) -> str:
     started: list[Any] = []
-    command = [*_ENVIRONMENT, *arguments]
+    command = ['env', 'LC_ALL=C', 'qemu-img', *arguments]
     if limits is not None:
         command = limited.command(limits, *command)
     if confined_to:
@@ -61,18 +60,18 @@ def _run(*arguments: str, limits: Limits | None = None, confined_to: str = '',
 
 def file_node(path: str, image_format: str) -> str:
     """Return a ``json:`` file name that opens just this layer: explicit format, no backing file."""
-    node: dict[str, Any] = {'driver': image_format, 'file': {'driver': 'file', 'filename': path}}
-    if image_format == 'qcow2':
-        node['backing'] = None
-    return 'json:' + json.dumps(node)
+    return 'json:' + json.dumps(_layer(image_format, filename=path))
 
 
 def _confined_node(image_format: str) -> str:
     """Return the file name of what a confined command reads; nobody writes to it meanwhile."""
     # To learn which locks there are QEMU opens a file to write to.
-    file = {'driver': 'file', 'filename': confined.IMAGE, 'locking': 'off'}
-    return 'json:' + json.dumps({'driver': image_format, 'file': file} | (
-        {'backing': None} if image_format == 'qcow2' else {}))
+    return 'json:' + json.dumps(_layer(image_format, filename=confined.IMAGE, locking='off'))
+
+
+def _layer(image_format: str, **file: str) -> dict[str, Any]:
+    return {'driver': image_format, 'file': {'driver': 'file', **file}} | (
+        {'backing': None} if image_format == 'qcow2' else {})
 
 
 def info(path: str, image_format: str, confine: bool = False) -> dict[str, Any]:
@@ -208,22 +207,15 @@ def allocation_map(path: str) -> list[dict[str, Any]]:
     return entries
 
 
-def check(path: str) -> None:
+def check(path: str, confine: bool = False) -> None:
     """Check a qcow2's tables.
 
-    :raises BootcacheError: if there is a corruption or a leak.
+    :param confine: it is a tenant's, in which clusters that nothing leads to do no harm.
+    :raises BootcacheError: if there is a corruption or a leak, or the look takes too much.
     """
-    _run('check', '-q', file_node(path, 'qcow2'))
-
-
-def check_refcounts(path: str) -> None:
-    """Check that a tenant's qcow2 has right refcounts; clusters that nothing leads to do no harm.
-
-    :raises BootcacheError: if they are wrong, or to look at them takes more than a minute or so.
-    :raises Interrupted: if that is not known.
-    """
-    _run('check', '-q', _confined_node('qcow2'), limits=_CHECK_LIMITS, confined_to=path,
-         check_exit_code=(0, 3))
+    _run('check', '-q', _confined_node('qcow2') if confine else file_node(path, 'qcow2'),
+         limits=_CHECK_LIMITS if confine else None, confined_to=path if confine else '',
+         check_exit_code=(0, 3) if confine else (0,))
 
 
 def copy_raw(source: Mapping[str, Any], target: str, *, seconds: float, stalled: float) -> None:
@@ -264,31 +256,33 @@ def copy_paced(source: Mapping[str, Any], target: str, *, length: int, rate: int
     :param check: called several times a second; what it raises ends the copying.
     :raises BootcacheError: if the source does not answer or the target cannot be written.
     """
-    if rate:
-        # The throttle lets a first request pass, whatever its size, and then has the next one wait
-        # for it. A small file has no next one, so that the first one waits its time here.
-        _wait(min(length, _REQUEST) / rate, check)
+    # The throttle lets a first request pass, whatever its size, and then has the next one wait for
+    # it. A small file has no next one, so that the first one waits its time here.
+    _wait(min(length, _REQUEST) / rate if rate else 0, check)
     _convert([*_paced(source, target, rate, '-O', 'raw'), target], seconds, check)
 
 
 def copy_piece(source: Mapping[str, Any], target: str, *, offset: int, length: int,
-               target_bytes: int, rate: int, seconds: float, check: Callable[[], None]) -> None:
+               target_bytes: int, rate: int, seconds: float, check: Callable[[], None]) -> bool:
     """Copy a piece of a block node's content to the same place of a raw file, else as copy_paced.
 
     :param target: exists, and has nothing but zeros in that place.
     :param offset: where the piece begins, a multiple of 512 bytes.
     :param length: of the piece, a multiple of 512 bytes.
     :param target_bytes: that the file has from the offset on, so many or more; at least the length.
+    :returns: whether the file has got data by that, and no holes only.
     :raises BootcacheError: if the source does not answer or has no such piece, or the target cannot
         be written.
     """
-    if rate:
-        _wait(min(length, _REQUEST) / rate, check)
+    before = os.stat(target).st_blocks
     piece = {'driver': 'raw', 'offset': offset, 'size': length, 'file': source}
     place = f'driver=raw,offset={offset},size={target_bytes},file.driver=file,file.filename='
     # A comma in a value is doubled.
     _convert([*_paced(piece, target, rate, '-n', '--target-is-zero', '--target-image-opts'),
               place + target.replace(',', ',,')], seconds, check)
+    data = (os.stat(target).st_blocks - before) * 512
+    _wait(min(data, _REQUEST) / rate if rate else 0, check)  # As of copy_paced.
+    return data > 0
 
 
 def send_own(overlay: str, backing: str, backing_format: str, target: Mapping[str, Any], *,
@@ -326,40 +320,16 @@ def is_same_piece(source: Mapping[str, Any], path: str, image_format: str, *, of
     :param offset: where the piece begins, a multiple of 512 bytes.
     :param length: of the piece, a multiple of 512 bytes; None for all that there is, where what is
         longer has to read as zeros.
-    :param rate: bytes that are read of the node a second at most, holes not counted; 0 for no
-        limit.
+    :param rate: bytes of data that are read of the node a second at most; 0 for no limit.
     :param seconds: that it may take in all.
     :param check: called several times a second; what it raises ends the comparing.
     :raises BootcacheError: if one of them does not answer or cannot be read.
     """
-    file: dict[str, Any] = {'driver': image_format, 'file': {'driver': 'file', 'filename': path}}
-    if image_format == 'qcow2':
-        file['backing'] = None
-    piece: dict[str, Any] = {'driver': 'raw', 'offset': offset}
-    if length is not None:
-        piece['size'] = length
+    file = _layer(image_format, filename=path)
+    piece = {'driver': 'raw', 'offset': offset} | ({} if length is None else {'size': length})
     pace, paced = _throttled({**piece, 'file': source}, rate)
-    return _compare([*pace, paced, 'json:' + json.dumps({**piece, 'file': file})], seconds, check)
-
-
-def is_same(source: Mapping[str, Any], path: str, image_format: str, *, seconds: float,
-            check: Callable[[], None]) -> bool:
-    """Tell whether a block node, with what is below it, and an image file read the same.
-
-    Not by ``is_same_piece``: QEMU 7.2 takes what is below a qcow2 for zeros where it is asked
-    through another node. If the process ends, the comparing ends with it.
-
-    :param source: the node, without probing; what is longer has to read as zeros.
-    :param path: of the image file; nobody writes to it.
-    :param seconds: that it may take in all.
-    :param check: called several times a second; what it raises ends the comparing.
-    :raises BootcacheError: if one of them cannot be read.
-    """
-    return _compare(['json:' + json.dumps(source), file_node(path, image_format)], seconds, check)
-
-
-def _compare(arguments: list[str], seconds: float, check: Callable[[], None]) -> bool:
-    code, detail = watched.run(['qemu-img', 'compare', '-q', *arguments], seconds, check)
+    code, detail = watched.run(['qemu-img', 'compare', '-q', *pace, paced,
+                                'json:' + json.dumps({**piece, 'file': file})], seconds, check)
     if code not in (0, 1):
         raise exception.BootcacheError(f'qemu-img compare failed (exit {code}): {detail}')
     return code == 0
@@ -392,8 +362,7 @@ def read_all(path: str, image_format: str, virtual_bytes: int, *, cpu_seconds: i
     """Read all that an image file has as data, as a server would, and keep nothing of it.
 
     It runs with the lowest priority, under limits and confined, as a tenant may have made the
-    file. If the
-    process ends, the reading ends with it.
+    file. If the process ends, the reading ends with it.
 
     :param virtual_bytes: size of the base.
     :param cpu_seconds: of CPU time that it may take.

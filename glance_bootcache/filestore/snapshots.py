@@ -15,33 +15,27 @@ import errno
 import os
 import time
 from collections.abc import Callable, Collection, Iterator
-from typing import Any
 
 from oslo_config import cfg
 from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
-from bootcache import exception, naming, qemuimg
+from bootcache import exception, naming
 from bootcache.ceph import places
 from bootcache.manifest import Manifest
 from glance_bootcache import snapshotconf
+from glance_bootcache.ceph import basenode
 from glance_bootcache.filestore import placing, reflink, workfile
 from glance_bootcache.filestore.journal import Entry, Journal
 from glance_bootcache.filestore.locations import location_of
 from glance_bootcache.filestore.registrars import Registrars
 from glance_bootcache.filestore.sharing import Sharing
 from glance_bootcache.snapshots.stores import Look, SnapshotUnfit, Stored, Traits, Writable
-from glance_bootcache.storage import inspection
 
 _SUFFIX = '.snapshot'
-# Beside it: the overlay that the host writes. Its clusters are as small as those of servers' disks.
-_OVERLAY = '.overlay'
-_OVERLAY_CLUSTER = 128 << 10
 _FORMATS = ('raw', 'qcow2')
 # Of a copy: what the slowest disk that is worth it does.
 _COPY_RATE, _COPY_GRACE = 20 << 20, 30
-# The CPUs, and the disk, have other work while two files are compared.
-_WAITING = 10
 # For which a round of upkeep shares what was uploaded; the rest is left to the next.
 _ROUND_SECONDS = 10
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -93,6 +87,8 @@ class FileSnapshots:
             return '[bootcache]glance_store_dirs is not set'
         if not base.made.base_path or places.is_clone(base.made.base_path):
             return 'its base is no file of the storage node'
+        if basenode.is_changed(base):
+            return 'its base is another file than was verified, and is hashed again first'
         if base.made.image_format not in _FORMATS:
             return f'its base is {base.made.image_format or "of no format that is known"}'
         return ''
@@ -121,38 +117,36 @@ class FileSnapshots:
                                 f' {base.made.virtual_bytes}')
         if self._journal.load(snapshot_id) is not None:
             raise SnapshotUnfit(f'snapshot {snapshot_id} is in hand already')
-        _check_tables(base)
+        workfile.check_base(base.made.base_path, base.made.image_format)
         try:
             entry = self._made(base, snapshot_id)
             if virtual_bytes > base.made.virtual_bytes:
                 workfile.grow(entry.work, entry.image_format, virtual_bytes)
-            qemuimg.create_overlay(entry.work + _OVERLAY, virtual_bytes, entry.base,
-                                   entry.image_format, cluster_bytes=_OVERLAY_CLUSTER,
-                                   subclusters=True, open_backing=False)
+            node = workfile.overlay(entry, virtual_bytes)
             if not entry.store:
                 self._check_upload(entry)
         except BaseException as error:
             with contextlib.suppress(OSError):
                 self.discard(snapshot_id)
-            if isinstance(error, exception.NoRoom) \
+            if isinstance(error, exception.StorageNodeFull) \
                     or (isinstance(error, OSError) and error.errno in _FULL):
                 raise SnapshotUnfit(f'there is no room for it: {error}') from error
             if isinstance(error, OSError):
                 raise exception.Interrupted(f'snapshot {snapshot_id}: {error}') from error
             raise
-        return Writable(_overlay_node(entry), entry.image_format)
+        return Writable(node, entry.image_format)
 
     def _check_upload(self, entry: Entry) -> None:
         """Check that Glance has room for a file that it stores anew, holes and all.
 
-        :raises NoRoom: if no store has.
+        :raises StorageNodeFull: if no store has.
         """
-        full: exception.NoRoom | None = None
+        full: exception.StorageNodeFull | None = None
         for directory in filter(os.path.isdir, self._store_directories):
             try:
                 placing.check_free(directory, os.stat(entry.work).st_size)
                 return
-            except exception.NoRoom as error:
+            except exception.StorageNodeFull as error:
                 full = error
         if full is not None:
             raise full
@@ -165,7 +159,7 @@ class FileSnapshots:
         :raises BootcacheError: if it does not read as the base with what was written.
         """
         entry = self._entry(snapshot_id)
-        _put_together(entry, check)
+        workfile.put_together(entry, check)
         yield Look(entry.work, entry.image_format)
 
     def finish(self, snapshot_id: str) -> Stored:
@@ -177,7 +171,7 @@ class FileSnapshots:
         """
         entry = self._entry(snapshot_id)
         try:
-            _put_together(entry, lambda: None)
+            workfile.put_together(entry, lambda: None)
             if not entry.store:
                 placing.trim(entry.work)
                 return Stored(path=entry.work)
@@ -234,13 +228,11 @@ class FileSnapshots:
                  for directory in self._directories()]
         if entry is not None:
             files.append(entry.work)
-        files += [path + _OVERLAY for path in files]
-        if entry is not None:
             if entry.inode:
                 placing.remove(entry.place, entry.inode)
                 # Glance did not take what was put there.
                 self._registrars.doubt(os.path.dirname(entry.place))
-        for path in files:
+        for path in (*files, *(path + workfile.OVERLAY for path in files)):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
         self._journal.forget(snapshot_id)
@@ -255,7 +247,7 @@ class FileSnapshots:
             for name in os.listdir(directory):
                 image_id, _, kind = name.partition('.')
                 with contextlib.suppress(ValueError):
-                    if f'.{kind}' in (_SUFFIX, _SUFFIX + _OVERLAY) \
+                    if f'.{kind}' in (_SUFFIX, _SUFFIX + workfile.OVERLAY) \
                             and entries.get(image_id) is None:
                         found.add(naming.canonical_image_id(image_id))
         return sorted(found)
@@ -332,54 +324,3 @@ class FileSnapshots:
         if f'{path}{text}' not in self._told:
             self._told.add(f'{path}{text}')
             LOG.warning('%s: ' + text, path, *words)
-
-
-def _check_tables(base: Manifest) -> None:
-    """Check that a base's refcounts are right: a copy of it is written, as they say what is free.
-
-    :raises SnapshotUnfit: if they are not.
-    """
-    if base.made.image_format == 'qcow2':
-        try:
-            qemuimg.check_refcounts(base.made.base_path)
-        except exception.Interrupted:
-            raise
-        except exception.BootcacheError as error:
-            raise SnapshotUnfit(f'its base cannot be written to without harm: {error}') from error
-
-
-def _put_together(entry: Entry, check: Callable[[], None]) -> None:
-    """Put what a host wrote into a snapshot's own file, unless that is done.
-
-    :param check: called several times a second; what it raises ends it.
-    :raises BootcacheError: if the file does not read as the base with what was written then.
-    """
-    overlay = entry.work + _OVERLAY
-    if not os.path.exists(overlay):
-        return
-    qemuimg.send_own(overlay, entry.base, entry.image_format,
-                     _node(entry.work, entry.image_format), check=check,
-                     seconds=_COPY_GRACE + os.stat(overlay).st_blocks * 512 / _COPY_RATE)
-    limit = inspection.cpu_seconds(os.stat(entry.work).st_size,
-                                   qemuimg.info(overlay, 'qcow2')['virtual-size'])
-    if not qemuimg.is_same(_overlay_node(entry), entry.work, entry.image_format,
-                           seconds=_WAITING * limit, check=check):
-        raise exception.BootcacheError(
-            f'snapshot {entry.image_id} does not read as what was written on {entry.base}; look at'
-            ' that with qemu-img check')
-    os.unlink(overlay)
-
-
-def _node(path: str, image_format: str) -> dict[str, Any]:
-    node: dict[str, Any] = {
-        'driver': image_format, 'discard': 'unmap', 'detect-zeroes': 'unmap',
-        'file': {'driver': 'file', 'filename': path, 'discard': 'unmap'}}
-    if image_format == 'qcow2':
-        # Never what a header says.
-        node['backing'] = None
-    return node
-
-
-def _overlay_node(entry: Entry) -> dict[str, Any]:
-    base = {**_node(entry.base, entry.image_format), 'read-only': True}
-    return {**_node(entry.work + _OVERLAY, 'qcow2'), 'backing': base}

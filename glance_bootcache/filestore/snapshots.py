@@ -151,6 +151,14 @@ class FileSnapshots:
         if full is not None:
             raise full
 
+    def check_room(self, snapshot_id: str) -> None:
+        """Check that a fiftieth of the file system is free.
+
+        :raises StorageNodeFull: if it is not.
+        :raises OSError: if it cannot be asked.
+        """
+        placing.check_free(os.path.dirname(self._entry(snapshot_id).work), 0)
+
     @contextlib.contextmanager
     def looked_at(self, snapshot_id: str, directory: str,
                   check: Callable[[], None]) -> Iterator[Look]:

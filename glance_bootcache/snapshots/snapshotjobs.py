@@ -318,15 +318,29 @@ class SnapshotJobs:
             self._stopping.wait(_LOOK_SECONDS)
 
     def once(self) -> None:
-        """Give up what nobody goes on with, and remove what is given up.
+        """Give up what nobody goes on with, or has no room, and remove what is given up.
 
         :raises Exception: of the last that failed; others are done.
         """
         self._forget()
+        self._check_room()
         try:
             self._removal.once(self._goes_on)
         finally:
             self._sending.rest(self._is_idle)
+
+    def _check_room(self) -> None:
+        """Give up what hosts write where there is no room for others: Glance writes there, too."""
+        with self._lock:
+            written = [(job, job.store) for job in self._jobs.values() if job.step is _Step.READY]
+        for job, store in written:
+            try:
+                assert store is not None
+                store.check_room(job.snapshot_id)
+            except (exception.BootcacheError, OSError) as error:
+                LOG.warning('snapshot %s of host %s goes stock Nova\'s way: %s', job.snapshot_id,
+                            job.host, error)
+                self._fail(job, str(error))
 
     def _is_idle(self) -> bool:
         with self._lock:

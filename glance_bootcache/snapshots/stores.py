@@ -108,6 +108,12 @@ class SnapshotStore(Protocol):
             or there is no room. Nothing is left behind then.
         """
 
+    def check_room(self, snapshot_id: str) -> None:
+        """Check that what is written goes on having room, beside others'.
+
+        :raises BootcacheError: if it has not.
+        """
+
     def looked_at(self, snapshot_id: str, directory: str,
                   check: Callable[[], None]) -> contextlib.AbstractContextManager[Look]:
         """Give a file to look at. The node that was written has been closed.

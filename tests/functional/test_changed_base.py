@@ -27,7 +27,7 @@ def verified(node, service):  # noqa: F811
         digest = hashlib.file_digest(stream, 'sha256').hexdigest()
     manifest = service.store.put(Manifest(IMAGE, Standing.DONE, made=Made(
         image_format='qcow2', virtual_bytes=SIZE, stored_bytes=os.path.getsize(node.base),
-        base_path=node.base, base_hash=f'sha256:{digest}',
+        base_path=node.base, base_export=EXPORT, base_hash=f'sha256:{digest}',
         base_file=savefile.signature(node.base))))
     service.tiers.serve(manifest)
     return manifest
@@ -48,10 +48,8 @@ def other_byte(stream):
     stream.write(bytes([last[0] ^ 1]))
 
 
-def looked(service):  # noqa: F811
-    """Have the service look at its bases, until all that is hashed is."""
-    service.hash_changed()
-    until(lambda: IMAGE not in service._exporter._suspended, 'the end of the hashing')
+def is_served(node):
+    return node.exporter.common.runs and EXPORT in node.exports
 
 
 def test_one_that_is_the_same_is_served_at_once(node, service, verified, monkeypatch):  # noqa: F811
@@ -71,31 +69,33 @@ def test_one_that_may_be_another_is_hashed_first(node, service, verified, change
         os.utime(node.base, ns=(1, 1))
     with pytest.raises(exception.StorageDaemonError, match='hashed again first'):
         service.tiers.serve(service.store.load(IMAGE))
-    looked(service)
-    # It is served by then, with no need to ask; and it is known what it is.
-    assert EXPORT in node.exports
+    service.hash_changed()
+    # With no need to ask; and it is known what it is.
+    until(lambda: is_served(node), 'the export')
     manifest = service.store.load(IMAGE)
     assert manifest.made.base_file == savefile.signature(node.base)
-    assert manifest == verified.making(base_file=manifest.made.base_file) \
+    assert manifest.made == verified.making(base_file=manifest.made.base_file).made \
         and manifest.state is ImageState.SERVED
 
 
 def test_one_that_is_another_is_refused(node, service, verified):  # noqa: F811
     node.kill()
     replace(node.base, other_byte)
-    looked(service)
+    service.hash_changed()
+    until(lambda: service.store.load(IMAGE).state is ImageState.FAILED, 'the end of the base')
     manifest = service.store.load(IMAGE)
-    assert manifest.state is ImageState.FAILED and not manifest.made.base_path
+    assert not manifest.made.base_path
     assert 'does not have the sha256' in manifest.reason and node.base in manifest.reason
-    assert os.path.exists(node.base) and EXPORT not in node.exports
+    assert os.path.exists(node.base) and not is_served(node)
 
 
 def test_one_that_is_read_goes_on_meanwhile(node, service, verified):  # noqa: F811
     """The exporter has the file of before open."""
     replace(node.base)
     service.tiers.serve(service.store.load(IMAGE))
-    looked(service)
-    assert EXPORT in node.exports
+    service.hash_changed()
+    until(lambda: service.store.load(IMAGE) != verified, 'the end of the hashing')
+    assert is_served(node)
 
 
 def test_one_that_is_away_is_no_other(node, service, verified):  # noqa: F811

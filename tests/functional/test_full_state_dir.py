@@ -67,20 +67,20 @@ def obtain(glance):
 
 
 def test_one_that_fits(small):
-    glance = Glance([bytes(MIB)] * 200, small)
+    glance = Glance([b'x' * MIB] * 200, small)
     path, _file = obtain(glance)
     assert os.path.getsize(path) == 200 * MIB and glance.left == [os.path.basename(path)]
 
 
 def test_one_that_does_not_fit_is_not_begun(small):
-    glance = Glance([bytes(MIB)] * 253, small)
+    glance = Glance([b'x' * MIB] * 253, small)
     with pytest.raises(exception.StorageNodeFull, match=f'{small}.*make room'):
         obtain(glance)
     assert not glance.asked and glance.left == []
 
 
 def test_one_for_which_others_leave_no_room_is_given_up(small):
-    glance = Glance([bytes(MIB)] * 200, small, others=100 * MIB)
+    glance = Glance([b'x' * MIB] * 200, small, others=100 * MIB)
     with pytest.raises(exception.StorageNodeFull):
         obtain(glance)
     # Long before others have none.

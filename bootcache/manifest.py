@@ -184,6 +184,8 @@ class Made:
         none: :func:`bootcache.signatures.digest`.
     :ivar signature: by what the base was verified; empty if it was not:
         :func:`bootcache.signatures.fingerprint`.
+    :ivar base_file: what the file was that has ``base_hash``: inode, time of its last change in
+        nanoseconds, size in bytes; None of a base in Ceph.
     """
 
     base_path: str = ''
@@ -198,6 +200,7 @@ class Made:
     look_rules: int = 1
     signed_as: str = ''
     signature: str = ''
+    base_file: tuple[int, int, int] | None = None
 
     @property
     def is_behind(self) -> bool:
@@ -281,6 +284,12 @@ class Manifest:
     def _read(cls, entries: dict[str, Any]) -> 'Manifest':
         manifest: Manifest = _from_dict(cls, entries)
         made: Made = _from_dict(Made, manifest.made)
+        if made.base_file is not None:
+            try:
+                inode, changed_at, size = made.base_file
+            except (TypeError, ValueError) as error:
+                raise exception.InvalidManifest(f'base_file: {error}') from error
+            made = dataclasses.replace(made, base_file=(inode, changed_at, size))
         try:
             standing = Standing(manifest.standing)
         except ValueError as error:

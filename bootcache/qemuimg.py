@@ -24,13 +24,12 @@ _READ_MEMORY = 2 << 30
 _READ_SAYS = 1 << 20
 # Of a node behind a network.
 _OPEN_SECONDS = 10
-_ENVIRONMENT = ('env', 'LC_ALL=C', 'qemu-img')
 
 
 def _run(*arguments: str, limits: Limits | None = None, confined_to: str = '',
          timeout: int = 600, check_exit_code: tuple[int, ...] = (0,)) -> str:
     started: list[Any] = []
-    command = [*_ENVIRONMENT, *arguments]
+    command = ['env', 'LC_ALL=C', 'qemu-img', *arguments]
     if limits is not None:
         command = limited.command(limits, *command)
     if confined_to:
@@ -59,18 +58,18 @@ def _run(*arguments: str, limits: Limits | None = None, confined_to: str = '',
 
 def file_node(path: str, image_format: str) -> str:
     """Return a ``json:`` file name that opens just this layer: explicit format, no backing file."""
-    node: dict[str, Any] = {'driver': image_format, 'file': {'driver': 'file', 'filename': path}}
-    if image_format == 'qcow2':
-        node['backing'] = None
-    return 'json:' + json.dumps(node)
+    return 'json:' + json.dumps(_layer(image_format, filename=path))
 
 
-def _confined_node(image_format: str) -> str:
+def confined_node(image_format: str) -> str:
     """Return the file name of what a confined command reads; nobody writes to it meanwhile."""
     # To learn which locks there are QEMU opens a file to write to.
-    file = {'driver': 'file', 'filename': confined.IMAGE, 'locking': 'off'}
-    return 'json:' + json.dumps({'driver': image_format, 'file': file} | (
-        {'backing': None} if image_format == 'qcow2' else {}))
+    return 'json:' + json.dumps(_layer(image_format, filename=confined.IMAGE, locking='off'))
+
+
+def _layer(image_format: str, **file: str) -> dict[str, Any]:
+    return {'driver': image_format, 'file': {'driver': 'file', **file}} | (
+        {'backing': None} if image_format == 'qcow2' else {})
 
 
 def info(path: str, image_format: str, confine: bool = False) -> dict[str, Any]:
@@ -82,7 +81,7 @@ def info(path: str, image_format: str, confine: bool = False) -> dict[str, Any]:
     """
     document: dict[str, Any] = json.loads(
         _run('info', '-U', '--output=json',
-             _confined_node(image_format) if confine else file_node(path, image_format),
+             confined_node(image_format) if confine else file_node(path, image_format),
              limits=INSPECT_LIMITS, timeout=30, confined_to=path if confine else ''))
     return document
 
@@ -252,31 +251,33 @@ def copy_paced(source: Mapping[str, Any], target: str, *, length: int, rate: int
     :param check: called several times a second; what it raises ends the copying.
     :raises BootcacheError: if the source does not answer or the target cannot be written.
     """
-    if rate:
-        # The throttle lets a first request pass, whatever its size, and then has the next one wait
-        # for it. A small file has no next one, so that the first one waits its time here.
-        _wait(min(length, _REQUEST) / rate, check)
+    # The throttle lets a first request pass, whatever its size, and then has the next one wait for
+    # it. A small file has no next one, so that the first one waits its time here.
+    _wait(min(length, _REQUEST) / rate if rate else 0, check)
     _convert([*_paced(source, target, rate, '-O', 'raw'), target], seconds, check)
 
 
 def copy_piece(source: Mapping[str, Any], target: str, *, offset: int, length: int,
-               target_bytes: int, rate: int, seconds: float, check: Callable[[], None]) -> None:
+               target_bytes: int, rate: int, seconds: float, check: Callable[[], None]) -> bool:
     """Copy a piece of a block node's content to the same place of a raw file, else as copy_paced.
 
     :param target: exists, and has nothing but zeros in that place.
     :param offset: where the piece begins, a multiple of 512 bytes.
     :param length: of the piece, a multiple of 512 bytes.
     :param target_bytes: that the file has from the offset on, so many or more; at least the length.
+    :returns: whether the file has got data by that, and no holes only.
     :raises BootcacheError: if the source does not answer or has no such piece, or the target cannot
         be written.
     """
-    if rate:
-        _wait(min(length, _REQUEST) / rate, check)
+    before = os.stat(target).st_blocks
     piece = {'driver': 'raw', 'offset': offset, 'size': length, 'file': source}
     place = f'driver=raw,offset={offset},size={target_bytes},file.driver=file,file.filename='
     # A comma in a value is doubled.
     _convert([*_paced(piece, target, rate, '-n', '--target-is-zero', '--target-image-opts'),
               place + target.replace(',', ',,')], seconds, check)
+    data = (os.stat(target).st_blocks - before) * 512
+    _wait(min(data, _REQUEST) / rate if rate else 0, check)  # As of copy_paced.
+    return data > 0
 
 
 def send_own(overlay: str, backing: str, backing_format: str, target: Mapping[str, Any], *,
@@ -314,18 +315,13 @@ def is_same_piece(source: Mapping[str, Any], path: str, image_format: str, *, of
     :param offset: where the piece begins, a multiple of 512 bytes.
     :param length: of the piece, a multiple of 512 bytes; None for all that there is, where what is
         longer has to read as zeros.
-    :param rate: bytes that are read of the node a second at most, holes not counted; 0 for no
-        limit.
+    :param rate: bytes of data that are read of the node a second at most; 0 for no limit.
     :param seconds: that it may take in all.
     :param check: called several times a second; what it raises ends the comparing.
     :raises BootcacheError: if one of them does not answer or cannot be read.
     """
-    file: dict[str, Any] = {'driver': image_format, 'file': {'driver': 'file', 'filename': path}}
-    if image_format == 'qcow2':
-        file['backing'] = None
-    piece: dict[str, Any] = {'driver': 'raw', 'offset': offset}
-    if length is not None:
-        piece['size'] = length
+    file = _layer(image_format, filename=path)
+    piece = {'driver': 'raw', 'offset': offset} | ({} if length is None else {'size': length})
     pace, paced = _throttled({**piece, 'file': source}, rate)
     code, detail = watched.run(['qemu-img', 'compare', '-q', *pace, paced,
                                 'json:' + json.dumps({**piece, 'file': file})], seconds, check)
@@ -361,8 +357,7 @@ def read_all(path: str, image_format: str, virtual_bytes: int, *, cpu_seconds: i
     """Read all that an image file has as data, as a server would, and keep nothing of it.
 
     It runs with the lowest priority, under limits and confined, as a tenant may have made the
-    file. If the
-    process ends, the reading ends with it.
+    file. If the process ends, the reading ends with it.
 
     :param virtual_bytes: size of the base.
     :param cpu_seconds: of CPU time that it may take.
@@ -373,7 +368,7 @@ def read_all(path: str, image_format: str, virtual_bytes: int, *, cpu_seconds: i
     """
     code, detail = watched.run(confined.command(path, *limited.command(
         Limits(cpu_seconds, _READ_MEMORY, file_bytes=_READ_SAYS), 'nice', '-n', '19',
-        'qemu-img', 'convert', '-q', '-n', '--target-image-opts', _confined_node(image_format),
+        'qemu-img', 'convert', '-q', '-n', '--target-image-opts', confined_node(image_format),
         f'driver=null-co,size={virtual_bytes}')), seconds, check)
     detail = detail.replace(confined.IMAGE, path)
     if limited.was_interrupted(code):

@@ -112,9 +112,11 @@ def signature(path: str) -> tuple[int, int, int] | None:
         return None
 
 
-def file_digest(path: str, algorithm: str = 'sha256') -> str:
+def file_digest(path: str, algorithm: str = 'sha256',
+                check: Callable[[], None] = lambda: None) -> str:
     """Return the hexadecimal digest of a file's bytes.
 
+    :param check: called between pieces; what it raises ends it.
     :raises OSError: if it cannot be read.
     :raises ValueError: if hashlib does not know the algorithm.
     """
@@ -123,6 +125,7 @@ def file_digest(path: str, algorithm: str = 'sha256') -> str:
     def read() -> None:
         with open(path, 'rb') as stream:
             while chunk := stream.read(_CHUNK):
+                check()
                 digest.update(chunk)
 
     green.aside(read)

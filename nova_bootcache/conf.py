@@ -183,8 +183,9 @@ Related options:
     cfg.StrOpt('settle_bandwidth',
                default='50MiB',
                help="""
-Bytes a second at which this host completes local bases and moves running
-servers onto them, so that they depend on nothing of bootcache any more.
+Bytes of data a second at which this host completes local bases and moves
+running servers onto them, so that they depend on nothing of bootcache any
+more. Holes are not counted.
 
 Possible values:
 

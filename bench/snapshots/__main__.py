@@ -159,7 +159,8 @@ class Measuring:
         told = sending.begin(store.snapshots, store.manifest, image_id, export, disk.virtual_bytes,
                              COMMON)
         servers.send(host, told, disk)
-        store.take(image_id, sending.finish(store.snapshots, image_id, export, disk.virtual_bytes))
+        store.take(image_id, sending.finish(store.snapshots, image_id, export, disk.virtual_bytes,
+                                             lambda: None))
 
 
 @contextlib.contextmanager

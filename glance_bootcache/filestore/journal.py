@@ -24,7 +24,7 @@ class Entry:
     """A snapshot in hand.
 
     :ivar image_id: that it becomes.
-    :ivar work: path of the file that is written.
+    :ivar work: path of the file that becomes the image.
     :ivar base: path of the file that it was made from.
     :ivar image_format: of both.
     :ivar store: Glance's name of the store that registers it; empty if it is uploaded.

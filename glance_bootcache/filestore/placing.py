@@ -92,11 +92,12 @@ def remove(target: str, inode: int) -> bool:
 def check_free(directory: str, needed: int) -> None:
     """Check that a file system has so many bytes to give, and a little more.
 
-    :raises NoRoom: if it has not.
+    :raises StorageNodeFull: if it has not.
+    :raises OSError: if it cannot be asked.
     """
     status = os.statvfs(directory)
     free = status.f_bavail * status.f_frsize
     # What is left for others: a fiftieth of it.
     if free - needed < status.f_blocks * status.f_frsize // 50:
-        raise exception.NoRoom(f'{directory} has {free} bytes left, and the snapshot may take'
-                               f' {needed}')
+        raise exception.StorageNodeFull(f'{directory} has {free} bytes left, and {needed} may be'
+                                        ' needed beside a fiftieth of it all; make room there')

@@ -1,5 +1,9 @@
 """Snapshots of servers on Glance's file store: files that begin as their base.
 
+A host writes into an overlay on the base, so that nothing is written by a tenant's tables while it
+is served. What the overlay holds is put into a file that begins as the base, and that file has to
+read as the overlay does before anybody hears of it: a server's disk may be deleted then.
+
 Where the file system has reflinks the file shares its base's extents (papers/003, CLONE); else it
 is a copy. Where Glance has our driver it becomes the image as it is; else it is uploaded, and what
 is equal is shared afterwards. Each is tried, and none is configured.
@@ -20,6 +24,7 @@ from bootcache import exception, naming
 from bootcache.ceph import places
 from bootcache.manifest import Manifest
 from glance_bootcache import snapshotconf
+from glance_bootcache.ceph import basenode
 from glance_bootcache.filestore import placing, reflink, workfile
 from glance_bootcache.filestore.journal import Entry, Journal
 from glance_bootcache.filestore.locations import location_of
@@ -82,6 +87,8 @@ class FileSnapshots:
             return '[bootcache]glance_store_dirs is not set'
         if not base.made.base_path or places.is_clone(base.made.base_path):
             return 'its base is no file of the storage node'
+        if basenode.is_changed(base):
+            return 'its base is another file than was verified, and is hashed again first'
         if base.made.image_format not in _FORMATS:
             return f'its base is {base.made.image_format or "of no format that is known"}'
         return ''
@@ -97,8 +104,8 @@ class FileSnapshots:
         """Make a file with a base's content, as large as the server's disk.
 
         :param virtual_bytes: of the server's disk.
-        :raises SnapshotUnfit: if the disk is smaller than its base, the snapshot is in hand, or
-            there is no room for it.
+        :raises SnapshotUnfit: if the disk is smaller than its base, the snapshot is in hand, there
+            is no room for it, or the base's tables are not fit for a writer.
         :raises Interrupted: if the base cannot be read, or the file not be made.
         :raises BootcacheError: if the base cannot be copied or resized.
         """
@@ -110,49 +117,57 @@ class FileSnapshots:
                                 f' {base.made.virtual_bytes}')
         if self._journal.load(snapshot_id) is not None:
             raise SnapshotUnfit(f'snapshot {snapshot_id} is in hand already')
+        workfile.check_base(base.made.base_path, base.made.image_format)
         try:
             entry = self._made(base, snapshot_id)
             if virtual_bytes > base.made.virtual_bytes:
                 workfile.grow(entry.work, entry.image_format, virtual_bytes)
+            node = workfile.overlay(entry, virtual_bytes)
             if not entry.store:
                 self._check_upload(entry)
         except BaseException as error:
             with contextlib.suppress(OSError):
                 self.discard(snapshot_id)
-            if isinstance(error, exception.NoRoom) \
+            if isinstance(error, exception.StorageNodeFull) \
                     or (isinstance(error, OSError) and error.errno in _FULL):
                 raise SnapshotUnfit(f'there is no room for it: {error}') from error
             if isinstance(error, OSError):
                 raise exception.Interrupted(f'snapshot {snapshot_id}: {error}') from error
             raise
-        node: dict[str, object] = {
-            'driver': entry.image_format, 'discard': 'unmap', 'detect-zeroes': 'unmap',
-            'file': {'driver': 'file', 'filename': entry.work, 'discard': 'unmap'}}
-        if entry.image_format == 'qcow2':
-            # Never what a header says.
-            node['backing'] = None
         return Writable(node, entry.image_format)
 
     def _check_upload(self, entry: Entry) -> None:
         """Check that Glance has room for a file that it stores anew, holes and all.
 
-        :raises NoRoom: if no store has.
+        :raises StorageNodeFull: if no store has.
         """
-        full: exception.NoRoom | None = None
+        full: exception.StorageNodeFull | None = None
         for directory in filter(os.path.isdir, self._store_directories):
             try:
                 placing.check_free(directory, os.stat(entry.work).st_size)
                 return
-            except exception.NoRoom as error:
+            except exception.StorageNodeFull as error:
                 full = error
         if full is not None:
             raise full
 
+    def check_room(self, snapshot_id: str) -> None:
+        """Check that a fiftieth of the file system is free.
+
+        :raises StorageNodeFull: if it is not.
+        :raises OSError: if it cannot be asked.
+        """
+        placing.check_free(os.path.dirname(self._entry(snapshot_id).work), 0)
+
     @contextlib.contextmanager
     def looked_at(self, snapshot_id: str, directory: str,
                   check: Callable[[], None]) -> Iterator[Look]:
-        """Give the snapshot's own file."""
+        """Give the snapshot's own file, with what was written.
+
+        :raises BootcacheError: if it does not read as the base with what was written.
+        """
         entry = self._entry(snapshot_id)
+        workfile.put_together(entry, check)
         yield Look(entry.work, entry.image_format)
 
     def finish(self, snapshot_id: str) -> Stored:
@@ -160,9 +175,11 @@ class FileSnapshots:
 
         :raises SnapshotUnfit: if the store has an image of that id.
         :raises Interrupted: if it cannot be written.
+        :raises BootcacheError: as of ``looked_at``.
         """
         entry = self._entry(snapshot_id)
         try:
+            workfile.put_together(entry, lambda: None)
             if not entry.store:
                 placing.trim(entry.work)
                 return Stored(path=entry.work)
@@ -223,7 +240,7 @@ class FileSnapshots:
                 placing.remove(entry.place, entry.inode)
                 # Glance did not take what was put there.
                 self._registrars.doubt(os.path.dirname(entry.place))
-        for path in files:
+        for path in (*files, *(path + workfile.OVERLAY for path in files)):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
         self._journal.forget(snapshot_id)
@@ -236,9 +253,10 @@ class FileSnapshots:
                  if entry is None or not (entry.inode or entry.uploaded)}
         for directory in self._directories():
             for name in os.listdir(directory):
-                image_id = name.removesuffix(_SUFFIX)
+                image_id, _, kind = name.partition('.')
                 with contextlib.suppress(ValueError):
-                    if name.endswith(_SUFFIX) and entries.get(image_id) is None:
+                    if f'.{kind}' in (_SUFFIX, _SUFFIX + workfile.OVERLAY) \
+                            and entries.get(image_id) is None:
                         found.add(naming.canonical_image_id(image_id))
         return sorted(found)
 

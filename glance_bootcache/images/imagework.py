@@ -26,7 +26,7 @@ from bootcache.ceph import places
 from bootcache.manifest import CacheInfo, ImageState, Manifest, WorkingSetInfo
 from bootcache.workingset import WorkingSet
 from glance_bootcache import decisions, snapshotrules
-from glance_bootcache.ceph.basenode import base_of
+from glance_bootcache.ceph import basenode
 from glance_bootcache.decisions import OLDER_READ, ImageFacts
 from glance_bootcache.glance.images import Images
 from glance_bootcache.images import basefile
@@ -79,12 +79,13 @@ class ImageWork:
     def has_base(self, image: ImageFacts) -> bool:
         """Tell whether the base of an image's content is here, so that nothing has to be got.
 
-        Of a clone in Ceph its manifest alone is asked.
+        Of a clone in Ceph its manifest alone is asked; a file has to be the one that was verified.
         """
         manifest = self._store.load(image.image_id)
         return manifest is not None and bool(manifest.made.base_path) \
             and (places.is_clone(manifest.made.base_path)
-                 or os.path.exists(manifest.made.base_path)) \
+                 or (os.path.exists(manifest.made.base_path)
+                     and not basenode.is_changed(manifest))) \
             and image.image_hash == manifest.made.base_hash
 
     def is_at_hand(self, image: ImageFacts) -> bool:
@@ -112,9 +113,10 @@ class ImageWork:
         self._give_older_up(manifest, image)
         verifier = self._signatures.verifier(image)
         with self.transfers.of(image.image_id, image.stored_bytes) as arrived:
-            path = self._ceph.obtain(image, job.check_cancelled, arrived) or basefile.obtain(
-                image, self._store, self._images, self._conf.glance_store_dirs, job.cancelled,
-                arrived)
+            clone = self._ceph.obtain(image, job.check_cancelled, arrived)
+            path, file = (clone, None) if clone else basefile.obtain(
+                image, self._store, self._images, self._conf.glance_store_dirs,
+                job.check_cancelled, arrived)
         try:
             steps.reached('register: named')
             signature = self._signatures.verify(image, verifier, path, job.check_cancelled)
@@ -123,7 +125,7 @@ class ImageWork:
             made = dataclasses.replace(
                 manifest.made, image_format=inspected.image_format,
                 stored_bytes=image.stored_bytes, virtual_bytes=inspected.virtual_bytes,
-                base_path=path, base_hash=image.image_hash,
+                base_path=path, base_hash=image.image_hash, base_file=file,
                 look_rules=inspection.RULES, signature=signature)
             if manifest.made.base_hash != image.image_hash:
                 # What was made of the content before is of no use.
@@ -281,7 +283,7 @@ class ImageWork:
             naming.export_name(naming.EXPORT_BASE, manifest.image_id))
         began = time.monotonic()
         path = self._store.path(manifest.image_id, name)
-        base = base_of(manifest, self._options, virtual_bytes=made.virtual_bytes)
+        base = basenode.base_of(manifest, self._options, virtual_bytes=made.virtual_bytes)
         with self._told_of_full(os.path.dirname(path), room):
             built = cacheimage.build(
                 base, working_set.extents, path, quota=quota, cluster_bytes=self._conf.cluster_size,

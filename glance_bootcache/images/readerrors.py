@@ -5,19 +5,25 @@ which waits for a storage node that is away, connects and asks again, thousands 
 and what is to be changed in it meanwhile waits as well. The exporter also logs each name that
 clients ask for; the one that they ask for after an error is the export that cannot be read. Hosts
 lie: only what an exporter serves to who asks is taken out for what they ask for.
+
+A base's file that is another one than was verified, as somebody has replaced it or restored the
+file system, is taken out as well, until its hash is found to be the same.
 """
 
 import collections
 import functools
+import itertools
 import threading
 import uuid
+from collections.abc import Callable
 
 from oslo_log import log as logging
 
-from bootcache import errorlog, exception, naming
+from bootcache import errorlog, exception, naming, savefile
 from bootcache.ceph import places
 from bootcache.errorlog import ErrorLog
 from bootcache.manifest import Manifest, Standing
+from glance_bootcache.ceph import basenode
 from glance_bootcache.images.cephbases import CephBases
 from glance_bootcache.images.jobs import Jobs
 from glance_bootcache.images.shown import Shown
@@ -30,6 +36,8 @@ from glance_bootcache.storage.tiers import StorageTiers
 LOG = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 1.0
+# So many looks later bases' files are compared with those that were verified.
+_COMPARED_EACH = 60
 # So many times an export that was read well afterwards is served again.
 _CHANCES = 3
 # To read all of a base takes hours where its owner wants it so, or its disk hangs: in turns.
@@ -73,9 +81,13 @@ class ReadErrors:
         self._looks.shutdown(wait=True)
 
     def _run(self) -> None:
-        while not self._stopping.wait(_LOOK_SECONDS):
+        for number in itertools.count():
+            if self._stopping.wait(_LOOK_SECONDS):
+                return
             try:
                 self.once()
+                if number % _COMPARED_EACH == 0:
+                    self.hash_changed()
             except Exception as error:
                 LOG.warning('exporter: its read errors cannot be looked at: %s', error)
 
@@ -94,6 +106,16 @@ class ReadErrors:
         if self._exporter.mend():
             self._exporter.keep_open(self._store.manifests())
 
+    def hash_changed(self) -> None:
+        """Hash bases again whose files are other ones than were verified; meanwhile none of them
+        begins to be served."""
+        for manifest in self._store.manifests():
+            if basenode.is_changed(manifest) and self._exporter.suspend(manifest.image_id):
+                LOG.warning('image %s: %s is another file than was verified; it is hashed again',
+                            manifest.image_id, manifest.made.base_path)
+                self._looks.submit(manifest.image_id, manifest.wished.owner, functools.partial(
+                    self._look_into, manifest, functools.partial(self._hash, manifest)))
+
     def _take_out(self, export: str) -> None:
         LOG.error('exporter: %s cannot be read in a place, and hosts ask again without end; it is'
                   ' served no more', export)
@@ -108,7 +130,8 @@ class ReadErrors:
             # Nobody has it served again before it was read.
             self._taken_out[image_id] += 1
             self._looks.submit(image_id, manifest.wished.owner, functools.partial(
-                self._look_into, manifest, self._taken_out[image_id]))
+                self._look_into, manifest,
+                functools.partial(self._find, manifest, self._taken_out[image_id])))
         elif manifest is not None and kind == naming.EXPORT_CACHE:
             self._tiers.note_damage(manifest, 'a part of it cannot be read')
         self._exporter.cut_off(export)
@@ -120,11 +143,14 @@ class ReadErrors:
         if self._stopping.is_set():
             raise exception.Cancelled('the storage service ends')
 
-    def _look_into(self, manifest: Manifest, times: int) -> None:
-        """Read all of a base: it is served again, or given up."""
+    def _look_into(self, manifest: Manifest, find: Callable[[], str | None]) -> None:
+        """Read all of a base: it is served again, or given up.
+
+        :param find: returns why it cannot be served, or None.
+        """
         image_id = manifest.image_id
         try:
-            found = self._find(manifest, times)
+            found = find()
             if found is not None:
                 self._give_up(manifest, found)
                 return
@@ -136,7 +162,7 @@ class ReadErrors:
                         image_id, error)
         self._exporter.resume(image_id)
         try:
-            self._tiers.serve(manifest)
+            self._tiers.serve(self._store.load(image_id) or manifest)
         except exception.BootcacheError as error:
             LOG.warning('image %s: its base is served when it is asked for: %s', image_id, error)
 
@@ -159,6 +185,22 @@ class ReadErrors:
             return f'{times} times it could not be read in a place'
         LOG.warning('image %s: all of its base could be read now; it is served again',
                     manifest.image_id)
+        return None
+
+    def _hash(self, manifest: Manifest) -> str | None:
+        """Return why a base is not served whose file is another one than was verified, or None.
+
+        :raises Cancelled: if the service ends.
+        :raises OSError: if it cannot be read.
+        """
+        path, file = manifest.made.base_path, savefile.signature(manifest.made.base_path)
+        algorithm, _, value = manifest.made.base_hash.partition(':')
+        if savefile.file_digest(path, algorithm, self._check) != value:
+            return f'{path} does not have the {algorithm} with which it was verified'
+        self._store.change(manifest.image_id, lambda current: current.making(base_file=file)
+                           if current.made.base_path == path else current)
+        LOG.info('image %s: %s has the hash with which it was verified; it is served again',
+                 manifest.image_id, path)
         return None
 
     def _give_up(self, manifest: Manifest, reason: str) -> None:

@@ -2,6 +2,7 @@
 
 What only makes a writer fail is let pass, as nobody writes to a base: refcounts that are wrong,
 clusters that nothing leads to, a file that was not closed. So is data that two entries lead to.
+Whoever writes to a copy of one looks at its refcounts first: filestore/snapshots.py.
 Snapshots are never loaded, so their L2 tables are not read.
 """
 

@@ -97,6 +97,9 @@ class RbdSnapshots:
         return Writable({**places.protocol(begun, self._conf_path, self._user),
                          'discard': 'unmap'}, _FORMAT)
 
+    def check_room(self, snapshot_id: str) -> None:
+        """Check nothing: Ceph refuses writes before it is full."""
+
     def _clone(self, parent: RbdSnapshot, origin: RbdOrigin, begun: RbdClone) -> None:
         try:
             self._rbd.clone_small(parent, begun)

@@ -78,16 +78,17 @@ class Sending:
                 'disk_format': writable.disk_format, 'image_hash': base.made.base_hash,
                 'base_export': base.made.base_export}
 
-    def finish(self, store: SnapshotStore, snapshot_id: str, export: str,
-               virtual_bytes: int) -> Stored:
+    def finish(self, store: SnapshotStore, snapshot_id: str, export: str, virtual_bytes: int,
+               check: Callable[[], None]) -> Stored:
         """Take a snapshot back from its host, and make it one that Glance can have.
 
+        :param check: called several times a second; raises to give it up.
         :raises ImageRefused: if it is not to be opened as what it has to be.
         :raises BootcacheError: as of ``begin``.
         """
         self._exporters.cut_off(export)
         self._daemon.close(export)
-        with store.looked_at(snapshot_id, self._directory, lambda: None) as look:
+        with store.looked_at(snapshot_id, self._directory, check) as look:
             found = inspection.inspect(look.path, look.disk_format, self._max_virtual_bytes)
         if found.virtual_bytes != virtual_bytes:
             raise exception.ImageRefused(

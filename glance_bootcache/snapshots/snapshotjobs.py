@@ -235,7 +235,8 @@ class SnapshotJobs:
 
     def _finish(self, job: _Job) -> None:
         assert job.store is not None
-        stored = self._sending.finish(job.store, job.snapshot_id, job.export, job.virtual_bytes)
+        stored = self._sending.finish(job.store, job.snapshot_id, job.export, job.virtual_bytes,
+                                      lambda: self._check(job, _Step.FINISHING))
         if not stored.url:
             job.path = stored.path
             LOG.info('snapshot %s of host %s is to be uploaded', job.snapshot_id, job.host)
@@ -247,9 +248,10 @@ class SnapshotJobs:
 
     def _upload(self, job: _Job) -> None:
         assert job.store is not None
-        self._check(job)
+        self._check(job, _Step.UPLOADING)
         self._put(job, job.store, Stage.UPLOADING)
-        upload(self._glance, job.snapshot_id, job.path, lambda: self._check(job))
+        upload(self._glance, job.snapshot_id, job.path,
+               lambda: self._check(job, _Step.UPLOADING))
         job.store.settled(job.snapshot_id)
         self._records.drop(job.snapshot_id)
         LOG.info('snapshot %s of host %s is uploaded', job.snapshot_id, job.host)
@@ -257,9 +259,9 @@ class SnapshotJobs:
             # Also if it was given up meanwhile: it is Glance's.
             job.step, job.told = _Step.FINISHED, {'uploaded': True}
 
-    def _check(self, job: _Job) -> None:
-        if job.step is not _Step.UPLOADING or self._stopping.is_set():
-            raise exception.Cancelled('it was given up while it was uploaded')
+    def _check(self, job: _Job, step: _Step) -> None:
+        if job.step is not step or self._stopping.is_set():
+            raise exception.Cancelled(f'it was given up ({step.value})')
 
     def _put(self, job: _Job, store: SnapshotStore, stage: Stage) -> None:
         job.store = store
@@ -318,15 +320,29 @@ class SnapshotJobs:
             self._stopping.wait(_LOOK_SECONDS)
 
     def once(self) -> None:
-        """Give up what nobody goes on with, and remove what is given up.
+        """Give up what nobody goes on with, or has no room, and remove what is given up.
 
         :raises Exception: of the last that failed; others are done.
         """
         self._forget()
+        self._check_room()
         try:
             self._removal.once(self._goes_on)
         finally:
             self._sending.rest(self._is_idle)
+
+    def _check_room(self) -> None:
+        """Give up what hosts write where there is no room for others: Glance writes there, too."""
+        with self._lock:
+            written = [(job, job.store) for job in self._jobs.values() if job.step is _Step.READY]
+        for job, store in written:
+            try:
+                assert store is not None
+                store.check_room(job.snapshot_id)
+            except (exception.BootcacheError, OSError) as error:
+                LOG.warning('snapshot %s of host %s goes stock Nova\'s way: %s', job.snapshot_id,
+                            job.host, error)
+                self._fail(job, str(error))
 
     def _is_idle(self) -> bool:
         with self._lock:

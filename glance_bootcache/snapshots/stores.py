@@ -108,9 +108,17 @@ class SnapshotStore(Protocol):
             or there is no room. Nothing is left behind then.
         """
 
+    def check_room(self, snapshot_id: str) -> None:
+        """Check that what is written goes on having room, beside others'.
+
+        :raises BootcacheError: if it has not.
+        """
+
     def looked_at(self, snapshot_id: str, directory: str,
                   check: Callable[[], None]) -> contextlib.AbstractContextManager[Look]:
         """Give a file to look at. The node that was written has been closed.
+
+        What is looked at reads as what was written, over the base; that is made sure of here.
 
         :param directory: for such a file, which is gone at the end of the block.
         :param check: called between pieces; raises to give it up.

@@ -60,7 +60,8 @@ def complete(source: Mapping[str, Any], stored_bytes: int, image_hash: str, imag
     :param image_format: qcow2 or raw, as Glance says; never probed.
     :param target: Nova's path of the base.
     :param raw: whether Nova converts bases ([DEFAULT]force_raw_images).
-    :param rate: bytes a second that are copied, hashed and converted at most; 0 for no limit.
+    :param rate: bytes of data a second that are copied, hashed and converted at most, holes not
+        counted; 0 for no limit.
     :param keep_free: bytes of the file system that have to stay free.
     :param cancelled: when it is set, the work is given up within a second.
     :param lock: Nova's lock of the base's name; entered for the last step only.
@@ -252,13 +253,14 @@ class _Work:
                 ' algorithm is not known here') from error
         began, done = time.monotonic(), 0
         with open(path, 'rb') as stream:
-            def read() -> int:
+            def read() -> bytes:
                 chunk = stream.read(_CHUNK)
                 digest.update(chunk)
-                return len(chunk)
+                return chunk
 
-            while length := green.aside(read):
-                done += length
+            while chunk := green.aside(read):
+                # What is zero was copied as a hole, and costs the disk nothing.
+                done += len(chunk) if chunk.lstrip(b'\0') else 0
                 self.check()
                 ahead = done / self._rate - (time.monotonic() - began) if self._rate else 0.0
                 time.sleep(min(max(ahead, 0.0), 0.5))

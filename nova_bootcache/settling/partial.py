@@ -25,6 +25,8 @@ _SECTOR = 512
 _BLOCK = 4096
 # The file is longer by less than this while it is copied: QEMU writes whole blocks of a medium.
 _ROUND = 1 << 20
+# Where nothing but holes comes pieces grow to this: each costs a process and some syncs.
+_LONGEST_PIECE = 4 << 30
 # A piece that is slower than this fails: a frozen storage node is not noticed otherwise.
 _SLOWEST = 1 << 20
 _GRACE_SECONDS = 600
@@ -53,16 +55,18 @@ class Partial:
 
         :param source: block node, at least as long as the file.
         :param piece_bytes: of one piece, a multiple of 1 MiB. Each has a deadline of its own.
-        :param rate: bytes a second at most; 0 for no limit.
+        :param rate: bytes of data a second at most; 0 for no limit.
         :param check: called several times a second; what it raises ends the copying.
         :returns: how many bytes were there before.
         :raises BootcacheError: if the source does not answer in time, or is too short.
         :raises OSError: if the file cannot be written.
         """
         done = before = self._begin()
+        piece = piece_bytes
         while done < self._total:
-            length = min(piece_bytes, self._total - done)
-            self._copy(source, done, length, _rounded(length, _ROUND), rate, check)
+            length = min(piece, self._total - done)
+            has_data = self._copy(source, done, length, _rounded(length, _ROUND), rate, check)
+            piece = piece_bytes if has_data else min(2 * piece, _LONGEST_PIECE)
             done += length
             self._note(done)
         os.truncate(self._path, self._total)
@@ -104,13 +108,14 @@ class Partial:
         self._note(self._total)
 
     def _copy(self, source: Mapping[str, Any], offset: int, length: int, target_bytes: int,
-              rate: int, check: Callable[[], None]) -> None:
-        qemuimg.copy_piece(
+              rate: int, check: Callable[[], None]) -> bool:
+        has_data = qemuimg.copy_piece(
             source, self._path, offset=offset, length=_rounded(length, _SECTOR),
             target_bytes=target_bytes, rate=rate, check=check,
             seconds=_GRACE_SECONDS + 3 * length / (rate or _SLOWEST))
         savefile.fsync_file(self._path)
         steps.reached('settle: piece')
+        return has_data
 
     def _note(self, done: int, is_scattered: bool = False) -> None:
         savefile.write_json(self._path + JOURNAL, {

@@ -281,7 +281,8 @@ def test_a_crash_leaves_nothing(house, glance, when, has_records):  # noqa: F811
     if when in ('placed', 'held'):
         # The service ends before it has said so to anybody.
         snapshot._is_placed = True
-        house.sending.finish(house.store, snapshot.snapshot_id, told['export'], LARGE)
+        house.sending.finish(house.store, snapshot.snapshot_id, told['export'], LARGE,
+                             lambda: None)
     if not has_records:
         os.unlink(house.images.state_path('snapshots.json'))
     house.jobs.stop()

@@ -307,6 +307,18 @@ def test_what_does_not_fit_is_refused_and_leaves_nothing(base, directory):
         with pytest.raises(SnapshotUnfit, match='no room'):
             full.begin(made_of(path, 'raw'), BASE, SIZE)
         assert full.left() == [] and os.listdir(f'{small}/state/snapshots') == []
+        # While it is written.
+        os.unlink(f'{small}/other')
+        small_base = f'{small}/base'
+        shutil.copy(path, small_base)
+        shared = FileSnapshots(configured(f'{small}/state', f'{small}/images'), ALWAYS)
+        shared.begin(made_of(small_base, 'raw'), BASE, SIZE)
+        shared.check_room(BASE)
+        with open(f'{small}/other', 'wb') as stream:
+            status = os.statvfs(small)
+            os.posix_fallocate(stream.fileno(), 0, status.f_bavail * status.f_frsize - 4 * MIB)
+        with pytest.raises(exception.StorageNodeFull):
+            shared.check_room(BASE)
     assert snapshots.left() == []
 
 

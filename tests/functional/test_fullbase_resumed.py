@@ -37,7 +37,8 @@ def interrupted(image, target, monkeypatch, at=2 * PIECE, **changes):
     copy_piece = qemuimg.copy_piece
 
     def late(*arguments, offset, seconds, **how):
-        copy_piece(*arguments, offset=offset, seconds=0 if offset >= at else seconds, **how)
+        return copy_piece(*arguments, offset=offset, seconds=0 if offset >= at else seconds,
+                          **how)
 
     with monkeypatch.context() as patch:
         patch.setattr(qemuimg, 'copy_piece', late)
@@ -172,7 +173,7 @@ def test_an_interrupted_conversion_goes_on_too(stored, target, directory, monkey
     def piece(source, place, *, offset, seconds, **how):
         asked.append((os.path.basename(place), offset))
         is_late = is_slow and place.endswith('.raw') and offset == 2 * PIECE
-        copy_piece(source, place, offset=offset, seconds=0 if is_late else seconds, **how)
+        return copy_piece(source, place, offset=offset, seconds=0 if is_late else seconds, **how)
 
     monkeypatch.setattr(qemuimg, 'copy_piece', piece)
     with pytest.raises(exception.BootcacheError, match='not done after 0 s'):

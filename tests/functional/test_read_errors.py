@@ -62,7 +62,7 @@ def serve(node, service):
     def serve(image_id, path, virtual_bytes=SIZE):
         manifest = service.store.put(Manifest(image_id, Standing.DONE,
             made=Made(image_format='qcow2', virtual_bytes=virtual_bytes, stored_bytes=virtual_bytes,
-            base_path=path)))
+            base_path=path, base_export=f'base-{image_id}')))
         node.exporter.ensure(manifest, None)
         return Remote.from_answer(image_id, node.exporter.describe(manifest))
 

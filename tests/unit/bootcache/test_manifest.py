@@ -27,6 +27,7 @@ FULL = Manifest(IMAGE, Standing.DONE, '', 'sha512:00', Wished(quota=1 << 29, nam
                 Made('/base', 'sha512:00', 'base-x', 'qcow2', 5, 1 << 30, SET, CACHE),
                 '2026-01-01T00:00:00+00:00')
 MADE = st.builds(Made, image_format=st.sampled_from(['', 'raw', 'qcow2']),
+                 base_file=st.sampled_from([None, (5, 1700000000123456789, 1 << 40)]),
                  working_set=st.sampled_from([None, SET]),
                  cache_image=st.sampled_from([None, CACHE]))
 

@@ -34,7 +34,11 @@ class Sends:
         return {'export': export, 'server': ['192.0.2.1', 10820], 'tls': True,
                 'disk_format': 'raw'}
 
-    def finish(self, store, snapshot_id, export, virtual_bytes):
+    def check_room(self, snapshot_id):
+        if 'room' in self.fails:
+            raise self.fails['room']
+
+    def finish(self, store, snapshot_id, export, virtual_bytes, check):
         self._do('finish')
         return self.stored
 

@@ -8,7 +8,7 @@ import types
 import pytest
 from fakes_manager import until
 
-from bootcache import exception, naming
+from bootcache import exception, naming, savefile
 from bootcache.manifest import Standing
 from glance_bootcache.images import manager as manager_module
 from glance_bootcache.images.oldercontent import OlderContent
@@ -32,6 +32,17 @@ def test_another_content_gets_another_name(house):
     two = ready(house, b'2' * 4096)
     assert two.made.base_export == naming.content_export_name(IMAGE, two.image_hash)
     assert two.made.base_export != one.made.base_export
+
+
+def test_a_base_whose_file_is_another_one_is_got_anew(house):
+    one = ready(house, b'1' * 4096)
+    assert one.made.base_file == savefile.signature(one.made.base_path)
+    os.utime(one.made.base_path, ns=(1, 1))
+    house.manager.consider(IMAGE, forced=True)
+    house.settle()
+    two = house.store.load(IMAGE)
+    assert two.state == 'ready' and two.made.base_path != one.made.base_path
+    assert two.made.base_file == savefile.signature(two.made.base_path)
 
 
 def test_a_base_that_an_earlier_version_got_keeps_its_name(house):

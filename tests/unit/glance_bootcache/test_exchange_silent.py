@@ -10,7 +10,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from bootcache import cacheimage, rpcapi
+from bootcache import cacheimage, rpcapi, savefile
 from bootcache.exchange import client
 from bootcache.manifest import CacheInfo, Made, Manifest, Standing
 from glance_bootcache.exchange import offers as offers_module
@@ -118,6 +118,16 @@ def test_no_host_waits_for_a_base_that_it_did_not_read(offers, hanging, asks_for
     for _number in range(3):
         assert asks_for_base() is None
     assert len(hanging) == 1
+
+
+def test_a_base_whose_file_is_another_one_is_not_given(offers, hanging, asks_for_base,
+                                                       storage_conf):
+    store = ImageStore(storage_conf.bootcache.state_dir)
+    path = store.load(IMAGE).made.base_path
+    store.save(store.load(IMAGE).making(base_file=savefile.signature(path)))
+    assert asks_for_base() == {'wait': True}
+    os.utime(path, ns=(1, 1))
+    assert asks_for_base() is None
 
 
 def test_full_bases_are_read_a_few_at_a_time(offers, hanging, asks_for_base):

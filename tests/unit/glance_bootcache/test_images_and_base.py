@@ -1,12 +1,13 @@
 """An image's facts as Glance tells them, and where its base comes from."""
 
+import dataclasses
 import hashlib
 import os
-import threading
+from unittest import mock
 
 import pytest
 
-from bootcache import exception
+from bootcache import exception, savefile
 from glance_bootcache.decisions import ImageFacts
 from glance_bootcache.glance.images import facts
 from glance_bootcache.images import basefile
@@ -35,16 +36,13 @@ def test_facts_of_an_image_without_data():
 class Glance:
     """Stands for Glance's download; the real one is used in tests/e2e."""
 
-    def __init__(self, pieces, then=None):
-        self.pieces, self.then, self.asked = pieces, then, 0
+    def __init__(self, pieces):
+        self.pieces, self.asked = pieces, 0
 
     def download(self, image_id):
         assert image_id == IMAGE
         self.asked += 1
-        for piece in self.pieces:
-            yield piece
-            if self.then:
-                self.then()
+        yield from self.pieces
 
 
 @pytest.fixture
@@ -63,8 +61,10 @@ def test_a_file_of_the_store_is_linked(place):
     store, glance, image = place
     (glance / IMAGE).write_bytes(CONTENT)
     images = Glance([])
-    path = basefile.obtain(image(), store, images, ['/nonexistent', str(glance)], threading.Event())
+    path, file = basefile.obtain(image(), store, images, ['/nonexistent', str(glance)],
+                                 lambda: None)
     assert os.path.samefile(path, glance / IMAGE) and path.startswith(store.directory(IMAGE))
+    assert file == savefile.signature(path)
     assert images.asked == 0
 
 
@@ -76,26 +76,72 @@ def test_it_is_used_in_place_where_it_cannot_be_linked(place, monkeypatch):
         raise OSError(18, 'Invalid cross-device link')
 
     monkeypatch.setattr(os, 'link', refuse)
-    assert basefile.obtain(image(), store, Glance([]), [str(glance)], threading.Event()) \
-        == str(glance / IMAGE)
+    path = str(glance / IMAGE)
+    assert basefile.obtain(image(), store, Glance([]), [str(glance)], lambda: None) \
+        == (path, savefile.signature(path))
 
 
-def test_a_store_file_of_other_content_is_refused(place):
+@pytest.mark.parametrize('there', [CONTENT[:-1], CONTENT + b'x', b'y' + CONTENT[1:]],
+                         ids=['short', 'long', 'other'])
+@pytest.mark.parametrize('linked', [True, False])
+def test_a_store_file_of_other_content_is_not_there_yet(place, monkeypatch, there, linked):
+    """As that of an image that Glance has in another store already, and copies into this one."""
     store, glance, image = place
-    (glance / IMAGE).write_bytes(CONTENT + b'x')
-    with pytest.raises(exception.ImageRefused, match='sha512'):
-        basefile.obtain(image(), store, Glance([]), [str(glance)], threading.Event())
-    assert (glance / IMAGE).exists()
+    partial = glance / 'one'
+    partial.mkdir()
+    (partial / IMAGE).write_bytes(there)
+    (glance / IMAGE).write_bytes(CONTENT)
+    images = Glance([CONTENT])
+    if not linked:
+        monkeypatch.setattr(os, 'link', mock.Mock(side_effect=OSError(18, 'another device')))
+    # Another store has it.
+    path, _file = basefile.obtain(image(), store, images, [str(partial), str(glance)],
+                                  lambda: None)
+    assert os.path.samefile(path, glance / IMAGE) and images.asked == 0
+    # Only Glance can give it.
+    path, file = basefile.obtain(image(), store, images, [str(partial)], lambda: None)
+    with open(path, 'rb') as stream:
+        assert stream.read() == CONTENT
+    assert images.asked == 1 and file == savefile.signature(path)
+    assert (partial / IMAGE).read_bytes() == there and os.stat(partial / IMAGE).st_nlink == 1
+
+
+def test_each_failure_leaves_no_link(place, monkeypatch):
+    store, glance, image = place
+    (glance / IMAGE).write_bytes(CONTENT)
+
+    def cancel():
+        raise exception.Cancelled
+
+    with pytest.raises(exception.Cancelled):
+        basefile.obtain(image(), store, Glance([]), [str(glance)], cancel)
+    (glance / IMAGE).write_bytes(b'y' + CONTENT[1:])
+    with pytest.raises(exception.ImageRefused, match='download'):
+        basefile.obtain(image(), store, Glance([b'z']), [str(glance)], lambda: None)
+    assert os.listdir(store.directory(IMAGE)) == [] and os.stat(glance / IMAGE).st_nlink == 1
 
 
 @pytest.mark.parametrize('store_dirs', [[], ['/nonexistent']])
 def test_else_it_is_downloaded(place, store_dirs):
     store, _glance, image = place
-    path = basefile.obtain(image(), store, Glance([CONTENT[:7], CONTENT[7:]]), store_dirs,
-                           threading.Event())
+    path, _file = basefile.obtain(image(), store, Glance([CONTENT[:7], CONTENT[7:]]), store_dirs,
+                                  lambda: None)
     with open(path, 'rb') as stream:
         assert stream.read() == CONTENT
     assert os.listdir(store.directory(IMAGE)) == [os.path.basename(path)]
+
+
+def test_zeros_of_a_download_are_holes(place):
+    """Whoever copies it, or hashes it at a rate, is spared them."""
+    store, _glance, image = place
+    pieces = [b'one' * 4096, bytes(8 << 20), b'two' * 4096, bytes(8 << 20)]
+    content = b''.join(pieces)
+    facts_of_it = dataclasses.replace(
+        image(f'sha512:{hashlib.sha512(content).hexdigest()}'), stored_bytes=len(content))
+    path, _file = basefile.obtain(facts_of_it, store, Glance(pieces), [], lambda: None)
+    with open(path, 'rb') as stream:
+        assert stream.read() == content
+    assert os.stat(path).st_blocks * 512 < 1 << 20
 
 
 @pytest.mark.parametrize('pieces', [[], [CONTENT[:-1]], [CONTENT, b'x'], [b'y' + CONTENT[1:]]],
@@ -103,15 +149,20 @@ def test_else_it_is_downloaded(place, store_dirs):
 def test_a_wrong_download_is_refused_and_leaves_nothing(place, pieces):
     store, _glance, image = place
     with pytest.raises(exception.ImageRefused, match='sha512'):
-        basefile.obtain(image(), store, Glance(pieces), [], threading.Event())
+        basefile.obtain(image(), store, Glance(pieces), [], lambda: None)
     assert os.listdir(store.directory(IMAGE)) == []
 
 
 def test_a_cancelled_download_ends_and_leaves_nothing(place):
     store, _glance, image = place
-    cancelled = threading.Event()
+    images = Glance([b'a', b'b'])
+
+    def check():
+        raise exception.Cancelled
+
     with pytest.raises(exception.Cancelled):
-        basefile.obtain(image(), store, Glance([b'a', b'b'], cancelled.set), [], cancelled)
+        basefile.obtain(image(), store, images, [], check)
+    assert images.asked == 1
     assert os.listdir(store.directory(IMAGE)) == []
 
 
@@ -121,7 +172,7 @@ def test_without_a_hash_nothing_is_trusted(place, image_hash):
     (glance / IMAGE).write_bytes(CONTENT)
     with pytest.raises(exception.ImageRefused, match='os_hash_value'):
         basefile.obtain(image(image_hash), store, Glance([CONTENT]), [str(glance)],
-                        threading.Event())
+                        lambda: None)
 
 
 @pytest.mark.parametrize('visibility', ['public', 'community', 'shared', 'private'])

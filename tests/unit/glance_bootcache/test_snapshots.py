@@ -94,6 +94,18 @@ def test_what_fails_is_told_and_removed(house, step, error, caplog):
     assert bool(warned) is not isinstance(error, SnapshotUnfit)
 
 
+def test_one_that_leaves_others_no_room_is_given_up(house):
+    """While a host writes it."""
+    house.begin()
+    house.jobs.once()
+    assert house.stages() == [Stage.BEGUN]
+    house.sends.fails['room'] = exception.StorageNodeFull('/glance has 5 bytes left')
+    house.jobs.once()
+    assert house.finish() == {'refused': '/glance has 5 bytes left'}
+    house.until_stages()
+    assert 'give_up' in house.sends.did
+
+
 def test_an_error_of_our_own_is_told_and_removed(house):
     house.sends.fails['begin'] = KeyError('a bug')
     assert 'refused' in house.begin()

@@ -42,8 +42,9 @@ def pieces(monkeypatch):
             stream.write(b'x' * length)
         if offset == copy_piece.fails_at:
             raise exception.BootcacheError('away')
+        return offset not in copy_piece.holes
 
-    copy_piece.fails_at = -1
+    copy_piece.fails_at, copy_piece.holes = -1, ()
     copy_piece.asked = asked
     monkeypatch.setattr(partial.qemuimg, 'copy_piece', copy_piece)
     return copy_piece
@@ -64,6 +65,13 @@ def interrupt(path, pieces, at=2 * PIECE):
 
 def offsets(pieces):
     return [offset for offset, _length, _seconds in pieces.asked]
+
+
+def test_pieces_grow_where_nothing_but_holes_comes(path, pieces):
+    pieces.holes = (0, 4 * MIB)
+    Partial(path, HASH, 40 * MIB).copy({}, piece_bytes=PIECE, rate=0, check=lambda: None)
+    assert [(offset // MIB, length // MIB) for offset, length, _seconds in pieces.asked] \
+        == [(0, 4), (4, 8), (12, 16), (28, 4), (32, 4), (36, 4)]
 
 
 def test_it_is_copied_in_pieces_with_a_deadline_each(path, pieces):

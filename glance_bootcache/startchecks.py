@@ -47,7 +47,7 @@ _ANY_ADDRESS = ('0.0.0.0', '::')
 _ANY_PART = re.compile(r'[A-Z0-9.]*[*?]')
 # Of an exporter's files, the one with the longest name that is a socket, see storagedaemon.py: of
 # that of all hosts, and of that of one.
-_LONGEST_SOCKET = 'exporter.qmp', 'exporter-01234567.qmp'
+_LONGEST_SOCKET = 'exporter.qmp', 'exporter-65535.qmp'
 _SOCKET_BYTES = 107
 _AWAY = (ks_exceptions.ConnectFailure, ks_exceptions.ConnectTimeout,
          ks_exceptions.UnknownConnectionError, ks_exceptions.HttpServerError,
@@ -210,7 +210,7 @@ def _check_ports(group: Any) -> None:
     if group.export_port in ports:
         raise ConfigurationError(
             f'[bootcache]export_ports={group.export_ports} has export_port={group.export_port} in'
-            ' it, at which hosts of an earlier version are served; take others')
+            ' it, which all hosts share where that is unset; take others')
     if ports and ports[0] < _UNPRIVILEGED:
         try:
             listening.listen(group.export_host, ports[0]).close()

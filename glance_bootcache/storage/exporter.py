@@ -51,7 +51,7 @@ class Exporter:
             name, group.run_dir, TcpListener(group.export_host, port), admission=admitted,
             breaker=Breaker(1, _SILENCE_SECONDS), patience=_PATIENCE_SECONDS,
             trace=errorlog.traced_apart(group.run_dir, name))
-        self._admission = admission.KeptAdmission(self._daemon, admitted)
+        self._admission = admission.KeptAdmission(self._daemon, admitted, only is not None)
         self._reached = {'tls': admitted is not None, 'server': [
             group.advertise_host or group.export_host,
             port if only else group.advertise_port or port]}
@@ -79,8 +79,8 @@ class Exporter:
     def start(self) -> bool:
         """Adopt or start the daemon, and look what it serves.
 
-        One that lets in others than it is to, as with certificates before they were renewed, is
-        ended, and started.
+        One that lets in others than it is to, as with certificates before they were renewed, or
+        listens elsewhere, is ended, and started.
 
         :returns: True if it was started, and so serves nothing yet.
         :raises StorageDaemonError: if it does not come up.

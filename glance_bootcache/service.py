@@ -117,8 +117,8 @@ class StorageService(service.Service):  # type: ignore[misc]
         cacheimage.end_left_over()
         # What is in memory is known later; an exporter that serves from there goes on.
         serving.serve_all(store.manifests(), lambda manifest: exporter.ensure(
-            manifest, store.cache_path(manifest), exporter.at_start(
-                needs.hosts(manifest.image_id), needs.needed(manifest.image_id))))
+            manifest, store.cache_path(manifest),
+            exporter.of_hosts(needs.hosts(manifest.image_id))))
         self._check()
         startchecks.check_cloud(conf)
         tiers = StorageTiers(conf, store, exporter)

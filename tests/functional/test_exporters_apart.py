@@ -37,10 +37,10 @@ def test_what_is_made_is_served_to_nobody_before_it_is_asked_for(node, one, stor
     node.manifest = rebuilding.build()
     assert node.manifest.standing is Standing.DONE and node.manifest.made.cache_image
     assert runs(node) == set()
-    one.gets_nothing(node.answer(), node.answer()['base_export'])
+    answer = node.exporter.common.describe(node.manifest)
+    one.gets_nothing(answer, answer['base_export'])
     node.cache_path = store.cache_path(node.manifest)
-    assert one.lists(one.asks()) == {node.answer()[name] for name in ('base_export',
-                                                                      'cache_export')}
+    assert one.lists(one.asks()) == {answer[name] for name in ('base_export', 'cache_export')}
     rebuilding.stop()
     tiers.stop()
 

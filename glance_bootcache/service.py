@@ -113,7 +113,9 @@ class StorageService(service.Service):  # type: ignore[misc]
         store.sweep_forgotten()
         needs = ReportedNeeds(store.state_path('needs.json'))
         exporter = Exporters(conf, store.state_path('clients.json'))
-        exporter.start()
+        exporter.start(lambda exports, certificate: serving.serve_again(
+            store.manifests(), exports, lambda manifest: exporter.ensure(
+                manifest, store.cache_path(manifest), (certificate,))))
         cacheimage.end_left_over()
         # What is in memory is known later; an exporter that serves from there goes on.
         serving.serve_all(store.manifests(), lambda manifest: exporter.ensure(

@@ -182,7 +182,9 @@ class ServiceUpkeep:
 
         :raises StorageDaemonError: if it does not come up.
         """
-        if self._exporter.start():
+        if self._exporter.start(lambda exports, certificate: serving.serve_again(
+                self._store.manifests(), exports,
+                functools.partial(self._tiers.serve, certificates=(certificate,)))):
             serving.serve_all(self._store.manifests(), self._tiers.serve)
         self._exporter.keep_open(self._store.manifests())
 

@@ -13,6 +13,8 @@ from glance_bootcache.storage.clients import Client
 
 LOG = logging.getLogger(__name__)
 
+_ANOTHERS = 'as it was that of another client'
+
 
 def configured(conf: cfg.ConfigOpts, only: Client | None = None) -> tls.Admission | None:
     """Return who is to be let in; None for anybody, without TLS.
@@ -57,15 +59,16 @@ class KeptAdmission:
         self._named_for: int | None = None
         self._told = ''
 
-    def keep(self) -> None:
+    def keep(self) -> bool:
         """End a daemon that lets in others than it is to, or elsewhere; by who has it alone.
 
         One goes on as it is while the files that it would be started with cannot be used.
 
+        :returns: whether it was ended, and another one is to serve the same clients.
         :raises StorageDaemonError: if it does not answer.
         """
         if not self._daemon.answers():
-            return
+            return False
         try:
             wanted = set() if self._admission is None else {
                 tls.credentials_id(self._admission.directory, tls.Endpoint.SERVER)}
@@ -74,8 +77,8 @@ class KeptAdmission:
             elif self._daemon.credentials() == wanted:
                 self._told = ''
                 if self._name_clients():
-                    return
-                how = 'as it was that of another client'
+                    return False
+                how = _ANOTHERS
             elif self._admission is None:
                 how = 'without TLS'
             else:
@@ -88,10 +91,11 @@ class KeptAdmission:
                 LOG.error('the exporter goes on with the certificates that it was started with:'
                           ' %s', error)
                 self._told = str(error)
-            return
+            return False
         LOG.warning('%s is started anew, %s; what servers read of their bases meanwhile waits',
                     self._daemon.name, how)
         self._daemon.stop()
+        return how != _ANOTHERS
 
     def _name_clients(self) -> bool:
         """Have the names of who is let in be those of now; return whether they may be changed."""

@@ -36,6 +36,8 @@ _PATIENCE_SECONDS, _SILENCE_SECONDS = 10, 10
 class Exporter:
     """An exporter of this storage node: that of all hosts, or that of one.
 
+    :ivar certificate: the name in that of the one client that is let in; empty for all.
+
     :param conf: configuration of the storage service.
     :param clones: opens bases in Ceph for it; one for all exporters, and not closed by any.
     :param suspended: ids of images that are not to be served now; it is the caller's.
@@ -64,6 +66,7 @@ class Exporter:
         # When exports were asked for last, in monotonic seconds; written before _served is read.
         self._asked_at: dict[str, float] = {}
         self._suspended = suspended
+        self.certificate = only.certificate if only else ''
         self._clones = clones
         # Exports of cache images whose files go just now, with what is set when that is over.
         # Entered by who has the monitor alone.
@@ -91,15 +94,15 @@ class Exporter:
             self._look()
         return started
 
-    def adopt(self) -> None:
+    def adopt(self) -> Collection[str]:
         """Look what the daemon serves, if it runs; one is started when something is to be served.
 
+        :returns: what is to be served again, as the daemon that served it was ended here.
         :raises StorageDaemonError: if it runs and does not answer.
         """
         with self._alone():
-            self._admission.keep()
-            if self._runs():
-                self._look()
+            served = tuple(self._look()) if self._runs() else ()
+            return served if self._admission.keep() else ()
 
     @property
     def runs(self) -> bool:

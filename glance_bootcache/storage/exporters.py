@@ -11,6 +11,7 @@ import glob
 import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
+from concurrent import futures
 from typing import Any
 
 from oslo_config import cfg
@@ -34,6 +35,8 @@ LOG = logging.getLogger(__name__)
 COMMON = ''
 # Of an exporter's files in run_dir: its log outlives it, until its host has left.
 _FILES = 'pid', 'qmp', 'log', 'asked'
+# Exporters that are looked at, and if need be started anew, side by side.
+_AT_ONCE = 4
 
 
 class Exporters:
@@ -160,19 +163,29 @@ class Exporters:
 
     # The daemons.
 
-    def start(self) -> bool:
+    def start(self, serve: Callable[[Collection[str], str], None] | None = None) -> bool:
         """Adopt or start the daemons, and look what they serve.
 
+        Of those of single hosts that have to be started anew, as with renewed certificates, few
+        are away at a time.
+
+        :param serve: serves a certificate those exports again that a daemon served which was
+            ended here; what fails there is not raised.
         :returns: True if the one of all hosts was started, and so serves nothing yet; those of
             single hosts are started when something is to be served.
         :raises StorageDaemonError: if that one does not come up.
         """
-        for each in (*self._all_own(), *[self.common] * self._has_own):
+        def adopt(each: Exporter) -> None:
             try:
-                each.adopt()
+                served = each.adopt()
+                if served and serve is not None and each.certificate:
+                    serve(served, each.certificate)
             except exception.StorageDaemonError as error:
                 # It is looked at again before something else is served by it; others go on.
                 LOG.warning('an exporter cannot be taken over, for now: %s', error)
+
+        with futures.ThreadPoolExecutor(_AT_ONCE, 'bootcache-exporters') as workers:
+            list(workers.map(adopt, (*self._all_own(), *[self.common] * self._has_own)))
         self._end_unknown()
         return not self._has_own and self.common.start()
 

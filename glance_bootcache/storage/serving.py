@@ -26,6 +26,13 @@ def serve(manifest: Manifest, ensure: Callable[[Manifest], None]) -> None:
         LOG.warning('image %s: its base cannot be served: %s', manifest.image_id, error)
 
 
+def serve_again(manifests: Iterable[Manifest], exports: Iterable[str],
+                ensure: Callable[[Manifest], None]) -> None:
+    """Serve the images of exports that an exporter had which was ended."""
+    serve_all((manifest for manifest in manifests
+               if any(manifest.image_id in export for export in exports)), ensure)
+
+
 def serve_all(manifests: Iterable[Manifest], ensure: Callable[[Manifest], None]) -> None:
     """Serve every base: servers may run from any, and the exporter may be a new one."""
     for manifest in manifests:

@@ -18,7 +18,7 @@ from tiers_house import memory as memory  # a fixture
 
 from bootcache import exception
 from bootcache.manifest import CacheInfo, Made, Manifest, Standing
-from glance_bootcache.storage import exporter
+from glance_bootcache.storage import exporter, exporters, serving
 from glance_bootcache.storage.exporters import Exporters
 from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import StorageTiers
@@ -108,6 +108,38 @@ def test_what_only_some_of_them_could_serve_from_memory_is_served_from_disk(
         assert set(first.cache_places().values()) == {path} and os.listdir(memory) == []
     until(second._daemon.answers, 'its answer')
     tiers.stop()
+
+
+def test_renewed_certificates_take_few_exporters_away_at_a_time(node, one, other, ca, monkeypatch):
+    """Each serves again what it served before the next one is ended."""
+    monkeypatch.setattr(exporters, '_AT_ONCE', 1)
+    node.build(*SET)
+    node.exporter.stop()
+    told = {host.certificate: host.asks() for host in (one, other)}
+    handles = {}
+    for host in one, other:
+        handles[host.certificate] = host.client(told[host.certificate])
+        handles[host.certificate].set_export_name(told[host.certificate]['base_export'])
+        handles[host.certificate].opt_go()
+    ca.issue('storage-1', ['127.0.0.1'])
+    left = {one.certificate, other.certificate}
+
+    def serve(exports, certificate):
+        assert exports and not node.exporter._of(certificate).runs
+        left.remove(certificate)
+        assert all(handles[name].pread(512, 0) for name in left), 'the others are read from'
+        serving.serve_again([node.manifest], exports, lambda manifest: node.exporter.ensure(
+            manifest, node.cache_path, (certificate,)))
+        host = next(host for host in (one, other) if host.certificate == certificate)
+        assert host.lists(told[certificate]) == {told[certificate][name] for name in (
+            'base_export', 'cache_export')}
+
+    # On a busy machine one goes on for a round, as its certificates were not checked in time.
+    until(lambda: (node.exporter.start(serve), not left)[-1], 'the renewal of all')
+    # They are right now.
+    node.exporter.start(lambda exports, certificate: pytest.fail(f'{exports} go again'))
+    for host in one, other:
+        host.connects(told[host.certificate])
 
 
 def files_of(node):

@@ -88,7 +88,6 @@ class StorageService(service.Service):  # type: ignore[misc]
         error = self._fault()
         if error is None:
             return
-        # Not where it was caught: oslo.log would add the error to a line that has it already.
         tell_fault(self._conf, error)
         self._failed.value = True
         os.kill(os.getppid(), signal.SIGTERM)

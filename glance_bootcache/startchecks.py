@@ -20,7 +20,7 @@ from novaclient import exceptions as nova_exceptions
 from oslo_config import cfg
 from oslo_log import log as logging
 
-from bootcache import certificates, listening, qemuimg, tier, tls
+from bootcache import certificates, listening, qemuimg, scratch, tier, tls
 from bootcache import conf as bootcache_conf
 from bootcache.cachelayout import Compression
 from bootcache.ceph import rights
@@ -61,6 +61,7 @@ def check_place(conf: cfg.ConfigOpts) -> None:
 
     :raises ConfigurationError: naming the option and the cure.
     """
+    scratch.check_parent()
     group = conf[bootcache_conf.GROUP]
     tier.check_directory('run_dir', group.run_dir, make=True)
     longest = _LONGEST_SOCKET[bool(group.export_ports)]
@@ -231,7 +232,6 @@ def check_cloud(conf: cfg.ConfigOpts) -> None:
     :raises ConfigurationError: naming the option and the cure.
     """
     away = _ask_cloud(conf)
-    # Not where it was caught: oslo.log would add the error to a line that has it already.
     if away is not None:
         LOG.warning('%s does not answer (%s): no image is recorded until it does, and the'
                     ' credentials, flavor and availability zone are not checked; all else is'

@@ -17,7 +17,7 @@ from oslo_log import log as logging
 from oslo_service import service
 
 from bootcache import conf as bootcache_conf
-from bootcache import exception, optionfault, rpcapi, tier
+from bootcache import exception, logformat, optionfault, rpcapi, tier
 from glance_bootcache import conf as glance_conf
 from glance_bootcache import startchecks
 from glance_bootcache.cli import configuration
@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
         configuration.read(conf, 'glance-bootcache', sys.argv[1:] if argv is None else argv)
         # Reads each value, as oslo.service does: what is none at all keeps it from being started.
         conf.log_opt_values(stdlib_logging.Logger('values', stdlib_logging.CRITICAL), 0)
-        logging.setup(conf, 'glance-bootcache')
+        logformat.setup(conf, 'glance-bootcache')
     except (ValueError, OSError, exception.BootcacheError) as error:
         # There is no log yet.
         print(f'glance-bootcache cannot be started: {optionfault.told(error, conf)}',
@@ -49,7 +49,6 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     lock = _take_place(conf)
     if isinstance(lock, Exception):
-        # Not where it was caught: oslo.log would add the error to a line that has it already.
         tell_fault(conf, lock)
         return 1
     stdlib_logging.getLogger(_FORKS_LOGGER).addFilter(_is_no_fork)

@@ -11,12 +11,7 @@ import oslo_messaging as messaging
 from oslo_messaging.rpc import server as rpc_server
 
 from bootcache import rpcapi
-from bootcache.exception import (
-    BootcacheError,
-    InvalidWorkingSet,
-    MessageRefused,
-    RequestRefused,
-)
+from bootcache.exception import InvalidWorkingSet, MessageRefused, RequestRefused
 from bootcache.quoting import quoted
 from glance_bootcache.door import arguments
 from glance_bootcache.door.rates import EXTENTS_OF_ONE, Rates
@@ -54,7 +49,6 @@ class Doorkeeper:
         method, said = message.get('method'), message.get('args')
         known = method if isinstance(method, str) and method in arguments.METHODS else ''
         host = _host(said)
-        error: BootcacheError
         try:
             with self._rates.taking(_sender(incoming, host, known, said), _cost(said)):
                 if known:
@@ -63,15 +57,9 @@ class Doorkeeper:
         except (RequestRefused, messaging.NoSuchMethod, messaging.UnsupportedVersion):
             # An operator's wish, or one of another version.
             raise messaging.ExpectedException from None
-        except MessageRefused as caught:
-            error, refusal = caught, caught
-        except InvalidWorkingSet as caught:
-            error, refusal = caught, MessageRefused('extents', str(caught))
-        # Not where it was caught: oslo.log would add the error to a line that has it already.
-        self._refusals.note(known, refusal, host)
-        try:
-            raise error
-        except BootcacheError:
+        except (MessageRefused, InvalidWorkingSet) as error:
+            self._refusals.note(known, error if isinstance(error, MessageRefused)
+                                else MessageRefused('extents', str(error)), host)
             raise messaging.ExpectedException from None
 
     def _pass(self, message: Any, known: str, incoming: Any) -> Any:

@@ -28,14 +28,10 @@ def pass_over(refusal: MessageRefused) -> None:
 @contextlib.contextmanager
 def left_out(refuse: Refuse) -> Iterator[None]:
     """Tell of what is refused within the block, and go on."""
-    refused = None
     try:
         yield
     except MessageRefused as refusal:
-        refused = refusal
-    # Not where it was caught: oslo.log would add the error to a line that has it already.
-    if refused is not None:
-        refuse(refused)
+        refuse(refusal)
 
 
 class Refusals:

@@ -17,6 +17,7 @@ from bootcache import (
     exception,
     naming,
     properties,
+    savefile,
     steps,
     workingset,
 )

@@ -30,7 +30,8 @@ class Node:
         self.base = make_base(f'{directory}/store/base', SIZE, [
             (0, MIB, kind), (2 * MIB, MIB, 'zeros'), (3 * MIB, SIZE, kind)], 'qcow2')
         self.manifest = Manifest(IMAGE, Standing.DONE, made=Made(
-            image_format='qcow2', virtual_bytes=SIZE, base_path=self.base))
+            image_format='qcow2', virtual_bytes=SIZE, base_path=self.base,
+            base_export=naming.export_name(naming.EXPORT_BASE, IMAGE)))
         self.cache_path = ''
 
     def build(self, *extents, compression=Compression.NONE):

@@ -46,7 +46,7 @@ def test_what_is_made_is_served_to_nobody_before_it_is_asked_for(node, one, stor
 
 
 def test_one_that_hangs_disturbs_no_image_but_those_that_it_serves(node, one, other, make_base,
-                                                                  directory, monkeypatch):
+                                                                  directory, monkeypatch, caplog):
     monkeypatch.setattr(exporter, '_PATIENCE_SECONDS', 1)
     exporters = node.exporter
     exporters.stop()
@@ -54,8 +54,9 @@ def test_one_that_hangs_disturbs_no_image_but_those_that_it_serves(node, one, ot
     hangs = exporters._of(one.certificate)
     # Of an image that the other one alone has asked for.
     base = make_base(f'{directory}/another', MIB, [(0, MIB, 'data')])
-    image = Manifest(str(uuid.uuid4()), Standing.DONE, made=Made(
-        image_format='raw', virtual_bytes=MIB, base_path=base,
+    image_id = str(uuid.uuid4())
+    image = Manifest(image_id, Standing.DONE, made=Made(
+        image_format='raw', virtual_bytes=MIB, base_path=base, base_export=f'base-{image_id}',
         cache_image=CacheInfo('cache.qcow2', MIB, MIB, 1, 'ab' * 32, MIB, 4096, MIB, '', 0.1, 1)))
     whose = exporters.know(other.name, other.certificate)
 
@@ -64,6 +65,13 @@ def test_one_that_hangs_disturbs_no_image_but_those_that_it_serves(node, one, ot
         return exporters._of(whose)._look()
 
     with frozen(hangs._daemon.pid()):
+        # What upkeep does each round is told of once.
+        caplog.clear()
+        for _round in range(3):
+            exporters.start()
+            serving.serve_again([node.manifest], [f'base-{IMAGE}'], lambda manifest:
+                                exporters.ensure(manifest, None, (one.certificate,)))
+        assert 1 <= sum(record.levelname == 'WARNING' for record in caplog.records) <= 2
         with pytest.raises(exception.StorageDaemonError):
             exporters.withdraw_idle(IMAGE, -1)
         assert len(ensure()) == 2

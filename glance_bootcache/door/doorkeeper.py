@@ -50,7 +50,7 @@ class Doorkeeper:
         known = method if isinstance(method, str) and method in arguments.METHODS else ''
         host = _host(said)
         try:
-            with self._rates.taking(_sender(incoming, host, known, said), _cost(said)):
+            with self._rates.taking(_sender(incoming, host), _cost(said)):
                 if known:
                     message['args'] = _read(known, said)
                 return self._pass(message, known, incoming)
@@ -91,18 +91,15 @@ def _host(said: Any) -> str:
         return ''
 
 
-def _sender(incoming: Any, host: str, method: str, said: Any) -> str:
-    """Return who a message is of: oslo.messaging's queue for answers, or the host that it names.
+def _sender(incoming: Any, host: str) -> str:
+    """Return who a message is of: a process, by the secret that it made, or the host that it names.
 
-    What names neither is counted by what it is about: a profile boot, by what only its host knows,
-    or an image. Else all hosts' messages of that kind, and a liar's, would be of one sender.
+    The queue for answers is no secret: oslo.messaging's queue manager names it by host and process.
     """
-    queue = getattr(incoming, 'reply_q', None)
-    if queue or host:
-        return f'queue {queue}' if queue else f'host {host}'
-    about = next((said[name] for name in ('profile_token', 'image_id') if isinstance(
-        said.get(name), str)), '') if isinstance(said, dict) else ''
-    return f'{method} {about[:arguments.LONGEST_NAME]}'
+    try:
+        return f'process {arguments.token(rpcapi.SENDER, incoming.ctxt[rpcapi.SENDER])}'
+    except (MessageRefused, KeyError):
+        return f'host {host}'
 
 
 def _cost(said: Any) -> float:

@@ -159,8 +159,7 @@ class Monitor:
         if not may_ask:
             assert self._breaker is not None
             raise exception.StorageDaemonBusy(
-                f'{self.name}: it did not answer just now; it is asked again in'
-                f' {self._breaker.seconds_left():.0f} s')
+                f'{self.name}: it did not answer just now; it is asked again in a moment')
 
     def _connect(self) -> QMPClient:
         attempt = 0

@@ -32,7 +32,7 @@ REQUIREMENTS = (REQUIRE_DRIVER, REQUIRE_WARM)
 MIN_QUOTA = 1 << 20
 MAX_MARKER_LENGTH = 256
 # Counts are unrolled in memory when an expression is compiled, and nested ones multiply.
-_COUNTS = re.compile(r'\{(\d*),?(\d*)\}')
+_COUNTS = re.compile(r'\{([0-9]*),?([0-9]*)\}')
 _MAX_REPEATS = 10_000
 # It allows blanks within a count, and so would hide one.
 _VERBOSE = re.compile(r'\(\?[\^A-Za-z0-9]*x')
@@ -63,7 +63,9 @@ def parse_size(text: str) -> int:
     :raises ValueError: if it is no size.
     """
     text = str(text).strip()
-    if text.isascii() and text.isdigit():
+    if not text.isascii():
+        raise ValueError(f'{text} has characters that are no ASCII')
+    if text.isdigit():
         return int(text)
     if text[-1:] in ('K', 'M', 'G', 'T'):
         text += 'iB'

@@ -1,5 +1,6 @@
 """The storage service's RPC API: its client and what its messages mean."""
 
+import secrets
 from collections.abc import Callable
 from importlib import metadata
 from typing import Any
@@ -17,6 +18,8 @@ from bootcache.rpcsnapshots import SnapshotCalls
 EXCHANGE = 'bootcache'
 TOPIC = 'bootcache'
 VERSION = '1.15'
+# Of a message's context: 32 hexadecimal digits that its process has made.
+SENDER = 'sender'
 # Added to a client's first call's limit.
 _OPENING_SECONDS = 2
 # The entry points of oslo.messaging's drivers.
@@ -84,12 +87,14 @@ class StorageAPI(ExchangeCalls, SnapshotCalls):
     """
 
     def __init__(self, conf: cfg.ConfigOpts):
+        # By it the service tells processes apart, so nobody else gets to know it.
+        self._context = {SENDER: secrets.token_hex(16)}
         self._client = messaging.get_rpc_client(get_transport(conf), target())
         self._timeout = conf[bootcache_conf.GROUP].rpc_timeout
         self._breaker = Breaker(_SILENT_CALLS, _SILENCE_SECONDS)
         self._opening = BusOpening(
             lambda seconds: self._client.prepare(timeout=seconds, retry=0).call(
-                {}, 'get_image', image_id=NO_IMAGE))
+                self._context, 'get_image', image_id=NO_IMAGE))
 
     def _call(self, method: str, *, seconds: float | None = None, counts: bool = True,
               **arguments: Any) -> Any:
@@ -97,7 +102,8 @@ class StorageAPI(ExchangeCalls, SnapshotCalls):
 
         def call() -> Any:
             # Without a retry limit a call waits for ever for a bus that is away.
-            return self._client.prepare(timeout=limit, retry=1).call({}, method, **arguments)
+            client = self._client.prepare(timeout=limit, retry=1)
+            return client.call(self._context, method, **arguments)
 
         def ask() -> Any:
             self._opening.wait(limit + _OPENING_SECONDS)
@@ -107,7 +113,7 @@ class StorageAPI(ExchangeCalls, SnapshotCalls):
 
     def _cast(self, method: str, **arguments: Any) -> None:
         def cast() -> None:
-            self._client.prepare(retry=1).cast({}, method, **arguments)
+            self._client.prepare(retry=1).cast(self._context, method, **arguments)
 
         self._unless_silent(lambda: within(self._timeout, cast))
 

@@ -1,5 +1,6 @@
 """Writing files that outlive the process: temporary name, fsync, rename, fsync of the directory."""
 
+import errno
 import hashlib
 import json
 import os
@@ -11,6 +12,16 @@ from bootcache import green
 
 T = TypeVar('T')
 _CHUNK = 1 << 20
+_FULL = errno.ENOSPC, errno.EDQUOT
+
+
+def means_full(error: BaseException) -> bool:
+    """Return whether an error says that a medium has no room, no inodes, or that a quota ends.
+
+    Programs of QEMU's say so in the system's own words.
+    """
+    return getattr(error, 'errno', None) in _FULL \
+        or any(os.strerror(number) in str(error) for number in _FULL)
 
 
 def fsync_directory(path: str) -> None:

@@ -13,9 +13,21 @@ from collections.abc import Iterator
 
 from oslo_log import log as logging
 
+from bootcache.exception import ConfigurationError
 from bootcache.storagedaemon import StorageDaemon, UnixListener
 
 LOG = logging.getLogger(__name__)
+
+
+def check_parent() -> None:
+    """Check that temporary files are where TMPDIR says: Python would take another folder.
+
+    :raises ConfigurationError: if they cannot be there.
+    """
+    wanted = os.environ.get('TMPDIR')
+    if wanted and os.path.abspath(wanted) != tempfile.gettempdir():
+        raise ConfigurationError(f'TMPDIR={wanted}: no file can be made there; name a folder that'
+                                 ' this user can write to, and that has room, or unset it')
 
 
 @contextlib.contextmanager

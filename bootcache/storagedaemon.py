@@ -8,6 +8,7 @@ listening socket is made here with TCP_NODELAY, and no iothreads are used.
 import contextlib
 import dataclasses
 import os
+import re
 import shutil
 import signal
 import socket
@@ -85,6 +86,7 @@ class StorageDaemon:
     """A qemu-storage-daemon with its own directory for monitor socket, pid file and log.
 
     :ivar monitor: where it is steered.
+    :ivar answers: ``Monitor.answers``, and ``session``: ``Monitor.session``.
 
     :param name: for messages and file names, for instance ``exporter``.
     :param directory: made if missing; short, as unix socket paths end at 107 bytes.
@@ -93,10 +95,7 @@ class StorageDaemon:
     :param autostart: whether ``ensure_running`` may start it, or only adopt it.
     :param group: that may connect to its NBD socket; None for the process's own. Nobody else may,
         and nobody but the daemon's user may reach its monitor.
-    :param patience: of its monitor: see there.
-    :param command_seconds: likewise.
-    :param queue_seconds: likewise.
-    :param breaker: likewise.
+    :param patience: of its monitor: see there, also for the next three.
     :param trace: an event of QEMU's that it writes into its log, or a file: see errorlog.py.
     :param admission: who is let in by TLS, of one that it starts; None for anybody, without TLS.
     """
@@ -118,9 +117,13 @@ class StorageDaemon:
         self.monitor_path = os.path.join(directory, f'{name}.qmp')
         self.pid_path = os.path.join(directory, f'{name}.pid')
         self.log_path = os.path.join(directory, f'{name}.log')
+        # On the command line it tells where a daemon listens, which QMP does not.
+        self._monitor_id = 'monitor' if isinstance(listener, UnixListener) \
+            else re.sub('[^0-9A-Za-z.-]', '_', f'monitor-{listener}')
         # To have it alone guards starting as well.
         self.monitor = Monitor(name, self.monitor_path, patience, command_seconds, breaker,
                                '' if autostart else _CURE, queue_seconds)
+        self.answers, self.session = self.monitor.answers, self.monitor.session
 
     def ensure_running(self) -> bool:
         """Adopt the daemon if it answers, else start it.
@@ -146,18 +149,6 @@ class StorageDaemon:
             self.monitor.heard()
             self._start()
             return True
-
-    def answers(self) -> bool:
-        """Tell whether the daemon's monitor answers."""
-        return self.monitor.answers()
-
-    def session(self) -> contextlib.AbstractContextManager[Session]:
-        """Connect to the monitor for a group of commands: see ``Monitor.session``.
-
-        :raises StorageDaemonBusy: if it does not answer in its time, or did not just now.
-        :raises StorageDaemonError: if there is no daemon.
-        """
-        return self.monitor.session()
 
     def _check_length(self, path: str) -> None:
         if len(os.fsencode(path)) > 107:
@@ -216,8 +207,9 @@ class StorageDaemon:
                 f'{self.name}: cannot listen on {self.listener} ({error.strerror or error}){who}'
             ) from error
         command = [self._binary,
-                   '--chardev', f'socket,path={self.monitor_path},server=on,wait=off,id=monitor',
-                   '--monitor', 'chardev=monitor', '--pidfile', self.pid_path,
+                   '--chardev', f'socket,path={self.monitor_path},server=on,wait=off,'
+                   f'id={self._monitor_id}', '--monitor', f'chardev={self._monitor_id}',
+                   '--pidfile', self.pid_path,
                    *objects, *nbd, *(['--trace', self._trace] if self._trace else [])]
         try:
             with open(self.log_path, 'ab') as log:
@@ -276,6 +268,14 @@ class StorageDaemon:
     def pid(self) -> int | None:
         """Return the daemon's process id; None if it does not run in this PID namespace."""
         return filelocks.daemon_pid(self.pid_path) or None
+
+    def has_listener(self) -> bool:
+        """Return whether the daemon that runs was started to listen where this one is to."""
+        try:
+            with open(f'/proc/{self.pid()}/cmdline', errors='surrogateescape') as stream:
+                return f',id={self._monitor_id}\0' in stream.read()
+        except OSError:
+            return False
 
     def stop(self, grace: float = 5) -> None:
         """End the daemon: SIGTERM, after ``grace`` seconds SIGKILL; it is gone when this returns.

@@ -64,9 +64,8 @@ Related options:
 TCP ports of exporters of which each serves one compute host. A host is told of
 the port of its own when it asks for an image. Only who has its certificate is
 let in there, and what is served there is what the host has asked for, or needs;
-``export_idle`` says for how long. Hosts of an earlier version, which do not tell
-the name in their certificate, share the exporter at ``export_port``, which runs
-while there are such hosts.
+``export_idle`` says for how long. A host that does not tell the name in its
+certificate gets nothing: its servers go the stock way.
 
 An exporter takes some megabytes of memory. It is started when its host asks for
 the first time, and ends when it serves nothing any more. The host keeps its

@@ -88,7 +88,6 @@ class StorageService(service.Service):  # type: ignore[misc]
         error = self._fault()
         if error is None:
             return
-        # Not where it was caught: oslo.log would add the error to a line that has it already.
         tell_fault(self._conf, error)
         self._failed.value = True
         os.kill(os.getppid(), signal.SIGTERM)
@@ -113,12 +112,14 @@ class StorageService(service.Service):  # type: ignore[misc]
         store.sweep_forgotten()
         needs = ReportedNeeds(store.state_path('needs.json'))
         exporter = Exporters(conf, store.state_path('clients.json'))
-        exporter.start()
+        exporter.start(lambda exports, certificate: serving.serve_again(
+            store.manifests(), exports, lambda manifest: exporter.ensure(
+                manifest, store.cache_path(manifest), (certificate,))))
         cacheimage.end_left_over()
         # What is in memory is known later; an exporter that serves from there goes on.
         serving.serve_all(store.manifests(), lambda manifest: exporter.ensure(
-            manifest, store.cache_path(manifest), exporter.at_start(
-                needs.hosts(manifest.image_id), needs.needed(manifest.image_id))))
+            manifest, store.cache_path(manifest),
+            exporter.of_hosts(needs.hosts(manifest.image_id))))
         self._check()
         startchecks.check_cloud(conf)
         tiers = StorageTiers(conf, store, exporter)

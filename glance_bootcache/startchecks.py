@@ -20,7 +20,7 @@ from novaclient import exceptions as nova_exceptions
 from oslo_config import cfg
 from oslo_log import log as logging
 
-from bootcache import certificates, listening, qemuimg, tier, tls
+from bootcache import certificates, listening, qemuimg, scratch, tier, tls
 from bootcache import conf as bootcache_conf
 from bootcache.cachelayout import Compression
 from bootcache.ceph import rights
@@ -47,7 +47,7 @@ _ANY_ADDRESS = ('0.0.0.0', '::')
 _ANY_PART = re.compile(r'[A-Z0-9.]*[*?]')
 # Of an exporter's files, the one with the longest name that is a socket, see storagedaemon.py: of
 # that of all hosts, and of that of one.
-_LONGEST_SOCKET = 'exporter.qmp', 'exporter-01234567.qmp'
+_LONGEST_SOCKET = 'exporter.qmp', 'exporter-65535.qmp'
 _SOCKET_BYTES = 107
 _AWAY = (ks_exceptions.ConnectFailure, ks_exceptions.ConnectTimeout,
          ks_exceptions.UnknownConnectionError, ks_exceptions.HttpServerError,
@@ -61,6 +61,7 @@ def check_place(conf: cfg.ConfigOpts) -> None:
 
     :raises ConfigurationError: naming the option and the cure.
     """
+    scratch.check_parent()
     group = conf[bootcache_conf.GROUP]
     tier.check_directory('run_dir', group.run_dir, make=True)
     longest = _LONGEST_SOCKET[bool(group.export_ports)]
@@ -210,7 +211,7 @@ def _check_ports(group: Any) -> None:
     if group.export_port in ports:
         raise ConfigurationError(
             f'[bootcache]export_ports={group.export_ports} has export_port={group.export_port} in'
-            ' it, at which hosts of an earlier version are served; take others')
+            ' it, which all hosts share where that is unset; take others')
     if ports and ports[0] < _UNPRIVILEGED:
         try:
             listening.listen(group.export_host, ports[0]).close()
@@ -231,7 +232,6 @@ def check_cloud(conf: cfg.ConfigOpts) -> None:
     :raises ConfigurationError: naming the option and the cure.
     """
     away = _ask_cloud(conf)
-    # Not where it was caught: oslo.log would add the error to a line that has it already.
     if away is not None:
         LOG.warning('%s does not answer (%s): no image is recorded until it does, and the'
                     ' credentials, flavor and availability zone are not checked; all else is'

@@ -12,6 +12,7 @@ from bootcache import conf as bootcache_conf
 from bootcache import exception, expiry, tls
 from bootcache.cachelayout import Compression
 from bootcache.manifest import Standing
+from bootcache.news import News
 from bootcache.pauses import GrowingPauses
 from glance_bootcache import away, decisions
 from glance_bootcache.glance import listener
@@ -65,6 +66,7 @@ class ServiceUpkeep:
         # When cache images are built anew that are stored in another way than is wanted.
         self._recompressed = GrowingPauses(self._conf.poll_interval, _LONGEST_PAUSE, clock)
         self._told_unheard = False
+        self._news = News(LOG)
         self._stopping = threading.Event()
 
     def start(self) -> None:
@@ -121,9 +123,10 @@ class ServiceUpkeep:
                 return
             try:
                 step()
+                self._news.mended(what, 'that %s is over', what)
             except Exception as error:
-                LOG.warning('%s: %s; it is tried again in %d s', what, away.told(error),
-                            self._conf.poll_interval)
+                self._news.bad(what, '%s: %s; it is tried again in %d s', what,
+                               away.lasting(away.told(error)), self._conf.poll_interval)
 
     def listen(self) -> None:
         """Tell, once, that Glance's notifications do not come."""
@@ -182,7 +185,9 @@ class ServiceUpkeep:
 
         :raises StorageDaemonError: if it does not come up.
         """
-        if self._exporter.start():
+        if self._exporter.start(lambda exports, certificate: serving.serve_again(
+                self._store.manifests(), exports,
+                functools.partial(self._tiers.serve, certificates=(certificate,)))):
             serving.serve_all(self._store.manifests(), self._tiers.serve)
         self._exporter.keep_open(self._store.manifests())
 

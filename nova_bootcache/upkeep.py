@@ -14,13 +14,13 @@ import oslo_messaging as messaging
 from oslo_log import log as logging
 
 from bootcache import exception, rpcapi
+from bootcache.news import News
 from bootcache.pauses import GrowingPauses
 from nova_bootcache.asking import offer
 from nova_bootcache.asking.placement import Offer
 from nova_bootcache.cache.cacheentry import CacheEntry
 from nova_bootcache.chains.computehost import ComputeHost
 from nova_bootcache.gateway import confinement, socketfault
-from nova_bootcache.news import News
 from nova_bootcache.published.holdings import PublishedHoldings
 from nova_bootcache.settling import settler
 

@@ -12,7 +12,7 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
-from bootcache import exception, optionfault, tier, tls
+from bootcache import exception, logformat, optionfault, tier, tls
 from bootcache.exchange import limits
 
 LOG = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         conf(sys.argv[1:] if argv is None else argv, project='bootcache',
              prog='bootcache-exchange')
-        logging.setup(conf, 'bootcache-exchange')
+        logformat.setup(conf, 'bootcache-exchange')
         server = _serve(conf)
     except (cfg.Error, ValueError, OSError, exception.BootcacheError) as error:
         print(f'bootcache-exchange cannot be started: {optionfault.told(error, conf)}',

@@ -8,12 +8,21 @@ import time
 import uuid
 from typing import Any
 
-from bootcache import cacheimage, cachelayout, ending, exception, properties, recording, savefile
+from bootcache import (
+    cacheimage,
+    cachelayout,
+    ending,
+    exception,
+    properties,
+    recording,
+    savefile,
+    scratch,
+)
 from bootcache.cacheimage import Base
 from bootcache.cachelayout import Compression
 from bootcache.workingset import WorkingSet
 from glance_bootcache.bootconf import DEFAULT_MARKER
-from glance_bootcache.cli.arguments import marker, seconds, size
+from glance_bootcache.cli.arguments import count, marker, seconds, size
 from glance_bootcache.cli.listing import Showing
 from glance_bootcache.profileboot import direct
 from glance_bootcache.storage import inspection
@@ -25,9 +34,11 @@ def _inspect(path: str, image_format: str) -> inspection.Inspected:
         return inspection.inspect(path, image_format)
     except exception.ImageRefused as error:
         other, = {*inspection.FORMATS} - {image_format}
+        # A raw disk is told by its table of partitions.
+        contents = ('raw', 'gpt') if other == 'raw' else (other,)
         told = str(error).replace(f'disk_format says {image_format}',
                                   f'--image-format says {image_format}')
-        if f'the content is {other}' in told:
+        if any(f'the content is {content},' in told for content in contents):
             told += f'; give --image-format {other}'
         raise exception.ImageRefused(f'{path}: {told}') from error
 
@@ -64,7 +75,7 @@ class BuildFile(Showing):
         parser.add_argument('--silence', type=seconds, default=60, metavar='SECONDS',
                             help='time without reads that ends a boot without a marker'
                                  ' (default: 60)')
-        parser.add_argument('--memory', type=int, default=1024, metavar='MIB',
+        parser.add_argument('--memory', type=count(1 << 30), default=1024, metavar='MIB',
                             help='memory of the machine (default: 1024)')
         parser.add_argument('--disk-limit', type=size, default=direct.DISK_LIMIT, metavar='SIZE',
                             help='what the boot may write to its disk, in the folder for temporary'
@@ -86,6 +97,7 @@ class BuildFile(Showing):
         output = os.path.abspath(parsed_args.output or f'{path}.cache.qcow2')
         if os.path.exists(output):
             raise exception.BootcacheError(f'{output} exists; remove it or name another --output')
+        scratch.check_parent()
         inspected = _inspect(path, parsed_args.image_format)
         base = Base(path, inspected.image_format, inspected.virtual_bytes)
         progress = self.app.progress()

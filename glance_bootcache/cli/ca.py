@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from bootcache import exception
+from glance_bootcache.cli.arguments import count
 from glance_bootcache.cli.listing import Listing
 from glance_bootcache.smallca import SmallCA
 
@@ -27,12 +28,6 @@ def _host(text: str) -> list[str]:
     return names
 
 
-def _days(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= 3650:
-        raise argparse.ArgumentTypeError(f'{text!r} is not a number of days from 1 to 3650')
-    return int(text)
-
-
 class CA(Listing):
     """Make certificates for hosts, and a small CA that signs them if there is none yet.
 
@@ -48,7 +43,7 @@ class CA(Listing):
         parser.add_argument('hosts', type=_host, nargs='+', metavar='host',
                             help='NAME, or NAME,ADDRESS,... with all by which others connect to it;'
                                  ' NAME alone for a host that has a certificate: all of before')
-        parser.add_argument('--days', type=_days, default=365, metavar='DAYS',
+        parser.add_argument('--days', type=count(3650), default=365, metavar='DAYS',
                             help='for how many days the certificates are valid, from 1 to 3650'
                                  ' (default: 365); the CA is for 3650 from when it is made')
         parser.add_argument('--revoke', action='store_true',

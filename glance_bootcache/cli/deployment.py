@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bootcache.exception import BootcacheError
-from glance_bootcache.cli.arguments import seconds
+from glance_bootcache.cli.arguments import count, seconds
 from glance_bootcache.cli.listing import Listing
 from glance_bootcache.cli.waiting import names
 from glance_bootcache.deployment import credentials
@@ -15,18 +15,6 @@ from glance_bootcache.deployment.cloud import Cloud
 
 _MOST_AT_ONCE = 64
 _MOST_TRIES = 20
-
-
-def count(most: int) -> Any:
-    """Return a parser of numbers from 1 on.
-
-    :param most: the largest one that is taken.
-    """
-    def parse(text: str) -> int:
-        if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= most):
-            raise argparse.ArgumentTypeError(f'{text!r} is not a number from 1 to {most}')
-        return int(text)
-    return parse
 
 
 class DeploymentLister(Listing):

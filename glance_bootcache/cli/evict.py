@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from bootcache.quoting import one_line
+from glance_bootcache.cli.arguments import instead
 from glance_bootcache.cli.progress import ProgressLine
 from glance_bootcache.cli.waiting import WaitingLister, names
 
@@ -146,6 +147,9 @@ class Evict(WaitingLister):
         parser = super().get_parser(prog_name)
         parser.add_argument('--host', dest='hosts', action='append', metavar='HOST',
                             help='only this host lets go; can be repeated')
+        parser.add_argument('--aggregate', help=argparse.SUPPRESS, type=instead(
+            'hosts are told by name: give each with --host ("openstack aggregate show NAME"'
+            ' has those of an aggregate), or none for all'))
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:

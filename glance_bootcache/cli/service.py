@@ -1,5 +1,6 @@
 """``glance-bootcache``: reads the configuration and runs the storage service."""
 
+import fcntl
 import importlib.util
 import inspect
 import logging as stdlib_logging
@@ -10,14 +11,13 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import fasteners
 import oslo_messaging as messaging
 from oslo_config import cfg
 from oslo_log import log as logging
 from oslo_service import service
 
 from bootcache import conf as bootcache_conf
-from bootcache import exception, optionfault, rpcapi, tier
+from bootcache import exception, logformat, optionfault, rpcapi, tier
 from glance_bootcache import conf as glance_conf
 from glance_bootcache import startchecks
 from glance_bootcache.cli import configuration
@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
         configuration.read(conf, 'glance-bootcache', sys.argv[1:] if argv is None else argv)
         # Reads each value, as oslo.service does: what is none at all keeps it from being started.
         conf.log_opt_values(stdlib_logging.Logger('values', stdlib_logging.CRITICAL), 0)
-        logging.setup(conf, 'glance-bootcache')
+        logformat.setup(conf, 'glance-bootcache')
     except (ValueError, OSError, exception.BootcacheError) as error:
         # There is no log yet.
         print(f'glance-bootcache cannot be started: {optionfault.told(error, conf)}',
@@ -49,7 +49,6 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     lock = _take_place(conf)
     if isinstance(lock, Exception):
-        # Not where it was caught: oslo.log would add the error to a line that has it already.
         tell_fault(conf, lock)
         return 1
     stdlib_logging.getLogger(_FORKS_LOGGER).addFilter(_is_no_fork)
@@ -58,11 +57,11 @@ def main(argv: list[str] | None = None) -> int:
         service.launch(conf, StorageService(conf, lambda: _check(conf), failed), workers=1,
                        **_how_to_launch(service.launch)).wait()
     finally:
-        lock.release()
+        os.close(lock)
     return int(failed.value)
 
 
-def _take_place(conf: cfg.ConfigOpts) -> fasteners.InterProcessLock | Exception:
+def _take_place(conf: cfg.ConfigOpts) -> int | Exception:
     """Check what the exporter needs of this machine, and lock the state directory.
 
     :returns: the lock, or why that cannot be.
@@ -116,21 +115,27 @@ def _check_tools() -> None:
             ' libnbdmod*.so into the virtual environment if there is one')
 
 
-def _only_one(state_dir: str) -> fasteners.InterProcessLock:
+def _only_one(state_dir: str) -> int:
+    """Lock the state directory for this process and those that it forks, until all have ended.
+
+    One of POSIX, as fasteners has, would be this process's alone, and it is its child that works.
+
+    :returns: the lock's file descriptor.
+    """
     tier.check_directory('state_dir', state_dir, make=True, mode=0o750)
     path = os.path.join(state_dir, 'lock')
-    lock = fasteners.InterProcessLock(path)
     try:
-        is_ours = lock.acquire(blocking=False)
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except PermissionError:
         raise exception.ConfigurationError(
             f'[bootcache]state_dir: {path} belongs to another user, as whom glance-bootcache was'
             f' started before. End what that user has left running (qemu-storage-daemon), and give'
             f' all that is there, and in run_dir, to this service\'s user: chown -R'
             f' {os.geteuid()} {state_dir}') from None
-    if not is_ours:
+    except BlockingIOError:
         raise exception.BootcacheError(
-            f'another glance-bootcache works on [bootcache]state_dir {state_dir}')
+            f'another glance-bootcache works on [bootcache]state_dir {state_dir}') from None
     return lock
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from bootcache import rpcapi
 from bootcache.quoting import one_line
+from glance_bootcache.cli.arguments import instead
 from glance_bootcache.cli.client import Refused
 from glance_bootcache.cli.progress import ProgressLine
 from glance_bootcache.cli.waiting import WaitingLister, names
@@ -159,6 +160,9 @@ class Warm(WaitingLister):
         parser.add_argument('--aggregate', dest='aggregates', action='append', required=True,
                             metavar='NAME',
                             help='host aggregate whose hosts are to be warm; can be repeated')
+        parser.add_argument('--host', help=argparse.SUPPRESS, type=instead(
+            'Nova has aggregates fetch images, not hosts: make one of the host ("openstack'
+            ' aggregate create", "openstack aggregate add host") and name it with --aggregate'))
         return parser
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:

@@ -11,12 +11,7 @@ import oslo_messaging as messaging
 from oslo_messaging.rpc import server as rpc_server
 
 from bootcache import rpcapi
-from bootcache.exception import (
-    BootcacheError,
-    InvalidWorkingSet,
-    MessageRefused,
-    RequestRefused,
-)
+from bootcache.exception import InvalidWorkingSet, MessageRefused, RequestRefused
 from bootcache.quoting import quoted
 from glance_bootcache.door import arguments
 from glance_bootcache.door.rates import EXTENTS_OF_ONE, Rates
@@ -54,24 +49,17 @@ class Doorkeeper:
         method, said = message.get('method'), message.get('args')
         known = method if isinstance(method, str) and method in arguments.METHODS else ''
         host = _host(said)
-        error: BootcacheError
         try:
-            with self._rates.taking(_sender(incoming, host, known, said), _cost(said)):
+            with self._rates.taking(_sender(incoming, host), _cost(said)):
                 if known:
                     message['args'] = _read(known, said)
                 return self._pass(message, known, incoming)
         except (RequestRefused, messaging.NoSuchMethod, messaging.UnsupportedVersion):
             # An operator's wish, or one of another version.
             raise messaging.ExpectedException from None
-        except MessageRefused as caught:
-            error, refusal = caught, caught
-        except InvalidWorkingSet as caught:
-            error, refusal = caught, MessageRefused('extents', str(caught))
-        # Not where it was caught: oslo.log would add the error to a line that has it already.
-        self._refusals.note(known, refusal, host)
-        try:
-            raise error
-        except BootcacheError:
+        except (MessageRefused, InvalidWorkingSet) as error:
+            self._refusals.note(known, error if isinstance(error, MessageRefused)
+                                else MessageRefused('extents', str(error)), host)
             raise messaging.ExpectedException from None
 
     def _pass(self, message: Any, known: str, incoming: Any) -> Any:
@@ -103,18 +91,15 @@ def _host(said: Any) -> str:
         return ''
 
 
-def _sender(incoming: Any, host: str, method: str, said: Any) -> str:
-    """Return who a message is of: oslo.messaging's queue for answers, or the host that it names.
+def _sender(incoming: Any, host: str) -> str:
+    """Return who a message is of: a process, by the secret that it made, or the host that it names.
 
-    What names neither is counted by what it is about: a profile boot, by what only its host knows,
-    or an image. Else all hosts' messages of that kind, and a liar's, would be of one sender.
+    The queue for answers is no secret: oslo.messaging's queue manager names it by host and process.
     """
-    queue = getattr(incoming, 'reply_q', None)
-    if queue or host:
-        return f'queue {queue}' if queue else f'host {host}'
-    about = next((said[name] for name in ('profile_token', 'image_id') if isinstance(
-        said.get(name), str)), '') if isinstance(said, dict) else ''
-    return f'{method} {about[:arguments.LONGEST_NAME]}'
+    try:
+        return f'process {arguments.token(rpcapi.SENDER, incoming.ctxt[rpcapi.SENDER])}'
+    except (MessageRefused, KeyError):
+        return f'host {host}'
 
 
 def _cost(said: Any) -> float:

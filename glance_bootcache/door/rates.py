@@ -1,10 +1,10 @@
 """How much one sender may ask for, so that the others are answered: no messages are signed, and one
 password is all that it takes to send any.
 
-A sender is a process: calls name the queue on which it hears answers, which nobody else gets to
-know. One that does not wait for an answer is known by the host that it names. A name is made up
-easily, so senders that were not heard of for long share a limit of their own: whoever makes up
-names takes from those alone who have just come, and pushes out nobody.
+A sender is a process: its messages have a secret that it has made, which nobody else gets to know.
+What has none is counted by the host that it names. Either is made up easily, so senders that were
+not heard of for long share a limit of their own: whoever makes up names takes from those alone who
+have just come, and pushes out nobody.
 """
 
 import contextlib

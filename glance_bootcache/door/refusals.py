@@ -15,6 +15,7 @@ LOG = logging.getLogger(__name__)
 # What a host says wrong is told so often, and of so many hosts and reasons: a name costs nothing.
 _TOLD_SECONDS = 3600
 _MOST_TOLD = 1000
+_LATE = 'not looked at, as a restart of this service, or a host that is late, has it'
 _NOBODY = 'a sender that does not say who it is'
 
 
@@ -28,14 +29,10 @@ def pass_over(refusal: MessageRefused) -> None:
 @contextlib.contextmanager
 def left_out(refuse: Refuse) -> Iterator[None]:
     """Tell of what is refused within the block, and go on."""
-    refused = None
     try:
         yield
     except MessageRefused as refusal:
-        refused = refusal
-    # Not where it was caught: oslo.log would add the error to a line that has it already.
-    if refused is not None:
-        refuse(refused)
+        refuse(refusal)
 
 
 class Refusals:
@@ -74,9 +71,9 @@ class Refusals:
                 self._told[host, *key] = True
         if is_news and room > 0:
             LOG.log(logging.INFO if is_harmless else logging.WARNING,
-                    '%s: %s is refused: %s (number %d since the service started; told once an'
-                    ' hour)', f'host {host}' if host else _NOBODY, method or 'a message', refusal,
-                    count)
+                    '%s: %s is %s: %s (number %d since the service started; told once an hour)',
+                    f'host {host}' if host else _NOBODY, method or 'a message',
+                    _LATE if is_harmless else 'refused', refusal, count)
         if is_news and room == 1:
             LOG.warning('of so many hosts messages are refused that no more are told of for an'
                         ' hour: whoever sends them has a password of [bootcache]transport_url')

@@ -1,8 +1,8 @@
 """Which hosts may get full bases from the storage node now, and which come next: soft state.
 
 A host that has a slot says so while it uses it, and one that waits asks again. Of one from which
-neither is heard nothing is kept. After a restart of the service, hosts that have slots tell so:
-meanwhile there can be more of them, and there are new ones only when there are few enough again.
+neither is heard nothing is kept. A slot counts for the host that was given it here, and no other:
+after a restart of the service there can be more hosts at it, until those of before have done.
 """
 
 import threading
@@ -11,6 +11,8 @@ from collections.abc import Callable
 
 # A host tells every 15 s that it uses its slot.
 HELD_SECONDS = 60.0
+# What takes longer goes on, and counts no more: names that are made up would never give one back.
+LONGEST_SECONDS = 3600.0
 # One that waits is told when to ask again: later where it is not its turn for long, that many do
 # not ask all the time. It may be at a try to get the base from other hosts when that is.
 AGAIN_SECONDS = 10.0
@@ -31,8 +33,9 @@ class Slots:
         self._most = most
         self._clock = clock
         self._lock = threading.Lock()  # guards both, for steps in memory
-        # Until when each has it, or its place.
+        # Until when each has it, or its place; and until when it may have it at most.
         self._held: dict[str, float] = {}
+        self._longest: dict[str, float] = {}
         self._waiting: dict[str, float] = {}
 
     def take(self, host: str, waits: bool = True) -> float:
@@ -53,7 +56,8 @@ class Slots:
                         self._waiting[host] = now + again + GRACE_SECONDS
                     return again
                 self._waiting.pop(host, None)
-            self._held[host] = now + HELD_SECONDS
+                self._longest[host] = now + LONGEST_SECONDS
+            self._held[host] = min(now + HELD_SECONDS, self._longest[host])
             return 0.0
 
     def hold(self, host: str, holds: bool) -> None:
@@ -67,11 +71,11 @@ class Slots:
             if not holds:
                 self._held.pop(host, None)
                 self._waiting.pop(host, None)
-            elif host in self._held or len(self._held) < _MOST_HOSTS:
-                self._waiting.pop(host, None)
-                self._held[host] = now + HELD_SECONDS
+            elif host in self._held:
+                self._held[host] = min(now + HELD_SECONDS, self._longest[host])
 
     def _forget(self, now: float) -> None:
         for hosts in self._held, self._waiting:
             for host in [host for host, until in hosts.items() if until <= now]:
                 del hosts[host]
+        self._longest = {host: self._longest[host] for host in self._held}

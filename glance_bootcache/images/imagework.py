@@ -17,6 +17,7 @@ from bootcache import (
     exception,
     naming,
     properties,
+    savefile,
     steps,
     workingset,
 )
@@ -337,8 +338,9 @@ class ImageWork:
             yield
         except Exception as error:
             free = shutil.disk_usage(directory).free
-            if free >= room:
+            if free >= room and not savefile.means_full(error):
                 raise
             raise exception.StorageNodeFull(
-                f'{directory} has no room for a cache image of {room} bytes, {free} are free; make'
-                f' room in [bootcache]state_dir: {error}') from error
+                f'{directory} has no room for a cache image of {room} bytes, {free} are free'
+                f' ("df -i" shows inodes, "quota" quotas); make room in [bootcache]state_dir:'
+                f' {error}') from error

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from oslo_log import log as logging
 
-from bootcache import exception
+from bootcache import exception, savefile
 from bootcache.manifest import ImageState, Made, Manifest, Standing
 from glance_bootcache.decisions import PUT_OFF
 from glance_bootcache.images.jobs import Jobs
@@ -98,10 +98,12 @@ class States:
         except (exception.StorageDaemonError, exception.StorageNodeFull, exception.ServiceAway,
                 exception.Interrupted, OSError) as error:
             self._put_off(job, str(error))
-        except exception.BootcacheError as error:
-            self._give_up(job, str(error))
         except Exception as error:
-            if not job.cancelled.is_set() and not self._jobs.is_stopping:
+            if savefile.means_full(error):
+                self._put_off(job, str(error))
+            elif isinstance(error, exception.BootcacheError):
+                self._give_up(job, str(error))
+            elif not job.cancelled.is_set() and not self._jobs.is_stopping:
                 LOG.exception('image %s: unexpected error', job.image_id)
                 self._give_up(job, f'unexpected error: {error}')
         return True

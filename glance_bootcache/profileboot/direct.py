@@ -37,6 +37,8 @@ EMBEDDED = 'embedded'
 DISK_LIMIT = 4 << 30
 CONSOLE_LIMIT = 16 << 20
 _POLL_SECONDS = 0.5
+# libvirt's VIR_DOMAIN_PAUSED: nothing but an error of its disk has a machine of ours stop.
+_PAUSED = 3
 # What a machine writes a second at most: its overlay is looked at twice in that time.
 _WRITE_RATE = 256 << 20
 _QEMU_CONF = """\
@@ -91,7 +93,8 @@ def domain_xml(name: str, machine: Machine, accelerator: str, disk: str, console
   <features><acpi/><apic/></features>{cpu}
   <on_poweroff>destroy</on_poweroff><on_reboot>restart</on_reboot><on_crash>destroy</on_crash>
   <devices>
-    <disk type='file' device='disk'><driver name='qemu' type='qcow2' cache='unsafe'/>
+    <disk type='file' device='disk'><driver name='qemu' type='qcow2' cache='unsafe'
+        error_policy='stop' rerror_policy='stop'/>
       <source file={quote(disk)}/><target dev='vda' bus='virtio'/>
       <iotune><write_bytes_sec>{_WRITE_RATE}</write_bytes_sec></iotune></disk>{seed}
     <serial type='file'><source path={quote(console)} append='on'/><target port='0'/></serial>
@@ -143,7 +146,7 @@ def record(base: Base, name: str, policy: properties.Policy, limits: ending.Boot
                           tail, began)
             try:
                 found = _watch(domain, end, tail, tell,
-                               lambda: _keep_limits(overlay, console, machine))
+                               lambda: _keep_limits(overlay, console, machine), scratch)
                 notbooted.check(found.ended_by, judge.line, end.recorded_bytes)
             finally:
                 with contextlib.suppress(Exception):
@@ -156,13 +159,19 @@ def record(base: Base, name: str, policy: properties.Policy, limits: ending.Boot
 
 
 def _watch(domain: Any, end: BootEnd, console: Callable[[], str], tell: Callable[[str], None],
-           keep_limits: Callable[[], None]) -> FoundEnd:
+           keep_limits: Callable[[], None], scratch: str) -> FoundEnd:
     told = 0.0
     while True:
         time.sleep(_POLL_SECONDS)
         now = time.monotonic()
         if not domain.isActive():
             raise notbooted.switched_off(ending.upset(console()))
+        if domain.state()[0] == _PAUSED:
+            free = shutil.disk_usage(scratch).free
+            raise exception.ProfileBootFailed(
+                f'the disk of the image\'s machine could not be read or written, with {free} bytes'
+                f' free in {scratch}; the folder for temporary files (TMPDIR) takes what the boot'
+                ' reads and writes: name one with more room there, if it is full')
         keep_limits()
         found = end.look(now)
         if now - told >= 1:

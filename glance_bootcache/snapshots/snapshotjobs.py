@@ -309,7 +309,6 @@ class SnapshotJobs:
             except Exception as error:
                 fault = away.told(error)
             now = self._clock()
-            # Not where it was caught: oslo.log would add the error to a line that has it already.
             if fault and (told_at is None or now - told_at >= _TOLD_SECONDS):
                 LOG.warning('snapshots that servers send, or have sent, cannot be looked after, nor'
                             ' what is left of some be removed; it is tried every %d s, and told'

@@ -9,7 +9,6 @@ name stands beside those that did before, and takes nothing from them.
 """
 
 import dataclasses
-import hashlib
 import math
 import re
 import threading
@@ -24,7 +23,8 @@ from bootcache import exception, savefile
 LOG = logging.getLogger(__name__)
 
 VERSION = 1
-# As long as a host counts that is silent: see reportedneeds.py.
+# So long before the last of the certificates that came in a host's name another one has to have
+# come to count no more. Time in which no host could be heard makes none older than another.
 _FORGET_SECONDS = 86400
 # One that has not asked for so long has left: another one gets its port.
 _LEFT_SECONDS = 7 * 86400
@@ -46,8 +46,8 @@ class Client:
 
     @property
     def daemon(self) -> str:
-        """The exporter's name."""
-        return f'exporter-{hashlib.sha256(self.certificate.encode()).hexdigest()[:8]}'
+        """The exporter's name: of its port, which no two clients have at a time."""
+        return f'exporter-{self.port}'
 
 
 def read_ports(text: str | None) -> range:
@@ -168,7 +168,7 @@ class Clients:
                     self._changed = True
 
     def of(self, hosts: Iterable[str]) -> set[str]:
-        """Return the names in hosts' certificates; an empty one stands for those of no such host.
+        """Return the names in the certificates of those of some hosts that have asked.
 
         That counts as asking: a host whose servers run asks for nothing else.
         """
@@ -176,11 +176,13 @@ class Clients:
         found: set[str] = set()
         with self._lock:
             for host in hosts:
-                of_host = {name: one.hosts[host] for name, one in self._known.items()
-                           if one.hosts.get(host, -math.inf) >= now - _FORGET_SECONDS}
-                found.update(of_host or ('',))
-                if of_host:
-                    self._known[max(of_host, key=of_host.__getitem__)].hosts[host] = now
+                asked = {name: one.hosts[host] for name, one in self._known.items()
+                         if host in one.hosts}
+                if asked:
+                    last = max(asked, key=asked.__getitem__)
+                    found.update(name for name in asked
+                                 if asked[name] >= asked[last] - _FORGET_SECONDS)
+                    self._known[last].hosts[host] = now
         return found
 
     def save(self) -> None:

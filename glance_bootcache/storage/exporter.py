@@ -36,6 +36,8 @@ _PATIENCE_SECONDS, _SILENCE_SECONDS = 10, 10
 class Exporter:
     """An exporter of this storage node: that of all hosts, or that of one.
 
+    :ivar certificate: the name in that of the one client that is let in; empty for all.
+
     :param conf: configuration of the storage service.
     :param clones: opens bases in Ceph for it; one for all exporters, and not closed by any.
     :param suspended: ids of images that are not to be served now; it is the caller's.
@@ -51,7 +53,7 @@ class Exporter:
             name, group.run_dir, TcpListener(group.export_host, port), admission=admitted,
             breaker=Breaker(1, _SILENCE_SECONDS), patience=_PATIENCE_SECONDS,
             trace=errorlog.traced_apart(group.run_dir, name))
-        self._admission = admission.KeptAdmission(self._daemon, admitted)
+        self._admission = admission.KeptAdmission(self._daemon, admitted, only is not None)
         self._reached = {'tls': admitted is not None, 'server': [
             group.advertise_host or group.export_host,
             port if only else group.advertise_port or port]}
@@ -64,6 +66,7 @@ class Exporter:
         # When exports were asked for last, in monotonic seconds; written before _served is read.
         self._asked_at: dict[str, float] = {}
         self._suspended = suspended
+        self.certificate = only.certificate if only else ''
         self._clones = clones
         # Exports of cache images whose files go just now, with what is set when that is over.
         # Entered by who has the monitor alone.
@@ -79,8 +82,8 @@ class Exporter:
     def start(self) -> bool:
         """Adopt or start the daemon, and look what it serves.
 
-        One that lets in others than it is to, as with certificates before they were renewed, is
-        ended, and started.
+        One that lets in others than it is to, as with certificates before they were renewed, or
+        listens elsewhere, is ended, and started.
 
         :returns: True if it was started, and so serves nothing yet.
         :raises StorageDaemonError: if it does not come up.
@@ -91,15 +94,15 @@ class Exporter:
             self._look()
         return started
 
-    def adopt(self) -> None:
+    def adopt(self) -> Collection[str]:
         """Look what the daemon serves, if it runs; one is started when something is to be served.
 
+        :returns: what is to be served again, as the daemon that served it was ended here.
         :raises StorageDaemonError: if it runs and does not answer.
         """
         with self._alone():
-            self._admission.keep()
-            if self._runs():
-                self._look()
+            served = tuple(self._look()) if self._runs() else ()
+            return served if self._admission.keep() else ()
 
     @property
     def runs(self) -> bool:

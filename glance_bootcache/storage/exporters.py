@@ -1,8 +1,8 @@
 """The exporters of this storage node: one for all compute hosts, or one for each of them.
 
-With ``[bootcache]export_ports`` a host that tells the name in its certificate has an exporter of
-its own, which lets in nobody else, and serves what the host has asked for or needs. Hosts of an
-earlier version share the one at ``export_port``, which runs only while there are such hosts.
+With ``[bootcache]export_ports`` a host has an exporter of its own, which lets in nobody but who has
+its certificate, and serves what the host has asked for or needs. The one of all hosts then serves
+nothing new, whatever is not known of a host: it ends when nobody reads what it served before.
 """
 
 import contextlib
@@ -11,6 +11,7 @@ import glob
 import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
+from concurrent import futures
 from typing import Any
 
 from oslo_config import cfg
@@ -21,6 +22,8 @@ from bootcache import exception, naming
 from bootcache.cacheimage import Base
 from bootcache.difference import CacheDifference
 from bootcache.manifest import Manifest
+from bootcache.news import News
+from bootcache.quoting import quoted
 from bootcache.storagedaemon import StorageDaemon, UnixListener
 from glance_bootcache.ceph.opening import OpenClones
 from glance_bootcache.storage import admission, clients, exportnames
@@ -33,12 +36,14 @@ LOG = logging.getLogger(__name__)
 COMMON = ''
 # Of an exporter's files in run_dir: its log outlives it, until its host has left.
 _FILES = 'pid', 'qmp', 'log', 'asked'
+# Exporters that are looked at, and if need be started anew, side by side.
+_AT_ONCE = 4
 
 
 class Exporters:
     """All exporters, as one: what is said of an image holds wherever it is served.
 
-    :ivar common: the one of all hosts, or of those of an earlier version.
+    :ivar common: the one of all hosts; with ``export_ports`` it only ends.
 
     :param conf: configuration of the storage service, checked.
     :param path: of the file that tells which host has which port.
@@ -58,6 +63,7 @@ class Exporters:
         self._has_own = bool(ports)
         self._names = tuple(group.tls_client_names)
         self._clients = Clients(path, ports)
+        self._news = News(LOG)
         self._lock = threading.Lock()  # guards the dictionary
         self._own: dict[Client, Exporter] = {}
         for client in self._clients.all():
@@ -82,8 +88,18 @@ class Exporters:
         return known is not None and known.runs
 
     def _of(self, certificate: str) -> Exporter:
-        client = self._clients.find(certificate) if certificate and self._has_own else None
-        return self.common if client is None else self._exporter_of(client)
+        """Return who serves a certificate, as ``know`` and ``of_hosts`` name it.
+
+        :raises StorageDaemonError: if another one has got its port since.
+        """
+        if not self._has_own:
+            return self.common
+        client = self._clients.find(certificate)
+        if client is None:
+            raise exception.StorageDaemonError(
+                f'exporter: {certificate or "no certificate"} has no port of'
+                ' [bootcache]export_ports; its host gets one when it asks')
+        return self._exporter_of(client)
 
     def _all_own(self) -> list[Exporter]:
         with self._lock:
@@ -121,26 +137,25 @@ class Exporters:
         """Note that a host asks; return what names its exporter here.
 
         :param certificate: the distinguished name in the host's; empty if it tells none.
+        :raises MessageRefused: if it is none to which an exporter of its own can be given.
         :raises StorageDaemonError: if there is no port for it.
         """
-        if not certificate or not host or not self._has_own \
-                or not admission.is_named(certificate, self._names):
+        if not self._has_own:
             return COMMON
+        if not certificate or not host:
+            raise exception.MessageRefused(
+                'certificate', 'is not told, and by [bootcache]export_ports each host is served by'
+                ' that; the log of its nova-compute, at debug level, says why it does not tell it')
+        if not admission.is_named(certificate, self._names):
+            raise exception.MessageRefused(
+                'certificate', f'{quoted(certificate)} is none of [bootcache]tls_client_names')
         self._clients.note(host, certificate, self._runs)
         self._save()
         return certificate
 
     def of_hosts(self, hosts: Collection[str]) -> set[str]:
-        """Return what names the exporters of hosts; of none, that of all."""
-        return self._clients.of(hosts) if hosts and self._has_own else {COMMON}
-
-    def at_start(self, hosts: Collection[str], is_needed: bool) -> Collection[str]:
-        """Return to whom an image is served before anybody asks.
-
-        :param hosts: that say that they need it.
-        :param is_needed: whether one does, or may do so.
-        """
-        return self.of_hosts(hosts) if is_needed or not self._has_own else ()
+        """Return what names the exporters of hosts; where hosts share one, that one."""
+        return self._clients.of(hosts) if self._has_own else {COMMON}
 
     def _save(self) -> None:
         try:
@@ -150,19 +165,31 @@ class Exporters:
 
     # The daemons.
 
-    def start(self) -> bool:
+    def start(self, serve: Callable[[Collection[str], str], None] | None = None) -> bool:
         """Adopt or start the daemons, and look what they serve.
 
+        Of those of single hosts that have to be started anew, as with renewed certificates, few
+        are away at a time.
+
+        :param serve: serves a certificate those exports again that a daemon served which was
+            ended here; what fails there is not raised.
         :returns: True if the one of all hosts was started, and so serves nothing yet; those of
             single hosts are started when something is to be served.
         :raises StorageDaemonError: if that one does not come up.
         """
-        for each in (*self._all_own(), *[self.common] * self._has_own):
+        def adopt(each: Exporter) -> None:
             try:
-                each.adopt()
+                served = each.adopt()
+                if served and serve is not None and each.certificate:
+                    serve(served, each.certificate)
+                self._news.mended(each.log_path, '%s: the exporter answers again', each.log_path)
             except exception.StorageDaemonError as error:
                 # It is looked at again before something else is served by it; others go on.
-                LOG.warning('an exporter cannot be taken over, for now: %s', error)
+                self._news.bad(each.log_path, 'an exporter does not answer, and of what it serves'
+                               ' nothing changes until it does: %s', error)
+
+        with futures.ThreadPoolExecutor(_AT_ONCE, 'bootcache-exporters') as workers:
+            list(workers.map(adopt, (*self._all_own(), *[self.common] * self._has_own)))
         self._end_unknown()
         return not self._has_own and self.common.start()
 
@@ -178,7 +205,7 @@ class Exporters:
                 if not self._own[client].runs:
                     del self._own[client]
         directory = self._conf[bootcache_conf.GROUP].run_dir
-        pattern = os.path.join(glob.escape(directory), f'exporter-{"[0-9a-f]" * 8}.*')
+        pattern = os.path.join(glob.escape(directory), 'exporter-*.*')
         for name in sorted({os.path.basename(path).partition('.')[0] for path in
                             glob.glob(pattern)}):
             if any(client.daemon == name for client in self._clients.all()):
@@ -250,8 +277,8 @@ class Exporters:
         :raises StorageDaemonError: if a daemon refuses.
         """
         self._all(functools.partial(self._of(certificate).ensure, manifest, cache_path)
-                  for certificate in (self.at_start((), is_needed=False)
-                                      if certificates is None else certificates))
+                  for certificate in (self.of_hosts(()) if certificates is None
+                                      else certificates))
 
     def ensure_stored(self, manifest: Manifest, certificate: str = COMMON) -> str:
         """Serve the bytes of an image's stored file, whatever its format.

@@ -6,8 +6,10 @@ from oslo_log import log as logging
 
 from bootcache import exception
 from bootcache.manifest import Manifest
+from bootcache.news import News
 
 LOG = logging.getLogger(__name__)
+_NEWS = News(LOG)
 
 
 def has_base(manifest: Manifest) -> bool:
@@ -22,8 +24,22 @@ def serve(manifest: Manifest, ensure: Callable[[Manifest], None]) -> None:
     """
     try:
         ensure(manifest)
+    except exception.StorageDaemonBusy as error:
+        # Of the exporter it is told once, and not for each image.
+        LOG.debug('image %s: its base cannot be served now: %s', manifest.image_id, error)
     except exception.BootcacheError as error:
-        LOG.warning('image %s: its base cannot be served: %s', manifest.image_id, error)
+        _NEWS.bad(manifest.image_id, 'image %s: its base cannot be served: %s', manifest.image_id,
+                  error)
+    else:
+        _NEWS.mended(manifest.image_id, 'image %s: its base can be served again',
+                     manifest.image_id)
+
+
+def serve_again(manifests: Iterable[Manifest], exports: Iterable[str],
+                ensure: Callable[[Manifest], None]) -> None:
+    """Serve the images of exports that an exporter had which was ended."""
+    serve_all((manifest for manifest in manifests
+               if any(manifest.image_id in export for export in exports)), ensure)
 
 
 def serve_all(manifests: Iterable[Manifest], ensure: Callable[[Manifest], None]) -> None:

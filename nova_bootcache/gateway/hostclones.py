@@ -18,9 +18,9 @@ from bootcache.ceph.places import RbdClone, RbdOrigin
 from bootcache.ceph.rbd import Rbd, RbdAbsent, RbdRefused
 from bootcache.ceph.rights import HarmfulKey, RbdAccess
 from bootcache.locks import KeyedLocks
+from bootcache.news import News
 from nova_bootcache.gateway.graph import Place
 from nova_bootcache.locks import Rank
-from nova_bootcache.news import News
 from nova_bootcache.storagenode import Remote
 
 LOG = logging.getLogger(__name__)

@@ -16,10 +16,10 @@ from oslo_log import log as logging
 
 from bootcache import exception
 from bootcache.locks import KeyedLocks, leaf
+from bootcache.news import News
 from bootcache.pauses import GrowingPauses
 from nova_bootcache.libvirtcalls import SECONDS, LibvirtCalls
 from nova_bootcache.locks import Rank
-from nova_bootcache.news import News
 from nova_bootcache.settling.localservers import LocalServer
 from nova_bootcache.standstill import errorstop, guests
 from nova_bootcache.standstill.guests import StandingDomain

@@ -2,10 +2,12 @@
 
 import json
 import os
+import shutil
 import struct
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
 import nbd
 import pytest
@@ -281,6 +283,24 @@ def test_a_base_that_is_gone(base, directory):
     with pytest.raises(exception.StorageDaemonError):
         build(Base(f'{base.path}-not', 'raw', 4 * MIB), [Extent(0, MIB)])
     leaves_nothing(base, directory)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason='it mounts a file system')
+def test_a_medium_without_inodes_is_full(base, directory):
+    """It has all of its bytes: what says so is the error, which QEMU's programs tell."""
+    target = f'{directory}/inodes'
+    os.mkdir(target)
+    subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=64M,nr_inodes=2', 'tmpfs', target],
+                   check=True)
+    try:
+        Path(target, 'last').touch()
+        with pytest.raises(exception.BootcacheError) as refused:
+            cacheimage.build(base, [Extent(0, MIB)], f'{target}/cache', quota=64 * MIB,
+                             cluster_bytes=65536, backing_uri=None)
+        assert shutil.disk_usage(target).free > 32 * MIB
+        assert savefile.means_full(refused.value)
+    finally:
+        subprocess.run(['umount', '-l', target], check=True)
 
 
 def test_a_base_of_another_format(base, directory):

@@ -4,6 +4,7 @@ import glob
 import json
 import os
 import subprocess
+import tempfile
 
 import pytest
 from command import BOOTCACHE, bootcache, command
@@ -33,6 +34,41 @@ def test_a_boot_that_writes_without_end_is_given_up(image, directory):
     assert 'bytes to its disk while it booted, more than 8388608' in last \
         and '--disk-limit' in last
     assert not glob.glob(f'{directory}/bootcache-profile-*')
+
+
+@pytest.fixture
+def small_folder(directory):
+    """A file system for temporary files with some MB; paths of sockets there have to be short."""
+    path = tempfile.mkdtemp(prefix='bc', dir=os.path.dirname(directory))
+    subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=6M', 'tmpfs', path], check=True)
+    yield path
+    subprocess.run(['umount', '-l', path], check=True)
+    os.rmdir(path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason='it mounts a file system')
+def test_a_full_folder_for_temporary_files_is_told(image, directory, small_folder):
+    """The guest's reads fail there: what it has read until then is no boot."""
+    done = bootcache(small_folder, 'build', image(bootsectors.READS, 32 * MIB), *QUICKLY,
+                     '--silence', '5', '-o', f'{directory}/cache')
+    assert done.returncode == 1 and not done.stdout
+    last = done.stderr.splitlines()[-1]
+    assert 'TMPDIR' in last and small_folder in last and 'bytes free' in last
+    assert not glob.glob(f'{small_folder}/bootcache-*') and not glob.glob(f'{directory}/cache*')
+
+
+def test_a_folder_for_temporary_files_that_is_not_there_is_no_other_one(image, directory):
+    argv, options = command(BOOTCACHE, directory, 'build', image(bootsectors.READS), *QUICKLY)
+    options['env']['TMPDIR'] = f'{directory}/missing'
+    done = subprocess.run(argv, capture_output=True, check=False, **options)
+    assert done.returncode == 1 and not done.stdout
+    assert f'TMPDIR={directory}/missing: no file can be made there' in done.stderr
+
+
+def test_a_raw_disk_is_told_as_one(image, directory):
+    done = bootcache(directory, 'build', image(bootsectors.READS), '--allow-tcg')
+    assert done.returncode == 1 and not done.stdout
+    assert done.stderr.strip().endswith('give --image-format raw')
 
 
 def test_a_console_without_end_takes_no_room(image, directory):

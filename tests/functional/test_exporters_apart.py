@@ -18,7 +18,7 @@ from tiers_house import memory as memory  # a fixture
 
 from bootcache import exception
 from bootcache.manifest import CacheInfo, Made, Manifest, Standing
-from glance_bootcache.storage import exporter
+from glance_bootcache.storage import exporter, exporters, serving
 from glance_bootcache.storage.exporters import Exporters
 from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import StorageTiers
@@ -37,16 +37,16 @@ def test_what_is_made_is_served_to_nobody_before_it_is_asked_for(node, one, stor
     node.manifest = rebuilding.build()
     assert node.manifest.standing is Standing.DONE and node.manifest.made.cache_image
     assert runs(node) == set()
-    one.gets_nothing(node.answer(), node.answer()['base_export'])
+    answer = node.exporter.common.describe(node.manifest)
+    one.gets_nothing(answer, answer['base_export'])
     node.cache_path = store.cache_path(node.manifest)
-    assert one.lists(one.asks()) == {node.answer()[name] for name in ('base_export',
-                                                                      'cache_export')}
+    assert one.lists(one.asks()) == {answer[name] for name in ('base_export', 'cache_export')}
     rebuilding.stop()
     tiers.stop()
 
 
 def test_one_that_hangs_disturbs_no_image_but_those_that_it_serves(node, one, other, make_base,
-                                                                  directory, monkeypatch):
+                                                                  directory, monkeypatch, caplog):
     monkeypatch.setattr(exporter, '_PATIENCE_SECONDS', 1)
     exporters = node.exporter
     exporters.stop()
@@ -54,8 +54,9 @@ def test_one_that_hangs_disturbs_no_image_but_those_that_it_serves(node, one, ot
     hangs = exporters._of(one.certificate)
     # Of an image that the other one alone has asked for.
     base = make_base(f'{directory}/another', MIB, [(0, MIB, 'data')])
-    image = Manifest(str(uuid.uuid4()), Standing.DONE, made=Made(
-        image_format='raw', virtual_bytes=MIB, base_path=base,
+    image_id = str(uuid.uuid4())
+    image = Manifest(image_id, Standing.DONE, made=Made(
+        image_format='raw', virtual_bytes=MIB, base_path=base, base_export=f'base-{image_id}',
         cache_image=CacheInfo('cache.qcow2', MIB, MIB, 1, 'ab' * 32, MIB, 4096, MIB, '', 0.1, 1)))
     whose = exporters.know(other.name, other.certificate)
 
@@ -64,6 +65,13 @@ def test_one_that_hangs_disturbs_no_image_but_those_that_it_serves(node, one, ot
         return exporters._of(whose)._look()
 
     with frozen(hangs._daemon.pid()):
+        # What upkeep does each round is told of once.
+        caplog.clear()
+        for _round in range(3):
+            exporters.start()
+            serving.serve_again([node.manifest], [f'base-{IMAGE}'], lambda manifest:
+                                exporters.ensure(manifest, None, (one.certificate,)))
+        assert 1 <= sum(record.levelname == 'WARNING' for record in caplog.records) <= 2
         with pytest.raises(exception.StorageDaemonError):
             exporters.withdraw_idle(IMAGE, -1)
         assert len(ensure()) == 2
@@ -108,6 +116,38 @@ def test_what_only_some_of_them_could_serve_from_memory_is_served_from_disk(
         assert set(first.cache_places().values()) == {path} and os.listdir(memory) == []
     until(second._daemon.answers, 'its answer')
     tiers.stop()
+
+
+def test_renewed_certificates_take_few_exporters_away_at_a_time(node, one, other, ca, monkeypatch):
+    """Each serves again what it served before the next one is ended."""
+    monkeypatch.setattr(exporters, '_AT_ONCE', 1)
+    node.build(*SET)
+    node.exporter.stop()
+    told = {host.certificate: host.asks() for host in (one, other)}
+    handles = {}
+    for host in one, other:
+        handles[host.certificate] = host.client(told[host.certificate])
+        handles[host.certificate].set_export_name(told[host.certificate]['base_export'])
+        handles[host.certificate].opt_go()
+    ca.issue('storage-1', ['127.0.0.1'])
+    left = {one.certificate, other.certificate}
+
+    def serve(exports, certificate):
+        assert exports and not node.exporter._of(certificate).runs
+        left.remove(certificate)
+        assert all(handles[name].pread(512, 0) for name in left), 'the others are read from'
+        serving.serve_again([node.manifest], exports, lambda manifest: node.exporter.ensure(
+            manifest, node.cache_path, (certificate,)))
+        host = next(host for host in (one, other) if host.certificate == certificate)
+        assert host.lists(told[certificate]) == {told[certificate][name] for name in (
+            'base_export', 'cache_export')}
+
+    # On a busy machine one goes on for a round, as its certificates were not checked in time.
+    until(lambda: (node.exporter.start(serve), not left)[-1], 'the renewal of all')
+    # They are right now.
+    node.exporter.start(lambda exports, certificate: pytest.fail(f'{exports} go again'))
+    for host in one, other:
+        host.connects(told[host.certificate])
 
 
 def files_of(node):

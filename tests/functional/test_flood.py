@@ -39,7 +39,7 @@ def flood(api, host, count):
 def test_a_flood_of_one_host_is_bounded_and_the_others_are_answered(
         directory_of_service, api, storage_conf):
     directory = directory_of_service
-    # Another process has a queue of its own; that of a second client here is another one as well.
+    # Another process has a secret of its own; that of a second client here is another one as well.
     liar = rpcapi.StorageAPI(storage_conf)
     until(lambda: api.plan_boot(IMAGE, 'honest', 'server', None)['action'] == 'cold', 'the base')
     before = lying_host.memory(directory)
@@ -58,7 +58,7 @@ def test_a_flood_of_one_host_is_bounded_and_the_others_are_answered(
     log = lying_host.said(directory)
     assert log.count('too many of this sender') == 1, 'told once'
     assert 'Traceback' not in log
-    # One that asks for no answer is counted by the host that it names.
+    # So is what asks for no answer, whatever host it names.
     for _message in range(5 * int(rates.BURST)):
         liar.report_warm(IMAGE, 'caster', 'cached', '')
     assert api.list_hosts() == [] and api.plan_boot(IMAGE, 'honest', 'server', None)

@@ -1,8 +1,10 @@
 """Hosts that have an exporter of their own: another one gets nothing there, whatever it knows."""
 
+import json
 import os
 import shutil
 import signal
+import time
 from pathlib import Path
 
 import nbd
@@ -231,25 +233,59 @@ def test_a_server_reads_on_through_crash_and_restart(node, one, storage_conf, ho
     handle.shutdown()
 
 
-def test_hosts_of_an_earlier_version_share_one(node, one):
+def test_what_is_not_known_of_a_host_has_nobody_served(node, one, other, storage_conf, directory):
+    """Neither a name that is made up, nor a certificate that is not told, nor a day's outage."""
     exporters = node.exporter
-    assert exporters.know('old', '') == '' == exporters.know('', one.certificate)
-    assert exporters.of_hosts(['old']) == {''} == exporters.of_hosts([])
-    assert not exporters.start() and runs(node) == set()
-    exporters.ensure(node.manifest, None, exporters.of_hosts(['old']))
-    answer = exporters.describe(node.manifest)
-    one.connects(answer)
-    assert answer['server'][1] == node.conf.export_port and runs(node) == {0}
-    # Until they need nothing any more.
-    until(lambda: (exporters.withdraw_idle(IMAGE, -1), exporters.end_unused(-1),
-                   runs(node) == set())[-1], 'its end')
+    for host, certificate in ('compute-1', ''), ('', one.certificate):
+        with pytest.raises(exception.MessageRefused, match='certificate: is not told'):
+            exporters.know(host, certificate)
+    assert exporters.of_hosts(['made-up']) == set() == exporters.of_hosts([])
+    one.asks()
+    later = node.exporter = Exporters(storage_conf, f'{directory}/clients.json')
+    later._clients._clock = lambda: time.time() + 90_000
+    assert not later.start()
+    later.ensure(node.manifest, None, later.of_hosts(['compute-1', 'made-up']))
+    assert runs(node) == {one.asks()['server'][1]}
+    one.connects(one.asks())
+    other.gets_nothing(one.asks(), f'base-{IMAGE}')
+    with pytest.raises(exception.StorageDaemonError, match='no port of'):
+        later.ensure(node.manifest, None, ('CN=never-seen',))
+    assert not later.common.runs
 
 
 def test_who_is_not_named_gets_no_exporter(node, one, other, storage_conf, directory):
     storage_conf.set_override('tls_client_names', ['CN=compute-2'], 'bootcache')
     node.exporter = Exporters(storage_conf, f'{directory}/clients.json')
-    one.gets_nothing(one.asks(), f'base-{IMAGE}')
+    with pytest.raises(exception.MessageRefused, match=r"'CN=compute-1' is none of"):
+        one.asks()
     other.connects(other.asks())
+
+
+def test_one_that_was_another_client_s_is_not_taken_over(node, one, other, storage_conf, directory):
+    """As where the file that tells of hosts is an older one: their ports are others'."""
+    node.build(*SET)
+    node.exporter.stop()
+    told = one.asks()
+    pid = node.exporter._of(one.certificate)._daemon.pid()
+    Path(directory, 'clients.json').write_text(json.dumps({'version': 1, 'clients': {
+        other.certificate: {'port': told['server'][1], 'hosts': {'compute-2': time.time()}}}}))
+    node.exporter = Exporters(storage_conf, f'{directory}/clients.json')
+    node.exporter.start()
+    assert node.exporter._of(other.certificate)._daemon.pid() != pid
+    others = other.asks()
+    assert others['server'] == told['server']
+    other.connects(others)
+    one.gets_nothing(told, told['base_export'])
+
+
+def test_one_that_listens_elsewhere_is_not_taken_over(node, one, storage_conf, directory):
+    storage_conf.clear_override('export_ports', 'bootcache')
+    shared = Exporters(storage_conf, f'{directory}/clients.json')
+    assert shared.start() and not shared.start()
+    storage_conf.set_override('export_port', free_port(), 'bootcache')
+    node.exporter = Exporters(storage_conf, f'{directory}/clients.json')
+    assert node.exporter.start() and not node.exporter.start()
+    one.connects(one.asks())
 
 
 def test_more_hosts_than_ports(node, ca):

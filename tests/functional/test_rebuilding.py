@@ -44,6 +44,7 @@ class Rebuilding:
             IMAGE, 'sha512:ab', SIZE, 65536, (Extent(MIB, MIB), Extent(0, MIB))))
         house.store.save(Manifest(IMAGE, Standing.DONE, made=Made(
             base_path=base, base_hash='sha512:ab', image_format='raw', virtual_bytes=SIZE,
+            base_export=f'base-{IMAGE}',
             working_set=WorkingSetInfo(name, 2 * MIB, 2, 65536, 'nova', 'marker', 1.0, 'login:'))
         ).wishing(quota=64 * MIB))
 

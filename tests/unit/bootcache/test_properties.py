@@ -32,7 +32,8 @@ def test_a_number_beyond_all_bounds():
 
 
 @pytest.mark.parametrize('text', ['', ' ', 'much', '-', 'MiB', '1e9', '5 apples', '0x10', '1,5',
-                                  '½', '٣', '1' * 3 + 'Q', '\x00', None, [], '--5'])
+                                  '½', '٣', '٣MiB', '1٣MiB', '3\u00a0MiB',
+                                  '1' * 3 + 'Q', '\x00', None, [], '--5'])
 def test_no_sizes(text):
     with pytest.raises(ValueError):
         properties.parse_size(text)

@@ -122,8 +122,8 @@ class FakeExporter:
         self.fails = None
         self.on_withdrawal = lambda manifest: None
 
-    def start(self):
-        """As Exporter.start: nothing was lost."""
+    def start(self, serve=None):
+        """As Exporters.start: nothing was lost."""
         return False
 
     def know(self, host, certificate):

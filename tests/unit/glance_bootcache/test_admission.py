@@ -19,6 +19,9 @@ class Daemon:
     def answers(self):
         return True
 
+    def has_listener(self):
+        return True
+
     def credentials(self):
         return {'tls-earlier'}
 

@@ -1,6 +1,7 @@
 """Which hosts have exporters of their own, and at which ports."""
 
 import dataclasses
+import hashlib
 import json
 
 import pytest
@@ -11,6 +12,7 @@ from glance_bootcache.storage.clients import Client, Clients
 
 ONE, TWO, THREE = 'CN=compute-1', 'CN=compute-2', 'CN=compute-3'
 DAY = 86400
+COLLISION = 'CN=compute-118269', 'CN=compute-118903'
 
 
 @dataclasses.dataclass
@@ -84,7 +86,7 @@ def test_the_port_of_who_has_asked_for_nothing_for_longest_is_given_on(known, cl
     clock.now += 1
     known.note('host-2', TWO, nobody)
     assert known.note('host-3', THREE, nobody) == Client(THREE, 5)
-    assert known.find(ONE) is None and known.of(['host-1']) == {''}
+    assert known.find(ONE) is None and known.of(['host-1']) == set()
     # Not that of an exporter that runs.
     with pytest.raises(exception.StorageDaemonError, match='export_ports, 5 to 6'):
         known.note('host-1', ONE, everybody)
@@ -98,8 +100,26 @@ def test_a_host_whose_servers_run_is_known_though_it_asks_for_nothing(known, clo
     for _day in range(3):
         clock.now += DAY
         assert known.of(['host-1']) == {ONE}
-    # The other one may have another version, or another certificate, by now.
-    assert known.of(['host-1', 'host-2', 'host-3']) == {ONE, ''}
+    # Nobody else is served by that what one needs of whom no certificate came.
+    assert known.of(['host-1', 'host-3']) == {ONE} and known.of(['host-3']) == set()
+
+
+def test_an_outage_or_a_step_of_the_clock_ends_no_isolation(tmp_path, clock, known):
+    known.note('host-1', ONE, nobody)
+    known.save()
+    for days in 1.1, 30, -60:
+        clock.now += days * DAY
+        assert Clients(str(tmp_path / 'clients.json'), range(5, 7), clock).of(['host-1']) == {ONE}
+
+
+def test_a_certificate_that_another_has_replaced_in_a_host_s_name_counts_for_a_day(known, clock):
+    known.note('host-1', ONE, nobody)
+    clock.now += DAY / 2
+    known.note('host-1', TWO, nobody)
+    assert known.of(['host-1']) == {ONE, TWO}
+    clock.now += DAY
+    assert known.of(['host-1']) == {ONE, TWO}, 'of no host was heard'
+    assert known.of(['host-1']) == {TWO}
 
 
 def test_who_speaks_in_a_host_s_name_takes_nothing_from_it(known, clock):
@@ -116,7 +136,7 @@ def test_one_certificate_of_many_hosts_is_one_client(tmp_path, known, clock):
     known.save()
     written = json.loads((tmp_path / 'clients.json').read_text())
     assert len(written['clients'][ONE]['hosts']) == 1000
-    assert known.of(['host-0']) == {''} and known.of(['host-1199']) == {ONE}
+    assert known.of(['host-0']) == set() and known.of(['host-1199']) == {ONE}
 
 
 def test_ports_that_are_none_any_more_are_kept_while_their_exporters_run(tmp_path, clock, known):
@@ -153,9 +173,11 @@ def test_a_file_that_cannot_be_written_is_written_later(tmp_path, clock):
     assert path.exists()
 
 
-def test_daemons_have_names_of_their_own():
-    names = {Client(name, 5).daemon for name in (ONE, TWO, THREE)}
-    assert len(names) == 3 and all(len(name) == len('exporter-01234567') for name in names)
+def test_daemons_have_names_of_their_own(known):
+    """Also of certificates whose digests begin alike: whoever has a CA finds such in a minute."""
+    assert len({hashlib.sha256(name.encode()).hexdigest()[:8] for name in COLLISION}) == 1
+    clients = [known.note(f'host-{name}', name, nobody) for name in COLLISION]
+    assert clients[0].daemon != clients[1].daemon and clients == known.all()
 
 
 @pytest.mark.parametrize('certificate, names, is_named', [

@@ -16,6 +16,9 @@ IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 ERRORS = [exception.StorageDaemonError('exporter: no answer'),
           exception.StorageDaemonBusy('exporter: it hangs'),
           OSError(28, 'No space left on device'),
+          exception.BootcacheError('qemu-img create failed: Disk quota exceeded'),
+          exception.BuildFailed('qemu-img convert failed: No space left on device'),
+          RuntimeError('nbd_pwrite: write: No space left on device (ENOSPC)'),
           exception.Interrupted('the look at the image did not come to its end'),
           exception.ServiceAway('Nova does not run a profile boot just now')]
 

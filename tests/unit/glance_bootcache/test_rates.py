@@ -124,6 +124,9 @@ def test_a_million_extents_are_more_work_than_a_message(known):
     assert sends(Rates(Clock()), 'other', 1, cost=10 * rates.BURST) == 1
 
 
+LIAR, HONEST = 'ab' * 16, 'cd' * 16
+
+
 class Dispatcher:
     """Stands for oslo.messaging's, which calls the endpoints."""
 
@@ -136,12 +139,13 @@ def door(clock):
     refusals = Refusals(clock)
     keeper = Doorkeeper(Dispatcher(), refusals, Rates(clock))
 
-    def ask(queue, host='liar', method='report_holdings', count=1, **said):
+    def ask(secret, host='liar', method='report_holdings', count=1, queue=None, **said):
         answered = []
         for _message in range(count):
             incoming = types.SimpleNamespace(
                 message={'method': method, 'args': said or {'host': host, 'report': None}},
-                ctxt={}, client_timeout=None, reply_q=queue)
+                ctxt={} if secret is None else {'sender': secret}, client_timeout=None,
+                reply_q=queue)
             try:
                 answered.append(keeper.dispatch(incoming))
             except messaging.ExpectedException as expected:
@@ -152,30 +156,29 @@ def door(clock):
 
 
 def test_who_speaks_in_anothers_name_takes_nothing_from_it(door, caplog):
-    assert door.ask('reply_liar', host='honest', count=2000) == rates.BURST
-    assert door.ask('reply_honest', host='honest') == 1
+    assert door.ask(LIAR, host='honest', count=2000) == rates.BURST
+    assert door.ask(HONEST, host='honest') == 1
     assert door.counts() == {('report_holdings', 'message'): 2000 - rates.BURST}
     assert caplog.text.count('too many of this sender') == 1, 'told once'
 
 
-def test_what_asks_for_no_answer_is_counted_by_the_host_that_it_names(door):
-    assert door.ask(None, host='liar', count=2000) == rates.BURST
-    assert door.ask(None, host='honest') == 1
+def test_a_name_of_a_queue_that_can_be_guessed_takes_nothing_from_who_has_it(door, clock):
+    """oslo.messaging's queue manager makes it of host, process and a number."""
+    guessed = 'reply_compute-1:nova-compute:1'
+    for _second in range(1200):
+        door.ask(LIAR, count=25, queue=guessed)
+        assert door.ask(HONEST, host='compute-1', queue=guessed) == 1
+        clock.now += 1
 
 
-def test_what_names_no_host_either_is_counted_by_what_it_is_about(door):
-    """A flood of one kind leaves the progress of profile boots, and what Glance's hook tells."""
-    one, other = (f'{number:08x}-1f2b-4c3d-8e9f-0a1b2c3d4e5f' for number in range(2))
-    assert door.ask(None, method='promote_image', count=600, image_id=one) == rates.BURST
-    for image in 'x' * 100_000, ['x'], 7:
-        assert door.ask(None, method='promote_image', count=10, image_id=image) == 0
-    # A host that knows the image, and not the token of its profile boot.
-    door.ask(None, method='boot_progress', count=600, image_id=one, profile_token='made up',
-             recorded_bytes=1)
-    assert door.ask(None, method='boot_progress', image_id=one, profile_token='token',
-                    recorded_bytes=1) == 1
-    assert door.ask(None, method='image_registered', image_id=other) == 1
-    assert door.ask(None, method='promote_image', image_id=one) == 0
+@pytest.mark.parametrize('secret', [None, '', 'ab' * 15, 'AB' * 16, 'x' * 100_000, ['ab' * 16], 7])
+def test_what_has_no_secret_is_counted_by_the_host_that_it_names(door, secret):
+    assert door.ask(secret, host='liar', count=2000) == rates.BURST
+    assert door.ask(secret, host='honest') == 1
+    # What names none is of one sender, and processes of ours have a secret.
+    image = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+    assert door.ask(secret, method='promote_image', count=600, image_id=image) == rates.BURST
+    assert door.ask(HONEST, method='promote_image', image_id=image) == 1
 
 
 def test_no_more_is_read_ahead_than_there_is_time_for():

@@ -54,6 +54,9 @@ def test_a_report_that_nobody_asked_for_is_not_looked_at(cold, caplog):
     report(cold, [[0, 65536]])
     assert cold.refusals.counts() == {('report_boot', 'image_id'): 2}
     assert caplog.text.count('no report of that server\'s boot was asked for') == 1, 'once an hour'
+    # It reads like no attack: after a restart of this service honest hosts come to it.
+    assert 'report_boot is not looked at, as a restart of this service, or' in caplog.text
+    assert 'refused' not in caplog.text
 
 
 def test_it_is_not_even_read(cold):

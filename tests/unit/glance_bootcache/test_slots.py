@@ -6,7 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from glance_bootcache.exchange import slots as slots_module
-from glance_bootcache.exchange.slots import AGAIN_SECONDS, GRACE_SECONDS, HELD_SECONDS, Slots
+from glance_bootcache.exchange.slots import (
+    AGAIN_SECONDS,
+    GRACE_SECONDS,
+    HELD_SECONDS,
+    LONGEST_SECONDS,
+    Slots,
+)
 
 
 @pytest.fixture
@@ -69,14 +75,29 @@ def test_one_that_waits_and_vanishes_loses_its_place(slots, clock):
     assert found == 'd' and take(slots, 'bc') == 'b'
 
 
-def test_after_a_restart_those_that_are_at_it_count(slots):
-    for name in 'xyz':
-        slots.hold(name, True)
-    assert take(slots, 'ab') == ''
-    slots.hold('x', False)
-    assert take(slots, 'ab') == ''
-    slots.hold('y', False)
-    assert take(slots, 'ab') == 'a'
+def test_who_was_given_none_here_takes_none_by_saying_so(slots, clock):
+    """Made-up names, or hosts that had one before this service was started anew."""
+    for _time in range(3):
+        for name in 'xyz':
+            slots.hold(name, True)
+        assert take(slots, 'abc') == 'ab'
+        clock.now += HELD_SECONDS / 2
+    # Nor does it take another one's place.
+    slots.hold('c', True)
+    slots.hold('a', False)
+    assert take(slots, 'dc') == 'c'
+
+
+def test_made_up_names_that_ask_and_never_go_keep_nobody_waiting_for_good(slots, clock):
+    assert take(slots, 'xy') == 'xy' and take(slots, 'a') == ''
+    began, got = clock.now, ''
+    while not got:
+        clock.now += HELD_SECONDS / 4
+        for name in 'xy':
+            slots.hold(name, True)
+        got = take(slots, 'axy').strip('xy')
+        assert clock.now - began <= 2 * LONGEST_SECONDS
+    assert clock.now - began >= LONGEST_SECONDS / 2, 'a long copy keeps its slot'
 
 
 def test_one_that_is_far_back_asks_less_often(slots):

@@ -6,6 +6,7 @@ import logging
 import pytest
 from fakes_manager import failed, until
 
+from bootcache import exception
 from bootcache.manifest import ImageState, Manifest, Standing
 from glance_bootcache.smallca import SmallCA
 
@@ -123,6 +124,28 @@ def test_a_step_that_fails_keeps_no_other_from_being_done(house, monkeypatch, ca
     assert [record.getMessage() for record in caplog.records] == [
         record.getMessage() for record in caplog.records
         if f'{broken} is out of order; it is tried again in 30 s' in record.getMessage()] != []
+
+
+def test_an_exporter_that_hangs_is_told_of_once_and_its_end(house, monkeypatch, caplog):
+    """Not each round, and not for each image that it serves."""
+    images = [f'{number:08x}{IMAGE[8:]}' for number in range(20)]
+    for image in images:
+        register(house, image)
+        house.needs.note('compute-1', {'needs': images})
+    caplog.set_level(logging.INFO)
+    caplog.clear()
+    with monkeypatch.context() as patch:
+        for name in 'start', 'ensure', 'withdraw_idle', 'end_unused':
+            def hangs(*_arguments, **_named):
+                raise exception.StorageDaemonBusy('exporter: it did not answer just now')
+            patch.setattr(house.exporter, name, hangs)
+        for _round in range(12):
+            house.upkeep.once()
+    warned = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert 1 <= len(warned) <= 3, caplog.text
+    house.upkeep.once()
+    house.upkeep.once()
+    assert caplog.text.count('that the exporter does not serve is over') == 1
 
 
 def test_quotas_are_kept_while_nova_is_away(house, monkeypatch):

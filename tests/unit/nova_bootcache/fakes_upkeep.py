@@ -7,10 +7,10 @@ import os
 import pytest
 from fakes_clock import Clock
 
-from bootcache import exception, expiry
+from bootcache import exception, expiry, news
 from bootcache.manifest import CacheInfo
 from bootcache.tier import Medium, TierLimits
-from nova_bootcache import news, upkeep
+from nova_bootcache import upkeep
 from nova_bootcache.cache.cacheentry import CacheEntry
 from nova_bootcache.gateway.graph import Present
 from nova_bootcache.storagenode import PLAIN, Remote

@@ -1,0 +1,104 @@
+"""Bounds that the storage service does not have yet; each test goes where its code is then."""
+
+import contextlib
+import json
+import threading
+import uuid
+
+import pytest
+from fakes_manager import SIZE
+
+from glance_bootcache.images import basefile
+from glance_bootcache.images.turns import WaitingImage, next_turn
+
+IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+# RabbitMQ 4 takes no longer message.
+LONGEST_MESSAGE = 16 << 20
+to_come = pytest.mark.xfail(strict=True,
+                            reason='The storage service on a database, as a controller')
+
+
+@to_come
+def test_images_that_somebody_makes_up_are_not_all_looked_at_before_others(house, monkeypatch):
+    """plan_boot in names of hosts that are made up as well, as the limits of senders let pass."""
+    asked, may_answer = [], threading.Event()
+    get = house.images.get
+
+    def slow(image_id):
+        may_answer.wait()
+        asked.append(image_id)
+        return get(image_id)
+
+    monkeypatch.setattr(house.images, 'get', slow)
+    house.images.put(IMAGE)
+    try:
+        for number in range(2000):
+            house.hosts.plan_boot(str(uuid.uuid4()), f'x{number}', 'server', None)
+        house.hosts.plan_boot(IMAGE, 'honest', 'server', None)
+    finally:
+        may_answer.set()
+        house.settle()
+    assert asked.index(IMAGE) <= 200
+
+
+@to_come
+def test_images_that_somebody_makes_up_do_not_fill_the_state_directory(house):
+    house.images.away = True
+    for _number in range(1100):
+        with contextlib.suppress(RuntimeError):  # What is raised is logged, and the cast is over.
+            house.manager.consider(str(uuid.uuid4()))
+    house.settle()
+    assert len(list(house.store.manifests())) <= 1000
+
+
+@to_come
+def test_two_projects_with_huge_images_leave_a_turn_to_a_third():
+    waiting = WaitingImage(IMAGE, 'third', 9)
+    assert next_turn([waiting], {'one': 2, 'two': 1}, {}, 3) == waiting
+
+
+@to_come
+def test_a_listing_of_many_images_fits_messages(house, monkeypatch):
+    house.images.put(IMAGE)
+    house.manager.consider(IMAGE)
+    house.settle()
+    assert house.state(IMAGE) == 'ready'
+    known = house.store.load(IMAGE)
+    monkeypatch.setattr(house.store, 'manifests', lambda: [known] * 20_000)
+    monkeypatch.setattr(house.store, 'load', lambda image_id: known)
+    answer = json.dumps({'result': house.operators.list_images(), '_msg_id': 'x' * 32})
+    body = json.dumps({'oslo.version': '2.0', 'oslo.message': answer})
+    assert len(body) <= LONGEST_MESSAGE
+
+
+@to_come
+def test_a_file_store_that_hangs_stops_no_image_of_another(house, monkeypatch, tmp_path):
+    stores = tmp_path / 'hangs', tmp_path / 'answers'
+    house.conf.set_override('glance_store_dirs', list(map(str, stores)), 'bootcache')
+    house.restart()
+    digest, goes_on, reached = basefile.savefile.file_digest, threading.Event(), threading.Event()
+
+    def read(path, *arguments):
+        manifest = next(image for image in images if image in path)
+        if manifest != IMAGE:
+            goes_on.wait()
+        else:
+            reached.set()
+        return digest(path, *arguments)
+
+    images = [str(uuid.uuid4()) for _number in range(40)]
+    for store, those in zip(stores, (images, [IMAGE]), strict=True):
+        store.mkdir()
+        for image in those:
+            (store / image).write_bytes(bytes(SIZE))
+            house.images.put(image, owner=f'of-{image}')
+    images.append(IMAGE)
+    monkeypatch.setattr(basefile.savefile, 'file_digest', read)
+    try:
+        for image in images:
+            house.manager.consider(image)
+        # The others never end.
+        assert reached.wait(3)
+    finally:
+        goes_on.set()
+        house.settle()

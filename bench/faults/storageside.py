@@ -116,7 +116,6 @@ class _Glance(Images):
 
     def __init__(self, directory: str):
         self._client = GlanceClient(directory)
-        self._shown_at = None
 
 
 class _ProfileBoots(NovaProfileBoots):

@@ -7,6 +7,7 @@ from oslo_log import log as logging
 
 from bootcache import exception
 from bootcache.manifest import IN_HAND, Manifest
+from glance_bootcache import decisions
 from glance_bootcache.exchange.given import Given
 from glance_bootcache.hosts.holdings import Hosts
 from glance_bootcache.images.manager import Manager
@@ -39,7 +40,8 @@ class Operators:
         job = self._manager.jobs.of(manifest.image_id)
         state = self._manager.jobs.state(manifest)
         return {**dataclasses.asdict(manifest.wished), **dataclasses.asdict(manifest.made),
-                'image_id': manifest.image_id, 'state': state, 'reason': manifest.reason,
+                'image_id': manifest.image_id, 'state': state,
+                'reason': decisions.told_reason(manifest),
                 'image_hash': manifest.image_hash, 'updated_at': manifest.updated_at,
                 'progress': None if job is None else {'host': job.host,
                                                       'recorded_bytes': job.recorded_bytes},

@@ -27,6 +27,7 @@ def ready(house):
     house.manager.consider(IMAGE)
     house.settle()
     assert plan(house)['action'] == 'cache' and house.exporter.serving[IMAGE][1]
+    assert house.table.report('one', {'images': {IMAGE: [1.0, 'disk', 0, 7]}})['drop'] == []
     return house
 
 
@@ -124,11 +125,12 @@ def test_while_glance_does_not_answer_it_is_looked_at_again(ready, status, caplo
     ready.images.away = True
     ready.notify('image.update', {'id': IMAGE})
     assert 'could not be followed' in caplog.text and plan(ready)['action'] == 'cache'
-    ready.upkeep.go_on()
-    assert 'Glance cannot be asked' in caplog.text and ready.manager.unseen() == [IMAGE]
+    ready.upkeep.follow_again()
+    assert 'Glance cannot be asked' in caplog.text and ready.manager.retried.images() == [IMAGE]
     ready.images.away = False
-    ready.upkeep.go_on()
-    assert not given_out(ready) and ready.manager.unseen() == []
+    ready.upkeep.follow_again()
+    assert plan(ready)['action'] == 'stock' and not ready.exporter.serving.get(IMAGE, (0, 0))[1]
+    assert ready.manager.retried.images() == []
 
 
 @contextlib.contextmanager

@@ -94,7 +94,8 @@ class GlanceClient:
                 self._answer()
                 yield piece
 
-    def update(self, image_id: str, remove_props: Collection[str] = (), **changes: str) -> dict[str, Any]:
+    def update(self, image_id: str, remove_props: Collection[str] = (),
+               **changes: str) -> dict[str, Any]:
         """Change an image's properties, and return the image."""
         image = {**self.get(image_id), **changes}
         for name in remove_props:

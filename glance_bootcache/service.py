@@ -141,7 +141,8 @@ class StorageService(service.Service):  # type: ignore[misc]
         snapshots = SnapshotJobs(
             conf, store, exporter,
             Sending(conf, [RbdSnapshots(conf), files], exporter, group.state_dir),
-            Claims(conf, images), Records(store.state_path('snapshots.json')), images)
+            Claims(conf, images, manager.missing.is_listed_without),
+            Records(store.state_path('snapshots.json')), images)
         snapshots.start()
         self._started.append(snapshots)
         warming.start()

@@ -107,15 +107,12 @@ class MissingImages:
             waited = now - self._since.setdefault(image_id, now)
         if manifest.wished.availability is Availability.DELETION_NOTIFIED or waited < self._delay:
             return waited >= self._delay
-        known = {each.image_id for each in self._store.manifests() if each.wished.availability
-                 not in (Availability.DELETION_NOTIFIED, Availability.DELETED)}
-        others, listed = known - {image_id}, self._listed()
-        is_sound = image_id not in listed \
-            and availability.shows_others(len(others & listed), len(others))
+        is_sound = self.is_listed_without(image_id)
         with self._lock:
             while self._believed and self._believed[0] <= now - _DAY_SECONDS:
                 self._believed.popleft()
-            if is_sound and len(self._believed) < availability.budget(len(known)):
+            if is_sound and len(self._believed) < availability.budget(
+                    len(self._store.manifests())):
                 self._believed.append(now)
                 return True
             is_told = image_id in self._doubted
@@ -129,10 +126,16 @@ class MissingImages:
                         ' right?)', image_id)
         return False
 
-    def _listed(self) -> frozenset[str]:
-        """Return the ids of Glance's images."""
+    def is_listed_without(self, image_id: str) -> bool:
+        """Return whether Glance lists the other known images, and not this one.
+
+        :raises Exception: keystoneauth's or glanceclient's, if Glance lists no images.
+        """
         when, listed = self._listing
         if self._clock() - when > _LISTED_SECONDS:
             listed = frozenset(image.image_id for image in self._images.all())
             self._listing = self._clock(), listed
-        return listed
+        others = {each.image_id for each in self._store.manifests() if each.wished.availability
+                  not in (Availability.DELETION_NOTIFIED, Availability.DELETED)} - {image_id}
+        return image_id not in listed and availability.shows_others(len(others & listed),
+                                                                    len(others))

@@ -176,7 +176,7 @@ class ServiceUpkeep:
                 active.add(image.image_id)
             # An event of what has just changed may be on its way.
             if time.time() - glance_images.changed_at(image) > _UNHEARD_SECONDS and (
-                    not self._manager.publisher.has_seen(image) if image.image_id in known
+                    self._manager.publisher.has_changed(image) if image.image_id in known
                     else self._active is not None and image.status == 'active'
                     and image.image_id not in self._active):
                 changed.add(image.image_id)

@@ -88,11 +88,11 @@ class GlanceStatusPublisher:
             if known is None or known.image != image:
                 self._seen[image.image_id] = _Seen(image)
 
-    def has_seen(self, image: ImageFacts) -> bool:
-        """Return whether an image is as it was when it was looked at last."""
+    def has_changed(self, image: ImageFacts) -> bool:
+        """Return whether an image is another than when it was looked at last."""
         with self._lock:
             known = self._seen.get(image.image_id)
-        return known is not None and known.image.updated_at == image.updated_at
+        return known is not None and known.image.updated_at != image.updated_at
 
     def publish(self) -> None:
         """Publish what has changed; if Glance takes several in a row not, the others wait."""

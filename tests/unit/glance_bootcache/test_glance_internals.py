@@ -2,6 +2,7 @@
 
 import inspect
 
+import glance.db
 import pytest
 import stevedore
 from glance.async_.flows import api_image_import, plugins
@@ -9,6 +10,7 @@ from oslo_config import cfg
 
 from bootcache import conf as bootcache_conf
 from glance_bootcache import hook
+from glance_bootcache.glance import images
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 
@@ -96,6 +98,12 @@ def test_an_import_never_fails_by_us(monkeypatch):
 
     monkeypatch.setattr(hook, '_storage_api', away)
     run_hook({})
+
+
+def test_by_what_glance_tells_that_it_is_at_work():
+    """While an image has these nothing is written to it."""
+    assert api_image_import._ImportActions.IMPORTING_STORES_KEY in images.WATCHED
+    assert set(images.WATCHED) > glance.db.IMAGE_ATOMIC_PROPS
 
 
 def test_the_flow_reads_our_options_once():

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
+import cachetools
 from oslo_config import cfg
 from oslo_log import log as logging
 
@@ -15,7 +16,6 @@ from bootcache.manifest import Availability, Manifest, Standing, Wished, Working
 from glance_bootcache import decisions
 from glance_bootcache.decisions import ImageAction, ImageFacts
 from glance_bootcache.glance.images import Images
-from glance_bootcache.glance.inquiries import Inquiries
 from glance_bootcache.hosts.holdings import Hosts
 from glance_bootcache.hosts.reportedneeds import ReportedNeeds
 from glance_bootcache.images.changes import Changes
@@ -63,7 +63,8 @@ class Manager:
         # Guards what is below as well: it has to agree with the manifests.
         self._lock = store.lock
         self.retried = RetriedLooks()
-        self._looks = Inquiries()
+        # How many answers about each image counted: one that another has overtaken does not.
+        self._answers: cachetools.LRUCache[str, int] = cachetools.LRUCache(10_000)
         self._preparing: set[str] = set()
         self._changes = Changes(self._conf.changes_per_hour)
         # A compute host with the driver was heard of, which can record boots.
@@ -80,8 +81,7 @@ class Manager:
                  again: bool = False) -> None:
         """Look at an image that was registered or changed, and do what follows from it.
 
-        Safe to be called any number of times. What cannot be written is tried again by itself,
-        unless an operator waits for it.
+        What cannot be written is tried again by itself, unless an operator waits for it.
 
         :param forced: record it anew whatever is there.
         :param booting: a server boots from it just now.
@@ -94,18 +94,19 @@ class Manager:
             self._look(image_id, forced, booting, again)
 
     def _look(self, image_id: str, forced: bool, booting: bool, again: bool) -> None:
-        look = self._looks.begin(image_id)
+        with self._lock:
+            answers = self._answers.get(image_id, 0)
         try:
             image = self._images.get(image_id)
         except Exception as error:
-            self._looks.give_up(image_id, look)
             if not booting or self._store.load(image_id) is not None:
                 self.retried.add(image_id, error)
             raise
         with self._lock:
             if self.jobs.is_stopping:
                 return
-            fresh = self._looks.end(image_id, look)
+            fresh = self._answers.get(image_id, 0) == answers
+            self._answers[image_id] = self._answers.get(image_id, 0) + fresh
             if fresh and image is not None:
                 known = self._store.load(image_id)
                 decision = self._begin(image, known, forced, booting, again)
@@ -323,8 +324,9 @@ class Manager:
         :raises Exception: keystoneauth's or glanceclient's, if Glance cannot be asked.
         """
         image_id = naming.canonical_image_id(image_id)
-        manifest = self._store.load(image_id)
-        self._looks.overtake(image_id)
+        with self._lock:
+            manifest = self._store.load(image_id)
+            self._answers[image_id] = self._answers.get(image_id, 0) + 1
         if held:
             self._drop(image_id, held=manifest is not None and not manifest.is_missing)
             return manifest is not None
@@ -341,9 +343,7 @@ class Manager:
             self.jobs.cancel(image_id)
             manifest = self._store.load(image_id)
             if manifest is None:
-                # What a damaged manifest left.
-                self._store.remove(image_id)
-                return
+                return self._store.remove(image_id)  # What a damaged manifest left.
             if manifest.reason != reason:
                 LOG.info('image %s: dropped: %s', image_id, reason)
                 self._store.put(decisions.skipped(manifest, reason).wishing(

@@ -12,7 +12,6 @@ from fakes_manager import until
 from glance import notifier as glance_notifier
 
 from bootcache.manifest import ImageState, Manifest, Standing
-from glance_bootcache.glance.inquiries import Inquiries
 from glance_bootcache.glance.listener import ImageEvents
 from glance_bootcache.images import manager
 
@@ -181,28 +180,6 @@ def test_nor_does_it_bring_a_deleted_image_back(ready):
         ready.notify('image.delete', {'id': IMAGE})
     until(lambda: ready.store.load(IMAGE) is None, 'the end of the image')
     assert len(ready.boots.jobs) == 1
-
-
-def test_looks_one_after_the_other_all_count():
-    looks = Inquiries()
-    for _ in range(2):
-        assert looks.end(IMAGE, looks.begin(IMAGE)) is True
-
-
-def test_of_looks_at_the_same_time_the_first_to_end_counts():
-    looks = Inquiries()
-    one, two, other = looks.begin(IMAGE), looks.begin(IMAGE), looks.begin('other')
-    assert looks.end(IMAGE, two) is True
-    assert looks.end(IMAGE, one) is False
-    assert looks.end('other', other) is True
-    three, four = looks.begin(IMAGE), looks.begin(IMAGE)
-    looks.give_up(IMAGE, three)
-    assert looks.end(IMAGE, four) is True
-    five = looks.begin(IMAGE)
-    looks.overtake(IMAGE)
-    assert looks.end(IMAGE, five) is False
-    looks.give_up(IMAGE, five)
-    assert looks._under_way == {}, 'nothing is left of it'
 
 
 # One project less may see a shared image.

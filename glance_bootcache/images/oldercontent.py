@@ -11,6 +11,7 @@ from oslo_log import log as logging
 
 from bootcache.manifest import Manifest
 from bootcache.pauses import GrowingPauses
+from glance_bootcache import decisions
 from glance_bootcache.decisions import OLDER_READ
 from glance_bootcache.images.manager import Manager
 from glance_bootcache.images.retiring import ROUND_SECONDS

@@ -56,8 +56,10 @@ def final(manifest: Manifest, state: ImageState) -> dict[str, str]:
                  and manifest.reason != decisions.OTHER_RULES}.get(state, False)
     else:
         stays = manifest.wished.availability is Availability.OFF and state is ImageState.SKIPPED
-    told = {properties.STATE: state.value, properties.REASON: tenants.told(state, manifest.reason)}
-    return {name: value for name, value in told.items() if value} if stays else {}
+    if not stays:
+        return {}
+    reason = tenants.told(state, manifest.reason)
+    return {properties.STATE: state.value, **({properties.REASON: reason} if reason else {})}
 
 
 class GlanceStatusPublisher:

@@ -45,7 +45,6 @@ def test_a_name_is_noted_and_follows(house):
 
 
 def told(house):
-    """What operators see."""
     found = house.operators.get_image(IMAGE)
     return found['state'], found['reason']
 
@@ -399,13 +398,3 @@ def test_the_older_cache_image_serves_while_and_after_a_new_recording_fails(hous
     assert document['state'] == 'ready' and 'no flavor' in document['reason']
     assert document['cache_image'] == older
     assert house.hosts.plan_boot(IMAGE, 'host', 'server', None)['cache_image'] == older
-
-
-def test_a_cache_image_of_another_content_is_not_served(house):
-    ready(house)
-    house.boots.gate.clear()
-    house.images.put(IMAGE, content=b'\1' * (1 << 20))
-    house.manager.consider(IMAGE)
-    until(lambda: len(house.boots.jobs) == 2, 'the second profile boot')
-    answer = house.hosts.plan_boot(IMAGE, 'host', 'server', None)
-    assert answer['action'] == 'cold'

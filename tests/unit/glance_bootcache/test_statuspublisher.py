@@ -258,6 +258,7 @@ OFF = Manifest(IMAGE, Standing.SKIPPED, 'bootcache_mode=off',
     (READY, ImageState.READY, {'bootcache_state': 'ready'}),
     (READY, ImageState.SERVED, {}), (READY, ImageState.RECORDING, {}),
     (READY, ImageState.BUILDING, {}), (READY, ImageState.PENDING, {}),
+    (READY.standing_at(Standing.WANTED, decisions.AWAITED), ImageState.PENDING, {}),
     (READY.standing_at(Standing.FAILED, 'no flavor'), ImageState.FAILED,
      {'bootcache_state': 'failed', 'bootcache_reason': tenants.GENERAL[ImageState.FAILED]}),
     # It is tried again by itself.

@@ -2,9 +2,7 @@
 
 import fakes_manager
 
-from bootcache.manifest import ImageState
 from glance_bootcache import decisions
-from glance_bootcache.glance import tenants
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 HOLDINGS = {'images': {}, 'quotas': {'disk': 1}}
@@ -116,7 +114,6 @@ def test_what_an_operator_asked_for_is_done_when_a_host_comes(house):
     lonely(house).manager.consider(IMAGE)
     found = house.operators.get_image(IMAGE)
     assert (found['state'], found['reason']) == ('pending', decisions.AWAITED_ANEW)
-    assert 'compute host' in tenants.told(ImageState.PENDING, found['reason'])
     house.endpoints.report_holdings({}, 'cn-1', HOLDINGS)
     house.boots.gate.clear()
     house.upkeep.recover()

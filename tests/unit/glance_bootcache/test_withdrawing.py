@@ -103,6 +103,15 @@ def test_another_content_does_not_take_the_place_of_one_that_is_read(ready):
     assert 'older content' in ready.store.load(IMAGE).reason
 
 
+def test_a_cache_image_of_another_content_is_not_served(ready):
+    ready.boots.gate.clear()
+    ready.images.put(IMAGE, content=b'\1' * (1 << 20))
+    ready.manager.consider(IMAGE)
+    until(lambda: len(ready.boots.jobs) == 2, 'the second profile boot')
+    answer = ready.hosts.plan_boot(IMAGE, 'host', 'server', None)
+    assert answer['action'] == 'cold'
+
+
 def test_it_is_withdrawn_before_nova_is_asked(ready):
     """Nova may take its time."""
     def has_servers(image_id, created_before=None):

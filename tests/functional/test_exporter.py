@@ -78,7 +78,7 @@ def test_who_copies_a_stored_file_is_cut_off_and_who_reads_the_base_is_not(
     """As where the image was deactivated: nobody gets all of it, and servers run on."""
     exporter.ensure(image, None)
     ensure_stored(exporter, image)
-    base, stored = f'base-{image.image_id}', f'stored-{image.image_id}'
+    base, stored = image.made.base_export, f'stored-{image.image_id}'
     with connected(storage_conf, base) as running:
         copying = nbd.NBD()
         copying.set_export_name(stored)

@@ -136,7 +136,8 @@ class ServiceUpkeep:
 
         :raises Exception: keystoneauth's or glanceclient's, if Glance cannot be asked.
         """
-        self._each(self._manager.retried.images(), self._manager.look_again)
+        images = self._manager.retried.images()
+        self._each(random.sample(images, len(images)), self._manager.look_again)
 
     def look_for_missing(self) -> None:
         """Look whether Glance has images again that it said not to have; some of those it notified
@@ -319,7 +320,7 @@ class ServiceUpkeep:
         :raises Exception: keystoneauth's or glanceclient's, if it seems to answer for none.
         """
         failures = 0
-        for image_id in random.sample(image_ids, len(image_ids)):
+        for image_id in image_ids:
             try:
                 look(image_id)
                 failures = 0

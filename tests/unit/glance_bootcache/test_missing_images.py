@@ -17,7 +17,7 @@ from keystoneauth1 import noauth
 from keystoneauth1 import session as ks_session
 
 from bootcache.manifest import Availability
-from glance_bootcache import availability
+from glance_bootcache import availability, upkeep
 from glance_bootcache.glance.images import Images
 
 IMAGES = [f'{number:08x}-1f2b-4c3d-8e9f-0a1b2c3d4e5f' for number in range(20)]
@@ -226,6 +226,22 @@ def test_at_most_five_in_a_day_that_nobody_told_of(cloud):
     cloud.upkeep.once()
     assert left() == 0
     assert all(is_whole(cloud, image) for image in IMAGES[8:])
+
+
+def test_many_that_are_missing_do_not_hold_up_one_whose_deletion_was_notified(cloud, monkeypatch):
+    monkeypatch.setattr(upkeep, '_MOST_MISSING', 2)
+    cloud.register(20)
+    asked, get = [], cloud.images.get
+    cloud.images.get = lambda image_id: asked.append(image_id) or get(image_id)
+    for image in IMAGES:
+        del cloud.images.images[image]
+        cloud.manager.consider(image)
+    cloud.notify(IMAGES[7])
+    cloud.seconds.sleep(DELAY)
+    asked.clear()
+    cloud.upkeep.look_for_missing()
+    assert cloud.store.load(IMAGES[7]) is None
+    assert len(asked) == 3, 'of the others a few are looked for in a round'
 
 
 def test_what_is_in_hand_is_given_up_and_begun_again(cloud):

@@ -32,6 +32,8 @@ from bootcache.workingset import WorkingSet
 from glance_bootcache import conf as glance_conf
 from glance_bootcache.decisions import ImageFacts
 from glance_bootcache.glance.images import Images
+from glance_bootcache.hosts.holdings import Hosts
+from glance_bootcache.hosts.orders import Orders
 from glance_bootcache.hosts.reportedneeds import ReportedNeeds
 from glance_bootcache.images.manager import Manager
 from glance_bootcache.profileboot.job import BuildJob, ProfileReport
@@ -51,7 +53,6 @@ class _Glance(Images):
 
     def __init__(self, directory: str):
         self._client = GlanceClient(directory)
-        self._shown_at = None
 
 
 class _ProfileBoots(NovaProfileBoots):
@@ -106,7 +107,9 @@ class Stage:
         tiers.start([])
         self.boots = _ProfileBoots()
         self.manager = Manager(conf, self._store, _Glance(directory), self.exporter, tiers,
-                               self.boots, ReportedNeeds(self._store.state_path('needs.json')))
+                               self.boots, ReportedNeeds(self._store.state_path('needs.json')),
+                               Hosts(self._store, tiers,
+                                     Orders(self._store.state_path('orders.json'))))
         self.manager.host_reported()
         self._count = 0
         self._of_owner: collections.defaultdict[str, list[str]] = collections.defaultdict(list)

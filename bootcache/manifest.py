@@ -38,6 +38,20 @@ class Standing(enum.Enum):
     SKIPPED = 'skipped'
 
 
+class Availability(enum.StrEnum):
+    """Whether Glance gives an image out: glance_bootcache/images/availability.py has what follows.
+    """
+
+    ACTIVE = 'active'
+    HIDDEN = 'hidden'
+    MEMBER_REMOVED = 'member-removed'  # an event: noted as another generation
+    DEACTIVATED = 'deactivated'
+    OFF = 'off'
+    MISSING = 'missing'                # Glance answers that it does not have it
+    DELETION_NOTIFIED = 'deletion-notified'
+    DELETED = 'deleted'                # and that is believed
+
+
 # What is in hand; after a restart of the service such an image starts again.
 IN_HAND = frozenset({ImageState.PENDING, ImageState.RECORDING, ImageState.BUILDING})
 
@@ -151,6 +165,7 @@ class Wished:
     :ivar warm_due: hosts are still to be warmed, as it was registered.
     :ivar name: the Glance image's, as last seen: a tenant's text, for people.
     :ivar owner: the project that the image belongs to, as last seen; empty while not known.
+    :ivar availability: whether Glance gives the image out, as last heard.
     """
 
     held: bool = False
@@ -163,6 +178,7 @@ class Wished:
     warm_due: bool = False
     name: str = ''
     owner: str = ''
+    availability: Availability = Availability.ACTIVE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -237,12 +253,19 @@ class Manifest:
     @property
     def state(self) -> ImageState:
         """Its state while no job is in hand for it."""
+        if self.is_missing:
+            return ImageState.SKIPPED
         if self.standing is Standing.DONE:
             if self.has_older_base:
                 # Servers go the stock way, until the content that was taken up is here.
                 return ImageState.FAILED
             return ImageState.READY if self.made.cache_image is not None else ImageState.SERVED
         return _STATES[self.standing]
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether Glance says that it does not have the image, which may not be believed yet."""
+        return self.wished.availability in (Availability.MISSING, Availability.DELETION_NOTIFIED)
 
     @property
     def has_older_base(self) -> bool:
@@ -292,6 +315,8 @@ class Manifest:
             made = dataclasses.replace(made, base_file=(inode, changed_at, size))
         try:
             standing = Standing(manifest.standing)
+            wished: Wished = _from_dict(Wished, manifest.wished)
+            wished = dataclasses.replace(wished, availability=Availability(wished.availability))
         except ValueError as error:
             raise exception.InvalidManifest(str(error)) from error
         made = dataclasses.replace(
@@ -300,7 +325,7 @@ class Manifest:
             cache_image=CacheInfo.from_dict(made.cache_image)
             if made.cache_image is not None else None)
         return dataclasses.replace(
-            manifest, standing=standing, wished=_from_dict(Wished, manifest.wished), made=made)
+            manifest, standing=standing, wished=wished, made=made)
 
     @classmethod
     def load(cls, path: str) -> 'Manifest':

@@ -191,6 +191,36 @@ does if there is but one place, until ``profile_timeout``.
 Seconds between two looks at images whose import was announced but that are not
 active yet, and at exports that wait for their last reader.
 """),
+    cfg.IntOpt('show_state_after',
+               default=300,
+               min=-1,
+               help="""
+Seconds for which an image has to be active, and unchanged, before its owner
+sees in its property ``bootcache_state`` that it is ready, has failed or is
+skipped. Operators see its state at once, by ``bootcache image show``.
+
+Possible values:
+
+* -1: never. What was set before is taken away.
+* 0: within ``poll_interval``.
+
+Related options:
+
+* ``poll_interval``
+"""),
+    cfg.IntOpt('deletion_delay',
+               default=300,
+               min=0,
+               help="""
+Seconds for which Glance has to answer that it does not have an image before
+what there is of it is removed. It is given out no more from the first such
+answer on, and again as soon as Glance has it.
+
+That is so if Glance notified the deletion. If it did not, its list of images
+must also show at least half of the other known ones, and at most a tenth of all
+images, or five, are removed within a day. Of those that are left over by that
+``bootcache image delete`` removes what there is.
+"""),
     cfg.IntOpt('export_idle',
                default=900,
                min=60,
@@ -346,15 +376,3 @@ def check_tiers(conf: cfg.ConfigOpts) -> None:
     tier.check_directory('storage_memory_directory', memory, memory=True)
     tier.check_memory('storage_memory_directory', memory, 'storage_memory_quota',
                       memory_limits(conf).quota)
-
-
-def image_policy(conf: cfg.ConfigOpts, image_properties: dict[str, object]) -> properties.Policy:
-    """Return how an image is to be treated, by its properties and the operator's bounds.
-
-    :raises InvalidProperty: if a property cannot be used.
-    """
-    group = conf[shared.GROUP]
-    return properties.parse(image_properties,
-                            default_quota=properties.parse_size(group.default_quota),
-                            max_quota=properties.parse_size(group.max_quota),
-                            default_marker=group.boot_marker)

@@ -7,9 +7,10 @@ from typing import Any
 
 from bootcache import exception, properties, signatures
 from bootcache.cachelayout import Compression
-from bootcache.manifest import Manifest, Standing
+from bootcache.manifest import Availability, ImageState, Manifest, Standing
 from bootcache.properties import Policy
 from glance_bootcache import snapshotrules
+from glance_bootcache.availability import served
 from glance_bootcache.storage import inspection
 
 
@@ -29,6 +30,7 @@ class ImageFacts:
     :ivar visibility: Glance's: public, community, shared or private; empty if it does not say.
     :ivar owner: the project that it belongs to; empty if Glance does not say.
     :ivar name: Glance's; empty if it has none.
+    :ivar updated_at: when it was changed last, as Glance gives it.
     """
 
     image_id: str
@@ -43,6 +45,7 @@ class ImageFacts:
     visibility: str = ''
     owner: str = ''
     name: str = ''
+    updated_at: str = ''
 
 
 # Reasons that more than one place has to know.
@@ -54,6 +57,7 @@ AWAITED_ANEW = f'{AWAITED}. An operator has asked for it'
 TOO_MANY_CHANGES = ('its owner has changed more images within the hour than'
                     ' [bootcache]changes_per_hour says; it is taken up by itself')
 DELETED = 'the image was deleted in Glance'
+MISSING = 'Glance says that it does not have the image; if it has it again, it is given out again'
 OTHER_RULES = 'it was accepted by other rules than those of now, and is looked at again'
 HELD = 'deleted with "bootcache image delete"; "bootcache image build" makes it again'
 SIGNED = 'the image is signed'
@@ -107,6 +111,16 @@ def is_put_off(manifest: Manifest) -> bool:
 def has_new_content(image: ImageFacts, manifest: Manifest) -> bool:
     """Tell whether an image's content never got a base here, as far as its manifest knows."""
     return image.image_hash != manifest.image_hash or image.image_hash != manifest.made.base_hash
+
+
+def waits_for_older(manifest: Manifest) -> bool:
+    """Tell whether an image waits for the end of those that need its older content.
+
+    Its last try may have failed for another reason, as Glance was away. And one whose older base
+    was given up, while a host is connected to it, has none.
+    """
+    return (manifest.has_older_base or OLDER_READ in manifest.reason) \
+        and manifest.standing in (Standing.FAILED, Standing.DONE)
 
 
 def is_by_other_rules(manifest: Manifest) -> bool:
@@ -163,6 +177,7 @@ def skipped(manifest: Manifest, reason: str) -> Manifest:
 def gives_out(manifest: Manifest) -> bool:
     """Tell whether hosts that ask for an image's cache image are given it."""
     return manifest.standing is not Standing.SKIPPED and not manifest.has_older_base \
+        and served(manifest.wished.availability).cache_image \
         and not is_by_other_rules(manifest) and not is_unverified(manifest)
 
 
@@ -180,45 +195,23 @@ def revoked(manifest: Manifest, now: float) -> Manifest:
 def is_to_be_recompressed(manifest: Manifest, compression: Compression) -> bool:
     """Tell whether an image's cache image is right, but stored in another way than is wanted."""
     made = manifest.made
-    return manifest.standing is Standing.DONE and not manifest.has_older_base \
-        and bool(made.base_path) and made.working_set is not None \
-        and made.cache_image is not None and made.cache_image.compression is not compression
+    return manifest.state is ImageState.READY and bool(made.base_path) \
+        and made.working_set is not None and made.cache_image is not None \
+        and made.cache_image.compression is not compression
 
 
-def is_to_go(generation: int, manifest: Manifest | None, *, damaged: bool, gone: bool,
-             ordered: bool) -> bool:
-    """Tell whether a host is to let go of a cache image as soon as no server of its needs it.
-
-    :param generation: that the host was told when it placed it, or used it last.
-    :param manifest: the image's; None if there is none.
-    :param damaged: there is one that cannot be read. Nothing follows from that.
-    :param gone: where there is none, whether Glance is known not to give the image out.
-    :param ordered: an operator wants it gone from that host.
-    """
-    if damaged:
-        return False
-    if manifest is None:
-        return ordered or gone
-    return ordered or manifest.standing is Standing.SKIPPED \
-        or generation < manifest.wished.generation
+def availability(image: ImageFacts) -> Availability:
+    """Return whether Glance gives an image out, and its owner wants it served."""
+    if image.status == 'deactivated':
+        return Availability.DEACTIVATED
+    if str(image.properties.get(properties.MODE, '')).strip().lower() == 'off':
+        return Availability.OFF
+    return Availability.HIDDEN if image.properties.get('os_hidden') else Availability.ACTIVE
 
 
-def why_not_warm(image_id: str, manifest: Manifest | None) -> str:
-    """Return why no host can be warmed for an image, with the cure; empty if they can be."""
-    build = f'"bootcache image build {image_id}"'
-    if manifest is None:
-        return f'image {image_id} is not known to the storage service; {build} records it'
-    if manifest.made.cache_image is not None and manifest.standing is not Standing.SKIPPED \
-            and not manifest.has_older_base:
-        return ''
-    what = f'image {image_id} has no cache image: it is {manifest.state.value}'
-    if manifest.standing is Standing.SKIPPED:
-        return f'{what}: {manifest.reason}'
-    if manifest.standing is Standing.FAILED:
-        return f'{what}: {manifest.reason}; {build} tries again'
-    if manifest.standing is Standing.WANTED:
-        return f'{what}; "bootcache image show {image_id} --wait" waits for it'
-    return f'{what}; it gets one with the next boot of a server, or by {build}'
+def told_reason(manifest: Manifest) -> str:
+    """Return why an image is skipped, has failed or waits; empty otherwise."""
+    return MISSING if manifest.is_missing else manifest.reason
 
 
 class ImageAction(enum.Enum):
@@ -339,12 +332,11 @@ def _decide(image: ImageFacts, manifest: Manifest | None, default_quota: int, ma
                                   max_quota=max_quota, default_marker=default_marker)
     except exception.InvalidProperty as error:
         return ImageDecision(ImageAction.SKIP, str(error))
-    if policy.mode == 'off':
+    if availability(image) is Availability.OFF:
         return ImageDecision(ImageAction.SKIP, f'{properties.MODE}=off')
     if image.status == 'queued' and (manifest is None or not manifest.made.base_path):
         # It is heard of when it has data. One that had begun to get them has failed to.
-        begun = manifest is not None or image.properties.get(properties.STATE)
-        return ImageDecision(ImageAction.FAIL, NO_DATA) if begun \
+        return ImageDecision(ImageAction.FAIL, NO_DATA) if manifest is not None \
             else ImageDecision(ImageAction.NOTHING)
     if image.status in ('queued', 'saving', 'uploading', 'importing'):
         return ImageDecision(ImageAction.WAIT)
@@ -366,7 +358,6 @@ def _decide(image: ImageFacts, manifest: Manifest | None, default_quota: int, ma
         manifest = None  # also where Glance has no hash of it, and so none that is new
     if manifest is not None and is_put_off(manifest) and not again \
             and manifest.image_hash == image.image_hash:
-        # Telling of it in Glance is a change of the image itself.
         return nothing
     if manifest is None or (manifest.standing is Standing.WANTED and profile_boots):
         return first if manifest is None else record
@@ -380,8 +371,7 @@ def _decide(image: ImageFacts, manifest: Manifest | None, default_quota: int, ma
         return nothing
     if manifest.reason and (manifest.wished.quota, manifest.wished.boot_marker) \
             == (policy.quota, policy.boot_marker):
-        # The older cache image serves, as none could be made of these: telling so is a change of
-        # the image's properties itself.
+        # The older cache image serves, as none could be made of these.
         return nothing
     if manifest.made.working_set is None \
             or manifest.made.working_set.boot_marker != policy.boot_marker:

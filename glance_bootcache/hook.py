@@ -1,8 +1,7 @@
 """The Glance hook: an import plugin (stevedore name ``bootcache``).
 
-It runs in glance-api for imported images, before they become active. It marks the image as pending,
-or as skipped where a property is wrong, so that whoever imports sees at once that bootcache is on,
-and announces the image to the storage service. Images that are uploaded directly pass no plugin;
+It runs in glance-api for imported images, before they become active, and announces each to the
+storage service. It writes nothing to the image. Images that are uploaded directly pass no plugin;
 the storage service's notification listener covers both.
 """
 
@@ -13,10 +12,8 @@ from oslo_log import log as logging
 from taskflow import task
 from taskflow.patterns import linear_flow
 
-from bootcache import exception, properties, rpcapi
-from bootcache.manifest import ImageState
+from bootcache import rpcapi
 from glance_bootcache import conf as glance_conf
-from glance_bootcache.glance import tenants
 
 LOG = logging.getLogger(__name__)
 
@@ -31,7 +28,7 @@ def _storage_api() -> rpcapi.StorageAPI:
 
 
 class AnnounceImage(task.Task):  # type: ignore[misc]
-    """Marks an image and announces it; never fails an import.
+    """Announces an image; never fails an import.
 
     :param action_wrapper: Glance's access to the image that is imported.
     """
@@ -41,29 +38,13 @@ class AnnounceImage(task.Task):  # type: ignore[misc]
         super().__init__(name=f'{task_type}-Bootcache-{task_id}')
 
     def execute(self) -> None:
-        """Set the image's state property, and tell the storage service."""
+        """Tell the storage service."""
         try:
-            with self._action_wrapper as action:
-                state, reason = _first_state(dict(action.image_extra_properties))
-                values = {properties.STATE: state.value}
-                if reason:
-                    values[properties.REASON] = tenants.told(state, reason)
-                action.set_image_extra_properties(values)
             _storage_api().image_registered(self._action_wrapper.image_id)
         except Exception as error:
             # The storage service hears of the image by notification as well.
             LOG.warning('image %s could not be announced to bootcache: %s',
                         self._action_wrapper.image_id, error)
-
-
-def _first_state(image_properties: dict[str, Any]) -> tuple[ImageState, str]:
-    try:
-        policy = glance_conf.image_policy(cfg.CONF, image_properties)
-    except exception.InvalidProperty as error:
-        return ImageState.SKIPPED, str(error)
-    if policy.mode == 'off':
-        return ImageState.SKIPPED, f'{properties.MODE}=off'
-    return ImageState.PENDING, ''
 
 
 def get_flow(**kwargs: Any) -> Any:

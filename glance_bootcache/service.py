@@ -125,17 +125,15 @@ class StorageService(service.Service):  # type: ignore[misc]
         tiers = StorageTiers(conf, store, exporter)
         profile_boots = NovaProfileBoots(conf)
         images = Images(conf)
-        manager = Manager(conf, store, images, exporter, tiers, profile_boots, needs)
-        events = ImageEvents(manager.consider, manager.forget, manager.fewer_see)
-        hosts = Hosts(store, tiers, manager.gone.is_gone, Orders(store.state_path('orders.json')),
+        hosts = Hosts(store, tiers, Orders(store.state_path('orders.json')),
                       speaks_tls=bool(conf[bootcache_conf.GROUP].tls_directory))
+        manager = Manager(conf, store, images, exporter, tiers, profile_boots, needs, hosts)
+        events = ImageEvents(manager.consider, manager.forget, manager.fewer_see)
         warming = Warming(conf, store, hosts, NovaPrecache(conf))
-        upkeep = ServiceUpkeep(conf, store, images, exporter, tiers, profile_boots, manager, events,
-                               needs)
+        upkeep = ServiceUpkeep(conf, store, images, exporter, tiers, profile_boots, manager, needs)
         tiers.start(store.manifests())
         upkeep.start()
-        read_errors = ReadErrors(store, exporter, tiers, manager.jobs, manager.shown,
-                                 CephBases(conf))
+        read_errors = ReadErrors(store, exporter, tiers, manager.jobs, CephBases(conf))
         read_errors.start()
         self._started = [manager, upkeep, read_errors]
         group = conf[bootcache_conf.GROUP]
@@ -144,7 +142,8 @@ class StorageService(service.Service):  # type: ignore[misc]
         snapshots = SnapshotJobs(
             conf, store, exporter,
             Sending(conf, [RbdSnapshots(conf), files], exporter, group.state_dir),
-            Claims(conf, images), Records(store.state_path('snapshots.json')), images)
+            Claims(conf, images, manager.missing.is_listed_without),
+            Records(store.state_path('snapshots.json')), images)
         snapshots.start()
         self._started.append(snapshots)
         warming.start()

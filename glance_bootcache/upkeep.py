@@ -1,9 +1,10 @@
 """What the storage service does by itself, now and then: recovery, retries, serving, quotas."""
 
 import functools
+import random
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 
 from oslo_config import cfg
 from oslo_log import log as logging
@@ -11,13 +12,12 @@ from oslo_log import log as logging
 from bootcache import conf as bootcache_conf
 from bootcache import exception, expiry, tls
 from bootcache.cachelayout import Compression
-from bootcache.manifest import Standing
+from bootcache.manifest import Availability, Standing
 from bootcache.news import News
 from bootcache.pauses import GrowingPauses
 from glance_bootcache import away, decisions
-from glance_bootcache.glance import listener
+from glance_bootcache.glance import images as glance_images
 from glance_bootcache.glance.images import Images
-from glance_bootcache.glance.listener import ImageEvents
 from glance_bootcache.hosts.reportedneeds import ReportedNeeds
 from glance_bootcache.images.cephbases import CephBases
 from glance_bootcache.images.manager import Manager
@@ -33,20 +33,24 @@ LOG = logging.getLogger(__name__)
 # In a row, after which Glance counts as being away.
 _MOST_FAILURES = 3
 _LONGEST_PAUSE = 3600
+# In a row that Glance still does not have, after which the others wait for the next round.
+_MOST_MISSING = 20
+_SWEEP_SECONDS = 3600
+# In which an event of a change comes.
+_UNHEARD_SECONDS = 60
 
 
 class ServiceUpkeep:
     """Starts what serves, and looks after it every ``[bootcache]poll_interval`` seconds.
 
     :param conf: configuration of the storage service.
-    :param events: Glance's notifications.
     :param needs: which bases compute hosts need.
     :param clock: monotonic seconds.
     """
 
     def __init__(self, conf: cfg.ConfigOpts, store: ImageStore, images: Images, exporter: Exporters,
                  tiers: StorageTiers, profile_boots: NovaProfileBoots, manager: Manager,
-                 events: ImageEvents, needs: ReportedNeeds,
+                 needs: ReportedNeeds,
                  clock: Callable[[], float] = time.monotonic):
         self._conf = conf[bootcache_conf.GROUP]
         self._store = store
@@ -55,7 +59,6 @@ class ServiceUpkeep:
         self._profile_boots = profile_boots
         self._manager = manager
         self._images = images
-        self._events = events
         self._needs = needs
         self._ceph = CephBases(conf)
         self._expiry = expiry.configured(self._conf, tls.Endpoint.SERVER)
@@ -65,8 +68,10 @@ class ServiceUpkeep:
         self._put_off = GrowingPauses(self._conf.poll_interval, _LONGEST_PAUSE, clock)
         # When cache images are built anew that are stored in another way than is wanted.
         self._recompressed = GrowingPauses(self._conf.poll_interval, _LONGEST_PAUSE, clock)
-        self._told_unheard = False
         self._news = News(LOG)
+        self._sweeps = GrowingPauses(_SWEEP_SECONDS, _SWEEP_SECONDS, clock)
+        # What the last sweep found.
+        self._active: set[str] | None = None
         self._stopping = threading.Event()
 
     def start(self) -> None:
@@ -105,17 +110,18 @@ class ServiceUpkeep:
                            ('bases cannot be served or given up', self.keep_needed),
                            ('what hosts need cannot be written', self._needs.save),
                            ('images cannot be retired yet', self._manager.retiring.retry),
-                           ('changes that were not written cannot be followed',
-                            self._manager.write_again),
+                           ('changes that could not be followed still cannot be',
+                            self.follow_again),
                            ('servers of profile boots cannot be deleted', self.delete_left),
                            ('images that wait cannot be looked at', self.go_on),
                            ('images of another content cannot be looked at', self.older.retry),
                            ('cache images cannot be built anew', self.recompress),
                            ('last uses cannot be written', self._tiers.save_usage),
                            ('the quota cannot be kept', self._manager.disk_room.keep_quota),
-                           ('Glance cannot be asked what it has', self._manager.gone.ask),
-                           ('states cannot be shown', self._manager.shown.again),
-                           ('notifications cannot be told of', self.listen),
+                           ('images that Glance does not have cannot be looked for',
+                            self.look_for_missing),
+                           ('Glance cannot be asked what it has', self.sweep),
+                           ('states cannot be shown', self._manager.publisher.publish),
                            ('certificates that end cannot be told of', self._expiry.look),
                            ('bases in Ceph that nothing needs cannot be removed',
                             self.sweep_clones)):
@@ -128,15 +134,64 @@ class ServiceUpkeep:
                 self._news.bad(what, '%s: %s; it is tried again in %d s', what,
                                away.lasting(away.told(error)), self._conf.poll_interval)
 
-    def listen(self) -> None:
-        """Tell, once, that Glance's notifications do not come."""
-        if not self._told_unheard and listener.is_unheard(
-                self._images.shown_at, self._events.heard_at, time.monotonic()):
-            self._told_unheard = True
-            LOG.warning('Glance has changed an image for this service, and sent no notification of'
-                        ' it on the topic %s: images that are uploaded are not noticed; name it in'
-                        ' [oslo_messaging_notifications]topics of glance-api.conf, with driver ='
-                        ' messagingv2', self._conf.notification_topic)
+    def follow_again(self) -> None:
+        """Look at images whose change could not be followed: they may be withdrawn.
+
+        :raises Exception: keystoneauth's or glanceclient's, if Glance cannot be asked.
+        """
+        images = self._manager.retried.images()
+        self._each(random.sample(images, len(images)), self._manager.look_again)
+
+    def look_for_missing(self) -> None:
+        """Look whether Glance has images again that it said not to have; some of those it notified
+        to be deleted first.
+
+        :raises Exception: keystoneauth's or glanceclient's, if Glance cannot be asked.
+        """
+        still = 0
+        missing = [manifest for manifest in self._store.manifests() if manifest.is_missing]
+        random.shuffle(missing)
+        missing.sort(key=lambda manifest: manifest.wished.availability is Availability.MISSING)
+
+        def look(image_id: str) -> None:
+            nonlocal still
+            if still < _MOST_MISSING:
+                self._manager.consider(image_id)
+                manifest = self._store.load(image_id)
+                still = still + 1 if manifest is not None and manifest.is_missing else 0
+
+        self._each([manifest.image_id for manifest in missing], look)
+
+    def sweep(self) -> None:
+        """Compare Glance's images with those that are known, once in an hour.
+
+        What the sweep finds and no event told are lost notifications: images that went, changed, or
+        became active since the last sweep.
+
+        :raises Exception: keystoneauth's or glanceclient's, if Glance cannot be asked.
+        """
+        if not self.recovered or not self._sweeps.is_time(''):
+            return
+        self._sweeps.postpone('')
+        known = {manifest.image_id for manifest in self._store.manifests()}
+        active, changed = set(), set()
+        for image in self._images.all():
+            if image.status == 'active':
+                active.add(image.image_id)
+            # An event of what has just changed may be on its way.
+            if time.time() - glance_images.changed_at(image) > _UNHEARD_SECONDS and (
+                    self._manager.publisher.has_changed(image) if image.image_id in known
+                    else self._active is not None and image.status == 'active'
+                    and image.image_id not in self._active):
+                changed.add(image.image_id)
+            known.discard(image.image_id)
+        self._active = active
+        if changed:
+            LOG.warning('Glance sent no notification of %d images on the topic %s, of %s for'
+                        ' instance: name it in [oslo_messaging_notifications]topics of'
+                        ' glance-api.conf, with driver = messagingv2', len(changed),
+                        self._conf.notification_topic, min(changed))
+        self._each([*changed, *known], self._manager.consider)
 
     def recover(self) -> None:
         """End what an earlier process left, before anything is begun; once.
@@ -155,8 +210,9 @@ class ServiceUpkeep:
                 current = self._store.load(manifest.image_id)
                 if current is not None and self._manager.jobs.of(manifest.image_id) is None:
                     self._store.sweep(current)
-        # Those about which Glance does not answer are unseen, and looked at by ``go_on``.
-        self._consider(manifest.image_id for manifest in self._store.manifests())
+        # Those about which Glance does not answer are looked at by ``follow_again``.
+        self._each([manifest.image_id for manifest in self._store.manifests()],
+                   self._manager.consider)
         self.recovered = True
 
     def sweep_clones(self) -> None:
@@ -220,20 +276,17 @@ class ServiceUpkeep:
     def go_on(self) -> None:
         """Take up images that wait: announced but not active yet, or left by an earlier process.
 
-        First of all those that changed while Glance did not answer: they may be withdrawn.
-
         :raises Exception: keystoneauth's or glanceclient's, if Glance cannot be asked.
         """
-        self._consider(self._manager.unseen())
         if not self.recovered:
             # With Nova away, what is begun would fail for good.
             return
         waiting = [manifest for manifest in self._store.manifests()
-                   if manifest.standing is Standing.WANTED
+                   if manifest.standing is Standing.WANTED and not manifest.is_missing
                    and self._manager.jobs.of(manifest.image_id) is None
                    and not self._manager.awaits(manifest)]
-        self._consider(manifest.image_id for manifest in waiting
-                       if not decisions.is_put_off(manifest))
+        self._each([manifest.image_id for manifest in waiting
+                    if not decisions.is_put_off(manifest)], self._manager.consider)
         self._try_again([manifest.image_id for manifest in waiting
                          if decisions.is_put_off(manifest)])
 
@@ -266,7 +319,7 @@ class ServiceUpkeep:
                 self._put_off.postpone(image_id)
                 self._manager.consider(image_id, again=True)
 
-    def _consider(self, image_ids: Iterable[str]) -> None:
+    def _each(self, image_ids: list[str], look: Callable[[str], None]) -> None:
         """Look at images: one about which Glance does not answer does not hold up the others.
 
         :raises Exception: keystoneauth's or glanceclient's, if it seems to answer for none.
@@ -274,8 +327,13 @@ class ServiceUpkeep:
         failures = 0
         for image_id in image_ids:
             try:
-                self._manager.consider(image_id)
+                look(image_id)
                 failures = 0
+            except OSError:
+                # What cannot be written was told.
+                failures += 1
+                if failures == _MOST_FAILURES:
+                    return
             except Exception as error:
                 failures += 1
                 if failures == _MOST_FAILURES:

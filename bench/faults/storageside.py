@@ -94,8 +94,9 @@ class GlanceClient:
                 self._answer()
                 yield piece
 
-    def update(self, image_id: str, remove_props: Collection[str] = (), **changes: str) -> None:
-        """Change an image's properties."""
+    def update(self, image_id: str, remove_props: Collection[str] = (),
+               **changes: str) -> dict[str, Any]:
+        """Change an image's properties, and return the image."""
         image = {**self.get(image_id), **changes}
         for name in remove_props:
             image.pop(name, None)
@@ -106,6 +107,7 @@ class GlanceClient:
             # Meanwhile.
             path.unlink(missing_ok=True)
             raise exc.HTTPNotFound()
+        return image
 
 
 class _Glance(Images):
@@ -116,7 +118,6 @@ class _Glance(Images):
 
     def __init__(self, directory: str):
         self._client = GlanceClient(directory)
-        self._shown_at = None
 
 
 class _ProfileBoots(NovaProfileBoots):
@@ -181,6 +182,7 @@ class StorageSide:
         for name, value in {
                 'state_dir': f'{directory}/storage/state', 'run_dir': f'{directory}/r',
                 'export_host': netns.STORAGE_ADDRESS, 'export_port': PORT, 'poll_interval': 1,
+                'deletion_delay': 1, 'show_state_after': 0,
                 'gateway_socket': f'{directory}/g/nbd', 'refine_boots': 0, 'profile_linger': 1,
                 'storage_memory_directory': f'{directory}/memory',
                 'storage_memory_quota': '64MiB', **options}.items():

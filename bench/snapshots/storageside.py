@@ -50,13 +50,12 @@ class StorageSide:
         self._tiers.start(())
         self._jobs = Jobs(1, self._store.lock)
         self._facts: dict[str, ImageFacts] = {}
-        shown: Any = types.SimpleNamespace(show=lambda image_id: None)
         glance: Any = types.SimpleNamespace(get=self._facts.get)
         nothing: Any = None
-        self._states = States(self._store, self._jobs, shown)
+        self._states = States(self._store, self._jobs)
         self._work = ImageWork(
             self._conf, self._store, glance, self._exporters, self._tiers, nothing, self._states,
-            DiskRoom(self._store, self._jobs, self._exporters, self._tiers, shown), nothing)
+            DiskRoom(self._store, self._jobs, self._exporters, self._tiers), nothing)
         manager: Any = types.SimpleNamespace(jobs=self._jobs)
         self._boots = ReportedBoots(self._conf, self._store, self._exporters, manager, self._tiers)
         self._files: dict[str, str] = {}

@@ -1,7 +1,7 @@
 """``bootcache image clean``: images without what the storage service has written to them."""
 
 import argparse
-from collections.abc import Iterator
+import time
 from typing import Any
 
 from glanceclient import exc as glance_exceptions
@@ -13,7 +13,9 @@ from glance_bootcache.cli.arguments import image_id
 from glance_bootcache.cli.client import Away
 from glance_bootcache.cli.listing import Listing
 from glance_bootcache.cli.waiting import names
-from glance_bootcache.glance.images import Images, Marked
+from glance_bootcache.decisions import ImageFacts
+from glance_bootcache.glance import images as glance_images
+from glance_bootcache.glance.images import Images
 
 REMOVED, WOULD_BE, NOTHING, MISSING, FAILED = ('removed', 'would be removed', 'has none',
                                                'not in Glance', 'failed')
@@ -33,7 +35,6 @@ class Clean(Listing):
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._failed: list[str] = []
-        self._absent: set[str] = set()
 
     def get_parser(self, prog_name: str) -> Any:
         """Add our arguments."""
@@ -57,12 +58,14 @@ class Clean(Listing):
         progress = self.app.progress()
         rows = []
         try:
-            found = list(images.marked()) if parsed_args.all \
-                else list(self._named(images, parsed_args.images))
-            for done, marked in enumerate(found):
+            found = {image.image_id: image for image in images.all()
+                     if glance_images.published(image)} if parsed_args.all \
+                else {image_id: images.get(image_id) for image_id in parsed_args.images}
+            for done, (image_id, image) in enumerate(found.items()):
                 progress.bar('cleaning', done, len(found), 'images')
-                rows.append((marked.image_id, one_line(marked.name), ', '.join(marked.names),
-                             self._clean(images, marked, parsed_args.dry_run)))
+                rows.append((image_id, one_line(image.name if image else ''),
+                             ', '.join(glance_images.published(image) if image else ()),
+                             self._clean(images, image_id, image, parsed_args.dry_run)))
             progress.bar('cleaning', len(found), len(found), 'images')
         except _ERRORS as error:
             raise exception.BootcacheError(
@@ -78,14 +81,6 @@ class Clean(Listing):
             raise exception.BootcacheError(f'not cleaned: {names(self._failed)}')
         return code
 
-    def _named(self, images: Images, wanted: list[str]) -> Iterator[Marked]:
-        for image in dict.fromkeys(wanted):
-            marked = images.look(image)
-            if marked is None:
-                self._absent.add(image)
-                self._failed.append(f'{image} (Glance does not have it)')
-            yield marked or Marked(image, '', ())
-
     def _refuse_if_served(self) -> None:
         try:
             self.app.storage_api().get_image(rpcapi.NO_IMAGE)
@@ -95,18 +90,25 @@ class Clean(Listing):
             'the storage service runs, and would set the properties again; stop it first'
             ' ("systemctl disable --now glance-bootcache" on the storage node), or use --dry-run')
 
-    def _clean(self, images: Images, marked: Marked, dry_run: bool) -> str:
-        if marked.image_id in self._absent:
-            return MISSING
-        if not marked.names:
+    def _clean(self, images: Images, image_id: str, image: ImageFacts | None,
+               dry_run: bool) -> str:
+        if image is not None and not glance_images.published(image):
             return NOTHING
-        if dry_run:
+        if image is not None and dry_run:
             return WOULD_BE
         try:
-            images.unmark(marked)
-        except glance_exceptions.HTTPNotFound:
-            return MISSING
+            after = image and images.publish(image_id, {}, _may_write)
         except _ERRORS as error:
-            self._failed.append(f'{marked.image_id} ({one_line(error)})')
+            self._failed.append(f'{image_id} ({one_line(error)})')
+            return FAILED
+        if after is None:
+            self._failed.append(f'{image_id} (Glance does not have it)')
+            return MISSING
+        if glance_images.published(after):
+            self._failed.append(f'{image_id} (Glance is at work on it; try again when it is done)')
             return FAILED
         return REMOVED
+
+
+def _may_write(image: ImageFacts) -> bool:
+    return not glance_images.is_at_work(image, time.time() - glance_images.changed_at(image))

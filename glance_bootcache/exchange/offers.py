@@ -17,6 +17,7 @@ from bootcache.breaker import Breaker
 from bootcache.ceph import places
 from bootcache.exchange.client import ExchangeClient
 from glance_bootcache import decisions
+from glance_bootcache.availability import served
 from glance_bootcache.ceph import basenode
 from glance_bootcache.exchange.given import Given
 from glance_bootcache.exchange.lines import Lines
@@ -109,6 +110,7 @@ class ExchangeOffers:
         if manifest is None or not manifest.made.base_path or not manifest.made.base_hash \
                 or manifest.made.base_hash != image_hash \
                 or places.is_clone(manifest.made.base_path) or basenode.is_changed(manifest) \
+                or not served(manifest.wished.availability).base_to_settle \
                 or not manifest.wished.settle or decisions.is_unverified(manifest) \
                 or not self._health.may_ask():
             return None

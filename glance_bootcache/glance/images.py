@@ -1,8 +1,7 @@
 """Glance's API as the storage service uses it: an image's facts, data and state properties."""
 
-import dataclasses
-import time
-from collections.abc import Iterable, Iterator, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, BinaryIO
 
 import glanceclient
@@ -10,29 +9,31 @@ from glanceclient import exc
 from keystoneauth1 import exceptions as ks_exceptions
 from keystoneauth1 import loading as ks_loading
 from oslo_config import cfg
-from oslo_log import log as logging
+from oslo_utils import timeutils
 
 from bootcache import properties
 from bootcache.exception import ConfigurationError, ServiceAway
-from bootcache.manifest import ImageState
 from glance_bootcache import away
 from glance_bootcache.conf import AUTH_GROUP
 from glance_bootcache.decisions import ImageFacts
-from glance_bootcache.glance import tenants
-
-LOG = logging.getLogger(__name__)
 
 _OWN = ('id', 'status', 'disk_format', 'container_format', 'size', 'os_hash_algo', 'os_hash_value',
-        'min_ram', 'min_disk', 'visibility', 'owner', 'name')
+        'min_ram', 'min_disk', 'visibility', 'owner', 'name', 'updated_at')
 
 # Within that time Glance, Nova and Keystone send the next bytes of an answer, unless
 # [service_auth]timeout says otherwise.
 _ANSWER_SECONDS = 60
 # Values of auth_type that take a password.
 _PASSWORDS = ('password', 'v3password', 'v2password')
-# Glance writes all of an image's record when a property is changed, the status that it read among
-# it. An import or upload that changes the status meanwhile then fails.
+# Glance writes all of an image's record when a property is changed, as it has read it: status,
+# hash and locations. What changes these meanwhile fails, or is lost.
 _WITH_DATA = frozenset({'active', 'deactivated'})
+_AT_WORK = ('os_glance_import_task', 'os_glance_importing_to_stores')
+# The properties on which it depends whether the storage service writes its own.
+WATCHED = (properties.STATE, properties.REASON, *_AT_WORK)
+# After which a hash that is missing will never come, as do_secure_hash was off.
+_HASH_SECONDS = 3600
+_MOST_LISTED = 100_000
 
 
 def session(conf: cfg.ConfigOpts) -> Any:
@@ -68,27 +69,33 @@ def facts(image: Any) -> ImageFacts:
         min_ram=image.get('min_ram') or 0, min_disk=image.get('min_disk') or 0,
         properties={key: image[key] for key in image if key not in _OWN},
         visibility=image.get('visibility') or '', owner=image.get('owner') or '',
-        name=image.get('name') or '')
+        name=image.get('name') or '', updated_at=image.get('updated_at') or '')
 
 
-@dataclasses.dataclass(frozen=True)
-class Marked:
-    """An image, and the storage service's properties that it has.
+def changed_at(image: ImageFacts) -> float:
+    """Return when an image was changed last, in seconds since the epoch of Glance's clock. Pure.
 
-    :ivar image_id: its id.
-    :ivar name: its name; empty if it has none.
-    :ivar names: of those properties.
+    It has not become active since.
     """
+    try:
+        return float(timeutils.parse_isotime(image.updated_at).timestamp())
+    except ValueError:
+        return 0.0
 
-    image_id: str
-    name: str
-    names: tuple[str, ...]
+
+def is_at_work(image: ImageFacts, quiet: float) -> bool:
+    """Return whether Glance itself is about to change an image's record. Pure.
+
+    :param quiet: seconds since it was changed.
+    """
+    return image.status not in _WITH_DATA or any(map(image.properties.get, _AT_WORK)) \
+        or (not image.image_hash and quiet < _HASH_SECONDS)
 
 
-def mark(image: Any) -> Marked:
-    """Turn Glance's description of an image into what it has of the storage service's. Pure."""
-    return Marked(image['id'], image.get('name') or '',
-                  tuple(name for name in (properties.STATE, properties.REASON) if name in image))
+def published(image: ImageFacts) -> dict[str, str]:
+    """Return the storage service's properties that an image has. Pure."""
+    return {name: str(image.properties[name]) for name in (properties.STATE, properties.REASON)
+            if name in image.properties}
 
 
 class Images:
@@ -100,12 +107,6 @@ class Images:
     def __init__(self, conf: cfg.ConfigOpts):
         region = conf[AUTH_GROUP].region_name
         self._client = glanceclient.Client('2', session=session(conf), region_name=region)
-        self._shown_at: float | None = None
-
-    @property
-    def shown_at(self) -> float | None:
-        """When a property was changed last, in monotonic seconds; None if none was."""
-        return self._shown_at
 
     def get(self, image_id: str) -> ImageFacts | None:
         """Return an image's facts, or None if Glance does not have it.
@@ -140,68 +141,32 @@ class Images:
         """
         self._client.images.upload(image_id, stream, image_size=stored_bytes)
 
-    def marked(self) -> Iterator[Marked]:
-        """Yield the images that have a property of the storage service's, hidden ones included.
+    def all(self) -> Iterator[ImageFacts]:
+        """Yield all images, hidden ones included.
 
         :raises Exception: keystoneauth's or glanceclient's, if Glance cannot be asked.
         """
         for hidden in (False, True):
-            for image in self._client.images.list(
-                    filters={'visibility': 'all', 'os_hidden': hidden}):
-                marked = mark(image)
-                if marked.names:
-                    yield marked
+            yield from map(facts, itertools.islice(self._client.images.list(
+                filters={'visibility': 'all', 'os_hidden': hidden}), _MOST_LISTED))
 
-    def look(self, image_id: str) -> Marked | None:
-        """Return what an image has of the storage service's; None if Glance does not have it.
+    def publish(self, image_id: str, wanted: Mapping[str, str],
+                may_write: Callable[[ImageFacts], bool]) -> ImageFacts | None:
+        """Have an image have just those of the storage service's properties.
 
-        :raises Exception: keystoneauth's or glanceclient's, if Glance cannot be asked.
+        They inform people only, tenants among them. The state itself is in the image's manifest.
+
+        :param wanted: the properties.
+        :param may_write: tells whether the image, as it is now, may be changed.
+        :returns: the image as it is then; None if Glance does not have it.
+        :raises Exception: keystoneauth's or glanceclient's, if Glance does not take them.
         """
-        try:
-            return mark(self._client.images.get(image_id))
-        except exc.HTTPNotFound:
-            return None
-
-    def unmark(self, marked: Marked) -> None:
-        """Take the storage service's properties from an image.
-
-        :raises Exception: keystoneauth's or glanceclient's, if Glance refuses.
-        """
-        self._client.images.update(marked.image_id, remove_props=list(marked.names))
-
-    @staticmethod
-    def shows(image: ImageFacts, state: ImageState, reason: str) -> bool:
-        """Tell whether ``show_state`` would change nothing of an image. Pure."""
-        return image.status not in _WITH_DATA or not _changes(image.properties, state, reason)
-
-    def show_state(self, image_id: str, state: ImageState, reason: str) -> bool:
-        """Set ``bootcache_state`` and ``bootcache_reason`` on an image.
-
-        They inform people only, tenants among them: the reason is one of a closed list. The state
-        itself is in the image's manifest. An image that is on its way into Glance is left alone: it
-        is looked at again when it has come.
-
-        :returns: False if Glance did not take them, which is logged; True also if it does not have
-            the image, or not its data.
-        """
-        try:
-            image = self._client.images.get(image_id)
-            changes = _changes(image, state, reason) if image['status'] in _WITH_DATA else {}
-            if changes:
-                self._client.images.update(
-                    image_id, remove_props=[key for key, value in changes.items() if not value],
-                    **{key: value for key, value in changes.items() if value})
-                self._shown_at = time.monotonic()
-        except exc.HTTPNotFound:
-            pass
-        except Exception as error:
-            LOG.warning('image %s: %s=%s cannot be set: %s', image_id, properties.STATE,
-                        state.value, error)
-            return False
-        return True
-
-
-def _changes(present: Mapping[str, Any], state: ImageState, reason: str) -> dict[str, str]:
-    """Return the properties that are to be set for a state, or removed if they are empty."""
-    wanted = {properties.STATE: state.value, properties.REASON: tenants.told(state, reason)}
-    return {key: value for key, value in wanted.items() if present.get(key, '') != value}
+        image = self.get(image_id)
+        if image is None or not may_write(image):
+            return image
+        present = published(image)
+        if present == wanted:
+            return image
+        return facts(self._client.images.update(
+            image_id, remove_props=[name for name in present if name not in wanted],
+            **{name: value for name, value in wanted.items() if present.get(name) != value}))

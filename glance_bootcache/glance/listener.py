@@ -1,7 +1,6 @@
 """Glance's notifications: every way an image comes, changes or goes is covered by them."""
 
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,8 +14,6 @@ LOG = logging.getLogger(__name__)
 
 # What asks Glance is done for so many images at a time, however many events wait.
 _AT_ONCE = 4
-# Glance tells of a property that was set as soon as it has set it.
-_UNHEARD_SECONDS = 60.0
 # The topic that others listen to, and the pool in which this service did so once.
 _SHARED_TOPIC = 'notifications'
 _SHARED_POOL = 'bootcache-images'
@@ -50,12 +47,6 @@ class ImageEvents:
         self._lock = threading.Lock()  # guards what follows; held for dictionary steps only
         # What is going to be done, by image; it has not been begun.
         self._waiting: dict[str, set[Callable[[str], Any]]] = {}
-        self._heard_at: float | None = None
-
-    @property
-    def heard_at(self) -> float | None:
-        """When a notification came last, in monotonic seconds; None if none did."""
-        return self._heard_at
 
     def waits_for(self, image_id: str) -> bool:
         """Tell whether something is to be done for an image that has not been begun."""
@@ -65,7 +56,6 @@ class ImageEvents:
     def info(self, ctxt: Any, publisher_id: str, event_type: str, payload: Any,
              metadata: Any) -> None:
         """Take one notification; a failure is logged, as there is nobody to tell."""
-        self._heard_at = time.monotonic()
         entry, follow = self._events.get(event_type, self._others)
         image_id = payload.get(entry) if isinstance(payload, dict) else None
         if not isinstance(image_id, str):
@@ -111,15 +101,6 @@ class ImageEvents:
             if not waiting:
                 self._waiting.pop(image_id, None)
             return wanted
-
-
-def is_unheard(shown_at: float | None, heard_at: float | None, now: float) -> bool:
-    """Tell whether Glance's notifications do not reach this service. Pure; monotonic seconds.
-
-    :param shown_at: when this service changed an image's properties last, which Glance tells.
-    :param heard_at: when a notification came last.
-    """
-    return heard_at is None and shown_at is not None and now - shown_at > _UNHEARD_SECONDS
 
 
 def get_listener(conf: cfg.ConfigOpts, endpoint: ImageEvents) -> Any:

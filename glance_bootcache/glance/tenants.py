@@ -1,4 +1,4 @@
-"""What tenants are told of an image's state, by Glance's property ``bootcache_reason``. Pure.
+"""What tenants are told of an image's final state, by Glance's ``bootcache_reason``. Pure.
 
 Everybody who may see an image sees its properties. The reason in the manifest is the operators':
 it may name hosts, paths and what a service answered. Tenants get one of a closed list of sentences;
@@ -10,10 +10,6 @@ from bootcache.manifest import ImageState
 from glance_bootcache import decisions, snapshotrules
 
 GENERAL = {
-    ImageState.PENDING: 'it waits; the operators of the cloud can see what for',
-    ImageState.RECORDING: '',
-    ImageState.BUILDING: '',
-    ImageState.SERVED: '',
     ImageState.READY: 'an older cache image serves, as no newer one could be made; the operators of'
                       ' the cloud can see why',
     ImageState.FAILED: 'no cache image could be made, and servers start without; the operators of'
@@ -34,7 +30,6 @@ _SKIPPED = (
     (properties.SETTLE, f'{properties.SETTLE} has to be one of: yes, no'),
     (properties.REQUIRE, f'{properties.REQUIRE} has to be one of:'
                          f' {", ".join(properties.REQUIREMENTS)}'),
-    ('the image is deactivated', 'the image is deactivated'),
     ('disk_format ', 'its disk_format is not served, only qcow2 and raw are'),
     ('container_format ', 'its container_format is not served, only bare is'),
     ('the image has no data', 'the image has no data of its own'),
@@ -43,7 +38,6 @@ _SKIPPED = (
     (decisions.SIGNED, 'signed images are not served: their signature is checked as they are'
                        ' downloaded'),
     (decisions.SIGNATURE_REFUSED, 'its signature is not right, or lacks one of its properties'),
-    (snapshotrules.LATER, 'it is taken up when a server boots from it'),
     (snapshotrules.SNAPSHOT, 'snapshots of servers are not served in this cloud'),
     ('the content is ', 'its content is not what disk_format says'),
     ('the image is not safe to open', 'the image is not safe to open'),
@@ -54,7 +48,6 @@ _SKIPPED = (
     ('the image is encrypted', 'the image is encrypted'),
     ('the image has ', 'its size is not one of whole sectors'),
     (decisions.HELD, 'an operator of the cloud has taken its cache image away'),
-    (decisions.DELETED, 'the image was deleted'),
 )
 _FAILED = (
     (decisions.NO_DATA, decisions.NO_DATA),
@@ -64,13 +57,7 @@ _FAILED = (
                       ' that of its disk'),
     (decisions.READ_NOTHING, 'its boot read nothing from the disk, or next to nothing'),
 )
-_PENDING = (
-    (decisions.TOO_MANY_CHANGES, 'it waits, as many images of its project were changed within the'
-                                 ' hour'),
-    (decisions.NO_HOST, 'it waits for a compute host that can record its boot'),
-    (decisions.PUT_OFF, 'it could not be made just now, and is tried again by itself'),
-)
-_KNOWN = {ImageState.SKIPPED: _SKIPPED, ImageState.FAILED: _FAILED, ImageState.PENDING: _PENDING}
+_KNOWN = {ImageState.SKIPPED: _SKIPPED, ImageState.FAILED: _FAILED}
 
 SENTENCES = frozenset({*GENERAL.values(),
                        *(sentence for known in _KNOWN.values() for _begin, sentence in known)})

@@ -16,7 +16,7 @@ from oslo_log import log as logging
 from bootcache.exception import MessageRefused, RequestRefused
 from bootcache.quoting import quoted
 from bootcache.tier import Medium
-from glance_bootcache import decisions
+from glance_bootcache import availability
 from glance_bootcache.door import arguments
 from glance_bootcache.door.refusals import Refuse, left_out, pass_over
 from glance_bootcache.hosts.orders import Orders
@@ -176,18 +176,15 @@ class Hosts:
 
     :param store: the images' manifests.
     :param tiers: hear of last uses.
-    :param is_gone: tells whether Glance gives an image no more out of which there is no manifest.
     :param orders: what operators want gone from single hosts.
     :param clock: monotonic seconds.
     :param speaks_tls: whether the exporter speaks TLS, and nothing else.
     """
 
-    def __init__(self, store: ImageStore, tiers: StorageTiers, is_gone: Callable[[str], bool],
-                 orders: Orders, clock: Callable[[], float] = time.monotonic,
-                 speaks_tls: bool = False):
+    def __init__(self, store: ImageStore, tiers: StorageTiers, orders: Orders,
+                 clock: Callable[[], float] = time.monotonic, speaks_tls: bool = False):
         self._store = store
         self._tiers = tiers
-        self._is_gone = is_gone
         self._orders = orders
         self._clock = clock
         self._speaks_tls = speaks_tls
@@ -271,11 +268,7 @@ class Hosts:
         return forgotten
 
     def _is_to_go(self, image_id: str, held: HeldImage, ordered: bool) -> bool:
-        manifest = self._store.load(image_id)
-        damaged = manifest is None and self._store.is_damaged(image_id)
-        return decisions.is_to_go(
-            held.generation, manifest, ordered=ordered, damaged=damaged,
-            gone=manifest is None and not damaged and self._is_gone(image_id))
+        return availability.is_to_go(held.generation, self._store.load(image_id), ordered=ordered)
 
     def _present(self) -> list[tuple[str, _Host, float]]:
         """Return name, host and seconds since its report, by name; call it with the lock held."""
@@ -341,6 +334,14 @@ class Hosts:
             LOG.info('image %s: host %s lets go of its cache image, as an operator says', image_id,
                      name)
         return holding
+
+    def let_go(self, image_id: str) -> None:
+        """Have all hosts that hold an image let go of it, as it is forgotten."""
+        try:
+            self._orders.add(image_id, [each['host'] for each in self.holders(image_id)])
+        except RequestRefused as error:
+            LOG.warning('image %s: hosts let go of it when it has not been used for long: %s',
+                        image_id, error)
 
 
 def _by_tier(images: Iterable[HeldImage]) -> dict[str, int]:

@@ -6,26 +6,27 @@ import threading
 import time
 from collections.abc import Callable
 
+import cachetools
 from oslo_config import cfg
 from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
 from bootcache import naming, properties, steps
-from bootcache.manifest import Manifest, Standing, Wished, WorkingSetInfo
+from bootcache.manifest import Availability, Manifest, Standing, Wished, WorkingSetInfo
 from glance_bootcache import decisions
 from glance_bootcache.decisions import ImageAction, ImageFacts
 from glance_bootcache.glance.images import Images
-from glance_bootcache.glance.inquiries import Inquiries
+from glance_bootcache.hosts.holdings import Hosts
 from glance_bootcache.hosts.reportedneeds import ReportedNeeds
 from glance_bootcache.images.changes import Changes
-from glance_bootcache.images.deleted import DeletedImages
 from glance_bootcache.images.imagework import ImageWork
 from glance_bootcache.images.jobs import BASES_AT_ONCE, Jobs
+from glance_bootcache.images.missingimages import MissingImages
 from glance_bootcache.images.retiring import Retiring
-from glance_bootcache.images.shown import Shown
+from glance_bootcache.images.retriedlooks import RetriedLooks
 from glance_bootcache.images.states import States
+from glance_bootcache.images.statuspublisher import GlanceStatusPublisher
 from glance_bootcache.images.storagedisk import DiskRoom
-from glance_bootcache.images.unwritten import Unwritten
 from glance_bootcache.profileboot.job import BuildJob
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 from glance_bootcache.storage.exporters import Exporters
@@ -40,28 +41,30 @@ class Manager:
 
     :param conf: configuration of the storage service.
     :param needs: which bases compute hosts need.
+    :param hosts: what compute hosts hold.
     """
 
     def __init__(self, conf: cfg.ConfigOpts, store: ImageStore, images: Images, exporter: Exporters,
-                 tiers: StorageTiers, profile_boots: NovaProfileBoots, needs: ReportedNeeds):
+                 tiers: StorageTiers, profile_boots: NovaProfileBoots, needs: ReportedNeeds,
+                 hosts: Hosts):
         self._conf = conf[bootcache_conf.GROUP]
         self._store = store
         self._images = images
         self._tiers = tiers
         self.jobs = Jobs(self._conf.concurrent_builds, store.lock)
-        self.gone = DeletedImages(images)
-        self.shown = Shown(store, images, self.jobs)
-        self.retiring = Retiring(store, exporter, tiers, profile_boots, needs)
-        self.disk_room = DiskRoom(store, self.jobs, exporter, tiers, self.shown)
-        self._states = States(store, self.jobs, self.shown)
+        self.publisher = GlanceStatusPublisher(conf, store, images, self.jobs)
+        self.retiring = Retiring(store, exporter, tiers, profile_boots, needs, hosts)
+        self.disk_room = DiskRoom(store, self.jobs, exporter, tiers)
+        self._states = States(store, self.jobs)
+        self.missing = MissingImages(self._conf.deletion_delay, store, images, self.jobs,
+                                     self.retiring)
         self._image_work = ImageWork(conf, store, images, exporter, tiers, profile_boots,
                                      self._states, self.disk_room, self.retiring)
         # Guards what is below as well: it has to agree with the manifests.
         self._lock = store.lock
-        # Images that changed while Glance could not be asked how.
-        self._unseen: set[str] = set()
-        self._looks = Inquiries()
-        self._unwritten = Unwritten(self._conf.poll_interval)
+        self.retried = RetriedLooks()
+        # How many answers about each image counted: one that another has overtaken does not.
+        self._answers: cachetools.LRUCache[str, int] = cachetools.LRUCache(10_000)
         self._preparing: set[str] = set()
         self._changes = Changes(self._conf.changes_per_hour)
         # A compute host with the driver was heard of, which can record boots.
@@ -78,8 +81,7 @@ class Manager:
                  again: bool = False) -> None:
         """Look at an image that was registered or changed, and do what follows from it.
 
-        Safe to be called any number of times: an image is recorded once for each content. What
-        cannot be written is tried again by itself, unless an operator waits for it.
+        What cannot be written is tried again by itself, unless an operator waits for it.
 
         :param forced: record it anew whatever is there.
         :param booting: a server boots from it just now.
@@ -88,46 +90,42 @@ class Manager:
         :raises Exception: keystoneauth's or glanceclient's, if Glance cannot be asked.
         """
         image_id = naming.canonical_image_id(image_id)
-        with contextlib.nullcontext() if forced else self._unwritten.noted(image_id):
+        with contextlib.nullcontext() if forced else self.retried.noted(image_id):
             self._look(image_id, forced, booting, again)
 
     def _look(self, image_id: str, forced: bool, booting: bool, again: bool) -> None:
-        look = self._looks.begin(image_id)
+        with self._lock:
+            answers = self._answers.get(image_id, 0)
         try:
             image = self._images.get(image_id)
-        except Exception:
-            self._looks.give_up(image_id, look)
-            with self._lock:
-                if self._store.load(image_id) is not None:
-                    self._unseen.add(image_id)
-                elif not booting:
-                    # So that it is looked at again.
-                    self._store.put(Manifest(image_id))
+        except Exception as error:
+            if not booting or self._store.load(image_id) is not None:
+                self.retried.add(image_id, error)
             raise
         with self._lock:
             if self.jobs.is_stopping:
                 return
-            fresh = self._looks.end(image_id, look)
-            if fresh:
-                self._unseen.discard(image_id)
-                if image is not None:
-                    known = self._store.load(image_id)
-                    decision = self._begin(image, known, forced, booting, again)
+            fresh = self._answers.get(image_id, 0) == answers
+            self._answers[image_id] = self._answers.get(image_id, 0) + fresh
+            if fresh and image is not None:
+                known = self._store.load(image_id)
+                decision = self._begin(image, known, forced, booting, again)
         if not fresh:
             self._look(image_id, forced, booting, again)
         elif image is None:
-            self._drop(image_id)
+            if self.missing.withdraw(image_id, Availability.MISSING):
+                self._drop(image_id)
         else:
+            self.missing.note_there(image_id)
+            self.publisher.note_seen(image)
             if decision.action is ImageAction.SKIP and known is not None:
                 self.retiring.retire(image_id)
-            if self.jobs.of(image_id) is None:
-                self.shown.compare(image)
 
     def _begin(self, image: ImageFacts, known: Manifest | None, forced: bool,
                booting: bool, again: bool) -> decisions.ImageDecision:
         """Decide, and begin what follows; under the lock."""
         steps.reached('register: heard')
-        manifest = known and self._note_visibility(image, known)
+        manifest = known and self._note_wishes(image, known)
         decision = decisions.decide(
             image, manifest, forced=forced, booting=booting, again=again,
             profile_boots=self._conf.profile_boots, has_hosts=self._has_hosts.is_set(),
@@ -138,7 +136,8 @@ class Manager:
         image_id = image.image_id
         LOG.debug('image %s: %s %s', image_id, decision.action.value, decision.reason)
         fresh = manifest or Manifest(image_id, wished=Wished(
-            visibility=image.visibility, name=image.name, owner=image.owner))
+            visibility=image.visibility, name=image.name, owner=image.owner,
+            availability=decisions.availability(image)))
         if decision.action is ImageAction.SKIP:
             self.jobs.cancel(image_id)
             self._skip(fresh, decision.reason, settle=not decisions.is_signed(image))
@@ -174,10 +173,13 @@ class Manager:
                     self.jobs.get_base(job, image.owner, work)
         return decision
 
-    def _note_visibility(self, image: ImageFacts, known: Manifest) -> Manifest:
+    def _note_wishes(self, image: ImageFacts, known: Manifest) -> Manifest:
         manifest = decisions.signed_anew(
             decisions.seen(known, image.visibility, time.time()), image,
-            self._conf.verify_signatures, time.time()).wishing(name=image.name, owner=image.owner)
+            self._conf.verify_signatures, time.time()).wishing(
+            name=image.name, owner=image.owner, availability=decisions.availability(image))
+        if known.is_missing:
+            LOG.info('image %s: Glance has it again', image.image_id)
         if manifest.wished.generation != known.wished.generation:
             LOG.info('image %s: %s, and was %s, or is signed otherwise: hosts let go of its cache'
                      ' image', image.image_id, image.visibility, known.wished.visibility)
@@ -186,20 +188,20 @@ class Manager:
     def fewer_see(self, image_id: str) -> None:
         """Have all hosts let go of an image's cache image, as one project less may see it."""
         image_id = naming.canonical_image_id(image_id)
-        with self._unwritten.noted(image_id, let_go=True):
+        with self.retried.noted(image_id, Availability.MEMBER_REMOVED):
             self.let_go(image_id)
 
-    def write_again(self) -> None:
-        """Follow the changes of images that could not be written.
+    def look_again(self, image_id: str) -> None:
+        """Follow the change of an image that could not be followed when it came.
 
-        :raises Exception: keystoneauth's or glanceclient's, if Glance cannot be asked.
+        :raises Exception: what keeps it from being followed.
         """
-        def follow(image_id: str, let_go: bool) -> None:
-            if let_go:
+        with self.retried.follow(image_id) as heard:
+            if Availability.MEMBER_REMOVED in heard:
                 self.let_go(image_id)
+            if Availability.DELETION_NOTIFIED in heard:
+                self.missing.withdraw(image_id, Availability.DELETION_NOTIFIED)
             self._look(image_id, forced=False, booting=False, again=False)
-
-        self._unwritten.again(follow)
 
     def let_go(self, image_id: str) -> Manifest | None:
         """Have all hosts let go of an image's cache image as soon as no server of theirs needs it.
@@ -275,11 +277,6 @@ class Manager:
                                    and not job.cancelled.is_set()
                                    and self.jobs.waits_to_record(manifest.image_id))
 
-    def unseen(self) -> list[str]:
-        """Return the images that changed while Glance could not be asked how."""
-        with self._lock:
-            return list(self._unseen)
-
     def awaits(self, manifest: Manifest) -> bool:
         """Tell whether an image waits for a compute host that can record it, and there is none, or
         for its owner's next change to be followed."""
@@ -315,41 +312,44 @@ class Manager:
                 self._preparing.discard(image_id)
 
     def forget(self, image_id: str, held: bool = False) -> bool:
-        """Drop an image's cache image and working set.
+        """Drop an image's cache image and working set, as Glance notified its deletion.
 
-        The base stays until no compute host reads from it. What cannot be written is tried again by
-        itself, unless an operator waits for it.
+        It is given out no more, and dropped when that is believed. The base stays until no compute
+        host reads from it.
 
-        :param held: an operator asks for it: the image, which is still in Glance, is not recorded
+        :param held: an operator asks for it: the image, if it is still in Glance, is not recorded
             again by itself.
         :returns: False if nothing was known.
         :raises OSError: if an operator asks for it, and the manifest cannot be written.
+        :raises Exception: keystoneauth's or glanceclient's, if Glance cannot be asked.
         """
         image_id = naming.canonical_image_id(image_id)
-        with contextlib.nullcontext() if held else self._unwritten.noted(image_id):
-            return self._drop(image_id, held)
-        return True
+        with self._lock:
+            manifest = self._store.load(image_id)
+            self._answers[image_id] = self._answers.get(image_id, 0) + 1
+        if held:
+            self._drop(image_id, held=manifest is not None and not manifest.is_missing)
+            return manifest is not None
+        with self.retried.noted(image_id, Availability.DELETION_NOTIFIED):
+            if self.missing.withdraw(image_id, Availability.DELETION_NOTIFIED):
+                self._drop(image_id)
+            elif manifest is not None:
+                self._look(image_id, forced=False, booting=False, again=False)
+        return manifest is not None
 
-    def _drop(self, image_id: str, held: bool = False) -> bool:
-        self._looks.overtake(image_id)
+    def _drop(self, image_id: str, held: bool = False) -> None:
         reason = decisions.HELD if held else decisions.DELETED
-        if not held:
-            self.gone.note(image_id)
         with self._lock:
             self.jobs.cancel(image_id)
             manifest = self._store.load(image_id)
             if manifest is None:
-                # What a damaged manifest left.
-                self._store.remove(image_id)
-                return False
+                return self._store.remove(image_id)  # What a damaged manifest left.
             if manifest.reason != reason:
                 LOG.info('image %s: dropped: %s', image_id, reason)
-                self._store.put(manifest.standing_at(Standing.SKIPPED, reason).wishing(
-                    held=held).making(working_set=None, cache_image=None))
+                self._store.put(decisions.skipped(manifest, reason).wishing(
+                    held=held, availability=manifest.wished.availability if held
+                    else Availability.DELETED))
         self.retiring.retire(image_id)
-        if held:
-            self.shown.show(image_id)
-        return True
 
     def _skip(self, manifest: Manifest, reason: str, settle: bool) -> None:
         settle = manifest.wished.settle and settle

@@ -9,8 +9,9 @@ from collections.abc import Callable
 
 from oslo_log import log as logging
 
-from bootcache.manifest import Manifest, Standing
+from bootcache.manifest import Manifest
 from bootcache.pauses import GrowingPauses
+from glance_bootcache import decisions
 from glance_bootcache.decisions import OLDER_READ
 from glance_bootcache.images.manager import Manager
 from glance_bootcache.images.retiring import ROUND_SECONDS
@@ -24,16 +25,6 @@ _LONGEST_PAUSE = 3600
 # Where that finds no server, the new content is got, which may be gigabytes. What keeps it from
 # being taken may pass, as a full disk, or be in the content.
 _LONGEST_PAUSE_OF_TRIES = 24 * 3600
-
-
-def is_waiting(manifest: Manifest) -> bool:
-    """Tell whether an image waits for the end of those that need its older content. Pure.
-
-    Its last try may have failed for another reason, as Glance was away. And one whose older base
-    was given up, while a host is connected to it, has none.
-    """
-    return (manifest.has_older_base or OLDER_READ in manifest.reason) \
-        and manifest.standing in (Standing.FAILED, Standing.DONE)
 
 
 class OlderContent:
@@ -58,7 +49,7 @@ class OlderContent:
         """
         now, in_hand = self._clock(), self._manager.jobs.images()
         waiting = {manifest.image_id: manifest for manifest in self._store.manifests()
-                   if is_waiting(manifest) and manifest.image_id not in in_hand}
+                   if decisions.waits_for_older(manifest) and manifest.image_id not in in_hand}
         # What is tried just now may come back: its pauses are kept.
         for pauses in (self._looks, self._tries):
             pauses.keep_only({*waiting, *in_hand})

@@ -26,7 +26,6 @@ from bootcache.manifest import Manifest, Standing
 from glance_bootcache.ceph import basenode
 from glance_bootcache.images.cephbases import CephBases
 from glance_bootcache.images.jobs import Jobs
-from glance_bootcache.images.shown import Shown
 from glance_bootcache.images.turns import Turns
 from glance_bootcache.storage import inspection
 from glance_bootcache.storage.exporters import Exporters
@@ -57,12 +56,11 @@ class ReadErrors:
     """
 
     def __init__(self, store: ImageStore, exporter: Exporters, tiers: StorageTiers, jobs: Jobs,
-                 shown: Shown, ceph: CephBases):
+                 ceph: CephBases):
         self._store = store
         self._exporter = exporter
         self._tiers = tiers
         self._jobs = jobs
-        self._shown = shown
         self._ceph = ceph
         # By their paths. The looking thread's own.
         self._logs = {path: _log(path) for path in exporter.log_paths}
@@ -231,4 +229,3 @@ class ReadErrors:
         LOG.error('image %s: failed: %s', image_id, reason)
         self._exporter.retire(image_id, with_base=False)
         self._tiers.forget(image_id)
-        self._shown.show(image_id)

@@ -16,6 +16,7 @@ from bootcache.manifest import ImageState, Manifest, Standing, WorkingSetInfo
 from bootcache.refinement import Boot
 from bootcache.workingset import WorkingSet
 from glance_bootcache import decisions, snapshotrules
+from glance_bootcache.availability import served
 from glance_bootcache.decisions import STUCK, SWITCHED_OFF
 from glance_bootcache.images import fairness
 from glance_bootcache.images.expectedreports import ExpectedBoot, ExpectedReports
@@ -86,24 +87,25 @@ class ReportedBoots:
         manifest = self._store.load(image_id)
         if profile_token is not None:
             return self._plan_profile(manifest, image_id, host, profile_token, certificate)
-        if manifest is not None and not manifest.made.base_path \
-                and decisions.is_put_off(manifest) and self._manager.jobs.of(image_id) is None:
+        if manifest is not None and not manifest.made.base_path and (
+                manifest.is_missing or (decisions.is_put_off(manifest)
+                                        and self._manager.jobs.of(image_id) is None)):
             # To wait would be in vain; upkeep tries again.
             return _stock(manifest)
         if manifest is None or (not manifest.made.base_path and (
                 manifest.standing in (Standing.WANTED, Standing.DONE)
                 or snapshotrules.is_left(manifest))):
             self._manager.prepare(image_id)
-            if manifest is None and self._manager.gone.is_gone(image_id):
+            if manifest is None and self._manager.missing.is_unknown(image_id):
                 return {'action': rpcapi.ACTION_STOCK,
-                        'reason': 'Glance does not give the image out'}
+                        'reason': 'Glance does not have the image'}
             return {'action': rpcapi.ACTION_WAIT, 'reason': 'the image\'s base is being prepared',
                     'ready_in': self._manager.ready_in(image_id)}
         if not manifest.made.base_path:
             return _stock(manifest)
-        content = self._tiers.check(manifest)
-        if content is Content.WRONG:
-            # Whoever fetched it would find that out, and boot cold as well.
+        content, gives_out = self._tiers.check(manifest), decisions.gives_out(manifest)
+        if content is Content.WRONG or not gives_out:
+            # Whoever fetched a wrong one would find that out, and boot cold as well.
             manifest = manifest.making(cache_image=None)
         cache = manifest.made.cache_image
         whose = self._exporter.know(host, certificate)
@@ -112,10 +114,8 @@ class ReportedBoots:
                      'image_hash': manifest.made.base_hash,
                      'pinned': manifest.wished.pinned, 'generation': manifest.wished.generation,
                      'signature': manifest.made.signature}
-        if not decisions.gives_out(manifest):
+        if not gives_out:
             # Servers that run from it may have lost their cache image.
-            for entry in ('cache_export', 'cache_image'):
-                described.pop(entry, None)
             return {**_stock(manifest), **described}
         if server_id:
             self._tiers.note_use(image_id, time.time())
@@ -256,7 +256,7 @@ class ReportedBoots:
         manifest = self._store.load(image_id)
         if manifest is None or not manifest.made.base_path \
                 or manifest.made.base_hash != image_hash or manifest.has_older_base \
-                or manifest.standing is Standing.SKIPPED:
+                or manifest.state is ImageState.SKIPPED:
             return f'{image_id} has no base of that content'
         expected = self._expected.take(image_id, host, server_id)
         if expected is None and not (manifest.made.working_set is None
@@ -367,9 +367,11 @@ class ReportedBoots:
         """Serve an image's stored bytes to a host that settles its servers.
 
         :param certificate: the distinguished name in the host's.
+        :returns: None if it is not served to settle: they settle onto a full base that is there.
         """
         manifest = self._store.load(image_id)
-        if manifest is None or not manifest.made.base_path:
+        if manifest is None or not manifest.made.base_path \
+                or not served(manifest.wished.availability).base_to_settle:
             return None
         whose = self._exporter.know(host, certificate)
         export = self._exporter.ensure_stored(manifest, whose)
@@ -388,5 +390,5 @@ def _known(manifest: Manifest) -> _Known:
 
 def _stock(manifest: Manifest) -> dict[str, Any]:
     reason = f'the image is {manifest.state.value}'
-    return {'action': rpcapi.ACTION_STOCK,
-            'reason': reason + (f': {manifest.reason}' if manifest.reason else '')}
+    why = decisions.told_reason(manifest)
+    return {'action': rpcapi.ACTION_STOCK, 'reason': reason + (f': {why}' if why else '')}

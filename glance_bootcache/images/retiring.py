@@ -5,9 +5,10 @@ from collections.abc import Callable
 
 from oslo_log import log as logging
 
-from bootcache import exception, steps
-from bootcache.manifest import Standing
-from glance_bootcache.decisions import DELETED
+from bootcache import exception, naming, steps
+from bootcache.manifest import Availability, Manifest, Standing
+from glance_bootcache.availability import served
+from glance_bootcache.hosts.holdings import Hosts
 from glance_bootcache.hosts.reportedneeds import ReportedNeeds
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
 from glance_bootcache.storage.exporters import Exporters
@@ -33,17 +34,19 @@ class Retiring:
 
     :param store: its lock guards what is waiting, too.
     :param needs: which bases compute hosts need.
+    :param hosts: let go of what is forgotten.
     :param clock: monotonic seconds.
     """
 
     def __init__(self, store: ImageStore, exporter: Exporters, tiers: StorageTiers,
-                 profile_boots: NovaProfileBoots, needs: ReportedNeeds,
+                 profile_boots: NovaProfileBoots, needs: ReportedNeeds, hosts: Hosts,
                  clock: Callable[[], float] = time.monotonic):
         self._store = store
         self._exporter = exporter
         self._tiers = tiers
         self._profile_boots = profile_boots
         self._needs = needs
+        self._hosts = hosts
         self._clock = clock
         # Images whose base is still read, or could not be given up, and why; the one that was
         # looked at last at the end. Guarded by the store's lock.
@@ -74,7 +77,7 @@ class Retiring:
             self._waiting.pop(image_id, None)
             if manifest is not None and manifest.standing is not Standing.SKIPPED:
                 return
-        why = self._withdraw(image_id)
+        why = self._stop_serving(image_id, manifest)
         self._tiers.forget(image_id)
         steps.reached('retire: withdrawn')
         with self._store.lock:
@@ -83,12 +86,21 @@ class Retiring:
                 return
             if why:
                 self._waiting[image_id] = why
-            elif manifest.reason == DELETED:
+            elif manifest.wished.availability is Availability.DELETED:
+                self._hosts.let_go(image_id)
                 self._store.remove(image_id)
             elif manifest.made.base_path:
                 self._store.put(manifest.making(base_path=''))
 
-    def _withdraw(self, image_id: str) -> str:
+    def withdraw(self, image_id: str) -> None:
+        """Serve an image's cache image no more for now."""
+        try:
+            self._exporter.retire(image_id, with_base=False)
+        except exception.BootcacheError as error:
+            LOG.warning('image %s: cannot be withdrawn from hosts that fetch it: %s', image_id,
+                        error)
+
+    def _stop_serving(self, image_id: str, manifest: Manifest | None) -> str:
         """Serve the cache image no more, and the base if no server needs it.
 
         :returns: why the base is served still; empty if nothing of the image is any more.
@@ -96,6 +108,8 @@ class Retiring:
         try:
             # Before Nova is asked, which may take its time.
             self._exporter.retire(image_id, with_base=False)
+            if manifest is not None and not served(manifest.wished.availability).base_to_settle:
+                self._exporter.cut_off(naming.export_name(naming.EXPORT_STORED, image_id))
             why = self.why_needed(image_id)
             gone = self._exporter.retire(image_id, with_base=not why)
             return why or ('' if gone else CONNECTED)

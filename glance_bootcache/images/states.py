@@ -1,4 +1,4 @@
-"""Images' states while there is a job: what it makes is written into the manifest, and shown."""
+"""Images' states while there is a job: what it makes is written into the manifest."""
 
 import contextlib
 from collections.abc import Callable
@@ -9,7 +9,6 @@ from bootcache import exception, savefile
 from bootcache.manifest import ImageState, Made, Manifest, Standing
 from glance_bootcache.decisions import PUT_OFF
 from glance_bootcache.images.jobs import Jobs
-from glance_bootcache.images.shown import Shown
 from glance_bootcache.profileboot.job import BuildJob
 from glance_bootcache.storage.store import ImageStore
 
@@ -19,23 +18,19 @@ LOG = logging.getLogger(__name__)
 class States:
     """What jobs make of images' manifests; what people wish is left as it is."""
 
-    def __init__(self, store: ImageStore, jobs: Jobs, shown: Shown):
+    def __init__(self, store: ImageStore, jobs: Jobs):
         self._store = store
         self._jobs = jobs
-        self._shown = shown
 
     def enter(self, job: BuildJob, phase: ImageState) -> None:
-        """Show what a job does now.
+        """Note what a job does now.
 
         :param phase: RECORDING or BUILDING.
         :raises Cancelled: if the job is.
         """
         with self._store.lock:
             job.check_cancelled()
-            if job.phase is phase:
-                return
             job.phase = phase
-        self._shown.show(job.image_id)
 
     def note(self, job: BuildJob, made: Made, phase: ImageState | None = None) -> Manifest:
         """Write what a job has made until now.
@@ -48,7 +43,6 @@ class States:
             job.check_cancelled()
             manifest = self._store.put(self._current(job).making_all(made))
             job.phase = phase
-        self._shown.show(job.image_id)
         return manifest
 
     def done(self, job: BuildJob, made: Made | None = None) -> None:
@@ -60,16 +54,13 @@ class States:
         self._end(job, Standing.DONE, '', made)
 
     def leave(self, job: BuildJob) -> None:
-        """Show an image as its manifest has it: what a job has tried came to nothing, and does not
-        matter.
+        """Have an image's state be its manifest's: what a job has tried does not matter.
 
         :raises Cancelled: if the job is.
         """
         with self._store.lock:
             job.check_cancelled()
-            was, job.phase = job.phase, None
-        if was is not None:
-            self._shown.show(job.image_id)
+            job.phase = None
 
     def guarded(self, job: BuildJob, work: Callable[[], bool]) -> None:
         """Do a part of a job: whatever happens, the image's state tells of it.
@@ -149,7 +140,6 @@ class States:
             manifest = self._current(job).standing_at(standing, reason)
             self._store.put(manifest if made is None else manifest.making_all(made))
             job.phase = None
-        self._shown.show(job.image_id)
 
     def _current(self, job: BuildJob) -> Manifest:
         return self._store.load(job.image_id) or Manifest(job.image_id)

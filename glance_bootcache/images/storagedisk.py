@@ -7,9 +7,8 @@ from collections.abc import Collection, Iterator
 from oslo_log import log as logging
 
 from bootcache import exception
-from bootcache.manifest import CacheInfo, Manifest, Standing
+from bootcache.manifest import CacheInfo, Manifest
 from glance_bootcache.images.jobs import Jobs
-from glance_bootcache.images.shown import Shown
 from glance_bootcache.profileboot.job import BuildJob
 from glance_bootcache.storage.exporters import Exporters
 from glance_bootcache.storage.store import ImageStore
@@ -26,13 +25,11 @@ class DiskRoom:
     :param tiers: plan what leaves, by the cloud's last uses.
     """
 
-    def __init__(self, store: ImageStore, jobs: Jobs, exporter: Exporters, tiers: StorageTiers,
-                 shown: Shown):
+    def __init__(self, store: ImageStore, jobs: Jobs, exporter: Exporters, tiers: StorageTiers):
         self._store = store
         self._jobs = jobs
         self._exporter = exporter
         self._tiers = tiers
-        self._shown = shown
         # What cache images that are being built may come to have, in the order in which they were
         # begun; each counts those before it. Guarded by the condition's lock, held for its steps.
         self._promised: dict[object, int] = {}
@@ -153,8 +150,6 @@ class DiskRoom:
             return False
         if not self._remove(manifest, None):
             return False
-        if manifest.standing is Standing.DONE:
-            self._shown.show(image_id)
         LOG.info('image %s: its cache image is evicted from storage disk', image_id)
         return True
 

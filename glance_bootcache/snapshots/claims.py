@@ -5,6 +5,7 @@ server's id; and Nova knows on which host that server is, and of which image it 
 """
 
 import enum
+from collections.abc import Callable
 from typing import Any
 
 from novaclient import client as nova_client
@@ -40,10 +41,13 @@ class Claims:
     """Asks both, with the storage service's credentials.
 
     :param conf: configuration of the storage service.
+    :param is_listed_without: tells whether Glance lists other images, and not one.
     """
 
-    def __init__(self, conf: cfg.ConfigOpts, glance: Images):
+    def __init__(self, conf: cfg.ConfigOpts, glance: Images,
+                 is_listed_without: Callable[[str], bool]):
         self._glance = glance
+        self._is_listed_without = is_listed_without
         self._nova = nova_client.Client(_API_VERSION, session=images.session(conf),
                                         region_name=conf[AUTH_GROUP].region_name)
 
@@ -56,7 +60,11 @@ class Claims:
         :raises Exception: keystoneauth's or glanceclient's, if Glance cannot be asked.
         """
         image = self._glance.get(snapshot_id)
-        if image is None or image.status in _GONE:
+        if image is None:
+            # A snapshot is removed for it, and one answer of 404 may be anybody's.
+            return ImageStanding.ABSENT if self._is_listed_without(snapshot_id) \
+                else ImageStanding.TAKING
+        if image.status in _GONE:
             return ImageStanding.ABSENT
         if image.status == 'queued':
             return ImageStanding.WAITS

@@ -7,6 +7,7 @@ from oslo_log import log as logging
 from bootcache import exception
 from bootcache.manifest import Manifest
 from bootcache.news import News
+from glance_bootcache.availability import served
 
 LOG = logging.getLogger(__name__)
 _NEWS = News(LOG)
@@ -18,10 +19,12 @@ def has_base(manifest: Manifest) -> bool:
 
 
 def serve(manifest: Manifest, ensure: Callable[[Manifest], None]) -> None:
-    """Serve an image's base, and its cache image if it has one; what fails is logged.
+    """Serve an image's base, and its cache image if hosts are given it; what fails is logged.
 
     :param ensure: ``StorageTiers.serve``; at the start, when there are no tiers, the exporter's.
     """
+    if not served(manifest.wished.availability).cache_image:
+        manifest = manifest.making(cache_image=None)
     try:
         ensure(manifest)
     except exception.StorageDaemonBusy as error:

@@ -15,7 +15,7 @@ from oslo_log import log as logging
 from bootcache import conf as bootcache_conf
 from bootcache.exception import RequestRefused
 from bootcache.manifest import ImageState, Manifest, Standing
-from glance_bootcache import away, decisions, warmconf
+from glance_bootcache import away, warmconf
 from glance_bootcache.hosts.holdings import Hosts
 from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.warming import precache, warmjobs
@@ -95,7 +95,7 @@ class Warming:
 
     def _look(self, job: WarmJob) -> None:
         manifest = self._store.load(job.image_id)
-        why_not = decisions.why_not_warm(job.image_id, manifest)
+        why_not = warmjobs.why_not_warm(job.image_id, manifest)
         if why_not or manifest is None:
             self._end(job, why_not)
             return
@@ -130,7 +130,7 @@ class Warming:
 
     def _ask(self, job: WarmJob) -> None:
         """Have Nova ask the hosts of a job's aggregate. Whatever comes of it, the job tells."""
-        why_not = decisions.why_not_warm(job.image_id, self._store.load(job.image_id))
+        why_not = warmjobs.why_not_warm(job.image_id, self._store.load(job.image_id))
         if why_not:
             self._end(job, why_not)
             return
@@ -227,7 +227,7 @@ class Warming:
             much is to be warmed already; then nothing is begun.
         """
         names = list(dict.fromkeys(str(name) for name in aggregates))
-        why_not = decisions.why_not_warm(image_id, self._store.load(image_id))
+        why_not = warmjobs.why_not_warm(image_id, self._store.load(image_id))
         if why_not:
             raise RequestRefused(why_not)
         try:

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from bootcache import pauses, rpcapi
+from bootcache.manifest import ImageState, Manifest, Standing
+from glance_bootcache import decisions
 
 _BACKOFF_SECONDS = 30.0
 _LONGEST_BACKOFF_SECONDS = 600.0
@@ -230,3 +232,20 @@ def may_start(jobs: Iterable[WarmJob], now: float, concurrency: int) -> list[War
     free = concurrency - sum(job.phase is WarmPhase.ASKED for job in jobs)
     due = [job for job in jobs if job.phase is WarmPhase.WAITING and job.due <= now]
     return sorted(due, key=lambda job: job.due)[:max(free, 0)]
+
+
+def why_not_warm(image_id: str, manifest: Manifest | None) -> str:
+    """Return why no host can be warmed for an image, with the cure; empty if they can be."""
+    build = f'"bootcache image build {image_id}"'
+    if manifest is None:
+        return f'image {image_id} is not known to the storage service; {build} records it'
+    what = f'image {image_id} has no cache image: it is {manifest.state.value}'
+    if manifest.state is ImageState.SKIPPED:
+        return f'{what}: {decisions.told_reason(manifest)}'
+    if manifest.made.cache_image is not None and not manifest.has_older_base:
+        return ''
+    if manifest.standing is Standing.FAILED:
+        return f'{what}: {manifest.reason}; {build} tries again'
+    if manifest.standing is Standing.WANTED:
+        return f'{what}; "bootcache image show {image_id} --wait" waits for it'
+    return f'{what}; it gets one with the next boot of a server, or by {build}'

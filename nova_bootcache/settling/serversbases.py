@@ -157,7 +157,9 @@ class ServersBases:
         self._unsettled.unwanted.discard(image_id)
         if stored is None:
             if not os.path.exists(target):
-                raise exception.BootcacheError('the storage service does not serve the image')
+                raise exception.BootcacheError(
+                    'the storage service does not serve the image to settle, as it is not known'
+                    ' there, deactivated or opted out')
             return self._check_base(image_id, '')
         if not self._is_to_settle(image_id, bool(stored['settle'])):
             self._unsettled.unwanted.add(image_id)

@@ -136,12 +136,12 @@ def test_clean_takes_the_properties_from_an_image(bootcache, tenant, ready_image
     assert done.returncode == 1 and 'stop it first' in done.stderr
     assert ready_image in {row['image_id']
                            for row in bootcache('image', 'clean', '--all', '--dry-run')}
+    tenant.wait_property(ready_image, 'bootcache_state', 'ready')
     with cloud.storage_service_down():
         (row,) = bootcache('image', 'clean', ready_image)
         assert (row['outcome'], row['properties']) == ('removed', 'bootcache_state')
         assert tenant.property(ready_image, 'bootcache_state') is None
-    wait_until(lambda: tenant.property(ready_image, 'bootcache_state') == 'ready',
-               'the state shown again')
+    tenant.wait_property(ready_image, 'bootcache_state', 'ready')
 
 
 def test_working_set_show_and_plot(bootcache, cloud, ready_image, tmp_path):

@@ -54,6 +54,7 @@ def test_one_that_never_comes_up_is_given_up_and_its_owner_told(module_tenant, i
     # A busy host that takes long to start it may be given up before it says so.
     assert not found['cache_image'] and ('read nothing from its disk but' in found['reason']
                                          or 'did not report what it read' in found['reason'])
+    module_tenant.wait_property(images[name], 'bootcache_state', 'failed')
     assert module_tenant.property(images[name], 'bootcache_reason')
 
 

@@ -64,7 +64,7 @@ def test_images_that_are_skipped_say_why(tenant, small_image, properties, reason
     image = tenant.image(small_image, **properties)
     found = tenant.wait_state(image, 'skipped')
     assert reason in found['reason']
-    assert told in tenant.property(image, 'bootcache_reason')
+    tenant.wait_property(image, 'bootcache_reason', told)
 
 
 @pytest.fixture

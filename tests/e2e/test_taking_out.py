@@ -280,7 +280,7 @@ def test_it_is_taken_out_by_the_page(cloud, afterwards, tenant, operator, user, 
     cloud.restart('nova-api')
 
     # 6. The storage service, and what it wrote to images.
-    assert tenant.property(image, properties.STATE) == 'ready'
+    tenant.wait_property(image, properties.STATE, 'ready')
     page.skip(NO_SYSTEMD, 'systemctl disable --now glance-bootcache')
     cloud.stop(STORAGE_SERVICE)
     cleaned = operator.bootcache(page.take('bootcache image clean --all'))

@@ -194,4 +194,4 @@ def test_an_image_that_fewer_people_may_see_leaves_the_hosts(tenant, warm, cloud
     # Whoever may see it boots from its cache image as before.
     tenant.login(tenant.server(warm, host=cloud.hosts[0]))
     wait_warm(warm, cloud.hosts[0])
-    assert tenant.property(warm, 'bootcache_state') == 'ready'
+    assert tenant.show(warm)['state'] == 'ready'

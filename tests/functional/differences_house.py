@@ -39,13 +39,12 @@ class Cloud:
     def __init__(self, house):
         self.house, self.store = house, house.store
         self.jobs = Jobs(1, self.store.lock)
-        shown = types.SimpleNamespace(show=lambda image_id: None)
-        self.states = States(self.store, self.jobs, shown)
+        self.states = States(self.store, self.jobs)
         self.facts = {}
         glance = types.SimpleNamespace(get=lambda image_id: self.facts.get(image_id))
         self.work = ImageWork(
             house.conf, self.store, glance, house.exporter, house.tiers, None, self.states,
-            DiskRoom(self.store, self.jobs, house.exporter, house.tiers, shown), None)
+            DiskRoom(self.store, self.jobs, house.exporter, house.tiers), None)
         manager = types.SimpleNamespace(jobs=self.jobs, rebuild=lambda image_id: None)
         self.boots = ReportedBoots(house.conf, self.store, house.exporter, manager, house.tiers)
         self.watched = False

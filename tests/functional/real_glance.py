@@ -166,11 +166,15 @@ class Glance:
         """Return an image's status."""
         return self.client().images.get(image_id)['status']
 
-    def wait(self, image_id, status='active'):
-        """Wait until an image has a status, and Glance has read all of it and does nothing more."""
+    def wait(self, image_id, status='active', hashed=True):
+        """Wait until an image has a status, and Glance has read all of it and does nothing more.
+
+        :param hashed: whether it makes a hash.
+        """
         until(lambda: self.status(image_id) == status, f'status {status} of {image_id}', 60)
         if status == 'active':
-            until(lambda: self.client().images.get(image_id)['os_hash_value'], 'the hash', 60)
+            until(lambda: not hashed or self.client().images.get(image_id)['os_hash_value'],
+                  'the hash', 60)
             # Its task saves the image once more after the hash; who deletes it then may be refused.
             self.task_ended(image_id)
 
@@ -183,6 +187,17 @@ class Glance:
     def content(self, image_id):
         """Return an image's bytes; none of one whose data Glance does not find."""
         return b''.join(self.client().images.data(image_id) or ())
+
+    def note(self, image_id, name, value):
+        """Have an image's record say what Glance's own work writes there; None takes it away."""
+        with contextlib.closing(sqlite3.connect(self.database)) as database, database:
+            database.execute('DELETE FROM image_properties WHERE image_id = ? AND name = ?',
+                             (image_id, name))
+            if value is not None:
+                database.execute(
+                    'INSERT INTO image_properties (image_id, name, value, created_at, updated_at,'
+                    ' deleted) VALUES (?, ?, ?, datetime(), datetime(), 0)',
+                    (image_id, name, value))
 
     def locations(self, image_id):
         """Return the locations that Glance has noted of an image."""

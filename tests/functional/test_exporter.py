@@ -73,6 +73,25 @@ def ensure_stored(exporter, image):
                          naming.node_name('s', image.image_id))
 
 
+def test_who_copies_a_stored_file_is_cut_off_and_who_reads_the_base_is_not(
+        exporter, image, storage_conf):
+    """As where the image was deactivated: nobody gets all of it, and servers run on."""
+    exporter.ensure(image, None)
+    ensure_stored(exporter, image)
+    base, stored = image.made.base_export, f'stored-{image.image_id}'
+    with connected(storage_conf, base) as running:
+        copying = nbd.NBD()
+        copying.set_export_name(stored)
+        copying.connect_tcp(storage_conf.bootcache.export_host,
+                            str(storage_conf.bootcache.export_port))
+        assert copying.pread(512, 0)
+        exporter.cut_off(stored)
+        with pytest.raises(nbd.Error):
+            copying.pread(512, 65536)
+        assert len(running.pread(65536, 0)) == 65536
+        assert served(exporter) == {base}
+
+
 def test_what_is_served_costs_no_command(exporter, image, commands):
     """A storm asks for one image hundreds of times a second, among a thousand that are served."""
     exporter.ensure(image, None)

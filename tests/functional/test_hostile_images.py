@@ -26,6 +26,8 @@ from glance_bootcache import conf as glance_conf
 from glance_bootcache.glance import tenants
 from glance_bootcache.glance.images import Images
 from glance_bootcache.glance.listener import ImageEvents
+from glance_bootcache.hosts.holdings import Hosts
+from glance_bootcache.hosts.orders import Orders
 from glance_bootcache.hosts.reportedneeds import ReportedNeeds
 from glance_bootcache.images.manager import Manager
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
@@ -50,7 +52,6 @@ class Glance(Images):
     def __init__(self):
         self.known = {}
         self._client = types.SimpleNamespace(images=self._Client(self.known))
-        self._shown_at = None
 
     class _Client:
         def __init__(self, known):
@@ -62,6 +63,7 @@ class Glance(Images):
         def update(self, image_id, remove_props=(), **changes):
             self._known[image_id] = {key: value for key, value in {
                 **self._known[image_id], **changes}.items() if key not in remove_props}
+            return self.get(image_id)
 
 
 class NoServers(NovaProfileBoots):
@@ -86,7 +88,8 @@ class Service:
         for name, value in {
                 'state_dir': f'{directory}/state', 'run_dir': f'{directory}/run',
                 'export_port': free_port(), 'gateway_socket': f'{directory}/gateway/nbd',
-                'glance_store_dirs': [f'{directory}/glance'], 'profile_boots': False}.items():
+                'glance_store_dirs': [f'{directory}/glance'], 'profile_boots': False,
+                'show_state_after': 0}.items():
             conf.set_override(name, value, bootcache_conf.GROUP)
         self.conf = conf
         self.glance = Glance()
@@ -96,7 +99,9 @@ class Service:
         self.tiers = StorageTiers(conf, self.store, self.exporter)
         self.tiers.start([])
         self.manager = Manager(conf, self.store, self.glance, self.exporter, self.tiers,
-                               NoServers(), ReportedNeeds(self.store.state_path('needs.json')))
+                               NoServers(), ReportedNeeds(self.store.state_path('needs.json')),
+                               Hosts(self.store, self.tiers,
+                                     Orders(self.store.state_path('orders.json'))))
         self.events = ImageEvents(self.manager.consider, self.manager.forget,
                                   self.manager.fewer_see)
 
@@ -177,6 +182,7 @@ def registered():
 @pytest.mark.parametrize('name', HOSTILE)
 def test_a_hostile_image_is_skipped_and_leaves_nothing(registered, name):
     service, ids = registered
+    service.manager.publisher.publish()
     manifest = service.store.load(ids[name])
     assert manifest.standing is Standing.SKIPPED, manifest.reason
     assert re.search(HOSTILE[name][2], manifest.reason), manifest.reason

@@ -21,7 +21,6 @@ from bootcache.workingset import Extent
 from glance_bootcache.images.cephbases import CephBases
 from glance_bootcache.images.jobs import Jobs
 from glance_bootcache.images.readerrors import ReadErrors
-from glance_bootcache.images.shown import Shown
 from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import StorageTiers
 from nova_bootcache.storagenode import Remote
@@ -30,26 +29,14 @@ OTHER = '11111111-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 WATCH = {'quota': 64 * MIB, 'linger': 1, 'silence': 2, 'timeout': 100, 'marker': 'login:'}
 
 
-class Images:
-    """Stands for Glance."""
-
-    def __init__(self):
-        self.shown = []
-
-    def show_state(self, image_id, state, reason):
-        self.shown.append((image_id, state, reason))
-        return True
-
-
 @pytest.fixture
 def service(node, storage_conf):
     """What looks after the exporter; ``once`` is called by the test."""
     store = ImageStore(storage_conf.bootcache.state_dir)
     tiers = StorageTiers(storage_conf, store, node.exporter)
-    images, jobs = Images(), Jobs(1, store.lock)
-    errors = ReadErrors(store, node.exporter, tiers, jobs, Shown(store, images, jobs),
-                        CephBases(storage_conf))
-    errors.store, errors.images, errors.tiers = store, images, tiers
+    jobs = Jobs(1, store.lock)
+    errors = ReadErrors(store, node.exporter, tiers, jobs, CephBases(storage_conf))
+    errors.store, errors.tiers = store, tiers
     yield errors
     errors.stop()
     jobs.stop()
@@ -110,7 +97,7 @@ def test_a_watched_boot_of_a_rotten_base_does_not_hold_up_others(hosts, node, se
     assert host.gateway.ensure_base(remote) == f'base-{OTHER}'
     manifest = service.store.load(IMAGE)
     assert manifest.made.base_path == '' and 'error while reading' in manifest.reason
-    assert service.images.shown == [(IMAGE, ImageState.FAILED, manifest.reason)]
+    assert manifest.state is ImageState.FAILED
     assert node.exports == {f'base-{OTHER}'}
 
 

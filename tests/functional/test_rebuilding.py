@@ -6,7 +6,6 @@ of the new file is the same: the exporter went on with the file that it had open
 
 import hashlib
 import os
-import types
 
 import pytest
 from tiers_house import MIB, flip
@@ -33,12 +32,11 @@ class Rebuilding:
     def __init__(self, house, base):
         self._house = house
         self._jobs = Jobs(1, house.store.lock)
-        # Glance, who is shown how far it is, is not there; nor is Nova, who is not asked.
-        shown = types.SimpleNamespace(show=lambda image_id: None)
-        self._states = States(house.store, self._jobs, shown)
+        # Glance and Nova, who are not asked, are not there.
+        self._states = States(house.store, self._jobs)
         self._work = ImageWork(
             house.conf, house.store, None, house.exporter, house.tiers, None, self._states,
-            DiskRoom(house.store, self._jobs, house.exporter, house.tiers, shown), None)
+            DiskRoom(house.store, self._jobs, house.exporter, house.tiers), None)
         os.makedirs(house.store.directory(IMAGE))
         name = house.store.save_working_set(IMAGE, WorkingSet(
             IMAGE, 'sha512:ab', SIZE, 65536, (Extent(MIB, MIB), Extent(0, MIB))))

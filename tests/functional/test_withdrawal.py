@@ -3,7 +3,6 @@ no export of a file comes to be that is gone, and nobody waits for an exporter t
 
 import os
 import threading
-import types
 
 import pytest
 from functional_tools import frozen, until
@@ -20,9 +19,7 @@ from glance_bootcache.images.storagedisk import DiskRoom
 @pytest.fixture
 def room(house):
     jobs = Jobs(1, house.store.lock)
-    # Glance, who is shown that it is evicted, is not there.
-    shown = types.SimpleNamespace(show=lambda image_id: None)
-    yield DiskRoom(house.store, jobs, house.exporter, house.tiers, shown)
+    yield DiskRoom(house.store, jobs, house.exporter, house.tiers)
     jobs.stop()
 
 

@@ -92,7 +92,7 @@ class BootcacheCloud(Cloud):
                           "run_dir": self.exporter_directory, "export_port": EXPORT_PORT,
                           "tls_directory": self.certificates / STORAGE_SERVICE,
                           "advertise_port": TAP_PORT, "glance_store_dirs": str(self.layout.images),
-                          "poll_interval": 5},
+                          "poll_interval": 5, "show_state_after": 0, "deletion_delay": 5},
             "service_auth": config.service_user(self.layout),
         }))  # fmt: skip
         self.layer("glance", "60-bootcache", {

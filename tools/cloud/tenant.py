@@ -101,8 +101,12 @@ class Tenant:
         found: str | None = self.openstack.image_api("GET", f"/{image}").get(name)
         return found
 
+    def wait_property(self, image: str, name: str, value: str) -> None:
+        """Wait until what an image's owner sees in a property has something in it."""
+        wait_until(lambda: value in (self.property(image, name) or ""), f"{name} of {image}")
+
     def wait_state(self, image: str, state: str, timeout: float = 600) -> dict[str, Any]:
-        """Wait for an image's state in the storage service and on Glance's image."""
+        """Wait for an image's state in the storage service."""
         def reached() -> dict[str, Any] | None:
             found = self.show(image)
             if found is None:
@@ -111,8 +115,6 @@ class Tenant:
                  or found["in_hand"], found)
             return found if found["state"] == state else None
         found: dict[str, Any] = wait_until(reached, f"image {image} {state}", timeout)
-        wait_until(lambda: self.property(image, "bootcache_state") == state,
-                   f"bootcache_state={state} of {image}")
         return found
 
     def show(self, image: str) -> dict[str, Any] | None:

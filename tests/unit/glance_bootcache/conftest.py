@@ -55,7 +55,12 @@ def no_qemu(monkeypatch):
 
 @pytest.fixture
 def house(storage_conf, no_qemu):
-    """A manager with its neighbours; ``restart`` makes another one on the same state."""
+    """A manager with its neighbours; ``restart`` makes another one on the same state.
+
+    A deletion is believed at once, and a final state shown, unless a test says otherwise.
+    """
+    storage_conf.set_override('deletion_delay', 0, 'bootcache')
+    storage_conf.set_override('show_state_after', 0, 'bootcache')
     with contextlib.ExitStack() as stack:
         house = types.SimpleNamespace(
             images=fakes_manager.FakeImages(), exporter=fakes_manager.FakeExporter(),
@@ -66,17 +71,18 @@ def house(storage_conf, no_qemu):
 
         def restart():
             house.needs = ReportedNeeds(house.store.state_path('needs.json'))
+            house.table = Hosts(house.store, house.tiers,
+                                Orders(house.store.state_path('orders.json')), house.seconds)
             house.manager = Manager(storage_conf, house.store, house.images, house.exporter,
-                                    house.tiers, house.boots, house.needs)
+                                    house.tiers, house.boots, house.needs, house.table)
+            house.manager.missing._clock = house.seconds
             house.hosts = ReportedBoots(storage_conf, house.store, house.exporter, house.manager,
                                         house.tiers)
             house.events = ImageEvents(house.manager.consider, house.manager.forget,
                                        house.manager.fewer_see)
             house.upkeep = ServiceUpkeep(storage_conf, house.store, house.images, house.exporter,
-                                         house.tiers, house.boots, house.manager, house.events,
-                                         house.needs)
-            house.table = Hosts(house.store, house.tiers, house.manager.gone.is_gone,
-                                Orders(house.store.state_path('orders.json')), house.seconds)
+                                         house.tiers, house.boots, house.manager, house.needs,
+                                         house.seconds)
             house.offers = ExchangeOffers(storage_conf, house.store, house.tiers)
             house.operators = Operators(house.store, house.tiers, house.manager, house.table,
                                         house.offers.given)

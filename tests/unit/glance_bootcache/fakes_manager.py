@@ -15,8 +15,7 @@ from bootcache import exception, locks, properties
 from bootcache.tier import Eviction, Medium
 from bootcache.workingset import WorkingSet
 from glance_bootcache.decisions import ImageFacts
-from glance_bootcache.glance import tenants
-from glance_bootcache.glance.images import Images
+from glance_bootcache.glance.images import published
 from glance_bootcache.profileboot.job import ProfileReport
 from glance_bootcache.storage.contents import Content
 from glance_bootcache.warming.precache import Aggregate
@@ -55,25 +54,25 @@ def without_locks(*names):
     return decorate
 
 
-@without_locks('get', 'download', 'show_state')
+@without_locks('get', 'all', 'download', 'publish')
 class FakeImages:
     """Glance with images of one megabyte, downloads included."""
 
     def __init__(self):
         self.images = {}
         self.shown = []
-        self.on_show = lambda image_id, state: None
+        self.on_show = lambda image_id: None
         self.away = False
-        self.shown_at = None
-        self.refuses = lambda state: False
+        self.refuses = lambda state: None
 
     def put(self, image_id, content=b'\0' * SIZE, status='active', visibility='shared',
-            owner='one', **properties):
+            owner='one', updated_at='', **properties):
         """Register or change an image."""
         digest = hashlib.sha512(content).hexdigest()
         self.images[image_id] = content, ImageFacts(
             image_id, status, 'raw', 'bare', len(content), f'sha512:{digest}', 0, 0,
-            {f'bootcache_{key}': value for key, value in properties.items()}, visibility, owner)
+            {f'bootcache_{key}': value for key, value in properties.items()}, visibility, owner,
+            updated_at=updated_at)
 
     def get(self, image_id):
         """As Images.get."""
@@ -85,27 +84,28 @@ class FakeImages:
         """As Images.download."""
         yield self.images[image_id][0]
 
-    shows = staticmethod(Images.shows)
+    def all(self):
+        """As Images.all."""
+        if self.away:
+            raise RuntimeError('Glance is away')
+        return [facts for _content, facts in self.images.values()]
 
-    def show_state(self, image_id, state, reason):
-        """As Images.show_state."""
-        if self.refuses(state):
-            return False
-        if image_id in self.images and self.images[image_id][1].status not in (
-                'active', 'deactivated'):
-            return True
-        self.shown.append((image_id, state.value, reason))
-        if image_id in self.images:
-            content, facts = self.images[image_id]
-            told = {properties.STATE: state.value, properties.REASON: tenants.told(state, reason)}
-            self.images[image_id] = content, dataclasses.replace(facts, properties={
-                key: value for key, value in {**facts.properties, **told}.items() if value})
-        self.on_show(image_id, state)
-        return True
-
-    def states(self, image_id):
-        """The states that people saw, in order."""
-        return [state for image, state, _reason in self.shown if image == image_id]
+    def publish(self, image_id, wanted, may_write):
+        """As Images.publish; ``refuses`` has the error for a state, if there is one."""
+        image = self.get(image_id)
+        if image is None or not may_write(image) or published(image) == wanted:
+            return image
+        state = wanted.get(properties.STATE)
+        if error := self.refuses(state):
+            raise error
+        self.shown.append((image_id, state))
+        content, facts = self.images[image_id]
+        others = {name: value for name, value in facts.properties.items()
+                  if name not in (properties.STATE, properties.REASON)}
+        self.images[image_id] = content, dataclasses.replace(
+            facts, properties={**others, **wanted})
+        self.on_show(image_id)
+        return self.images[image_id][1]
 
 
 @without_locks('start', 'keep_open', 'mend', 'ensure', 'retire', 'withdrawn', 'withdraw_idle',
@@ -115,6 +115,7 @@ class FakeExporter:
 
     def __init__(self):
         self.serving = {}
+        self.stored = set()
         self.bytes_served = {}
         self.readers = set()
         self.fetching = set()
@@ -189,7 +190,12 @@ class FakeExporter:
 
     def ensure_stored(self, manifest, certificate=''):
         """As Exporter.ensure_stored."""
+        self.stored.add(f'stored-{manifest.image_id}')
         return f'stored-{manifest.image_id}'
+
+    def cut_off(self, export):
+        """As Exporters.cut_off, of a stored file."""
+        self.stored.discard(export)
 
     def ensure_difference(self, manifest, difference, path, certificate=''):
         """As Exporters.ensure_difference."""

@@ -3,9 +3,8 @@
 import pytest
 
 from bootcache import conf as bootcache_conf
-from bootcache import exception
-from glance_bootcache import bootconf, warmconf
 from glance_bootcache import conf as glance_conf
+from glance_bootcache import warmconf
 
 
 def test_the_defaults_are_right(storage_conf):
@@ -31,16 +30,6 @@ def test_a_wrong_value_names_its_option(storage_conf, values, named):
     for word in named:
         assert word in str(caught.value)
     assert '[bootcache]' in str(caught.value)
-
-
-def test_an_images_policy_is_bounded_by_the_operators(storage_conf):
-    storage_conf.set_override('default_quota', '4MiB', bootcache_conf.GROUP)
-    storage_conf.set_override('max_quota', '8MiB', bootcache_conf.GROUP)
-    assert glance_conf.image_policy(storage_conf, {}).quota == 4 << 20
-    assert glance_conf.image_policy(storage_conf, {}).boot_marker == bootconf.DEFAULT_MARKER
-    assert glance_conf.image_policy(storage_conf, {'bootcache_quota': '8MiB'}).quota == 8 << 20
-    with pytest.raises(exception.InvalidProperty, match='bootcache_quota'):
-        glance_conf.image_policy(storage_conf, {'bootcache_quota': '9MiB'})
 
 
 def test_every_option_has_help_and_comes_once():

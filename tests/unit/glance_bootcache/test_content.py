@@ -305,23 +305,6 @@ def test_a_base_that_cannot_be_noted_is_removed(house, monkeypatch, error):
     assert [name for name in os.listdir(house.store.directory(IMAGE)) if 'base' in name] == []
 
 
-def test_a_base_that_was_noted_stays(house, monkeypatch):
-    """Glance cannot be told; the manifest names the file."""
-    shown = []
-
-    def show(image_id):
-        shown.append(house.store.load(image_id).made.base_path)
-        if len(shown) == 1:
-            raise RuntimeError('Glance answers nonsense')
-
-    monkeypatch.setattr(house.manager._states._shown, 'show', show)
-    house.images.put(IMAGE)
-    house.manager.consider(IMAGE)
-    house.settle()
-    assert shown[0] and house.state(IMAGE) == 'failed'
-    assert os.path.exists(house.store.load(IMAGE).made.base_path)
-
-
 @pytest.mark.parametrize(('created', 'ends'), [(999.0, False), (1059.0, False), (1061.0, True)])
 def test_servers_of_the_new_content_do_not_need_the_older_one(house, monkeypatch, created, ends):
     """They went the stock way; an image in use always has some."""

@@ -142,17 +142,15 @@ def test_table(name):
     assert decide(given, known) == expected
 
 
-@pytest.mark.parametrize('known, shown, expected', [
+@pytest.mark.parametrize('known, expected', [
     # It was only created: nothing is to be waited for, as its data are told of.
-    (None, None, ImageDecision(ImageAction.NOTHING)),
+    (None, ImageDecision(ImageAction.NOTHING)),
     # The hook, or a look in mid-import, has seen it before.
-    (None, 'pending', ImageDecision(ImageAction.FAIL, decisions.NO_DATA)),
-    (Manifest(IMAGE.image_id), None, ImageDecision(ImageAction.FAIL, decisions.NO_DATA)),
-    (Manifest(IMAGE.image_id, Standing.FAILED, decisions.NO_DATA), 'failed',
+    (Manifest(IMAGE.image_id), ImageDecision(ImageAction.FAIL, decisions.NO_DATA)),
+    (Manifest(IMAGE.image_id, Standing.FAILED, decisions.NO_DATA),
      ImageDecision(ImageAction.FAIL, decisions.NO_DATA))])
-def test_an_import_that_has_failed(known, shown, expected):
-    given = image({'bootcache_state': shown} if shown else {}, status='queued', image_hash='')
-    assert decide(given, known) == expected
+def test_an_import_that_has_failed(known, expected):
+    assert decide(image(status='queued', image_hash=''), known) == expected
 
 
 @pytest.mark.parametrize('status, known', [

@@ -2,6 +2,7 @@
 
 import inspect
 
+import glance.db
 import pytest
 import stevedore
 from glance.async_.flows import api_image_import, plugins
@@ -9,6 +10,7 @@ from oslo_config import cfg
 
 from bootcache import conf as bootcache_conf
 from glance_bootcache import hook
+from glance_bootcache.glance import images
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 
@@ -80,23 +82,13 @@ def test_the_action_wrapper():
     wrapper = api_image_import.ImportActionWrapper
     assert str(inspect.signature(wrapper.__init__)) == '(self, image_repo, image_id, task_id)'
     assert isinstance(wrapper.image_id, property)
-    assert isinstance(api_image_import._ImportActions.image_extra_properties, property)
-    assert list(inspect.signature(
-        api_image_import._ImportActions.set_image_extra_properties).parameters) == ['self',
-                                                                                    'properties']
 
 
-@pytest.mark.parametrize('properties, state, reason', [
-    ({}, 'pending', None), ({'bootcache_mode': 'auto'}, 'pending', None),
-    ({'bootcache_mode': 'off'}, 'skipped', 'bootcache_mode=off'),
-    ({'bootcache_quota': 'all'}, 'skipped', 'bootcache_quota'),
-    ({'bootcache_boot_marker': '('}, 'skipped', 'bootcache_boot_marker')])
-def test_an_import_is_marked_and_announced(announced, properties, state, reason):
+@pytest.mark.parametrize('properties', [{}, {'bootcache_mode': 'off'}, {'bootcache_quota': 'all'}])
+def test_an_import_is_announced_and_nothing_is_written_to_it(announced, properties):
     repo = run_hook(properties)
-    assert repo.saved == 1
-    assert repo.image.extra_properties['bootcache_state'] == state
-    assert (reason or '') in repo.image.extra_properties.get('bootcache_reason', '')
-    assert ('bootcache_reason' in repo.image.extra_properties) == (reason is not None)
+    assert repo.saved == 0
+    assert set(repo.image.extra_properties) == {'os_glance_import_task', *properties}
     assert announced == [IMAGE]
 
 
@@ -105,15 +97,13 @@ def test_an_import_never_fails_by_us(monkeypatch):
         raise RuntimeError('the bus is away')
 
     monkeypatch.setattr(hook, '_storage_api', away)
-    assert run_hook({}).image.extra_properties['bootcache_state'] == 'pending'
+    run_hook({})
 
 
-def test_an_import_that_lost_its_lock_goes_on(announced):
-    repo = Repo(Image({}))
-    repo.image.extra_properties['os_glance_import_task'] = 'another'
-    wrapper = api_image_import.ImportActionWrapper(repo, IMAGE, 'task')
-    hook.AnnounceImage('task', 'api_image_import', wrapper).execute()
-    assert repo.saved == 0 and announced == []
+def test_by_what_glance_tells_that_it_is_at_work():
+    """While an image has these nothing is written to it."""
+    assert api_image_import._ImportActions.IMPORTING_STORES_KEY in images.WATCHED
+    assert set(images.WATCHED) > glance.db.IMAGE_ATOMIC_PROPS
 
 
 def test_the_flow_reads_our_options_once():

@@ -4,21 +4,17 @@ import itertools
 import math
 import os
 
-import fakes_manager
 import pytest
-from fakes_clock import Clock
 from fakes_hosts import IMAGE, NOW, OTHER, holding, ready
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bootcache.manifest import Manifest, Standing, Wished
 from bootcache.tier import Medium
-from glance_bootcache import decisions
+from glance_bootcache import availability, decisions
 from glance_bootcache.door import arguments
 from glance_bootcache.hosts import holdings
 from glance_bootcache.hosts.holdings import HeldImage, HostHoldings
-from glance_bootcache.images import deleted
-from glance_bootcache.images.deleted import DeletedImages
 
 # Reading what hosts say.
 
@@ -84,16 +80,14 @@ def test_whatever_a_host_says_it_is_read(report):
 
 # What a host is to let go of: every case.
 
-@pytest.mark.parametrize('standing, generation, held, damaged, gone, ordered', [
-    case for case in itertools.product((None, *Standing), (0, 1, 2), (0, 1, 2), (False, True),
-                                       (False, True), (False, True))])
-def test_what_is_to_go(standing, generation, held, damaged, gone, ordered):
+@pytest.mark.parametrize('standing, generation, held, ordered', [
+    case for case in itertools.product((None, *Standing), (0, 1, 2), (0, 1, 2), (False, True))])
+def test_what_is_to_go(standing, generation, held, ordered):
     manifest = None if standing is None \
         else Manifest(IMAGE, standing, wished=Wished(generation=generation))
-    wanted = not damaged and (ordered or (
-        gone if standing is None else standing is Standing.SKIPPED or held < generation))
-    assert decisions.is_to_go(held, manifest, damaged=damaged, gone=gone, ordered=ordered) \
-        is wanted
+    wanted = ordered or (standing is not None
+                         and (standing is Standing.SKIPPED or held < generation))
+    assert availability.is_to_go(held, manifest, ordered=ordered) is wanted
 
 
 def test_a_host_keeps_what_it_may_hold(house):
@@ -107,71 +101,31 @@ def test_also_while_there_is_none_on_the_storage_node(house, standing):
     assert house.table.report('one', holding(IMAGE))['drop'] == []
 
 
-@pytest.mark.parametrize('status', [None, 'deactivated'])
-def test_what_is_not_known_goes_where_glance_does_not_give_it_out(house, status):
-    if status:
-        house.images.put(IMAGE, status=status)
-    assert house.table.report('one', holding(IMAGE))['drop'] == [], 'it is asked for first'
-    house.manager.gone.ask()
-    assert house.table.report('one', None)['drop'] == [IMAGE]
-
-
-def test_a_service_that_has_lost_its_state_leaves_the_hosts_warm(house):
+@pytest.mark.parametrize('known_to_glance', [True, False])
+def test_a_service_that_has_lost_its_state_leaves_the_hosts_warm(house, known_to_glance):
     """``state_dir`` is not mounted: all of the cloud would be cold at once."""
     ready(house)
     house.store.remove(IMAGE)
+    if not known_to_glance:
+        del house.images.images[IMAGE]
     for _minute in range(3):
         assert house.table.report('one', holding(IMAGE))['drop'] == []
-        house.manager.gone.ask()
+        house.upkeep.once()
+
+
+def test_what_was_deleted_is_to_go_until_it_has_gone(house):
+    ready(house)
+    house.table.report('one', holding(IMAGE))
+    house.table.report('two', holding(OTHER))
+    del house.images.images[IMAGE]
     house.manager.forget(IMAGE)
-    assert house.table.report('one', None)['drop'] == [IMAGE], 'it is deleted now'
-
-
-def test_glance_is_asked_once_in_an_hour_and_not_at_once_for_all(house, monkeypatch):
-    images = [f'{number:08x}-1f2b-4c3d-8e9f-0a1b2c3d4e5f' for number in range(250)]
-    asked = []
-    monkeypatch.setattr(house.images, 'get', asked.append)
-    clock = Clock()
-    some = DeletedImages(house.images, clock)
-    for image in images:
-        assert some.is_gone(image) is False
-    for number in (100, 200, 250, 250):
-        some.ask()
-        assert asked == images[:number]
-    assert all(some.is_gone(image) for image in images)
-    some.ask()
-    assert len(asked) == 250
-    clock.now += 3601
-    assert some.is_gone(IMAGE) is False and some.is_gone(images[0]) is True
-    some.ask()
-    assert asked[250:] == [IMAGE, images[0]]
-
-
-def test_the_service_asks_by_itself(house):
-    house.table.report('one', holding(IMAGE))
-    house.upkeep.start()
-    fakes_manager.until(lambda: house.table.report('one', None)['drop'] == [IMAGE])
-    house.upkeep.stop()
-
-
-def test_while_glance_is_away_hosts_let_go_of_nothing(house):
-    house.images.away = True
-    house.table.report('one', holding(IMAGE))
-    with pytest.raises(RuntimeError):
-        house.manager.gone.ask()
-    assert house.table.report('one', None)['drop'] == []
-    house.images.away = False
-    house.manager.gone.ask()
-    assert house.table.report('one', None)['drop'] == [IMAGE]
-
-
-def test_there_is_an_end_to_what_glance_is_asked_for(house, monkeypatch):
-    monkeypatch.setattr(deleted, '_MOST_IMAGES', 3)
-    some = DeletedImages(house.images)
-    for number in range(9):
-        some.is_gone(f'{number:08x}-1f2b-4c3d-8e9f-0a1b2c3d4e5f')
-        some.note(f'{number:08x}-2f2b-4c3d-8e9f-0a1b2c3d4e5f')
-    assert len(some._wanted) == len(some._known) == 3
+    assert house.store.load(IMAGE) is None
+    # Nothing is known of it any more, and a restart changes nothing.
+    house.restart()
+    assert house.table.report('two', holding(OTHER))['drop'] == []
+    assert house.table.report('one', holding(IMAGE))['drop'] == [IMAGE]
+    assert house.table.report('one', holding())['drop'] == []
+    assert house.table.report('one', holding(IMAGE))['drop'] == []
 
 
 def test_uses_of_what_is_not_known_are_not_remembered(house):
@@ -202,8 +156,6 @@ def test_a_damaged_manifest_drops_nothing(house, text, caplog):
     os.unlink(house.store.path(IMAGE, 'manifest.json'))
     del house.images.images[IMAGE]
     assert house.table.report('one', None)['drop'] == []
-    house.manager.gone.ask()
-    assert house.table.report('one', None)['drop'] == [IMAGE]
 
 
 def test_a_service_that_was_restarted_asks_for_the_holdings(house):

@@ -52,7 +52,7 @@ def test_what_a_host_tells_of_its_certificates(told, known):
 
 @pytest.mark.parametrize('speaks_tls', [True, False])
 def test_a_host_without_certificates_is_told_of_as_it_begins(house, caplog, speaks_tls):
-    table = holdings.Hosts(house.store, house.tiers, house.manager.gone.is_gone,
+    table = holdings.Hosts(house.store, house.tiers,
                            Orders(house.store.state_path('orders.json')), house.seconds,
                            speaks_tls=speaks_tls)
     none = {'images': {}, 'quotas': {}, 'rpc': '1.15', 'certificates_end': None}
@@ -77,6 +77,7 @@ def test_operators_see_where_an_image_is(house):
     house.seconds.now += 3
     entry = {'host': 'one', 'medium': 'disk', 'bytes': 7, 'last_use': 1000.0, 'seen': 3.0}
     assert house.endpoints.image_hosts({}, IMAGE)['hosts'] == [{**entry, 'leaving': False}]
+    del house.images.images[IMAGE]
     house.manager.forget(IMAGE)
     # It is deleted, and one can see whether it has left the hosts.
     assert house.endpoints.image_hosts({}, IMAGE) \

@@ -1,8 +1,6 @@
 """Which notifications lead to which work, and when none of them arrives."""
 
-import logging
 import threading
-import time
 
 import pytest
 from fakes_manager import until
@@ -104,20 +102,3 @@ def test_a_members_end_is_followed_besides(work):
     until(lambda: len(work.events._waiting.get(ONE, ())) == 2)
     work.end()
     assert {('consider', ONE), ('let_go', ONE)} <= set(work.done)
-
-
-@pytest.mark.parametrize(('shown_at', 'heard_at', 'now', 'expected'), [
-    (None, None, 1000.0, False), (900.0, None, 1000.0, True), (950.0, None, 1000.0, False),
-    # Ever heard of one: the bus and the topic are right.
-    (900.0, 100.0, 1000.0, False)])
-def test_whether_notifications_do_not_come(shown_at, heard_at, now, expected):
-    assert listener.is_unheard(shown_at, heard_at, now) is expected
-
-
-def test_it_is_told_once(house, caplog):
-    house.images.shown_at = time.monotonic() - 1000
-    with caplog.at_level(logging.WARNING):
-        house.upkeep.listen()
-        house.upkeep.listen()
-    assert [record.message for record in caplog.records if 'bootcache_images' in record.message
-            and 'topics of glance-api.conf' in record.message] == [caplog.records[0].message]

@@ -370,6 +370,9 @@ def test_endpoints_hand_on(house, job):
     assert endpoints.serve_stored({}, upper)['export'] == f'stored-{IMAGE}'
     del house.images.images[IMAGE]
     endpoints.image_registered({}, IMAGE)
+    assert endpoints.get_image({}, IMAGE)['state'] == 'skipped'
+    # Glance notified no deletion, and has no other image.
+    assert endpoints.delete_image({}, IMAGE) is True
     assert endpoints.get_image({}, IMAGE) is None
 
 

@@ -5,7 +5,7 @@ The neighbours are stand-ins, see test_manager.py."""
 import pytest
 
 from bootcache.manifest import Standing
-from glance_bootcache import decisions
+from glance_bootcache import availability, decisions
 from glance_bootcache.storage import inspection
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -64,8 +64,7 @@ def test_it_is_looked_at_again_in_its_place_and_rebuilt(upgraded):
     assert after.made.cache_image.file != before.made.cache_image.file
     assert action(upgraded) == 'cache'
     # A host that holds the one of before lets go of it.
-    assert decisions.is_to_go(before.wished.generation, after, damaged=False, gone=False,
-                              ordered=False)
+    assert availability.is_to_go(before.wished.generation, after, ordered=False)
     # Once only.
     upgraded.upkeep.revoke()
     assert upgraded.store.load(IMAGE) == after

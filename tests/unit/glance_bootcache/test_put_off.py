@@ -10,7 +10,6 @@ from fakes_clock import Clock
 from bootcache import exception
 from bootcache.manifest import Made, Manifest, Standing
 from glance_bootcache import decisions
-from glance_bootcache.glance import tenants
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 ERRORS = [exception.StorageDaemonError('exporter: no answer'),
@@ -144,10 +143,3 @@ def test_a_server_does_not_wait_for_a_base_that_could_not_be_had(house):
     assert answer['action'] == 'stock' and 'No space left' in answer['reason']
     house.store.save(Manifest(IMAGE, Standing.WANTED, '', 'sha512:11', made=Made()))
     assert house.hosts.plan_boot(IMAGE, 'host-1', 'server-1', None)['action'] == 'wait'
-
-
-def test_tenants_are_told_that_it_is_tried_again(house):
-    fail(house, [OSError(28, 'No space left on device')])
-    register(house)
-    told = tenants.told(house.store.load(IMAGE).state, house.store.load(IMAGE).reason)
-    assert 'tried again' in told and 'space' not in told

@@ -173,7 +173,7 @@ def errors(house, tmp_path):
     log.touch()
     exporter = Exporter(str(log))
     errors = ReadErrors(house.store, exporter, house.tiers, house.manager.jobs,
-                        house.manager.shown, CephBases(house.conf))
+                        CephBases(house.conf))
 
     def loops(image_id):
         with open(log, 'ab') as daemon:

@@ -100,7 +100,6 @@ def test_no_cache_image_goes_for_it(changed, full, quota):
     before = manifests(changed)
     rounds(changed, 4)
     assert manifests(changed) == before and len(changed.qemu.builds) == 2
-    assert 'building' not in changed.images.states(IMAGES[0])[-1:]
     # As many are built as there are left.
     full(len(IMAGES) + 1)
     changed.upkeep._recompressed.keep_only(())
@@ -134,7 +133,6 @@ def test_what_cannot_be_built_stays_as_it_is_and_is_not_tried_all_the_time(chang
     # State, reason and cache image: what is to be done about it otherwise is done.
     assert manifests(changed) == before
     assert [changed.state(image) for image in IMAGES] == ['ready'] * 2
-    assert [changed.images.states(image)[-1] for image in IMAGES] == ['ready'] * 2
     pauses = [after - before for before, after in zip(tries[::2], tries[2::2], strict=False)]
     assert pauses == sorted(pauses) and pauses[-1] >= 3600 and len(tries) < 30
 

@@ -3,7 +3,7 @@
 import pytest
 from fakes_clock import Clock
 
-from bootcache.manifest import Made, Manifest, Standing
+from bootcache.manifest import Availability, Made, Manifest, Standing, Wished
 from glance_bootcache.decisions import DELETED
 from glance_bootcache.images import retiring as module
 from glance_bootcache.images.retiring import Retiring
@@ -31,10 +31,12 @@ class HangingNova:
 @pytest.fixture
 def retiring(house):
     for image_id in IMAGES:
-        house.store.put(Manifest(image_id, Standing.SKIPPED, DELETED, made=Made('/base')))
+        house.store.put(Manifest(image_id, Standing.SKIPPED, DELETED, made=Made('/base'),
+                                 wished=Wished(availability=Availability.DELETED)))
     clock = Clock()
     nova = HangingNova(clock)
-    made = Retiring(house.store, house.exporter, house.tiers, nova, house.needs, clock)
+    made = Retiring(house.store, house.exporter, house.tiers, nova, house.needs,
+                    house.table, clock)
     for image_id in IMAGES:
         made.later(image_id)
     return made, nova

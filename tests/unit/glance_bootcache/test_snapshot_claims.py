@@ -42,6 +42,14 @@ def test_how_an_image_stands_to_its_snapshot(status, disk_format, standing):
     assert claims.standing(SNAPSHOT, Traits('raw')).value == standing
 
 
+@pytest.mark.parametrize('listed, standing', [(True, 'absent'), (False, 'taking')])
+def test_one_answer_of_404_removes_no_snapshot(listed, standing):
+    claims = Claims.__new__(Claims)
+    claims._glance = types.SimpleNamespace(get=lambda image_id: None)
+    claims._is_listed_without = lambda image_id: listed
+    assert claims.standing(SNAPSHOT, Traits('raw')).value == standing
+
+
 @pytest.mark.parametrize('traits, standing', [
     (Traits(), 'has'), (Traits('qcow2'), 'has'), (Traits('raw'), 'absent'),
     (Traits('qcow2', 'file'), 'has'), (Traits('qcow2', 'fil'), 'absent')])

@@ -1,111 +1,21 @@
-"""What the storage service does by itself: each step whatever became of the others, and Glance
-shows what the manifests say."""
+"""What the storage service does by itself: each step whatever became of the others."""
 
 import logging
 
 import pytest
-from fakes_manager import failed, until
+from fakes_manager import until
 
 from bootcache import exception
-from bootcache.manifest import ImageState, Manifest, Standing
+from bootcache.manifest import Manifest, Standing
 from glance_bootcache.smallca import SmallCA
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 
 
-def register(house, image=IMAGE, **properties):
-    house.images.put(image, **properties)
-    house.manager.consider(image)
-    house.settle()
-
-
-def shown(house, image=IMAGE):
-    """What people see."""
-    properties = house.images.images[image][1].properties
-    return properties.get('bootcache_state'), properties.get('bootcache_reason', '')
-
-
-# What Glance shows.
-
-@pytest.mark.parametrize('later', ['upkeep', 'restart', 'another look'])
-def test_ready_is_shown_later_where_glance_was_away_at_its_moment(house, later):
-    house.images.refuses = lambda state: state is ImageState.READY
-    register(house)
-    assert house.state(IMAGE) == 'ready' and shown(house) == ('building', '')
-    house.upkeep.once()
-    assert shown(house) == ('building', '')
-    house.images.refuses = lambda state: False
-    if later == 'restart':
-        house.restart()
-        house.upkeep.recover()
-    elif later == 'upkeep':
-        house.upkeep.once()
-    else:
-        house.manager.consider(IMAGE)
-    assert shown(house) == ('ready', '')
-
-
-def test_an_image_whose_state_glance_never_takes_holds_up_no_other(house, monkeypatch):
-    asked = []
-
-    def show_state(image_id, state, reason):
-        asked.append(image_id)
-        return image_id not in refused
-
-    images = [f'{number:08x}{IMAGE[8:]}' for number in range(20)]
-    for image in images:
-        house.store.save(Manifest(image, Standing.DONE))
-    monkeypatch.setattr(house.images, 'show_state', show_state)
-    refused = set(images)
-    for image in images:
-        house.manager.shown.show(image)
-    asked.clear()
-    house.manager.shown.again()
-    assert len(asked) == 3, 'Glance is away'
-    refused = {images[0]}
-    house.manager.shown.again()
-    asked.clear()
-    house.manager.shown.again()
-    assert asked == [images[0]]
-
-
-@pytest.mark.parametrize('fails', [None, 'no flavor'])
-def test_what_a_tenant_wrote_over_it_is_shown_again(house, fails):
-    house.boots.fails = fails and failed(fails)
-    register(house)
-    before = shown(house)
-    house.images.put(IMAGE, state='skipped', reason='a joke')
-    house.manager.consider(IMAGE)
-    assert shown(house) == before != ('skipped', 'a joke')
-
-
-def test_what_is_shown_is_not_written_again(house):
-    register(house)
-    count = len(house.images.shown)
-    house.manager.consider(IMAGE)
-    house.upkeep.once()
-    assert len(house.images.shown) == count
-
-
-def test_a_state_that_changes_while_it_is_shown_is_not_the_last_one_shown(house):
-    """Two threads show one after the other, and the slower one the older state."""
-    register(house)
-    changes = [Standing.DONE]
-
-    def change(image_id, state):
-        if changes:
-            house.store.save(Manifest(IMAGE, changes.pop()))
-
-    house.store.save(Manifest(IMAGE, Standing.FAILED, 'why'))
-    house.images.on_show = change
-    house.manager.shown.show(IMAGE)
-    assert shown(house) == ('served', '')
-
-
 # Steps.
 
-STEPS = ['recover', 'keep_serving', 'go_on', 'listen']
+STEPS = ['recover', 'keep_serving', 'go_on', 'sweep']
 
 
 @pytest.mark.parametrize('broken', STEPS)
@@ -120,7 +30,7 @@ def test_a_step_that_fails_keeps_no_other_from_being_done(house, monkeypatch, ca
     monkeypatch.setattr(house.tiers, 'save_usage', lambda: done.append('save_usage'))
     with caplog.at_level(logging.WARNING):
         house.upkeep.once()
-    assert done == ['recover', 'keep_serving', 'go_on', 'save_usage', 'listen']
+    assert done == ['recover', 'keep_serving', 'go_on', 'save_usage', 'sweep']
     assert [record.getMessage() for record in caplog.records] == [
         record.getMessage() for record in caplog.records
         if f'{broken} is out of order; it is tried again in 30 s' in record.getMessage()] != []
@@ -130,7 +40,9 @@ def test_an_exporter_that_hangs_is_told_of_once_and_its_end(house, monkeypatch, 
     """Not each round, and not for each image that it serves."""
     images = [f'{number:08x}{IMAGE[8:]}' for number in range(20)]
     for image in images:
-        register(house, image)
+        house.images.put(image)
+        house.manager.consider(image)
+        house.settle()
         house.needs.note('compute-1', {'needs': images})
     caplog.set_level(logging.INFO)
     caplog.clear()
@@ -176,7 +88,7 @@ def test_one_image_that_glance_cannot_tell_of_does_not_hold_up_the_others(house,
     house.upkeep.once()
     house.settle()
     assert house.state(IMAGE) == 'ready' and house.upkeep.recovered
-    assert house.manager.unseen() == [OTHER]
+    assert house.manager.retried.images() == [OTHER]
     monkeypatch.undo()
     house.upkeep.once()
     house.settle()
@@ -190,7 +102,7 @@ def test_glance_that_is_away_is_not_asked_for_every_image(house):
     house.images.away = True
     with pytest.raises(RuntimeError):
         house.upkeep.go_on()
-    assert len(house.manager.unseen()) == 3
+    assert len(house.manager.retried.images()) == 3
 
 
 def test_servers_that_could_not_be_deleted_are_in_each_round(house):

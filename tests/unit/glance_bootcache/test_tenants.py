@@ -1,6 +1,5 @@
 """What tenants are told: nothing but the sentences of a closed list."""
 
-import types
 
 import pytest
 
@@ -9,7 +8,6 @@ from bootcache.manifest import ImageState
 from glance_bootcache import decisions
 from glance_bootcache.decisions import ImageFacts
 from glance_bootcache.glance import tenants
-from glance_bootcache.glance.images import Images, facts
 from glance_bootcache.storage import inspection
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -36,13 +34,13 @@ def skip_reason(disk_format='qcow2', container_format='bare', stored_bytes=1, **
                                             stored_bytes, '', 0, 0, given), False)
 
 
-@pytest.mark.parametrize('state', ImageState)
+@pytest.mark.parametrize('state', tenants.GENERAL)
 @pytest.mark.parametrize('reason', TELLING)
 def test_nothing_of_the_cloud_is_told(state, reason):
     assert tenants.told(state, reason) == tenants.GENERAL[state]
 
 
-@pytest.mark.parametrize('state', ImageState)
+@pytest.mark.parametrize('state', tenants.GENERAL)
 def test_without_a_reason_there_is_none(state):
     assert tenants.told(state, '') == ''
 
@@ -68,7 +66,7 @@ def test_the_sentences_are_short_and_plain():
     (skip_reason(img_signature='x'), 'signed images are not served'),
     (decisions.SIGNATURE_REFUSED, 'its signature is not right'),
     (skip_reason(image_type='snapshot'), 'snapshots of servers'),
-    (decisions.HELD, 'an operator of the cloud'), (decisions.DELETED, 'was deleted'),
+    (decisions.HELD, 'an operator of the cloud'),
 ])
 def test_what_the_owner_can_mend_is_told(reason, told):
     sentence = tenants.told(ImageState.SKIPPED, reason)
@@ -82,43 +80,3 @@ def test_what_inspection_finds_is_told(tmp_path):
         inspection.inspect(str(file), 'raw')
     assert tenants.told(ImageState.SKIPPED, str(refused.value)) \
         == 'its content is not what disk_format says'
-
-
-def test_it_waits_for_a_host():
-    assert 'compute host' in tenants.told(ImageState.PENDING, f'{decisions.NO_HOST}; and so on')
-
-
-class Client:
-    """Stands for glanceclient: one image, and what it was changed to."""
-
-    def __init__(self, image):
-        self.image = image
-        self.images = types.SimpleNamespace(get=lambda _id: self.image, update=self.update)
-
-    def update(self, _image, remove_props, **values):
-        """As glanceclient's."""
-        self.image = {key: value for key, value in {**self.image, **values}.items()
-                      if key not in remove_props}
-
-
-@pytest.mark.parametrize('reason', TELLING)
-def test_glance_gets_the_sentence(reason):
-    images = Images.__new__(Images)
-    image = {'id': IMAGE, 'status': 'active'}
-    images._client = Client({**image, 'bootcache_reason': 'of an earlier version, cn-17'})
-    images.show_state(IMAGE, ImageState.FAILED, reason)
-    assert images._client.image == {**image, 'bootcache_state': 'failed',
-                                    'bootcache_reason': tenants.GENERAL[ImageState.FAILED]}
-    images.show_state(IMAGE, ImageState.READY, '')
-    assert images._client.image == {**image, 'bootcache_state': 'ready'}
-
-
-@pytest.mark.parametrize('status', ['queued', 'saving', 'uploading', 'importing'])
-def test_an_image_on_its_way_into_glance_is_left_alone(status):
-    """Glance would write back the status that it had read, and the import fail."""
-    image = {'id': IMAGE, 'status': status}
-    images = Images.__new__(Images)
-    images._client = Client(dict(image))
-    assert images.show_state(IMAGE, ImageState.PENDING, '') is True
-    assert images._client.image == image
-    assert images.shows(facts(image), ImageState.PENDING, '')

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from bootcache import rpcapi
 from bootcache.manifest import CacheInfo, Made, Manifest, Standing
-from glance_bootcache import decisions
 from glance_bootcache.warming import warmjobs
 from glance_bootcache.warming.warmjobs import HostOutcome, WarmJob, WarmPhase
 
@@ -246,24 +245,24 @@ def test_never_more_at_once_than_allowed(jobs, concurrency, now):
     (Standing.SKIPPED, 'opted out')])
 def test_an_image_without_a_cache_image_is_named_with_state_and_cure(standing, cure):
     manifest = Manifest(IMAGE, standing, 'it is opted out')
-    why = decisions.why_not_warm(IMAGE, manifest)
+    why = warmjobs.why_not_warm(IMAGE, manifest)
     assert IMAGE in why and manifest.state.value in why and cure in why
 
 
 @pytest.mark.parametrize('standing', [Standing.DONE, Standing.WANTED])
 def test_an_older_cache_image_warms_as_well(standing):
     manifest = Manifest(IMAGE, standing, made=Made(cache_image=CACHE))
-    assert decisions.why_not_warm(IMAGE, manifest) == ''
+    assert warmjobs.why_not_warm(IMAGE, manifest) == ''
 
 
 def test_one_of_another_content_does_not():
     manifest = Manifest(IMAGE, Standing.FAILED, 'why', 'sha512:11', made=Made(
         '/base', 'sha512:00', cache_image=CACHE))
-    assert 'why' in decisions.why_not_warm(IMAGE, manifest)
+    assert 'why' in warmjobs.why_not_warm(IMAGE, manifest)
 
 
 def test_an_unknown_image_is_named():
-    assert IMAGE in decisions.why_not_warm(IMAGE, None)
+    assert IMAGE in warmjobs.why_not_warm(IMAGE, None)
 
 
 def test_a_host_that_is_silent_is_not_waited_for():

@@ -12,7 +12,6 @@ from fakes_manager import until
 from glance import notifier as glance_notifier
 
 from bootcache.manifest import ImageState, Manifest, Standing
-from glance_bootcache.glance.inquiries import Inquiries
 from glance_bootcache.glance.listener import ImageEvents
 from glance_bootcache.images import manager
 
@@ -27,6 +26,7 @@ def ready(house):
     house.manager.consider(IMAGE)
     house.settle()
     assert plan(house)['action'] == 'cache' and house.exporter.serving[IMAGE][1]
+    assert house.table.report('one', {'images': {IMAGE: [1.0, 'disk', 0, 7]}})['drop'] == []
     return house
 
 
@@ -103,6 +103,15 @@ def test_another_content_does_not_take_the_place_of_one_that_is_read(ready):
     assert 'older content' in ready.store.load(IMAGE).reason
 
 
+def test_a_cache_image_of_another_content_is_not_served(ready):
+    ready.boots.gate.clear()
+    ready.images.put(IMAGE, content=b'\1' * (1 << 20))
+    ready.manager.consider(IMAGE)
+    until(lambda: len(ready.boots.jobs) == 2, 'the second profile boot')
+    answer = ready.hosts.plan_boot(IMAGE, 'host', 'server', None)
+    assert answer['action'] == 'cold'
+
+
 def test_it_is_withdrawn_before_nova_is_asked(ready):
     """Nova may take its time."""
     def has_servers(image_id, created_before=None):
@@ -124,11 +133,12 @@ def test_while_glance_does_not_answer_it_is_looked_at_again(ready, status, caplo
     ready.images.away = True
     ready.notify('image.update', {'id': IMAGE})
     assert 'could not be followed' in caplog.text and plan(ready)['action'] == 'cache'
-    ready.upkeep.go_on()
-    assert 'Glance cannot be asked' in caplog.text and ready.manager.unseen() == [IMAGE]
+    ready.upkeep.follow_again()
+    assert 'Glance cannot be asked' in caplog.text and ready.manager.retried.images() == [IMAGE]
     ready.images.away = False
-    ready.upkeep.go_on()
-    assert not given_out(ready) and ready.manager.unseen() == []
+    ready.upkeep.follow_again()
+    assert plan(ready)['action'] == 'stock' and not ready.exporter.serving.get(IMAGE, (0, 0))[1]
+    assert ready.manager.retried.images() == []
 
 
 @contextlib.contextmanager
@@ -179,28 +189,6 @@ def test_nor_does_it_bring_a_deleted_image_back(ready):
         ready.notify('image.delete', {'id': IMAGE})
     until(lambda: ready.store.load(IMAGE) is None, 'the end of the image')
     assert len(ready.boots.jobs) == 1
-
-
-def test_looks_one_after_the_other_all_count():
-    looks = Inquiries()
-    for _ in range(2):
-        assert looks.end(IMAGE, looks.begin(IMAGE)) is True
-
-
-def test_of_looks_at_the_same_time_the_first_to_end_counts():
-    looks = Inquiries()
-    one, two, other = looks.begin(IMAGE), looks.begin(IMAGE), looks.begin('other')
-    assert looks.end(IMAGE, two) is True
-    assert looks.end(IMAGE, one) is False
-    assert looks.end('other', other) is True
-    three, four = looks.begin(IMAGE), looks.begin(IMAGE)
-    looks.give_up(IMAGE, three)
-    assert looks.end(IMAGE, four) is True
-    five = looks.begin(IMAGE)
-    looks.overtake(IMAGE)
-    assert looks.end(IMAGE, five) is False
-    looks.give_up(IMAGE, five)
-    assert looks._under_way == {}, 'nothing is left of it'
 
 
 # One project less may see a shared image.

@@ -1,19 +1,18 @@
-"""Changes of images while the state directory's disk is full: followed when it has room again.
+"""Changes of images while the disk is full, or Glance away: followed when that is over.
 
 The neighbours are stand-ins, see test_manager.py; tools/faults.sh fills a file system.
 """
 
 import errno
-import itertools
 import logging
 import os
 
 import pytest
-from fakes_clock import Clock
 
 from bootcache import savefile
-from bootcache.manifest import Manifest, Standing
-from glance_bootcache.images import unwritten
+from bootcache.manifest import Availability, Manifest, Standing
+from glance_bootcache.images import retriedlooks
+from glance_bootcache.images.retriedlooks import RetriedLooks
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '8a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -38,15 +37,13 @@ class Disk:
 
 @pytest.fixture
 def disk(house, monkeypatch):
-    """The state directory's; ``house.again`` is upkeep's step, after seconds."""
+    """The state directory's; ``house.again`` is upkeep's step."""
     disk = Disk(savefile.write_json)
     monkeypatch.setattr(savefile, 'write_json', disk.write_json)
-    clock = house.manager._unwritten._pauses._clock = Clock()
     house.notify = lambda event, payload: house.events.info({}, 'image.host', event, payload, {})
 
-    def again(seconds=30):
-        clock.sleep(seconds)
-        house.manager.write_again()
+    def again():
+        house.upkeep.follow_again()
         house.settle()
 
     house.again = again
@@ -70,9 +67,9 @@ def test_an_image_whose_first_manifest_cannot_be_written_is_not_forgotten(house,
         f'image {IMAGE}: its change cannot be written: [Errno 28] No space left on device; make'
         ' room in [bootcache]state_dir. It is tried again by itself']
     disk.is_full = False
-    house.again(300)
+    house.again()
     assert house.state(IMAGE) == 'ready' and len(warnings(caplog)) == 1
-    assert not house.manager._unwritten._changes
+    assert house.manager.retried.images() == []
 
 
 def test_upkeep_does_it(house, disk):
@@ -80,9 +77,6 @@ def test_upkeep_does_it(house, disk):
     house.images.put(IMAGE)
     house.manager.consider(IMAGE)
     disk.is_full = False
-    house.upkeep.once()
-    assert house.store.load(IMAGE) is None, 'before its time'
-    house.manager._unwritten._pauses._clock.sleep(30)
     house.upkeep.once()
     house.settle()
     assert house.state(IMAGE) == 'ready'
@@ -120,9 +114,9 @@ def test_an_image_that_fewer_people_see(house, disk):
     house.again()
     assert house.store.load(IMAGE).wished.generation == 0
     disk.is_full = False
-    house.again(60)
+    house.again()
     assert house.store.load(IMAGE).wished.generation == 1
-    house.again(60)
+    house.again()
     assert house.store.load(IMAGE).wished.generation == 1
 
 
@@ -135,7 +129,7 @@ def test_an_operator_is_told(house, disk):
                 lambda: house.endpoints.evict_image({}, IMAGE, None)):
         with pytest.raises(OSError, match='No space left'):
             ask()
-    assert not house.manager._unwritten._changes
+    assert house.manager.retried.images() == []
 
 
 def test_a_server_that_boots_goes_on_waiting_for_its_base(house, disk):
@@ -148,22 +142,17 @@ def test_a_server_that_boots_goes_on_waiting_for_its_base(house, disk):
     assert house.state(IMAGE) == 'ready'
 
 
-def test_while_the_disk_is_full_a_few_are_tried_and_less_and_less_often(house, disk):
+def test_while_the_disk_is_full_a_few_are_tried_in_each_round(house, disk):
     disk.is_full = True
     for image in IMAGES:
         house.images.put(image)
         house.manager.consider(image)
-    clock, tries = house.manager._unwritten._pauses._clock, []
-    for _second in range(2000):
+    for _round in range(5):
         disk.tries = 0
-        house.again(1)
-        if disk.tries:
-            assert disk.tries == 3
-            tries.append(clock.now)
-    assert [after - before for before, after in itertools.pairwise(tries)] == [
-        30, 60, 120, 240, *[300] * (len(tries) - 5)] and len(tries) > 6
+        house.again()
+        assert disk.tries == 3
     disk.is_full = False
-    house.again(300)
+    house.again()
     assert {house.state(image) for image in IMAGES} == {'ready'}
 
 
@@ -177,34 +166,30 @@ def test_an_image_that_can_never_be_written_holds_up_no_other(house, disk):
     assert [house.state(image) for image in IMAGES].count('ready') == 19
     assert house.state(IMAGES[7]) is None
     disk.spoilt = ''
-    house.again(300)
+    house.again()
     assert house.state(IMAGES[7]) == 'ready'
 
 
 def test_how_many_are_noted_is_bounded_and_told(house, disk, monkeypatch, caplog):
-    monkeypatch.setattr(unwritten, '_MOST_IMAGES', 1)
+    monkeypatch.setattr(retriedlooks, '_MOST_IMAGES', 1)
     disk.is_full = True
     for image in (IMAGE, OTHER):
         house.images.put(image)
         house.manager.consider(image)
-    assert list(house.manager._unwritten._changes) == [IMAGE]
+    assert house.manager.retried.images() == [IMAGE]
     assert f'"bootcache image build {OTHER}" takes it up' in caplog.text
 
 
-def test_a_change_that_comes_while_one_is_followed_is_followed_too(house, disk):
-    changes, followed = house.manager._unwritten, []
-
-    def follow(image_id, let_go):
-        followed.append(let_go)
-        if len(followed) == 1:
-            with changes.noted(image_id, let_go=True):
-                raise OSError(errno.ENOSPC, 'no space')
-
-    with changes.noted(IMAGE):
-        raise OSError(errno.ENOSPC, 'no space')
-    for _again in range(3):
-        changes._pauses._clock.sleep(300)
-        changes.again(follow)
+def test_a_change_that_comes_while_one_is_followed_is_followed_too():
+    retried, followed = RetriedLooks(), []
+    error = OSError(errno.ENOSPC, 'no space')
+    retried.add(IMAGE, error)
+    for _round in range(3):
+        for image in retried.images():
+            with retried.follow(image) as heard:
+                followed.append(Availability.MEMBER_REMOVED in heard)
+                if len(followed) == 1:
+                    retried.add(image, error, Availability.MEMBER_REMOVED)
     assert followed == [False, True]
 
 
@@ -213,10 +198,20 @@ def test_glance_may_be_away_as_well(house, disk):
     house.images.put(IMAGE)
     house.notify('image.activate', {'id': IMAGE})
     disk.is_full = False
-    with pytest.raises(RuntimeError, match='Glance is away'):
-        house.again()
+    house.again()
+    assert house.store.load(IMAGE) is None
     house.images.away = False
-    house.upkeep.recovered = True
-    house.upkeep.go_on()
-    house.settle()
+    house.again()
     assert house.state(IMAGE) == 'ready'
+
+
+def test_ids_that_glance_never_knew_leave_nothing(house):
+    """Whoever is on the bus can make up any number of them, also while Glance is away."""
+    house.images.away = True
+    for image in IMAGES:
+        with pytest.raises(RuntimeError):
+            house.endpoints.image_registered({}, image)
+    assert os.listdir(house.store._images) == []
+    house.images.away = False
+    house.upkeep.once()
+    assert os.listdir(house.store._images) == [] and house.manager.retried.images() == []

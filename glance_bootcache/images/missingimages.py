@@ -1,0 +1,141 @@
+"""Images that Glance says it does not have: since when, and whether that is believed.
+
+An answer of 404 may be an ingress's default page, another region's Glance, or a lost role.
+"""
+
+import collections
+import threading
+import time
+from collections.abc import Callable
+
+import cachetools
+from oslo_log import log as logging
+
+from bootcache.manifest import Availability, Manifest
+from glance_bootcache import availability, decisions
+from glance_bootcache.glance.images import Images
+from glance_bootcache.images.jobs import Jobs
+from glance_bootcache.images.retiring import Retiring
+from glance_bootcache.storage.store import ImageStore
+
+LOG = logging.getLogger(__name__)
+
+_DAY_SECONDS = 86400
+# So long a listing of Glance's images counts.
+_LISTED_SECONDS = 60
+_MOST_UNKNOWN = 10_000
+_UNKNOWN_SECONDS = 60
+
+
+class MissingImages:
+    """Withdraws images that Glance does not have, and decides when they are removed.
+
+    :param delay: seconds for which Glance has to answer so; from anew after a restart.
+    :param jobs: what is in hand.
+    :param clock: monotonic seconds.
+    """
+
+    def __init__(self, delay: float, store: ImageStore, images: Images, jobs: Jobs,
+                 retiring: Retiring, clock: Callable[[], float] = time.monotonic):
+        self._delay = delay
+        self._store = store
+        self._images = images
+        self._jobs = jobs
+        self._retiring = retiring
+        self._clock = clock
+        # Images that Glance does not have, and there is nothing of here.
+        self._unknown: cachetools.TTLCache[str, bool] = cachetools.TTLCache(
+            _MOST_UNKNOWN, _UNKNOWN_SECONDS)
+        self._lock = threading.Lock()  # guards what follows; Glance is asked without it
+        self._since: dict[str, float] = {}
+        self._doubted: set[str] = set()
+        # When deletions were believed that Glance had not notified.
+        self._believed: collections.deque[float] = collections.deque()
+        self._listing: tuple[float, frozenset[str]] = float('-inf'), frozenset()
+
+    def note_there(self, image_id: str) -> None:
+        """Note that Glance has an image."""
+        with self._lock:
+            self._forget(image_id)
+            self._unknown.pop(image_id, None)
+
+    def _forget(self, image_id: str) -> None:
+        self._since.pop(image_id, None)
+        self._doubted.discard(image_id)
+
+    def is_unknown(self, image_id: str) -> bool:
+        """Return whether Glance said a moment ago that it does not have an image."""
+        with self._lock:
+            return image_id in self._unknown
+
+    def withdraw(self, image_id: str, heard: Availability) -> bool:
+        """Give an image out no more, of which nothing is lost by that.
+
+        :param heard: MISSING, or DELETION_NOTIFIED.
+        :returns: whether it is to be removed now.
+        :raises OSError: if it cannot be written.
+        :raises Exception: keystoneauth's or glanceclient's, if Glance lists no images.
+        """
+        with self._store.lock:
+            manifest = self._store.load(image_id)
+            if manifest is not None and manifest.wished.availability is not Availability.DELETED \
+                    and manifest.wished.availability is not heard \
+                    and (not manifest.is_missing or heard is Availability.DELETION_NOTIFIED):
+                LOG.info('image %s: it is given out no more: %s', image_id,
+                         'Glance notified its deletion'
+                         if heard is Availability.DELETION_NOTIFIED else decisions.MISSING)
+                manifest = self._store.put(manifest.wishing(availability=heard))
+            self._jobs.cancel(image_id)
+        if manifest is None:
+            with self._lock:
+                self._unknown[image_id] = True
+            # What a damaged manifest left.
+            return heard is Availability.DELETION_NOTIFIED
+        if not manifest.is_missing:
+            return False
+        self._retiring.withdraw(image_id)
+        if heard is not Availability.MISSING or not self._is_believed(manifest):
+            return False
+        with self._lock:
+            self._forget(image_id)
+            self._unknown[image_id] = True
+        return True
+
+    def _is_believed(self, manifest: Manifest) -> bool:
+        image_id, now = manifest.image_id, self._clock()
+        with self._lock:
+            waited = now - self._since.setdefault(image_id, now)
+        if manifest.wished.availability is Availability.DELETION_NOTIFIED or waited < self._delay:
+            return waited >= self._delay
+        is_sound = self.is_listed_without(image_id)
+        with self._lock:
+            while self._believed and self._believed[0] <= now - _DAY_SECONDS:
+                self._believed.popleft()
+            if is_sound and len(self._believed) < availability.budget(
+                    len(self._store.manifests())):
+                self._believed.append(now)
+                return True
+            is_told = image_id in self._doubted
+            self._doubted.add(image_id)
+        if not is_told:
+            LOG.warning('image %s: Glance says that it does not have it, and has notified no'
+                        ' deletion; %s. It is given out no more, and kept: "bootcache image delete'
+                        ' %s" removes it', image_id,
+                        'so it does of many images today' if is_sound else
+                        'nor does it list the other known images (is [service_auth]region_name'
+                        ' right?)', image_id)
+        return False
+
+    def is_listed_without(self, image_id: str) -> bool:
+        """Return whether Glance lists the other known images, and not this one.
+
+        :raises Exception: keystoneauth's or glanceclient's, if Glance lists no images.
+        """
+        when, listed = self._listing
+        if self._clock() - when > _LISTED_SECONDS:
+            listed = frozenset(image.image_id for image in self._images.all())
+            self._listing = self._clock(), listed
+        others = {each.image_id for each in self._store.manifests() if each.wished.availability
+                  not in (Availability.DELETION_NOTIFIED, Availability.DELETED)} - {image_id}
+        return image_id not in listed and availability.shows_others(len(others & listed),
+                                                                    len(others))

@@ -1,0 +1,313 @@
+"""What an image's owner sees of its state: final states only, and nothing while Glance works."""
+
+import dataclasses
+import datetime
+import logging
+import types
+
+import pytest
+from fakes_clock import Clock
+from fakes_manager import failed
+from glanceclient import exc
+
+from bootcache import properties
+from bootcache.manifest import Availability, ImageState, Manifest, Standing, Wished
+from glance_bootcache import decisions, snapshotrules
+from glance_bootcache.glance import images as glance_images
+from glance_bootcache.glance import tenants
+from glance_bootcache.glance.images import Images
+from glance_bootcache.images import statuspublisher
+
+IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+ACTIVE_AT = 1_000_000.0
+READY = Manifest(IMAGE, Standing.DONE)
+
+
+@pytest.fixture
+def published(house):
+    """The manager's publisher; Glance's clock, and this service's, are ``clock``."""
+    house.clock = Clock()
+    house.clock.now = ACTIVE_AT
+
+    def restart(**options):
+        for name, value in options.items():
+            house.conf.set_override(name, value, 'bootcache')
+        house.restart()
+        house.manager.publisher._wall = house.clock
+        house.manager.host_reported()
+
+    house.started = restart
+    restart()
+    return house
+
+
+def put(house, **glances):
+    """Register or change an image in Glance, which notifies it."""
+    own = {key: value for key, value in glances.items() if not key.startswith('os_')}
+    house.images.put(IMAGE, **own)
+    content, facts = house.images.images[IMAGE]
+    house.images.images[IMAGE] = content, dataclasses.replace(
+        facts,
+        updated_at=datetime.datetime.fromtimestamp(house.clock.now, datetime.UTC).isoformat(),
+        image_hash='' if glances.get('os_hash') == '' else facts.image_hash,
+        properties={**facts.properties, **{key: value for key, value in glances.items()
+                                           if key.startswith('os_') and key != 'os_hash'}})
+    house.manager.consider(IMAGE)
+    house.settle()
+
+
+def seen(house):
+    """What its owner sees."""
+    return {name: value for name, value in house.images.images[IMAGE][1].properties.items()
+            if name in (properties.STATE, properties.REASON)}
+
+
+def rounds(house, seconds=0):
+    house.clock.sleep(seconds)
+    house.upkeep.once()
+    house.settle()
+
+
+def test_a_moment_after_the_upload_there_is_nothing(published):
+    """Tempest's test_delete_image_metadata_item has the image's own metadata, and no more."""
+    published.started(show_state_after=300)
+    put(published)
+    assert published.state(IMAGE) == 'ready'
+    rounds(published, 299)
+    assert seen(published) == {} and published.images.shown == []
+    rounds(published, 1)
+    assert seen(published) == {'bootcache_state': 'ready'}
+
+
+def test_never(published):
+    put(published)
+    rounds(published)
+    assert seen(published) == {'bootcache_state': 'ready'}
+    published.started(show_state_after=-1)
+    rounds(published, 10_000)
+    assert seen(published) == {}
+
+
+def test_what_lies_between_is_not_shown(published):
+    published.boots.gate.clear()
+    published.images.put(IMAGE)
+    published.manager.consider(IMAGE)
+    rounds_before = len(published.images.shown)
+    published.upkeep.once()
+    published.manager.publisher.publish()
+    assert seen(published) == {} and len(published.images.shown) == rounds_before
+    published.boots.gate.set()
+    published.settle()
+    rounds(published)
+    assert seen(published) == {'bootcache_state': 'ready'}
+    # Recorded anew: it is taken away until that is over.
+    published.boots.gate.clear()
+    published.manager.consider(IMAGE, forced=True)
+    published.manager.publisher.publish()
+    assert seen(published) == {}
+    published.boots.gate.set()
+    published.settle()
+    rounds(published)
+    assert seen(published) == {'bootcache_state': 'ready'}
+
+
+@pytest.mark.parametrize('change', ['evicted', 'deactivated'])
+def test_what_no_longer_holds_is_taken_away(published, change):
+    put(published)
+    rounds(published)
+    assert seen(published) == {'bootcache_state': 'ready'}
+    if change == 'evicted':
+        assert published.manager.disk_room.evict(IMAGE)
+    else:
+        content, facts = published.images.images[IMAGE]
+        published.images.images[IMAGE] = content, dataclasses.replace(
+            facts, status='deactivated')
+        published.manager.consider(IMAGE)
+    rounds(published)
+    assert seen(published) == {}
+
+
+@pytest.mark.parametrize('fails', [None, 'no flavor'])
+def test_what_a_tenant_wrote_over_it_is_shown_again(published, fails):
+    published.boots.fails = fails and failed(fails)
+    put(published)
+    rounds(published)
+    before = seen(published)
+    assert before['bootcache_state'] == ('failed' if fails else 'ready')
+    put(published, state='skipped', reason='a joke')
+    rounds(published)
+    assert seen(published) == before
+
+
+def test_what_is_shown_is_not_written_again(published):
+    put(published)
+    for _round in range(3):
+        rounds(published)
+        published.manager.consider(IMAGE)
+    assert published.images.shown == [(IMAGE, 'ready')]
+
+
+@pytest.mark.parametrize('later', ['upkeep', 'restart'])
+def test_it_is_shown_later_where_glance_was_away_at_its_moment(published, later):
+    published.images.refuses = lambda state: exc.HTTPServiceUnavailable()
+    put(published)
+    for _round in range(5):
+        rounds(published)
+    assert seen(published) == {}
+    published.images.refuses = lambda state: None
+    if later == 'restart':
+        published.started()
+    rounds(published)
+    assert seen(published) == {'bootcache_state': 'ready'}
+
+
+# Glance is at work.
+
+@pytest.mark.parametrize('work', [{'os_glance_import_task': 'a-task'},
+                                  {'os_glance_importing_to_stores': 'ceph'}, {'os_hash': ''}])
+def test_while_glance_is_at_work_nothing_is_written(published, work):
+    """It would write back locations and hash as it had read them."""
+    put(published, **work)
+    assert published.state(IMAGE) in ('ready', 'skipped'), 'it is final'
+    rounds(published, 3599)
+    assert seen(published) == {}
+    # It is done, and notifies that.
+    put(published, **{name: '' for name in work if name != 'os_hash'})
+    rounds(published)
+    assert seen(published) == {'bootcache_state': 'ready'}
+
+
+def test_a_hash_that_is_missing_for_an_hour_will_never_come(published):
+    put(published, os_hash='')
+    rounds(published, 3600)
+    assert seen(published)['bootcache_state'] == published.state(IMAGE)
+
+
+def test_work_that_began_after_the_last_notification_counts(published):
+    put(published)
+    content, facts = published.images.images[IMAGE]
+    published.images.images[IMAGE] = content, dataclasses.replace(
+        facts, properties={**facts.properties, 'os_glance_import_task': 'a-task'})
+    rounds(published)
+    assert seen(published) == {}
+
+
+@pytest.mark.parametrize('status', ['queued', 'saving', 'uploading', 'importing'])
+def test_an_image_on_its_way_into_glance_is_left_alone(published, status):
+    put(published)
+    rounds(published)
+    put(published, status=status)
+    count = len(published.images.shown)
+    rounds(published, 10_000)
+    assert len(published.images.shown) == count
+
+
+# Glance refuses.
+
+def test_an_image_with_as_many_properties_as_it_may_have(published, caplog):
+    tried = []
+    published.images.refuses = lambda state: tried.append(state) or exc.HTTPOverLimit(
+        'The limit has been exceeded on the number of allowed image properties')
+    put(published)
+    with caplog.at_level(logging.WARNING):
+        for _round in range(10):
+            rounds(published, 30)
+    assert len(tried) == 3
+    (line,) = [line for line in caplog.messages if 'cannot be set' in line]
+    assert IMAGE in line and '[DEFAULT]image_property_quota' in line and 'changes' in line
+    # Its owner takes a property away.
+    published.images.refuses = lambda state: None
+    rounds(published)
+    assert seen(published) == {}
+    put(published, settle='no')
+    rounds(published)
+    assert seen(published) == {'bootcache_state': 'ready'}
+
+
+def test_an_image_that_glance_never_takes_holds_up_no_other(published, monkeypatch):
+    asked, refused = [], set()
+
+    def publish(image_id, wanted, may_write):
+        asked.append(image_id)
+        if image_id in refused:
+            raise exc.HTTPServiceUnavailable
+        return published.images.images[image_id][1]
+
+    images = [f'{number:08x}{IMAGE[8:]}' for number in range(20)]
+    for image in images:
+        published.images.put(image)
+        published.manager.consider(image)
+    published.settle()
+    monkeypatch.setattr(published.images, 'publish', publish)
+    refused = set(images)
+    published.manager.publisher.publish()
+    assert len(asked) == 3, 'Glance is away'
+    refused = {images[0]}
+    asked.clear()
+    published.manager.publisher.publish()
+    assert set(asked) == set(images)
+
+
+# Which states are final.
+
+OFF = Manifest(IMAGE, Standing.SKIPPED, 'bootcache_mode=off',
+               wished=Wished(availability=Availability.OFF))
+
+
+@pytest.mark.parametrize('manifest, state, told', [
+    (READY, ImageState.READY, {'bootcache_state': 'ready'}),
+    (READY, ImageState.SERVED, {}), (READY, ImageState.RECORDING, {}),
+    (READY, ImageState.BUILDING, {}), (READY, ImageState.PENDING, {}),
+    (READY.standing_at(Standing.WANTED, decisions.AWAITED), ImageState.PENDING, {}),
+    (READY.standing_at(Standing.FAILED, 'no flavor'), ImageState.FAILED,
+     {'bootcache_state': 'failed', 'bootcache_reason': tenants.GENERAL[ImageState.FAILED]}),
+    # It is tried again by itself.
+    (READY.standing_at(Standing.FAILED, f'{decisions.OLDER_READ}, and so on'), ImageState.FAILED,
+     {}),
+    (READY.standing_at(Standing.SKIPPED, 'disk_format vmdk is not served'), ImageState.SKIPPED,
+     {'bootcache_state': 'skipped',
+      'bootcache_reason': 'its disk_format is not served, only qcow2 and raw are'}),
+    (READY.standing_at(Standing.SKIPPED, decisions.HELD), ImageState.SKIPPED,
+     {'bootcache_state': 'skipped',
+      'bootcache_reason': 'an operator of the cloud has taken its cache image away'}),
+    (OFF, ImageState.SKIPPED,
+     {'bootcache_state': 'skipped', 'bootcache_reason': 'bootcache_mode=off'}),
+    # These pass by themselves.
+    (READY.standing_at(Standing.SKIPPED, snapshotrules.LATER), ImageState.SKIPPED, {}),
+    (READY.standing_at(Standing.SKIPPED, decisions.OTHER_RULES), ImageState.SKIPPED, {}),
+    (Manifest(IMAGE, Standing.SKIPPED, 'the image is deactivated',
+              wished=Wished(availability=Availability.DEACTIVATED)), ImageState.SKIPPED, {})])
+def test_which_states_are_final(manifest, state, told):
+    assert statuspublisher.final(manifest, state) == told
+
+
+# What glanceclient is asked.
+
+class Client:
+    """Stands for glanceclient: one image, and what it was changed to."""
+
+    def __init__(self, image):
+        self.image = image
+        self.images = types.SimpleNamespace(get=lambda _id: self.image, update=self.update)
+
+    def update(self, _image, remove_props, **values):
+        """As glanceclient's."""
+        self.image = {key: value for key, value in {**self.image, **values}.items()
+                      if key not in remove_props}
+        return self.image
+
+
+def test_glance_is_given_what_differs():
+    images = Images.__new__(Images)
+    image = {'id': IMAGE, 'status': 'active', 'os_distro': 'debian'}
+    images._client = Client({**image, 'bootcache_reason': 'of an earlier version, cn-17'})
+    wanted = {'bootcache_state': 'failed', 'bootcache_reason': 'x'}
+    found = images.publish(IMAGE, wanted, lambda _image: True)
+    assert images._client.image == {**image, **wanted}
+    assert glance_images.published(found) == wanted
+    images.publish(IMAGE, {'bootcache_state': 'ready'}, lambda _image: False)
+    assert images._client.image == {**image, **wanted}
+    images.publish(IMAGE, {'bootcache_state': 'ready'}, lambda _image: True)
+    assert images._client.image == {**image, 'bootcache_state': 'ready'}
+    images.publish(IMAGE, {}, lambda _image: True)
+    assert images._client.image == image

@@ -2,7 +2,8 @@
 # A real devstack with the plugin as it is in this tree, in a container: an overlay of this machine's root, which
 # systemd-nspawn boots. For Debian 12 and 13, as root; 20 to 30 minutes, 6 GB.
 # usage: DEVSTACK_DIR=... [DEVSTACK_REQUIREMENTS_DIR=...] tools/devstack.sh [STEP]...
-#   stack      a new container, and stack.sh in it
+#   container  a new container, with devstack, the services' sources and this tree in it
+#   stack      stack.sh
 #   register   an image becomes ready
 #   boot       a server starts from its cache image, and libvirt's QEMU reaches no monitor
 #   settle     its disk gets a base of the host's own
@@ -23,7 +24,7 @@ set -euo pipefail
 # shellcheck source=tools/images/sources.sh
 . "$TOP/tools/images/sources.sh"
 
-STEPS=(stack register boot settle reboot restack unstack clean)
+STEPS=(container stack register boot settle reboot restack unstack clean)
 PLACE=$BOOTCACHE_HOME/devstack
 ROOT=$PLACE/root
 SERVICES=(keystone glance nova openstack-placement)
@@ -67,16 +68,17 @@ repositories() {
         | tar -c --null --ignore-failed-read -T - | tar -x -C "$repos/bootcache")
     repository bootcache "$repos/bootcache" '' main
     [ -n "${DEVSTACK_REQUIREMENTS_DIR:-}" ] || return 0
-    mkdir "$repos/openstack/requirements"
-    tar -c -C "$DEVSTACK_REQUIREMENTS_DIR" --exclude=./.git . | tar -x -C "$repos/openstack/requirements"
-    repository requirements "$repos/openstack/requirements" 1.2.0
+    directory=$repos/openstack/requirements.git
+    mkdir "$directory"
+    tar -c -C "$DEVSTACK_REQUIREMENTS_DIR" --exclude=./.git . | tar -x -C "$directory"
+    repository requirements "$directory" 1.2.0
     mkdir -p "$PLACE/sources"
     for name in "${SERVICES[@]}"; do
         version=$(sed -n "s/^$name==//p" "$TOP/tools/constraints.txt")
         /usr/bin/python3 -m pip download -q --disable-pip-version-check --no-deps --no-binary "$name" \
             -d "$PLACE/sources" "$name==$version" || die "$name $version cannot be had"
         file=$(find "$PLACE/sources" -name "${name//-/[-_]}-$version.tar.gz")
-        directory=$repos/openstack/${name#openstack-}
+        directory=$repos/openstack/${name#openstack-}.git
         mkdir "$directory"
         tar -x -C "$directory" --strip-components=1 -f "$file"
         # git and pbr are to tell the version, as in a clone.
@@ -114,11 +116,13 @@ new_container() {
     local stack=$ROOT/opt/stack
     # The machine's own services, and those that it was told not to start.
     rm -rf "$ROOT"/etc/machine-id "$ROOT"/usr/sbin/policy-rc.d "$ROOT"/etc/systemd/system/*.wants/ceph* "$ROOT/etc/apt/sources.list" \
-        "$ROOT"/etc/apt/sources.list.d/* "$ROOT"/etc/sudoers.d/*
+        "$ROOT"/etc/apt/sources.list.d/* "$ROOT"/etc/sudoers.d/* "$ROOT"/etc/{keystone,nova,glance,placement,neutron,bootcache}
     apt_sources "$(. /etc/os-release && echo "$VERSION_CODENAME")" "$ROOT/etc/apt/sources.list.d/debian"
     printf '127.0.0.1 localhost devstack\n' >"$ROOT/etc/hosts"
     echo devstack >"$ROOT/etc/hostname"
     printf 'en_US.UTF-8 UTF-8\n' >"$ROOT/etc/locale.gen"
+    ln -sf /dev/null "$ROOT/etc/systemd/system/ssh.service"
+    ln -sf /dev/null "$ROOT/etc/systemd/system/fio.service"
     # On loopback from their first start on.
     mkdir -p "$ROOT/etc/rabbitmq" "$ROOT/etc/apache2"
     echo 'listeners.tcp.1 = 127.0.0.1:5672' >"$ROOT/etc/rabbitmq/rabbitmq.conf"
@@ -192,10 +196,11 @@ run_step() { in_container runuser -u stack -- env HOME=/opt/stack bash /opt/stac
 # shellcheck disable=SC2317
 reboot_container() { stop_container; boot_container; }
 
-if [ "${STEPS[0]}" = stack ]; then
+if [ "${STEPS[0]}" = container ]; then
     logged container new_container
+    STEPS=("${STEPS[@]:1}")
 else
-    [ -d "$PLACE/upper" ] || die "there is no container yet: the first step is stack"
+    [ -d "$PLACE/upper" ] || die "there is no container yet: the first step is \"container\""
     mount_root
 fi
 boot_container >"$PLACE/log/boot.log" 2>&1 || die "the container does not boot: see $PLACE/log/console.log"

@@ -1,7 +1,8 @@
-"""A node on which the real stack.sh of ``$DEVSTACK_DIR`` runs, and what it would install, start or ask is written down.
+"""A node on which the real stack.sh runs, of ``$DEVSTACK_DIR``.
 
-In a mount namespace of its own with an overlay of this machine's root, and a chroot there. Files are
-really written: devstack's own tools, and its tasks in the background, are what the plugin meets.
+What it would install, start or ask is written down. In a mount namespace of its own with an overlay
+of this machine's root, and a chroot there. Files are really written: devstack's own tools, and its
+tasks in the background, are what the plugin meets.
 """
 
 import os
@@ -14,22 +15,25 @@ TOP = pathlib.Path(__file__).resolve().parents[2]
 DEVSTACK = os.environ.get('DEVSTACK_DIR')
 
 # What becomes a recorder, and what some of them answer.
-RECORDED = """
-apt-get systemctl mysql mysqladmin rabbitmqctl uwsgi curl a2ensite a2dissite a2enmod a2enconf
-iscsi-iname a2dismod apachectl apache2ctl virsh iptables-save iptables iscsiadm nvme update-ca-certificates
-debconf-set-selections journalctl modprobe sysctl service ebtables conntrack update-rc.d
-""".split()
-IN_VENV = """
-pip bindep edit-constraints openstack nova-manage glance-manage keystone-manage placement-manage
-nova-status privsep-helper nova-compute nova-scheduler nova-conductor
-""".split()
+RECORDED = [
+    'apt-get', 'systemctl', 'mysql', 'mysqladmin', 'rabbitmqctl', 'uwsgi', 'curl', 'a2ensite',
+    'a2dissite', 'a2enmod', 'a2enconf', 'iscsi-iname', 'a2dismod', 'apachectl', 'apache2ctl',
+    'virsh', 'iptables-save', 'iptables', 'iscsiadm', 'nvme', 'update-ca-certificates',
+    'debconf-set-selections', 'journalctl', 'modprobe', 'sysctl', 'service', 'ebtables',
+    'conntrack', 'update-rc.d',
+]
+IN_VENV = [
+    'pip', 'bindep', 'edit-constraints', 'openstack', 'nova-manage', 'glance-manage',
+    'keystone-manage', 'placement-manage', 'nova-status', 'privsep-helper', 'nova-compute',
+    'nova-scheduler', 'nova-conductor',
+]
 
 RECORDER = r"""#!/bin/bash
 printf '%s %s\n' "${0##*/}" "$*" >>/recorded
 case "${0##*/} $*" in
 "rabbitmqctl list_users"*) echo stackrabbit ;;
 "curl "*"%{http_code}"*) printf 200 ;;
-"openstack "*" -f value -c id"* | "openstack "*"-c id -f value"*) echo 0123456789abcdef0123456789abcdef ;;
+"openstack "*" -f value -c id"* | "openstack "*"-c id -f value"*) echo 0123456789abcdef ;;
 "systemctl is-enabled "*) [ -e "/etc/systemd/system/${*: -1}" ] ;;
 "openstack "*"compute service list"*) hostname ;;
 esac
@@ -42,15 +46,15 @@ case "$*" in
     # Packages bring some of their configuration.
     mkdir -p "${*: -1}"/bin "${*: -1}"/etc/{glance,cinder}/rootwrap.d
     touch "${*: -1}"/etc/{glance,cinder}/rootwrap.conf
-    for name in %s; do cp -n /recorder "${*: -1}/bin/$name"; done
+    for name in NAMES; do cp -n /recorder "${*: -1}/bin/$name"; done
     cp -n /usr/bin/python3 "${*: -1}/bin/python3"; cp -n /usr/bin/python3 "${*: -1}/bin/python"
     cp -n /recorded-bootcache "${*: -1}/bin/bootcache"
     ;;
-"-m pip "*) printf 'pip %%s\n' "${*:3}" >>/recorded ;;
-*sysconfig*purelib*) d=${0%%/bin/*}/site-packages; mkdir -p "$d"; echo "$d" ;;
+"-m pip "*) printf 'pip %s\n' "${*:3}" >>/recorded ;;
+*sysconfig*purelib*) d=${0%/bin/*}/site-packages; mkdir -p "$d"; echo "$d" ;;
 *) exec /usr/bin/python3.real "$@" ;;
 esac
-""" % ' '.join(IN_VENV)
+""".replace('NAMES', ' '.join(IN_VENV))
 
 
 class Node:
@@ -81,7 +85,8 @@ class Node:
     def _programs(self) -> None:
         # The folders are packages'.
         for directory in ('usr/bin', 'usr/sbin', 'etc/sudoers.d', 'etc/apache2/sites-available',
-                          'etc/apache2/conf-available', 'etc/mysql', 'etc/iscsi', 'etc/libvirt', 'etc/bash_completion.d'):
+                          'etc/apache2/conf-available', 'etc/mysql', 'etc/iscsi', 'etc/libvirt',
+                          'etc/bash_completion.d'):
             (self.root / directory).mkdir(parents=True)
         recorder = self.root / 'recorder'
         recorder.write_text(RECORDER)
@@ -100,7 +105,8 @@ class Node:
             python.chmod(0o755)
         # A stand-in for "bootcache ca", as the project is not installed here.
         ca = self.root / 'recorded-bootcache'
-        ca.write_text(RECORDER + 'mkdir -p "$2/${3%%,*}"; touch "$2/ca-key.pem" "$2/${3%%,*}/ca-cert.pem"\n')
+        ca.write_text(RECORDER + 'host=$2/${3%%,*}; mkdir -p "$host"\n'
+                      'touch "$2/ca-key.pem" "$host/ca-cert.pem"\n')
         ca.chmod(0o755)
         (self.root / 'etc' / 'sudoers.d' / 'stack').write_text('stack ALL=(ALL) NOPASSWD: ALL\n')
         (self.root / 'etc' / 'hosts').write_text('127.0.0.1 localhost devstack\n')
@@ -113,10 +119,12 @@ class Node:
             'keystone': [], 'placement': [], 'neutron': [],
             'glance': ['etc/glance-api-paste.ini', 'etc/schema-image.json', 'etc/metadefs/a.json'],
             'nova': ['etc/nova/api-paste.ini', 'etc/nova/rootwrap.conf',
-                     'etc/nova/rootwrap.d/compute.filters', 'nova/virt/__init__.py', 'tools/nova-manage.bash_completion']}
+                     'etc/nova/rootwrap.d/compute.filters', 'nova/virt/__init__.py',
+                     'tools/nova-manage.bash_completion']}
         # What devstack asks to be in there.
-        asked = subprocess.run(['grep', '-rhoE', 'pip_install_gr(_extras)? +[A-Za-z][A-Za-z0-9._-]+',
-                                str(stack / 'devstack')], capture_output=True, text=True).stdout
+        asked = subprocess.run(
+            ['grep', '-rhoE', 'pip_install_gr(_extras)? +[A-Za-z][A-Za-z0-9._-]+',
+             str(stack / 'devstack')], capture_output=True, text=True).stdout
         names = ''.join(f'{name}>=0\n' for name in {
             'PyMySQL', *(line.split()[1] for line in asked.splitlines())})
         for name, paths in files.items():

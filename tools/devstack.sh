@@ -71,6 +71,7 @@ repositories() {
     directory=$repos/openstack/requirements.git
     mkdir "$directory"
     tar -c -C "$DEVSTACK_REQUIREMENTS_DIR" --exclude=./.git . | tar -x -C "$directory"
+    /usr/bin/python3 "$TOP/tools/devstack/pins.py" "$TOP/tools/constraints.txt" "$directory/upper-constraints.txt"
     repository requirements "$directory" 1.2.0
     mkdir -p "$PLACE/sources"
     for name in "${SERVICES[@]}"; do

@@ -1,0 +1,27 @@
+"""Our constraints' versions in the place of those that OpenStack's requirements have.
+
+What devstack's own moment has may be older than what the services of tools/constraints.txt ask for.
+usage: pins.py OURS UPPER_CONSTRAINTS
+"""
+
+import pathlib
+import re
+import sys
+
+
+def _name(line: str) -> str:
+    return re.sub('[-_.]+', '-', re.split('[=;]', line)[0]).lower()
+
+
+def main(ours: str, theirs: str) -> None:
+    """Rewrite a file of upper constraints."""
+    pins = {_name(line): line.split('==')[1].split(';')[0].strip()
+            for line in pathlib.Path(ours).read_text().splitlines() if '==' in line}
+    path = pathlib.Path(theirs)
+    lines = [re.sub('===[^;]+', f'==={pins[_name(line)]}', line) if _name(line) in pins else line
+             for line in path.read_text().splitlines()]
+    path.write_text('\n'.join([*lines, '']))
+
+
+if __name__ == '__main__':
+    main(*sys.argv[1:])

@@ -49,14 +49,17 @@ boot() { # SERVER IMAGE
     until_true "a login prompt" console_has "$1" 'login:'
 }
 
+qemu_reaches() {
+    sudo -u libvirt-qemu /usr/bin/python3 -c "import socket, sys; socket.socket(socket.AF_UNIX).connect(sys.argv[1])" \
+        "$1" 2>/dev/null
+}
+
 # Whoever reaches a monitor can open files as the gateway's user: only the socket for guests is QEMU's.
 monitors_are_closed() {
     local socket
-    sudo -u libvirt-qemu nbdinfo --list "nbd+unix:///?socket=/run/bootcache/gateway.sock" >/dev/null \
-        || die "libvirt's QEMU does not reach the gateway"
+    qemu_reaches /run/bootcache/gateway.sock || die "libvirt's QEMU does not reach the gateway"
     for socket in $(sudo find /run/bootcache /run/glance-bootcache -name '*.qmp'); do
-        ! sudo -u libvirt-qemu python3 -c "import socket, sys; socket.socket(socket.AF_UNIX).connect(sys.argv[1])" \
-            "$socket" 2>/dev/null || die "libvirt's QEMU reaches $socket"
+        ! qemu_reaches "$socket" || die "libvirt's QEMU reaches $socket"
     done
 }
 

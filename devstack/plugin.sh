@@ -161,6 +161,7 @@ function configure_bootcache_service {
     # shellcheck disable=SC2153
     iniset "$BOOTCACHE_CONF" bootcache export_port "$BOOTCACHE_EXPORT_PORT"
     iniset "$BOOTCACHE_CONF" bootcache default_quota "$BOOTCACHE_DEFAULT_QUOTA"
+    iniset "$BOOTCACHE_CONF" bootcache profile_flavor "$BOOTCACHE_PROFILE_FLAVOR"
     iniset "$BOOTCACHE_CONF" bootcache profile_timeout "$BOOTCACHE_PROFILE_TIMEOUT"
     if is_service_enabled g-api; then
         iniset "$BOOTCACHE_CONF" bootcache glance_store_dirs "$(bootcache_store_dirs)"
@@ -293,6 +294,14 @@ function create_bootcache_account {
     create_service_user "$BOOTCACHE_USER" admin
 }
 
+# Nobody else's: the service is an administrator. Disk 0: as large as the image.
+function create_bootcache_flavor {
+    if ! openstack flavor show "$BOOTCACHE_PROFILE_FLAVOR" >/dev/null 2>&1; then
+        openstack flavor create --private --vcpus 1 --ram "$BOOTCACHE_PROFILE_RAM" --disk 0 \
+            "$BOOTCACHE_PROFILE_FLAVOR"
+    fi
+}
+
 # Processes
 # ---------
 
@@ -407,6 +416,7 @@ if is_bootcache_here; then
             # Not in "extra": a profile boot wants a host, and devstack finds hosts after that phase.
             if is_service_enabled g-bootcache; then
                 echo_summary "Starting glance-bootcache"
+                create_bootcache_flavor
                 start_bootcache_service
             fi
             if is_service_enabled bootcache-exchange; then

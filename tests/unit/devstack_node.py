@@ -39,6 +39,7 @@ iniget() {
     if [[ ";$known" == *";$2/$3="* ]]; then known=${known##*"$2/$3="}; echo "${known%%;*}"
     elif [[ $3 == "${INIGET_OPTION:-}" ]]; then echo "$INIGET_VALUE"; fi; }
 iniset_rpc_backend() { iniset "$2" "${3:-DEFAULT}" transport_url rabbit://main/; }
+openstack() { record openstack "$@"; [[ "$2" != show || -n "${HAS_FLAVOR:-}" ]]; }
 getent() { [[ $1 == group && $2 == "$GUEST_GROUP" ]]; }
 get_python_exec_prefix() { echo /usr/local/bin; }
 """

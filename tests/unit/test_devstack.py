@@ -274,6 +274,19 @@ def test_the_storage_service_starts_when_hosts_are_found(tmp_path):
     assert 'StateDirectory' not in unit
 
 
+@pytest.mark.parametrize('there', [False, True])
+def test_profile_boots_have_a_flavor_of_their_own(tmp_path, there):
+    """All of devstack's have hw_rng:allowed, and flavors with extra specs are taken by name only."""
+    devstack = Devstack(tmp_path, ALL, **({'HAS_FLAVOR': '1'} if there else {}))
+    calls = devstack.run('stack', 'post-config')
+    assert settings_of(calls, 'bootcache.conf')['bootcache', 'profile_flavor'] \
+        == 'bootcache-profile'
+    calls = devstack.run('stack', 'test-config')
+    made = [call for call in calls if call[:3] == ['openstack', 'flavor', 'create']]
+    assert [call[-1] for call in made] == ([] if there else ['bootcache-profile'])
+    assert there or '--private' in made[0]
+
+
 def test_a_compute_node_starts_nothing_else(tmp_path):
     assert not started(Devstack(tmp_path, 'n-cpu').run('stack', 'test-config'))
 

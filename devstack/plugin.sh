@@ -318,9 +318,8 @@ function bootcache_guest_group {
 
 # A service by the project's own unit, which has the modes, restarts and folders that are right, with devstack's
 # name, user and paths.
-function start_bootcache_unit { # SERVICE UNIT GROUP COMMAND [SED...]
+function start_bootcache_unit { # SERVICE UNIT GROUP COMMAND
     local service=$1 unit=$2 group=$3 command=$4
-    shift 4
     sed -e "s|^User=.*|User=$STACK_USER|" -e "s|^Group=.*|Group=$group|" \
         -e "s|^ExecStart=/opt/.*|ExecStart=$command|" -e 's|nova-compute\.service|devstack@n-cpu.service|' \
         -e '/^StateDirectory/d' -e '/^Documentation=file:/d' "$BOOTCACHE_DIR/etc/systemd/$unit" \

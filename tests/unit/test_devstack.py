@@ -276,7 +276,7 @@ def test_the_storage_service_starts_when_hosts_are_found(tmp_path):
 
 @pytest.mark.parametrize('there', [False, True])
 def test_profile_boots_have_a_flavor_of_their_own(tmp_path, there):
-    """All of devstack's have hw_rng:allowed, and flavors with extra specs are taken by name only."""
+    """All of devstack's have extra specs, and flavors with some are taken by name only."""
     devstack = Devstack(tmp_path, ALL, **({'HAS_FLAVOR': '1'} if there else {}))
     calls = devstack.run('stack', 'post-config')
     assert settings_of(calls, 'bootcache.conf')['bootcache', 'profile_flavor'] \

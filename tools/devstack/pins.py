@@ -1,7 +1,7 @@
 """OpenStack's libraries as tools/constraints.txt has them, in OpenStack's requirements.
 
-These may be older than what the services of tools/constraints.txt ask for. Packages of others keep their
-versions, which fit each other.
+These may be older than what the services of tools/constraints.txt ask for. Packages of others keep
+their versions, which fit each other.
 usage: pins.py OURS UPPER_CONSTRAINTS
 """
 

@@ -4,7 +4,7 @@
 # Which pieces a node gets follows from its services, so the same plugin serves one node or many:
 #   g-bootcache           the storage service (glance-bootcache) and its exporter
 #   g-api                 the Glance hook, and notifications
-#   n-cpu                 the compute driver
+#   n-cpu                 the compute driver, where it is libvirt's with KVM or QEMU
 #   n-bootcache-gateway   the gateway
 #   bootcache-exchange    the exchange between hosts, where BOOTCACHE_EXCHANGE_NETWORKS is set
 #   n-api                 what snapshots do not inherit
@@ -15,7 +15,7 @@ set +o xtrace
 
 function is_bootcache_here {
     is_service_enabled g-bootcache || is_service_enabled g-api || is_service_enabled n-cpu \
-        || is_service_enabled n-sch
+        || is_service_enabled n-api || is_service_enabled n-sch
 }
 
 function bootcache_python {
@@ -38,33 +38,19 @@ function bootcache_bin_dir {
     fi
 }
 
-# Packages
-# --------
-
-function install_bootcache_packages {
+# What would stop the stack later on, told before anything is installed. Packages are in files/bindep.txt.
+function check_bootcache {
     if ! is_ubuntu; then
         die $LINENO "the bootcache plugin knows Debian and Ubuntu only"
     fi
-    # qemu-storage-daemon is in the one or, since Debian 13, in the other. is_ubuntu is true for Debian as well.
-    install_package qemu-utils qemu-system-common
-    if is_service_enabled g-bootcache; then
-        install_package qemu-block-extra python3-libnbd
-    fi
-}
-
-# The distribution's libnbd binding belongs to the distribution's Python. A virtual environment made
-# from that Python borrows just these files.
-function link_bootcache_libnbd {
-    local site path
-    if [[ "${GLOBAL_VENV:-False}" != "True" ]]; then
+    if [[ "$BOOTCACHE_TLS" != "True" ]] || is_service_enabled g-bootcache \
+            || ! { is_bootcache_compute || is_service_enabled bootcache-exchange; } \
+            || [[ -e "$BOOTCACHE_CA_DIR/ca-key.pem" || -e "$BOOTCACHE_TLS_DIRECTORY/ca-cert.pem" ]]; then
         return 0
     fi
-    site=$(bootcache_purelib)
-    dpkg -L python3-libnbd \
-        | grep -E '^/usr/lib/python3/dist-packages/[^/]+(\.egg-info|\.dist-info|\.py|\.so)$' \
-        | while read -r path; do
-            ln -sfn "$path" "$site/$(basename "$path")"
-        done
+    die $LINENO "no CA in $BOOTCACHE_CA_DIR and no certificates in $BOOTCACHE_TLS_DIRECTORY: stack the node\
+ with g-bootcache first and copy its $BOOTCACHE_CA_DIR to here, as the role sync-devstack-data does where\
+ tls-proxy is enabled; or set BOOTCACHE_TLS=False on all nodes"
 }
 
 # Code
@@ -92,34 +78,33 @@ function link_bootcache_driver {
 function install_bootcache {
     # Not setup_develop: an editable install of bootcache maps nova.virt.bootcache by an import hook
     # that Nova's loader does not reach. pip installs a local folder anew each time.
+    # It builds in that folder, and what an earlier build left there gets into the wheel.
+    sudo rm -rf "$BOOTCACHE_DIR"/build "$BOOTCACHE_DIR"/*.egg-info
     pip_install "$BOOTCACHE_DIR"
     if is_service_enabled bootcache-exchange; then
         pip_install 'libtorrent>=2.1.1'
     fi
-    link_bootcache_driver
-    if is_service_enabled g-bootcache; then
-        link_bootcache_libnbd
+    if is_bootcache_compute; then
+        link_bootcache_driver
     fi
 }
 
 # Certificates
 # ------------
 
-# A node with the storage service makes what it has not; others are given theirs.
+# A node that has the CA signs its own, anew each time; certificates that were brought without it are kept.
 function make_bootcache_certificates {
-    local name
-    if [[ "$BOOTCACHE_TLS" != "True" || -e "$BOOTCACHE_TLS_DIRECTORY/ca-cert.pem" ]]; then
+    local addresses=$HOST_IP
+    if [[ "$BOOTCACHE_TLS" != "True" ]] || { ! is_service_enabled g-bootcache \
+            && [[ ! -e "$BOOTCACHE_CA_DIR/ca-key.pem" ]]; }; then
         return 0
     fi
-    name=$(basename "$BOOTCACHE_TLS_DIRECTORY")
-    if ! is_service_enabled g-bootcache; then
-        die $LINENO "no certificates in $BOOTCACHE_TLS_DIRECTORY: make them where g-bootcache runs\
- (bootcache ca $BOOTCACHE_CONF_DIR/ca $name,$HOST_IP) and copy $BOOTCACHE_CONF_DIR/ca/$name to that\
- folder here; or set BOOTCACHE_TLS=False on all nodes"
+    if is_service_enabled g-bootcache && [[ "$BOOTCACHE_EXPORT_HOST" != "$HOST_IP" ]]; then
+        addresses=$BOOTCACHE_EXPORT_HOST,$HOST_IP
     fi
-    sudo install -d -o "$STACK_USER" "$BOOTCACHE_CONF_DIR"
-    "$(bootcache_bin_dir)/bootcache" ca "$(dirname "$BOOTCACHE_TLS_DIRECTORY")" \
-        "$name,$BOOTCACHE_EXPORT_HOST,$HOST_IP"
+    mkdir -p "$(dirname "$BOOTCACHE_CA_DIR")"
+    "$(bootcache_bin_dir)/bootcache" ca "$BOOTCACHE_CA_DIR" \
+        "$(basename "$BOOTCACHE_TLS_DIRECTORY"),$addresses"
 }
 
 # Configuration
@@ -137,18 +122,33 @@ function configure_bootcache_exchange {
     if is_service_enabled bootcache-exchange; then
         iniset "$1" bootcache exchange_address "$HOST_IP"
         iniset "$1" bootcache exchange_networks "$BOOTCACHE_EXCHANGE_NETWORKS"
-        iniset "$1" bootcache exchange_socket "$BOOTCACHE_RUN_DIR/exchange.sock"
     fi
 }
 
+# The directories of Glance's file stores, as its configuration has them: there may be one, many or none.
+function bootcache_store_dirs {
+    local backend dirs='' backends
+    backends=$(iniget "$GLANCE_API_CONF" DEFAULT enabled_backends)
+    if [[ -z "$backends" && "$(iniget "$GLANCE_API_CONF" glance_store default_store)" =~ ^(file)?$ ]]; then
+        backends=glance_store:file
+    fi
+    for backend in ${backends//,/ }; do
+        if [[ "$backend" == *:file ]]; then
+            dirs+=,$(iniget "$GLANCE_API_CONF" "${backend%:*}" filesystem_store_datadir)
+        fi
+    done
+    echo "${dirs#,}"
+}
+
 function configure_bootcache_service {
+    # Of images that are no more: Glance's database and store were made anew.
+    sudo rm -rf "$BOOTCACHE_STATE_DIR"
     sudo install -d -o "$STACK_USER" "$BOOTCACHE_CONF_DIR" "$BOOTCACHE_STATE_DIR"
     rm -f "$BOOTCACHE_CONF"
     iniset "$BOOTCACHE_CONF" DEFAULT debug "$ENABLE_DEBUG_LOG_LEVEL"
     iniset_rpc_backend bootcache "$BOOTCACHE_CONF"
     iniset_rpc_backend bootcache "$BOOTCACHE_CONF" bootcache
     iniset "$BOOTCACHE_CONF" bootcache state_dir "$BOOTCACHE_STATE_DIR"
-    iniset "$BOOTCACHE_CONF" bootcache run_dir "$BOOTCACHE_RUN_DIR"
     iniset "$BOOTCACHE_CONF" bootcache gateway_socket "$BOOTCACHE_GATEWAY_SOCKET"
     iniset "$BOOTCACHE_CONF" bootcache export_host "$BOOTCACHE_EXPORT_HOST"
     configure_bootcache_tls "$BOOTCACHE_CONF"
@@ -161,9 +161,10 @@ function configure_bootcache_service {
     # shellcheck disable=SC2153
     iniset "$BOOTCACHE_CONF" bootcache export_port "$BOOTCACHE_EXPORT_PORT"
     iniset "$BOOTCACHE_CONF" bootcache default_quota "$BOOTCACHE_DEFAULT_QUOTA"
+    iniset "$BOOTCACHE_CONF" bootcache profile_flavor "$BOOTCACHE_PROFILE_FLAVOR"
     iniset "$BOOTCACHE_CONF" bootcache profile_timeout "$BOOTCACHE_PROFILE_TIMEOUT"
     if is_service_enabled g-api; then
-        iniset "$BOOTCACHE_CONF" bootcache glance_store_dirs "$GLANCE_IMAGE_DIR"
+        iniset "$BOOTCACHE_CONF" bootcache glance_store_dirs "$(bootcache_store_dirs)"
     fi
 
     iniset "$BOOTCACHE_CONF" service_auth auth_type password
@@ -205,7 +206,8 @@ function configure_bootcache_hook {
 # Settings for nova-compute. devstack makes nova-cpu.conf from nova.conf after this phase, so that
 # nova.conf has to have them; nova-cpu.conf gets them as well if it is there already.
 function configure_bootcache_driver {
-    local conf
+    local conf group
+    group=$(bootcache_guest_group)
     for conf in "$NOVA_CONF" "$NOVA_CPU_CONF"; do
         if [[ "$conf" == "$NOVA_CPU_CONF" && ! -e "$conf" ]]; then
             continue
@@ -214,7 +216,9 @@ function configure_bootcache_driver {
         # nova-compute's own bus is its cell's; the storage service is on the main one.
         iniset_rpc_backend bootcache "$conf" bootcache
         iniset "$conf" bootcache gateway_socket "$BOOTCACHE_GATEWAY_SOCKET"
-        iniset "$conf" bootcache gateway_run_dir "$BOOTCACHE_RUN_DIR"
+        # It is a unit's: one that nova-compute started would be in its way.
+        iniset "$conf" bootcache gateway_autostart False
+        iniset "$conf" bootcache gateway_group "$group"
         configure_bootcache_tls "$conf"
         if ! is_service_enabled g-bootcache; then
             configure_bootcache_exchange "$conf"
@@ -250,8 +254,19 @@ function configure_bootcache_scheduler {
         nova.scheduler.filters.all_filters "$package.filters.BootCacheFilter"
 }
 
+# libvirt's profile of a server's QEMU has to allow the gateway's socket.
+function configure_bootcache_apparmor {
+    local rule="$BOOTCACHE_GATEWAY_SOCKET rw,"
+    if [[ -d "$(dirname "$BOOTCACHE_APPARMOR_RULES")" ]] \
+            && ! sudo grep -qsxF "$rule" "$BOOTCACHE_APPARMOR_RULES"; then
+        echo "$rule" | sudo tee -a "$BOOTCACHE_APPARMOR_RULES" >/dev/null
+    fi
+}
+
 function configure_bootcache {
-    if is_service_enabled g-bootcache || is_service_enabled n-cpu; then
+    # devstack writes to nova.conf in the background, with a tool that rewrites the file.
+    async_wait configure_neutron_nova
+    if is_service_enabled g-bootcache || is_bootcache_compute; then
         make_bootcache_certificates
     fi
     if is_service_enabled g-bootcache; then
@@ -260,8 +275,11 @@ function configure_bootcache {
     if is_service_enabled g-api; then
         configure_bootcache_hook
     fi
-    if is_service_enabled n-cpu; then
+    if is_bootcache_compute; then
         configure_bootcache_driver
+        configure_bootcache_apparmor
+    elif is_service_enabled n-cpu; then
+        echo_summary "bootcache leaves nova-compute alone: it is for VIRT_DRIVER=libvirt with kvm or qemu"
     fi
     if is_service_enabled n-api; then
         configure_bootcache_snapshots
@@ -274,6 +292,14 @@ function configure_bootcache {
 # Reads all tenants' images and sets their state; starts servers in the service project.
 function create_bootcache_account {
     create_service_user "$BOOTCACHE_USER" admin
+}
+
+# Nobody else's: the service is an administrator. Disk 0: as large as the image.
+function create_bootcache_flavor {
+    if ! openstack flavor show "$BOOTCACHE_PROFILE_FLAVOR" >/dev/null 2>&1; then
+        openstack flavor create --private --vcpus 1 --ram "$BOOTCACHE_PROFILE_RAM" --disk 0 \
+            "$BOOTCACHE_PROFILE_FLAVOR"
+    fi
 }
 
 # Processes
@@ -290,23 +316,27 @@ function bootcache_guest_group {
     die $LINENO "no group of libvirt's QEMU: set BOOTCACHE_GUEST_GROUP"
 }
 
-# The gateway has to be there before nova-compute, which would start one of its own otherwise.
+# A service by the project's own unit, which has the modes, restarts and folders that are right, with devstack's
+# name, user and paths.
+function start_bootcache_unit { # SERVICE UNIT GROUP COMMAND
+    local service=$1 unit=$2 group=$3 command=$4
+    sed -e "s|^User=.*|User=$STACK_USER|" -e "s|^Group=.*|Group=$group|" \
+        -e "s|^ExecStart=/opt/.*|ExecStart=$command|" -e 's|nova-compute\.service|devstack@n-cpu.service|' \
+        -e '/^StateDirectory/d' -e '/^Documentation=file:/d' "$BOOTCACHE_DIR/etc/systemd/$unit" \
+        | sudo tee "$SYSTEMD_DIR/devstack@$service.service" >/dev/null
+    $SYSTEMCTL daemon-reload
+    $SYSTEMCTL enable "devstack@$service.service"
+    $SYSTEMCTL restart "devstack@$service.service"
+}
+
+# Before nova-compute, and as its user: recordings are files in Nova's instances directory.
 function start_bootcache_gateway {
-    local group nbd monitor pidfile
-    group=$(bootcache_guest_group)
-    sudo install -d -o "$STACK_USER" "$BOOTCACHE_RUN_DIR" "$(dirname "$BOOTCACHE_GATEWAY_SOCKET")"
-    nbd="addr.type=unix,addr.path=$BOOTCACHE_GATEWAY_SOCKET,max-connections=0"
-    monitor="socket,path=$BOOTCACHE_RUN_DIR/gateway.qmp,server=on,wait=off,id=monitor"
-    pidfile="$BOOTCACHE_RUN_DIR/gateway.pid"
-    rm -f "$pidfile"
-    # No umask in devstack's units: the group needs to write to a socket to connect to it.
-    run_process n-bootcache-gateway "/bin/sh -c \"umask 0007; exec qemu-storage-daemon\
- --chardev $monitor --monitor chardev=monitor --pidfile $pidfile --nbd-server $nbd\"" "$group"
+    start_bootcache_unit n-bootcache-gateway bootcache-gateway.service "$(bootcache_guest_group)" ''
 }
 
 function start_bootcache_service {
-    sudo install -d -o "$STACK_USER" "$BOOTCACHE_RUN_DIR"
-    run_process g-bootcache "$(bootcache_bin_dir)/glance-bootcache --config-file $BOOTCACHE_CONF"
+    start_bootcache_unit g-bootcache glance-bootcache.service "$(id -gn "$STACK_USER")" \
+        "$(bootcache_bin_dir)/glance-bootcache --config-file $BOOTCACHE_CONF"
 }
 
 function start_bootcache_exchange {
@@ -314,14 +344,14 @@ function start_bootcache_exchange {
     if is_service_enabled g-bootcache; then
         conf=$BOOTCACHE_CONF
     fi
-    sudo install -d -o "$STACK_USER" "$BOOTCACHE_RUN_DIR"
-    run_process bootcache-exchange "$(bootcache_bin_dir)/bootcache-exchange --config-file $conf"
+    start_bootcache_unit bootcache-exchange bootcache-exchange.service "$(id -gn "$STACK_USER")" \
+        "$(bootcache_bin_dir)/bootcache-exchange --config-file $conf"
 }
 
 # The exporters, and what opens bases and snapshots, outlive the storage service on purpose; here they go too.
 function stop_bootcache_exporters {
     local pidfile pid
-    for pidfile in "$BOOTCACHE_RUN_DIR"/{exporter*,ceph,snapshots}.pid; do
+    for pidfile in "$BOOTCACHE_SERVICE_RUN_DIR"/{exporter*,ceph,snapshots}.pid; do
         pid=$(cat "$pidfile" 2>/dev/null || true)
         if [[ -n "$pid" ]] && grep -qsF "${pidfile%.pid}.qmp" "/proc/$pid/cmdline"; then
             sudo kill "$pid" || true
@@ -338,14 +368,21 @@ function stop_bootcache {
         stop_bootcache_exporters
     fi
     if is_service_enabled n-bootcache-gateway; then
+        # devstack stops Nova after its plugins, and nova-compute is not to look for a gateway that is gone.
+        stop_nova_compute
         stop_process n-bootcache-gateway
     fi
 }
 
 function cleanup_bootcache {
-    sudo rm -rf "$BOOTCACHE_STATE_DIR" "$BOOTCACHE_CONF_DIR" "$BOOTCACHE_RUN_DIR"
+    sudo rm -rf "$BOOTCACHE_STATE_DIR" "$BOOTCACHE_CONF_DIR" "$BOOTCACHE_CA_DIR" \
+        "$(dirname "$BOOTCACHE_GATEWAY_SOCKET")" "$BOOTCACHE_SERVICE_RUN_DIR" \
+        "$BOOTCACHE_DIR"/build "$BOOTCACHE_DIR"/*.egg-info
     if [[ -L "$NOVA_DIR/nova/virt/bootcache" ]]; then
         rm -f "$NOVA_DIR/nova/virt/bootcache"
+    fi
+    if [[ -e "$BOOTCACHE_APPARMOR_RULES" ]]; then
+        sudo sed -i "\\|^$BOOTCACHE_GATEWAY_SOCKET |d" "$BOOTCACHE_APPARMOR_RULES"
     fi
     if [[ -n "${NOVA_INSTANCES_PATH:-}" ]]; then
         sudo rm -rf "$NOVA_INSTANCES_PATH/_bootcache"
@@ -358,8 +395,7 @@ function cleanup_bootcache {
 if is_bootcache_here; then
     case "$1:${2:-}" in
         stack:pre-install)
-            echo_summary "Installing packages for bootcache"
-            install_bootcache_packages
+            check_bootcache
             ;;
         stack:install)
             echo_summary "Installing bootcache"
@@ -375,17 +411,16 @@ if is_bootcache_here; then
                 start_bootcache_gateway
             fi
             ;;
-        stack:extra)
+        stack:test-config)
+            # Not in "extra": a profile boot wants a host, and devstack finds hosts after that phase.
             if is_service_enabled g-bootcache; then
                 echo_summary "Starting glance-bootcache"
+                create_bootcache_flavor
                 start_bootcache_service
             fi
             if is_service_enabled bootcache-exchange; then
                 start_bootcache_exchange
             fi
-            ;;
-        stack:test-config)
-            # Nothing of Tempest's depends on bootcache.
             ;;
         unstack:*)
             stop_bootcache

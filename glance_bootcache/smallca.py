@@ -208,8 +208,9 @@ def _builder(name: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey,
 
 
 def _usage(signs_others: bool) -> x509.KeyUsage:
+    # Some QEMUs (10.0.2) refuse a certificate without key encipherment, whatever its key can do.
     return x509.KeyUsage(
-        digital_signature=True, content_commitment=False, key_encipherment=False,
+        digital_signature=True, content_commitment=False, key_encipherment=not signs_others,
         data_encipherment=False, key_agreement=False, key_cert_sign=signs_others,
         crl_sign=signs_others, encipher_only=False, decipher_only=False)
 

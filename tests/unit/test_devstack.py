@@ -4,7 +4,9 @@ The stand-ins write down how they were called. ``sudo`` runs its command, as all
 test's own directory.
 """
 
+import getpass
 import os
+import re
 import shutil
 import subprocess
 
@@ -18,6 +20,8 @@ from nova_bootcache import conf as nova_conf
 from nova_bootcache.scheduler.filters import BootCacheFilter
 from nova_bootcache.scheduler.weights import BootCacheWeigher
 
+GLANCE_IMAGES = '/opt/stack/data/glance/images/'
+
 
 @pytest.mark.skipif(not shutil.which('shellcheck'), reason='shellcheck is not installed')
 def test_shellcheck():
@@ -28,7 +32,9 @@ def test_shellcheck():
 
 @pytest.mark.parametrize(('services', 'wanted'), [
     (ALL, ['g-bootcache', 'n-bootcache-gateway']), ('n-cpu', ['n-bootcache-gateway']),
-    ('g-api', ['g-bootcache']), ('horizon', [])])
+    ('g-api,mysql', ['g-bootcache']), ('g-api,postgresql', ['g-bootcache']), ('horizon', []),
+    # Another glance-api of the same cloud.
+    ('g-api', [])])
 def test_services_follow_the_node(tmp_path, services, wanted):
     calls = Devstack(tmp_path, services).run('unstack')
     assert names(calls, 'enable_service') == wanted
@@ -42,16 +48,21 @@ def test_a_node_without_our_services_is_left_alone(tmp_path, phase):
     assert [call[0] for call in calls] == ['define_plugin']
 
 
-def test_pre_install_packages(tmp_path):
-    calls = Devstack(tmp_path, 'n-cpu').run('stack', 'pre-install')
-    packages = {name for call in calls if call[0] == 'install_package' for name in call[1:]}
-    assert packages == {'qemu-utils', 'qemu-system-common'}
+@pytest.mark.parametrize('other', [{'VIRT_DRIVER': 'fake'}, {'VIRT_DRIVER': 'ironic'},
+                                   {'LIBVIRT_TYPE': 'lxc'}])
+def test_another_virt_driver_is_left_alone(tmp_path, other):
+    devstack = Devstack(tmp_path, 'n-cpu', **other)
+    calls = devstack.run('stack', 'post-config')
+    assert not names(calls, 'enable_service')
+    assert not settings_of(calls, 'nova.conf')
+    assert 'VIRT_DRIVER=libvirt' in names(calls, 'echo_summary')[-1]
 
 
-def test_pre_install_packages_of_a_storage_node(tmp_path):
-    calls = Devstack(tmp_path, 'g-api').run('stack', 'pre-install')
-    packages = {name for call in calls if call[0] == 'install_package' for name in call[1:]}
-    assert 'python3-libnbd' in packages
+def test_packages_are_those_that_services_run():
+    """devstack asks bindep about this file for each of its plugins."""
+    lines = (PLUGIN.parent / 'files' / 'bindep.txt').read_text().splitlines()
+    packages = {line.split()[0] for line in lines if line and not line.startswith('#')}
+    assert packages == {'qemu-utils', 'qemu-system-common', 'qemu-block-extra', 'python3-libnbd'}
 
 
 def test_pre_install_refuses_other_distributions(tmp_path):
@@ -68,17 +79,26 @@ def test_install_goes_through_pip_and_leaves_nova_whole(tmp_path):
     assert (TOP / 'nova_bootcache' / 'shim' / '__init__.py').exists()
     # A folder "nova" here would hide an editable Nova.
     assert not (devstack.site / 'nova').exists()
-    assert (devstack.site / 'nbd.py').is_symlink()
-    assert (devstack.site / 'libnbdmod.so').is_symlink()
-    assert not (devstack.site / 'python3-libnbd').is_symlink()
+
+
+def test_an_earlier_build_does_not_get_into_the_wheel(tmp_path):
+    devstack = Devstack(tmp_path, ALL)
+    stale = devstack.source / 'build' / 'lib' / 'bootcache' / 'gone.py'
+    stale.parent.mkdir(parents=True)
+    stale.write_text('')
+    (devstack.source / 'bootcache.egg-info').mkdir()
+    calls = devstack.run('stack', 'install')
+    removed = [name for name, call in enumerate(calls) if call[:3] == ['sudo', 'rm', '-rf']]
+    assert removed[0] < [call[0] for call in calls].index('pip_install')
+    assert not stale.exists()
+    assert not (devstack.source / 'bootcache.egg-info').exists()
 
 
 def test_install_beside_an_installed_nova_takes_nothing_of_it(tmp_path):
     devstack = Devstack(tmp_path, 'n-cpu')
     (devstack.site / 'nova' / '__init__.py').write_text('')
-    calls = devstack.run('stack', 'install')
+    devstack.run('stack', 'install')
     assert (devstack.site / 'nova' / 'virt' / 'bootcache').is_dir()
-    assert not names(calls, 'dpkg')
 
 
 def test_install_twice(tmp_path):
@@ -89,14 +109,16 @@ def test_install_twice(tmp_path):
     assert list((devstack.source / 'nova_bootcache' / 'shim').iterdir()) == []
 
 
+FILE_STORE = f'glance_store/filesystem_store_datadir={GLANCE_IMAGES}'
+
+
 def test_post_config_service(tmp_path):
-    calls = Devstack(tmp_path, ALL).run('stack', 'post-config')
+    calls = Devstack(tmp_path, ALL, INI=FILE_STORE).run('stack', 'post-config')
     conf = settings_of(calls, 'bootcache.conf')
     assert conf['bootcache', 'transport_url'] == conf['DEFAULT', 'transport_url'] \
         == 'rabbit://main/'
     assert conf['bootcache', 'state_dir'] == str(tmp_path / 'data' / 'bootcache')
-    assert conf['bootcache', 'run_dir'] == str(tmp_path / 'run')
-    assert conf['bootcache', 'glance_store_dirs'] == str(tmp_path / 'images')
+    assert conf['bootcache', 'glance_store_dirs'] == GLANCE_IMAGES
     assert conf['bootcache', 'export_host'] == '192.0.2.7'
     assert conf['service_auth', 'auth_url'] == 'http://192.0.2.1/identity'
     assert conf['service_auth', 'username'] == 'bootcache'
@@ -104,6 +126,30 @@ def test_post_config_service(tmp_path):
     assert ['create_service_user', 'bootcache', 'admin'] in calls
     assert (tmp_path / 'etc' / 'bootcache').is_dir()
     assert (tmp_path / 'data' / 'bootcache').is_dir()
+
+
+@pytest.mark.parametrize(('ini', 'wanted'), [
+    (FILE_STORE, GLANCE_IMAGES),
+    (f'{FILE_STORE};glance_store/default_store=file', GLANCE_IMAGES),
+    (f'{FILE_STORE};glance_store/default_store=swift', ''),
+    ('DEFAULT/enabled_backends=fast:file,far:rbd,slow:file;fast/filesystem_store_datadir=/a;'
+     'slow/filesystem_store_datadir=/b/', '/a,/b/'),
+    ('DEFAULT/enabled_backends=far:rbd', '')])
+def test_the_directories_of_glances_file_stores(tmp_path, ini, wanted):
+    """Only those that its configuration has: others are never made."""
+    calls = Devstack(tmp_path, ALL, INI=ini).run('stack', 'post-config')
+    assert settings_of(calls, 'bootcache.conf')['bootcache', 'glance_store_dirs'] == wanted
+
+
+def test_a_restack_begins_anew(tmp_path):
+    """devstack makes Glance's database anew: what is known of its images is of others."""
+    devstack = Devstack(tmp_path, ALL)
+    devstack.run('stack', 'post-config')
+    known = tmp_path / 'data' / 'bootcache' / 'images'
+    known.mkdir()
+    devstack.run('stack', 'post-config')
+    assert known.parent.is_dir()
+    assert not known.exists()
 
 
 def test_every_option_that_is_set_exists(tmp_path):
@@ -151,11 +197,13 @@ def test_notifications_have_a_topic_of_their_own(tmp_path, option, present, want
 
 
 def test_post_config_compute_only(tmp_path):
-    calls = Devstack(tmp_path, 'n-cpu').run('stack', 'post-config')
+    calls = Devstack(tmp_path, 'n-cpu', BOOTCACHE_TLS='False').run('stack', 'post-config')
     conf = settings_of(calls, 'nova.conf')
     assert conf['DEFAULT', 'compute_driver'] == 'bootcache.BootCacheLibvirtDriver'
     assert conf['bootcache', 'transport_url'] == 'rabbit://main/'
-    assert conf['bootcache', 'gateway_socket'] == str(tmp_path / 'run' / 'gateway.sock')
+    assert conf['bootcache', 'gateway_socket'] == str(tmp_path / 'gateway' / 'gateway.sock')
+    assert conf['bootcache', 'gateway_autostart'] == 'False'
+    assert conf['bootcache', 'gateway_group'] == 'libvirt-qemu'
     assert ('DEFAULT', 'non_inheritable_image_properties') not in conf
     assert not settings_of(calls, 'bootcache.conf')
     assert not settings_of(calls, 'nova-cpu.conf')
@@ -163,7 +211,7 @@ def test_post_config_compute_only(tmp_path):
 
 
 def test_post_config_reaches_a_nova_cpu_conf_that_is_there(tmp_path):
-    devstack = Devstack(tmp_path, 'n-cpu')
+    devstack = Devstack(tmp_path, 'n-cpu', BOOTCACHE_TLS='False')
     (tmp_path / 'etc' / 'nova-cpu.conf').write_text('')
     calls = devstack.run('stack', 'post-config')
     assert settings_of(calls, 'nova-cpu.conf') == settings_of(calls, 'nova.conf')
@@ -175,37 +223,113 @@ def test_snapshots_do_not_inherit_states(tmp_path):
         == 'cache_in_nova,bittorrent,bootcache_state,bootcache_reason'
 
 
-def test_gateway_starts_before_nova_compute_and_as_the_driver_expects(tmp_path):
-    calls = Devstack(tmp_path, 'n-cpu').run('stack', 'post-config')
-    runs = [call for call in calls if call[0] == 'run_process']
-    assert len(runs) == 1
-    _name, service, command, group = runs[0]
-    assert service == 'n-bootcache-gateway'
-    assert group == 'libvirt-qemu'
-    assert command.startswith('/')
-    run = tmp_path / 'run'
-    for part in ('umask 0007', f'--chardev socket,path={run}/gateway.qmp,server=on,wait=off,id=',
-                 f'--pidfile {run}/gateway.pid',
-                 f'--nbd-server addr.type=unix,addr.path={run}/gateway.sock,max-connections=0'):
-        assert part in command
+# Units. Those of etc/systemd are tried in tests/functional.
+
+def started(calls: list[list[str]]) -> list[str]:
+    """Return the units that were started, each after it was enabled."""
+    made = [call[1:] for call in calls if call[0] == 'systemctl']
+    units = [words[1] for words in made if words[0] == 'restart']
+    assert made == [words for unit in units
+                    for words in (['daemon-reload'], ['enable', unit], ['restart', unit])]
+    return units
+
+
+def test_the_gateway_is_the_unit_with_devstacks_user(tmp_path):
+    """Before nova-compute; its sockets closed but for the one that is QEMU's."""
+    devstack = Devstack(tmp_path, 'n-cpu', BOOTCACHE_TLS='False')
+    calls = devstack.run('stack', 'post-config')
+    assert started(calls) == ['devstack@n-bootcache-gateway.service']
+    unit = devstack.unit('n-bootcache-gateway')
+    assert unit['User'] == getpass.getuser()
+    assert unit['Group'] == 'libvirt-qemu'
+    assert unit['UMask'] == '0077'
+    assert unit['Restart'] == 'always'
+    # What /run loses with a reboot comes with the unit.
+    assert unit['RuntimeDirectory'] == 'bootcache'
+    assert 'devstack@n-cpu.service' in unit['Before'].split()
+    assert 'nova-compute.service' not in unit['Before'].split()
 
 
 @pytest.mark.parametrize('group', ['kvm', 'others'])
 def test_guest_group(tmp_path, group):
     extra = {'BOOTCACHE_GUEST_GROUP': group} if group == 'others' else {}
-    calls = Devstack(tmp_path, 'n-cpu', GUEST_GROUP=group, **extra).run('stack', 'post-config')
-    assert next(call for call in calls if call[0] == 'run_process')[3] == group
+    devstack = Devstack(tmp_path, 'n-cpu', GUEST_GROUP=group, BOOTCACHE_TLS='False', **extra)
+    calls = devstack.run('stack', 'post-config')
+    assert devstack.unit('n-bootcache-gateway')['Group'] == group
+    assert settings_of(calls, 'nova.conf')['bootcache', 'gateway_group'] == group
 
 
-def test_extra_starts_the_storage_service(tmp_path):
-    calls = Devstack(tmp_path, ALL).run('stack', 'extra')
-    runs = [call[1:] for call in calls if call[0] == 'run_process']
-    assert runs == [['g-bootcache', f'{tmp_path}/venv/bin/glance-bootcache --config-file'
-                                    f' {tmp_path}/etc/bootcache/bootcache.conf']]
+def test_the_storage_service_starts_when_hosts_are_found(tmp_path):
+    """devstack finds them after the phase "extra"."""
+    devstack = Devstack(tmp_path, ALL)
+    assert not started(devstack.run('stack', 'extra'))
+    assert started(devstack.run('stack', 'test-config')) == ['devstack@g-bootcache.service']
+    unit = devstack.unit('g-bootcache')
+    assert unit['ExecStart'] == (f'{tmp_path}/venv/bin/glance-bootcache --config-file'
+                                 f' {tmp_path}/etc/bootcache/bootcache.conf')
+    assert unit['User'] == getpass.getuser()
+    assert unit['Restart'] == 'always'
+    assert unit['RuntimeDirectory'] == 'glance-bootcache'
+    # The state is in devstack's own folder.
+    assert 'StateDirectory' not in unit
 
 
-def test_extra_starts_nothing_on_a_compute_node(tmp_path):
-    assert not names(Devstack(tmp_path, 'n-cpu').run('stack', 'extra'), 'run_process')
+@pytest.mark.parametrize('there', [False, True])
+def test_profile_boots_have_a_flavor_of_their_own(tmp_path, there):
+    """All of devstack's have extra specs, and flavors with some are taken by name only."""
+    devstack = Devstack(tmp_path, ALL, **({'HAS_FLAVOR': '1'} if there else {}))
+    calls = devstack.run('stack', 'post-config')
+    assert settings_of(calls, 'bootcache.conf')['bootcache', 'profile_flavor'] \
+        == 'bootcache-profile'
+    calls = devstack.run('stack', 'test-config')
+    made = [call for call in calls if call[:3] == ['openstack', 'flavor', 'create']]
+    assert [call[-1] for call in made] == ([] if there else ['bootcache-profile'])
+    assert there or '--private' in made[0]
+
+
+def test_a_compute_node_starts_nothing_else(tmp_path):
+    assert not started(Devstack(tmp_path, 'n-cpu').run('stack', 'test-config'))
+
+
+def test_units_name_no_place_of_a_packages_own(tmp_path):
+    devstack = Devstack(tmp_path, ALL, BOOTCACHE_EXCHANGE_NETWORKS='192.0.2.0/24')
+    devstack.run('stack', 'post-config')
+    devstack.run('stack', 'test-config')
+    units = sorted((tmp_path / 'systemd').iterdir())
+    assert len(units) == 3
+    for unit in units:
+        settings = [line for line in unit.read_text().splitlines() if not line.startswith('#')]
+        assert not [line for line in settings if re.search(
+            '/opt/|nova-compute.service|=(nova|glance)$', line)]
+
+
+def test_unstack_ends_nova_compute_before_its_gateway(tmp_path):
+    """devstack itself stops Nova only after its plugins."""
+    calls = [call[:2] for call in Devstack(tmp_path, 'n-cpu').run('unstack')]
+    assert calls.index(['stop_nova_compute']) < calls.index(['stop_process', 'n-bootcache-gateway'])
+
+
+def test_apparmors_rule_is_written_once_and_taken_away(tmp_path):
+    rules = tmp_path / 'apparmor' / 'libvirt-qemu'
+    devstack = Devstack(tmp_path, 'n-cpu', BOOTCACHE_TLS='False')
+    # None where AppArmor is not used.
+    devstack.run('stack', 'post-config')
+    assert not rules.parent.exists()
+    rules.parent.mkdir()
+    rules.write_text('/theirs r,\n')
+    devstack.run('stack', 'post-config')
+    devstack.run('stack', 'post-config')
+    assert rules.read_text() == f'/theirs r,\n{tmp_path}/gateway/gateway.sock rw,\n'
+    devstack.run('clean')
+    assert rules.read_text() == '/theirs r,\n'
+
+
+def test_the_samples_branch_is_the_repositorys():
+    """devstack takes "master" where none is named."""
+    for page in TOP / 'README.md', PLUGIN.parent / 'README.rst':
+        lines = re.findall(r'enable_plugin bootcache (\S+|<[^>]+>)( \S+)?(?=`|$)',
+                           page.read_text(), re.M)
+        assert lines and {branch for _url, branch in lines} == {' main'}
 
 
 @pytest.mark.parametrize('name', ['exporter', 'exporter-10820', 'ceph', 'snapshots'])
@@ -236,8 +360,8 @@ def test_clean_removes_what_is_ours(tmp_path):
     (tmp_path / 'instances' / '_bootcache').mkdir(parents=True)
     (tmp_path / 'instances' / '_base').mkdir(parents=True)
     devstack.run('clean')
-    for gone in ('etc/bootcache', 'data/bootcache', 'run', 'instances/_bootcache',
-                 'nova/nova/virt/bootcache'):
+    for gone in ('etc/bootcache', 'data/bootcache', 'data/CA/bootcache', 'run',
+                 'instances/_bootcache', 'nova/nova/virt/bootcache'):
         assert not os.path.lexists(tmp_path / gone)
     for kept in ('instances/_base', 'nova/nova/virt'):
         assert (tmp_path / kept).is_dir()
@@ -266,5 +390,5 @@ def test_filters_that_are_configured_stay(tmp_path, there):
 
 
 def test_no_scheduler_no_weigher(tmp_path):
-    calls = Devstack(tmp_path, 'n-cpu').run('stack', 'post-config')
+    calls = Devstack(tmp_path, 'n-cpu', BOOTCACHE_TLS='False').run('stack', 'post-config')
     assert not [key for key in settings_of(calls, 'nova.conf') if key[0] == 'filter_scheduler']

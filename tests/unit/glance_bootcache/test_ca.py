@@ -44,6 +44,15 @@ def test_a_host_has_certificates_for_what_it_is_called(tmp_path, cli):
                                        tmp_path / 'ca/compute-1/client-cert.pem').stdout
 
 
+@pytest.mark.parametrize('use', ['server', 'client', 'exchange'])
+def test_qemus_of_all_releases_take_the_certificates(tmp_path, cli, use):
+    """10.0.2 asks for key encipherment, 10.0.13 and 7.2.22 do not."""
+    cli.json('ca', str(tmp_path), 'storage-1')
+    text = openssl('x509', '-noout', '-ext', 'keyUsage', '-in',
+                   tmp_path / 'storage-1' / f'{use}-cert.pem').stdout
+    assert re.search('Digital Signature, Key Encipherment$', text, re.M), text
+
+
 def test_with_a_certificate_to_exchange_nobody_is_taken_for_a_host(tmp_path, cli):
     cli.json('ca', str(tmp_path), 'storage-1,192.0.2.10')
     member = tmp_path / 'storage-1' / 'exchange-cert.pem'

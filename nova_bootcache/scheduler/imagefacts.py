@@ -31,7 +31,7 @@ _MOST_ASKED = 8
 
 
 @dataclasses.dataclass(frozen=True)
-class ImageFacts:
+class RequestedImage:
     """What an image says.
 
     :ivar required: of hosts: ``driver``, ``warm`` or None.
@@ -43,7 +43,7 @@ class ImageFacts:
     parent: str | None = None
 
 
-def _facts(image_id: str, found: Mapping[str, Any]) -> ImageFacts:
+def _facts(image_id: str, found: Mapping[str, Any]) -> RequestedImage:
     try:
         required = properties.requirement(found)
     except exception.InvalidProperty as error:
@@ -53,7 +53,7 @@ def _facts(image_id: str, found: Mapping[str, Any]) -> ImageFacts:
         # It has that from its server's image. No host is warm for a snapshot, as a rule, and
         # what was shelved could not come back.
         required = properties.REQUIRE_DRIVER
-    return ImageFacts(required, properties.snapshot_parent(found))
+    return RequestedImage(required, properties.snapshot_parent(found))
 
 
 class ImageLookup:
@@ -64,11 +64,12 @@ class ImageLookup:
         # By image, with when it was asked for, in monotonic seconds. The scheduler's threads share
         # these, by the lock, which is held for steps in memory.
         self._known: Any = cachetools.TTLCache(_REMEMBERED_IMAGES, _REMEMBERED_SECONDS)
-        self._asked: list[concurrent.futures.Future[ImageFacts | None]] = []
+        self._asked: list[concurrent.futures.Future[RequestedImage | None]] = []
         self._lock = threading.Lock()
         self._health = Breaker(1, _SILENCE_SECONDS)
 
-    def of(self, image_id: str, request_spec: Any, is_needed: bool = False) -> ImageFacts | None:
+    def of(self, image_id: str, request_spec: Any,
+           is_needed: bool = False) -> RequestedImage | None:
         """Return what an image says; None if Glance does not tell soon.
 
         :param is_needed: whether to ask again where Glance has refused to tell just now.
@@ -85,7 +86,7 @@ class ImageLookup:
                 known = self._known[image_id] = asked, time.monotonic()
         asked, since = known
         try:
-            answer: ImageFacts | None = asked.result(
+            answer: RequestedImage | None = asked.result(
                 max(0.0, since + _PATIENCE_SECONDS - time.monotonic()))
         except concurrent.futures.TimeoutError:
             self._health.failed()
@@ -94,7 +95,7 @@ class ImageLookup:
             return None
         return answer
 
-    def _ask(self, image_id: str, context: Any) -> ImageFacts | None:
+    def _ask(self, image_id: str, context: Any) -> RequestedImage | None:
         try:
             found = glance.API().get(context, image_id).get('properties') or {}
         except Exception as error:

@@ -19,6 +19,7 @@ FORBIDDEN = {
 # Who may use what Nova does not promise to keep; tests/unit/test_nova_internals.py fences it.
 NOVA_INTERNALS = {'nova_bootcache/novadriver/driver.py',
                   'nova_bootcache/novadriver/imagebackend.py',
+                  'nova_bootcache/novadriver/diskconf.py',
                   'nova_bootcache/novadriver/downloads.py',
                   'nova_bootcache/novadriver/errorpolicy.py',
                   'nova_bootcache/novadriver/snapshots.py',

@@ -140,7 +140,7 @@ def test_a_thousand_images_are_published_in_32_kib(host, base):
     for number in range(1000):
         host.holds(f'{number:08d}-1f2b-4c3d-8e9f-0a1b2c3d4e5f', used=float(number))
     text = PublishedHoldings(host, base).published()
-    assert len(text) <= 32 << 10
+    assert len(text) <= 16 << 10
     entry = warmth.decode(text)
     assert all(entry.level(warmth.image_key(f'{number:08d}-1f2b-4c3d-8e9f-0a1b2c3d4e5f'))
                is Level.DISK for number in range(1000))

@@ -159,17 +159,11 @@ def test_a_disk_that_is_made_larger_is_still_to_be_opened(host, tmp_path, monkey
                         raising=False)
     monkeypatch.setattr(disk, 'get_disk_size', lambda name: 1, raising=False)
     monkeypatch.setattr(disk, 'resize_image', resize, raising=False)
-    disk.cache(None, 'name', 5, image_id=IMAGE)
-    assert host.needs.is_in_making(IMAGE) and host.below.stop_serving(IMAGE) is False
+    with host.needs.operating(tmp_path.name):
+        disk.cache(None, 'name', 5, image_id=IMAGE)
+        assert host.needs.is_in_making(IMAGE) and host.below.stop_serving(IMAGE) is False
     with opened(path):
         assert not host.needs.is_in_making(IMAGE)
-
-
-def test_a_disk_of_another_kind_is_changed_as_it_is(host, tmp_path):
-    (tmp_path / 'disk').touch()
-    with host.needs.changing(str(tmp_path / 'disk')):
-        pass
-    assert host.needs._in_making == {}
 
 
 # Stores that cannot tell of boots any more.

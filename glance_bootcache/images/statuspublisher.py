@@ -119,13 +119,14 @@ class GlanceStatusPublisher:
     def _is_due(self, image: ImageFacts, manifest: Manifest) -> bool:
         wanted = self._wanted(manifest)
         return not manifest.is_missing and glance_images.published(image) != wanted \
-            and self._may_write(image, wanted)
+            and self._is_time(image, wanted)
 
-    def _may_write(self, image: ImageFacts, wanted: Mapping[str, str]) -> bool:
-        """Return whether Glance is done with an image, and it has been active for long enough."""
-        quiet = self._wall() - glance_images.changed_at(image)
-        return not glance_images.is_at_work(image, quiet) \
-            and (not wanted or (image.status == 'active' and quiet >= self._after))
+    def _is_time(self, image: ImageFacts, wanted: Mapping[str, str]) -> bool:
+        return not wanted or (image.status == 'active' and self._quiet(image) >= self._after)
+
+    def _quiet(self, image: ImageFacts) -> float:
+        """Return for how many seconds an image was not changed."""
+        return self._wall() - glance_images.changed_at(image)
 
     def _publish(self, manifest: Manifest, seen: _Seen) -> bool:
         """Publish an image's state.
@@ -134,8 +135,10 @@ class GlanceStatusPublisher:
         """
         image_id, wanted = manifest.image_id, self._wanted(manifest)
         try:
-            image = self._images.publish(image_id, wanted,
-                                         lambda image: self._may_write(image, wanted))
+            # Glance does not tell when it is done with an image: it is looked at in each round.
+            image = self._images.publish(
+                image_id, wanted, lambda image: self._is_time(image, wanted)
+                and not glance_images.is_at_work(image, self._quiet(image)))
         except Exception as error:
             if away.passes(error):
                 LOG.warning('image %s: %s cannot be set: %s', image_id, properties.STATE,

@@ -132,11 +132,11 @@ def test_servers_that_depend_on_bootcache_are_listed(bootcache, tenant, ready_im
 
 
 def test_clean_takes_the_properties_from_an_image(bootcache, tenant, ready_image, cloud):
+    tenant.wait_property(ready_image, 'bootcache_state', 'ready')
     done = plain(cloud, 'image', 'clean', '--all')
     assert done.returncode == 1 and 'stop it first' in done.stderr
     assert ready_image in {row['image_id']
                            for row in bootcache('image', 'clean', '--all', '--dry-run')}
-    tenant.wait_property(ready_image, 'bootcache_state', 'ready')
     with cloud.storage_service_down():
         (row,) = bootcache('image', 'clean', ready_image)
         assert (row['outcome'], row['properties']) == ('removed', 'bootcache_state')

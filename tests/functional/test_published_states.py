@@ -103,7 +103,7 @@ def test_an_image_that_glance_is_at_work_on_is_left_alone(service, glance, first
     glance.note(image, first, names[first])
     service.publisher.publish()
     assert service.shown(image) is None
+    # It notifies nothing when it is done.
     glance.note(image, first, None)
-    service.look(image)
     service.publisher.publish()
     assert service.shown(image) == 'failed'

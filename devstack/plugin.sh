@@ -337,6 +337,11 @@ function start_bootcache_gateway {
 function start_bootcache_service {
     start_bootcache_unit g-bootcache glance-bootcache.service "$(id -gn "$STACK_USER")" \
         "$(bootcache_bin_dir)/glance-bootcache --config-file $BOOTCACHE_CONF"
+    # As devstack does for its own: a stack that is done has services that answer.
+    if ! timeout "$SERVICE_TIMEOUT" bash -c "until '$(bootcache_bin_dir)/bootcache'\
+ --config-file '$BOOTCACHE_CONF' image list >/dev/null; do sleep 1; done"; then
+        die $LINENO "g-bootcache did not start: journalctl -u devstack@g-bootcache tells why"
+    fi
 }
 
 function start_bootcache_exchange {

@@ -105,7 +105,7 @@ class Node:
             python.chmod(0o755)
         # A stand-in for "bootcache ca", as the project is not installed here.
         ca = self.root / 'recorded-bootcache'
-        ca.write_text(RECORDER + 'host=$2/${3%%,*}; mkdir -p "$host"\n'
+        ca.write_text(RECORDER + '[ "$1" = ca ] || exit 0; host=$2/${3%%,*}; mkdir -p "$host"\n'
                       'touch "$2/ca-key.pem" "$host/ca-cert.pem"\n')
         ca.chmod(0o755)
         (self.root / 'etc' / 'sudoers.d' / 'stack').write_text('stack ALL=(ALL) NOPASSWD: ALL\n')

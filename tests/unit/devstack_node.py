@@ -66,6 +66,7 @@ class Devstack:
         python.chmod(0o755)
         ca = home / 'venv' / 'bin' / 'bootcache'
         ca.write_text('#!/bin/sh\n(IFS="|"; echo "bootcache|$*" >>"$LOG")\n'
+                      '[ "$1" = ca ] || exec sh -c "${ANSWER:-true}"\n'
                       f'exec {pathlib.Path(sys.executable).with_name("bootcache")} "$@"\n')
         ca.chmod(0o755)
         self.ca = home / 'data' / 'CA' / 'bootcache'
@@ -78,7 +79,7 @@ class Devstack:
             'BOOTCACHE_APPARMOR_RULES': str(home / 'apparmor' / 'libvirt-qemu'),
             'SYSTEMD_DIR': str(home / 'systemd'), 'VIRT_DRIVER': 'libvirt', 'LIBVIRT_TYPE': 'kvm',
             'DATABASE_BACKENDS': 'postgresql mysql', 'HOST_IP': '192.0.2.7',
-            'STACK_USER': getpass.getuser(),
+            'STACK_USER': getpass.getuser(), 'SERVICE_TIMEOUT': '3',
             'ENABLE_DEBUG_LOG_LEVEL': 'True', 'KEYSTONE_SERVICE_URI': 'http://192.0.2.1/identity',
             'SERVICE_PASSWORD': 'secret', 'SERVICE_DOMAIN_NAME': 'Default',
             'SERVICE_PROJECT_NAME': 'service', 'REGION_NAME': 'RegionOne',

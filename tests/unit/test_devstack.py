@@ -274,6 +274,11 @@ def test_the_storage_service_starts_when_hosts_are_found(tmp_path):
     assert 'StateDirectory' not in unit
 
 
+def test_a_storage_service_that_does_not_answer_fails_the_stack(tmp_path):
+    calls = Devstack(tmp_path, ALL, ANSWER='false').run('stack', 'test-config', check=False)
+    assert calls[-1][0] == 'die' and 'journalctl -u devstack@g-bootcache' in calls[-1][2]
+
+
 @pytest.mark.parametrize('there', [False, True])
 def test_profile_boots_have_a_flavor_of_their_own(tmp_path, there):
     """All of devstack's have extra specs, and flavors with some are taken by name only."""

@@ -20,6 +20,7 @@ from typing import Any
 from oslo_config import cfg
 
 from bootcache import conf as bootcache_conf
+from bootcache import naming
 from bootcache.manifest import Made, Manifest, Standing
 from glance_bootcache import conf as glance_conf
 from glance_bootcache.ceph.opening import OpenClones
@@ -39,7 +40,8 @@ def _remotes(exporter: Exporter, directory: str, count: int) -> list[Remote]:
         with open(path, 'wb') as stream:
             stream.truncate(_BYTES)
         manifest = Manifest(image_id, Standing.DONE, made=Made(
-            image_format='raw', virtual_bytes=_BYTES, base_path=path))
+            image_format='raw', virtual_bytes=_BYTES, base_path=path,
+            base_export=naming.export_name(naming.EXPORT_BASE, image_id)))
         exporter.ensure(manifest, None)
         found.append(Remote.from_answer(image_id, exporter.describe(manifest)))
     return found

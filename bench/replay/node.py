@@ -206,7 +206,8 @@ class Node:
         """Serve an image's base and its file; what a host is told that asks for it."""
         self._files[image_id] = path
         self._manifests[image_id] = Manifest(image_id, Standing.DONE, made=Made(
-            image_format=image_format, virtual_bytes=virtual_bytes, base_path=path))
+            image_format=image_format, virtual_bytes=virtual_bytes, base_path=path,
+            base_export=naming.export_name(naming.EXPORT_BASE, image_id)))
         return self._serve(image_id, None)
 
     def build(self, image_id: str, extents: Sequence[Extent], quota: int,

@@ -14,7 +14,7 @@ from typing import Any
 from bench.replay.node import GATEWAY_SOCKET, ImageServer
 from bench.snapshots.servers import virtual_bytes
 from bench.snapshots.stores import configured
-from bootcache import workingset
+from bootcache import naming, workingset
 from bootcache.manifest import Made, Manifest, Standing, WorkingSetInfo
 from bootcache.workingset import Extent, WorkingSet
 from glance_bootcache.decisions import ImageFacts
@@ -75,6 +75,7 @@ class StorageSide:
         os.makedirs(self._store.directory(image_id), exist_ok=True)
         self._store.save(Manifest(image_id, Standing.DONE, made=Made(
             base_path=path, base_hash=content, image_format='qcow2', stored_bytes=size,
+            base_export=naming.content_export_name(image_id, content),
             virtual_bytes=virtual_bytes(path, 'qcow2'))).wishing(
                 quota=_QUOTA, owner=_OWNER, boot_marker=_MARKER))
 

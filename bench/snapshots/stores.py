@@ -20,6 +20,7 @@ from oslo_config import cfg
 from bench.replay.cephmachines import MachinesCeph
 from bench.snapshots.servers import Disk, qemu, virtual_bytes
 from bootcache import conf as bootcache_conf
+from bootcache import naming
 from bootcache.manifest import Made, Manifest, Standing
 from glance_bootcache import conf as glance_conf
 from glance_bootcache.decisions import ImageFacts
@@ -134,9 +135,10 @@ class FilesStore:
         self.conf = configured(home, address, glance_store_dirs=[self._images])
         self.snapshots: Any = FileSnapshots(self.conf,
                                             _Known('file' if registers else ''))  # type: ignore[arg-type]
-        self.manifest = Manifest(str(uuid.uuid4()), Standing.DONE, made=Made(
+        image_id = str(uuid.uuid4())
+        self.manifest = Manifest(image_id, Standing.DONE, made=Made(
             image_format=base_format, virtual_bytes=virtual_bytes(self.base, base_format),
-            base_path=self.base))
+            base_path=self.base, base_export=naming.export_name(naming.EXPORT_BASE, image_id)))
         self._glance = glance_store(filesystem.Store, 'file',
                                     {'filesystem_store_datadir': self._images})
 
@@ -201,6 +203,7 @@ class CephStore:
             raise RuntimeError('the base is not read in Ceph; its log says why')
         self.manifest = Manifest(facts.image_id, Standing.DONE, made=Made(
             base_path=clone, base_hash=facts.image_hash, image_format='raw',
+            base_export=naming.content_export_name(facts.image_id, facts.image_hash),
             stored_bytes=facts.stored_bytes, virtual_bytes=facts.stored_bytes))
 
     def _stored_base(self) -> ImageFacts:

@@ -41,7 +41,6 @@ def test_images_that_somebody_makes_up_are_not_all_looked_at_before_others(house
     assert asked.index(IMAGE) <= 200
 
 
-@to_come
 def test_images_that_somebody_makes_up_do_not_fill_the_state_directory(house):
     house.images.away = True
     for _number in range(1100):

@@ -58,7 +58,9 @@ class Signer:
             issuer.subject if issuer else self.subject).public_key(
             self.key.public_key()).serial_number(x509.random_serial_number()).not_valid_before(
             now - datetime.timedelta(days=2)).not_valid_after(now + datetime.timedelta(days=days))
-        builder = builder.add_extension(x509.BasicConstraints(is_ca, 1 if is_ca else None), True).add_extension(
+        # Of a CA with a path length, without which cursive up to 0.2.3 fails.
+        builder = builder.add_extension(
+            x509.BasicConstraints(is_ca, 1 if is_ca else None), True).add_extension(
             x509.KeyUsage(not is_ca, False, False, False, False, is_ca, False, False, False), True)
         self.certificate = builder.sign((issuer or self).key, hashes.SHA256())
         self.register()

@@ -11,8 +11,11 @@ from pathlib import Path
 PACKAGES = ('bootcache', 'glance_bootcache', 'nova_bootcache')
 # What keeps something of an image that is gone, for a while or up to a number, and why.
 BOUNDED = (
-    # Until Glance is asked again, in an hour; 10,000 at most.
-    'glance_bootcache.images.deleted.DeletedImages.',
+    # That Glance does not have it, for a minute; which answers about it counted; 10,000 at most.
+    'glance_bootcache.images.missingimages.MissingImages._unknown',
+    'glance_bootcache.images.manager.Manager._answers',
+    # What was active at the last sweep, until the next one in an hour.
+    'glance_bootcache.upkeep.ServiceUpkeep._active',
     # When to try again; 10,000 keys at most.
     'bootcache.pauses.GrowingPauses.',
     # Reports that are expected, for as long as a boot may take.

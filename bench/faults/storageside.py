@@ -207,6 +207,8 @@ class StorageSide:
         self._exporter: Exporters = self._endpoints._manager._image_work._exporter
         signal.signal(signal.SIGUSR2, lambda _number, _frame: threading.Thread(
             target=self._hear, daemon=True).start())
+        # What waited on the bus.
+        threading.Thread(target=self._hear, daemon=True).start()
 
     def _hear(self) -> None:
         """Take Glance's message of images that were deleted while this process does something."""

@@ -277,3 +277,23 @@ def test_disks_that_are_not_sent(backing, wanted, why):
     with pytest.raises(SnapshotRefused, match=why) as caught:
         directsnapshots.overlay_of('/disk', backing, {'/base': 'raw'}, 'raw', wanted)
     assert caught.value.is_usual
+
+
+@pytest.mark.parametrize('is_defined', [False, True])
+def test_a_live_snapshot_that_fails_leaves_the_domain_defined(monkeypatch, is_defined):
+    """tests/functional/test_live_snapshot.py has a real one."""
+    did = []
+
+    def fails(*_about):
+        raise nova_exception.NovaException('the copy has gone')
+
+    monkeypatch.setattr(driver.LibvirtDriver, '_live_snapshot', fails)
+    guest = types.SimpleNamespace(get_xml_desc=lambda **how: f'defined {sorted(how)}',
+                                  has_persistent_configuration=lambda: is_defined)
+    ours = SnapshottingDriver.__new__(SnapshottingDriver)
+    ours._host = types.SimpleNamespace(write_instance_config=did.append)
+    ours.unquiesce = lambda *_about: did.append('thawed')
+    with pytest.raises(nova_exception.NovaException, match='the copy has gone'):
+        ours._live_snapshot(None, types.SimpleNamespace(image_meta=None), guest)
+    assert did == ([] if is_defined else [
+        "defined ['dump_inactive', 'dump_sensitive']", 'thawed'])

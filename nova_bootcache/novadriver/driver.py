@@ -66,7 +66,7 @@ class BootCacheLibvirtDriver(SnapshottingDriver):
         self.upkeep = HostUpkeep(self.bootcache, self.holdings, servers.capabilities)
         self.warming = HostWarmer(self.bootcache, bandwidth(CONF, 'warm_bandwidth'))
         self.resuming = Resuming(self.bootcache.chains.place_of, group.resume_wait)
-        # Servers that are about to leave this host in the form that stock Nova knows.
+        # The disk of which a thread sends a copy in the form that stock Nova knows.
         self._leaving = threading.local()
         # Nova's start is over: it has asked what this host has.
         self._has_started = False
@@ -144,15 +144,16 @@ class BootCacheLibvirtDriver(SnapshottingDriver):
 
     # Operations on a server have precedence over its settling.
 
-    def _open_chain(self, instance: Any, directory: str = '', guest_waits: bool = False) -> None:
+    def _open_chain(self, instance: Any, kept_in: str = '', guest_waits: bool = False) -> None:
         """See to it that a server's root disk can be opened, whatever the host went through.
 
+        :param kept_in: where it was kept while a copy was sent; empty for one that was not.
         :param guest_waits: whether its guest waits for the base: it need not be there then.
         :raises InternalError: if it cannot.
         """
         # Nova's start tries one server after the other: none waits for others' storage nodes.
         patience = CONF[bootcache_conf.GROUP].chain_wait if self._has_started else 0
-        self._disks.open_chain(instance, patience, guest_waits, directory)
+        self._disks.open_chain(instance, patience, guest_waits, kept_in)
 
     def destroy(self, context: Any, instance: Any, *args: Any, **kwargs: Any) -> None:
         """End its settling; report what its boot read, before and once its domain is gone."""
@@ -164,14 +165,12 @@ class BootCacheLibvirtDriver(SnapshottingDriver):
                 self.bootcache.recordings.finish(instance.uuid)
 
     def power_off(self, instance: Any, *args: Any, **kwargs: Any) -> None:
-        """End its settling. A server that leaves gets its disk named as stock Nova names it."""
+        """End its settling. A disk that is sent next is named as stock Nova names it."""
         self.bootcache.boots.server_goes(instance.uuid)
         with self.settler.held(instance.uuid):
             super().power_off(instance, *args, **kwargs)
-            if getattr(self._leaving, 'server_id', None) == instance.uuid:
-                disk = self._disks.find(instance)
-                if disk is not None:
-                    disk.name_stock_base()
+            if getattr(self._leaving, 'disk', None) is not None:
+                self._leaving.is_renamed = self._leaving.disk.name_stock_base()
 
     def reboot(self, context: Any, instance: Any, *args: Any, **kwargs: Any) -> None:
         """End its settling."""
@@ -326,29 +325,40 @@ class BootCacheLibvirtDriver(SnapshottingDriver):
 
     def migrate_disk_and_power_off(self, context: Any, instance: Any, *args: Any,
                                    **kwargs: Any) -> Any:
-        """Send the disk in the form that any host knows, with this driver or stock Nova's."""
+        """Send the disk in the form that any host knows, with this driver or stock Nova's.
+
+        The one that is kept here for a revert stays on its cache image.
+        """
         with self.bootcache.boots.copying(instance.image_ref), self.settler.held(instance.uuid):
             try:
                 self._disks.end_half_done(instance)
             except nova_exception.InternalError as error:
                 # The server stays as it is, and here.
                 raise nova_exception.InstanceFaultRollback(error) from error
-            self._leaving.server_id = instance.uuid
+            disk = self._leaving.disk = self._disks.find(instance)
+            self._leaving.is_renamed = False
             try:
                 return super().migrate_disk_and_power_off(context, instance, *args, **kwargs)
             finally:
-                self._leaving.server_id = None
+                self._leaving.disk = None
+                if disk is not None and self._leaving.is_renamed:
+                    disk.name_cache_image(self._kept_disk(instance))
 
     def finish_revert_migration(self, context: Any, instance: Any, *args: Any,
                                 **kwargs: Any) -> None:
         """See that the chain can be opened: Nova starts the server from the disk as it is."""
-        directory = libvirt_utils.get_instance_path(instance)
         with self.settler.held(instance.uuid), self.standing.starting(instance.uuid):
-            for place in (f'{directory}_resize', directory):
-                if os.path.exists(os.path.join(place, 'disk')):
-                    self._open_chain(instance, place, guest_waits=True)
-                    break
+            kept = self._kept_disk(instance)
+            if os.path.exists(kept):
+                self._open_chain(instance, os.path.dirname(kept), guest_waits=True)
             super().finish_revert_migration(context, instance, *args, **kwargs)
+
+    @staticmethod
+    def _kept_disk(instance: Any) -> str:
+        """Return where the root disk is of a server that was, or is being, sent from here."""
+        directory = libvirt_utils.get_instance_path(instance)
+        kept = os.path.join(f'{directory}_resize', 'disk')
+        return kept if os.path.exists(kept) else os.path.join(directory, 'disk')
 
     # The host.
 

@@ -239,8 +239,7 @@ class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
             return False
         backing = libvirt_utils.get_disk_backing_file(path, basename=False)
         ours = self.bootcache.cache.holds_path(backing)
-        if not ours and (backing != self._stock_base(naming.cache_file_name(image_id))
-                         or os.path.exists(backing) or self._signature_matters()):
+        if not ours and (not self.lacks_stock_base(path, image_id) or self._signature_matters()):
             return False
         try:
             if ours:
@@ -271,8 +270,8 @@ class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
     def name_stock_base(self) -> bool:
         """Let a stopped disk's header name Nova's own base, as every host knows it.
 
-        The base need not be here: the host that gets the disk makes its own, and this one finds
-        the cache image again. An error leaves the header as it is.
+        The base need not be here: the host that gets a copy of the disk makes its own. An error
+        leaves the header as it is.
 
         :returns: whether it does so now, and did not before.
         """
@@ -289,3 +288,29 @@ class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
                 LOG.warning('bootcache: disk %s keeps its chain; a host without bootcache\'s driver'
                             ' cannot start it: %s', self.path, error)
         return False
+
+    def lacks_stock_base(self, path: str, image_id: str | None = None) -> bool:
+        """Tell whether a disk's header names Nova's own base of its image, which is not here.
+
+        :param path: of the disk.
+        :param image_id: Nova's word for the image, None for the server's own.
+        """
+        base = self._stock_base(naming.cache_file_name(image_id or self._instance.image_ref))
+        return not os.path.exists(base) \
+            and libvirt_utils.get_disk_backing_file(path, basename=False) == base
+
+    def name_cache_image(self, path: str) -> None:
+        """Let a disk's header name the cache image again, as before ``name_stock_base``.
+
+        Nothing that Nova did with a copy fails with it: an error is logged, and the disk is put
+        back when it is needed.
+
+        :param path: of the disk; not in use.
+        """
+        try:
+            name = libvirt_utils.get_disk_backing_file(path)
+            qemuimg.set_backing_pointer(
+                path, os.path.join(self.bootcache.cache.directory, name), 'qcow2')
+        except Exception as error:
+            LOG.warning('bootcache: disk %s does not name its cache image now, and is put on it'
+                        ' when it is started: %s', path, error)

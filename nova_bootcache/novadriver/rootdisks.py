@@ -93,18 +93,24 @@ class RootDisks:
         return ''
 
     def open_chain(self, instance: Any, patience: float, guest_waits: bool,
-                   directory: str = '') -> None:
+                   kept_in: str = '') -> None:
         """See to it that a server's root disk can be opened, whatever the host went through.
 
         :param patience: seconds for which it waits while what is below is busy or away.
         :param guest_waits: whether its guest stands still at what cannot be read of the base.
+        :param kept_in: directory of a disk that was kept here while a copy was sent: the cache
+            image is right for it. Empty for one that may have come from another host.
         :raises InternalError: if it cannot.
         """
-        directory = directory or libvirt_utils.get_instance_path(instance)
+        directory = kept_in or libvirt_utils.get_instance_path(instance)
         self.end_half_done(instance, directory)
         disk = self.find(instance, directory)
         if disk is not None:
-            disk.open_chain(os.path.join(directory, 'disk'), patience, guest_waits)
+            path = os.path.join(directory, 'disk')
+            if kept_in and disk.lacks_stock_base(path):
+                # nova-compute was killed while it sent the copy.
+                disk.name_cache_image(path)
+            disk.open_chain(path, patience, guest_waits)
 
     def stands_on_cache_image(self, instance: Any) -> bool:
         """Tell whether a server's disk stands on a cache image; no if that is not known."""

@@ -1,10 +1,12 @@
 """Servers that move between hosts: with our driver on both, and with Nova's own on one of them."""
 
+import os
+import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tools.cloud.bootcache import DRIVER, STOCK_DRIVER
+from tools.cloud.bootcache import DRIVER, STOCK_DRIVER, TAP
 from tools.cloud.tenant import wait_until
 
 
@@ -84,6 +86,22 @@ def test_a_cold_migration_that_is_reverted(tenant, servers, cloud):
     in_parallel(there_and_back, servers)
     assert '/_bootcache/' in tenant.backing(servers[0])[1]
     assert '/_base/' in tenant.backing(servers[1])[1]
+
+
+def test_a_cold_migration_that_is_reverted_while_the_storage_node_is_away(tenant, servers, cloud):
+    """The source needs nothing but what it kept: the guest starts, and waits if it has to."""
+    server, _settled = servers
+    tenant.migrate(server, cloud.hosts[1])
+    tenant.check_after_boot(server)
+    cloud.stop(TAP)
+    try:
+        # What the gateway still has of the base is gone with it.
+        os.kill(cloud.gateway_pid(cloud.hosts[0]), signal.SIGKILL)
+        tenant.revert(server)
+    finally:
+        cloud.start(TAP)
+    tenant.check_after_boot(server)
+    assert '/_bootcache/' in tenant.backing(server)[1]
 
 
 def test_evacuation(tenant, servers, cloud):

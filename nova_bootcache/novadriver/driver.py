@@ -19,7 +19,7 @@ from nova.virt.libvirt import utils as libvirt_utils
 from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
-from bootcache import naming
+from bootcache import exception, naming
 from nova_bootcache import conf as bootcache_nova_conf
 from nova_bootcache.chains.computehost import ComputeHost
 from nova_bootcache.chains.hostwarmer import HostWarmer
@@ -119,7 +119,12 @@ class BootCacheLibvirtDriver(SnapshottingDriver):
         """Do the same with one from another host: its disk gets a base of stock Nova's below it."""
         def make_stock() -> bool:
             disk = self._disks.find(instance)
-            return disk is not None and disk.name_stock_base()
+            try:
+                return disk is not None and disk.name_stock_base()
+            except exception.BootcacheError as error:
+                LOG.warning('bootcache: server %s cannot start the stock way: %s', instance.uuid,
+                            error)
+                return False
 
         with self.standing.starting(instance.uuid):
             self.bootcache.serving.socket.start(
@@ -327,7 +332,8 @@ class BootCacheLibvirtDriver(SnapshottingDriver):
                                    **kwargs: Any) -> Any:
         """Send the disk in the form that any host knows, with this driver or stock Nova's.
 
-        The one that is kept here for a revert stays on its cache image.
+        The one that is kept here for a revert stays on its cache image. One that cannot be sent so
+        does not leave, and goes on: a host with stock Nova's driver could not start it.
         """
         with self.bootcache.boots.copying(instance.image_ref), self.settler.held(instance.uuid):
             try:
@@ -337,8 +343,15 @@ class BootCacheLibvirtDriver(SnapshottingDriver):
                 raise nova_exception.InstanceFaultRollback(error) from error
             disk = self._leaving.disk = self._disks.find(instance)
             self._leaving.is_renamed = False
+            runs = lazy(instance, 'power_state') == power_state.RUNNING
             try:
                 return super().migrate_disk_and_power_off(context, instance, *args, **kwargs)
+            except exception.BootcacheError as error:
+                if runs:
+                    # As Nova calls it: after the destination and the flavor.
+                    self.power_on(context, instance, *args[2:4])
+                raise nova_exception.InstanceFaultRollback(nova_exception.MigrationError(
+                    reason=str(error))) from error
             finally:
                 self._leaving.disk = None
                 if disk is not None and self._leaving.is_renamed:

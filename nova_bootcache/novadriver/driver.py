@@ -6,7 +6,6 @@ Nova's releases differ. tests/unit/nova_bootcache holds the list, to check an up
 
 import functools
 import os
-import threading
 from typing import Any
 
 from nova import exception as nova_exception
@@ -66,8 +65,6 @@ class BootCacheLibvirtDriver(SnapshottingDriver):
         self.upkeep = HostUpkeep(self.bootcache, self.holdings, servers.capabilities)
         self.warming = HostWarmer(self.bootcache, bandwidth(CONF, 'warm_bandwidth'))
         self.resuming = Resuming(self.bootcache.chains.place_of, group.resume_wait)
-        # The disk of which a thread sends a copy in the form that stock Nova knows.
-        self._leaving = threading.local()
         # Nova's start is over: it has asked what this host has.
         self._has_started = False
         backend = BootCacheQcow2.bound_to(self.bootcache, self.direct)
@@ -117,19 +114,11 @@ class BootCacheLibvirtDriver(SnapshottingDriver):
     def finish_migration(self, context: Any, migration: Any, instance: Any, *args: Any,
                          **kwargs: Any) -> None:
         """Do the same with one from another host: its disk gets a base of stock Nova's below it."""
-        def make_stock() -> bool:
-            disk = self._disks.find(instance)
-            try:
-                return disk is not None and disk.name_stock_base()
-            except exception.BootcacheError as error:
-                LOG.warning('bootcache: server %s cannot start the stock way: %s', instance.uuid,
-                            error)
-                return False
-
         with self.standing.starting(instance.uuid):
             self.bootcache.serving.socket.start(
                 instance.uuid, functools.partial(super().finish_migration, context, migration,
-                                                 instance, *args, **kwargs), make_stock)
+                                                 instance, *args, **kwargs),
+                functools.partial(self._disks.make_stock, instance))
 
     def emit_event(self, event: Any, *args: Any, **kwargs: Any) -> None:
         """See why a guest stands still; the thread is libvirt's, and has others to tell."""
@@ -174,8 +163,7 @@ class BootCacheLibvirtDriver(SnapshottingDriver):
         self.bootcache.boots.server_goes(instance.uuid)
         with self.settler.held(instance.uuid):
             super().power_off(instance, *args, **kwargs)
-            if getattr(self._leaving, 'disk', None) is not None:
-                self._leaving.is_renamed = self._leaving.disk.name_stock_base()
+            self._disks.name_stock_base()
 
     def reboot(self, context: Any, instance: Any, *args: Any, **kwargs: Any) -> None:
         """End its settling."""
@@ -341,37 +329,25 @@ class BootCacheLibvirtDriver(SnapshottingDriver):
             except nova_exception.InternalError as error:
                 # The server stays as it is, and here.
                 raise nova_exception.InstanceFaultRollback(error) from error
-            disk = self._leaving.disk = self._disks.find(instance)
-            self._leaving.is_renamed = False
             runs = lazy(instance, 'power_state') == power_state.RUNNING
             try:
-                return super().migrate_disk_and_power_off(context, instance, *args, **kwargs)
+                with self._disks.leaving(instance):
+                    return super().migrate_disk_and_power_off(context, instance, *args, **kwargs)
             except exception.BootcacheError as error:
                 if runs:
                     # As Nova calls it: after the destination and the flavor.
                     self.power_on(context, instance, *args[2:4])
                 raise nova_exception.InstanceFaultRollback(nova_exception.MigrationError(
                     reason=str(error))) from error
-            finally:
-                self._leaving.disk = None
-                if disk is not None and self._leaving.is_renamed:
-                    disk.name_cache_image(self._kept_disk(instance))
 
     def finish_revert_migration(self, context: Any, instance: Any, *args: Any,
                                 **kwargs: Any) -> None:
         """See that the chain can be opened: Nova starts the server from the disk as it is."""
         with self.settler.held(instance.uuid), self.standing.starting(instance.uuid):
-            kept = self._kept_disk(instance)
+            kept = self._disks.kept(instance)
             if os.path.exists(kept):
                 self._open_chain(instance, os.path.dirname(kept), guest_waits=True)
             super().finish_revert_migration(context, instance, *args, **kwargs)
-
-    @staticmethod
-    def _kept_disk(instance: Any) -> str:
-        """Return where the root disk is of a server that was, or is being, sent from here."""
-        directory = libvirt_utils.get_instance_path(instance)
-        kept = os.path.join(f'{directory}_resize', 'disk')
-        return kept if os.path.exists(kept) else os.path.join(directory, 'disk')
 
     # The host.
 

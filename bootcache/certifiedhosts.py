@@ -62,8 +62,11 @@ def is_for(certificate: x509.Certificate, host: str) -> bool:
     named = [] if alternative is None else alternative.get_values_for_type(x509.DNSName)
     if named:
         return any(_matches(one, host) for one in named)
-    # It names a host in a certificate of a server only, and only where nothing else does.
-    others = [] if alternative is None else alternative.get_values_for_type(x509.IPAddress)
+    # It names a host in a certificate of a server only, and only where nothing else does. That a
+    # URI does is what GnuTLS 3.8.9 says, as RFC 6125, 6.4.4; earlier ones let that pass.
+    others = [] if alternative is None else [
+        one for kind in (x509.IPAddress, x509.UniformResourceIdentifier)
+        for one in alternative.get_values_for_type(kind)]
     common = _common_names(certificate) if serves(certificate) and not others else []
     return len(common) == 1 and _matches(common[0], host)
 

@@ -132,7 +132,7 @@ class ErrorLog:
     """A daemon's log, looked at now and then, and kept from filling its file system.
 
     :param path: of the log; need not exist.
-    :param names: of the file of names, if they are apart; a daemon of an earlier version has none.
+    :param names: of the file of names, if they are apart.
     """
 
     def __init__(self, path: str, names: str = ''):

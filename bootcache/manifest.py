@@ -11,12 +11,10 @@ import enum
 import json
 from typing import Any
 
-from bootcache import cachelayout, exception, oldformats, savefile
+from bootcache import cachelayout, exception, savefile
 from bootcache.cachelayout import Compression
 
 VERSION = 2
-# The first rules by which image files were looked at, and those of manifests that name none.
-FIRST_LOOK_RULES = 1
 
 
 class ImageState(enum.StrEnum):
@@ -173,15 +171,14 @@ class Made:
 
     :ivar base_path: the image file that is served as the base, empty if none.
     :ivar base_hash: ``algorithm:hexadecimal`` of that file; it stays when the base is given up.
-    :ivar base_export: the exporter's name for the base, which is of this content alone; empty of
-        one that an earlier version got: it keeps the name that hosts know.
+    :ivar base_export: the exporter's name for the base, which is of this content alone.
     :ivar image_format: of that file: qcow2 or raw, empty while not known.
     :ivar stored_bytes: its size.
     :ivar virtual_bytes: size of the base.
     :ivar working_set: of this content; None if there is none.
     :ivar cache_image: of this content; None if there is none.
-    :ivar built_from: file of the working set that the cache image was built from; empty of one that
-        an earlier version built.
+    :ivar built_from: file of the working set that the cache image was built from; empty if there is
+        none.
     :ivar look_rules: version of the rules by which the base was looked at, and accepted.
     :ivar signed_as: which signature Glance had for the content, where that is verified; empty if
         none: :func:`bootcache.signatures.digest`.
@@ -198,20 +195,15 @@ class Made:
     working_set: WorkingSetInfo | None = None
     cache_image: CacheInfo | None = None
     built_from: str = ''
-    look_rules: int = FIRST_LOOK_RULES
+    look_rules: int = 1
     signed_as: str = ''
     signature: str = ''
-
-    @property
-    def usually_built_from(self) -> str:
-        """What the cache image was built from, unless another working set has come since."""
-        return self.working_set.file if self.working_set and self.cache_image else ''
 
     @property
     def is_behind(self) -> bool:
         """Whether the cache image was built from another working set than there is."""
         return self.working_set is not None and self.cache_image is not None \
-            and self.built_from not in ('', self.working_set.file)
+            and self.built_from != self.working_set.file
 
 
 @dataclasses.dataclass(frozen=True)
@@ -272,34 +264,17 @@ class Manifest:
         return dataclasses.replace(self, standing=standing, reason=reason)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the document as it is stored.
-
-        What an entry says that the first readers of version 2 do not know is left out where it is
-        what they take for granted: they refuse a document with more.
-        """
-        document = {'version': VERSION, **dataclasses.asdict(self),
-                    'standing': self.standing.value}
-        if self.made.built_from == self.made.usually_built_from:
-            del document['made']['built_from']
-        if self.made.look_rules == FIRST_LOOK_RULES:
-            del document['made']['look_rules']
-        for name in ('signed_as', 'signature'):
-            if not document['made'][name]:
-                del document['made'][name]
-        return document
+        """Return the document as it is stored."""
+        return {'version': VERSION, **dataclasses.asdict(self), 'standing': self.standing.value}
 
     @classmethod
     def from_json(cls, document: Any) -> 'Manifest':
-        """Read a document, also one of version 1.
+        """Read a document.
 
         :raises InvalidManifest: if it is damaged or of another version.
         """
-        if isinstance(document, dict) and type(document.get('version')) is int:
-            if document['version'] == 1:
-                document = oldformats.manifest_of_1(document)
-            if document['version'] == VERSION:
-                return cls._read({key: value for key, value in document.items()
-                                  if key != 'version'})
+        if isinstance(document, dict) and document.get('version') == VERSION:
+            return cls._read({key: value for key, value in document.items() if key != 'version'})
         raise exception.InvalidManifest(f'not a manifest of version {VERSION}')
 
     @classmethod
@@ -310,15 +285,13 @@ class Manifest:
             standing = Standing(manifest.standing)
         except ValueError as error:
             raise exception.InvalidManifest(str(error)) from error
-        known = 'built_from' in entries['made']
         made = dataclasses.replace(
             made, working_set=_from_dict(WorkingSetInfo, made.working_set)
             if made.working_set is not None else None,
             cache_image=CacheInfo.from_dict(made.cache_image)
             if made.cache_image is not None else None)
         return dataclasses.replace(
-            manifest, standing=standing, wished=_from_dict(Wished, manifest.wished),
-            made=made if known else dataclasses.replace(made, built_from=made.usually_built_from))
+            manifest, standing=standing, wished=_from_dict(Wished, manifest.wished), made=made)
 
     @classmethod
     def load(cls, path: str) -> 'Manifest':

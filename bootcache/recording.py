@@ -14,8 +14,8 @@ GRANULARITY = 4096
 # Kind of the base's node: no image's node has it, it is there first and goes last. So it tells of
 # what is left of a recording, also without its export.
 BASE = 'rb'
-# Of a recording's nodes, from above; the first two are an earlier version's, as is the last one.
-_KINDS = 'rf', 'rs', *growingstore.KINDS, BASE, 'n'
+# Of a recording's nodes, from above.
+_KINDS = *growingstore.KINDS, BASE
 
 
 def discard_leftovers(daemon: StorageDaemon, under_way: Collection[str] = ()) -> None:

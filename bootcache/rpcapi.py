@@ -1,9 +1,5 @@
-"""The storage service's RPC API: its client and what its messages mean.
+"""The storage service's RPC API: its client and what its messages mean."""
 
-What each version brought is in bootcache/rpchistory.py.
-"""
-
-import time
 from collections.abc import Callable
 from importlib import metadata
 from typing import Any
@@ -16,7 +12,6 @@ from bootcache.breaker import Breaker
 from bootcache.bus import BusOpening, within
 from bootcache.exception import ConfigurationError
 from bootcache.rpcexchange import ExchangeCalls
-from bootcache.rpchistory import FIRST, SINCE
 from bootcache.rpcsnapshots import SnapshotCalls
 
 EXCHANGE = 'bootcache'
@@ -31,10 +26,6 @@ _BOOT_SECONDS = 5
 # After so many calls in a row without an answer, nobody asks for so many seconds.
 _SILENT_CALLS = 2
 _SILENCE_SECONDS = 10
-# A service of an earlier version is not told more than it knows for so many seconds.
-_EARLIER_SECONDS = 600
-# How errors are called of a service that is too old.
-TOO_OLD = ('UnsupportedVersion', 'NoSuchMethod')
 # Of no image: what is asked for to see whether anybody answers.
 NO_IMAGE = '00000000-0000-0000-0000-000000000000'
 # Key of a server's metadata whose value proves it to be a profile boot (plan_boot's token).
@@ -90,29 +81,23 @@ class StorageAPI(ExchangeCalls, SnapshotCalls):
     bus is away, or nobody has answered just now, and RemoteError for errors of the service.
 
     :param conf: configuration with the shared options registered.
-    :param version_cap: highest version that the service is known to speak, for rolling upgrades.
     """
 
-    def __init__(self, conf: cfg.ConfigOpts, version_cap: str = VERSION):
-        self._client = messaging.get_rpc_client(get_transport(conf), target(),
-                                                version_cap=version_cap)
+    def __init__(self, conf: cfg.ConfigOpts):
+        self._client = messaging.get_rpc_client(get_transport(conf), target())
         self._timeout = conf[bootcache_conf.GROUP].rpc_timeout
         self._breaker = Breaker(_SILENT_CALLS, _SILENCE_SECONDS)
-        # By version, until when, in monotonic seconds, the service counts as an earlier one.
-        self._earlier_until: dict[str, float] = {}
         self._opening = BusOpening(
-            lambda seconds: self._client.prepare(timeout=seconds, retry=0, version=FIRST).call(
+            lambda seconds: self._client.prepare(timeout=seconds, retry=0).call(
                 {}, 'get_image', image_id=NO_IMAGE))
 
-    def _call(self, method: str, *, seconds: float | None = None, since: str | None = None,
-              counts: bool = True, **arguments: Any) -> Any:
+    def _call(self, method: str, *, seconds: float | None = None, counts: bool = True,
+              **arguments: Any) -> Any:
         limit = min(seconds or self._timeout, self._timeout)
 
         def call() -> Any:
             # Without a retry limit a call waits for ever for a bus that is away.
-            version = since or SINCE.get(method, FIRST)
-            return self._client.prepare(timeout=limit, retry=1, version=version).call(
-                {}, method, **arguments)
+            return self._client.prepare(timeout=limit, retry=1).call({}, method, **arguments)
 
         def ask() -> Any:
             self._opening.wait(limit + _OPENING_SECONDS)
@@ -120,30 +105,9 @@ class StorageAPI(ExchangeCalls, SnapshotCalls):
 
         return self._unless_silent(ask, counts)
 
-    def _call_with(self, method: str, later: list[tuple[str, dict[str, Any]]], *,
-                   seconds: float | None = None, **arguments: Any) -> Any:
-        """Call a method with what a service of an earlier version does not know: it is not told.
-
-        :param later: versions that know more, with what each does; the latest first.
-        """
-        for number, (since, more) in enumerate(later):
-            if not any(more.values()) or time.monotonic() < self._earlier_until.get(since, 0.0):
-                continue
-            for _since, known in later[number + 1:]:
-                more = {**known, **more}
-            try:
-                return self._call(method, seconds=seconds, since=since, **more, **arguments)
-            except (messaging.UnsupportedVersion, messaging.RPCVersionCapError,
-                    messaging.RemoteError) as error:
-                if isinstance(error, messaging.RemoteError) and error.exc_type not in TOO_OLD:
-                    raise
-                self._earlier_until[since] = time.monotonic() + _EARLIER_SECONDS
-        return self._call(method, seconds=seconds, **arguments)
-
     def _cast(self, method: str, **arguments: Any) -> None:
         def cast() -> None:
-            self._client.prepare(retry=1, version=SINCE.get(method, FIRST)).cast(
-                {}, method, **arguments)
+            self._client.prepare(retry=1).cast({}, method, **arguments)
 
         self._unless_silent(lambda: within(self._timeout, cast))
 
@@ -179,10 +143,9 @@ class StorageAPI(ExchangeCalls, SnapshotCalls):
 
         :param host: the compute host's name.
         :param profile_token: what the server's metadata says to prove that it is a profile boot.
-        :param owner: the server's project, empty if it is not known; a service of an earlier
-            version does not hear of it.
+        :param owner: the server's project, empty if it is not known.
         :param certificate: the distinguished name in the host's, empty if it has none; what is
-            named of the exporter then serves nobody else, where the service has such; likewise.
+            named of the exporter then serves nobody else, where the service has such.
         :returns: ``action`` (cache, cold, record, wait or stock) and ``reason`` for the last two;
             where the base is served also ``virtual_bytes``, ``image_hash``, ``server`` (host and
             port of the exporter), ``tls`` (whether it speaks TLS, and nothing else),
@@ -200,10 +163,9 @@ class StorageAPI(ExchangeCalls, SnapshotCalls):
             (quota in bytes, linger, silence and timeout in seconds, marker) if a report of what
             the boot reads is wanted.
         """
-        answer: dict[str, Any] = self._call_with(
-            'plan_boot', [('1.11', {'certificate': certificate}), ('1.6', {'owner': owner})],
-            seconds=_BOOT_SECONDS, image_id=image_id,
-            host=host, server_id=server_id, profile_token=profile_token)
+        answer: dict[str, Any] = self._call(
+            'plan_boot', seconds=_BOOT_SECONDS, image_id=image_id, host=host, server_id=server_id,
+            profile_token=profile_token, owner=owner, certificate=certificate)
         return answer
 
     def boot_progress(self, image_id: str, profile_token: str, recorded_bytes: int) -> None:
@@ -230,17 +192,12 @@ class StorageAPI(ExchangeCalls, SnapshotCalls):
         :param boot_seconds: from the overlay's making to the boot's end.
         :param profile_token: of a profile boot, None for servers of people.
         :param line: of the console, where that tells that the guest is stuck.
-        :param server_id: the server, as ``plan_boot`` was told it; a service of an earlier version
-            does not hear of it, and counts one that is sent again for another server of the host.
+        :param server_id: the server, as ``plan_boot`` was told it.
         """
-        arguments: dict[str, Any] = {'image_id': image_id, 'image_hash': image_hash, 'host': host,
-                     'granularity': granularity, 'extents': extents, 'ended_by': ended_by,
-                     'boot_seconds': boot_seconds}
-        if profile_token is None:
-            self._call_with('report_boot', [('1.7', {'server_id': server_id})], **arguments)
-        else:
-            self._call('report_boot', since='1.5', profile_token=profile_token, line=line,
-                       **arguments)
+        self._call('report_boot', image_id=image_id, image_hash=image_hash, host=host,
+                   granularity=granularity, extents=extents, ended_by=ended_by,
+                   boot_seconds=boot_seconds, profile_token=profile_token, line=line,
+                   server_id=server_id)
 
     def report_holdings(self, host: str, report: dict[str, Any] | None) -> dict[str, Any]:
         """Tell what a host holds, and hear what it is to let go of.
@@ -295,9 +252,8 @@ class StorageAPI(ExchangeCalls, SnapshotCalls):
             and ``settle`` (whether the image's servers are to be settled); None if the image has no
             base here.
         """
-        more = {'host': host, 'certificate': certificate} if certificate else {}
-        answer: dict[str, Any] | None = self._call_with('serve_stored', [('1.11', more)],
-                                                        image_id=image_id)
+        answer: dict[str, Any] | None = self._call(
+            'serve_stored', image_id=image_id, host=host, certificate=certificate)
         return answer
 
     def list_hosts(self) -> list[dict[str, Any]]:

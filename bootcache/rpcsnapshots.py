@@ -56,8 +56,7 @@ class SnapshotCalls:
         """Have a snapshot be removed that Glance is not, or was not, told of.
 
         :param token: as of :meth:`begin_snapshot`.
-        :returns: whether nothing is left of it by now; a service of an earlier version does not
-            tell, and counts as if it were so.
+        :returns: whether nothing is left of it by now.
         """
-        gone = self._call('abandon_snapshot', snapshot_id=snapshot_id, token=token)
-        return gone is not False
+        gone: bool = self._call('abandon_snapshot', snapshot_id=snapshot_id, token=token)
+        return gone

@@ -109,14 +109,6 @@ def has_new_content(image: ImageFacts, manifest: Manifest) -> bool:
     return image.image_hash != manifest.image_hash or image.image_hash != manifest.made.base_hash
 
 
-def is_unnamed(manifest: Manifest) -> bool:
-    """Tell whether nobody knows of which content an image's base is.
-
-    An earlier version got it, and noted that with its next content, also if it was not got.
-    """
-    return bool(manifest.made.base_path) and not manifest.made.base_hash
-
-
 def is_by_other_rules(manifest: Manifest) -> bool:
     """Tell whether an image's base was accepted by other rules than those of now."""
     return bool(manifest.made.base_path) and manifest.made.look_rules != inspection.RULES

@@ -4,7 +4,6 @@ The gateway is kept alive and filled, empty cache images are replaced by whole o
 service is told what is here.
 """
 
-import dataclasses
 import os
 import threading
 import time
@@ -86,7 +85,6 @@ class HostUpkeep:
             # What lies on shared storage is not this host's alone.
             steps += [
                 ('empty cache images are not replaced', self.replace_empty),
-                ('contents are not noted', self.note_contents),
                 ('what nobody needs is not forgotten', self.forget_gone),
                 ('growing stores that are of no more use stay', host.drop_useless_stores),
                 ('space that growing stores do not need is not given back',
@@ -230,39 +228,6 @@ class HostUpkeep:
                     return
                 self._host.fetches.fetch_offered(offered, medium)
                 LOG.info('image %s: a whole cache image takes the empty one\'s place', image_id)
-
-    def note_contents(self) -> None:
-        """Note the content of cache images in entries of an earlier version, which do not name it.
-
-        While the storage service serves the base by the name that they do have it is the same one.
-        If its manifest is made anew, that name is another, and the content could not be told.
-        """
-        for entry in self._host.cache.entries():
-            image_id = entry.remote.image_id
-            key = f'content:{image_id}'
-            if entry.remote.image_hash or not self._host.needs.needs_base(image_id):
-                self._pauses.forget(key)
-            elif self._pauses.is_time(key):
-                self._pauses.postpone(key)
-                try:
-                    self._note_content(entry)
-                except (exception.BootcacheError, messaging.MessagingException,
-                        OSError) as error:
-                    LOG.warning('image %s: the content of its cache image is not noted, for now:'
-                                ' %s', image_id, error)
-
-    def _note_content(self, entry: CacheEntry) -> None:
-        image_id = entry.remote.image_id
-        offered = offer.parse(image_id, self._host.storage.ask(image_id, ''))
-        if offered.remote is not None and offered.remote.image_hash and entry.is_of(
-                offered.remote, offered.virtual_bytes, offered.cache_image):
-            # The count stays: it says what the host is to let go of.
-            noted = self._host.cache.update(entry, dataclasses.replace(
-                entry.remote, image_hash=offered.remote.image_hash), entry.pinned,
-                entry.generation, waits=False)
-            if noted.remote.image_hash:
-                LOG.info('image %s: its cache image here is of %s', image_id,
-                         offered.remote.image_hash)
 
     def forget_gone(self) -> None:
         """Forget cache images whose files are gone, once no server's disk stands on their content.

@@ -57,8 +57,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument('--soak', nargs='?', type=int, const=500, metavar='N', help='instead:'
                       ' register, boot and delete N images (500), and see that nothing grows')
     made.add_argument('--upgrade', nargs='*', metavar='COMMIT', help='instead: replace the parts'
-                      ' of an earlier version, and back, while servers boot; the last commits'
-                      ' before the last two minor versions of the RPC API, if none is named')
+                      ' of an earlier version, and back, while servers boot; the last two'
+                      ' releases, if none is named')
     return made
 
 

@@ -37,15 +37,12 @@ class StorageAPI(rpcapi.StorageAPI):
     def __init__(self, conf: cfg.ConfigOpts, directory: str):
         self._timeout = conf[bootcache_conf.GROUP].rpc_timeout
         self._breaker = Breaker(rpcapi._SILENT_CALLS, rpcapi._SILENCE_SECONDS)
-        self._earlier_until = {}
         self._directory = directory
 
-    def _call(self, method: str, *, seconds: float | None = None, since: str | None = None,
-              counts: bool = True, **arguments: Any) -> Any:
+    def _call(self, method: str, *, seconds: float | None = None, counts: bool = True,
+              **arguments: Any) -> Any:
         limit = min(seconds or self._timeout, self._timeout)
-        # Earlier versions do not tell them apart.
-        return self._unless_silent(lambda: self._ask(limit, method, arguments),
-                                   *(() if counts else (False,)))
+        return self._unless_silent(lambda: self._ask(limit, method, arguments), counts)
 
     def _cast(self, method: str, **arguments: Any) -> None:
         self._unless_silent(lambda: self._ask(self._timeout, method, arguments))

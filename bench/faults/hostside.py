@@ -17,15 +17,17 @@ from bench.faults import bus
 from bench.faults.storageside import files, log_to
 from bootcache import conf as bootcache_conf
 from bootcache import exception, naming, qemuimg, rpcapi
+from bootcache.ceph import clonedaemon
 from nova_bootcache import conf as nova_conf
 from nova_bootcache import upkeep
 from nova_bootcache.asking.placement import Server
 from nova_bootcache.chains.computehost import ComputeHost
-from nova_bootcache.gateway import graph
+from nova_bootcache.gateway import graph, hostclones
 from nova_bootcache.published.holdings import PublishedHoldings
 from nova_bootcache.settling import occasions, pivot, settler
 from nova_bootcache.settling.localservers import LocalServer
 from nova_bootcache.settling.settler import Settler
+from nova_bootcache.tiers import expansions
 from nova_bootcache.upkeep import HostUpkeep
 
 _OLD = 3600.0
@@ -77,9 +79,6 @@ class LocalNova:
     def make_writable(self, path: str) -> None:
         """Do nothing: whoever runs this owns all disks."""
 
-    # As earlier versions ask for it.
-    domain = bounded_domain
-
     def sees_errors(self, server_id: str) -> bool:
         """Tell that none does."""
         return False
@@ -104,18 +103,11 @@ class HostSide:
         tempfile.tempdir = f'{directory}/host/tmp'
         # What goes on now and then goes on at once.
         upkeep.PERIOD_SECONDS = settler._PERIOD_SECONDS = settler._PAUSE_SECONDS = 1
-        with contextlib.suppress(ImportError):
-            # Earlier versions do not have it.
-            from nova_bootcache.tiers import expansions
-            expansions._PAUSE_SECONDS = 1
-            # Whatever disk this machine has.
-            options = {'expand': 'always', **options}
+        expansions._PAUSE_SECONDS = 1
+        # Whatever disk this machine has.
+        options = {'expand': 'always', **options}
         occasions.LONGEST_SECONDS = 5
-        with contextlib.suppress(ImportError):
-            # Nor these.
-            from bootcache.ceph import clonedaemon
-            from nova_bootcache.gateway import hostclones
-            hostclones._SWEEP_SECONDS = hostclones._FRESH_SECONDS = clonedaemon._FRESH_SECONDS = 5
+        hostclones._SWEEP_SECONDS = hostclones._FRESH_SECONDS = clonedaemon._FRESH_SECONDS = 5
         if 'transport_url' not in options:
             rpcapi.StorageAPI = lambda conf: bus.StorageAPI(  # type: ignore[misc,assignment]
                 conf, directory)

@@ -4,7 +4,6 @@ Stand-ins have the place of what is not there: Glance is a directory of files, a
 server is a list of what it reads, and Nova's servers are the host's directories.
 """
 
-import contextlib
 import faulthandler
 import json
 import logging
@@ -27,12 +26,15 @@ from bench.faults import bus
 from bench.replay import netns
 from bootcache import conf as bootcache_conf
 from bootcache import properties, rpcapi
+from bootcache.ceph import clonedaemon
 from bootcache.workingset import WorkingSet
 from glance_bootcache import conf as glance_conf
 from glance_bootcache import service
 from glance_bootcache.decisions import ImageFacts
+from glance_bootcache.door.rates import Rates
 from glance_bootcache.glance.images import Images
 from glance_bootcache.glance.listener import ImageEvents
+from glance_bootcache.images import cephbases
 from glance_bootcache.profileboot.job import BuildJob
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots, Result
 from glance_bootcache.storage.exporters import Exporters
@@ -141,13 +143,10 @@ class _Door:
     """What the stage's bus calls: the product's endpoints, behind its doorkeeper."""
 
     def __init__(self, endpoints: Any, refusals: Any):
-        more: tuple[Any, ...] = ()
-        # Of RPC 1.9 there are versions without.
-        if (rates := getattr(service.doorkeeper, 'Rates', None)) is not None:
-            # Hosts of a stage do in seconds what others do in hours.
-            more = (rates(lambda: 1000 * time.monotonic()),)
+        # Hosts of a stage do in seconds what others do in hours.
         self._doorkeeper = service.doorkeeper.Doorkeeper(
-            messaging.RPCDispatcher([endpoints], None), refusals, *more)
+            messaging.RPCDispatcher([endpoints], None), refusals,
+            Rates(lambda: 1000 * time.monotonic()))
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
         def call(context: dict[str, Any], **said: Any) -> Any:
@@ -185,14 +184,8 @@ class StorageSide:
                 'gateway_socket': f'{directory}/g/nbd', 'refine_boots': 0, 'profile_linger': 1,
                 'storage_memory_directory': f'{directory}/memory',
                 'storage_memory_quota': '64MiB', **options}.items():
-            # Earlier versions compress nothing.
-            if name != 'compression' or name in conf[bootcache_conf.GROUP]:
-                conf.set_override(name, value, bootcache_conf.GROUP)
-        with contextlib.suppress(ImportError):
-            # Earlier versions do not have it.
-            from bootcache.ceph import clonedaemon
-            from glance_bootcache.images import cephbases
-            cephbases._SWEEP_SECONDS = clonedaemon._FRESH_SECONDS = 5
+            conf.set_override(name, value, bootcache_conf.GROUP)
+        cephbases._SWEEP_SECONDS = clonedaemon._FRESH_SECONDS = 5
         without_bus: tuple[tuple[Any, str, Any], ...] = (
             (service, 'get_listener', self._listener),
             (rpcapi, 'get_transport', lambda conf: None))
@@ -237,8 +230,6 @@ class StorageSide:
     def _server(self, directory: str) -> tuple[Any, str, Any]:
         """Return what makes the RPC server, and where it has its place: one of the stage's bus, or
         the real one."""
-        if not hasattr(service, 'doorkeeper'):
-            return self._earlier_server(directory)
         real = service.doorkeeper.get_server
 
         def make(transport: Any, name: str, endpoints: Any, refusals: Any) -> Any:
@@ -246,17 +237,6 @@ class StorageSide:
             return bus.Server(directory, _Door(endpoints, refusals)) if directory \
                 else real(transport, name, endpoints, refusals)
         return service.doorkeeper, 'get_server', make
-
-    def _earlier_server(self, directory: str) -> tuple[Any, str, Any]:
-        """Do the same for the versions up to RPC 1.8 that have no doorkeeper."""
-        module: Any = vars(service)['messaging']
-        real = module.get_rpc_server
-
-        def make(transport: Any, target: Any, endpoints: list[Any], **named: Any) -> Any:
-            self._endpoints = endpoints[0]
-            return bus.Server(directory, endpoints[0]) if directory \
-                else real(transport, target, endpoints, **named)
-        return module, 'get_rpc_server', make
 
     def look(self, image_id: str) -> None:
         """Hear of an image from Glance: it was registered, changed, or deleted."""

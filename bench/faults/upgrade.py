@@ -1,7 +1,7 @@
 """Servers boot and settle while the parts below them are replaced by an earlier version, and back.
 
 All begins with the earlier version. One part after the other is replaced by this tree's, and then
-by the earlier one again, if that reads the manifests of this one. While a part is replaced a server
+by the earlier one again. While a part is replaced a server
 boots: its disk was made before, and its guest reads on. Afterwards it settles, and another one
 boots of an image that was registered at the beginning; before the next one an image is registered.
 """
@@ -92,7 +92,7 @@ class Walk:
 
     def run(self, order: Sequence[str]) -> Iterator[Outcome]:
         """Walk it, and yield what came of each step; the first that does not end is the last."""
-        trees = (TOP, self._old, TOP) if versions.can_go_back(self._old) else (TOP,)
+        trees = (TOP, self._old, TOP)
         steps = [(part, tree) for tree in trees for part in order]
         try:
             first = self._register()
@@ -128,8 +128,7 @@ class Walk:
         self._stage.call(READER, 'know', str(self._stage.image.raw))
         self._play(image_id, server_id, lambda: self._stage.replace(part, tree))
         self._console(server_id)
-        if self._life is Life.COLD and self._stage.trees[STORAGE] == TOP:
-            # Earlier versions forgot with a restart what they had asked hosts to report.
+        if self._life is Life.COLD:
             self._learn(image_id)
         self._settle(image_id, server_id)
         other = self._make(first)
@@ -246,7 +245,7 @@ class Walk:
 def run(commits: Sequence[str], kept: Path) -> Iterator[Outcome]:
     """Walk from each commit to this tree, back, and up again.
 
-    :param commits: none for the last ones before the last minor versions of the RPC API.
+    :param commits: none for those of the last two releases.
     :param kept: directory for the logs of what went wrong.
     :raises NoSuchVersion: if there is no such commit.
     """

@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import itertools
 import json
 import os
 import re
@@ -24,9 +23,7 @@ from bootcache import rpcapi
 
 TOP = Path(__file__).resolve().parents[2]
 _PACKAGES = ('bootcache', 'glance_bootcache', 'nova_bootcache')
-_API, _MANIFEST = 'bootcache/rpcapi.py', 'bootcache/manifest.py'
-_VERSION = re.compile(r"^VERSION = '([\d.]+)'", re.MULTILINE)
-_FORMAT = re.compile(r'^VERSION = (\d+)$', re.MULTILINE)
+_RELEASE = re.compile(r'v?\d+(\.\d+)+')
 
 
 class NoSuchVersion(Exception):
@@ -40,51 +37,16 @@ def _git(*arguments: str) -> bytes:
     return done.stdout
 
 
-def version_at(commit: str, text_at: Callable[[str], str]) -> str:
-    """Return the RPC API's version at a commit; empty if it has none yet.
-
-    :param text_at: gives the text of rpcapi.py at a commit.
-    """
-    match = _VERSION.search(text_at(commit))
-    return match.group(1) if match else ''
-
-
-def befores(commits: list[str], text_at: Callable[[str], str], parent: Callable[[str], str],
-            count: int) -> list[str]:
-    """Return the last commits before the last changes of the RPC API's version.
-
-    :param commits: those that changed rpcapi.py, the last one first.
-    :param text_at: gives its text at a commit.
-    :param parent: gives the commit before one.
-    :param count: how many at most.
-    """
-    found: list[str] = []
-    for later, earlier in itertools.pairwise(commits):
-        if len(found) < count and version_at(later, text_at) != version_at(earlier, text_at):
-            found.append(parent(later))
-    return found
-
-
-def manifests_of(text: str) -> int:
-    """Return the version of manifests that a manifest.py writes, and the highest that it reads."""
-    match = _FORMAT.search(text)
-    return int(match.group(1)) if match else 0
-
-
-def can_go_back(tree: Path) -> bool:
-    """Tell whether a tree's version reads what this tree's storage service writes."""
-    there, here = (manifests_of((top / _MANIFEST).read_text()) for top in (tree, TOP))
-    return there >= here
-
-
 def defaults() -> list[str]:
-    """Return the last commit before the last minor version of the RPC API, and before that.
+    """Return the commits of the last two releases, the last one first.
 
-    :raises NoSuchVersion: if this is no repository with its history.
+    :raises NoSuchVersion: if this is no repository, or nothing was released yet.
     """
-    commits = _git('log', '--format=%H', '--', _API).decode().split()
-    return befores(commits, lambda commit: _git('show', f'{commit}:{_API}').decode(),
-                   lambda commit: _git('rev-parse', f'{commit}^').decode().strip(), 2)
+    tags = _git('tag', '--list', '--merged', 'HEAD', '--sort=-version:refname').decode().split()
+    releases = [tag for tag in tags if _RELEASE.fullmatch(tag)][:2]
+    if not releases:
+        raise NoSuchVersion('there is no tag of a release')
+    return releases
 
 
 def extract(commit: str, directory: Path) -> Path:
@@ -96,10 +58,6 @@ def extract(commit: str, directory: Path) -> Path:
     archive = _git('archive', commit, *_PACKAGES)
     subprocess.run(['tar', '-x', '-C', str(directory)], input=archive, check=True)
     (directory / 'bench').symlink_to(TOP / 'bench')
-    steps = directory / 'bootcache/steps.py'
-    if not steps.exists():
-        # The harness asks for it, and the code of then for nothing of it.
-        steps.write_bytes((TOP / 'bootcache/steps.py').read_bytes())
     return directory
 
 
@@ -125,15 +83,6 @@ class VersionedStorage(StorageSide):
     def version(self) -> str:
         """Return the version of the RPC API that it has."""
         return rpcapi.VERSION
-
-    def state(self, image_id: str) -> tuple[str, str, bool, bool]:
-        """As StorageSide.state; manifests of version 1 have it in one part."""
-        manifest: Any = self._store.load(image_id)
-        if manifest is None or hasattr(manifest, 'made'):
-            return super().state(image_id)
-        state = manifest.state.value
-        return ('done' if state in ('ready', 'served') else state, manifest.reason,
-                bool(manifest.base_path), manifest.cache_image is not None)
 
     def end(self) -> None:
         """Stop as the unit does when it is restarted; the exporter goes on."""

@@ -173,7 +173,7 @@ class HostChild:
         netns.sharp_timers()
         self.directory = Path(HOST_DIRECTORY)
         self.service = Service()
-        rpcapi.StorageAPI = lambda conf: self.service  # type: ignore[misc,assignment]
+        rpcapi.StorageAPI = lambda conf: self.service  # type: ignore[misc,assignment,return-value]
         self._compute: ComputeHost | None = None
         # More of the product's options, until the host is reset.
         self.options: dict[str, str] = {}

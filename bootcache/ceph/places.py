@@ -48,7 +48,7 @@ class RbdOrigin:
     :ivar image: its name.
     :ivar snapshot: the snapshot's.
     :ivar id: RBD's own id of the image: another image, of the same name, has another one.
-    :ivar snapshot_id: likewise of the snapshot; empty if a service of an earlier version tells.
+    :ivar snapshot_id: likewise of the snapshot.
     """
 
     fsid: str
@@ -56,17 +56,16 @@ class RbdOrigin:
     image: str
     snapshot: str
     id: str
-    snapshot_id: str = ''
+    snapshot_id: str
 
     @classmethod
     def read(cls, said: object) -> 'RbdOrigin | None':
         """Read what a service tells; None if it is none, of which a base need not be read."""
         if not isinstance(said, Mapping):
             return None
-        told = {field.name: said.get(field.name, field.default)
-                for field in dataclasses.fields(cls)}
-        needed = [value for name, value in told.items() if name != 'snapshot_id' or value]
-        if not all(isinstance(value, str) and _NAME.fullmatch(value) for value in needed):
+        told: dict[str, Any] = {field.name: said.get(field.name)
+                                for field in dataclasses.fields(cls)}
+        if not all(isinstance(value, str) and _NAME.fullmatch(value) for value in told.values()):
             return None
         return cls(**told)
 
@@ -80,9 +79,7 @@ class RbdOrigin:
 
         :param image_id: the Glance image.
         """
-        # Not of the snapshot's id: a service that begins to tell that does not mean another clone.
-        told = dataclasses.astuple(dataclasses.replace(self, snapshot_id=''))
-        digest = hashlib.sha256('/'.join(told[:-1]).encode()).hexdigest()
+        digest = hashlib.sha256('/'.join(dataclasses.astuple(self)).encode()).hexdigest()
         return RbdClone(pool, namespace, f'base-{image_id}-{digest[:8]}')
 
 

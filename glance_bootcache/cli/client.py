@@ -12,6 +12,7 @@ _BUS_LIBRARIES = ('amqp', 'kombu')
 # AMQP's codes: access refused, and not allowed.
 _REFUSALS = (403, 530)
 # What an oslo.messaging server answers that was written before a method, or before its version.
+_TOO_OLD = ('UnsupportedVersion', 'NoSuchMethod')
 
 
 class Away(exception.BootcacheError):
@@ -56,7 +57,7 @@ class ServiceClient:
             except (messaging.UnsupportedVersion, messaging.NoSuchMethod) as error:
                 raise _too_old() from error
             except messaging.RemoteError as error:
-                if error.exc_type in rpcapi.TOO_OLD:
+                if error.exc_type in _TOO_OLD:
                     raise _too_old() from error
                 raise Refused(
                     f'the storage service refused: {one_line(error.value)}') from error

@@ -231,12 +231,10 @@ class Method:
 
     :ivar needed: readers by argument.
     :ivar more: likewise, of those that may be left out.
-    :ivar is_open: others are taken, and say nothing.
     """
 
     needed: Mapping[str, Reader] = dataclasses.field(default_factory=dict)
     more: Mapping[str, Reader] = dataclasses.field(default_factory=dict)
-    is_open: bool = False
 
     def read(self, said: Mapping[Any, Any]) -> dict[str, Any]:
         """Read a call's arguments.
@@ -248,7 +246,7 @@ class Method:
                 raise MessageRefused(field, 'is missing')
         readers = {**self.needed, **self.more}
         strange = next((field for field in said if field not in readers), None)
-        if strange is not None and not self.is_open:
+        if strange is not None:
             raise MessageRefused('arguments', f'{quoted(strange)} is not known')
         return {field: reader(field, said[field]) for field, reader in readers.items()
                 if field in said}
@@ -266,7 +264,6 @@ METHODS: Mapping[str, Method] = {
                         {'owner': name, 'certificate': certificate_name}),
     'boot_progress': Method({'image_id': image_id, 'profile_token': name,
                              'recorded_bytes': size}),
-    'recording_progress': Method({'image_id': image_id}, is_open=True),
     'report_boot': Method(
         {'image_id': image_id, 'image_hash': name, 'host': host_name, 'granularity': _granularity,
          'extents': _extents, 'ended_by': name,

@@ -39,8 +39,6 @@ _LONGEST_LIST = 255
 _SHORT = arguments.text(arguments.LONGEST_NAME)
 # A host that was not heard of for so long is forgotten.
 _FORGET_SECONDS = 86400
-# The version of messages from which on a host tells when its certificates end.
-_TELLS_OF_CERTIFICATES = 1, 14
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -86,9 +84,8 @@ class HostHoldings:
 
     @property
     def lacks_certificates(self) -> bool:
-        """Whether it tells of its certificates, and has none that it can read."""
-        return self.certificates_end is None and self.rpc is not None \
-            and tuple(map(int, self.rpc.split('.'))) >= _TELLS_OF_CERTIFICATES
+        """Whether it has no certificates that it can read."""
+        return self.certificates_end is None
 
 
 def parse(report: Any, now: float, refuse: Refuse = pass_over) -> HostHoldings:
@@ -217,12 +214,12 @@ class Hosts:
             host = self._hosts.get(name)
             if host is None and fresh is None:
                 return {'drop': [], 'resend': True}
+            lacked = host is not None and host.holdings.lacks_certificates
             if host is None:
                 self._make_room(now)
                 host = self._hosts[name] = _Host(HostHoldings({}, {}), now)
                 LOG.info('host %s tells what it holds', name)
             host.seen = now
-            lacked = host.holdings.lacks_certificates
             if fresh is not None:
                 self._held += len(fresh.images) - len(host.holdings.images)
                 host.holdings = fresh

@@ -17,7 +17,6 @@ from bootcache import (
     exception,
     naming,
     properties,
-    savefile,
     steps,
     workingset,
 )
@@ -101,7 +100,6 @@ class ImageWork:
         :returns: the manifest, with the base.
         :raises BootcacheError: if it cannot be had, or not be served.
         """
-        self.name_base(job)
         parent = self._inheriting.parent(image)
         job.parent = '' if parent is None else parent.image_id
         job.is_child = not job.forced and parent is not None
@@ -199,28 +197,6 @@ class ImageWork:
         if (manifest.made.base_path and self._retiring.is_needed(image.image_id)) \
                 or not self._exporter.retire(image.image_id, with_base=True):
             raise exception.BuildFailed(_OLDER)
-
-    def name_base(self, job: BuildJob) -> bool:
-        """Find out of which content the base is, if that is not known: see ``is_unnamed``.
-
-        :returns: True: the job is done, if that was all of it.
-        :raises Cancelled: if the job is.
-        :raises BuildFailed: if the base cannot be read.
-        """
-        manifest = self._store.load(job.image_id)
-        if manifest is not None and decisions.is_unnamed(manifest) \
-                and os.path.exists(manifest.made.base_path):
-            algorithm = manifest.image_hash.partition(':')[0] or 'sha512'
-            try:
-                digest = savefile.file_digest(manifest.made.base_path, algorithm)
-            except OSError as error:
-                raise exception.BuildFailed(f'its base cannot be read ({error}); look at the'
-                                            ' storage node\'s disk') from error
-            manifest = self._states.note(job, dataclasses.replace(
-                manifest.made, base_hash=f'{algorithm}:{digest}'))
-            LOG.info('image %s: its base is of %s, and it is %s', job.image_id,
-                     manifest.made.base_hash, manifest.state.value)
-        return True
 
     def record_and_build(self, image: ImageFacts, policy: properties.Policy, job: BuildJob,
                          record: bool) -> None:

@@ -225,10 +225,6 @@ class Manager:
         self._take_up(image_id, self.jobs.build,
                       lambda job: self._image_work.build_again(job, in_passing))
 
-    def name_base(self, image_id: str) -> None:
-        """Find out of which content the base is that an earlier version got, in the background."""
-        self._take_up(image_id, self.jobs.get_base, self._image_work.name_base)
-
     def _take_up(self, image_id: str, turn: Callable[[BuildJob, str, Callable[[], None]], None],
                  work: Callable[[BuildJob], bool]) -> None:
         with self._lock:

@@ -4,7 +4,6 @@ The base of the older content stays as long as it is needed, and the image's new
 stock way. When the last one of the older servers has gone, no event tells: so it is looked at here.
 """
 
-import os
 import time
 from collections.abc import Callable
 
@@ -12,7 +11,6 @@ from oslo_log import log as logging
 
 from bootcache.manifest import Manifest, Standing
 from bootcache.pauses import GrowingPauses
-from glance_bootcache import decisions
 from glance_bootcache.decisions import OLDER_READ
 from glance_bootcache.images.manager import Manager
 from glance_bootcache.images.retiring import ROUND_SECONDS
@@ -74,9 +72,6 @@ class OlderContent:
 
     def _look(self, manifest: Manifest) -> None:
         image_id = manifest.image_id
-        if decisions.is_unnamed(manifest) and os.path.exists(manifest.made.base_path):
-            self._manager.name_base(image_id)
-            return
         if OLDER_READ in manifest.reason:
             # Nothing was downloaded for that.
             self._tries.forget(image_id)

@@ -274,9 +274,9 @@ class NovaProfileBoots:
     def _unheard(server: Any, job: BuildJob) -> exception.ProfileBootFailed:
         if job.host:
             return exception.ProfileBootFailed(
-                f'compute host {job.host} does not tell of the profile boot that it records: it has'
-                f' an earlier version of bootcache, or does not reach the message bus. Upgrade it;'
-                f' then "bootcache image build {job.image_id}" tries again')
+                f'compute host {job.host} does not tell of the profile boot that it records: it'
+                f' does not reach the message bus. When it does "bootcache image build'
+                f' {job.image_id}" tries again')
         host = getattr(server, 'OS-EXT-SRV-ATTR:host', None) or '(Nova does not say)'
         return exception.ProfileBootFailed(
             f'host {host}, on which Nova ran the profile boot, did not ask for a'

@@ -71,9 +71,6 @@ class Endpoints:
         if not self._boots.boot_progress(image_id, profile_token, recorded_bytes):
             self._unasked('boot_progress', 'profile_token', 'of no profile boot that is in hand')
 
-    def recording_progress(self, ctxt: Any, image_id: str, **_told: Any) -> None:
-        """A compute host of version 1.4 records: its profile boot fails, with the cure."""
-
     def report_boot(self, ctxt: Any, image_id: str, image_hash: str, host: str, granularity: int,
                     extents: list[Any], ended_by: str, boot_seconds: float,
                     profile_token: str | None = None, line: str = '',

@@ -14,7 +14,7 @@ from bootcache import exception, properties
 from bootcache.manifest import Manifest
 from glance_bootcache.snapshots.stores import LOOK, SnapshotStore, SnapshotUnfit, Stored
 from glance_bootcache.snapshots.writing import SnapshotDaemon
-from glance_bootcache.storage import exportnames, inspection
+from glance_bootcache.storage import inspection
 from glance_bootcache.storage.exporters import Exporters
 
 # Not an image's id: what is said of an image does not hold for what is being made.
@@ -76,7 +76,7 @@ class Sending:
         node = self._daemon.open(export, writable.node)
         return {**self._exporters.lend(export, node, certificate), 'export': export,
                 'disk_format': writable.disk_format, 'image_hash': base.made.base_hash,
-                'base_export': exportnames.base_export(base)}
+                'base_export': base.made.base_export}
 
     def finish(self, store: SnapshotStore, snapshot_id: str, export: str,
                virtual_bytes: int) -> Stored:

@@ -167,7 +167,7 @@ class Exporter:
             already stays where it is.
         :raises StorageDaemonError: if the daemon refuses, for instance as a file is gone.
         """
-        base_export = exportnames.base_export(manifest)
+        base_export = manifest.made.base_export
         has_cache = cache_path is not None and manifest.made.cache_image is not None
         wanted = (base_export, exportnames.cache_export(manifest)) if has_cache else (base_export,)
         if self._is_served(*wanted):
@@ -190,7 +190,7 @@ class Exporter:
         return self.runs and not exportnames.of_base(manifest).isdisjoint(list(self._served))
 
     def _ensure(self, manifest: Manifest, cache_path: str | None, base: Base | None) -> bool:
-        base_export = exportnames.base_export(manifest)
+        base_export = manifest.made.base_export
         if manifest.image_id in self._suspended:
             raise exception.StorageDaemonError(
                 f'exporter: the base of {manifest.image_id} cannot be read in a place; all of it is'

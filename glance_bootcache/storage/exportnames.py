@@ -7,15 +7,9 @@ from bootcache.difference import CacheDifference
 from bootcache.manifest import Manifest
 
 
-def base_export(manifest: Manifest) -> str:
-    """Return the name of the export of an image's base."""
-    return manifest.made.base_export \
-        or naming.export_name(naming.EXPORT_BASE, manifest.image_id)
-
-
 def of_base(manifest: Manifest) -> set[str]:
     """Return the names of the exports that are read from an image's base file, or its clone."""
-    return {base_export(manifest), naming.export_name(naming.EXPORT_STORED, manifest.image_id)}
+    return {manifest.made.base_export, naming.export_name(naming.EXPORT_STORED, manifest.image_id)}
 
 
 def cache_export(manifest: Manifest) -> str:
@@ -29,7 +23,7 @@ def cache_export(manifest: Manifest) -> str:
 def described(manifest: Manifest) -> dict[str, Any]:
     """Return what compute hosts are told of what is served of an image: see ``plan_boot``."""
     told: dict[str, Any] = {'virtual_bytes': manifest.made.virtual_bytes,
-                            'base_export': base_export(manifest)}
+                            'base_export': manifest.made.base_export}
     if manifest.made.cache_image is not None:
         told['cache_export'] = cache_export(manifest)
         told['cache_image'] = manifest.made.cache_image.to_dict()

@@ -38,8 +38,7 @@ def _named(manifest: Manifest) -> set[str]:
 def _difference_names(cache_file: str) -> tuple[str, str]:
     """Return the names of the difference that belongs to a cache image, and of its entry.
 
-    They follow from its own name, which is used once: what has them is of no other cache image. A
-    manifest says nothing of it, as earlier versions refuse one with more entries.
+    They follow from its own name, which is used once: what has them is of no other cache image.
     """
     stem = cache_file.partition('.')[0]
     return f'{stem}.difference', f'{stem}.difference.json'

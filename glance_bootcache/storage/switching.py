@@ -10,7 +10,7 @@ import contextlib
 from bootcache import exception, naming
 from bootcache.monitor import Session
 
-# The node of a cache image's file is one or the other, in turn; earlier versions know only "f".
+# The node of a cache image's file is one or the other, in turn.
 FILE_NODES = ('f', 'm')
 
 

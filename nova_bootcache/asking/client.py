@@ -91,25 +91,16 @@ class HostsClient:
         """
         return self.api.serve_stored(image_id, self.hostname, self._encryption.name())
 
-    def take_slot(self) -> bool:
+    def take_slot(self) -> None:
         """Get leave to get full bases from the storage node.
 
-        :returns: False if the service is of an earlier version: it lets all hosts, and is not told.
         :raises NoSlot: if it is others' turn.
         :raises BootcacheError: if the driver is not started.
         :raises MessagingException: if the storage service does not answer, or with an error.
         """
-        try:
-            again = self.api.take_slot(self.hostname)
-        except (messaging.UnsupportedVersion, messaging.RPCVersionCapError):
-            return False
-        except messaging.RemoteError as error:
-            if error.exc_type not in rpcapi.TOO_OLD:
-                raise
-            return False
+        again = self.api.take_slot(self.hostname)
         if again:
             raise exception.NoSlot(again)
-        return True
 
     def hold_slot(self, holds: bool) -> None:
         """Tell that this host uses its slot, or needs it no longer; it need not be heard.

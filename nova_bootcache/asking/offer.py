@@ -136,8 +136,7 @@ def _parse(image_id: str, answer: dict[str, Any]) -> Offered:
                    int(answer['virtual_bytes']), str(answer.get('image_hash', '')), cache_image,
                    str(answer['cache_export']) if cache_image else '',
                    bool(answer.get('pinned', False)), watch, int(answer.get('generation', 0)),
-                   # An earlier version did not tell.
-                   is_verified=bool(answer.get('verified', True)),
+                   is_verified=bool(answer.get('verified', False)),
                    signature=str(answer.get('signature', '')),
                    difference=difference if cache_image else None,
                    difference_export=difference_export)

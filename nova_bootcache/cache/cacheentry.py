@@ -39,10 +39,6 @@ class CacheEntry:
               ) -> bool:
         """Tell whether it is of the content that a base has: an image may get another one.
 
-        An entry of an earlier version, which does not name its content, is of the content whose
-        cache image it has, or whose base still has the same name: with another content that gets
-        another one.
-
         :param virtual_bytes: size of the base; 0 if it is not known.
         :param cache_image: of the base; None if there is none.
         """
@@ -64,22 +60,16 @@ class CacheEntry:
         try:
             with open(path) as stream:
                 document = json.load(stream)
-            # Version 1 had no empty cache images and no pins.
-            if document['version'] not in (1, VERSION):
+            if document['version'] != VERSION:
                 raise exception.InvalidManifest(f'{path} is not of version {VERSION}')
             raw = document['cache_image']
             cache_image = None if raw is None else CacheInfo.from_dict(raw)
-            virtual_bytes = document['virtual_bytes'] if cache_image is None \
-                else cache_image.virtual_bytes
-            # Version 2 had no content at first.
-            remote = Remote(**document['remote'], image_hash=str(document.get('image_hash', '')),
-                            tls=bool(document.get('tls', False)),
-                            rbd=RbdOrigin.read(document.get('rbd')),
-                            earlier=str(document.get('earlier_export', '')))
+            remote = Remote(**document['remote'], image_hash=str(document['image_hash']),
+                            tls=bool(document['tls']), rbd=RbdOrigin.read(document['rbd']),
+                            earlier=str(document['earlier_export']))
             return cls(remote, cache_image, document['file_sha256'],
-                       int(virtual_bytes), bool(document.get('pinned', False)),
-                       int(document.get('generation', 0)),
-                       bool(document.get('expanded', False)))
+                       int(document['virtual_bytes']), bool(document['pinned']),
+                       int(document['generation']), bool(document['expanded']))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise exception.InvalidManifest(f'{path}: {error}') from error
 

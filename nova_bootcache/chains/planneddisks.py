@@ -64,8 +64,7 @@ class PlannedDisks:
         """
         if offered.watch is None:
             raise exception.ProfileBootFailed(
-                'the storage service does not say when it is over: it is of an earlier version;'
-                ' upgrade it')
+                'the storage service does not say when it is over')
         try:
             profile = self._parts.recordings.start(disk.server_id, remote, virtual_bytes, token)
             self._create(disk.path, disk.size, naming.nbd_unix_uri(

@@ -118,8 +118,6 @@ def begin(gateway: Gateway, image_id: str, size: int, path: str,
         steps.reached('arrive: held')
         # A server waits: to connect once for all of it spares milliseconds.
         with gateway.daemon.session():
-            # What has been added could not be taken away again.
-            gateway.check_top(image_id)
             gateway.daemon.add_nodes(*_nodes(names, source, path, size))
             _read_from(gateway, image_id, ARRIVING)
     except (exception.BootcacheError, OSError):

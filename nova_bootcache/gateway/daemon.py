@@ -225,9 +225,6 @@ class Gateway:
     def _exchange(self, remote: Remote, place: Place, there: Present) -> None:
         """Have a base be read from where it is now, below all that reads from it."""
         image_id = remote.image_id
-        if not there.connection:
-            self._check_reads_on(remote, there)
-            return
         for step in graph.exchange(place, there):
             name = naming.node_name(step.kind, image_id)
             if step.action is GraphAction.CONNECT:
@@ -247,22 +244,6 @@ class Gateway:
         """End reads that wait for Ceph: the base is not moved before they have ended."""
         if self._clones is not None and self.reads_in_ceph(there) and self._clones.waits(remote):
             self._clones.leave()
-
-    @staticmethod
-    def _check_reads_on(remote: Remote, there: Present) -> None:
-        """Check that a base that cannot be exchanged can be read where it was.
-
-        :raises StorageDaemonError: if it cannot.
-        """
-        assert there.place is not None
-        try:
-            check_reachable(dataclasses.replace(remote, host=there.place.host,
-                                                port=there.place.port))
-        except exception.StorageNodeAway as error:
-            raise exception.StorageDaemonError(
-                f'{error}; it is at {naming.tcp_address(remote.host, remote.port)} now. The gateway'
-                ' was filled by an earlier version of bootcache: restart it, and it reads from'
-                ' there') from error
 
     def serves(self, image_id: str) -> bool:
         """Tell whether a base is served to this host's servers."""
@@ -312,19 +293,6 @@ class Gateway:
         :raises StorageDaemonError: if the daemon does not answer.
         """
         return graph.present(image_ids, self.daemon.node_files(), self.daemon.exports())
-
-    def check_top(self, image_id: str) -> None:
-        """Check that what an image's export reads from can be exchanged.
-
-        :raises StorageDaemonError: if it cannot, or the daemon does not answer.
-        """
-        with self.daemon.session() as session:
-            drivers = {node['node-name']: node['drv']
-                       for node in session.execute('query-named-block-nodes', flat=True)}
-        if drivers.get(naming.node_name(graph.TOP, image_id)) != 'throttle':
-            raise exception.StorageDaemonError(
-                'the gateway is of an earlier version of bootcache; restart it when the servers of'
-                ' the image have settled')
 
     def _present(self, image_id: str) -> Present:
         with self.daemon.session():

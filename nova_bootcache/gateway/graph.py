@@ -105,8 +105,7 @@ class Present:
     :ivar kinds: of the nodes that are there.
     :ivar is_exported: whether servers can connect to it.
     :ivar place: from where the base is read; None if there is none, or QEMU does not tell.
-    :ivar connection: the kind of the connection by which it is; empty of a gateway that an earlier
-        version filled, where the base is the connection itself.
+    :ivar connection: the kind of the connection by which it is; empty if QEMU does not tell.
     :ivar is_absent: the connection cannot be read, whatever is asked.
     :ivar has_twins: both connections go to the same place, as where certificates were renewed: QEMU
         does not tell by which of them the base is read.

@@ -201,13 +201,13 @@ class HostClones:
             steps.reached('clone: made')
             parent, snapshot_id = self._rbd.parent(clone)
         image = str(parent.get('id', ''))
-        if image != origin.id or (origin.snapshot_id and snapshot_id != origin.snapshot_id):
+        if (image, snapshot_id) != (origin.id, origin.snapshot_id):
             # Half made, or of another image of that name, or a snapshot that was made anew.
             self._rbd.remove(clone)
             raise exception.BootcacheError(
                 f'{origin.parent} is image {image or "?"} of RBD, snapshot {snapshot_id or "?"},'
                 f' and the storage service has verified {origin.id},'
-                f' {origin.snapshot_id or "any"}')
+                f' {origin.snapshot_id}')
 
     # All that are read.
 

@@ -68,7 +68,6 @@ class SharedStore:
 
         :raises BootcacheError: if qemu-img or the gateway refuses; the base is then read directly.
         """
-        self._gateway.check_top(self.name)
         self._looked_at = size = self._store.create()
         self._is_in_memory = tier.is_memory(os.path.dirname(self.path))
         if size + reserve(self.limit) >= self.limit:

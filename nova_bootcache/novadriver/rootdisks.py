@@ -166,8 +166,8 @@ class RootDisks:
     def waits_when_unrescued(self, instance: Any) -> bool:
         """Tell whether a guest waits for its disk once it is not rescued any more.
 
-        Nova keeps what libvirt said of it before, which may be of an earlier version of this
-        driver: one on a cache image is made to wait.
+        Nova keeps what libvirt said of it before, which may be of stock Nova: one on a cache image
+        is made to wait.
         """
         return self.stands_on_cache_image(instance) and errorpolicy.add_to_file(
             os.path.join(libvirt_utils.get_instance_path(instance), 'unrescue.xml'))

@@ -116,7 +116,6 @@ class PublishedHoldings:
             if answer.get('resend'):
                 answer = api.report_holdings(self._host.storage.hostname, report)
         except messaging.MessagingException as error:
-            # Of an earlier version, or away: it is told again.
             LOG.debug('bootcache: the storage service is not told what is here: %s', error)
             self._told = None
             return str(error)

@@ -18,8 +18,7 @@ from bootcache import exception, savefile
 DISK = 'disk'
 SPARE = 'disk.settle'
 MARKER = 'disk.settle.json'
-# Of a marker that earlier versions understand, and of one that they leave to an operator.
-VERSION, LANDING_VERSION = 1, 2
+VERSION = 2
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 
@@ -94,9 +93,9 @@ class Marker:
         try:
             with open(path) as stream:
                 document: dict[str, Any] = json.load(stream)
-            if document.pop('version') not in (VERSION, LANDING_VERSION):
-                raise PivotConflict(f'{path} is of another version than {VERSION} and'
-                                    f' {LANDING_VERSION}; use the bootcache that wrote it')
+            if document.pop('version') != VERSION:
+                raise PivotConflict(f'{path} is of another version than {VERSION}; use the'
+                                    ' bootcache that wrote it')
             return cls(**{**document, 'phase': PivotPhase(document['phase']),
                           'old_backing': tuple(document['old_backing'])})
         except FileNotFoundError:
@@ -109,14 +108,8 @@ class Marker:
 
         :raises OSError: if it cannot be written.
         """
-        document = {'version': LANDING_VERSION if self.lands else VERSION,
-                    **dataclasses.asdict(self), 'phase': self.phase.value}
-        if not self.unanswered:
-            # Earlier versions read a marker without it, and leave one with it to an operator.
-            del document['unanswered']
-        if not self.lands:
-            del document['lands']
-        savefile.write_json(os.path.join(directory, MARKER), document)
+        savefile.write_json(os.path.join(directory, MARKER), {
+            'version': VERSION, **dataclasses.asdict(self), 'phase': self.phase.value})
 
 
 @dataclasses.dataclass(frozen=True)

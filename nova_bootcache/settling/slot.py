@@ -28,7 +28,8 @@ class StorageSlot:
         :raises NoSlot: if others have all of them.
         :raises MessagingException: if the storage service does not answer.
         """
-        if self._told is None and self._storage.take_slot():
+        if self._told is None:
+            self._storage.take_slot()
             self.was_given()
 
     def was_given(self) -> None:

@@ -17,7 +17,7 @@ SOON = 'it is settled soon'
 YOUNG = 'it is settled when it has run for as long as [bootcache]settle_delay of its host says'
 QUEUED = 'it is settled when it is its host\'s turn: as many as [bootcache]settle_slots of the' \
     ' storage service allows get full bases from the storage node now'
-# Of one that an earlier version of the driver started.
+# Of one that stock Nova started, or libvirt by itself.
 SEES_ERRORS = ('; its guest sees an I/O error while the storage node is away: hard reboot it, or'
                ' migrate it live')
 # By Nova's state of a server that is not settled in it, what ends that state.

@@ -15,7 +15,7 @@ from typing import Any
 import oslo_messaging as messaging
 from oslo_log import log as logging
 
-from bootcache import exception, qemuimg, rpcapi
+from bootcache import exception, qemuimg
 from nova_bootcache import storagenode
 from nova_bootcache.asking.client import HostsClient
 from nova_bootcache.storagenode import Encryption
@@ -154,13 +154,7 @@ class Snapshot:
             try:
                 told = ask()
                 answered = time.monotonic()
-            except (messaging.UnsupportedVersion, messaging.RPCVersionCapError) as error:
-                raise SnapshotRefused('the storage service is of an earlier version', True) \
-                    from error
             except messaging.RemoteError as error:
-                if error.exc_type in rpcapi.TOO_OLD:
-                    raise SnapshotRefused('the storage service is of an earlier version', True) \
-                        from error
                 raise SnapshotRefused(f'the storage service refuses: {error.value}') from error
             except messaging.MessagingException as error:
                 if time.monotonic() - answered >= away_seconds:
@@ -192,7 +186,6 @@ class Snapshot:
                     self._given_up = str(told['refused'])[:500]
                     return
                 if told.get('export') != self._export:
-                    # By a service of an earlier version, which was started anew.
                     self._given_up = 'the storage service has begun it anew'
                     return
 

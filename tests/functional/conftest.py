@@ -4,16 +4,19 @@ Unix socket paths end at 107 bytes, so everything lives in /tmp/bc..., not in py
 """
 
 import contextlib
+import importlib.util
 import os
 import random
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import uuid
 from pathlib import Path
 
+import apart
 import pytest
 from compute_host import Service
 from functional_tools import free_port, processes_of, qemu_img, until
@@ -32,6 +35,21 @@ from nova_bootcache.chains.computehost import ComputeHost
 from nova_bootcache.published.holdings import PublishedHoldings
 from nova_bootcache.upkeep import HostUpkeep
 from tools.ceph.cluster import Ceph
+
+
+@pytest.fixture(scope='session', autouse=True)
+def libtorrent_is_elsewhere():
+    """Hold that no test has loaded libtorrent into this process: see apart.py."""
+    yield
+    assert 'libtorrent' not in sys.modules
+
+
+@pytest.fixture
+def torrents():
+    """What is done with torrents, in a process of its own."""
+    manager = apart.start()
+    yield manager.Torrents()
+    manager.shutdown()
 
 
 @pytest.fixture(scope='session', autouse=True)
@@ -174,7 +192,8 @@ def other_ca(directory):
 @pytest.fixture
 def swarm(directory, ca):
     """A file, and the hosts that exchange it; they end with the test."""
-    pytest.importorskip('libtorrent')
+    if importlib.util.find_spec('libtorrent') is None:
+        pytest.skip('libtorrent is not installed')
     from exchanging import Swarm
     made = Swarm(directory, ca)
     yield made

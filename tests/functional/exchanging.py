@@ -4,14 +4,14 @@ import os
 import random
 import signal
 import subprocess
+from types import SimpleNamespace
 
-import libtorrent
+import apart
 from command import command
 from functional_tools import free_port, until
 
 from bootcache import savefile
-from bootcache.exchange import fetching, limits, members
-from bootcache.exchange import torrent as torrents
+from bootcache.exchange import fetching
 from bootcache.exchange.client import ExchangeClient
 from bootcache.exchange.fetching import Exchanged
 
@@ -92,7 +92,10 @@ class Swarm:
             stream.write(random.Random(5).randbytes(4 * MIB + 12_345))
         self.sha256 = savefile.file_digest(self.path)
         with open(f'{ca.issue("any")}/ca-cert.pem') as stream:
-            self.torrent = torrents.make(self.path, stream.read())
+            self.authority = stream.read()
+        self.apart = apart.start()
+        self.torrents = self.apart.Torrents()
+        self.torrent = SimpleNamespace(**self.torrents.make(self.path, self.authority))
 
     def host(self, ca=None, **options):
         """Start another host; with options that say otherwise than the others'."""
@@ -118,6 +121,7 @@ class Swarm:
     def stop(self):
         for host in self.hosts:
             host.stop()
+        self.apart.shutdown()
 
 
 class Liar:
@@ -126,25 +130,9 @@ class Liar:
     def __init__(self, swarm, number):
         self.address, self.port = f'127.0.7.{number}', swarm.port
         self.peer = self.address, self.port
-        folder = f'{swarm.directory}/liar-{number}'
-        os.mkdir(folder)
-        with open(f'{folder}/{members.NAME}', 'wb') as stream:
-            stream.write(random.Random(6).randbytes(swarm.torrent.size))
-        parameters = libtorrent.session_params()
-        parameters.settings = {
-            **limits.settings(limits.ExchangeLimits(self.address, self.port, (NETWORK,))),
-            'disable_hash_checks': True, 'alert_mask': 0}
-        self.session = libtorrent.session(parameters)
-        added = libtorrent.add_torrent_params()
-        added.ti = torrents.parse(swarm.torrent.data)
-        added.save_path = folder
-        added.flags = libtorrent.torrent_flags.seed_mode
-        self.handle = self.session.add_torrent(added)
-        self.handle.set_ssl_certificate_buffer(
-            *members.Members(swarm.ca.issue(f'liar-{number}')).introduction())
-
-    def sent(self):
-        return self.handle.status().total_payload_upload
+        self.sent = swarm.apart.Liar(
+            self.address, self.port, NETWORK, swarm.ca.issue(f'liar-{number}'),
+            swarm.torrent.data, f'{swarm.directory}/liar-{number}').sent
 
 
 def fetch(swarm, host, *peers, reserve=(), **options):

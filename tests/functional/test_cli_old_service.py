@@ -12,12 +12,9 @@ IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 
 
 class Earlier:
-    """Endpoints of version 1.1."""
+    """Endpoints of version 1.1, with none of the methods."""
 
     target = messaging.Target(version='1.1')
-
-    def list_images(self, ctxt):
-        return []
 
 
 @pytest.fixture
@@ -39,10 +36,9 @@ def config(storage_conf, rabbit, tmp_path):
     transport.cleanup()
 
 
-def test_commands_that_it_does_not_know_say_so(config, tmp_path):
-    assert bootcache(tmp_path, '--config-file', config, 'image', 'list').returncode == 0
-    for command in (('host', 'list'), ('image', 'where', IMAGE), ('evict', IMAGE),
-                    ('warm', IMAGE, '--aggregate', 'racks')):
+def test_commands_say_so(config, tmp_path):
+    for command in (('image', 'list'), ('host', 'list'), ('image', 'where', IMAGE),
+                    ('evict', IMAGE), ('warm', IMAGE, '--aggregate', 'racks')):
         done = bootcache(tmp_path, '--config-file', config, *command)
         assert done.returncode == 1 and not done.stdout
         assert done.stderr == 'the storage service is older than this command; upgrade it\n'

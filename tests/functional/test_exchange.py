@@ -7,16 +7,11 @@ import threading
 
 import pytest
 from command import command
+from exchanging import MIB, NETWORK, Liar, fetch, has_some
 from functional_tools import until
 
-libtorrent = pytest.importorskip('libtorrent')
-
-from exchanging import MIB, NETWORK, Liar, fetch, has_some  # noqa: E402
-
-from bootcache import exception, savefile  # noqa: E402
-from bootcache.exchange import fetching, limits, session  # noqa: E402
-from bootcache.exchange.limits import ExchangeLimits  # noqa: E402
-from bootcache.exchange.members import Members  # noqa: E402
+from bootcache import exception, savefile
+from bootcache.exchange import fetching
 
 
 def test_a_host_gets_a_file_and_gives_it_on(swarm):
@@ -35,13 +30,12 @@ def test_a_host_gets_a_file_and_gives_it_on(swarm):
 
 @pytest.fixture
 def make_session(swarm):
-    """Makes an exchange in this process."""
+    """Makes an exchange without a daemon around it."""
     made = []
 
-    def make():
-        made.append(session.ExchangeSession(
-            ExchangeLimits('127.0.7.100', swarm.port, (NETWORK,)),
-            Members(swarm.ca.issue('host-100')), f'{swarm.directory}/links'))
+    def make(**settings):
+        made.append(swarm.apart.Session('127.0.7.100', swarm.port, NETWORK, swarm.ca.issue(
+            'host-100'), f'{swarm.directory}/links', settings))
         return made[-1]
 
     yield make
@@ -49,29 +43,31 @@ def make_session(swarm):
         one.stop()
 
 
+def empty(swarm):
+    """Make the file that something comes into; its path."""
+    path = f'{swarm.directory}/got'
+    with open(path, 'wb'):
+        return path
+
+
 def test_who_is_known_when_it_begins_is_connected_with_before_a_second_is_full(
-        swarm, make_session, monkeypatch):
+        swarm, make_session):
     """libtorrent connects with others once a second, when it looks after all of its torrents."""
-    settings = limits.settings
-    monkeypatch.setattr(limits, 'settings',
-                        lambda given: {**settings(given), 'tick_interval': 3_600_000})
-    source, host = swarm.source(), make_session()
-    with open(f'{swarm.directory}/got', 'w+b') as file:
-        name = host.fetch(swarm.torrent.data, file.fileno(), [source.peer])
-        until(lambda: source.address in host.look(name)['peers'], 'the source')
+    source, host, got = swarm.source(), make_session(tick_interval=3_600_000), empty(swarm)
+    name = host.fetch(swarm.torrent.data, got, [source.peer])
+    until(lambda: source.address in host.look(name)['peers'], 'the source')
 
 
 def test_what_cannot_be_begun_leaves_nothing(swarm, make_session):
-    host, nobody = make_session(), [('no address', 1)]
-    with open(f'{swarm.directory}/got', 'w+b') as file:
-        with pytest.raises(exception.ExchangeFailed, match='connect_peer'):
-            host.fetch(swarm.torrent.data, file.fileno(), nobody)
-        assert host.files()['files'] == {} and os.listdir(f'{swarm.directory}/links') == []
-        name = host.fetch(swarm.torrent.data, file.fileno(), [])
-        with pytest.raises(exception.ExchangeFailed, match='connect_peer'):
-            host.start_over(name, nobody)
-        assert host.files()['files'] == {} and os.listdir(f'{swarm.directory}/links') == []
-        assert host.fetch(swarm.torrent.data, file.fileno(), []) == name
+    host, nobody, got = make_session(), [('no address', 1)], empty(swarm)
+    with pytest.raises(exception.ExchangeFailed, match='connect_peer'):
+        host.fetch(swarm.torrent.data, got, nobody)
+    assert host.files()['files'] == {} and os.listdir(f'{swarm.directory}/links') == []
+    name = host.fetch(swarm.torrent.data, got, [])
+    with pytest.raises(exception.ExchangeFailed, match='connect_peer'):
+        host.start_over(name, nobody)
+    assert host.files()['files'] == {} and os.listdir(f'{swarm.directory}/links') == []
+    assert host.fetch(swarm.torrent.data, got, []) == name
 
 
 def test_a_chain_of_hosts_gets_it_while_it_comes(swarm):

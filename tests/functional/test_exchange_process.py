@@ -2,16 +2,15 @@
 
 import os
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from command import command
+from exchanging import PROGRAM, fetch, has_some
 from functional_tools import until
 
-libtorrent = pytest.importorskip('libtorrent')
-
-from exchanging import PROGRAM, fetch, has_some  # noqa: E402
-
-from bootcache import exception  # noqa: E402
+from bootcache import exception
 
 
 def test_a_host_that_was_killed_begins_again(swarm):
@@ -105,3 +104,16 @@ def test_what_a_killed_service_left_is_not_written_into_what_the_next_one_fetche
     assert set(one.client.files()['files']) == {beside, name} and left != name
     until(lambda: one.client.look(name).is_complete, 'all of it')
     assert one.content() == swarm.content()
+
+
+@pytest.mark.parametrize(('programs', 'never'), [
+    (('nova_bootcache.novadriver.driver', 'nova_bootcache.chains.computehost'), 'libtorrent'),
+    (('glance_bootcache.service', 'glance_bootcache.rpc.endpoints'), 'libtorrent'),
+    (('glance_bootcache.hook', 'glance_bootcache.filestore.driver'), 'libtorrent'),
+    (('bootcache.exchange.daemon', 'bootcache.exchange.session'), 'rados')])
+def test_no_process_loads_libtorrent_and_ceph(programs, never):
+    """Of Debian 13's Ceph and libtorrent's wheel one corrupts the other's heap: see apart.py."""
+    code = f'import sys, {", ".join(programs)}; print({never!r} in sys.modules)'
+    done = subprocess.run([sys.executable, '-W', 'ignore', '-c', code], check=True, text=True,
+                          cwd=Path(__file__).parents[2], capture_output=True)
+    assert done.stdout == 'False\n'

@@ -5,15 +5,12 @@ import os
 import signal
 
 import pytest
+from exchanging import MIB, fetch
 from functional_tools import frozen
 
-libtorrent = pytest.importorskip('libtorrent')
-
-from exchanging import MIB, fetch  # noqa: E402
-
-from bootcache import exception  # noqa: E402
-from bootcache.exchange import fetching, patience  # noqa: E402
-from bootcache.exchange.client import ExchangeClient  # noqa: E402
+from bootcache import exception
+from bootcache.exchange import fetching, patience
+from bootcache.exchange.client import ExchangeClient
 
 
 def test_who_stands_still_is_left_for_the_reserve(swarm):

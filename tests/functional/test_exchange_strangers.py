@@ -5,12 +5,9 @@ import socket
 import ssl
 
 import pytest
+from exchanging import fetch
 
-libtorrent = pytest.importorskip('libtorrent')
-
-from exchanging import fetch  # noqa: E402
-
-from bootcache import exception  # noqa: E402
+from bootcache import exception
 
 
 def test_of_another_ca_nobody_gets_anything(swarm, other_ca):

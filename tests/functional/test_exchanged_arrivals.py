@@ -5,6 +5,7 @@ import os
 import threading
 from concurrent import futures
 
+import apart
 import pytest
 from compute_host import boot, compare
 from exchange_cloud import SET, Cloud
@@ -17,7 +18,7 @@ from bootcache import rpcapi, steps
 from bootcache.exchange import patience
 from nova_bootcache.gateway import arrivingimage, graph
 
-pytest.importorskip('libtorrent')
+pytestmark = apart.needs_libtorrent
 
 LAST = SET[-1].end - 8192
 

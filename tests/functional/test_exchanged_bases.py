@@ -3,6 +3,7 @@
 import os
 import threading
 
+import apart
 import pytest
 from compute_host import Service
 from exchange_cloud import Cloud
@@ -18,7 +19,7 @@ from nova_bootcache.settling import fullbase
 from nova_bootcache.settling.exchangedbase import ExchangedBase
 from nova_bootcache.settling.partial import JOURNAL, Partial
 
-pytest.importorskip('libtorrent')
+pytestmark = apart.needs_libtorrent
 
 # Of the file of 24 MiB: zeros need not come.
 DATA = 21 * MIB

@@ -16,7 +16,7 @@ from nova_bootcache.gateway.hostclones import HostClones
 from nova_bootcache.storagenode import Remote
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
-ORIGIN = RbdOrigin('f', 'images', IMAGE, 'snap', '1a')
+ORIGIN = RbdOrigin('f', 'images', IMAGE, 'snap', '1a', '4')
 MIB = 1 << 20
 
 

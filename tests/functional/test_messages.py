@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from concurrent import futures
 from pathlib import Path
 from unittest.mock import ANY
@@ -345,42 +344,8 @@ def test_nobody_serves(conf):
         rpcapi.StorageAPI(conf).plan_boot(IMAGE, 'host', 'server', None)
 
 
-def test_a_service_of_the_first_version_is_asked_for_what_it_knows(conf, manager, monkeypatch):
+def test_a_service_of_another_version_refuses(conf, manager, monkeypatch):
     monkeypatch.setattr(Endpoints, 'target', messaging.Target(version='1.0'))
-    api = rpcapi.StorageAPI(conf)
-    assert api.plan_boot(IMAGE, 'host', 'server', None)['action'] == 'stock'
-    with pytest.raises(messaging.RemoteError, match=r'1\.1'):
-        api.serve_stored(IMAGE)
-
-
-@pytest.mark.parametrize('version, owner, server', [
-    ('1.5', '', ''), ('1.6', 'project', ''), ('1.10', 'project', 'server')])
-def test_a_service_that_knows_no_owners_servers_or_certificates_answers_all_the_same(
-        conf, manager, monkeypatch, version, owner, server):
-    """It is told of them again when it may have been upgraded."""
-    monkeypatch.setattr(Endpoints, 'target', messaging.Target(version=version))
-    api = rpcapi.StorageAPI(conf)
-
-    def tells(owner, server, certificate):
-        assert api.plan_boot(IMAGE, 'host', 'server', None, 'project', 'CN=host') == STOCK
-        assert manager.calls.get(timeout=PATIENCE)[1][3:] == (None, owner, certificate)
-        assert api.serve_stored(IMAGE, 'host', 'CN=host')
-        assert manager.calls.get(timeout=PATIENCE)[1] \
-            == (IMAGE, *(('host', certificate) if certificate else ('', '')))
-        api.report_boot(IMAGE, 'sha512:ab', 'host', 65536, [], 'marker', 1.5, server_id='server')
-        assert manager.calls.get(timeout=PATIENCE)[2]['server_id'] == server
-
-    for _time in range(2):
-        tells(owner, server, '')
-    assert min(api._earlier_until.values()) > time.monotonic()
-    monkeypatch.setattr(Endpoints, 'target', messaging.Target(version=rpcapi.VERSION))
-    api._earlier_until.clear()
-    tells('project', 'server', 'CN=host')
-    assert manager.calls.empty()
-
-
-def test_a_service_of_an_older_version_is_not_asked_for_more(conf, manager):
-    api = rpcapi.StorageAPI(conf, version_cap='0.9')
-    with pytest.raises(messaging.RPCVersionCapError):
-        api.list_images()
+    with pytest.raises(messaging.RemoteError, match=rpcapi.VERSION):
+        rpcapi.StorageAPI(conf).plan_boot(IMAGE, 'host', 'server', None)
     assert manager.calls.empty()

@@ -4,15 +4,12 @@ import os
 
 import pytest
 
-libtorrent = pytest.importorskip('libtorrent')
-
-
-from bootcache import exception  # noqa: E402
-from bootcache.exchange import members, torrent  # noqa: E402
+from bootcache import exception
+from bootcache.exchange import members
 
 
 def test_a_torrent_is_read_as_it_was_made(swarm):
-    assert torrent.read(swarm.torrent.data) == swarm.torrent
+    assert swarm.torrents.read(swarm.torrent.data) == vars(swarm.torrent)
     assert swarm.torrent.size == os.path.getsize(swarm.path)
     assert len(swarm.torrent.name) == 64
 
@@ -29,20 +26,20 @@ def another_name(entry):
 
 @pytest.mark.parametrize('change', [without_ca, another_name])
 def test_torrents_of_another_kind_are_refused(swarm, change):
-    entry = libtorrent.bdecode(swarm.torrent.data)
+    entry = swarm.torrents.decode(swarm.torrent.data)
     change(entry)
     with pytest.raises(exception.ExchangeFailed):
-        torrent.read(libtorrent.bencode(entry))
+        swarm.torrents.read(swarm.torrents.encode(entry))
 
 
 @pytest.mark.parametrize('data', [b'', b'x', b'd4:infod6:lengthi5eee', b'x' * (2 << 20)])
-def test_what_is_no_torrent_is_refused(data):
+def test_what_is_no_torrent_is_refused(swarm, data):
     with pytest.raises(exception.ExchangeFailed):
-        torrent.read(data)
+        swarm.torrents.read(data)
 
 
 def test_an_empty_file_has_none(swarm):
     with open(f'{swarm.directory}/empty', 'w'):
         pass
     with pytest.raises(exception.ExchangeFailed, match='empty'):
-        torrent.make(f'{swarm.directory}/empty', 'ca')
+        swarm.torrents.make(f'{swarm.directory}/empty', 'ca')

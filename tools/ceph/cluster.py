@@ -87,8 +87,9 @@ class Ceph:
         if not (self.directory / 'fsid').exists():
             (self.directory / 'fsid').write_text(str(uuid.uuid4()))
         addresses = {name: address for name, (_namespace, address) in self._places.items()}
+        classes = min(Path('/usr/lib').glob('*/rados-classes'), default=None)
         self.conf.write_text(settings.render(self.directory, self.fsid, self._port,
-                                             self._osd_bytes, self._copies, addresses))
+                                             self._osd_bytes, self._copies, addresses, classes))
         if not (self.directory / 'mon' / 'a' / 'store.db').exists():
             self._make_monitor()
         if 'mon.a' not in self.pids():

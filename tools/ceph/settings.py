@@ -59,7 +59,7 @@ def _section(name: str, options: dict[str, str]) -> str:
 
 
 def render(directory: Path, fsid: str, port: int, osd_bytes: int, copies: int,
-           addresses: Mapping[str, str]) -> str:
+           addresses: Mapping[str, str], classes: Path | None) -> str:
     """Return the text of ceph.conf, for daemons and clients.
 
     :param directory: where all of it lies.
@@ -69,6 +69,8 @@ def render(directory: Path, fsid: str, port: int, osd_bytes: int, copies: int,
     :param copies: of each object.
     :param addresses: of daemons, by name (``mon.a``, ``osd.0``), that are elsewhere than on the
         loopback interface.
+    :param classes: where the OSDs' object classes are, absolute: Debian 13's Ceph 18 has a relative
+        default, which an OSD does not find. None for the default.
     """
     monitor = addresses.get('mon.a', LOOPBACK)
     places = {
@@ -85,7 +87,8 @@ def render(directory: Path, fsid: str, port: int, osd_bytes: int, copies: int,
     }
     mon = {'mon_data': f'{directory}/mon/$id', 'keyring': f'{directory}/mon/$id/keyring'}
     osd = {'osd_data': f'{directory}/osd$id', 'keyring': f'{directory}/osd$id/keyring',
-           'bluestore_block_size': str(osd_bytes)}
+           'bluestore_block_size': str(osd_bytes),
+           **({'osd_class_dir': str(classes)} if classes else {})}
     return '\n'.join((_section('global', {**places, **_GLOBAL}), _section('mon', {**mon, **_MON}),
                       _section('osd', {**osd, **_OSD}),
                       *(_section(name, {'public_addr': address, 'cluster_addr': address})

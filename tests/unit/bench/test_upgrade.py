@@ -7,28 +7,17 @@ from bench.faults.kinds import GATEWAY, HOST, STORAGE
 from bench.faults.report import Outcome
 
 
-@pytest.mark.parametrize(('history', 'count', 'found'), [
-    # Of a version that several commits changed, the first of them counts.
-    (['1.5', '1.5', '1.4', '1.3', '1.3'], 2, ['before 1', 'before 2']),
-    (['1.5', '1.5', '1.4', '1.3', '1.3'], 1, ['before 1']),
-    (['1.5', '1.4', '1.3'], 5, ['before 0', 'before 1']), (['1.0'], 2, []), ([], 2, [])])
-def test_the_versions_before_are_those_of_the_commits_before(history, count, found):
-    commits = [str(number) for number in range(len(history))]
-    assert versions.befores(
-        commits, lambda commit: f"# VERSION = 'no'\nVERSION = '{history[int(commit)]}'\n",
-        lambda commit: f'before {commit}', count) == found
+@pytest.mark.parametrize(('tags', 'found'), [
+    (['1.1.0', '1.0.1', '1.0.0'], ['1.1.0', '1.0.1']), (['other', 'v1.0.0'], ['v1.0.0'])])
+def test_the_earlier_versions_are_the_last_releases(monkeypatch, tags, found):
+    monkeypatch.setattr(versions, '_git', lambda *arguments: '\n'.join(tags).encode())
+    assert versions.defaults() == found
 
 
-@pytest.mark.parametrize(('theirs', 'goes_back'), [(1, False), (None, True), (9, True)])
-def test_nobody_goes_back_to_what_cannot_read_the_manifests(tmp_path, theirs, goes_back):
-    (tmp_path / 'bootcache').mkdir()
-    text = (versions.TOP / 'bootcache/manifest.py').read_text()
-    assert versions.manifests_of(text) >= 2
-    if theirs is not None:
-        text = text.replace(f'\nVERSION = {versions.manifests_of(text)}\n',
-                            f'\nVERSION = {theirs}\n')
-    (tmp_path / 'bootcache/manifest.py').write_text(text)
-    assert versions.can_go_back(tmp_path) is goes_back
+def test_without_a_release_a_commit_has_to_be_named(monkeypatch):
+    monkeypatch.setattr(versions, '_git', lambda *arguments: b'other\n')
+    with pytest.raises(versions.NoSuchVersion, match='no tag of a release'):
+        versions.defaults()
 
 
 def test_each_part_is_replaced_in_each_order():

@@ -8,7 +8,7 @@ from bootcache.ceph.places import RbdOrigin
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 SAID = {'fsid': '5b1a4c1e-0000-4000-8000-000000000001', 'pool': 'images', 'image': IMAGE,
-        'snapshot': 'snap', 'id': '10d6a5e8f3'}
+        'snapshot': 'snap', 'id': '10d6a5e8f3', 'snapshot_id': '4'}
 ORIGIN = RbdOrigin(**SAID)
 
 
@@ -24,16 +24,6 @@ def test_what_is_told_is_read():
 def test_what_is_no_name_is_no_place(field, value):
     assert RbdOrigin.read({**SAID, field: value}) is None
     assert RbdOrigin.read({name: said for name, said in SAID.items() if name != field}) is None
-
-
-def test_a_snapshots_id_need_not_be_told():
-    named = RbdOrigin(**SAID, snapshot_id='4')
-    assert RbdOrigin.read(dataclasses.asdict(named)) == named
-    assert RbdOrigin.read({**SAID, 'snapshot_id': ''}) == ORIGIN
-    assert RbdOrigin.read({**SAID, 'snapshot_id': '--all'}) is None
-    assert RbdOrigin.read({**SAID, 'snapshot_id': 4}) is None
-    # Whose service was upgraded has its clone.
-    assert named.clone(IMAGE, 'bootcache', 'x') == ORIGIN.clone(IMAGE, 'bootcache', 'x')
 
 
 @pytest.mark.parametrize('said', [None, '', [], 7, 'rbd'])

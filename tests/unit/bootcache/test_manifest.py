@@ -65,70 +65,11 @@ def test_an_image_with_an_older_base_is_not_ready():
     assert dataclasses.replace(FULL, image_hash='sha512:11').state is ImageState.FAILED
 
 
-# Version 1: one part, and the state in it.
-
-FIRST = {'version': 1, 'image_id': IMAGE, 'state': 'ready', 'reason': '', 'image_hash': 'sha512:00',
-         'image_format': 'qcow2', 'stored_bytes': 5, 'virtual_bytes': 1 << 30, 'base_path': '/base',
-         'held': False, 'working_set': dataclasses.asdict(SET), 'cache_image': CACHE.to_dict(),
-         'updated_at': '2026-01-01T00:00:00+00:00'}
-
-
-def test_a_manifest_of_the_first_release_is_read():
-    made = dataclasses.replace(FULL.made, base_export='', built_from=SET.file)
-    assert Manifest.from_json(FIRST) == dataclasses.replace(FULL, wished=Wished(), made=made)
-
-
-def test_one_of_the_last_release_of_version_1_is_read():
-    found = Manifest.from_json({
-        **FIRST, 'pinned': True, 'quota': 7, 'boot_marker': 'up', 'settle': False, 'generation': 9,
-        'visibility': 'public', 'warm_due': True, 'name': 'x', 'owner': 'y', 'held': True,
-        'base_hash': 'sha512:11', 'base_export': 'base-x'})
-    assert found.wished == Wished(True, True, 7, 'up', False, 9, 'public', True, 'x', 'y')
-    assert (found.made.base_hash, found.made.base_export) == ('sha512:11', 'base-x')
-    assert found.has_older_base
-
-
-@pytest.mark.parametrize(('change', 'base_hash'), [
-    ({'state': 'ready', 'reason': 'the older cache image serves, as Glance was away'}, ''),
-    ({'state': 'failed', 'reason': 'compute hosts still read the image\'s older content'}, ''),
-    ({'state': 'failed', 'reason': 'Glance was away'}, ''), ({'state': 'pending'}, ''),
-    ({'state': 'recording'}, 'sha512:00'), ({'state': 'served'}, 'sha512:00'),
-    ({'state': 'failed', 'reason': 'it cannot be read', 'base_path': ''}, 'sha512:00'),
-    ({'state': 'failed', 'base_path': '',
-      'reason': 'compute hosts still read the image\'s older content'}, '')])
-def test_a_base_of_version_1_is_not_taken_for_content_that_may_not_be_here(change, base_hash):
-    """Version 1 noted the new content's hash also where the older file stayed."""
-    found = Manifest.from_json({**FIRST, **change})
-    assert found.made.base_hash == base_hash
-    assert found.has_older_base == (not base_hash and bool(found.made.base_path))
-
-
-@pytest.mark.parametrize(('state', 'standing'), [
-    ('pending', 'wanted'), ('recording', 'wanted'), ('building', 'wanted'), ('served', 'done'),
-    ('ready', 'done'), ('failed', 'failed'), ('skipped', 'skipped')])
-def test_states_of_version_1(state, standing):
-    assert Manifest.from_json({**FIRST, 'state': state}).standing is Standing(standing)
-
-
-@pytest.mark.parametrize('change', [
-    {'version': 0}, {'state': 'done'}, {'state': None}, {'surprise': 1}, {'cache_image': 'x'},
-    {'cache_image': {}}, {'working_set': [1]}, {'made': {}}, {'version': True}])
-def test_a_damaged_document_of_version_1_is_refused(change):
-    with pytest.raises(exception.InvalidManifest):
-        Manifest.from_json({**FIRST, **change})
-
-
 def test_round_trip_through_a_file(tmp_path):
     path = str(tmp_path / 'manifest.json')
     FULL.save(path)
     assert Manifest.load(path) == FULL
     assert Manifest.load(path).state is ImageState.READY
-
-
-def test_one_that_does_not_know_when_its_content_was_taken_up_is_read():
-    document = FULL.to_json()
-    del document['taken_up_at']
-    assert Manifest.from_json(document) == FULL
 
 
 def test_what_is_in_hand():

@@ -22,7 +22,7 @@ IMAGE = ImageFacts('7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f', 'active', 'qcow2', 'b
 SET = WorkingSetInfo('set', 900, 3, 4096, 'nova', 'marker', 12.5, 'login:')
 CACHE = CacheInfo('cache', 1000, 900, 3, 'ab', 1 << 30, 65536, 512 * MIB, 'nbd://', 1.5, 1)
 READY = Manifest(IMAGE.image_id, Standing.DONE, image_hash='sha512:00', made=Made(
-    '/base', 'sha512:00', '', 'qcow2', 5 * MIB, 1 << 30, SET, CACHE))
+    '/base', 'sha512:00', '', 'qcow2', 5 * MIB, 1 << 30, SET, CACHE, 'set'))
 POLICY = Policy('auto', 512 * MIB, 'login:')
 
 

@@ -59,8 +59,6 @@ def test_a_host_without_certificates_is_told_of_as_it_begins(house, caplog, spea
     for host, report in [
             ('bare', none), ('bare', none), ('bare', None), ('right', none | {
                 'certificates_end': 2e9}),
-            # They do not tell.
-            ('old', none | {'rpc': '1.9'}), ('older', none | {'rpc': None}),
             # It has lost them, and has them again.
             ('right', none), ('right', none | {'certificates_end': 2e9})]:
         table.report(host, report)

@@ -90,7 +90,6 @@ def test_each_method_has_readers_for_what_it_takes():
         Endpoints, inspect.isfunction) if not name.startswith('_')}
     for method, readers in METHODS.items():
         wanted = dict(list(inspect.signature(getattr(Endpoints, method)).parameters.items())[2:])
-        wanted.pop('_told', None)
         assert list(readers.needed) == [name for name, one in wanted.items()
                                         if one.default is one.empty], method
         assert list(readers.more) == [name for name, one in wanted.items()
@@ -99,9 +98,7 @@ def test_each_method_has_readers_for_what_it_takes():
 
 
 def test_each_method_of_the_client_is_one():
-    """And of older hosts: recording_progress."""
-    assert set(METHODS) - {'recording_progress'} == {
-        name for name in dir(rpcapi.StorageAPI) if not name.startswith('_')}
+    assert set(METHODS) == {name for name in dir(rpcapi.StorageAPI) if not name.startswith('_')}
 
 
 @pytest.mark.parametrize('method, field', [
@@ -130,8 +127,6 @@ def test_what_is_missing_or_not_known_is_refused(house, method):
     for name in METHODS[method].needed:
         with pytest.raises(MessageRefused, match=rf'^{name}: is missing'):
             house.endpoints.say(method, **{key: said[key] for key in said if key != name})
-    if METHODS[method].is_open:
-        return
     for strange in ('self', 'ctxt', MEGABYTE, FORGED):
         with pytest.raises(MessageRefused, match=r'^arguments: .* is not known') as refused:
             house.endpoints.say(method, **said, **{strange: 1})
@@ -212,15 +207,12 @@ def test_what_makes_sense_is_taken_beside_what_does_not(house):
         ('report_holdings', 'report.quotas'): 1, ('report_holdings', 'report.rpc'): 1}
 
 
-def test_a_host_of_the_lowest_version_is_understood(house):
-    """Arguments that came with later versions may be left out."""
+def test_arguments_that_have_defaults_may_be_left_out(house):
     ready(house)
     said = right('plan_boot')
     del said['owner']
     said['profile_token'] = None
-    assert house.endpoints.send({'method': 'plan_boot', 'args': said, 'version': '1.0'})['action'] \
-        == 'cache'
-    assert house.endpoints.say('recording_progress', image_id=IMAGE, token='x', bytes=5) is None
+    assert house.endpoints.say('plan_boot', **said)['action'] == 'cache'
 
 
 # The place that counts.

@@ -14,7 +14,7 @@ from glance_bootcache.ceph import opening
 from glance_bootcache.ceph.opening import OpenClones
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
-ORIGIN = RbdOrigin('f', 'images', IMAGE, 'snap', '1a')
+ORIGIN = RbdOrigin('f', 'images', IMAGE, 'snap', '1a', '4')
 
 
 def manifest(number):

@@ -4,7 +4,7 @@ The neighbours are stand-ins, see test_manager.py."""
 
 import pytest
 
-from bootcache.manifest import Manifest, Standing
+from bootcache.manifest import Standing
 from glance_bootcache import decisions
 from glance_bootcache.storage import inspection
 
@@ -89,11 +89,3 @@ def test_the_same_rules_revoke_nothing(house):
     house.restart()
     house.upkeep.revoke()
     assert house.store.load(IMAGE) == before and action(house) == 'cache'
-
-
-def test_the_first_rules_are_not_written_and_others_are(house):
-    manifest = house.store.load(IMAGE)
-    assert 'look_rules' not in manifest.to_json()['made']
-    other = manifest.making(look_rules=2)
-    assert other.to_json()['made']['look_rules'] == 2
-    assert Manifest.from_json(other.to_json()) == other

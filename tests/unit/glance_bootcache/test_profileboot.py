@@ -305,7 +305,7 @@ def test_a_host_that_falls_silent_has_lost_the_recording(waits):
 
 
 @pytest.mark.parametrize(('host', 'said'), [('', 'did not ask for a recording'),
-                                            ('host', 'earlier version')])
+                                            ('host', 'does not reach the message bus')])
 def test_a_host_that_does_not_speak_is_named_with_the_cure(waits, host, said):
     nova = Servers()
     with pytest.raises(exception.ProfileBootFailed, match=said):

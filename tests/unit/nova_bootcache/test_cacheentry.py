@@ -3,6 +3,9 @@
 import dataclasses
 import json
 
+import pytest
+
+from bootcache import exception
 from bootcache.ceph.places import RbdOrigin
 from bootcache.manifest import CacheInfo
 from nova_bootcache.cache.cacheentry import CacheEntry
@@ -10,7 +13,7 @@ from nova_bootcache.storagenode import Remote
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 NAMED = Remote(IMAGE, 'storage', 1, 'base-x-ab', 'sha512:ab')
-EARLIER = Remote(IMAGE, 'storage', 1, 'base-x')
+UNKNOWN = Remote(IMAGE, 'storage', 1, 'base-x')
 
 
 def info(sha256):
@@ -34,32 +37,29 @@ def test_a_disk_of_another_size_is_of_another_content():
     assert entry(NAMED).is_of(NAMED, 0)
 
 
-def test_an_entry_of_an_earlier_version():
-    upgraded = Remote(IMAGE, 'storage', 1, 'base-x', 'sha512:ab')
-    assert entry(EARLIER).is_of(upgraded, 4096)
-    # The content has changed since: its base has another name.
-    assert not entry(EARLIER).is_of(NAMED, 4096)
-    # The storage service lost its state and got the same content again: the cache image tells.
-    assert entry(EARLIER, info('1')).is_of(NAMED, 4096, info('1'))
-    assert not entry(EARLIER, info('1')).is_of(NAMED, 4096, info('2'))
+def test_the_cache_image_or_the_bases_name_decides_where_a_hash_is_not_known():
+    told = Remote(IMAGE, 'storage', 1, 'base-x', 'sha512:ab')
+    assert entry(UNKNOWN).is_of(told, 4096)
+    assert not entry(UNKNOWN).is_of(NAMED, 4096)
+    assert entry(UNKNOWN, info('1')).is_of(NAMED, 4096, info('1'))
+    assert not entry(UNKNOWN, info('1')).is_of(NAMED, 4096, info('2'))
 
 
-def test_entries_are_understood_both_ways(tmp_path):
+def test_entries_are_read_as_they_were_written(tmp_path):
     path = str(tmp_path / 'entry')
-    entry(NAMED).save(path)
-    assert CacheEntry.load(path) == entry(NAMED)
-    with open(path) as stream:
-        document = json.load(stream)
-    # What an earlier version makes of it: its Remote knows four entries.
-    assert set(document['remote']) == {'image_id', 'host', 'port', 'export'}
-    del document['image_hash'], document['tls'], document['rbd']
-    with open(path, 'w') as stream:
-        json.dump(document, stream)
-    assert CacheEntry.load(path).remote.image_hash == ''
-    assert not CacheEntry.load(path).remote.tls
-    by_tls = entry(dataclasses.replace(NAMED, tls=True))
-    by_tls.save(path)
-    assert CacheEntry.load(path) == by_tls
-    in_ceph = entry(dataclasses.replace(NAMED, rbd=RbdOrigin('f', 'images', 'i', 'snap', '1a')))
-    in_ceph.save(path)
-    assert CacheEntry.load(path) == in_ceph
+    in_ceph = RbdOrigin('f', 'images', 'i', 'snap', '1a', '4')
+    for remote in (NAMED, dataclasses.replace(NAMED, tls=True),
+                   dataclasses.replace(NAMED, rbd=in_ceph)):
+        entry(remote).save(path)
+        assert CacheEntry.load(path) == entry(remote)
+
+
+@pytest.mark.parametrize('change', [{'version': 1}, {'image_hash': None}, {'remote': {}}])
+def test_a_damaged_entry_is_refused(tmp_path, change):
+    path = tmp_path / 'entry'
+    entry(NAMED).save(str(path))
+    document = {**json.loads(path.read_text()), **change}
+    path.write_text(json.dumps({key: value for key, value in document.items()
+                                if value is not None}))
+    with pytest.raises(exception.InvalidManifest, match=str(path)):
+        CacheEntry.load(str(path))

@@ -21,7 +21,7 @@ from nova_bootcache.gateway.hostclones import HostClones
 from nova_bootcache.storagenode import Remote
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
-ORIGIN = RbdOrigin('f', 'images', IMAGE, 'snap', '1a')
+ORIGIN = RbdOrigin('f', 'images', IMAGE, 'snap', '1a', '4')
 REMOTE = Remote(IMAGE, '10.0.0.1', 10810, 'base-x', rbd=ORIGIN)
 NO_KEYRING = '2026-11-24T00:00:00.000+0000 7f auth: unable to find a keyring on /etc/ceph/x'
 NO_USER = "2026-11-24T00:00:00.000+0000 7f monclient: authenticate NOTE: no keyring\n" \

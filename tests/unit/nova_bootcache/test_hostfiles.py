@@ -150,18 +150,6 @@ def test_a_damaged_entry_does_not_count_and_hides_no_other(cache, change):
     assert cache.entries() == [other]
 
 
-def test_an_entry_of_version_1_counts(cache):
-    entry = place(cache)
-    path = f'{cache.path(IMAGE)}.json'
-    with open(path) as stream:
-        document = json.load(stream)
-    for name in ('virtual_bytes', 'pinned'):
-        del document[name]
-    with open(path, 'w') as stream:
-        json.dump({**document, 'version': 1}, stream)
-    assert cache.entry(IMAGE) == entry
-
-
 @pytest.mark.parametrize('content', [b'', b'{', b'[]', b'null', b'5', b'\xff'])
 def test_no_document_does_not_count(cache, content):
     place(cache)

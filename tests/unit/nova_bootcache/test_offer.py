@@ -23,7 +23,6 @@ INFO = CacheInfo('cache', 1000, 900, 3, 'ab', 1 << 30, 65536, 1 << 29, 'nbd://',
 WATCH = {'quota': 1 << 29, 'marker': 'login:', 'linger': 30, 'silence': 60.5, 'timeout': 900}
 REMOTE = Remote(IMAGE, '10.0.0.1', 10810, f'base-{IMAGE}', 'sha512:ab')
 # Of a service that does not name contents.
-UNNAMED = Remote(IMAGE, '10.0.0.1', 10810, f'base-{IMAGE}')
 BASE = {'server': ['10.0.0.1', 10810], 'virtual_bytes': 1 << 30, 'base_export': f'base-{IMAGE}',
         'image_hash': 'sha512:ab', 'pinned': False}
 CACHE = {**BASE, 'action': rpcapi.ACTION_CACHE, 'cache_export': 'cache-x',
@@ -44,7 +43,7 @@ def test_a_cache_image_is_offered():
     assert parse(over_the_bus(CACHE)) == Offered(
         Storage(Offer.CACHE, Medium.MEMORY, has_memory=True, wants_report=True), '', REMOTE,
         1 << 30, 'sha512:ab', INFO, 'cache-x', False,
-        Watch(BootLimits(1 << 29, 30.0, 60.5, 900.0), 'login:'))
+        Watch(BootLimits(1 << 29, 30.0, 60.5, 900.0), 'login:'), is_verified=False)
 
 
 def test_other_hosts_were_told_of_it():
@@ -102,28 +101,6 @@ def test_nobody_answers():
 def test_an_action_that_is_not_known_is_a_refusal(action):
     assert parse({**CACHE, 'action': action}).storage.offer is Offer.STOCK
     assert parse({'action': action}).storage == Storage(Offer.STOCK)
-
-
-# A service of version 1.0 knows no media, no watching, no hashes and no pins.
-
-NEW = ('medium', 'has_memory', 'watch', 'image_hash', 'pinned')
-
-
-def test_an_older_service_offers_a_cache_image():
-    found = parse({key: value for key, value in CACHE.items() if key not in NEW})
-    assert found == Offered(Storage(Offer.CACHE, Medium.DISK, False, False), '', UNNAMED, 1 << 30,
-                            '', INFO, 'cache-x', False, None)
-
-
-def test_an_older_service_records():
-    found = parse({'action': 'record',
-                   **{key: value for key, value in BASE.items() if key not in NEW}})
-    assert found.storage == Storage(Offer.PROFILE) and found.remote == UNNAMED
-
-
-def test_an_older_service_refuses():
-    assert parse({'action': 'stock', 'reason': 'the image is pending'}) \
-        == Offered(Storage(Offer.STOCK), 'the image is pending')
 
 
 # Damage.

@@ -130,19 +130,6 @@ def test_it_is_others_turn(client):
     assert raised.value.seconds == 30.0
 
 
-@pytest.mark.parametrize('error', [
-    messaging.RPCVersionCapError('1.14', '1.13'), messaging.UnsupportedVersion('1.14'),
-    messaging.RemoteError('UnsupportedVersion', 'no')])
-def test_a_service_of_an_earlier_version_has_no_slots_and_is_not_told_of_any(client, error):
-    told, clock = Told(error), Clock()
-    slot = StorageSlot(client(told), clock)
-    slot.take()
-    clock.now += 100
-    slot.keep()
-    slot.give_back()
-    assert told.held == []
-
-
 def test_a_service_that_does_not_answer_is_asked_later(client):
     with pytest.raises(messaging.MessagingTimeout):
         StorageSlot(client(Told(messaging.MessagingTimeout('nobody')))).take()

@@ -1,15 +1,13 @@
 """Upkeep: each step by itself, what is said of it, and entries of an earlier version."""
 
 
-import oslo_messaging as messaging
 import pytest
-from fakes_upkeep import IMAGE, INFO, OTHER, TRIES, looks, offered, times_of, upkeep_of
+from fakes_upkeep import IMAGE, OTHER, looks, offered, times_of, upkeep_of
 from fakes_upkeep import clock as clock  # the fixture
 from fakes_upkeep import host as host  # the fixture
 
 from bootcache import expiry, rpcapi
 from glance_bootcache.smallca import SmallCA
-from nova_bootcache.storagenode import Remote
 
 # What the storage service hears.
 
@@ -178,57 +176,3 @@ def test_a_storage_service_that_is_away_is_told_once_and_when_it_is_back(host, c
     for _second in looks(clock, kept.once, 60):
         pass
     assert [' is ready: ' in line for _level, line in lines(caplog)] == [True]
-
-
-# Entries of an earlier version, which do not name the content.
-
-def test_an_entry_that_does_not_name_its_content_gets_it_while_the_base_has_its_name(host, clock):
-    host.cache.holds(IMAGE)
-    host.storage.answers = {IMAGE: {**offered(), 'image_hash': 'sha512:ab', 'generation': 3,
-                            'pinned': True}}
-    keeper = upkeep_of(host)
-    for _now in looks(clock, keeper.note_contents, 3):
-        pass
-    entry = host.cache.held[IMAGE]
-    assert entry.remote == Remote(IMAGE, '10.0.0.1', 10810, f'base-{IMAGE}', 'sha512:ab')
-    assert (entry.generation, entry.pinned) == (0, False), 'it is not used'
-    assert host.storage.asked == [IMAGE]
-    assert host.cache.waited == [False], 'one that comes with patience does not make haste'
-    # The storage node's manifest is made anew: the base has another name, and is the same one.
-    again = Remote(IMAGE, '10.0.0.1', 10810, f'base-{IMAGE}-ab', 'sha512:ab')
-    assert entry.is_of(again, 1 << 30)
-
-
-@pytest.mark.parametrize('answer', [
-    None, offered(), {'action': 'wait'},
-    {**offered(), 'action': 'cold', 'base_export': 'base-other', 'image_hash': 'sha512:cd',
-     'cache_image': {**INFO.to_dict(), 'sha256': 'cd'}}],
-    ids=['away', 'earlier service', 'wait', 'another content'])
-def test_nothing_is_noted_that_is_not_known(host, clock, answer):
-    host.cache.holds(IMAGE)
-    host.storage.answers = {IMAGE: answer}
-    assert times_of(clock, upkeep_of(host).note_contents, host.storage.asked) == TRIES
-    assert host.cache.held[IMAGE].remote.image_hash == ''
-
-
-def test_nobody_is_asked_about_what_no_server_needs(host, clock):
-    host.cache.holds(IMAGE)
-    host.needs.needed = set()
-    upkeep_of(host).note_contents()
-    assert host.storage.asked == []
-
-
-def test_one_whose_storage_service_fails_keeps_no_other(host, clock, caplog, monkeypatch):
-    for image in (IMAGE, OTHER):
-        host.cache.holds(image)
-    host.storage.answers = {OTHER: {**offered(OTHER), 'image_hash': 'sha512:ab'}}
-    ask = host.storage.ask
-
-    def fails(image_id, server_id):
-        if image_id == IMAGE:
-            raise messaging.RemoteError('OSError', 'disk')
-        return ask(image_id, server_id)
-
-    monkeypatch.setattr(host.storage, 'ask', fails)
-    upkeep_of(host).note_contents()
-    assert host.cache.held[OTHER].remote.image_hash == 'sha512:ab' and IMAGE in caplog.text

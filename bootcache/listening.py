@@ -1,5 +1,7 @@
-"""Listening on a TCP port, by IPv4 or IPv6."""
+"""Listening on a TCP port, by IPv4 or IPv6, and whether anybody listens on a unix socket."""
 
+import contextlib
+import errno
 import os
 import socket
 
@@ -22,3 +24,14 @@ def listen(host: str, port: int, backlog: int | None = None) -> socket.socket:
     except OSError as error:
         # Its own text says the address once more.
         raise OSError(error.errno, os.strerror(error.errno or 0)) from None
+
+
+def is_served(path: str) -> bool:
+    """Return whether a process listens on a unix socket, also one that has a queue or hangs.
+
+    :param path: of the socket.
+    """
+    with socket.socket(socket.AF_UNIX) as client, contextlib.suppress(OSError):  # Path too long.
+        client.setblocking(False)
+        return client.connect_ex(path) in (0, errno.EAGAIN)
+    return False

@@ -18,13 +18,13 @@ from typing import Any
 
 from oslo_log import log as logging
 
-from bootcache import errorlog, exception, listening, naming, tls
+from bootcache import errorlog, exception, listening, naming, pidfile, tls
 from bootcache.breaker import Breaker
 from bootcache.monitor import Monitor, Session
 
 LOG = logging.getLogger(__name__)
 
-_COMMAND_SECONDS, _START_SECONDS, _KILLED_SECONDS = 30, 20, 30
+_COMMAND_SECONDS, _START_SECONDS = 30, 20
 _STARTS = 3
 # Of one that nobody but systemd starts.
 _CURE = 'start its systemd unit'
@@ -59,24 +59,6 @@ class TcpListener:
 
     def __str__(self) -> str:
         return naming.tcp_address(self.host, self.port)
-
-
-def _wait_end(pid: int, seconds: float) -> bool:
-    """Wait until a process has ended; its command line goes before it closes its files.
-
-    So does its first thread: what has a state of its own is that thread, and others may still run.
-    """
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        try:
-            with open(f'/proc/{pid}/stat') as stream:
-                is_over = stream.read().rpartition(')')[2].split()[0] in 'ZX'
-            if is_over and len(os.listdir(f'/proc/{pid}/task')) <= 1:
-                return True
-        except (OSError, IndexError):
-            return True
-        time.sleep(0.02)
-    return False
 
 
 def _credentials(session: Session) -> set[str]:
@@ -147,16 +129,17 @@ class StorageDaemon:
         with self.monitor.alone():
             if self.answers():
                 return False
-            pid = self.pid()
-            if pid is not None and os.path.exists(self.monitor_path):
+            if self.runs and os.path.exists(self.monitor_path):
                 # Whoever reads through it shall not suffer for a monitor that is busy.
                 raise exception.StorageDaemonBusy(
-                    f'{self.name}: pid {pid} runs, but does not answer on {self.monitor_path};'
-                    ' it is left alone. A storage node may hang, or another has the monitor open.')
+                    f'{self.name}: pid {self.pid() or "of another namespace"} runs, but does not'
+                    f' answer on {self.monitor_path}; it is left alone. A storage node may hang, or'
+                    ' another has the monitor open.')
             if not self._autostart:
                 raise exception.StorageDaemonError(
                     f'{self.name}: nothing answers on {self.monitor_path}; {_CURE}')
             self.stop()
+            self._check_listener()
             # The one that may have hung is gone.
             self.monitor.heard()
             self._start()
@@ -272,37 +255,35 @@ class StorageDaemon:
                 f'{self.name}: its socket cannot be given to group {self._group}: {error}'
             ) from error
 
-    def pid(self) -> int | None:
-        """Return the daemon's process id, or None if it does not run."""
-        try:
-            with open(self.pid_path) as stream:
-                pid = int(stream.read())
-        except (OSError, ValueError):
-            return None
-        return pid if self._runs(pid) else None
+    def _check_listener(self) -> None:
+        """Check that nobody serves at the unix socket: whoever starts a daemon there replaces it.
 
-    def _runs(self, pid: int) -> bool:
-        try:
-            with open(f'/proc/{pid}/cmdline', 'rb') as stream:
-                # A pid may have been given to another process since.
-                return self.monitor_path.encode() in stream.read()
-        except OSError:
-            return False
+        :raises StorageDaemonError: if somebody does.
+        """
+        if isinstance(self.listener, UnixListener) and listening.is_served(self.listener.path):
+            raise exception.StorageDaemonError(
+                f'{self.name}: a daemon listens on {self.listener} already, and its monitor is not'
+                f' at {self.monitor_path}; where it runs in a container, share the folder'
+                f' {self.directory} with that')
+
+    @property
+    def runs(self) -> bool:
+        """Whether the daemon lives, in whatever namespace."""
+        return pidfile.holder(self.pid_path) is not None
+
+    def pid(self) -> int | None:
+        """Return the daemon's process id; None if it does not run in this PID namespace."""
+        return pidfile.holder(self.pid_path) or None
 
     def stop(self, grace: float = 5) -> None:
         """End the daemon: SIGTERM, after ``grace`` seconds SIGKILL; it is gone when this returns.
 
-        The process itself is looked at: it removes its pid file before it has ended, and holds its
-        port and its files for that long.
+        :raises StorageDaemonError: if it runs in another PID namespace.
         """
-        pid = self.pid()
-        if pid is None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGTERM)
-            if not _wait_end(pid, grace) and self._runs(pid):
-                os.kill(pid, signal.SIGKILL)
-                _wait_end(pid, _KILLED_SECONDS)
+        if pidfile.holder(self.pid_path) == pidfile.ELSEWHERE:
+            raise exception.StorageDaemonError(
+                f'{self.name}: it runs in another PID namespace, and can be ended only there')
+        pidfile.end(self.pid_path, grace)
 
     def credentials(self) -> set[str]:
         """Return the ids of the certificates that the daemon has.

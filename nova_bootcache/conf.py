@@ -247,7 +247,8 @@ so the time after which it hears of what it is to let go of.
                default='/run/bootcache',
                help="""
 Directory of the gateway's monitor socket and pid file. A gateway that systemd
-started is adopted if its monitor is ``gateway.qmp`` in here.
+started is adopted if its monitor is ``gateway.qmp`` in here, and one that runs
+in another container if that shares this directory with nova-compute's.
 
 Related options:
 

@@ -145,7 +145,7 @@ class CloneDaemon:
     @property
     def runs(self) -> bool:
         """Whether there is a daemon."""
-        return self._daemon.pid() is not None
+        return self._daemon.runs
 
     def exports(self) -> set[str]:
         """Return the names of what is open.

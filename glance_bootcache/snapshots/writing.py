@@ -85,7 +85,7 @@ class SnapshotDaemon:
     @property
     def runs(self) -> bool:
         """Whether there is a daemon."""
-        return self._daemon.pid() is not None
+        return self._daemon.runs
 
     def rest(self, is_idle: Callable[[], bool]) -> None:
         """End the daemon if nothing is under way; who opens something then starts another one.

@@ -104,7 +104,7 @@ class Exporter:
     @property
     def runs(self) -> bool:
         """Whether there is a daemon now."""
-        return self._daemon.pid() is not None
+        return self._daemon.runs
 
     def may_serve(self, image_id: str) -> bool:
         """Tell whether an image, or an export, may be served; without asking QEMU."""
@@ -281,7 +281,7 @@ class Exporter:
         return True
 
     def _runs(self) -> bool:  # One that does not answer goes on serving.
-        return self._daemon.pid() is not None or self._daemon.answers()
+        return self._daemon.runs or self._daemon.answers()
 
     def withdraw_idle(self, image_id: str, idle: float, with_cache: bool = False) -> None:
         """Serve an image's base and stored file no more, if nobody has asked for them in a while.

@@ -97,7 +97,7 @@ class ComputeHost:
         self.expansions = Expansions(self.cache, self.room, self.needs, Expand(group.expand),
                                      group.settle_delay, base_directory)
         self.recordings = ProfileRecordings(self.gateway, cache_directory)
-        self.serving = Serving(group, self.needs, self.boots)
+        self.serving = Serving(group, self.needs, self.boots, cache_directory)
         parts = Parts(
             self.storage, self.cache, self.gateway, self.needs, self.below, self.room, self.fetches,
             self.arrivals, self.boots, self.recordings, self.encryption)

@@ -19,19 +19,21 @@ class Serving:
     """Says why a server goes the stock way, for reasons that are the host's.
 
     :ivar refusal: why this host serves nothing that is new; empty if it does.
-    :ivar socket: whether QEMU can open the gateway's.
+    :ivar socket: whether QEMU can open the gateway's, and cache images.
 
     :param conf: the driver's options.
     :param needs: told of disks that are not going to be opened.
     :param boots: told of servers that do not boot from here.
+    :param directory: of cache images.
     """
 
-    def __init__(self, conf: cfg.ConfigOpts, needs: HostNeeds, boots: WatchedBoots):
+    def __init__(self, conf: cfg.ConfigOpts, needs: HostNeeds, boots: WatchedBoots,
+                 directory: str):
         self._conf = conf
         self._needs = needs
         self._boots = boots
         self.refusal = ''
-        self.socket = GatewaySocket(conf.gateway_socket)
+        self.socket = GatewaySocket(conf.gateway_socket, directory)
         # Servers that Nova starts just now, and the disks that were made for that. Guarded by the
         # lock, held for dictionary steps.
         self._starting: dict[str, str] = {}
@@ -73,17 +75,16 @@ class Serving:
             if server_id in self._starting:
                 self._starting[server_id] = path
 
-    def did_not_start(self, server_id: str, path: str, error: str) -> bool:
+    def did_not_start(self, server_id: str, path: str) -> bool:
         """Tell whether a server that did not start would from a disk that is made the stock way.
 
         A profile boot would not be recorded then: it fails.
 
         :param path: of its root disk; one that was made for this start goes, no other one.
-        :param error: libvirt's.
         """
         with self._lock:
             made = self._starting.get(server_id) == path
-        if not made or not self.socket.failed(server_id, error):
+        if not made:
             return False
         # It would take the reads of a server that does not boot from here.
         self._boots.discard(server_id, 'it did not start, and is made the stock way')

@@ -140,7 +140,7 @@ class Gateway:
 
         :raises StorageDaemonError: if the daemon does not answer.
         """
-        if self._clones is None or not self._clones.daemon.runs or self.daemon.pid() is None:
+        if self._clones is None or not self._clones.daemon.runs or not self.daemon.runs:
             return False
         there = self._present(remote.image_id)
         return there.is_exported and self.reads_in_ceph(there) \
@@ -267,7 +267,7 @@ class Gateway:
         """
         export = naming.export_name(naming.EXPORT_BASE, image_id)
         with self._alone(image_id):
-            if self.daemon.pid() is None and not self.daemon.answers():
+            if not self.daemon.runs and not self.daemon.answers():
                 return True
             if graph.ARRIVING in self._present(image_id).kinds:
                 return False

@@ -1,7 +1,8 @@
-"""Whether libvirt's QEMU can open the gateway's socket: told by modes beforehand, or by a start.
+"""Whether libvirt's QEMU can open what is below servers' disks: told by modes, or by a start.
 
-Nova's user may not become QEMU's, so modes along the path are compared; access control lists, and
-what AppArmor or SELinux deny, are seen only when a server is started.
+Nova's user may not become QEMU's, so modes along the path are compared; access control lists, what
+AppArmor or SELinux deny, and a QEMU of another container that lacks the files, are seen only when
+a server is started.
 """
 
 import contextlib
@@ -9,12 +10,14 @@ import dataclasses
 import errno
 import os
 import pwd
+import re
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from xml.etree import ElementTree
 
 from oslo_log import log as logging
 
+from bootcache import listening
 from bootcache.locks import leaf
 
 LOG = logging.getLogger(__name__)
@@ -127,32 +130,50 @@ def denial(steps: Iterable[PathStep], who: Identity) -> str:
     return ''
 
 
-def is_blamed(error: str, socket_path: str) -> bool:
-    """Tell whether a domain did not start as QEMU could not connect to the socket. Pure.
+def blamed(error: str, socket_path: str, directory: str) -> str:
+    """Return what QEMU could not open as a domain did not start: the socket or a cache image. Pure.
 
     :param error: libvirt's, with QEMU's own words.
+    :param directory: of cache images.
+    :returns: its path; empty if the error is another one.
     """
-    return f"Failed to connect to '{socket_path}'" in error
+    found = re.search(rf"'({re.escape(socket_path)}|{re.escape(directory)}/[^'/]+)'", error)
+    return found[1] if found else ''
 
 
-def is_denied(error: str) -> bool:
-    """Tell whether that was for want of a right: the next server would fail as well. Pure."""
-    return os.strerror(errno.EACCES) in error or os.strerror(errno.EPERM) in error
+def denial_of_start(error: str, path: str, is_here: bool) -> str:
+    """Return why the next server would not start either, and the cure; empty if it may. Pure.
+
+    :param error: libvirt's, which blames the path.
+    :param is_here: whether this process could open it all the time.
+    """
+    if any(os.strerror(code) in error for code in (errno.EACCES, errno.EPERM)):
+        return (f'QEMU is denied {path}; see its mode, its group ([bootcache]gateway_group for the'
+                ' gateway\'s socket), and AppArmor\'s or SELinux\'s rules for libvirt\'s QEMU, then'
+                ' restart nova-compute')
+    if is_here and any(os.strerror(code) in error for code in (errno.ENOENT, errno.ECONNREFUSED)):
+        return (f'QEMU does not see {path}, which is here: where libvirt or the gateway run in'
+                f' containers of their own, share the folder {os.path.dirname(path)} with them (the'
+                ' folder, not a socket in it), then restart nova-compute')
+    return ''
 
 
 class GatewaySocket:
     """What is known of one host's socket: whether servers can be started that need it.
 
-    :ivar reason: why QEMU cannot open it; empty if it can, as far as is known.
+    :ivar reason: why QEMU cannot open it, or cache images; empty if it can, as far as is known.
 
     :param path: of the socket.
+    :param directory: of cache images.
     """
 
-    def __init__(self, path: str):
+    def __init__(self, path: str, directory: str):
         self._path = path
+        self._directory = directory
         self._qemu: Identity | None = None
-        # Why it cannot, by modes, and as a start has shown.
+        # Why it cannot, by modes, and as a start has shown, of that very socket.
         self._denial = self._denied = ''
+        self._denied_socket: tuple[int, ...] | None = None
         # What was said that may be so.
         self._warned = ''
         # Servers that go the stock way just now. Guarded by the lock.
@@ -176,6 +197,10 @@ class GatewaySocket:
         :param qemu: whom QEMU runs as, once that is known.
         :raises OSError: if it cannot be told.
         """
+        if self._denied and self._identity() != self._denied_socket:
+            LOG.info('bootcache: the gateway\'s socket is another one, or has another mode: servers'
+                     ' boot from cache images again')
+            self._denied = ''
         self._qemu = qemu or self._qemu
         before = self._denial
         found = '' if self._qemu is None else denial(look(self._path), self._qemu)
@@ -190,41 +215,44 @@ class GatewaySocket:
         elif before and not self._denial:
             LOG.info('bootcache: QEMU may open the gateway\'s socket now')
 
-    def failed(self, server_id: str, error: str) -> bool:
-        """Tell whether a server did not start as QEMU could not connect to the socket.
-
-        If it was denied, all servers of the host go the stock way from now on.
-
-        :param error: libvirt's.
-        """
-        if not is_blamed(error, self._path):
-            return False
-        if is_denied(error) and not self._denied:
-            self._denied = (
-                'QEMU is denied the gateway\'s socket; see its mode, its group ([bootcache]'
-                'gateway_group), and AppArmor\'s or SELinux\'s rules for libvirt\'s QEMU, then'
-                ' restart nova-compute')
-            LOG.error('bootcache: servers go the stock way: %s', self._denied)
-        LOG.warning('bootcache: server %s did not start, as QEMU could not open the gateway\'s'
-                    ' socket %s; it is made the stock way', server_id, self._path)
-        return True
+    def _identity(self) -> tuple[int, ...] | None:
+        """Return what is another for each socket, and for each change of its rights."""
+        try:
+            found = os.stat(self._path)
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino, found.st_ctime_ns
 
     def start(self, server_id: str, start: Callable[[], None],
-              make_stock: Callable[[str], bool]) -> None:
-        """Start a server; once more, the stock way, if QEMU cannot open the socket.
+              make_stock: Callable[[], bool]) -> None:
+        """Start a server; once more, the stock way, if QEMU cannot open what is below its disk.
+
+        If the next one could not either, all servers of the host go the stock way from now on.
 
         :param start: makes what is missing of its disk, and starts it.
         :param make_stock: sees to it that its disk is made anew, or is put onto a base of stock
-            Nova's; False if libvirt's error, which it is given, is another.
+            Nova's; False if that is not possible.
         :raises Exception: Nova's.
         """
+        before = self._identity()
         try:
             start()
         except Exception as error:
-            if not make_stock(str(error)):
+            path = blamed(str(error), self._path, self._directory)
+            if not path or not make_stock():
                 raise
+            is_here = os.path.exists(path) if path != self._path else (
+                before is not None and self._identity() == before and listening.is_served(path))
+            self._failed(server_id, path, denial_of_start(str(error), path, is_here))
             with self.stock_only(server_id):
                 start()
+
+    def _failed(self, server_id: str, path: str, denied: str) -> None:
+        if denied and not self._denied:
+            self._denied, self._denied_socket = denied, self._identity()
+            LOG.error('bootcache: servers go the stock way: %s', denied)
+        LOG.warning('bootcache: server %s did not start, as QEMU could not open %s; it is made the'
+                    ' stock way', server_id, path)
 
     @contextlib.contextmanager
     def stock_only(self, server_id: str) -> Iterator[None]:

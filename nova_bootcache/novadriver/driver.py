@@ -104,7 +104,7 @@ class BootCacheLibvirtDriver(SnapshottingDriver):
             LOG.warning('bootcache: servers that waited to be resumed are not resumed: %s', error)
 
     def spawn(self, context: Any, instance: Any, *args: Any, **kwargs: Any) -> None:
-        """Start it from a disk that is made the stock way if QEMU cannot open the gateway's socket.
+        """Start it from a disk that is made the stock way if QEMU cannot open what is below it.
 
         A forgotten rule of AppArmor shows only here. Nova has cleaned up after the first try.
         """
@@ -112,15 +112,14 @@ class BootCacheLibvirtDriver(SnapshottingDriver):
         with self.bootcache.serving.starting(instance.uuid), self.standing.starting(instance.uuid):
             self.bootcache.serving.socket.start(
                 instance.uuid, functools.partial(super().spawn, context, instance, *args, **kwargs),
-                lambda error: self.bootcache.serving.did_not_start(instance.uuid, path, error))
+                lambda: self.bootcache.serving.did_not_start(instance.uuid, path))
 
     def finish_migration(self, context: Any, migration: Any, instance: Any, *args: Any,
                          **kwargs: Any) -> None:
         """Do the same with one from another host: its disk gets a base of stock Nova's below it."""
-        def make_stock(error: str) -> bool:
+        def make_stock() -> bool:
             disk = self._disks.find(instance)
-            return disk is not None and self.bootcache.serving.socket.failed(instance.uuid, error) \
-                and disk.name_stock_base()
+            return disk is not None and disk.name_stock_base()
 
         with self.standing.starting(instance.uuid):
             self.bootcache.serving.socket.start(

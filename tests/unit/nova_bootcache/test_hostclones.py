@@ -97,7 +97,7 @@ def daemon(clones, monkeypatch):
         seen.ended += 1
     of = clones.daemon._daemon
     monkeypatch.setattr(qemuimg, 'check_opens', check_opens)
-    monkeypatch.setattr(of, 'pid', lambda: None if seen.ended else 1)
+    monkeypatch.setattr(type(of), 'runs', property(lambda _daemon: not seen.ended))
     monkeypatch.setattr(of, 'exports', lambda: seen.open)
     monkeypatch.setattr(of, 'remove_export', lambda export, disconnect: seen.open.pop(export))
     monkeypatch.setattr(of, 'remove_nodes', lambda name: None)

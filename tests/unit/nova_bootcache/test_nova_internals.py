@@ -121,7 +121,7 @@ def test_what_is_not_looked_at_reaches_nova_as_it_came(kind, nova, method, monke
     # Stands for all that is ours in the driver, where nothing is to be done.
     ours.bootcache = ours.settler = ours.upkeep = ours.warming = ours.standing = mock.MagicMock()
     ours.bootcache.cache.entries.return_value = []
-    ours.bootcache.serving.socket = GatewaySocket('/s')
+    ours.bootcache.serving.socket = GatewaySocket('/s', '/c')
     ours.bootcache.serving.is_on = False
     ours.standing.is_standing.return_value, ours.standing.let_go_on.return_value = False, True
     ours._disks, ours._has_started = mock.MagicMock(), False

@@ -42,8 +42,8 @@ def test_every_row_is_told_as_nova_has_it(row):
     backend = imagebackend.Backend(CONF.use_cow_images).backend()
     assert (backend is imagebackend.Qcow2) is is_overlay
     assert diskconf.has_overlays(CONF) is diskconf.serves(CONF) is is_overlay
-    assert any('all servers of this host go the stock way; set' in warning for warning in diskconf.warnings(CONF)) \
-        is not is_overlay
+    assert any('all servers of this host go the stock way; set' in warning
+               for warning in diskconf.warnings(CONF)) is not is_overlay
 
 
 @pytest.mark.parametrize('images_type, use_cow, preallocate, words', [

@@ -40,6 +40,8 @@ class SharedStore:
     :ivar path: of the store's file; made new, removed at the end.
     :ivar limit: bytes that the file may have.
     :ivar grows: whether what is read through it is still kept.
+    :ivar gave_back: whether it gave back the space that it does not need: what stays beyond its
+        end is the file system's, which may give out megabytes at a time.
     :ivar spoilt: what is read through it is not boots' alone, or not kept, or what a boot read was
         not told: it tells nothing of boots any more, and gives way to another one.
 
@@ -51,8 +53,7 @@ class SharedStore:
         self.name = image_id
         self.path = path
         self.limit = limit
-        self.grows = False
-        self.spoilt = False
+        self.grows = self.gave_back = self.spoilt = False
         self._gateway = gateway
         self._store = GrowingStore(gateway.daemon, image_id, naming.node_name(REMOTE, image_id),
                                    virtual_bytes, path, GRANULARITY)
@@ -174,6 +175,7 @@ class SharedStore:
             # They may lie beyond the file's end. Nobody writes to it after that.
             self._store.write_tables()
             diskroom.give_back(self.path)
+            self.gave_back = True
         LOG.info('image %s: its growing store, which does not grow any more, gave back the space'
                  ' beyond its %d bytes', self.name, self.size())
 

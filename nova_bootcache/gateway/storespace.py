@@ -53,48 +53,49 @@ class StoreSpace:
         entries = {entry.remote.image_id: entry for entry in self._files.entries()}
         if self._left is None:
             self._left = {image_id for image_id in entries if self._ahead(image_id)}
-        stores = {store.name: store.grows for store in self._below.stores.stores()}
+        stores = {store.name: store.grows for store in self._below.stores.stores()
+                  if not store.gave_back}
         # One whose cache image is gone went with it.
         self._left &= set(entries)
         for image_id in sorted((self._left | set(stores)) & set(entries)):
             if stores.get(image_id):
                 # It has no pause behind it when it stops.
                 continue
-            if not self._ahead(image_id):
+            if not self._ahead(image_id) or (
+                    self._pauses.is_time(image_id) and self._try(entries[image_id])):
                 self._left.discard(image_id)
-            elif self._pauses.is_time(image_id):
-                self._try(entries[image_id])
 
     def _ahead(self, image_id: str) -> list[str]:
         """Return the files of an image's stores that have space beyond their end."""
         paths = [self._files.store_path(image_id, medium) for medium in self._files.directories]
         return [path for path in paths if diskroom.has_ahead(path)]
 
-    def _try(self, entry: CacheEntry) -> None:
+    def _try(self, entry: CacheEntry) -> bool:
+        """Have an image's stores give back their space; return whether they did, once for all."""
         image_id, node = entry.remote.image_id, f'{entry.remote.host}:{entry.remote.port}'
         # Others of the same storage node are not waited for.
         if not self._pauses.is_time(node):
-            return
+            return False
         try:
             if self._may_grow(image_id):
                 self._pauses.postpone(image_id)
-                return
+                return False
             storagenode.check_reachable(entry.remote)
             self._pauses.forget(node)
             # Nobody opens another one in its place meanwhile.
             with self._needs.deciding.of(image_id):
-                if not self._may_grow(image_id):
-                    for path in self._ahead(image_id):
-                        self._store_at(path, entry).give_back()
+                if self._may_grow(image_id):
+                    return False
+                for path in self._ahead(image_id):
+                    self._store_at(path, entry).give_back()
             self._pauses.forget(image_id)
-        except exception.StorageNodeAway as error:
-            pause = self._pauses.postpone(node)
-            LOG.info('image %s: its growing store keeps space that it does not need, and is looked'
-                     ' at again in %.0f s: %s', image_id, pause, error)
+            return True
         except (exception.BootcacheError, OSError) as error:
-            pause = self._pauses.postpone(image_id)
+            pause = self._pauses.postpone(
+                node if isinstance(error, exception.StorageNodeAway) else image_id)
             LOG.info('image %s: its growing store keeps space that it does not need, and is looked'
                      ' at again in %.0f s: %s', image_id, pause, error)
+        return False
 
     def _may_grow(self, image_id: str) -> bool:
         """Tell whether an image's store grows, or is none that the gateway has."""

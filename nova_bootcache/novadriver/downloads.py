@@ -6,7 +6,12 @@ from glanceclient import exc
 from nova.image import glance
 from oslo_log import log as logging
 
+from bootcache import beside
+
 LOG = logging.getLogger(__name__)
+
+# Nova's own patience with Glance has no end.
+_PATIENCE_SECONDS = 30
 
 
 def refusal(context: Any, image_id: str) -> str:
@@ -14,17 +19,20 @@ def refusal(context: Any, image_id: str) -> str:
 
     Glance has no question for that: the download is begun, by Nova's own client as the user, and
     given up when the answer comes, which is before the data. Only what Glance refuses counts: one
-    that does not answer does not say that the user may not.
+    that does not answer, or not within half a minute, does not say that the user may not.
 
     :param context: Nova's, of the request that makes the server.
     """
-    try:
+    def ask() -> None:
         # Without the hash, for which the image's record would be asked for as well.
         glance.get_default_image_service()._client.call(
             context, 2, 'data', args=(image_id,), kwargs={'do_checksum': False})
+
+    try:
+        beside.begin(ask, 'bootcache-download').result(_PATIENCE_SECONDS)
     except (exc.HTTPForbidden, exc.HTTPNotFound) as error:
         return f'Glance does not let the server\'s user download image {image_id}: {error}'
     except Exception as error:
-        LOG.warning('bootcache: Glance does not say whether the user may download image %s: %s',
+        LOG.warning('bootcache: Glance does not say whether the user may download image %s: %r',
                     image_id, error)
     return ''

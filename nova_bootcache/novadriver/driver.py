@@ -351,14 +351,15 @@ class BootCacheLibvirtDriver(SnapshottingDriver):
 
     # The host.
 
-    def get_available_resource(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def get_available_resource(self, nodename: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Publish what this host holds, for the scheduler's weigher and filter."""
         self._has_started = True
-        resources: dict[str, Any] = super().get_available_resource(*args, **kwargs)
+        resources: dict[str, Any] = super().get_available_resource(nodename, *args, **kwargs)
         if self._serves():
             try:
+                room = warmth.room(accounting.statistics(self.virtapi, nodename))
                 # In Nova 31.0 the stock driver has none of its own.
-                resources.setdefault('stats', {})[warmth.STATS_KEY] = self.holdings.published()
+                resources.setdefault('stats', {})[warmth.STATS_KEY] = self.holdings.published(room)
             except Exception:
                 # The host counts without: nothing that is here may take it out of Nova's count.
                 LOG.exception('bootcache: what this host holds is not published')

@@ -55,8 +55,11 @@ class PublishedHoldings:
                 continue
         return found
 
-    def published(self) -> str:
-        """Return the entry that the scheduler reads (nova_bootcache/published/warmth.py)."""
+    def published(self, limit: int = warmth.LIMIT) -> str:
+        """Return the entry that the scheduler reads (nova_bootcache/published/warmth.py).
+
+        :param limit: bytes that it may have.
+        """
         holdings = []
         for entry, _status, used in self._whole():
             image_id = entry.remote.image_id
@@ -66,7 +69,7 @@ class PublishedHoldings:
         holdings.extend(Holding(warmth.image_key(image_id), Level.ARRIVING, float('inf'))
                         for image_id in self._host.room.arriving())
         holdings.extend(self._bases())
-        return warmth.encode(holdings)
+        return warmth.encode(holdings, limit)
 
     def _bases(self) -> Iterator[Holding]:
         try:

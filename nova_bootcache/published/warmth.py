@@ -9,12 +9,17 @@ import dataclasses
 import enum
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 STATS_KEY = 'bootcache'
 VERSION = 1
-# What an entry may have, in bytes. Nova keeps all of a host's stats in 64 KiB.
-LIMIT = 32 << 10
+# What an entry may have, in bytes. Nova keeps all of a host's stats, with a counter for each
+# project that has a server there, in a column of so many bytes (MySQL's TEXT); they grow until
+# Nova asks again, a minute later.
+LIMIT = 16 << 10
+_COLUMN_BYTES = 65_535
+_GROWTH_BYTES = 4 << 10
 
 # 12 hexadecimal digits of 40: the sha1 is the name of stock Nova's base, whose image nobody may
 # know any more. Two of a million images share a key once in 560 clouds, and are then taken for one
@@ -84,6 +89,15 @@ def base_key(file_name: str) -> str:
     :param file_name: the sha1 of the image's id, 40 hexadecimal digits.
     """
     return file_name[:_KEY_DIGITS]
+
+
+def room(stats: Mapping[str, Any]) -> int:
+    """Return the bytes that an entry may have beside what Nova keeps of a host.
+
+    :param stats: Nova's of now, with the entry of before.
+    """
+    others = json.dumps({name: value for name, value in stats.items() if name != STATS_KEY})
+    return max(0, min(LIMIT, _COLUMN_BYTES - _GROWTH_BYTES - len(others)))
 
 
 def encode(holdings: Iterable[Holding], limit: int = LIMIT) -> str:

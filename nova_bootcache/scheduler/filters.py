@@ -4,43 +4,30 @@
 ``nova_bootcache.scheduler.filters.BootCacheFilter`` beside Nova's own.
 """
 
-import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-import cachetools
-from nova.image import glance
 from nova.scheduler import filters
 from oslo_log import log as logging
 
-from bootcache import exception, properties
+from bootcache import properties
 from nova_bootcache.published import warmth
 from nova_bootcache.published.warmth import Level
-from nova_bootcache.scheduler import hostwarmth
+from nova_bootcache.scheduler import hostwarmth, imagefacts
 
 LOG = logging.getLogger(__name__)
-
-# An image's properties seldom change; a request of many servers asks Glance once.
-_REMEMBERED_SECONDS = 60
-_REMEMBERED_IMAGES = 1024
 
 
 class BootCacheFilter(filters.BaseHostFilter):  # type: ignore[misc]
     """Keeps hosts without the driver, or cold ones, from servers whose image says so.
 
     Nova's scheduler is not given properties that Nova does not know: Glance is asked for them, as
-    the user who asks for the server, once a minute for an image. Where Glance does not answer all
-    hosts pass.
+    the user who asks for the server, once a minute for an image. Where Glance does not answer
+    within a second all hosts pass.
     """
 
     # What a host publishes does not change during a request.
     run_filter_once_per_request = True
-
-    def __init__(self) -> None:
-        """Remember nothing yet."""
-        # In a tuple, as None is an answer. The scheduler's threads share it, by the lock.
-        self._required: Any = cachetools.TTLCache(_REMEMBERED_IMAGES, _REMEMBERED_SECONDS)
-        self._lock = threading.Lock()
 
     def filter_all(self, filter_obj_list: Iterable[Any], spec_obj: Any) -> Iterator[Any]:
         """Yield the hosts that pass; the image is looked up once."""
@@ -78,32 +65,12 @@ class BootCacheFilter(filters.BaseHostFilter):  # type: ignore[misc]
                 return False
         return True
 
-    def _requirement(self, image_id: str, request_spec: Any) -> str | None:
+    @staticmethod
+    def _requirement(image_id: str, request_spec: Any) -> str | None:
         """Return what an image asks for: driver, warm, or None."""
-        with self._lock:
-            known = self._required.get(image_id)
-        if known is not None:
-            return known[0]  # type: ignore[no-any-return]
-        try:
-            image = glance.API().get(request_spec._context, image_id)
-            required = _requirement(image.get('properties') or {})
-        except exception.InvalidProperty as error:
-            LOG.warning('image %s: %s; all hosts pass', image_id, error)
-            required = None
-        except Exception as error:
-            LOG.warning('image %s: Glance cannot be asked what it requires of hosts (%s); all'
-                        ' hosts pass', image_id, error)
+        facts = imagefacts.IMAGES.of(image_id, request_spec, is_needed=True)
+        if facts is None:
+            LOG.warning('image %s: Glance cannot be asked what it requires of hosts; all hosts'
+                        ' pass', image_id)
             return None
-        with self._lock:
-            self._required[image_id] = required,
-        return required
-
-
-def _requirement(image_properties: Mapping[str, Any]) -> str | None:
-    required = properties.requirement(image_properties)
-    if required == properties.REQUIRE_WARM \
-            and properties.is_snapshot(image_properties):
-        # It has that from its server's image. No host is warm for a snapshot, as a rule, and
-        # what was shelved could not come back.
-        return properties.REQUIRE_DRIVER
-    return required
+        return facts.required

@@ -11,7 +11,7 @@ from nova.scheduler import utils, weights
 
 from nova_bootcache.published import warmth
 from nova_bootcache.published.warmth import Level
-from nova_bootcache.scheduler import conf, hostwarmth, parents
+from nova_bootcache.scheduler import conf, hostwarmth, imagefacts
 
 CONF = nova.conf.CONF
 conf.register_opts(CONF)
@@ -67,9 +67,9 @@ class BootCacheWeigher(weights.BaseHostWeigher):  # type: ignore[misc]
         if Level.COLD not in levels or not any(
                 warmth.STATS_KEY in (getattr(state, 'stats', None) or {}) for state in host_states):
             return found
-        parent = parents.PARENTS.of(image_id, request_spec)
-        if parent is None or parent == image_id:
+        facts = imagefacts.IMAGES.of(image_id, request_spec)
+        if facts is None or facts.parent in (None, image_id):
             return found
-        of_parent = hostwarmth.HOSTS.levels(host_states, warmth.image_key(parent))
+        of_parent = hostwarmth.HOSTS.levels(host_states, warmth.image_key(facts.parent))
         return [NEARLY_WARM if level is Level.COLD and other in (Level.DISK, Level.MEMORY)
                 else weight for weight, level, other in zip(found, levels, of_parent, strict=True)]

@@ -87,3 +87,14 @@ def test_a_glance_that_does_not_say_so_does_not_refuse(glance, context, status, 
 
 def test_without_a_request_nobody_is_asked(glance, caplog):
     assert downloads.refusal(None, IMAGE) == '' and 'does not say' in caplog.text
+
+
+def test_a_glance_that_hangs_holds_up_no_server(glance, context, monkeypatch, caplog):
+    """It takes the question, and says nothing: Nova's own patience has no end."""
+    goes_on = threading.Event()
+    monkeypatch.setattr(glance, 'do_GET', lambda self: goes_on.wait(60))
+    monkeypatch.setattr(downloads, '_PATIENCE_SECONDS', 0.5)
+    try:
+        assert downloads.refusal(context, IMAGE) == '' and 'does not say' in caplog.text
+    finally:
+        goes_on.set()

@@ -11,6 +11,7 @@ from functional_tools import qemu_img, until
 from storage_node import IMAGE, MIB, SIZE, content
 
 from bootcache import naming
+from bootcache.growingstore import GrowingStore
 from bootcache.workingset import Extent
 from nova_bootcache.gateway import arrivingimage, diskroom
 
@@ -110,6 +111,45 @@ def test_space_is_the_stores_own_before_anything_is_written(small_host, node, me
     server.shutdown()
     assert store.size() > 4 * MIB
     store.close()
+
+
+@pytest.fixture
+def large_clusters(directory):
+    """An ext4 that gives out 4 MiB at a time, for the host's cache images."""
+    path = f'{directory}/host'
+    os.mkdir(path)
+    with open(f'{directory}/ext4', 'wb') as stream:
+        stream.truncate(256 * MIB)
+    subprocess.run(['mkfs.ext4', '-q', '-F', '-O', 'bigalloc', '-C', str(4 * MIB),
+                    f'{directory}/ext4'], check=True)
+    subprocess.run(['mount', '-o', 'loop', f'{directory}/ext4', path], check=True)
+    yield path
+    subprocess.run(['umount', '-l', path], check=True)
+
+
+@pytest.mark.parametrize('is_killed', [False, True])
+def test_clusters_that_no_file_system_gives_back_are_not_waited_for(
+        large_clusters, hosts, node, directory, monkeypatch, is_killed):
+    """A part of one stays beyond the file's end; tables are written once."""
+    host = hosts(store_quota='16MiB')
+    data = content(node)
+    node.serve()
+    assert boot(host, f'{directory}/one') is True
+    store = host.below.stores.get(IMAGE)
+    server = reader(host)
+    assert server.pread(MIB, 3 * MIB) == data[3 * MIB:4 * MIB]
+    assert on_disk(store) >= 16 * MIB
+    store.stop_growing()
+    if is_killed:
+        host.below.stop()
+        host = hosts(store_quota='16MiB')
+    written, write = [], GrowingStore.write_tables
+    monkeypatch.setattr(GrowingStore, 'write_tables', lambda store: written.append(write(store)))
+    for _round in range(3):
+        host.upkeep.once()
+    assert len(written) == 1 and store.size() + 2 * MIB < on_disk(store) < 12 * MIB
+    assert server.pread(SIZE, 0) == data
+    server.shutdown()
 
 
 @pytest.mark.parametrize('is_killed', [False, True])

@@ -29,7 +29,7 @@ NOVA_INTERNALS = {'nova_bootcache/novadriver/driver.py',
                   'nova_bootcache/novadriver/signatures.py',
                   'nova_bootcache/scheduler/hostwarmth.py', 'nova_bootcache/scheduler/weights.py',
                   'nova_bootcache/scheduler/filters.py',
-                  'nova_bootcache/scheduler/parents.py'}
+                  'nova_bootcache/scheduler/imagefacts.py'}
 
 
 def name(path):

@@ -1,10 +1,13 @@
 """What the driver tells Nova of its host; Nova's own driver, and the host, are stand-ins."""
 
+import collections
 import json
+import types
 
 import pytest
 from neighbours import Neighbour
-from nova.compute import provider_tree
+from nova.compute import manager, provider_tree, resource_tracker
+from nova.compute.stats import Stats
 from nova.virt.libvirt import driver as libvirt_driver
 
 from bootcache import naming
@@ -27,11 +30,12 @@ class Host:
         self.cache, self.room = Neighbour(self, CacheFiles), Neighbour(self, Room)
         self.serving = Neighbour(self, Serving)
         self.is_on, self.broken, self.warmed = True, False, []
-        self.held, self.reads = [], True
+        self.held, self.reads, self.limits = [], True, []
 
-    def published(self):
+    def published(self, limit):
         if self.broken:
             raise OSError('input/output error')
+        self.limits.append(limit)
         return warmth.encode([])
 
     def entries(self):
@@ -65,6 +69,9 @@ def ours(host, monkeypatch, tmp_path):
     made = BootCacheLibvirtDriver.__new__(BootCacheLibvirtDriver)
     made.bootcache, made.holdings = host, Neighbour(host, PublishedHoldings)
     made.warming = Neighbour(host, HostWarmer)
+    # Nova's own, as its compute manager gives it to a driver.
+    made.virtapi = manager.ComputeVirtAPI(types.SimpleNamespace(
+        reportclient=None, rt=types.SimpleNamespace(stats=collections.defaultdict(Stats))))
     return made
 
 
@@ -73,6 +80,17 @@ def test_what_the_host_holds_is_published_beside_novas_own(ours):
     assert resources == {'vcpus': 2, 'stats': {'uptime': 'long',
                                                warmth.STATS_KEY: warmth.encode([])}}
     assert json.loads(json.dumps(resources)) == resources, 'it goes into a database'
+
+
+def test_what_is_published_has_the_room_that_nova_leaves(ours, host):
+    """Nova's own counters of that very host: a project's name can have 64 characters."""
+    ours.virtapi._compute.rt.stats['node'].update(
+        {f'num_proj_{number:064x}': 1 for number in range(690)})
+    tracker = resource_tracker.ResourceTracker('h', None, types.SimpleNamespace())
+    assert type(tracker.stats['node']) is Stats
+    ours.get_available_resource('node')
+    ours.get_available_resource('another')
+    assert 0 < host.limits[0] < host.limits[1] == warmth.LIMIT
 
 
 def test_what_the_host_holds_is_published_where_nova_has_no_statistics(ours, monkeypatch):

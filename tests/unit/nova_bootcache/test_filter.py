@@ -1,5 +1,6 @@
 """The filter, run by Nova's handler on Nova's own host states; Glance's client is a stand-in."""
 
+import threading
 import types
 
 import cachetools
@@ -10,14 +11,16 @@ from nova.scheduler import utils
 from scheduler_fakes import IMAGE, OTHER, Glance, host, published, request
 
 from nova_bootcache.published.warmth import Level
-from nova_bootcache.scheduler import filters
+from nova_bootcache.scheduler import imagefacts
 from nova_bootcache.scheduler.filters import BootCacheFilter
+from nova_bootcache.scheduler.imagefacts import ImageLookup
 
 
 @pytest.fixture
 def images(monkeypatch):
     images = Glance()
     monkeypatch.setattr(glance, 'API', images)
+    monkeypatch.setattr(imagefacts, 'IMAGES', ImageLookup())
     return images
 
 
@@ -65,6 +68,33 @@ def test_all_pass_while_glance_does_not_answer(images, caplog):
     assert passing(STATES, filter_=filter_) == ALL and 'cannot be asked' in caplog.text
     images.broken = False
     assert passing(STATES, filter_=filter_) == ['base', 'disk', 'memory'], 'it is asked again'
+
+
+def test_a_glance_that_hangs_holds_up_nobody_for_long(images, monkeypatch, caplog):
+    """Nova's own patience with it has no end as a rule ([glance]timeout)."""
+    monkeypatch.setattr(imagefacts, '_PATIENCE_SECONDS', 0.05)
+    goes_on, properties = threading.Event(), {'bootcache_require': 'warm'}
+
+    def hang(context, image_id):
+        images.asked.append(image_id)
+        assert goes_on.wait(60)
+        return {'properties': properties}
+
+    monkeypatch.setattr(images, 'get', hang)
+    assert passing(STATES) == ALL and 'all hosts pass' in caplog.text
+    # Nobody asks for this one or others meanwhile; it has answered when it goes on.
+    assert passing(STATES) == passing(STATES, request(OTHER)) == ALL and images.asked == [IMAGE]
+    [asked] = imagefacts.IMAGES._asked
+    goes_on.set()
+    assert asked.result(60).required == 'warm'
+    assert passing(STATES) == ['base', 'disk', 'memory'] and images.asked == [IMAGE]
+
+
+def test_one_whom_glance_refuses_decides_for_nobody_else(images):
+    images.broken, images.properties = True, {'bootcache_require': 'warm'}
+    assert passing(STATES) == ALL
+    images.broken = False
+    assert passing(STATES) == ['base', 'disk', 'memory']
 
 
 def test_an_image_is_looked_up_once_a_minute(images):
@@ -122,9 +152,10 @@ def test_what_a_snapshot_has_from_its_servers_image_keeps_no_shelved_server_away
 
 def test_an_image_that_is_forgotten_just_now_is_looked_up(images, monkeypatch):
     ticks = iter(range(0, 10000, 40))  # each look at the clock takes 40 seconds
-    monkeypatch.setattr(filters, 'cachetools', types.SimpleNamespace(
+    monkeypatch.setattr(imagefacts, 'cachetools', types.SimpleNamespace(
         TTLCache=lambda size, seconds: cachetools.TTLCache(size, seconds,
                                                            timer=lambda: next(ticks))))
+    monkeypatch.setattr(imagefacts, 'IMAGES', ImageLookup())
     filter_ = BootCacheFilter()
     for _request in range(5):
         assert passing(STATES, filter_=filter_) == ALL

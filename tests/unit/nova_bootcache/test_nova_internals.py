@@ -68,7 +68,7 @@ OVERRIDDEN = {
         'migrate_disk_and_power_off': ['context', 'instance'],
         'finish_revert_migration': ['context', 'instance'],
         'update_provider_tree': ['provider_tree', 'nodename'],
-        'get_available_resource': [],
+        'get_available_resource': ['nodename'],
         'cache_image': ['context', 'image_id'],
     },
     (BootCacheQcow2, imagebackend.Qcow2): {

@@ -7,9 +7,13 @@ import uuid
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from nova import objects
+from nova.compute import stats as compute_stats
 
 from nova_bootcache.published import warmth
 from nova_bootcache.published.warmth import Holding, Level
+
+objects.register_all()
 
 KEYS = st.integers(0, (1 << 48) - 1).map(lambda number: f'{number:012x}')
 LEVELS = st.sampled_from([level for level in Level if level is not Level.COLD])
@@ -44,7 +48,7 @@ def test_a_thousand_images_fit():
     holdings = [Holding(warmth.image_key(str(uuid.UUID(int=number))), Level.DISK, number)
                 for number in range(1000)]
     text = warmth.encode(holdings)
-    assert len(text.encode()) <= warmth.LIMIT == 32 << 10
+    assert len(text.encode()) <= warmth.LIMIT == 16 << 10
     entry = warmth.decode(text)
     assert all(entry.level(holding.key) is Level.DISK for holding in holdings)
 
@@ -63,6 +67,26 @@ def test_of_more_the_most_recently_used_are_in_it(limit):
     assert len(text) > limit - 2 * 13
 
 
+@pytest.mark.parametrize('projects, limit', [
+    (0, 16 << 10), (700, 16 << 10), (900, 16 << 10), (1100, None), (1400, 0)])
+def test_what_nova_keeps_of_a_host_leaves_less_room(projects, limit):
+    """A column of MySQL's has 65,535 bytes, and what is longer takes all of the record with it."""
+    stats = compute_stats.Stats()
+    for number in range(projects):
+        stats.update_stats_for_instance({
+            'uuid': str(number), 'project_id': uuid.UUID(int=number << 64).hex, 'os_type': None,
+            'vm_state': 'active', 'task_state': None})
+    stats[warmth.STATS_KEY] = 'x' * 30_000
+    room = warmth.room(stats)
+    assert (0 < room < 16 << 10) if limit is None else room == limit
+    holdings = [Holding(warmth.image_key(str(number)), Level.DISK, number)
+                for number in range(9000)]
+    stats.digest_stats({warmth.STATS_KEY: warmth.encode(holdings, room)})
+    updates = {'stats': stats}
+    objects.ComputeNode._convert_stats_to_db_format(updates)
+    assert len(updates['stats']) < 65_535 - 2048 or not room
+
+
 def test_a_limit_without_room():
     assert warmth.decode(warmth.encode([Holding('a' * 12, Level.DISK, 1)], 10)) == warmth.NOTHING
 
@@ -74,7 +98,7 @@ def test_a_host_without_anything():
 @pytest.mark.parametrize('text', [
     '', 'x', '[]', '{}', 'null', '{"version":2,"disk":""}', '{"version":1,"disk":["a"]}',
     '{"version":1,"memory":7}', '{"version":1',
-    json.dumps({'version': 1, 'disk': 'a' * (32 << 10)}), None, 7])
+    json.dumps({'version': 1, 'disk': 'a' * (16 << 10)}), None, 7])
 def test_damaged_entries(text):
     with pytest.raises(ValueError):
         warmth.decode(text)

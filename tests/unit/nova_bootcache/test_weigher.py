@@ -12,9 +12,9 @@ from scheduler_fakes import IMAGE, OTHER, Glance, host, published, request
 
 from nova_bootcache.published import warmth
 from nova_bootcache.published.warmth import Level
-from nova_bootcache.scheduler import hostwarmth, parents
+from nova_bootcache.scheduler import hostwarmth, imagefacts
 from nova_bootcache.scheduler.hostwarmth import HostWarmth
-from nova_bootcache.scheduler.parents import SnapshotParents
+from nova_bootcache.scheduler.imagefacts import ImageLookup
 from nova_bootcache.scheduler.weights import CONF, NEARLY_WARM, WEIGHTS, BootCacheWeigher
 
 
@@ -36,7 +36,7 @@ def memory(monkeypatch):
 def images(monkeypatch):
     images = Glance()
     monkeypatch.setattr(glance, 'API', images)
-    monkeypatch.setattr(parents, 'PARENTS', SnapshotParents())
+    monkeypatch.setattr(imagefacts, 'IMAGES', ImageLookup())
     return images
 
 
@@ -229,12 +229,12 @@ def test_a_glance_that_does_not_answer_costs_one_question(images):
 
 def test_a_glance_that_hangs_holds_up_nobody_for_long(images, monkeypatch):
     """Nova's own patience with it has no end as a rule."""
-    monkeypatch.setattr(parents, '_PATIENCE_SECONDS', 0.05)
+    monkeypatch.setattr(imagefacts, '_PATIENCE_SECONDS', 0.05)
     goes_on = threading.Event()
     monkeypatch.setattr(images, 'get', lambda context, image_id: goes_on.wait(60))
     states = [host('cold', published(Level.COLD)), host('parent', published(Level.DISK, OTHER))]
     assert dict(weigh(states)) == {'cold': 0, 'parent': 0}
     # Nobody asks for other images meanwhile.
-    assert parents.PARENTS.of(OTHER, request()) is None
-    assert len(parents.PARENTS._asked) == 1
+    assert imagefacts.IMAGES.of(OTHER, request()) is None
+    assert len(imagefacts.IMAGES._asked) == 1
     goes_on.set()

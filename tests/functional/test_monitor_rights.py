@@ -1,0 +1,109 @@
+"""Who reaches a compute host's daemons, however they are started: tried as libvirt's QEMU.
+
+Who speaks to a monitor can have the daemon open any file that its user can.
+"""
+
+import contextlib
+import grp
+import os
+import pwd
+import shlex
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from functional_tools import until
+
+TOP = Path(__file__).resolve().parents[2]
+# No user of this machine: as nova-compute's.
+NOVA = 42436
+QEMU = 'libvirt-qemu'
+
+
+def as_user(user, group, *command):
+    """Return a command that runs as a user, with a further group."""
+    return ['setpriv', f'--reuid={user}', f'--regid={user}', f'--groups={group}', *command]
+
+
+def unit(name, directory):
+    """Return what a unit says, with its folder elsewhere: values by name."""
+    text = (TOP / 'etc' / 'systemd' / name).read_text().replace('\\\n', ' ')
+    lines = text.replace('/run/bootcache', directory).splitlines()
+    return dict(line.split('=', 1) for line in lines
+                if '=' in line and not line.startswith('#'))
+
+
+@contextlib.contextmanager
+def started_by_unit(name, directory):
+    """A daemon as systemd starts it: user, group, umask, and what is run before and after."""
+    lines = unit(name, directory)
+    assert lines['Group'] == QEMU
+    group = grp.getgrnam(QEMU).gr_gid
+    start = ['setpriv', f'--reuid={NOVA}', f'--regid={group}', '--clear-groups', 'sh', '-c',
+             f'umask {lines["UMask"]}; exec "$@"', 'sh']
+    subprocess.run([*start, *shlex.split(lines['ExecStartPre'])], check=True)
+    daemon = subprocess.Popen([*start, *shlex.split(lines['ExecStart'])])
+    try:
+        pidfile = Path(shlex.split(lines['ExecStart'].partition('--pidfile')[2])[0])
+        until(lambda: pidfile.exists() and pidfile.read_text(), 'the daemon')
+        if after := lines.get('ExecStartPost'):
+            subprocess.run([*start, *shlex.split(after)], check=True, timeout=60)
+        yield
+    finally:
+        daemon.kill()
+        daemon.wait()
+
+
+@contextlib.contextmanager
+def started_by_driver(name, directory):
+    """A gateway that the driver starts, as nova-compute's user."""
+    script = textwrap.dedent(f"""
+        from nova_bootcache.gateway.daemon import Gateway
+        gateway = Gateway({directory!r}, '{directory}/gateway.sock', 5, group={QEMU!r})
+        gateway.start()
+        print(flush=True)
+        input()
+        gateway.daemon.stop()
+    """)
+    # The tree, and Python's packages, may be where that user cannot read.
+    reads = ['--inh-caps=+dac_read_search', '--ambient-caps=+dac_read_search']
+    driver = subprocess.Popen(
+        as_user(NOVA, grp.getgrnam(QEMU).gr_gid, *reads, sys.executable, '-W', 'ignore', '-c',
+                script),
+        cwd=TOP, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, umask=0o022)
+    assert driver.stdout.readline(), 'it has started'
+    try:
+        yield
+    finally:
+        driver.communicate('\n', 60)
+
+
+def reaches(path):
+    """Tell whether libvirt's QEMU can connect to a socket; fails if that is not there."""
+    assert Path(path).is_socket()
+    user = pwd.getpwnam(QEMU)
+    done = subprocess.run(
+        ['setpriv', f'--reuid={user.pw_uid}', f'--regid={user.pw_gid}', '--init-groups',
+         '/usr/bin/python3', '-c', 'import socket, sys\n'
+         'try: socket.socket(socket.AF_UNIX).connect(sys.argv[1])\n'
+         'except PermissionError: sys.exit(7)', path], check=False)
+    assert done.returncode in (0, 7)
+    return done.returncode == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason='becomes other users')
+@pytest.mark.parametrize('name, start, socket, is_served', [
+    ('bootcache-gateway.service', started_by_unit, 'gateway.sock', True),
+    ('gateway', started_by_driver, 'gateway.sock', True),
+    # Only the gateway reads by it.
+    ('bootcache-ceph.service', started_by_unit, 'ceph.nbd', False)])
+def test_qemu_reaches_what_it_reads_by_and_no_monitor(directory, name, start, socket, is_served):
+    os.chmod(directory, 0o755)
+    run_dir = f'{directory}/run'
+    os.mkdir(run_dir, 0o755)
+    os.chown(run_dir, NOVA, grp.getgrnam(QEMU).gr_gid)
+    with start(name, run_dir):
+        assert reaches(f'{run_dir}/{socket}') is is_served
+        assert not reaches(f'{run_dir}/{socket.partition(".")[0]}.qmp')

@@ -61,6 +61,7 @@ class BootcacheCloud(Cloud):
         self.config_file = layout.etc / "bootcache" / "bootcache.conf"
         self._no_package = layout.home / "no-bootcache"
         self.tap_log = layout.log / "nbd-tap.log"
+        self.log_file = layout.log / "glance-bootcache.log"
         self.certificates = layout.home / "pki"
         tls = ["--tls=require", f"--tls-certificates={self.certificates / TAP}",
                "--tls-verify-peer"]  # fmt: skip
@@ -95,7 +96,7 @@ class BootcacheCloud(Cloud):
         config.for_group(self.config_file.parent, GLANCE)
         config.put(self.config_file, config.render({
             "DEFAULT": {"transport_url": self.transport_url, "debug": "true",
-                        "use_stderr": "true"},
+                        "log_file": self.log_file},
             "bootcache": {"gateway_socket": self.run_directory / "gateway.sock",
                           "state_dir": self.state_directory,
                           "run_dir": self.exporter_directory, "export_port": EXPORT_PORT,
@@ -136,6 +137,8 @@ class BootcacheCloud(Cloud):
             path.mkdir(exist_ok=True)
             path.chmod(mode)
             shutil.chown(path, GLANCE, GLANCE)
+        self.log_file.touch()
+        shutil.chown(self.log_file, GLANCE)
 
     def _hypervisors(self) -> None:
         super()._hypervisors()
@@ -199,10 +202,12 @@ class BootcacheCloud(Cloud):
 
     def _path_begins_with(self, folder: Path | None) -> None:
         for package in PACKAGES:
-            config.put(self._no_package / f"{package}.py", NO_MODULE)
+            config.put(self._no_package / f"{package}.py", NO_MODULE, 0o644)
         # Of two with one name the first is taken: one without any entry point.
         config.put(self._no_package / "bootcache-0.dist-info" / "METADATA",
-                   "Metadata-Version: 2.1\nName: bootcache\nVersion: 0\n")
+                   "Metadata-Version: 2.1\nName: bootcache\nVersion: 0\n", 0o644)
+        # Whoever tries writes there.
+        self._no_package.chmod(0o777)
         for name, service in self._services.items():
             path = service.env.get("PYTHONPATH", "").removeprefix(f"{self._no_package}:")
             if path:

@@ -89,3 +89,46 @@ def test_an_unknown_directive_is_an_error(tmp_path):
     unit.write_text('[Service]\nUser=nova\nRestrictEverything=yes\n')
     with pytest.raises(SystemExit, match='RestrictEverything'):
         directives(unit)
+
+
+CONTAINER = """
+import json, os, signal, sys
+closed = os.path.dirname(sys.argv[1])
+print(json.dumps({'pid': os.getpid(), 'processes': [one for one in os.listdir('/proc')
+                                                    if one.isdigit()],
+                  'seen': os.listdir(closed), 'user': os.geteuid()}), flush=True)
+if sys.argv[2:] == ['wait']:
+    signal.signal(signal.SIGTERM, lambda *_about: os._exit(7))
+    print('waits', flush=True)
+    signal.pause()
+"""
+
+
+def container(shown, *arguments):
+    """A process with mounts and process numbers of its own, as containers.py has it."""
+    return subprocess.Popen(
+        [sys.executable, '-P', TOOLS / 'confine.py', f'--show={shown}', f'--close={shown.parent}',
+         '--pid', '--user=nova', '--', '/usr/bin/python3', '-c', CONTAINER, str(shown), *arguments],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, cwd='/')
+
+
+def test_a_container_sees_its_own_processes_and_what_it_shares(shown):
+    # Closed though others may enter it.
+    shown.parent.chmod(0o755)
+    with container(shown) as process:
+        found = json.loads(process.stdout.read())
+    assert process.returncode == 0
+    assert found['pid'] == 1 and found['processes'] == ['1']
+    assert found['seen'] == ['shown'] and found['user'] != 0
+
+
+def test_a_container_ends_when_it_is_told_or_killed(shown):
+    with container(shown, 'wait') as process:
+        assert process.stdout.readline() and process.stdout.readline() == 'waits\n'
+        process.terminate()
+        assert process.wait(20) == 7, 'it was told itself'
+    with container(shown, 'wait') as process:
+        assert process.stdout.readline() and process.stdout.readline() == 'waits\n'
+        process.kill()
+        # All that it had closes the pipe.
+        assert process.stdout.read() == ''

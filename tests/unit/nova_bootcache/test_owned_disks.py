@@ -1,4 +1,4 @@
-"""A stopped server's disk that libvirt has given to another user is given back before it changes."""
+"""A stopped disk that libvirt has given to another user is given back before it is changed."""
 
 import os
 
@@ -39,5 +39,5 @@ def test_a_helper_that_does_not_work_is_told_of_with_the_disk(monkeypatch, tmp_p
     (tmp_path / 'disk').touch()
     monkeypatch.setattr(os, 'access', lambda path, mode: mode != os.W_OK)
     monkeypatch.setattr(nova.privsep.path, 'chown', fails)
-    with pytest.raises(exception.BootcacheError, match='disk belongs to user .* a password is'):
+    with pytest.raises(exception.BootcacheError, match=r'disk belongs to user .* a password is'):
         make_writable(str(tmp_path / 'disk'))

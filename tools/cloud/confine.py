@@ -108,7 +108,9 @@ def show(paths: list[Path], closed: list[Path]) -> None:
                    if not path.is_symlink() and _closed(path, closed) in hidden}  # fmt: skip
     links = {path: path.readlink() for path in wanted if path.is_symlink()}
     for one in hidden:
-        _mount("-t", "tmpfs", "-o", "mode=755,size=1m", "tmpfs", one)
+        # As the folder is: all may write to /tmp.
+        mode = stat.S_IMODE(one.stat().st_mode) | 0o555
+        _mount("-t", "tmpfs", "-o", f"mode={mode:o},size=64m", "tmpfs", one)
     for path in sorted(descriptors):
         path.mkdir(parents=True, exist_ok=True)
         subprocess.run(

@@ -47,7 +47,6 @@ def contained(cloud: BootcacheCloud, host: Host) -> Iterator[None]:
         own = [word for word in service.argv if word.startswith("--bind=")]
         closed = [cloud.home, Path("/tmp"), *(LIBVIRTS if name != host.libvirtd else ()),
                   *([Path("/run/libvirt")] if name == host.gateway_unit else [])]  # fmt: skip
-        command = service.argv[len(service.argv) - service.argv[::-1].index("--") :]
         if name == host.libvirtd:
             start = [*confined(cloud.layout), "sh", "-c", LIBVIRT_SCRIPT, "sh", "libvirtd",
                      "--listen", "-p", "/run/libvirt/libvirtd.pid"]  # fmt: skip
@@ -55,6 +54,7 @@ def contained(cloud: BootcacheCloud, host: Host) -> Iterator[None]:
             start = [*confined(cloud.layout, unit=GATEWAY_UNIT), "sh", "-c",
                      gateway_script(cloud.layout)]  # fmt: skip
         else:
+            command = service.argv[service.argv.index("--") + 1 :]
             start = [*confined(cloud.layout, NOVA, groups=COMPUTE_GROUPS), *command]
         start = [word for word in start if not word.startswith("--show=")]
         place = start.index("--")

@@ -104,6 +104,8 @@ def show(paths: list[Path], closed: list[Path]) -> None:
     """
     wanted = list(dict.fromkeys([*paths, *(path.resolve() for path in paths)]))
     hidden = {*closed, *(found for path in wanted if (found := _closed(path, closed)))}
+    # What is below another one is gone with that.
+    hidden -= {one for one in hidden if hidden & set(one.parents)}
     descriptors = {path: os.open(path, os.O_PATH) for path in wanted
                    if not path.is_symlink() and _closed(path, closed) in hidden}  # fmt: skip
     links = {path: path.readlink() for path in wanted if path.is_symlink()}

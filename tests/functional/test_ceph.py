@@ -33,7 +33,6 @@ from glance_bootcache import startchecks
 from glance_bootcache.ceph.basenode import base_of
 from glance_bootcache.images.cephbases import CephBases
 from glance_bootcache.storage import inspection
-from glance_bootcache.storage.exportnames import base_export
 from tools.ceph.cluster import CephError
 
 
@@ -44,7 +43,7 @@ def test_a_base_is_served_from_ceph_and_takes_no_space(ceph_conf, glance_store, 
     clone = places.clone_of(manifest.made.base_path)
     assert clone.image_id == facts.image_id and clones(glance_store, facts) == [clone.name]
     ceph_exporter.ensure(manifest, None)
-    assert served(ceph_conf, base_export(manifest)) == content_of(path)
+    assert served(ceph_conf, manifest.made.base_export) == content_of(path)
     assert served(ceph_conf, ceph_exporter.ensure_stored(manifest)) == content_of(path)
     assert Rbd(str(glance_store.ceph.conf), 'bootcache').size(clone) == SIZE
     used = json.loads(glance_store.ceph.run('rbd', 'du', '--format', 'json',
@@ -73,7 +72,7 @@ def test_glance_deletes_an_image_while_it_is_read(ceph_conf, glance_store, ceph_
     listed = glance_store.ceph.run('rbd', 'trash', 'ls', 'images')
     assert facts.image_id in listed
     # What is read for the first time comes from Ceph, too.
-    assert served(ceph_conf, base_export(manifest)) == content_of(path)
+    assert served(ceph_conf, manifest.made.base_export) == content_of(path)
 
     bases = CephBases(ceph_conf)
     bases.sweep(lambda image_id, path: False)

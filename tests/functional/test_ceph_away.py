@@ -19,7 +19,6 @@ from glance_bootcache import startchecks
 from glance_bootcache.ceph import opening
 from glance_bootcache.images.cephbases import CephBases
 from glance_bootcache.storage.exporters import Exporters
-from glance_bootcache.storage.exportnames import base_export
 
 
 def test_ceph_goes_away_under_readers_and_comes_back(ceph_conf, glance_store, ceph_image,
@@ -30,14 +29,14 @@ def test_ceph_goes_away_under_readers_and_comes_back(ceph_conf, glance_store, ce
     file = make_base(f'{directory}/file', MIB, [(0, MIB, 'data')])
     other = Manifest(str(uuid.uuid4()), Standing.DONE, made=Made(
         base_path=file, image_format='raw', virtual_bytes=MIB))
-    reader, read = connected(ceph_conf, base_export(manifest)), []
+    reader, read = connected(ceph_conf, manifest.made.base_export), []
     thread = threading.Thread(target=lambda: read.append(reader.pread(MIB, 9 * MIB)))
     glance_store.ceph.end('osd.0')
     try:
         thread.start()
         # What is no clone is served meanwhile, also for the first time, and goes again.
         ceph_exporter.ensure(other, None)
-        assert served(ceph_conf, base_export(other)) == content_of(file)
+        assert served(ceph_conf, other.made.base_export) == content_of(file)
         assert ceph_exporter.retire(other.image_id, with_base=True)
         assert ceph_exporter.common._daemon.nodes()
         assert thread.is_alive() and not read
@@ -52,7 +51,7 @@ def test_the_daemon_that_has_clones_open_is_killed(ceph_conf, ceph_image, ceph_e
     path, facts = ceph_image
     manifest = obtained(ceph_conf, facts)
     ceph_exporter.ensure(manifest, None)
-    reader = connected(ceph_conf, base_export(manifest))
+    reader = connected(ceph_conf, manifest.made.base_export)
     assert reader.pread(4096, 0) == content_of(path)[:4096]
     daemon = ceph_exporter._clones._daemon
     os.kill(daemon.pid(), signal.SIGKILL)
@@ -71,7 +70,7 @@ def test_a_clone_that_is_gone_keeps_no_other_one_closed(ceph_conf, ceph_image, c
     path, facts = ceph_image
     manifest = obtained(ceph_conf, facts)
     ceph_exporter.ensure(manifest, None)
-    reader = connected(ceph_conf, base_export(manifest))
+    reader = connected(ceph_conf, manifest.made.base_export)
     daemon = ceph_exporter._clones._daemon
     os.kill(daemon.pid(), signal.SIGKILL)
     until(lambda: daemon.pid() is None, 'the end of the daemon')
@@ -93,7 +92,7 @@ def test_the_exporter_is_killed_as_well(ceph_conf, ceph_image, ceph_exporter):
         until(lambda daemon=daemon: daemon.pid() is None, 'the end of the daemon')
     # Locks that are taken out of their turn fail the test.
     ceph_exporter.ensure(manifest, None)
-    assert served(ceph_conf, base_export(manifest)) == content_of(path)
+    assert served(ceph_conf, manifest.made.base_export) == content_of(path)
 
 
 def test_a_storage_service_that_starts_again_finds_what_is_open(ceph_conf, ceph_image,
@@ -106,7 +105,7 @@ def test_a_storage_service_that_starts_again_finds_what_is_open(ceph_conf, ceph_
     assert not later.start()
     later.keep_open([manifest])
     later.ensure(manifest, None)
-    assert served(ceph_conf, base_export(manifest)) == content_of(path)
+    assert served(ceph_conf, manifest.made.base_export) == content_of(path)
     assert later._clones._daemon.pid() == pid
 
 
@@ -138,7 +137,7 @@ def test_ceph_shuts_the_daemon_out(ceph_conf, glance_store, ceph_image, ceph_exp
     manifest = obtained(ceph_conf, facts)
     ceph_exporter.ensure(manifest, None)
     clone = places.clone_of(manifest.made.base_path)
-    reader = connected(ceph_conf, base_export(manifest))
+    reader = connected(ceph_conf, manifest.made.base_export)
     assert reader.pread(4096, 0) == content_of(path)[:4096]
     status = json.loads(glance_store.ceph.run('rbd', 'status', '--format', 'json',
                                         f'bootcache/storage/{clone.name}'))
@@ -179,7 +178,7 @@ def test_a_clone_that_cannot_be_read_disturbs_no_other(ceph_conf, glance_store, 
                                         'once': False}]})
     daemon.add_export(name, node)
     pid = daemon.pid()
-    reader, failed = connected(ceph_conf, base_export(manifest)), []
+    reader, failed = connected(ceph_conf, manifest.made.base_export), []
 
     def read():
         try:
@@ -192,12 +191,12 @@ def test_a_clone_that_cannot_be_read_disturbs_no_other(ceph_conf, glance_store, 
     until(lambda: ceph_exporter.mend() or name not in daemon.exports(), 'the end of the export')
     ceph_exporter.keep_open([manifest, other])
     assert name not in daemon.exports() and daemon.pid() == pid
-    assert served(ceph_conf, base_export(other)) == content_of(second)
+    assert served(ceph_conf, other.made.base_export) == content_of(second)
     # Its readers get the error when the exporter has waited for it.
     thread.join(180)
     assert failed
     # Whoever needs it then has it opened again.
-    ceph_exporter.cut_off(base_export(manifest))
+    ceph_exporter.cut_off(manifest.made.base_export)
     ceph_exporter.ensure(manifest, None)
-    assert served(ceph_conf, base_export(manifest)) == content_of(path)
+    assert served(ceph_conf, manifest.made.base_export) == content_of(path)
     glance_store.delete(other_facts.image_id)

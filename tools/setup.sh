@@ -8,7 +8,7 @@ set -euo pipefail
 DEBIAN_PACKAGES=(
     qemu-system-x86 qemu-utils qemu-block-extra libvirt-daemon-system libvirt-daemon-driver-qemu libvirt-clients
     rabbitmq-server genisoimage mmdebstrap nbdkit libnbd-bin python3-libnbd python3-libvirt python3-venv
-    grub-pc-bin e2fsprogs fdisk iproute2 procps curl ca-certificates git shellcheck man-db
+    sudo grub-pc-bin e2fsprogs fdisk iproute2 procps curl ca-certificates git shellcheck man-db
     nbdkit-plugin-python fio stress-ng strace zstd xz-utils apparmor checkpolicy
     gcc libc6-dev make flex bison bc libelf-dev lz4
     ceph-mon ceph-osd ceph-common python3-rados python3-rbd
@@ -38,6 +38,17 @@ install_debian_packages() {
         apt-get install -y --no-install-recommends $missing; } </dev/null >"$log" 2>&1 \
         || { tail -n 20 "$log" >&2; die "apt-get failed; the whole output is in $log"; }
     if [ -n "$made" ]; then rm -f "$policy"; trap - EXIT; fi
+}
+
+# As the distribution's packages of OpenStack make them, which are not installed.
+make_users() {
+    local user
+    for user in nova glance; do
+        getent passwd "$user" >/dev/null && continue
+        [ "$(id -u)" = 0 ] || die "run as root: there is no user $user"
+        say "making the user $user"
+        useradd --system --user-group --home-dir "/var/lib/$user" --shell /usr/sbin/nologin "$user"
+    done
 }
 
 # Debian builds libvirt's, libnbd's and Ceph's bindings against its own libraries; the virtual environment borrows just
@@ -100,6 +111,7 @@ mkdir -p "$BOOTCACHE_HOME"
 # tools/matrix.sh takes the functions for environments of its own.
 [ "${BASH_SOURCE[0]}" = "$0" ] || return 0
 install_debian_packages
+make_users
 install_python_packages
 download_wheels
 install_project

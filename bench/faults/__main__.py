@@ -26,6 +26,7 @@ from bench.faults import (
     versions,
 )
 from bench.faults.cloudplan import CloudRow
+from bench.faults.kinds import LONG_SECONDS
 from bench.faults.plan import Row
 from bench.faults.report import Outcome
 
@@ -41,6 +42,8 @@ def parser() -> argparse.ArgumentParser:
                       ' other, each step\'s kill among them; this is the default')
     size.add_argument('--full', action='store_true', help='every fault at every step, each by'
                       f' itself, {plan.FULL_REPEATS} times; without a NAME also all of --cloud')
+    size.add_argument('--long', action='store_true', help='faults that last longer than all limits'
+                      f' of the product: {" and ".join(f"{one:.0f} s" for one in LONG_SECONDS)}')
     size.add_argument('--cloud', action='store_true', help='in a real cloud: faults at moments of'
                       ' servers\' lives, which NAME names then')
     made.add_argument('--repeats', type=int, help='how often each is run; not in a cloud')
@@ -68,6 +71,8 @@ def planned(options: argparse.Namespace) -> tuple[list[Row], list[CloudRow]]:
     in_cloud = cloudplan.chosen(options.names) if options.cloud or whole else []
     if options.cloud:
         return [], in_cloud
+    if options.long:
+        return plan.chosen(plan.long(), options.names), []
     wanted = plan.chosen(plan.rows(), options.names) if options.names or options.full \
         else plan.quick()
     if whole:

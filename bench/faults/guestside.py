@@ -60,10 +60,11 @@ class GuestSide:
         """Close it."""
         self._daemon.stop()
 
-    def play(self, requests: list[Request], think: float) -> dict[str, Any]:
+    def play(self, requests: list[Request], think: float, grace: float = 0.0) -> dict[str, Any]:
         """Play requests; what came of it.
 
         :param think: seconds before each.
+        :param grace: seconds for which a request may take longer than otherwise.
         """
         self._pauses, self._waited, self._wrong, self._errors = 0, 0.0, 0, 0
         handle, crashed = None, False
@@ -71,7 +72,7 @@ class GuestSide:
             time.sleep(think)
             noise = (number % 255 + 1).to_bytes(1, 'little') * one.length
             began, ended = time.monotonic(), False
-            while not ended and time.monotonic() - began < _PATIENCE:
+            while not ended and time.monotonic() - began < _PATIENCE + grace:
                 try:
                     handle = handle or self._connect()
                     self._do(handle, one, noise)

@@ -96,6 +96,18 @@ FAULTS = {fault.name: fault for fault in (
     Fault('closed-again', Act.NBDKIT, (), _SECONDS),
 )}
 
+# Longer than the product's own limits: 10 s for an answer, 30 s for a daemon, a minute for Nova's
+# messages. Of what is no way to a base.
+LONG_SECONDS = 35.0, 200.0
+_LONG = ('bus-away', 'bus-frozen', 'glance-away', 'token-expired', 'disk-full', 'node-full',
+         'freeze-gateway', 'freeze-host', 'freeze-service')
+FAULTS['freeze-host'] = Fault('freeze-host', Act.FREEZE, (HOST,), _SECONDS)
+FAULTS['freeze-service'] = Fault('freeze-service', Act.FREEZE, (STORAGE,), _SECONDS)
+LONG = {f'{name}-{seconds:.0f}s': dataclasses.replace(
+    FAULTS[name], name=f'{name}-{seconds:.0f}s', seconds=seconds)
+    for name in _LONG for seconds in LONG_SECONDS}
+FAULTS.update(LONG)
+
 # Those that pass by themselves.
 PASSING = (Act.FREEZE, Act.LINK, Act.SLOW, Act.FULL, Act.BUS, Act.GLANCE, Act.NBDKIT,
            Act.CEPH)

@@ -116,7 +116,7 @@ class LifeOfImage:
             stage.until(lambda: self._is_deleted(image_id)
                         or stage.call(STORAGE, 'have_asked', image_id, *exchanges.NOBODY),
                         'what hosts exchange')
-        deadline = time.monotonic() + _ASK_SECONDS
+        deadline = time.monotonic() + _ASK_SECONDS + self._row.grace
         while not stage.call(HOST, 'make_disk', server_id, image_id):
             self.stock += 1
             if self._is_deleted(image_id):
@@ -145,7 +145,7 @@ class LifeOfImage:
             stage.call(HOST, 'keep', server_id, image_id)
             stage.call(READER, 'start', disk)
             found = stage.call_and(READER, 'play', images.boot(self._row.life), _THINK,
-                                   after=_STRIKE_SECONDS, do=meanwhile)
+                                   self._row.grace, after=_STRIKE_SECONDS, do=meanwhile)
             self._plays.append(found)
             stage.call(READER, 'stop')
             if not found['crashed']:

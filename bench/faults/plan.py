@@ -4,7 +4,18 @@ import dataclasses
 import enum
 from collections.abc import Sequence
 
-from bench.faults.kinds import FAULTS, HOST, READER, SELF, SEVERAL, STORAGE, Act, Fault
+from bench.faults.kinds import (
+    FAULTS,
+    HOST,
+    LONG,
+    LONG_SECONDS,
+    READER,
+    SELF,
+    SEVERAL,
+    STORAGE,
+    Act,
+    Fault,
+)
 from bootcache import steps
 from bootcache.steps import Process
 
@@ -92,6 +103,16 @@ _QUICK: tuple[tuple[Life, dict[str, str]], ...] = (
 )
 
 
+# Where what lasts long is waited for.
+_LONG: dict[str, tuple[str, ...]] = {
+    'bus-away': ('register: taken up', 'chain: made', READING),
+    'bus-frozen': ('register: taken up', 'chain: made', READING),
+    'glance-away': ('register: copied',), 'token-expired': ('register: copied',),
+    'disk-full': ('build: named', 'fetch: copied', 'settle: piece'), 'node-full': (READING,),
+    'freeze-gateway': (READING, 'chain: made', 'settle: piece'),
+    'freeze-host': (READING, 'settle: piece'), 'freeze-service': (READING, 'settle: piece')}
+
+
 @dataclasses.dataclass(frozen=True)
 class Strike:
     """A fault at a step.
@@ -128,6 +149,12 @@ class Row:
     fault: str
     life: Life
     strikes: tuple[Strike, ...]
+
+    @property
+    def grace(self) -> float:
+        """Seconds for which all may take longer than in a run with a short fault."""
+        return max((strike.fault.seconds for strike in self.strikes
+                    if strike.fault.name in LONG), default=0.0)
 
     def has(self, act: Act) -> bool:
         """Tell whether something is done in it."""
@@ -183,10 +210,16 @@ def rows() -> list[Row]:
     for life in (Life.ARRIVE, Life.FETCH, Life.COLD):
         found += [_row(READING, name, life) for name in (
             'kill-reader', 'kill-gateway', 'kill-exporter', 'kill-host', 'kill-node', 'kill-all',
-            'freeze-exporter', 'freeze-gateway', 'link-down', 'link-slow', 'bus-away', 'bus-frozen',
-            'node-full', 'image-deleted', 'read-errors', 'some-read-errors', 'reads-late',
-            'closed-again')]
+            'freeze-exporter', 'freeze-gateway', 'freeze-host', 'freeze-service', 'link-down',
+            'link-slow', 'bus-away', 'bus-frozen', 'node-full', 'image-deleted', 'read-errors',
+            'some-read-errors', 'reads-late', 'closed-again')]
     return found
+
+
+def long() -> list[Row]:
+    """Return what lasts longer than the product's own limits: where somebody waits for it."""
+    return [_row(step, f'{name}-{seconds:.0f}s', life_of(step) if step != READING else Life.COLD)
+            for name, places in _LONG.items() for step in places for seconds in LONG_SECONDS]
 
 
 def chosen(known: Sequence[Row], names: Sequence[str]) -> list[Row]:

@@ -66,6 +66,7 @@ class Stage:
         # What is still to go wrong, by step.
         self._waiting = {strike.step: strike for strike in row.strikes} if row else {}
         self._file = file
+        self.grace = 0.0 if row is None else row.grace
         self._has_way = row is not None and (row.has(Act.NBDKIT) or row.life is Life.MOVE)
         self._way: way.Way | None = None
         self._exchanges = exchanges.Exchanges(root, network, row is not None
@@ -162,7 +163,7 @@ class Stage:
         :param again: whether what could not be done is tried again.
         :raises Trouble: if it was not done in that time.
         """
-        deadline, why = time.monotonic() + seconds, 'no answer'
+        deadline, why = time.monotonic() + seconds + self.grace, 'no answer'
         while time.monotonic() < deadline:
             worker = self._worker(name)
             if worker is None:
@@ -200,7 +201,7 @@ class Stage:
 
         :raises Trouble: if it does not come about.
         """
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + seconds + self.grace
         while not (value := condition()):
             if time.monotonic() > deadline:
                 raise Trouble(f'{what} did not come about within {seconds:.0f} s')

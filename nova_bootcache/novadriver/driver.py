@@ -6,7 +6,6 @@ Nova's releases differ. tests/unit/nova_bootcache holds the list, to check an up
 
 import functools
 import os
-import threading
 from typing import Any
 
 from nova import exception as nova_exception
@@ -19,11 +18,11 @@ from nova.virt.libvirt import utils as libvirt_utils
 from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
-from bootcache import naming
+from bootcache import exception, naming
 from nova_bootcache import conf as bootcache_nova_conf
 from nova_bootcache.chains.computehost import ComputeHost
 from nova_bootcache.chains.hostwarmer import HostWarmer
-from nova_bootcache.novadriver import accounting, diskconf, errorpolicy, rootdisks, snapshots
+from nova_bootcache.novadriver import accounting, diskconf, errorpolicy, snapshots
 from nova_bootcache.novadriver.imagebackend import BootCacheQcow2, aborting, lazy
 from nova_bootcache.novadriver.novaservers import NovaServers, PoweringOn
 from nova_bootcache.novadriver.resuming import Resuming
@@ -66,8 +65,6 @@ class BootCacheLibvirtDriver(SnapshottingDriver):
         self.upkeep = HostUpkeep(self.bootcache, self.holdings, servers.capabilities)
         self.warming = HostWarmer(self.bootcache, bandwidth(CONF, 'warm_bandwidth'))
         self.resuming = Resuming(self.bootcache.chains.place_of, group.resume_wait)
-        # The disk of which a thread sends a copy in the form that stock Nova knows.
-        self._leaving = threading.local()
         # Nova's start is over: it has asked what this host has.
         self._has_started = False
         backend = BootCacheQcow2.bound_to(self.bootcache, self.direct)
@@ -119,14 +116,11 @@ class BootCacheLibvirtDriver(SnapshottingDriver):
     def finish_migration(self, context: Any, migration: Any, instance: Any, *args: Any,
                          **kwargs: Any) -> None:
         """Do the same with one from another host: its disk gets a base of stock Nova's below it."""
-        def make_stock() -> bool:
-            disk = self._disks.find(instance)
-            return disk is not None and disk.name_stock_base()
-
         with self.settler.held(instance.uuid), self.standing.starting(instance.uuid):
             self.bootcache.serving.socket.start(
                 instance.uuid, functools.partial(super().finish_migration, context, migration,
-                                                 instance, *args, **kwargs), make_stock)
+                                                 instance, *args, **kwargs),
+                functools.partial(self._disks.make_stock, instance))
 
     def emit_event(self, event: Any, *args: Any, **kwargs: Any) -> None:
         """See why a guest stands still; the thread is libvirt's, and has others to tell."""
@@ -169,9 +163,7 @@ class BootCacheLibvirtDriver(SnapshottingDriver):
         self.bootcache.boots.server_goes(instance.uuid)
         with self.settler.held(instance.uuid):
             super().power_off(instance, *args, **kwargs)
-            disk = getattr(self._leaving, 'disk', None)
-            if disk is not None and disk.name_stock_base():
-                self._leaving.renamed = disk
+            self._disks.name_stock_base()
 
     def reboot(self, context: Any, instance: Any, *args: Any, **kwargs: Any) -> None:
         """End its settling."""
@@ -328,7 +320,8 @@ class BootCacheLibvirtDriver(SnapshottingDriver):
                                    **kwargs: Any) -> Any:
         """Send the disk in the form that any host knows, with this driver or stock Nova's.
 
-        The one that is kept here for a revert stays on its cache image.
+        The one that is kept here for a revert stays on its cache image. One that cannot be sent so
+        does not leave, and goes on: a host with stock Nova's driver could not start it.
         """
         with self.bootcache.boots.copying(instance.image_ref), self.settler.held(instance.uuid):
             try:
@@ -336,19 +329,24 @@ class BootCacheLibvirtDriver(SnapshottingDriver):
             except nova_exception.InternalError as error:
                 # The server stays as it is, and here.
                 raise nova_exception.InstanceFaultRollback(error) from error
-            self._leaving.disk, self._leaving.renamed = self._disks.find(instance), None
+            runs = lazy(instance, 'power_state') == power_state.RUNNING
             try:
-                return super().migrate_disk_and_power_off(context, instance, *args, **kwargs)
-            finally:
-                self._leaving.disk = None
-                if self._leaving.renamed is not None:
-                    self._leaving.renamed.name_cache_image(rootdisks.kept_disk(instance))
+                with self._disks.leaving(instance):
+                    return super().migrate_disk_and_power_off(context, instance, *args, **kwargs)
+            except exception.BootcacheError as error:
+                if runs:
+                    # As Nova calls it: after the destination and the flavor.
+                    self.power_on(context, instance, *args[2:4])
+                raise nova_exception.InstanceFaultRollback(nova_exception.MigrationError(
+                    reason=str(error))) from error
 
     def finish_revert_migration(self, context: Any, instance: Any, *args: Any,
                                 **kwargs: Any) -> None:
         """See that the chain can be opened: Nova starts the server from the disk as it is."""
         with self.settler.held(instance.uuid), self.standing.starting(instance.uuid):
-            self._open_chain(instance, os.path.dirname(rootdisks.kept_disk(instance)), True)
+            kept = self._disks.kept(instance)
+            if os.path.exists(kept):
+                self._open_chain(instance, os.path.dirname(kept), guest_waits=True)
             super().finish_revert_migration(context, instance, *args, **kwargs)
 
     # The host.

@@ -16,7 +16,7 @@ from bootcache import exception, naming, qemuimg, rpcapi
 from nova_bootcache.asking.asuser import AsUser
 from nova_bootcache.asking.placement import Server
 from nova_bootcache.chains.computehost import ComputeHost
-from nova_bootcache.novadriver import downloads, errorpolicy, signatures
+from nova_bootcache.novadriver import downloads, errorpolicy, novaservers, signatures
 from nova_bootcache.novadriver.directsnapshots import DirectSnapshots, overlay_of
 from nova_bootcache.settling import basecontent
 from nova_bootcache.snapshots.sender import SentDisk, Snapshot, SnapshotRefused
@@ -285,6 +285,7 @@ class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
                 self.bootcache.chains.keep_chain(wanted, path, patience, guest_waits)
                 return True
             # It came from a host that names it as stock Nova does, or was to leave for one.
+            novaservers.make_writable(path)
             return self.bootcache.chains.adopt(wanted, path, self._instance.uuid)
         except Exception as error:
             raise nova_exception.InternalError(
@@ -299,10 +300,10 @@ class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
     def name_stock_base(self) -> bool:
         """Let a stopped disk's header name Nova's own base, as every host knows it.
 
-        The base need not be here: the host that gets a copy of the disk makes its own. An error
-        leaves the header as it is.
+        The base need not be here: the host that gets a copy of the disk makes its own.
 
         :returns: whether it does so now, and did not before.
+        :raises BootcacheError: if it cannot be changed; it is as it was.
         """
         if not self.exists():
             # It boots from a volume.
@@ -310,12 +311,9 @@ class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
         backing = libvirt_utils.get_disk_backing_file(self.path, basename=False)
         if self.bootcache.cache.holds_path(backing):
             base = self._stock_base(os.path.basename(backing))
-            try:
-                qemuimg.set_backing_pointer(self.path, base, self._base_format())
-                return True
-            except exception.BootcacheError as error:
-                LOG.warning('bootcache: disk %s keeps its chain; a host without bootcache\'s driver'
-                            ' cannot start it: %s', self.path, error)
+            novaservers.make_writable(self.path)
+            qemuimg.set_backing_pointer(self.path, base, self._base_format())
+            return True
         return False
 
     def lacks_stock_base(self, path: str, image_id: str | None = None) -> bool:

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+import nova.privsep.path
 from nova import context as nova_context
 from nova import exception as nova_exception
 from nova import objects
@@ -21,6 +22,7 @@ from oslo_concurrency import lockutils
 from oslo_log import log as logging
 from oslo_utils import timeutils
 
+from bootcache import exception
 from nova_bootcache.libvirtcalls import BoundedDomain, LibvirtCalls
 from nova_bootcache.novadriver import diskconf, localstorage, signatures
 from nova_bootcache.settling.localservers import LocalServer
@@ -46,6 +48,24 @@ _STARTS = frozenset({
     task_states.RESUMING, task_states.RESCUING, task_states.UNRESCUING, task_states.RESIZE_FINISH,
     task_states.RESIZE_REVERTING, task_states.REBUILD_SPAWNING, task_states.UNSHELVING,
     task_states.RESTORING})
+
+
+def make_writable(path: str) -> None:
+    """Have Nova's user own a stopped server's disk that libvirt has given to root.
+
+    It does so with ``remember_owner=0``, and where there are no trusted extended attributes; the
+    next start gives it to QEMU's user again. Stock Nova does the same with a snapshot's delta.
+
+    :raises BootcacheError: if that is not possible.
+    """
+    if os.access(path, os.W_OK):
+        return
+    try:
+        nova.privsep.path.chown(path, uid=os.getuid())
+    except Exception as error:
+        raise exception.BootcacheError(
+            f'{path} belongs to user {os.stat(path).st_uid}, and cannot be given to Nova\'s by its'
+            f' privsep helper: {error}') from error
 
 
 # A bound of memory: servers come and go.
@@ -211,6 +231,11 @@ class NovaServers:
                 with contextlib.suppress(nova_exception.UnexpectedTaskStateError,
                                          nova_exception.InstanceNotFound):
                     instance.save(expected_task_state=[task_states.POWERING_ON])
+
+    @staticmethod
+    def make_writable(path: str) -> None:
+        """Have Nova's user own a stopped server's disk: see the function."""
+        make_writable(path)
 
     @staticmethod
     def directory(server_id: str) -> str:

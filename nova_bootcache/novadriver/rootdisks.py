@@ -1,22 +1,20 @@
 """A server's root disk, as Nova's operations on the server need it: put right, and opened."""
 
+import contextlib
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from nova import exception as nova_exception
 from nova.virt.libvirt import utils as libvirt_utils
+from oslo_log import log as logging
 
 from bootcache import exception
 from nova_bootcache.novadriver import errorpolicy
 from nova_bootcache.novadriver.imagebackend import BootCacheQcow2
 
-
-def kept_disk(instance: Any) -> str:
-    """Return the path of the root disk of a server that was, or is being, sent from here."""
-    directory = libvirt_utils.get_instance_path(instance)
-    kept = os.path.join(f'{directory}_resize', 'disk')
-    return kept if os.path.exists(kept) else os.path.join(directory, 'disk')
+LOG = logging.getLogger(__name__)
 
 
 class RootDisks:
@@ -29,6 +27,8 @@ class RootDisks:
     def __init__(self, image_backend: Any, recover_server: Callable[[str], None]):
         self._image_backend = image_backend
         self._recover_server = recover_server
+        # The disk of which a thread sends a copy in the form that stock Nova knows.
+        self._leaving = threading.local()
 
     def find(self, instance: Any, directory: str = '') -> BootCacheQcow2 | None:
         """Return a server's root disk if there is a file of it, and our image backend makes it.
@@ -114,6 +114,45 @@ class RootDisks:
                 # nova-compute was killed while it sent the copy.
                 disk.name_cache_image(path)
             disk.open_chain(path, patience, guest_waits)
+
+    @contextlib.contextmanager
+    def leaving(self, instance: Any) -> Iterator[None]:
+        """Have ``name_stock_base`` know the disk of which Nova sends a copy now.
+
+        The one that is kept is put back on its cache image at the end.
+        """
+        disk = self._leaving.disk = self.find(instance)
+        self._leaving.is_renamed = False
+        try:
+            yield
+        finally:
+            self._leaving.disk = None
+            if disk is not None and self._leaving.is_renamed:
+                disk.name_cache_image(self.kept(instance))
+
+    def name_stock_base(self) -> None:
+        """Name a disk that is sent next as stock Nova names it, once its server is off.
+
+        :raises BootcacheError: if that is not possible.
+        """
+        if getattr(self._leaving, 'disk', None) is not None:
+            self._leaving.is_renamed = self._leaving.disk.name_stock_base()
+
+    def make_stock(self, instance: Any) -> bool:
+        """Tell whether a disk that has come is named as stock Nova names it now, for its start."""
+        disk = self.find(instance)
+        try:
+            return disk is not None and disk.name_stock_base()
+        except exception.BootcacheError as error:
+            LOG.warning('bootcache: server %s cannot start the stock way: %s', instance.uuid, error)
+            return False
+
+    @staticmethod
+    def kept(instance: Any) -> str:
+        """Return where the root disk is of a server that was, or is being, sent from here."""
+        directory = libvirt_utils.get_instance_path(instance)
+        kept = os.path.join(f'{directory}_resize', 'disk')
+        return kept if os.path.exists(kept) else os.path.join(directory, 'disk')
 
     def stands_on_cache_image(self, instance: Any) -> bool:
         """Tell whether a server's disk stands on a cache image; no if that is not known."""

@@ -70,6 +70,12 @@ class Nova(Protocol):
     def base_lock(self, name: str) -> contextlib.AbstractContextManager[Any]:
         """Return Nova's lock of a base."""
 
+    def make_writable(self, path: str) -> None:
+        """Have this process's user own a stopped server's disk.
+
+        :raises BootcacheError: if that is not possible.
+        """
+
     def directory(self, server_id: str) -> str:
         """Return the path of a server's directory, which need not be there."""
 

@@ -379,6 +379,7 @@ class Settler:
             raise exception.BootcacheError(f'base {base} was replaced since it was checked')
         domain = find_domain()
         if domain is None or not domain.isActive():
+            self._nova.make_writable(server.disk)
             rebase.rebase_stopped(server.directory, cache_image, base, pivot.base_format(base),
                                   domain)
             LOG.info('bootcache: server %s, which is stopped, is settled', server.server_id)

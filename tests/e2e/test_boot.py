@@ -179,10 +179,6 @@ def test_a_host_comes_up_while_the_storage_node_is_away(tenant, ready_image, clo
     server = tenant.server(ready_image)
     tenant.login(server)
 
-    def configure(**ours):
-        cloud.layer('compute', '50-resume', {
-            'DEFAULT': {'resume_guests_state_on_host_boot': True}, 'bootcache': ours})
-
     def waits(times):
         wait_until(lambda: compute_log.text().count('waits to be started again') == times,
                    f'it waits for the {times}. time', 120)
@@ -190,16 +186,17 @@ def test_a_host_comes_up_while_the_storage_node_is_away(tenant, ready_image, clo
         assert (found.status, getattr(found, 'OS-EXT-STS:task_state')) == ('ACTIVE', 'powering-on')
 
     try:
-        configure(gateway_autostart=False)
+        cloud.layer('compute', '50-resume', {
+            'DEFAULT': {'resume_guests_state_on_host_boot': True}})
         with cloud.storage_service_down():
             cloud.power_off(host)
             cloud.kill_exporter()
-            cloud.power_on(host)
+            cloud.power_on(host, host.gateway_unit)
             waits(1)
             cloud.restart(host.compute)
             waits(2)
             assert not cloud.guests()
-            configure(gateway_autostart=True)
+            cloud.start(host.gateway_unit)
             cloud.restart(host.compute)
             wait_until(cloud.guests, 'the guest', 120)
             compute_log.wait('cannot be read now: a guest that needs it stands still')
@@ -211,6 +208,7 @@ def test_a_host_comes_up_while_the_storage_node_is_away(tenant, ready_image, clo
         assert nova.servers.get(server).status == 'ACTIVE'
         tenant.command(server, 'check-all')
     finally:
+        cloud.start(host.gateway_unit)
         cloud.layer('compute', '50-resume', None)
         cloud.restart('compute')
 

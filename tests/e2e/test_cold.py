@@ -147,7 +147,9 @@ def small_memory_tier(cloud, mebibytes):
     host = cloud.hosts[0]
     path = cloud.layout.run / 'small-memory'
     path.mkdir(exist_ok=True)
-    mount = ['mount', '-t', 'tmpfs', '-o', f'size={mebibytes}m', 'tmpfs', str(path)]
+    # As doc/source/install.rst has it.
+    mount = ['mount', '-t', 'tmpfs', '-o', f'size={mebibytes}m,mode=0755,uid=nova,gid=nova',
+             'tmpfs', str(path)]
     subprocess.run(cloud.inside(host, *mount), check=True)
     cloud.layer(host.compute, '50-memory', {'bootcache': {
         'compute_memory_directory': path, 'compute_memory_quota': f'{mebibytes}MiB',

@@ -1,19 +1,23 @@
 """Two hosts that exchange: what comes to the second one comes from the first, by their counts."""
 
 import functools
+import shutil
 import sys
 
 import pytest
 
 from bootcache import exception
 from bootcache.exchange.client import ExchangeClient
-from tools.cloud.bootcache import STORAGE_SERVICE
+from tools.cloud.bootcache import STORAGE_SERVICE, UNITS
+from tools.cloud.layout import GLANCE, NOVA
+from tools.cloud.services import confined
 from tools.cloud.tenant import wait_until
 
 pytest.importorskip('libtorrent')
 
 PORT = 10821
 NETWORK = '127.0.8.0/24'
+EXCHANGE_UNIT = UNITS / 'bootcache-exchange.service'
 
 
 class Member:
@@ -31,11 +35,14 @@ class Member:
                         'exchange_rack': 'one'}
         self.client = ExchangeClient(str(home / 'control.sock'))
         home.mkdir(exist_ok=True)
+        user = GLANCE if service == STORAGE_SERVICE else NOVA
+        shutil.chown(home, user)
         own = home / 'exchange.conf'
         own.write_text('[bootcache]\n' + ''.join(
             f'{name} = {value}\n' for name, value in
             {**self.options, 'tls_directory': cloud.certificates / certificates}.items()))
-        cloud.add_service(self.name, [sys.executable, '-W', 'ignore', '-m',
+        cloud.add_service(self.name, [*confined(cloud.layout, user, EXCHANGE_UNIT),
+                                      sys.executable, '-W', 'ignore', '-m',
                                       'bootcache.exchange.daemon', '--config-file', str(own)],
                           ready=functools.partial(answers, self.client))
 

@@ -207,7 +207,7 @@ def test_the_gateway_restarts(pair, cloud):
     killed = cloud.gateway_pid()
     os.kill(killed, signal.SIGKILL)
     pair.each(lambda server: pair.tenant.command(server, 'check-all'))
-    assert cloud.gateway_pid() not in (None, killed)
+    wait_until(lambda: cloud.gateway_pid() not in (None, killed), 'a new gateway')
     pair.each(pair.tenant.hard_reboot)
     pair.booted_again()
     pair.each(lambda server: pair.tenant.command(server, 'check-all'))

@@ -93,6 +93,28 @@ def test_the_next_server_of_a_settled_image_is_stock(tenant, image, cloud, compu
         in compute_log.text()
 
 
+@pytest.mark.parametrize('number', [0, 1])
+def test_a_stopped_server_settles_whoever_its_disk_was_given_to(tenant, small_image, cloud, number):
+    """The second host's libvirt does not remember owners: what it stops is root's."""
+    host = cloud.hosts[number]
+    image = tenant.image(small_image, bootcache_settle='no')
+    tenant.wait_state(image, 'ready')
+    server = tenant.server(image, host=host)
+    tenant.login(server)
+    tenant.command(server, 'write 2')
+    owner, disk = {0: 'nova', 1: 'root'}[number], tenant.openstack.disk(server)
+    assert disk.owner() == 'libvirt-qemu' and '/_bootcache/' in tenant.backing(server)[1]
+    tenant.openstack.nova.servers.stop(server)
+    tenant.openstack.wait_status(server, 'SHUTOFF')
+    assert disk.owner() == owner
+    tenant.openstack.image_api('PATCH', f'/{image}', json=[
+        {'op': 'replace', 'path': '/bootcache_settle', 'value': 'yes'}], headers={
+            'Content-Type': 'application/openstack-images-v2.1-json-patch'})
+    wait_settled(tenant, server)
+    tenant.openstack.nova.servers.start(server)
+    check_booted(tenant, server, 2)
+
+
 def test_a_base_that_is_damaged_on_its_way_is_not_used(tenant, small_image, cloud, compute_log):
     image = tenant.image(small_image, bootcache_settle='yes')
     tenant.wait_state(image, 'ready')

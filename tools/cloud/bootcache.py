@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -16,9 +17,11 @@ from pathlib import Path
 
 from tools.cloud import config
 from tools.cloud.cloud import Cloud, Progress
-from tools.cloud.layout import VENV, Host
+from tools.cloud.confine import directives
+from tools.cloud.layout import GLANCE, NOVA, TOOLS, VENV, Host, Layout
 from tools.cloud.processes import port_open
 from tools.cloud.records import queue_served
+from tools.cloud.services import Service, confined, on_host_command
 
 EXPORT_PORT = 10810
 TAP_PORT = 10811
@@ -30,6 +33,8 @@ WEIGHER = "nova_bootcache.scheduler.weights.BootCacheWeigher"
 FILTER = "nova_bootcache.scheduler.filters.BootCacheFilter"
 NOVA_FILTERS = "ComputeFilter,ComputeCapabilitiesFilter,ImagePropertiesFilter,"\
     "ServerGroupAntiAffinityFilter,ServerGroupAffinityFilter"
+UNITS = TOOLS.parents[1] / "etc" / "systemd"
+GATEWAY_UNIT = UNITS / "bootcache-gateway.service"
 PACKAGES = ("bootcache", "glance_bootcache", "nova_bootcache")
 # As a package that is not there, and it notes who asked.
 NO_MODULE = """import os, sys
@@ -56,6 +61,7 @@ class BootcacheCloud(Cloud):
         self.config_file = layout.etc / "bootcache" / "bootcache.conf"
         self._no_package = layout.home / "no-bootcache"
         self.tap_log = layout.log / "nbd-tap.log"
+        self.log_file = layout.log / "glance-bootcache.log"
         self.certificates = layout.home / "pki"
         tls = ["--tls=require", f"--tls-certificates={self.certificates / TAP}",
                "--tls-verify-peer"]  # fmt: skip
@@ -71,10 +77,14 @@ class BootcacheCloud(Cloud):
         )  # fmt: skip
         self.add_service(
             STORAGE_SERVICE,
-            [str(VENV / "bin" / "glance-bootcache"), "--config-file", str(self.config_file),
+            [*confined(layout, unit=UNITS / "glance-bootcache.service"),
+             str(VENV / "bin" / "glance-bootcache"), "--config-file", str(self.config_file),
              "--config-dir", str(layout.layers(STORAGE_SERVICE))],
+            {"HOME": str(layout.user_home(GLANCE))},
             ready=functools.partial(queue_served, layout, "bootcache"),
         )  # fmt: skip
+        for host in layout.hosts:
+            self._services[host.gateway_unit] = gateway(layout, host)
 
     def configure_bootcache(self) -> None:
         """Write the storage service's configuration, and switch the Glance hook on."""
@@ -82,11 +92,11 @@ class BootcacheCloud(Cloud):
         self._make_directories()
         config.write_all(self.layout)
         self._make_certificates()
-        self.layout.layers(STORAGE_SERVICE).mkdir(parents=True, exist_ok=True)
-        self.config_file.parent.mkdir(parents=True, exist_ok=True)
+        config.for_group(self.layout.layers(STORAGE_SERVICE), GLANCE)
+        config.for_group(self.config_file.parent, GLANCE)
         config.put(self.config_file, config.render({
             "DEFAULT": {"transport_url": self.transport_url, "debug": "true",
-                        "log_file": self.layout.log / "glance-bootcache.log"},
+                        "log_file": self.log_file},
             "bootcache": {"gateway_socket": self.run_directory / "gateway.sock",
                           "state_dir": self.state_directory,
                           "run_dir": self.exporter_directory, "export_port": EXPORT_PORT,
@@ -113,6 +123,26 @@ class BootcacheCloud(Cloud):
                 check=True, env=self.layout.environment(), stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
             )  # fmt: skip
+        # Each node has its own folder alone, elsewhere; here all lie beside the CA's key.
+        self.certificates.chmod(0o711)
+        users = {TAP: "root", STORAGE_SERVICE: GLANCE}
+        for name in missing:
+            directory = self.certificates / name
+            for path in (directory, *directory.iterdir()):
+                shutil.chown(path, users.get(name, NOVA), users.get(name, NOVA))
+
+    def _make_directories(self) -> None:
+        super()._make_directories()
+        for path, mode in ((self.state_directory, 0o750), (self.exporter_directory, 0o755)):
+            path.mkdir(exist_ok=True)
+            path.chmod(mode)
+            shutil.chown(path, GLANCE, GLANCE)
+        self.log_file.touch()
+        shutil.chown(self.log_file, GLANCE)
+
+    def _hypervisors(self) -> None:
+        super()._hypervisors()
+        self._start_all(*(host.gateway_unit for host in self.hosts))
 
     def configure_nova(self, *wanted: str) -> None:
         """Write the sections of Nova's configuration that bootcache has options in; no others."""
@@ -122,7 +152,7 @@ class BootcacheCloud(Cloud):
                 "img_signature_key_type", "img_signature_certificate_uuid",
                 "bootcache_state", "bootcache_reason"))},
             "bootcache": {"gateway_socket": self.run_directory / "gateway.sock",
-                          "gateway_run_dir": self.run_directory},
+                          "gateway_run_dir": self.run_directory, "gateway_autostart": False},
             "filter_scheduler": {
                 "weight_classes": f"nova.scheduler.weights.all_weighers,{WEIGHER}",
                 "available_filters": ["nova.scheduler.filters.all_filters", FILTER],
@@ -172,10 +202,12 @@ class BootcacheCloud(Cloud):
 
     def _path_begins_with(self, folder: Path | None) -> None:
         for package in PACKAGES:
-            config.put(self._no_package / f"{package}.py", NO_MODULE)
+            config.put(self._no_package / f"{package}.py", NO_MODULE, 0o644)
         # Of two with one name the first is taken: one without any entry point.
         config.put(self._no_package / "bootcache-0.dist-info" / "METADATA",
-                   "Metadata-Version: 2.1\nName: bootcache\nVersion: 0\n")
+                   "Metadata-Version: 2.1\nName: bootcache\nVersion: 0\n", 0o644)
+        # Whoever tries writes there.
+        self._no_package.chmod(0o777)
         for name, service in self._services.items():
             path = service.env.get("PYTHONPATH", "").removeprefix(f"{self._no_package}:")
             if path:
@@ -215,6 +247,12 @@ class BootcacheCloud(Cloud):
             if pid := _daemon_pid(directory / "ceph.pid"):
                 os.kill(pid, signal.SIGKILL)
 
+    def end_exporters(self) -> None:
+        """End all exporters, which outlive the storage service."""
+        for file in self.exporter_directory.glob("exporter*.pid"):
+            if pid := _daemon_pid(file):
+                os.kill(pid, signal.SIGKILL)
+
     def kill_exporter(self) -> None:
         """End the exporter as a crash would, and with it the connections to it.
 
@@ -250,6 +288,45 @@ class BootcacheCloud(Cloud):
             return all(f"host {name} tells what it holds" in text for name in hosts)
 
         self.daemons.wait(STORAGE_SERVICE, heard, "a host has not told what it holds")
+
+
+# As its unit has it: started again however often it ends.
+GATEWAY_SCRIPT = """
+trap 'kill "$daemon"; wait; exit' TERM
+while :; do
+    $1; $2 & daemon=$!
+    $3
+    wait "$daemon" || :
+    sleep 1
+done
+"""
+
+
+def gateway_script(layout: Layout) -> str:
+    """What runs a gateway, by the commands of its unit."""
+    lines, script = directives(GATEWAY_UNIT), GATEWAY_SCRIPT
+    for number, name in enumerate(("ExecStartPre", "ExecStart", "ExecStartPost"), 1):
+        command = lines[name].replace("/run/bootcache", str(layout.gateway))
+        script = script.replace(f"${number}", command)
+    return script
+
+
+def gateway(layout: Layout, host: Host) -> Service:
+    """A host's gateway, run as its unit says."""
+    return Service(
+        host.gateway_unit,
+        on_host_command(layout, host, *confined(layout, unit=GATEWAY_UNIT), "sh", "-c",
+                        gateway_script(layout)),
+        layout.environment(),
+        functools.partial(_is_open, host.gateway / "gateway.sock"),
+    )
+
+
+def _is_open(socket: Path) -> bool:
+    """Whether guests may connect to a gateway's socket."""
+    with contextlib.suppress(OSError):
+        return bool(socket.stat().st_mode & 0o020)
+    return False
 
 
 def _daemon_pid(file: Path) -> int | None:

@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from glance_bootcache.profileboot import acceleration
-from tools.cloud import config, databases, records
+from tools.cloud import config, databases, machine, records
 from tools.cloud.layout import (
     MOST_HOSTS,
     SERVICE_TAG,
@@ -35,8 +35,6 @@ from tools.cloud.processes import (
 )
 from tools.cloud.services import NETWORK, Service, guest_processes, on_host, service_table
 
-# The length of sockaddr_un.sun_path, less the terminating zero.
-LONGEST_SOCKET = 107
 # What other services live on; they end last.
 BASE = ("epmd", "rabbit", "libvirtd", "machine")
 Progress = Callable[[str], None]
@@ -126,7 +124,7 @@ class Cloud:
 
     def start(self, name: str) -> None:
         """Start a service unless it runs, and wait until it is ready."""
-        service = self._service(name)
+        service = self.service(name)
         self._launch(service)
         self._wait(service)
 
@@ -136,7 +134,7 @@ class Cloud:
 
     def restart(self, *names: str) -> None:
         """Stop and start services. Guests survive this for compute and libvirtd."""
-        services = [self._service(name) for name in names]
+        services = [self.service(name) for name in names]
         self._stop_all(list(names))
         for service in services:
             self._launch(service)
@@ -160,7 +158,7 @@ class Cloud:
         """
         while found := [process for process in all_processes() if on_host(host, process.pid)]:
             kill_all(found, terminate=False)
-        for name in (host.compute, host.libvirtd, host.machine):
+        for name in reversed(self.of_host(host)):
             self.daemons.stop(name)
         # The directories themselves stay: the first host's are mount points in the others'
         # namespaces, and a mount is gone when another namespace removes what it lies over.
@@ -171,10 +169,23 @@ class Cloud:
                 else:
                     entry.unlink()
 
-    def power_on(self, host: Host) -> None:
-        """Start a host that is off; its guests stay off, as Nova leaves them."""
-        for name in (host.machine, host.libvirtd, host.compute):
-            self.start(name)
+    def of_host(self, host: Host) -> list[str]:
+        """The services of a host, in the order in which they start."""
+        names = (host.machine, host.libvirtd, host.gateway_unit, host.compute)
+        return [name for name in names if name in self._services]
+
+    def power_on(self, host: Host, *without: str) -> None:
+        """Start a host that is off; its guests stay off, as Nova leaves them.
+
+        :param without: services that are not started.
+        """
+        for name in self.of_host(host):
+            if name not in without:
+                self.start(name)
+
+    def replace(self, service: Service) -> None:
+        """Have a service be another one from its next start on."""
+        self._services[service.name] = service
 
     def override(self, service: str, section: str, option: str, value: object | None) -> bool:
         """Set one option of a service over its main configuration; None removes the override.
@@ -200,7 +211,7 @@ class Cloud:
 
     def up(self) -> None:
         """Bring everything up that does not run yet, and wait until it can be used."""
-        self._check_machine()
+        machine.check(self.layout)
         self.home.mkdir(parents=True, exist_ok=True)
         with self._lock():
             self._check_hosts()
@@ -328,7 +339,8 @@ class Cloud:
         with ThreadPoolExecutor(max_workers=max(len(names), 1)) as pool:
             list(pool.map(self.daemons.stop, names))
 
-    def _service(self, name: str) -> Service:
+    def service(self, name: str) -> Service:
+        """One of them, by its name."""
         if name not in self._services:
             raise ValueError(f"no service {name}; there are: {', '.join(self._services)}")
         return self._services[name]
@@ -358,13 +370,6 @@ class Cloud:
                 f" {port_owner(port)}"
             )
 
-    def _check_machine(self) -> None:
-        if os.geteuid() != 0:
-            raise ServiceError("the cloud must be started as root, for libvirtd's namespaces")
-        for host in self.hosts:
-            if len(os.fsencode(host.libvirt_socket)) > LONGEST_SOCKET:
-                raise ServiceError(f"{self.home}: this path is too long for libvirtd's socket")
-
     def _check_hosts(self) -> None:
         """A host that Nova knows would be missed: their number may only grow."""
         known = recorded_hosts(self.home)
@@ -374,14 +379,7 @@ class Cloud:
         config.put(self.layout.state / "hosts", f"{len(self.hosts)}\n")
 
     def _make_directories(self) -> None:
-        self.home.chmod(0o711)
-        layout = self.layout
-        names = ("staging", "tasks", "lock", "rabbit")
-        directories = [layout.state, layout.log, layout.run, layout.images, layout.etc]
-        for host in self.hosts:
-            directories += [host.state, host.instances, host.gateway]
-        for directory in (*directories, *(self.home / name for name in names)):
-            directory.mkdir(parents=True, exist_ok=True)
+        machine.make_directories(self.layout)
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:

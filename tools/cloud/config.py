@@ -4,7 +4,18 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from tools.cloud.layout import REGION, VENV, Host, Layout
+from tools.cloud.layout import (
+    CLOUD_TAG,
+    GLANCE,
+    NOVA,
+    QEMU,
+    REGION,
+    SERVICE_TAG,
+    TOOLS,
+    VENV,
+    Host,
+    Layout,
+)
 
 Sections = Mapping[str, Mapping[str, object]]
 
@@ -30,8 +41,11 @@ def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def put(path: Path, text: str, mode: int = 0o600) -> bool:
-    """Write a file if its content differs; say whether it did."""
+def put(path: Path, text: str, mode: int = 0o640) -> bool:
+    """Write a file if its content differs; say whether it did.
+
+    Whoever may read it is its folder's group: see for_group().
+    """
     if path.exists() and path.read_text() == text:
         return False
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -42,8 +56,18 @@ def put(path: Path, text: str, mode: int = 0o600) -> bool:
     return True
 
 
+def for_group(directory: Path, group: str) -> Path:
+    """Make a folder whose files a service's group may read, and nobody else."""
+    directory.mkdir(parents=True, exist_ok=True)
+    shutil.chown(directory, group=group)
+    directory.chmod(0o2750)
+    return directory
+
+
 def write_all(layout: Layout) -> None:
     """Write the configuration of the whole cloud."""
+    for user in (NOVA, GLANCE):
+        for_group(layout.etc / user, user)
     put(layout.etc / "keystone" / "keystone.conf", render(keystone(layout)))
     put(layout.etc / "placement" / "placement.conf", render(placement(layout)))
     put(layout.etc / "glance" / "glance-api.conf", render(glance(layout)))
@@ -57,6 +81,7 @@ def write_all(layout: Layout) -> None:
         libvirt(host)
     _host_names(layout)
     rabbit(layout)
+    _sudoers(layout)
     _link_layers(layout)
     for path, user in ((layout.openrc, "admin"), (layout.demo_openrc, "demo")):
         put(path, openrc(layout, user))
@@ -82,8 +107,11 @@ def _link_layers(layout: Layout) -> None:
     and $HOME/PROGRAM.conf.d, so each WSGI service gets a home directory with links in it.
     """
     computes = [host.compute for host in layout.hosts]
-    for service in ("keystone", "placement", "glance", "nova", *NOVA_SERVICES, *computes):
+    for service in ("keystone", "placement"):
         _made(layout.layers(service))
+    for_group(layout.layers(GLANCE), GLANCE)
+    for service in ("nova", *NOVA_SERVICES, *computes):
+        for_group(layout.layers(service), NOVA)
     links = {
         "keystone": {"keystone": "keystone"},
         "placement": {"placement": "placement"},
@@ -190,7 +218,7 @@ def nova(layout: Layout) -> Sections:
     """nova.conf, common to all of Nova's services."""
     credentials = service_user(layout)
     helper = VENV / "bin" / "privsep-helper"
-    helper_command = f"{helper} --config-file {layout.etc / 'nova' / 'nova.conf'}"
+    helper_command = f"sudo {helper} --config-file {layout.etc / 'nova' / 'nova.conf'}"
     unlimited = ("instances", "cores", "ram", "metadata_items", "injected_files", "server_groups",
                  "server_group_members", "key_pairs")  # fmt: skip
     return {
@@ -281,6 +309,16 @@ def rabbit(layout: Layout) -> None:
     put(directory / "enabled_plugins", "[].\n")
 
 
+def _sudoers(layout: Layout) -> None:
+    """What nova may do as root: Nova's own helper, and be known on the other host."""
+    commands = [VENV / "bin" / "privsep-helper", *sorted((TOOLS / "remote").iterdir())]
+    put(layout.etc / "sudoers", "".join(f"{line}\n" for line in (
+        "Defaults !use_pty, env_reset, secure_path=/usr/sbin:/usr/bin:/sbin:/bin",
+        f'Defaults env_keep += "{CLOUD_TAG} {SERVICE_TAG} PYTHONWARNINGS"',
+        "root ALL=(ALL) ALL",
+        *(f"{NOVA} ALL=(root) NOPASSWD: {command}" for command in commands))), 0o440)
+
+
 def _host_names(layout: Layout) -> None:
     """Where a host's name leads: an address for libvirt, a pid file for tools/cloud/remote."""
     lines = ["127.0.0.1 localhost", *(f"{host.address} {host.hostname}" for host in layout.hosts)]
@@ -306,8 +344,8 @@ def libvirt(host: Host) -> None:
     daemon = {
         "auth_unix_ro": '"none"',
         "auth_unix_rw": '"none"',
-        "unix_sock_group": '"root"',
-        "unix_sock_rw_perms": '"0700"',
+        "unix_sock_group": '"libvirt"',
+        "unix_sock_rw_perms": '"0770"',
         # Within the hosts' own network only.
         "listen_tls": "0",
         "listen_tcp": "1",
@@ -317,14 +355,16 @@ def libvirt(host: Host) -> None:
         "log_outputs": '"2:stderr"',
     }
     first_port = MIGRATION_PORT + (host.number - 1) * MIGRATION_PORTS
-    # Guests run as root: as an unprivileged user the first one took 50 s to start. Their output
-    # goes to files, as there is no virtlogd here.
+    # User, group and owners of files are as Debian has them. Guests' output goes to files, as there
+    # is no virtlogd here.
     qemu = {
-        "user": '"root"',
-        "group": '"root"',
+        "user": f'"{QEMU}"',
+        "group": f'"{QEMU}"',
         "security_driver": '"none"',
-        "dynamic_ownership": "0",
-        "remember_owner": "0",
+        "dynamic_ownership": "1",
+        # libvirt's default on the first host. What a disk is given back to then is not every
+        # operator's: without trusted extended attributes it is root's as well.
+        "remember_owner": "1" if host.number == 1 else "0",
         "cgroup_controllers": "[ ]",
         "namespaces": "[ ]",
         "stdio_handler": '"file"',

@@ -15,6 +15,11 @@ REGION = "RegionOne"
 CLOUD_TAG = "BOOTCACHE_CLOUD"
 SERVICE_TAG = "BOOTCACHE_SERVICE"
 MOST_HOSTS = 2
+# As distributions' packages have it; tools/setup.sh makes the first two where they are missing.
+NOVA, GLANCE = "nova", "glance"
+QEMU = "libvirt-qemu"
+# nova-compute speaks with libvirt, and gives guests the socket of a gateway that it starts.
+COMPUTE_GROUPS = ("libvirt", QEMU)
 
 
 def default_home() -> Path:
@@ -29,6 +34,11 @@ def recorded_hosts(home: Path) -> int:
         return int((home / "state" / "hosts").read_text())
     except OSError:
         return 1
+
+
+def database_user(name: str) -> str:
+    """Who writes a database: the users of the projects that bootcache is in, or root."""
+    return next((user for user in (NOVA, GLANCE) if name.startswith(user)), "root")
 
 
 @dataclass(frozen=True)
@@ -85,6 +95,11 @@ class Host:
     def hostname(self) -> str:
         """Its name in Nova. libvirt takes only a name with a dot for a migration's address."""
         return f"compute{self.number}.bootcache.test"
+
+    @property
+    def gateway_unit(self) -> str:
+        """Name of its gateway among the services, as its unit runs it."""
+        return f"gateway{self.suffix}"
 
     @property
     def uuid(self) -> str:
@@ -206,8 +221,8 @@ class Layout:
         return f"rabbit://openstack:{self.password}@127.0.0.1:{self.ports.rabbit}/"
 
     def database(self, name: str) -> Path:
-        """The file of a SQLite database."""
-        return self.state / f"{name}.db"
+        """The file of a SQLite database, in a folder of whoever writes it."""
+        return self.state / f"db-{database_user(name)}" / f"{name}.db"
 
     def database_url(self, name: str) -> str:
         """SQLAlchemy's address of a database."""
@@ -259,6 +274,20 @@ class Layout:
             CLOUD_TAG: str(self.home),
             **(extra or {}),
         }
+
+    @property
+    def kvm(self) -> Path:
+        """The hosts' /dev/kvm, if this machine has one."""
+        return self.run / "kvm"
+
+    def user_home(self, user: str) -> Path:
+        """$HOME of a service that runs as a user of its own."""
+        return self.home / f"home-{user}"
+
+    @property
+    def shown(self) -> tuple[Path, ...]:
+        """What services that are not root have to reach, also in a developer's closed home."""
+        return self.home, VENV, TOOLS.parents[1]
 
     def openstack_process_environment(self) -> dict[str, str]:
         """The environment of a process that opens the SQLite databases."""

@@ -1,12 +1,13 @@
 """Glance's images in a small real Ceph, with the pools, keys and options of the page about it."""
 
 import json
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
 from tools.ceph.cluster import Ceph, CephError
 from tools.cloud.bootcache import STORAGE_SERVICE, BootcacheCloud
-from tools.cloud.layout import Host
+from tools.cloud.layout import GLANCE, NOVA, Host
 
 IMAGES, CLONES, SNAPSHOTS = 'images', 'bootcache', 'snapshots'
 STORAGE_NAMESPACE = f'{CLONES}/storage'
@@ -38,8 +39,21 @@ class RbdStore:
             self.ceph.make_pool(pool)
         self.ceph.make_user('glance', f'profile rbd pool={IMAGES}, {_WRITES_SNAPSHOTS}')
         self._make_reader('bootcache', 'storage', f', {_WRITES_SNAPSHOTS}')
+        self._give('glance', GLANCE)
+        self._give('bootcache', GLANCE)
         for host in hosts:
             self._make_reader(f'bootcache.{host.hostname}', host.hostname)
+            self._give(f'bootcache.{host.hostname}', NOVA)
+        # Clients' own sockets are beside the daemons'.
+        self.ceph.directory.chmod(0o711)
+        for name in ('run', 'log', 'crash'):
+            (self.ceph.directory / name).chmod(0o1777)
+
+    def _give(self, user: str, owner: str) -> None:
+        """Have a user of this machine, and nobody else, read the keyring of one of Ceph's."""
+        keyring = self.ceph.directory / f'ceph.client.{user}.keyring'
+        shutil.chown(keyring, owner)
+        keyring.chmod(0o400)
 
     def _make_reader(self, user: str, namespace: str, more: str = '') -> None:
         if namespace not in self._namespaces():

@@ -3,12 +3,21 @@
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tools.cloud import config, records
-from tools.cloud.layout import MOST_HOSTS, TOOLS, VENV, Host, Layout
+from tools.cloud.layout import (
+    COMPUTE_GROUPS,
+    GLANCE,
+    MOST_HOSTS,
+    NOVA,
+    TOOLS,
+    VENV,
+    Host,
+    Layout,
+)
 from tools.cloud.processes import (
     ProcessInfo,
     all_processes,
@@ -22,9 +31,15 @@ NETWORK = "machine-network"
 NETWORK_SCRIPT = "ip link set lo up; exec sleep infinity"
 
 # A host is a mount namespace in which directories of its own lie over the paths that all share.
+# What is mounted there later comes to its services, which have namespaces of their own again.
 MACHINE_SCRIPT = """
 hostname "$1"; shift
-while [ $# -gt 0 ]; do [ -e "$2" ] || mkdir -p "$2"; mount --bind "$1" "$2"; shift 2; done
+while [ $# -gt 0 ]; do
+    # A machine without KVM has none to give.
+    [ ! -e "$1" ] || { [ -e "$2" ] || mkdir -p "$2"; mount --bind "$1" "$2"; }
+    shift 2
+done
+mount --make-rshared /
 exec sleep infinity
 """
 
@@ -33,6 +48,24 @@ ENTER_SCRIPT = """
 read -r machine rest <"$1"; [ -z "$2" ] || read -r network rest <"$2"; shift 2
 exec nsenter --target "$machine" --mount --uts ${network:+--net=/proc/$network/ns/net} -- "$@"
 """
+
+
+def confined(layout: Layout, user: str = "", unit: Path | None = None,
+             groups: Sequence[str] = (), **pairs: str) -> list[str]:  # fmt: skip
+    """What makes a command that of a user, with the restrictions of a unit; see confine.py.
+
+    :param user: if it is not the unit's; of root's the command stays as it is.
+    :param pairs: ``bind`` or ``mount``, as SOURCE=TARGET.
+    """
+    if user == "root":
+        return []
+    argv = [str(VENV / "bin" / "python"), "-P", str(TOOLS / "confine.py")]
+    argv += [f"--show={path}" for path in layout.shown]
+    argv += [f"--user={user}"] if user else []
+    argv += [f"--unit={unit}"] if unit else []
+    argv += [f"--groups={','.join(groups)}"] if groups else []
+    argv += [f"--{name}={pair}" for name, pair in pairs.items()]
+    return [*argv, "--"]
 
 
 @dataclass(frozen=True)
@@ -135,12 +168,13 @@ def _machine(layout: Layout, host: Host) -> Service:
         layout.host_names: "/etc/hosts",
         host.instances: layout.instances,
         host.gateway: layout.gateway,
+        layout.kvm: "/dev/kvm",
     }
     binds = [str(path) for pair in places.items() for path in pair]
     return Service(
         host.machine,
-        ["unshare", "--mount", "--uts", "--", "sh", "-ec", MACHINE_SCRIPT, "sh", host.hostname,
-         *binds],
+        ["unshare", "--uts", "--", *confined(layout), "sh", "-ec", MACHINE_SCRIPT, "sh",
+         host.hostname, *binds],
         layout.environment(),
         functools.partial(_holds, layout, host.machine),
     )  # fmt: skip
@@ -154,7 +188,7 @@ def _holds(layout: Layout, name: str) -> bool:
     return False
 
 
-def _enter(layout: Layout, host: Host, *argv: str, network: bool = False) -> list[str]:
+def on_host_command(layout: Layout, host: Host, *argv: str, network: bool = False) -> list[str]:
     """A command as a command in a host's namespaces."""
     pid_files = [str(layout.run / f"{host.machine}.pid"),
                  str(layout.run / f"{NETWORK}.pid") if network else ""]  # fmt: skip
@@ -165,7 +199,7 @@ def _libvirtd(layout: Layout, host: Host) -> Service:
     daemon = ("libvirtd", "--listen", "-p", "/run/libvirt/libvirtd.pid")
     return Service(
         host.libvirtd,
-        _enter(layout, host, *daemon, network=True),
+        on_host_command(layout, host, *daemon, network=True),
         layout.environment(),
         functools.partial(socket_answers, host.libvirt_socket),
         f"socket {host.libvirt_socket}",
@@ -184,7 +218,9 @@ def _wsgi(layout: Layout, name: str, module: str, port: int, access_log: str = "
     }
     ready = functools.partial(http_answers, port)
     what = f"HTTP on port {port}"
-    return Service(name, [*argv, f"{module}:application"], env, ready, what, (port,))
+    user = {"nova": NOVA, "glance": GLANCE}.get(project, "root")
+    argv = [*confined(layout, user), *argv, f"{module}:application"]
+    return Service(name, argv, env, ready, what, (port,))
 
 
 def _nova_command(layout: Layout, name: str, program: str, *own_files: str) -> list[str]:
@@ -199,7 +235,7 @@ def _nova_command(layout: Layout, name: str, program: str, *own_files: str) -> l
 def _nova(layout: Layout, name: str, *own_files: str) -> Service:
     return Service(
         name,
-        _nova_command(layout, name, f"nova-{name}", *own_files),
+        [*confined(layout, NOVA), *_nova_command(layout, name, f"nova-{name}", *own_files)],
         layout.openstack_process_environment(),
         functools.partial(records.queue_served, layout, name),
         f"consumer of queue {name}",
@@ -211,9 +247,14 @@ def _compute(layout: Layout, host: Host) -> Service:
     environment = layout.openstack_process_environment()
     # Before the real ssh and scp: those of the cloud, which reach the other host.
     environment["PATH"] = f"{TOOLS / 'remote'}:{environment['PATH']}"
+    environment["HOME"] = str(layout.user_home(NOVA))
+    # sudo stands between nova and Nova's own helper, as everywhere.
+    sudoers = f"{layout.etc / 'sudoers'}=/etc/sudoers"
+    user = confined(layout, NOVA, groups=COMPUTE_GROUPS, bind=sudoers)
     return Service(
         host.compute,
-        _enter(layout, host, *_nova_command(layout, host.compute, "nova-compute", *files)),
+        on_host_command(layout, host, *user,
+               *_nova_command(layout, host.compute, "nova-compute", *files)),
         environment,
         functools.partial(_compute_ready, layout, host),
         "registration with the conductor",

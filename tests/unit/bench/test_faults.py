@@ -15,7 +15,9 @@ from bench.faults.kinds import FAULTS, Act
 from bench.faults.plan import READING, Life
 from bench.faults.report import Outcome
 from bench.replay import trace
+from bootcache import conf as bootcache_conf
 from bootcache import steps
+from nova_bootcache import conf as nova_conf
 
 ROWS = plan.rows()
 QUICK = plan.quick()
@@ -39,7 +41,8 @@ def test_each_step_is_struck_in_the_short_run_and_each_fault_in_the_full_one():
     killed = {strike.step for row in QUICK for strike in row.strikes
               if strike.fault.act is Act.KILL and strike.fault.name == 'kill'}
     assert NAMES - killed == {'arrive: begun'}
-    assert {row.fault for row in ROWS} == set(FAULTS)
+    assert {row.fault for row in ROWS} == set(FAULTS) - set(kinds.LONG)
+    assert {row.fault for row in plan.long()} == set(kinds.LONG)
     assert {strike.fault.act for row in QUICK for strike in row.strikes} >= {
         Act.KILL, Act.CORRUPT, Act.FULL, Act.LINK, Act.BUS, Act.GLANCE}
 
@@ -105,6 +108,17 @@ def test_faults_that_pass_say_after_how_long():
         assert bool(fault.seconds) == (fault.act in kinds.PASSING)
 
 
+def test_long_faults_outlast_the_limits_of_the_product_and_have_their_time():
+    options = {option.name: option.default for option in (*bootcache_conf.opts, *nova_conf.opts)}
+    shorter, longer = sorted(kinds.LONG_SECONDS)
+    assert options['rpc_timeout'] < shorter and options['chain_wait'] < longer
+    for row in plan.long():
+        [strike] = row.strikes
+        assert strike.fault.seconds == row.grace in kinds.LONG_SECONDS
+    # Short ones have no more than before.
+    assert not any(row.grace for row in (*ROWS, *QUICK))
+
+
 def test_what_was_run_is_left_out_when_it_goes_on():
     planned = [*ROWS[:3], *ROWS[:3]]
     done = [Outcome(ROWS[1].step, ROWS[1].fault, ROWS[1].life.value, 1.0),
@@ -122,7 +136,8 @@ def test_what_was_run_is_left_out_when_it_goes_on():
     (['--full', 'chain: made', 'kill'], 1, 0), (['--full', '--repeats', '1'], len(ROWS),
                                                 len(cloudplan.ROWS)),
     (['--repeats', '3', 'chain: made', 'kill'], 3, 0),
-    (['--cloud', 'boots', 'kill-gateway'], 0, 1)])
+    (['--cloud', 'boots', 'kill-gateway'], 0, 1), (['--long'], len(plan.long()), 0),
+    (['--long', 'bus-away-200s', 'chain: made'], 1, 0)])
 def test_what_is_planned(words, here, there):
     wanted, in_cloud = command.planned(command.parser().parse_args(words))
     assert (len(wanted), len(in_cloud)) == (here, there)

@@ -159,6 +159,9 @@ class House:
     def directory(self, server_id):
         return os.path.join(str(self._root), server_id)
 
+    def make_writable(self, path):
+        pass
+
     def directories(self):
         return [os.path.join(str(self._root), name) for name in sorted(os.listdir(self._root))
                 if not name.startswith('_')]

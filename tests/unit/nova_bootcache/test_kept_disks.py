@@ -9,14 +9,17 @@ import shutil
 import subprocess
 import types
 
+import nova.privsep.path
 import pytest
 from nova import exception as nova_exception
 from nova import objects
+from nova.compute import power_state
 from nova.virt.libvirt import driver, imagebackend
 from nova.virt.libvirt import utils as libvirt_utils
 
 from bootcache import exception, naming, qemuimg, savefile
 from nova_bootcache.cache.cacheentry import CacheEntry
+from nova_bootcache.novadriver import novaservers
 from nova_bootcache.novadriver.driver import BootCacheLibvirtDriver
 from nova_bootcache.storagenode import Remote
 
@@ -40,8 +43,9 @@ class Host:
             flavor=objects.Flavor(root_gb=1, ephemeral_gb=0))
         nova.bootcache.cache.prepare()
         qemuimg.create_standalone(self.cache_image, 16 * MIB, 65536)
-        CacheEntry(Remote(IMAGE, '10.0.0.1', 10810, f'base-{IMAGE}'), None, savefile.file_digest(
-            self.cache_image), 16 * MIB).save(f'{self.cache_image}.json')
+        CacheEntry(
+            Remote(IMAGE, '10.0.0.1', 10810, f'base-{IMAGE}'), None,
+            savefile.file_digest(self.cache_image), 16 * MIB).save(f'{self.cache_image}.json')
         self.directory.mkdir()
         qemuimg.create_overlay(str(self.directory / 'disk'), 16 * MIB, self.cache_image, 'qcow2',
                                cluster_bytes=131072, subclusters=True)
@@ -115,6 +119,23 @@ def test_a_disk_that_could_not_be_sent_stays_on_its_cache_image(host, monkeypatc
     with pytest.raises(nova_exception.NovaException, match='no room there'):
         host.send()
     assert not host.kept.exists() and host.backing(host.directory) == host.cache_image
+
+
+@pytest.mark.parametrize('runs', [True, False])
+def test_a_disk_that_cannot_be_renamed_does_not_leave(host, monkeypatch, runs):
+    """libvirt has given it to root, and Nova's privsep helper does not work: it goes on here."""
+    def fails(path, uid):
+        raise OSError('sudo: a password is required')
+
+    started = []
+    monkeypatch.setattr(novaservers.os, 'access', lambda path, mode: False)
+    monkeypatch.setattr(nova.privsep.path, 'chown', fails)
+    monkeypatch.setattr(host.driver, 'power_on', lambda *arguments: started.append(arguments))
+    host.instance.power_state = power_state.RUNNING if runs else power_state.SHUTDOWN
+    with pytest.raises(nova_exception.InstanceFaultRollback, match='a password is required'):
+        host.send()
+    assert not host.kept.exists() and host.backing(host.directory) == host.cache_image
+    assert started == [(None, host.instance, [], None)] * runs
 
 
 def storage_node_away(host, monkeypatch):

@@ -1,0 +1,110 @@
+"""A compute host of containers: nova-compute, libvirtd with QEMU, and the gateway have mounts and
+process numbers of their own, and share what the page says."""
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from tools.cloud import containers
+from tools.cloud.processes import all_processes
+from tools.cloud.tenant import wait_until
+
+PAGE = (Path(__file__).parents[2] / 'doc' / 'source' / 'install.rst').read_text()
+
+
+@pytest.fixture(scope='module')
+def host(cloud):
+    """The second host, in containers."""
+    host = cloud.hosts[1]
+    with containers.contained(cloud, host):
+        yield host
+
+
+@pytest.fixture(scope='module')
+def server(host, module_tenant, small_image):
+    """A server on a cache image, whose guest reads the rest of its disk through the gateway."""
+    image = module_tenant.image(small_image)
+    module_tenant.wait_state(image, 'ready')
+    server = module_tenant.server(image, host=host)
+    module_tenant.login(server)
+    module_tenant.command(server, 'write 1')
+    assert '/_bootcache/' in module_tenant.backing(server)[1]
+    return server
+
+
+def first(cloud, name):
+    """The first process of a container, by its number outside."""
+    parent = cloud.services()[name]
+    return int(Path(f'/proc/{parent}/task/{parent}/children').read_text().split()[0])
+
+
+def test_they_share_what_the_page_says_and_no_namespace(cloud, host):
+    section = PAGE.split('Containers\n==========\n')[1].split('\n====')[0]
+    told = re.findall(r'^   \* - ([a-z-]+)\n     - (.*)\n', section, re.MULTILINE)
+    ours = {cloud.layout.instances: '/var/lib/nova', cloud.layout.gateway: '/run/bootcache',
+            host.libvirt / 'run': '/run/libvirt',
+            cloud.certificates / host.hostname: '/etc/bootcache/pki'}
+    names = {'nova-compute': host.compute, 'libvirt': host.libvirtd, 'gateway': host.gateway_unit}
+    sees = {name: {ours[path] for path in paths if path in ours}
+            for name, paths in containers.shared(cloud, host).items()}
+    # libvirt's own folder is no part of the cloud's files for its own container.
+    sees[host.libvirtd].add('/run/libvirt')
+    assert {names[name]: set(re.findall('``(.*?)``', text)) for name, text in told} == sees
+    for kind in ('pid', 'mnt'):
+        assert len({os.readlink(f'/proc/{pid}/ns/{kind}') for pid in (
+            'self', *(first(cloud, name) for name in names.values()))}) == 4
+
+
+def test_a_server_boots_and_settles(host, tenant, small_image):
+    image = tenant.image(small_image, bootcache_settle='yes')
+    tenant.wait_state(image, 'ready')
+    server = tenant.server(image, host=host)
+    tenant.login(server)
+    assert '/_bootcache/' in tenant.backing(server)[1]
+    tenant.command(server, 'write 2')
+    wait_until(lambda: '/_base/' in tenant.backing(server)[1], 'settling', 120)
+    tenant.check(server)
+
+
+@pytest.mark.parametrize('name', ['gateway_unit', 'compute'])
+@pytest.mark.parametrize('way', ['restarted', 'killed'])
+def test_a_container_that_is_started_again_leaves_guests_alone(cloud, host, tenant, server, name,
+                                                               way):
+    name = getattr(host, name)
+    guests = cloud.guests()
+    if way == 'killed':
+        killed = cloud.services()[name]
+        os.kill(killed, signal.SIGKILL)
+        wait_until(lambda: cloud.services()[name] is None, 'its end')
+        cloud.start(name)
+    else:
+        cloud.restart(name)
+    assert cloud.guests() == guests
+    tenant.check(server)
+
+
+def test_libvirtd_is_killed_and_its_container_starts_it_again(cloud, host, tenant, server):
+    guests, inside = cloud.guests(), os.readlink(f'/proc/{first(cloud, host.libvirtd)}/ns/pid')
+
+    def daemon():
+        found = [process.pid for process in all_processes() if process.name == 'libvirtd'
+                 and os.readlink(f'/proc/{process.pid}/ns/pid') == inside]
+        return found[0] if found else None
+
+    killed = daemon()
+    os.kill(killed, signal.SIGKILL)
+    wait_until(lambda: daemon() not in (None, killed), 'a new one')
+    assert cloud.guests() == guests
+    tenant.check(server)
+    tenant.hard_reboot(server)
+    tenant.check_after_boot(server)
+
+
+def test_libvirts_container_is_restarted_and_servers_start_again(cloud, host, tenant, server):
+    """Guests end with it: it has their processes."""
+    cloud.restart(host.libvirtd)
+    tenant.hard_reboot(server)
+    tenant.check_after_boot(server)

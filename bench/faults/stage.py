@@ -310,6 +310,9 @@ class Stage:
             self._way.mend()
 
     def _pid(self, name: str) -> int | None:
+        if name in (HOST, STORAGE):
+            worker = self._workers.get(name)
+            return None if worker is None or worker.has_ended else worker.pid
         try:
             return int((self.root / _PIDS[name]).read_text())
         except (OSError, ValueError):

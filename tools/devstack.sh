@@ -132,6 +132,9 @@ NODENAME=rabbit@localhost
 SERVER_ADDITIONAL_ERL_ARGS="-kernel inet_dist_use_interface {127,0,0,1}"
 CONF
     echo 'Listen 127.0.0.1:80' >"$ROOT/etc/apache2/ports.conf"
+    # The network is this machine's: nothing in the container may change it.
+    printf '#!/bin/sh\nexit 0\n' >"$ROOT/usr/local/sbin/sysctl"
+    chmod 755 "$ROOT/usr/local/sbin/sysctl"
     # This kernel's group controllers may not be a container's to use.
     mkdir -p "$ROOT/etc/libvirt"
     grep -qs '^cgroup_controllers' "$ROOT/etc/libvirt/qemu.conf" \

@@ -290,7 +290,8 @@ def test_the_storage_node_hangs_in_the_midst(host, way, node, directory, monkeyp
 def test_nobody_waits_while_one_that_hangs_is_ended(hosts, way, node, directory, make_base,
                                                     monkeypatch, by_upkeep):
     """Neither a chain of another image, nor the growing store below it, which has its limit."""
-    other = Manifest(OTHER, Standing.DONE, made=Made(image_format='raw', virtual_bytes=SIZE,
+    other = Manifest(OTHER, Standing.DONE, made=Made(
+        image_format='raw', virtual_bytes=SIZE, base_export=f'base-{OTHER}',
         base_path=make_base(f'{directory}/store/other', SIZE, [(0, SIZE, 'data')])))
     node.exporter.ensure(other, None)
     host = hosts(store_quota='2MiB')

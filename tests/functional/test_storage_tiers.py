@@ -282,7 +282,8 @@ def test_a_replaced_cache_image_leaves_memory(house):
     info = CacheInfo.from_dict({**manifest.made.cache_image.to_dict(), 'file': name,
                                 'sha256': hashlib.sha256(data).hexdigest()})
     newer = Manifest(manifest.image_id, Standing.DONE, made=Made(image_format='qcow2',
-        virtual_bytes=4 * MIB, base_path=manifest.made.base_path, cache_image=info))
+        virtual_bytes=4 * MIB, base_path=manifest.made.base_path,
+        base_export=manifest.made.base_export, cache_image=info))
     house.serve(newer)
     house.tiers.forget(manifest.image_id)
     assert os.listdir(house.memory) == []

@@ -344,21 +344,6 @@ def test_nobody_waits_while_one_that_hangs_is_ended(hosts, way, node, directory,
     assert host.arrivals.wait(IMAGE, 60)
 
 
-def test_a_gateway_of_an_earlier_version_keeps_nothing_of_one(hosts, way, node, directory):
-    host = hosts()
-    host.service.extra = {'server': ['127.0.0.1', way.port]}
-    daemon, below = host.gateway.daemon, naming.node_name('n', IMAGE)
-    daemon.add_nodes(host.gateway.remote_node(below, node.remote()),
-                     {'driver': 'raw', 'node-name': naming.node_name('g', IMAGE),
-                      'read-only': True, 'file': below})
-    daemon.add_export(f'base-{IMAGE}', naming.node_name('g', IMAGE))
-    assert boot(host, f'{directory}/disk') is True
-    assert not host.needs.is_arriving(IMAGE), 'it was fetched first'
-    assert host.cache.entry(IMAGE).cache_image is not None
-    assert daemon.nodes() == nodes(host, 'g', 'n')
-    compare(f'{directory}/disk', node)
-
-
 def test_without_room_for_tables_it_is_fetched_first(hosts, way, node, directory):
     size = node.manifest.made.cache_image.bytes
     made = hosts(compute_disk_quota=str(arrivingimage.room(size) - 4096), store_quota='1MiB')

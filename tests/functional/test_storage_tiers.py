@@ -77,8 +77,8 @@ def test_requests_that_come_together_copy_once(house, monkeypatch):
     house.check(manifest, house.memory_path(manifest))
 
 
-def test_a_daemon_of_an_earlier_version(house, directory):
-    """Its node names are ours still; a top node of another kind is refused, and serves on."""
+def test_a_daemon_that_somebody_else_filled(house, directory):
+    """What is named as ours is ours; a top node of another kind is refused, and serves on."""
     manifest, other = house.image(1), house.image(2)
     house.exporter.stop()
     daemon = StorageDaemon('exporter', house.conf.bootcache.run_dir,

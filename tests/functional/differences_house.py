@@ -61,8 +61,8 @@ class Cloud:
                                        f'sha512:{image[:2]}', 0, 0, properties, owner='one')
         self.store.save(Manifest(image, Standing.DONE, made=Made(
             base_path=self.path(image), base_hash=f'sha512:{image[:2]}', image_format='raw',
-            virtual_bytes=len(content))).wishing(quota=64 * MIB, owner='one',
-                                                 boot_marker='login:'))
+            virtual_bytes=len(content), base_export=f'base-{image}')).wishing(
+                quota=64 * MIB, owner='one', boot_marker='login:'))
 
     def learn(self, image, extents):
         manifest = self.store.load(image)

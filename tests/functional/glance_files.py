@@ -73,7 +73,8 @@ def configured(state, *directories):
 
 def made_of(path, image_format):
     return Manifest(BASE, Standing.DONE, made=Made(
-        image_format=image_format, virtual_bytes=SIZE, base_path=path))
+        image_format=image_format, virtual_bytes=SIZE, base_path=path,
+        base_export=f'base-{BASE}'))
 
 
 def looked(look):

@@ -46,7 +46,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self):
         path = self.path.partition('?')[0]
-        flavor = {'id': '1', 'name': 'm1.tiny', 'ram': 512, 'disk': 1, 'vcpus': 1, 'links': []}
+        flavor = {'id': '1', 'name': 'm1.tiny', 'ram': 512, 'disk': 1, 'vcpus': 1, 'links': [],
+                  'os-flavor-access:is_public': True, 'extra_specs': {}}
         answers = {
             '/compute': {'version': {'id': 'v2.1', 'status': 'CURRENT', 'version': '2.96',
                                      'min_version': '2.1', 'links': []}},

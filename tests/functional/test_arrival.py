@@ -290,7 +290,8 @@ def test_the_storage_node_hangs_in_the_midst(host, way, node, directory, monkeyp
 def test_nobody_waits_while_one_that_hangs_is_ended(hosts, way, node, directory, make_base,
                                                     monkeypatch, by_upkeep):
     """Neither a chain of another image, nor the growing store below it, which has its limit."""
-    other = Manifest(OTHER, Standing.DONE, made=Made(image_format='raw', virtual_bytes=SIZE,
+    other = Manifest(OTHER, Standing.DONE, made=Made(
+        image_format='raw', virtual_bytes=SIZE, base_export=f'base-{OTHER}',
         base_path=make_base(f'{directory}/store/other', SIZE, [(0, SIZE, 'data')])))
     node.exporter.ensure(other, None)
     host = hosts(store_quota='2MiB')
@@ -341,21 +342,6 @@ def test_nobody_waits_while_one_that_hangs_is_ended(hosts, way, node, directory,
         if by_upkeep:
             tidies.join()
     assert host.arrivals.wait(IMAGE, 60)
-
-
-def test_a_gateway_of_an_earlier_version_keeps_nothing_of_one(hosts, way, node, directory):
-    host = hosts()
-    host.service.extra = {'server': ['127.0.0.1', way.port]}
-    daemon, below = host.gateway.daemon, naming.node_name('n', IMAGE)
-    daemon.add_nodes(host.gateway.remote_node(below, node.remote()),
-                     {'driver': 'raw', 'node-name': naming.node_name('g', IMAGE),
-                      'read-only': True, 'file': below})
-    daemon.add_export(f'base-{IMAGE}', naming.node_name('g', IMAGE))
-    assert boot(host, f'{directory}/disk') is True
-    assert not host.needs.is_arriving(IMAGE), 'it was fetched first'
-    assert host.cache.entry(IMAGE).cache_image is not None
-    assert daemon.nodes() == nodes(host, 'g', 'n')
-    compare(f'{directory}/disk', node)
 
 
 def test_without_room_for_tables_it_is_fetched_first(hosts, way, node, directory):

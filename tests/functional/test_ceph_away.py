@@ -27,8 +27,9 @@ def test_ceph_goes_away_under_readers_and_comes_back(ceph_conf, glance_store, ce
     manifest = obtained(ceph_conf, facts)
     ceph_exporter.ensure(manifest, None)
     file = make_base(f'{directory}/file', MIB, [(0, MIB, 'data')])
-    other = Manifest(str(uuid.uuid4()), Standing.DONE, made=Made(
-        base_path=file, image_format='raw', virtual_bytes=MIB))
+    image_id = str(uuid.uuid4())
+    other = Manifest(image_id, Standing.DONE, made=Made(
+        base_path=file, base_export=f'base-{image_id}', image_format='raw', virtual_bytes=MIB))
     reader, read = connected(ceph_conf, manifest.made.base_export), []
     thread = threading.Thread(target=lambda: read.append(reader.pread(MIB, 9 * MIB)))
     glance_store.ceph.end('osd.0')

@@ -8,7 +8,7 @@ from compute_host import boot, compare
 from functional_tools import qemu_img, read_base, until
 from storage_node import IMAGE, MIB, SIZE, content
 
-from bootcache import exception, naming
+from bootcache import exception
 from bootcache.tier import Medium
 from nova_bootcache import storagenode
 
@@ -225,21 +225,6 @@ def test_a_gateway_that_somebody_else_restarted_has_no_stores(hosts, node, direc
     read(host, 3 * MIB, MIB)
     assert host.below.stores.get(IMAGE).is_there() and host.below.stores.get(IMAGE).size() > MIB
     compare(f'{directory}/disk', node)
-
-
-def test_a_gateway_of_an_earlier_version_goes_on_without_stores(hosts, node, directory):
-    host = cold(node, hosts())
-    daemon, below = host.gateway.daemon, naming.node_name('n', IMAGE)
-    daemon.add_nodes(host.gateway.remote_node(below, node.remote()),
-                     {'driver': 'raw', 'node-name': naming.node_name('g', IMAGE),
-                      'read-only': True, 'file': below})
-    daemon.add_export(f'base-{IMAGE}', naming.node_name('g', IMAGE))
-    assert boot(host, f'{directory}/disk') is True
-    compare(f'{directory}/disk', node)
-    assert host.below.stores.get(IMAGE) is None
-    assert host.below.stop_serving(IMAGE) is False, 'its server is about to start'
-    os.unlink(f'{directory}/disk')
-    assert host.below.stop_serving(IMAGE) is True and daemon.nodes() == set()
 
 
 def test_memory_that_was_lost_while_the_storage_service_is_away(hosts, node, directory):

@@ -8,7 +8,7 @@ from compute_host import boot, compare
 from functional_tools import qemu_img, read_base
 from storage_node import IMAGE, MIB, content
 
-from bootcache import cachelayout, qemuimg
+from bootcache import qemuimg
 from bootcache.cachelayout import Compression
 from bootcache.workingset import Extent
 from nova_bootcache.asking.placement import Trust
@@ -38,11 +38,7 @@ def test_a_server_boots_from_one_that_was_fetched(hosts, compressed, directory):
     compare(f'{directory}/disk', compressed)
 
 
-@pytest.mark.parametrize('is_known', [True, False], ids=['this version', 'an earlier one'])
-def test_a_server_boots_from_one_that_arrives(hosts, compressed, directory, monkeypatch, is_known):
-    """An earlier version knows nothing of names: to it the file is as any other."""
-    if not is_known:
-        monkeypatch.setattr(cachelayout, 'compression_of', lambda file: Compression.NONE)
+def test_a_server_boots_from_one_that_arrives(hosts, compressed, directory, monkeypatch):
     monkeypatch.setattr(arrivingimage, 'WORTH_BYTES', 0)
     host, data = hosts(), content(compressed)
     assert boot(host, f'{directory}/disk') is True

@@ -96,10 +96,6 @@ def test_glance_is_not_asked_again_whose_snapshot_it_is(cloud, child):
     assert again != child and cloud.store.load_difference(again).parent == PARENT
 
 
-def test_an_earlier_version_reads_the_manifest_and_removes_the_files(cloud, child):
-    assert 'difference' not in str(child.to_json())
-
-
 @pytest.mark.parametrize('what', ['much differs', 'no snapshot', 'not visible', 'parent evicted'])
 def test_where_it_would_not_be_worth_it_or_right_there_is_none(cloud, what):
     if what == 'much differs':

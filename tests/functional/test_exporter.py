@@ -32,8 +32,10 @@ def exporter(storage_conf, directory):
 @pytest.fixture
 def image(make_base, directory):
     base = make_base(f'{directory}/store/base', MIB, [(0, MIB, 'data')], 'qcow2')
-    return Manifest(str(uuid.uuid4()), Standing.DONE, made=Made(image_format='qcow2',
-        virtual_bytes=MIB, stored_bytes=MIB, base_path=base))
+    image_id = str(uuid.uuid4())
+    return Manifest(image_id, Standing.DONE, made=Made(
+        image_format='qcow2', virtual_bytes=MIB, stored_bytes=MIB, base_path=base,
+        base_export=f'base-{image_id}'))
 
 
 @pytest.fixture

@@ -102,7 +102,8 @@ class House:
         self.exporters.start()
         self.images = ImageStore(conf.bootcache.state_dir)
         self.images.put(Manifest(BASE, Standing.DONE, made=Made(
-            image_format=image_format, virtual_bytes=SIZE, base_path=base)))
+            image_format=image_format, virtual_bytes=SIZE, base_path=base,
+            base_export=f'base-{BASE}')))
         self.claims, self.uploads, self.seconds = KnownOf(glance), Held(glance), 1000.0
         self.restart()
 

@@ -222,17 +222,6 @@ def test_what_is_open_cannot_be_told(guest, monkeypatch):
     assert pivot.recover(guest.directory, guest.domain) is Overlay.OLD
 
 
-def test_an_earlier_version_leaves_its_marker_alone(guest):
-    with contextlib.ExitStack() as stack:
-        marker = Marker(PivotPhase.COPYING, 'vda', guest.images.cache, 'qcow2', inode(guest),
-                        lands=True)
-        marker.save(guest.directory)
-        stack.callback(pivotstate.clean_up, guest.directory)
-        assert Marker.load(guest.directory) == marker
-        with open(f'{guest.directory}/{pivotstate.MARKER}') as stream:
-            assert '"version": 2' in stream.read()
-
-
 def test_killed_at_any_line_while_the_guest_goes_on(guest):
     lines, whole = guest.child('move', functions=STEPS)
     assert whole and {line.split(':')[0] for line in lines} == set(STEPS)

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 from compute_host import boot, compare
-from functional_tools import free_port, qemu_img, read_base
+from functional_tools import free_port, read_base
 from storage_node import IMAGE, MIB, SIZE, content
 
 from bootcache import exception, naming
@@ -178,28 +178,3 @@ def test_an_exchange_that_a_crash_left_is_ended(host, node, places):
         host.gateway.remote_node(naming.node_name('i', IMAGE), remote))
     host.gateway.ensure_base(other)
     assert kinds(host) == {'g', 'n', 'i'} and place(host).port == port
-
-
-def test_a_gateway_that_an_earlier_version_filled(hosts, node, places, directory):
-    """It is left as it is while it reads; after that it says what to do."""
-    node.build(*SET)
-    host = hosts()
-    daemon, below = host.gateway.daemon, naming.node_name('n', IMAGE)
-    with daemon.session() as session:
-        session.execute('object-add', **{'qom-type': 'throttle-group', 'id': graph.UNLIMITED})
-    daemon.add_nodes(host.gateway.remote_node(below, node.remote()),
-                     graph.top_node(IMAGE, graph.REMOTE))
-    daemon.add_export(f'base-{IMAGE}', naming.node_name('g', IMAGE))
-    assert boot(host, f'{directory}/disk') is True
-    second, port = places('second')
-    move(host, port)
-    host.gateway.ensure_base(told(host))
-    assert kinds(host) == {'g', 'n'} and place(host).port == node.remote().port
-    node.exporter.stop()
-    with pytest.raises(exception.StorageDaemonError, match='restart it'):
-        host.chains.reach_base(IMAGE)
-    daemon.stop()
-    host.chains.reach_base(IMAGE)
-    assert kinds(host) == {'g', 'n', 'h'} and place(host).port == port
-    qemu_img('compare', '-f', 'qcow2', '-F', 'qcow2', f'{directory}/disk', node.base)
-    second.stop()

@@ -252,7 +252,7 @@ def test_removing_what_is_not_there(node, gateway):
 def test_retiring_one_image_leaves_the_other(node):
     node.build(*SET)
     node.exporter.ensure(Manifest(OTHER, made=Made(image_format='qcow2', virtual_bytes=SIZE,
-        base_path=node.base)), None)
+        base_path=node.base, base_export=f'base-{OTHER}')), None)
     assert node.exporter.retire(IMAGE, with_base=True) is True
     assert node.exports == {f'base-{OTHER}'}
 

@@ -130,7 +130,8 @@ def test_running_servers_are_served_whatever_else_is_wrong(service, directory, o
     with open(f'{directory}/base.img', 'wb') as stream:
         stream.write(b'base' * 16384)
     ImageStore(f'{directory}/state').put(Manifest(IMAGE, Standing.DONE,
-        made=Made(image_format='raw', virtual_bytes=65536, base_path=f'{directory}/base.img')))
+        made=Made(image_format='raw', virtual_bytes=65536, base_path=f'{directory}/base.img',
+                  base_export=f'base-{IMAGE}')))
     assert service(export_port=port, **options).wait(PATIENCE) == 1
     assert len(lines(directory)) == 1
     handle = nbd.NBD()

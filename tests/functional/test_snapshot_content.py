@@ -151,7 +151,8 @@ REFUSED = {**WRONG, 'not closed': not_closed, 'wrong in many places': wrong_in_m
 
 def made(directory, image_format, virtual_bytes=SIZE):
     return Manifest(BASE, Standing.DONE, made=Made(
-        image_format=image_format, virtual_bytes=virtual_bytes, base_path=f'{directory}/base'))
+        image_format=image_format, virtual_bytes=virtual_bytes, base_path=f'{directory}/base',
+        base_export=f'base-{BASE}'))
 
 
 def wanted(directory, image_format, size):

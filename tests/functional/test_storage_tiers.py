@@ -77,8 +77,8 @@ def test_requests_that_come_together_copy_once(house, monkeypatch):
     house.check(manifest, house.memory_path(manifest))
 
 
-def test_a_daemon_of_an_earlier_version(house, directory):
-    """Its node names are ours still; a top node of another kind is refused, and serves on."""
+def test_a_daemon_that_somebody_else_filled(house, directory):
+    """What is named as ours is ours; a top node of another kind is refused, and serves on."""
     manifest, other = house.image(1), house.image(2)
     house.exporter.stop()
     daemon = StorageDaemon('exporter', house.conf.bootcache.run_dir,
@@ -282,7 +282,8 @@ def test_a_replaced_cache_image_leaves_memory(house):
     info = CacheInfo.from_dict({**manifest.made.cache_image.to_dict(), 'file': name,
                                 'sha256': hashlib.sha256(data).hexdigest()})
     newer = Manifest(manifest.image_id, Standing.DONE, made=Made(image_format='qcow2',
-        virtual_bytes=4 * MIB, base_path=manifest.made.base_path, cache_image=info))
+        virtual_bytes=4 * MIB, base_path=manifest.made.base_path,
+        base_export=manifest.made.base_export, cache_image=info))
     house.serve(newer)
     house.tiers.forget(manifest.image_id)
     assert os.listdir(house.memory) == []

@@ -59,6 +59,7 @@ class House:
             stream.write(data)
         manifest = Manifest(image_id, Standing.DONE, made=Made(
             image_format='qcow2', virtual_bytes=4 * MIB, base_path=base,
+            base_export=f'base-{image_id}',
             cache_image=CacheInfo(name, size, size, 1, hashlib.sha256(data).hexdigest(), 4 * MIB,
                                   65536, 64 * MIB, '', 0.1, cacheimage.VERIFY_RULES)))
         self.content[image_id] = data

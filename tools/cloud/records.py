@@ -89,7 +89,13 @@ class Identity:
 
 
 def _query(database: Path, statement: str, *arguments: str) -> tuple[Any, ...] | None:
-    """The first row that a query finds; None also while the table does not exist."""
+    """The first row that a query finds; None also while the table does not exist.
+
+    Nor while no service has the file open: SQLite's files beside it would be made by root here, and
+    be read-only for a service that opens them before they are given to its user.
+    """
+    if not database.with_name(f"{database.name}-wal").exists():
+        return None
     with contextlib.suppress(sqlite3.OperationalError):
         connection = sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=10)
         with contextlib.closing(connection):

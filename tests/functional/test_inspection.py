@@ -235,7 +235,7 @@ def test_a_raw_file_of_a_broken_sector(path):
 @pytest.mark.parametrize('command', [
     lambda path: ['qemu-img', 'map', '-U', qemuimg.file_node(path, 'qcow2')],
     lambda path: confined.command(
-        path, 'qemu-img', 'convert', '-n', '--target-image-opts', qemuimg._confined_node('qcow2'),
+        path, 'qemu-img', 'convert', '-n', '--target-image-opts', qemuimg.confined_node('qcow2'),
         f'driver=null-co,size={4 * MIB}')], ids=['a host\'s', 'a tenant\'s'])
 def test_nothing_but_the_named_file_is_opened(path, directory, command):
     """A backing file would be seen by its lock or its access time; strace sees it for sure.

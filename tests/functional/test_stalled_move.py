@@ -97,7 +97,7 @@ def stalls(host, guest):
     """A copy of a guest is begun, stands still, is given up and does not end."""
     moved = move_of(host, guest)
     moved.begin()
-    with pytest.raises(exception.BlockJobStalls, match='was copied for 2 s'):
+    with pytest.raises(exception.BlockJobStalls, match=r'was copied for ([2-9]|\d\d+) s'):
         moved.wait_ready(threading.Event())
     with pytest.raises(exception.BlockJobStalls, match='does not end'):
         moved.abort()

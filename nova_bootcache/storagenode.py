@@ -8,7 +8,7 @@ from typing import Any
 
 from oslo_log import log as logging
 
-from bootcache import certificates, exception, naming, qemuimg, tls
+from bootcache import beside, certificates, exception, naming, qemuimg, tls
 from bootcache.ceph.places import RbdOrigin
 
 LOG = logging.getLogger(__name__)
@@ -138,8 +138,10 @@ def check_reachable(remote: Remote) -> None:
     :raises StorageNodeAway: if the exporter does not answer at once.
     """
     try:
-        with socket.create_connection((remote.host, remote.port),
-                                      timeout=_REACH_SECONDS) as connection:
+        # A resolver that does not answer is waited for no longer either.
+        with beside.begin(lambda: socket.create_connection(
+                (remote.host, remote.port), timeout=_REACH_SECONDS),
+                'bootcache-reach').result(2 * _REACH_SECONDS) as connection:
             # The server speaks first; one that is frozen takes connections all the same.
             connection.settimeout(_REACH_SECONDS)
             if not connection.recv(_GREETING_BYTES).startswith(b'NBDMAGIC'):
@@ -149,10 +151,10 @@ def check_reachable(remote: Remote) -> None:
             with contextlib.suppress(OSError):
                 connection.sendall(_GOODBYE)
                 connection.recv(_REPLY_BYTES)
-    except OSError as error:
+    except (OSError, RuntimeError) as error:
         raise exception.StorageNodeAway(
             f'gateway: the exporter at {naming.tcp_address(remote.host, remote.port)} cannot be'
-            f' reached: {error}') from error
+            f' reached: {str(error) or "its name is not resolved in time"}') from error
 
 
 def check_served(remote: Remote, encryption: Encryption) -> None:

@@ -38,12 +38,14 @@ def test_a_compute_service_is_registered_once_it_has_noted_so_itself(tmp_path, n
     note(layout.database('nova_cell1'), 'services', deleted=0, binary='nova-compute',
          host=host.hostname, last_seen_up=stamp(time.time()), created_at=stamp(0))
     note(layout.database('nova_api'), 'host_mappings', host=host.hostname)
-    with contextlib.ExitStack() as services:
-        for name in ('nova_cell1', 'nova_api'):
-            opened = services.enter_context(contextlib.closing(
-                sqlite3.connect(layout.database(name))))
-            opened.execute('PRAGMA journal_mode=WAL')
-            opened.execute('SELECT 1 FROM sqlite_master').fetchall()
-        assert records.compute_registered(layout, host, STARTED) is registered
-    # Nobody has them open: they are not opened first by root.
-    assert not records.compute_registered(layout, host, STARTED)
+    for opened in (True, False):
+        with contextlib.ExitStack() as services:
+            for name in ('nova_cell1', 'nova_api') if opened else ():
+                service = services.enter_context(contextlib.closing(
+                    sqlite3.connect(layout.database(name))))
+                service.execute('PRAGMA journal_mode=WAL')
+                service.execute('SELECT 1 FROM sqlite_master').fetchall()
+            assert records.compute_registered(layout, host, STARTED) is registered
+    # Nothing is made where nobody has it open.
+    assert {path.name for path in layout.database('nova_api').parent.iterdir()} == {
+        'nova_api.db', 'nova_cell1.db'}

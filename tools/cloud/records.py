@@ -91,13 +91,13 @@ class Identity:
 def _query(database: Path, statement: str, *arguments: str) -> tuple[Any, ...] | None:
     """The first row that a query finds; None also while the table does not exist.
 
-    Nor while no service has the file open: SQLite's files beside it would be made by root here, and
-    be read-only for a service that opens them before they are given to its user.
+    A file that no service has open is read as it is: SQLite's files beside it would be made by root
+    here, and be read-only for a service that opens them before they are given to its user.
     """
-    if not database.with_name(f"{database.name}-wal").exists():
-        return None
-    with contextlib.suppress(sqlite3.OperationalError):
-        connection = sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=10)
+    is_open = database.with_name(f"{database.name}-wal").exists()
+    how = "mode=ro" if is_open else "mode=ro&immutable=1"
+    with contextlib.suppress(sqlite3.DatabaseError):
+        connection = sqlite3.connect(f"file:{database}?{how}", uri=True, timeout=10)
         with contextlib.closing(connection):
             row: tuple[Any, ...] | None = connection.execute(statement, arguments).fetchone()
             return row

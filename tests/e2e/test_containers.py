@@ -41,6 +41,12 @@ def first(cloud, name):
     return int(Path(f'/proc/{parent}/task/{parent}/children').read_text().split()[0])
 
 
+def check_rebooted(tenant, server, number):
+    tenant.hard_reboot(server)
+    wait_until(lambda: f'boot number {number}' in tenant.openstack.console(server), 'a boot')
+    tenant.check_after_boot(server)
+
+
 def test_they_share_what_the_page_says_and_no_namespace(cloud, host):
     section = PAGE.split('Containers\n==========\n')[1].split('\n====')[0]
     told = re.findall(r'^   \* - ([a-z-]+)\n     - (.*)\n', section, re.MULTILINE)
@@ -100,12 +106,10 @@ def test_libvirtd_is_killed_and_its_container_starts_it_again(cloud, host, tenan
     wait_until(lambda: daemon() not in (None, killed), 'a new one')
     assert cloud.guests() == guests
     tenant.check(server)
-    tenant.hard_reboot(server)
-    tenant.check_after_boot(server)
+    check_rebooted(tenant, server, 2)
 
 
 def test_libvirts_container_is_restarted_and_servers_start_again(cloud, host, tenant, server):
     """Guests end with it: it has their processes."""
     cloud.restart(host.libvirtd)
-    tenant.hard_reboot(server)
-    tenant.check_after_boot(server)
+    check_rebooted(tenant, server, 3)

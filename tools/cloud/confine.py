@@ -142,7 +142,6 @@ def _own_devices() -> None:
         _mount("--rbind", f"/dev/{name}", new / name)
     for name in ("fd", "stdin", "stdout", "stderr"):
         (new / name).symlink_to(os.readlink(f"/dev/{name}"))
-    _mount("--make-rprivate", "/")
     _mount("--move", new, "/dev")
     new.rmdir()
 

@@ -244,7 +244,8 @@ class StorageSide:
 
     def look(self, image_id: str) -> None:
         """Hear of an image from Glance: it was registered, changed, or deleted."""
-        self._tell('image.update', image_id)
+        is_there = (self._glance / f'{image_id}.json').exists()
+        self._tell('image.update' if is_there else 'image.delete', image_id)
 
     def have_asked(self, image_id: str, *peer: Any) -> bool:
         """Have another host boot from an image, and ask who has its cache image.

@@ -103,7 +103,6 @@ def test_nothing_stays_on_the_bus(glance, listen, service, rabbitmqctl):
     # Other tests may have used the same ones.
     before = {name for name in queues(rabbitmqctl) if not name.startswith('bootcache_images')}
     events = listen()
-    assert events.heard_at is None
     for number in range(50):
         glance.info({}, 'image.update', {'id': IMAGES[number % 5]})
         glance.info({}, 'image.send', {'id': IMAGES[0], 'bytes_sent': 1})
@@ -114,7 +113,6 @@ def test_nothing_stays_on_the_bus(glance, listen, service, rabbitmqctl):
     assert made
     until(lambda: not any(queues(rabbitmqctl)[name] for name in made), 'empty queues')
     assert all(name.startswith('bootcache_images') for name in made), made
-    assert events.heard_at is not None
 
 
 def test_what_waited_costs_a_look_an_image(glance, listen, service):

@@ -248,7 +248,7 @@ class StorageAPI(ExchangeCalls, SnapshotCalls):
         answer: bool = self._call('pin_image', image_id=image_id, pinned=pinned)
         return answer
 
-    def serve_stored(self, image_id: str, host: str = '', certificate: str = ''
+    def serve_stored(self, image_id: str, host: str, certificate: str = ''
                      ) -> dict[str, Any] | None:
         """Have an image's stored bytes served, to complete a local base from.
 

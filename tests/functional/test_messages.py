@@ -180,7 +180,6 @@ def manager(conf):
     ('upload_snapshot', (IMAGE, TOKEN), ('upload', (IMAGE, TOKEN), {}), {'uploaded': True}),
     ('abandon_snapshot', (IMAGE, TOKEN), ('abandon', (IMAGE, TOKEN), {}), False),
     ('pin_image', (IMAGE, True), ('pin', (IMAGE, True), {}), True),
-    ('serve_stored', (IMAGE,), ('serve_stored', (IMAGE, '', ''), {}), {'export': 'stored-x'}),
     ('serve_stored', (IMAGE, 'host', 'CN=host'),
      ('serve_stored', (IMAGE, 'host', 'CN=host'), {}), {'export': 'stored-x'}),
     ('list_images', (), ('list_images', (), {}), [{'image_id': IMAGE}]),

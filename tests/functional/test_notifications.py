@@ -102,7 +102,7 @@ def test_nothing_stays_on_the_bus(glance, listen, service, rabbitmqctl):
     """Whatever Glance sends by the page's settings is taken from where it is sent to."""
     # Other tests may have used the same ones.
     before = {name for name in queues(rabbitmqctl) if not name.startswith('bootcache_images')}
-    events = listen()
+    listen()
     for number in range(50):
         glance.info({}, 'image.update', {'id': IMAGES[number % 5]})
         glance.info({}, 'image.send', {'id': IMAGES[0], 'bytes_sent': 1})

@@ -268,7 +268,11 @@ class Hosts:
         return forgotten
 
     def _is_to_go(self, image_id: str, held: HeldImage, ordered: bool) -> bool:
-        return availability.is_to_go(held.generation, self._store.load(image_id), ordered=ordered)
+        manifest = self._store.load(image_id)
+        return availability.is_to_go(held.generation, manifest, ordered=ordered or (
+            # One that Glance has again is given out again.
+            manifest is None and self._orders.is_for_all(image_id)
+            and not self._store.is_damaged(image_id)))
 
     def _present(self) -> list[tuple[str, _Host, float]]:
         """Return name, host and seconds since its report, by name; call it with the lock held."""
@@ -336,12 +340,8 @@ class Hosts:
         return holding
 
     def let_go(self, image_id: str) -> None:
-        """Have all hosts that hold an image let go of it, as it is forgotten."""
-        try:
-            self._orders.add(image_id, [each['host'] for each in self.holders(image_id)])
-        except RequestRefused as error:
-            LOG.warning('image %s: hosts let go of it when it has not been used for long: %s',
-                        image_id, error)
+        """Have all hosts let go of an image that is forgotten, also if they hold it later."""
+        self._orders.add_for_all(image_id)
 
 
 def _by_tier(images: Iterable[HeldImage]) -> dict[str, int]:

@@ -1,4 +1,5 @@
-"""What operators want gone from single hosts, until each host reports that it is gone.
+"""What is to go from hosts: what operators want gone from single ones, until each reports that it
+is gone, and images that were removed from all, also from those that report to hold one later.
 
 An order is given once, and may have to wait for weeks: for a server that needs the cache image, or
 for a host that is down. So it is a file, and a restart of this service changes nothing.
@@ -19,6 +20,9 @@ LOG = logging.getLogger(__name__)
 
 VERSION = 1
 _MOST_ORDERS = 10_000
+# The name under which orders to all hosts are; of those the latest are kept.
+_EVERYBODY = ''
+_MOST_FOR_ALL = 5_000
 # A host that was not heard of for so long does not come back with what it had.
 _FORGET_SECONDS = 90 * 86400
 
@@ -55,6 +59,18 @@ class Orders:
         """Return the images that are to go from a host."""
         with self._lock:
             return frozenset(self._orders.get(host, ()))
+
+    def is_for_all(self, image_id: str) -> bool:
+        """Return whether an image is to go from all hosts."""
+        with self._lock:
+            return image_id in self._orders.get(_EVERYBODY, ())
+
+    def add_for_all(self, image_id: str) -> None:
+        """Order an image that was removed to go from all hosts."""
+        with self._lock:
+            images = {**self._orders.get(_EVERYBODY, {}), image_id: time.time()}
+            latest = sorted(images, key=lambda one: images[one])[-_MOST_FOR_ALL:]
+            self._replace({**self._orders, _EVERYBODY: {one: images[one] for one in latest}})
 
     def add(self, image_id: str, hosts: Iterable[str]) -> None:
         """Order an image to go from hosts.

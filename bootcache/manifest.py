@@ -39,8 +39,7 @@ class Standing(enum.Enum):
 
 
 class Availability(enum.StrEnum):
-    """Whether Glance gives an image out: glance_bootcache/images/availability.py has what follows.
-    """
+    """Whether Glance gives an image out: glance_bootcache/availability.py has what follows."""
 
     ACTIVE = 'active'
     HIDDEN = 'hidden'

@@ -221,10 +221,6 @@ def _report(field: str, value: Any) -> dict[str, Any]:
     return report
 
 
-def _anything(_field: str, _value: Any) -> None:
-    return None
-
-
 @dataclasses.dataclass(frozen=True)
 class Method:
     """What a method takes.

@@ -36,7 +36,7 @@ class _Told:
     """What a host said last.
 
     :ivar seen: monotonic seconds; below 0 if that was before the machine came up.
-    :ivar images: ids; None if it does not tell, as one of an earlier version.
+    :ivar images: ids; None if what it tells cannot be read.
     :ivar is_cut: it tells of too many to remember; ``images`` is None.
     """
 
@@ -68,8 +68,7 @@ def _ages(document: Any) -> dict[str, _Told]:
     """Read the file's document: for how many seconds each host was silent when it was written."""
     told = {str(name): _Told(float(host['seen']), parse(host['images']), bool(host.get('cut')))
             for name, host in document['hosts'].items()}
-    # A file of an earlier version does not say when it was written: when a host was heard of last.
-    written = float(document.get('written', max((host.seen for host in told.values()), default=0)))
+    written = float(document['written'])
     if not all(map(math.isfinite, (written, *(host.seen for host in told.values())))):
         raise ValueError('a time that is none')
     return {name: dataclasses.replace(host, seen=max(0.0, written - host.seen))
@@ -163,8 +162,8 @@ class ReportedNeeds:
     def named(self, image_id: str) -> bool:
         """Tell whether a host says that it needs an image's base.
 
-        Those of an earlier version, which say nothing, count as ``needed`` alone: what follows from
-        that can be taken back. What has to go at some time cannot wait for their upgrade.
+        Those that tell nothing that can be read count as ``needed`` alone: what follows from that
+        can be taken back. What has to go at some time cannot wait for them.
         """
         return bool(self.hosts(image_id))
 

@@ -55,8 +55,8 @@ class ExpectedReports:
     def take(self, image_id: str, host: str, server_id: str = '') -> ExpectedBoot | None:
         """Return the boot that a host was asked to report; each counts once.
 
-        :param server_id: the server that booted; empty if the host is of an earlier version, and
-            does not say: then it is taken for the one that was asked for first.
+        :param server_id: the server that booted; empty if the host does not say: then it is
+            taken for the one that was asked for first.
         """
         now, key = self._clock(), (image_id, host[:_LONGEST_NAME])
         with self._lock:

@@ -119,16 +119,6 @@ def test_a_clock_that_is_set_ages_no_host(path, clock):
     assert not again.named(IMAGE)
 
 
-def test_a_file_of_an_earlier_version_does_not_say_when_it_was_written(path, clock):
-    with open(path, 'w') as stream:
-        json.dump({'version': 1, 'hosts': {'one': {'seen': 1e6, 'images': [IMAGE]}, 'two': {
-            'seen': 1e6 + DAY, 'images': [OTHER]}}}, stream)
-    known = ReportedNeeds(path, clock, clock)
-    assert known.named(IMAGE) and known.named(OTHER)
-    clock.now += 1
-    assert not known.named(IMAGE) and known.named(OTHER)
-
-
 def test_it_is_written_when_something_changed(path, clock):
     known = ReportedNeeds(path, clock, clock)
     known.save()

@@ -75,6 +75,7 @@ def write_all(layout: Layout) -> None:
     api_paste = VENV / "etc" / "nova" / "api-paste.ini"
     put(layout.etc / "nova" / api_paste.name, api_paste.read_text())
     put(layout.etc / "nova" / "nova.conf", render(nova(layout)))
+    put(layout.etc / "nova" / "databases.conf", render(nova_databases(layout)))
     put(layout.etc / "nova" / "scheduler.conf", render(scheduler()))
     for host in layout.hosts:
         put(layout.etc / "nova" / f"{host.compute}.conf", render(compute(layout, host)))
@@ -238,8 +239,6 @@ def nova(layout: Layout) -> Sections:
             "graceful_shutdown_timeout": 6,
             "manager_shutdown_timeout": 3,
         },
-        "api_database": {"connection": layout.database_url("nova_api")},
-        "database": {"connection": layout.database_url("nova_cell1")},
         "conductor": {"workers": 1},
         "scheduler": {"workers": 1},
         "quota": dict.fromkeys(unlimited, -1),
@@ -254,6 +253,14 @@ def nova(layout: Layout) -> Sections:
         "nova_sys_admin": {"helper_command": helper_command},
         "privsep_osbrick": {"helper_command": helper_command},
         "keystone_authtoken": keystone_authtoken(layout),
+    }
+
+
+def nova_databases(layout: Layout) -> Sections:
+    """What Nova's services have but nova-compute, which is not to know a database."""
+    return {
+        "api_database": {"connection": layout.database_url("nova_api")},
+        "database": {"connection": layout.database_url("nova_cell1")},
     }
 
 

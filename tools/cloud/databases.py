@@ -33,7 +33,7 @@ def make(layout: Layout, daemons: Daemons, project: str) -> None:
         "keystone": ["keystone.conf", layout.password, layout.auth_url, REGION],
         "placement": ["placement.conf"],
         "glance": ["glance-api.conf"],
-        "nova": ["nova.conf", *map(layout.database_url, ("nova_cell0", "nova_cell1")),
+        "nova": ["databases.conf", *map(layout.database_url, ("nova_cell0", "nova_cell1")),
                  layout.transport_url],
     }[project]  # fmt: skip
     arguments[0] = str(layout.etc / project / arguments[0])

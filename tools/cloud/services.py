@@ -107,8 +107,8 @@ def service_table(layout: Layout) -> dict[str, Service]:
             (ports.network,),
         ),
         _wsgi(layout, "nova-api", "nova.wsgi.osapi_compute", ports.nova_api),
-        _nova(layout, "conductor"),
-        _nova(layout, "scheduler", "scheduler.conf"),
+        _nova(layout, "conductor", "databases.conf"),
+        _nova(layout, "scheduler", "databases.conf", "scheduler.conf"),
         *(_compute(layout, host) for host in layout.hosts),
     ]
     return {service.name: service for service in services}
@@ -214,6 +214,7 @@ def _wsgi(layout: Layout, name: str, module: str, port: int, access_log: str = "
     env = {
         **layout.openstack_process_environment(),
         f"OS_{project.upper()}_CONFIG_DIR": str(layout.etc / project),
+        "OS_NOVA_CONFIG_FILES": "api-paste.ini;nova.conf;databases.conf",
         "HOME": str(config.wsgi_home(layout, name)),
     }
     ready = functools.partial(http_answers, port)

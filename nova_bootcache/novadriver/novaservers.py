@@ -202,10 +202,16 @@ class NovaServers:
         return self._host._connect(self._host._uri, False)
 
     @contextlib.contextmanager
-    def instance_lock(self, server_id: str) -> Iterator[None]:
-        """Take Nova's lock of a server, as its compute manager does."""
-        with _instance_lock(server_id):
-            yield
+    def instance_lock(self, server_id: str, waits: bool = True) -> Iterator[bool]:
+        """Take Nova's lock of a server, as its compute manager does.
+
+        :param waits: until nobody else has it; otherwise, where somebody has, it is not taken.
+        """
+        try:
+            with _instance_lock(server_id, waits):
+                yield True
+        except lockutils.AcquireLockFailedException:
+            yield False
 
     @contextlib.contextmanager
     def base_lock(self, name: str) -> Iterator[None]:
@@ -297,7 +303,7 @@ class PoweringOn:
             self._instance.save(expected_task_state=[task_states.POWERING_ON])
 
 
-def _instance_lock(server_id: str) -> contextlib.AbstractContextManager[Any]:
+def _instance_lock(server_id: str, waits: bool = True) -> contextlib.AbstractContextManager[Any]:
     found: contextlib.AbstractContextManager[Any] = lockutils.lock(
-        server_id, lock_file_prefix='nova-')
+        server_id, lock_file_prefix='nova-', blocking=waits)
     return found

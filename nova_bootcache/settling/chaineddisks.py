@@ -59,7 +59,8 @@ class ChainedDisks:
     def forget(self, server_id: str) -> None:
         """Look at a server's disk again: it may stand on something else by now."""
         with self._lock:
-            self._known.pop(server_id, None)
+            for key in server_id, f'{server_id}_resize':
+                self._known.pop(key, None)
             self._forgotten += 1
 
     def keep_only(self, names: Collection[str]) -> None:

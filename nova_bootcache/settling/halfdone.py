@@ -42,10 +42,11 @@ class HalfDone:
         return pivot.is_under_way(directory) and self._hanging.is_time_to_end(server_id) \
             and self._failed.is_time(server_id)
 
-    def end(self, directory: str, urgent: bool) -> None:
+    def end(self, directory: str) -> None:
         """End what was left in a server's directory, if anything was.
 
-        :param urgent: its QEMU is asked however many others hang: Nova works on the server.
+        Its QEMU is asked however many others hang: Nova works on the server, or its guest waits.
+
         :raises LibvirtHangs: if its QEMU does not answer; it can be once that has ended.
         :raises BootcacheError: if that is not possible, or which of two disks is the right one
             cannot be told.
@@ -56,7 +57,7 @@ class HalfDone:
             if not pivot.is_under_way(directory):
                 return
             try:
-                domain = self._nova.bounded_domain(server_id, urgent=urgent)
+                domain = self._nova.bounded_domain(server_id, urgent=True)
             except libvirt.libvirtError as error:
                 raise PivotFailed(f'{directory}: a half-done move cannot be put right, as libvirt'
                                   f' does not tell of its server: {error}') from error
@@ -66,7 +67,7 @@ class HalfDone:
         """Do so for the thread that settles, which tries again after pauses."""
         server_id = server_of(directory)
         try:
-            self.end(directory, urgent=False)
+            self.end(directory)
             self._hanging.answers(server_id)
             self._failed.forget(server_id)
         except exception.LibvirtHangs as error:
@@ -82,7 +83,7 @@ class HalfDone:
         Where it cannot be ended Nova goes on; what must not then, looks for itself.
         """
         try:
-            self.end(self._nova.directory(server_id), urgent=True)
+            self.end(self._nova.directory(server_id))
         except exception.LibvirtHangs as error:
             LOG.info('bootcache: the settling of server %s stays half done: %s', server_id, error)
         except Exception:

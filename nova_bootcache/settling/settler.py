@@ -106,7 +106,7 @@ class Settler:
         :raises BootcacheError: if that is not possible, or which of two disks is the right one
             cannot be told: the server must not be started then.
         """
-        self._half_done.end(directory, urgent=True)
+        self._half_done.end(directory)
 
     def start(self) -> None:
         """Begin to look for servers that can be settled."""
@@ -216,9 +216,10 @@ class Settler:
         for directory in self._nova.directories():
             server_id = halfdone.server_of(directory)
             if self._half_done.is_due(directory) and self._is_left(server_id):
-                with self._nova.instance_lock(server_id):
+                # Whoever has the lock may be hanging in libvirt, and others' guests wait for this.
+                with self._nova.instance_lock(server_id, waits=False) as is_free:
                     # It may just have been begun.
-                    if self._is_left(server_id):
+                    if is_free and self._is_left(server_id):
                         self._half_done.end_in_turn(directory)
 
     def _is_left(self, server_id: str) -> bool:
@@ -233,7 +234,10 @@ class Settler:
         for server in present:
             if server.image_id and self._chained.is_in(server.directory):
                 unsettled.setdefault(server.image_id, []).append(server)
-        needed = self._kept_images().union(unsettled)
+        # A disk that Nova is sending is named as a stock one, and may have to be kept here.
+        needed = self._kept_images().union(unsettled, (
+            server.image_id for server in present if needs.is_operated(server.server_id)
+            and self._host.cache.known(server.image_id) is not None))
         self._gone |= servedbases.idle_images(self._host, self._bases.path) \
             | (needs.unsettled or set())
         self._gone -= needed
@@ -352,9 +356,11 @@ class Settler:
 
     def _begin(self, server_id: str, onto: Callable[..., Pivot | None]
                ) -> tuple[Pivot, threading.Event] | None:
-        with self._nova.instance_lock(server_id), self._steps.of(server_id):
+        with self._nova.instance_lock(server_id, waits=False) as is_free, \
+                self._steps.of(server_id):
             now = self._nova.server(server_id)
-            if now is None or not now.settles or self._host.needs.is_operated(server_id):
+            if not is_free or now is None or not now.settles \
+                    or self._host.needs.is_operated(server_id):
                 return None
 
             def find_domain() -> Any:

@@ -69,6 +69,7 @@ class House:
         self.needs = HouseNeeds(self)
         self.force_raw, self.keep_free = True, 1 << 30
         self.known, self.domains, self.did, self.locked = {}, {}, [], []
+        self.nova_has = set()  # servers whose lock Nova holds
         self.looked_at, self.booting, self.served, self.connected = [], set(), set(), set()
         self.stored, self.signed, self.see_errors = {}, set(), set()
         self.empty = set()
@@ -144,12 +145,15 @@ class House:
         return server_id in self.see_errors
 
     @contextlib.contextmanager
-    def instance_lock(self, server_id):
+    def instance_lock(self, server_id, waits=True):
+        if not waits and server_id in self.nova_has:
+            yield False
+            return
         self.happens('lock', server_id)
         assert server_id not in self.locked
         self.locked.append(server_id)
         try:
-            yield
+            yield True
         finally:
             self.locked.remove(server_id)
 

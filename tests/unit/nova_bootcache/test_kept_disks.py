@@ -21,6 +21,7 @@ from bootcache import exception, naming, qemuimg, savefile
 from nova_bootcache.cache.cacheentry import CacheEntry
 from nova_bootcache.novadriver import novaservers
 from nova_bootcache.novadriver.driver import BootCacheLibvirtDriver
+from nova_bootcache.settling.localservers import LocalServer
 from nova_bootcache.storagenode import Remote
 
 SERVER = '5f0d3e7a-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -108,6 +109,47 @@ def test_a_base_that_is_here_makes_no_difference(host):
     host.base.touch()
     host.send()
     assert host.backing(host.kept) == host.cache_image
+
+
+@pytest.mark.parametrize('has_base', [False, True])
+def test_what_the_kept_disk_needs_stays_here_while_the_copy_travels(host, monkeypatch, has_base):
+    """The storage service asks to let go of an image that Glance does not have any more."""
+    if has_base:
+        host.base.parent.mkdir()
+        host.base.touch()
+    settler, asked, real = host.driver.settler, [], libvirt_utils.copy_image
+    server = LocalServer(SERVER, IMAGE, False, 3600.0, str(host.directory), 'vda', 'active')
+    here = [server]
+    monkeypatch.setattr(type(settler._nova), 'servers', lambda _self: here)
+
+    def ask():
+        settler.look(lambda: None)
+        asked.append(host.bootcache.room.let_go(IMAGE))
+
+    def copy(*arguments, **named):
+        real(*arguments, **named)
+        ask()
+
+    monkeypatch.setattr(libvirt_utils, 'copy_image', copy)
+    host.send()
+    here.clear()
+    settler.once(lambda: None)
+    asked.append(host.bootcache.room.let_go(IMAGE))
+    assert len(asked) == 3 and not any(asked), 'of both copies, and afterwards' and os.path.exists(host.cache_image)
+
+
+def test_one_that_comes_while_the_storage_node_is_away_waits(host, monkeypatch):
+    """Its cache image is here; Glance may not have the image any more."""
+    def fetch(*_arguments, **_named):
+        raise nova_exception.ImageNotFound(image_id=IMAGE)
+
+    host.send()
+    storage_node_away(host, monkeypatch)
+    host.instance.task_state = 'resize_finish'
+    host.driver.image_backend.by_name(host.instance, 'disk').cache(
+        fetch, naming.cache_file_name(IMAGE), 16 * MIB, context=None, image_id=IMAGE,
+        trusted_certs=None)
+    assert host.backing(host.directory) == host.cache_image
 
 
 def test_a_disk_that_could_not_be_sent_stays_on_its_cache_image(host, monkeypatch):

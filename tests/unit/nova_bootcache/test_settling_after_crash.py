@@ -82,6 +82,19 @@ def test_one_that_cannot_be_ended_hides_no_other(house, settler, left, monkeypat
     assert 2 * 6 < len(left.mended) < 2 * 20, 'an operator has to see to it'
 
 
+def test_one_whose_lock_nova_has_hides_no_other(house, settler, left):
+    """Nova may have it for as long as libvirt hangs."""
+    for server in 'one', 'two':
+        house.boots(server)
+    places = left('one'), left('two')
+    house.nova_has.add('one')
+    settler.look()
+    assert set(left.mended) == {(places[1], house.domains['two'])} and settled(house) == ['two']
+    house.nova_has.clear()
+    settler.look()
+    assert (places[0], house.domains['one']) in left.mended and 'one' in settled(house)
+
+
 def test_half_made_bases_are_removed(house, settler):
     for name in ('a.bootcache', 'a.bootcache.raw', naming.cache_file_name(IMAGE)):
         open(os.path.join(house.base_directory, name), 'w').close()

@@ -135,7 +135,8 @@ def test_what_the_kept_disk_needs_stays_here_while_the_copy_travels(host, monkey
     here.clear()
     settler.once(lambda: None)
     asked.append(host.bootcache.room.let_go(IMAGE))
-    assert len(asked) == 3 and not any(asked), 'of both copies, and afterwards' and os.path.exists(host.cache_image)
+    assert len(asked) == 3 and not any(asked), 'of both copies, and afterwards'
+    assert os.path.exists(host.cache_image)
 
 
 def test_one_that_comes_while_the_storage_node_is_away_waits(host, monkeypatch):

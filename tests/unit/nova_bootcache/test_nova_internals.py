@@ -391,3 +391,12 @@ def test_precaching_takes_what_the_driver_answers():
     source = inspect.getsource(manager.ComputeManager.cache_images)
     for word in rpcapi.WARM_OUTCOMES:
         assert f"results[image_id] = '{word}'" in source
+
+
+def test_novas_lock_of_a_server_that_somebody_has_is_not_waited_for():
+    servers = NovaServers(None)
+    with servers.instance_lock('one'), servers.instance_lock('one', waits=False) as is_free, \
+            servers.instance_lock('two', waits=False) as other_is_free:
+        assert not is_free and other_is_free
+    with servers.instance_lock('one', waits=False) as is_free:
+        assert is_free

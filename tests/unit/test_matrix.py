@@ -152,9 +152,9 @@ def test_tests_that_run_commands_are_found_by_what_they_import_or_ask_for():
         assert plugin.pytest_ignore_collect(unit / path) is is_theirs
     items = [SimpleNamespace(fixturenames=names) for names in (['cli'], ['client'], [])]
     told = []
-    config = SimpleNamespace(hook=SimpleNamespace(pytest_deselected=lambda items: told.extend(items)))
+    hook = SimpleNamespace(pytest_deselected=lambda items: told.extend(items))
     kept = list(items)
-    plugin.pytest_collection_modifyitems(config, kept)
+    plugin.pytest_collection_modifyitems(SimpleNamespace(hook=hook), kept)
     assert (kept, told) == (items[1:], items[:1])
 
 

@@ -303,7 +303,8 @@ def test_guests_can_read_until_they_have_shut_down(tmp_path, name):
         re.sub(r'(?<=ExecStart=)\S+', '/bin/true', (UNITS / name).read_text()))
     done = subprocess.run(
         ['systemd-analyze', 'verify', '--man=no', *map(str, tmp_path.iterdir())],
-        env={**os.environ, 'SYSTEMD_LOG_LEVEL': 'debug', 'SYSTEMD_UNIT_PATH': f'{tmp_path}:'},
+        env={**os.environ, 'LC_ALL': 'C', 'SYSTEMD_LOG_LEVEL': 'debug',
+             'SYSTEMD_UNIT_PATH': f'{tmp_path}:'},
         capture_output=True, text=True, timeout=60, check=True)
     found = {unit.partition(':')[0]: unit for unit in done.stdout.split('-> Unit ')}
     assert all(f'\tAfter: {name} ' in found[libvirts] for libvirts in LIBVIRTS)

@@ -143,6 +143,21 @@ def test_commands_are_left_out_where_oslo_service_has_no_native_threads():
     assert set(our_tests.COMMANDS) < set(our_tests.left_out(other_versions=True, service='4.1.2'))
 
 
+def test_tests_that_run_commands_are_found_by_what_they_import_or_ask_for():
+    plugin = our_tests.WithoutCommands()
+    unit = TOP / 'tests' / 'unit'
+    for path, is_theirs in (('glance_bootcache/test_launching.py', True),
+                            ('glance_bootcache/test_cli_look.py', True),
+                            ('glance_bootcache/test_ca.py', None), ('test_imports.py', None)):
+        assert plugin.pytest_ignore_collect(unit / path) is is_theirs
+    items = [SimpleNamespace(fixturenames=names) for names in (['cli'], ['client'], [])]
+    told = []
+    hook = SimpleNamespace(pytest_deselected=lambda items: told.extend(items))
+    kept = list(items)
+    plugin.pytest_collection_modifyitems(SimpleNamespace(hook=hook), kept)
+    assert (kept, told) == (items[1:], items[:1])
+
+
 def test_a_program_that_fails_is_told_with_its_status():
     assert program.outcome(['demo'], 0, 1.6) == {'ran': 1, 'passed': 1, 'failed': [], 'seconds': 2}
     assert program.outcome(['demo'], 1, 0)['failed'] == ['demo ended with 1']

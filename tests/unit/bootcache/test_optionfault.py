@@ -5,7 +5,6 @@ from oslo_config import cfg
 
 from bootcache import optionfault
 from glance_bootcache import conf as glance_conf
-from glance_bootcache.cli import service
 
 
 @pytest.fixture
@@ -41,13 +40,3 @@ def test_all_else_is_told_as_it_is():
         assert optionfault.told(error, conf) == str(error)
     assert optionfault.told(cfg.ConfigFileValueError('Value for option a is not valid: b'), conf) \
         == 'option a: b; correct it, or take it out for its default'
-
-
-def test_the_service_says_so(tmp_path, capsys, monkeypatch):
-    path = tmp_path / 'bootcache.conf'
-    path.write_text('[bootcache]\nexport_port = hello\n')
-    monkeypatch.setattr(cfg, 'CONF', cfg.ConfigOpts())
-    assert service.main(['--config-file', str(path)]) == 1
-    assert capsys.readouterr().err.splitlines()[-1] == (
-        f'glance-bootcache cannot be started: [bootcache]export_port in {path}: \'hello\' is no'
-        ' number; correct it, or take it out for its default')

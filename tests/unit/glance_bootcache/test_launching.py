@@ -11,6 +11,7 @@ import sys
 
 import pytest
 from fakes_manager import until
+from oslo_config import cfg
 
 from bootcache import exception
 from glance_bootcache.cli import service
@@ -89,3 +90,13 @@ def test_the_state_directory_is_locked_for_as_long_as_anybody_works_on_it(tmp_pa
 
     until(is_free, 'the lock')
     os.close(taken[0])
+
+
+def test_a_value_that_an_option_cannot_have_is_told(tmp_path, capsys, monkeypatch):
+    path = tmp_path / 'bootcache.conf'
+    path.write_text('[bootcache]\nexport_port = hello\n')
+    monkeypatch.setattr(cfg, 'CONF', cfg.ConfigOpts())
+    assert service.main(['--config-file', str(path)]) == 1
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        f'glance-bootcache cannot be started: [bootcache]export_port in {path}: \'hello\' is no'
+        ' number; correct it, or take it out for its default')

@@ -227,8 +227,7 @@ class CacheFiles:
             # It may have been replaced meanwhile.
             self.check_content(remote)
             changed = dataclasses.replace(self.known(remote.image_id) or entry,
-                                          remote=self.named(remote), pinned=pinned,
-                                          generation=generation)
+                                          remote=remote, pinned=pinned, generation=generation)
             try:
                 used = os.stat(path).st_mtime
                 changed.save(path)
@@ -237,18 +236,6 @@ class CacheFiles:
                 LOG.warning('image %s: what has changed of its cache image is not noted: %s',
                             remote.image_id, error)
         return changed
-
-    def named(self, remote: Remote) -> Remote:
-        """Return a base with the name that it had before, if that is noted of the same content.
-
-        A storage service that has lost what it knew of an image gives its base another name.
-        """
-        known = self.known(remote.image_id)
-        if known is None or not known.is_of(remote, 0):
-            return remote
-        earlier = known.remote.earlier if known.remote.export == remote.export \
-            else known.remote.export
-        return dataclasses.replace(remote, earlier=earlier)
 
     def check_content(self, remote: Remote, virtual_bytes: int = 0,
                       cache_image: CacheInfo | None = None) -> None:

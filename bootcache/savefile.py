@@ -8,7 +8,11 @@ import tempfile
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from oslo_log import log as logging
+
 from bootcache import green
+
+LOG = logging.getLogger(__name__)
 
 T = TypeVar('T')
 _CHUNK = 1 << 20
@@ -105,6 +109,19 @@ def read_json(path: str, version: int, parse: Callable[[Any], T]) -> T | None:
     except (OSError, KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f'{type(error).__name__}: {error}' if isinstance(error, KeyError)
                          else str(error)) from error
+
+
+def read_table(path: str, version: int, parse: Callable[[Any], dict[str, T]],
+               without: str) -> dict[str, T]:
+    """Return what such a document says, as ``read_json``; nothing where it cannot be used.
+
+    :param without: what follows from that, for the log.
+    """
+    try:
+        return read_json(path, version, parse) or {}
+    except ValueError as error:
+        LOG.warning('%s cannot be used (%s): %s', path, error, without)
+        return {}
 
 
 def identity(status: os.stat_result) -> tuple[int, int, int]:

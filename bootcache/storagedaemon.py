@@ -25,7 +25,7 @@ from bootcache.monitor import Monitor, Session
 
 LOG = logging.getLogger(__name__)
 
-_COMMAND_SECONDS, _START_SECONDS = 30, 20
+_COMMAND_SECONDS, _START_SECONDS, _GONE_SECONDS = 30, 20, 10
 _STARTS = 3
 # Of one that nobody but systemd starts.
 _CURE = 'start its systemd unit'
@@ -360,11 +360,10 @@ class StorageDaemon:
             session.execute('block-export-add', type='nbd', id=export, node_name=node, name=export,
                             writable=writable)
 
-    def remove_export(self, export: str, disconnect: bool, timeout: float = 10) -> bool:
+    def remove_export(self, export: str, disconnect: bool) -> bool:
         """Stop serving an export.
 
         :param disconnect: also if there are clients, who then are cut off.
-        :param timeout: seconds to wait until it is gone.
         :returns: False if it has clients and ``disconnect`` is not wanted.
         :raises StorageDaemonError: if it does not go away.
         """
@@ -376,7 +375,7 @@ class StorageDaemon:
             if not disconnect and 'in use' in str(error):
                 return False
             raise
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + _GONE_SECONDS
         while time.monotonic() < deadline:
             # The command returns before the export is gone.
             with self.session() as session:

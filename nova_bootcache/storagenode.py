@@ -32,8 +32,6 @@ class Remote:
         empty if it is not known.
     :ivar tls: whether the exporter speaks TLS, and with nobody without a certificate.
     :ivar rbd: where it is in Ceph as well; None if it is not, or the storage service does not tell.
-    :ivar earlier: the name that the exporter had for the same content before, by which servers that
-        run may read it; empty if it had none. It makes no other base.
     """
 
     image_id: str
@@ -43,7 +41,6 @@ class Remote:
     image_hash: str = ''
     tls: bool = False
     rbd: RbdOrigin | None = None
-    earlier: str = dataclasses.field(default='', compare=False)
 
     @classmethod
     def from_answer(cls, image_id: str, answer: dict[str, Any]) -> 'Remote':

@@ -8,7 +8,7 @@ set -euo pipefail
 DEBIAN_PACKAGES=(
     qemu-system-x86 qemu-utils qemu-block-extra libvirt-daemon-system libvirt-daemon-driver-qemu libvirt-clients
     rabbitmq-server genisoimage mmdebstrap nbdkit libnbd-bin python3-libnbd python3-libvirt python3-venv
-    sudo grub-pc-bin e2fsprogs fdisk iproute2 procps curl ca-certificates git shellcheck man-db
+    sudo grub-pc-bin e2fsprogs fdisk iproute2 iptables procps curl ca-certificates git shellcheck man-db
     nbdkit-plugin-python fio stress-ng strace zstd xz-utils apparmor checkpolicy
     gcc libc6-dev make flex bison bc libelf-dev lz4
     ceph-mon ceph-osd ceph-common python3-rados python3-rbd

@@ -138,11 +138,6 @@ class CloneDaemon:
         return False
 
     @property
-    def log_path(self) -> str:
-        """The path of its log."""
-        return self._daemon.log_path
-
-    @property
     def runs(self) -> bool:
         """Whether there is a daemon."""
         return self._daemon.runs

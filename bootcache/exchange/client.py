@@ -28,9 +28,7 @@ class FetchProgress:
     :ivar done: bytes that are here.
     :ivar size: of the file, in bytes.
     :ivar got: bytes that came from others.
-    :ivar given: bytes that others got.
     :ivar peers: the addresses that it is connected with, with the bytes got from each.
-    :ivar banned: how many were taken for liars.
     :ivar fault: why it does not go on; empty if it does.
     """
 
@@ -38,9 +36,7 @@ class FetchProgress:
     done: int
     size: int
     got: int
-    given: int
     peers: dict[str, int]
-    banned: int
     fault: str
 
 
@@ -121,10 +117,6 @@ class ExchangeClient:
         """Look at what came of a file again, and believe all peers again."""
         self._ask('start_over', name=name, peers=list(peers))
 
-    def hasten(self, name: str, offset: int, length: int) -> None:
-        """Have a part of a file, in bytes, come before all others."""
-        self._ask('hasten', name=name, offset=offset, length=length)
-
     def keep(self, name: str, seconds: float) -> None:
         """Give a file that was fetched to others for some seconds."""
         self._ask('keep', name=name, for_seconds=seconds)
@@ -137,8 +129,8 @@ class ExchangeClient:
         """Tell how far a file is."""
         told = self._ask('look', name=name)
         return FetchProgress(told['is_complete'], told['done'], told['size'], told['got'],
-                        told['given'], {address: of['got'] for address, of in
-                                        told['peers'].items()}, told['banned'], told['fault'])
+                             {address: of['got'] for address, of in told['peers'].items()},
+                             told['fault'])
 
     def missing(self, name: str) -> list[tuple[int, int]]:
         """Return the parts of a file that are not here yet: offset and length in bytes."""

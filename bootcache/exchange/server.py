@@ -52,8 +52,6 @@ class ExchangeServer(socketserver.ThreadingUnixStreamServer):
             'fetch': self._fetch, 'give': self._give, 'describe': self._describe,
             'connect': lambda asked, _file: session.connect(_name(asked), _peers(asked)),
             'start_over': lambda asked, _file: session.start_over(_name(asked), _peers(asked)),
-            'hasten': lambda asked, _file: session.hasten(
-                _name(asked), _count(asked, 'offset', 0), _count(asked, 'length', 1)),
             'keep': lambda asked, _file: session.keep(_name(asked), _seconds(asked)),
             'drop': lambda asked, _file: session.drop(_name(asked)),
             'look': lambda asked, _file: session.look(_name(asked)),
@@ -93,7 +91,7 @@ class ExchangeServer(socketserver.ThreadingUnixStreamServer):
 
     def _fetch(self, asked: dict[str, Any], descriptor: int) -> str:
         return self.session.fetch(_torrent(asked), _file(descriptor), _peers(asked),
-                                  _count(asked, 'rate', 0))
+                                  _count(asked, 'rate'))
 
     def _give(self, asked: dict[str, Any], descriptor: int) -> str:
         return self.session.give(_torrent(asked), _file(descriptor), _seconds(asked))
@@ -153,9 +151,9 @@ def _file(descriptor: int) -> int:
     return descriptor
 
 
-def _count(asked: dict[str, Any], what: str, least: int) -> int:
+def _count(asked: dict[str, Any], what: str) -> int:
     value = asked.get(what)
-    if type(value) is not int or not least <= value < 1 << 63:
+    if type(value) is not int or not 0 <= value < 1 << 63:
         raise _refused(what)
     return value
 

@@ -50,7 +50,6 @@ class ExchangeSession:
         self._lock = threading.RLock()
         self._held: dict[str, Held] = {}
         self._faults: dict[str, str] = {}
-        self._banned: dict[str, int] = {}
         self._totals = {'given': 0, 'got': 0}
         self._session = self._start()
         # Not before: the links are another process's as long as that listens here.
@@ -240,20 +239,6 @@ class ExchangeSession:
                     raise exception.ExchangeFailed(f'libtorrent refuses it: {error}') from error
                 time.sleep(0.01)
 
-    def hasten(self, name: str, offset: int, length: int) -> None:
-        """Have a part of a file come before all others: somebody waits for it.
-
-        :param offset: in bytes.
-        :param length: in bytes.
-        :raises ExchangeFailed: if there is no such file.
-        """
-        with self._lock:
-            held = self._get(name)
-            size = held.torrent.piece_bytes
-            last = min(offset + length, held.torrent.size) - 1
-            for number, piece in enumerate(range(offset // size, last // size + 1)):
-                held.handle.set_piece_deadline(piece, number)
-
     def keep(self, name: str, seconds: float) -> None:
         """Give a file that was fetched to others.
 
@@ -289,7 +274,6 @@ class ExchangeSession:
     def _forget(self, name: str) -> None:
         held = self._held.pop(name)
         self._faults.pop(name, None)
-        self._banned.pop(name, None)
         self._totals['given'] += held.given_before
         self._totals['got'] += held.got_before
         held.link.close()
@@ -312,8 +296,8 @@ class ExchangeSession:
 
         :returns: ``is_complete``; ``done`` and ``size``, ``got`` and ``given``, in bytes;
             ``peers``: the addresses that it is connected with, with the bytes ``got`` from and
-            ``given`` to each by this connection; ``banned``: how many were taken for liars;
-            ``fault``: why it does not go on, empty if it does.
+            ``given`` to each by this connection; ``fault``: why it does not go on, empty if it
+            does.
         :raises ExchangeFailed: if there is no such file.
         """
         with self._lock:
@@ -333,7 +317,7 @@ class ExchangeSession:
                 'given': held.given_before + status.total_payload_upload,
                 'peers': {peer.ip[0]: {'got': peer.total_download, 'given': peer.total_upload}
                           for peer in held.handle.get_peer_info()},
-                'banned': self._banned.get(name, 0), 'fault': fault}
+                'fault': fault}
 
     def pieces(self, name: str) -> tuple[int, list[bool]]:
         """Return the size of a file's pieces, and which of them are here and verified.
@@ -378,7 +362,6 @@ class ExchangeSession:
     def _hear(self, alert: Any, names: dict[Any, str]) -> None:
         name = names.get(getattr(alert, 'handle', None), '')
         if isinstance(alert, libtorrent.peer_ban_alert):
-            self._banned[name] = self._banned.get(name, 0) + 1
             LOG.warning('%s: %s is taken for a liar', name, alert.endpoint)
         elif isinstance(alert, libtorrent.hash_failed_alert):
             LOG.warning('%s: piece %d came with wrong content, and is fetched again', name,

@@ -2,7 +2,6 @@
 
 import argparse
 import time
-from collections.abc import Sequence
 from typing import Any
 
 from bootcache import exception
@@ -57,7 +56,7 @@ def wait_until_done(api: Any, wanted: str, timeout: float, progress: ProgressLin
             image: dict[str, Any] | None = api.get_image(wanted)
             if image is None:
                 if is_known:
-                    raise exception.BootcacheError(f'Glance has no image {wanted}')
+                    raise _not_in_glance(wanted)
                 progress.show('not known to the storage service yet')
             else:
                 is_known = True
@@ -76,10 +75,8 @@ def wait_until_done(api: Any, wanted: str, timeout: float, progress: ProgressLin
         progress.end()
 
 
-def not_known(images: Sequence[str]) -> exception.BootcacheError:
-    """Return the error of a command that is for images which the storage service knows."""
-    return exception.BootcacheError(f'not known to the storage service: {", ".join(images)};'
-                                    ' "bootcache image list" shows those that are')
+def _not_in_glance(image: str) -> exception.BootcacheError:
+    return exception.BootcacheError(f'Glance has no image {image}')
 
 
 def _not_known(image: str) -> exception.BootcacheError:
@@ -106,6 +103,9 @@ class ImageList(Listing):
 class ImageShow(Showing):
     """Show an image's state, working set and cache image."""
 
+    # The storage service knows it if Glance does.
+    is_known = False
+
     def get_parser(self, prog_name: str) -> Any:
         """Add our arguments."""
         parser = super().get_parser(prog_name)
@@ -121,10 +121,11 @@ class ImageShow(Showing):
         api = self.app.storage_api()
         if parsed_args.wait:
             return _columns(wait_until_done(api, parsed_args.image, parsed_args.timeout,
-                                            self.app.progress()))
+                                            self.app.progress(), self.is_known))
         image = api.get_image(parsed_args.image)
         if image is None:
-            raise _not_known(parsed_args.image)
+            raise _not_in_glance(parsed_args.image) if self.is_known \
+                else _not_known(parsed_args.image)
         return _columns(image)
 
 
@@ -181,37 +182,26 @@ def _given(exchanged: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     return sorted(rows, key=lambda row: (row[0], row[1] or '', row[2]))
 
 
-class Build(Showing):
+class Build(ImageShow):
     """Record an image's boot and build its cache image, also if there is one."""
 
-    def get_parser(self, prog_name: str) -> Any:
-        """Add our arguments."""
-        parser = super().get_parser(prog_name)
-        parser.add_argument('image', type=image_id, help='id of the image')
-        parser.add_argument('--wait', action='store_true',
-                            help='wait until it is done, showing progress')
-        parser.add_argument('--timeout', type=seconds, default=1800, metavar='SECONDS',
-                            help='how long to wait (default: 1800)')
-        return parser
+    is_known = True
 
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
         """Ask for it, and show what becomes of it."""
-        api = self.app.storage_api()
-        api.build_image(parsed_args.image)
-        if parsed_args.wait:
-            return _columns(wait_until_done(api, parsed_args.image, parsed_args.timeout,
-                                            self.app.progress(), is_known=True))
-        image = api.get_image(parsed_args.image)
-        if image is None:
-            raise exception.BootcacheError(f'Glance has no image {parsed_args.image}')
-        return _columns(image)
+        self.app.storage_api().build_image(parsed_args.image)
+        return super().take_action(parsed_args)
 
 
-class Delete(Listing):
-    """Delete an image's cache image and working set; the image itself stays in Glance.
+class EachImage(Listing):
+    """Does one thing with each of several images; unknown ones are named and make it fail.
 
-    It is not recorded again by itself, only by "bootcache image build".
+    :ivar done: what is then so, as its column is named.
+    :ivar value: what stands there.
     """
+
+    done: str
+    value = True
 
     def get_parser(self, prog_name: str) -> Any:
         """Add our arguments."""
@@ -220,10 +210,29 @@ class Delete(Listing):
                             help='ids of images')
         return parser
 
+    def ask(self, api: Any, image: str) -> bool:
+        """Have it done; return whether the storage service knows the image."""
+        raise NotImplementedError
+
     def take_action(self, parsed_args: argparse.Namespace) -> Any:
-        """Delete them all; unknown ones are named and make the command fail."""
+        """Do it with all of them."""
         api = self.app.storage_api()
-        unknown = [image for image in parsed_args.images if not api.delete_image(image)]
+        unknown = [image for image in parsed_args.images if not self.ask(api, image)]
         if unknown:
-            raise not_known(unknown)
-        return ('image_id', 'deleted'), [(image, True) for image in parsed_args.images]
+            raise exception.BootcacheError(
+                f'not known to the storage service: {", ".join(unknown)};'
+                ' "bootcache image list" shows those that are')
+        return ('image_id', self.done), [(image, self.value) for image in parsed_args.images]
+
+
+class Delete(EachImage):
+    """Delete an image's cache image and working set; the image itself stays in Glance.
+
+    It is not recorded again by itself, only by "bootcache image build".
+    """
+
+    done = 'deleted'
+
+    def ask(self, api: Any, image: str) -> bool:
+        """Have it deleted."""
+        return bool(api.delete_image(image))

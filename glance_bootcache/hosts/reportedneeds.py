@@ -90,18 +90,11 @@ class ReportedNeeds:
         self._wall = wall
         self._lock = threading.Lock()  # guards the dictionary and what is below it
         self._saved = clock()
-        self._hosts = self._load()
+        self._hosts = {name: dataclasses.replace(age, seen=self._saved - age.seen)
+                       for name, age in savefile.read_table(
+                           path, VERSION, _ages, 'hosts tell what they need within a minute'
+                       ).items()}
         self._changed = False
-
-    def _load(self) -> dict[str, _Told]:
-        try:
-            ages = savefile.read_json(self._path, VERSION, _ages) or {}
-            return {name: dataclasses.replace(age, seen=self._saved - age.seen)
-                    for name, age in ages.items()}
-        except ValueError as error:
-            LOG.warning('%s cannot be used (%s): hosts tell what they need within a minute',
-                        self._path, error)
-            return {}
 
     def note(self, name: str, report: dict[str, Any] | None, refuse: Refuse = pass_over) -> None:
         """Note what a host reports: see ``report_holdings`` in bootcache/rpcapi.py.

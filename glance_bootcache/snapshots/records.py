@@ -9,11 +9,7 @@ import enum
 import threading
 from typing import Any
 
-from oslo_log import log as logging
-
 from bootcache import naming, savefile
-
-LOG = logging.getLogger(__name__)
 
 VERSION = 1
 
@@ -69,12 +65,8 @@ class Records:
     def __init__(self, path: str):
         self._path = path
         self._lock = threading.Lock()  # guards the dictionary, and the file
-        try:
-            self._records = savefile.read_json(path, VERSION, _parse) or {}
-        except ValueError as error:
-            LOG.warning('%s cannot be used (%s): snapshots that were under way are looked for in'
-                        ' their stores', path, error)
-            self._records = {}
+        self._records = savefile.read_table(
+            path, VERSION, _parse, 'snapshots that were under way are looked for in their stores')
 
     def all(self) -> list[Record]:
         """Return all of them."""

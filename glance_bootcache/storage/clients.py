@@ -16,11 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from oslo_log import log as logging
-
 from bootcache import exception, savefile
-
-LOG = logging.getLogger(__name__)
 
 VERSION = 1
 # So long before the last of the certificates that came in a host's name another one has to have
@@ -97,17 +93,9 @@ class Clients:
         self._ports = ports
         self._clock = clock
         self._lock = threading.Lock()  # guards the dictionary and what is below it
-        self._known = self._load()
+        self._known = savefile.read_table(path, VERSION, _parse,
+                                          'hosts are told of other ports when they ask')
         self._changed, self._saved = False, clock()
-
-    def _load(self) -> dict[str, _Known]:
-        try:
-            known = savefile.read_json(self._path, VERSION, _parse) or {}
-        except ValueError as error:
-            LOG.warning('%s cannot be used (%s): hosts are told of other ports when they ask',
-                        self._path, error)
-            known = {}
-        return known
 
     def all(self) -> list[Client]:
         """Return those that have a port."""

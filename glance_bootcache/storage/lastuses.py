@@ -34,16 +34,9 @@ class Usage:
     def __init__(self, path: str):
         self._path = path
         self._lock = threading.Lock()  # guards the dictionary and the two below it
-        self._last = self._load()
+        self._last = savefile.read_table(path, VERSION, _parse, 'last uses count from now on')
         self._changed = False
         self._saved = -math.inf
-
-    def _load(self) -> dict[str, float]:
-        try:
-            return savefile.read_json(self._path, VERSION, _parse) or {}
-        except ValueError as error:
-            LOG.warning('%s cannot be used (%s): last uses count from now on', self._path, error)
-            return {}
 
     def note(self, image_id: str, when: float) -> None:
         """Note a use, in seconds since the epoch; an older one than is known changes nothing."""

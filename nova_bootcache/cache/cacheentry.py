@@ -65,8 +65,7 @@ class CacheEntry:
             raw = document['cache_image']
             cache_image = None if raw is None else CacheInfo.from_dict(raw)
             remote = Remote(**document['remote'], image_hash=str(document['image_hash']),
-                            tls=bool(document['tls']), rbd=RbdOrigin.read(document['rbd']),
-                            earlier=str(document['earlier_export']))
+                            tls=bool(document['tls']), rbd=RbdOrigin.read(document['rbd']))
             return cls(remote, cache_image, document['file_sha256'],
                        int(document['virtual_bytes']), bool(document['pinned']),
                        int(document['generation']), bool(document['expanded']))
@@ -81,7 +80,7 @@ class CacheEntry:
         remote = dataclasses.asdict(self.remote)
         savefile.write_json(path, {
             'version': VERSION, 'image_hash': remote.pop('image_hash'), 'tls': remote.pop('tls'),
-            'rbd': remote.pop('rbd'), 'earlier_export': remote.pop('earlier'), 'remote': remote,
+            'rbd': remote.pop('rbd'), 'remote': remote,
             'cache_image': None if self.cache_image is None else self.cache_image.to_dict(),
             'file_sha256': self.file_sha256, 'virtual_bytes': self.virtual_bytes,
             'pinned': self.pinned, 'generation': self.generation, 'expanded': self.expanded})

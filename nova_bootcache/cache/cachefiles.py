@@ -208,27 +208,22 @@ class CacheFiles:
             return CacheEntry.load(f'{self.path(image_id)}.json')
         return None
 
-    def update(self, entry: CacheEntry, remote: Remote, pinned: bool, generation: int,
-               waits: bool = True) -> CacheEntry:
+    def update(self, entry: CacheEntry, remote: Remote, pinned: bool, generation: int
+               ) -> CacheEntry:
         """Note where a cache image's base is now, and what the storage service says of it.
 
         What cannot be written is used all the same, and asked for again the next time.
 
-        :param waits: for whoever places the image's file; else it is not noted now.
         :raises BootcacheError: if that base is of another content.
         """
         if (entry.remote, entry.pinned, entry.generation) == (remote, pinned, generation):
             return entry
         path = f'{self.path(remote.image_id)}.json'
-        with self.placing(remote.image_id) if waits else self.placing_if_free(
-                remote.image_id) as is_alone:
-            if not is_alone:
-                return entry
+        with self.placing(remote.image_id):
             # It may have been replaced meanwhile.
             self.check_content(remote)
             changed = dataclasses.replace(self.known(remote.image_id) or entry,
-                                          remote=self.named(remote), pinned=pinned,
-                                          generation=generation)
+                                          remote=remote, pinned=pinned, generation=generation)
             try:
                 used = os.stat(path).st_mtime
                 changed.save(path)
@@ -237,18 +232,6 @@ class CacheFiles:
                 LOG.warning('image %s: what has changed of its cache image is not noted: %s',
                             remote.image_id, error)
         return changed
-
-    def named(self, remote: Remote) -> Remote:
-        """Return a base with the name that it had before, if that is noted of the same content.
-
-        A storage service that has lost what it knew of an image gives its base another name.
-        """
-        known = self.known(remote.image_id)
-        if known is None or not known.is_of(remote, 0):
-            return remote
-        earlier = known.remote.earlier if known.remote.export == remote.export \
-            else known.remote.export
-        return dataclasses.replace(remote, earlier=earlier)
 
     def check_content(self, remote: Remote, virtual_bytes: int = 0,
                       cache_image: CacheInfo | None = None) -> None:
@@ -275,8 +258,8 @@ class CacheFiles:
                 known.remote, image_hash=image_hash, export=base_export or known.remote.export))
 
     @contextlib.contextmanager
-    def placing(self, image_id: str, gives_way: bool = False) -> Iterator[bool]:
-        """Have one thread at a time place an image's file, or change its entry; gives True.
+    def placing(self, image_id: str, gives_way: bool = False) -> Iterator[None]:
+        """Have one thread at a time place an image's file, or change its entry.
 
         :param gives_way: whether it ends when another one waits: see ``is_waited_for``. A server
             may wait for any of these.
@@ -285,7 +268,7 @@ class CacheFiles:
             self._waiting[image_id] += not gives_way
         try:
             with self._placing.of(image_id):
-                yield True
+                yield
         finally:
             with self._lock:
                 self._waiting[image_id] -= not gives_way

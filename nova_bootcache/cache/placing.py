@@ -1,7 +1,6 @@
 """A cache image's file and its entry take their place, and that of older ones."""
 
 import contextlib
-import dataclasses
 import os
 
 from bootcache import savefile, steps
@@ -27,7 +26,7 @@ def place(files: CacheFiles, partial: str, entry: CacheEntry, medium: Medium,
     described = f'{final}.json.new.tmp'
     # What takes time comes first: for a moment the image has no entry, and others look.
     savefile.fsync_file(partial)
-    dataclasses.replace(entry, remote=files.named(entry.remote)).save(described)
+    entry.save(described)
     if used is not None:
         os.utime(described, (used, used))
     # An older file loses its entry before its name: no entry ever describes another file.

@@ -106,7 +106,7 @@ class PlannedDisks:
                     if not self._needs.is_arriving(image_id):
                         self._parts.fetches.make_empty(remote, virtual_bytes)
                 elif step is PlanStep.SERVE_BASE:
-                    self._gateway.ensure_base(self._cache.named(remote))
+                    self._gateway.ensure_base(remote)
                 elif step is PlanStep.GROW:
                     store = self._stores.get(image_id, virtual_bytes, PlanStep.WATCH in plan,
                                              until_watched)

@@ -217,10 +217,9 @@ class Gateway:
 
     def _is_content(self, there: Present, remote: Remote) -> bool:
         """Tell whether what is served of an image is the content that a base has."""
-        names = {remote.export, remote.earlier} - {''}
         if there.is_absent:
-            return not {graph.absent_name(name) for name in names}.isdisjoint(self.daemon.nodes())
-        return there.place is not None and there.place.export in names
+            return graph.absent_name(remote.export) in self.daemon.nodes()
+        return there.place is not None and there.place.export == remote.export
 
     def _exchange(self, remote: Remote, place: Place, there: Present) -> None:
         """Have a base be read from where it is now, below all that reads from it."""

@@ -282,19 +282,6 @@ def test_without_its_certificate_nothing_is_started_over_and_all_else_goes_on(sw
     host.client.drop(name)
 
 
-def test_what_is_waited_for_comes_first(swarm):
-    source, one = swarm.source(exchange_upload_rate='1MiB'), swarm.host()
-    name = one.client.fetch(swarm.torrent.data, one.file, [source.peer])
-    one.client.hasten(name, 4 * MIB, 1)
-    last = swarm.torrent.size - 1
-
-    def has_come():
-        return not any(offset <= 4 * MIB < offset + length
-                       for offset, length in one.client.missing(name))
-    until(has_come, 'the piece')
-    assert one.client.missing(name) and last > 4 * MIB
-
-
 EVENTLET = '''
 import eventlet, sys
 eventlet.monkey_patch()

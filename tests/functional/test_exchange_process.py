@@ -71,8 +71,7 @@ def test_two_cannot_have_one_port(swarm):
     {}, {'method': 'none'}, {'method': 'fetch'}, {'method': 'look'}, {'method': 'look', 'name': 5},
     {'method': 'look', 'name': 'x' * 64}, {'method': 'connect', 'name': 'x' * 64, 'peers': [[1]]},
     {'method': 'fetch', 'torrent': 'eA==', 'peers': []}, {'method': 'describe'},
-    {'method': 'keep', 'name': 'x' * 64, 'for_seconds': -1},
-    {'method': 'hasten', 'name': 'x' * 64, 'offset': -1, 'length': 1}])
+    {'method': 'keep', 'name': 'x' * 64, 'for_seconds': -1}])
 def test_what_makes_no_sense_is_refused(swarm, message):
     host = swarm.host()
     method = message.pop('method', '')

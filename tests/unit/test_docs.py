@@ -238,7 +238,7 @@ def test_the_unit_of_bases_in_ceph_is_what_the_driver_looks_for():
     start = next(line for line in lines if line.startswith('ExecStart='))
     assert f'addr.path={clones.socket},' in start
     # It looks there for what goes wrong.
-    assert {f'StandardError=append:{clones.log_path}', 'UMask=0077', 'Restart=always',
+    assert {f'StandardError=append:{clones._daemon.log_path}', 'UMask=0077', 'Restart=always',
             'RuntimeDirectoryPreserve=yes'} <= set(lines)
     gateway = unit('bootcache-gateway.service')
     assert next(line for line in gateway if line.startswith('User=')) in lines

@@ -28,7 +28,7 @@ class Client:
         return 'name'
 
     def look(self, _name):
-        return FetchProgress(False, self.done, 1 << 20, self.done, 0, self.peers, 0, '')
+        return FetchProgress(False, self.done, 1 << 20, self.done, self.peers, '')
 
     def missing(self, _name):
         return [(0, 1 << 20)]

@@ -66,7 +66,7 @@ class Cache:
     """Stands for the host's cache images: entries, and files that are empty."""
 
     def __init__(self, directory):
-        self.directory, self.held, self.placing, self.waited = str(directory), {}, set(), []
+        self.directory, self.held, self.placing = str(directory), {}, set()
 
     def holds(self, image, whole=True, used=1000.0, node='10.0.0.1'):
         """Put a cache image, or an empty one, into the cache."""
@@ -83,8 +83,7 @@ class Cache:
     def entries(self):
         return list(self.held.values())
 
-    def update(self, entry, remote, pinned, generation, waits=True):
-        self.waited.append(waits)
+    def update(self, entry, remote, pinned, generation):
         changed = dataclasses.replace(entry, remote=remote, pinned=pinned, generation=generation)
         self.held[remote.image_id] = changed
         return changed

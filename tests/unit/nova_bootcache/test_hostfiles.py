@@ -352,25 +352,3 @@ def test_nobody_waits_for_a_paced_fetch(cache, tiers, monkeypatch, act):
     act(cache, bring, entry)
     warming.join(10)
     assert ended == [True]
-
-
-def test_what_can_wait_does_not_hurry_a_paced_fetch(cache):
-    entry = place(cache)
-    moved = dataclasses.replace(entry.remote, image_hash='sha512:ab')
-    begun, over, waited = threading.Event(), threading.Event(), []
-
-    def fetch():
-        with cache.placing(IMAGE, gives_way=True):
-            begun.set()
-            over.wait(60)
-            waited.append(cache.is_waited_for(IMAGE))
-
-    warming = threading.Thread(target=fetch)
-    warming.start()
-    assert begun.wait(60)
-    assert cache.update(entry, moved, False, 0, waits=False) == entry
-    over.set()
-    warming.join()
-    assert waited == [False] and cache.known(IMAGE) == entry
-    assert cache.update(entry, moved, False, 0, waits=False).remote == moved
-    assert cache.known(IMAGE).remote == moved

@@ -116,9 +116,11 @@ new_container() {
     mount_root
     local stack=$ROOT/opt/stack
     # The machine's own services, and those that it was told not to start.
-    rm -rf "$ROOT"/etc/machine-id "$ROOT"/usr/sbin/policy-rc.d "$ROOT"/etc/systemd/system/*.wants/ceph* "$ROOT/etc/apt/sources.list" \
+    rm -rf "$ROOT"/usr/sbin/policy-rc.d "$ROOT"/etc/systemd/system/*.wants/ceph* "$ROOT/etc/apt/sources.list" \
         "$ROOT"/etc/apt/sources.list.d/* "$ROOT"/etc/sudoers.d/* "$ROOT"/etc/{keystone,nova,glance,placement,neutron,bootcache}
     apt_sources "$(. /etc/os-release && echo "$VERSION_CODENAME")" "$ROOT/etc/apt/sources.list.d/debian"
+    # Not a first boot: that enables all units, and with the TLS one of its sockets libvirtd wants a certificate.
+    tr -d - </proc/sys/kernel/random/uuid >"$ROOT/etc/machine-id"
     printf '127.0.0.1 localhost devstack\n' >"$ROOT/etc/hosts"
     echo devstack >"$ROOT/etc/hostname"
     printf 'en_US.UTF-8 UTF-8\n' >"$ROOT/etc/locale.gen"

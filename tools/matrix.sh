@@ -1,7 +1,7 @@
 #!/bin/bash
 # The product on other releases. Of Nova: our unit tests, and Nova's own tests of its libvirt driver with our driver
-# in stock's place. Of Debian: our unit and functional tests and the demo. Of what requirements.txt names, the lowest
-# versions: the storage side's unit tests, and the storage service as a process.
+# in stock's place. Of Debian: our unit and functional tests, a UEFI guest, and the demo. Of what requirements.txt
+# names, the lowest versions: the storage side's unit tests, and the storage service as a process.
 # usage: tools/matrix.sh [31|32|33|34|debian13|lowest]...     all rows if none is named
 #
 # The packages of a release of Nova are those of tools/matrix/nova-ROW.txt, which says how it came to be; a Debian

@@ -13,6 +13,9 @@ DEBIAN_PACKAGES=(
     gcc libc6-dev make flex bison bc libelf-dev lz4
     ceph-mon ceph-osd ceph-common python3-rados python3-rbd
 )
+# Nova's UEFI guests start with the libvirt of Debian 13; see tests/e2e/test_uefi.py.
+# shellcheck source=/dev/null
+[ "$(. /etc/os-release && echo "${VERSION_ID:-13}" | cut -d . -f 1)" -lt 13 ] || DEBIAN_PACKAGES+=(ovmf mtools dosfstools)
 
 missing_debian_packages() {
     local package

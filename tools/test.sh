@@ -50,12 +50,20 @@ begin_images() {
     small=$!
     "$TOP/tools/images/make.sh" debian >/dev/null &
     debian=$!
-    trap 'kill "$small" "$debian" 2>/dev/null || true; wait' EXIT
+    uefi=
+    # Where setup.sh has installed what starts it.
+    if [ -d /usr/share/OVMF ] && command -v mcopy >/dev/null; then
+        "$TOP/tools/images/uefi.sh" >/dev/null &
+        uefi=$!
+    fi
+    trap 'kill "$small" "$debian" $uefi 2>/dev/null || true; wait' EXIT
 }
 
 images_made() {
     wait "$small"
     wait "$debian"
+    # shellcheck disable=SC2086  # none, or one
+    wait $uefi
 }
 
 run_beside_each_other() {

@@ -111,15 +111,15 @@ def test_the_table_is_printed_with_what_is_wrong_below(tmp_path, capsys):
     bad = {**well, 'failed': ['test_x.py::test_y']}
     for row, part, found in (('34', 'unit', well), ('34', 'driver', well),
                              ('debian13', 'unit', well), ('debian13', 'functional', bad),
-                             ('debian13', 'demo', well)):
+                             ('debian13', 'uefi', well), ('debian13', 'demo', well)):
         (tmp_path / row).mkdir(exist_ok=True)
         (tmp_path / row / f'{part}.json').write_text(json.dumps(found))
     assert table.main(str(tmp_path), '34') == 0
     assert len(capsys.readouterr().out.splitlines()) == 3
     assert table.main(str(tmp_path), '34', 'debian13') == 1
     shown = capsys.readouterr().out.splitlines()
-    assert [line[:9] for line in shown[1:6]] == ['Nova 34  '] * 2 + ['Debian 13'] * 3
-    assert shown[6:] == ['Debian 13, our functional tests: test_x.py::test_y']
+    assert [line[:9] for line in shown[1:7]] == ['Nova 34  '] * 2 + ['Debian 13'] * 4
+    assert shown[7:] == ['Debian 13, our functional tests: test_x.py::test_y']
 
 
 def report(when, outcome, test='A.one'):

@@ -72,22 +72,24 @@ debian_part() { # NAME COMMAND...
 }
 
 debian_row() { # ROW RELEASE
-    local row=$1 results=$MATRIX/$1 state python=/root/.cache/bootcache/venv/bin/python name left=
+    local row=$1 results=$MATRIX/$1 state python=/root/.cache/bootcache/venv/bin/python name tests left=
     debian_root "$2" "$results"
     state=$(state_of "$results/root.stamp")
-    for name in unit functional demo; do
+    for name in unit functional uefi demo; do
         [ "$(cat "$results/$name.done" 2>/dev/null)" = "$state" ] || left=1
     done
     [ -n "$left" ] || return 0
     debian_tree
     say "== $row: setting up"
-    in_root /root/tree host sh -ec \
-        'apt-get -qq update; tools/setup.sh; tools/images/make.sh small; tools/images/make.sh debian' \
+    in_root /root/tree host sh -ec 'apt-get -qq update; tools/setup.sh
+        tools/images/make.sh small; tools/images/make.sh debian; tools/images/uefi.sh' \
         >"$results/setup.log" 2>&1 || { tail "$results/setup.log" >&2; die "setting up failed; see $results/setup.log"; }
-    for name in unit functional; do
+    for name in unit functional uefi; do
+        tests=tests/$name
+        [ "$name" != uefi ] || tests=tests/e2e/test_uefi.py
         part "$row" "$name" "$state" debian_part "$name" \
             env PATH="${python%/*}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" \
-            "$python" -W ignore -m tools.matrix.our_tests --report "/root/$name.json" "tests/$name"
+            "$python" -W ignore -m tools.matrix.our_tests --report "/root/$name.json" "$tests"
     done
     part "$row" demo "$state" debian_part demo \
         "$python" -W ignore -m tools.matrix.program --report /root/demo.json \

@@ -8,8 +8,8 @@ from typing import Any
 HEAD = ('row', 'what', 'ran', 'passed', 'failed', 'expected differences', 'stock\'s own', 'skipped',
         'seconds')
 PARTS = {'unit': 'our unit tests', 'driver': 'Nova\'s driver tests',
-         'functional': 'our functional tests', 'demo': 'the demo'}
-ROWS = {'debian13': ('Debian 13', ('unit', 'functional', 'demo')),
+         'functional': 'our functional tests', 'uefi': 'a UEFI guest', 'demo': 'the demo'}
+ROWS = {'debian13': ('Debian 13', ('unit', 'functional', 'uefi', 'demo')),
         'lowest': ('lowest', ('unit', 'functional'))}
 
 

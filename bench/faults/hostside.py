@@ -46,6 +46,10 @@ class LocalNova:
         self._instances = Path(directory, 'instances')
         self.base_directory = f'{directory}/instances/_base'
 
+    def connect(self) -> Any:
+        """No server has a domain."""
+        raise NotImplementedError
+
     def directories(self) -> list[str]:
         """Return those of all servers."""
         return [str(path.parent) for path in self._instances.glob('*/image')]

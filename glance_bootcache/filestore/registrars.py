@@ -6,40 +6,18 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from oslo_log import log as logging
 
 from bootcache.pauses import GrowingPauses
 from glance_bootcache.filestore import placing
 from glance_bootcache.filestore.locations import location_of
+from glance_bootcache.glance.registering import TrialImages
 
 LOG = logging.getLogger(__name__)
 
 _BYTES = 4096
 _FIRST_PAUSE, _LONGEST_PAUSE = 60, 24 * 3600
-
-
-class RegisteringGlance(Protocol):
-    """What is needed of Glance: glance/registering.py."""
-
-    def stores(self) -> list[str]:
-        """Return the names of the stores."""
-
-    def make(self) -> str:
-        """Make an image without data."""
-
-    def register(self, image_id: str, url: str) -> str:
-        """Register a location; returns why that did not come off."""
-
-    def content(self, image_id: str, most: int) -> bytes:
-        """Return an image's bytes."""
-
-    def delete(self, image_id: str) -> None:
-        """Delete an image."""
-
-    def left(self) -> list[str]:
-        """Return what a crash has left."""
 
 
 class Registrars:
@@ -50,7 +28,7 @@ class Registrars:
     :param clock: monotonic seconds.
     """
 
-    def __init__(self, directories: list[str], glance: RegisteringGlance,
+    def __init__(self, directories: list[str], glance: TrialImages,
                  clock: Callable[[], float] = time.monotonic):
         self._directories = directories
         self._glance = glance

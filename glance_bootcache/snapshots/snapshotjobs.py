@@ -23,12 +23,13 @@ from bootcache import conf as bootcache_conf
 from bootcache import exception
 from bootcache.manifest import Manifest
 from glance_bootcache import away, snapshotconf
+from glance_bootcache.glance.images import Images
 from glance_bootcache.snapshots.claims import Claims
 from glance_bootcache.snapshots.records import Record, Records, Stage
 from glance_bootcache.snapshots.removal import Removal
 from glance_bootcache.snapshots.sending import Sending, new_export
 from glance_bootcache.snapshots.stores import SnapshotStore, SnapshotUnfit
-from glance_bootcache.snapshots.uploading import TakingGlance, upload
+from glance_bootcache.snapshots.uploading import upload
 from glance_bootcache.storage.exporters import COMMON, Exporters
 from glance_bootcache.storage.store import ImageStore
 
@@ -85,7 +86,7 @@ class SnapshotJobs:
     """
 
     def __init__(self, conf: cfg.ConfigOpts, images: ImageStore, exporters: Exporters,
-                 sending: Sending, claims: Claims, records: Records, glance: TakingGlance,
+                 sending: Sending, claims: Claims, records: Records, glance: Images,
                  clock: Callable[[], float] = time.monotonic):
         self._conf = conf[bootcache_conf.GROUP]
         self._images = images

@@ -3,20 +3,14 @@
 import io
 import os
 from collections.abc import Callable
-from typing import BinaryIO, Protocol, cast
+from typing import BinaryIO, cast
 
 from glanceclient import exc
 from keystoneauth1 import exceptions as ks_exceptions
 
 from bootcache import exception
 from glance_bootcache import away
-
-
-class TakingGlance(Protocol):
-    """What is needed of Glance: glance/images.py."""
-
-    def upload(self, image_id: str, stream: BinaryIO, stored_bytes: int) -> None:
-        """Give an image its data."""
+from glance_bootcache.glance.images import Images
 
 
 class _Watched(io.FileIO):
@@ -31,7 +25,7 @@ class _Watched(io.FileIO):
         return super().read(-1 if size is None else size) or b''
 
 
-def upload(glance: TakingGlance, image_id: str, path: str, check: Callable[[], None]) -> None:
+def upload(glance: Images, image_id: str, path: str, check: Callable[[], None]) -> None:
     """Upload the file of a snapshot.
 
     :param path: of the file, see ``Stored``.

@@ -8,43 +8,19 @@ a nova-compute that is started again finds there who waits (novaservers.py).
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from oslo_log import log as logging
 
 from bootcache.locks import leaf
 from bootcache.pauses import GrowingPauses
 from nova_bootcache.chains import waiting
+from nova_bootcache.novadriver.novaservers import PoweringOn
 
 LOG = logging.getLogger(__name__)
 
 PERIOD_SECONDS = 5
 _LONGEST_PAUSE = 60
-
-
-class WaitingServer(Protocol):
-    """A server that waits, as Nova has it: see nova_bootcache/novadriver/novaservers.py."""
-
-    server_id: str
-    image_id: str
-
-    def hold(self) -> None:
-        """Note in Nova's record that it is powering on."""
-
-    def open_chain(self) -> None:
-        """See to it that its disk can be opened.
-
-        :raises Exception: if it cannot.
-        """
-
-    def resume(self) -> bool:
-        """Start it as Nova does; False if it is not to be started any more.
-
-        :raises Exception: if it does not start; it goes on waiting.
-        """
-
-    def give_up(self) -> None:
-        """Note in Nova's record that it could not be started: it is in ERROR."""
 
 
 class Resuming:
@@ -60,7 +36,7 @@ class Resuming:
         self._patience = patience
         # By server id, with the time at which it began to wait. Guarded by the lock, which is held
         # for dictionary steps.
-        self._waiting: dict[str, tuple[WaitingServer, float]] = {}
+        self._waiting: dict[str, tuple[PoweringOn, float]] = {}
         self._lock = leaf('the lock of servers that wait')
         # By image.
         self._pauses = GrowingPauses(PERIOD_SECONDS, _LONGEST_PAUSE, lambda: time.monotonic())
@@ -79,7 +55,7 @@ class Resuming:
         return self._patience > 0 and error is not None \
             and (waiting.passes(error) or waiting.passes(error.__cause__))
 
-    def start(self, server: WaitingServer, start: Callable[[], None],
+    def start(self, server: PoweringOn, start: Callable[[], None],
               is_off: Callable[[], bool]) -> None:
         """Start a server as Nova does, or have it wait if its disk cannot be opened yet.
 
@@ -103,7 +79,7 @@ class Resuming:
         with self._lock:
             return bool(self._waiting)
 
-    def add(self, server: WaitingServer, reason: object) -> None:
+    def add(self, server: PoweringOn, reason: object) -> None:
         """Have a server wait.
 
         :param reason: what it waits for.
@@ -148,7 +124,7 @@ class Resuming:
             self._pauses.postpone(server.image_id)
             away.add(place)
 
-    def _try(self, server: WaitingServer, since: float) -> bool:
+    def _try(self, server: PoweringOn, since: float) -> bool:
         """Start a server if that is possible; False if it goes on waiting."""
         try:
             # Without Nova's lock of it: it may be deleted meanwhile.

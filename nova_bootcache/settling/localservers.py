@@ -36,11 +36,14 @@ class LocalServer:
 
 
 class Nova(Protocol):
-    """What settling needs of Nova: see nova_bootcache/novadriver/novaservers.py."""
+    """What is needed of Nova: see nova_bootcache/novadriver/novaservers.py."""
 
     base_directory: str
     force_raw: bool
     keep_free: int
+
+    def connect(self) -> Any:
+        """Open a connection to libvirt beside Nova's."""
 
     def servers(self) -> list[LocalServer]:
         """Return this host's servers."""

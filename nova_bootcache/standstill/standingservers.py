@@ -10,7 +10,7 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable, Container, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 from oslo_log import log as logging
 
@@ -18,9 +18,11 @@ from bootcache import exception
 from bootcache.locks import KeyedLocks, leaf
 from bootcache.news import News
 from bootcache.pauses import GrowingPauses
+from nova_bootcache.chains.chains import Chains
 from nova_bootcache.libvirtcalls import SECONDS, LibvirtCalls
 from nova_bootcache.locks import Rank
-from nova_bootcache.settling.localservers import LocalServer
+from nova_bootcache.recording.watchedboots import WatchedBoots
+from nova_bootcache.settling.localservers import LocalServer, Nova
 from nova_bootcache.standstill import errorstop, guests
 from nova_bootcache.standstill.guests import StandingDomain
 from nova_bootcache.standstill.verdict import Verdict, cure, verdict, why
@@ -42,39 +44,6 @@ _ASK_AGAIN_SECONDS = _SHORTEST_PAUSE = 0.5
 # So many are named to operators; all are counted.
 MOST_NAMED = 50
 _LISTED = 'which guests stand still is not known'
-
-
-class Servers(Protocol):
-    """What is needed of Nova: see nova_bootcache/novadriver/novaservers.py."""
-
-    def connect(self) -> Any:
-        """Open a connection to libvirt beside Nova's."""
-
-    def servers(self) -> list[LocalServer]:
-        """Return this host's servers."""
-
-    def server(self, server_id: str) -> LocalServer | None:
-        """Return one of them, as it is now; None if it is gone."""
-
-
-class Bases(Protocol):
-    """What is needed of the chains: see nova_bootcache/chains/chains.py."""
-
-    def reach_base(self, image_id: str) -> None:
-        """See to it that servers that run can read an image's base.
-
-        :raises Exception: if they cannot.
-        """
-
-    def place_of(self, image_id: str) -> tuple[str, int, str] | None:
-        """Return by what it is reached; None if it is not known."""
-
-
-class Boots(Protocol):
-    """Whose boots are watched: see nova_bootcache/recording/watchedboots.py."""
-
-    def stand_still(self, server_ids: Container[str]) -> None:
-        """Say which servers' guests stand still now."""
 
 
 @dataclasses.dataclass
@@ -103,8 +72,8 @@ class StandingServers:
     :param clock: gives monotonic seconds.
     """
 
-    def __init__(self, nova: Servers, bases: Bases, holds_path: Callable[[str | None], bool],
-                 boots: Boots, clock: Callable[[], float] = time.monotonic):
+    def __init__(self, nova: Nova, bases: Chains, holds_path: Callable[[str | None], bool],
+                 boots: WatchedBoots, clock: Callable[[], float] = time.monotonic):
         self._nova = nova
         self._bases = bases
         self._holds_path = holds_path

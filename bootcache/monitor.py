@@ -5,7 +5,6 @@ every wait has a limit, and who comes after one that was in vain is told at once
 """
 
 import contextlib
-import logging
 import os
 import time
 from collections.abc import Iterator
@@ -18,8 +17,6 @@ from bootcache.breaker import Breaker
 from bootcache.locks import OrderedLock
 
 _ATTEMPTS = 10
-# What the library logs of connections is raised as well, and told with the daemon's name and path.
-logging.getLogger('qemu.qmp').setLevel(logging.CRITICAL)
 
 
 class Session:
@@ -165,6 +162,9 @@ class Monitor:
         attempt = 0
         while True:
             client = QMPClient(self.name)
+            # It logs what it raises, in the loop's native thread: under eventlet that could wait
+            # for a green lock of logging's for ever.
+            client.logger.disabled = True
             try:
                 qmploop.LOOP.run(client.connect(self.path), self._patience)
                 return client

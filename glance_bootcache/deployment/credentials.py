@@ -37,11 +37,13 @@ def open_session(read_conf: Callable[[], cfg.ConfigOpts], connections: int,
 
 
 def _of_the_shell(environment: Mapping[str, str]) -> Any:
+    def given(option: Any) -> str | None:
+        names = (f'OS_{one.name.replace("-", "_").upper()}' for one in (option, *option.deprecated))
+        return next(filter(None, map(environment.get, names)), None)
+
     kind = environment.get('OS_AUTH_TYPE') or 'password'
     try:
-        loader = ks_loading.get_plugin_loader(kind)
-        auth = loader.load_from_options_getter(
-            lambda option: next(filter(None, map(environment.get, option.argparse_envvars)), None))
+        auth = ks_loading.get_plugin_loader(kind).load_from_options_getter(given)
     except ks_exceptions.ClientException as error:
         raise ConfigurationError(
             f'the OS_* variables of the shell cannot be used: {error}; source your openrc, or unset'

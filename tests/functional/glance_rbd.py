@@ -4,8 +4,6 @@ import hashlib
 import json
 
 import nbd
-from glance_store import location
-from glance_store._drivers import rbd
 from oslo_config import cfg
 
 from bootcache import naming
@@ -28,6 +26,8 @@ class GlanceStore:
     """
 
     def __init__(self, ceph):
+        # The tests of the storage service's own environment have none of Glance, and no such store.
+        from glance_store._drivers import rbd
         self.ceph = ceph
         self._conf = cfg.ConfigOpts()
         self._conf([], project='glance', default_config_files=[], default_config_dirs=[])
@@ -72,8 +72,9 @@ class GlanceStore:
 
         :raises glance_store.InUseByStore: if it is in use; tenants are told so then.
         """
-        self._store.delete(location.Location('rbd', rbd.StoreLocation, self._conf,
-                                             self._urls.pop(image_id)))
+        from glance_store import location
+        self._store.delete(location.Location('rbd', self._store.get_store_location_class(),
+                                             self._conf, self._urls.pop(image_id)))
 
 
 def content_of(path):

@@ -44,6 +44,32 @@ finally:
     assert done.stdout.split() == ['True', 'False', 'set()', 'True'], done.stderr
 
 
+def test_under_eventlet_qmp_waits_for_no_green_lock(directory):
+    """Such as logging's, which oslo.log makes a green one: a native thread never gets it again."""
+    script = f"""
+import eventlet; eventlet.monkey_patch()
+import logging
+from oslo_log import log
+from bootcache.exception import StorageDaemonError
+from bootcache.storagedaemon import StorageDaemon, UnixListener
+log._fix_eventlet_logging()
+daemon = StorageDaemon('green', {directory!r}, UnixListener({directory!r} + '/nbd'))
+try:
+    with logging._lock:
+        try:
+            daemon.nodes()
+        except StorageDaemonError as error:
+            print(type(error).__name__)
+    print(daemon.ensure_running())
+finally:
+    daemon.stop()
+"""
+    done = subprocess.run([sys.executable, '-W', 'ignore', '-c', script], text=True, timeout=60,
+                          capture_output=True, check=False)
+    # The library logs an error where there is nobody.
+    assert done.stdout.split() == ['StorageDaemonError', 'True'], done.stderr
+
+
 def test_start_and_stop(daemons):
     daemon = daemons()
     assert daemon.answers() is False and daemon.pid() is None

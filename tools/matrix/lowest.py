@@ -6,6 +6,9 @@ import sys
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+# Glance's client asks for it, and each release of it for its own of cryptography.
+FOLLOWS = 'pyopenssl'
+
 
 def _requirements(text: str) -> list[Requirement]:
     lines = (line.partition('#')[0].strip() for line in text.splitlines())
@@ -29,11 +32,11 @@ def pins(requirements: str) -> list[str]:
 
 
 def others(constraints: str, requirements: str) -> list[str]:
-    """Return the constraints on what the requirements do not name themselves. Pure.
+    """Return the constraints on what the requirements do not name, nor decide, themselves. Pure.
 
     What they need in turn is not to change from one run to the next.
     """
-    named = {canonicalize_name(wanted.name) for wanted in _requirements(requirements)}
+    named = {FOLLOWS, *(canonicalize_name(wanted.name) for wanted in _requirements(requirements))}
     return [str(pin) for pin in _requirements(constraints)
             if canonicalize_name(pin.name) not in named]
 

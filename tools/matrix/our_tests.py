@@ -20,6 +20,9 @@ OTHER_VERSIONS = ('tests/unit/test_docs.py::test_samples_are_up_to_date',)
 # an environment of its own.
 THREADING = Version('4.2')
 COMMANDS = (
+    # The test cloud and devstack run them.
+    '--ignore-glob=tests/unit/test_devstack*.py',
+    '--ignore=tests/unit/test_cloud_tls.py',
     '--deselect=tests/unit/test_docs.py::test_commands_that_pages_name_exist',
     *('--deselect=tests/unit/test_imports.py::test_a_program_can_begin_with_it'
       f'[glance_bootcache.cli.{module}]' for module in ('service', 'main')))

@@ -24,7 +24,9 @@ except exception.BootcacheError as error:
 
 def test_an_error_is_said_once():
     said = subprocess.run([sys.executable, '-W', 'ignore', '-c', SAYS], check=True,
-                          capture_output=True, text=True).stderr.splitlines()
+                          capture_output=True, text=True).stderr
+    # Earlier releases of oslo.log end the colour of lines that have none.
+    said = said.replace('\x1b[00m', '').splitlines()
     assert said[0].endswith('] it is tried again: exporter: no answer within 100% of 10 s')
     # Where the line does not say it, it is said which one it was.
     assert said[1].endswith('StorageDaemonError: exporter: no answer within 100% of 10 s')

@@ -1,6 +1,7 @@
 """What the QMP library may do; the daemon itself is in tests/functional/test_storagedaemon.py."""
 
 import asyncio
+import logging
 import socket
 import threading
 import time
@@ -16,7 +17,7 @@ class EndsAfterItsGreeting:
     """Stands for the library's client of a daemon that crashes at this very moment."""
 
     def __init__(self, name):
-        pass
+        self.logger = logging.getLogger(name)
 
     async def connect(self, path):
         raise AssertionError
@@ -34,7 +35,7 @@ class Hangs:
     """Stands for the library's client of a daemon whose monitor takes connections, and hangs."""
 
     def __init__(self, name):
-        pass
+        self.logger = logging.getLogger(name)
 
     async def connect(self, path):
         Hangs.asked += 1

@@ -5,10 +5,12 @@ nothing. glanceclient is the real one, before a small web server.
 """
 
 import contextlib
-import http.server
 import json
 import os
 import threading
+
+# Not the module, which eventlet puts another in the place of: there nobody would answer.
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import glanceclient
 import pytest
@@ -25,7 +27,7 @@ OTHERS = [f'{number:08x}-2f2b-4c3d-8e9f-0a1b2c3d4e5f' for number in range(20)]
 DELAY = 300
 
 
-class Web(http.server.BaseHTTPRequestHandler):
+class Web(BaseHTTPRequestHandler):
     """Glance's address: its images, or nothing but a page of an ingress."""
 
     def do_GET(self):
@@ -54,7 +56,7 @@ def asked_at(house, known):
 
     :param known: ids of its images; None where no Glance answers.
     """
-    web = http.server.ThreadingHTTPServer(('127.0.0.1', 0), Web)
+    web = ThreadingHTTPServer(('127.0.0.1', 0), Web)
     web.known = known if known is None else {image: {
         'id': image, 'status': 'active', 'disk_format': 'raw', 'container_format': 'bare'}
         for image in known}

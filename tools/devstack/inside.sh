@@ -12,6 +12,8 @@ admin() {
     . ./openrc admin admin
     set -eu
     export PATH=/opt/stack/data/venv/bin:$PATH
+    # The first that knows a server without networks.
+    export OS_COMPUTE_API_VERSION=2.37
 }
 
 # Wait for what a command says, for at most five minutes.

@@ -12,20 +12,36 @@ admin() {
     . ./openrc admin admin
     set -eu
     export PATH=/opt/stack/data/venv/bin:$PATH
+    # The first that knows a server without networks.
+    export OS_COMPUTE_API_VERSION=2.37
 }
 
-# Wait for what a command says, for at most five minutes.
+# Wait for what a command says, for at most fifteen minutes: without KVM a guest takes some on a busy machine.
 until_true() { # WHAT COMMAND...
-    local what=$1 end=$((SECONDS + 300)); shift
+    local what=$1 end=$((SECONDS + 900)); shift
     while [ "$SECONDS" -lt "$end" ]; do
         if "$@"; then return 0; fi
         sleep 2
     done
-    die "still not after five minutes: $what"
+    die "still not after fifteen minutes: $what"
+}
+
+# "is-active" of many is content with one.
+all_active() { [ "$(systemctl is-active "$@" | grep -cx active)" -eq $# ]; }
+nova_compute_is_up() {
+    openstack compute service list --service nova-compute -f value -c State 2>/dev/null | grep -qx up
+}
+
+# The container may have been booted just now.
+services_are_up() {
+    until_true "all services are active" all_active devstack@g-bootcache devstack@n-bootcache-gateway devstack@n-cpu \
+        devstack@g-api devstack@n-api
+    until_true "nova-compute is up" nova_compute_is_up
 }
 
 register() { # NAME
     admin
+    services_are_up
     local image
     image=$(openstack image create --disk-format qcow2 --container-format bare --file /opt/stack/small.qcow2 \
         -f value -c id "$1")
@@ -86,10 +102,7 @@ settle)
     ;;
 reboot)
     admin
-    until_true "the services of before" systemctl is-active devstack@g-bootcache devstack@n-bootcache-gateway \
-        devstack@n-cpu devstack@g-api devstack@n-api
-    until_true "nova-compute is up" sh -c \
-        'openstack compute service list --service nova-compute -f value -c State 2>/dev/null | grep -qx up'
+    services_are_up
     openstack server delete --wait one
     boot two first
     monitors_are_closed

@@ -63,6 +63,25 @@ def test_a_snapshot_of_one_that_runs_boots(tenant, image, cloud):
     tenant.check_after_boot(tenant.server(snapshot, host=cloud.hosts[0]))
 
 
+def test_it_is_suspended_moved_and_rebooted(tenant, image, cloud):
+    """While it needs its cache image, and all that is below that."""
+    first, second = cloud.hosts
+    server = started(tenant, image, first)
+    tenant.openstack.nova.servers.suspend(server)
+    tenant.openstack.wait_status(server, 'SUSPENDED')
+    tenant.openstack.nova.servers.resume(server)
+    tenant.openstack.wait_active(server)
+    tenant.check(server)
+    tenant.live_migrate(server, second)
+    assert '/_bootcache/' in tenant.backing(server)[1]
+    kept = nvram(tenant, server)
+    tenant.check(server)
+    tenant.hard_reboot(server)
+    wait_until(lambda: 'boot number 2' in tenant.openstack.console(server), 'a boot')
+    tenant.check_after_boot(server)
+    assert nvram(tenant, server) == kept
+
+
 def test_a_server_settles_and_starts_again(tenant, image, cloud):
     host = cloud.hosts[1]
     server = started(tenant, image, host)

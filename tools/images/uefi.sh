@@ -56,7 +56,8 @@ build() { # WORK
     size=$(stat -c %s "$raw")
     make_modules "$work" "$work/root" "$version"
     # Of the guest's own initramfs and the modules the kernel makes one. GRUB reads the file as it is, without comments:
-    # it has no scripts in there. quiet, as the kernel's lines would run into those that the tests look for.
+    # it has no scripts in there. quiet, as the kernel's lines would run into those that the tests look for; and an
+    # emulated processor that gets little time has no timer that the kernel's check likes.
     run grub-mkimage -O x86_64-efi -o "$work/BOOTX64.EFI" -p /EFI/BOOT -c "$IMAGES_SRC/uefi/grub.cfg" \
         part_gpt fat ext2 search search_label linux boot
     run mkfs.vfat -C -n ESP "$esp" $((ESP_MIB * 1024))

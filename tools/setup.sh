@@ -15,7 +15,7 @@ DEBIAN_PACKAGES=(
 )
 # Nova's UEFI guests start with the libvirt of Debian 13; see tests/e2e/test_uefi.py.
 # shellcheck source=/dev/null
-[ "$(. /etc/os-release && echo "${VERSION_ID:-13}" | cut -d . -f 1)" -lt 13 ] || DEBIAN_PACKAGES+=(ovmf mtools dosfstools)
+[ "$(. /etc/os-release && echo "${VERSION_ID:-13}" | cut -d . -f 1)" -lt 13 ] || DEBIAN_PACKAGES+=(ovmf mtools dosfstools grub-efi-amd64-bin)
 
 missing_debian_packages() {
     local package

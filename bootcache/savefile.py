@@ -116,10 +116,10 @@ def identity(status: os.stat_result) -> tuple[int, int, int]:
 
 
 def signature(path: str) -> tuple[int, int, int] | None:
-    """Return a file's identity; None if there is none."""
+    """Return a file's identity; None if there is none, or it cannot be looked at."""
     try:
         return identity(os.stat(path))
-    except FileNotFoundError:
+    except OSError:
         return None
 
 

@@ -196,7 +196,7 @@ class ReadErrors:
         if savefile.file_digest(path, algorithm, self._check) != value:
             return f'{path} does not have the {algorithm} with which it was verified'
         self._store.change(manifest.image_id, lambda current: current.making(base_file=file)
-                           if current.made.base_path == path else current)
+                           if file and current.made.base_path == path else current)
         LOG.info('image %s: %s has the hash with which it was verified; it is served again',
                  manifest.image_id, path)
         return None

@@ -128,16 +128,16 @@ class ImageStore:
         A damaged one is logged and counts as none: everything in it can be made again.
         """
         path = self.path(image_id, _MANIFEST)
-        file = savefile.signature(path)
-        if file is None:
-            self._read.pop(path, None)
-            return None
-        read = self._read.get(path)
-        if read is not None and read[0] == file:
-            return read[1]
         manifest = None
         try:
+            file = savefile.identity(os.stat(path))
+            read = self._read.get(path)
+            if read is not None and read[0] == file:
+                return read[1]
             manifest = Manifest.load(path)
+        except FileNotFoundError:
+            self._read.pop(path, None)
+            return None
         except exception.InvalidManifest as error:
             LOG.warning('image %s: %s; it is built again', image_id, error)
         if savefile.signature(path) == file:

@@ -21,7 +21,7 @@ from glance_bootcache.storage.store import ImageStore
 LOG = logging.getLogger(__name__)
 
 _DAY_SECONDS = 86400
-# So long a listing of Glance's images counts.
+# So long a listing of Glance's images counts at most.
 _LISTED_SECONDS = 60
 _MOST_UNKNOWN = 10_000
 _UNKNOWN_SECONDS = 60
@@ -107,7 +107,7 @@ class MissingImages:
             waited = now - self._since.setdefault(image_id, now)
         if manifest.wished.availability is Availability.DELETION_NOTIFIED or waited < self._delay:
             return waited >= self._delay
-        is_sound = self.is_listed_without(image_id)
+        is_sound = self.is_listed_without(image_id, min(waited, _LISTED_SECONDS))
         with self._lock:
             while self._believed and self._believed[0] <= now - _DAY_SECONDS:
                 self._believed.popleft()
@@ -126,15 +126,16 @@ class MissingImages:
                         ' right?)', image_id)
         return False
 
-    def is_listed_without(self, image_id: str) -> bool:
+    def is_listed_without(self, image_id: str, counts: float = 0) -> bool:
         """Return whether Glance lists the other known images, and not this one.
 
+        :param counts: seconds for which a listing does, as the image was missing all that time.
         :raises Exception: keystoneauth's or glanceclient's, if Glance lists no images.
         """
-        when, listed = self._listing
-        if self._clock() - when > _LISTED_SECONDS:
+        (begun, listed), now = self._listing, self._clock()
+        if now - begun >= counts:
             listed = frozenset(image.image_id for image in self._images.all())
-            self._listing = self._clock(), listed
+            self._listing = now, listed
         others = {each.image_id for each in self._store.manifests() if each.wished.availability
                   not in (Availability.DELETION_NOTIFIED, Availability.DELETED)} - {image_id}
         return image_id not in listed and availability.shows_others(len(others & listed),

@@ -92,7 +92,8 @@ def read_json(path: str, version: int, parse: Callable[[Any], T]) -> T | None:
 
     :param version: that its entry ``version`` has to have.
     :param parse: reads it; KeyError, TypeError, AttributeError and ValueError say that it cannot.
-    :raises ValueError: if the file cannot be read, is damaged, or is of another version.
+    :raises ValueError: if the file is damaged, or of another version.
+    :raises OSError: if it cannot be read.
     """
     try:
         with open(path) as stream:
@@ -102,7 +103,7 @@ def read_json(path: str, version: int, parse: Callable[[Any], T]) -> T | None:
         return parse(document)
     except FileNotFoundError:
         return None
-    except (OSError, KeyError, TypeError, AttributeError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f'{type(error).__name__}: {error}' if isinstance(error, KeyError)
                          else str(error)) from error
 

@@ -50,7 +50,7 @@ class Orders:
         """Return when each image was ordered to go, in seconds since the epoch, by host."""
         try:
             return savefile.read_json(self._path, VERSION, _parse) or {}
-        except ValueError as error:
+        except (OSError, ValueError) as error:
             LOG.warning('%s cannot be used (%s): what operators wanted gone from hosts is to be'
                         ' said again', self._path, error)
             return {}

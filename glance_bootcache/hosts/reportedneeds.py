@@ -98,7 +98,7 @@ class ReportedNeeds:
             ages = savefile.read_json(self._path, VERSION, _ages) or {}
             return {name: dataclasses.replace(age, seen=self._saved - age.seen)
                     for name, age in ages.items()}
-        except ValueError as error:
+        except (OSError, ValueError) as error:
             LOG.warning('%s cannot be used (%s): hosts tell what they need within a minute',
                         self._path, error)
             return {}

@@ -89,9 +89,7 @@ class MissingImages:
         if manifest is None:
             with self._lock:
                 self._unknown[image_id] = True
-            # What a damaged manifest left.
-            return heard is Availability.DELETION_NOTIFIED
-        if not manifest.is_missing:
+        if manifest is None or not manifest.is_missing:
             return False
         self._retiring.withdraw(image_id)
         if heard is not Availability.MISSING or not self._is_believed(manifest):

@@ -71,7 +71,7 @@ class Records:
         self._lock = threading.Lock()  # guards the dictionary, and the file
         try:
             self._records = savefile.read_json(path, VERSION, _parse) or {}
-        except ValueError as error:
+        except (OSError, ValueError) as error:
             LOG.warning('%s cannot be used (%s): snapshots that were under way are looked for in'
                         ' their stores', path, error)
             self._records = {}

@@ -103,7 +103,7 @@ class Clients:
     def _load(self) -> dict[str, _Known]:
         try:
             known = savefile.read_json(self._path, VERSION, _parse) or {}
-        except ValueError as error:
+        except (OSError, ValueError) as error:
             LOG.warning('%s cannot be used (%s): hosts are told of other ports when they ask',
                         self._path, error)
             known = {}

@@ -41,7 +41,7 @@ class Usage:
     def _load(self) -> dict[str, float]:
         try:
             return savefile.read_json(self._path, VERSION, _parse) or {}
-        except ValueError as error:
+        except (OSError, ValueError) as error:
             LOG.warning('%s cannot be used (%s): last uses count from now on', self._path, error)
             return {}
 

@@ -141,6 +141,10 @@ def test_an_entry_is_what_was_noted(tmp_path):
     journal.forget(IMAGE)
     journal.forget(IMAGE)
     assert journal.images() == [] and journal.load(IMAGE) is None
+    # One that cannot be read is not one that there is none of.
+    os.symlink(journal._path(IMAGE), journal._path(IMAGE))
+    with pytest.raises(OSError, match='symbolic links'):
+        journal.load(IMAGE)
 
 
 @pytest.mark.parametrize('change', [

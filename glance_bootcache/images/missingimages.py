@@ -23,6 +23,8 @@ LOG = logging.getLogger(__name__)
 _DAY_SECONDS = 86400
 # So long a listing of Glance's images counts at most.
 _LISTED_SECONDS = 60
+# Images that Glance shows to everybody.
+_SEEN_BY_ALL = ('public', 'community')
 _MOST_UNKNOWN = 10_000
 _UNKNOWN_SECONDS = 60
 
@@ -105,7 +107,8 @@ class MissingImages:
             waited = now - self._since.setdefault(image_id, now)
         if manifest.wished.availability is Availability.DELETION_NOTIFIED or waited < self._delay:
             return waited >= self._delay
-        is_sound = self.is_listed_without(image_id, min(waited, _LISTED_SECONDS))
+        is_sound = self.is_listed_without(image_id, manifest.wished.visibility,
+                                          min(waited, _LISTED_SECONDS))
         with self._lock:
             while self._believed and self._believed[0] <= now - _DAY_SECONDS:
                 self._believed.popleft()
@@ -124,9 +127,12 @@ class MissingImages:
                         ' right?)', image_id)
         return False
 
-    def is_listed_without(self, image_id: str, counts: float = 0) -> bool:
+    def is_listed_without(self, image_id: str, visibility: str = '', counts: float = 0) -> bool:
         """Return whether Glance lists the other known images, and not this one.
 
+        Those that few may see tell which Glance it is, and with which role it is asked.
+
+        :param visibility: the image's.
         :param counts: seconds for which a listing does, as the image was missing all that time.
         :raises Exception: keystoneauth's or glanceclient's, if Glance lists no images.
         """
@@ -134,7 +140,11 @@ class MissingImages:
         if now - begun >= counts:
             listed = frozenset(image.image_id for image in self._images.all())
             self._listing = now, listed
-        others = {each.image_id for each in self._store.manifests() if each.wished.availability
-                  not in (Availability.DELETION_NOTIFIED, Availability.DELETED)} - {image_id}
+        known = [each for each in self._store.manifests() if each.image_id != image_id
+                 and each.wished.availability not in (Availability.DELETION_NOTIFIED,
+                                                      Availability.DELETED)]
+        others = {each.image_id for each in known if each.wished.visibility not in _SEEN_BY_ALL}
+        if not others and visibility in _SEEN_BY_ALL:
+            others = {each.image_id for each in known}
         return image_id not in listed and availability.shows_others(len(others & listed),
                                                                     len(others))

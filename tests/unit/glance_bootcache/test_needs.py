@@ -51,13 +51,35 @@ def test_a_host_that_does_not_tell_may_need_anything(path, clock, told):
     assert not known.needed(IMAGE)
 
 
-def test_a_host_that_is_not_heard_of_for_a_day_needs_nothing(path, clock):
+def test_a_host_that_is_not_heard_of_for_a_day_reads_nothing(path, clock):
     known = ReportedNeeds(path, clock, clock)
     known.note('one', report(IMAGE))
     clock.now += DAY
     assert known.needed(IMAGE)
     clock.now += 1
     assert not known.needed(IMAGE)
+
+
+def test_what_it_has_named_stays_until_it_says_something_else(path, clock, monkeypatch):
+    """Its cell may be down: then Nova does not list its servers either."""
+    monkeypatch.setattr(reportedneeds, 'MOST_HOSTS', 3)
+    known = ReportedNeeds(path, clock, clock)
+    known.note('one', report(IMAGE))
+    known.note('gone', report())
+    for _day in range(9):
+        clock.now += DAY
+        known.save()
+        known = ReportedNeeds(path, clock, clock)
+    assert known.hosts(IMAGE) == ['one'] and known.hosts(OTHER) == []
+    assert set(known._hosts) == {'one'}, 'one that needs nothing is forgotten'
+    # Nor is it for names that somebody makes up.
+    for number in range(9):
+        clock.now += 1
+        known.note(f'made-up-{number}', report())
+    assert known.hosts(IMAGE)
+    known.note('one', report(OTHER))
+    clock.now += DAY + 1
+    assert known.hosts(IMAGE) == [] and known.hosts(OTHER) == ['one']
 
 
 def test_a_restart_forgets_nothing(path, clock):
@@ -93,11 +115,11 @@ def test_a_standstill_of_the_service_does_not_count_towards_a_hosts_day(path, cl
     known.save()
     clock.now += 7 * DAY
     again = ReportedNeeds(path, clock, clock)
-    assert again.named(IMAGE) and again.needed(IMAGE) and again.named(OTHER)
+    assert again.named(IMAGE) and again.needed(IMAGE) and again.needed(OTHER)
     clock.now += DAY / 2 + 1
-    assert again.named(IMAGE) and not again.named(OTHER)
+    assert again.needed(IMAGE) and not again.needed(OTHER)
     clock.now += DAY / 2
-    assert not again.named(IMAGE)
+    assert not again.needed(IMAGE)
 
 
 def test_a_clock_that_is_set_ages_no_host(path, clock):
@@ -108,15 +130,15 @@ def test_a_clock_that_is_set_ages_no_host(path, clock):
     known.note('one', report(IMAGE))
     known.save()
     wall.now = 1e9
-    assert known.named(IMAGE)
+    assert known.needed(IMAGE)
     known.note('one', report(IMAGE, OTHER))
     known.save()
     clock.now, wall.now = 5.0, 0.0
     again = ReportedNeeds(path, clock, wall)
     clock.now += DAY
-    assert again.named(IMAGE)
+    assert again.needed(IMAGE)
     clock.now += 1
-    assert not again.named(IMAGE)
+    assert not again.needed(IMAGE)
 
 
 def test_it_is_written_when_something_changed(path, clock):

@@ -53,7 +53,8 @@ def test_one_answer_of_404_removes_no_snapshot(listed, standing):
 def test_a_listing_of_before_it_was_made_says_nothing_of_a_snapshot(house):
     """Another one's 404 had it made; then glance-api is restarted behind an ingress."""
     claims = Claims.__new__(Claims)
-    claims._glance, claims._is_listed_without = house.images, house.manager.missing.is_listed_without
+    claims._glance = house.images
+    claims._is_listed_without = house.manager.missing.is_listed_without
     house.images.put(IMAGE)
     house.manager.consider(IMAGE)
     house.settle()

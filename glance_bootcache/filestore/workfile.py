@@ -96,9 +96,10 @@ def put_together(entry: Entry, check: Callable[[], None]) -> None:
     :raises BootcacheError: if the file does not read as the base with what was written then.
     """
     path, directory = entry.work + OVERLAY, os.path.dirname(entry.work)
-    if not os.path.exists(path):
+    try:
+        stored = os.stat(path).st_blocks * 512
+    except FileNotFoundError:
         return
-    stored = os.stat(path).st_blocks * 512
     placing.check_free(directory, stored)
 
     def check_all() -> None:

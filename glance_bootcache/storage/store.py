@@ -208,8 +208,8 @@ class ImageStore:
         Before anything is in hand: a directory is made before its manifest is written.
         """
         for name in os.listdir(self._images):
-            with contextlib.suppress(ValueError):
-                if not os.path.lexists(self.path(name, _MANIFEST)):
+            with contextlib.suppress(ValueError, OSError):
+                if _MANIFEST not in os.listdir(self.directory(name)):
                     LOG.info('image %s: its directory has no manifest, and is removed', name)
                     shutil.rmtree(self.directory(name), ignore_errors=True)
 

@@ -69,6 +69,16 @@ def test_what_a_host_wrote_is_put_together_where_it_has_room_twice(written, plac
     look(written, directory)
 
 
+def test_what_a_host_wrote_is_not_left_out_as_it_cannot_be_looked_at(written, directory):
+    path = written._entry(BASE).work + workfile.OVERLAY
+    os.rename(path, f'{path}.away')
+    os.symlink(path, path)
+    with pytest.raises(OSError, match='symbolic links'):
+        look(written, directory)
+    os.rename(f'{path}.away', path)
+    look(written, directory)
+
+
 def test_it_is_given_up_where_others_take_the_room_meanwhile(written, place, directory,
                                                              monkeypatch):
     send_own = qemuimg.send_own

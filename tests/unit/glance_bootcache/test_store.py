@@ -1,6 +1,7 @@
 """The state on disk: what a crash leaves is swept, what is damaged counts as none."""
 
 import contextlib
+import errno
 import os
 import resource
 
@@ -270,5 +271,15 @@ def test_what_a_crash_left_of_a_forgotten_image_goes_with_the_next_start(store, 
         stream.write('{')
     os.mkdir(os.path.join(store._images, 'lost+found'))
     assert 'base-1.img' in names(store)
-    store.sweep_forgotten()
+    # Nor from one that cannot be looked at.
+    lstat = os.lstat
+
+    def stale(path, *arguments, **named):
+        if path == store.path(OTHER, 'manifest.json'):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
+        return lstat(path, *arguments, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, 'lstat', stale)
+        store.sweep_forgotten()
     assert sorted(os.listdir(store._images)) == sorted([OTHER, THIRD, 'lost+found'])

@@ -40,9 +40,8 @@ def copy(source: str, target: str, seconds: float) -> None:
     The copy is whole sectors long. If this process ends, the copying ends with it.
 
     :param seconds: that it may take in all.
-    :raises StorageNodeFull: if others are left no room meanwhile.
     :raises Interrupted: if it is not done in time.
-    :raises BootcacheError: if it cannot be read, or the target not be written.
+    :raises BootcacheError: if it leaves others no room, or cannot be read or written.
     """
     _run('convert', ['-f', 'raw', '-O', 'raw', source, target], seconds,
          lambda: placing.check_free(os.path.dirname(target), 0))

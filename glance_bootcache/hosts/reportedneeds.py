@@ -159,16 +159,11 @@ class ReportedNeeds:
             return any(host.images is None or image_id in host.images
                        for host in self._hosts.values() if host.seen >= oldest)
 
-    def named(self, image_id: str) -> bool:
-        """Tell whether a host says that it needs an image's base.
-
-        Those that tell nothing that can be read count as ``needed`` alone: what follows from that
-        can be taken back. What has to go at some time cannot wait for them.
-        """
-        return bool(self.hosts(image_id))
-
     def hosts(self, image_id: str) -> list[str]:
-        """Return the hosts that said so last, by name, and those that name too many to remember."""
+        """Return the hosts that said so last, by name, and those that name too many to remember.
+
+        Those that tell nothing that can be read are ``needed`` alone, as that can be taken back.
+        """
         oldest = self._clock() - _FORGET_SECONDS
         with self._lock:
             return sorted(name for name, host in self._hosts.items()

@@ -115,7 +115,7 @@ def test_a_standstill_of_the_service_does_not_count_towards_a_hosts_day(path, cl
     known.save()
     clock.now += 7 * DAY
     again = ReportedNeeds(path, clock, clock)
-    assert again.named(IMAGE) and again.needed(IMAGE) and again.needed(OTHER)
+    assert again.hosts(IMAGE) and again.needed(IMAGE) and again.needed(OTHER)
     clock.now += DAY / 2 + 1
     assert again.needed(IMAGE) and not again.needed(OTHER)
     clock.now += DAY / 2
@@ -192,14 +192,14 @@ def test_of_a_host_that_had_to_be_forgotten_any_base_may_be_needed(path, clock, 
     for number in range(10):
         clock.now += 1
         known.note(f'made-up-{number}', report())
-    assert known.named(IMAGE) and known.needed(IMAGE)
+    assert known.hosts(IMAGE) and known.needed(IMAGE)
     known.save()
     again = ReportedNeeds(path, clock, clock)
     assert again.hosts(IMAGE) == ['(other hosts)']
     clock.now += 86401
     for number in range(3):
         again.note(f'made-up-{number}', report())
-    assert not again.named(IMAGE)
+    assert not again.hosts(IMAGE)
 
 
 def test_hosts_that_lie_cannot_fill_it_with_names_either(path, clock, monkeypatch):
@@ -211,7 +211,7 @@ def test_hosts_that_lie_cannot_fill_it_with_names_either(path, clock, monkeypatc
         known.note(f'host-{number}', report(*(
             f'{number:04x}{image:04x}-1f2b-4c3d-8e9f-0a1b2c3d4e5f' for image in range(20))))
     assert sum(len(host.images or ()) for host in known._hosts.values()) <= 25
-    assert known.named(IMAGE) and known.needed(OTHER)
+    assert known.hosts(IMAGE) and known.needed(OTHER)
     # Whose list was too long may be honest: no base goes that it has named.
     kept = known.hosts(OTHER)
     assert kept and all(name.startswith('host-') for name in kept)

@@ -330,12 +330,13 @@ class Manifest:
     def load(cls, path: str) -> 'Manifest':
         """Read a manifest file.
 
-        :raises InvalidManifest: if it cannot be read, is damaged or of another version.
+        :raises InvalidManifest: if it is damaged or of another version.
+        :raises OSError: if it cannot be read.
         """
         try:
             with open(path) as stream:
                 return cls.from_json(json.load(stream))
-        except (OSError, ValueError) as error:
+        except ValueError as error:
             raise exception.InvalidManifest(f'{path}: {error}') from error
 
     def save(self, path: str) -> None:

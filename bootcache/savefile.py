@@ -96,7 +96,8 @@ def read_json(path: str, version: int, parse: Callable[[Any], T]) -> T | None:
 
     :param version: that its entry ``version`` has to have.
     :param parse: reads it; KeyError, TypeError, AttributeError and ValueError say that it cannot.
-    :raises ValueError: if the file cannot be read, is damaged, or is of another version.
+    :raises ValueError: if the file is damaged, or of another version.
+    :raises OSError: if it cannot be read.
     """
     try:
         with open(path) as stream:
@@ -106,7 +107,7 @@ def read_json(path: str, version: int, parse: Callable[[Any], T]) -> T | None:
         return parse(document)
     except FileNotFoundError:
         return None
-    except (OSError, KeyError, TypeError, AttributeError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f'{type(error).__name__}: {error}' if isinstance(error, KeyError)
                          else str(error)) from error
 
@@ -119,7 +120,7 @@ def read_table(path: str, version: int, parse: Callable[[Any], dict[str, T]],
     """
     try:
         return read_json(path, version, parse) or {}
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         LOG.warning('%s cannot be used (%s): %s', path, error, without)
         return {}
 
@@ -133,10 +134,10 @@ def identity(status: os.stat_result) -> tuple[int, int, int]:
 
 
 def signature(path: str) -> tuple[int, int, int] | None:
-    """Return a file's identity; None if there is none."""
+    """Return a file's identity; None if there is none, or it cannot be looked at."""
     try:
         return identity(os.stat(path))
-    except FileNotFoundError:
+    except OSError:
         return None
 
 

@@ -217,9 +217,9 @@ what there is of it is removed. It is given out no more from the first such
 answer on, and again as soon as Glance has it.
 
 That is so if Glance notified the deletion. If it did not, its list of images
-must also show at least half of the other known ones, and at most a tenth of all
-images, or five, are removed within a day. Of those that are left over by that
-``bootcache image delete`` removes what there is.
+must also show at least half of the other known private and shared ones, and at
+most a tenth of all images, or five, are removed within a day. Of those that are
+left over by that ``bootcache image delete`` removes what there is.
 """),
     cfg.IntOpt('export_idle',
                default=900,

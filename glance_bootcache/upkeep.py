@@ -79,7 +79,10 @@ class ServiceUpkeep:
         for manifest in self._store.manifests():
             if manifest.standing is Standing.SKIPPED and serving.has_base(manifest):
                 self._manager.retiring.later(manifest.image_id)
-        threading.Thread(target=self._run, name='bootcache-housekeeping', daemon=True).start()
+        # Nothing that servers read waits for Glance or Nova.
+        for name, once in ('serving', self._serve), ('housekeeping', self._keep_house):
+            threading.Thread(target=self._run, args=(once,), name=f'bootcache-{name}',
+                             daemon=True).start()
 
     def revoke(self) -> None:
         """Take back what was built of images that other rules than those of now accepted.
@@ -98,33 +101,39 @@ class ServiceUpkeep:
         """Begin nothing more."""
         self._stopping.set()
 
-    def _run(self) -> None:
+    def _run(self, once: Callable[[], None]) -> None:
         while not self._stopping.is_set():
-            self.once()
+            once()
             self._stopping.wait(self._conf.poll_interval)
 
     def once(self) -> None:
         """Do all of it once; what fails is logged, and keeps nothing else from being done."""
-        for what, step in (('what an earlier process left cannot be ended yet', self.recover),
-                           ('the exporter does not serve', self.keep_serving),
-                           ('bases cannot be served or given up', self.keep_needed),
-                           ('what hosts need cannot be written', self._needs.save),
-                           ('images cannot be retired yet', self._manager.retiring.retry),
-                           ('changes that could not be followed still cannot be',
-                            self.follow_again),
-                           ('servers of profile boots cannot be deleted', self.delete_left),
-                           ('images that wait cannot be looked at', self.go_on),
-                           ('images of another content cannot be looked at', self.older.retry),
-                           ('cache images cannot be built anew', self.recompress),
-                           ('last uses cannot be written', self._tiers.save_usage),
-                           ('the quota cannot be kept', self._manager.disk_room.keep_quota),
-                           ('images that Glance does not have cannot be looked for',
-                            self.look_for_missing),
-                           ('Glance cannot be asked what it has', self.sweep),
-                           ('states cannot be shown', self._manager.publisher.publish),
-                           ('certificates that end cannot be told of', self._expiry.look),
-                           ('bases in Ceph that nothing needs cannot be removed',
-                            self.sweep_clones)):
+        self._serve()
+        self._keep_house()
+
+    def _serve(self) -> None:
+        self._do(('the exporter does not serve', self.keep_serving),
+                 ('bases cannot be served or given up', self.keep_needed))
+
+    def _keep_house(self) -> None:
+        self._do(('what an earlier process left cannot be ended yet', self.recover),
+                 ('what hosts need cannot be written', self._needs.save),
+                 ('images cannot be retired yet', self._manager.retiring.retry),
+                 ('changes that could not be followed still cannot be', self.follow_again),
+                 ('servers of profile boots cannot be deleted', self.delete_left),
+                 ('images that wait cannot be looked at', self.go_on),
+                 ('images of another content cannot be looked at', self.older.retry),
+                 ('cache images cannot be built anew', self.recompress),
+                 ('last uses cannot be written', self._tiers.save_usage),
+                 ('the quota cannot be kept', self._manager.disk_room.keep_quota),
+                 ('images that Glance does not have cannot be looked for', self.look_for_missing),
+                 ('Glance cannot be asked what it has', self.sweep),
+                 ('states cannot be shown', self._manager.publisher.publish),
+                 ('certificates that end cannot be told of', self._expiry.look),
+                 ('bases in Ceph that nothing needs cannot be removed', self.sweep_clones))
+
+    def _do(self, *steps: tuple[str, Callable[[], None]]) -> None:
+        for what, step in steps:
             if self._stopping.is_set():
                 return
             try:

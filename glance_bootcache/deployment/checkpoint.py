@@ -142,7 +142,7 @@ def read(path: str) -> Checkpoint:
     """
     try:
         found = savefile.read_json(path, VERSION, parse)
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise exception.BootcacheError(
             f'{path} is no checkpoint that this version reads: {error}; name a file that "bootcache'
             ' snapshot" has written') from error

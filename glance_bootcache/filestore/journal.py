@@ -29,7 +29,7 @@ class Entry:
     :ivar image_format: of both.
     :ivar store: Glance's name of the store that registers it; empty if it is uploaded.
     :ivar place: path in that store, once it was to be put there; empty before.
-    :ivar inode: of the file that was put there; 0 before.
+    :ivar file: that was put there, as ``placing.named`` has it; empty before.
     :ivar uploaded: whether Glance has it, from an upload; what both have in common is to be shared.
     """
 
@@ -39,7 +39,7 @@ class Entry:
     image_format: str
     store: str = ''
     place: str = ''
-    inode: int = 0
+    file: str = ''
     uploaded: bool = False
 
 
@@ -70,7 +70,7 @@ class Journal:
                             {'version': _VERSION, **dataclasses.asdict(entry)})
 
     def load(self, image_id: str) -> Entry | None:
-        """Return an image's entry; None if it has none, or one that cannot be read."""
+        """Return an image's entry; None if it has none, or a damaged one. Raises OSError."""
         try:
             return savefile.read_json(self._path(image_id), _VERSION, _parse)
         except ValueError as error:

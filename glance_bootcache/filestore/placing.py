@@ -67,21 +67,27 @@ def place(path: str, target: str) -> None:
         savefile.fsync_directory(os.path.dirname(directory))
 
 
-def is_there(target: str, inode: int) -> bool:
+def named(path: str) -> str:
+    """Return by what a file is known again: another one may have its inode as soon as it is gone.
+    """
+    return ':'.join(map(str, savefile.identity(os.lstat(path))))
+
+
+def is_there(target: str, file: str) -> bool:
     """Tell whether what has a name in the store is the file that was put there."""
     try:
-        return os.lstat(target).st_ino == inode
+        return named(target) == file
     except FileNotFoundError:
         return False
 
 
-def remove(target: str, inode: int) -> bool:
+def remove(target: str, file: str) -> bool:
     """Remove a file from the store, if it is still the one that was put there.
 
     :returns: whether it was.
     :raises OSError: if it cannot be removed.
     """
-    if not is_there(target, inode):
+    if not is_there(target, file):
         return False
     with contextlib.suppress(FileNotFoundError):
         os.unlink(target)

@@ -98,7 +98,7 @@ class FileSnapshots:
         entry = self._journal.load(naming.canonical_image_id(snapshot_id))
         if entry is None:
             return Traits()
-        return Traits(entry.image_format, entry.store if entry.inode else '')
+        return Traits(entry.image_format, entry.store if entry.file else '')
 
     def begin(self, base: Manifest, snapshot_id: str, virtual_bytes: int) -> Writable:
         """Make a file with a base's content, as large as the server's disk.
@@ -192,7 +192,7 @@ class FileSnapshots:
 
     def _placed(self, entry: Entry) -> Stored:
         store_directory = os.path.dirname(entry.place)
-        if entry.inode and placing.is_there(entry.place, entry.inode):
+        if entry.file and placing.is_there(entry.place, entry.file):
             # A crash came after that.
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(entry.work)
@@ -205,7 +205,7 @@ class FileSnapshots:
             placing.trim(entry.work)
             return Stored(path=entry.work)
         placing.trim(entry.work)
-        self._journal.note(dataclasses.replace(entry, inode=os.lstat(entry.work).st_ino))
+        self._journal.note(dataclasses.replace(entry, file=placing.named(entry.work)))
         placing.place(entry.work, entry.place)
         return Stored(url=location_of(entry.store, entry.image_id))
 
@@ -217,7 +217,7 @@ class FileSnapshots:
         entry = self._journal.load(naming.canonical_image_id(snapshot_id))
         if entry is None:
             return
-        if entry.inode:
+        if entry.file:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(entry.work)
             self._journal.forget(entry.image_id)
@@ -236,8 +236,8 @@ class FileSnapshots:
                  for directory in self._directories()]
         if entry is not None:
             files.append(entry.work)
-            if entry.inode:
-                placing.remove(entry.place, entry.inode)
+            if entry.file:
+                placing.remove(entry.place, entry.file)
                 # Glance did not take what was put there.
                 self._registrars.doubt(os.path.dirname(entry.place))
         for path in (*files, *(path + workfile.OVERLAY for path in files)):
@@ -250,7 +250,7 @@ class FileSnapshots:
         """Return the ids of snapshots that are under way: begun, and not in Glance's hands."""
         entries = {image_id: self._journal.load(image_id) for image_id in self._journal.images()}
         found = {image_id for image_id, entry in entries.items()
-                 if entry is None or not (entry.inode or entry.uploaded)}
+                 if entry is None or not (entry.file or entry.uploaded)}
         for directory in self._directories():
             for name in os.listdir(directory):
                 image_id, _, kind = name.partition('.')
@@ -263,7 +263,7 @@ class FileSnapshots:
     def finished(self) -> Collection[str]:
         """Return the ids of those that were put into a store for Glance to register."""
         return [image_id for image_id in self._journal.images()
-                if (entry := self._journal.load(image_id)) is not None and entry.inode]
+                if (entry := self._journal.load(image_id)) is not None and entry.file]
 
     def tidy(self) -> None:
         """Find out which directories Glance registers files of, and share what was uploaded.

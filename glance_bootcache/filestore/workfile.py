@@ -12,6 +12,7 @@ from typing import Any
 
 from bootcache import confined, exception, limited, qemuimg, watched
 from bootcache.limited import Limits
+from glance_bootcache.filestore import placing
 from glance_bootcache.filestore.journal import Entry
 from glance_bootcache.snapshots.stores import SnapshotUnfit
 from glance_bootcache.storage import inspection
@@ -40,9 +41,10 @@ def copy(source: str, target: str, seconds: float) -> None:
 
     :param seconds: that it may take in all.
     :raises Interrupted: if it is not done in time.
-    :raises BootcacheError: if it cannot be read, or the target not be written.
+    :raises BootcacheError: if it leaves others no room, or cannot be read or written.
     """
-    _run('convert', ['-f', 'raw', '-O', 'raw', source, target], seconds)
+    _run('convert', ['-f', 'raw', '-O', 'raw', source, target], seconds,
+         lambda: placing.check_free(os.path.dirname(target), 0))
 
 
 def grow(path: str, image_format: str, virtual_bytes: int) -> None:
@@ -89,13 +91,22 @@ def put_together(entry: Entry, check: Callable[[], None]) -> None:
     """Put what a host wrote into a snapshot's own file, unless that is done.
 
     :param check: called several times a second; what it raises ends it.
+    :raises StorageNodeFull: if it has no room twice, or others are left none meanwhile.
     :raises BootcacheError: if the file does not read as the base with what was written then.
     """
-    path = entry.work + OVERLAY
-    if not os.path.exists(path):
+    path, directory = entry.work + OVERLAY, os.path.dirname(entry.work)
+    try:
+        stored = os.stat(path).st_blocks * 512
+    except FileNotFoundError:
         return
+    placing.check_free(directory, stored)
+
+    def check_all() -> None:
+        check()
+        placing.check_free(directory, 0)
+
     qemuimg.send_own(path, entry.base, entry.image_format, _node(entry.work, entry.image_format),
-                     seconds=_GRACE_SECONDS + os.stat(path).st_blocks * 512 / _RATE, check=check)
+                     seconds=_GRACE_SECONDS + stored / _RATE, check=check_all)
     limit = inspection.cpu_seconds(os.stat(entry.work).st_size,
                                    qemuimg.info(path, 'qcow2')['virtual-size'])
     # Not by qemuimg.is_same_piece: QEMU 7.2 takes what is below a qcow2 for zeros where it is asked
@@ -125,7 +136,8 @@ def _overlay_node(entry: Entry) -> dict[str, Any]:
     return {**_node(entry.work + OVERLAY, 'qcow2'), 'backing': base}
 
 
-def _run(what: str, arguments: list[str], seconds: float) -> None:
-    code, detail = watched.run(['qemu-img', what, '-q', *arguments], seconds, lambda: None)
+def _run(what: str, arguments: list[str], seconds: float,
+         check: Callable[[], None] = lambda: None) -> None:
+    code, detail = watched.run(['qemu-img', what, '-q', *arguments], seconds, check)
     if code:
         raise exception.BootcacheError(f'qemu-img {what} failed (exit {code}): {detail}')

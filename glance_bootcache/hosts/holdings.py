@@ -204,9 +204,7 @@ class Hosts:
         now = self._clock()
         fresh = None if report is None else parse(report, time.time(), refuse)
         for image_id, held in fresh.images.items() if fresh else ():
-            if self._store.load(image_id) is not None:
-                # Whatever else a host names is not worth remembering.
-                self._tiers.note_use(image_id, held.last_use)
+            self._tiers.note_use(image_id, held.last_use)
         with self._lock:
             host = self._hosts.get(name)
             if host is None and fresh is None:
@@ -268,7 +266,10 @@ class Hosts:
         return forgotten
 
     def _is_to_go(self, image_id: str, held: HeldImage, ordered: bool) -> bool:
-        manifest = self._store.load(image_id)
+        try:
+            manifest = self._store.load(image_id)
+        except OSError:
+            return ordered
         return availability.is_to_go(held.generation, manifest, ordered=ordered or (
             # One that Glance has again is given out again.
             manifest is None and self._orders.is_for_all(image_id)

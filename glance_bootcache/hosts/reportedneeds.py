@@ -1,8 +1,9 @@
 """Which images' bases compute hosts need, as they report it: remembered over a restart.
 
 A gateway that has lost its connection comes back by itself, maybe after minutes, and must find what
-it read from. So what a host said last counts until it says something else, or is gone for a day.
-That is a day of this service: while it stands still it can hear of no host.
+it read from. So what a host said last counts until it says something else. It is served for a day:
+one of this service, as while it stands still it can hear of no host. It is kept on: a cell may be
+down, of which Nova lists no servers then.
 """
 
 import dataclasses
@@ -76,7 +77,7 @@ def _ages(document: Any) -> dict[str, _Told]:
 
 
 class ReportedNeeds:
-    """What all hosts need that have reported within a day of this service's.
+    """What all hosts need that have reported.
 
     :param path: of the file; a damaged one counts as empty.
     :param clock: monotonic seconds.
@@ -121,16 +122,15 @@ class ReportedNeeds:
                 self._bound()
 
     def _make_room(self, now: float) -> None:
-        """Forget what a host needs that is silent for longest: for a day it may be anything.
+        """Forget a host that is silent for longest: for a day what it needs may be anything.
 
         Its servers may read, and somebody may have made up the names that take its place.
         """
         others = self._hosts.pop(_OTHERS, None)
         oldest = min(self._hosts, key=lambda host: self._hosts[host].seen)
         dropped = self._hosts.pop(oldest)
-        if dropped.seen >= now - _FORGET_SECONDS:
-            others = _Told(max(dropped.seen, others.seen if others else dropped.seen), None,
-                           is_cut=True)
+        if dropped.seen >= now - _FORGET_SECONDS or dropped.images or dropped.is_cut:
+            others = _Told(now, None, is_cut=True)
         if others is not None:
             self._hosts[_OTHERS] = others
 
@@ -152,21 +152,16 @@ class ReportedNeeds:
             return any(host.images is None or image_id in host.images
                        for host in self._hosts.values() if host.seen >= oldest)
 
-    def named(self, image_id: str) -> bool:
-        """Tell whether a host says that it needs an image's base.
-
-        Those that tell nothing that can be read count as ``needed`` alone: what follows from that
-        can be taken back. What has to go at some time cannot wait for them.
-        """
-        return bool(self.hosts(image_id))
-
     def hosts(self, image_id: str) -> list[str]:
-        """Return the hosts that say so, by name; with them those that name too many to remember."""
+        """Return the hosts that said so last, by name, and those that name too many to remember.
+
+        Those that tell nothing that can be read are ``needed`` alone, as that can be taken back.
+        """
         oldest = self._clock() - _FORGET_SECONDS
         with self._lock:
             return sorted(name for name, host in self._hosts.items()
                           if (host.is_cut or image_id in (host.images or ()))
-                          and host.seen >= oldest)
+                          and (name != _OTHERS or host.seen >= oldest))
 
     def save(self) -> None:
         """Write the file if something changed.
@@ -178,7 +173,8 @@ class ReportedNeeds:
             if not self._changed and now - self._saved < _WRITE_SECONDS:
                 return
             self._hosts = {name: host for name, host in self._hosts.items()
-                           if host.seen >= now - _FORGET_SECONDS}
+                           if host.seen >= now - _FORGET_SECONDS or (
+                               name != _OTHERS and (host.images or host.is_cut))}
             document = {'version': VERSION, 'written': wall, 'hosts': {
                 name: {'seen': wall - (now - host.seen),
                        'images': None if host.images is None else sorted(host.images),

@@ -20,7 +20,7 @@ _LOOK_BYTES = 64 << 20
 
 def obtain(image: ImageFacts, store: ImageStore, images: Images, store_dirs: Iterable[str],
            check: Callable[[], None], arrived: Callable[[int], None] = lambda count: None
-           ) -> tuple[str, tuple[int, int, int] | None]:
+           ) -> tuple[str, tuple[int, int, int]]:
     """Get an image's stored bytes as a file, checked against Glance's hash.
 
     From a file store the file is hard-linked into the image's directory, so that servers can go on
@@ -47,7 +47,7 @@ def obtain(image: ImageFacts, store: ImageStore, images: Images, store_dirs: Ite
             continue
         found, is_right = _link(source, target), False
         try:
-            file = savefile.signature(found)
+            file = savefile.identity(os.stat(found))
             is_right = os.stat(found).st_size == image.stored_bytes \
                 and savefile.file_digest(found, algorithm, check) == value
         finally:
@@ -59,7 +59,7 @@ def obtain(image: ImageFacts, store: ImageStore, images: Images, store_dirs: Ite
                  ' damaged', image.image_id, source, algorithm)
     LOG.info('image %s is downloaded', image.image_id)
     _download(image, images, target, algorithm, value, check, arrived)
-    return target, savefile.signature(target)
+    return target, savefile.identity(os.stat(target))
 
 
 def _link(source: str, target: str) -> str:

@@ -21,8 +21,10 @@ from glance_bootcache.storage.store import ImageStore
 LOG = logging.getLogger(__name__)
 
 _DAY_SECONDS = 86400
-# So long a listing of Glance's images counts.
+# So long a listing of Glance's images counts at most.
 _LISTED_SECONDS = 60
+# Images that Glance shows to everybody.
+_SEEN_BY_ALL = ('public', 'community')
 _MOST_UNKNOWN = 10_000
 _UNKNOWN_SECONDS = 60
 
@@ -89,9 +91,7 @@ class MissingImages:
         if manifest is None:
             with self._lock:
                 self._unknown[image_id] = True
-            # What a damaged manifest left.
-            return heard is Availability.DELETION_NOTIFIED
-        if not manifest.is_missing:
+        if manifest is None or not manifest.is_missing:
             return False
         self._retiring.withdraw(image_id)
         if heard is not Availability.MISSING or not self._is_believed(manifest):
@@ -107,7 +107,8 @@ class MissingImages:
             waited = now - self._since.setdefault(image_id, now)
         if manifest.wished.availability is Availability.DELETION_NOTIFIED or waited < self._delay:
             return waited >= self._delay
-        is_sound = self.is_listed_without(image_id)
+        is_sound = self.is_listed_without(image_id, manifest.wished.visibility,
+                                          min(waited, _LISTED_SECONDS))
         with self._lock:
             while self._believed and self._believed[0] <= now - _DAY_SECONDS:
                 self._believed.popleft()
@@ -126,16 +127,24 @@ class MissingImages:
                         ' right?)', image_id)
         return False
 
-    def is_listed_without(self, image_id: str) -> bool:
+    def is_listed_without(self, image_id: str, visibility: str = '', counts: float = 0) -> bool:
         """Return whether Glance lists the other known images, and not this one.
 
+        Those that few may see tell which Glance it is, and with which role it is asked.
+
+        :param visibility: the image's.
+        :param counts: seconds for which a listing does, as the image was missing all that time.
         :raises Exception: keystoneauth's or glanceclient's, if Glance lists no images.
         """
-        when, listed = self._listing
-        if self._clock() - when > _LISTED_SECONDS:
+        (begun, listed), now = self._listing, self._clock()
+        if now - begun >= counts:
             listed = frozenset(image.image_id for image in self._images.all())
-            self._listing = self._clock(), listed
-        others = {each.image_id for each in self._store.manifests() if each.wished.availability
-                  not in (Availability.DELETION_NOTIFIED, Availability.DELETED)} - {image_id}
+            self._listing = now, listed
+        known = [each for each in self._store.manifests() if each.image_id != image_id
+                 and each.wished.availability not in (Availability.DELETION_NOTIFIED,
+                                                      Availability.DELETED)]
+        others = {each.image_id for each in known if each.wished.visibility not in _SEEN_BY_ALL}
+        if not others and visibility in _SEEN_BY_ALL:
+            others = {each.image_id for each in known}
         return image_id not in listed and availability.shows_others(len(others & listed),
                                                                     len(others))

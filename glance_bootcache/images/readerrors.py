@@ -22,7 +22,7 @@ from oslo_log import log as logging
 from bootcache import errorlog, exception, naming, savefile
 from bootcache.ceph import places
 from bootcache.errorlog import ErrorLog
-from bootcache.manifest import Manifest, Standing
+from bootcache.manifest import ImageState, Manifest, Standing
 from glance_bootcache.ceph import basenode
 from glance_bootcache.images.cephbases import CephBases
 from glance_bootcache.images.jobs import Jobs
@@ -196,7 +196,7 @@ class ReadErrors:
         if savefile.file_digest(path, algorithm, self._check) != value:
             return f'{path} does not have the {algorithm} with which it was verified'
         self._store.change(manifest.image_id, lambda current: current.making(base_file=file)
-                           if current.made.base_path == path else current)
+                           if file and current.made.base_path == path else current)
         LOG.info('image %s: %s has the hash with which it was verified; it is served again',
                  manifest.image_id, path)
         return None
@@ -208,7 +208,7 @@ class ReadErrors:
 
         def fail(current: Manifest) -> Manifest:
             if current.made.base_path != manifest.made.base_path \
-                    or current.standing is Standing.SKIPPED:
+                    or current.state is ImageState.SKIPPED:
                 # Of an image that Glance gives no more this is the last copy, and most of it is
                 # right.
                 return current
@@ -219,7 +219,7 @@ class ReadErrors:
             # Whatever a job makes, it makes of this base.
             self._jobs.cancel(image_id)
             changed = self._store.change(image_id, fail)
-        if changed is not None and changed.standing is Standing.SKIPPED:
+        if changed is not None and changed.state is ImageState.SKIPPED:
             LOG.error('image %s: its base is not served until this service starts again: %s',
                       image_id, reason)
             return

@@ -133,7 +133,7 @@ class Retiring:
         if manifest is not None and manifest.taken_up_at and manifest.image_hash \
                 and manifest.image_hash != manifest.made.base_hash:
             before = manifest.taken_up_at + _CLOCKS_SECONDS
-        if self._needs.named(image_id):
+        if self._needs.hosts(image_id):
             return NAMED
         try:
             return SERVERS.format(image_id) \

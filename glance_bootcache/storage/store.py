@@ -15,10 +15,12 @@ from bootcache.ceph import places
 from bootcache.difference import VERSION, CacheDifference
 from bootcache.locks import OrderedLock
 from bootcache.manifest import Manifest
+from bootcache.news import News
 from bootcache.workingset import WorkingSet
 from glance_bootcache.locks import ServiceRank
 
 LOG = logging.getLogger(__name__)
+_NEWS = News(LOG)
 
 _MANIFEST = 'manifest.json'
 
@@ -113,7 +115,7 @@ class ImageStore:
         path = self.path(manifest.image_id, _difference_names(manifest.made.cache_image.file)[1])
         try:
             return savefile.read_json(path, VERSION, CacheDifference.from_dict)
-        except ValueError as error:
+        except (OSError, ValueError) as error:
             LOG.warning('image %s: its difference is not given out: %s: %s', manifest.image_id,
                         path, error)
             return None
@@ -126,18 +128,20 @@ class ImageStore:
         """Return an image's manifest, or None if there is none that can be used.
 
         A damaged one is logged and counts as none: everything in it can be made again.
+
+        :raises OSError: if it cannot be read, which says nothing of it.
         """
         path = self.path(image_id, _MANIFEST)
-        file = savefile.signature(path)
-        if file is None:
-            self._read.pop(path, None)
-            return None
-        read = self._read.get(path)
-        if read is not None and read[0] == file:
-            return read[1]
         manifest = None
         try:
+            file = savefile.identity(os.stat(path))
+            read = self._read.get(path)
+            if read is not None and read[0] == file:
+                return read[1]
             manifest = Manifest.load(path)
+        except FileNotFoundError:
+            self._read.pop(path, None)
+            return None
         except exception.InvalidManifest as error:
             LOG.warning('image %s: %s; it is built again', image_id, error)
         if savefile.signature(path) == file:
@@ -204,8 +208,8 @@ class ImageStore:
         Before anything is in hand: a directory is made before its manifest is written.
         """
         for name in os.listdir(self._images):
-            with contextlib.suppress(ValueError):
-                if not os.path.lexists(self.path(name, _MANIFEST)):
+            with contextlib.suppress(ValueError, OSError):
+                if _MANIFEST not in os.listdir(self.directory(name)):
                     LOG.info('image %s: its directory has no manifest, and is removed', name)
                     shutil.rmtree(self.directory(name), ignore_errors=True)
 
@@ -229,13 +233,16 @@ class ImageStore:
             return None
 
     def manifests(self) -> list[Manifest]:
-        """Return the manifests of all images, by id."""
+        """Return the manifests of all images, by id; of one that cannot be read what it was."""
         found = []
         for name in sorted(os.listdir(self._images)):
             try:
                 manifest = self.load(name)
             except ValueError:
                 continue
+            except OSError as error:
+                _NEWS.bad(name, 'image %s: its manifest cannot be read: %s', name, error)
+                manifest = self._read.get(self.path(name, _MANIFEST), (None, None))[1]
             if manifest is not None:
                 found.append(manifest)
         return found

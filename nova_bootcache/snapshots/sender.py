@@ -23,15 +23,15 @@ from nova_bootcache.storagenode import Encryption
 LOG = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.25
-# For which the storage service may be at one step.
-_STEP_SECONDS = 120
+# For which the storage service may take to begin one.
+_BEGIN_SECONDS = 120
 _TELL_SECONDS = 10
 # Of sending: stock Nova has no limit, and a disk may be large.
 _SEND_SECONDS = 6 * 3600
-# The same, where the storage service gives it to Glance.
-_UPLOAD_SECONDS = _SEND_SECONDS
+# The same, where the storage service puts it together, or gives it to Glance.
+_STEP_SECONDS = _SEND_SECONDS
 _LONGEST_PAUSE = 2.0
-# For which a storage service may be away that uploads, and one that is to remove what it has made.
+# For which a storage service may be away that has all of it, or is to remove what it has made.
 _AWAY_SECONDS = 60
 _LONGEST_URL = 1024
 
@@ -100,7 +100,8 @@ class Snapshot:
         :raises SnapshotRefused: if there is none.
         """
         try:
-            told = self._until(self._ask, 'export')
+            told = self._until(self._ask, 'export', seconds=_BEGIN_SECONDS,
+                               longest_pause=_POLL_SECONDS, away_seconds=0)
         except SnapshotRefused as error:
             # Most storage services refuse all: nothing is configured for snapshots.
             raise SnapshotRefused(str(error), True) from error
@@ -142,12 +143,11 @@ class Snapshot:
         :raises SnapshotRefused: if Glance does not take it, or nobody knows whether it does.
         """
         self._until(lambda: self._client.api.upload_snapshot(self.snapshot_id, self._token),
-                    'uploaded', seconds=_UPLOAD_SECONDS, longest_pause=_LONGEST_PAUSE,
-                    away_seconds=_AWAY_SECONDS)
+                    'uploaded')
 
     def _until(self, ask: Callable[[], dict[str, Any]], *wanted: str,
-               seconds: float = _STEP_SECONDS, longest_pause: float = _POLL_SECONDS,
-               away_seconds: float = 0) -> dict[str, Any]:
+               seconds: float = _STEP_SECONDS, longest_pause: float = _LONGEST_PAUSE,
+               away_seconds: float = _AWAY_SECONDS) -> dict[str, Any]:
         began = answered = time.monotonic()
         pause = _POLL_SECONDS
         while True:

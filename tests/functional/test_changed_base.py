@@ -1,5 +1,6 @@
 """A base's file that is another one than was verified, with the real exporter."""
 
+import dataclasses
 import hashlib
 import os
 import shutil
@@ -16,6 +17,7 @@ from bootcache.manifest import ImageState, Made, Manifest, Standing
 from glance_bootcache.ceph.basenode import base_of
 from glance_bootcache.filestore.snapshots import FileSnapshots
 from glance_bootcache.snapshots.stores import SnapshotUnfit
+from glance_bootcache.storage import serving
 
 EXPORT = f'base-{IMAGE}'
 
@@ -108,6 +110,28 @@ def test_one_that_is_away_is_no_other(node, service, verified):  # noqa: F811
     os.rename(f'{node.base}.away', node.base)
     service.tiers.serve(service.store.load(IMAGE))
     assert EXPORT in node.exports
+
+
+def test_one_that_cannot_be_looked_at_keeps_no_other_from_being_served(
+        node, service, verified, caplog):  # noqa: F811
+    """As one in a directory that was taken from this service's user, or on a stale mount."""
+    node.kill()
+    others = []
+    for first in 'f0':
+        path = shutil.copy2(node.base, f'{node.base}.{first}')
+        others.append(service.store.put(dataclasses.replace(
+            verified, image_id=first + IMAGE[1:]).making(
+            base_path=path, base_export=f'base-{first}', base_file=savefile.signature(path))))
+    os.rename(node.base, f'{node.base}.away')
+    os.symlink(node.base, node.base)
+    serving.serve_all(service.store.manifests(), service.tiers.serve)
+    service.hash_changed()
+    assert node.exports == {'base-f', 'base-0'}
+    assert f'image {IMAGE}: its base cannot be served' in caplog.text
+    assert service.store.load(IMAGE) == verified
+    os.rename(f'{node.base}.away', node.base)
+    serving.serve_all(service.store.manifests(), service.tiers.serve)
+    assert node.exports == {'base-f', 'base-0', EXPORT}
 
 
 def test_nothing_else_is_made_of_it(node, verified, directory):

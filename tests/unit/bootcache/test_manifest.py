@@ -129,6 +129,6 @@ def test_a_truncated_file_is_refused(tmp_path, keep):
         Manifest.load(str(path))
 
 
-def test_a_missing_file_is_refused(tmp_path):
-    with pytest.raises(exception.InvalidManifest):
+def test_one_that_cannot_be_read_is_not_damaged(tmp_path):
+    with pytest.raises(FileNotFoundError):
         Manifest.load(str(tmp_path / 'none'))

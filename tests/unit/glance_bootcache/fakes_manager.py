@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import os
 import threading
 import time
 
@@ -224,8 +225,9 @@ class FakeTiers:
         self.fits = True
 
     def note_use(self, image_id, when):
-        """As StorageTiers.note_use."""
-        self.noted.append((image_id, when))
+        """As StorageTiers.note_use: an unknown image is ignored."""
+        if os.path.isdir(self.store.directory(image_id)):
+            self.noted.append((image_id, when))
 
     has_memory = False
 

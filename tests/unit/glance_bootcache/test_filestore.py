@@ -11,7 +11,7 @@ from glance_bootcache.filestore.journal import Entry, Journal
 from glance_bootcache.filestore.registrars import Registrars
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
-ENTRY = Entry(IMAGE, '/work', '/base', 'raw', 'file', '/store/image', 5)
+ENTRY = Entry(IMAGE, '/work', '/base', 'raw', 'file', '/store/image', '5:1:1')
 
 
 class Glance:
@@ -141,10 +141,14 @@ def test_an_entry_is_what_was_noted(tmp_path):
     journal.forget(IMAGE)
     journal.forget(IMAGE)
     assert journal.images() == [] and journal.load(IMAGE) is None
+    # One that cannot be read is not one that there is none of.
+    os.symlink(journal._path(IMAGE), journal._path(IMAGE))
+    with pytest.raises(OSError, match='symbolic links'):
+        journal.load(IMAGE)
 
 
 @pytest.mark.parametrize('change', [
-    {'version': 2}, {'inode': '5'}, {'inode': True}, {'uploaded': 1}, {'work': None},
+    {'version': 2}, {'file': 5}, {'file': None}, {'uploaded': 1}, {'work': None},
     {'image_id': '../image'}, {'store': ['file']}])
 def test_what_is_damaged_is_no_entry(tmp_path, change):
     journal = Journal(str(tmp_path))
@@ -160,12 +164,17 @@ def test_a_name_in_the_store_is_taken_once(tmp_path):
     with pytest.raises(FileExistsError):
         placing.place(str(tmp_path / 'work'), str(tmp_path / 'there'))
     assert (tmp_path / 'there').read_text() == 'older'
-    inode = (tmp_path / 'work').stat().st_ino
+    file = placing.named(str(tmp_path / 'work'))
     placing.place(str(tmp_path / 'work'), str(tmp_path / 'image'))
     assert os.listdir(tmp_path) and not (tmp_path / 'work').exists()
-    assert not placing.remove(str(tmp_path / 'there'), inode)
-    assert placing.remove(str(tmp_path / 'image'), inode)
-    assert not placing.remove(str(tmp_path / 'image'), inode)
+    assert not placing.remove(str(tmp_path / 'there'), file)
+    # Another file may have the inode by now: ext4 gives it away again at once.
+    written = (tmp_path / 'image').stat().st_mtime_ns
+    os.utime(tmp_path / 'image', ns=(written, written + 1))
+    assert not placing.remove(str(tmp_path / 'image'), file)
+    os.utime(tmp_path / 'image', ns=(written, written))
+    assert placing.remove(str(tmp_path / 'image'), file)
+    assert not placing.remove(str(tmp_path / 'image'), file)
 
 
 def test_work_in_somebody_elses_directory_is_refused(tmp_path):

@@ -200,6 +200,51 @@ def test_a_deletion_that_nobody_told_of(cloud, count):
     assert all(is_whole(cloud, image) for image in IMAGES[1:count])
 
 
+@pytest.mark.parametrize('elsewhere', ['a lost role', 'another region'])
+@pytest.mark.parametrize('visibility', ['private', 'shared'])
+def test_what_all_may_see_says_nothing_of_what_few_may(cloud, elsewhere, visibility, caplog):
+    """As many images of all are listed as ever; others' own are answered with 404."""
+    cloud.register(13)
+    for number, image in enumerate(IMAGES[:13]):
+        cloud.images.put(image, visibility='public' if number < 7 else visibility)
+        cloud.manager.consider(image)
+    cloud.settle()
+    assert [cloud.store.load(image).wished.visibility for image in (IMAGES[0], IMAGES[7])] \
+        == ['public', visibility]
+    before = dict(cloud.images.images)
+    if elsewhere == 'another region':
+        # One of those that all may see is not replicated.
+        del cloud.images.images[IMAGES[0]]
+        cloud.images.put(OTHERS[0], visibility=visibility)
+    for image in IMAGES[7:13]:
+        del cloud.images.images[image]
+    for _day in range(3):
+        cloud.rounds(86400)
+    assert cloud.store.load(IMAGES[7]).wished.availability is Availability.MISSING
+    assert 'nor does it list the other known images' in caplog.text
+    cloud.images.images = before
+    cloud.upkeep.once()
+    cloud.settle()
+    assert all(is_whole(cloud, image) for image in IMAGES[:13])
+    # With the role again, or in the right region, one that was deleted is believed to be.
+    for image in (IMAGES[0], IMAGES[7]):
+        del cloud.images.images[image]
+        cloud.manager.consider(image)
+    cloud.rounds(DELAY)
+    assert [cloud.store.load(image) for image in (IMAGES[0], IMAGES[7])] == [None, None]
+
+
+def test_what_all_may_see_is_compared_with_its_like_where_there_is_nothing_else(cloud):
+    cloud.register(3)
+    for image in IMAGES[:3]:
+        cloud.images.put(image, visibility='public')
+        cloud.manager.consider(image)
+    del cloud.images.images[IMAGES[0]]
+    cloud.manager.consider(IMAGES[0])
+    cloud.rounds(DELAY)
+    assert cloud.store.load(IMAGES[0]) is None and is_whole(cloud, IMAGES[1])
+
+
 def test_an_only_image_is_removed_by_an_operator(cloud, caplog):
     cloud.register(1)
     del cloud.images.images[IMAGES[0]]
@@ -270,6 +315,19 @@ def test_what_a_listing_has_to_show(listed, others, sound):
 @pytest.mark.parametrize('images, most', [(0, 5), (59, 5), (60, 6), (1000, 100)])
 def test_how_many_are_believed_in_a_day(images, most):
     assert availability.budget(images) == most
+
+
+def test_a_notification_removes_nothing_of_which_the_manifest_cannot_be_used(cloud):
+    """Damaged, or of a later version: an operator alone removes what there is."""
+    cloud.register(1)
+    base = cloud.store.load(IMAGES[0]).made.base_path
+    with open(cloud.store.path(IMAGES[0], 'manifest.json'), 'w') as stream:
+        stream.write('{')
+    cloud.notify(IMAGES[0])
+    cloud.rounds(DELAY)
+    assert os.path.exists(base)
+    cloud.endpoints.delete_image({}, IMAGES[0])
+    assert not os.path.exists(cloud.store.directory(IMAGES[0]))
 
 
 def test_it_is_in_the_manifest(cloud):

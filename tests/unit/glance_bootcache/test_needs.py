@@ -51,13 +51,35 @@ def test_a_host_that_does_not_tell_may_need_anything(path, clock, told):
     assert not known.needed(IMAGE)
 
 
-def test_a_host_that_is_not_heard_of_for_a_day_needs_nothing(path, clock):
+def test_a_host_that_is_not_heard_of_for_a_day_reads_nothing(path, clock):
     known = ReportedNeeds(path, clock, clock)
     known.note('one', report(IMAGE))
     clock.now += DAY
     assert known.needed(IMAGE)
     clock.now += 1
     assert not known.needed(IMAGE)
+
+
+def test_what_it_has_named_stays_until_it_says_something_else(path, clock, monkeypatch):
+    """Its cell may be down: then Nova does not list its servers either."""
+    monkeypatch.setattr(reportedneeds, 'MOST_HOSTS', 3)
+    known = ReportedNeeds(path, clock, clock)
+    known.note('one', report(IMAGE))
+    known.note('gone', report())
+    for _day in range(9):
+        clock.now += DAY
+        known.save()
+        known = ReportedNeeds(path, clock, clock)
+    assert known.hosts(IMAGE) == ['one'] and known.hosts(OTHER) == []
+    assert set(known._hosts) == {'one'}, 'one that needs nothing is forgotten'
+    # Nor is it for names that somebody makes up.
+    for number in range(9):
+        clock.now += 1
+        known.note(f'made-up-{number}', report())
+    assert known.hosts(IMAGE)
+    known.note('one', report(OTHER))
+    clock.now += DAY + 1
+    assert known.hosts(IMAGE) == [] and known.hosts(OTHER) == ['one']
 
 
 def test_a_restart_forgets_nothing(path, clock):
@@ -93,11 +115,11 @@ def test_a_standstill_of_the_service_does_not_count_towards_a_hosts_day(path, cl
     known.save()
     clock.now += 7 * DAY
     again = ReportedNeeds(path, clock, clock)
-    assert again.named(IMAGE) and again.needed(IMAGE) and again.named(OTHER)
+    assert again.hosts(IMAGE) and again.needed(IMAGE) and again.needed(OTHER)
     clock.now += DAY / 2 + 1
-    assert again.named(IMAGE) and not again.named(OTHER)
+    assert again.needed(IMAGE) and not again.needed(OTHER)
     clock.now += DAY / 2
-    assert not again.named(IMAGE)
+    assert not again.needed(IMAGE)
 
 
 def test_a_clock_that_is_set_ages_no_host(path, clock):
@@ -108,15 +130,15 @@ def test_a_clock_that_is_set_ages_no_host(path, clock):
     known.note('one', report(IMAGE))
     known.save()
     wall.now = 1e9
-    assert known.named(IMAGE)
+    assert known.needed(IMAGE)
     known.note('one', report(IMAGE, OTHER))
     known.save()
     clock.now, wall.now = 5.0, 0.0
     again = ReportedNeeds(path, clock, wall)
     clock.now += DAY
-    assert again.named(IMAGE)
+    assert again.needed(IMAGE)
     clock.now += 1
-    assert not again.named(IMAGE)
+    assert not again.needed(IMAGE)
 
 
 def test_it_is_written_when_something_changed(path, clock):
@@ -170,14 +192,14 @@ def test_of_a_host_that_had_to_be_forgotten_any_base_may_be_needed(path, clock, 
     for number in range(10):
         clock.now += 1
         known.note(f'made-up-{number}', report())
-    assert known.named(IMAGE) and known.needed(IMAGE)
+    assert known.hosts(IMAGE) and known.needed(IMAGE)
     known.save()
     again = ReportedNeeds(path, clock, clock)
     assert again.hosts(IMAGE) == ['(other hosts)']
     clock.now += 86401
     for number in range(3):
         again.note(f'made-up-{number}', report())
-    assert not again.named(IMAGE)
+    assert not again.hosts(IMAGE)
 
 
 def test_hosts_that_lie_cannot_fill_it_with_names_either(path, clock, monkeypatch):
@@ -189,7 +211,7 @@ def test_hosts_that_lie_cannot_fill_it_with_names_either(path, clock, monkeypatc
         known.note(f'host-{number}', report(*(
             f'{number:04x}{image:04x}-1f2b-4c3d-8e9f-0a1b2c3d4e5f' for image in range(20))))
     assert sum(len(host.images or ()) for host in known._hosts.values()) <= 25
-    assert known.named(IMAGE) and known.needed(OTHER)
+    assert known.hosts(IMAGE) and known.needed(OTHER)
     # Whose list was too long may be honest: no base goes that it has named.
     kept = known.hosts(OTHER)
     assert kept and all(name.startswith('host-') for name in kept)

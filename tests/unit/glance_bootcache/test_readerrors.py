@@ -6,7 +6,8 @@ import threading
 import pytest
 from fakes_manager import FakeExporter, until
 
-from bootcache import errorlog
+from bootcache import errorlog, exception
+from bootcache.manifest import Availability
 from glance_bootcache.images.cephbases import CephBases
 from glance_bootcache.images.readerrors import ReadErrors
 from glance_bootcache.storage import inspection
@@ -211,3 +212,40 @@ def test_one_owners_base_that_takes_hours_holds_up_no_other(house, errors, monke
         go_on.set()
     until(lambda: not errors.exporter.suspended, 'the end of all')
     assert len(reading) == 4
+
+
+@pytest.mark.parametrize('heard', [Availability.MISSING, Availability.DELETION_NOTIFIED,
+                                   Availability.DELETED])
+@pytest.mark.parametrize('fault', ['bad sector', 'other hash'])
+def test_the_last_copy_of_a_base_stays_whatever_is_wrong_with_it(house, errors, monkeypatch,
+                                                                 heard, fault):
+    """Glance says that it does not have the image: servers run from what is here."""
+    image = '9a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+    if heard is not Availability.DELETED:
+        house.conf.set_override('deletion_delay', 300, 'bootcache')
+        house.restart()
+    house.images.put(image)
+    house.manager.consider(image)
+    house.settle()
+    house.boots.servers.add(image)
+    del house.images.images[image]
+    if heard is Availability.MISSING:
+        house.manager.consider(image)
+    else:
+        house.manager.forget(image)
+    before = house.store.load(image)
+    assert before.wished.availability is heard
+    if fault == 'bad sector':
+        monkeypatch.setattr(inspection, 'read_all', refuse)
+        errors.loops(image)
+    else:
+        with open(before.made.base_path, 'r+b') as stream:
+            stream.write(b'x')
+        errors.hash_changed()
+    errors._looks.shutdown(wait=True)
+    assert house.store.load(image) == before and os.path.exists(before.made.base_path)
+    assert errors.exporter.suspended == {image}, 'it is served no more'
+
+
+def refuse(*_arguments):
+    raise exception.ImageRefused('a part of it cannot be read: Input/output error')

@@ -1,5 +1,8 @@
 """Images that are no longer given out: how long a round of looking at them takes."""
 
+import os
+import time
+
 import pytest
 from fakes_clock import Clock
 
@@ -94,3 +97,24 @@ def test_many_hosts_are_not_all_named(house, monkeypatch):
     for host in 'cab':
         house.needs.note(host, {'needs': [IMAGES[0]]})
     assert house.operators.get_image(IMAGES[0])['kept_for'] == ['host a', 'host b', '1 more']
+
+
+def test_the_base_of_a_cell_that_is_down_stays(house, monkeypatch):
+    """Its hosts are silent, and GET /servers?image= leaves out what such a cell has."""
+    image, shift = IMAGES[0], [0.0]
+    monkeypatch.setattr(house.needs, '_clock', lambda: time.monotonic() + shift[0])
+    house.images.put(image)
+    house.manager.consider(image)
+    house.settle()
+    base = house.store.load(image).made.base_path
+    house.endpoints.report_holdings({}, 'one', {'images': {}, 'needs': [image], 'quotas': {}})
+    del house.images.images[image]
+    house.manager.forget(image)
+    for _day in range(3):
+        shift[0] += 86401
+        house.upkeep.once()
+        assert os.path.exists(base)
+    assert house.operators.get_image(image)['kept_for'] == ['host one']
+    house.endpoints.report_holdings({}, 'one', {'images': {}, 'needs': [], 'quotas': {}})
+    house.upkeep.once()
+    assert not os.path.exists(base)

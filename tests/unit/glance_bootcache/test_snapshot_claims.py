@@ -8,7 +8,7 @@ from oslo_utils.fixture import uuidsentinel
 from bootcache import exception
 from bootcache.ceph.snapshotcommands import SnapshotCommands
 from glance_bootcache import startchecks
-from glance_bootcache.snapshots.claims import Claims
+from glance_bootcache.snapshots.claims import Claims, ImageStanding
 from glance_bootcache.snapshots.rbdstore import RbdSnapshots
 from glance_bootcache.snapshots.sending import Sending
 from glance_bootcache.snapshots.stores import Traits
@@ -48,6 +48,27 @@ def test_one_answer_of_404_removes_no_snapshot(listed, standing):
     claims._glance = types.SimpleNamespace(get=lambda image_id: None)
     claims._is_listed_without = lambda image_id: listed
     assert claims.standing(SNAPSHOT, Traits('raw')).value == standing
+
+
+def test_a_listing_of_before_it_was_made_says_nothing_of_a_snapshot(house):
+    """Another one's 404 had it made; then glance-api is restarted behind an ingress."""
+    claims = Claims.__new__(Claims)
+    claims._glance = house.images
+    claims._is_listed_without = house.manager.missing.is_listed_without
+    house.images.put(IMAGE)
+    house.manager.consider(IMAGE)
+    house.settle()
+    assert claims.standing(uuidsentinel.gone, Traits()) is ImageStanding.ABSENT
+    house.images.put(SNAPSHOT)
+    house.images.get, house.images.away = lambda image_id: None, True
+    for _second in range(20):
+        house.seconds.sleep(1)
+        with pytest.raises(RuntimeError, match='Glance is away'):
+            claims.standing(SNAPSHOT, Traits())
+    house.images.away = False
+    assert claims.standing(SNAPSHOT, Traits()) is ImageStanding.TAKING
+    del house.images.images[SNAPSHOT]
+    assert claims.standing(SNAPSHOT, Traits()) is ImageStanding.ABSENT
 
 
 @pytest.mark.parametrize('traits, standing', [

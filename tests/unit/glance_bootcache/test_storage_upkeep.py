@@ -1,6 +1,7 @@
 """What the storage service does by itself: each step whatever became of the others."""
 
 import logging
+import threading
 
 import pytest
 from fakes_manager import until
@@ -15,7 +16,7 @@ OTHER = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 
 # Steps.
 
-STEPS = ['recover', 'keep_serving', 'go_on', 'sweep']
+STEPS = ['keep_serving', 'recover', 'go_on', 'sweep']
 
 
 @pytest.mark.parametrize('broken', STEPS)
@@ -30,7 +31,7 @@ def test_a_step_that_fails_keeps_no_other_from_being_done(house, monkeypatch, ca
     monkeypatch.setattr(house.tiers, 'save_usage', lambda: done.append('save_usage'))
     with caplog.at_level(logging.WARNING):
         house.upkeep.once()
-    assert done == ['recover', 'keep_serving', 'go_on', 'save_usage', 'sweep']
+    assert done == ['keep_serving', 'recover', 'go_on', 'save_usage', 'sweep']
     assert [record.getMessage() for record in caplog.records] == [
         record.getMessage() for record in caplog.records
         if f'{broken} is out of order; it is tried again in 30 s' in record.getMessage()] != []
@@ -58,6 +59,34 @@ def test_an_exporter_that_hangs_is_told_of_once_and_its_end(house, monkeypatch, 
     house.upkeep.once()
     house.upkeep.once()
     assert caplog.text.count('that the exporter does not serve is over') == 1
+
+
+def test_an_exporter_that_has_ended_does_not_wait_for_a_glance_that_hangs(house, monkeypatch):
+    """Each question takes a minute, and a round has many."""
+    house.images.put(IMAGE)
+    house.store.save(Manifest(IMAGE, Standing.WANTED))
+    house.conf.set_override('poll_interval', 1, 'bootcache')
+    house.restart()
+    hangs, answers, looks = threading.Event(), threading.Event(), []
+    get = house.images.get
+
+    def get_at_last(image_id):
+        hangs.set()
+        assert answers.wait(60)
+        return get(image_id)
+
+    monkeypatch.setattr(house.images, 'get', get_at_last)
+    monkeypatch.setattr(house.exporter, 'start', lambda serve: looks.append(hangs.is_set()))
+    try:
+        house.upkeep.start()
+        until(lambda: looks.count(True) > 1, 'another look at the exporter')
+        assert not house.upkeep.recovered
+    finally:
+        house.upkeep.stop()
+        answers.set()
+        for thread in threading.enumerate():
+            if thread.name in ('bootcache-serving', 'bootcache-housekeeping'):
+                thread.join(60)
 
 
 def test_quotas_are_kept_while_nova_is_away(house, monkeypatch):

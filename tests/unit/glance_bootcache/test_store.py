@@ -1,12 +1,19 @@
 """The state on disk: what a crash leaves is swept, what is damaged counts as none."""
 
+import contextlib
+import errno
 import os
+import resource
 
 import pytest
+from fakes_hosts import holding
+from fakes_manager import FakeTiers
 
 from bootcache import savefile, steps
 from bootcache.manifest import CacheInfo, Made, Manifest, Standing, Wished, WorkingSetInfo
 from bootcache.workingset import Extent, WorkingSet
+from glance_bootcache.hosts.holdings import Hosts
+from glance_bootcache.hosts.orders import Orders
 from glance_bootcache.storage.store import ImageStore
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -184,6 +191,51 @@ def test_a_removed_manifest_is_not_remembered(store):
     assert store.load(IMAGE) is None and store.is_damaged(IMAGE) is False
 
 
+@contextlib.contextmanager
+def no_descriptors():
+    """This process can open no file in the block."""
+    limits, held = resource.getrlimit(resource.RLIMIT_NOFILE), []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, limits[1]))
+    try:
+        with pytest.raises(OSError, match='Too many open files'):
+            while True:
+                held.append(os.dup(0))
+        yield
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_one_that_cannot_be_read_for_a_moment_is_not_damaged(store):
+    manifest = fill(store)
+    with no_descriptors():
+        for call in (store.load, store.is_damaged, lambda image: store.change(image, str)):
+            with pytest.raises(OSError, match='Too many open files'):
+                call(IMAGE)
+        with pytest.raises(OSError, match='Too many open files'):
+            store.save(Manifest(IMAGE))
+    assert store.load(IMAGE) == manifest and store.manifests() == [manifest]
+
+
+def test_one_that_cannot_be_read_keeps_nobody_from_the_others(store, caplog):
+    manifest, other = fill(store), Manifest(OTHER)
+    store.save(other)
+    assert store.manifests() == [other, manifest]
+    path = store.path(IMAGE, 'manifest.json')
+    os.rename(path, f'{path}.away')
+    os.symlink(path, path)
+    # Who goes through all of them goes by what it was.
+    assert store.manifests() == [other, manifest]
+    again = ImageStore(store._directory)
+    assert again.manifests() == [other] and again.manifests() == [other]
+    assert caplog.text.count('symbolic links') == 1
+    table = Hosts(again, FakeTiers(None, again), Orders(again.state_path('orders.json')))
+    assert table.report('one', holding(IMAGE, OTHER))['drop'] == []
+    os.rename(f'{path}.away', path)
+    assert again.manifests() == [other, manifest]
+
+
 def test_damage_is_told_from_absence(store):
     store.save(Manifest(IMAGE))
     assert store.is_damaged(IMAGE) is False
@@ -219,5 +271,15 @@ def test_what_a_crash_left_of_a_forgotten_image_goes_with_the_next_start(store, 
         stream.write('{')
     os.mkdir(os.path.join(store._images, 'lost+found'))
     assert 'base-1.img' in names(store)
-    store.sweep_forgotten()
+    # Nor from one that cannot be looked at.
+    lstat = os.lstat
+
+    def stale(path, *arguments, **named):
+        if path == store.path(OTHER, 'manifest.json'):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
+        return lstat(path, *arguments, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, 'lstat', stale)
+        store.sweep_forgotten()
     assert sorted(os.listdir(store._images)) == sorted([OTHER, THIRD, 'lost+found'])

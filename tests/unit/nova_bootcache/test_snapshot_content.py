@@ -9,7 +9,9 @@ import subprocess
 import threading
 import types
 
+import oslo_messaging as messaging
 import pytest
+from fakes_clock import Clock
 from nova import objects
 from nova.virt.libvirt import imagebackend
 from oslo_utils.fixture import uuidsentinel
@@ -110,6 +112,23 @@ def test_one_on_a_full_base_of_another_or_an_unknown_content_is_not(host, noted,
         basecontent.note(host.base, noted)
     host.service.content = told
     assert 'does not say' in refused(host)
+
+
+@pytest.mark.parametrize('away', [0, 40])
+def test_a_large_one_is_waited_for_for_hours(host, monkeypatch, away):
+    """All of it is read twice before Glance can have it; the service may be away for a moment."""
+    snapshot, clock = sender.Snapshot(host.service, PLAIN, IMAGE, uuidsentinel.snapshot, 1 << 40,
+                                      None), Clock()
+    monkeypatch.setattr(sender, 'time', types.SimpleNamespace(monotonic=clock, sleep=clock.sleep))
+
+    def finish_snapshot(*_arguments):
+        if 600 < clock.now - began < 600 + away:
+            clock.sleep(10)
+            raise messaging.MessagingTimeout('no answer')
+        return {'url': 'bootcache://file/x'} if clock.now - began > 5 * 3600 else {}
+
+    began, host.service.finish_snapshot = clock.now, finish_snapshot
+    assert snapshot.finish() == 'bootcache://file/x'
 
 
 def test_one_that_a_service_of_an_earlier_version_has_begun_anew_is_not_finished(

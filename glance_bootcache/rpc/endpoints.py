@@ -97,8 +97,9 @@ class Endpoints:
         def refuse(refusal: MessageRefused) -> None:
             self._refusals.note('report_holdings', refusal, host)
 
-        answer = self._hosts.report(host, report, refuse)
-        self._needs.note(host, report, refuse)
+        answer = self._hosts.report(host, report, refuse, ctxt[rpcapi.SENDER])
+        if not answer['resend']:
+            self._needs.note(host, report, refuse)
         return answer
 
     def report_warm(self, ctxt: Any, image_id: str, host: str, outcome: str, reason: str) -> None:

@@ -156,6 +156,26 @@ def test_an_image_that_a_host_only_says_to_hold_changes_nothing_for_others(later
     assert (held['honest']['medium'], held['honest']['bytes']) == ('disk', 7)
 
 
+def test_that_nothing_is_new_confirms_no_lie_in_the_host_s_name(later):
+    """The host says it of its own report. It is asked for that again, and the lie is over."""
+    def say(secret, report):
+        later.endpoints.secret = secret
+        return later.endpoints.say('report_holdings', host='victim', report=report)
+
+    own = {**holding(IMAGE), 'needs': [IMAGE]}
+    say('ab' * 16, own)
+    assert not say('ab' * 16, None)['resend']
+    say('cd' * 16, {'images': {}, 'needs': [], 'quotas': {}})
+    said = later.needs._hosts['victim'].seen
+    assert say('ab' * 16, None) == {'drop': [], 'resend': True}
+    assert later.needs._hosts['victim'].seen == said
+    assert say('cd' * 16, None)['resend'] is False
+    say('ab' * 16, own)
+    assert not say('ab' * 16, None)['resend']
+    assert later.needs.hosts(IMAGE) == ['victim']
+    assert [entry['host'] for entry in later.table.holders(IMAGE)] == ['victim']
+
+
 def test_boots_of_servers_that_are_made_up_are_bounded(later):
     """A host may ask for any server. What waits for its reports is bounded; nothing is built."""
     for number in range(300):

@@ -223,7 +223,7 @@ class StorageAPI(ExchangeCalls, SnapshotCalls):
             seconds since the epoch, None if it has none.
             None if nothing has changed since the last report.
         :returns: ``drop``: ids of images whose cache image is to go as soon as no server of the
-            host needs it; ``resend``: the service does not know the host's last report.
+            host needs it; ``resend``: the service does not know this process' last report.
         """
         answer: dict[str, Any] = self._call('report_holdings', host=host, report=report)
         return answer

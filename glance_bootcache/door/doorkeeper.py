@@ -50,7 +50,9 @@ class Doorkeeper:
         known = method if isinstance(method, str) and method in arguments.METHODS else ''
         host = _host(said)
         try:
-            with self._rates.taking(_sender(incoming, host), _cost(said)):
+            # The endpoints know by it who speaks, whatever host it names.
+            incoming.ctxt[rpcapi.SENDER] = sender = _sender(incoming, host)
+            with self._rates.taking(sender, _cost(said)):
                 if known:
                     message['args'] = _read(known, said)
                 return self._pass(message, known, incoming)

@@ -4,7 +4,7 @@ password is all that it takes to send any.
 A sender is a process: its messages have a secret that it has made, which nobody else gets to know.
 What has none is counted by the host that it names. Either is made up easily, so senders that were
 not heard of for long share a limit of their own: whoever makes up names takes from those alone who
-have just come, and pushes out nobody.
+have just come, and pushes out nobody. Who keeps made-up ones up for minutes has as many shares.
 """
 
 import contextlib
@@ -21,6 +21,8 @@ from bootcache.exception import TooManyMessages
 RATE = 20.0
 BURST = 400.0
 MOST_AT_ONCE = 24
+# Of the threads that answer: the others are for senders that have nothing in hand.
+MOST_OF_ALL = 56
 # What those may together that came within the last minutes: all hosts of a cloud that begins.
 NEW_RATE = 200.0
 NEW_BURST = 4000.0
@@ -72,6 +74,7 @@ class Rates:
         self._clock = clock
         self._lock = threading.Lock()  # guards what is below; nothing is called under it
         self._newcomers = _Share(NEW_RATE, NEW_BURST, MOST_NEW_AT_ONCE, clock())
+        self._in_hand = 0
         self._new = self._table()
         self._established = self._table()
 
@@ -90,6 +93,7 @@ class Rates:
             yield
         finally:
             with self._lock:
+                self._in_hand -= 1
                 for share in shares:
                     share.in_hand -= 1
 
@@ -102,6 +106,10 @@ class Rates:
                                     strict=False):
                 if reason := share.lacks(cost, now):
                     raise TooManyMessages('message', f'too many of {whose}: {reason}')
+            if shares[0].in_hand and self._in_hand >= MOST_OF_ALL:
+                raise TooManyMessages('message', 'too many of all senders: what is left is for'
+                                      ' those that have nothing in hand')
+            self._in_hand += 1
             for share in shares:
                 share.take(cost)
             return shares

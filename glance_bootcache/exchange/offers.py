@@ -99,11 +99,12 @@ class ExchangeOffers:
         return {**answer, 'others': self._lines.tell(sha256, host)}
 
     def offer_base(self, image_id: str, host: str, image_hash: str, address: str, port: int,
-                   rack: str) -> dict[str, Any] | None:
+                   rack: str, sender: str) -> dict[str, Any] | None:
         """Have a host stand in the line of an image's stored file; see ``exchange_base`` in rpcapi.
 
         It is given what ``serve_stored`` would give it to settle its servers, and nothing else.
 
+        :param sender: who speaks, as for ``take_slot``.
         :returns: None if that is not to be had by exchange.
         """
         manifest = self._store.load(image_id) if self._is_on else None
@@ -129,7 +130,7 @@ class ExchangeOffers:
 
         def may_ask_storage(needs: bool) -> bool:
             nonlocal again
-            again = self._slots.take(host, waits=needs)
+            again = self._slots.take(sender, waits=needs)
             return not again
 
         answer = self._answer(image_id, 'full base', host, image_hash, manifest.made.base_path,
@@ -142,13 +143,13 @@ class ExchangeOffers:
         # Without one nothing comes from the storage node, also where others do not go on.
         return {**answer, 'slot': has_slot, 'reserve': answer['reserve'] if has_slot else []}
 
-    def take_slot(self, host: str) -> float:
+    def take_slot(self, sender: str) -> float:
         """Have a host get full bases from this storage node; see ``take_slot`` in rpcexchange."""
-        return self._slots.take(host)
+        return self._slots.take(sender)
 
-    def hold_slot(self, host: str, holds: bool) -> None:
+    def hold_slot(self, sender: str, holds: bool) -> None:
         """Hear whether a host goes on doing so."""
-        self._slots.hold(host, holds)
+        self._slots.hold(sender, holds)
 
     def note(self, image_id: str, host: str, file: str, way: str, got: Sequence[tuple[str, int]],
              copied: int, gives: bool) -> bool:

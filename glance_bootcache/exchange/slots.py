@@ -1,8 +1,10 @@
 """Which hosts may get full bases from the storage node now, and which come next: soft state.
 
 A host that has a slot says so while it uses it, and one that waits asks again. Of one from which
-neither is heard nothing is kept. A slot counts for the host that was given it here, and no other:
-after a restart of the service there can be more hosts at it, until those of before have done.
+neither is heard nothing is kept. A host is here the process that speaks, as the doorkeeper has it:
+whoever names others has one place, and gives back no other's. A slot counts for the host that was
+given it here: after a restart of the service there can be more hosts at it, until those of before
+have done.
 """
 
 import threading
@@ -18,7 +20,7 @@ LONGEST_SECONDS = 3600.0
 AGAIN_SECONDS = 10.0
 _PLACES_A_SECOND = 20
 GRACE_SECONDS = 120.0
-# Whoever can write to the message bus can make up names.
+# Whoever can write to the message bus can make up senders as well.
 _MOST_HOSTS = 20_000
 
 

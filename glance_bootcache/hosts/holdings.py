@@ -165,10 +165,12 @@ class _Host:
     """A host, as it was heard of last.
 
     :ivar seen: monotonic seconds.
+    :ivar sender: the process that has sent its last whole report.
     """
 
     holdings: HostHoldings
     seen: float
+    sender: str = ''
 
 
 class Hosts:
@@ -193,11 +195,13 @@ class Hosts:
         self._hosts: dict[str, _Host] = {}
         self._held = 0
 
-    def report(self, name: str, report: Any, refuse: Refuse = pass_over) -> dict[str, Any]:
+    def report(self, name: str, report: Any, refuse: Refuse = pass_over,
+               sender: str = '') -> dict[str, Any]:
         """Take a host's report, and tell what it is to let go of.
 
         :param report: None if nothing has changed since its last one.
         :param refuse: hears of what is left out.
+        :param sender: who speaks: that nothing has changed it can say of its own report only.
         :returns: see ``report_holdings`` in bootcache/rpcapi.py.
         :raises MessageRefused: if so many other hosts report that there is no place for another.
         """
@@ -207,7 +211,7 @@ class Hosts:
             self._tiers.note_use(image_id, held.last_use)
         with self._lock:
             host = self._hosts.get(name)
-            if host is None and fresh is None:
+            if fresh is None and (host is None or host.sender != sender):
                 return {'drop': [], 'resend': True}
             lacked = host is not None and host.holdings.lacks_certificates
             if host is None:
@@ -217,7 +221,7 @@ class Hosts:
             host.seen = now
             if fresh is not None:
                 self._held += len(fresh.images) - len(host.holdings.images)
-                host.holdings = fresh
+                host.holdings, host.sender = fresh, sender
             images = host.holdings.images
             forgotten = self._bound_held()
         if self._speaks_tls and fresh is not None and fresh.lacks_certificates and not lacked:

@@ -82,6 +82,11 @@ def _download(image: ImageFacts, images: Images, target: str, algorithm: str, va
         with open(partial, 'wb') as stream:
             for piece in images.download(image.image_id):
                 check()
+                done += len(piece)
+                if done > image.stored_bytes:
+                    raise exception.ImageRefused(
+                        f'the download has more than the {image.stored_bytes} bytes that Glance'
+                        f' tells, and so not its {algorithm}')
                 digest.update(piece)
                 if piece.lstrip(b'\0'):
                     stream.write(piece)
@@ -89,7 +94,6 @@ def _download(image: ImageFacts, images: Images, target: str, algorithm: str, va
                     # A hole: hosts that copy the base are spared it.
                     stream.seek(len(piece), os.SEEK_CUR)
                 arrived(len(piece))
-                done += len(piece)
                 if done - looked >= _LOOK_BYTES:
                     # Others write there as well.
                     placing.check_free(os.path.dirname(target), image.stored_bytes - done)

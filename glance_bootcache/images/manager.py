@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import threading
 import time
 from collections.abc import Callable
@@ -63,8 +64,10 @@ class Manager:
         # Guards what is below as well: it has to agree with the manifests.
         self._lock = store.lock
         self.retried = RetriedLooks()
-        # How many answers about each image counted: one that another has overtaken does not.
-        self._answers: cachetools.LRUCache[str, int] = cachetools.LRUCache(10_000)
+        # When the last answer about each image that counted was asked for, and when it came: in
+        # numbers that grow. One that another has overtaken does not count.
+        self._answers: cachetools.LRUCache[str, tuple[int, int]] = cachetools.LRUCache(10_000)
+        self._numbers = itertools.count(1)
         self._preparing: set[str] = set()
         self._changes = Changes(self._conf.changes_per_hour)
         # A compute host with the driver was heard of, which can record boots.
@@ -94,25 +97,28 @@ class Manager:
             self._look(image_id, forced, booting, again)
 
     def _look(self, image_id: str, forced: bool, booting: bool, again: bool) -> None:
-        with self._lock:
-            answers = self._answers.get(image_id, 0)
-        try:
-            image = self._images.get(image_id)
-        except Exception as error:
-            if not booting or self._store.load(image_id) is not None:
-                self.retried.add(image_id, error)
-            raise
-        with self._lock:
-            if self.jobs.is_stopping:
-                return
-            fresh = self._answers.get(image_id, 0) == answers
-            self._answers[image_id] = self._answers.get(image_id, 0) + fresh
-            if fresh and image is not None:
-                known = self._store.load(image_id)
-                decision = self._begin(image, known, forced, booting, again)
-        if not fresh:
-            self._look(image_id, forced, booting, again)
-        elif image is None:
+        heard = asked = next(self._numbers)
+        while True:
+            try:
+                image = self._images.get(image_id)
+            except Exception as error:
+                if not booting or self._store.load(image_id) is not None:
+                    self.retried.add(image_id, error)
+                raise
+            with self._lock:
+                if self.jobs.is_stopping:
+                    return
+                others, came = self._answers.get(image_id, (0, 0))
+                if came < asked:
+                    self._answers[image_id] = asked, next(self._numbers)
+                    if image is not None:
+                        known = self._store.load(image_id)
+                        decision = self._begin(image, known, forced, booting, again)
+                    break
+            if others > heard and not (forced or booting or again):
+                return  # That was asked for after this was heard of: nothing else would follow.
+            asked = next(self._numbers)
+        if image is None:
             if self.missing.withdraw(image_id, Availability.MISSING):
                 self._drop(image_id)
         else:
@@ -224,17 +230,12 @@ class Manager:
 
         :param in_passing: where it has room beside all others; a failure changes nothing.
         """
-        self._take_up(image_id, self.jobs.build,
-                      lambda job: self._image_work.build_again(job, in_passing))
-
-    def _take_up(self, image_id: str, turn: Callable[[BuildJob, str, Callable[[], None]], None],
-                 work: Callable[[BuildJob], bool]) -> None:
         with self._lock:
             manifest = self._store.load(image_id)
             job = None if manifest is None else self.jobs.begin(image_id)
             if manifest is not None and job is not None:
-                turn(job, manifest.wished.owner, functools.partial(
-                    self._guarded, job, functools.partial(work, job)))
+                self.jobs.build(job, manifest.wished.owner, functools.partial(
+                    self._guarded, job, lambda: self._image_work.build_again(job, in_passing)))
 
     def set_working_set(self, manifest: Manifest, info: WorkingSetInfo) -> bool:
         """Make a working set that was reported an image's own.
@@ -326,7 +327,7 @@ class Manager:
         image_id = naming.canonical_image_id(image_id)
         with self._lock:
             manifest = self._store.load(image_id)
-            self._answers[image_id] = self._answers.get(image_id, 0) + 1
+            self._answers[image_id] = 0, next(self._numbers)
         if held:
             self._drop(image_id, held=manifest is not None and not manifest.is_missing)
             return manifest is not None

@@ -7,7 +7,8 @@ clients ask for; the one that they ask for after an error is the export that can
 lie: only what an exporter serves to who asks is taken out for what they ask for.
 
 A base's file that is another one than was verified, as somebody has replaced it or restored the
-file system, is taken out as well, until its hash is found to be the same.
+file system, is taken out as well, until its hash is found to be the same. One that was written over
+in place is what the exporter has open: it is cut off.
 """
 
 import collections
@@ -27,7 +28,7 @@ from glance_bootcache.ceph import basenode
 from glance_bootcache.images.cephbases import CephBases
 from glance_bootcache.images.jobs import Jobs
 from glance_bootcache.images.turns import Turns
-from glance_bootcache.storage import inspection
+from glance_bootcache.storage import exportnames, inspection
 from glance_bootcache.storage.exporters import Exporters
 from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import StorageTiers
@@ -202,7 +203,12 @@ class ReadErrors:
         return None
 
     def _give_up(self, manifest: Manifest, reason: str) -> None:
-        image_id = manifest.image_id
+        image_id, made = manifest.image_id, manifest.made
+        now = savefile.signature(made.base_path)
+        if now is None or made.base_file is None or now[0] == made.base_file[0]:
+            # Not where another file has the name: servers read the right one, which is open.
+            for export in exportnames.of_base(manifest):
+                self._exporter.cut_off(export)
         reason = (f'{reason}; look at the storage node\'s disk, then "bootcache image build'
                   f' {image_id}" tries again')
 

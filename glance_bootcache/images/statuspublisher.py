@@ -26,7 +26,7 @@ from glance_bootcache.storage.store import ImageStore
 
 LOG = logging.getLogger(__name__)
 
-# In a row that Glance did not take, after which it counts as being away.
+# In a row that Glance did not answer, after which it counts as being away.
 _MOST_FAILURES = 3
 # Of one image, as long as it does not change.
 _MOST_TRIES = 3
@@ -97,7 +97,7 @@ class GlanceStatusPublisher:
         return known is not None and known.image.updated_at != image.updated_at
 
     def publish(self) -> None:
-        """Publish what has changed; if Glance takes several in a row not, the others wait."""
+        """Publish what has changed; if Glance is away, the others wait."""
         manifests = {manifest.image_id: manifest for manifest in self._store.manifests()}
         with self._lock:
             self._seen = {image_id: seen for image_id, seen in self._seen.items()
@@ -131,7 +131,7 @@ class GlanceStatusPublisher:
     def _publish(self, manifest: Manifest, seen: _Seen) -> bool:
         """Publish an image's state.
 
-        :returns: False if Glance did not take it.
+        :returns: False if Glance is away; one that it refuses says nothing of the others.
         """
         image_id, wanted = manifest.image_id, self._wanted(manifest)
         try:
@@ -143,9 +143,9 @@ class GlanceStatusPublisher:
             if away.passes(error):
                 LOG.warning('image %s: %s cannot be set: %s', image_id, properties.STATE,
                             away.told(error))
-            else:
-                self._refused(image_id, seen, error)
-            return False
+                return False
+            self._refused(image_id, seen, error)
+            return True
         if image is not None:
             self.note_seen(image)
         return True

@@ -97,8 +97,9 @@ class Endpoints:
         def refuse(refusal: MessageRefused) -> None:
             self._refusals.note('report_holdings', refusal, host)
 
-        answer = self._hosts.report(host, report, refuse)
-        self._needs.note(host, report, refuse)
+        answer = self._hosts.report(host, report, refuse, ctxt[rpcapi.SENDER])
+        if not answer['resend']:
+            self._needs.note(host, report, refuse)
         return answer
 
     def report_warm(self, ctxt: Any, image_id: str, host: str, outcome: str, reason: str) -> None:
@@ -118,15 +119,16 @@ class Endpoints:
     def exchange_base(self, ctxt: Any, image_id: str, host: str, image_hash: str, address: str,
                       port: int, rack: str) -> dict[str, Any] | None:
         """A compute host is about to get an image's stored file, and takes part in the exchange."""
-        return self._offers.offer_base(image_id, host, image_hash, address, port, rack)
+        return self._offers.offer_base(image_id, host, image_hash, address, port, rack,
+                                       ctxt[rpcapi.SENDER])
 
     def take_slot(self, ctxt: Any, host: str) -> float:
         """A compute host is about to get a full base from this storage node."""
-        return self._offers.take_slot(host)
+        return self._offers.take_slot(ctxt[rpcapi.SENDER])
 
     def hold_slot(self, ctxt: Any, host: str, holds: bool) -> None:
         """A compute host is at it, or has done so."""
-        self._offers.hold_slot(host, holds)
+        self._offers.hold_slot(ctxt[rpcapi.SENDER], holds)
 
     def report_exchange(self, ctxt: Any, image_id: str, host: str, file: str, way: str,
                         got: list[tuple[str, int]], copied: int, gives: bool) -> None:

@@ -20,12 +20,13 @@ from bootcache import exception, savefile
 
 VERSION = 1
 # So long before the last of the certificates that came in a host's name another one has to have
-# come to count no more. Time in which no host could be heard makes none older than another.
+# come, or the host to have needed something, to count no more. Time in which no host could be heard
+# makes none older than another.
 _FORGET_SECONDS = 86400
 # One that has not asked for so long has left: another one gets its port.
 _LEFT_SECONDS = 7 * 86400
 _WRITE_SECONDS = 3600
-# In whose names a certificate came.
+# In whose names a certificate came. Who has come keeps its place, as names cost nothing.
 _MOST_HOSTS = 1000
 
 
@@ -108,39 +109,37 @@ class Clients:
             known = self._known.get(certificate)
             return Client(certificate, known.port) if known is not None else None
 
-    def note(self, host: str, certificate: str, running: Callable[[Client], bool]) -> Client:
+    def note(self, host: str, certificate: str) -> Client:
         """Note that a host has asked; return it, with its port.
 
         :param certificate: the name in it.
-        :param running: whether the exporter of another one runs, whose port could be had.
+        :raises MessageRefused: if it came in the names of too many other hosts.
         :raises StorageDaemonError: if there is no port for it.
         """
         now = self._clock()
         with self._lock:
             known = self._known.get(certificate)
             if known is None:
-                known = self._known[certificate] = _Known(self._free_port(running), {})
+                known = self._known[certificate] = _Known(self._free_port(), {})
             if host not in known.hosts:
+                if len(known.hosts) >= _MOST_HOSTS:
+                    oldest = min(known.hosts, key=known.hosts.__getitem__)
+                    if known.hosts[oldest] >= now - _LEFT_SECONDS:
+                        raise exception.MessageRefused(
+                            'certificate', f'it came in the names of {_MOST_HOSTS} other hosts')
+                    del known.hosts[oldest]
                 self._changed = True
             known.hosts[host] = now
-            if len(known.hosts) > _MOST_HOSTS:
-                del known.hosts[min(known.hosts, key=known.hosts.__getitem__)]
             return Client(certificate, known.port)
 
-    def _free_port(self, running: Callable[[Client], bool]) -> int:
-        """Return a port, if need be that of whoever has asked for nothing for longest."""
-        self._changed = True
+    def _free_port(self) -> int:
         taken = {one.port for one in self._known.values()}
         for port in self._ports:
             if port not in taken:
                 return port
-        for name, one in sorted(self._known.items(), key=lambda item: item[1].asked()):
-            if not running(Client(name, one.port)):
-                del self._known[name]
-                return one.port
         raise exception.StorageDaemonError(
             f'exporter: all ports of [bootcache]export_ports, {self._ports[0]} to'
-            f' {self._ports[-1]}, are in use; name more of them')
+            f' {self._ports[-1]}, are given; name more of them')
 
     def drop(self, running: Callable[[Client], bool]) -> None:
         """Forget clients that have left, or whose port is none of those any more.
@@ -166,11 +165,11 @@ class Clients:
             for host in hosts:
                 asked = {name: one.hosts[host] for name, one in self._known.items()
                          if host in one.hosts}
-                if asked:
-                    last = max(asked, key=asked.__getitem__)
-                    found.update(name for name in asked
-                                 if asked[name] >= asked[last] - _FORGET_SECONDS)
-                    self._known[last].hosts[host] = now
+                for name in asked:
+                    if asked[name] >= max(asked.values()) - _FORGET_SECONDS:
+                        # Which of them is the host's own nobody knows: all stay as young.
+                        found.add(name)
+                        self._known[name].hosts[host] = now
         return found
 
     def save(self) -> None:

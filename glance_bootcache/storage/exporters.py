@@ -137,7 +137,8 @@ class Exporters:
         """Note that a host asks; return what names its exporter here.
 
         :param certificate: the distinguished name in the host's; empty if it tells none.
-        :raises MessageRefused: if it is none to which an exporter of its own can be given.
+        :raises MessageRefused: if it is none to which an exporter of its own can be given, or came
+            in the names of too many hosts.
         :raises StorageDaemonError: if there is no port for it.
         """
         if not self._has_own:
@@ -149,7 +150,7 @@ class Exporters:
         if not admission.is_named(certificate, self._names):
             raise exception.MessageRefused(
                 'certificate', f'{quoted(certificate)} is none of [bootcache]tls_client_names')
-        self._clients.note(host, certificate, self._runs)
+        self._clients.note(host, certificate)
         self._save()
         return certificate
 

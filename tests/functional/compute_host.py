@@ -67,7 +67,7 @@ class Service:
         return self.offers and self.offers.offer(image_id, host, *membership)
 
     def exchange_base(self, image_id, host, *membership):
-        return self.offers and self.offers.offer_base(image_id, host, *membership)
+        return self.offers and self.offers.offer_base(image_id, host, *membership, host)
 
     def take_slot(self, host):
         return self.offers.take_slot(host) if self.offers else 0.0

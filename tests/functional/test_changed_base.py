@@ -5,6 +5,7 @@ import hashlib
 import os
 import shutil
 
+import nbd
 import pytest
 from functional_tools import until
 from glance_files import ALWAYS, configured
@@ -54,6 +55,25 @@ def is_served(node):
     return node.exporter.common.runs and EXPORT in node.exports
 
 
+def first_bytes(node):
+    """Return what a host reads that connects now."""
+    handle = nbd.NBD()
+    handle.set_export_name(EXPORT)
+    handle.connect_tcp('127.0.0.1', str(node.conf.export_port))
+    read = bytes(handle.pread(4096, 0))
+    handle.shutdown()
+    return read
+
+
+def write_over(path, old, new):
+    """Write a base's first bytes over in place, as cp and rsync --inplace do."""
+    with open(path, 'r+b') as stream:
+        at = stream.read().find(old)
+        assert at > 0
+        stream.seek(at)
+        stream.write(new)
+
+
 def test_one_that_is_the_same_is_served_at_once(node, service, verified, monkeypatch):  # noqa: F811
     node.kill()
     monkeypatch.setattr(savefile, 'file_digest', None)
@@ -98,6 +118,38 @@ def test_one_that_is_read_goes_on_meanwhile(node, service, verified):  # noqa: F
     service.hash_changed()
     until(lambda: service.store.load(IMAGE) != verified, 'the end of the hashing')
     assert is_served(node)
+
+
+@pytest.mark.parametrize('standing', [Standing.DONE, Standing.SKIPPED])
+def test_one_that_is_written_over_in_place_is_cut_off(node, service, verified,  # noqa: F811
+                                                      standing):
+    """The exporter has that very file open. A right one, of the same export, is served anew."""
+    node.exporter.ensure_stored(service.store.put(verified.standing_at(standing)))
+    right = first_bytes(node)
+    wrong = bytes(255 - byte for byte in right)
+    write_over(node.base, right, wrong)
+    assert first_bytes(node) == wrong, 'nothing is shown'
+    service.hash_changed()
+    until(lambda: not node.exports, 'the end of the exports')
+    if standing is Standing.DONE:
+        until(lambda: service.store.load(IMAGE).state is ImageState.FAILED, 'the end of the base')
+        good = f'{node.base}.good'
+        shutil.copy(node.base, good)
+        write_over(good, wrong, right)
+        until(lambda: IMAGE not in node.exporter._suspended, 'that it may be served')
+        service.tiers.serve(service.store.put(
+            verified.making(base_path=good, base_file=savefile.signature(good))))
+        assert first_bytes(node) == right
+
+
+def test_one_in_whose_place_another_came_is_read_to_the_end(node, service,  # noqa: F811
+                                                            verified):
+    """The exporter has the file of before open, which is right, and servers run from it."""
+    right = first_bytes(node)
+    replace(node.base, other_byte)
+    service.hash_changed()
+    until(lambda: service.store.load(IMAGE).state is ImageState.FAILED, 'the end of the base')
+    assert first_bytes(node) == right
 
 
 def test_one_that_is_away_is_no_other(node, service, verified):  # noqa: F811

@@ -288,7 +288,7 @@ def test_one_that_listens_elsewhere_is_not_taken_over(node, one, storage_conf, d
     one.connects(one.asks())
 
 
-def test_more_hosts_than_ports(node, ca):
+def test_more_hosts_than_ports(node, ca, monkeypatch):
     """Who comes too late is refused, and nobody else: its servers go the stock way."""
     answers = [Host(node, ca, f'compute-{number}') for number in range(4)]
     told = [host.asks() for host in answers[:3]]
@@ -296,8 +296,15 @@ def test_more_hosts_than_ports(node, ca):
         answers[3].asks()
     for host, answer in zip(answers, told, strict=False):
         host.connects(answer)
-    # One has ended: its port is free.
-    node.exporter._own[Client(answers[0].certificate, told[0]['server'][1])].stop()
+    # One has ended: its port is that of its host for a week.
+    own = node.exporter._own[Client(answers[0].certificate, told[0]['server'][1])]
+    own.stop()
+    with pytest.raises(exception.StorageDaemonError, match='export_ports'):
+        answers[3].asks()
+    assert answers[0].asks() == told[0]
+    own.stop()
+    monkeypatch.setattr(node.exporter._clients, '_clock', lambda: time.time() + 8 * 86400)
+    node.exporter.end_unused(3600)
     assert answers[3].asks()['server'] == told[0]['server']
     answers[3].connects(told[0])
     answers[0].gets_nothing(told[0], told[0]['base_export'])

@@ -14,10 +14,12 @@ class Sender:
     """Calls the endpoints as a message does: ``sender.plan_boot(context, ...)``.
 
     :ivar endpoints: the real ones.
+    :ivar secret: of the process that sends; None if it tells none.
     """
 
     def __init__(self, endpoints, refusals):
         self.endpoints = endpoints
+        self.secret = None
         # Tests send more than a host does; seconds do not pass for it either.
         self._sent = 0
         self._doorkeeper = Doorkeeper(messaging.RPCDispatcher([endpoints], None), refusals,
@@ -26,7 +28,9 @@ class Sender:
     def send(self, message, client_timeout=None):
         """Have a message answered, whatever is in it; raises what its sender is told."""
         self._sent += 1
-        incoming = types.SimpleNamespace(message=message, ctxt={}, client_timeout=client_timeout)
+        incoming = types.SimpleNamespace(
+            message=message, ctxt={} if self.secret is None else {rpcapi.SENDER: self.secret},
+            client_timeout=client_timeout)
         try:
             return self._doorkeeper.dispatch(incoming)
         except messaging.ExpectedException as expected:

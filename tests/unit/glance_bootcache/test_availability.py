@@ -101,7 +101,7 @@ def test_nor_is_it_given_by_exchange(house, state, monkeypatch):
     monkeypatch.setattr(house.offers, '_is_on', True)
     monkeypatch.setattr(house.offers._health, 'may_ask', lambda: True)
     monkeypatch.setattr(house.offers, '_must_wait', lambda key: True)
-    of = (IMAGE, 'one', house.store.load(IMAGE).made.base_hash, '192.0.2.1', 1, '')
+    of = (IMAGE, 'one', house.store.load(IMAGE).made.base_hash, '192.0.2.1', 1, '', 'one')
     assert house.offers.offer_base(*of) == {'wait': True}
     bring(house, state)
     assert house.offers.offer_base(*of) is None

@@ -54,16 +54,16 @@ def test_what_is_no_range_of_ports_is_refused(text):
 
 
 def test_a_client_keeps_its_port_over_a_restart(tmp_path, clock, known):
-    assert known.note('host-1', ONE, nobody) == Client(ONE, 5)
-    assert known.note('host-2', TWO, nobody) == Client(TWO, 6)
-    assert known.note('host-1', ONE, nobody) == Client(ONE, 5) == known.find(ONE)
+    assert known.note('host-1', ONE) == Client(ONE, 5)
+    assert known.note('host-2', TWO) == Client(TWO, 6)
+    assert known.note('host-1', ONE) == Client(ONE, 5) == known.find(ONE)
     known.save()
     later = Clients(str(tmp_path / 'clients.json'), range(5, 7), clock)
     assert later.all() == [Client(ONE, 5), Client(TWO, 6)]
     assert later.of(['host-2']) == {TWO}
     # A change is written at once, and that hosts ask each hour.
     written = (tmp_path / 'clients.json').stat().st_mtime_ns
-    later.note('host-1', ONE, nobody)
+    later.note('host-1', ONE)
     later.save()
     assert (tmp_path / 'clients.json').stat().st_mtime_ns == written
     clock.now += 3600
@@ -81,22 +81,25 @@ def test_a_damaged_file_counts_as_empty(tmp_path, clock, text, caplog):
     assert 'cannot be used' in caplog.text
 
 
-def test_the_port_of_who_has_asked_for_nothing_for_longest_is_given_on(known, clock):
-    known.note('host-1', ONE, nobody)
-    clock.now += 1
-    known.note('host-2', TWO, nobody)
-    assert known.note('host-3', THREE, nobody) == Client(THREE, 5)
-    assert known.find(ONE) is None and known.of(['host-1']) == set()
-    # Not that of an exporter that runs.
-    with pytest.raises(exception.StorageDaemonError, match='export_ports, 5 to 6'):
-        known.note('host-1', ONE, everybody)
-    assert known.find(ONE) is None
-    assert known.note('host-1', ONE, lambda client: client.certificate == TWO).port == 5
+def test_who_has_a_port_keeps_it_whoever_comes(known, clock):
+    """Names cost nothing: also while the exporter of one that has a port rests, or has crashed."""
+    known.note('host-1', ONE)
+    clock.now += 6 * DAY
+    known.note('host-2', TWO)
+    for number in range(10):
+        with pytest.raises(exception.StorageDaemonError, match='export_ports, 5 to 6'):
+            known.note('host-3', f'CN=made-up-{number}')
+    known.drop(nobody)
+    assert known.note('host-1', ONE) == Client(ONE, 5) and known.find(TWO) == Client(TWO, 6)
+    clock.now += 7 * DAY + 1
+    known.note('host-2', TWO)
+    known.drop(nobody)
+    assert known.note('host-3', THREE) == Client(THREE, 5) and known.of(['host-1']) == set()
 
 
 def test_a_host_whose_servers_run_is_known_though_it_asks_for_nothing(known, clock):
-    known.note('host-1', ONE, nobody)
-    known.note('host-2', TWO, nobody)
+    known.note('host-1', ONE)
+    known.note('host-2', TWO)
     for _day in range(3):
         clock.now += DAY
         assert known.of(['host-1']) == {ONE}
@@ -105,7 +108,7 @@ def test_a_host_whose_servers_run_is_known_though_it_asks_for_nothing(known, clo
 
 
 def test_an_outage_or_a_step_of_the_clock_ends_no_isolation(tmp_path, clock, known):
-    known.note('host-1', ONE, nobody)
+    known.note('host-1', ONE)
     known.save()
     for days in 1.1, 30, -60:
         clock.now += days * DAY
@@ -113,34 +116,48 @@ def test_an_outage_or_a_step_of_the_clock_ends_no_isolation(tmp_path, clock, kno
 
 
 def test_a_certificate_that_another_has_replaced_in_a_host_s_name_counts_for_a_day(known, clock):
-    known.note('host-1', ONE, nobody)
+    """Of a host that needs nothing meanwhile."""
+    known.note('host-1', ONE)
     clock.now += DAY / 2
-    known.note('host-1', TWO, nobody)
-    assert known.of(['host-1']) == {ONE, TWO}
-    clock.now += DAY
-    assert known.of(['host-1']) == {ONE, TWO}, 'of no host was heard'
+    known.note('host-1', TWO)
+    clock.now += DAY + 1
+    known.note('host-1', TWO)
     assert known.of(['host-1']) == {TWO}
 
 
 def test_who_speaks_in_a_host_s_name_takes_nothing_from_it(known, clock):
-    known.note('host-1', ONE, nobody)
+    """Neither at once, nor in the weeks in which its servers run and it asks for nothing."""
+    known.note('host-1', ONE)
     clock.now += 1
-    known.note('host-1', TWO, nobody)
-    assert known.of(['host-1']) == {ONE, TWO} and known.find(ONE) == Client(ONE, 5)
+    known.note('host-1', TWO)
+    for _hour in range(15 * 24):
+        clock.now += 3600
+        assert known.of(['host-1']) == {ONE, TWO}
+    known.drop(nobody)
+    assert known.find(ONE) == Client(ONE, 5) and known.of(['host-1']) == {ONE, TWO}
 
 
 def test_one_certificate_of_many_hosts_is_one_client(tmp_path, known, clock):
-    for number in range(1200):
+    """Names that are made up with it push out none of them; in a week they are forgotten."""
+    for number in range(1000):
+        assert known.note(f'host-{number}', ONE).port == 5
         clock.now += 1
-        assert known.note(f'host-{number}', ONE, nobody).port == 5
+    with pytest.raises(exception.MessageRefused, match='1000 other hosts'):
+        known.note('host-1000', ONE)
+    assert known.of(['host-0']) == {ONE} and known.of(['host-1000']) == set()
+    known.note('host-999', ONE)
+    clock.now += 7 * DAY - 500
+    assert known.of(['host-999']) == {ONE}
+    known.note('host-1000', ONE)
     known.save()
     written = json.loads((tmp_path / 'clients.json').read_text())
     assert len(written['clients'][ONE]['hosts']) == 1000
-    assert known.of(['host-0']) == set() and known.of(['host-1199']) == {ONE}
+    assert 'host-1' not in written['clients'][ONE]['hosts']
+    assert known.of(['host-0', 'host-999', 'host-1000']) == {ONE}
 
 
 def test_ports_that_are_none_any_more_are_kept_while_their_exporters_run(tmp_path, clock, known):
-    known.note('host-1', ONE, nobody)
+    known.note('host-1', ONE)
     known.save()
     later = Clients(str(tmp_path / 'clients.json'), range(0), clock)
     later.drop(everybody)
@@ -150,9 +167,9 @@ def test_ports_that_are_none_any_more_are_kept_while_their_exporters_run(tmp_pat
 
 
 def test_who_has_not_asked_for_a_week_has_left(known, clock):
-    known.note('host-1', ONE, nobody)
+    known.note('host-1', ONE)
     clock.now += 6 * DAY
-    known.note('host-2', TWO, nobody)
+    known.note('host-2', TWO)
     known.drop(nobody)
     assert known.all() == [Client(ONE, 5), Client(TWO, 6)]
     clock.now += 2 * DAY
@@ -165,7 +182,7 @@ def test_who_has_not_asked_for_a_week_has_left(known, clock):
 def test_a_file_that_cannot_be_written_is_written_later(tmp_path, clock):
     path = tmp_path / 'missing' / 'clients.json'
     known = Clients(str(path), range(5, 7), clock)
-    known.note('host-1', ONE, nobody)
+    known.note('host-1', ONE)
     with pytest.raises(OSError):
         known.save()
     path.parent.mkdir()
@@ -176,7 +193,7 @@ def test_a_file_that_cannot_be_written_is_written_later(tmp_path, clock):
 def test_daemons_have_names_of_their_own(known):
     """Also of certificates whose digests begin alike: whoever has a CA finds such in a minute."""
     assert len({hashlib.sha256(name.encode()).hexdigest()[:8] for name in COLLISION}) == 1
-    clients = [known.note(f'host-{name}', name, nobody) for name in COLLISION]
+    clients = [known.note(f'host-{name}', name) for name in COLLISION]
     assert clients[0].daemon != clients[1].daemon and clients == known.all()
 
 

@@ -107,7 +107,7 @@ def asks_for_base(offers, storage_conf):
         stream.write(DATA)
     store.save(store.load(IMAGE).making(base_path=path, base_hash='sha512:00',
                                         stored_bytes=len(DATA)))
-    return lambda: offers.offer_base(IMAGE, 'host', 'sha512:00', '127.0.0.1', 10830, '')
+    return lambda: offers.offer_base(IMAGE, 'host', 'sha512:00', '127.0.0.1', 10830, '', 'host')
 
 
 def test_no_host_waits_for_a_base_that_it_did_not_read(offers, hanging, asks_for_base):

@@ -131,6 +131,23 @@ def test_else_it_is_downloaded(place, store_dirs):
     assert os.listdir(store.directory(IMAGE)) == [os.path.basename(path)]
 
 
+@pytest.mark.parametrize('more', [b'x', b'\0'], ids=['data', 'holes'])
+def test_a_download_that_goes_on_past_the_image_s_size_is_refused_there(place, more):
+    """Nobody looked how much room it takes: a Glance that does not end filled the file system."""
+    store, _glance, image = place
+    came = []
+
+    def pieces():
+        yield CONTENT
+        for _again in range(1000):
+            came.append(more)
+            yield more * len(CONTENT)
+
+    with pytest.raises(exception.ImageRefused, match=f'more than the {len(CONTENT)} bytes'):
+        basefile.obtain(image(), store, Glance(pieces()), [], lambda: None)
+    assert len(came) == 1 and os.listdir(store.directory(IMAGE)) == []
+
+
 def test_zeros_of_a_download_are_holes(place):
     """Whoever copies it, or hashes it at a rate, is spared them."""
     store, _glance, image = place

@@ -118,6 +118,25 @@ def test_nor_all_of_those_that_have_just_come(known, clock):
         assert sends(known, 'honest') == 1
 
 
+def test_nor_all_of_a_few_that_were_heard_of_for_long(known, clock):
+    """Who has nothing in hand gets one of those that are left."""
+    names = 'honest', 'liar', 'another', 'third'
+    for _time in range(2):
+        assert [sends(known, name) for name in names] == [1] * 4
+        clock.now += rates.ESTABLISHED_SECONDS
+    with contextlib.ExitStack() as stack:
+        held = 0
+        for name in names[1:]:
+            with contextlib.suppress(TooManyMessages):
+                while True:
+                    stack.enter_context(known.taking(name))
+                    held += 1
+        assert held == rates.MOST_OF_ALL < 64
+        with known.taking('honest'), pytest.raises(TooManyMessages, match='nothing in hand'):
+            stack.enter_context(known.taking('honest'))
+    assert sends(known, 'third') == 1, 'they are answered now'
+
+
 def test_a_million_extents_are_more_work_than_a_message(known):
     assert sends(known, 'liar', 100, cost=1 + 1_000_000 / rates.EXTENTS_OF_ONE) == 3
     # One that is more than all that it may is read once that has come together.

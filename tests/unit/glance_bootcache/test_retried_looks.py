@@ -6,8 +6,10 @@ The neighbours are stand-ins, see test_manager.py; tools/faults.sh fills a file 
 import errno
 import logging
 import os
+import threading
 
 import pytest
+from fakes_manager import until
 
 from bootcache import savefile
 from bootcache.manifest import Availability, Manifest, Standing
@@ -215,3 +217,89 @@ def test_ids_that_glance_never_knew_leave_nothing(house):
     house.images.away = False
     house.upkeep.once()
     assert os.listdir(house.store._images) == [] and house.manager.retried.images() == []
+
+
+# Answers that overtake each other.
+
+class Questions:
+    """Glance whose answers are held back: each is what it was when it was asked for."""
+
+    def __init__(self, house):
+        self.asked, self._get = [], house.images.get
+        house.images.get = self.get
+
+    def get(self, image_id):
+        """As Images.get."""
+        answered = threading.Event()
+        answer = self._get(image_id)
+        self.asked.append(answered)
+        assert answered.wait(60)
+        return answer
+
+
+@pytest.fixture
+def hears(house):
+    """Begins to follow a message, and returns when Glance has been asked."""
+    house.images.put(IMAGE)
+    house.manager.consider(IMAGE)
+    house.settle()
+    house.questions, threads = Questions(house), []
+
+    def hears():
+        before = len(house.questions.asked)
+        threads.append(threading.Thread(target=house.manager.consider, args=[IMAGE]))
+        threads[-1].start()
+        until(lambda: len(house.questions.asked) > before, 'the question')
+        return threads[-1]
+
+    yield hears
+    for thread in threads:
+        thread.join(60)
+
+
+def test_many_messages_of_one_image_are_no_more_than_twice_as_many_questions(house, hears):
+    """Each answer that another had overtaken was asked for again, by all of them each time."""
+    waiting, asked = [hears() for _message in range(10)], house.questions.asked
+
+    def follow():
+        return sum(thread.is_alive() for thread in waiting)
+
+    def unanswered():
+        return [question for question in asked if not question.is_set()]
+
+    while follow():
+        until(lambda: unanswered() or not follow(), 'a question')
+        # One at a time, so that it overtakes as many as it can.
+        for question in unanswered()[:1]:
+            question.set()
+            until(lambda: follow() <= len(unanswered()), 'what follows from the answer')
+    assert len(asked) <= 20
+
+
+@pytest.mark.parametrize('last', [True, False])
+def test_the_answer_that_was_asked_for_last_counts(house, hears, last):
+    """It comes first, or the older one does; then it may be of before, and is asked for again."""
+    older = hears()
+    house.images.put(IMAGE, mode='off')
+    newer = hears()
+    first, second = house.questions.asked
+    (second if last else first).set()
+    (newer if last else older).join(60)
+    (first if last else second).set()
+    if not last:
+        until(lambda: len(house.questions.asked) == 3, 'the question that is asked again')
+        house.questions.asked[2].set()
+    older.join(60)
+    newer.join(60)
+    assert house.state(IMAGE) == 'skipped' and len(house.questions.asked) == (2 if last else 3)
+
+
+def test_a_deletion_that_is_notified_while_glance_is_asked_has_it_asked_again(house, hears):
+    """Nobody has asked Glance after it: what it said before may be of before."""
+    one = hears()
+    house.images.get = house.questions._get
+    del house.images.images[IMAGE]
+    house.manager.forget(IMAGE)
+    house.questions.asked[0].set()
+    one.join(60)
+    assert house.state(IMAGE) in (None, 'skipped')

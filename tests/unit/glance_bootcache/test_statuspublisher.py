@@ -283,6 +283,32 @@ def test_which_states_are_final(manifest, state, told):
     assert statuspublisher.final(manifest, state) == told
 
 
+@pytest.mark.parametrize('code, is_shown', [(413, True), (503, False)])
+def test_what_glance_refuses_of_one_image_holds_up_no_other(published, monkeypatch, code,
+                                                            is_shown):
+    """As the properties of a tenant whose quota is full, and who goes on changing the images."""
+    hostile = [f'{number}a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f' for number in range(4)]
+    for image in hostile:
+        published.images.put(image)
+        published.manager.consider(image)
+    put(published)
+    publish, asked = published.images.publish, []
+
+    def answer(image_id, *arguments):
+        asked.append(image_id)
+        if image_id in hostile:
+            raise exc.from_response(types.SimpleNamespace(
+                status_code=code, headers={}, reason='', text=''), b'')
+        return publish(image_id, *arguments)
+
+    monkeypatch.setattr(published.images, 'publish', answer)
+    # Each round has an order of its own: this one is the worst.
+    monkeypatch.setattr(statuspublisher.random, 'shuffle', lambda due: due.sort(key=IMAGE.__eq__))
+    published.manager.publisher.publish()
+    assert seen(published) == ({'bootcache_state': 'ready'} if is_shown else {})
+    assert asked == ([*hostile, IMAGE] if is_shown else hostile[:3])
+
+
 # What glanceclient is asked.
 
 class Client:

@@ -156,6 +156,46 @@ def test_an_image_that_a_host_only_says_to_hold_changes_nothing_for_others(later
     assert (held['honest']['medium'], held['honest']['bytes']) == ('disk', 7)
 
 
+def test_that_nothing_is_new_confirms_no_lie_in_the_host_s_name(later):
+    """The host says it of its own report. It is asked for that again, and the lie is over."""
+    def say(secret, report):
+        later.endpoints.secret = secret
+        return later.endpoints.say('report_holdings', host='victim', report=report)
+
+    own = {**holding(IMAGE), 'needs': [IMAGE]}
+    say('ab' * 16, own)
+    assert not say('ab' * 16, None)['resend']
+    say('cd' * 16, {'images': {}, 'needs': [], 'quotas': {}})
+    said = later.needs._hosts['victim'].seen
+    assert say('ab' * 16, None) == {'drop': [], 'resend': True}
+    assert later.needs._hosts['victim'].seen == said
+    assert say('cd' * 16, None)['resend'] is False
+    say('ab' * 16, own)
+    assert not say('ab' * 16, None)['resend']
+    assert later.needs.hosts(IMAGE) == ['victim']
+    assert [entry['host'] for entry in later.table.holders(IMAGE)] == ['victim']
+
+
+def test_whatever_hosts_one_sender_names_it_has_one_place_for_a_slot(later):
+    """And it gives back no other's, in whoever's name."""
+    def say(secret, method, **said):
+        later.endpoints.secret = secret
+        return later.endpoints.say(method, **said)
+
+    liar, honest = 'ab' * 16, 'cd' * 16
+    assert say(honest, 'take_slot', host='honest') == 0
+    for number in range(300):
+        say(liar, 'take_slot', host=f'made-up-{number}')
+    assert say('ef' * 16, 'take_slot', host='another') == 0
+    for number in range(later.conf.bootcache.settle_slots - 3):
+        assert say(f'{number:032x}', 'take_slot', host=f'host-{number}') == 0
+    assert say('01' * 16, 'take_slot', host='late') > 0
+    say(liar, 'hold_slot', host='honest', holds=False)
+    assert say('01' * 16, 'take_slot', host='late') == 0, 'its own it gives back'
+    say(liar, 'hold_slot', host='honest', holds=False)
+    assert say('23' * 16, 'take_slot', host='later') > 0
+
+
 def test_boots_of_servers_that_are_made_up_are_bounded(later):
     """A host may ask for any server. What waits for its reports is bounded; nothing is built."""
     for number in range(300):

@@ -44,22 +44,9 @@ class Orders:
     def __init__(self, path: str):
         self._path = path
         self._lock = threading.Lock()  # guards the dictionary, and that the file is the last one
-<<<<<<< ours
         # When each image was ordered to go, in seconds since the epoch, by host.
         self._orders = savefile.read_table(
             path, VERSION, _parse, 'what operators wanted gone from hosts is to be said again')
-=======
-        self._orders = self._load()
-
-    def _load(self) -> dict[str, dict[str, float]]:
-        """Return when each image was ordered to go, in seconds since the epoch, by host."""
-        try:
-            return savefile.read_json(self._path, VERSION, _parse) or {}
-        except (OSError, ValueError) as error:
-            LOG.warning('%s cannot be used (%s): what operators wanted gone from hosts is to be'
-                        ' said again', self._path, error)
-            return {}
->>>>>>> theirs
 
     def of(self, host: str) -> frozenset[str]:
         """Return the images that are to go from a host."""

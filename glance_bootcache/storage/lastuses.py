@@ -38,16 +38,6 @@ class Usage:
         self._changed = False
         self._saved = -math.inf
 
-<<<<<<< ours
-=======
-    def _load(self) -> dict[str, float]:
-        try:
-            return savefile.read_json(self._path, VERSION, _parse) or {}
-        except (OSError, ValueError) as error:
-            LOG.warning('%s cannot be used (%s): last uses count from now on', self._path, error)
-            return {}
-
->>>>>>> theirs
     def note(self, image_id: str, when: float) -> None:
         """Note a use, in seconds since the epoch; an older one than is known changes nothing."""
         with self._lock:

@@ -53,8 +53,8 @@ def _fuzz() -> int:
         return 2
     with atheris.instrument_imports(include=['glance_bootcache.qcow2', 'oslo_utils.imageutils']):
         tables = importlib.import_module('glance_bootcache.qcow2.tables')
-        reader = importlib.import_module('glance_bootcache.qcow2.reader')
-        probing = importlib.import_module('glance_bootcache.storage.probing')
+        reader = importlib.import_module('glance_bootcache.qcow2.header')
+        probing = importlib.import_module('glance_bootcache.storage.inspection')
         fileformat = importlib.import_module('bootcache.fileformat')
 
     descriptor = os.memfd_create('fuzzed')

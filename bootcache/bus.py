@@ -7,6 +7,8 @@ With a bus that hangs, as a machine that is frozen, a call takes a multiple of i
 
 import concurrent.futures
 import contextlib
+import importlib
+import sys
 import threading
 from collections.abc import Callable
 from typing import TypeVar
@@ -14,14 +16,60 @@ from typing import TypeVar
 import oslo_messaging as messaging
 from oslo_config import cfg
 
-from bootcache import beside
 from bootcache import conf as bootcache_conf
+
+Answer = TypeVar('Answer')
+
+
+def begin(call: Callable[[], Answer], name: str) -> concurrent.futures.Future[Answer]:
+    """Begin a call in a thread that ends with it, or with the process: a pool would wait for it.
+
+    Where eventlet has replaced Python's threads it is one of eventlet's.
+
+    :param name: of the thread.
+    :returns: what comes of it.
+    :raises RuntimeError: if no thread can be started.
+    """
+    outcome: concurrent.futures.Future[Answer] = concurrent.futures.Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(call())
+        except Exception as error:
+            outcome.set_exception(error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return outcome
+
+
+Result = TypeVar('Result')
+
+
+def is_used() -> bool:
+    """Tell whether this process's threads are eventlet's; eventlet itself is not imported."""
+    patcher = sys.modules.get('eventlet.patcher')
+    return patcher is not None and bool(patcher.is_monkey_patched('thread'))
+
+
+def aside(work: Callable[[], Result]) -> Result:
+    """Do work that takes long without a wait of Python's own, as hashing and fsync do.
+
+    Under eventlet it is done in a native thread, and the caller's others go on; else right here.
+
+    :param work: takes no locks, and waits for no other thread.
+    :raises Exception: what the work raises.
+    """
+    if not is_used():
+        return work()
+    # It is there, as it is in use; we do not require it.
+    result: Result = importlib.import_module('eventlet.tpool').execute(work)
+    return result
+
 
 _CLIENTS_OWN_SECONDS = 1
 # oslo.messaging lets errors of the libraries through by which it reaches RabbitMQ.
 _TRANSPORTS = ('kombu', 'amqp')
 
-Answer = TypeVar('Answer')
 
 
 def named(conf: cfg.ConfigOpts) -> str:
@@ -48,7 +96,7 @@ def within(seconds: float, call: Callable[[], Answer]) -> Answer:
     :raises MessageDeliveryFailure: if the bus cannot be reached.
     :raises Exception: what the call raises else.
     """
-    outcome = beside.begin(call, 'bootcache-ask')
+    outcome = begin(call, 'bootcache-ask')
     try:
         return outcome.result(seconds)
     except concurrent.futures.TimeoutError:

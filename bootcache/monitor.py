@@ -4,17 +4,85 @@ A second client waits in silence, and a daemon that hangs on a storage node answ
 every wait has a limit, and who comes after one that was in vain is told at once.
 """
 
+import asyncio
 import contextlib
 import os
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
 from qemu.qmp import ConnectError, ExecuteError, QMPClient, QMPError
 
-from bootcache import exception, locks, qmploop
+from bootcache import bus, exception, locks
 from bootcache.breaker import Breaker
 from bootcache.locks import OrderedLock
+
+
+class _Outcome:
+    """What became of a coroutine in the loop's thread; filled there, waited for elsewhere."""
+
+    def __init__(self, threads: Any):
+        self.done = threads.Event()
+        self.task: asyncio.Task[Any] | None = None
+
+    def start(self, loop: asyncio.AbstractEventLoop, coroutine: Any) -> None:
+        self.task = loop.create_task(coroutine)
+        self.task.add_done_callback(lambda _task: self.done.set())
+
+
+class LoopThread:
+    """One asyncio loop in a native thread, for all daemons of this process.
+
+    Under eventlet everything that is shared with that thread is native too, and whoever waits does
+    so by short green sleeps: a green lock that a native thread releases wakes nobody.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards the making of the loop
+        self._pid = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def run(self, coroutine: Any, timeout: float) -> Any:
+        """Run a coroutine, and return what it returns.
+
+        :param timeout: seconds.
+        :raises TimeoutError: if it takes longer; it is cancelled.
+        """
+        native, is_green = _threads()
+        with self._lock:
+            if self._loop is None or self._pid != os.getpid():
+                self._start(native)
+        assert self._loop is not None
+        outcome = _Outcome(native)
+        self._loop.call_soon_threadsafe(outcome.start, self._loop, coroutine)
+        if not is_green:
+            outcome.done.wait(timeout)
+        deadline = time.monotonic() + timeout
+        while is_green and not outcome.done.is_set() and time.monotonic() < deadline:
+            time.sleep(0.001)
+        if not outcome.done.is_set():
+            self._loop.call_soon_threadsafe(lambda: outcome.task and outcome.task.cancel())
+            raise TimeoutError
+        assert outcome.task is not None
+        return outcome.task.result()
+
+    def _start(self, native: Any) -> None:
+        self._loop = asyncio.new_event_loop()
+        native.Thread(target=self._loop.run_forever, name='bootcache-qmp', daemon=True).start()
+        self._pid = os.getpid()
+
+
+def _threads() -> tuple[Any, bool]:
+    """Return the module of native threads, and whether eventlet has put green ones in its place."""
+    if bus.is_used():
+        return sys.modules['eventlet.patcher'].original('threading'), True
+    return threading, False
+
+
+LOOP = LoopThread()
+
 
 _ATTEMPTS = 10
 
@@ -34,7 +102,7 @@ class Session:
         """
         named = {key.rstrip('_').replace('_', '-'): value for key, value in arguments.items()}
         try:
-            answer = qmploop.LOOP.run(self._client.execute(command, named or None),
+            answer = LOOP.run(self._client.execute(command, named or None),
                                       self._monitor.command_seconds)
             self._monitor.heard()
             return answer
@@ -150,7 +218,7 @@ class Monitor:
                 self._session = None
                 # A peer that died makes this raise, which tells nothing new.
                 with contextlib.suppress(QMPError, TimeoutError, OSError, EOFError):
-                    qmploop.LOOP.run(client.disconnect(), self._patience)
+                    LOOP.run(client.disconnect(), self._patience)
 
     def _check_breaker(self, may_ask: bool) -> None:
         if not may_ask:
@@ -166,7 +234,7 @@ class Monitor:
             # for a green lock of logging's for ever.
             client.logger.disabled = True
             try:
-                qmploop.LOOP.run(client.connect(self.path), self._patience)
+                LOOP.run(client.connect(self.path), self._patience)
                 return client
             except TimeoutError as error:
                 raise self.busy(f'no answer on {self.path} within'

@@ -8,18 +8,12 @@ from oslo_config import cfg
 from bootcache import cachelayout, properties, tier
 from bootcache import conf as shared
 from bootcache.exception import ConfigurationError
-from glance_bootcache import (
-    bootconf,
-    exportconf,
-    metricsconf,
-    rbdconf,
-    slotconf,
-    snapshotconf,
-    tenantconf,
-    warmconf,
-)
+from glance_bootcache import bootconf
 
 AUTH_GROUP = 'service_auth'
+# Values of snapshot_exporters.
+OWN, COMMON = 'own', 'common'
+_NONE = 'none'
 
 opts = [
     cfg.StrOpt('state_dir',
@@ -270,11 +264,356 @@ Related options:
 
 * ``notification_topic``
 """),
+
+    # Of the exporters: where they serve, and whom.
+    cfg.HostAddressOpt('export_host',
+                       default='127.0.0.1',
+                       help="""
+Address on which the exporter serves bases and cache images over NBD: IPv4, or
+IPv6 without brackets. On one that is not of this machine alone the exporter
+speaks TLS, or the service does not start unless ``allow_plain_nbd`` is set.
+
+Related options:
+
+* ``tls_directory``
+* ``allow_plain_nbd``
+"""),
+    cfg.PortOpt('export_port',
+                default=10810,
+                help="""
+TCP port on which the exporter serves NBD.
+"""),
+    cfg.HostAddressOpt('advertise_host',
+                       help="""
+Address that compute hosts are told to connect to.
+
+Possible values:
+
+* An address, IPv4 or IPv6, or host name that reaches the exporter from every
+  compute host.
+* Unset: the value of ``export_host``.
+"""),
+    cfg.PortOpt('advertise_port',
+                help="""
+TCP port that compute hosts are told to connect to.
+
+Possible values:
+
+* A port.
+* Unset: the value of ``export_port``.
+"""),
+    cfg.MultiStrOpt('tls_client_names',
+                    default=[],
+                    help="""
+Distinguished name of the clients' certificates that the exporter lets in. Each
+``*`` stands for any characters, and each ``?`` for one. The option can be given
+several times. It is read when the service starts, and holds for connections
+that are made from then on.
+
+Possible values:
+
+* A name as in CN=compute-*.example.org; without the CN= it would be nobody's, and
+  the service does not start. One of several parts has them in the
+  order of the certificate, each written as RFC 4514 has it:
+  O=Example,CN=compute-1. The exporter's log has the name of who is refused.
+* None: all whose certificates the CA has signed.
+
+Related options:
+
+* ``tls_directory``
+"""),
+    cfg.StrOpt('export_ports',
+               help="""
+TCP ports of exporters of which each serves one compute host. A host is told of
+the port of its own when it asks for an image. Only who has its certificate is
+let in there, and what is served there is what the host has asked for, or needs;
+``export_idle`` says for how long. A host that does not tell the name in its
+certificate gets nothing: its servers go the stock way.
+
+An exporter takes some megabytes of memory. It is started when its host asks for
+the first time, and ends when it serves nothing any more. The host keeps its
+port. More hosts than ports at a time: servers of those that come too late go the
+stock way.
+
+Possible values:
+
+* The first and the last of them: 10820-11819. Below 1024 only where the service
+  may listen there, which it may not as its unit starts it.
+* Unset: all hosts share the exporter at ``export_port``, and each can read all
+  that is served at that time.
+
+Related options:
+
+* ``tls_directory``
+* ``export_idle``
+"""),
+
+    # Of bases in Ceph.
+    cfg.StrOpt('rbd_store_pool',
+               help="""
+Pool in which Glance's RBD store keeps its images. The storage service then
+downloads no raw image that is there: it makes a clone of its own of the image's
+snapshot, which takes no space, and reads that. The content is checked against
+Glance's hash first, as that of a download is. See the page about Ceph.
+
+Possible values:
+
+* The name of a pool.
+* Unset: all bases are found in ``glance_store_dirs``, or downloaded. Those that
+  are clones already stay so.
+
+Related options:
+
+* ``rbd_store_pool`` of glance-api.conf.
+* ``rbd_clone_pool``
+* ``rbd_store_user``
+"""),
+    cfg.StrOpt('rbd_clone_pool',
+               default='bootcache',
+               help="""
+Pool in which the storage service keeps its clones.
+
+Related options:
+
+* ``rbd_clone_namespace``
+"""),
+    cfg.StrOpt('rbd_clone_namespace',
+               default='storage',
+               help="""
+RBD namespace, within that pool, of this storage service's clones. It is of this
+one alone: clones there that none of its images needs are removed.
+
+Possible values:
+
+* The name of a namespace; "rbd namespace create" makes it.
+"""),
+    cfg.StrOpt('rbd_store_user',
+               default='bootcache',
+               help="""
+Ceph user as whom the storage service reads Glance's pool, without ``client.``.
+It may read that pool, and write nowhere but in its own namespace: the service
+does not start with one that can delete Glance's images.
+"""),
+    cfg.StrOpt('rbd_store_ceph_conf',
+               default='/etc/ceph/ceph.conf',
+               help="""
+Path of Ceph's configuration file. It says where the user's keyring is, or leaves
+it at ``/etc/ceph/ceph.client.USER.keyring``. The user of the storage service has
+to be able to read both.
+"""),
+    cfg.StrOpt('rbd_snapshot_pool',
+               help="""
+Pool in which snapshots of servers are made whose image is read in Ceph. They
+share with the image what they have in common: only what differs is sent and
+stored. Glance is told where they are, and owns them from then on. See the page
+about snapshots.
+
+Possible values:
+
+* The name of a pool that holds nothing else. Both Glance's Ceph user and this
+  service's need "profile rbd" of it; it has to be another one than
+  ``rbd_store_pool``, as this service may delete nothing there.
+* Unset: snapshots are made in stock Nova's way, each a full image.
+
+Related options:
+
+* ``rbd_store_pool``
+* ``snapshot_depth``
+"""),
+
+    # Of snapshots that share with their base.
+    cfg.StrOpt('snapshot_exporters',
+               default=OWN,
+               choices=[(OWN, 'only hosts that have an exporter of their own, see export_ports'),
+                        (COMMON, 'all hosts; each that reaches the exporter can learn the names of'
+                                 ' snapshots under way there, and read and write them')],
+               help="""
+Which hosts may send snapshots of their servers to this storage node. A snapshot
+is served for writing under a name that cannot be guessed; but QEMU tells whoever
+it lets in all names. Those of other hosts go stock Nova's way.
+
+Related options:
+
+* ``export_ports``
+* ``rbd_snapshot_pool``
+* ``glance_store_dirs``
+"""),
+    cfg.IntOpt('snapshots_per_host',
+               default=8, min=1, max=100,
+               help="""
+Snapshots that a host may send at a time. More go stock Nova's way.
+"""),
+    cfg.IntOpt('snapshot_idle',
+               default=120, min=30, max=86400,
+               help="""
+Seconds after which a snapshot is given up of which its host has said nothing: it
+tells every few seconds that it goes on.
+"""),
+    cfg.IntOpt('snapshot_depth',
+               default=5, min=1, max=16,
+               help="""
+Snapshots that may stand on each other, as of a server that was made of a
+snapshot. Each one more makes reads of what is in none of them slower. Of an image
+that this many others are below, the storage service makes a copy that stands on
+none, in the background and one after the other, if it is the base of servers; it
+takes the space of a full image. Snapshots of these servers stand on the copy.
+Until it is there they go stock Nova's way, and are full images each.
+"""),
+
+    # Of what tenants may have served, and how much of it.
+    cfg.BoolOpt('verify_signatures',
+                default=False,
+                help="""
+Whether the storage service verifies the signatures of images that have one
+(img_signature and its like), and serves them. If not, signed images are
+skipped, and their servers go the stock way.
+
+The certificate comes from the key manager, as Nova and Glance get it: with the
+credentials in ``[service_auth]``, whose user has to be allowed to read it. With
+Barbican a certificate's owner allows that ("openstack acl user add").
+
+Compute hosts where Nova checks signatures, and servers with trusted
+certificates, have Nova's own code get signature and certificate, and validate
+the certificate, at each server's start. They are served if the storage service
+has verified the bytes by just these, and go the stock way otherwise.
+
+Related options:
+
+* ``backend`` in ``[key_manager]``, and ``[barbican]`` or ``[vault]``: castellan's.
+* ``verify_glance_signatures`` in ``[glance]`` of nova.conf on compute hosts.
+"""),
+    cfg.IntOpt('changes_per_hour',
+               default=1000,
+               min=0,
+               help="""
+How many images of one owner (project) are taken up within an hour: registered,
+changed in their content, or in properties by which their cache images are made
+anew. Others of the owner's wait, pending, until the hour is over; nothing is
+lost. Their servers boot as ever. What an operator orders, a server that boots
+needs, or is done again after a restart or an upgrade, is not counted.
+
+Owners take turns whatever this is: it bounds what one of them costs.
+
+Possible values:
+
+* A number of images.
+* 0: any number.
+
+Related options:
+
+* ``concurrent_builds``
+"""),
+
+    # Of warming.
+    cfg.ListOpt('warm_on_register',
+                default=[],
+                help="""
+Host aggregates whose hosts get the cache image of an image as soon as it is
+ready for the first time, before any server asks for it. Each host fetches it
+once; what later boots add to it, hosts fetch with a boot. Snapshots and
+backups of servers are left out: most of them are booted once.
+
+Possible values:
+
+* Names of aggregates, as ``openstack aggregate list`` shows them, separated by
+  commas. A name with a comma in it cannot be given.
+* Empty, or ``none``: no host is warmed unless somebody asks for it.
+
+Related options:
+
+* ``warm_concurrency``
+* ``[image_cache]precache_concurrency`` of nova-conductor: how many hosts of an
+  aggregate fetch at the same time.
+* ``warm_bandwidth`` of the compute hosts: the rate at which each one fetches.
+"""),
+    cfg.IntOpt('warm_concurrency',
+               default=1,
+               min=1,
+               max=64,
+               help="""
+How many aggregates are warmed at the same time, where one aggregate that is
+warmed for two images counts twice. The others wait.
+
+Related options:
+
+* ``[image_cache]precache_concurrency`` of nova-conductor: how many hosts of an
+  aggregate fetch at the same time.
+* ``warm_bandwidth`` of the compute hosts: the rate at which each one fetches.
+"""),
+    cfg.IntOpt('warm_timeout',
+               default=600,
+               min=1,
+               max=86400,
+               help="""
+Seconds that a host which is to be warmed is waited for, since Nova was asked or
+another host of the aggregate reported, whichever was later. It has to be longer
+than the fetch of one cache image takes.
+
+A host from which nothing at all is heard for 180 seconds is not waited for any
+longer, whatever this says: with bootcache's driver each reports every minute.
+
+Related options:
+
+* ``warm_attempts``
+* ``warm_bandwidth`` of the compute hosts.
+"""),
+    cfg.IntOpt('warm_attempts',
+               default=3,
+               min=1,
+               max=100,
+               help="""
+How many times Nova is asked to warm a host, if the host reports an error or
+does not report. There are 30 seconds between the first two attempts, and twice
+as many before each further one, up to ten minutes.
+
+Related options:
+
+* ``warm_timeout``
+"""),
+
+    # Of what is told to Prometheus.
+    cfg.PortOpt('metrics_port',
+                default=0,
+                help="""
+TCP port at which the storage service tells Prometheus how files came to hosts that
+asked for them by exchange. It needs the Python package ``prometheus_client``.
+
+Possible values:
+
+* A port that nobody has.
+* 0: nothing listens.
+"""),
+    cfg.StrOpt('metrics_address',
+               default='127.0.0.1',
+               help="""
+Address at which ``metrics_port`` is. There is no encryption, and no password.
+
+Possible values:
+
+* An IPv4 or IPv6 address of this host.
+"""),
+
+    # Of how many hosts get full bases from the storage node.
+    cfg.IntOpt('settle_slots',
+               default=4,
+               min=1,
+               max=1000,
+               help="""
+How many hosts get full bases from this storage node at the same time, to settle
+their servers: by exchange or by copies. The others wait, and come again; those
+that get all of a base from other hosts do not wait. A host takes at most its
+``settle_bandwidth``, so settling takes the product of both of this storage node's
+link.
+
+Related options:
+
+* ``settle_bandwidth`` of the compute hosts.
+* ``exchange_upload_rate``: a bound in bytes a second of what the storage node
+  gives by exchange.
+"""),
 ]
 
-
-_ALL = [*opts, *exportconf.opts, *rbdconf.opts, *snapshotconf.opts, *tenantconf.opts,
-        *bootconf.opts, *warmconf.opts, *metricsconf.opts, *slotconf.opts]
+_ALL = [*opts, *bootconf.opts]
 
 default_opts = [
     cfg.HostAddressOpt('host',
@@ -337,7 +676,7 @@ def check(conf: cfg.ConfigOpts) -> None:
         raise ConfigurationError(f'[bootcache]boot_marker: {error}') from None
     disk_limits(conf)
     memory_limits(conf)
-    warmconf.aggregates(conf)
+    aggregates(conf)
 
 
 def disk_limits(conf: cfg.ConfigOpts) -> tier.TierLimits:
@@ -376,3 +715,19 @@ def check_tiers(conf: cfg.ConfigOpts) -> None:
     tier.check_directory('storage_memory_directory', memory, memory=True)
     tier.check_memory('storage_memory_directory', memory, 'storage_memory_quota',
                       memory_limits(conf).quota)
+
+
+def aggregates(conf: cfg.ConfigOpts) -> list[str]:
+    """Return the names of the aggregates that are warmed when an image is registered.
+
+    :raises ConfigurationError: naming the option and the cure.
+    """
+    names = list(dict.fromkeys(conf[shared.GROUP].warm_on_register))
+    if names == [_NONE]:
+        return []
+    for name in names:
+        if name == _NONE or not name or len(name) > 255:
+            raise ConfigurationError(
+                f'[bootcache]warm_on_register: {name[:40]!r} among {len(names)} names is no'
+                ' aggregate; give names of aggregates, or nothing but none')
+    return names

@@ -13,8 +13,8 @@ from oslo_service import service
 from bootcache import bus, cacheimage, exception, optionfault, rpcapi
 from bootcache import conf as bootcache_conf
 from glance_bootcache import startchecks
-from glance_bootcache.door import doorkeeper, longmessages
-from glance_bootcache.door.refusals import Refusals
+from glance_bootcache.door import doorkeeper
+from glance_bootcache.door.doorkeeper import Refusals
 from glance_bootcache.exchange.offers import ExchangeOffers
 from glance_bootcache.filestore.registrars import Registrars
 from glance_bootcache.filestore.snapshots import FileSnapshots
@@ -42,8 +42,7 @@ from glance_bootcache.storage.exporters import Exporters
 from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import StorageTiers
 from glance_bootcache.upkeep import ServiceUpkeep
-from glance_bootcache.warming.precache import NovaPrecache
-from glance_bootcache.warming.runner import Warming
+from glance_bootcache.warming.runner import NovaPrecache, Warming
 
 LOG = logging.getLogger(__name__)
 
@@ -107,7 +106,7 @@ class StorageService(service.Service):  # type: ignore[misc]
 
     def _start(self) -> None:
         conf = self._conf
-        longmessages.bound()
+        doorkeeper.bound()
         store = ImageStore(conf[bootcache_conf.GROUP].state_dir)
         store.sweep_forgotten()
         needs = ReportedNeeds(store.state_path('needs.json'))

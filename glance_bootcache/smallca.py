@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from bootcache import certifiedhosts, exception, savefile, tls
+from bootcache import exception, savefile, tls
 from bootcache.exchange import members
 
 _KEY = 'ca-key.pem'
@@ -45,8 +45,8 @@ class SmallCA:
         if not os.path.exists(self._path(tls.CA)):
             if has_key and self._has_issued():
                 raise exception.RequestRefused(
-                    f'{directory} has {_KEY}, and {tls.CA} is not there; put it back, as it is in'
-                    ' each host\'s folder')
+                    f'{directory} has {_KEY}, and {tls.CA} is not there; put it back, as'
+                    ' it is in each host\'s folder')
             if not may_make:
                 raise exception.RequestRefused(
                     f'{directory} has no CA; name the folder with which the hosts\' certificates'
@@ -55,8 +55,8 @@ class SmallCA:
             self._make()
         elif not has_key:
             raise exception.RequestRefused(
-                f'{directory} has {tls.CA}, and not the key {_KEY} to it; put that there, or name'
-                ' another folder: no certificate of a CA is written over')
+                f'{directory} has {tls.CA}, and not the key {_KEY} to it; put that there,'
+                ' or name another folder: no certificate of a CA is written over')
         try:
             with open(self._path(_KEY), 'rb') as stream:
                 key = serialization.load_pem_private_key(stream.read(), None)
@@ -128,7 +128,7 @@ class SmallCA:
         """
         path = self._path(name, f'{tls.Endpoint.SERVER.value}-cert.pem')
         try:
-            return [one for one in certifiedhosts.names(_read(path)) if one != name]
+            return [one for one in tls.hosts_named(_read(path)) if one != name]
         except FileNotFoundError:
             return None if os.path.exists(self._path(_ISSUED + name)) else []
         except ValueError as error:

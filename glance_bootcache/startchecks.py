@@ -31,7 +31,7 @@ from bootcache.exception import (
     Interrupted,
     ServiceAway,
 )
-from glance_bootcache import snapshotconf
+from glance_bootcache import conf as glance_conf
 from glance_bootcache.conf import AUTH_GROUP
 from glance_bootcache.glance import images
 from glance_bootcache.profileboot import throughnova
@@ -119,7 +119,7 @@ def _check_snapshots(group: Any) -> None:
             f'[bootcache]rbd_snapshot_pool={group.rbd_snapshot_pool} is Glance\'s own pool, where'
             ' this service may delete nothing; make a pool for snapshots, and give client.'
             f'{group.rbd_store_user} and Glance\'s user "profile rbd" of it')
-    if group.snapshot_exporters == snapshotconf.OWN and not group.export_ports:
+    if group.snapshot_exporters == glance_conf.OWN and not group.export_ports:
         LOG.warning('all snapshots go stock Nova\'s way: hosts have no exporters of their own; set'
                     ' [bootcache]export_ports, or snapshot_exporters = common if hosts may read and'
                     ' write each other\'s snapshots under way')

@@ -9,12 +9,12 @@ from collections.abc import Callable, Collection
 from oslo_config import cfg
 from oslo_log import log as logging
 
+from bootcache import certificates, exception, tls
 from bootcache import conf as bootcache_conf
-from bootcache import exception, expiry, tls
+from bootcache.breaker import GrowingPauses
 from bootcache.cachelayout import Compression
 from bootcache.manifest import Availability, Standing
 from bootcache.news import News
-from bootcache.pauses import GrowingPauses
 from glance_bootcache import away, decisions
 from glance_bootcache.glance import images as glance_images
 from glance_bootcache.glance.images import Images
@@ -61,7 +61,7 @@ class ServiceUpkeep:
         self._images = images
         self._needs = needs
         self._ceph = CephBases(conf)
-        self._expiry = expiry.configured(self._conf, tls.Endpoint.SERVER)
+        self._expiry = certificates.configured(self._conf, tls.Endpoint.SERVER)
         self.older = OlderContent(store, manager)
         self.recovered = False
         # When images that were put off are tried again.

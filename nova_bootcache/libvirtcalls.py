@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import libvirt
 
-from bootcache import beside, exception
+from bootcache import bus, exception
 from bootcache.locks import leaf
 
 # A guest that is well answers in milliseconds, and in seconds while it waits for its requests.
@@ -120,7 +120,7 @@ class LibvirtCalls:
             connection = known if known is not None and _is_open(known) else self._connect()
             return connection, call(connection)
 
-        outcome = beside.begin(on_own_connection, 'bootcache-libvirt')
+        outcome = bus.begin(on_own_connection, 'bootcache-libvirt')
         concurrent.futures.wait([outcome], seconds)
         if not outcome.done():
             with self._lock:

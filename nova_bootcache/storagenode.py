@@ -8,7 +8,7 @@ from typing import Any
 
 from oslo_log import log as logging
 
-from bootcache import beside, certificates, exception, naming, qemuimg, tls
+from bootcache import bus, certificates, exception, naming, qemuimg, tls
 from bootcache.ceph.places import RbdOrigin
 
 LOG = logging.getLogger(__name__)
@@ -136,7 +136,7 @@ def check_reachable(remote: Remote) -> None:
     """
     try:
         # A resolver that does not answer is waited for no longer either.
-        with beside.begin(lambda: socket.create_connection(
+        with bus.begin(lambda: socket.create_connection(
                 (remote.host, remote.port), timeout=_REACH_SECONDS),
                 'bootcache-reach').result(2 * _REACH_SECONDS) as connection:
             # The server speaks first; one that is frozen takes connections all the same.
@@ -168,3 +168,37 @@ def check_served(remote: Remote, encryption: Encryption) -> None:
         raise exception.BootcacheError(
             f'the exporter at {naming.tcp_address(remote.host, remote.port)} does not serve'
             f' {remote.export}: {error}') from error
+
+
+class TakenCertificates:
+    """Has QEMU look at them.
+
+    :param directory: ``[bootcache]tls_directory``; None if there is none.
+    """
+
+    def __init__(self, directory: str | None):
+        self._directory = directory
+        # The id of the files that QEMU has taken.
+        self._taken = ''
+
+    def look(self) -> None:
+        """Look at the files that are there now, unless they are those that QEMU has taken.
+
+        :raises CertificateExpired: if one is not valid any more, or not yet.
+        :raises ConfigurationError: naming the option, the file and the cure.
+        :raises Interrupted: if QEMU has not said so in time, as on a busy machine.
+        """
+        if self._directory is None:
+            return
+        # What was taken before may be no more what is there.
+        taken, self._taken = self._taken, ''
+        certificates.check_path(self._directory)
+        found = tls.credentials_id(self._directory, tls.Endpoint.CLIENT)
+        if found != taken:
+            certificates.check(self._directory, tls.Endpoint.CLIENT)
+        self._taken = found
+
+    @property
+    def are_right(self) -> bool:
+        """Whether there are none, or QEMU has taken those that were looked at last."""
+        return self._directory is None or bool(self._taken)

@@ -14,13 +14,13 @@ import oslo_messaging as messaging
 from oslo_log import log as logging
 
 from bootcache import exception, rpcapi
+from bootcache.breaker import GrowingPauses
 from bootcache.news import News
-from bootcache.pauses import GrowingPauses
-from nova_bootcache.asking import offer
+from nova_bootcache.asking import client
 from nova_bootcache.asking.placement import Offer
-from nova_bootcache.cache.cacheentry import CacheEntry
+from nova_bootcache.cache.cachefiles import CacheEntry
 from nova_bootcache.chains.computehost import ComputeHost
-from nova_bootcache.gateway import confinement, socketfault
+from nova_bootcache.gateway import socketfault
 from nova_bootcache.published.holdings import PublishedHoldings
 from nova_bootcache.settling import settler
 
@@ -126,7 +126,7 @@ class HostUpkeep:
         try:
             capabilities = self._capabilities()
             qemu = socketfault.identity(capabilities)
-            if hint := confinement.warning(capabilities, self._host.gateway.socket_path):
+            if hint := socketfault.warning(capabilities, self._host.gateway.socket_path):
                 self._news.bad(_CONFINED, 'bootcache: %s', hint)
             else:
                 self._news.mended(_CONFINED, 'bootcache: AppArmor lets QEMU open the socket now')
@@ -211,7 +211,7 @@ class HostUpkeep:
 
     def _replace(self, entry: CacheEntry) -> None:
         image_id = entry.remote.image_id
-        offered = offer.parse(image_id, self._host.storage.ask(image_id, ''))
+        offered = client.parse(image_id, self._host.storage.ask(image_id, ''))
         if offered.storage.offer is Offer.STOCK:
             # Of an image that was deleted, for instance; a server that needs it keeps it.
             if self._host.room.let_go(image_id):

@@ -11,7 +11,7 @@ from bench.cluster.exchanging import Exchange, OnDemand
 from bench.cluster.hosts import Host
 from bench.cluster.storage import Arriving, StorageNode
 from bootcache.exchange import patience
-from bootcache.exchange.fetching import Exchanged
+from bootcache.exchange.client import Exchanged
 from bootcache.tier import Medium
 from nova_bootcache.gateway import arrivingimage
 

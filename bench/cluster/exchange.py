@@ -13,8 +13,8 @@ import numpy
 
 from bench.cluster import calibration
 from bench.cluster.storage import nodes_for
-from bootcache.exchange import pieces as file_pieces
-from glance_bootcache.exchange import order
+from bootcache.exchange import torrent as file_pieces
+from glance_bootcache.exchange import offers
 
 RACK_HOSTS = 40
 # Bytes a second that a host sends and gets: what one core of it encrypts, decrypts and hashes.
@@ -61,15 +61,15 @@ def connections(racks: numpy.ndarray) -> list[list[int]]:
     :param racks: of each host, in the order in which they ask.
     """
     storage = '', 0
-    before: list[order.Member] = []
+    before: list[offers.Member] = []
     found: list[list[int]] = [[] for _host in racks]
     for host, rack in enumerate(racks):
-        for name, number in order.predecessors(before, str(rack), storage):
+        for name, number in offers.predecessors(before, str(rack), storage):
             other = int(name) if (name, number) != storage else len(racks)
             found[host].append(other)
             if other < len(racks):
                 found[other].append(host)
-        before.append(order.Member(str(host), (str(host), 1), str(rack), 0.0))
+        before.append(offers.Member(str(host), (str(host), 1), str(rack), 0.0))
     return found
 
 

@@ -14,9 +14,9 @@ from oslo_config import cfg
 from bench.cluster import calibration, exchange
 from bench.cluster.hosts import Cluster, Host
 from bench.cluster.storage import StorageNode
-from bootcache import exchangeconf
-from bootcache.exchange.fetching import Exchanged
-from glance_bootcache.exchange.lines import Lines
+from bootcache import conf as bootcache_conf
+from bootcache.exchange.client import Exchanged
+from glance_bootcache.exchange.offers import Lines
 
 # Hosts whose numbers follow begin at parts far from each other.
 _GOLDEN_SECTION = 0.618
@@ -28,7 +28,7 @@ _STORAGE = '', 0
 def _linger() -> float:
     """Return for how long a host gives on what it got, ``[bootcache]exchange_linger``."""
     conf = cfg.ConfigOpts()
-    conf.register_opts(exchangeconf.opts)
+    conf.register_opts(bootcache_conf.opts)
     return float(conf.exchange_linger)
 
 

@@ -4,7 +4,7 @@ import collections
 
 import simpy
 
-from glance_bootcache.images.expectedreports import ExpectedReports
+from glance_bootcache.images.reportedboots import ExpectedReports
 
 # As in glance_bootcache/images/reportedboots.py: so many boots in a row that bring nothing new are
 # enough, and so many hosts are asked at a time.

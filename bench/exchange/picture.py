@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.replay import figures
-from glance_bootcache.exchange import order
-from glance_bootcache.exchange.order import Member, Peer
+from glance_bootcache.exchange import offers
+from glance_bootcache.exchange.offers import Member, Peer
 
 _STORAGE: Peer = '192.0.2.1', 10811
 _RACKS = 'A', 'B'
@@ -43,7 +43,7 @@ def arrows(racks: Sequence[str]) -> list[Arrow]:
     before: list[Member] = []
     found = []
     for taker, rack in enumerate(racks, 1):
-        for address, _port in order.predecessors(before, rack, _STORAGE):
+        for address, _port in offers.predecessors(before, rack, _STORAGE):
             giver = 0 if address == _STORAGE[0] else int(address.rpartition('.')[2])
             kind = 'storage' if not giver else 'rack' if racks[giver - 1] == rack else 'between'
             found.append(Arrow(giver, taker, kind))

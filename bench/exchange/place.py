@@ -15,10 +15,9 @@ from pathlib import Path
 
 from bench.replay import netns
 from bootcache import exception, qemuimg, savefile
-from bootcache.exchange.client import ExchangeClient, Peer
-from bootcache.exchange.fetching import Exchanged, fetch
+from bootcache.exchange.client import ExchangeClient, Exchanged, Peer, fetch
 from bootcache.storagedaemon import StorageDaemon, TcpListener
-from glance_bootcache.exchange.lines import Lines
+from glance_bootcache.exchange.offers import Lines
 from glance_bootcache.exchange.slots import Slots
 from glance_bootcache.smallca import SmallCA
 from nova_bootcache.storagenode import nbd_node

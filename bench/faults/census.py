@@ -17,9 +17,9 @@ BOUNDED = (
     # What was active at the last sweep, until the next one in an hour.
     'glance_bootcache.upkeep.ServiceUpkeep._active',
     # When to try again; 10,000 keys at most.
-    'bootcache.pauses.GrowingPauses.',
+    'bootcache.breaker.GrowingPauses.',
     # Reports that are expected, for as long as a boot may take.
-    'glance_bootcache.images.expectedreports.',
+    'glance_bootcache.images.reportedboots.',
     # Of the growing store that was looked at last, until another one is.
     'bootcache.growingstore.GrowingStore.', 'bootcache.recorder.Sample',
 )

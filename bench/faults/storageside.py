@@ -31,7 +31,7 @@ from bootcache.workingset import WorkingSet
 from glance_bootcache import conf as glance_conf
 from glance_bootcache import service
 from glance_bootcache.decisions import ImageFacts
-from glance_bootcache.door.rates import Rates
+from glance_bootcache.door.doorkeeper import Rates
 from glance_bootcache.glance.images import Images
 from glance_bootcache.glance.listener import ImageEvents
 from glance_bootcache.images import cephbases

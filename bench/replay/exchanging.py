@@ -14,7 +14,7 @@ from bench.replay.cluster import Cluster
 from bench.replay.host import HostChild, Image
 from bench.replay.peers import Ours
 from bootcache.exchange import patience
-from glance_bootcache.exchange.lines import Lines
+from glance_bootcache.exchange.offers import Lines
 from nova_bootcache.gateway import arrivingimage
 
 _ENTRY = 'exchanged'

@@ -16,7 +16,7 @@ from typing import Any
 from bench.replay.host import HostChild, Image
 from bootcache import exception, qemuimg
 from bootcache.cachelayout import Compression
-from nova_bootcache.cache.cacheentry import CacheEntry
+from nova_bootcache.cache.cachefiles import CacheEntry
 
 Nodes = list[dict[str, Any]]
 _OVERLAY = 'disk'

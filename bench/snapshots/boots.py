@@ -45,7 +45,7 @@ from bench.snapshots.storageside import StorageSide
 from bootcache import qemuimg
 from bootcache.tier import Medium
 from bootcache.workingset import Extent
-from nova_bootcache.asking import offer
+from nova_bootcache.asking import client
 from nova_bootcache.gateway import arrivingimage
 
 LINKS = 1_000_000_000, 10_000_000_000
@@ -66,7 +66,7 @@ def warm(host: HostChild, image: Image, expands: bool) -> None:
     """
     host.service.answers[image.image_id] = image.answer
     assert host.compute.serving.is_on
-    host.compute.fetches.fetch_offered(offer.parse(image.image_id, image.answer), Medium.DISK)
+    host.compute.fetches.fetch_offered(client.parse(image.image_id, image.answer), Medium.DISK)
     if expands:
         peers.expand(host, image)
 

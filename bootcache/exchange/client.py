@@ -7,11 +7,17 @@ import base64
 import dataclasses
 import os
 import socket
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from bootcache import exception
-from bootcache.exchange import control
+from oslo_log import log as logging
+
+from bootcache import exception, savefile
+from bootcache.exchange import control, patience
+from bootcache.exchange.patience import Help, Stillness
+
+LOG = logging.getLogger(__name__)
 
 Peer = tuple[str, int]
 
@@ -149,3 +155,130 @@ class ExchangeClient:
         """Tell of all files, and how much was got and given since the process started."""
         answer: dict[str, Any] = self._ask('files')
         return answer
+
+
+_LOOK_SECONDS = 0.1
+# Of an exchange that does not answer: it ends in the seconds of one in which nothing comes.
+_DROP_SECONDS = 1.0
+_LEAST_ANSWER_SECONDS = 0.5
+
+
+@dataclasses.dataclass(frozen=True)
+class Exchanged:
+    """A file that can be had by exchange.
+
+    :ivar torrent: as ``bootcache/exchange/torrent.py`` makes it.
+    :ivar sha256: of the whole file, in hexadecimal: what counts in the end; empty if whoever
+        fetches it compares another hash.
+    :ivar peers: who has pieces of it, or is about to.
+    :ivar reserve: who is asked as well when these do not go on: the storage node.
+    :ivar has_slot: whether the storage service has given a slot with it; see ``take_slot`` in
+        rpcexchange.
+    """
+
+    torrent: bytes
+    sha256: str
+    peers: tuple[Peer, ...]
+    reserve: tuple[Peer, ...] = ()
+    has_slot: bool = False
+
+    @property
+    def is_first(self) -> bool:
+        """Whether nobody has it but the storage node."""
+        return set(self.peers) <= set(self.reserve)
+
+
+def fetch(client: ExchangeClient, wanted: Exchanged, path: str, keep_seconds: float = 0.0,
+          check: Callable[[FetchProgress], None] = lambda progress: None, rate: int = 0,
+          seconds: float = float('inf'), begun: float | None = None) -> FetchProgress:
+    """Fetch a file by exchange, or say soon that it does not come that way.
+
+    What has come by the time that it stands still stays in the file, so that it need not come
+    again; nothing reads or writes the file here any more. In any other case somebody may: it is to
+    be removed, and another one made.
+
+    :param path: of the file; what it has already is kept, if it is right.
+    :param keep_seconds: for which it is given to others afterwards.
+    :param check: called several times a second; what it raises ends the fetch.
+    :param rate: bytes a second at most; 0 for no limit.
+    :param seconds: that it may take in all.
+    :param begun: since when nothing has come, in monotonic seconds; None for now. Later than now
+        where what is there already has to be looked at first.
+    :returns: what came from whom.
+    :raises ExchangeStalled: if nothing comes; it has what did not come.
+    :raises ExchangeFailed: if this host's exchange does not answer, refuses, or brought another
+        file than was wanted.
+    :raises OSError: if the file cannot be opened or read.
+    """
+    now = time.monotonic()
+    watch = Stillness(now if begun is None else begun)
+    name = _patient(client, watch).fetch(wanted.torrent, path, wanted.peers, rate)
+    is_held = True
+    try:
+        progress = _wait(client, name, wanted, check, watch, now + seconds, rate)
+        # Whatever libtorrent says: it is what the storage service built, or nobody reads it.
+        if wanted.sha256 and (found := savefile.file_digest(path)) != wanted.sha256:
+            raise exception.ExchangeFailed(
+                f'{path} was exchanged, and has the sha256 {found} instead of {wanted.sha256}')
+        asked = client.within(_DROP_SECONDS)
+        if keep_seconds:
+            asked.keep(name, keep_seconds)
+        else:
+            asked.drop(name)
+        is_held = False
+        return progress
+    except exception.ExchangeStalled:
+        # One that may still be written to here, before it is verified, is not gone on with.
+        client.within(_DROP_SECONDS).drop(name)
+        is_held = False
+        raise
+    finally:
+        if is_held:
+            _drop(client, name)
+
+
+def _wait(client: ExchangeClient, name: str, wanted: Exchanged,
+          check: Callable[[FetchProgress], None], watch: Stillness, deadline: float,
+          rate: int) -> FetchProgress:
+    begun, least = time.monotonic(), patience.least_bytes(rate)
+    has_reserve = bool(rate)
+    while True:
+        progress = _patient(client, watch).look(name)
+        if progress.is_complete:
+            return progress
+        if progress.fault:
+            raise exception.ExchangeFailed(f'{name}: {progress.fault}')
+        check(progress)
+        now = time.monotonic()
+        help_now, watch = patience.look(watch, progress.done, now, least)
+        if help_now is Help.GIVE_UP or now > deadline:
+            raise exception.ExchangeStalled(
+                f'{name}: of {progress.size} bytes {progress.done} have come; nothing more comes'
+                f' from {len(progress.peers)} hosts, or not in its time',
+                client.within(_DROP_SECONDS).missing(name))
+        if help_now is Help.NONE and not has_reserve and now - begun > patience.RESERVE_AFTER:
+            help_now, has_reserve = Help.RECONNECT, True
+        if help_now is not Help.NONE:
+            LOG.info('%s: it stands still at %d of %d bytes with %d hosts: %s', name,
+                     progress.done, progress.size, len(progress.peers), help_now.value)
+            asked = _patient(client, watch)
+            ask = asked.connect if help_now is Help.RECONNECT else asked.start_over
+            # Far back in a line the first piece comes late, and whoever asks the storage node as
+            # well goes on getting pieces from it.
+            waits = help_now is Help.RECONNECT and not progress.done and bool(progress.peers) \
+                and now - begun < patience.START_OVER_AFTER
+            ask(name, wanted.peers if waits else (*wanted.peers, *wanted.reserve))
+        time.sleep(_LOOK_SECONDS)
+
+
+def _patient(client: ExchangeClient, watch: Stillness) -> ExchangeClient:
+    """Return a client that waits for as long as nothing may come, less what dropping it takes."""
+    left = watch.since + patience.GIVE_UP_AFTER - _DROP_SECONDS - time.monotonic()
+    return client.within(max(left, _LEAST_ANSWER_SECONDS))
+
+
+def _drop(client: ExchangeClient, name: str) -> None:
+    try:
+        client.within(_DROP_SECONDS).drop(name)
+    except exception.ExchangeFailed as error:
+        LOG.warning('%s: %s', name, error)

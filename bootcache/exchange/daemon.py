@@ -78,8 +78,8 @@ def _serve(conf: cfg.ConfigOpts) -> Any:
     group = conf[bootcache_conf.GROUP]
     if not group.tls_directory:
         raise exception.ConfigurationError(
-            f'[bootcache]{tls.OPTION} is not set: hosts exchange files with members only, who are'
-            ' known by certificates; "bootcache ca" makes them')
+            f'[bootcache]{tls.OPTION} is not set: hosts exchange files with members only,'
+            ' who are known by certificates; "bootcache ca" makes them')
     try:
         # What the rest of bootcache does without.
         from bootcache.exchange import members, server, session

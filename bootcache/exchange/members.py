@@ -56,8 +56,8 @@ class Members:
                 f'[bootcache]{tls.OPTION}: {path} and {KEY} do not fit each other')
         if NAME not in names:
             raise exception.ConfigurationError(
-                f'[bootcache]{tls.OPTION}: {path} does not have the DNS name {NAME}, by which'
-                ' members are known; make one that has')
+                f'[bootcache]{tls.OPTION}: {path} does not have the DNS name {NAME}, by'
+                ' which members are known; make one that has')
 
     def introduction(self) -> tuple[str, str, str]:
         """Return what libtorrent needs so that a file's peers know this host: certificate and key,

@@ -11,8 +11,7 @@ from bootcache import exception, rpcapi
 from bootcache.quoting import one_line
 from glance_bootcache.cli.arguments import image_id
 from glance_bootcache.cli.client import Away
-from glance_bootcache.cli.listing import Listing
-from glance_bootcache.cli.waiting import names
+from glance_bootcache.cli.listing import Listing, names
 from glance_bootcache.decisions import ImageFacts
 from glance_bootcache.glance import images as glance_images
 from glance_bootcache.glance.images import Images

@@ -8,9 +8,8 @@ from typing import Any
 
 from bootcache.exception import BootcacheError
 from glance_bootcache.cli.arguments import count, seconds
-from glance_bootcache.cli.listing import Listing
-from glance_bootcache.cli.waiting import names
-from glance_bootcache.deployment import credentials
+from glance_bootcache.cli.listing import Listing, names
+from glance_bootcache.deployment import cloud
 from glance_bootcache.deployment.cloud import Cloud
 
 _MOST_AT_ONCE = 64
@@ -43,7 +42,7 @@ class DeploymentLister(Listing):
 
         :raises BootcacheError: if something is missing.
         """
-        session, region = credentials.open_session(lambda: self.app.conf, at_once)
+        session, region = cloud.open_session(lambda: self.app.conf, at_once)
         return Cloud(session, region)
 
     def confirm(self, question: str, yes: bool) -> None:

@@ -8,8 +8,7 @@ from bootcache import exception
 from bootcache.quoting import one_line
 from glance_bootcache.cli.arguments import image_id, seconds
 from glance_bootcache.cli.client import utc
-from glance_bootcache.cli.listing import Listing, Showing
-from glance_bootcache.cli.progress import ProgressLine
+from glance_bootcache.cli.listing import Listing, ProgressLine, Showing
 
 
 def _columns(image: dict[str, Any]) -> tuple[tuple[str, ...], tuple[Any, ...]]:
@@ -236,3 +235,22 @@ class Delete(EachImage):
     def ask(self, api: Any, image: str) -> bool:
         """Have it deleted."""
         return bool(api.delete_image(image))
+
+
+class Pin(EachImage):
+    """Keep images' cache images in every tier that they are in.
+
+    A compute host hears of it with the next server of the image.
+    """
+
+    done = 'pinned'
+
+    def ask(self, api: Any, image: str) -> bool:
+        """Have it stay, or not."""
+        return bool(api.pin_image(image, self.value))
+
+
+class Unpin(Pin):
+    """Let images' cache images be evicted again when others are used more."""
+
+    value = False

@@ -10,9 +10,9 @@ from oslo_log import log as logging
 
 from bootcache import bus, exception, rpcapi
 from glance_bootcache import conf as glance_conf
-from glance_bootcache.cli import configuration
+from glance_bootcache.cli import client
 from glance_bootcache.cli.client import ServiceClient
-from glance_bootcache.cli.progress import ProgressLine
+from glance_bootcache.cli.listing import ProgressLine
 
 
 class BootcacheApp(app.App):  # type: ignore[misc]
@@ -22,7 +22,7 @@ class BootcacheApp(app.App):  # type: ignore[misc]
     DEFAULT_VERBOSE_LEVEL = 1
 
     def __init__(self) -> None:
-        super().__init__(description=self.__doc__, version=configuration.version(),
+        super().__init__(description=self.__doc__, version=client.version(),
                          command_manager=commandmanager.CommandManager('bootcache.cli'),
                          deferred_help=True)
         self._conf: cfg.ConfigOpts | None = None
@@ -55,7 +55,7 @@ class BootcacheApp(app.App):  # type: ignore[misc]
             conf = cfg.CONF
             logging.register_options(conf)
             glance_conf.register_opts(conf)
-            configuration.read(conf, 'bootcache', files=self.options.config_file)
+            client.read(conf, 'bootcache', files=self.options.config_file)
             try:
                 glance_conf.check(conf)
             except ValueError as error:
@@ -68,7 +68,7 @@ class BootcacheApp(app.App):  # type: ignore[misc]
 
         :raises BootcacheError: if the configuration cannot be read.
         """
-        configuration.check_transport(self.conf)
+        client.check_transport(self.conf)
         return ServiceClient(rpcapi.StorageAPI(self.conf), bus.named(self.conf))
 
     def progress(self) -> ProgressLine:

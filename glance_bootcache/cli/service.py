@@ -20,7 +20,7 @@ from bootcache import conf as bootcache_conf
 from bootcache import exception, logformat, optionfault, rpcapi, tier
 from glance_bootcache import conf as glance_conf
 from glance_bootcache import startchecks
-from glance_bootcache.cli import configuration
+from glance_bootcache.cli import client
 from glance_bootcache.service import StorageService, tell_fault
 
 # Where oslo.service 4.5 to 4.7 tell of a fork.
@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
     conf.register_opts(glance_conf.default_opts)
     messaging.set_transport_defaults(control_exchange=rpcapi.EXCHANGE)
     try:
-        configuration.read(conf, 'glance-bootcache', sys.argv[1:] if argv is None else argv)
+        client.read(conf, 'glance-bootcache', sys.argv[1:] if argv is None else argv)
         # Reads each value, as oslo.service does: what is none at all keeps it from being started.
         conf.log_opt_values(stdlib_logging.Logger('values', stdlib_logging.CRITICAL), 0)
         logformat.setup(conf, 'glance-bootcache')
@@ -96,7 +96,7 @@ def _is_no_fork(record: stdlib_logging.LogRecord) -> bool:
 def _check(conf: cfg.ConfigOpts) -> None:
     """Check what servers that run do not depend on."""
     glance_conf.check(conf)
-    configuration.check_transport(conf)
+    client.check_transport(conf)
     glance_conf.check_tiers(conf)
     startchecks.check_stores(conf)
     startchecks.check_ceph(conf)

@@ -10,7 +10,7 @@ from bootcache.exception import BootcacheError
 from bootcache.quoting import one_line
 from glance_bootcache.cli.arguments import count
 from glance_bootcache.cli.deployment import DeploymentLister, of_aggregates
-from glance_bootcache.cli.waiting import names
+from glance_bootcache.cli.listing import names
 from glance_bootcache.deployment import checkpoint, choice
 from glance_bootcache.deployment.checkpoint import Checkpoint, SavedServer, Status
 from glance_bootcache.deployment.cloud import Cloud, CloudRefused

@@ -7,8 +7,7 @@ from bootcache import rpcapi
 from bootcache.quoting import one_line
 from glance_bootcache.cli.arguments import instead
 from glance_bootcache.cli.client import Refused
-from glance_bootcache.cli.progress import ProgressLine
-from glance_bootcache.cli.waiting import WaitingLister, names
+from glance_bootcache.cli.listing import ProgressLine, WaitingLister, names
 
 _COLUMNS = ('image_id', 'aggregate', 'host', 'outcome', 'attempts', 'reason')
 _WARM = (rpcapi.WARM_CACHED, rpcapi.WARM_EXISTING)

@@ -6,21 +6,27 @@ Nova's microversion is 2.79, which Nova 31 to 34 all have: 2.45 tells a snapshot
 
 import contextlib
 import http
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import glanceclient
 from glanceclient import exc as glance_exceptions
 from keystoneauth1 import exceptions as ks_exceptions
+from keystoneauth1 import loading as ks_loading
+from keystoneauth1 import session as ks_session
 from novaclient import client as nova_client
 from novaclient import exceptions as nova_exceptions
+from oslo_config import cfg
 
-from bootcache.exception import BootcacheError
+from bootcache.exception import BootcacheError, ConfigurationError
 from bootcache.quoting import one_line
 from glance_bootcache import away
+from glance_bootcache.conf import AUTH_GROUP
 from glance_bootcache.deployment.checkpoint import Network
 from glance_bootcache.deployment.choice import CHECKPOINT
 from glance_bootcache.deployment.steps import Seen
+from glance_bootcache.glance import images
 
 API_VERSION = '2.79'
 _ERRORS = (ks_exceptions.ClientException, nova_exceptions.ClientException,
@@ -259,3 +265,46 @@ class Cloud:
         """
         with _told('Nova does not delete it'), contextlib.suppress(*_GONE):
             self._nova.servers.delete(server)
+
+
+_ANSWER_SECONDS = 60
+
+
+def open_session(read_conf: Callable[[], cfg.ConfigOpts], connections: int,
+                 environment: Mapping[str, str] = os.environ) -> tuple[Any, str | None]:
+    """Return a Keystone session and the region that is asked.
+
+    :param read_conf: reads the storage service's configuration, if it is needed.
+    :param connections: requests that may be under way at once.
+    :raises ConfigurationError: if something is missing or wrong.
+    """
+    if environment.get('OS_AUTH_URL'):
+        session: Any = _of_the_shell(environment)
+        region = environment.get('OS_REGION_NAME') or None
+    else:
+        conf = read_conf()
+        session, region = images.session(conf), conf[AUTH_GROUP].region_name
+    adapter = ks_session.TCPKeepAliveAdapter(pool_maxsize=connections)
+    for scheme in ('http://', 'https://'):
+        session.session.mount(scheme, adapter)
+    return session, region
+
+
+def _of_the_shell(environment: Mapping[str, str]) -> Any:
+    def given(option: Any) -> str | None:
+        names = (f'OS_{one.name.replace("-", "_").upper()}' for one in (option, *option.deprecated))
+        return next(filter(None, map(environment.get, names)), None)
+
+    kind = environment.get('OS_AUTH_TYPE') or 'password'
+    try:
+        auth = ks_loading.get_plugin_loader(kind).load_from_options_getter(given)
+    except ks_exceptions.ClientException as error:
+        raise ConfigurationError(
+            f'the OS_* variables of the shell cannot be used: {error}; source your openrc, or unset'
+            f' OS_AUTH_URL to use [{AUTH_GROUP}] of the configuration') from error
+    insecure = environment.get('OS_INSECURE', '').lower() in ('1', 'true', 'yes')
+    certificate = (environment.get('OS_CERT'), environment.get('OS_KEY'))
+    return ks_session.Session(
+        auth, timeout=_ANSWER_SECONDS,
+        verify=False if insecure else environment.get('OS_CACERT') or True,
+        cert=certificate if all(certificate) else None)

@@ -14,8 +14,8 @@ from bootcache.quoting import one_line
 from glance_bootcache.deployment import steps
 from glance_bootcache.deployment.checkpoint import Checkpoint, SavedServer, Status, now
 from glance_bootcache.deployment.cloud import Cloud, CloudRefused
+from glance_bootcache.deployment.resuming import Telling
 from glance_bootcache.deployment.steps import NextStep, Seen
-from glance_bootcache.deployment.telling import Telling
 
 Answer = TypeVar('Answer')
 _PERIOD_SECONDS = 1.0

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from bootcache import ending, naming, rpcapi, rpcexchange, workingset
+from bootcache import ending, naming, rpcapi, workingset
 from bootcache.exception import MessageRefused
 from bootcache.quoting import one_line, quoted
 
@@ -277,8 +277,8 @@ METHODS: Mapping[str, Method] = {
     'take_slot': Method({'host': host_name}),
     'hold_slot': Method({'host': host_name, 'holds': _BOOL}),
     'report_exchange': Method({'image_id': image_id, 'host': host_name, 'file': name,
-                               'way': one_of(*rpcexchange.WAYS),
-                               'got': list_of(_giver, rpcexchange.MOST_GIVERS),
+                               'way': one_of(*rpcapi.WAYS),
+                               'got': list_of(_giver, rpcapi.MOST_GIVERS),
                                'copied': size, 'gives': _BOOL}),
     'begin_snapshot': Method({'image_id': image_id, 'snapshot_id': image_id, 'host': host_name,
                               'certificate': certificate_name, 'token': token,

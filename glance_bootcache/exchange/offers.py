@@ -1,9 +1,11 @@
 """Files that the storage node gives by exchange: to whom, and what they are told."""
 
 import base64
+import dataclasses
+import itertools
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -11,23 +13,212 @@ import cachetools
 from oslo_config import cfg
 from oslo_log import log as logging
 
-from bootcache import beside, exception, rpcapi
+from bootcache import bus, exception, rpcapi
 from bootcache import conf as bootcache_conf
 from bootcache.breaker import Breaker
 from bootcache.ceph import places
+from bootcache.exchange import patience
 from bootcache.exchange.client import ExchangeClient
 from glance_bootcache import decisions
 from glance_bootcache.availability import served
 from glance_bootcache.ceph import basenode
-from glance_bootcache.exchange.given import Given
-from glance_bootcache.exchange.lines import Lines
-from glance_bootcache.exchange.order import Peer
 from glance_bootcache.exchange.slots import Slots
-from glance_bootcache.storage.contents import Content
 from glance_bootcache.storage.store import ImageStore
-from glance_bootcache.storage.tiers import StorageTiers
+from glance_bootcache.storage.tiers import Content, StorageTiers
 
 LOG = logging.getLogger(__name__)
+
+# Of each the latest are kept.
+_MOST_FILES = 500
+_MOST_HOSTS = 200
+
+
+@dataclasses.dataclass(frozen=True)
+class Came:
+    """How a file came to a host.
+
+    :ivar way: one of rpcapi.WAYS.
+    :ivar got: bytes by the hosts that gave them, an empty name for the storage node's exchange.
+    :ivar copied: bytes that the storage node's exporter gave.
+    """
+
+    way: str
+    got: Mapping[str, int]
+    copied: int
+
+
+class Given:
+    """What hosts told of files that they got."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards what was told, for steps in memory
+        self._files: cachetools.LRUCache[
+            tuple[str, str, int], cachetools.LRUCache[str, Came]] = cachetools.LRUCache(_MOST_FILES)
+        self._totals = {f'{way}_files': 0 for way in rpcapi.WAYS} | {
+            'exchanged_bytes': 0, 'storage_bytes': 0, 'copied_bytes': 0}
+
+    def note(self, image_id: str, kind: str, size: int, host: str, way: str,
+             got: Sequence[tuple[str, int]], copied: int, names: Mapping[str, str]) -> None:
+        """Note how a file came to a host; what it told of before is replaced.
+
+        :param kind: what it is to people.
+        :param size: of the file, in bytes; no host got more of it than twice that.
+        :param got: addresses, and bytes from each.
+        :param names: of hosts by address; the storage node's has an empty one. Others are left out.
+        """
+        most = 2 * size
+        came = Came(way, {names[address]: min(count, most) for address, count in got
+                          if address in names}, min(copied, most))
+        with self._lock:
+            self._files.setdefault((image_id, kind, size),
+                                   cachetools.LRUCache(_MOST_HOSTS))[host] = came
+            self._totals[f'{way}_files'] += 1
+            self._totals['copied_bytes'] += came.copied
+            for giver, count in came.got.items():
+                self._totals['exchanged_bytes' if giver else 'storage_bytes'] += count
+
+    def describe(self, image_id: str) -> list[dict[str, Any]]:
+        """Return who gave of an image's files to whom; see ``image_hosts`` in rpcapi."""
+        with self._lock:
+            found = [(kind, size, dict(hosts)) for (known, kind, size), hosts in self._files.items()
+                     if known == image_id]
+        return [{'file': kind, 'size': size, 'to': host, 'way': came.way, 'copied': came.copied,
+                 'got': [[giver, count] for giver, count in sorted(came.got.items())]}
+                for kind, size, hosts in found for host, came in hosts.items()]
+
+    def totals(self) -> dict[str, int]:
+        """Return the counts since the service's start."""
+        with self._lock:
+            return dict(self._totals)
+
+
+# Told to each host.
+PREDECESSORS = 2
+
+Peer = tuple[str, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+    """A host that has asked for a file.
+
+    :ivar host: its name.
+    :ivar peer: where its exchange listens.
+    :ivar rack: what it is near to, as its operator calls it; empty if it does not say.
+    :ivar until: when it is counted no longer, in monotonic seconds.
+    :ivar is_complete: whether it has all of it.
+    """
+
+    host: str
+    peer: Peer
+    rack: str
+    until: float
+    is_complete: bool = False
+
+
+def predecessors(before: Sequence[Member], rack: str, storage: Peer) -> tuple[Peer, ...]:
+    """Return from whom a host gets pieces.
+
+    :param before: who asked before it, the last one last.
+    :param rack: the host's own.
+    :param storage: the storage node's, for the first hosts.
+    """
+    near = (member for member in reversed(before) if rack and member.rack == rack)
+    far = (member for member in reversed(before) if not (rack and member.rack == rack))
+    # No more of a long line is looked at than is needed.
+    chosen = list(itertools.islice(itertools.chain(near, far), PREDECESSORS))
+    peers = tuple(member.peer for member in chosen)
+    if len(chosen) == PREDECESSORS or any(member.is_complete for member in chosen):
+        return peers
+    return *peers, storage
+
+
+# Files, and hosts of each: whoever can write to the message bus can make up names.
+# Hosts that are told of a file: of two, one is another than the one that asks.
+_MOST_TOLD = 2
+_MOST_MEMBERS = 20_000
+
+
+class Lines:
+    """Who stands in which line.
+
+    :param seconds: for which a host that has asked for a file counts as one that gives it.
+    :param storage: where the storage node's exchange listens.
+    :param clock: monotonic seconds.
+    """
+
+    def __init__(self, seconds: float, storage: Peer,
+                 clock: Callable[[], float] = time.monotonic):
+        self._seconds = seconds
+        self._storage = storage
+        self._clock = clock
+        self._lock = threading.Lock()  # guards the lines, for steps in memory
+        self._lines: cachetools.LRUCache[str, dict[str, Member]] = cachetools.LRUCache(_MOST_FILES)
+        # Hosts that were told of a file, with until when that counts, in monotonic seconds.
+        self._told: cachetools.LRUCache[str, dict[str, float]] = cachetools.LRUCache(_MOST_FILES)
+
+    def tell(self, file: str, host: str) -> bool:
+        """Note that a host is told of a file: it is about to get it, and may join its line.
+
+        :param file: its name.
+        :returns: whether another host was just now, so that servers there may be waiting for it
+            still: many hosts get it at once, which one by one copy it as fast.
+        """
+        with self._lock:
+            now = self._clock()
+            told = {name: until for name, until in self._told.get(file, {}).items()
+                    if until > now and name != host}
+            self._told[file] = dict(list(told.items())[1 - _MOST_TOLD:]) | {
+                host: now + patience.SERVERS_WAIT}
+            return bool(told)
+
+    def join(self, file: str, host: str, peer: Peer, rack: str,
+             may_ask_storage: Callable[[bool], bool] = lambda needs: True) -> tuple[Peer, ...]:
+        """Have a host stand at the end of a file's line.
+
+        One that stands there already has failed, or was evicted: it comes to the end.
+
+        :param file: its name.
+        :param peer: where the host's exchange listens.
+        :param may_ask_storage: tells whether it may get pieces from the storage node; called where
+            it would, with whether it has nobody else, and the lock of the lines: for a step in
+            memory.
+        :returns: from whom it gets pieces; none if there is nobody but the storage node, and it may
+            not. It does not stand in the line then.
+        """
+        with self._lock:
+            now = self._clock()
+            line = self._lines.setdefault(file, {})
+            for name in [name for name, member in line.items()
+                         if member.until <= now or member.peer == peer or name == host]:
+                del line[name]
+            found = predecessors(list(line.values()), rack, self._storage)
+            if self._storage in found and not may_ask_storage(len(found) == 1):
+                found = tuple(peer for peer in found if peer != self._storage)
+                if not found:
+                    return ()
+            if len(line) < _MOST_MEMBERS:
+                line[host] = Member(host, peer, rack, now + self._seconds)
+            return found
+
+    def has_come(self, file: str, host: str, gives: bool) -> dict[str, str] | None:
+        """Note that a host has all of a file.
+
+        :param gives: whether it gives it to others; it leaves the line if it does not.
+        :returns: the names of who stands in the line, by address; None if the host does not.
+        """
+        with self._lock:
+            line = self._lines.get(file, {})
+            if host not in line:
+                return None
+            names = {member.peer[0]: name for name, member in line.items()}
+            if gives:
+                line[host] = dataclasses.replace(line[host], is_complete=True,
+                                                 until=self._clock() + self._seconds)
+            else:
+                del line[host]
+            return names
+
 
 _MOST_TORRENTS = 500
 # A host waits for little longer, and copies then; the next one may be told.
@@ -216,7 +407,7 @@ class ExchangeOffers:
         with self._lock:
             made, began = self._torrents.get(file, (None, 0.0))
             if made is None or (begins_anew and made.done() and made.exception() is not None):
-                made, began = self._torrents[file] = beside.begin(
+                made, began = self._torrents[file] = bus.begin(
                     lambda: self._client.describe(path)[0], 'bootcache-torrent'), time.monotonic()
             return made, began
 

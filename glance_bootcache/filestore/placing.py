@@ -2,10 +2,23 @@
 
 import contextlib
 import errno
+import json
 import os
 import stat
+import time
+from collections.abc import Callable
+from typing import Any
 
-from bootcache import exception, savefile
+from oslo_log import log as logging
+
+from bootcache import confined, exception, limited, qemuimg, savefile, watched
+from bootcache.limited import Limits
+from glance_bootcache.filestore import reflink
+from glance_bootcache.filestore.journal import Entry, Journal
+from glance_bootcache.snapshots.stores import SnapshotUnfit
+from glance_bootcache.storage import inspection
+
+LOG = logging.getLogger(__name__)
 
 # In a store's directory, for what is not an image yet; Glance looks at names that it knows only.
 WORK = '.bootcache'
@@ -107,3 +120,202 @@ def check_free(directory: str, needed: int) -> None:
     if free - needed < status.f_blocks * status.f_frsize // 50:
         raise exception.StorageNodeFull(f'{directory} has {free} bytes left, and {needed} may be'
                                         ' needed beside a fiftieth of it all; make room there')
+
+
+class Sharing:
+    """The snapshots that Glance has from an upload; one thread at a time goes on with them.
+
+    :param journal: of what is in hand.
+    :param directories: of Glance's file stores.
+    """
+
+    def __init__(self, journal: Journal, directories: list[str]):
+        self._journal = journal
+        self._directories = directories
+        # How far each is, and how many bytes it shares, by image. After a restart it begins anew.
+        self._reached: dict[str, tuple[int, int]] = {}
+        self._told: set[str] = set()
+
+    def go_on(self, end: float) -> None:
+        """Share what can be; what is not done in time is left to the next call.
+
+        Errors are logged: the images are right in any case.
+
+        :param end: in monotonic seconds.
+        :raises OSError: if it cannot be noted what is done.
+        """
+        for image_id in self._journal.images():
+            entry = self._journal.load(image_id)
+            if entry is not None and entry.uploaded and self._shared(entry, end):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(entry.work)
+                self._journal.forget(image_id)
+                self._reached.pop(image_id, None)
+            if time.monotonic() >= end:
+                return
+
+    def _shared(self, entry: Entry, end: float) -> bool:
+        """Share what an image has; tell whether that is all."""
+        for directory in self._directories:
+            target = os.path.join(directory, entry.image_id)
+            # Of a copy, what the base has may be in the same place of the store's file system.
+            for source in (entry.work, entry.base):
+                if not os.path.isfile(target):
+                    continue
+                try:
+                    if not self._went_on(entry, source, target, end):
+                        return False
+                    break
+                except PermissionError as error:
+                    self._tell(directory, 'what snapshots have in common is stored again (%s); give'
+                               ' the service\'s user the right to write to files there', error)
+                    break
+                except OSError as error:
+                    if not reflink.is_unable(error):
+                        LOG.info('snapshot %s: not all of it is shared: %s', entry.image_id, error)
+                        break
+                    self._tell(directory, 'its file system shares nothing with files in %s',
+                               os.path.dirname(source))
+        return True
+
+    def _went_on(self, entry: Entry, source: str, target: str, end: float) -> bool:
+        begin, same = self._reached.get(entry.image_id, (0, 0))
+        for piece in reflink.share(source, target, begin):
+            same += piece.same
+            self._reached[entry.image_id] = piece.reached, same
+            if time.monotonic() >= end:
+                return False
+        LOG.info('snapshot %s: %.1f MB of it are shared with its base or in its own file',
+                 entry.image_id, same / 1e6)
+        return True
+
+    def _tell(self, path: str, text: str, *words: object) -> None:
+        if f'{path}{text}' not in self._told:
+            self._told.add(f'{path}{text}')
+            LOG.warning('%s: ' + text, path, *words)
+
+
+# Added to the name of the snapshot's file.
+OVERLAY = '.overlay'
+# Its clusters have parts as small as those of servers' disks.
+_OVERLAY_CLUSTER = 128 << 10
+_RESIZE_SECONDS = 60
+# What the slowest disk that is worth it writes of an overlay.
+_RATE, _GRACE_SECONDS = 20 << 20, 30
+# The CPUs, and the disk, have other work, which goes first.
+_WAITING = 10
+# Of the look at a base's refcounts, which reads all tables: a disk of 16 TiB has 2 GiB of them.
+# Each error is a line.
+_CHECK_LIMITS = Limits(cpu_seconds=60, memory_bytes=2 << 30, file_bytes=1 << 20)
+_LONGEST_SAID = 200
+# Clusters that nothing leads to do no harm.
+_FIT = (0, 3)
+
+
+def copy(source: str, target: str, seconds: float) -> None:
+    """Copy a file's bytes, whatever they are, with holes where there are zeros.
+
+    The copy is whole sectors long. If this process ends, the copying ends with it.
+
+    :param seconds: that it may take in all.
+    :raises Interrupted: if it is not done in time.
+    :raises BootcacheError: if it leaves others no room, or cannot be read or written.
+    """
+    _run('convert', ['-f', 'raw', '-O', 'raw', source, target], seconds,
+         lambda: check_free(os.path.dirname(target), 0))
+
+
+def grow(path: str, image_format: str, virtual_bytes: int) -> None:
+    """Make an image that nobody has open larger; what it gets reads as zeros.
+
+    :param virtual_bytes: its size from now on, at least what it has.
+    :raises Interrupted: if it is not done in time.
+    :raises BootcacheError: if the file is not of that format or is in use.
+    """
+    _run('resize', [qemuimg.file_node(path, image_format), str(virtual_bytes)], _RESIZE_SECONDS)
+
+
+def check_base(path: str, image_format: str) -> None:
+    """Check that a copy of a base can be written to: a writer goes by its refcounts.
+
+    :raises SnapshotUnfit: if they are wrong, or it takes too much to look at them.
+    :raises Interrupted: if that is not known.
+    """
+    if image_format != 'qcow2':
+        return
+    code, said = watched.run(confined.command(path, *limited.command(
+        _CHECK_LIMITS, 'qemu-img', 'check', '-q', qemuimg.confined_node(image_format))),
+        _WAITING * _CHECK_LIMITS.cpu_seconds, lambda: None)
+    if limited.was_interrupted(code):
+        raise exception.Interrupted(f'qemu-img check was ended by others (exit {code})')
+    if code not in _FIT:
+        last = said.rpartition('\n')[2][:_LONGEST_SAID]
+        raise SnapshotUnfit('its base cannot be written to without harm: qemu-img check failed'
+                            f' (exit {code}): {last}')
+
+
+def overlay(entry: Entry, virtual_bytes: int) -> dict[str, Any]:
+    """Make the overlay that a host writes, on the base; returns its node.
+
+    :param virtual_bytes: of the server's disk.
+    :raises BootcacheError: if it cannot be made.
+    """
+    qemuimg.create_overlay(entry.work + OVERLAY, virtual_bytes, entry.base, entry.image_format,
+                           cluster_bytes=_OVERLAY_CLUSTER, subclusters=True, open_backing=False)
+    return _overlay_node(entry)
+
+
+def put_together(entry: Entry, check: Callable[[], None]) -> None:
+    """Put what a host wrote into a snapshot's own file, unless that is done.
+
+    :param check: called several times a second; what it raises ends it.
+    :raises StorageNodeFull: if it has no room twice, or others are left none meanwhile.
+    :raises BootcacheError: if the file does not read as the base with what was written then.
+    """
+    path, directory = entry.work + OVERLAY, os.path.dirname(entry.work)
+    try:
+        stored = os.stat(path).st_blocks * 512
+    except FileNotFoundError:
+        return
+    check_free(directory, stored)
+
+    def check_all() -> None:
+        check()
+        check_free(directory, 0)
+
+    qemuimg.send_own(path, entry.base, entry.image_format, _node(entry.work, entry.image_format),
+                     seconds=_GRACE_SECONDS + stored / _RATE, check=check_all)
+    limit = inspection.cpu_seconds(os.stat(entry.work).st_size,
+                                   qemuimg.info(path, 'qcow2')['virtual-size'])
+    # Not by qemuimg.is_same_piece: QEMU 7.2 takes what is below a qcow2 for zeros where it is asked
+    # through another node.
+    code, detail = watched.run(
+        ['qemu-img', 'compare', '-q', 'json:' + json.dumps(_overlay_node(entry)),
+         qemuimg.file_node(entry.work, entry.image_format)], _WAITING * limit, check)
+    if code:
+        raise exception.BootcacheError(
+            f'snapshot {entry.image_id} does not read as what was written on {entry.base} (qemu-img'
+            f' compare: exit {code} {detail}); look at that file with qemu-img check')
+    os.unlink(path)
+
+
+def _node(path: str, image_format: str) -> dict[str, Any]:
+    node: dict[str, Any] = {
+        'driver': image_format, 'discard': 'unmap', 'detect-zeroes': 'unmap',
+        'file': {'driver': 'file', 'filename': path, 'discard': 'unmap'}}
+    if image_format == 'qcow2':
+        # Never what a header says.
+        node['backing'] = None
+    return node
+
+
+def _overlay_node(entry: Entry) -> dict[str, Any]:
+    base = {**_node(entry.base, entry.image_format), 'read-only': True}
+    return {**_node(entry.work + OVERLAY, 'qcow2'), 'backing': base}
+
+
+def _run(what: str, arguments: list[str], seconds: float,
+         check: Callable[[], None] = lambda: None) -> None:
+    code, detail = watched.run(['qemu-img', what, '-q', *arguments], seconds, check)
+    if code:
+        raise exception.BootcacheError(f'qemu-img {what} failed (exit {code}): {detail}')

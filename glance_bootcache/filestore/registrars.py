@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 from oslo_log import log as logging
 
-from bootcache.pauses import GrowingPauses
+from bootcache.breaker import GrowingPauses
 from glance_bootcache.filestore import placing
-from glance_bootcache.filestore.locations import location_of
+from glance_bootcache.filestore.driver import location_of
 from glance_bootcache.glance.registering import TrialImages
 
 LOG = logging.getLogger(__name__)

@@ -23,13 +23,13 @@ from bootcache import conf as bootcache_conf
 from bootcache import exception, naming
 from bootcache.ceph import places
 from bootcache.manifest import Manifest
-from glance_bootcache import snapshotconf
+from glance_bootcache import conf as glance_conf
 from glance_bootcache.ceph import basenode
-from glance_bootcache.filestore import placing, reflink, workfile
+from glance_bootcache.filestore import placing, reflink
+from glance_bootcache.filestore.driver import location_of
 from glance_bootcache.filestore.journal import Entry, Journal
-from glance_bootcache.filestore.locations import location_of
+from glance_bootcache.filestore.placing import Sharing
 from glance_bootcache.filestore.registrars import Registrars
-from glance_bootcache.filestore.sharing import Sharing
 from glance_bootcache.snapshots.stores import Look, SnapshotUnfit, Stored, Traits, Writable
 
 _SUFFIX = '.snapshot'
@@ -69,7 +69,7 @@ class FileSnapshots:
         self._store_directories = [path for path in group.glance_store_dirs if path]
         # Else nobody sends any, and nothing is to be found out.
         self._is_wanted = bool(group.export_ports) \
-            or group.snapshot_exporters == snapshotconf.COMMON
+            or group.snapshot_exporters == glance_conf.COMMON
         self._registrars = registrars
         self._own = os.path.join(group.state_dir, 'snapshots')
         self._journal = Journal(self._own)
@@ -117,12 +117,12 @@ class FileSnapshots:
                                 f' {base.made.virtual_bytes}')
         if self._journal.load(snapshot_id) is not None:
             raise SnapshotUnfit(f'snapshot {snapshot_id} is in hand already')
-        workfile.check_base(base.made.base_path, base.made.image_format)
+        placing.check_base(base.made.base_path, base.made.image_format)
         try:
             entry = self._made(base, snapshot_id)
             if virtual_bytes > base.made.virtual_bytes:
-                workfile.grow(entry.work, entry.image_format, virtual_bytes)
-            node = workfile.overlay(entry, virtual_bytes)
+                placing.grow(entry.work, entry.image_format, virtual_bytes)
+            node = placing.overlay(entry, virtual_bytes)
             if not entry.store:
                 self._check_upload(entry)
         except BaseException as error:
@@ -167,7 +167,7 @@ class FileSnapshots:
         :raises BootcacheError: if it does not read as the base with what was written.
         """
         entry = self._entry(snapshot_id)
-        workfile.put_together(entry, check)
+        placing.put_together(entry, check)
         yield Look(entry.work, entry.image_format)
 
     def finish(self, snapshot_id: str) -> Stored:
@@ -179,7 +179,7 @@ class FileSnapshots:
         """
         entry = self._entry(snapshot_id)
         try:
-            workfile.put_together(entry, lambda: None)
+            placing.put_together(entry, lambda: None)
             if not entry.store:
                 placing.trim(entry.work)
                 return Stored(path=entry.work)
@@ -240,7 +240,7 @@ class FileSnapshots:
                 placing.remove(entry.place, entry.file)
                 # Glance did not take what was put there.
                 self._registrars.doubt(os.path.dirname(entry.place))
-        for path in (*files, *(path + workfile.OVERLAY for path in files)):
+        for path in (*files, *(path + placing.OVERLAY for path in files)):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
         self._journal.forget(snapshot_id)
@@ -255,7 +255,7 @@ class FileSnapshots:
             for name in os.listdir(directory):
                 image_id, _, kind = name.partition('.')
                 with contextlib.suppress(ValueError):
-                    if f'.{kind}' in (_SUFFIX, _SUFFIX + workfile.OVERLAY) \
+                    if f'.{kind}' in (_SUFFIX, _SUFFIX + placing.OVERLAY) \
                             and entries.get(image_id) is None:
                         found.add(naming.canonical_image_id(image_id))
         return sorted(found)
@@ -297,7 +297,7 @@ class FileSnapshots:
         stored = os.stat(entry.base).st_blocks * 512
         placing.check_free(place.directory, stored)
         os.close(os.open(entry.work, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-        workfile.copy(entry.base, entry.work, _COPY_GRACE + stored / _COPY_RATE)
+        placing.copy(entry.base, entry.work, _COPY_GRACE + stored / _COPY_RATE)
         return entry
 
     def _noted(self, base: Manifest, snapshot_id: str, place: _Place) -> Entry:

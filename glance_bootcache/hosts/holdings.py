@@ -18,7 +18,7 @@ from bootcache.quoting import quoted
 from bootcache.tier import Medium
 from glance_bootcache import availability
 from glance_bootcache.door import arguments
-from glance_bootcache.door.refusals import Refuse, left_out, pass_over
+from glance_bootcache.door.doorkeeper import Refuse, left_out, pass_over
 from glance_bootcache.hosts.orders import Orders
 from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import StorageTiers

@@ -17,7 +17,7 @@ from oslo_log import log as logging
 
 from bootcache import savefile
 from glance_bootcache.door import arguments
-from glance_bootcache.door.refusals import Refuse, left_out, pass_over
+from glance_bootcache.door.doorkeeper import Refuse, left_out, pass_over
 from glance_bootcache.hosts.holdings import MOST_HOSTS
 
 LOG = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ Beside their cache image there is its difference from their parent's: bootcache/
 
 from oslo_log import log as logging
 
-from bootcache import differing, exception, properties
+from bootcache import difference, exception, properties
 from bootcache.cacheimage import Base
 from bootcache.manifest import CacheInfo, Manifest
 from glance_bootcache import snapshotrules
@@ -105,7 +105,7 @@ class Inheriting:
                 or parent.made.cache_image.cluster_bytes != built.cluster_bytes:
             return
         target = self._store.difference_path(child.image_id, built.file)
-        made = differing.make(
+        made = difference.make(
             base, self._store.path(child.image_id, built.file), path, target,
             parent_id=parent.image_id, parent_hash=parent.made.base_hash,
             compression=built.compression, check=job.check_cancelled)

@@ -19,9 +19,8 @@ from glance_bootcache.decisions import ImageAction, ImageFacts
 from glance_bootcache.glance.images import Images
 from glance_bootcache.hosts.holdings import Hosts
 from glance_bootcache.hosts.reportedneeds import ReportedNeeds
-from glance_bootcache.images.changes import Changes
 from glance_bootcache.images.imagework import ImageWork
-from glance_bootcache.images.jobs import BASES_AT_ONCE, Jobs
+from glance_bootcache.images.jobs import BASES_AT_ONCE, Changes, Jobs
 from glance_bootcache.images.missingimages import MissingImages
 from glance_bootcache.images.retiring import Retiring
 from glance_bootcache.images.retriedlooks import RetriedLooks

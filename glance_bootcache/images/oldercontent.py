@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from oslo_log import log as logging
 
+from bootcache.breaker import GrowingPauses
 from bootcache.manifest import Manifest
-from bootcache.pauses import GrowingPauses
 from glance_bootcache import decisions
 from glance_bootcache.decisions import OLDER_READ
 from glance_bootcache.images.manager import Manager

@@ -26,9 +26,8 @@ from bootcache.errorlog import ErrorLog
 from bootcache.manifest import ImageState, Manifest, Standing
 from glance_bootcache.ceph import basenode
 from glance_bootcache.images.cephbases import CephBases
-from glance_bootcache.images.jobs import Jobs
-from glance_bootcache.images.turns import Turns
-from glance_bootcache.storage import exportnames, inspection
+from glance_bootcache.images.jobs import Jobs, Turns
+from glance_bootcache.storage import exporter, inspection
 from glance_bootcache.storage.exporters import Exporters
 from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import StorageTiers
@@ -207,7 +206,7 @@ class ReadErrors:
         now = savefile.signature(made.base_path)
         if now is None or made.base_file is None or now[0] == made.base_file[0]:
             # Not where another file has the name: servers read the right one, which is open.
-            for export in exportnames.of_base(manifest):
+            for export in exporter.of_base(manifest):
                 self._exporter.cut_off(export)
         reason = (f'{reason}; look at the storage node\'s disk, then "bootcache image build'
                   f' {image_id}" tries again')

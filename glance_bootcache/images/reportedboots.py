@@ -1,9 +1,11 @@
 """Servers' boots, as compute hosts ask and report: see bootcache/rpcapi.py for the messages."""
 
+import collections
 import dataclasses
 import os
 import threading
 import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import cachetools
@@ -18,16 +20,155 @@ from bootcache.workingset import WorkingSet
 from glance_bootcache import decisions, snapshotrules
 from glance_bootcache.availability import served
 from glance_bootcache.decisions import STUCK, SWITCHED_OFF
-from glance_bootcache.images import fairness
-from glance_bootcache.images.expectedreports import ExpectedBoot, ExpectedReports
 from glance_bootcache.images.manager import Manager
 from glance_bootcache.profileboot.job import ProfileReport
-from glance_bootcache.storage.contents import Content
 from glance_bootcache.storage.exporters import Exporters
 from glance_bootcache.storage.store import ImageStore
-from glance_bootcache.storage.tiers import StorageTiers
+from glance_bootcache.storage.tiers import Content, StorageTiers
 
 LOG = logging.getLogger(__name__)
+
+# Whoever can write to the message bus can ask for any server on any host.
+_MOST_BOOTS = 10_000
+_MOST_OF_ONE = 100
+_LONGEST_NAME = 255
+
+
+@dataclasses.dataclass(frozen=True)
+class ExpectedBoot:
+    """A boot whose report is expected.
+
+    :ivar server_id: the server, as its host named it.
+    :ivar began: monotonic seconds.
+    :ivar until: monotonic seconds.
+    :ivar owner: the server's project; empty if it is not known.
+    """
+
+    server_id: str
+    began: float
+    until: float
+    owner: str = ''
+
+
+class ExpectedReports:
+    """What is expected of each host, by image; forgotten with a restart.
+
+    :param clock: monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float]):
+        self._clock = clock
+        self._began = clock()
+        self._lock = threading.Lock()  # guards the dictionary
+        self._boots: dict[tuple[str, str], list[ExpectedBoot]] = {}
+
+    def expect(self, image_id: str, host: str, server_id: str, seconds: float,
+               owner: str = '') -> None:
+        """Expect a report for some seconds; where too many are expected, the oldest are not."""
+        now, key = self._clock(), (image_id, host[:_LONGEST_NAME])
+        with self._lock:
+            # Of many no report ever comes: servers go the stock way, or hosts are lost.
+            self._boots = {key: later for key, boots in self._boots.items()
+                           if (later := [boot for boot in boots if boot.until > now])}
+            self._boots[key] = [*self._boots.pop(key, []), ExpectedBoot(
+                server_id[:_LONGEST_NAME], now, now + seconds,
+                owner[:_LONGEST_NAME])][-_MOST_OF_ONE:]
+            while sum(map(len, self._boots.values())) > _MOST_BOOTS:
+                del self._boots[next(iter(self._boots))]
+
+    def take(self, image_id: str, host: str, server_id: str = '') -> ExpectedBoot | None:
+        """Return the boot that a host was asked to report; each counts once.
+
+        :param server_id: the server that booted; empty if the host does not say: then it is
+            taken for the one that was asked for first.
+        """
+        now, key = self._clock(), (image_id, host[:_LONGEST_NAME])
+        with self._lock:
+            later = [boot for boot in self._boots.pop(key, []) if boot.until > now]
+            found = next((boot for boot in later
+                          if server_id[:_LONGEST_NAME] in ('', boot.server_id)), None)
+            if found is not None:
+                later.remove(found)
+            if later:
+                self._boots[key] = later
+        return found
+
+    def put_back(self, image_id: str, host: str, boot: ExpectedBoot) -> None:
+        """Expect a report again that could not be written: its host sends it again."""
+        key = (image_id, host[:_LONGEST_NAME])
+        with self._lock:
+            self._boots[key] = [boot, *self._boots.get(key, [])][:_MOST_OF_ONE]
+
+    def may_be_forgotten(self, seconds: float) -> bool:
+        """Tell whether what comes now may have been asked for before a restart.
+
+        :param seconds: for which a report is expected.
+        """
+        return self._clock() < self._began + seconds
+
+    def hosts(self, image_id: str) -> set[str]:
+        """Return the hosts of which a report about an image is expected."""
+        now = self._clock()
+        with self._lock:
+            return {host for (image, host), boots in self._boots.items()
+                    if image == image_id and any(boot.until > now for boot in boots)}
+
+
+# Boots that are remembered of an image until another one confirms what they read, and their
+# extents. An extent takes 150 bytes, a boot some kilobytes.
+MOST_UNCONFIRMED = 8
+MOST_EXTENTS = 50_000
+
+# How many boots of each owner; that of servers whose hosts do not tell it is empty.
+Counts = Mapping[str, int]
+
+
+def most_of(owner: str, places: int) -> int:
+    """Return how many of some places an owner may have; one that is not known may be anybody."""
+    return -(-places // 2) if owner else places
+
+
+def counted(counts: Counts, owner: str) -> Counts:
+    """Return counts with one more boot of an owner."""
+    return {**counts, owner: counts.get(owner, 0) + 1}
+
+
+def may_count(counts: Counts, owner: str, enough: int) -> bool:
+    """Tell whether another boot of an owner is looked at.
+
+    :param counts: of those that were in vain.
+    :param enough: how many of these there may be.
+    """
+    return sum(min(count, most_of(who, enough)) for who, count in counts.items()) < enough \
+        and counts.get(owner, 0) < most_of(owner, enough)
+
+
+def extents(boots: Iterable[Boot]) -> int:
+    """Return how many extents boots have, and 1: so that the number of images is bounded, too."""
+    return 1 + sum(len(boot.extents) for boot in boots)
+
+
+def remembered(boots: Sequence[Boot]) -> tuple[Boot, ...]:
+    """Return the boots of an image that are remembered: the last ones, within the bounds.
+
+    :param boots: in the order in which they were reported.
+    """
+    kept: list[Boot] = []
+    of_owner: collections.Counter[str] = collections.Counter()
+    for boot in reversed(boots):
+        if len(kept) < MOST_UNCONFIRMED \
+                and of_owner[boot.owner] < most_of(boot.owner, MOST_UNCONFIRMED):
+            of_owner[boot.owner] += 1
+            # Of one that read more, what it read first: another boot may confirm that.
+            kept.insert(0, dataclasses.replace(boot, extents=boot.extents[:MOST_EXTENTS - 1]))
+    while extents(kept) > MOST_EXTENTS:
+        sizes: collections.Counter[str] = collections.Counter()
+        for boot in kept:
+            sizes[boot.owner] += len(boot.extents)
+        # The oldest one of whoever has most.
+        kept.remove(next(boot for boot in kept if boot.owner == sizes.most_common(1)[0][0]))
+    return tuple(kept)
+
 
 # Of an image whose profile boot has failed so, another boot without a marker tells nothing.
 _NOT_BOOTED = (SWITCHED_OFF, STUCK)
@@ -66,14 +207,14 @@ class ReportedBoots:
         self._manager = manager
         # Boots in a row that brought nothing new, by image and working set: how many of whom.
         # Guarded by the lock, which is held for dictionary steps only.
-        self._nothing_new: cachetools.LRUCache[_Known, fairness.Counts] = \
+        self._nothing_new: cachetools.LRUCache[_Known, Counts] = \
             cachetools.LRUCache(_MOST_COUNTED)
         # Boots in a row that nobody has confirmed; as above.
-        self._in_vain: cachetools.LRUCache[_Known, fairness.Counts] = \
+        self._in_vain: cachetools.LRUCache[_Known, Counts] = \
             cachetools.LRUCache(_MOST_COUNTED)
         # Boots that read what no other one has read; as above.
         self._unconfirmed: cachetools.LRUCache[_Known, tuple[Boot, ...]] = \
-            cachetools.LRUCache(_MOST_EXTENTS_OF_ALL, getsizeof=fairness.extents)
+            cachetools.LRUCache(_MOST_EXTENTS_OF_ALL, getsizeof=extents)
         self._lock = threading.Lock()
         self._expected = ExpectedReports(lambda: time.monotonic())
 
@@ -186,7 +327,7 @@ class ReportedBoots:
         asked = self._expected.hosts(manifest.image_id)
         # A boot that is watched waits until its host has the cache image: not all of a storm. And
         # where so many boots had nothing in common, another one hardly has.
-        most = _ENOUGH_BOOTS if len(self._earlier(manifest)) < fairness.MOST_UNCONFIRMED else 1
+        most = _ENOUGH_BOOTS if len(self._earlier(manifest)) < MOST_UNCONFIRMED else 1
         return manifest.made.working_set is None or host in asked or len(asked) < most
 
     def _earlier(self, manifest: Manifest) -> tuple[Boot, ...]:
@@ -205,8 +346,8 @@ class ReportedBoots:
         key = _known(manifest)
         with self._lock:
             return known.version <= self._conf.refine_boots \
-                and fairness.may_count(self._nothing_new.get(key, {}), owner, _ENOUGH_BOOTS) \
-                and fairness.may_count(self._in_vain.get(key, {}), owner, _ENOUGH_IN_VAIN)
+                and may_count(self._nothing_new.get(key, {}), owner, _ENOUGH_BOOTS) \
+                and may_count(self._in_vain.get(key, {}), owner, _ENOUGH_IN_VAIN)
 
     def boot_progress(self, image_id: str, profile_token: str, recorded_bytes: int) -> bool:
         """Note how far a profile boot is.
@@ -337,7 +478,7 @@ class ReportedBoots:
             # It says nothing of what a whole boot would have read.
             return None
         with self._lock:
-            self._unconfirmed[key] = fairness.remembered(
+            self._unconfirmed[key] = remembered(
                 (*self._unconfirmed.get(key, ()), lesson.unconfirmed))
         LOG.info('image %s: server %s on %s read %d bytes beyond the working set while it booted;'
                  ' they count when the boot of another server%s reads them, too', image_id,
@@ -345,10 +486,10 @@ class ReportedBoots:
                  '' if only_host else ' on another host')
         return None
 
-    def _note(self, counts: cachetools.LRUCache[_Known, fairness.Counts], key: _Known,
+    def _note(self, counts: cachetools.LRUCache[_Known, Counts], key: _Known,
               owner: str) -> None:
         with self._lock:
-            counts[key] = fairness.counted(counts.get(key, {}), owner)
+            counts[key] = counted(counts.get(key, {}), owner)
 
     def _read(self, manifest: Manifest, granularity: int, extents: list[Any]) -> WorkingSet:
         # No cache image holds more; and a host that lies shall not have us count for ever.

@@ -9,7 +9,7 @@ from oslo_config import cfg
 from oslo_context import context as oslo_context
 from oslo_log import log as logging
 
-from bootcache import beside, exception, signatures
+from bootcache import bus, exception, signatures
 from bootcache import conf as bootcache_conf
 from bootcache.breaker import Breaker
 from glance_bootcache.decisions import SIGNATURE_REFUSED, ImageFacts
@@ -67,7 +67,7 @@ class ImageSignatures:
         if not self._health.may_ask():
             raise _away(image, 'it did not answer just now')
         try:
-            verifier = beside.begin(lambda: self._verifier(image), 'bootcache-certificate').result(
+            verifier = bus.begin(lambda: self._verifier(image), 'bootcache-certificate').result(
                 _ANSWER_SECONDS)
         except concurrent.futures.TimeoutError:
             self._health.failed()

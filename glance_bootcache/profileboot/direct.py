@@ -25,9 +25,9 @@ from bootcache import ending, exception, naming, properties, qemuimg
 from bootcache.bootend import BootEnd, BootMarker, FoundEnd
 from bootcache.cacheimage import Base
 from bootcache.ending import ProfileJudge
+from bootcache.growingstore import StoreKeeper
 from bootcache.recording import Recording
 from bootcache.storagedaemon import StorageDaemon, UnixListener
-from bootcache.storekeeper import StoreKeeper
 from bootcache.workingset import Extent
 from glance_bootcache.profileboot import acceleration, notbooted
 

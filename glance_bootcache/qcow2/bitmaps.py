@@ -3,9 +3,8 @@
 import struct
 
 from bootcache.exception import ImageRefused
-from glance_bootcache.qcow2.header import BitmapDirectory, Header
+from glance_bootcache.qcow2.header import BitmapDirectory, Header, Reader
 from glance_bootcache.qcow2.places import OFFSET, Places
-from glance_bootcache.qcow2.reader import Reader
 
 _ENTRY = struct.Struct('>QIIBBHI')
 _IN_USE, _KNOWN_FLAGS = 1 << 0, 0b111

@@ -3,9 +3,8 @@
 import struct
 
 from bootcache.exception import ImageRefused
-from glance_bootcache.qcow2.header import Header
+from glance_bootcache.qcow2.header import Header, Reader
 from glance_bootcache.qcow2.places import OFFSET, Places
-from glance_bootcache.qcow2.reader import Reader
 
 _ENTRY = struct.Struct('>QIHHIIQII')
 # qemu-img's own limits of an id and a name, and what QEMU takes of what may come yet.

@@ -9,9 +9,8 @@ Snapshots are never loaded, so their L2 tables are not read.
 from bootcache.exception import ImageRefused
 from glance_bootcache.qcow2 import bitmaps, l2tables, snapshots
 from glance_bootcache.qcow2 import header as headers
-from glance_bootcache.qcow2.header import Header
+from glance_bootcache.qcow2.header import Header, Reader
 from glance_bootcache.qcow2.places import OFFSET, Places
-from glance_bootcache.qcow2.reader import Reader
 
 # Whoever opens a qcow2 keeps these tables in memory as long as it is open, and a file of some
 # kilobytes can ask for 40 MiB. 16 TiB with qcow2's usual clusters of 64 KiB take 0.4 MiB.

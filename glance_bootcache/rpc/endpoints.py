@@ -10,7 +10,7 @@ from oslo_log import log as logging
 
 from bootcache import rpcapi
 from bootcache.exception import MessageRefused
-from glance_bootcache.door.refusals import Refusals
+from glance_bootcache.door.doorkeeper import Refusals
 from glance_bootcache.exchange.offers import ExchangeOffers
 from glance_bootcache.hosts.holdings import Hosts
 from glance_bootcache.hosts.reportedneeds import ReportedNeeds

@@ -8,7 +8,7 @@ from oslo_log import log as logging
 from bootcache import ending, exception
 from bootcache.manifest import IN_HAND, ImageState, Manifest
 from glance_bootcache import decisions
-from glance_bootcache.exchange.given import Given
+from glance_bootcache.exchange.offers import Given
 from glance_bootcache.hosts.holdings import Hosts
 from glance_bootcache.images.manager import Manager
 from glance_bootcache.storage.store import ImageStore

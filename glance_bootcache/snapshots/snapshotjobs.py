@@ -22,7 +22,8 @@ from oslo_log import log as logging
 from bootcache import conf as bootcache_conf
 from bootcache import exception
 from bootcache.manifest import Manifest
-from glance_bootcache import away, snapshotconf
+from glance_bootcache import away
+from glance_bootcache import conf as glance_conf
 from glance_bootcache.glance.images import Images
 from glance_bootcache.snapshots.claims import Claims
 from glance_bootcache.snapshots.records import Record, Records, Stage
@@ -221,7 +222,7 @@ class SnapshotJobs:
 
     def _begin(self, job: _Job, image_id: str, certificate: str) -> None:
         certificate = self._exporters.know(job.host, certificate)
-        if certificate == COMMON and self._conf.snapshot_exporters == snapshotconf.OWN:
+        if certificate == COMMON and self._conf.snapshot_exporters == glance_conf.OWN:
             raise SnapshotUnfit(
                 'the host has no exporter of its own ([bootcache]export_ports, and'
                 ' snapshot_exporters = own)')

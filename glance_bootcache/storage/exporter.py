@@ -4,7 +4,8 @@ Nodes and exports are made when somebody needs them, and bases go again when nob
 daemon serves is remembered, as hosts ask hundreds of times a second; a daemon that was restarted is
 known by its process, and upkeep looks what is really there.
 
-A cache image moves between disk and memory under its readers: see switching.py.
+A cache image moves between disk and memory under its readers: the file below its export is
+exchanged.
 """
 
 import contextlib
@@ -21,13 +22,120 @@ from bootcache import conf as bootcache_conf
 from bootcache import errorlog, exception, naming, steps
 from bootcache.breaker import Breaker
 from bootcache.cacheimage import Base
+from bootcache.difference import CacheDifference
 from bootcache.manifest import Manifest
+from bootcache.monitor import Session
 from bootcache.storagedaemon import StorageDaemon, TcpListener
 from glance_bootcache.ceph.opening import OpenClones
-from glance_bootcache.storage import admission, exportnames, switching
+from glance_bootcache.storage import admission
 from glance_bootcache.storage.clients import Client
 
 LOG = logging.getLogger(__name__)
+
+def of_base(manifest: Manifest) -> set[str]:
+    """Return the names of the exports that are read from an image's base file, or its clone."""
+    return {manifest.made.base_export, naming.export_name(naming.EXPORT_STORED, manifest.image_id)}
+
+
+def cache_export_name(manifest: Manifest) -> str:
+    """Return the name of the export of an image's cache image, which it must have."""
+    assert manifest.made.cache_image is not None
+    # A new cache image gets a new name: who fetches the old one meanwhile gets all of it.
+    return (naming.export_name(naming.EXPORT_CACHE, manifest.image_id)
+            + f'-{manifest.made.cache_image.sha256[:16]}')
+
+
+def described(manifest: Manifest) -> dict[str, Any]:
+    """Return what compute hosts are told of what is served of an image: see ``plan_boot``."""
+    told: dict[str, Any] = {'virtual_bytes': manifest.made.virtual_bytes,
+                            'base_export': manifest.made.base_export}
+    if manifest.made.cache_image is not None:
+        told['cache_export'] = cache_export_name(manifest)
+        told['cache_image'] = manifest.made.cache_image.to_dict()
+    return told
+
+
+def difference_export(manifest: Manifest, difference: CacheDifference) -> str:
+    """Return the name of the export of the difference of an image's cache image."""
+    return (naming.export_name(naming.EXPORT_DIFFERENCE, manifest.image_id)
+            + f'-{difference.sha256[:16]}')
+
+
+def is_difference(export: str, image_id: str = '') -> bool:
+    """Tell whether an export is of a difference, or of one of an image's."""
+    return export.startswith(f'{naming.EXPORT_DIFFERENCE}-{image_id}')
+
+
+def goes_idle(export: str) -> bool:
+    """Tell whether an export goes as soon as nobody has asked for it in a while."""
+    return is_base(export) or is_difference(export)
+
+
+def cache_node(export: str) -> str:
+    """Return the name of the node of a cache image's export."""
+    return naming.node_name('c', export)
+
+
+def is_base(export: str) -> bool:
+    """Tell whether an export is of a base or a stored file: its clients are never cut off."""
+    return export.startswith((f'{naming.EXPORT_BASE}-', f'{naming.EXPORT_STORED}-'))
+
+
+# The node of a cache image's file is one or the other, in turn.
+FILE_NODES = ('f', 'm')
+
+
+def _files(session: Session) -> dict[str, str]:
+    return {node['node-name']: node['file'] for node in
+            session.execute('query-named-block-nodes', flat=True)}
+
+
+def places(session: Session) -> dict[str, str]:
+    """Return the files from which a daemon serves cache images now, by their exports.
+
+    :raises StorageDaemonError: if it does not answer.
+    """
+    files = _files(session)
+    return {entry['id']: files[entry['node-name']]
+            for entry in session.execute('query-block-exports')
+            if entry['id'].startswith(f'{naming.EXPORT_CACHE}-') and entry['node-name'] in files}
+
+
+def switch(session: Session, top: str, path: str) -> None:
+    """Have an export's node read from another file of the same bytes from now on.
+
+    :param top: the node.
+    :param path: of the file.
+    :raises StorageDaemonError: if the daemon refuses; it then reads the file that it did.
+    """
+    nodes = _files(session)
+
+    def remove(names: set[str]) -> set[str]:
+        for name in names & set(nodes):
+            # The one in use is refused.
+            with contextlib.suppress(exception.StorageDaemonError):
+                session.execute('blockdev-del', node_name=name)
+                del nodes[name]
+        return names - set(nodes)
+
+    # Of two, one may be what a crash between two steps left.
+    names = {f'{top}{kind}' for kind in FILE_NODES}
+    free = remove(names)
+    if nodes.get(top) == path:
+        return
+    if not free:
+        raise exception.StorageDaemonError(
+            f'exporter: the nodes of {top} are in use; it stays on {nodes.get(top)}')
+    below = min(free)
+    session.execute('blockdev-add', driver='file', node_name=below, filename=path, read_only=True)
+    nodes[below] = path
+    try:
+        session.execute('blockdev-reopen', options=[
+            {'driver': 'raw', 'node-name': top, 'read-only': True, 'file': below}])
+    finally:
+        # The old one, or where it was refused the new one.
+        remove(names)
+
 
 # For which to wait for the monitor, or for who has it; after that nobody asks for so many seconds.
 _PATIENCE_SECONDS, _SILENCE_SECONDS = 10, 10
@@ -161,7 +269,7 @@ class Exporter:
 
     def describe(self, manifest: Manifest) -> dict[str, Any]:
         """Return what a compute host needs to reach an image: see ``plan_boot`` in rpcapi."""
-        return {**self._reached, **exportnames.described(manifest)}
+        return {**self._reached, **described(manifest)}
 
     def ensure(self, manifest: Manifest, cache_path: str | None) -> None:
         """Serve an image's base, and the bytes of its cache image if there is one.
@@ -172,7 +280,7 @@ class Exporter:
         """
         base_export = manifest.made.base_export
         has_cache = cache_path is not None and manifest.made.cache_image is not None
-        wanted = (base_export, exportnames.cache_export(manifest)) if has_cache else (base_export,)
+        wanted = (base_export, cache_export_name(manifest)) if has_cache else (base_export,)
         if self._is_served(*wanted):
             return
         base: Base | None = None
@@ -190,7 +298,7 @@ class Exporter:
 
     def reads(self, manifest: Manifest) -> bool:
         """Tell whether the daemon runs and serves an image's base or its stored file."""
-        return self.runs and not exportnames.of_base(manifest).isdisjoint(list(self._served))
+        return self.runs and not of_base(manifest).isdisjoint(list(self._served))
 
     def _ensure(self, manifest: Manifest, cache_path: str | None, base: Base | None) -> bool:
         base_export = manifest.made.base_export
@@ -205,10 +313,10 @@ class Exporter:
             self._add(base_export, base.nodes(naming.node_name('b', manifest.image_id)))
         if cache_path is None or manifest.made.cache_image is None:
             return True
-        cache_export = exportnames.cache_export(manifest)
+        cache_export = cache_export_name(manifest)
         if cache_export not in exports:
             self._add(cache_export, Base(cache_path, 'raw', 0).nodes(
-                exportnames.cache_node(cache_export)))
+                cache_node(cache_export)))
             self._retire(manifest.image_id, keep=cache_export, keep_bases=True)
         return True
 
@@ -231,12 +339,12 @@ class Exporter:
         :param path: of the file; its content is the caller's to verify.
         :raises StorageDaemonError: if the daemon refuses; it then serves the file that it did.
         """
-        export = exportnames.cache_export(manifest)
+        export = cache_export_name(manifest)
         with self._alone():
             top = self._daemon.exports().get(export) if self._runs() else None
             if top is not None:
                 with self._daemon.session() as session:
-                    switching.switch(session, top, path)
+                    switch(session, top, path)
 
     def cache_places(self) -> dict[str, str]:
         """Return the files from which the daemon serves cache images now, by their exports.
@@ -244,7 +352,7 @@ class Exporter:
         :raises StorageDaemonError: if the daemon does not answer.
         """
         with self._daemon.session() as session:
-            return switching.places(session)
+            return places(session)
 
     @contextlib.contextmanager
     def withdrawn(self, manifest: Manifest) -> Iterator[bool]:
@@ -258,14 +366,14 @@ class Exporter:
             somebody else withdraws it just now.
         :raises StorageDaemonError: if the daemon does not answer.
         """
-        export = exportnames.cache_export(manifest)
+        export = cache_export_name(manifest)
         with self._alone():
             gone = export not in self._leaving and self._withdraw(export)
             if gone:
                 self._leaving[export] = threading.Event()
                 # Whoever is getting it gets all of the next one, or the base.
                 for name in sorted(name for name in list(self._served)
-                                   if exportnames.is_difference(name, manifest.image_id)):
+                                   if is_difference(name, manifest.image_id)):
                     self._withdraw(name, disconnect=True)
         try:
             yield gone
@@ -298,7 +406,7 @@ class Exporter:
         """
         for export in sorted(export for export in list(self._served)
                              if image_id in export and (with_cache
-                                                        or exportnames.goes_idle(export))):
+                                                        or goes_idle(export))):
             before = time.monotonic() - idle
             if export not in self._served \
                     or self._asked_at.setdefault(export, time.monotonic()) > before:
@@ -371,7 +479,7 @@ class Exporter:
 
     def _remove_tree(self, top: str) -> None:
         present = self._daemon.nodes()
-        names = (top, *(f'{top}{kind}' for kind in switching.FILE_NODES))
+        names = (top, *(f'{top}{kind}' for kind in FILE_NODES))
         self._daemon.remove_nodes(*(name for name in names if name in present))
 
     def retire(self, image_id: str, with_base: bool) -> bool:
@@ -389,9 +497,9 @@ class Exporter:
         gone = True
         for export, node in list(self._look().items()):
             if image_id not in export or export == keep \
-                    or (keep_bases and exportnames.is_base(export)):
+                    or (keep_bases and is_base(export)):
                 continue
-            if self._remove(export, disconnect=not exportnames.is_base(export)):
+            if self._remove(export, disconnect=not is_base(export)):
                 self._remove_tree(node)
                 self._asked_at.pop(export, None)
             else:

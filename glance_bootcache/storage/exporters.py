@@ -26,7 +26,7 @@ from bootcache.news import News
 from bootcache.quoting import quoted
 from bootcache.storagedaemon import StorageDaemon, UnixListener
 from glance_bootcache.ceph.opening import OpenClones
-from glance_bootcache.storage import admission, clients, exportnames
+from glance_bootcache.storage import admission, clients, exporter
 from glance_bootcache.storage.clients import Client, Clients
 from glance_bootcache.storage.exporter import Exporter
 
@@ -69,7 +69,7 @@ class Exporters:
         for client in self._clients.all():
             self._exporter_of(client)
 
-    cache_export = staticmethod(exportnames.cache_export)
+    cache_export = staticmethod(exporter.cache_export_name)
 
     def _exporter_of(self, client: Client) -> Exporter:
         with self._lock:
@@ -305,7 +305,7 @@ class Exporters:
         :returns: the export's name.
         :raises StorageDaemonError: if the daemon refuses, for instance as the file is gone.
         """
-        export = exportnames.difference_export(manifest, difference)
+        export = exporter.difference_export(manifest, difference)
         self._of(certificate).ensure_file(export, lambda: Base(path, 'raw', 0),
                                           naming.node_name('d', export))
         return export

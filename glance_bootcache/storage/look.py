@@ -13,8 +13,8 @@ import sys
 from bootcache import confining, fileformat
 from bootcache.exception import ImageRefused
 from glance_bootcache.qcow2 import tables
-from glance_bootcache.qcow2.reader import Reader
-from glance_bootcache.storage import probing
+from glance_bootcache.qcow2.header import Reader
+from glance_bootcache.storage import inspection
 
 _LONGEST_REASON = 1000
 
@@ -28,7 +28,7 @@ def _inspect(path: str, disk_format: str) -> None:
     fileformat.check_safe(inspector)
     if disk_format == 'raw':
         with open(path, 'rb') as stream:
-            found = probing.taken_for(stream.read(probing.PROBED_BYTES))
+            found = inspection.taken_for(stream.read(inspection.PROBED_BYTES))
         if found:
             raise ImageRefused(f'the content is {found}, but disk_format says raw')
 

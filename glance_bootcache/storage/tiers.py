@@ -6,9 +6,11 @@ its disk to a tmpfs and serves it from there. Each tier evicts by the cloud's le
 """
 
 import dataclasses
+import enum
 import os
+import re
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 import futurist
 from oslo_config import cfg
@@ -16,19 +18,199 @@ from oslo_log import log as logging
 
 from bootcache import cacheimage, exception, savefile, steps, tier
 from bootcache import conf as bootcache_conf
-from bootcache.locks import OrderedLock
+from bootcache.locks import OrderedLock, leaf
 from bootcache.manifest import CacheInfo, Manifest
 from bootcache.tier import Eviction, Item, Medium
 from glance_bootcache import conf as glance_conf
 from glance_bootcache.locks import ServiceRank
-from glance_bootcache.storage import contents, copying
-from glance_bootcache.storage.contents import Content, KnownContents
-from glance_bootcache.storage.copying import MemoryCopy
 from glance_bootcache.storage.exporters import Exporters
 from glance_bootcache.storage.lastuses import Usage
 from glance_bootcache.storage.store import ImageStore
 
 LOG = logging.getLogger(__name__)
+
+_CHUNK = 1 << 20
+# The hash in the name ties a file to one build of one image's cache image.
+_NAME = re.compile(r'([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})-([0-9a-f]{64})'
+                   r'\.qcow2(\.partial)?')
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryCopy:
+    """A cache image in memory.
+
+    :ivar path: of the file.
+    :ivar manifest: that it was verified against.
+    :ivar signature: of the file then.
+    """
+
+    path: str
+    manifest: Manifest
+    signature: tuple[int, int, int] | None
+
+    def holds(self, manifest: Manifest) -> bool:
+        """Tell whether this is a manifest's cache image, and the file still the same one."""
+        mine, its = self.manifest.made.cache_image, manifest.made.cache_image
+        return mine is not None and its is not None and mine.sha256 == its.sha256 \
+            and self.signature is not None and savefile.signature(self.path) == self.signature
+
+
+def path_of(directory: str, image_id: str, sha256: str) -> str:
+    """Return the path of an image's cache image in memory.
+
+    :param sha256: the cache image's.
+    """
+    return os.path.join(directory, f'{image_id}-{sha256}.qcow2')
+
+
+def found(directory: str, manifests: Iterable[Manifest]) -> list[tuple[str, Manifest | None]]:
+    """Return the paths of the copies that lie in memory, with the image whose cache image each is.
+
+    It is None for what was not copied to its end, and for what is no image's any more. Others'
+    files are not told of.
+
+    :raises OSError: if the directory cannot be read.
+    """
+    known = {(manifest.image_id, manifest.made.cache_image.sha256): manifest
+             for manifest in manifests if manifest.made.cache_image is not None}
+    copies = []
+    for name in sorted(os.listdir(directory)):
+        match = _NAME.fullmatch(name)
+        if match is None:
+            LOG.warning('%s in the storage memory directory is no cache image; it is left'
+                        ' alone and not counted', name)
+            continue
+        manifest = known.get((match[1], match[2])) if match[3] is None else None
+        copies.append((os.path.join(directory, name), manifest))
+    return copies
+
+
+def copy(source: str, target: str, info: CacheInfo, check: Callable[[], None]) -> None:
+    """Copy a cache image; the target is there when all of it is verified.
+
+    :param check: called between pieces; raises to give the copying up.
+    :raises InvalidManifest: if the source is not what was built.
+    :raises OSError: if there is no room.
+    """
+    partial = f'{target}.partial'
+    remove(partial)
+    try:
+        fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with open(fd, 'wb') as written, open(source, 'rb') as read:
+            while chunk := read.read(_CHUNK):
+                check()
+                written.write(chunk)
+        cacheimage.verify(partial, info.sha256, info.bytes)
+        savefile.commit(partial, target)
+    finally:
+        remove(partial)
+
+
+def remove(path: str) -> None:
+    """Remove a file from memory; what cannot be is logged."""
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        LOG.error('%s cannot be removed from memory: %s', path, error)
+
+
+# A file's identity, as of bootcache/savefile.py.
+_File = tuple[int, int, int]
+
+
+class Content(enum.Enum):
+    """What is known of a cache image's content."""
+
+    WRONG = 'there is none, or it is another one than was built'
+    UNREAD = 'nobody has read all of it yet'
+    RIGHT = 'it is as it was built'
+
+
+def look(info: CacheInfo, path: str) -> tuple[str, _File]:
+    """Return what can be seen at once to be wrong with a file, empty if nothing, and its identity.
+    """
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        return str(error), (0, 0, 0)
+    fault = f'{path} has {status.st_size} bytes, not {info.bytes}'
+    return fault if status.st_size != info.bytes else '', savefile.identity(status)
+
+
+class KnownContents:
+    """Which files are known to be as they were built, and which are damaged, of this process."""
+
+    def __init__(self) -> None:
+        # Guarded by the lock, held for dictionary steps: where a file is, and of which all was read
+        # and found right, None while it is about to be; and whose file is another than was built.
+        self._right: dict[CacheInfo, tuple[str, _File | None]] = {}
+        self._damaged: set[CacheInfo] = set()
+        self._lock = leaf('the lock of what is known of files')
+
+    def is_to_be_read(self, info: CacheInfo, path: str, file: _File) -> bool:
+        """Tell whether nobody has read a file since somebody wrote to it; the asker does then.
+
+        :param file: its identity.
+        """
+        with self._lock:
+            if info in self._right and self._right[info][1] in (None, file):
+                return False
+            self._right[info] = path, None
+            return True
+
+    def read(self, info: CacheInfo, path: str) -> str:
+        """Read all of a file; return what is wrong with it, empty if nothing."""
+        file, right = savefile.signature(path), None
+        try:
+            cacheimage.verify(path, info.sha256, info.bytes)
+            right = file
+        except exception.InvalidManifest as error:
+            return str(error)
+        finally:
+            self._note(info, path, right)
+        return ''
+
+    def note_built(self, info: CacheInfo, path: str) -> None:
+        """Note that a file was just built, and that all of it was looked at."""
+        self._note(info, path, savefile.signature(path))
+
+    def _note(self, info: CacheInfo, path: str, file: _File | None) -> None:
+        with self._lock:
+            if file is None:
+                self._right.pop(info, None)
+            else:
+                self._right[info] = path, file
+
+    def is_right(self, info: CacheInfo, path: str, file: _File) -> bool:
+        """Tell whether a file is known to be as it was built.
+
+        :param file: its identity.
+        """
+        with self._lock:
+            return self._right.get(info) == (path, file)
+
+    def forget_gone(self) -> None:
+        """Forget the files that are gone: each build's has a name of its own, which none has again.
+        """
+        with self._lock:
+            known = [(info, path) for info, (path, _file) in self._right.items()]
+        gone = [info for info, path in known if not os.path.exists(path)]
+        with self._lock:
+            for info in gone:
+                self._right.pop(info, None)
+
+    def note_damaged(self, info: CacheInfo) -> None:
+        """Note that the file on the disk is another than was built."""
+        with self._lock:
+            self._damaged.add(info)
+
+    def is_damaged(self, info: CacheInfo | None) -> bool:
+        """Tell whether it was found to be."""
+        with self._lock:
+            return info in self._damaged
+
 
 # A compute host fetches a cache image right after it has asked for it. QEMU cannot be asked for
 # an export's clients without the risk of cutting one off, so this is how long one counts as being
@@ -81,7 +263,7 @@ class StorageTiers:
         present = list(manifests)
         self._usage.keep_only({manifest.image_id for manifest in present})
         with self._lock:
-            leftovers = copying.found(self._directory, present) if self._directory else []
+            leftovers = found(self._directory, present) if self._directory else []
             self._wanted.update({manifest.image_id: manifest for _path, manifest in leftovers
                                  if manifest is not None})
             self._worker.submit(self._take_over, leftovers, [
@@ -99,7 +281,7 @@ class StorageTiers:
                    manifests: list[Manifest]) -> None:
         for path, manifest in leftovers:
             if manifest is None:
-                copying.remove(path)
+                remove(path)
             else:
                 self._bring_in(manifest, path, leftover=True)
         try:
@@ -165,7 +347,7 @@ class StorageTiers:
         info = manifest.made.cache_image
         if info is None or self.is_damaged(manifest):
             return Content.WRONG
-        fault, file = contents.look(info, path := self._disk_path(manifest))
+        fault, file = look(info, path := self._disk_path(manifest))
         if fault:
             self.note_damage(manifest, fault)
             return Content.WRONG
@@ -269,7 +451,7 @@ class StorageTiers:
                     or (wanted is not None and _sha256(wanted) == sha256):
                 return
             self._wanted[image_id] = manifest
-            path = copying.path_of(self._directory, image_id, sha256)
+            path = path_of(self._directory, image_id, sha256)
             self._worker.submit(self._bring_in, manifest, path)
 
     def demote(self, image_id: str) -> None:
@@ -307,7 +489,7 @@ class StorageTiers:
     def _discard(self, image_id: str) -> None:
         held = self._held.pop(image_id, None)
         if held is not None:
-            copying.remove(held.path)
+            remove(held.path)
 
     # The work, in the worker's thread.
 
@@ -321,7 +503,7 @@ class StorageTiers:
                     cacheimage.verify(path, _sha256(manifest), _cache_bytes(manifest))
                 else:
                     assert manifest.made.cache_image is not None
-                    copying.copy(self._disk_path(manifest), path, manifest.made.cache_image,
+                    copy(self._disk_path(manifest), path, manifest.made.cache_image,
                                  lambda: self._check_wanted(manifest))
                     steps.reached('promote: copied')
                 entered = self._enter(manifest, path)
@@ -343,7 +525,7 @@ class StorageTiers:
             LOG.info('image %s: cache image of %d bytes in memory after %.2f s', image_id,
                      _cache_bytes(manifest), time.monotonic() - began)
         elif not (leftover or is_in_part):
-            copying.remove(path)
+            remove(path)
         elif not self._stopping:
             self._let_go(manifest, path)
 
@@ -353,7 +535,7 @@ class StorageTiers:
             self._exporter.switch_cache(manifest, self._disk_path(manifest))
         except exception.BootcacheError as error:
             LOG.error('image %s: %s', manifest.image_id, error)
-        copying.remove(path)
+        remove(path)
 
     def _check_wanted(self, manifest: Manifest) -> None:
         if self._wanted.get(manifest.image_id) is not manifest:

@@ -3,26 +3,105 @@
 glance_bootcache/warming/warmjobs.py has the rules; here is the thread that follows them.
 """
 
+import contextlib
+import dataclasses
+import http
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from keystoneauth1 import exceptions as ks_exceptions
+from novaclient import client as nova_client
+from novaclient import exceptions as nova_exceptions
 from oslo_config import cfg
 from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
 from bootcache.exception import RequestRefused
 from bootcache.manifest import ImageState, Manifest, Standing
-from glance_bootcache import away, warmconf
+from glance_bootcache import away
+from glance_bootcache import conf as glance_conf
+from glance_bootcache.conf import AUTH_GROUP
+from glance_bootcache.glance import images
 from glance_bootcache.hosts.holdings import Hosts
 from glance_bootcache.storage.store import ImageStore
-from glance_bootcache.warming import precache, warmjobs
-from glance_bootcache.warming.precache import NovaPrecache
+from glance_bootcache.warming import warmjobs
 from glance_bootcache.warming.warmjobs import WarmJob, WarmPhase
 
 LOG = logging.getLogger(__name__)
+
+# The first one that has the API.
+_API_VERSION = '2.81'
+
+
+@dataclasses.dataclass(frozen=True)
+class Aggregate:
+    """A host aggregate.
+
+    :ivar number: Nova's id.
+    :ivar hosts: names of its compute hosts.
+    """
+
+    number: int
+    hosts: tuple[str, ...]
+
+
+def find(aggregates: Mapping[str, Aggregate], name: str) -> Aggregate:
+    """Return the aggregate of a name.
+
+    :raises RequestRefused: if there is none; it tells which there are.
+    """
+    if name not in aggregates:
+        there = ', '.join(sorted(aggregates)) or 'none'
+        raise RequestRefused(
+            f'there is no aggregate {name}; "openstack aggregate list" shows: {there[:500]}')
+    return aggregates[name]
+
+
+class NovaPrecache:
+    """Asks Nova, with the storage service's credentials.
+
+    :param conf: configuration of the storage service.
+    """
+
+    def __init__(self, conf: cfg.ConfigOpts):
+        self._client = nova_client.Client(_API_VERSION, session=images.session(conf),
+                                          region_name=conf[AUTH_GROUP].region_name)
+
+    def aggregates(self) -> dict[str, Aggregate]:
+        """Return all aggregates, by name.
+
+        :raises RequestRefused: if Nova refuses to tell.
+        :raises Exception: keystoneauth's or novaclient's, if Nova does not answer.
+        """
+        with _refusals('list aggregates'):
+            return {aggregate.name: Aggregate(aggregate.id, tuple(aggregate.hosts))
+                    for aggregate in self._client.aggregates.list()}
+
+    def ask(self, aggregate: Aggregate, image_id: str) -> None:
+        """Have Nova ask all hosts of an aggregate that are up; it does not wait for them.
+
+        :raises RequestRefused: if Nova refuses.
+        :raises Exception: keystoneauth's or novaclient's, if Nova does not answer.
+        """
+        with _refusals('precache an image'):
+            self._client.aggregates.cache_images(aggregate.number, [image_id])
+
+
+@contextlib.contextmanager
+def _refusals(what: str) -> Iterator[None]:
+    """Tell what Nova or Keystone refuses from that they do not answer."""
+    try:
+        yield
+    except (nova_exceptions.ClientException, ks_exceptions.ClientException) as error:
+        if away.passes(error):
+            raise
+        cure = '; the user in [service_auth] needs the role admin' \
+            if away.status(error) == http.HTTPStatus.FORBIDDEN else ''
+        raise RequestRefused(f'Nova refuses to {what}: {error}{cure}') from error
+
 
 _TICK_SECONDS = 1.0
 # What came of warming is remembered for so long, and of so many images and aggregates.
@@ -43,7 +122,7 @@ class Warming:
     def __init__(self, conf: cfg.ConfigOpts, store: ImageStore, hosts: Hosts, nova: NovaPrecache,
                  clock: Callable[[], float] = time.monotonic):
         self._conf = conf[bootcache_conf.GROUP]
-        self._policy = warmconf.aggregates(conf)
+        self._policy = glance_conf.aggregates(conf)
         self._store = store
         self._hosts = hosts
         self._nova = nova
@@ -135,7 +214,7 @@ class Warming:
             self._end(job, why_not)
             return
         try:
-            aggregate = precache.find(self._nova.aggregates(), job.aggregate)
+            aggregate = find(self._nova.aggregates(), job.aggregate)
             held = self._hosts.held_since(job.image_id, -math.inf)
             with self._lock:
                 # Before Nova is asked: a host may be faster than Nova's answer.
@@ -239,7 +318,7 @@ class Warming:
             LOG.warning('Nova cannot be asked for its aggregates yet: %s', away.told(error))
         else:
             for name in names:
-                precache.find(known, name)
+                find(known, name)
         now = self._clock()
         with self._lock:
             self._forget(now, len(names))

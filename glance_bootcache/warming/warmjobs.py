@@ -10,7 +10,7 @@ import enum
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from bootcache import pauses, rpcapi
+from bootcache import breaker, rpcapi
 from bootcache.manifest import ImageState, Manifest, Standing
 from glance_bootcache import decisions
 
@@ -216,7 +216,7 @@ def backoff(times: int) -> float:
 
     :param times: one or more.
     """
-    return pauses.length(times, _BACKOFF_SECONDS, _LONGEST_BACKOFF_SECONDS)
+    return breaker.length(times, _BACKOFF_SECONDS, _LONGEST_BACKOFF_SECONDS)
 
 
 def wait_for(job: WarmJob, jobs: Iterable[WarmJob]) -> None:

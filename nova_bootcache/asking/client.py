@@ -1,8 +1,11 @@
 """What a host asks the storage service for when a server boots."""
 
+import base64
+import contextlib
 import dataclasses
 import random
 import time
+from collections.abc import Callable
 from typing import Any
 
 import oslo_messaging as messaging
@@ -11,12 +14,170 @@ from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
 from bootcache import exception, rpcapi
-from nova_bootcache.asking import offer
-from nova_bootcache.asking.offer import Offered
+from bootcache.difference import CacheDifference
+from bootcache.ending import BootLimits
+from bootcache.exchange.client import Exchanged, FetchProgress, Peer
+from bootcache.manifest import CacheInfo
+from bootcache.tier import Medium
 from nova_bootcache.asking.placement import Offer, Storage
-from nova_bootcache.storagenode import PLAIN, Encryption
+from nova_bootcache.storagenode import PLAIN, Encryption, Remote
 
 LOG = logging.getLogger(__name__)
+
+_OFFERS = {rpcapi.ACTION_CACHE: Offer.CACHE, rpcapi.ACTION_COLD: Offer.COLD,
+           rpcapi.ACTION_RECORD: Offer.PROFILE, rpcapi.ACTION_WAIT: Offer.WAIT}
+# A download may become faster; to go the stock way costs this host another one.
+_MARGIN = 1.25
+
+
+@dataclasses.dataclass(frozen=True)
+class Watch:
+    """How a boot is to be watched whose reads are to be reported.
+
+    :ivar limits: when it is over.
+    :ivar marker: regular expression that a console line of a finished boot matches.
+    """
+
+    limits: BootLimits
+    marker: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Offered:
+    """What the storage side has for one image.
+
+    :ivar storage: for :func:`nova_bootcache.asking.placement.plan`.
+    :ivar reason: for the stock way.
+    :ivar remote: where the base is, None if it is not served.
+    :ivar virtual_bytes: size of the base.
+    :ivar image_hash: ``algorithm:hexadecimal`` of the image's stored bytes.
+    :ivar cache_image: what is offered, None if there is none.
+    :ivar cache_export: the exporter's name for it.
+    :ivar pinned: an operator wants hosts to keep it.
+    :ivar watch: how to watch the boot, None if its reads are of no use.
+    :ivar generation: a host that holds an earlier one than this is to let go of it.
+    :ivar is_verified: whether the storage service knows that its file is as it was built: servers
+        read from what arrives before this host has seen all of it.
+    :ivar ready_in: seconds until the base is here, at least; None if nobody knows.
+    :ivar difference: from its parent's cache image; None if there is none.
+    :ivar difference_export: the exporter's name for that.
+    :ivar signature: by what the base was verified, empty if it was not:
+        :func:`bootcache.signatures.fingerprint`.
+    """
+
+    storage: Storage
+    reason: str = ''
+    remote: Remote | None = None
+    virtual_bytes: int = 0
+    image_hash: str = ''
+    cache_image: CacheInfo | None = None
+    cache_export: str = ''
+    pinned: bool = False
+    watch: Watch | None = None
+    generation: int = 0
+    ready_in: float | None = None
+    is_verified: bool = True
+    signature: str = ''
+    difference: CacheDifference | None = None
+    difference_export: str = ''
+
+    def comes_too_late(self, patience: float) -> bool:
+        """Tell whether to wait is in vain.
+
+        :param patience: seconds for which the server would still wait.
+        """
+        return self.storage.offer is Offer.WAIT and self.ready_in is not None \
+            and self.ready_in > _MARGIN * patience
+
+    def when_patience_ends(self) -> 'Offered':
+        """Return what is offered to a server that waits no longer: the base, if it is there."""
+        if self.storage.offer is not Offer.WAIT or self.remote is None:
+            return self
+        return dataclasses.replace(self, storage=dataclasses.replace(
+            self.storage, offer=Offer.COLD))
+
+    def for_a_move(self) -> 'Offered':
+        """Return what is offered to a server that comes from another host.
+
+        It does not boot, so there is nothing to watch; and where its image was deleted or opted
+        out meanwhile, its base is all the same what it needs.
+        """
+        offer = self.storage.offer
+        if offer is Offer.STOCK and self.remote is not None:
+            offer = Offer.COLD
+        return dataclasses.replace(self, watch=None, storage=dataclasses.replace(
+            self.storage, offer=offer, wants_report=False, has_others=False))
+
+
+def parse(image_id: str, answer: dict[str, Any] | None) -> Offered:
+    """Read an answer; one that makes no sense is a reason for the stock way.
+
+    :param answer: of ``plan_boot``, see bootcache/rpcapi.py; None if the service does not answer.
+    """
+    if answer is None:
+        return Offered(Storage(Offer.AWAY), 'the storage service does not answer')
+    try:
+        return _parse(image_id, answer)
+    except (exception.BootcacheError, KeyError, ValueError, TypeError, AttributeError,
+            OverflowError) as error:
+        return Offered(Storage(Offer.STOCK),
+                       f'the storage service\'s answer is not understood: {error!r}')
+
+
+def _parse(image_id: str, answer: dict[str, Any]) -> Offered:
+    offer = _OFFERS.get(answer.get('action', ''), Offer.STOCK)
+    reason = str(answer.get('reason') or '')
+    if offer in (Offer.STOCK, Offer.WAIT) and not reason:
+        reason = 'the storage service gave no reason'
+    if 'base_export' not in answer and offer in (Offer.STOCK, Offer.WAIT):
+        ready_in = answer.get('ready_in')
+        return Offered(Storage(offer), reason,
+                       ready_in=None if ready_in is None else float(ready_in))
+    cache_image = None
+    if offer is Offer.CACHE or 'cache_image' in answer:
+        cache_image = CacheInfo.from_dict(answer['cache_image'])
+    raw = answer.get('watch')
+    watch = None
+    if raw is not None:
+        watch = Watch(BootLimits(int(raw['quota']), float(raw['linger']), float(raw['silence']),
+                                 float(raw['timeout'])), str(raw['marker']))
+    difference, difference_export = _difference(answer.get('difference'))
+    storage = Storage(offer, Medium(answer.get('medium', 'disk')), bool(answer.get('has_memory')),
+                      watch is not None, bool(answer.get('others')))
+    return Offered(storage, reason, Remote.from_answer(image_id, answer),
+                   int(answer['virtual_bytes']), str(answer.get('image_hash', '')), cache_image,
+                   str(answer['cache_export']) if cache_image else '',
+                   bool(answer.get('pinned', False)), watch, int(answer.get('generation', 0)),
+                   is_verified=bool(answer.get('verified', False)),
+                   signature=str(answer.get('signature', '')),
+                   difference=difference if cache_image else None,
+                   difference_export=difference_export)
+
+
+def _difference(said: Any) -> tuple[CacheDifference | None, str]:
+    """Read what is told of a difference; where it is none, all of the cache image is got."""
+    with contextlib.suppress(KeyError, TypeError, ValueError):
+        return CacheDifference.from_dict(said), str(said['export'])
+    return None, ''
+
+
+def _nothing() -> str:
+    return ''
+
+
+@dataclasses.dataclass(frozen=True)
+class AsUser:
+    """Asks for it; each question goes to other services, and no lock is held over it.
+
+    :ivar verifies_by: the fingerprint of what Nova would verify the image by; raises what Nova
+        raises if that cannot be had.
+    :ivar download_refusal: why Glance does not let the user download the image; empty if it does,
+        or cannot be asked.
+    """
+
+    verifies_by: Callable[[], str] = _nothing
+    download_refusal: Callable[[], str] = _nothing
+
 
 _ASK_AGAIN_SECONDS = 1.0
 # For which a service is asked again that has too much to answer: many hosts ask at one moment, and
@@ -119,7 +280,7 @@ class HostsClient:
         deadline = time.monotonic() + cold_wait
         refused_until = min(deadline, time.monotonic() + _REFUSED_SECONDS)
         while True:
-            offered = offer.parse(image_id, self.ask(image_id, server_id, profile_token, owner,
+            offered = parse(image_id, self.ask(image_id, server_id, profile_token, owner,
                                                      refused_until))
             if offered.remote is not None and (
                     reason := self._encryption.refusal(offered.remote.tls)):
@@ -132,3 +293,102 @@ class HostsClient:
                     f'{offered.reason}, which takes {offered.ready_in:.0f} s more; a server waits'
                     f' for [bootcache]cold_wait, {cold_wait} s'))
             time.sleep(_ASK_AGAIN_SECONDS)
+
+
+class ExchangeAsking:
+    """The storage service, for files that come from other hosts.
+
+    :param conf: Nova's configuration, with the driver's options registered.
+    :param storage: the storage service, as this host reaches it.
+    """
+
+    def __init__(self, conf: cfg.ConfigOpts, storage: HostsClient):
+        self._conf = conf[bootcache_conf.GROUP]
+        self._storage = storage
+
+    @property
+    def socket(self) -> str:
+        """The unix socket of this host's exchange."""
+        return str(self._conf.exchange_socket)
+
+    @property
+    def linger(self) -> float:
+        """Seconds for which this host gives on what it got."""
+        return float(self._conf.exchange_linger)
+
+    @property
+    def is_on(self) -> bool:
+        """Whether this host exchanges anything."""
+        return bool(self._conf.exchange_address)
+
+    def ask_for_cache(self, image_id: str, sha256: str) -> Exchanged | None:
+        """Ask from whom a cache image can be had; others are told that this host gives it soon.
+
+        :param sha256: of its file.
+        :returns: None if all of it is to be copied from the storage node.
+        """
+        return self._ask(image_id, 'cache image', lambda: self._storage.api.exchange_cache(
+            image_id, self._storage.hostname, sha256, *self._self()), sha256)
+
+    def ask_for_base(self, image_id: str, image_hash: str, wait: Callable[[], bool]
+                     ) -> Exchanged | None:
+        """Ask from whom an image's stored file can be had; likewise.
+
+        :param image_hash: of it, ``algorithm:hexadecimal``.
+        :param wait: called while the storage node reads the file: waits a while, and tells whether
+            to ask again.
+        :raises NoSlot: if it comes from the storage node only, and it is others' turn.
+        """
+        def ask() -> Any:
+            while answer := self._storage.api.exchange_base(
+                    image_id, self._storage.hostname, image_hash, *self._self()):
+                if not answer.get('wait'):
+                    break
+                if again := answer.get('again'):
+                    raise exception.NoSlot(float(again))
+                if not wait():
+                    return None
+            return answer
+
+        return self._ask(image_id, 'full base', ask, '')
+
+    def report(self, image_id: str, file: str, way: str, progress: FetchProgress | None,
+               copied: int, gives: bool) -> None:
+        """Tell how a file came that was asked for; nothing happens if nobody hears it.
+
+        :param file: the SHA-256 of a cache image, or the hash of a stored file.
+        :param way: one of ``rpcapi.WAYS``.
+        :param progress: how far it came by exchange, None if not at all.
+        :param copied: bytes that came from the storage node's exporter.
+        :param gives: whether this host gives it to others.
+        """
+        got = sorted(progress.peers.items(), key=lambda peer: -peer[1]) if progress else []
+        try:
+            self._storage.api.report_exchange(
+                image_id, self._storage.hostname, file, way,
+                [[address, count] for address, count in got if count][:rpcapi.MOST_GIVERS],
+                copied, gives)
+        except (exception.BootcacheError, messaging.MessagingException) as error:
+            LOG.info('image %s: nobody hears how it came here: %s', image_id, error)
+
+    def _self(self) -> tuple[str, int, str]:
+        return self._conf.exchange_address, self._conf.exchange_port, self._conf.exchange_rack
+
+    def _ask(self, image_id: str, what: str, ask: Callable[[], Any], sha256: str
+             ) -> Exchanged | None:
+        try:
+            answer = ask()
+            return None if answer is None else Exchanged(
+                base64.b64decode(answer['torrent']), sha256, _peers(answer['peers']),
+                _peers(answer['reserve']), bool(answer.get('slot')))
+        except exception.NoSlot:
+            raise
+        except (exception.BootcacheError, messaging.MessagingException, KeyError, TypeError,
+                ValueError) as error:
+            LOG.info('image %s: its %s is copied, as nobody says who else has it: %s', image_id,
+                     what, error)
+            return None
+
+
+def _peers(told: Any) -> tuple[Peer, ...]:
+    return tuple((str(address), int(port)) for address, port in told)

@@ -1,6 +1,7 @@
 """The chains of one host's servers: made when a root disk is, and kept while it is there."""
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Callable
 
@@ -8,22 +9,214 @@ import oslo_messaging as messaging
 from oslo_config import cfg
 from oslo_log import log as logging
 
-from bootcache import exception, qemuimg
+from bootcache import exception, naming, qemuimg, steps
+from bootcache.tier import Medium
 from nova_bootcache import storagenode
-from nova_bootcache.asking import offer, placement
-from nova_bootcache.asking.asuser import AsUser
-from nova_bootcache.asking.offer import Offered
-from nova_bootcache.asking.placement import Offer, PlanStep, Server, Trust
-from nova_bootcache.cache.cacheentry import CacheEntry
-from nova_bootcache.chains import waiting
-from nova_bootcache.chains.chainstores import ChainStores
-from nova_bootcache.chains.hostfacts import HostFacts
-from nova_bootcache.chains.parts import Parts
-from nova_bootcache.chains.planneddisks import PlannedDisk, PlannedDisks
+from nova_bootcache.asking import client, placement
+from nova_bootcache.asking.client import AsUser, Offered
+from nova_bootcache.asking.placement import HeldHere, Host, Offer, PlanStep, Server, TierRoom, Trust
+from nova_bootcache.cache.cachefiles import CacheEntry
+from nova_bootcache.chains import chainstores
+from nova_bootcache.chains.chainstores import ChainStores, Parts
 from nova_bootcache.chains.serving import Serving
+from nova_bootcache.gateway.sharedstore import SharedStore
 from nova_bootcache.storagenode import Remote
 
 LOG = logging.getLogger(__name__)
+
+# With 4 KiB subclusters a guest's small write fetches nothing from below (doc/source/overview.rst).
+_OVERLAY_CLUSTER = 128 << 10
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedDisk:
+    """A root disk that is to be made.
+
+    :ivar server_id: whose it is.
+    :ivar path: of the overlay.
+    :ivar size: of the disk, in bytes.
+    :ivar console: gives the end of the server's console.
+    """
+
+    server_id: str
+    path: str
+    size: int
+    console: Callable[[], str]
+
+
+class PlannedDisks:
+    """Makes them.
+
+    :param parts: of the host.
+    :param stores: the growing stores that chains share.
+    """
+
+    def __init__(self, parts: Parts, stores: ChainStores):
+        self._parts = parts
+        self._stores = stores
+        self._cache = parts.cache
+        self._gateway = parts.gateway
+        self._needs = parts.needs
+
+    def make_profile(self, disk: PlannedDisk, remote: Remote, virtual_bytes: int, offered: Offered,
+                     token: str) -> None:
+        """Make the disk of a profile boot, and watch that.
+
+        :param virtual_bytes: size of the base.
+        :param token: the profile boot's.
+        :raises ProfileBootFailed: if it cannot be recorded.
+        """
+        if offered.watch is None:
+            raise exception.ProfileBootFailed(
+                'the storage service does not say when it is over')
+        try:
+            profile = self._parts.recordings.start(disk.server_id, remote, virtual_bytes, token)
+            self._create(disk.path, disk.size, naming.nbd_unix_uri(
+                self._gateway.socket_path, profile.recording.export), 'raw')
+            self._parts.boots.watch_profile(disk.server_id, self._parts.storage.hostname, profile,
+                                            remote, offered, disk.console)
+        except (exception.BootcacheError, OSError, RuntimeError, ValueError) as error:
+            raise exception.ProfileBootFailed(f'it cannot be recorded: {error}') from error
+
+    def make(self, plan: placement.Plan, disk: PlannedDisk, remote: Remote, virtual_bytes: int,
+             offered: Offered) -> None:
+        """Do a plan's steps, each as it says.
+
+        :param virtual_bytes: size of the base.
+        :raises Exception: if one of them fails; its server is to go the stock way.
+        """
+        image_id, store = remote.image_id, None
+        if PlanStep.SERVE_BASE in plan:
+            # Nothing is fetched for a boot that goes the stock way in the end.
+            self._gateway.start()
+        with contextlib.ExitStack() as until_watched:
+            for step in plan:
+                if step is PlanStep.PROMOTE:
+                    # The boot does not depend on it.
+                    with contextlib.suppress(messaging.MessagingException):
+                        self._parts.storage.api.promote_image(image_id)
+                elif step in placement.FETCH:
+                    self._fetch(offered, placement.FETCH[step])
+                elif step in placement.ARRIVE:
+                    if not self._parts.arrivals.begin(offered, placement.ARRIVE[step],
+                                                      PlanStep.AWAIT in plan):
+                        self._fetch(offered, placement.ARRIVE[step])
+                elif step is PlanStep.AWAIT:
+                    self._parts.arrivals.awaited.wait(image_id)
+                elif step is PlanStep.USE_LOCAL:
+                    self._use_local(image_id, offered)
+                elif step is PlanStep.MAKE_EMPTY:
+                    # Where another server has one arrive, to look would wait for that.
+                    if not self._needs.is_arriving(image_id):
+                        self._parts.fetches.make_empty(remote, virtual_bytes)
+                elif step is PlanStep.SERVE_BASE:
+                    self._gateway.ensure_base(remote)
+                elif step is PlanStep.GROW:
+                    store = self._stores.get(image_id, virtual_bytes, PlanStep.WATCH in plan,
+                                             until_watched)
+                elif step is PlanStep.CHAIN:
+                    self._cache.touch(image_id)
+                    self._create(disk.path, disk.size, self._cache.path(image_id), 'qcow2')
+                elif step is PlanStep.WATCH and store is not None and not store.spoilt:
+                    self._watch(disk, store, remote, offered)
+
+    def _watch(self, disk: PlannedDisk, store: SharedStore, remote: Remote,
+               offered: Offered) -> None:
+        try:
+            self._parts.boots.watch(disk.server_id, self._parts.storage.hostname, store, remote,
+                                    offered, disk.console)
+        except Exception:
+            # The disk is made, and its boot does not depend on it.
+            store.spoilt = True
+            LOG.exception('bootcache: the boot of server %s is not watched', disk.server_id)
+
+    def _use_local(self, image_id: str, offered: Offered) -> None:
+        """Note where the base is now of a cache image that is here."""
+        entry = self._cache.known(image_id)
+        if entry is not None and offered.remote is not None \
+                and not self._needs.is_arriving(image_id):
+            self._cache.update(entry, offered.remote, offered.pinned, offered.generation)
+
+    def _fetch(self, offered: Offered, medium: Medium) -> None:
+        remote = offered.remote
+        assert remote is not None
+        try:
+            self._parts.fetches.fetch_offered(offered, medium)
+        except (exception.BootcacheError, OSError) as error:
+            LOG.warning('image %s: its cache image cannot be fetched: %s', remote.image_id, error)
+            # An older one is as right; so is an empty one, as all is in the base.
+            self._parts.fetches.make_empty(remote, offered.virtual_bytes)
+            self._use_local(remote.image_id, offered)
+
+    @staticmethod
+    def _create(path: str, size: int, backing: str, backing_format: str) -> None:
+        partial = f'{path}.partial'
+        try:
+            qemuimg.create_overlay(partial, size, backing, backing_format,
+                                   cluster_bytes=_OVERLAY_CLUSTER, subclusters=True)
+            steps.reached('chain: made')
+            os.rename(partial, path)
+        finally:
+            if os.path.exists(partial):
+                os.unlink(partial)
+
+
+class HostFacts:
+    """Looks what there is, and what there is room for.
+
+    :param parts: of the host.
+    :param store_limit: bytes that a growing store may have.
+    """
+
+    def __init__(self, parts: Parts, store_limit: int):
+        self._parts = parts
+        self._store_limit = store_limit
+
+    def of(self, image_id: str, entry: CacheEntry | None, offered: Offered,
+           is_arriving: bool = False) -> Host:
+        """Return them for one image.
+
+        :param entry: of the cache image that is here, None if there is none.
+        :param is_arriving: whether one is on its way, which servers read from.
+        """
+        parts, info = self._parts, offered.cache_image
+        has_store = parts.below.stores.get(image_id) is not None
+        rooms = {Medium.MEMORY: TierRoom.NONE, Medium.DISK: TierRoom.NONE}
+        # What is made here comes by itself: nothing arrives, and servers wait for seconds.
+        here = parts.fetches.room_here(offered)
+        local = [medium for medium in rooms
+                 if here is not None and parts.room.has_room(medium, image_id, here)]
+        for medium in local:
+            rooms[medium] = TierRoom.FILE
+        for medium in () if local else rooms:
+            if info is not None and parts.room.has_room(medium, image_id, info.bytes):
+                # A store that servers read through is in the same place.
+                rooms[medium] = TierRoom.ARRIVAL if not has_store and offered.is_verified \
+                    and parts.arrivals.is_worth_it(offered, medium) else TierRoom.FILE
+        held = _held(entry, offered, is_arriving)
+        if held is HeldHere.OLDER and info is not None and set(rooms.values()) == {TierRoom.NONE}:
+            LOG.info('image %s: its newer cache image of %d bytes has no room beside the older one,'
+                     ' which is used; raise [bootcache]compute_disk_quota', image_id, info.bytes)
+        return Host(
+            held, rooms[Medium.MEMORY], rooms[Medium.DISK],
+            has_store or parts.room.room_for_store(image_id, self._store_limit) is not None,
+            Trust.FULL if info is None else parts.fetches.trust(image_id, info),
+            info is not None and parts.fetches.asks_others(info))
+
+
+def _held(entry: CacheEntry | None, offered: Offered, is_arriving: bool) -> HeldHere:
+    info = offered.cache_image
+    if is_arriving:
+        return HeldHere.ARRIVING
+    if entry is None:
+        return HeldHere.NOTHING
+    if entry.cache_image is None:
+        return HeldHere.EMPTY
+    if info is None or entry.cache_image.sha256 == info.sha256 \
+            or entry.cache_image.has_data_of(info):
+        return HeldHere.CURRENT
+    return HeldHere.OLDER
+
 
 _NOBODY = AsUser()
 
@@ -185,7 +378,7 @@ class Chains:
             try:
                 self.serve_base(entry)
             except Exception as error:
-                if not guest_waits or not waiting.passes(error):
+                if not guest_waits or not chainstores.passes(error):
                     raise
                 self._gateway.serve_absent(entry.remote, entry.virtual_bytes)
                 LOG.warning('bootcache: %s is opened, though the base of image %s cannot be read'
@@ -195,7 +388,7 @@ class Chains:
 
         with self._needs.making(image_id, path) if path else contextlib.nullcontext():
             # It may be deleted meanwhile.
-            waiting.patiently(keep, patience, path or f'image {image_id}',
+            chainstores.patiently(keep, patience, path or f'image {image_id}',
                               lambda: not path or os.path.exists(path))
 
     def _find_lost(self, image_id: str) -> CacheEntry:
@@ -263,7 +456,7 @@ class Chains:
         :raises BootcacheError: if it is of another content.
         """
         image_id = entry.remote.image_id
-        offered = offer.parse(image_id, self._parts.storage.ask(image_id, ''))
+        offered = client.parse(image_id, self._parts.storage.ask(image_id, ''))
         if offered.remote is None:
             return None, offered.reason or 'no reason is given'
         if offered.remote != entry.remote:

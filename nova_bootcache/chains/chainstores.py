@@ -1,15 +1,101 @@
 """Growing stores below chains: who boots shares the one that is there, or has a new one opened."""
 
 import contextlib
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import TypeVar
 
+import oslo_messaging as messaging
 from oslo_log import log as logging
 
 from bootcache import exception
 from nova_bootcache import storagenode
-from nova_bootcache.chains.parts import Parts
+from nova_bootcache.asking.client import HostsClient
+from nova_bootcache.cache.cachefiles import CacheFiles
+from nova_bootcache.gateway.below import Below
+from nova_bootcache.gateway.daemon import Gateway
+from nova_bootcache.gateway.hostneeds import HostNeeds
 from nova_bootcache.gateway.sharedstore import SharedStore
+from nova_bootcache.recording.bootwatch import WatchedBoots
+from nova_bootcache.recording.profilerecordings import ProfileRecordings
+from nova_bootcache.storagenode import Encryption
+from nova_bootcache.tiers.arrivals import Arrivals
+from nova_bootcache.tiers.fetches import Fetches
+from nova_bootcache.tiers.room import Room
 
 LOG = logging.getLogger(__name__)
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """The parts that others use.
+
+    :ivar storage: the storage service, as this host reaches it.
+    :ivar cache: the files of the cache images.
+    :ivar gateway: serves the bases.
+    :ivar needs: who needs what is below servers' disks.
+    :ivar below: that, in the gateway.
+    :ivar room: of the tiers.
+    :ivar fetches: brings cache images here.
+    :ivar arrivals: cache images that servers read from on their way.
+    :ivar boots: those that are watched.
+    :ivar recordings: profile boots on this host.
+    :ivar encryption: how it connects to storage nodes.
+    """
+
+    storage: HostsClient
+    cache: CacheFiles
+    gateway: Gateway
+    needs: HostNeeds
+    below: Below
+    room: Room
+    fetches: Fetches
+    arrivals: Arrivals
+    boots: WatchedBoots
+    recordings: ProfileRecordings
+    encryption: Encryption
+
+
+_AGAIN_SECONDS = 1.0
+Result = TypeVar('Result')
+
+
+def passes(error: BaseException | None) -> bool:
+    """Tell whether an error is of a kind that passes by itself. Pure.
+
+    A gateway that is busy or starts anew, a storage node or storage service that is away: they
+    come back. So do certificates, which are renewed while all runs: of the configuration nothing
+    else is looked at so late. An image with another content does not get the older one again by
+    itself.
+    """
+    return isinstance(error, (exception.StorageDaemonError, exception.StorageServiceAway,
+                              exception.ConfigurationError, messaging.MessagingException))
+
+
+def patiently(work: Callable[[], Result], seconds: float, what: str,
+              is_wanted: Callable[[], bool]) -> Result:
+    """Do what may not be possible just now, again until it is.
+
+    :param seconds: after which it is not tried again.
+    :param what: that waits, for the log.
+    :param is_wanted: tells before each further try whether to go on.
+    :raises Exception: the work's, if it does not pass, or not in time.
+    """
+    deadline = time.monotonic() + seconds
+    has_told = False
+    while True:
+        try:
+            return work()
+        except Exception as error:
+            left = deadline - time.monotonic()
+            if left <= 0 or not passes(error):
+                raise
+            if not has_told:
+                LOG.warning('bootcache: %s waits, for %.0f s at most: %s', what, left, error)
+                has_told = True
+            time.sleep(min(_AGAIN_SECONDS, left))
+            if not is_wanted():
+                raise
 
 
 class ChainStores:

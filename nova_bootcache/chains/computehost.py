@@ -5,17 +5,15 @@ import contextlib
 from oslo_config import cfg
 from oslo_log import log as logging
 
+from bootcache import certificates, exception, tls
 from bootcache import conf as bootcache_conf
-from bootcache import exception, expiry, tls
 from bootcache.tier import Medium
-from nova_bootcache import accessconf, storagenode
 from nova_bootcache import conf as nova_conf
-from nova_bootcache.asking.client import HostsClient
-from nova_bootcache.asking.exchangeasking import ExchangeAsking
+from nova_bootcache import storagenode
+from nova_bootcache.asking.client import ExchangeAsking, HostsClient
 from nova_bootcache.cache.cachefiles import CacheFiles
-from nova_bootcache.chains.chains import Chains
-from nova_bootcache.chains.hostfacts import HostFacts
-from nova_bootcache.chains.parts import Parts
+from nova_bootcache.chains.chains import Chains, HostFacts
+from nova_bootcache.chains.chainstores import Parts
 from nova_bootcache.chains.serving import Serving
 from nova_bootcache.gateway.baseaccess import BaseAccess
 from nova_bootcache.gateway.below import Below
@@ -23,22 +21,20 @@ from nova_bootcache.gateway.daemon import Gateway
 from nova_bootcache.gateway.hostclones import HostClones
 from nova_bootcache.gateway.hostneeds import HostNeeds
 from nova_bootcache.gateway.storespace import StoreSpace
+from nova_bootcache.recording.bootwatch import WatchedBoots
 from nova_bootcache.recording.profilerecordings import ProfileRecordings
-from nova_bootcache.recording.watchedboots import WatchedBoots
-from nova_bootcache.takencertificates import TakenCertificates
+from nova_bootcache.storagenode import TakenCertificates
 from nova_bootcache.tiers.arrivals import Arrivals
 from nova_bootcache.tiers.exchanges import Exchanges
 from nova_bootcache.tiers.expansions import Expand, Expansions
-from nova_bootcache.tiers.fetches import Fetches
-from nova_bootcache.tiers.readable import Readable
+from nova_bootcache.tiers.fetches import Fetches, Readable, WrongFiles
 from nova_bootcache.tiers.room import Room
-from nova_bootcache.tiers.wrongfiles import WrongFiles
 
 LOG = logging.getLogger(__name__)
 
 
 class ComputeHost:
-    """The parts of one compute host; see nova_bootcache/chains/parts.py for what each is.
+    """The parts of one compute host; see nova_bootcache/chains/chainstores.py for what each is.
 
     :ivar encryption: how it connects to storage nodes.
     :ivar certificates: whether QEMU takes this host's.
@@ -71,10 +67,10 @@ class ComputeHost:
         # Upkeep tells of those, and looks again: new servers go the stock way meanwhile.
         with contextlib.suppress(exception.CertificateExpired, exception.Interrupted):
             self.certificates.look()
-        self.expiry = expiry.configured(group, tls.Endpoint.CLIENT)
+        self.expiry = certificates.configured(group, tls.Endpoint.CLIENT)
         self.storage = HostsClient(conf, self.encryption)
         self.cache = CacheFiles(cache_directory, tiers.memory_directory)
-        clones = HostClones(accessconf.ceph(conf), group.base_access == accessconf.RBD,
+        clones = HostClones(nova_conf.ceph(conf), group.base_access == nova_conf.RBD,
                             group.gateway_run_dir, group.reconnect_delay, group.gateway_autostart)
         clones.check()
         self.gateway = Gateway(group.gateway_run_dir, group.gateway_socket, group.reconnect_delay,

@@ -8,8 +8,8 @@ from oslo_log import log as logging
 
 from bootcache import exception, rpcapi
 from bootcache.tier import Medium
-from nova_bootcache.asking import offer, placement
-from nova_bootcache.asking.offer import Offered
+from nova_bootcache.asking import client, placement
+from nova_bootcache.asking.client import Offered
 from nova_bootcache.asking.placement import Offer, PlanStep, Trust
 from nova_bootcache.chains.computehost import ComputeHost
 
@@ -52,7 +52,7 @@ class HostWarmer:
         # A host with the full base is warm; stock Nova's way only renews its time.
         if goes_stock or not self._host.serving.is_on:
             return stock()
-        offered = offer.parse(image_id, self._host.storage.ask(image_id, ''))
+        offered = client.parse(image_id, self._host.storage.ask(image_id, ''))
         entry = self._host.cache.entry(image_id)
         facts = self._host.facts.of(image_id, entry, offered)
         plan = placement.plan_warming(facts, offered.storage)

@@ -10,7 +10,7 @@ from oslo_log import log as logging
 from bootcache.locks import leaf
 from nova_bootcache.gateway.hostneeds import HostNeeds
 from nova_bootcache.gateway.socketfault import GatewaySocket
-from nova_bootcache.recording.watchedboots import WatchedBoots
+from nova_bootcache.recording.bootwatch import WatchedBoots
 
 LOG = logging.getLogger(__name__)
 

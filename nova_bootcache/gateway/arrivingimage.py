@@ -27,7 +27,7 @@ from typing import Any
 from oslo_log import log as logging
 
 from bootcache import daemonjobs, exception, naming, qemuimg, steps
-from nova_bootcache.gateway import diskroom, graph, sharedstore
+from nova_bootcache.gateway import graph, sharedstore
 from nova_bootcache.gateway.daemon import Gateway
 from nova_bootcache.gateway.graph import (
     ARRIVING,
@@ -112,8 +112,8 @@ def begin(gateway: Gateway, image_id: str, size: int, path: str,
     try:
         qemuimg.create_standalone(_map_path(path), size, sharedstore.GRANULARITY, path)
         # What cannot be written is a read error in the guest.
-        if not (diskroom.hold(path, _whole(size))
-                and diskroom.hold(_map_path(path), _tables(size))):
+        if not (sharedstore.hold(path, _whole(size))
+                and sharedstore.hold(_map_path(path), _tables(size))):
             raise exception.BootcacheError(f'the file system of {path} cannot promise space')
         steps.reached('arrive: held')
         # A server waits: to connect once for all of it spares milliseconds.

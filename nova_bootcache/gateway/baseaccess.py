@@ -6,7 +6,7 @@ import time
 from oslo_log import log as logging
 
 from bootcache import exception
-from bootcache.pauses import GrowingPauses
+from bootcache.breaker import GrowingPauses
 from nova_bootcache.cache.cachefiles import CacheFiles
 from nova_bootcache.gateway.daemon import Gateway
 from nova_bootcache.gateway.graph import Present

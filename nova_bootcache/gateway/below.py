@@ -11,8 +11,8 @@ from typing import Any
 from oslo_log import log as logging
 
 from bootcache import exception
+from bootcache.growingstore import StoreKeeper
 from bootcache.locks import KeyedLocks
-from bootcache.storekeeper import StoreKeeper
 from bootcache.tier import Medium
 from nova_bootcache.cache.cachefiles import CacheFiles
 from nova_bootcache.gateway import arrivingimage, graph

@@ -5,7 +5,7 @@ below. From above:
 
 * a growing store that grows: its copy-on-read filter, then the store (sharedstore.py),
 * one that does not grow any more: the store,
-* a cache image on its way here (arrival.py), and one that has landed,
+* a cache image on its way here (arrivingimage.py), and one that has landed,
 * the base, and below that the connection to what has it: the storage node, or a daemon of this host
   that has it open in Ceph (hostclones.py). The gateway has no node of Ceph's: QEMU's rbd driver
   would keep all others waiting. QEMU cannot have a connection go to another place: where a base has

@@ -11,21 +11,168 @@ slowed down the nearer the end of that is, so that whoever watches has the time 
 """
 
 import contextlib
+import ctypes
+import errno
 import os
+import shutil
 
 from oslo_log import log as logging
 
 from bootcache import exception, naming, steps, tier
-from bootcache.growingstore import GrowingStore, Mark
+from bootcache.growingstore import LOOK_SECONDS, GrowingStore, Mark
 from bootcache.locks import OrderedLock
 from bootcache.workingset import Extent
-from nova_bootcache.gateway import diskroom, graph
+from nova_bootcache.gateway import graph
 from nova_bootcache.gateway.daemon import Gateway
 from nova_bootcache.gateway.graph import FILTER, REMOTE, STORE, Store
-from nova_bootcache.gateway.growth import ahead, horizon, reserve, spare, write_rate
 from nova_bootcache.locks import Rank
 
 LOG = logging.getLogger(__name__)
+
+_FALLOC_FL_KEEP_SIZE = 1
+_FALLOC_FL_PUNCH_HOLE = 2
+_ZEROS = 1 << 20
+# A page of a tmpfs may be so large, and a file's last one be its own.
+_LARGEST_PAGE = 2 << 20
+# What a file system answers that cannot promise space, as NFS before 4.2 cannot.
+_UNABLE = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+
+
+def hold(path: str, size: int) -> bool:
+    """Give a file the blocks of its first bytes: to write there cannot fail for want of space.
+
+    Its length and content stay as they are. It takes a millisecond, in a tmpfs 0.3 s a GiB.
+
+    :param size: bytes.
+    :returns: False if the file system cannot do that.
+    :raises OSError: if it has no room, or the file is gone.
+    """
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        return _allocate(fd, path, _FALLOC_FL_KEEP_SIZE, 0, size)
+    finally:
+        os.close(fd)
+
+
+def clear(path: str, offset: int, length: int) -> None:
+    """Have a place in a file be zeros, without blocks where the file system can do that.
+
+    :param offset: in bytes, as is the length; what is beyond the file's end is left out.
+    :raises OSError: if the file cannot be written.
+    """
+    with open(path, 'r+b') as stream:
+        end = min(offset + length, os.fstat(stream.fileno()).st_size)
+        if end <= offset or _allocate(stream.fileno(), path,
+                                      _FALLOC_FL_KEEP_SIZE | _FALLOC_FL_PUNCH_HOLE, offset,
+                                      end - offset):
+            return
+        stream.seek(offset)
+        for begin in range(offset, end, _ZEROS):
+            stream.write(bytes(min(_ZEROS, end - begin)))
+
+
+def _allocate(fd: int, path: str, mode: int, offset: int, length: int) -> bool:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.fallocate64(ctypes.c_int(fd), ctypes.c_int(mode), ctypes.c_int64(offset),
+                        ctypes.c_int64(length)) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in _UNABLE:
+        return False
+    raise OSError(code, os.strerror(code), path)
+
+
+def has_ahead(path: str) -> bool:
+    """Tell whether a file has space beyond its end that it was given by ``hold``.
+
+    :returns: False also if it is gone.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        status = os.stat(path)
+        return status.st_blocks * 512 >= status.st_size + _LARGEST_PAGE
+    return False
+
+
+def give_back(path: str) -> None:
+    """Give back a file's space beyond its end; length, content and time of it stay as they are.
+
+    Nobody may write to it meanwhile: what makes it longer would be lost.
+
+    :raises OSError: if the file is gone.
+    """
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        status = os.fstat(fd)
+        # To the length that it has: file systems free what is beyond it.
+        os.ftruncate(fd, status.st_size)
+        os.utime(fd, ns=(status.st_atime_ns, status.st_mtime_ns))
+    finally:
+        os.close(fd)
+
+
+def free_bytes(path: str) -> int:
+    """Return the bytes that are free on the file system of a file.
+
+    :raises OSError: if its directory is gone.
+    """
+    return shutil.disk_usage(os.path.dirname(path)).free
+
+
+_MOST_RESERVE = 32 << 20
+_LEAST_RESERVE = 384 << 10
+# Space that a store that grows has for itself beyond what is in it. In memory it is taken from
+# everybody, and cleared: there it is what two seconds need, at the pace of the last look.
+AHEAD = 256 << 20
+_LEAST_AHEAD_IN_MEMORY, _SECONDS_AHEAD_IN_MEMORY = 64 << 20, 2
+
+
+def reserve(limit: int) -> int:
+    """Return the bytes before a limit at which a store stops to grow."""
+    return min(_MOST_RESERVE, max(_LEAST_RESERVE, limit // 8))
+
+
+def spare(limit: int) -> int:
+    """Return the bytes of its medium that a store leaves to others: below it stops to grow.
+
+    :param limit: of the store, in bytes.
+    """
+    return reserve(limit) // 4
+
+
+def ahead(grown: int, is_in_memory: bool) -> int:
+    """Return the bytes beyond what is in it that a store is to have for itself.
+
+    :param grown: bytes by which it has grown since the look before.
+    :param is_in_memory: whether it lies on a tmpfs.
+    """
+    if not is_in_memory:
+        return AHEAD
+    return min(AHEAD, max(_LEAST_AHEAD_IN_MEMORY,
+                          round(grown / LOOK_SECONDS) * _SECONDS_AHEAD_IN_MEMORY))
+
+
+def horizon(limit: int, size: int, held: int, free: int, beyond: int = AHEAD) -> int:
+    """Return how large a store may become until the next look, in bytes of its file.
+
+    :param size: of the store now.
+    :param held: size up to which the medium's space is the store's already.
+    :param free: bytes of the medium that are nobody's.
+    :param beyond: bytes beyond its size that it is to have, see :func:`ahead`.
+    """
+    own = max(size, held)
+    return min(limit, max(own, min(size + beyond, own + free - spare(limit))))
+
+
+def write_rate(limit: int, size: int) -> int:
+    """Return the bytes a second with which a store may grow: the rest lasts a look's time.
+
+    :param limit: size that the store may have until the next look, see :func:`horizon`.
+    :param size: of the store, in bytes.
+    """
+    rest = max(limit - size, 0)
+    # Powers of two, so that it changes a few times only.
+    return max(1 << 16, 1 << max(rest - 1, 1).bit_length() - 1)
+
 
 # What cache images have by default: the record is rounded to it anyway when one is built.
 GRANULARITY = 65536
@@ -128,10 +275,10 @@ class SharedStore:
         :returns: how large the file may become until then, 0 if it has to stop to grow.
         """
         try:
-            free = diskroom.free(self.path)
+            free = free_bytes(self.path)
             grown, self._looked_at = size - self._looked_at, size
             end = horizon(self.limit, size, self._held, free, ahead(grown, self._is_in_memory))
-            if end > self._held and diskroom.hold(self.path, end):
+            if end > self._held and hold(self.path, end):
                 self._held = end
         except OSError as error:
             # Somebody was faster, or has a quota of his own there.
@@ -176,7 +323,7 @@ class SharedStore:
         with self._lock:
             # They may lie beyond the file's end. Nobody writes to it after that.
             self._store.write_tables()
-            diskroom.give_back(self.path)
+            give_back(self.path)
             self.gave_back = True
         LOG.info('image %s: its growing store, which does not grow any more, gave back the space'
                  ' beyond its %d bytes', self.name, self.size())

@@ -6,11 +6,10 @@ from collections.abc import Callable
 from oslo_log import log as logging
 
 from bootcache import exception
-from bootcache.pauses import GrowingPauses
+from bootcache.breaker import GrowingPauses
 from nova_bootcache import storagenode
-from nova_bootcache.cache.cacheentry import CacheEntry
-from nova_bootcache.cache.cachefiles import CacheFiles
-from nova_bootcache.gateway import diskroom, graph
+from nova_bootcache.cache.cachefiles import CacheEntry, CacheFiles
+from nova_bootcache.gateway import graph, sharedstore
 from nova_bootcache.gateway.below import Below
 from nova_bootcache.gateway.daemon import Gateway
 from nova_bootcache.gateway.graph import Present
@@ -68,7 +67,7 @@ class StoreSpace:
     def _ahead(self, image_id: str) -> list[str]:
         """Return the files of an image's stores that have space beyond their end."""
         paths = [self._files.store_path(image_id, medium) for medium in self._files.directories]
-        return [path for path in paths if diskroom.has_ahead(path)]
+        return [path for path in paths if sharedstore.has_ahead(path)]
 
     def _try(self, entry: CacheEntry) -> bool:
         """Have an image's stores give back their space; return whether they did, once for all."""

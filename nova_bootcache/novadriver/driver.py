@@ -22,12 +22,12 @@ from bootcache import exception, naming
 from nova_bootcache import conf as bootcache_nova_conf
 from nova_bootcache.chains.computehost import ComputeHost
 from nova_bootcache.chains.hostwarmer import HostWarmer
-from nova_bootcache.novadriver import accounting, diskconf, errorpolicy, snapshots
+from nova_bootcache.novadriver import directsnapshots, diskconf, errorpolicy
+from nova_bootcache.novadriver.directsnapshots import SnapshottingDriver
 from nova_bootcache.novadriver.imagebackend import BootCacheQcow2, aborting, lazy
 from nova_bootcache.novadriver.novaservers import NovaServers, PoweringOn
 from nova_bootcache.novadriver.resuming import Resuming
 from nova_bootcache.novadriver.rootdisks import RootDisks
-from nova_bootcache.novadriver.snapshotting import SnapshottingDriver
 from nova_bootcache.published import warmth
 from nova_bootcache.published.holdings import PublishedHoldings
 from nova_bootcache.settling.settler import Settler
@@ -72,7 +72,7 @@ class BootCacheLibvirtDriver(SnapshottingDriver):
         for name, stock in list(table.items()):
             if stock is imagebackend.Qcow2:
                 table[name] = backend
-        snapshots.allow_on(self.bootcache.cache)
+        directsnapshots.allow_on(self.bootcache.cache)
         errorpolicy.add_to_migrations()
 
     def _serves(self) -> bool:
@@ -357,7 +357,7 @@ class BootCacheLibvirtDriver(SnapshottingDriver):
         resources: dict[str, Any] = super().get_available_resource(nodename, *args, **kwargs)
         if self._serves():
             try:
-                room = warmth.room(accounting.statistics(self.virtapi, nodename))
+                room = warmth.room(diskconf.statistics(self.virtapi, nodename))
                 # In Nova 31.0 the stock driver has none of its own.
                 resources.setdefault('stats', {})[warmth.STATS_KEY] = self.holdings.published(room)
             except Exception:
@@ -373,7 +373,7 @@ class BootCacheLibvirtDriver(SnapshottingDriver):
         try:
             # One that serves no more has cache images for as long as servers stand on them.
             if serves or self.bootcache.cache.entries():
-                accounting.reserve(provider_tree, nodename,
+                diskconf.reserve(provider_tree, nodename,
                                    self.bootcache.room.quotas(CONF.instances_path))
         except OSError as error:
             LOG.warning('bootcache: the tiers\' space is not reserved in Placement: %s', error)

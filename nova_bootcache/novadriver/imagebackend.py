@@ -13,12 +13,12 @@ from nova.virt.libvirt import utils as libvirt_utils
 from oslo_log import log as logging
 
 from bootcache import exception, naming, qemuimg, rpcapi
-from nova_bootcache.asking.asuser import AsUser
+from nova_bootcache.asking.client import AsUser
 from nova_bootcache.asking.placement import Server
 from nova_bootcache.chains.computehost import ComputeHost
 from nova_bootcache.novadriver import downloads, errorpolicy, novaservers, signatures
 from nova_bootcache.novadriver.directsnapshots import DirectSnapshots, overlay_of
-from nova_bootcache.settling import basecontent
+from nova_bootcache.settling import fullbase
 from nova_bootcache.snapshots.sender import SentDisk, Snapshot, SnapshotRefused
 
 LOG = logging.getLogger(__name__)
@@ -224,7 +224,7 @@ class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
         An image may get another one, as when Glance's database is restored.
         """
         if not self.bootcache.cache.holds_path(backing):
-            return '' if basecontent.is_noted(backing, (image_hash, export)) else (
+            return '' if fullbase.is_noted(backing, (image_hash, export)) else (
                 f'{backing} does not say that it is of the content that the storage service has')
         if self.bootcache.cache.known(image_id) is None:
             return f'nothing is noted of {backing}'

@@ -24,7 +24,7 @@ from oslo_utils import timeutils
 
 from bootcache import exception
 from nova_bootcache.libvirtcalls import BoundedDomain, LibvirtCalls
-from nova_bootcache.novadriver import diskconf, localstorage, signatures
+from nova_bootcache.novadriver import diskconf, signatures
 from nova_bootcache.settling.localservers import LocalServer
 from nova_bootcache.standstill import errorstop
 
@@ -189,9 +189,9 @@ class NovaServers:
         """Return why cache images cannot be served from this host's directories, if so."""
         if not diskconf.has_overlays(CONF):
             return ''
-        kinds = localstorage.types({'[DEFAULT]instances_path': CONF.instances_path,
+        kinds = diskconf.types({'[DEFAULT]instances_path': CONF.instances_path,
                                     '[bootcache]cache_directory': cache_directory})
-        return localstorage.refusal(
+        return diskconf.refusal(
             kinds, storage_users.get_storage_users(CONF.instances_path), host)
 
     def connect(self) -> Any:

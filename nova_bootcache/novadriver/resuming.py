@@ -12,9 +12,9 @@ from typing import Any
 
 from oslo_log import log as logging
 
+from bootcache.breaker import GrowingPauses
 from bootcache.locks import leaf
-from bootcache.pauses import GrowingPauses
-from nova_bootcache.chains import waiting
+from nova_bootcache.chains import chainstores
 from nova_bootcache.novadriver.novaservers import PoweringOn
 
 LOG = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class Resuming:
         :param error: Nova's, or what it was raised from.
         """
         return self._patience > 0 and error is not None \
-            and (waiting.passes(error) or waiting.passes(error.__cause__))
+            and (chainstores.passes(error) or chainstores.passes(error.__cause__))
 
     def start(self, server: PoweringOn, start: Callable[[], None],
               is_off: Callable[[], bool]) -> None:

@@ -11,7 +11,7 @@ from oslo_log import log as logging
 
 from bootcache import exception, naming, rpcapi
 from bootcache.tier import Medium
-from nova_bootcache.cache.cacheentry import CacheEntry
+from nova_bootcache.cache.cachefiles import CacheEntry
 from nova_bootcache.chains.computehost import ComputeHost
 from nova_bootcache.published import warmth
 from nova_bootcache.published.warmth import Holding, Level

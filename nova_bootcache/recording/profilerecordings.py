@@ -6,10 +6,9 @@ import os
 from oslo_log import log as logging
 
 from bootcache import naming, recording
-from bootcache.growingstore import Mark
+from bootcache.growingstore import Mark, StoreKeeper
 from bootcache.locks import leaf
 from bootcache.recording import Recording
-from bootcache.storekeeper import StoreKeeper
 from nova_bootcache.gateway.daemon import Gateway
 from nova_bootcache.storagenode import Remote
 

@@ -15,7 +15,7 @@ import cachetools
 from nova.image import glance
 from oslo_log import log as logging
 
-from bootcache import beside, exception, properties
+from bootcache import bus, exception, properties
 from bootcache.breaker import Breaker
 
 LOG = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class ImageLookup:
                 if len(self._asked) >= _MOST_ASKED or not self._health.may_ask():
                     return None
                 context = request_spec._context
-                asked = beside.begin(lambda: self._ask(image_id, context), 'bootcache-image')
+                asked = bus.begin(lambda: self._ask(image_id, context), 'bootcache-image')
                 self._asked.append(asked)
                 known = self._known[image_id] = asked, time.monotonic()
         asked, since = known

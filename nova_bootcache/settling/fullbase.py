@@ -1,7 +1,7 @@
 """Completes a full base at stock Nova's own path, in the form that stock Nova makes it.
 
 The bytes come from the storage node that serves the image, not from Glance's API, or from other
-hosts (see exchangedbase.py): slowly, so that servers notice nothing, and they count only once their
+hosts by exchange: slowly, so that servers notice nothing, and they count only once their
 hash is Glance's. What is under way lies beside the base under a name that Nova's image cache
 manager does not take for its own; it stays there if the work is interrupted, and the next try goes
 on with it (see partial.py).
@@ -14,17 +14,223 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Collection, Container, Mapping
 from typing import Any
 
 from oslo_log import log as logging
 
-from bootcache import exception, fileformat, green, qemuimg, savefile, steps
-from nova_bootcache.settling import basecontent, partial
-from nova_bootcache.settling.exchangedbase import ExchangedBase
-from nova_bootcache.settling.slot import StorageSlot
+from bootcache import bus, exception, fileformat, qemuimg, rpcapi, savefile, steps
+from bootcache.exchange import client as exchange_client
+from bootcache.exchange.client import ExchangeClient, Exchanged, FetchProgress
+from nova_bootcache.asking.client import ExchangeAsking
+from nova_bootcache.settling import partial
+from nova_bootcache.settling.serversbases import StorageSlot
 
 LOG = logging.getLogger(__name__)
+
+_ATTRIBUTE = 'user.bootcache.content'
+# Each piece has a deadline of its own: a frozen storage node is not noticed otherwise.
+_HASHED_PIECE = 1 << 30
+_SLOWEST = 1 << 20
+_GRACE_SECONDS = 600
+# Such an attribute has room in the inode, and takes no block of its own.
+_DIGITS = 40
+
+
+def identity(path: str) -> tuple[int, int]:
+    """Return what tells a file from another one that takes its name.
+
+    :raises OSError: if there is none.
+    """
+    status = os.stat(path)
+    return status.st_dev, status.st_ino
+
+
+def _short(content: str) -> str:
+    algorithm, colon, digest = content.partition(':')
+    if not colon:
+        return f'name-{hashlib.sha256(content.encode()).hexdigest()[:_DIGITS]}'
+    return f'{algorithm}:{digest[:_DIGITS]}'
+
+
+def note(path: str, content: str) -> None:
+    """Note in a base what content it has.
+
+    libvirt may have given the file to its own user, or its file system know no such attributes:
+    it is compared again then.
+
+    :param content: hash of the image, or the exporter's name for the base where that is not known.
+    """
+    try:
+        os.setxattr(path, _ATTRIBUTE, _short(content).encode())
+    except OSError as error:
+        LOG.debug('the content of %s is not noted in it: %s', path, error)
+
+
+def noted(path: str) -> str:
+    """Return the begin of what content a base has; empty if it does not say."""
+    try:
+        return os.getxattr(path, _ATTRIBUTE).decode()
+    except (OSError, UnicodeDecodeError):
+        return ''
+
+
+def is_noted(path: str, contents: Collection[str]) -> bool:
+    """Tell whether a base says that it is of a content; no if it does not say.
+
+    :param contents: what it may be called, as in :func:`note`.
+    """
+    found = noted(path)
+    return any(content and found == _short(content) for content in contents)
+
+
+def check(path: str, image_format: str, content: str, source: Callable[[], Mapping[str, Any]],
+          rate: int, is_over: Callable[[], None]) -> tuple[int, int]:
+    """Check that a base is of a content; one that does not say is compared with the storage node's.
+
+    That reads all of both, once for a file.
+
+    :param image_format: of the base, raw or qcow2.
+    :param content: what the servers' disks stand on, as in :func:`note`.
+    :param source: gives the block node of the storage node's base.
+    :param rate: bytes a second that are read of it at most; 0 for no limit.
+    :param is_over: called several times a second; what it raises ends the comparing.
+    :returns: the identity of the file that was checked.
+    :raises BootcacheError: if it is of another content, or that cannot be told.
+    :raises OSError: if it is not there.
+    """
+    checked = identity(path)
+    found = noted(path)
+    if found == _short(content):
+        return checked
+    # Names of exports tell nothing of each other.
+    is_other = ':' in found and ':' in content
+    if not is_other:
+        LOG.info('base %s is compared with the storage node\'s, at %d bytes a second, as it was not'
+                 ' made here', path, rate)
+        is_other = not _is_same(path, image_format, source(), rate, is_over)
+    if is_other:
+        raise exception.BootcacheError(
+            f'base {path} is of another content than the disks of the image\'s servers ({content});'
+            ' these stay on their cache image. Restore the image\'s content and remove the base'
+            ' once no server uses it, or rebuild the servers')
+    if identity(path) != checked:
+        raise exception.BootcacheError(f'base {path} was replaced while it was compared')
+    note(path, content)
+    return checked
+
+
+def _is_same(path: str, image_format: str, source: Mapping[str, Any], rate: int,
+             is_over: Callable[[], None]) -> bool:
+    virtual_bytes = qemuimg.info(path, image_format)['virtual-size']
+    for offset in range(0, max(virtual_bytes, 1), _HASHED_PIECE):
+        # The last one goes to the end of both: what is longer has to be zeros there.
+        length = _HASHED_PIECE if offset + _HASHED_PIECE < virtual_bytes else None
+        if not qemuimg.is_same_piece(
+                source, path, image_format, offset=offset, length=length, rate=rate, check=is_over,
+                seconds=_GRACE_SECONDS + 3 * _HASHED_PIECE / (rate or _SLOWEST)):
+            return False
+    return True
+
+
+# One that is smaller is copied in less time than it takes to find the others.
+_WORTH_BYTES = 4 << 20
+_LOOK_SECONDS = 1.0
+# In which the storage node reads the file, at least; and this host what it has of it.
+_READ_RATE = 20 << 20
+_READ_GRACE_SECONDS = 30
+# A fetch that is slower is left to copying, in pieces.
+
+
+class ExchangedBase:
+    """One stored file: asked for, then fetched, then told of.
+
+    :param asking: the storage service.
+    :param image_hash: Glance's, of the file.
+    :param size: of the file, in bytes.
+    """
+
+    def __init__(self, asking: ExchangeAsking, image_id: str, image_hash: str, size: int):
+        self._asking = asking
+        self._client = ExchangeClient(asking.socket)
+        self._linger = asking.linger
+        self._image_id = image_id
+        self._image_hash = image_hash
+        self._size = size
+        self._progress: FetchProgress | None = None
+        self._way = ''
+        self._copied = 0
+
+    def ask(self, check: Callable[[], None]) -> Exchanged | None:
+        """Ask from whom it can be had; waits while the storage node reads it.
+
+        :param check: called meanwhile; what it raises ends it.
+        :returns: None if all of it is to be copied.
+        :raises NoSlot: if it comes from the storage node only, and it is others' turn.
+        """
+        if not self._asking.is_on or self._size < _WORTH_BYTES:
+            return None
+        try:
+            # Before others are sent to this host, and what was copied earlier is handed over.
+            self._client.files()
+        except exception.ExchangeFailed as error:
+            LOG.info('image %s: its full base is copied: %s', self._image_id, error)
+            return None
+        deadline = time.monotonic() + _READ_GRACE_SECONDS + self._size / _READ_RATE
+
+        def wait() -> bool:
+            check()
+            time.sleep(_LOOK_SECONDS)
+            return time.monotonic() < deadline
+
+        return self._asking.ask_for_base(self._image_id, self._image_hash, wait)
+
+    def fetch(self, wanted: Exchanged, path: str, has_some: bool, rate: int,
+              check: Callable[[], None]) -> list[tuple[int, int]] | None:
+        """Fetch it; what is right of the file that is there stays.
+
+        :param path: of the file.
+        :param has_some: whether something is in it, which is looked at first.
+        :param rate: bytes a second at most; 0 for no limit.
+        :param check: called several times a second; what it raises ends it.
+        :returns: the parts that did not come, offset and length; None if it does not come this
+            way: the file is to be made anew then.
+        :raises OSError: if the file cannot be opened.
+        """
+        def look(progress: FetchProgress) -> None:
+            self._progress = progress
+            check()
+
+        now = time.monotonic()
+        try:
+            self._progress = exchange_client.fetch(
+                self._client, wanted, path, self._linger, look, rate,
+                _READ_GRACE_SECONDS + 3 * self._size / (rate or _SLOWEST),
+                now + (self._size / _READ_RATE if has_some else 0.0))
+        except exception.ExchangeStalled as still:
+            LOG.warning('image %s: others do not give all of its full base, and the rest is copied:'
+                        ' %s', self._image_id, still)
+            self._way = rpcapi.STALLED
+            self._copied = sum(length for _offset, length in still.missing)
+            return still.missing
+        except exception.ExchangeFailed as error:
+            LOG.warning('image %s: its full base is copied: %s', self._image_id, error)
+            self._way, self._progress = rpcapi.COPIED, None
+            self._copied = self._size
+            return None
+        self._way = rpcapi.EXCHANGED
+        LOG.info('image %s: full base of %d bytes came from %s', self._image_id, self._size,
+                 ', '.join(f'{address} ({got} bytes)'
+                           for address, got in sorted(self._progress.peers.items()) if got))
+        return []
+
+    def tell(self) -> None:
+        """Tell the storage service how it came, if it was to be fetched; it has been verified."""
+        if self._way:
+            self._asking.report(self._image_id, self._image_hash, self._way, self._progress,
+                                self._copied,
+                                gives=bool(self._linger) and self._way == rpcapi.EXCHANGED)
+
 
 SUFFIX = '.bootcache'
 FORMATS = ('qcow2', 'raw')
@@ -92,7 +298,7 @@ def complete(source: Mapping[str, Any], stored_bytes: int, image_hash: str, imag
             made = converted
         # As Nova leaves them; libvirt gives the file to its own user when a server starts.
         os.chmod(made, 0o644)
-        basecontent.note(made, image_hash)
+        note(made, image_hash)
         work.check()
         steps.reached('settle: verified')
         with lock:
@@ -258,7 +464,7 @@ class _Work:
                 digest.update(chunk)
                 return chunk
 
-            while chunk := green.aside(read):
+            while chunk := bus.aside(read):
                 # What is zero was copied as a hole, and costs the disk nothing.
                 done += len(chunk) if chunk.lstrip(b'\0') else 0
                 self.check()
@@ -279,7 +485,7 @@ def _file_node(path: str, image_format: str) -> dict[str, Any]:
 def _inspect(path: str, image_format: str) -> int:
     """Refuse what Nova's ``images.fetch_to_raw`` refuses; return the virtual size in bytes."""
     try:
-        inspector = green.aside(lambda: fileformat.inspect(path))
+        inspector = bus.aside(lambda: fileformat.inspect(path))
         fileformat.check_safe(inspector)
     except exception.ImageRefused as error:
         raise exception.ImageRefused(f'{path}: {error}') from error

@@ -18,8 +18,8 @@ from typing import Any
 import libvirt
 
 from bootcache import savefile
-from bootcache.pauses import GrowingPauses
-from nova_bootcache.cache.cacheentry import CacheEntry
+from bootcache.breaker import GrowingPauses
+from nova_bootcache.cache.cachefiles import CacheEntry
 from nova_bootcache.chains.computehost import ComputeHost
 from nova_bootcache.settling.hanging import HangingServers
 from nova_bootcache.settling.livedisk import LiveDisk, OpenFiles

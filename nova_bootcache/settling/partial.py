@@ -15,7 +15,7 @@ from typing import Any
 from oslo_log import log as logging
 
 from bootcache import qemuimg, savefile, steps
-from nova_bootcache.gateway import diskroom
+from nova_bootcache.gateway import sharedstore
 
 LOG = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ class Partial:
         for first, length in missing:
             for offset in range(first, min(first + length, self._total), piece_bytes):
                 end = min(offset + piece_bytes, first + length, self._total)
-                diskroom.clear(self._path, offset, _rounded(end, _SECTOR) - offset)
+                sharedstore.clear(self._path, offset, _rounded(end, _SECTOR) - offset)
                 self._copy(source, offset, end - offset,
                            _rounded(self._total, _ROUND) - offset, rate, check)
                 self._note(end, is_scattered=True)

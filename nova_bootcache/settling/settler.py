@@ -17,19 +17,17 @@ import oslo_messaging as messaging
 from oslo_log import log as logging
 
 from bootcache import exception, naming
+from bootcache.breaker import GrowingPauses
 from bootcache.locks import KeyedLocks, leaf
-from bootcache.pauses import GrowingPauses
 from nova_bootcache.chains.computehost import ComputeHost
 from nova_bootcache.locks import Rank
-from nova_bootcache.settling import basecontent, fullbase, halfdone, pivot, rebase, servedbases
-from nova_bootcache.settling.chaineddisks import ChainedDisks
-from nova_bootcache.settling.halfdone import HalfDone
-from nova_bootcache.settling.hanging import HangingServers
+from nova_bootcache.settling import fullbase, hanging, pivot, rebase, servedbases
+from nova_bootcache.settling.hanging import HalfDone, HangingServers
 from nova_bootcache.settling.landing import Landing
 from nova_bootcache.settling.localservers import LocalServer, Nova
 from nova_bootcache.settling.pivot import Pivot
 from nova_bootcache.settling.serversbases import ServersBases
-from nova_bootcache.settling.unsettled import Unsettled
+from nova_bootcache.settling.unsettled import ChainedDisks, Unsettled
 
 LOG = logging.getLogger(__name__)
 
@@ -214,7 +212,7 @@ class Settler:
     def _end_interrupted(self) -> None:
         """End moves that libvirt or QEMU interrupted: Nova is not asked, which may be away."""
         for directory in self._nova.directories():
-            server_id = halfdone.server_of(directory)
+            server_id = hanging.server_of(directory)
             if self._half_done.is_due(directory) and self._is_left(server_id):
                 # Whoever has the lock may be hanging in libvirt, and others' guests wait for this.
                 with self._nova.instance_lock(server_id, waits=False) as is_free:
@@ -381,7 +379,7 @@ class Settler:
                    checked: tuple[int, int]) -> Pivot | None:
         base = self._bases.path(server.image_id)
         cache_image = self._host.cache.path(server.image_id)
-        if basecontent.identity(base) != checked:
+        if fullbase.identity(base) != checked:
             raise exception.BootcacheError(f'base {base} was replaced since it was checked')
         domain = find_domain()
         if domain is None or not domain.isActive():

@@ -7,6 +7,7 @@ them. It has a thread of its own, as upkeep's round may fetch for minutes.
 import collections
 import contextlib
 import dataclasses
+import enum
 import threading
 import time
 from collections.abc import Callable, Container, Iterator
@@ -15,19 +16,151 @@ from typing import Any
 from oslo_log import log as logging
 
 from bootcache import exception
+from bootcache.breaker import GrowingPauses
 from bootcache.locks import KeyedLocks, leaf
 from bootcache.news import News
-from bootcache.pauses import GrowingPauses
+from nova_bootcache import libvirtcalls
 from nova_bootcache.chains.chains import Chains
 from nova_bootcache.libvirtcalls import SECONDS, LibvirtCalls
 from nova_bootcache.locks import Rank
-from nova_bootcache.recording.watchedboots import WatchedBoots
+from nova_bootcache.recording.bootwatch import WatchedBoots
 from nova_bootcache.settling.localservers import LocalServer, Nova
-from nova_bootcache.standstill import errorstop, guests
-from nova_bootcache.standstill.guests import StandingDomain
-from nova_bootcache.standstill.verdict import Verdict, cure, verdict, why
+from nova_bootcache.standstill import errorstop
 
 LOG = logging.getLogger(__name__)
+
+class Verdict(enum.Enum):
+    """What is done with it now."""
+
+    LEAVE = 'it is not ours to let it go on'
+    WAIT = 'it waits'
+    GO_ON = 'it goes on'
+
+
+@dataclasses.dataclass(frozen=True)
+class StandingGuest:
+    """A guest that stands still.
+
+    :ivar is_by_error: libvirt had it stop as a disk gave an error; not a user, nor a move.
+    :ivar is_to_wait: the disk was made to stop it by this driver, see novadriver/errorpolicy.py.
+        Stock Nova's stop as well where the host's disk is full, and whoever sees to that lets them
+        go on.
+    :ivar runs: Nova has the server run on this host, or is about to start it; false where its user
+        paused it, or Nova moves it.
+    """
+
+    is_by_error: bool
+    is_to_wait: bool
+    runs: bool
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits for what is below its disk, and is to go on by itself."""
+        return self.is_by_error and self.is_to_wait and self.runs
+
+
+def verdict(guest: StandingGuest, obstacle: str, is_time: bool) -> Verdict:
+    """Return what is done with it.
+
+    :param obstacle: why what is below its disk cannot be read; empty if it can, as far as is known.
+    :param is_time: whether it is to be tried again by now.
+    """
+    if not guest.waits:
+        return Verdict.LEAVE
+    return Verdict.WAIT if obstacle or not is_time else Verdict.GO_ON
+
+
+def why(obstacle: str, is_full: bool, was_tried: bool) -> str:
+    """Return what a server waits for.
+
+    :param obstacle: as for :func:`verdict`.
+    :param is_full: libvirt says that the host has no space for what the guest writes.
+    :param was_tried: it went on, and stood still again at once.
+    """
+    if obstacle:
+        return obstacle
+    if is_full:
+        return 'the host has no space for what it writes to its disk'
+    if was_tried:
+        return 'its disk gives errors each time it goes on, though its base is there'
+    return 'what is below its disk could not be read; it can be now'
+
+
+def cure(error: Exception | None, is_full: bool) -> str:
+    """Return what an operator can do about one that waits for long.
+
+    :param error: that keeps its base from being read, or it from going on; None if there is none.
+    :param is_full: as for :func:`why`.
+    """
+    if isinstance(error, exception.LibvirtHangs):
+        return libvirtcalls.CURE
+    if isinstance(error, exception.StorageNodeAway):
+        return ('Bring the storage node back, or have the storage service serve the image at'
+                ' another address: the host finds it by itself')
+    if isinstance(error, exception.StorageDaemonError):
+        return ('See why the gateway does not serve it: its log is in [bootcache]gateway_run_dir,'
+                ' and "systemctl status bootcache-gateway" tells of its unit')
+    if error is not None:
+        return ('Have the storage service serve the image again, with the same content; see'
+                ' "bootcache image show" of it')
+    if is_full:
+        return 'Make room on the file system of its disk'
+    return ('See QEMU\'s log of the server, and the kernel\'s on this host and on the storage node:'
+            ' a disk of theirs may be ill')
+
+
+@dataclasses.dataclass(frozen=True)
+class StandingDomain:
+    """A guest that stands still by an error.
+
+    :ivar is_to_wait: it has a disk at which it is to wait, or may have.
+    :ivar is_on_cache_image: that stands on a cache image; else on the host's own full base.
+    :ivar is_full: the host has no space for a disk of its.
+    :ivar hangs: why nothing can be done for it now, as its QEMU does not answer; None if it does.
+    """
+
+    is_to_wait: bool
+    is_on_cache_image: bool
+    is_full: bool
+    hangs: exception.LibvirtHangs | None
+
+    def of(self, runs: bool) -> StandingGuest:
+        """Return it with what Nova says of its server."""
+        return StandingGuest(True, self.is_to_wait, runs)
+
+
+def find(calls: LibvirtCalls,
+         holds_path: Callable[[str | None], bool]) -> dict[str, StandingDomain]:
+    """Return a host's guests that stand still by an error, by server.
+
+    :param holds_path: tells whether a file is a cache image of this host.
+    :raises LibvirtHangs: if libvirt itself does not answer.
+    :raises libvirtError: if it gives an error.
+    """
+    found = {}
+    for domain in calls.ask(errorstop.paused):
+        hangs: exception.LibvirtHangs | None = None
+        errors: dict[str, int] = {}
+        description = ''
+        try:
+            errors = calls.ask_qemu(domain.server_id, errorstop.disk_errors)
+            description = calls.ask_qemu(domain.server_id, errorstop.description)
+        except exception.LibvirtHangs as error:
+            # What is below its disks is not told either, whatever description libvirt 11 is asked
+            # for. Nobody can do anything for it now: it is told of, also if it is stock Nova's.
+            hangs = error
+        except Exception as error:
+            # It may have ended meanwhile.
+            LOG.debug('bootcache: what server %s stands still for is not known: %s',
+                      domain.server_id, error)
+            continue
+        if domain.stands_still(errors.copy):
+            below = errorstop.waits_at(description).values() if description else ()
+            found[domain.server_id] = StandingDomain(
+                bool(below) or hangs is not None, any(holds_path(path) for path in below),
+                errorstop.are_for_space(errors.values()), hangs)
+    return found
+
 
 # So often libvirt is asked in any case; its event comes sooner.
 PERIOD_SECONDS = 10.0
@@ -259,7 +392,7 @@ class StandingServers:
 
         :raises Exception: if libvirt or Nova do not answer.
         """
-        standing = guests.find(self._calls, self._holds_path)
+        standing = find(self._calls, self._holds_path)
         servers = self._nova.servers() if standing else []
         present = [server for server in servers if server.server_id in standing
                    and standing[server.server_id].of(self._runs(server)).waits]

@@ -3,7 +3,7 @@
 The first host that asks for one has it read by the job of gateway/arrivingimage.py. Others get it
 from hosts that asked before, into a file apart: libtorrent writes what nobody has verified yet, so
 it never writes to what servers read. What came apart takes the name of what they read, and both
-ways end in the same way. Servers wait for that, see awaited.py, and nothing is read from the
+ways end in the same way. Servers wait for that, see fetches.py, and nothing is read from the
 storage node. Those that do not, or no longer, read from there meanwhile, and only what they ask
 for.
 """
@@ -17,20 +17,18 @@ import time
 from oslo_log import log as logging
 
 from bootcache import exception, steps
-from bootcache.exchange.fetching import Exchanged
+from bootcache.exchange.client import Exchanged
 from bootcache.manifest import CacheInfo
 from bootcache.tier import Medium
 from nova_bootcache import storagenode
-from nova_bootcache.asking.offer import Offered
-from nova_bootcache.cache.cacheentry import CacheEntry
-from nova_bootcache.cache.cachefiles import CacheFiles
+from nova_bootcache.asking.client import Offered
+from nova_bootcache.cache.cachefiles import CacheEntry, CacheFiles
 from nova_bootcache.gateway import arrivingimage
 from nova_bootcache.gateway.below import Below
 from nova_bootcache.gateway.daemon import Gateway
 from nova_bootcache.gateway.hostneeds import HostNeeds
 from nova_bootcache.storagenode import Remote
-from nova_bootcache.tiers.awaited import Awaited
-from nova_bootcache.tiers.fetches import Fetches, Patience
+from nova_bootcache.tiers.fetches import Awaited, Fetches, Patience
 from nova_bootcache.tiers.room import Room
 
 LOG = logging.getLogger(__name__)
@@ -61,7 +59,7 @@ class _Coming:
 
 
 class Arrivals:
-    """Fetches cache images without a server having to wait for them: gateway/arrival.py.
+    """Fetches cache images without a server having to wait for them: gateway/arrivingimage.py.
 
     :ivar awaited: those that servers wait for all the same, as others give them.
 

@@ -11,22 +11,11 @@ import time
 
 from oslo_log import log as logging
 
-from bootcache import (
-    cacheimage,
-    cachelayout,
-    difference,
-    exception,
-    green,
-    naming,
-    qemuimg,
-    savefile,
-)
+from bootcache import bus, cacheimage, cachelayout, difference, exception, naming, qemuimg, savefile
 from bootcache.tier import Medium
 from bootcache.workingset import Extent
-from nova_bootcache.asking.offer import Offered
-from nova_bootcache.cache.cacheentry import CacheEntry
-from nova_bootcache.cache.cachefiles import CacheFiles
-from nova_bootcache.cache.placing import place
+from nova_bootcache.asking.client import Offered
+from nova_bootcache.cache.cachefiles import CacheEntry, CacheFiles, place
 from nova_bootcache.storagenode import Encryption, check_reachable, nbd_node
 from nova_bootcache.tiers.room import Room
 
@@ -140,7 +129,7 @@ class Differences:
         remote, info, wanted = offered.remote, offered.cache_image, offered.difference
         assert remote is not None and info is not None and wanted is not None
         # Of a large one that takes seconds of CPU.
-        layout = green.aside(lambda: difference.read_layout(path, wanted))
+        layout = bus.aside(lambda: difference.read_layout(path, wanted))
         if (layout.virtual_bytes, layout.cluster_bytes) != (info.virtual_bytes, info.cluster_bytes):
             raise exception.BootcacheError('what differs is of another size')
         difference.put_together(self._files.path(wanted.parent), path, partial, layout,

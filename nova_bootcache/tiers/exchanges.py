@@ -9,14 +9,13 @@ from typing import Any
 from oslo_config import cfg
 from oslo_log import log as logging
 
+from bootcache import bus, exception, qemuimg, rpcapi
 from bootcache import conf as bootcache_conf
-from bootcache import exception, green, qemuimg, rpcexchange
-from bootcache.exchange import fetching
-from bootcache.exchange.client import ExchangeClient, FetchProgress
-from bootcache.exchange.fetching import Exchanged
+from bootcache.exchange import client
+from bootcache.exchange.client import ExchangeClient, Exchanged, FetchProgress
 from bootcache.manifest import CacheInfo
-from nova_bootcache.asking.exchangeasking import ExchangeAsking
-from nova_bootcache.gateway import diskroom
+from nova_bootcache.asking.client import ExchangeAsking
+from nova_bootcache.gateway import sharedstore
 from nova_bootcache.storagenode import Remote, check_reachable
 
 LOG = logging.getLogger(__name__)
@@ -71,7 +70,7 @@ class Exchanges:
             check()
 
         try:
-            progress = fetching.fetch(self._client, wanted, path,
+            progress = client.fetch(self._client, wanted, path,
                                       self._conf.exchange_linger if gives_on else 0.0,
                                       look, rate, seconds, begun)
         except exception.ExchangeStalled as still:
@@ -81,7 +80,7 @@ class Exchanges:
             parts = joined(still.missing, _MOST_COPIES)
             _copy(parts, info.bytes, path, source, rate, seconds,
                   check if rate else _unless_stalled(path, stalled, check))
-            self._asking.report(remote.image_id, wanted.sha256, rpcexchange.STALLED,
+            self._asking.report(remote.image_id, wanted.sha256, rpcapi.STALLED,
                                 seen[0] if seen else None, sum(length for _, length in parts),
                                 gives=False)
             return True
@@ -93,7 +92,7 @@ class Exchanges:
         LOG.info('image %s: cache image of %d bytes came from %s', remote.image_id, info.bytes,
                  ', '.join(f'{address} ({got} bytes)'
                            for address, got in sorted(progress.peers.items()) if got))
-        self._asking.report(remote.image_id, wanted.sha256, rpcexchange.EXCHANGED, progress, 0,
+        self._asking.report(remote.image_id, wanted.sha256, rpcapi.EXCHANGED, progress, 0,
                             gives=gives_on and bool(self._conf.exchange_linger))
         return True
 
@@ -113,7 +112,7 @@ class Exchanges:
             LOG.info('image %s: its cache image is not given to other hosts: %s', image_id, error)
             return
         if not is_told:
-            self._asking.report(image_id, wanted.sha256, rpcexchange.COPIED, None, size,
+            self._asking.report(image_id, wanted.sha256, rpcapi.COPIED, None, size,
                                 gives=True)
 
     def ask(self, image_id: str, info: CacheInfo) -> Exchanged | None:
@@ -135,7 +134,7 @@ def _take_room(path: str, size: int) -> None:
     :raises OSError: if there is not so much.
     """
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
-    green.aside(lambda: diskroom.hold(path, size))
+    bus.aside(lambda: sharedstore.hold(path, size))
 
 
 def _copy(missing: list[tuple[int, int]], size: int, path: str, source: dict[str, Any],
@@ -144,7 +143,7 @@ def _copy(missing: list[tuple[int, int]], size: int, path: str, source: dict[str
     os.truncate(path, whole)
     for offset, length in missing:
         # A piece that came in part, or wrong; copying leaves zeros out.
-        diskroom.clear(path, offset, length)
+        sharedstore.clear(path, offset, length)
     for offset, length in missing:
         qemuimg.copy_piece(source, path, offset=offset, length=min(length, whole - offset),
                            target_bytes=whole - offset, rate=rate,

@@ -11,12 +11,10 @@ from collections.abc import Iterable
 from oslo_log import log as logging
 
 from bootcache import cacheimage, exception, expansion, naming, savefile, steps, tier
+from bootcache.breaker import GrowingPauses
 from bootcache.cachelayout import Compression
-from bootcache.pauses import GrowingPauses
 from bootcache.tier import Medium, TierLimits
-from nova_bootcache.cache.cacheentry import CacheEntry
-from nova_bootcache.cache.cachefiles import CacheFiles
-from nova_bootcache.cache.placing import place
+from nova_bootcache.cache.cachefiles import CacheEntry, CacheFiles, place
 from nova_bootcache.gateway.hostneeds import HostNeeds
 from nova_bootcache.tiers.room import Room
 

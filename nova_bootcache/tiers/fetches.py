@@ -3,6 +3,8 @@
 import contextlib
 import dataclasses
 import os
+import tempfile
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -10,22 +12,193 @@ from typing import Any
 from oslo_log import log as logging
 
 from bootcache import cacheimage, exception, naming, qemuimg, savefile, steps
-from bootcache.exchange.fetching import Exchanged
+from bootcache.breaker import GrowingPauses
+from bootcache.cachelayout import Compression
+from bootcache.exchange import patience
+from bootcache.exchange.client import Exchanged
+from bootcache.locks import leaf
 from bootcache.manifest import CacheInfo
 from bootcache.tier import Medium
-from nova_bootcache.asking.offer import Offered
+from nova_bootcache.asking.client import Offered
 from nova_bootcache.asking.placement import Trust
-from nova_bootcache.cache.cacheentry import CacheEntry
-from nova_bootcache.cache.cachefiles import CacheFiles
-from nova_bootcache.cache.placing import place
+from nova_bootcache.cache.cachefiles import CacheEntry, CacheFiles, place
 from nova_bootcache.storagenode import PLAIN, Encryption, Remote, check_reachable, nbd_node
 from nova_bootcache.tiers.differences import Differences
 from nova_bootcache.tiers.exchanges import Exchanges
-from nova_bootcache.tiers.readable import Readable
 from nova_bootcache.tiers.room import Room
-from nova_bootcache.tiers.wrongfiles import WrongFiles
 
 LOG = logging.getLogger(__name__)
+
+_TRIED_BYTES = 64 << 10
+# What was not found out, or was fetched in vain: all of it travels again.
+_UNREADABLE_SECONDS, _LONGEST_UNREADABLE = 600.0, 86400.0
+_CURE = ('install a QEMU that was built with {0} and start nova-compute anew, or set'
+         ' [bootcache]compression to none on the storage node')
+
+
+class Readable:
+    """What this host's QEMU can read: asked once for each kind of compression.
+
+    :param clock: gives monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        # Of kinds of compression that could not be looked into, and of files, by their digest.
+        self._again = GrowingPauses(_UNREADABLE_SECONDS, _LONGEST_UNREADABLE, clock)
+        # Several threads may find out the same at once.
+        self._reads: dict[Compression, bool] = {}
+
+    def find_out(self) -> None:
+        """Ask for each kind now, so that no server waits for it."""
+        for compression in Compression:
+            if compression is not Compression.NONE:
+                self._reads_kind(compression)
+
+    def reads(self, info: CacheInfo) -> bool:
+        """Tell whether a cache image can be read here, as far as that is known."""
+        compression = info.compression
+        if compression is Compression.NONE:
+            return True
+        return self._reads_kind(compression) and self._again.is_time(info.sha256)
+
+    def _reads_kind(self, compression: Compression) -> bool:
+        found = self._reads.get(compression)
+        if found is not None:
+            return found
+        if not self._again.is_time(compression.value):
+            return False
+        try:
+            with tempfile.TemporaryDirectory() as directory:
+                qemuimg.create_standalone(os.path.join(directory, 'tried'), _TRIED_BYTES,
+                                          _TRIED_BYTES, compression=compression.value)
+        except (exception.Interrupted, OSError) as error:
+            LOG.warning('it cannot be found out now whether this host\'s QEMU reads cache images'
+                        ' that are compressed with %s (%s): servers of such images read from the'
+                        ' base for %.0f s', compression.value, error,
+                        self._again.postpone(compression.value))
+            return False
+        except exception.BootcacheError as error:
+            self._reads[compression] = False
+            LOG.error('this host\'s QEMU cannot read cache images that are compressed with %s, so'
+                      ' that servers of such images read from the base: %s (%s)',
+                      compression.value, _CURE.format(compression.value), error)
+            return False
+        self._reads[compression] = True
+        return True
+
+    def check(self, image_id: str, path: str, info: CacheInfo) -> None:
+        """Check that this host's QEMU can open a cache image that came as it was built.
+
+        One that it cannot open is not fetched again for a while.
+
+        :raises BootcacheError: if it cannot, or did not in its time.
+        """
+        if info.compression is Compression.NONE:
+            return
+        try:
+            qemuimg.info(path, 'qcow2')
+        except exception.BootcacheError as error:
+            cure = '' if isinstance(error, exception.Interrupted) \
+                else f'; {_CURE.format(info.compression.value)}'
+            raise exception.BootcacheError(
+                f'the cache image of {image_id} cannot be opened here ({error}), and is not fetched'
+                f' again for {self._again.postpone(info.sha256):.0f} s{cure}') from error
+        self._again.forget(info.sha256)
+
+
+_FIRST_SECONDS, _LONGEST_SECONDS = 60.0, 3600.0
+_TIMES_AGAIN = 3
+_DAY = 86400.0
+
+
+class WrongFiles:
+    """What became of fetches, by image and content; what the storage node builds anew is trusted.
+
+    :param clock: gives monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        self._again = GrowingPauses(_FIRST_SECONDS, _LONGEST_SECONDS, clock)
+        self._given_up = GrowingPauses(_DAY, _DAY, clock)
+
+    def trust(self, image_id: str, sha256: str) -> Trust:
+        """Return whether a cache image is to be fetched."""
+        key = _key(image_id, sha256)
+        if not self._given_up.is_time(key):
+            return Trust.NONE
+        return Trust.FULL if self._again.is_time(key) else Trust.PAUSED
+
+    def note(self, remote: Remote, sha256: str, reason: str) -> None:
+        """Note that one has come wrong."""
+        key = _key(remote.image_id, sha256)
+        if self._again.times(key) < _TIMES_AGAIN:
+            LOG.error('image %s: its cache image came wrong from %s:%d: %s. Servers read from the'
+                      ' base; it is fetched again in %.0f s at the earliest', remote.image_id,
+                      remote.host, remote.port, reason, self._again.postpone(key))
+            return
+        self._given_up.postpone(key)
+        self._again.forget(key)
+        LOG.error('image %s: its cache image came wrong from %s:%d for the %dth time: %s. Servers'
+                  ' of it boot the stock way on this host for a day, or until the storage service'
+                  ' has another one. Look at that node\'s disk, memory and network',
+                  remote.image_id, remote.host, remote.port, _TIMES_AGAIN + 1, reason)
+
+    def forget(self, image_id: str, sha256: str) -> None:
+        """Note that one has come as it was built."""
+        self._again.forget(_key(image_id, sha256))
+        self._given_up.forget(_key(image_id, sha256))
+
+
+def _key(image_id: str, sha256: str) -> str:
+    return f'{image_id} {sha256}'
+
+
+class Awaited:
+    """Holds servers up while others give what they would read from the storage node else.
+
+    What many cold hosts read from there meanwhile fills the link that the exchange's first copies
+    wait for.
+    """
+
+    def __init__(self) -> None:
+        self._lock = leaf('the lock of the list of awaited cache images')
+        # By image: since when, in monotonic seconds, and what is set when it is over. Guarded by
+        # the lock, held for dictionary steps.
+        self._awaited: dict[str, tuple[float, threading.Event]] = {}
+
+    def begin(self, image_id: str) -> None:
+        """Have servers of an image wait from now on."""
+        with self._lock:
+            self._awaited[image_id] = time.monotonic(), threading.Event()
+
+    def end(self, image_id: str) -> None:
+        """Have them go on: it is here, or others do not give it."""
+        with self._lock:
+            known = self._awaited.pop(image_id, None)
+        if known is not None:
+            known[1].set()
+
+    def is_overdue(self, image_id: str) -> bool:
+        """Tell whether servers of an image have waited for as long as they may."""
+        with self._lock:
+            known = self._awaited.get(image_id)
+        return known is not None and not patience.servers_wait(known[0], time.monotonic())
+
+    def wait(self, image_id: str) -> None:
+        """Wait until servers of an image are to go on; not at all if they are by now.
+
+        However many there are, none of them waits for longer than ``patience.SERVERS_WAIT``.
+        """
+        with self._lock:
+            known = self._awaited.get(image_id)
+        if known is None:
+            return
+        since, over = known
+        if not over.wait(patience.servers_wait(since, time.monotonic())):
+            LOG.info('image %s: other hosts have not given all of its cache image within %.1f s; a'
+                     ' server reads from the storage node meanwhile', image_id,
+                     time.monotonic() - since)
+
 
 # A boot waits for the fetch. One that is slow as many hosts fetch goes on: what a boot reads from
 # the base would come by the same link. One from which nothing comes is given up.

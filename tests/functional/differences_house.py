@@ -20,7 +20,7 @@ from glance_bootcache.images.jobs import Jobs
 from glance_bootcache.images.reportedboots import ReportedBoots
 from glance_bootcache.images.states import States
 from glance_bootcache.images.storagedisk import DiskRoom
-from nova_bootcache.asking import offer
+from nova_bootcache.asking import client
 
 PARENT = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 CHILD = '8a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -129,4 +129,4 @@ def child(cloud):
 
 
 def offered(cloud, image=CHILD):
-    return offer.parse(image, cloud.plan_boot(image, 'host-1', '', None))
+    return client.parse(image, cloud.plan_boot(image, 'host-1', '', None))

@@ -16,17 +16,14 @@ from glance_bootcache.exchange.offers import ExchangeOffers
 from glance_bootcache.storage.store import ImageStore
 from glance_bootcache.storage.tiers import StorageTiers
 from nova_bootcache import conf as nova_conf
-from nova_bootcache.asking.client import HostsClient
-from nova_bootcache.asking.exchangeasking import ExchangeAsking
+from nova_bootcache.asking.client import ExchangeAsking, HostsClient
 from nova_bootcache.cache.cachefiles import CacheFiles
 from nova_bootcache.gateway.below import Below
 from nova_bootcache.gateway.hostneeds import HostNeeds
-from nova_bootcache.settling.slot import StorageSlot
+from nova_bootcache.settling.serversbases import StorageSlot
 from nova_bootcache.tiers.exchanges import Exchanges
-from nova_bootcache.tiers.fetches import Fetches
-from nova_bootcache.tiers.readable import Readable
+from nova_bootcache.tiers.fetches import Fetches, Readable, WrongFiles
 from nova_bootcache.tiers.room import Room
-from nova_bootcache.tiers.wrongfiles import WrongFiles
 
 LIMITS = TierLimits(64 * MIB, 60 * MIB, 50 * MIB)
 SET = Extent(3 * MIB, 3 * MIB), Extent(0, MIB + 65536)

@@ -11,9 +11,8 @@ from command import command
 from functional_tools import free_port, until
 
 from bootcache import savefile
-from bootcache.exchange import fetching
-from bootcache.exchange.client import ExchangeClient
-from bootcache.exchange.fetching import Exchanged
+from bootcache.exchange import client
+from bootcache.exchange.client import ExchangeClient, Exchanged
 
 PROGRAM = '''
 import sys
@@ -137,7 +136,7 @@ class Liar:
 
 def fetch(swarm, host, *peers, reserve=(), **options):
     """Have a host get the file of others; what came of it."""
-    return fetching.fetch(host.client, swarm.wanted(*peers, reserve=reserve), host.file, **options)
+    return client.fetch(host.client, swarm.wanted(*peers, reserve=reserve), host.file, **options)
 
 
 def has_some(host):

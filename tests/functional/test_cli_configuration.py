@@ -14,7 +14,7 @@ from glance_bootcache import conf as glance_conf
 
 # The command's process chooses it before anything else is imported.
 with mock.patch.object(backend, 'init_backend'):
-    from glance_bootcache.cli import configuration
+    from glance_bootcache.cli import client
     from glance_bootcache.cli import service as cli_service
 
 
@@ -78,7 +78,7 @@ def test_a_file_that_may_not_be_read_is_named_once_with_the_user(directory):
     os.chmod(directory, 0o755)
     os.chmod(file, 0o600 if os.geteuid() == 0 else 0)
     line = said_to_nobody(
-        lambda: configuration.read(cfg.ConfigOpts(), 'bootcache', files=[file]))
+        lambda: client.read(cfg.ConfigOpts(), 'bootcache', files=[file]))
     assert line.count(file) == 1 and 'may not be read by user' in line and '--config-file' in line
 
 
@@ -87,13 +87,13 @@ def test_a_folder_that_may_not_be_looked_into_is_not_taken_for_none(directory, m
     folder = f'{directory}/etc'
     os.mkdir(folder, 0o700 if os.geteuid() == 0 else 0)
     os.chmod(directory, 0o755)
-    monkeypatch.setattr(configuration, 'FOLDER', folder)
+    monkeypatch.setattr(client, 'FOLDER', folder)
 
     def ask():
         conf = cfg.ConfigOpts()
         glance_conf.register_opts(conf)
         conf([], project='bootcache', default_config_files=[], default_config_dirs=[])
-        configuration.check_transport(conf)
+        client.check_transport(conf)
 
     line = said_to_nobody(ask)
     assert f'may not look into {folder};' in line and 'as root' in line

@@ -17,7 +17,7 @@ from tiers_house import MIB
 from tiers_house import house as house
 from tiers_house import memory as memory
 
-from bootcache import differing, rpcapi
+from bootcache import difference, rpcapi
 
 
 def test_its_files_are_those_of_its_cache_image(cloud, child):
@@ -36,13 +36,13 @@ def test_its_files_are_those_of_its_cache_image(cloud, child):
 
 def made_meanwhile(monkeypatch, do):
     """Have something done while a difference is being made."""
-    make = differing.make
+    make = difference.make
 
     def made(*arguments, **named):
         do()
         return make(*arguments, **named)
 
-    monkeypatch.setattr(differing, 'make', made)
+    monkeypatch.setattr(difference, 'make', made)
 
 
 def test_its_cache_image_is_served_before_what_differs_is_there(cloud, monkeypatch):

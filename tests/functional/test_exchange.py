@@ -11,7 +11,7 @@ from exchanging import MIB, NETWORK, Liar, fetch, has_some
 from functional_tools import until
 
 from bootcache import exception, savefile
-from bootcache.exchange import fetching
+from bootcache.exchange import client
 
 
 def test_a_host_gets_a_file_and_gives_it_on(swarm):
@@ -251,9 +251,9 @@ def test_more_files_than_are_allowed_are_not_fetched(swarm):
 def test_another_file_than_was_built_is_not_taken(swarm):
     """As if whoever makes torrents was wrong: our own hash counts."""
     source, one = swarm.source(), swarm.host()
-    wanted = fetching.Exchanged(swarm.torrent.data, '0' * 64, (source.peer,))
+    wanted = client.Exchanged(swarm.torrent.data, '0' * 64, (source.peer,))
     with pytest.raises(exception.ExchangeFailed, match='instead of 0000'):
-        fetching.fetch(one.client, wanted, one.file, keep_seconds=60)
+        client.fetch(one.client, wanted, one.file, keep_seconds=60)
     assert one.client.files()['files'] == {}
 
 
@@ -295,8 +295,8 @@ def tick():
 eventlet.spawn(tick)
 torrent, sha256, address, port, control, path = sys.argv[1:]
 with open(torrent, 'rb') as stream:
-    wanted = fetching.Exchanged(stream.read(), sha256, ((address, int(port)),))
-fetching.fetch(ExchangeClient(control), wanted, path)
+    wanted = client.Exchanged(stream.read(), sha256, ((address, int(port)),))
+client.fetch(ExchangeClient(control), wanted, path)
 assert len(ticks) > 1
 '''
 

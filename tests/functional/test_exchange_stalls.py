@@ -9,7 +9,7 @@ from exchanging import MIB, fetch
 from functional_tools import frozen
 
 from bootcache import exception
-from bootcache.exchange import fetching, patience
+from bootcache.exchange import client, patience
 from bootcache.exchange.client import ExchangeClient
 
 
@@ -66,7 +66,7 @@ def test_a_process_that_hangs_is_left_in_less_than_five_seconds(swarm):
     with contextlib.ExitStack() as goes_on:
         goes_on.callback(os.kill, one.process.pid, signal.SIGCONT)
         with pytest.raises(exception.ExchangeFailed, match='does not answer'):
-            fetching.fetch(client, swarm.wanted(source), one.file, check=hang)
+            client.fetch(client, swarm.wanted(source), one.file, check=hang)
     assert begun and client.waited and sum(client.waited) <= 5
 
 
@@ -85,5 +85,5 @@ def test_what_may_still_be_written_to_is_not_gone_on_with(swarm):
     with contextlib.ExitStack() as goes_on:
         goes_on.callback(os.kill, one.process.pid, signal.SIGCONT)
         with pytest.raises(exception.ExchangeFailed) as failed:
-            fetching.fetch(Hangs(one.socket), swarm.wanted(), one.file)
+            client.fetch(Hangs(one.socket), swarm.wanted(), one.file)
     assert not isinstance(failed.value, exception.ExchangeStalled)

@@ -13,10 +13,9 @@ from storage_node import IMAGE, MIB
 from test_fullbase import complete, only
 
 from bootcache import exception, rpcapi, savefile
-from glance_bootcache.exchange.given import Given
-from glance_bootcache.exchange.offers import ExchangeOffers
+from glance_bootcache.exchange.offers import ExchangeOffers, Given
 from nova_bootcache.settling import fullbase
-from nova_bootcache.settling.exchangedbase import ExchangedBase
+from nova_bootcache.settling.fullbase import ExchangedBase
 from nova_bootcache.settling.partial import JOURNAL, Partial
 
 pytestmark = apart.needs_libtorrent

@@ -18,7 +18,7 @@ from test_lying_host import images as images  # likewise
 from test_lying_host import post as post  # likewise
 
 from bootcache import rpcapi
-from glance_bootcache.door import rates
+from glance_bootcache.door import doorkeeper
 
 IMAGE, MIB = lying_host.IMAGE, lying_host.MIB
 AT_ONCE = 16
@@ -45,21 +45,21 @@ def test_a_flood_of_one_host_is_bounded_and_the_others_are_answered(
     before = lying_host.memory(directory)
     with concurrent.futures.ThreadPoolExecutor() as pool:
         # In the name of the other one, which takes nothing from it.
-        flooding = pool.submit(flood, liar, 'honest', 6 * int(rates.BURST))
+        flooding = pool.submit(flood, liar, 'honest', 6 * int(doorkeeper.BURST))
         answered = collections.Counter()
         while not flooding.done():
             answered[api.plan_boot(IMAGE, 'honest', 'server', None)['action']] += 1
-            if answered.total() == rates.BURST // 2:
+            if answered.total() == doorkeeper.BURST // 2:
                 break
     got = flooding.result()
     assert set(got) == {'cold', 'TooManyMessages'}, got
-    assert got['TooManyMessages'] > rates.BURST and got['cold'] >= rates.BURST
+    assert got['TooManyMessages'] > doorkeeper.BURST and got['cold'] >= doorkeeper.BURST
     assert set(answered) == {'cold'} and answered.total() > 0
     log = lying_host.said(directory)
     assert log.count('too many of this sender') == 1, 'told once'
     assert 'Traceback' not in log
     # So is what asks for no answer, whatever host it names.
-    for _message in range(5 * int(rates.BURST)):
+    for _message in range(5 * int(doorkeeper.BURST)):
         liar.report_warm(IMAGE, 'caster', 'cached', '')
     assert api.list_hosts() == [] and api.plan_boot(IMAGE, 'honest', 'server', None)
     until(lambda: 'host caster: report_warm is refused: message: too many'

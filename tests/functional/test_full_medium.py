@@ -13,7 +13,7 @@ from storage_node import IMAGE, MIB, SIZE, content
 from bootcache import naming
 from bootcache.growingstore import GrowingStore
 from bootcache.workingset import Extent
-from nova_bootcache.gateway import arrivingimage, diskroom
+from nova_bootcache.gateway import arrivingimage, sharedstore
 
 WATCH = {'quota': 64 * MIB, 'linger': 1, 'silence': 60, 'timeout': 100, 'marker': 'login:'}
 
@@ -242,13 +242,13 @@ def test_a_file_systems_space_is_held(medium):
     path = f'{medium}/file'
     with open(path, 'wb') as stream:
         stream.write(b'content')
-    assert diskroom.hold(path, MIB) is True
+    assert sharedstore.hold(path, MIB) is True
     assert os.stat(path).st_size == 7 and os.stat(path).st_blocks * 512 == MIB
-    assert diskroom.free(path) == 47 * MIB
+    assert sharedstore.free_bytes(path) == 47 * MIB
     with pytest.raises(OSError, match='No space left'):
-        diskroom.hold(path, 49 * MIB)
+        sharedstore.hold(path, 49 * MIB)
     with pytest.raises(FileNotFoundError):
-        diskroom.hold(f'{medium}/none', MIB)
+        sharedstore.hold(f'{medium}/none', MIB)
 
 
 def test_a_cache_image_needs_its_room_once_while_it_arrives(small_host, node, medium, directory,

@@ -15,7 +15,7 @@ from functional_tools import processes_of, qemu_img, until
 from bootcache import exception, naming, qemuimg, savefile
 from bootcache.cacheimage import Base
 from bootcache.storagedaemon import UnixListener
-from nova_bootcache.settling import basecontent, fullbase
+from nova_bootcache.settling import fullbase
 from nova_bootcache.storagenode import nbd_node
 
 MIB = 1 << 20
@@ -331,23 +331,23 @@ CONTENT = 'sha512:ab'
 
 
 def check(target, node, content=CONTENT, image_format='raw', rate=0):
-    return basecontent.check(target, image_format, content, lambda: node, rate, lambda: None)
+    return fullbase.check(target, image_format, content, lambda: node, rate, lambda: None)
 
 
 @pytest.mark.parametrize('form', ['raw', 'qcow2'])
 def test_a_base_that_somebody_else_made_is_compared_once(stored, target, form):
     path, node = stored('raw')
     qemu_img('convert', '-f', 'raw', '-O', form, path, target)
-    assert basecontent.noted(target) == ''
-    assert check(target, node, image_format=form) == basecontent.identity(target)
-    assert basecontent.noted(target) == CONTENT
+    assert fullbase.noted(target) == ''
+    assert check(target, node, image_format=form) == fullbase.identity(target)
+    assert fullbase.noted(target) == CONTENT
     # It says so itself: nobody is asked.
     assert check(target, {'driver': 'no such'}, image_format=form)
 
 
 @pytest.mark.parametrize('change', ['a sector', 'shorter', 'longer'])
 def test_a_base_of_another_content_is_found_out(stored, target, change, monkeypatch):
-    monkeypatch.setattr(basecontent, '_PIECE', 5 * MIB)
+    monkeypatch.setattr(fullbase, '_PIECE', 5 * MIB)
     path, node = stored('raw', pieces=[(0, MIB, 'data'), (13 * MIB, 3 * MIB, 'data')])
     shutil.copyfile(path, target)
     with open(target, 'r+b') as stream:
@@ -361,11 +361,11 @@ def test_a_base_of_another_content_is_found_out(stored, target, change, monkeypa
             stream.write(bytes(MIB) + b'other')
     with pytest.raises(exception.BootcacheError, match='another content than the disks'):
         check(target, node)
-    assert basecontent.noted(target) == ''
+    assert fullbase.noted(target) == ''
 
 
 def test_pieces_are_put_together(stored, target, monkeypatch):
-    monkeypatch.setattr(basecontent, '_PIECE', 5 * MIB)
+    monkeypatch.setattr(fullbase, '_PIECE', 5 * MIB)
     path, node = stored('raw')
     shutil.copyfile(path, target)
     with open(target, 'ab') as stream:
@@ -380,14 +380,14 @@ def test_a_storage_node_that_is_away_tells_nothing_of_a_base(stored, target, dir
     node['server'] = {'type': 'unix', 'path': f'{directory}/nobody'}
     with pytest.raises(exception.BootcacheError, match='compare failed'):
         check(target, node)
-    assert basecontent.noted(target) == ''
+    assert fullbase.noted(target) == ''
 
 
 def test_a_base_that_is_made_here_says_of_what_it_is(stored, target):
     path, node = stored()
     complete(path, node, target)
     image_hash = f'sha512:{savefile.file_digest(path, "sha512")}'
-    assert check(target, {'driver': 'no such'}, image_hash) == basecontent.identity(target)
+    assert check(target, {'driver': 'no such'}, image_hash) == fullbase.identity(target)
     # A hash tells another content without reading it.
     with pytest.raises(exception.BootcacheError, match='another content than the disks'):
         check(target, {'driver': 'no such'})

@@ -9,7 +9,7 @@ from functional_tools import qemu_img, until
 from storage_node import IMAGE, MIB, SIZE, content
 
 from bootcache import exception, naming
-from bootcache.storekeeper import StoreKeeper
+from bootcache.growingstore import StoreKeeper
 from nova_bootcache.gateway import graph
 from nova_bootcache.gateway.daemon import Gateway
 from nova_bootcache.gateway.graph import Store

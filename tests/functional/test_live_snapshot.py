@@ -16,8 +16,8 @@ from nova.virt.libvirt import guest as libvirt_guest
 from nova.virt.libvirt import utils as libvirt_utils
 
 from nova_bootcache.cache.cachefiles import CacheFiles
-from nova_bootcache.novadriver import snapshots
-from nova_bootcache.novadriver.snapshotting import SnapshottingDriver
+from nova_bootcache.novadriver import directsnapshots
+from nova_bootcache.novadriver.directsnapshots import SnapshottingDriver
 
 AGENT = types.SimpleNamespace(properties={})
 
@@ -40,7 +40,7 @@ def ours(guest, monkeypatch):
         monkeypatch.setattr(module, 'libvirt', libvirt)
     monkeypatch.setattr(nova.privsep.path, 'chown', lambda *_about, **_how: None)
     monkeypatch.setattr(libvirt_utils, 'create_image', libvirt_utils.create_image)
-    snapshots.allow_on(CacheFiles(guest.home))
+    directsnapshots.allow_on(CacheFiles(guest.home))
     driver = object.__new__(SnapshottingDriver)
     driver.told = []
     driver._host = types.SimpleNamespace(write_instance_config=guest.connection.defineXML)

@@ -26,7 +26,7 @@ from bootcache import conf as bootcache_conf
 from bootcache import rpcapi
 from bootcache.quoting import quoted
 from bootcache.workingset import MAX_EXTENTS
-from glance_bootcache.door import longmessages
+from glance_bootcache.door import doorkeeper
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '8a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -233,14 +233,14 @@ def read(answer, export, offset, length):
 @pytest.mark.parametrize('compression', ['gzip', 'bzip2', 'lzma'])
 def test_what_is_compressed_is_read_and_a_bomb_is_not(compression):
     """As hosts send it that have ``kombu_compression``."""
-    longmessages.bound()
+    doorkeeper.bound()
     try:
         body, content_type = kombu.compression.compress(b'{"a": [1]}', compression)
-        read = longmessages.LongMessages().bounded
+        read = doorkeeper.LongMessages().bounded
         assert read(kombu.compression.decompress(body, content_type)) == {'a': [1]}
         bomb, content_type = kombu.compression.compress(b' ' * (64 * MIB), compression)
         opened = kombu.compression.decompress(bomb, content_type)
-        assert len(opened) == longmessages.LONGEST_BYTES + 1
+        assert len(opened) == doorkeeper.LONGEST_BYTES + 1
         assert 'too many bytes' in read(opened)['oslo.message']
     finally:
         kombu.serialization.register_json()

@@ -19,7 +19,7 @@ from oslo_messaging import conffixture
 from bootcache import conf as bootcache_conf
 from bootcache import exception, rpcapi
 from glance_bootcache.door import doorkeeper
-from glance_bootcache.door.refusals import Refusals
+from glance_bootcache.door.doorkeeper import Refusals
 from glance_bootcache.exchange.offers import ExchangeOffers
 from glance_bootcache.hosts.holdings import Hosts
 from glance_bootcache.images.manager import Manager

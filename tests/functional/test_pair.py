@@ -17,10 +17,8 @@ from nova_bootcache.cache.cachefiles import CacheFiles
 from nova_bootcache.gateway.below import Below
 from nova_bootcache.gateway.daemon import Gateway
 from nova_bootcache.gateway.hostneeds import HostNeeds
-from nova_bootcache.tiers.fetches import Fetches
-from nova_bootcache.tiers.readable import Readable
+from nova_bootcache.tiers.fetches import Fetches, Readable, WrongFiles
 from nova_bootcache.tiers.room import Room
-from nova_bootcache.tiers.wrongfiles import WrongFiles
 
 LIMITS = TierLimits(64 * MIB, 60 * MIB, 50 * MIB)
 OTHER = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'

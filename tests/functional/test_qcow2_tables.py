@@ -8,7 +8,7 @@ from functional_tools import qemu_img
 
 from bootcache import exception
 from glance_bootcache.qcow2 import tables
-from glance_bootcache.qcow2.reader import Reader
+from glance_bootcache.qcow2.header import Reader
 
 MIB = 1 << 20
 MOST = 16 << 40

@@ -20,7 +20,7 @@ from glance_bootcache.images.imagework import ImageWork
 from glance_bootcache.images.jobs import Jobs
 from glance_bootcache.images.states import States
 from glance_bootcache.images.storagedisk import DiskRoom
-from glance_bootcache.storage.contents import Content
+from glance_bootcache.storage.tiers import Content
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 SIZE = 4 * MIB

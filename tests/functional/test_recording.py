@@ -10,8 +10,8 @@ from functional_tools import qemu_img, until
 
 from bootcache import cacheimage, exception, growingstore, naming, qemuimg, workingset
 from bootcache.cacheimage import Base
+from bootcache.growingstore import StoreKeeper
 from bootcache.recording import BASE, GRANULARITY, Recording, discard_leftovers
-from bootcache.storekeeper import StoreKeeper
 from bootcache.workingset import Extent
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'

@@ -16,7 +16,7 @@ from reflinks import xfs
 
 from bootcache import exception, qemuimg
 from bootcache.manifest import Made, Manifest, Standing
-from glance_bootcache.filestore import workfile
+from glance_bootcache.filestore import placing
 from glance_bootcache.filestore.snapshots import FileSnapshots
 from glance_bootcache.snapshots.stores import SnapshotUnfit
 from glance_bootcache.snapshots.writing import SnapshotDaemon
@@ -243,7 +243,7 @@ def test_what_does_not_read_as_it_was_written_is_never_finished(directory, snaps
                                                                 monkeypatch):
     """Also if refcounts were taken for right."""
     WRONG[what](f'{directory}/base')
-    monkeypatch.setattr(workfile, 'check_base', lambda path, image_format: None)
+    monkeypatch.setattr(placing, 'check_base', lambda path, image_format: None)
     found = snapshots(directory)
     sent(directory, found, made(directory, 'qcow2'), SIZE)
     for _again in range(2):

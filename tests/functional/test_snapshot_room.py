@@ -11,7 +11,7 @@ from glance_files import ALWAYS, BASE, MIB, SIZE, configured, made_of
 from reflinks import xfs
 
 from bootcache import exception, qemuimg
-from glance_bootcache.filestore import workfile
+from glance_bootcache.filestore import placing
 from glance_bootcache.filestore.snapshots import FileSnapshots
 from glance_bootcache.snapshots.stores import SnapshotUnfit
 
@@ -47,7 +47,7 @@ def written(make_base, place, snapshots):
                            2 * SIZE)
     assert node.disk_format == 'raw'
     commands = '\n'.join(f'write -q -P {number + 1} {number}M 1M' for number in range(100))
-    subprocess.run(['qemu-io', '-f', 'qcow2', snapshots._entry(BASE).work + workfile.OVERLAY],
+    subprocess.run(['qemu-io', '-f', 'qcow2', snapshots._entry(BASE).work + placing.OVERLAY],
                    input=commands, check=True, text=True, capture_output=True)
     snapshots.check_room(BASE)
     return snapshots
@@ -70,7 +70,7 @@ def test_what_a_host_wrote_is_put_together_where_it_has_room_twice(written, plac
 
 
 def test_what_a_host_wrote_is_not_left_out_as_it_cannot_be_looked_at(written, directory):
-    path = written._entry(BASE).work + workfile.OVERLAY
+    path = written._entry(BASE).work + placing.OVERLAY
     os.rename(path, f'{path}.away')
     os.symlink(path, path)
     with pytest.raises(OSError, match='symbolic links'):
@@ -99,13 +99,13 @@ def test_it_is_given_up_where_others_take_the_room_meanwhile(written, place, dir
 def test_so_is_a_copy_where_others_begin_at_the_same_time(make_base, directory, place, snapshots,
                                                           monkeypatch):
     """Each looks before any of them has written anything."""
-    base, copy = make_base(f'{directory}/base', SIZE, [(0, SIZE, 'data')], 'raw'), workfile.copy
+    base, copy = make_base(f'{directory}/base', SIZE, [(0, SIZE, 'data')], 'raw'), placing.copy
 
     def others_first(*arguments):
         fill(place, 6 * MIB)
         copy(*arguments)
 
-    monkeypatch.setattr(workfile, 'copy', others_first)
+    monkeypatch.setattr(placing, 'copy', others_first)
     with pytest.raises(SnapshotUnfit, match='no room'):
         snapshots.begin(made_of(base, 'raw'), BASE, SIZE)
     assert snapshots.left() == [] and os.listdir(f'{place}/images/.bootcache') == []

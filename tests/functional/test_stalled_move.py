@@ -18,7 +18,7 @@ from guests import at_home, connect, move, move_of
 
 from bootcache import exception
 from nova_bootcache.libvirtcalls import LibvirtCalls
-from nova_bootcache.settling import livedisk, pivot, progress
+from nova_bootcache.settling import livedisk, pivot
 from nova_bootcache.settling.pivotstate import Marker, Overlay, PivotPhase, PivotRefused, which
 
 SLOW = 64 << 10
@@ -58,7 +58,7 @@ def well(make):
 @pytest.fixture
 def host(ill, monkeypatch):
     """The host's calls to libvirt; what a move waits for is cut short."""
-    monkeypatch.setattr(progress, 'STALLED_SECONDS', 2.0)
+    monkeypatch.setattr(pivot, 'STALLED_SECONDS', 2.0)
     monkeypatch.setattr(livedisk, '_PATIENCE_SECONDS', 2.0)
     monkeypatch.setattr(livedisk, '_ENDING_SECONDS', 0.5)
     return LibvirtCalls(lambda: connect(ill.home))
@@ -152,7 +152,7 @@ def test_a_copy_that_would_fill_the_disk_of_all_servers_is_given_up(host, ill):
 
 
 def test_a_guest_that_writes_as_fast_as_it_is_copied_is_left_alone(host, ill, monkeypatch):
-    monkeypatch.setattr(progress, 'OUTRUN_SECONDS', 3.0)
+    monkeypatch.setattr(pivot, 'OUTRUN_SECONDS', 3.0)
     is_over, was = threading.Event(), ill.backing[0]
 
     def write():

@@ -18,7 +18,7 @@ from bootcache.cacheimage import Base
 from bootcache.manifest import CacheInfo, Made, Manifest, Standing
 from bootcache.storagedaemon import StorageDaemon, TcpListener
 from bootcache.tier import Medium
-from glance_bootcache.storage.contents import Content
+from glance_bootcache.storage.tiers import Content
 
 LONG_AGO = 1_000_000
 

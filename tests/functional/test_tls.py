@@ -14,7 +14,7 @@ from encrypted import storage_conf as storage_conf  # the fixture
 from functional_tools import until
 from storage_node import IMAGE, MIB, content
 
-from bootcache import certifiedhosts, exception, savefile
+from bootcache import exception, savefile, tls
 from bootcache.manifest import CacheInfo
 from bootcache.workingset import Extent
 from nova_bootcache.asking.placement import Offer
@@ -80,7 +80,7 @@ def test_an_exporter_with_another_ca_s_certificate_is_not_read(node, storage_con
 def test_an_exporter_with_another_host_s_certificate_is_not_read(node, storage_conf, ca, certified,
                                                                  monkeypatch):
     # As one of an earlier version that does not look, or of who pretends to be the exporter.
-    monkeypatch.setattr(certifiedhosts, 'is_for', lambda certificate, host: True)
+    monkeypatch.setattr(tls, 'is_for', lambda certificate, host: True)
     shutil.copytree(ca.issue('compute-2', ['127.0.0.2']), storage_conf.bootcache.tls_directory,
                     dirs_exist_ok=True)
     node.serve()

@@ -6,9 +6,9 @@ import shutil
 import pytest
 from devstack_node import ALL, Devstack, names, settings_of
 
-from bootcache import exchangeconf
+from bootcache import conf
 
-OPTIONS = [option.name for option in exchangeconf.opts]
+OPTIONS = [option.name for option in conf.opts]
 
 
 def test_a_node_with_the_storage_service_makes_certificates(tmp_path):
@@ -95,5 +95,5 @@ def test_the_exchange(tmp_path, services, configured, file):
                                  f' {tmp_path}/etc/{file}')
     # The folder of the socket where the option has it by default.
     assert unit['RuntimeDirectory'] \
-        == pathlib.Path(exchangeconf.opts[OPTIONS.index('exchange_socket')].default).parent.name
+        == pathlib.Path(conf.opts[OPTIONS.index('exchange_socket')].default).parent.name
     assert 'bootcache-exchange' in names(devstack.run('unstack'), 'stop_process')

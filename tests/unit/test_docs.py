@@ -21,7 +21,7 @@ from glance_bootcache.deployment.checkpoint import Checkpoint, Network, SavedSer
 from glance_bootcache.filestore.journal import Entry
 from nova_bootcache import conf as nova_conf
 from nova_bootcache.asking import placement
-from nova_bootcache.cache.cacheentry import CacheEntry
+from nova_bootcache.cache.cachefiles import CacheEntry
 from nova_bootcache.settling.pivotstate import Marker, PivotPhase
 
 TOP = pathlib.Path(__file__).resolve().parents[2]

@@ -12,7 +12,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bootcache import certifiedhosts
+from bootcache import tls
 
 KEY = ec.generate_private_key(ec.SECP256R1())
 SERVER, CLIENT = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
@@ -86,13 +86,13 @@ def gnutls_says(certificate, host):
     (make(names=['other', 'storage-1']), 'storage-1', True)])
 def test_what_gnutls_takes_is_taken_and_nothing_else(certificate, host, is_right):
     assert gnutls_says(certificate, host) is is_right
-    assert certifiedhosts.is_for(certificate, host) is is_right
+    assert tls.is_for(certificate, host) is is_right
 
 
 def test_a_common_name_beside_a_uri_is_taken_by_some_only_and_so_not_by_us():
     """GnuTLS 3.7 takes it, 3.8.9 does not."""
     certificate = make(others=[x509.UniformResourceIdentifier('nbd://storage-1')])
-    assert not certifiedhosts.is_for(certificate, 'storage-1')
+    assert not tls.is_for(certificate, 'storage-1')
 
 
 LABELS = st.sampled_from(['a', 'b1', '*', '*a', 'a*', 'A', '', '-', '10', '0', '127', '1'])
@@ -106,22 +106,22 @@ ADDRESSES = st.sampled_from(['127.0.0.1', '10.0.0.1', '::1', '2001:db8::a', '0.0
        st.one_of(NAMES, ADDRESSES))
 def test_gnutls_and_we_agree_on_any_names(common, names, addresses, uses, host):
     certificate = make(common, names, addresses, uses)
-    assert certifiedhosts.is_for(certificate, host) is gnutls_says(certificate, host)
+    assert tls.is_for(certificate, host) is gnutls_says(certificate, host)
 
 
 def test_what_a_certificate_is_for_is_told():
-    assert certifiedhosts.names(make(names=['storage-1'], addresses=['192.0.2.10'])) == [
+    assert tls.hosts_named(make(names=['storage-1'], addresses=['192.0.2.10'])) == [
         'storage-1', '192.0.2.10']
-    assert certifiedhosts.names(make(common=['one'])) == ['one']
-    assert certifiedhosts.names(make(common=[])) == []
+    assert tls.hosts_named(make(common=['one'])) == ['one']
+    assert tls.hosts_named(make(common=[])) == []
 
 
 def test_a_client_s_is_told_from_a_server_s():
-    assert [certifiedhosts.serves(make(uses=uses))
+    assert [tls.is_server(make(uses=uses))
             for uses in ((), (SERVER,), (CLIENT, SERVER), (ANY,), (CLIENT,))] == [
         True, True, True, True, False]
 
 
 def test_a_name_that_is_not_of_ascii_is_not_judged():
     with pytest.raises(ValueError, match='ASCII'):
-        certifiedhosts.is_for(make(), 'störage-1')
+        tls.is_for(make(), 'störage-1')

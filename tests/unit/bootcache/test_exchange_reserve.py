@@ -8,9 +8,8 @@ import types
 import pytest
 
 from bootcache import exception
-from bootcache.exchange import fetching
-from bootcache.exchange.client import FetchProgress
-from bootcache.exchange.fetching import Exchanged
+from bootcache.exchange import client
+from bootcache.exchange.client import Exchanged, FetchProgress
 
 NEAR, STORAGE = ('192.0.2.7', 10811), ('192.0.2.1', 10811)
 
@@ -52,11 +51,11 @@ class Client:
     (65536, {NEAR[0]: 65536}, (NEAR, STORAGE))])
 def test_who_is_asked_when_nothing_comes(monkeypatch, done, peers, first):
     clock = types.SimpleNamespace(now=100.0)
-    monkeypatch.setattr(fetching, 'time', types.SimpleNamespace(
+    monkeypatch.setattr(client, 'time', types.SimpleNamespace(
         monotonic=lambda: clock.now,
         sleep=lambda seconds: setattr(clock, 'now', clock.now + seconds)))
-    client = Client(clock, done, peers)
+    asked = Client(clock, done, peers)
     with pytest.raises(exception.ExchangeStalled):
-        fetching.fetch(client, Exchanged(b'torrent', '', (NEAR,), (STORAGE,)), '/nowhere')
+        client.fetch(asked, Exchanged(b'torrent', '', (NEAR,), (STORAGE,)), '/nowhere')
     # In the end everybody is asked in any case.
-    assert client.asked == [('connect', first), ('start over', (NEAR, STORAGE))]
+    assert asked.asked == [('connect', first), ('start over', (NEAR, STORAGE))]

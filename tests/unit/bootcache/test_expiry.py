@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from bootcache import expiry, tls
+from bootcache import certificates, tls
 from glance_bootcache.smallca import SmallCA
 
 DAY = 86400
@@ -39,7 +39,7 @@ def looks(now, caplog):
 def test_one_that_ends_is_told_of_each_day_and_is_an_error_once_it_has(ca, now, looks):
     directory = ca.issue('storage-1', days=40)
     path = f'{directory}/server-cert.pem'
-    watched = expiry.Expiry(directory, [tls.CA, 'server-cert.pem'], lambda: now.seconds)
+    watched = certificates.Expiry(directory, [tls.CA, 'server-cert.pem'], lambda: now.seconds)
     assert looks(watched) == []
     now.seconds += 9 * DAY
     assert looks(watched) == []
@@ -64,7 +64,7 @@ def test_one_that_ends_is_told_of_each_day_and_is_an_error_once_it_has(ca, now, 
 
 def test_a_ca_that_ends_ends_all(ca, now, looks):
     directory = ca.issue('storage-1', days=3650)
-    watched = expiry.Expiry(directory, [tls.CA], lambda: now.seconds)
+    watched = certificates.Expiry(directory, [tls.CA], lambda: now.seconds)
     now.seconds += 3649.5 * DAY
     (level, line), = looks(watched)
     assert level == 'WARNING' and f'{directory}/ca-cert.pem ends' in line and ' hours' in line
@@ -80,7 +80,7 @@ def test_of_two_cas_one_is_enough_and_of_a_chain_the_first_counts(ca, now, looks
         long = stream.read()
     with open(f'{directory}/server-cert.pem', 'w') as stream:
         stream.write(long + short)
-    (_level, line), = looks(expiry.Expiry(directory, [tls.CA, 'server-cert.pem'],
+    (_level, line), = looks(certificates.Expiry(directory, [tls.CA, 'server-cert.pem'],
                                           lambda: now.seconds))
     assert 'server-cert.pem ends' in line
 
@@ -91,28 +91,28 @@ def test_what_cannot_be_read_is_left_to_who_uses_it(ca, now, looks, tmp_path):
         stream.write('nothing')
     shutil.copy(f'{directory}/server-key.pem', f'{directory}/client-cert.pem')
     files = ['server-cert.pem', 'client-cert.pem', 'exchange-key.pem', 'none']
-    assert looks(expiry.Expiry(directory, files, lambda: now.seconds)) == []
-    assert looks(expiry.Expiry(None, files, lambda: now.seconds)) == []
+    assert looks(certificates.Expiry(directory, files, lambda: now.seconds)) == []
+    assert looks(certificates.Expiry(None, files, lambda: now.seconds)) == []
 
 
 def test_the_first_to_end_is_when_all_of_a_host_end(ca):
     directory = ca.issue('one', days=20)
     end = pytest.approx(time.time() + 20 * DAY, abs=60)
-    assert expiry.Expiry(directory, [tls.CA, 'client-cert.pem']).earliest() == end
-    assert expiry.Expiry(directory, [tls.CA]).earliest() > time.time() + 3000 * DAY
-    assert expiry.Expiry(directory, ['client-cert.pem', 'none']).earliest() == end
-    assert expiry.Expiry(directory, ['none']).earliest() is None
-    assert expiry.Expiry(None, ['client-cert.pem']).earliest() is None
+    assert certificates.Expiry(directory, [tls.CA, 'client-cert.pem']).earliest() == end
+    assert certificates.Expiry(directory, [tls.CA]).earliest() > time.time() + 3000 * DAY
+    assert certificates.Expiry(directory, ['client-cert.pem', 'none']).earliest() == end
+    assert certificates.Expiry(directory, ['none']).earliest() is None
+    assert certificates.Expiry(None, ['client-cert.pem']).earliest() is None
     # Also of one that has ended.
     ca.issue('one', days=-1)
-    assert expiry.Expiry(directory, [tls.CA, 'client-cert.pem']).earliest() < time.time()
+    assert certificates.Expiry(directory, [tls.CA, 'client-cert.pem']).earliest() < time.time()
 
 
 @pytest.mark.parametrize('endpoint, exchanges, told', [
     (tls.Endpoint.SERVER, False, {'server'}), (tls.Endpoint.CLIENT, False, {'client'}),
     (tls.Endpoint.CLIENT, True, {'client', 'exchange'})])
 def test_each_side_looks_at_its_own(ca, caplog, endpoint, exchanges, told):
-    expiry.configured(types.SimpleNamespace(
+    certificates.configured(types.SimpleNamespace(
         tls_directory=ca.issue('one', days=2),
         exchange_address='192.0.2.1' if exchanges else None), endpoint).look()
     assert len(caplog.messages) == len(told)

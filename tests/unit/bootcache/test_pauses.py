@@ -5,8 +5,8 @@ import threading
 import pytest
 from fakes_clock import Clock
 
-from bootcache import pauses
-from bootcache.pauses import GrowingPauses
+from bootcache import breaker
+from bootcache.breaker import GrowingPauses
 
 
 @pytest.fixture
@@ -22,11 +22,11 @@ def tries(clock):
 @pytest.mark.parametrize('times, seconds', [(1, 10), (2, 20), (3, 40), (4, 60), (5, 60),
                                             (10 ** 9, 60)])
 def test_how_long_a_pause_is(times, seconds):
-    assert pauses.length(times, 10, 60) == seconds
+    assert breaker.length(times, 10, 60) == seconds
 
 
 def test_a_first_pause_beyond_the_longest():
-    assert pauses.length(1, 90, 60) == 60
+    assert breaker.length(1, 90, 60) == 60
 
 
 def test_what_was_never_tried_is_tried_at_once(tries):

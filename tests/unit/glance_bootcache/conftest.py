@@ -10,7 +10,7 @@ from fakes_rpc import Sender
 
 from bootcache import cacheimage, exception, savefile, workingset
 from bootcache.cacheimage import CacheImage
-from glance_bootcache.door.refusals import Refusals
+from glance_bootcache.door.doorkeeper import Refusals
 from glance_bootcache.exchange.offers import ExchangeOffers
 from glance_bootcache.glance.listener import ImageEvents
 from glance_bootcache.hosts.holdings import Hosts

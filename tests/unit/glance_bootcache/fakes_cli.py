@@ -14,7 +14,7 @@ from cliff import commandmanager
 from oslo_config import cfg
 
 from bootcache import exception
-from glance_bootcache.cli import evict, main, progress, waiting
+from glance_bootcache.cli import evict, listing, main
 from glance_bootcache.cli import image as image_module
 
 PYPROJECT = pathlib.Path(__file__).resolve().parents[3] / 'pyproject.toml'
@@ -192,7 +192,7 @@ class Cli:
                                 'transport_url = rabbit://user:secret@bus:5672/\n')
         monkeypatch.setattr(main.rpcapi, 'StorageAPI', lambda conf: self.api)
         monkeypatch.setattr(main.commandmanager, 'CommandManager', Commands)
-        for module in (evict, image_module, progress, waiting):
+        for module in (evict, image_module, listing):
             monkeypatch.setattr(module, 'time', self.time)
 
     def __call__(self, *arguments, stderr=None):

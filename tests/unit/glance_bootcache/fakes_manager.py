@@ -18,8 +18,8 @@ from bootcache.workingset import WorkingSet
 from glance_bootcache.decisions import ImageFacts
 from glance_bootcache.glance.images import published
 from glance_bootcache.profileboot.job import ProfileReport
-from glance_bootcache.storage.contents import Content
-from glance_bootcache.warming.precache import Aggregate
+from glance_bootcache.storage.tiers import Content
+from glance_bootcache.warming.runner import Aggregate
 
 SIZE = 1 << 20
 PATIENCE = 20

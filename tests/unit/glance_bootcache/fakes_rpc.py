@@ -6,8 +6,7 @@ import types
 import oslo_messaging as messaging
 
 from bootcache import rpcapi
-from glance_bootcache.door.doorkeeper import Doorkeeper
-from glance_bootcache.door.rates import Rates
+from glance_bootcache.door.doorkeeper import Doorkeeper, Rates
 
 
 class Sender:

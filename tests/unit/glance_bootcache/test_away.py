@@ -9,7 +9,7 @@ from bootcache import exception
 from glance_bootcache import away
 from glance_bootcache.glance.images import Images
 from glance_bootcache.profileboot.throughnova import NovaProfileBoots
-from glance_bootcache.warming import precache
+from glance_bootcache.warming import runner
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 PASSING = [
@@ -44,7 +44,7 @@ def test_warming_hosts_goes_by_the_same_rule(error):
     if type(error).__module__.startswith('glanceclient'):
         return
     with pytest.raises(type(error) if away.passes(error) else exception.RequestRefused), \
-            precache._refusals('precache an image'):
+            runner._refusals('precache an image'):
         raise error
 
 

@@ -8,8 +8,8 @@ import uuid
 import pytest
 from fakes_manager import SIZE
 
-from glance_bootcache.images import basefile
-from glance_bootcache.images.turns import WaitingImage, next_turn
+from glance_bootcache.images import imagework
+from glance_bootcache.images.jobs import WaitingImage, next_turn
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 # RabbitMQ 4 takes no longer message.
@@ -75,7 +75,7 @@ def test_a_file_store_that_hangs_stops_no_image_of_another(house, monkeypatch, t
     stores = tmp_path / 'hangs', tmp_path / 'answers'
     house.conf.set_override('glance_store_dirs', list(map(str, stores)), 'bootcache')
     house.restart()
-    digest, goes_on, reached = basefile.savefile.file_digest, threading.Event(), threading.Event()
+    digest, goes_on, reached = imagework.savefile.file_digest, threading.Event(), threading.Event()
 
     def read(path, *arguments):
         manifest = next(image for image in images if image in path)
@@ -92,7 +92,7 @@ def test_a_file_store_that_hangs_stops_no_image_of_another(house, monkeypatch, t
             (store / image).write_bytes(bytes(SIZE))
             house.images.put(image, owner=f'of-{image}')
     images.append(IMAGE)
-    monkeypatch.setattr(basefile.savefile, 'file_digest', read)
+    monkeypatch.setattr(imagework.savefile, 'file_digest', read)
     try:
         for image in images:
             house.manager.consider(image)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bootcache.manifest import Manifest, Standing
 from glance_bootcache import decisions
-from glance_bootcache.images.changes import HOUR, Changes
+from glance_bootcache.images.jobs import HOUR, Changes
 from glance_bootcache.storage import inspection
 
 

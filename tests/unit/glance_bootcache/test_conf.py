@@ -4,7 +4,6 @@ import pytest
 
 from bootcache import conf as bootcache_conf
 from glance_bootcache import conf as glance_conf
-from glance_bootcache import warmconf
 
 
 def test_the_defaults_are_right(storage_conf):
@@ -51,7 +50,7 @@ def test_every_option_has_help_and_comes_once():
 def test_aggregates_that_are_warmed_at_registration(storage_conf, tmp_path, text, names):
     (tmp_path / 'bootcache.conf').write_text(f'[bootcache]\nwarm_on_register = {text}\n')
     storage_conf([], project='bootcache', default_config_files=[str(tmp_path / 'bootcache.conf')])
-    assert warmconf.aggregates(storage_conf) == names
+    assert glance_conf.aggregates(storage_conf) == names
     glance_conf.check(storage_conf)
 
 

@@ -10,8 +10,7 @@ import threading
 import pytest
 
 from bootcache import cacheimage, exception
-from glance_bootcache.storage.contents import Content
-from glance_bootcache.storage.tiers import StorageTiers
+from glance_bootcache.storage.tiers import Content, StorageTiers
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootcache import exception, rpcapi
-from glance_bootcache.deployment import checkpoint, choice, credentials, recreating, steps
+from glance_bootcache.deployment import checkpoint, choice, cloud, resuming, steps
 from glance_bootcache.deployment.checkpoint import Checkpoint, Network, Status
 from glance_bootcache.deployment.choice import WantedServers
 from glance_bootcache.deployment.cloud import Cloud
@@ -138,15 +138,15 @@ def test_snapshots_begin_when_nobody_has_to_be_waited_for():
 
 def test_ports_then_addresses_then_networks_are_tried():
     one = saved([Network('net', 'port', ('192.0.2.1', '192.0.2.2', '2001:db8::1'))])
-    tried = recreating.ways(one, original_is_there=False)
+    tried = resuming.ways_to_connect(one, original_is_there=False)
     assert [way.nics for way in tried] == [
         ({'port-id': 'port'},),
         ({'net-id': 'net', 'v4-fixed-ip': '192.0.2.1', 'v6-fixed-ip': '2001:db8::1'},),
         ({'net-id': 'net'},)]
     assert not tried[0].note and '192.0.2.1' in tried[2].note
-    (only,) = recreating.ways(one, original_is_there=True)
+    (only,) = resuming.ways_to_connect(one, original_is_there=True)
     assert only.nics == ({'net-id': 'net'},) and f'server {ID} has still' in only.note
-    assert [way.nics for way in recreating.ways(saved(), True)] == ['none']
+    assert [way.nics for way in resuming.ways_to_connect(saved(), True)] == ['none']
 
 
 def test_what_a_server_had_is_asked_for_again():
@@ -154,44 +154,44 @@ def test_what_a_server_had_is_asked_for_again():
                 metadata={'role': 'db', choice.RESUMED: 'older'}, config_drive='True',
                 security_groups=[{'name': 'web'}, {'name': 'web'}],
                 **{'OS-EXT-SRV-ATTR:user_data': base64.b64encode(b'#!x').decode()})
-    more, lost = recreating.request(one, 'mark', {'mine'})
+    more, lost = resuming.request(one, 'mark', {'mine'})
     assert more == {'meta': {'role': 'db', choice.RESUMED: 'mark'}, 'key_name': 'mine',
                     'security_groups': ['web'], 'tags': ['t'], 'description': 'd',
                     'userdata': b'#!x', 'config_drive': True}
     assert lost == []
-    more, lost = recreating.request(one, 'mark', set())
+    more, lost = resuming.request(one, 'mark', set())
     assert 'key_name' not in more and 'key pair mine' in lost[0]
 
 
 def test_a_flavor_that_is_gone_or_smaller_is_told():
     sizes = {'small': types.SimpleNamespace(disk=10)}
-    assert recreating.flavor(saved(), sizes) is sizes['small']
+    assert resuming.flavor_of(saved(), sizes) is sizes['small']
     with pytest.raises(exception.BootcacheError, match='flavor create --vcpus 1 --ram 512'):
-        recreating.flavor(saved(), {})
+        resuming.flavor_of(saved(), {})
     with pytest.raises(exception.BootcacheError, match='5 GiB of disk now'):
-        recreating.flavor(saved(), {'small': types.SimpleNamespace(disk=5)})
+        resuming.flavor_of(saved(), {'small': types.SimpleNamespace(disk=5)})
 
 
 def test_hosts_are_taken_in_turns_and_not_its_own():
-    assert recreating.hosts_for(0, saved(), None, False) == [None]
+    assert resuming.hosts_for(0, saved(), None, False) == [None]
     hosts = ('compute1', 'compute2', 'compute3')
-    assert [recreating.hosts_for(number, saved(), hosts, True)[0] for number in range(3)] \
+    assert [resuming.hosts_for(number, saved(), hosts, True)[0] for number in range(3)] \
         == ['compute2', 'compute3', 'compute2']
     with pytest.raises(exception.BootcacheError, match='compute service list'):
-        recreating.hosts_for(0, saved(), ('compute1',), True)
+        resuming.hosts_for(0, saved(), ('compute1',), True)
 
 
 def test_the_shells_variables_go_before_the_configuration():
     def read():
         raise AssertionError('it is not needed')
-    session, region = credentials.open_session(read, 4, {
+    session, region = cloud.open_session(read, 4, {
         'OS_AUTH_URL': 'http://192.0.2.1:5000/v3', 'OS_USERNAME': 'u', 'OS_PASSWORD': 'secret',
         'OS_PROJECT_NAME': 'p', 'OS_USER_DOMAIN_NAME': 'd', 'OS_PROJECT_DOMAIN_ID': 'default',
         'OS_REGION_NAME': 'r', 'OS_CACERT': '/ca.pem'})
     assert session.auth.auth_url == 'http://192.0.2.1:5000/v3' and region == 'r'
     assert session.verify == '/ca.pem' and session.timeout
     with pytest.raises(exception.ConfigurationError, match='unset OS_AUTH_URL'):
-        credentials.open_session(read, 4, {'OS_AUTH_URL': 'x', 'OS_AUTH_TYPE': 'no-such'})
+        cloud.open_session(read, 4, {'OS_AUTH_URL': 'x', 'OS_AUTH_TYPE': 'no-such'})
 
 
 def test_an_image_is_the_checkpoints_if_who_asks_has_made_it():

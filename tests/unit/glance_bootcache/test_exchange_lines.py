@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootcache.exchange import patience
-from glance_bootcache.exchange import order
-from glance_bootcache.exchange.lines import Lines
-from glance_bootcache.exchange.order import Member
+from glance_bootcache.exchange import offers
+from glance_bootcache.exchange.offers import Lines, Member
 
 STORAGE = '192.0.2.1', 10811
 
@@ -35,14 +34,14 @@ def numbers(peers):
     # To have none is to be near to nobody.
     ([member(1), member(2, 'b')], '', [2, 1])])
 def test_a_host_is_told_of_few_that_came_before(before, rack, told):
-    assert numbers(order.predecessors(before, rack, STORAGE)) == told
+    assert numbers(offers.predecessors(before, rack, STORAGE)) == told
 
 
 def line_of(racks):
     """What each of some hosts is told, in the order in which they ask."""
     before, told = [], []
     for number, rack in enumerate(racks, 1):
-        told.append(numbers(order.predecessors(before, rack, STORAGE)))
+        told.append(numbers(offers.predecessors(before, rack, STORAGE)))
         before.append(member(number, rack))
     return told
 
@@ -52,7 +51,7 @@ def test_whatever_the_racks_nobody_depends_on_one_and_few_on_the_storage_node(ra
     told = line_of(racks)
     assert [peers.count('s') for peers in told] == [1, 1, *[0] * len(racks)][:len(racks)]
     for number, peers in enumerate(told, 1):
-        assert len(set(peers)) == len(peers) == (1 if number == 1 else order.PREDECESSORS)
+        assert len(set(peers)) == len(peers) == (1 if number == 1 else offers.PREDECESSORS)
         assert all(peer == 's' or peer < number for peer in peers)
 
 

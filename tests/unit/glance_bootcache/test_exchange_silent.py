@@ -15,8 +15,8 @@ from bootcache.exchange import client
 from bootcache.manifest import CacheInfo, Made, Manifest, Standing
 from glance_bootcache.exchange import offers as offers_module
 from glance_bootcache.exchange.offers import ExchangeOffers
-from glance_bootcache.storage.contents import Content
 from glance_bootcache.storage.store import ImageStore
+from glance_bootcache.storage.tiers import Content
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 DATA = b'cache image'

@@ -9,9 +9,8 @@ import os
 import pytest
 
 from bootcache.manifest import CacheInfo
-from glance_bootcache.storage import contents
-from glance_bootcache.storage.contents import Content, KnownContents
-from glance_bootcache.storage.tiers import StorageTiers
+from glance_bootcache.storage import tiers as storage_contents
+from glance_bootcache.storage.tiers import Content, KnownContents, StorageTiers
 
 IMAGES = [f'{number}a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f' for number in range(3)]
 
@@ -51,7 +50,7 @@ def test_a_file_that_is_about_to_be_read_is_not_read_twice(tmp_path):
     path, known = str(tmp_path / 'cache-1.qcow2'), KnownContents()
     open(path, 'w').close()
     info = CacheInfo('cache-1.qcow2', 0, 0, 0, 'e3b0', 0, 4096, 0, '', 0.1, 1)
-    fault, file = contents.look(info, path)
+    fault, file = storage_contents.look(info, path)
     assert not fault and known.is_to_be_read(info, path, file)
     known.forget_gone()
     assert not known.is_to_be_read(info, path, file)

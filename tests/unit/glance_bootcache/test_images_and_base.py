@@ -10,7 +10,7 @@ import pytest
 from bootcache import exception, savefile
 from glance_bootcache.decisions import ImageFacts
 from glance_bootcache.glance.images import facts
-from glance_bootcache.images import basefile
+from glance_bootcache.images import imagework
 from glance_bootcache.storage.store import ImageStore
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -61,7 +61,7 @@ def test_a_file_of_the_store_is_linked(place):
     store, glance, image = place
     (glance / IMAGE).write_bytes(CONTENT)
     images = Glance([])
-    path, file = basefile.obtain(image(), store, images, ['/nonexistent', str(glance)],
+    path, file = imagework.obtain(image(), store, images, ['/nonexistent', str(glance)],
                                  lambda: None)
     assert os.path.samefile(path, glance / IMAGE) and path.startswith(store.directory(IMAGE))
     assert file == savefile.signature(path)
@@ -77,7 +77,7 @@ def test_it_is_used_in_place_where_it_cannot_be_linked(place, monkeypatch):
 
     monkeypatch.setattr(os, 'link', refuse)
     path = str(glance / IMAGE)
-    assert basefile.obtain(image(), store, Glance([]), [str(glance)], lambda: None) \
+    assert imagework.obtain(image(), store, Glance([]), [str(glance)], lambda: None) \
         == (path, savefile.signature(path))
 
 
@@ -95,11 +95,11 @@ def test_a_store_file_of_other_content_is_not_there_yet(place, monkeypatch, ther
     if not linked:
         monkeypatch.setattr(os, 'link', mock.Mock(side_effect=OSError(18, 'another device')))
     # Another store has it.
-    path, _file = basefile.obtain(image(), store, images, [str(partial), str(glance)],
+    path, _file = imagework.obtain(image(), store, images, [str(partial), str(glance)],
                                   lambda: None)
     assert os.path.samefile(path, glance / IMAGE) and images.asked == 0
     # Only Glance can give it.
-    path, file = basefile.obtain(image(), store, images, [str(partial)], lambda: None)
+    path, file = imagework.obtain(image(), store, images, [str(partial)], lambda: None)
     with open(path, 'rb') as stream:
         assert stream.read() == CONTENT
     assert images.asked == 1 and file == savefile.signature(path)
@@ -114,17 +114,17 @@ def test_each_failure_leaves_no_link(place, monkeypatch):
         raise exception.Cancelled
 
     with pytest.raises(exception.Cancelled):
-        basefile.obtain(image(), store, Glance([]), [str(glance)], cancel)
+        imagework.obtain(image(), store, Glance([]), [str(glance)], cancel)
     (glance / IMAGE).write_bytes(b'y' + CONTENT[1:])
     with pytest.raises(exception.ImageRefused, match='download'):
-        basefile.obtain(image(), store, Glance([b'z']), [str(glance)], lambda: None)
+        imagework.obtain(image(), store, Glance([b'z']), [str(glance)], lambda: None)
     assert os.listdir(store.directory(IMAGE)) == [] and os.stat(glance / IMAGE).st_nlink == 1
 
 
 @pytest.mark.parametrize('store_dirs', [[], ['/nonexistent']])
 def test_else_it_is_downloaded(place, store_dirs):
     store, _glance, image = place
-    path, _file = basefile.obtain(image(), store, Glance([CONTENT[:7], CONTENT[7:]]), store_dirs,
+    path, _file = imagework.obtain(image(), store, Glance([CONTENT[:7], CONTENT[7:]]), store_dirs,
                                   lambda: None)
     with open(path, 'rb') as stream:
         assert stream.read() == CONTENT
@@ -144,7 +144,7 @@ def test_a_download_that_goes_on_past_the_image_s_size_is_refused_there(place, m
             yield more * len(CONTENT)
 
     with pytest.raises(exception.ImageRefused, match=f'more than the {len(CONTENT)} bytes'):
-        basefile.obtain(image(), store, Glance(pieces()), [], lambda: None)
+        imagework.obtain(image(), store, Glance(pieces()), [], lambda: None)
     assert len(came) == 1 and os.listdir(store.directory(IMAGE)) == []
 
 
@@ -155,7 +155,7 @@ def test_zeros_of_a_download_are_holes(place):
     content = b''.join(pieces)
     facts_of_it = dataclasses.replace(
         image(f'sha512:{hashlib.sha512(content).hexdigest()}'), stored_bytes=len(content))
-    path, _file = basefile.obtain(facts_of_it, store, Glance(pieces), [], lambda: None)
+    path, _file = imagework.obtain(facts_of_it, store, Glance(pieces), [], lambda: None)
     with open(path, 'rb') as stream:
         assert stream.read() == content
     assert os.stat(path).st_blocks * 512 < 1 << 20
@@ -166,7 +166,7 @@ def test_zeros_of_a_download_are_holes(place):
 def test_a_wrong_download_is_refused_and_leaves_nothing(place, pieces):
     store, _glance, image = place
     with pytest.raises(exception.ImageRefused, match='sha512'):
-        basefile.obtain(image(), store, Glance(pieces), [], lambda: None)
+        imagework.obtain(image(), store, Glance(pieces), [], lambda: None)
     assert os.listdir(store.directory(IMAGE)) == []
 
 
@@ -178,7 +178,7 @@ def test_a_cancelled_download_ends_and_leaves_nothing(place):
         raise exception.Cancelled
 
     with pytest.raises(exception.Cancelled):
-        basefile.obtain(image(), store, images, [], check)
+        imagework.obtain(image(), store, images, [], check)
     assert images.asked == 1
     assert os.listdir(store.directory(IMAGE)) == []
 
@@ -188,7 +188,7 @@ def test_without_a_hash_nothing_is_trusted(place, image_hash):
     store, glance, image = place
     (glance / IMAGE).write_bytes(CONTENT)
     with pytest.raises(exception.ImageRefused, match='os_hash_value'):
-        basefile.obtain(image(image_hash), store, Glance([CONTENT]), [str(glance)],
+        imagework.obtain(image(image_hash), store, Glance([CONTENT]), [str(glance)],
                         lambda: None)
 
 

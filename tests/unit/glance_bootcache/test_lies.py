@@ -17,10 +17,9 @@ from bootcache import exception, rpcapi
 from bootcache.exception import MessageRefused
 from bootcache.quoting import one_line, quoted
 from bootcache.workingset import MAX_EXTENTS
-from glance_bootcache.door import arguments, refusals
+from glance_bootcache.door import arguments, doorkeeper
 from glance_bootcache.door.arguments import METHODS
-from glance_bootcache.door.doorkeeper import TOO_LONG
-from glance_bootcache.door.refusals import Refusals
+from glance_bootcache.door.doorkeeper import TOO_LONG, Refusals
 from glance_bootcache.rpc.endpoints import Endpoints
 
 RIGHT = {
@@ -240,7 +239,7 @@ def test_the_same_is_told_once_an_hour_and_counted_each_time(caplog):
 
 
 def test_names_that_are_made_up_fill_neither_memory_nor_log(caplog, monkeypatch):
-    monkeypatch.setattr(refusals, '_MOST_TOLD', 20)
+    monkeypatch.setattr(doorkeeper, '_MOST_TOLD', 20)
     known = Refusals(Clock())
     for number in range(500):
         known.note('report_warm', REFUSAL, f'host-{number}')

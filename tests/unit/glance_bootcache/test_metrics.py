@@ -10,7 +10,7 @@ from oslo_config import cfg
 from bootcache import conf as bootcache_conf
 from bootcache import exception
 from glance_bootcache import conf as glance_conf
-from glance_bootcache.exchange.given import Given
+from glance_bootcache.exchange.offers import Given
 from glance_bootcache.metrics import Metrics
 
 pytest.importorskip('prometheus_client')

@@ -16,8 +16,8 @@ from novaclient import exceptions as nova_exceptions
 
 from bootcache import exception
 from glance_bootcache.glance import images
-from glance_bootcache.warming import precache
-from glance_bootcache.warming.precache import Aggregate, NovaPrecache
+from glance_bootcache.warming import runner
+from glance_bootcache.warming.runner import Aggregate, NovaPrecache
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 
@@ -105,7 +105,7 @@ def test_no_connection_is_no_refusal(nova):
 @pytest.mark.parametrize('found', [{}, {'edge': Aggregate(1, ()), 'dmz': Aggregate(2, ())}])
 def test_an_unknown_aggregate_is_named_with_those_that_there_are(found):
     with pytest.raises(exception.RequestRefused, match='no aggregate racks; ') as caught:
-        precache.find(found, 'racks')
+        runner.find(found, 'racks')
     assert ('dmz, edge' if found else 'none') in str(caught.value)
 
 

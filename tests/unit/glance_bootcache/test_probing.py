@@ -2,7 +2,7 @@
 
 import pytest
 
-from glance_bootcache.storage import probing
+from glance_bootcache.storage import inspection
 
 
 @pytest.mark.parametrize('first, taken', [
@@ -16,4 +16,4 @@ from glance_bootcache.storage import probing
     (b'#\r\n  \r\n\nversion=2\n', 'vmdk'), (b'version=4\n', ''), (b'x\nversion=1\n', ''),
     (b'#' * 511 + b'\n', ''), (b'\n' * 512, ''), (b' ' * 512, ''), (b'#!/bin/sh\nexit 0\n', '')])
 def test_what_qemu_would_take_it_for(first, taken):
-    assert probing.taken_for(first) == taken
+    assert inspection.taken_for(first) == taken

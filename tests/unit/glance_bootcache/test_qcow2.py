@@ -10,8 +10,8 @@ from hypothesis import strategies
 
 from bootcache.exception import ImageRefused
 from glance_bootcache.qcow2 import bitmaps, tables
+from glance_bootcache.qcow2.header import PIECE_BYTES, Reader
 from glance_bootcache.qcow2.places import Places
-from glance_bootcache.qcow2.reader import PIECE_BYTES, Reader
 
 CLUSTER = 512
 HEADER, REFTABLE, REFBLOCK, L1, L2, DATA, COMPRESSED, BITMAPS, BITMAP_TABLE, BITMAP, SNAPSHOTS, \

@@ -9,7 +9,7 @@ from fakes_clock import Clock
 
 from bootcache import exception
 from glance_bootcache.decisions import SWITCHED_OFF
-from glance_bootcache.images import expectedreports, fairness, reportedboots
+from glance_bootcache.images import reportedboots
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '8a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -190,7 +190,7 @@ def test_many_boots_that_nobody_confirms_do_not_end_the_refinement(cold):
     """The oldest of them are forgotten; and fewer hosts are asked than before."""
     assert boot(cold, [KNOWN]) == 1
     assert boot(cold, [MORE], server='oldest') == 1
-    for number in range(fairness.MOST_UNCONFIRMED):
+    for number in range(reportedboots.MOST_UNCONFIRMED):
         assert boot(cold, [[(number + 5) * 65536, 65536]], server=f'server-{number}') == 1
     assert boot(cold, [MORE], server='another') == 1, 'of the oldest nothing is known'
     assert 'watch' in ask(cold, host='one') and 'watch' not in ask(cold, host='two')
@@ -230,7 +230,7 @@ def test_one_owner_does_not_end_the_refinement_for_others(cold, kind):
 def test_one_owner_does_not_have_forgotten_what_others_read(cold):
     assert boot(cold, [KNOWN]) == 1
     assert boot(cold, [NEW], server='one', owner='good') == 1
-    for number in range(2 * fairness.MOST_UNCONFIRMED):
+    for number in range(2 * reportedboots.MOST_UNCONFIRMED):
         assert boot(cold, [[(number % 11 + 5) * 65536, 65536]], server=f'server-{number}',
                     owner='bad') == 1
     assert boot(cold, [NEW], server='two', owner='other') == 2
@@ -268,9 +268,9 @@ def test_what_is_expected_in_vain_is_forgotten(cold):
 
 def test_what_is_expected_is_bounded(monkeypatch):
     """Whoever can write to the message bus can ask for any server, of any name, on any host."""
-    monkeypatch.setattr(expectedreports, '_MOST_BOOTS', 200)
+    monkeypatch.setattr(reportedboots, '_MOST_BOOTS', 200)
     clock = Clock()
-    reports = expectedreports.ExpectedReports(clock.monotonic)
+    reports = reportedboots.ExpectedReports(clock.monotonic)
     for number in range(1000):
         reports.expect(IMAGE, 'host', f'{number:0300}', 60)
         reports.expect(OTHER, f'{number}' + 'x' * 300, 'server', 60)

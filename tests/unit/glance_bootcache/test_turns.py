@@ -9,8 +9,8 @@ from fakes_manager import until
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glance_bootcache.images import turns
-from glance_bootcache.images.turns import Turns, WaitingImage, most_of_one, next_turn
+from glance_bootcache.images import jobs
+from glance_bootcache.images.jobs import Turns, WaitingImage, most_of_one, next_turn
 
 OWNERS = st.sampled_from(['a', 'b', 'c', 'd'])
 
@@ -156,7 +156,7 @@ def test_what_does_not_have_to_wait_any_more(make):
 
 
 def test_owners_of_long_ago_are_forgotten(make, monkeypatch):
-    monkeypatch.setattr(turns, '_MOST_OWNERS', 3)
+    monkeypatch.setattr(jobs, '_MOST_OWNERS', 3)
     work = make(1)
     for number in range(10):
         work.add(f'x{number}', f'owner-{number}')

@@ -16,7 +16,7 @@ from nova_bootcache import conf as nova_conf
 from nova_bootcache import storagenode
 from nova_bootcache.asking import placement
 from nova_bootcache.asking.placement import Server
-from nova_bootcache.cache.cacheentry import CacheEntry
+from nova_bootcache.cache.cachefiles import CacheEntry
 from nova_bootcache.chains.computehost import ComputeHost
 from nova_bootcache.gateway import hostneeds
 from nova_bootcache.storagenode import Remote

@@ -9,9 +9,9 @@ import pytest
 from fakes_clock import Clock
 
 from bootcache import exception, naming, qemuimg
-from nova_bootcache.cache.cacheentry import CacheEntry
+from nova_bootcache.cache.cachefiles import CacheEntry
 from nova_bootcache.gateway.hostneeds import HostNeeds
-from nova_bootcache.settling import basecontent, serversbases
+from nova_bootcache.settling import fullbase, serversbases
 from nova_bootcache.settling import settler as settler_module
 from nova_bootcache.settling.localservers import LocalServer
 from nova_bootcache.settling.settler import Settler
@@ -292,7 +292,7 @@ def house(tmp_path, monkeypatch):
         house.happens('complete', (source['export'], stored_bytes, image_hash, image_format, how))
         with open(target, 'w'):
             pass
-        basecontent.note(target, image_hash)
+        fullbase.note(target, image_hash)
         return True
 
     def is_same_piece(source, path, image_format, *, check, **_how):
@@ -319,7 +319,7 @@ def house(tmp_path, monkeypatch):
     monkeypatch.setattr(serversbases, 'time', clock)
     monkeypatch.setattr(qemuimg, 'info', info)
     monkeypatch.setattr(serversbases.fullbase, 'complete', complete)
-    monkeypatch.setattr(basecontent.qemuimg, 'is_same_piece', is_same_piece)
+    monkeypatch.setattr(fullbase.qemuimg, 'is_same_piece', is_same_piece)
     monkeypatch.setattr(settler_module, 'Pivot', begun)
     monkeypatch.setattr(settler_module.pivot, 'base_format', lambda path: 'raw')
     monkeypatch.setattr(settler_module.rebase, 'rebase_stopped', rebased)

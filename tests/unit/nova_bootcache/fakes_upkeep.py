@@ -7,14 +7,13 @@ import os
 import pytest
 from fakes_clock import Clock
 
-from bootcache import exception, expiry, news
+from bootcache import certificates, exception, news
 from bootcache.manifest import CacheInfo
 from bootcache.tier import Medium, TierLimits
 from nova_bootcache import upkeep
-from nova_bootcache.cache.cacheentry import CacheEntry
+from nova_bootcache.cache.cachefiles import CacheEntry
 from nova_bootcache.gateway.graph import Present
-from nova_bootcache.storagenode import PLAIN, Remote
-from nova_bootcache.takencertificates import TakenCertificates
+from nova_bootcache.storagenode import PLAIN, Remote, TakenCertificates
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -296,7 +295,7 @@ class Host:
         self.expansions = Expansions(self.faults, self.done)
         self.base_access = BaseAccess(self.faults, self.done)
         self.holdings = Holdings(self.faults)
-        self.expiry, self.encryption = expiry.Expiry(None, ()), PLAIN
+        self.expiry, self.encryption = certificates.Expiry(None, ()), PLAIN
         self.certificates = TakenCertificates(None)
 
     def reconcile(self):

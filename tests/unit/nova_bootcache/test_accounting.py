@@ -5,7 +5,7 @@ import copy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nova_bootcache.novadriver.accounting import with_reserve
+from nova_bootcache.novadriver.diskconf import with_reserve
 
 UNITS = {'DISK_GB': 1 << 30, 'MEMORY_MB': 1 << 20}
 FIELDS = st.fixed_dictionaries({'total': st.integers(0, 10_000), 'allocation_ratio': st.just(1.0)},

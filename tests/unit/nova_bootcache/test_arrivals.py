@@ -17,9 +17,9 @@ from bootcache import exception
 from bootcache.exchange import patience
 from bootcache.manifest import CacheInfo
 from bootcache.tier import Medium
-from nova_bootcache.asking.offer import Offered
+from nova_bootcache.asking.client import Offered
 from nova_bootcache.asking.placement import Offer, Storage
-from nova_bootcache.cache.cacheentry import CacheEntry
+from nova_bootcache.cache.cachefiles import CacheEntry
 from nova_bootcache.storagenode import Remote
 
 

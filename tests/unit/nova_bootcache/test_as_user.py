@@ -8,7 +8,7 @@ from test_host_fallback import SERVER, Service
 from test_host_fallback import host as host  # a fixture
 
 from bootcache import exception
-from nova_bootcache.asking.asuser import AsUser
+from nova_bootcache.asking.client import AsUser
 
 COLD = {'action': 'cold', 'virtual_bytes': 1 << 30, 'server': ['127.0.0.1', 1], 'tls': False,
         'base_export': 'base-x', 'image_hash': 'sha512:00', 'signature': 'this'}

@@ -8,7 +8,7 @@ from fakes_clock import Clock
 
 from bootcache import exception
 from bootcache.ceph.places import RbdOrigin
-from nova_bootcache.cache.cacheentry import CacheEntry
+from nova_bootcache.cache.cachefiles import CacheEntry
 from nova_bootcache.gateway import baseaccess
 from nova_bootcache.gateway.baseaccess import BaseAccess
 from nova_bootcache.gateway.graph import Place, Present

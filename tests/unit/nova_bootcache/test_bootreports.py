@@ -7,8 +7,8 @@ import oslo_messaging as messaging
 import pytest
 from fakes_clock import Clock
 
-from nova_bootcache.recording import bootreports
-from nova_bootcache.recording.bootreports import BootReports
+from nova_bootcache.recording import bootwatch
+from nova_bootcache.recording.bootwatch import BootReports
 
 
 class Service:
@@ -27,7 +27,7 @@ class Service:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(bootreports, 'time', clock)
+    monkeypatch.setattr(bootwatch, 'time', clock)
     return clock
 
 
@@ -122,10 +122,10 @@ def test_old_reports_are_given_up(reports, service, clock, caplog):
 
 def test_no_more_than_so_many_wait(reports, service, clock, caplog):
     service.error = messaging.MessagingTimeout('x')
-    for number in range(bootreports._MOST + 2):
+    for number in range(bootwatch._MOST + 2):
         reports.report(number)
     assert caplog.text.count('is not told') == 2
     service.error = None
     clock.now += 10
     reports.send_again()
-    assert service.taken == [(number,) for number in range(2, bootreports._MOST + 2)]
+    assert service.taken == [(number,) for number in range(2, bootwatch._MOST + 2)]

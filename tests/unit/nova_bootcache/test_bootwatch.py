@@ -15,8 +15,7 @@ from bootcache.ending import BootLimits, BootProgress, ProfileJudge, ServerJudge
 from bootcache.growingstore import Mark
 from bootcache.workingset import Extent
 from nova_bootcache.recording import bootwatch
-from nova_bootcache.recording.bootwatch import BootWatch
-from nova_bootcache.recording.watchedboots import WatchedBoots
+from nova_bootcache.recording.bootwatch import BootWatch, WatchedBoots
 from nova_bootcache.storagenode import Remote
 
 REMOTE = Remote('7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f', '10.0.0.1', 10810, 'base-x')

@@ -8,7 +8,7 @@ import pytest
 from bootcache import exception
 from bootcache.ceph.places import RbdOrigin
 from bootcache.manifest import CacheInfo
-from nova_bootcache.cache.cacheentry import CacheEntry
+from nova_bootcache.cache.cachefiles import CacheEntry
 from nova_bootcache.storagenode import Remote
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'

@@ -15,8 +15,7 @@ from nova.virt.libvirt import utils as libvirt_utils
 from oslo_utils.fixture import uuidsentinel
 
 from nova_bootcache.novadriver import directsnapshots
-from nova_bootcache.novadriver.directsnapshots import DirectSnapshots
-from nova_bootcache.novadriver.snapshotting import SnapshottingDriver
+from nova_bootcache.novadriver.directsnapshots import DirectSnapshots, SnapshottingDriver
 from nova_bootcache.snapshots.sender import SentDisk, SnapshotRefused
 
 URL = 'rbd://fsid/snapshots/id/snap'

@@ -16,7 +16,7 @@ from nova.virt.libvirt import utils as libvirt_utils
 from bootcache import exception, qemuimg
 from nova_bootcache.novadriver.driver import BootCacheLibvirtDriver
 from nova_bootcache.novadriver.imagebackend import BootCacheQcow2
-from nova_bootcache.settling import halfdone
+from nova_bootcache.settling import hanging
 from nova_bootcache.settling.pivotstate import (
     DISK,
     MARKER,
@@ -201,7 +201,7 @@ def test_a_paused_guest_goes_on_only_with_a_disk_that_is_known(nova, monkeypatch
     monkeypatch.setattr(driver.LibvirtDriver, 'unpause',
                         lambda *_arguments: nova.did.append('unpause'))
     leave(nova.directory, PivotPhase.PIVOTING, ('old', 'new'))
-    monkeypatch.setattr(halfdone.pivot, 'recover', fails)
+    monkeypatch.setattr(hanging.pivot, 'recover', fails)
     if goes_on:
         nova.driver.unpause(nova.instance)
         assert nova.did == ['unpause']

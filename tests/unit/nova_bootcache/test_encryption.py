@@ -6,8 +6,7 @@ from fakes_upkeep import host as host  # likewise
 from fakes_upkeep import upkeep_of
 
 from bootcache import certificates, exception
-from nova_bootcache.storagenode import Encryption
-from nova_bootcache.takencertificates import TakenCertificates
+from nova_bootcache.storagenode import Encryption, TakenCertificates
 
 BUSY = exception.Interrupted('qemu-img info was not done after 10 s')
 EXPIRED = exception.CertificateExpired('it has expired')

@@ -11,8 +11,7 @@ from fakes_upkeep import IMAGE, INFO, OTHER
 
 from bootcache import exception, tier
 from bootcache.tier import Medium, TierLimits
-from nova_bootcache.cache.cacheentry import CacheEntry
-from nova_bootcache.cache.cachefiles import CacheFiles
+from nova_bootcache.cache.cachefiles import CacheEntry, CacheFiles
 from nova_bootcache.gateway.hostneeds import HostNeeds
 from nova_bootcache.storagenode import Remote
 from nova_bootcache.tiers import expansions

@@ -11,7 +11,7 @@ import pytest
 from fakes_settling import BANDWIDTH, DELAY, IMAGE, settled
 from fakes_settling import house as house  # the fixture
 
-from nova_bootcache.settling import basecontent
+from nova_bootcache.settling import fullbase
 from nova_bootcache.settling.settler import Settler
 
 
@@ -59,7 +59,7 @@ def test_a_base_that_we_made_is_not_compared(house, settler):
 
 def test_a_base_that_we_made_of_another_content_is_refused_without_reading_it(house, settler,
                                                                               foreign):
-    basecontent.note(foreign, 'sha512:cd')
+    fullbase.note(foreign, 'sha512:cd')
     settler.once()
     assert settled(house) == [] and house.compared == []
 
@@ -82,8 +82,8 @@ def test_a_file_that_is_replaced_meanwhile_is_not_used(house, settler, foreign, 
         os.rename(f'{foreign}.new', foreign)
 
     if when == 'while it is compared':
-        compare = basecontent.qemuimg.is_same_piece
-        monkeypatch.setattr(basecontent.qemuimg, 'is_same_piece',
+        compare = fullbase.qemuimg.is_same_piece
+        monkeypatch.setattr(fullbase.qemuimg, 'is_same_piece',
                             lambda *things, **how: (replace(), compare(*things, **how))[1])
     else:
         house.then['lock'] = replace
@@ -107,7 +107,7 @@ def test_nothing_is_noted_of_it_if_nobody_can_tell(house, settler, foreign):
     house.noted.clear()
     house.stored[IMAGE] = None
     settler.once()
-    assert settled(house) == [] and basecontent.noted(foreign) == ''
+    assert settled(house) == [] and fullbase.noted(foreign) == ''
 
 
 def test_without_the_storage_service_it_is_compared_with_what_the_gateway_reads(house, settler,

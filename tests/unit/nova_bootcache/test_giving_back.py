@@ -12,7 +12,7 @@ from fakes_letting_go import host as host  # the fixture
 from bootcache import exception, growingstore
 from bootcache.tier import Medium
 from nova_bootcache import storagenode
-from nova_bootcache.gateway import diskroom, graph
+from nova_bootcache.gateway import graph, sharedstore
 from nova_bootcache.gateway.graph import Present
 from nova_bootcache.gateway.sharedstore import SharedStore
 from nova_bootcache.gateway.storespace import StoreSpace
@@ -28,7 +28,7 @@ def make_store(path, ahead=8 * MIB):
     """A store's file, with space beyond its end."""
     with open(path, 'wb') as stream:
         stream.write(b'x' * MIB)
-    assert diskroom.hold(path, ahead) is True
+    assert sharedstore.hold(path, ahead) is True
     os.utime(path, (7, 9))
     return path
 
@@ -67,13 +67,13 @@ def paths(host):
 
 def test_a_file_keeps_its_content_and_its_time(tmp_path):
     path = make_store(str(tmp_path / 'store'))
-    assert diskroom.has_ahead(path) and on_disk(path) == 8 * MIB
-    diskroom.give_back(path)
-    assert not diskroom.has_ahead(path) and on_disk(path) == MIB
+    assert sharedstore.has_ahead(path) and on_disk(path) == 8 * MIB
+    sharedstore.give_back(path)
+    assert not sharedstore.has_ahead(path) and on_disk(path) == MIB
     with open(path, 'rb') as stream:
         assert stream.read() == b'x' * MIB
     assert os.stat(path).st_mtime == 9, 'it is by that when it was used'
-    assert not diskroom.has_ahead(str(tmp_path / 'none'))
+    assert not sharedstore.has_ahead(str(tmp_path / 'none'))
 
 
 def test_it_is_given_back_when_the_tables_are_written(host, space, kinds, written, paths):
@@ -137,8 +137,8 @@ def test_nobody_waits_for_a_storage_node_that_is_away(host, space, kinds, writte
 def test_files_are_looked_for_once_and_then_those_of_stores_only(host, space, kinds, written, paths,
                                                                  monkeypatch):
     """A host has many cache images, and few stores."""
-    looked, has_ahead = [], diskroom.has_ahead
-    monkeypatch.setattr(diskroom, 'has_ahead',
+    looked, has_ahead = [], sharedstore.has_ahead
+    monkeypatch.setattr(sharedstore, 'has_ahead',
                         lambda path: looked.append(path) or has_ahead(path))
     space.give_back()
     assert set(looked) >= set(paths) and len(written) == 2

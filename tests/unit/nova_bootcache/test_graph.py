@@ -23,7 +23,7 @@ from nova_bootcache.gateway.graph import (
 )
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
-# Which node reads from which, as growingstore.py and arrival.py put them.
+# Which node reads from which, as growingstore.py and arrivingimage.py put them.
 EDGES = {
     graph.FILTER: (graph.STORE,), graph.STORE: (graph.THROTTLE, graph.REMOTE),
     graph.THROTTLE: (graph.STORE_FILE,), graph.ARRIVING: (graph.ARRIVING_FILTER, graph.REMOTE),

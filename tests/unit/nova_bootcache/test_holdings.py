@@ -7,14 +7,13 @@ import oslo_messaging as messaging
 import pytest
 from neighbours import Neighbour
 
-from bootcache import exception, expiry, naming, rpcapi
+from bootcache import certificates, exception, naming, rpcapi
 from bootcache.manifest import CacheInfo
 from bootcache.rpcapi import StorageAPI
 from bootcache.tier import Medium, TierLimits
 from glance_bootcache.smallca import SmallCA
 from nova_bootcache.asking.client import HostsClient
-from nova_bootcache.cache.cacheentry import CacheEntry
-from nova_bootcache.cache.cachefiles import CacheFiles
+from nova_bootcache.cache.cachefiles import CacheEntry, CacheFiles
 from nova_bootcache.gateway.daemon import Gateway
 from nova_bootcache.gateway.hostneeds import HostNeeds
 from nova_bootcache.published import warmth
@@ -42,7 +41,7 @@ class Host:
         self.needs, self.room = Neighbour(self, HostNeeds), Neighbour(self, Room)
         self.hostname, self.limits = 'host-1', {Medium.MEMORY: LIMITS, Medium.DISK: LIMITS}
         self.coming = []
-        self.expiry = expiry.Expiry(None, ())
+        self.expiry = certificates.Expiry(None, ())
         self.reports, self.answers, self.gone, self.kept = [], [], [], set()
         self.broken = None
         # The gateway, and what settling knows.
@@ -167,7 +166,7 @@ def test_all_is_told_and_then_only_changes(host, base):
 
 def test_when_its_certificates_end_is_told_and_again_once_they_are_renewed(host, base, tmp_path):
     ca = SmallCA(str(tmp_path / 'ca'))
-    host.expiry = expiry.Expiry(ca.issue('host-1', days=20), ['client-cert.pem'])
+    host.expiry = certificates.Expiry(ca.issue('host-1', days=20), ['client-cert.pem'])
     holdings = PublishedHoldings(host, base)
     holdings.exchange()
     assert host.reports[-1][1]['certificates_end'] == pytest.approx(time.time() + 20 * 86400,

@@ -16,7 +16,7 @@ from bootcache import exception
 from bootcache.manifest import CacheInfo
 from nova_bootcache import conf as nova_conf
 from nova_bootcache.asking.placement import Server
-from nova_bootcache.cache.cacheentry import CacheEntry
+from nova_bootcache.cache.cachefiles import CacheEntry
 from nova_bootcache.chains.computehost import ComputeHost
 from nova_bootcache.novadriver.imagebackend import BootCacheQcow2
 from nova_bootcache.storagenode import Remote

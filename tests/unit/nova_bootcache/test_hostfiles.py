@@ -14,15 +14,12 @@ from bootcache import cacheimage, exception, naming, savefile
 from bootcache.manifest import CacheInfo
 from bootcache.tier import Medium, TierLimits
 from nova_bootcache.cache import cachefiles
-from nova_bootcache.cache.cacheentry import CacheEntry
-from nova_bootcache.cache.cachefiles import CacheFiles
+from nova_bootcache.cache.cachefiles import CacheEntry, CacheFiles
 from nova_bootcache.gateway.hostneeds import HostNeeds
 from nova_bootcache.storagenode import Remote
 from nova_bootcache.tiers import fetches, room
-from nova_bootcache.tiers.fetches import Fetches
-from nova_bootcache.tiers.readable import Readable
+from nova_bootcache.tiers.fetches import Fetches, Readable, WrongFiles
 from nova_bootcache.tiers.room import Room
-from nova_bootcache.tiers.wrongfiles import WrongFiles
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 OTHER = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'

@@ -18,7 +18,7 @@ from nova.virt.libvirt import driver, imagebackend
 from nova.virt.libvirt import utils as libvirt_utils
 
 from bootcache import exception, naming, qemuimg, savefile
-from nova_bootcache.cache.cacheentry import CacheEntry
+from nova_bootcache.cache.cachefiles import CacheEntry
 from nova_bootcache.novadriver import novaservers
 from nova_bootcache.novadriver.driver import BootCacheLibvirtDriver
 from nova_bootcache.settling.localservers import LocalServer

@@ -13,7 +13,7 @@ from oslo_config import cfg
 from bootcache import exception, growingstore, naming
 from bootcache.tier import Medium
 from nova_bootcache import conf as nova_conf
-from nova_bootcache.cache.cacheentry import CacheEntry
+from nova_bootcache.cache.cachefiles import CacheEntry
 from nova_bootcache.chains.computehost import ComputeHost
 from nova_bootcache.gateway import graph
 from nova_bootcache.gateway.graph import GraphAction

@@ -16,7 +16,7 @@ from bootcache.tier import Medium
 from nova_bootcache import storagenode
 from nova_bootcache.asking import client
 from nova_bootcache.asking.placement import Offer
-from nova_bootcache.cache.cacheentry import CacheEntry
+from nova_bootcache.cache.cachefiles import CacheEntry
 from nova_bootcache.novadriver.imagebackend import BootCacheQcow2
 
 

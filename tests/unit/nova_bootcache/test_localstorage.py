@@ -10,7 +10,7 @@ from nova.virt.libvirt import utils as libvirt_utils
 
 from bootcache import tier
 from nova_bootcache.asking.placement import Server
-from nova_bootcache.novadriver import driver, localstorage
+from nova_bootcache.novadriver import diskconf, driver
 from nova_bootcache.novadriver.driver import BootCacheLibvirtDriver
 
 IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
@@ -22,14 +22,14 @@ INSTANCES, CACHE = '[DEFAULT]instances_path=/i', '[bootcache]cache_directory=/c'
                                   'gfs2', 'ocfs2', 'lustre', 'gpfs', 'beegfs', 'fuse.quobyte',
                                   'fuse.vzstorage', 'fuse.sshfs'])
 def test_what_hosts_share(kind):
-    assert localstorage.is_shared(kind)
+    assert diskconf.is_shared(kind)
 
 
 @pytest.mark.parametrize('kind', ['ext4', 'xfs', 'btrfs', 'zfs', 'tmpfs', 'overlay', '', '9p',
                                   'virtiofs', 'fuse', 'fuseblk', 'fuse.ntfs-3g', 'nfsd', 'bcachefs',
                                   'glusterfs.fuse'])
 def test_what_is_a_hosts_own(kind):
-    assert not localstorage.is_shared(kind)
+    assert not diskconf.is_shared(kind)
 
 
 @pytest.mark.parametrize('kinds, users, words', [
@@ -41,13 +41,13 @@ def test_what_is_a_hosts_own(kind):
     ({INSTANCES: 'ext4', CACHE: 'ext4'}, ['host-3', 'host-1', 'host-2'],
      ['instances_path', 'host-2, host-3', 'compute_nodes', 'LibvirtDriver'])])
 def test_what_is_refused(kinds, users, words):
-    reason = localstorage.refusal(kinds, users, 'host-1')
+    reason = diskconf.refusal(kinds, users, 'host-1')
     assert bool(reason) is (words is not None)
     assert all(word in reason for word in words or ())
 
 
 def test_the_kernel_is_asked(tmp_path):
-    found = localstorage.types({'a': '/proc', 'b': str(tmp_path / 'missing')})
+    found = diskconf.types({'a': '/proc', 'b': str(tmp_path / 'missing')})
     assert found == {'a=/proc': 'proc'}
 
 

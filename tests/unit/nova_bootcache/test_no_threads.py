@@ -10,14 +10,14 @@ import types
 import pytest
 
 from bootcache.ending import BootLimits
+from bootcache.growingstore import StoreKeeper
 from bootcache.manifest import CacheInfo
-from bootcache.storekeeper import StoreKeeper
 from bootcache.tier import Medium
 from nova_bootcache import storagenode
-from nova_bootcache.asking.offer import Offered, Watch
+from nova_bootcache.asking.client import Offered, Watch
 from nova_bootcache.asking.placement import Offer, Storage
 from nova_bootcache.gateway.hostneeds import HostNeeds
-from nova_bootcache.recording.watchedboots import WatchedBoots
+from nova_bootcache.recording.bootwatch import WatchedBoots
 from nova_bootcache.storagenode import Remote
 from nova_bootcache.tiers.arrivals import Arrivals
 

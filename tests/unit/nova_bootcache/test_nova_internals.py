@@ -26,12 +26,11 @@ from bootcache import naming, rpcapi
 from nova_bootcache import conf as nova_conf
 from nova_bootcache.cache.cachefiles import CacheFiles
 from nova_bootcache.gateway.socketfault import GatewaySocket
-from nova_bootcache.novadriver import snapshots
-from nova_bootcache.novadriver.directsnapshots import DirectSnapshots
+from nova_bootcache.novadriver import directsnapshots
+from nova_bootcache.novadriver.directsnapshots import DirectSnapshots, SnapshottingDriver
 from nova_bootcache.novadriver.driver import BootCacheLibvirtDriver
 from nova_bootcache.novadriver.imagebackend import BootCacheQcow2
 from nova_bootcache.novadriver.novaservers import NovaServers
-from nova_bootcache.novadriver.snapshotting import SnapshottingDriver
 
 objects.register_all()
 
@@ -237,10 +236,11 @@ def test_snapshots_on_our_cache_images_only(monkeypatch):
     assert 'libvirt_utils.create_image(' in inspect.getsource(driver.LibvirtDriver._live_snapshot)
     stock, ours = [], []
     monkeypatch.setattr(libvirt_utils, 'create_image', lambda *a, **named: stock.append((a, named)))
-    monkeypatch.setattr(snapshots.qemuimg, 'create_overlay', lambda *a, **named: ours.append(a))
+    monkeypatch.setattr(directsnapshots.qemuimg, 'create_overlay',
+                        lambda *a, **named: ours.append(a))
     # Twice, as the driver may be made twice in a process.
     for _ in range(2):
-        snapshots.allow_on(CacheFiles('/cache'))
+        directsnapshots.allow_on(CacheFiles('/cache'))
     libvirt_utils.create_image('/delta', 'qcow2', '5', backing_file='/cache/abc')
     libvirt_utils.create_image('/delta', 'qcow2', '5', backing_file='/_base/abc', safe=True)
     libvirt_utils.create_image('/delta', 'raw', '5')

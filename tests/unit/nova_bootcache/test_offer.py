@@ -13,8 +13,8 @@ from bootcache.difference import CacheDifference
 from bootcache.ending import BootLimits
 from bootcache.manifest import CacheInfo
 from bootcache.tier import Medium
-from nova_bootcache.asking import offer
-from nova_bootcache.asking.offer import Offered, Watch
+from nova_bootcache.asking import client
+from nova_bootcache.asking.client import Offered, Watch
 from nova_bootcache.asking.placement import Offer, Storage
 from nova_bootcache.storagenode import Remote
 
@@ -31,7 +31,7 @@ COLD = {**BASE, 'action': rpcapi.ACTION_COLD, 'watch': WATCH}
 
 
 def parse(answer):
-    return offer.parse(IMAGE, answer)
+    return client.parse(IMAGE, answer)
 
 
 def over_the_bus(answer):

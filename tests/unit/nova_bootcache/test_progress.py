@@ -2,7 +2,7 @@
 
 import pytest
 
-from nova_bootcache.settling.progress import OUTRUN_SECONDS, STALLED_SECONDS, Progress
+from nova_bootcache.settling.pivot import OUTRUN_SECONDS, STALLED_SECONDS, Progress
 
 MIB = 1 << 20
 RATE = 50 * MIB

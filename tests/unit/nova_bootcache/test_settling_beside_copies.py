@@ -74,7 +74,7 @@ def test_a_guest_that_a_move_suspended_goes_on_while_a_base_is_copied(house, thr
     house.boots('hangs')
     house.boots('other', OTHER)
     open(house.base(), 'w').close()
-    serversbases.basecontent.note(house.base(), 'sha512:ab')
+    serversbases.fullbase.note(house.base(), 'sha512:ab')
     marker = os.path.join(house.known['hangs'].directory, pivot.MARKER)
     ended = threading.Event()
 
@@ -103,7 +103,7 @@ def test_a_move_that_was_just_begun_is_not_taken_for_one_that_was_left(house, th
     """The thread that looks does not wait for Nova's lock of the server while the other begins."""
     house.boots('one')
     open(house.base(), 'w').close()
-    serversbases.basecontent.note(house.base(), 'sha512:ab')
+    serversbases.fullbase.note(house.base(), 'sha512:ab')
     marker = os.path.join(house.known['one'].directory, pivot.MARKER)
     began, seen, moved, recovered = (threading.Event() for _ in range(4))
     lock = threading.Lock()

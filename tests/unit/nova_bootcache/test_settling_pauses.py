@@ -1,7 +1,7 @@
 """Settling: servers that cannot be settled cost nobody else anything."""
 
 import pytest
-from fakes_settling import Move, basecontent, settled
+from fakes_settling import Move, fullbase, settled
 from fakes_settling import house as house  # the fixture
 from fakes_settling import settler as settler  # the fixture
 
@@ -34,7 +34,7 @@ def test_one_that_can_never_be_moved_delays_no_other_of_its_image(house, settler
 
     monkeypatch.setattr(Move, 'begin', refuse)
     open(house.base(), 'w').close()
-    basecontent.note(house.base(), 'sha512:ab')
+    fullbase.note(house.base(), 'sha512:ab')
     house.boots('bad')
     for _round in range(24 * HOUR // 10):
         settler.look()

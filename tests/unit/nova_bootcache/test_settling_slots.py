@@ -13,7 +13,7 @@ from bootcache import exception, rpcapi
 from nova_bootcache import conf as nova_conf
 from nova_bootcache.asking.client import HostsClient
 from nova_bootcache.settling import serversbases
-from nova_bootcache.settling.slot import StorageSlot
+from nova_bootcache.settling.serversbases import StorageSlot
 
 
 @pytest.fixture
@@ -67,9 +67,9 @@ def test_a_base_that_is_there_is_compared_with_a_slot(house, settler, monkeypatc
     def check(path, image_format, content, source, *_how):
         source()
         assert house.done('slot') == ['taken']
-        return serversbases.basecontent.identity(path)
+        return serversbases.fullbase.identity(path)
 
-    monkeypatch.setattr(serversbases.basecontent, 'check', check)
+    monkeypatch.setattr(serversbases.fullbase, 'check', check)
     monkeypatch.setattr(serversbases.storagenode, 'nbd_node', lambda *_arguments: {})
     monkeypatch.setattr(house, 'ask', lambda *_arguments: None, raising=False)
     house.slot_again = 10.0

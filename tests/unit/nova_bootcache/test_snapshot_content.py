@@ -17,10 +17,9 @@ from nova.virt.libvirt import imagebackend
 from oslo_utils.fixture import uuidsentinel
 
 from bootcache import naming
-from nova_bootcache.cache.cacheentry import CacheEntry
-from nova_bootcache.cache.cachefiles import CacheFiles
+from nova_bootcache.cache.cachefiles import CacheEntry, CacheFiles
 from nova_bootcache.novadriver.imagebackend import BootCacheQcow2
-from nova_bootcache.settling import basecontent
+from nova_bootcache.settling import fullbase
 from nova_bootcache.snapshots import sender
 from nova_bootcache.snapshots.sender import SnapshotRefused
 from nova_bootcache.storagenode import PLAIN, Remote
@@ -101,7 +100,7 @@ def test_one_on_a_cache_image_of_another_content_is_not(known):
 
 
 def test_one_on_a_full_base_of_the_same_content_is_sent(host):
-    basecontent.note(host.on(host.base, 'raw'), OURS)
+    fullbase.note(host.on(host.base, 'raw'), OURS)
     assert host.begin()['export'] == 'snapshot-x' and not host.service.abandoned
 
 
@@ -109,7 +108,7 @@ def test_one_on_a_full_base_of_the_same_content_is_sent(host):
 def test_one_on_a_full_base_of_another_or_an_unknown_content_is_not(host, noted, told):
     host.on(host.base, 'raw')
     if noted:
-        basecontent.note(host.base, noted)
+        fullbase.note(host.base, noted)
     host.service.content = told
     assert 'does not say' in refused(host)
 

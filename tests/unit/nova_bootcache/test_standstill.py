@@ -14,7 +14,7 @@ from bootcache import exception
 from nova_bootcache.libvirtcalls import LibvirtCalls
 from nova_bootcache.settling.localservers import LocalServer
 from nova_bootcache.standstill import errorstop, standingservers
-from nova_bootcache.standstill.verdict import StandingGuest, Verdict, cure, verdict, why
+from nova_bootcache.standstill.standingservers import StandingGuest, Verdict, cure, verdict, why
 
 # The decision.
 

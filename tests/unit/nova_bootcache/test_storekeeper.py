@@ -11,7 +11,7 @@ import types
 import pytest
 
 from bootcache import exception
-from bootcache.storekeeper import StoreKeeper
+from bootcache.growingstore import StoreKeeper
 from bootcache.tier import Medium
 from nova_bootcache.gateway.below import Below
 from nova_bootcache.gateway.hostneeds import HostNeeds

@@ -14,7 +14,7 @@ from fakes_letting_go import host as host  # the fixture
 
 from bootcache import exception, qemuimg
 from bootcache.manifest import CacheInfo
-from nova_bootcache.cache.cacheentry import CacheEntry
+from nova_bootcache.cache.cachefiles import CacheEntry
 
 INFO = CacheInfo('cache', 1000, 900, 3, 'ab', MIB, 65536, MIB, 'nbd:', 1.5, 1)
 

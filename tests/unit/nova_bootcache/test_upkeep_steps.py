@@ -6,7 +6,7 @@ from fakes_upkeep import IMAGE, OTHER, looks, offered, times_of, upkeep_of
 from fakes_upkeep import clock as clock  # the fixture
 from fakes_upkeep import host as host  # the fixture
 
-from bootcache import expiry, rpcapi
+from bootcache import certificates, rpcapi
 from glance_bootcache.smallca import SmallCA
 
 # What the storage service hears.
@@ -21,7 +21,7 @@ def test_holdings_are_told_at_intervals(host, clock):
 
 def test_the_host_s_certificate_is_told_of_before_it_ends(host, clock, tmp_path, caplog):
     directory = SmallCA(str(tmp_path / 'ca')).issue('compute-1', days=9)
-    host.expiry = expiry.Expiry(directory, ['client-cert.pem'])
+    host.expiry = certificates.Expiry(directory, ['client-cert.pem'])
     keeper = upkeep_of(host)
     for _time in range(3):
         keeper.once()

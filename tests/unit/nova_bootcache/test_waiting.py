@@ -13,7 +13,7 @@ from fakes_letting_go import host as host  # the fixture
 from nova import exception as nova_exception
 
 from bootcache import exception
-from nova_bootcache.chains import waiting
+from nova_bootcache.chains import chainstores
 
 PASSING = [exception.StorageDaemonBusy('busy'), exception.StorageNodeAway('away'),
            exception.StorageDaemonError('killed'), exception.StorageServiceAway('away'),
@@ -38,7 +38,7 @@ class EventfulClock(Clock):
 @pytest.fixture
 def clock(monkeypatch):
     clock = EventfulClock()
-    monkeypatch.setattr(waiting, 'time', clock)
+    monkeypatch.setattr(chainstores, 'time', clock)
     return clock
 
 
@@ -153,5 +153,5 @@ def test_a_cache_image_that_is_lost_is_waited_for_if_it_may_come(gateway, clock,
 @pytest.mark.parametrize('error', [*PASSING, *LASTING, nova_exception.InternalError('x')],
                          ids=repr)
 def test_what_passes(error):
-    assert waiting.passes(error) is (error in PASSING)
-    assert not waiting.passes(None)
+    assert chainstores.passes(error) is (error in PASSING)
+    assert not chainstores.passes(None)

@@ -11,9 +11,8 @@ from bootcache.tier import Medium
 from nova_bootcache.asking.client import HostsClient
 from nova_bootcache.asking.placement import HeldHere, TierRoom, Trust
 from nova_bootcache.asking.placement import Host as Facts
-from nova_bootcache.cache.cacheentry import CacheEntry
-from nova_bootcache.cache.cachefiles import CacheFiles
-from nova_bootcache.chains.hostfacts import HostFacts
+from nova_bootcache.cache.cachefiles import CacheEntry, CacheFiles
+from nova_bootcache.chains.chains import HostFacts
 from nova_bootcache.chains.hostwarmer import HostWarmer
 from nova_bootcache.chains.serving import Serving
 from nova_bootcache.storagenode import Remote

@@ -5,7 +5,7 @@ from fakes_clock import Clock
 
 from nova_bootcache.asking.placement import Trust
 from nova_bootcache.storagenode import Remote
-from nova_bootcache.tiers.wrongfiles import WrongFiles
+from nova_bootcache.tiers.fetches import WrongFiles
 
 IMAGE, SHA = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f', 'ab' * 32
 REMOTE = Remote(IMAGE, '10.0.0.1', 10810, f'base-{IMAGE}')

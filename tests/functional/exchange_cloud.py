@@ -20,7 +20,7 @@ from nova_bootcache.asking.client import ExchangeAsking, HostsClient
 from nova_bootcache.cache.cachefiles import CacheFiles
 from nova_bootcache.gateway.below import Below
 from nova_bootcache.gateway.hostneeds import HostNeeds
-from nova_bootcache.settling.serversbases import StorageSlot
+from nova_bootcache.settling.fullbase import StorageSlot
 from nova_bootcache.tiers.exchanges import Exchanges
 from nova_bootcache.tiers.fetches import Fetches, Readable, WrongFiles
 from nova_bootcache.tiers.room import Room

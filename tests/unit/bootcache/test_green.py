@@ -15,7 +15,7 @@ from bootcache import bus
 
 WRITER = '''
 import hashlib, sys, threading
-from bootcache import green, savefile
+from bootcache import bus, savefile
 path, piece = sys.argv[1], b'x' * (1 << 20)
 digest = hashlib.sha512(piece * 3).hexdigest()
 
@@ -81,7 +81,7 @@ else:
 def test_work_is_done_by_a_native_thread_under_eventlet_only():
     code = '''
 import sys
-from bootcache import green
+from bootcache import bus
 import threading
 native = sys.modules['eventlet.patcher'].original('threading') if bus.is_used() else threading
 print(bus.aside(native.get_ident) == native.get_ident(), bus.is_used())
@@ -93,7 +93,7 @@ print(bus.aside(native.get_ident) == native.get_ident(), bus.is_used())
 def test_eventlet_is_not_imported_where_nobody_uses_it():
     assert run('''
 import sys
-from bootcache import green, savefile
+from bootcache import bus, savefile
 savefile.file_digest(sys.argv[0] if sys.argv[0] != '-c' else sys.executable)
 print('eventlet' in sys.modules)
 ''').split() == ['False']

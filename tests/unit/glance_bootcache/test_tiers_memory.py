@@ -15,6 +15,7 @@ from bootcache import conf as bootcache_conf
 from bootcache import exception, savefile, tier
 from bootcache.tier import Medium
 from glance_bootcache import conf as glance_conf
+from glance_bootcache.storage import tiers as storage_tiers
 from glance_bootcache.storage.tiers import StorageTiers
 
 
@@ -170,14 +171,14 @@ def pin(tiers, entry):
 
 def test_one_that_was_pinned_while_it_was_copied_stays_in_memory(tiers, monkeypatch):
     entries = [on_disk(tiers, manifest(image_id)) for image_id in (ONE, TWO, THREE)]
-    begun, go_on, copy = threading.Event(), threading.Event(), tiers.copy
+    begun, go_on, copy = threading.Event(), threading.Event(), storage_tiers.copy
 
     def slow(*arguments):
         begun.set()
         assert go_on.wait(20)
         copy(*arguments)
 
-    monkeypatch.setattr(tiers, 'copy', slow)
+    monkeypatch.setattr(storage_tiers, 'copy', slow)
     tiers.promote(entries[0])
     assert begun.wait(20)
     pin(tiers, entries[0])

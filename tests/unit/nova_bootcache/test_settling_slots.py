@@ -13,7 +13,7 @@ from bootcache import exception, rpcapi
 from nova_bootcache import conf as nova_conf
 from nova_bootcache.asking.client import HostsClient
 from nova_bootcache.settling import serversbases
-from nova_bootcache.settling.serversbases import StorageSlot
+from nova_bootcache.settling.fullbase import StorageSlot
 
 
 @pytest.fixture

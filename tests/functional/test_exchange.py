@@ -285,7 +285,7 @@ def test_without_its_certificate_nothing_is_started_over_and_all_else_goes_on(sw
 EVENTLET = '''
 import eventlet, sys
 eventlet.monkey_patch()
-from bootcache.exchange import fetching
+from bootcache.exchange import client
 from bootcache.exchange.client import ExchangeClient
 ticks = []
 def tick():

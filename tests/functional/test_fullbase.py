@@ -245,7 +245,7 @@ def test_a_killed_process_takes_its_qemu_img_along(stored, target, directory, st
     # Hashing is not slowed down here, or the second stage would be long in coming.
     script = f"""
 import contextlib, threading, os
-from nova_bootcache.settling import basecontent, fullbase
+from nova_bootcache.settling import fullbase
 work = fullbase._Work
 def copy(self, source, length, image_hash, path, piece_bytes):
     self._rate = {MIB} if path.endswith('.bootcache{stage}') else 0

@@ -4,6 +4,10 @@ The files are those that QEMU and libvirt know, in one directory. QEMU reads the
 is made, and not again: an object's id is made of their content, so that renewed files are another
 object. The id also tells the directory, so that whoever opens a node by it (qemu-img on its command
 line, a storage daemon over QMP) can make the object first.
+
+A client compares the certificate with what it was told to connect to, not with what that resolves
+to: an address with the addresses in the certificate (RFC 2818, 3.1), a name with its names (RFC
+6125, 6.4).
 """
 
 import dataclasses

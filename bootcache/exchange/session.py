@@ -1,4 +1,10 @@
-"""What one host fetches from others, and gives to them: libtorrent's session, and its files."""
+"""What one host fetches from others, and gives to them: libtorrent's session, and its files.
+
+libtorrent opens a file by its path for each read and write. Here that is a link to the descriptor,
+under a name that is never used again: what is still to be written to a file that was let go of goes
+to no other. So a file's owner may rename and remove it, and what is left of a process that was
+killed are links to nothing.
+"""
 
 import contextlib
 import dataclasses

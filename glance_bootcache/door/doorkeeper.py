@@ -3,6 +3,17 @@
 oslo.messaging logs what an endpoint raises with all of its text, each time, and passes on whatever
 arguments came. Here they are read before, and what is refused is counted in one place and told to
 the sender.
+
+Messages that are too long are not read: JSON takes ten times its length when it is read, and a
+compressed message more than anybody has. kombu, by which oslo.messaging reaches RabbitMQ, has a
+register of how messages are read; here it gets readers with a bound, for this process. In the place
+of what is longer comes a message that says so, and which the doorkeeper refuses and counts as any
+other.
+
+A sender is a process: its messages have a secret that it has made, which nobody else gets to know.
+What has none is counted by the host that it names. Either is made up easily, so senders that were
+not heard of for long share a limit of their own: whoever makes up names takes from those alone who
+have just come, and pushes out nobody. Who keeps made-up ones up for minutes has as many shares.
 """
 
 import bz2

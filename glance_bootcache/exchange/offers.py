@@ -1,4 +1,10 @@
-"""Files that the storage node gives by exchange: to whom, and what they are told."""
+"""Files that the storage node gives by exchange: to whom, and what they are told.
+
+In a full mesh all hosts ask the source for what none of them has; told of two predecessors each,
+one copy leaves it, and all can finish as soon as one has. Two of them, never one: one may die. The
+storage node is the second one where no other host has asked; not where the only one has all of it.
+Those of the same rack come first, so that a rack's link carries a file about once.
+"""
 
 import base64
 import dataclasses

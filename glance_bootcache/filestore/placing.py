@@ -1,4 +1,9 @@
-"""Putting a file into a directory of Glance's file store, as glance-api itself would have it."""
+"""Putting a file into a directory of Glance's file store, as glance-api itself would have it.
+
+A snapshot's file is copied from the base and made larger; what the overlay has is put into it, and
+both are compared. QEMU's tools do it, with explicit formats. The base was accepted for reading only
+when its image was registered.
+"""
 
 import contextlib
 import errno

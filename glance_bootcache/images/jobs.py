@@ -1,4 +1,8 @@
-"""What is in hand: one job an image, whose parts have their turns in threads."""
+"""What is in hand: one job an image, whose parts have their turns in threads.
+
+A recording takes minutes, and a quarter of an hour if the guest wants it so; so does the reading of
+a base that is made for it. And an owner may register a hundred images at once.
+"""
 
 import collections
 import dataclasses

@@ -1,4 +1,9 @@
-"""Servers' boots, as compute hosts ask and report: see bootcache/rpcapi.py for the messages."""
+"""Servers' boots, as compute hosts ask and report: see bootcache/rpcapi.py for the messages.
+
+An image may be everybody's, and what a server reads is its owner's to choose. So one owner has at
+most half of what there is room for: nobody ends an image's refinement for others, or has what
+others' boots read forgotten.
+"""
 
 import collections
 import dataclasses

@@ -1,4 +1,8 @@
-"""Looking at tenants' image files under limits: look.py, in a process of its own, then qemu-img."""
+"""Looking at tenants' image files under limits: look.py, in a process of its own, then qemu-img.
+
+bootcache never has QEMU guess a raw image's format. Stock Nova does, and refuses an image of which
+QEMU and oslo.utils' inspector think differently; the inspector does not know all that QEMU does.
+"""
 
 import dataclasses
 import json

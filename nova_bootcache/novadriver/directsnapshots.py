@@ -6,6 +6,10 @@ not do: the format that the image really has, a delta of a disk that is being wr
 Glance has taken it, and stock's way after Glance has not. Where no store of Glance registers it the
 URL is empty: Nova lets the guest go on, describes the image, and adds no location; the storage
 service uploads it then.
+
+Nova makes a snapshot's delta file with ``libvirt_utils.create_image`` on the server's own backing
+file, and that function refuses a backing file which has one itself: the API says nothing, and the
+image record vanishes. For our own cache images, which are verified, the delta is made here.
 """
 
 import contextlib

@@ -1,6 +1,10 @@
 """What Nova's configuration makes of servers' root disks on a host: whether they can be overlays.
 
 Pure; ``conf`` is Nova's configuration.
+
+On storage that hosts share nothing is served: hosts would evict each other's cache images, and one
+would move what another has just marked. The chain of a server on shared storage also moves between
+hosts by its name alone.
 """
 
 import contextlib

@@ -5,6 +5,11 @@ hosts by exchange: slowly, so that servers notice nothing, and they count only o
 hash is Glance's. What is under way lies beside the base under a name that Nova's image cache
 manager does not take for its own; it stays there if the work is interrupted, and the next try goes
 on with it (see partial.py).
+
+Stock Nova, too, makes bases at that path, and of what the image is then, so the content of one that
+is here is looked at: after Glance's database
+was restored, of another content than servers of the host were started from. A base that was made
+or compared here says so itself, by an extended attribute: a file that takes its place has none.
 """
 
 import contextlib

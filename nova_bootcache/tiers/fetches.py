@@ -1,4 +1,9 @@
-"""Cache images that come to a host: fetched, verified, placed atomically; or made empty."""
+"""Cache images that come to a host: fetched, verified, placed atomically; or made empty.
+
+A compressed cache image that this host's QEMU cannot read is as right as any other, on another
+host. So it is neither fetched nor mistrusted here: servers read from the base, as those of an image
+that has none.
+"""
 
 import contextlib
 import dataclasses

@@ -56,7 +56,7 @@ class Recorded(ExchangeClient):
 
 def test_a_process_that_hangs_is_left_in_less_than_five_seconds(swarm):
     source, one = swarm.source(exchange_upload_rate='1MiB'), swarm.host()
-    client, begun = Recorded(one.socket), []
+    asked, begun = Recorded(one.socket), []
 
     def hang(progress):
         if progress.done and not begun:
@@ -66,8 +66,8 @@ def test_a_process_that_hangs_is_left_in_less_than_five_seconds(swarm):
     with contextlib.ExitStack() as goes_on:
         goes_on.callback(os.kill, one.process.pid, signal.SIGCONT)
         with pytest.raises(exception.ExchangeFailed, match='does not answer'):
-            client.fetch(client, swarm.wanted(source), one.file, check=hang)
-    assert begun and client.waited and sum(client.waited) <= 5
+            client.fetch(asked, swarm.wanted(source), one.file, check=hang)
+    assert begun and asked.waited and sum(asked.waited) <= 5
 
 
 def test_what_may_still_be_written_to_is_not_gone_on_with(swarm):

@@ -16,7 +16,16 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
-from bootcache import bus, cacheimage, exception, expansion, qemuimg, savefile, scratch, workingset
+from bootcache import (
+    cacheimage,
+    exception,
+    expansion,
+    green,
+    qemuimg,
+    savefile,
+    scratch,
+    workingset,
+)
 from bootcache.cacheimage import Base
 from bootcache.cachelayout import Compression
 from bootcache.clusterplaces import ClusterPlaces
@@ -197,7 +206,7 @@ def verify(target: str, layout: Layout, content: str) -> None:
 
             return digest(layout, read, size)
 
-    if bus.aside(read_all) != content:
+    if green.aside(read_all) != content:
         raise exception.BootcacheError('what was put together has another content than on the'
                                        ' storage node')
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from qemu.qmp import ConnectError, ExecuteError, QMPClient, QMPError
 
-from bootcache import bus, exception, locks
+from bootcache import exception, green, locks
 from bootcache.breaker import Breaker
 from bootcache.locks import OrderedLock
 
@@ -76,7 +76,7 @@ class LoopThread:
 
 def _threads() -> tuple[Any, bool]:
     """Return the module of native threads, and whether eventlet has put green ones in its place."""
-    if bus.is_used():
+    if green.is_used():
         return sys.modules['eventlet.patcher'].original('threading'), True
     return threading, False
 

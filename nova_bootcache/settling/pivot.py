@@ -30,7 +30,7 @@ from typing import Any
 import libvirt
 from oslo_log import log as logging
 
-from bootcache import bus, exception, fileformat, qemuimg, savefile, tier
+from bootcache import exception, fileformat, green, qemuimg, savefile, tier
 from nova_bootcache import libvirtcalls
 from nova_bootcache.cache.cachefiles import is_same_name
 from nova_bootcache.settling import pivotstate, rebase
@@ -322,7 +322,7 @@ def base_format(path: str) -> str:
     :raises PivotRefused: if it is neither raw nor qcow2, or unsafe.
     """
     try:
-        inspector = bus.aside(lambda: fileformat.inspect(path))
+        inspector = green.aside(lambda: fileformat.inspect(path))
         fileformat.check_safe(inspector)
     except (exception.ImageRefused, OSError) as error:
         raise PivotRefused(f'base {path} cannot be used: {error}') from error

@@ -11,7 +11,16 @@ import time
 
 from oslo_log import log as logging
 
-from bootcache import bus, cacheimage, cachelayout, difference, exception, naming, qemuimg, savefile
+from bootcache import (
+    cacheimage,
+    cachelayout,
+    difference,
+    exception,
+    green,
+    naming,
+    qemuimg,
+    savefile,
+)
 from bootcache.tier import Medium
 from bootcache.workingset import Extent
 from nova_bootcache.asking.client import Offered
@@ -129,7 +138,7 @@ class Differences:
         remote, info, wanted = offered.remote, offered.cache_image, offered.difference
         assert remote is not None and info is not None and wanted is not None
         # Of a large one that takes seconds of CPU.
-        layout = bus.aside(lambda: difference.read_layout(path, wanted))
+        layout = green.aside(lambda: difference.read_layout(path, wanted))
         if (layout.virtual_bytes, layout.cluster_bytes) != (info.virtual_bytes, info.cluster_bytes):
             raise exception.BootcacheError('what differs is of another size')
         difference.put_together(self._files.path(wanted.parent), path, partial, layout,

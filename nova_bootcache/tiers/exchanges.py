@@ -9,8 +9,8 @@ from typing import Any
 from oslo_config import cfg
 from oslo_log import log as logging
 
-from bootcache import bus, exception, qemuimg, rpcapi
 from bootcache import conf as bootcache_conf
+from bootcache import exception, green, qemuimg, rpcapi
 from bootcache.exchange import client
 from bootcache.exchange.client import ExchangeClient, Exchanged, FetchProgress
 from bootcache.manifest import CacheInfo
@@ -134,7 +134,7 @@ def _take_room(path: str, size: int) -> None:
     :raises OSError: if there is not so much.
     """
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
-    bus.aside(lambda: sharedstore.hold(path, size))
+    green.aside(lambda: sharedstore.hold(path, size))
 
 
 def _copy(missing: list[tuple[int, int]], size: int, path: str, source: dict[str, Any],

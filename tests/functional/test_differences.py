@@ -19,7 +19,7 @@ from tiers_house import MIB, flip
 from tiers_house import house as house  # the fixture
 from tiers_house import memory as memory  # likewise
 
-from bootcache import bus, difference, expansion, qemuimg
+from bootcache import difference, expansion, green, qemuimg
 from bootcache.clusterplaces import ClusterPlaces
 from bootcache.tier import Medium
 
@@ -165,7 +165,7 @@ def test_a_host_that_is_warmed_is_paced(cloud, child, host):
 
 def test_nova_compute_does_other_things_while_its_layout_is_read(cloud, child, host, monkeypatch):
     within, seen = [], []
-    aside, unpacked = bus.aside, difference.unpacked
+    aside, unpacked = green.aside, difference.unpacked
 
     def beside(work):
         within.append(work)
@@ -178,7 +178,7 @@ def test_nova_compute_does_other_things_while_its_layout_is_read(cloud, child, h
         seen.append(len(within))
         return unpacked(packed)
 
-    monkeypatch.setattr(bus, 'aside', beside)
+    monkeypatch.setattr(green, 'aside', beside)
     monkeypatch.setattr(difference, 'unpacked', read)
     assert fetch(host, cloud).expanded and seen == [1]
 

@@ -11,20 +11,20 @@ import threading
 
 import pytest
 
-from bootcache import bus
+from bootcache import green
 
 WRITER = '''
 import hashlib, sys, threading
-from bootcache import bus, savefile
+from bootcache import green, savefile
 path, piece = sys.argv[1], b'x' * (1 << 20)
 digest = hashlib.sha512(piece * 3).hexdigest()
 
 def write():
-    stream = bus.aside(lambda: open(path, 'wb'))
+    stream = green.aside(lambda: open(path, 'wb'))
     for _ in range(3):
         # Each but the first needs a turn.
-        bus.aside(lambda: stream.write(piece))
-    bus.aside(stream.close)
+        green.aside(lambda: stream.write(piece))
+    green.aside(stream.close)
 
 writer = threading.Thread(target=write)
 writer.start()
@@ -60,7 +60,7 @@ def test_others_go_on_while_a_base_is_verified(pipe):
 from nova_bootcache.settling import fullbase
 work = fullbase._Work('/nowhere', 0, 0, threading.Event())
 # The writer's turn: here the file is opened, which a file on a disk does at once.
-bus.aside(int)
+green.aside(int)
 work.verify(path, 'sha512:' + digest)
 writer.join()
 ''', pipe)
@@ -81,10 +81,10 @@ else:
 def test_work_is_done_by_a_native_thread_under_eventlet_only():
     code = '''
 import sys
-from bootcache import bus
+from bootcache import green
 import threading
-native = sys.modules['eventlet.patcher'].original('threading') if bus.is_used() else threading
-print(bus.aside(native.get_ident) == native.get_ident(), bus.is_used())
+native = sys.modules['eventlet.patcher'].original('threading') if green.is_used() else threading
+print(green.aside(native.get_ident) == native.get_ident(), green.is_used())
 '''
     assert run(code).split() == ['True', 'False']
     assert run(EVENTLET + code).split() == ['False', 'True']
@@ -93,11 +93,11 @@ print(bus.aside(native.get_ident) == native.get_ident(), bus.is_used())
 def test_eventlet_is_not_imported_where_nobody_uses_it():
     assert run('''
 import sys
-from bootcache import bus, savefile
+from bootcache import green, savefile
 savefile.file_digest(sys.argv[0] if sys.argv[0] != '-c' else sys.executable)
 print('eventlet' in sys.modules)
 ''').split() == ['False']
 
 
 def test_here():
-    assert bus.aside(threading.get_ident) == threading.get_ident()
+    assert green.aside(threading.get_ident) == threading.get_ident()

@@ -18,19 +18,9 @@ from typing import Any
 from glance_store import exceptions
 from glance_store._drivers import filesystem
 
+from glance_bootcache.filestore.locations import SCHEME, location_of
+
 LOG = logging.getLogger(__name__)
-
-# The name under ``enabled_backends`` and the scheme: glance_store takes the one for the other.
-SCHEME = 'bootcache'
-
-
-def location_of(store: str, image_id: str) -> str:
-    """Return the location of an image in a store: ``bootcache://STORE/IMAGE-ID``.
-
-    :param store: its name under Glance's ``enabled_backends``.
-    """
-    return f'{SCHEME}://{store}/{image_id}'
-
 
 _IMAGE_ID = r'[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}'
 _LOCATION = re.compile(rf'{SCHEME}://([^/?#]+)/({_IMAGE_ID})')

@@ -11,7 +11,7 @@ from oslo_log import log as logging
 
 from bootcache.breaker import GrowingPauses
 from glance_bootcache.filestore import placing
-from glance_bootcache.filestore.driver import location_of
+from glance_bootcache.filestore.locations import location_of
 from glance_bootcache.glance.registering import TrialImages
 
 LOG = logging.getLogger(__name__)

@@ -26,8 +26,8 @@ from bootcache.manifest import Manifest
 from glance_bootcache import conf as glance_conf
 from glance_bootcache.ceph import basenode
 from glance_bootcache.filestore import placing, reflink
-from glance_bootcache.filestore.driver import location_of
 from glance_bootcache.filestore.journal import Entry, Journal
+from glance_bootcache.filestore.locations import location_of
 from glance_bootcache.filestore.placing import Sharing
 from glance_bootcache.filestore.registrars import Registrars
 from glance_bootcache.snapshots.stores import Look, SnapshotUnfit, Stored, Traits, Writable

@@ -8,7 +8,7 @@ from real_glance import ADMIN, Glance
 
 from bootcache import conf as bootcache_conf
 from bootcache.manifest import Manifest, Standing
-from glance_bootcache.filestore.driver import location_of
+from glance_bootcache.filestore.locations import location_of
 from glance_bootcache.glance.images import Images, changed_at
 from glance_bootcache.images.jobs import Jobs
 from glance_bootcache.images.statuspublisher import GlanceStatusPublisher

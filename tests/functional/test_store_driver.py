@@ -16,7 +16,7 @@ from glanceclient import exc
 from real_glance import ADMIN, MEMBER, Glance
 from reflinks import used, xfs
 
-from glance_bootcache.filestore.driver import location_of
+from glance_bootcache.filestore.locations import location_of
 
 PAGE = Path(__file__).resolve().parents[2] / 'doc' / 'source' / 'filestore.rst'
 MIB = 1 << 20

@@ -70,7 +70,10 @@ class Journal:
                             {'version': _VERSION, **dataclasses.asdict(entry)})
 
     def load(self, image_id: str) -> Entry | None:
-        """Return an image's entry; None if it has none, or a damaged one. Raises OSError."""
+        """Return an image's entry; None if it has none, or a damaged one.
+
+        :raises OSError: if it cannot be read.
+        """
         try:
             return savefile.read_json(self._path(image_id), _VERSION, _parse)
         except ValueError as error:

@@ -165,8 +165,9 @@ class Clients:
             for host in hosts:
                 asked = {name: one.hosts[host] for name, one in self._known.items()
                          if host in one.hosts}
+                last = max(asked.values(), default=now)
                 for name in asked:
-                    if asked[name] >= max(asked.values()) - _FORGET_SECONDS:
+                    if asked[name] >= last - _FORGET_SECONDS:
                         # Which of them is the host's own nobody knows: all stay as young.
                         found.add(name)
                         self._known[name].hosts[host] = now

@@ -476,10 +476,7 @@ class Chains:
         if not self._serving.is_on or self._serving.reason_for(server_id):
             return False
         try:
-            # Nova's way cannot help where the image was deleted; a guest whose cache image is here
-            # waits.
-            self.keep_chain(image_id, path,
-                            guest_waits=self._cache.entry(image_id) is not None)
+            self.keep_chain(image_id, path)
         except (exception.BootcacheError, messaging.MessagingException) as error:
             LOG.info('bootcache: %s gets a stock base: %s', path, error)
             self._room.forget_empty(image_id)

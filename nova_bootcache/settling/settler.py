@@ -356,9 +356,8 @@ class Settler:
                ) -> tuple[Pivot, threading.Event] | None:
         with self._nova.instance_lock(server_id, waits=False) as is_free, \
                 self._steps.of(server_id):
-            now = self._nova.server(server_id)
-            if not is_free or now is None or not now.settles \
-                    or self._host.needs.is_operated(server_id):
+            now = self._nova.server(server_id) if is_free else None
+            if now is None or not now.settles or self._host.needs.is_operated(server_id):
                 return None
 
             def find_domain() -> Any:

@@ -139,20 +139,6 @@ def test_what_the_kept_disk_needs_stays_here_while_the_copy_travels(host, monkey
     assert os.path.exists(host.cache_image)
 
 
-def test_one_that_comes_while_the_storage_node_is_away_waits(host, monkeypatch):
-    """Its cache image is here; Glance may not have the image any more."""
-    def fetch(*_arguments, **_named):
-        raise nova_exception.ImageNotFound(image_id=IMAGE)
-
-    host.send()
-    storage_node_away(host, monkeypatch)
-    host.instance.task_state = 'resize_finish'
-    host.driver.image_backend.by_name(host.instance, 'disk').cache(
-        fetch, naming.cache_file_name(IMAGE), 16 * MIB, context=None, image_id=IMAGE,
-        trusted_certs=None)
-    assert host.backing(host.directory) == host.cache_image
-
-
 def test_a_disk_that_could_not_be_sent_stays_on_its_cache_image(host, monkeypatch):
     def fails(*_arguments, **_named):
         assert host.backing(host.kept) == str(host.base), 'the header that is sent'

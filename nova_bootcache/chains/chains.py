@@ -465,18 +465,20 @@ class Chains:
             entry = self._cache.update(entry, offered.remote, offered.pinned, offered.generation)
         return entry, ''
 
-    def adopt(self, image_id: str, path: str, server_id: str = '') -> bool:
+    def adopt(self, image_id: str, path: str, server_id: str = '',
+              guest_waits: bool = False) -> bool:
         """Put an overlay whose base is not on this host onto the host's cache image.
 
         :param path: of the overlay; not in use.
         :param server_id: whose it is.
+        :param guest_waits: as for ``keep_chain``.
         :returns: False if stock Nova has to get the base.
         :raises BootcacheError: if the overlay cannot be changed.
         """
         if not self._serving.is_on or self._serving.reason_for(server_id):
             return False
         try:
-            self.keep_chain(image_id, path)
+            self.keep_chain(image_id, path, guest_waits=guest_waits)
         except (exception.BootcacheError, messaging.MessagingException) as error:
             LOG.info('bootcache: %s gets a stock base: %s', path, error)
             self._room.forget_empty(image_id)

@@ -98,14 +98,25 @@ class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
         :param filename: Nova's name for the base: sha1 of the image id, or ephemeral or swap names.
         :param size: of the disk, in bytes; None for the base's own.
         """
-        if self.exists():
-            if self._keeps_chain(self.path, kwargs.get('image_id')):
-                if size and size > self.get_disk_size(self.path):
-                    self.resize_image(size)
+        if not self.exists():
+            if self._make(filename, size, **kwargs):
                 return
-        elif self._make(filename, size, **kwargs):
+        elif self._keeps_chain(self.path, kwargs.get('image_id')):
+            self._enlarge(size)
             return
-        super().cache(fetch_func, filename, size, safe, *args, **kwargs)
+        try:
+            super().cache(fetch_func, filename, size, safe, *args, **kwargs)
+        except Exception:
+            # Without an image's id Nova copies the base of one that Glance has deleted from the
+            # source host, which has none if its servers stood on a cache image.
+            if kwargs.get('image_id') or not self.exists() \
+                    or not self._keeps_chain(self.path, None, lacks_base=True):
+                raise
+            self._enlarge(size)
+
+    def _enlarge(self, size: int | None) -> None:
+        if size and size > self.get_disk_size(self.path):
+            self.resize_image(size)
 
     def _make(self, filename: str, size: int | None, image_id: str | None = None,
               trusted_certs: Any = None, context: Any = None, **_others: Any) -> bool:
@@ -259,12 +270,14 @@ class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
             self._keeps_chain(path, None, patience, guest_waits)
 
     def _keeps_chain(self, path: str, image_id: str | None, patience: float = 0.0,
-                     guest_waits: bool = True) -> bool:
+                     guest_waits: bool = True, lacks_base: bool = False) -> bool:
         """Keep a disk's chain if it is one of ours.
 
         :param image_id: Nova's word for the image, None for the server's own.
         :param patience: as for ``open_chain``.
         :param guest_waits: as for ``open_chain``; Nova looks at a disk that is there for a start.
+        :param lacks_base: whether Nova cannot get the stock base that the disk may name: its guest
+            waits for the storage node then.
         :raises InternalError: if it is ours and cannot be opened.
         """
         wanted = image_id or self._instance.image_ref
@@ -286,7 +299,8 @@ class BootCacheQcow2(imagebackend.Qcow2):  # type: ignore[misc]
                 return True
             # It came from a host that names it as stock Nova does, or was to leave for one.
             novaservers.make_writable(path)
-            return self.bootcache.chains.adopt(wanted, path, self._instance.uuid)
+            return self.bootcache.chains.adopt(wanted, path, self._instance.uuid,
+                                               guest_waits=lacks_base)
         except Exception as error:
             raise nova_exception.InternalError(
                 f'The disk of server {self._instance.uuid} cannot be opened: {error}') from error

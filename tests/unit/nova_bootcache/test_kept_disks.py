@@ -16,6 +16,7 @@ from nova import objects
 from nova.compute import power_state
 from nova.virt.libvirt import driver, imagebackend
 from nova.virt.libvirt import utils as libvirt_utils
+from oslo_concurrency import processutils
 
 from bootcache import exception, naming, qemuimg, savefile
 from nova_bootcache.cache.cachefiles import CacheEntry
@@ -40,6 +41,7 @@ class Host:
         self.instance = objects.Instance(
             uuid=SERVER, image_ref=IMAGE, kernel_id='', vm_state='active',
             task_state='resize_migrating', metadata={}, trusted_certs=None,
+            migration_context=None,
             system_metadata={'image_disk_format': 'raw'},
             flavor=objects.Flavor(root_gb=1, ephemeral_gb=0))
         nova.bootcache.cache.prepare()
@@ -137,6 +139,35 @@ def test_what_the_kept_disk_needs_stays_here_while_the_copy_travels(host, monkey
     asked.append(host.bootcache.room.let_go(IMAGE))
     assert len(asked) == 3 and not any(asked), 'of both copies, and afterwards'
     assert os.path.exists(host.cache_image)
+
+
+@pytest.mark.parametrize('is_here', [True, False])
+def test_one_of_a_deleted_image_waits_for_the_storage_node(host, monkeypatch, is_here):
+    """Nova asks Glance, and then the source host, which has no stock base either."""
+    def lacks_image(*_arguments, **_named):
+        raise nova_exception.ImageNotFound(image_id=IMAGE)
+
+    def lacks_file(*_arguments, **_named):
+        raise processutils.ProcessExecutionError(stderr='scp: No such file or directory')
+
+    host.send()
+    storage_node_away(host, monkeypatch)
+    monkeypatch.setattr(libvirt_utils, 'copy_image', lacks_file)
+    if not is_here:
+        os.unlink(host.cache_image)
+        os.unlink(f'{host.cache_image}.json')
+    host.instance.task_state = 'resize_finish'
+    asked = lambda: host.driver._try_fetch_image_cache(  # noqa: E731
+        host.driver.image_backend.by_name(host.instance, 'disk'), lacks_image, None,
+        naming.cache_file_name(IMAGE), IMAGE, host.instance, 32 * MIB, 'source')
+    if is_here:
+        asked()
+        assert host.backing(host.directory) == host.cache_image
+        assert libvirt_utils.get_disk_size(str(host.directory / 'disk')) == 32 * MIB
+    else:
+        with pytest.raises(processutils.ProcessExecutionError):
+            asked()
+        assert host.backing(host.directory) == str(host.base)
 
 
 def test_a_disk_that_could_not_be_sent_stays_on_its_cache_image(host, monkeypatch):

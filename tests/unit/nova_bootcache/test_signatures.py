@@ -57,7 +57,7 @@ class Host:
             self.reasons.append(f'{type(error).__name__}: {error}')
         return not self.reasons[-1]
 
-    def adopt(self, image_id, path, server_id):
+    def adopt(self, image_id, path, server_id, guest_waits=False):
         self.adopted.append(path)
         return True
 

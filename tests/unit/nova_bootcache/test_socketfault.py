@@ -252,7 +252,7 @@ def finish(host, tmp_path, monkeypatch):
                         lambda *_a, **_n: header['backing'])
     monkeypatch.setattr(qemuimg, 'set_backing_pointer',
                         lambda _path, backing, _format: header.update(backing=backing))
-    monkeypatch.setattr(host.chains, 'keep_chain', lambda *_arguments: None)
+    monkeypatch.setattr(host.chains, 'keep_chain', lambda *_arguments, **_how: None)
     monkeypatch.setattr(libvirt_driver.imagebackend.Qcow2, 'cache',
                         lambda self, *_a, **_n: None)
     monkeypatch.setattr(driver.libvirt_utils, 'get_instance_path', lambda _i: str(path.parent))

@@ -137,6 +137,10 @@ CONF
     # The network is this machine's: nothing in the container may change it.
     printf '#!/bin/sh\nexit 0\n' >"$ROOT/usr/local/sbin/sysctl"
     chmod 755 "$ROOT/usr/local/sbin/sysctl"
+    # Where the kernel has no iSCSI its daemon ends at once, at which stack.sh gives up; no volume is attached here.
+    mkdir -p "$ROOT/etc/systemd/system/iscsid.service.d"
+    printf '[Service]\nType=oneshot\nExecStart=\nExecStart=/bin/true\n' \
+        >"$ROOT/etc/systemd/system/iscsid.service.d/without-iscsi.conf"
     # This kernel's group controllers may not be a container's to use.
     mkdir -p "$ROOT/etc/libvirt"
     grep -qs '^cgroup_controllers' "$ROOT/etc/libvirt/qemu.conf" \

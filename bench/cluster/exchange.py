@@ -13,7 +13,7 @@ import numpy
 
 from bench.cluster import calibration
 from bench.cluster.storage import nodes_for
-from bootcache.exchange import torrent as file_pieces
+from bootcache.exchange import limits
 from glance_bootcache.exchange import offers
 
 RACK_HOSTS = 40
@@ -165,7 +165,7 @@ def push(task: tuple[Push, int]) -> dict[str, Any]:
     what, seed = task
     chance = numpy.random.default_rng(seed)
     size = FILES[what.file]
-    piece_bytes = file_pieces.piece_bytes(int(size))
+    piece_bytes = limits.piece_bytes(int(size))
     pieces = -(-int(size) // piece_bytes)
     racks = chance.permutation(numpy.arange(what.hosts) // RACK_HOSTS)
     nodes, count = nodes_for(what.hosts), int(racks.max()) + 1

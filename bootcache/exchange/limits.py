@@ -9,6 +9,10 @@ from bootcache import exception
 
 # A torrent of a file of 32 GiB has 64 KiB.
 MOST_TORRENT_BYTES = 1 << 20
+_LEAST_PIECE = 64 << 10
+_MOST_PIECE = 16 << 20
+# So a torrent has 64 KiB of hashes at most, for files up to 32 GiB.
+_PIECES = 2048
 # Blocks (16 KiB) that a peer may have asked for and not got yet. What bounds the copies that leave
 # a source: few, and each piece goes to one peer before the next asks for it as well.
 _QUEUE_OF_A_SOURCE = 4
@@ -34,6 +38,17 @@ class ExchangeLimits:
     upload_rate: int = 0
     connections: int = 50
     files: int = 20
+
+
+def piece_bytes(size: int) -> int:
+    """Return the size of a file's pieces, a power of two. Pure.
+
+    :param size: of the file, in bytes.
+    """
+    wanted = _LEAST_PIECE
+    while wanted < _MOST_PIECE and wanted * _PIECES < size:
+        wanted *= 2
+    return wanted
 
 
 def queue(fetches: bool) -> Mapping[str, int]:

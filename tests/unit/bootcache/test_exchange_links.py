@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from bootcache.exchange.session import Links, is_in_the_way
+from bootcache.exchange.links import Links, is_in_the_way
 
 
 @pytest.fixture

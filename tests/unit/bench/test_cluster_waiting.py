@@ -18,7 +18,7 @@ from bench.cluster.hosts import Cluster, Host
 from bench.cluster.policies import Policy
 from bench.cluster.storage import Node, StorageNode
 from bootcache import conf as bootcache_conf
-from bootcache.exchange import patience, torrent
+from bootcache.exchange import limits, patience
 from bootcache.tier import Medium
 from nova_bootcache.asking import placement
 from nova_bootcache.asking.placement import HeldHere, PlanStep
@@ -262,7 +262,7 @@ def at_once(hosts, parts):
 def test_parts_take_about_as_long_as_pieces(hosts, parts, beyond):
     ends, copies = at_once(hosts, parts)
     assert len(ends) == hosts
-    chance, size = numpy.random.default_rng(1), torrent.piece_bytes(SIZE)
+    chance, size = numpy.random.default_rng(1), limits.piece_bytes(SIZE)
     swarm = Swarm(chance.permutation(numpy.arange(hosts) // exchange.RACK_HOSTS),
                   -(-SIZE // size), round(exchange.LATENCY * exchange.HOST_RATE / size), 10, chance)
     assert max(ends) == pytest.approx(exchange.spread(swarm) / -(-SIZE // size), rel=beyond)

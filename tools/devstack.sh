@@ -106,6 +106,10 @@ LIBVIRT_TYPE=qemu
 DOWNLOAD_DEFAULT_IMAGES=False
 IMAGE_URLS=
 enable_plugin bootcache file:///opt/stack/repos/bootcache main
+[[post-config|\$NOVA_CONF]]
+# Nova's own but NET_ADMIN, which the container has not: its network is this machine's.
+[nova_sys_admin]
+capabilities = CAP_CHOWN,CAP_DAC_OVERRIDE,CAP_DAC_READ_SEARCH,CAP_FOWNER,CAP_SYS_ADMIN
 CONF
 }
 

@@ -277,7 +277,7 @@ class NovaProfileBoots:
 
     @staticmethod
     def _not_started(server: Any, job: BuildJob) -> exception.BootcacheError:
-        fault = getattr(server, 'fault', {}).get('message', 'no reason given').strip()
+        fault = getattr(server, 'fault', {}).get('message', 'no reason given.').strip()
         what = f'server of flavor {getattr(server, "flavor", {}).get("original_name", "?")}'
         if job.host:
             return _NotStarted(f'the profile boot\'s {what} did not start on {job.host}: {fault}')

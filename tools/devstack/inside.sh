@@ -28,15 +28,18 @@ until_true() { # WHAT COMMAND...
 
 # "is-active" of many is content with one.
 all_active() { [ "$(systemctl is-active "$@" | grep -cx active)" -eq $# ]; }
-nova_compute_is_up() {
-    openstack compute service list --service nova-compute -f value -c State 2>/dev/null | grep -qx up
+# Since a moment: what it said before a reboot tells nothing, and what is cast to it until it listens is lost.
+nova_compute_is_up() { # SINCE
+    local said
+    said=$(openstack compute service list --service nova-compute -f value -c State -c 'Updated At' 2>/dev/null)
+    [[ $said == "up "* && ${said#up } > $1 ]]
 }
 
 # The container may have been booted just now.
 services_are_up() {
     until_true "all services are active" all_active devstack@g-bootcache devstack@n-bootcache-gateway devstack@n-cpu \
         devstack@g-api devstack@n-api
-    until_true "nova-compute is up" nova_compute_is_up
+    until_true "nova-compute is up" nova_compute_is_up "$(date -u +%FT%T)"
 }
 
 register() { # NAME

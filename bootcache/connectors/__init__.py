@@ -1,0 +1,1 @@
+"""How a base is reached: connectors, and the links to them."""

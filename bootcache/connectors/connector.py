@@ -1,0 +1,135 @@
+"""A connector: a stock qemu-storage-daemon that has the remote side of what others read.
+
+It has TLS, or Ceph's key, waits for the remote side without end, and serves what it has open on a
+unix socket. QEMU waits for Ceph in the thread that does everything else, and for a storage node
+that is frozen without end: so nobody but a connector has such a node, and a connector can be killed
+at any time.
+"""
+
+import contextlib
+import hashlib
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from bootcache import exception
+from bootcache.storagedaemon import StorageDaemon, UnixListener
+
+NAME = re.compile(r'[0-9a-f]{16}-[0-9]')
+# QEMU 6.2 knows none of these.
+_SINCE_7 = 'open-timeout', 'tls-hostname'
+# A monitor answers within milliseconds, whatever the remote side does (QEMU 7.2 and 10).
+_ANSWER_SECONDS, _COMMAND_SECONDS, _QUEUE_SECONDS = 3, 5, 10
+
+
+def digest(export: str) -> str:
+    """Return the 32 hexadecimal digits that stand for an export's name. Pure."""
+    return hashlib.sha256(export.encode()).hexdigest()[:32]
+
+
+def daemon(directory: str, name: str, autostart: bool) -> StorageDaemon:
+    """Return the daemon of a connector.
+
+    :param directory: of all connectors' files.
+    :param autostart: whether it may be started by this process.
+    """
+    return StorageDaemon(name, directory, UnixListener(socket_path(directory, name)),
+                         autostart=autostart, patience=_ANSWER_SECONDS,
+                         command_seconds=_COMMAND_SECONDS, queue_seconds=_QUEUE_SECONDS)
+
+
+def socket_path(directory: str, name: str) -> str:
+    """Return where a connector serves. Pure."""
+    return os.path.join(directory, f'{name}.nbd')
+
+
+class Connector:
+    """What a connector has open.
+
+    An export that was ended with clients goes some time later, and keeps its id until then (QEMU
+    7.2 and 10): ids and nodes have running numbers.
+
+    :param directory: of all connectors' files.
+    :param name: its own.
+    """
+
+    def __init__(self, directory: str, name: str):
+        self.name = name
+        self._daemon = daemon(directory, name, autostart=False)
+
+    @property
+    def runs(self) -> bool:
+        """Whether there is such a process."""
+        return self._daemon.runs
+
+    def exports(self) -> set[str]:
+        """Return the digests of the names of what it serves.
+
+        :raises StorageDaemonError: if it does not answer.
+        """
+        return {self._digest(entry) for entry in self._daemon.exports()}
+
+    @staticmethod
+    def _digest(entry: str) -> str:
+        return entry.partition('-')[0][1:]
+
+    def open(self, export: str, node: Mapping[str, Any]) -> None:
+        """Serve a node under a name; nothing happens if it is served.
+
+        :raises StorageDaemonError: if it cannot be opened, or the connector does not answer.
+        """
+        with self._daemon.session() as session:
+            taken = {entry['id'] for entry in session.execute('query-block-exports')}
+            if any(entry.startswith(f'c{digest(export)}-') for entry in self._daemon.exports()):
+                return
+            numbers = [int(entry.rpartition('-')[2]) for entry in taken
+                       if entry.startswith(f'c{digest(export)}-')]
+            number = max(numbers, default=-1) + 1
+            name = f'c{digest(export)[:24]}-{number}'
+            with contextlib.suppress(exception.StorageDaemonError):
+                # Left by a crash between a node and its export.
+                self._daemon.remove_nodes(name)
+            self._add(name, node)
+            try:
+                session.execute('block-export-add', type='nbd', id=f'c{digest(export)}-{number}',
+                                node_name=name, name=export)
+            except exception.StorageDaemonError:
+                self._daemon.remove_nodes(name)
+                raise
+
+    def _add(self, name: str, node: Mapping[str, Any]) -> None:
+        try:
+            self._daemon.add_nodes({**node, 'node-name': name, 'read-only': True})
+        except exception.StorageDaemonError as error:
+            if not any(f"'{option}'" in str(error) for option in _SINCE_7):
+                raise
+            self._daemon.add_nodes({key: value for key, value in node.items()
+                                    if key not in _SINCE_7} | {'node-name': name,
+                                                               'read-only': True})
+
+    def close(self, export: str) -> None:
+        """End the connections to what is served under a name; who reads there connects again.
+
+        :raises StorageDaemonError: if the connector does not answer.
+        """
+        with self._daemon.session() as session:
+            for entry in self._daemon.exports():
+                if self._digest(entry) == digest(export):
+                    session.execute('block-export-del', id=entry, mode='hard')
+
+    def sweep(self, digests: set[str]) -> None:
+        """End what nobody reads, and remove the nodes of what has ended.
+
+        :param digests: of the names of what is read.
+        :raises StorageDaemonError: if the connector does not answer.
+        """
+        with self._daemon.session() as session:
+            for entry in self._daemon.exports():
+                if self._digest(entry) not in digests:
+                    session.execute('block-export-del', id=entry, mode='hard')
+            used = {entry['node-name'] for entry in session.execute('query-block-exports')}
+            for name in self._daemon.nodes() - used:
+                with contextlib.suppress(exception.StorageDaemonError):
+                    # A read that waits keeps it.
+                    self._daemon.remove_nodes(name)

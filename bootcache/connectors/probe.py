@@ -1,0 +1,97 @@
+"""Reads of many bases at once, within a limit of time: whether there is an answer by their ways."""
+
+import enum
+import secrets
+import select
+import time
+from collections.abc import Mapping
+from typing import Any
+
+_BYTES = 4096
+_MOST_SECONDS = 60.0
+
+
+class Answer(enum.Enum):
+    """What came of a read."""
+
+    READ = 'it has its answer'
+    FAILED = 'the answer is an error'
+    SILENT = 'there is none in time'
+
+
+class _Read:
+    """One read.
+
+    :param path: of the unix socket, or of a link to it.
+    :param export: the name of what is read.
+    """
+
+    def __init__(self, path: str, export: str):
+        # Debian's python3-libnbd.
+        import nbd
+        self._nbd = nbd
+        self._handle: Any = nbd.NBD()
+        self._handle.set_export_name(export)
+        self._buffer = nbd.Buffer(_BYTES)
+        self._cookie: int | None = None
+        self.answer: Answer | None = None
+        try:
+            self._handle.aio_connect_unix(path)
+        except nbd.Error:
+            self.answer = Answer.FAILED
+
+    def file(self) -> int:
+        """Return the descriptor to wait for."""
+        return int(self._handle.aio_get_fd())
+
+    def events(self) -> int:
+        """Return what to wait for."""
+        direction = self._handle.aio_get_direction()
+        return (select.POLLIN if direction & self._nbd.AIO_DIRECTION_READ else 0) | (
+            select.POLLOUT if direction & self._nbd.AIO_DIRECTION_WRITE else 0)
+
+    def go_on(self, events: int) -> None:
+        """Go on with it after something has come to pass."""
+        try:
+            self._step(events)
+        except self._nbd.Error:
+            self.answer = Answer.FAILED
+
+    def _step(self, events: int) -> None:
+        if events & select.POLLIN:
+            self._handle.aio_notify_read()
+        elif events & select.POLLOUT:
+            self._handle.aio_notify_write()
+        elif events:
+            self.answer = Answer.FAILED
+        if self._cookie is None and self._handle.aio_is_ready():
+            places = max(1, int(self._handle.get_size()) // _BYTES)
+            # Drawn anew: what is read again and again is in the exporter's memory.
+            self._cookie = self._handle.aio_pread(self._buffer, _BYTES * secrets.randbelow(places))
+        if self._cookie is not None and self._handle.aio_command_completed(self._cookie):
+            self.answer = Answer.READ
+        elif self._handle.aio_is_dead() or self._handle.aio_is_closed():
+            self.answer = Answer.FAILED
+
+
+def read(sockets: Mapping[str, str], seconds: float) -> dict[str, Answer]:
+    """Read 4 KiB of each of some bases at once, each at a place drawn anew.
+
+    Blocks its thread, also under eventlet.
+
+    :param sockets: where they are read, by the names of their exports.
+    :param seconds: after which those that have no answer are silent.
+    """
+    reads = {export: _Read(path, export) for export, path in sockets.items()}
+    deadline = time.monotonic() + min(seconds, _MOST_SECONDS)
+    while waiting := [one for one in reads.values() if one.answer is None]:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            break
+        poll, files = select.poll(), {}
+        for one in waiting:
+            files[one.file()] = one
+            poll.register(one.file(), one.events())
+        for file, events in poll.poll(left * 1000):
+            files[file].go_on(events)
+    return {export: one.answer or Answer.SILENT for export, one in reads.items()}

@@ -1,0 +1,187 @@
+"""``bootcache-connectors``: starts and kills connectors at nova-compute's word, and outlives it.
+
+A request is a line, ``start NAME`` or ``kill NAME``, on a unix socket of its user's. The answer is
+a line as well: empty, or what went wrong. A supervisor that was killed is started again, and finds
+its connectors by their pid files; one that is told to end kills them.
+"""
+
+import argparse
+import contextlib
+import logging
+import os
+import signal
+import socket
+import socketserver
+import subprocess
+import sys
+import threading
+import time
+
+from bootcache import exception, listening
+from bootcache.connectors import connector
+from bootcache.connectors.connectors import LocalStarter
+from bootcache.locks import MONITOR, KeyedLocks
+
+LOG = logging.getLogger(__name__)
+
+PROGRAM = 'bootcache-connectors'
+_SOCKET = 'connectors.sock'
+_LINE_BYTES = 64
+# That an answer takes: a connector that crashes as it comes up is started again.
+_ANSWER_SECONDS = 60
+_START_SECONDS = 20
+_MOST_CONNECTORS = 64
+
+
+class _Request(socketserver.StreamRequestHandler):
+    timeout = 5
+
+    def handle(self) -> None:
+        word, _, name = self.rfile.readline(_LINE_BYTES).decode(errors='replace').strip() \
+            .partition(' ')
+        try:
+            assert isinstance(self.server, Supervisor)
+            self.server.do(word, name)
+            answer = ''
+        except Exception as error:
+            LOG.warning('%s %s: %s', word, name, error)
+            answer = ' '.join(str(error).split()) or type(error).__name__
+        with contextlib.suppress(OSError):
+            self.wfile.write(f'{answer}\n'.encode())
+
+
+class Supervisor(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    """Serves requests.
+
+    :param run_dir: of the connectors, and of the socket.
+    :raises OSError: if the socket cannot be made.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, run_dir: str):
+        self._starter = LocalStarter(run_dir)
+        self._locks = KeyedLocks(MONITOR - 1, 'the lock of connector')
+        path = socket_path(run_dir)
+        os.makedirs(run_dir, mode=0o755, exist_ok=True)
+        if listening.is_served(path):
+            raise exception.ConfigurationError(f'another {PROGRAM} serves at {path}')
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        before = os.umask(0o177)
+        try:
+            super().__init__(path, _Request)
+        finally:
+            os.umask(before)
+
+    def do(self, word: str, name: str) -> None:
+        """Do what is asked for.
+
+        :raises BootcacheError: if it cannot be done.
+        """
+        if not connector.NAME.fullmatch(name):
+            raise exception.BootcacheError(f'{name!r} is no connector\'s name')
+        with self._locks.of(name):
+            if word == 'kill':
+                self._starter.kill(name)
+            elif word == 'start':
+                if len(self._starter.names()) >= _MOST_CONNECTORS:
+                    raise exception.BootcacheError(
+                        f'{_MOST_CONNECTORS} connectors run: no more are started')
+                self._starter.start(name)
+            else:
+                raise exception.BootcacheError(f'{word!r} is neither "start" nor "kill"')
+
+    def kill_all(self) -> None:
+        """Kill all connectors."""
+        for name in self._starter.names():
+            with contextlib.suppress(exception.StorageDaemonError):
+                self._starter.kill(name)
+
+
+def socket_path(run_dir: str) -> str:
+    """Return where a supervisor serves. Pure."""
+    return os.path.join(run_dir, _SOCKET)
+
+
+class SupervisedStarter:
+    """Has a supervisor start and kill connectors.
+
+    :param run_dir: as of the connectors.
+    :param autostart: whether a supervisor is started where none answers.
+    """
+
+    def __init__(self, run_dir: str, autostart: bool):
+        self._run_dir = run_dir
+        self._autostart = autostart
+
+    def start(self, name: str) -> None:
+        """See ``Starter``."""
+        self._ask('start', name)
+
+    def kill(self, name: str) -> None:
+        """See ``Starter``."""
+        self._ask('kill', name)
+
+    def _ask(self, word: str, name: str) -> None:
+        path = socket_path(self._run_dir)
+        if not listening.is_served(path):
+            self._start(path)
+        try:
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.settimeout(_ANSWER_SECONDS)
+                connection.connect(path)
+                connection.sendall(f'{word} {name}\n'.encode())
+                with connection.makefile() as stream:
+                    answer = stream.readline()
+        except OSError as error:
+            raise exception.StorageDaemonError(
+                f'{PROGRAM} does not answer at {path}: {error}') from error
+        if answer != '\n':
+            raise exception.StorageDaemonError(
+                f'{PROGRAM}: {word} {name}: {answer.strip() or "it ended"}')
+
+    def _start(self, path: str) -> None:
+        if not self._autostart:
+            raise exception.StorageDaemonError(
+                f'nothing answers at {path}; start {PROGRAM}.service')
+        with open(os.path.join(self._run_dir, f'{PROGRAM}.log'), 'ab') as log:
+            subprocess.Popen([sys.executable, '-m', __name__, self._run_dir],
+                             stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                             start_new_session=True)
+        deadline = time.monotonic() + _START_SECONDS
+        while not listening.is_served(path):
+            if time.monotonic() > deadline:
+                raise exception.StorageDaemonError(
+                    f'{PROGRAM} does not come up; see {log.name}')
+            time.sleep(0.05)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the supervisor of this host until it is told to stop.
+
+    :returns: the process's exit code.
+    """
+    parser = argparse.ArgumentParser(
+        prog=PROGRAM, description='Starts and kills the daemons by which this host reads bases.')
+    parser.add_argument('run_dir', metavar='DIRECTORY', help='[bootcache]gateway_run_dir')
+    arguments = parser.parse_args(argv)
+    logging.basicConfig(format='%(levelname)s %(message)s', level=logging.INFO)
+    try:
+        server = Supervisor(arguments.run_dir)
+    except (OSError, exception.BootcacheError) as error:
+        print(f'{PROGRAM} cannot be started: {error}', file=sys.stderr)
+        return 1
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # Not in the signal's own call: it waits for the loop that it interrupts.
+        signal.signal(number, lambda *_: threading.Thread(target=server.shutdown).start())
+    try:
+        server.serve_forever()
+    finally:
+        server.server_close()
+        server.kill_all()
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""By which ways a base can be read, as a connector takes them. Pure, but for the name service."""
+
+import concurrent.futures
+import dataclasses
+import hashlib
+import json
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+from bootcache import bus, exception, naming
+
+# The node's QEMU tries to connect for so long, and reads wait for a connection without end: the
+# link to the connector is exchanged, or removed, meanwhile.
+_OPEN_SECONDS = 3
+_RECONNECT_SECONDS = 3600
+_RESOLVE_SECONDS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Way:
+    """A way by which a base is read.
+
+    :ivar node: the block node that a connector opens for it, without its name.
+    :ivar origin: what such nodes have in common that one connector opens, in 16 hexadecimal
+        digits: a storage node's address and this host's certificate, a Ceph cluster and its user.
+    :ivar text: for messages.
+    """
+
+    node: Mapping[str, Any]
+    origin: str
+    text: str
+
+
+def nbd_way(host: str, port: int, export: str, credentials: str = '') -> Way:
+    """Return the way to what a storage node exports.
+
+    A name is resolved here, within three seconds: QEMU's resolver may keep all of a connector
+    waiting. A certificate is compared with the name all the same, by QEMU 7.0 and later.
+
+    :param host: address or name.
+    :param export: the exporter's name for it.
+    :param credentials: see ``Encryption`` of the compute host.
+    :raises StorageNodeAway: if the name is not resolved in time.
+    """
+    address = _address(host, port)
+    tls = {'tls-creds': credentials, **({} if address == host else {'tls-hostname': host})} \
+        if credentials else {}
+    node = {'driver': 'nbd', 'export': export, 'open-timeout': _OPEN_SECONDS,
+            'reconnect-delay': _RECONNECT_SECONDS,
+            'server': {'type': 'inet', 'host': address, 'port': str(port), 'keep-alive': True},
+            **tls}
+    return Way(node, _origin(address, port, credentials), naming.tcp_address(host, port))
+
+
+def rbd_way(protocol: Mapping[str, Any], path: str) -> Way:
+    """Return the way to a clone in Ceph.
+
+    :param protocol: its block node, without its name.
+    :param path: what messages call it.
+    """
+    return Way(protocol, _origin('rbd', protocol.get('conf'), protocol.get('user')), path)
+
+
+def absent_way(export: str, virtual_bytes: int) -> Way:
+    """Return a way to nothing, by which a reader learns the size of a base that is away.
+
+    Who opens it there ends its connector before somebody reads.
+
+    :param virtual_bytes: size of the base.
+    """
+    return Way({'driver': 'null-co', 'size': virtual_bytes, 'read-zeroes': False},
+               _origin('absent', export), 'nowhere')
+
+
+def _origin(*parts: object) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+
+def _address(host: str, port: int) -> str:
+    try:
+        found = bus.begin(lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM),
+                          'bootcache-resolve').result(_RESOLVE_SECONDS)
+        return str(found[0][4][0])
+    except (OSError, RuntimeError, concurrent.futures.TimeoutError) as error:
+        raise exception.StorageNodeAway(
+            f'{host} is not resolved: {str(error) or "the name service does not answer"}'
+        ) from error

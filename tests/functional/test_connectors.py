@@ -1,0 +1,223 @@
+"""Bases that are read through connectors, whose links are exchanged below a daemon that reads."""
+
+import os
+import signal
+import threading
+
+import nbd
+import pytest
+from functional_tools import free_port, frozen, until
+
+from bootcache import exception
+from bootcache.connectors import connector, probe, supervisor
+from bootcache.connectors.connectors import Connectors
+from bootcache.connectors.probe import Answer
+from bootcache.connectors.supervisor import SupervisedStarter
+from bootcache.connectors.ways import absent_way, nbd_way
+from bootcache.storagedaemon import StorageDaemon, TcpListener, UnixListener
+
+MIB = 1 << 20
+EXPORT = 'base-7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f-0123456789abcdef'
+RECONNECT_SECONDS = 10
+
+
+@pytest.fixture
+def content(directory):
+    path = os.path.join(directory, 'base')
+    with open(path, 'wb') as stream:
+        stream.write(os.urandom(16 * MIB))
+    return path
+
+
+@pytest.fixture
+def storage_nodes(directory, content):
+    """Two that serve the same base."""
+    daemons = []
+    for number in range(2):
+        daemon = StorageDaemon(f'node{number}', directory, TcpListener('127.0.0.1', free_port()))
+        daemon.ensure_running()
+        daemon.add_nodes({'driver': 'raw', 'node-name': 'base', 'read-only': True,
+                          'file': {'driver': 'file', 'filename': content}})
+        daemon.add_export(EXPORT, 'base')
+        daemons.append(daemon)
+    yield daemons
+    for daemon in daemons:
+        daemon.stop(0)
+
+
+@pytest.fixture
+def connectors(directory):
+    starter = SupervisedStarter(directory, autostart=True)
+    found = Connectors(directory, starter)
+    yield found
+    found.reconcile({})
+    end_supervisor(directory)
+
+
+def supervisor_pid(directory):
+    with open('/proc/net/unix'):
+        pass
+    for name in os.listdir('/proc'):
+        try:
+            with open(f'/proc/{int(name)}/cmdline') as stream:
+                words = stream.read().split('\0')
+        except (OSError, ValueError):
+            continue
+        if supervisor.__name__ in words and directory in words:
+            return int(name)
+    return None
+
+
+def end_supervisor(directory, number=signal.SIGTERM):
+    pid = supervisor_pid(directory)
+    if pid is not None:
+        os.kill(pid, number)
+        until(lambda: supervisor_pid(directory) is None, 'the end of the supervisor')
+
+
+@pytest.fixture
+def reader(directory, connectors):
+    """A daemon that reads by the link, as the gateway does."""
+    daemon = StorageDaemon('reader', directory, UnixListener(os.path.join(directory, 'r.sock')))
+    daemon.ensure_running()
+
+    def open_base():
+        daemon.add_nodes({'driver': 'nbd', 'node-name': 'base', 'read-only': True, 'export': EXPORT,
+                          'reconnect-delay': RECONNECT_SECONDS, 'open-timeout': 3,
+                          'server': {'type': 'unix', 'path': connectors.socket(EXPORT)}})
+        daemon.add_export('base', 'base')
+        return daemon.listener.path
+
+    yield open_base
+    daemon.stop(0)
+
+
+def way(daemon):
+    return nbd_way('127.0.0.1', daemon.listener.port, EXPORT)
+
+
+def read(path, offset=0):
+    handle = nbd.NBD()
+    handle.set_export_name('base')
+    handle.connect_unix(path)
+    try:
+        return bytes(handle.pread(65536, offset))
+    finally:
+        handle.shutdown()
+
+
+class Reading(threading.Thread):
+    """A read that may wait."""
+
+    def __init__(self, path, offset):
+        super().__init__(daemon=True)
+        self._path, self._offset, self.found = path, offset, None
+        self.start()
+
+    def run(self):
+        try:
+            self.found = read(self._path, self._offset)
+        except nbd.Error as error:
+            self.found = error
+
+
+def expected(content, offset=0):
+    with open(content, 'rb') as stream:
+        stream.seek(offset)
+        return stream.read(65536)
+
+
+def answer(connectors, seconds=4):
+    return probe.read({EXPORT: connectors.socket(EXPORT)}, seconds)[EXPORT]
+
+
+def test_a_read_that_waits_for_a_frozen_node_ends_when_the_link_leads_to_another(
+        connectors, storage_nodes, reader, content):
+    first, second = storage_nodes
+    connectors.connect(EXPORT, way(first))
+    path = reader()
+    assert read(path) == expected(content)
+    with frozen(first.pid()):
+        waiting = Reading(path, 5 * MIB)
+        assert answer(connectors, 1) is Answer.SILENT
+        connectors.connect(EXPORT, way(second))
+        waiting.join(30)
+        assert waiting.found == expected(content, 5 * MIB)
+    assert answer(connectors) is Answer.READ
+
+
+def test_a_second_connector_of_the_same_node_takes_over(connectors, storage_nodes, reader, content):
+    """As where a firewall has forgotten the first one's connection."""
+    connectors.connect(EXPORT, way(storage_nodes[0]))
+    path, before = reader(), connectors.name_of(EXPORT)
+    connectors.connect(EXPORT, way(storage_nodes[0]), beside=before)
+    assert connectors.name_of(EXPORT) not in ('', before)
+    assert read(path, MIB) == expected(content, MIB)
+
+
+def test_reads_of_a_base_that_is_away_fail_and_then_go_on(
+        connectors, storage_nodes, reader, content):
+    connectors.connect(EXPORT, way(storage_nodes[0]))
+    path = reader()
+    with frozen(storage_nodes[0].pid()):
+        waiting = Reading(path, 5 * MIB)
+        assert answer(connectors, 1) is Answer.SILENT
+        connectors.disconnect(EXPORT)
+        waiting.join(3 * RECONNECT_SECONDS)
+        assert isinstance(waiting.found, nbd.Error)
+        assert answer(connectors) is Answer.FAILED
+    connectors.connect(EXPORT, way(storage_nodes[0]))
+    until(lambda: Reading_ok(path, content), 'reads that go on')
+
+
+def Reading_ok(path, content):
+    try:
+        return read(path, 6 * MIB) == expected(content, 6 * MIB)
+    except nbd.Error:
+        return False
+
+
+def test_a_base_that_is_away_can_be_opened(connectors, storage_nodes, reader, content):
+    connectors.connect(EXPORT, absent_way(EXPORT, 16 * MIB))
+    path = reader()
+    connectors.disconnect(EXPORT)
+    waiting = Reading(path, 0)
+    waiting.join(3 * RECONNECT_SECONDS)
+    assert isinstance(waiting.found, nbd.Error)
+    connectors.connect(EXPORT, way(storage_nodes[0]))
+    until(lambda: Reading_ok(path, content), 'reads that go on')
+
+
+def test_all_may_be_killed(connectors, storage_nodes, reader, content, directory):
+    ways = {EXPORT: way(storage_nodes[0])}
+    connectors.reconcile(ways)
+    path = reader()
+    name = connectors.name_of(EXPORT)
+    end_supervisor(directory, signal.SIGKILL)
+    assert read(path) == expected(content)
+    connectors.reconcile(ways)
+    assert connectors.name_of(EXPORT) == name
+    daemon = connector.daemon(os.path.join(directory, 'connectors'), name, False)
+    os.kill(daemon.pid(), signal.SIGKILL)
+    until(lambda: not daemon.runs, 'its end')
+    connectors.reconcile(ways)
+    assert Reading_ok(path, content)
+
+
+def test_what_nobody_needs_ends(connectors, storage_nodes, directory):
+    first, second = storage_nodes
+    connectors.connect(EXPORT, way(first))
+    connectors.connect('other', absent_way('other', MIB))
+    connectors.reconcile({EXPORT: way(second)})
+    assert connectors.name_of(EXPORT).startswith(way(second).origin)
+    assert not connectors.name_of('other')
+    assert [name.partition('.')[0] for name in os.listdir(os.path.join(directory, 'connectors'))
+            if name.endswith('.qmp')] == [connectors.name_of(EXPORT)]
+
+
+def test_a_way_that_cannot_be_opened_leaves_the_one_before(connectors, storage_nodes, directory):
+    connectors.connect(EXPORT, way(storage_nodes[0]))
+    before = connectors.name_of(EXPORT)
+    with pytest.raises(exception.StorageDaemonError):
+        connectors.connect(EXPORT, nbd_way('127.0.0.1', free_port(), EXPORT))
+    assert connectors.name_of(EXPORT) == before and answer(connectors) is Answer.READ

@@ -50,12 +50,15 @@ class Connector:
     An export that was ended with clients goes some time later, and keeps its id until then (QEMU
     7.2 and 10): ids and nodes have running numbers.
 
+    :ivar name: its own.
+    :ivar socket: the path of its socket.
+
     :param directory: of all connectors' files.
-    :param name: its own.
     """
 
     def __init__(self, directory: str, name: str):
         self.name = name
+        self.socket = socket_path(directory, name)
         self._daemon = daemon(directory, name, autostart=False)
 
     @property

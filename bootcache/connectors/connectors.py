@@ -12,14 +12,21 @@ from typing import Protocol
 
 from oslo_log import log as logging
 
-from bootcache import exception, steps
-from bootcache.connectors import connector
+from bootcache import exception, green, steps
+from bootcache.connectors import connector, probe
 from bootcache.connectors.connector import Connector
+from bootcache.connectors.probe import Answer
 from bootcache.connectors.ways import Way
 
 LOG = logging.getLogger(__name__)
 
 _LINKS, _CONNECTORS = 'bases', 'connectors'
+# Where links lead by which nothing can be read: a socket at which nobody answers. QEMU would try a
+# path that leads nowhere after 1, 2, 4, 8 and 16 s; one that waits here is sent on, and connects
+# within a second.
+PARKED = 'parked.sock'
+# That a read takes before a link leads to a connector.
+_READ_SECONDS = 4
 # Of one origin: one that is used, and one beside it where connections of that are stuck.
 _NUMBERS = 2
 
@@ -37,6 +44,12 @@ class Starter(Protocol):
         """End a connector at once, whatever waits in it; it is gone when this returns.
 
         :raises StorageDaemonError: if it cannot be ended.
+        """
+
+    def release(self) -> None:
+        """Send on those who wait at the parked socket: they connect again, by their links.
+
+        :raises StorageDaemonError: if they cannot be.
         """
 
 
@@ -60,6 +73,9 @@ class LocalStarter:
     def start(self, name: str) -> None:
         """See ``Starter``."""
         connector.daemon(self._directory, name, autostart=True).ensure_running()
+
+    def release(self) -> None:
+        """Nobody waits: there is no such socket."""
 
     def names(self) -> list[str]:
         """Return the names of those of which there are files."""
@@ -99,9 +115,10 @@ class Connectors:
     @staticmethod
     def _target(link: str) -> str:
         try:
-            return os.path.basename(os.readlink(link)).removesuffix('.nbd')
+            name = os.path.basename(os.readlink(link)).removesuffix('.nbd')
         except OSError:
             return ''
+        return name if connector.NAME.fullmatch(name) else ''
 
     def is_by(self, export: str, way: Way) -> bool:
         """Tell whether a base is read by a way, as far as links tell, and the connector runs."""
@@ -112,48 +129,72 @@ class Connectors:
         """Have a base be read by a way from now on; who reads it connects again.
 
         :param beside: the name of a connector that is not to be used: connections of it are stuck.
-        :raises StorageDaemonError: if the way cannot be opened; what was there stays.
+        :raises StorageDaemonError: if the way cannot be opened, or nothing can be read by it within
+            four seconds; what was there stays.
         """
         before = self.name_of(export)
         name = next(name for name in self._names(way) if name != beside)
         self._starter.start(name)
-        Connector(self._directory, name).open(export, way.node)
-        steps.reached('connector: opened')
+        try:
+            found = Connector(self._directory, name)
+            found.open(export, way.node)
+            steps.reached('connector: opened')
+            answer = green.aside(lambda: probe.read({export: found.socket}, _READ_SECONDS))[export]
+            if answer is not Answer.READ:
+                raise exception.StorageDaemonError(f'{way.text}: a read of 4 KiB: {answer.value}')
+        except exception.StorageDaemonError:
+            if name != before:
+                self._end(export, name)
+            raise
         if before != name:
-            self._link(export, name)
+            self._link(export, os.path.basename(found.socket))
             steps.reached('connector: linked')
-            self._end(export, before)
+            if before:
+                self._end(export, before)
+            else:
+                self._starter.release()
             LOG.info('%s is read by %s (connector %s)', export, way.text, name)
 
     @staticmethod
     def _names(way: Way) -> list[str]:
         return [f'{way.origin}-{number}' for number in range(_NUMBERS)]
 
-    def _link(self, export: str, name: str) -> None:
+    def _link(self, export: str, file: str) -> None:
         link = self.socket(export)
         try:
             os.makedirs(self._links, mode=0o700, exist_ok=True)
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(f'{link}.new')
-            os.symlink(connector.socket_path(self._directory, name), f'{link}.new')
+            os.symlink(os.path.join(self._directory, file), f'{link}.new')
             os.rename(f'{link}.new', link)
         except OSError as error:
             raise exception.StorageDaemonError(
                 f'the link to a connector cannot be made: {error}') from error
 
+    def park(self, export: str) -> None:
+        """Have a base be read by no way: reads fail when their reader has tried for long enough.
+
+        :raises StorageDaemonError: if the link cannot be made, or the connector cannot be ended
+            that hangs.
+        """
+        before = self.name_of(export)
+        self._link(export, PARKED)
+        if before:
+            self._end(export, before)
+            LOG.warning('%s cannot be read now: its readers wait', export)
+
     def disconnect(self, export: str) -> None:
-        """Have a base be read by no way: its readers' reads fail when they have tried to connect.
+        """Forget a base that nobody reads.
 
         :raises StorageDaemonError: if the connector cannot be ended that hangs.
         """
         before = self.name_of(export)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.socket(export))
-        self._end(export, before)
+        if before:
+            self._end(export, before)
 
     def _end(self, export: str, name: str) -> None:
-        if not name:
-            return
         if name not in self._used():
             self._starter.kill(name)
             return

@@ -1,7 +1,7 @@
 """``bootcache-connectors``: starts and kills connectors at nova-compute's word, and outlives it.
 
-A request is a line, ``start NAME`` or ``kill NAME``, on a unix socket of its user's. The answer is
-a line as well: empty, or what went wrong. A supervisor that was killed is started again, and finds
+A request is a line, ``start NAME``, ``kill NAME`` or ``release``, on a unix socket of its user's.
+The answer is a line as well: empty, or what went wrong. A supervisor that was killed is started again, and finds
 its connectors by their pid files; one that is told to end kills them.
 """
 
@@ -19,7 +19,7 @@ import time
 
 from bootcache import exception, listening
 from bootcache.connectors import connector
-from bootcache.connectors.connectors import LocalStarter
+from bootcache.connectors.connectors import PARKED, LocalStarter
 from bootcache.locks import MONITOR, KeyedLocks
 
 LOG = logging.getLogger(__name__)
@@ -31,6 +31,7 @@ _LINE_BYTES = 64
 _ANSWER_SECONDS = 60
 _START_SECONDS = 20
 _MOST_CONNECTORS = 64
+_MOST_PARKED = 4096
 
 
 class _Request(socketserver.StreamRequestHandler):
@@ -63,22 +64,25 @@ class Supervisor(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         self._starter = LocalStarter(run_dir)
         self._locks = KeyedLocks(MONITOR - 1, 'the lock of connector')
         path = socket_path(run_dir)
-        os.makedirs(run_dir, mode=0o755, exist_ok=True)
+        self._parked_path = os.path.join(run_dir, 'connectors', PARKED)
+        os.makedirs(os.path.dirname(self._parked_path), exist_ok=True)
         if listening.is_served(path):
             raise exception.ConfigurationError(f'another {PROGRAM} serves at {path}')
+        self._parked = self._park()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
-        before = os.umask(0o177)
-        try:
-            super().__init__(path, _Request)
-        finally:
-            os.umask(before)
+        super().__init__(path, _Request)
 
     def do(self, word: str, name: str) -> None:
         """Do what is asked for.
 
         :raises BootcacheError: if it cannot be done.
         """
+        if word == 'release':
+            # First another one takes its place: who is sent on may come back at once.
+            self._parked, before = self._park(), self._parked
+            before.close()
+            return
         if not connector.NAME.fullmatch(name):
             raise exception.BootcacheError(f'{name!r} is no connector\'s name')
         with self._locks.of(name):
@@ -90,7 +94,17 @@ class Supervisor(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
                         f'{_MOST_CONNECTORS} connectors run: no more are started')
                 self._starter.start(name)
             else:
-                raise exception.BootcacheError(f'{word!r} is neither "start" nor "kill"')
+                raise exception.BootcacheError(f'{word!r} is no request')
+
+    def _park(self) -> socket.socket:
+        """Listen where nobody answers."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f'{self._parked_path}.new')
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(f'{self._parked_path}.new')
+        listener.listen(_MOST_PARKED)
+        os.rename(f'{self._parked_path}.new', self._parked_path)
+        return listener
 
     def kill_all(self) -> None:
         """Kill all connectors."""
@@ -123,7 +137,11 @@ class SupervisedStarter:
         """See ``Starter``."""
         self._ask('kill', name)
 
-    def _ask(self, word: str, name: str) -> None:
+    def release(self) -> None:
+        """See ``Starter``."""
+        self._ask('release')
+
+    def _ask(self, word: str, name: str = '') -> None:
         path = socket_path(self._run_dir)
         if not listening.is_served(path):
             self._start(path)
@@ -167,6 +185,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument('run_dir', metavar='DIRECTORY', help='[bootcache]gateway_run_dir')
     arguments = parser.parse_args(argv)
     logging.basicConfig(format='%(levelname)s %(message)s', level=logging.INFO)
+    # Its sockets are its user's.
+    os.umask(0o077)
     try:
         server = Supervisor(arguments.run_dir)
     except (OSError, exception.BootcacheError) as error:

@@ -6,12 +6,7 @@ below. From above:
 * a growing store that grows: its copy-on-read filter, then the store (sharedstore.py),
 * one that does not grow any more: the store,
 * a cache image on its way here (arrivingimage.py), and one that has landed,
-* the base, and below that the connection to what has it: the storage node, or a daemon of this host
-  that has it open in Ceph (hostclones.py). The gateway has no node of Ceph's: QEMU's rbd driver
-  would keep all others waiting. QEMU cannot have a connection go to another place: where a base has
-  moved, another one takes its place. So it does the place of one that cannot be read, by which
-  servers start while the storage node is away: each of its reads gives an error, at which a guest
-  stands still.
+* the base: NBD on the link to a connector (bootcache/connectors), that never changes.
 
 Nothing is remembered of what the gateway has: it is looked at, compared with what is wanted, and
 changed in steps, when this process starts and in every round of its upkeep. A crash may have left
@@ -20,7 +15,6 @@ any part of it half made or half gone.
 
 import dataclasses
 import enum
-import errno
 import json
 import re
 from collections.abc import Container, Iterable, Mapping
@@ -28,9 +22,8 @@ from typing import Any
 
 from bootcache import growingstore, naming
 
-# Kinds of nodes: the one on top, the base, and the connection to it, of which two take turns.
+# Kinds of nodes: the one on top, and the base.
 TOP, REMOTE = 'g', 'n'
-CONNECTIONS = 'h', 'i'
 # Of a growing store, from above.
 GROWING = growingstore.KINDS
 FILTER, STORE, THROTTLE, STORE_FILE = GROWING
@@ -39,13 +32,10 @@ ARRIVING, ARRIVING_FILTER, COME, COME_MAP, COME_DATA, SOURCE = 'q', 'x', 'w', 'v
 # What the job reads from, by which it comes, and where that leaves what it has read: nowhere.
 READER, SINK = 'y', 'z'
 LANDED = 'l'
-# Below what stands for a connection, where there is none: it names the content.
-_ABSENT = 'a'
-_ABSENT_DRIVER = 'blkdebug'
 
 # Parts, each from above: a node can go when none above it reads from it.
 ARRIVAL = READER, SINK, ARRIVING, ARRIVING_FILTER, COME, COME_DATA, COME_MAP, SOURCE
-BASE = TOP, LANDED, REMOTE, *CONNECTIONS
+BASE = TOP, LANDED, REMOTE
 KINDS = *GROWING, *ARRIVAL, *BASE
 # What the node on top may read from, the first of them that is there.
 _LOWER = FILTER, STORE, ARRIVING, LANDED, REMOTE
@@ -58,8 +48,6 @@ class GraphAction(enum.Enum):
 
     CHECK_JOB = 'check that the job by which a cache image comes has ended'
     READ = 'have the node on top read from a node'
-    CONNECT = 'add a connection to where the base is now'
-    MOVE = 'have the base read through a connection'
     DELETE = 'remove a node'
 
 
@@ -76,47 +64,18 @@ class GraphStep:
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
-    """What a base is reached by: an exporter, or a daemon of this host that has it from Ceph.
-
-    :ivar host: of the exporter; empty of a daemon of this host.
-    :ivar port: of the exporter; 0 of such a daemon.
-    :ivar export: the exporter's name for it, which names its content as well; such a daemon's is
-        the same.
-    :ivar credentials: the id of those with which it is connected to; empty for no TLS. Files that
-        were renewed have another id: a connection goes on with those that it was made with.
-    :ivar socket: path of such a daemon's socket; empty for an exporter.
-    """
-
-    host: str
-    port: int
-    export: str
-    credentials: str = ''
-    socket: str = ''
-
-    def __str__(self) -> str:
-        return self.socket or naming.tcp_address(self.host, self.port)
-
-
-@dataclasses.dataclass(frozen=True)
 class Present:
     """What the gateway has of an image.
 
     :ivar kinds: of the nodes that are there.
     :ivar is_exported: whether servers can connect to it.
-    :ivar place: from where the base is read; None if there is none, or QEMU does not tell.
-    :ivar connection: the kind of the connection by which it is; empty if QEMU does not tell.
-    :ivar is_absent: the connection cannot be read, whatever is asked.
-    :ivar has_twins: both connections go to the same place, as where certificates were renewed: QEMU
-        does not tell by which of them the base is read.
+    :ivar content: the storage node's name for the base, which names its content; empty if there is
+        none.
     """
 
     kinds: frozenset[str] = frozenset()
     is_exported: bool = False
-    place: Place | None = None
-    connection: str = ''
-    is_absent: bool = False
-    has_twins: bool = False
+    content: str = ''
 
 
 class Store(enum.Enum):
@@ -168,18 +127,13 @@ def reconcile(wanted: Wanted, there: Present) -> tuple[GraphStep, ...]:
     if wanted.store is not Store.GROWS:
         is_whole = {STORE, THROTTLE, STORE_FILE, REMOTE} <= there.kinds
         going.update((FILTER,) if is_whole and wanted.store is Store.STAYS else GROWING)
-    if there.connection:
-        # Of an exchange that was not ended.
-        going.update(kind for kind in CONNECTIONS if kind != there.connection)
     if not there.is_exported and wanted.store is not Store.GROWS and not wanted.arrives:
         going.update(KINDS)
     leaving = [kind for kind in KINDS if kind in going & there.kinds]
     steps = []
-    if there.has_twins and REMOTE not in leaving:
-        steps.append(GraphStep(GraphAction.MOVE, there.connection))
     if not wanted.arrives and there.kinds & set(ARRIVAL):
         steps.append(GraphStep(GraphAction.CHECK_JOB))
-    if set(leaving) - set(CONNECTIONS) and TOP in there.kinds and TOP not in leaving:
+    if leaving and TOP in there.kinds and TOP not in leaving:
         steps.append(GraphStep(GraphAction.READ, lower(there.kinds - going)))
     # What is on top of all goes first.
     leaving.sort(key=lambda kind: kind != TOP)
@@ -187,55 +141,16 @@ def reconcile(wanted: Wanted, there: Present) -> tuple[GraphStep, ...]:
     return tuple(steps)
 
 
-def exchange(place: Place, there: Present) -> tuple[GraphStep, ...]:
-    """Return the steps after which a base is read from a place; servers and stores go on reading.
+def base_node(image_id: str, content: str, socket: str, reconnect_delay: int) -> dict[str, Any]:
+    """Return the node of a base.
 
-    :param there: with a connection.
+    :param content: the storage node's name for it.
+    :param socket: the link to its connector.
+    :param reconnect_delay: seconds for which reads wait while the link leads nowhere.
     """
-    if there.place == place:
-        return ()
-    free = next(kind for kind in CONNECTIONS if kind != there.connection)
-    left = (GraphStep(GraphAction.DELETE, free),) if free in there.kinds else ()
-    if there.has_twins:
-        left = (GraphStep(GraphAction.MOVE, there.connection), *left)
-    return (*left, GraphStep(GraphAction.CONNECT, free), GraphStep(GraphAction.MOVE, free),
-            GraphStep(GraphAction.DELETE, there.connection))
-
-
-def base_node(image_id: str, connection: str) -> dict[str, Any]:
-    """Return the node of a base, for adding it and for exchanging the connection below it.
-
-    :param connection: kind of that.
-    """
-    # As of the node on top: a filter, through which block status is that of the base.
-    return {'driver': 'throttle', 'node-name': naming.node_name(REMOTE, image_id),
-            'read-only': True, 'throttle-group': UNLIMITED,
-            'file': naming.node_name(connection, image_id)}
-
-
-def absent_node(image_id: str, connection: str, export: str, size: int) -> dict[str, Any]:
-    """Return a node in place of a connection: all reads of it give an error.
-
-    Also whether there is data is not told: nobody may take it for zeros.
-
-    :param connection: kind of the connection.
-    :param export: the exporter's name for the base.
-    :param size: of the base, in bytes.
-    """
-    return {'driver': _ABSENT_DRIVER, 'node-name': naming.node_name(connection, image_id),
-            'read-only': True,
-            'image': {'driver': 'null-co', 'node-name': absent_name(export), 'read-only': True,
-                      'size': size, 'read-zeroes': False},
-            'inject-error': [{'event': 'none', 'iotype': kind, 'errno': errno.EIO, 'once': False,
-                              'immediately': False} for kind in ('read', 'block-status')]}
-
-
-def absent_name(export: str) -> str:
-    """Return the name of the node by which one knows of which content an absent base is.
-
-    :param export: the exporter's name for the base.
-    """
-    return naming.node_name(_ABSENT, export)
+    return {'driver': 'nbd', 'node-name': naming.node_name(REMOTE, image_id), 'read-only': True,
+            'export': content, 'reconnect-delay': reconnect_delay,
+            'server': {'type': 'unix', 'path': socket}}
 
 
 def top_node(image_id: str, below: str) -> dict[str, Any]:
@@ -266,36 +181,20 @@ def present(image_ids: Iterable[str], nodes: Mapping[str, str],
     found = {}
     for image_id in image_ids:
         names = {kind: naming.node_name(kind, image_id) for kind in KINDS}
-        place, is_absent = _origin(nodes.get(names[REMOTE], ''))
-        # Of a connection itself QEMU does not tell the credentials.
-        shown = place and dataclasses.replace(place, credentials='')
-        by = [kind for kind in CONNECTIONS if (is_absent or place is not None)
-              and _origin(nodes.get(names[kind], '')) == (shown, is_absent)]
         there = Present(frozenset(kind for kind, name in names.items() if name in nodes),
                         naming.export_name(naming.EXPORT_BASE, image_id) in exports,
-                        place, by[0] if by else '', is_absent, len(by) > 1)
+                        _content(nodes.get(names[REMOTE], '')))
         if there != Present():
             found[image_id] = there
     return found
 
 
-def _origin(file: str) -> tuple[Place | None, bool]:
-    """Return where a node reads from, by what QEMU calls its file; and whether it is absent."""
-    if found := re.fullmatch('nbd://(.*):([0-9]+)/(.+)', file):
-        return Place(found[1].strip('[]'), int(found[2]), found[3]), False
+def _content(file: str) -> str:
+    """Return the export that a node reads, by what QEMU calls its file; empty if it does not tell.
+    """
     if found := re.fullmatch(r'nbd\+unix:///(.+)\?socket=(.+)', file):
-        return Place('', 0, found[1], socket=found[2]), False
+        return found[1]
     try:
-        node = json.loads(file.removeprefix('json:'))
-        while node['driver'] not in ('nbd', _ABSENT_DRIVER):
-            node = node['file']
-        if node['driver'] == _ABSENT_DRIVER:
-            return None, True
-        server = node.get('server', {})
-        if path := node.get('server.path') or server.get('path'):
-            return Place('', 0, node['export'], socket=path), False
-        return Place(node.get('server.host') or server['host'],
-                     int(node.get('server.port') or server['port']), node['export'],
-                     str(node.get('tls-creds', ''))), False
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return None, False
+        return str(json.loads(file.removeprefix('json:')).get('export', ''))
+    except (ValueError, AttributeError):
+        return ''

@@ -13,14 +13,15 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from bootcache import exception
+from bootcache import errorlog, exception
 from bootcache.storagedaemon import StorageDaemon, UnixListener
 
 NAME = re.compile(r'[0-9a-f]{16}-[0-9]')
 # QEMU 6.2 knows none of these.
 _SINCE_7 = 'open-timeout', 'tls-hostname'
 # A monitor answers within milliseconds, whatever the remote side does (QEMU 7.2 and 10).
-_ANSWER_SECONDS, _COMMAND_SECONDS, _QUEUE_SECONDS = 3, 5, 10
+# To open what is in Ceph it waits for that.
+_ANSWER_SECONDS, _COMMAND_SECONDS, _QUEUE_SECONDS = 3, 4, 10
 
 
 def digest(export: str) -> str:
@@ -36,7 +37,8 @@ def daemon(directory: str, name: str, autostart: bool) -> StorageDaemon:
     """
     return StorageDaemon(name, directory, UnixListener(socket_path(directory, name)),
                          autostart=autostart, patience=_ANSWER_SECONDS,
-                         command_seconds=_COMMAND_SECONDS, queue_seconds=_QUEUE_SECONDS)
+                         command_seconds=_COMMAND_SECONDS, queue_seconds=_QUEUE_SECONDS,
+                         trace=errorlog.TRACE)
 
 
 def socket_path(directory: str, name: str) -> str:
@@ -52,6 +54,7 @@ class Connector:
 
     :ivar name: its own.
     :ivar socket: the path of its socket.
+    :ivar log_path: of what its QEMU says.
 
     :param directory: of all connectors' files.
     """
@@ -60,6 +63,7 @@ class Connector:
         self.name = name
         self.socket = socket_path(directory, name)
         self._daemon = daemon(directory, name, autostart=False)
+        self.log_path = self._daemon.log_path
 
     @property
     def runs(self) -> bool:

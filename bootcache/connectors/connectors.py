@@ -7,16 +7,18 @@ connectors answer tell all.
 
 import contextlib
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable
 from typing import Protocol
 
 from oslo_log import log as logging
 
-from bootcache import exception, green, steps
+from bootcache import errorlog, exception, green, steps
 from bootcache.connectors import connector, probe
 from bootcache.connectors.connector import Connector
 from bootcache.connectors.probe import Answer
 from bootcache.connectors.ways import Way
+from bootcache.errorlog import ErrorLog
 
 LOG = logging.getLogger(__name__)
 
@@ -27,6 +29,8 @@ _LINKS, _CONNECTORS = 'bases', 'connectors'
 PARKED = 'parked.sock'
 # That a read takes before a link leads to a connector.
 _READ_SECONDS = 4
+# Who had a link be made that long ago has opened the base, or will not.
+_FRESH_SECONDS = 120
 # Of one origin: one that is used, and one beside it where connections of that are stuck.
 _NUMBERS = 2
 
@@ -103,6 +107,11 @@ class Connectors:
         self._links = os.path.join(run_dir, _LINKS)
         self._directory = os.path.join(run_dir, _CONNECTORS)
         self._starter = starter
+        # What is being opened, by the names of connectors: no link leads there yet. Each step is
+        # atomic.
+        self._opening: dict[str, str] = {}
+        # What was read of connectors' logs, by name; for one thread.
+        self._logs: dict[str, ErrorLog] = {}
 
     def socket(self, export: str) -> str:
         """Return the path by which a base is read, that never changes."""
@@ -120,10 +129,13 @@ class Connectors:
             return ''
         return name if connector.NAME.fullmatch(name) else ''
 
-    def is_by(self, export: str, way: Way) -> bool:
-        """Tell whether a base is read by a way, as far as links tell, and the connector runs."""
-        name = self.name_of(export)
-        return name.startswith(f'{way.origin}-') and Connector(self._directory, name).runs
+    def is_by(self, name: str, way: Way) -> bool:
+        """Tell whether a connector is one of a way's, and runs."""
+        return name.startswith(f'{way.origin}-') and self.runs(name)
+
+    def runs(self, name: str) -> bool:
+        """Tell whether a connector runs."""
+        return bool(name) and Connector(self._directory, name).runs
 
     def connect(self, export: str, way: Way, beside: str = '') -> None:
         """Have a base be read by a way from now on; who reads it connects again.
@@ -134,20 +146,24 @@ class Connectors:
         """
         before = self.name_of(export)
         name = next(name for name in self._names(way) if name != beside)
-        self._starter.start(name)
+        found = Connector(self._directory, name)
+        self._opening[export] = name
         try:
-            found = Connector(self._directory, name)
+            self._starter.start(name)
             found.open(export, way.node)
             steps.reached('connector: opened')
             answer = green.aside(lambda: probe.read({export: found.socket}, _READ_SECONDS))[export]
             if answer is not Answer.READ:
                 raise exception.StorageDaemonError(f'{way.text}: a read of 4 KiB: {answer.value}')
+            if before != name:
+                self._link(export, os.path.basename(found.socket))
         except exception.StorageDaemonError:
+            del self._opening[export]
             if name != before:
                 self._end(export, name)
             raise
+        del self._opening[export]
         if before != name:
-            self._link(export, os.path.basename(found.socket))
             steps.reached('connector: linked')
             if before:
                 self._end(export, before)
@@ -212,41 +228,50 @@ class Connectors:
                 if entry.endswith('.sock') and (name := self._target(
                         os.path.join(self._links, entry))):
                     found.setdefault(name, set()).add(entry.removesuffix('.sock'))
+        for export, name in list(self._opening.items()):
+            found.setdefault(name, set()).add(connector.digest(export))
         return found
 
-    def reconcile(self, ways: Mapping[str, Way]) -> None:
-        """Have those bases be read that are needed, each by its way, and nothing else.
+    def looping(self, origin: str) -> set[str]:
+        """Return the bases whose readers ask again without end, as each answer is an error.
 
-        A connector that was killed is started again; one to which no link leads is ended.
+        :param origin: of the ways that may give one: an exporter's are seen by its own node.
+        """
+        found = set()
+        for name in self._used():
+            if name.startswith(f'{origin}-'):
+                log = self._logs.setdefault(
+                    name, ErrorLog(Connector(self._directory, name).log_path))
+                with contextlib.suppress(OSError):
+                    found.add(errorlog.looping(log.news()))
+        return {export for export in found if export is not None}
 
-        :param ways: by which bases are to be read, by the names of their exports. One that is read
-            by that origin already stays as it is.
-        :raises StorageDaemonError: if one of them cannot be opened; all others are.
+    def is_running(self, export: str) -> bool:
+        """Tell whether the connector runs that a base is read by."""
+        return self.runs(self.name_of(export))
+
+    def keep(self, exports: Iterable[str]) -> None:
+        """Forget all but some bases, and end what nobody reads by any more.
+
+        :param exports: the names of those that are needed.
+        :raises StorageDaemonError: if something cannot be ended.
         """
         failed: list[str] = []
-        digests = {connector.digest(export) for export in ways}
-        for name, read in self._used().items():
-            for lost in read - digests:
+        needed = {f'{connector.digest(export)}.sock' for export in exports}
+        with contextlib.suppress(FileNotFoundError):
+            for entry in set(os.listdir(self._links)) - needed:
+                link = os.path.join(self._links, entry)
                 with contextlib.suppress(FileNotFoundError):
-                    os.unlink(os.path.join(self._links, f'{lost}.sock'))
-        for export, way in ways.items():
-            try:
-                if not self._is_open(export, way):
-                    self.connect(export, way)
-            except exception.StorageDaemonError as error:
-                failed.append(f'{export}: {error}')
+                    if time.time() - os.lstat(link).st_mtime > _FRESH_SECONDS:
+                        os.unlink(link)
         used = self._used()
         for name in _names_in(self._directory):
             try:
-                if name in used:
-                    Connector(self._directory, name).sweep(used[name])
-                else:
+                if name not in used:
                     self._starter.kill(name)
+                elif (found := Connector(self._directory, name)).runs:
+                    found.sweep(used[name])
             except exception.StorageDaemonError as error:
                 failed.append(f'connector {name}: {error}')
         if failed:
             raise exception.StorageDaemonError('; '.join(failed))
-
-    def _is_open(self, export: str, way: Way) -> bool:
-        return self.is_by(export, way) and connector.digest(export) in Connector(
-            self._directory, self.name_of(export)).exports()

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from bootcache import bus, exception, naming
+from bootcache.ceph import places
+from bootcache.ceph.places import RbdClone
 
 # The node's QEMU tries to connect for so long, and reads wait for a connection without end: the
 # link to the connector is exchanged, or removed, meanwhile.
@@ -53,13 +55,18 @@ def nbd_way(host: str, port: int, export: str, credentials: str = '') -> Way:
     return Way(node, _origin(address, port, credentials), naming.tcp_address(host, port))
 
 
-def rbd_way(protocol: Mapping[str, Any], path: str) -> Way:
+def rbd_way(clone: RbdClone, conf: str, user: str) -> Way:
     """Return the way to a clone in Ceph.
 
-    :param protocol: its block node, without its name.
-    :param path: what messages call it.
+    :param conf: path of ceph.conf.
+    :param user: of Ceph, without ``client.``.
     """
-    return Way(protocol, _origin('rbd', protocol.get('conf'), protocol.get('user')), path)
+    return Way(places.protocol(clone, conf, user), rbd_origin(conf, user), clone.path)
+
+
+def rbd_origin(conf: str, user: str) -> str:
+    """Return the origin of all ways to a user's clones in a Ceph cluster."""
+    return _origin('rbd', conf, user)
 
 
 def absent_way(export: str, virtual_bytes: int) -> Way:

@@ -1,0 +1,267 @@
+"""By which way each base of this host is read, and the watch over all of them.
+
+A base is read through a connector (bootcache/connectors): from Ceph where this host may read it
+there, else from the storage node. The gateway's node of a base never changes; the link that it
+connects by does.
+"""
+
+import concurrent.futures
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+from oslo_log import log as logging
+
+from bootcache import exception, green
+from bootcache.breaker import GrowingPauses
+from bootcache.connectors import probe
+from bootcache.connectors.connectors import Connectors
+from bootcache.connectors.probe import Answer
+from bootcache.connectors.ways import Way, absent_way, nbd_way
+from bootcache.locks import KeyedLocks
+from nova_bootcache.gateway.hostclones import HostClones
+from nova_bootcache.locks import Rank
+from nova_bootcache.storagenode import Encryption, Remote
+
+LOG = logging.getLogger(__name__)
+
+# Guests give a request up after 30 s: a read is missed after 3 and 4 s, two ways are tried for 4 s
+# each, and the gateway's reads fail after its reconnect_delay, 10 s at most.
+_PERIOD_SECONDS, _ANSWER_SECONDS = 3.0, 4.0
+# Between tries of a base that cannot be read.
+_AGAIN_SECONDS = 1.0
+# A link is exchanged no sooner again: a storage node that is slow would never end a read.
+_SETTLED_SECONDS = 60.0
+_MOST_AT_ONCE = 16
+# For which nothing of a base is read in Ceph that has given errors.
+_BAD_SECONDS = 600.0
+# A name that no connector has.
+_ANY = '-'
+# Between tries of a better way of a base that is read.
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 30, 600
+_BUSY_SECONDS = 30
+
+
+class BaseConnections:
+    """Owns them.
+
+    :param connectors: of this host.
+    :param encryption: how it connects to storage nodes.
+    :param clones: of this host in Ceph.
+    :param back: called with the name of a base's export when it can be read again.
+    :param clock: gives monotonic seconds.
+    """
+
+    def __init__(self, connectors: Connectors, encryption: Encryption, clones: HostClones,
+                 back: Callable[[], None] = lambda: None,
+                 clock: Callable[[], float] = time.monotonic):
+        self._connectors = connectors
+        self._encryption = encryption
+        self._clones = clones
+        self._back = back
+        self._clock = clock
+        # Make looking at a base's link, opening another way, and exchanging it one step.
+        self._locks = KeyedLocks(Rank.CONNECTION, 'the lock of the connection to')
+        self._pauses = GrowingPauses(_SHORTEST_PAUSE, _LONGEST_PAUSE, clock)
+        # Bases that are read by others than the gateway's exports, by name. Each step is atomic.
+        self._used: dict[str, Remote] = {}
+        # When a link was exchanged by the watch, in monotonic seconds; those that are tried now.
+        # Likewise.
+        self._exchanged_at: dict[str, float] = {}
+        # Until when those are not read in Ceph of which that has given errors. Likewise.
+        self._bad_until: dict[str, float] = {}
+        self._tried: set[str] = set()
+        self._pool = concurrent.futures.ThreadPoolExecutor(_MOST_AT_ONCE, 'bootcache-way')
+
+    def socket(self, export: str) -> str:
+        """Return the path by which a base is read."""
+        return self._connectors.socket(export)
+
+    def is_read(self, export: str) -> bool:
+        """Tell whether a base can be read, as far as the watch knows."""
+        return bool(self._connectors.name_of(export))
+
+    # One base.
+
+    def connect(self, remote: Remote) -> None:
+        """Have a base be read from where it is; nothing happens if it is.
+
+        :raises StorageNodeAway: if it cannot be reached.
+        :raises ConfigurationError: if this host does not speak with its storage node.
+        """
+        with self._alone(remote.export):
+            self._connect(remote, self._connectors.name_of(remote.export))
+
+    def _connect(self, remote: Remote, now: str = '', beside: str = '') -> None:
+        """Take the first way that goes.
+
+        :param now: the connector's name by which it is read; one of such a way stays.
+        :param beside: as for ``Connectors.connect``; then nothing is made in Ceph, as that waits.
+        """
+        failed: exception.BootcacheError | None = None
+        if self.is_in_ceph(now) and self._may_read_in_ceph(remote):
+            return
+        for find in (self._way_in_ceph, self._way_to_node):
+            try:
+                way = find(remote, not beside)
+                if way is not None:
+                    if not self._connectors.is_by(now, way):
+                        self._connectors.connect(remote.export, way, beside)
+                    return
+            except exception.BootcacheError as error:
+                failed = error
+        assert failed is not None
+        if isinstance(failed, exception.ConfigurationError) or 'is not served now' in str(failed):
+            raise failed
+        raise exception.StorageNodeAway(
+            f'gateway: the base {remote.export} cannot be reached: {failed}') from failed
+
+    def is_in_ceph(self, name: str) -> bool:
+        """Tell whether a connector is one of Ceph's, and runs."""
+        return name.startswith(self._clones.origin) and self._connectors.runs(name)
+
+    def _may_read_in_ceph(self, remote: Remote) -> bool:
+        return self._clones.is_on \
+            and self._clock() >= self._bad_until.get(remote.export, -float('inf'))
+
+    def _way_in_ceph(self, remote: Remote, makes: bool) -> Way | None:
+        return self._clones.way(remote, makes) if self._may_read_in_ceph(remote) else None
+
+    def _way_to_node(self, remote: Remote, _makes: bool) -> Way:
+        return nbd_way(remote.host, remote.port, remote.export,
+                       self._encryption.credentials(remote.tls))
+
+    def connect_absent(self, export: str, virtual_bytes: int) -> None:
+        """Have a base be one that cannot be read now: its reader learns its size.
+
+        Nothing happens to one that has a link; ``park`` follows when the reader has it open.
+
+        :raises StorageDaemonError: if no connector can be started.
+        """
+        with self._alone(export):
+            self._connectors.connect(export, absent_way(export, virtual_bytes))
+
+    def park(self, export: str) -> None:
+        """Have a base be read by no way, until the watch finds one.
+
+        :raises StorageDaemonError: if its connector cannot be ended that hangs.
+        """
+        with self._alone(export):
+            self._connectors.park(export)
+
+    @contextlib.contextmanager
+    def used(self, remote: Remote) -> Iterator[str]:
+        """Have something of a storage node be read while the block runs.
+
+        :returns: the path by which it is.
+        :raises StorageNodeAway: if it cannot be reached.
+        """
+        self._used[remote.export] = remote
+        try:
+            self.connect(remote)
+            yield self.socket(remote.export)
+        finally:
+            self._used.pop(remote.export, None)
+
+    def check(self, export: str) -> None:
+        """Check that a base can be read now: who changes nodes above it would wait for its reads.
+
+        :raises StorageNodeAway: if there is no answer within a second.
+        """
+        answer = self._read({export: self.socket(export)}, 1.0)[export] \
+            if self.is_read(export) else Answer.FAILED
+        if answer is not Answer.READ:
+            raise exception.StorageNodeAway(
+                f'gateway: {export} cannot be read now: {answer.value}')
+
+    @staticmethod
+    def _read(sockets: Mapping[str, str], seconds: float) -> dict[str, Answer]:
+        return green.aside(lambda: probe.read(sockets, seconds))
+
+    @contextlib.contextmanager
+    def _alone(self, export: str) -> Iterator[None]:
+        lock = self._locks.of(export)
+        if not lock.acquire(_BUSY_SECONDS):
+            raise exception.StorageDaemonBusy(
+                f'gateway: the way to {export} is being changed, for more than {_BUSY_SECONDS} s')
+        try:
+            yield
+        finally:
+            lock.release()
+
+    # All of them.
+
+    def reconcile(self, remotes: Mapping[str, Remote]) -> None:
+        """Have those bases be read that the gateway serves, each by its best way, and no others.
+
+        :param remotes: where they are, by the names of their exports.
+        """
+        wanted = {**remotes, **self._used}
+        for export, remote in wanted.items():
+            if not self.is_read(export) or not self._pauses.is_time(export):
+                # The watch looks for a way.
+                continue
+            try:
+                self.connect(remote)
+                self._pauses.forget(export)
+            except exception.BootcacheError as error:
+                self._pauses.postpone(export)
+                LOG.warning('%s goes on to be read as it is: %s', export, error)
+        self._connectors.keep(wanted)
+
+    def watch(self, remotes: Callable[[], Mapping[str, Remote]], stopped: threading.Event) -> None:
+        """Watch them until told to stop; for a thread of its own.
+
+        :param remotes: gives those that the gateway serves.
+        """
+        while not stopped.wait(_AGAIN_SECONDS if self._tried else _PERIOD_SECONDS):
+            try:
+                self.look({**remotes(), **self._used})
+            except Exception:
+                LOG.exception('bootcache: the watch over bases: unexpected error')
+
+    def look(self, remotes: Mapping[str, Remote]) -> None:
+        """Read 4 KiB of each base; another way is looked for of one that has no answer.
+
+        :param remotes: by the names of their exports.
+        """
+        for export in self._connectors.looping(self._clones.origin) & set(remotes):
+            LOG.error('%s cannot be read in Ceph, and is read through the exporter', export)
+            self._bad_until[export] = self._clock() + _BAD_SECONDS
+            self._start(remotes[export])
+        read = {export: self.socket(export) for export in remotes if self.is_read(export)}
+        answers = self._read(read, _ANSWER_SECONDS)
+        for export, remote in remotes.items():
+            if answers.get(export) is not Answer.READ and not (
+                    export in read and self._connectors.is_running(export) and self._clock()
+                    < self._exchanged_at.get(export, -_SETTLED_SECONDS) + _SETTLED_SECONDS):
+                self._start(remote)
+
+    def _start(self, remote: Remote) -> None:
+        if remote.export not in self._tried:
+            self._tried.add(remote.export)
+            self._pool.submit(self._mend, remote)
+
+    def _mend(self, remote: Remote) -> None:
+        export = remote.export
+        try:
+            with self._alone(export):
+                before = self._connectors.name_of(export)
+                try:
+                    # One that was killed is started again; else another one is.
+                    self._connect(remote, beside=before if self._connectors.runs(before)
+                                  else _ANY)
+                    self._exchanged_at[export] = self._clock()
+                    if not before:
+                        self._back()
+                except exception.BootcacheError as error:
+                    if before:
+                        LOG.warning('%s', error)
+                        self._connectors.park(export)
+        except exception.BootcacheError as error:
+            LOG.warning('%s', error)
+        except Exception:
+            LOG.exception('bootcache: unexpected error')
+        finally:
+            self._tried.discard(export)

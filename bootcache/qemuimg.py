@@ -1,8 +1,10 @@
 """qemu-img, always with explicit formats and under limits of time and memory."""
 
 import contextlib
+import functools
 import json
 import os
+import re
 import subprocess
 import time
 from collections.abc import Callable, Mapping
@@ -24,6 +26,8 @@ _READ_MEMORY = 2 << 30
 _READ_SAYS = 1 << 20
 # Of a node behind a network.
 _OPEN_SECONDS = 10
+# A server that has not greeted by then says nothing.
+_SILENCE_SECONDS = 3
 
 
 def _run(*arguments: str, limits: Limits | None = None, confined_to: str = '',
@@ -95,6 +99,18 @@ def check_opens(node: Mapping[str, Any]) -> None:
     _run('info', *_objects(node),
          'json:' + json.dumps({'driver': 'raw', 'read-only': True, 'file': node}),
          timeout=_OPEN_SECONDS)
+
+
+@functools.cache
+def knows_open_timeout() -> bool:
+    """Tell whether QEMU's NBD gives up a server that says nothing: since 7.0."""
+    version = re.search(r'version ([0-9]+)', _run('--version', timeout=_OPEN_SECONDS))
+    return version is not None and int(version[1]) >= 7
+
+
+def open_timeout() -> dict[str, int]:
+    """Return the option of an NBD node by which QEMU gives up a server that says nothing."""
+    return {'open-timeout': _SILENCE_SECONDS} if knows_open_timeout() else {}
 
 
 def check_driver(name: str) -> None:

@@ -30,9 +30,10 @@ above, with what each makes one step, and for how long it is held at most:
 ``STORE``, one a growing store
     a change of its nodes; as below. Who keeps the stores' limits does not wait for it.
 
-``CLONE``, one an image
-    cloning its base in Ceph, and opening the clone: Ceph's commands, of 60 s each at most. Who
-    waits for longer than some seconds reads the base through the exporter.
+``CONNECTION``, one a base
+    looking by which connector it is read, opening it in another one, and exchanging its link: 60 s
+    at most, and Ceph's commands, of 60 s each, where it is cloned. Who waits for longer than half a
+    minute gives up.
 
 ``GATEWAY``, one an image
     looking at its nodes in the gateway, and changing them; as below. Who waits for longer than one
@@ -67,7 +68,7 @@ class Rank(enum.IntEnum):
     ARRIVAL = 20
     DECIDING = 30
     STORE = 40
-    CLONE = 45
+    CONNECTION = 45
     GATEWAY = 50
     ROOM = 60
     MONITOR = locks.MONITOR

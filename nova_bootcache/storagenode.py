@@ -1,14 +1,12 @@
 """A base on a storage node, how this host connects to it, and whether that node answers."""
 
-import contextlib
 import dataclasses
-import socket
 import struct
 from typing import Any
 
 from oslo_log import log as logging
 
-from bootcache import bus, certificates, exception, naming, qemuimg, tls
+from bootcache import certificates, exception, qemuimg, tls
 from bootcache.ceph.places import RbdOrigin
 
 LOG = logging.getLogger(__name__)
@@ -124,50 +122,9 @@ def nbd_node(host: str, port: int, export: str, credentials: str = '') -> dict[s
     :param export: the exporter's name for the file.
     :param credentials: see :class:`Encryption`.
     """
-    return {'driver': 'nbd', 'export': export,
+    return {'driver': 'nbd', 'export': export, **qemuimg.open_timeout(),
             'server': {'type': 'inet', 'host': host, 'port': str(port), 'keep-alive': True},
             **({'tls-creds': credentials} if credentials else {})}
-
-
-def check_reachable(remote: Remote) -> None:
-    """Try to connect: while the daemon itself tries, or waits in vain, it takes no new connections.
-
-    :raises StorageNodeAway: if the exporter does not answer at once.
-    """
-    try:
-        # A resolver that does not answer is waited for no longer either.
-        with bus.begin(lambda: socket.create_connection(
-                (remote.host, remote.port), timeout=_REACH_SECONDS),
-                'bootcache-reach').result(2 * _REACH_SECONDS) as connection:
-            # The server speaks first; one that is frozen takes connections all the same.
-            connection.settimeout(_REACH_SECONDS)
-            if not connection.recv(_GREETING_BYTES).startswith(b'NBDMAGIC'):
-                raise OSError('it does not speak NBD')
-            # Who goes without a word leaves an error in QEMU's log, as does who has gone when it
-            # answers.
-            with contextlib.suppress(OSError):
-                connection.sendall(_GOODBYE)
-                connection.recv(_REPLY_BYTES)
-    except (OSError, RuntimeError) as error:
-        raise exception.StorageNodeAway(
-            f'gateway: the exporter at {naming.tcp_address(remote.host, remote.port)} cannot be'
-            f' reached: {str(error) or "its name is not resolved in time"}') from error
-
-
-def check_served(remote: Remote, encryption: Encryption) -> None:
-    """Try to open a base: a storage node that has lost it answers all the same.
-
-    :raises StorageNodeAway: if the exporter does not answer at once.
-    :raises BootcacheError: if it does not serve the base, or not to this host.
-    """
-    check_reachable(remote)
-    try:
-        qemuimg.check_opens(nbd_node(remote.host, remote.port, remote.export,
-                                     encryption.credentials(remote.tls)))
-    except exception.BootcacheError as error:
-        raise exception.BootcacheError(
-            f'the exporter at {naming.tcp_address(remote.host, remote.port)} does not serve'
-            f' {remote.export}: {error}') from error
 
 
 class TakenCertificates:

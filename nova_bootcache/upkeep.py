@@ -77,9 +77,8 @@ class HostUpkeep:
             (_GATEWAY, self._keep_gateway),
             ('what nobody needs stays in the gateway', host.reconcile),
             ('bases are not served', self.serve_bases),
-            ('bases are not read as they could be', host.base_access.look),
+            ('bases are not read as they could be', self.connect_bases),
             (_CERTIFICATES, host.certificates.look),
-            ('renewed certificates are not used', self.use_renewed),
             ('certificates that end are not told of', host.expiry.look)]
         if not host.serving.refusal:
             # What lies on shared storage is not this host's alone.
@@ -148,7 +147,7 @@ class HostUpkeep:
         entries = self._host.cache.entries()
         served = {image_id for image_id, there in self._host.gateway.present(
             entry.remote.image_id for entry in entries).items()
-            if there.is_exported and not there.is_absent}
+            if there.is_exported and self._host.connections.is_read(there.content)}
         # Others of the same storage node are not waited for.
         away: set[tuple[str, int]] = set()
         for entry in entries:
@@ -162,7 +161,7 @@ class HostUpkeep:
                     self._pauses.postpone(key)
                     continue
                 try:
-                    self._host.chains.serve_base(entry)
+                    self._host.chains.reach_base(image_id)
                     LOG.info('image %s: the gateway serves its base', image_id)
                 except (exception.BootcacheError, messaging.MessagingException,
                         OSError) as error:
@@ -172,24 +171,16 @@ class HostUpkeep:
                     self._pauses.postpone(key)
                     LOG.warning('image %s: the gateway cannot serve its base: %s', image_id, error)
 
-    def use_renewed(self) -> None:
-        """Have the gateway's connections be made anew with certificates that were renewed.
+    def connect_bases(self) -> None:
+        """Have each base that the gateway serves be read by its best way, and nothing else.
 
-        :raises BootcacheError: if the gateway does not answer.
+        :raises BootcacheError: if the gateway, a connector or Ceph does not answer.
         """
-        entries = {entry.remote.image_id: entry for entry in self._host.cache.entries()
-                   if entry.remote.tls}
-        for image_id, there in self._host.gateway.present(entries).items() if entries else ():
-            remote, key = entries[image_id].remote, f'renew:{image_id}'
-            if not self._host.gateway.is_outdated(remote, there):
-                self._pauses.forget(key)
-            elif self._pauses.is_time(key):
-                self._pauses.postpone(key)
-                try:
-                    self._host.gateway.renew(remote)
-                except exception.BootcacheError as error:
-                    LOG.warning('image %s: the gateway\'s connection to its base goes on with the'
-                                ' certificate that it has, for now: %s', image_id, error)
+        remotes = {entry.remote.image_id: entry.remote for entry in self._host.cache.entries()}
+        self._host.connections.reconcile({
+            there.content: remotes[image_id]
+            for image_id, there in self._host.gateway.present(remotes).items()
+            if there.is_exported and there.content == remotes[image_id].export})
 
     def replace_empty(self) -> None:
         """Replace empty cache images by whole ones, where the storage service has built them."""

@@ -17,8 +17,6 @@ from bootcache import errorlog, exception
 from bootcache.storagedaemon import StorageDaemon, UnixListener
 
 NAME = re.compile(r'[0-9a-f]{16}-[0-9]')
-# QEMU 6.2 knows none of these.
-_SINCE_7 = 'open-timeout', 'tls-hostname'
 # A monitor answers within milliseconds, whatever the remote side does (QEMU 7.2 and 10).
 # To open what is in Ceph it waits for that.
 _ANSWER_SECONDS, _COMMAND_SECONDS, _QUEUE_SECONDS = 3, 4, 10
@@ -97,23 +95,13 @@ class Connector:
             with contextlib.suppress(exception.StorageDaemonError):
                 # Left by a crash between a node and its export.
                 self._daemon.remove_nodes(name)
-            self._add(name, node)
+            self._daemon.add_nodes({**node, 'node-name': name, 'read-only': True})
             try:
                 session.execute('block-export-add', type='nbd', id=f'c{digest(export)}-{number}',
                                 node_name=name, name=export)
             except exception.StorageDaemonError:
                 self._daemon.remove_nodes(name)
                 raise
-
-    def _add(self, name: str, node: Mapping[str, Any]) -> None:
-        try:
-            self._daemon.add_nodes({**node, 'node-name': name, 'read-only': True})
-        except exception.StorageDaemonError as error:
-            if not any(f"'{option}'" in str(error) for option in _SINCE_7):
-                raise
-            self._daemon.add_nodes({key: value for key, value in node.items()
-                                    if key not in _SINCE_7} | {'node-name': name,
-                                                               'read-only': True})
 
     def close(self, export: str) -> None:
         """End the connections to what is served under a name; who reads there connects again.

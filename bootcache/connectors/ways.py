@@ -8,13 +8,11 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
-from bootcache import bus, exception, naming
+from bootcache import bus, exception, naming, qemuimg
 from bootcache.ceph import places
 from bootcache.ceph.places import RbdClone
 
-# The node's QEMU tries to connect for so long, and reads wait for a connection without end: the
-# link to the connector is exchanged, or removed, meanwhile.
-_OPEN_SECONDS = 3
+# Reads wait for a connection without end: the link to the connector is exchanged meanwhile.
 _RECONNECT_SECONDS = 3600
 _RESOLVE_SECONDS = 3
 
@@ -45,11 +43,12 @@ def nbd_way(host: str, port: int, export: str, credentials: str = '') -> Way:
     :param credentials: see ``Encryption`` of the compute host.
     :raises StorageNodeAway: if the name is not resolved in time.
     """
-    address = _address(host, port)
+    # Before, a certificate was compared with what QEMU connects to.
+    address = host if credentials and not qemuimg.knows_open_timeout() else _address(host, port)
     tls = {'tls-creds': credentials, **({} if address == host else {'tls-hostname': host})} \
         if credentials else {}
-    node = {'driver': 'nbd', 'export': export, 'open-timeout': _OPEN_SECONDS,
-            'reconnect-delay': _RECONNECT_SECONDS,
+    node = {'driver': 'nbd', 'export': export, 'reconnect-delay': _RECONNECT_SECONDS,
+            **qemuimg.open_timeout(),
             'server': {'type': 'inet', 'host': address, 'port': str(port), 'keep-alive': True},
             **tls}
     return Way(node, _origin(address, port, credentials), naming.tcp_address(host, port))

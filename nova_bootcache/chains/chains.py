@@ -11,7 +11,6 @@ from oslo_log import log as logging
 
 from bootcache import exception, naming, qemuimg, steps
 from bootcache.tier import Medium
-from nova_bootcache import storagenode
 from nova_bootcache.asking import client, placement
 from nova_bootcache.asking.client import AsUser, Offered
 from nova_bootcache.asking.placement import HeldHere, Host, Offer, PlanStep, Server, TierRoom, Trust
@@ -414,7 +413,7 @@ class Chains:
         entry = self._cache.known(image_id)
         return None if entry is None else (
             entry.remote.host, entry.remote.port,
-            image_id if self._gateway.may_read_in_ceph(entry.remote) else '')
+            image_id if self._gateway.connections.may_read_in_ceph(entry.remote) else '')
 
     def serve_base(self, entry: CacheEntry) -> None:
         """Serve a base to this host's servers, wherever it is now.
@@ -438,17 +437,16 @@ class Chains:
         if entry is None:
             raise exception.BootcacheError(f'it is not noted where the base of {image_id} is; a'
                                            ' server that is started from the image notes it')
-        if self._gateway.reaches_in_ceph(entry.remote):
-            return
         try:
-            storagenode.check_served(entry.remote, self._parts.encryption)
+            self._gateway.ensure_base(entry.remote)
+            self._gateway.connections.check(entry.remote.export)
         except exception.BootcacheError as error:
             entry, reason = self._find_base(entry)
             if entry is None:
                 raise type(error)(
                     f'{error}; the storage service does not serve it: {reason}') from error
-            storagenode.check_served(entry.remote, self._parts.encryption)
-        self._gateway.ensure_base(entry.remote)
+            self._gateway.connections.connect(entry.remote)
+            self._gateway.ensure_base(entry.remote)
 
     def _find_base(self, entry: CacheEntry) -> tuple[CacheEntry | None, str]:
         """Ask where a base is now; None if the storage service does not serve it, and why.

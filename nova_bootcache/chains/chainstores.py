@@ -10,7 +10,6 @@ import oslo_messaging as messaging
 from oslo_log import log as logging
 
 from bootcache import exception
-from nova_bootcache import storagenode
 from nova_bootcache.asking.client import HostsClient
 from nova_bootcache.cache.cachefiles import CacheFiles
 from nova_bootcache.gateway.below import Below
@@ -176,7 +175,7 @@ class ChainStores:
             # It is as good as another one.
             return None
         try:
-            storagenode.check_reachable(entry.remote)
+            self._parts.gateway.connections.check(entry.remote.export)
         except exception.StorageNodeAway as error:
             LOG.info('image %s: its growing store stays for now: %s', image_id, error)
             return None

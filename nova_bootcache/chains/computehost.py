@@ -7,16 +7,17 @@ from oslo_log import log as logging
 
 from bootcache import certificates, exception, tls
 from bootcache import conf as bootcache_conf
+from bootcache.connectors.connectors import Connectors
+from bootcache.connectors.supervisor import SupervisedStarter
 from bootcache.tier import Medium
 from nova_bootcache import conf as nova_conf
-from nova_bootcache import storagenode
 from nova_bootcache.asking.client import ExchangeAsking, HostsClient
 from nova_bootcache.cache.cachefiles import CacheFiles
 from nova_bootcache.chains.chains import Chains, HostFacts
 from nova_bootcache.chains.chainstores import Parts
 from nova_bootcache.chains.serving import Serving
-from nova_bootcache.gateway.baseaccess import BaseAccess
 from nova_bootcache.gateway.below import Below
+from nova_bootcache.gateway.connections import BaseConnections
 from nova_bootcache.gateway.daemon import Gateway
 from nova_bootcache.gateway.hostclones import HostClones
 from nova_bootcache.gateway.hostneeds import HostNeeds
@@ -40,9 +41,9 @@ class ComputeHost:
     :ivar certificates: whether QEMU takes this host's.
     :ivar expiry: tells of certificates that end.
     :ivar serving: whether new servers are served.
+    :ivar connections: by which bases are read.
     :ivar chains: makes and keeps servers' chains.
     :ivar facts: what placement has to know of this host.
-    :ivar base_access: looks after what bases are read by.
     :ivar expansions: expands cache images that came compressed.
     :ivar store_space: what growing stores were to grow into.
 
@@ -70,14 +71,14 @@ class ComputeHost:
         self.expiry = certificates.configured(group, tls.Endpoint.CLIENT)
         self.storage = HostsClient(conf, self.encryption)
         self.cache = CacheFiles(cache_directory, tiers.memory_directory)
-        clones = HostClones(nova_conf.ceph(conf), group.base_access == nova_conf.RBD,
-                            group.gateway_run_dir, group.reconnect_delay, group.gateway_autostart)
+        clones = HostClones(nova_conf.ceph(conf), group.base_access == nova_conf.RBD)
         clones.check()
+        starter = SupervisedStarter(group.gateway_run_dir, group.gateway_autostart)
+        self.connections = BaseConnections(Connectors(group.gateway_run_dir, starter),
+                                           self.encryption, clones)
         self.gateway = Gateway(group.gateway_run_dir, group.gateway_socket, group.reconnect_delay,
-                               group.gateway_autostart, group.gateway_group, self.encryption,
-                               clones)
+                               self.connections, group.gateway_autostart, group.gateway_group)
         self.needs = HostNeeds()
-        self.base_access = BaseAccess(self.gateway, clones, self.cache, self.needs)
         self.below = Below(self.gateway, self.cache, self.needs)
         self.store_space = StoreSpace(self.gateway, self.cache, self.needs, self.below)
         self.room = Room(self.cache, self.below, self.needs, limits)
@@ -89,7 +90,7 @@ class ComputeHost:
         self.arrivals = Arrivals(self.cache, self.fetches, self.room, self.below, self.gateway,
                                  self.needs)
         self.boots = WatchedBoots(self.below.stores, self.needs, lambda: self.storage.api,
-                                  self.drop_useless_stores)
+                                  self.connections.check, self.drop_useless_stores)
         self.expansions = Expansions(self.cache, self.room, self.needs, Expand(group.expand),
                                      group.settle_delay, base_directory)
         self.recordings = ProfileRecordings(self.gateway, cache_directory)
@@ -113,6 +114,7 @@ class ComputeHost:
         except OSError as error:
             LOG.error('bootcache: the tiers cannot be cleaned: %s', error)
         self._readable.find_out()
+        self.connections.start()
         try:
             self.gateway.start()
             # Whoever was at work on it is gone.
@@ -125,6 +127,7 @@ class ComputeHost:
         """Stop all recording and expanding; the gateway goes on serving this host's servers."""
         self.expansions.stop()
         self.below.stop()
+        self.connections.stop()
 
     def reconcile(self) -> None:
         """Have the gateway end what nobody of this process looks after, and forget what it lost.
@@ -148,7 +151,7 @@ class ComputeHost:
             if entry is None or entry.cache_image is None or self.needs.is_booting(store.name):
                 continue
             try:
-                storagenode.check_reachable(entry.remote)
+                self.connections.check(entry.remote.export)
                 with self.needs.deciding.of(store.name):
                     # Somebody may have come for it meanwhile.
                     if not self.needs.is_booting(store.name):

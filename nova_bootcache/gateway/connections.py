@@ -49,7 +49,7 @@ class BaseConnections:
     :param connectors: of this host.
     :param encryption: how it connects to storage nodes.
     :param clones: of this host in Ceph.
-    :param back: called with the name of a base's export when it can be read again.
+    :param back: called when a base can be read again.
     :param clock: gives monotonic seconds.
     """
 
@@ -64,8 +64,12 @@ class BaseConnections:
         # Make looking at a base's link, opening another way, and exchanging it one step.
         self._locks = KeyedLocks(Rank.CONNECTION, 'the lock of the connection to')
         self._pauses = GrowingPauses(_SHORTEST_PAUSE, _LONGEST_PAUSE, clock)
-        # Bases that are read by others than the gateway's exports, by name. Each step is atomic.
-        self._used: dict[str, Remote] = {}
+        # What is read by others than the gateway's exports, by reader. Each step is atomic.
+        self._held: dict[str, Remote] = {}
+        # Those that the gateway serves, by name: replaced by ``reconcile``, which asks it. This one
+        # never does: it may wait for a base.
+        self._remotes: dict[str, Remote] = {}
+        self._stopped = threading.Event()
         # When a link was exchanged by the watch, in monotonic seconds; those that are tried now.
         # Likewise.
         self._exchanged_at: dict[str, float] = {}
@@ -92,6 +96,7 @@ class BaseConnections:
         """
         with self._alone(remote.export):
             self._connect(remote, self._connectors.name_of(remote.export))
+        self._remotes[remote.export] = remote
 
     def _connect(self, remote: Remote, now: str = '', beside: str = '') -> None:
         """Take the first way that goes.
@@ -100,7 +105,7 @@ class BaseConnections:
         :param beside: as for ``Connectors.connect``; then nothing is made in Ceph, as that waits.
         """
         failed: exception.BootcacheError | None = None
-        if self.is_in_ceph(now) and self._may_read_in_ceph(remote):
+        if self.is_in_ceph(now) and self.may_read_in_ceph(remote):
             return
         for find in (self._way_in_ceph, self._way_to_node):
             try:
@@ -121,16 +126,29 @@ class BaseConnections:
         """Tell whether a connector is one of Ceph's, and runs."""
         return name.startswith(self._clones.origin) and self._connectors.runs(name)
 
-    def _may_read_in_ceph(self, remote: Remote) -> bool:
-        return self._clones.is_on \
+    def may_read_in_ceph(self, remote: Remote) -> bool:
+        """Tell whether this host reads a base in Ceph where that goes."""
+        return self._clones.is_on and remote.rbd is not None \
             and self._clock() >= self._bad_until.get(remote.export, -float('inf'))
 
     def _way_in_ceph(self, remote: Remote, makes: bool) -> Way | None:
-        return self._clones.way(remote, makes) if self._may_read_in_ceph(remote) else None
+        return self._clones.way(remote, makes) if self.may_read_in_ceph(remote) else None
 
     def _way_to_node(self, remote: Remote, _makes: bool) -> Way:
         return nbd_way(remote.host, remote.port, remote.export,
                        self._encryption.credentials(remote.tls))
+
+    def renew(self, remote: Remote) -> None:
+        """Have a base that can be read be read from where it is now; else it goes on as it is.
+
+        Its storage node may have another address by now, or this host other certificates.
+        """
+        try:
+            self.connect(remote)
+        except exception.BootcacheError as error:
+            pause = self._pauses.postpone(remote.export)
+            LOG.warning('%s goes on to be read as it is, for %.0f s: %s', remote.export, pause,
+                        error)
 
     def connect_absent(self, export: str, virtual_bytes: int) -> None:
         """Have a base be one that cannot be read now: its reader learns its size.
@@ -150,19 +168,45 @@ class BaseConnections:
         with self._alone(export):
             self._connectors.park(export)
 
-    @contextlib.contextmanager
-    def used(self, remote: Remote) -> Iterator[str]:
-        """Have something of a storage node be read while the block runs.
+    def hold(self, holder: str, remote: Remote) -> None:
+        """Have something of a storage node be read, whether the gateway serves it or not.
 
-        :returns: the path by which it is.
-        :raises StorageNodeAway: if it cannot be reached.
+        :param holder: who reads it.
+        :raises StorageNodeAway: if it cannot be reached; nobody holds it then.
         """
-        self._used[remote.export] = remote
+        self._held[holder] = remote
         try:
             self.connect(remote)
-            yield self.socket(remote.export)
+        except BaseException:
+            self.let_go(holder)
+            raise
+
+    def let_go(self, holder: str) -> None:
+        """Note that somebody reads nothing more, as ``hold`` has it."""
+        self._held.pop(holder, None)
+
+    @contextlib.contextmanager
+    def copied(self, remote: Remote) -> Iterator[dict[str, object] | None]:
+        """Have a base be read in Ceph while it is copied, whether the gateway reads it or not.
+
+        :returns: its block node, which does not reconnect: whoever copies goes on another way. None
+            if this host cannot read it in Ceph; why is logged.
+        """
+        holder = f'copy-{remote.image_id}'
+        node: dict[str, object] | None = None
+        try:
+            if self.may_read_in_ceph(remote):
+                with contextlib.suppress(exception.BootcacheError):
+                    self.hold(holder, remote)
+                    if self.is_in_ceph(self._connectors.name_of(remote.export)):
+                        node = {'driver': 'nbd', 'export': remote.export, 'server': {
+                            'type': 'unix', 'path': self.socket(remote.export)}}
+            yield node
         finally:
-            self._used.pop(remote.export, None)
+            self.let_go(holder)
+
+    def _all(self) -> dict[str, Remote]:
+        return {**self._remotes, **{remote.export: remote for remote in list(self._held.values())}}
 
     def check(self, export: str) -> None:
         """Check that a base can be read now: who changes nodes above it would wait for its reads.
@@ -197,27 +241,28 @@ class BaseConnections:
 
         :param remotes: where they are, by the names of their exports.
         """
-        wanted = {**remotes, **self._used}
+        self._remotes = dict(remotes)
+        wanted = self._all()
         for export, remote in wanted.items():
-            if not self.is_read(export) or not self._pauses.is_time(export):
-                # The watch looks for a way.
-                continue
-            try:
-                self.connect(remote)
-                self._pauses.forget(export)
-            except exception.BootcacheError as error:
-                self._pauses.postpone(export)
-                LOG.warning('%s goes on to be read as it is: %s', export, error)
+            # Of one that cannot be read the watch looks for a way.
+            if self.is_read(export) and self._pauses.is_time(export):
+                self.renew(remote)
         self._connectors.keep(wanted)
+        self._clones.sweep(remote for export, remote in wanted.items()
+                           if self.is_in_ceph(self._connectors.name_of(export)))
 
-    def watch(self, remotes: Callable[[], Mapping[str, Remote]], stopped: threading.Event) -> None:
-        """Watch them until told to stop; for a thread of its own.
+    def start(self) -> None:
+        """Watch them from now on."""
+        threading.Thread(target=self._watch, name='bootcache-watch', daemon=True).start()
 
-        :param remotes: gives those that the gateway serves.
-        """
-        while not stopped.wait(_AGAIN_SECONDS if self._tried else _PERIOD_SECONDS):
+    def stop(self) -> None:
+        """Watch them no more; they go on to be read."""
+        self._stopped.set()
+
+    def _watch(self) -> None:
+        while not self._stopped.wait(_AGAIN_SECONDS if self._tried else _PERIOD_SECONDS):
             try:
-                self.look({**remotes(), **self._used})
+                self.look(self._all())
             except Exception:
                 LOG.exception('bootcache: the watch over bases: unexpected error')
 

@@ -16,10 +16,10 @@ from bootcache.breaker import Breaker
 from bootcache.locks import KeyedLocks
 from bootcache.storagedaemon import StorageDaemon, UnixListener
 from nova_bootcache.gateway import graph
-from nova_bootcache.gateway.graph import GraphAction, Place, Present, Store, Wanted
-from nova_bootcache.gateway.hostclones import HostClones
+from nova_bootcache.gateway.connections import BaseConnections
+from nova_bootcache.gateway.graph import GraphAction, Present, Store, Wanted
 from nova_bootcache.locks import Rank
-from nova_bootcache.storagenode import PLAIN, Encryption, Remote, check_reachable, nbd_node
+from nova_bootcache.storagenode import Remote
 
 LOG = logging.getLogger(__name__)
 
@@ -34,21 +34,20 @@ _QUEUE_SECONDS = 60
 class Gateway:
     """The gateway of this host.
 
+    :ivar connections: by which it reads bases.
+
     :param run_dir: of its monitor socket.
     :param socket_path: where servers connect.
-    :param reconnect_delay: seconds for which reads wait while the storage node is away.
+    :param reconnect_delay: seconds for which reads wait while a base cannot be read.
+    :param connections: of this host.
     :param autostart: whether one is started where none answers.
     :param group: that may connect to one that is started.
-    :param encryption: how it connects to storage nodes.
-    :param clones: by which it reads bases in Ceph; None if it reads none there.
     """
 
     def __init__(self, run_dir: str, socket_path: str, reconnect_delay: int,
-                 autostart: bool = True, group: str | None = None,
-                 encryption: Encryption = PLAIN, clones: HostClones | None = None):
+                 connections: BaseConnections, autostart: bool = True, group: str | None = None):
         self.socket_path = socket_path
-        self._clones = clones
-        self._encryption = encryption
+        self.connections = connections
         self.daemon = StorageDaemon('gateway', run_dir, UnixListener(socket_path),
                                     autostart=autostart, group=group, patience=_ANSWER_SECONDS,
                                     # Changing a chain waits for reads that wait.
@@ -67,124 +66,31 @@ class Gateway:
         """
         return self.daemon.ensure_running()
 
-    def remote_node(self, name: str, remote: Remote) -> dict[str, Any]:
-        """Return the block node of a base on a storage node.
+    def linked_node(self, name: str, export: str) -> dict[str, Any]:
+        """Return the block node of what is read by a link: see ``BaseConnections``.
 
         :param name: of the node.
+        :param export: the storage node's name for it.
         """
-        return {**nbd_node(remote.host, remote.port, remote.export,
-                           self._encryption.credentials(remote.tls)), 'node-name': name,
-                'read-only': True, 'reconnect-delay': self._reconnect_delay}
-
-    def place(self, remote: Remote) -> Place:
-        """Return where a base is to be read from, and with which certificates.
-
-        :raises ConfigurationError: if this host does not speak with the storage node.
-        """
-        return Place(remote.host, remote.port, remote.export,
-                     self._encryption.credentials(remote.tls))
+        return {**graph.linked_node(export, self.connections.socket(export),
+                                    self._reconnect_delay), 'node-name': name}
 
     def ensure_base(self, remote: Remote) -> str:
         """Serve a base to this host's servers.
 
         :returns: the export's name.
-        :raises StorageDaemonError: if the storage node cannot be reached, or the daemon refuses.
+        :raises StorageNodeAway: if it is not served yet, and cannot be reached.
+        :raises StorageDaemonError: if the daemon refuses.
         """
-        export = naming.export_name(naming.EXPORT_BASE, remote.image_id)
         self.daemon.ensure_running()
         there = self._present(remote.image_id)
         # Not under the lock: bases of other storage nodes do not wait for this one.
-        place = None if self._clones is None else self._clones.place(remote)
-        if there.is_exported and place is not None and there.place == place:
-            return export
-        if place is None:
-            if self._goes_on(remote, there):
-                return export
-            place = self.place(remote)
-            check_reachable(remote)
-        if not there.is_exported:
-            # Of an arrival below a base that is not served: nobody reads from it.
-            self.end_arrival_job(remote.image_id)
-        with self._alone(remote.image_id):
-            there = self._present(remote.image_id)
-            if there.is_exported:
-                if self._is_content(there, remote):
-                    self._exchange(remote, place, there)
-                    return export
-                if not self.daemon.remove_export(export, disconnect=False):
-                    raise exception.StorageDaemonError(
-                        f'gateway: servers that run read another content of {remote.image_id} than'
-                        f' {remote.export}')
-            self._serve(remote.image_id, there, self._connection(
-                naming.node_name(graph.CONNECTIONS[0], remote.image_id), remote, place))
-        return export
-
-    def _connection(self, name: str, remote: Remote, place: Place) -> dict[str, Any]:
-        """Return the node by which a base is read from a place: the one place that tells."""
-        if place.socket:
-            assert self._clones is not None
-            return {**self._clones.node(place.export), 'node-name': name, 'read-only': True}
-        return self.remote_node(name, remote)
-
-    def reads_in_ceph(self, there: Present) -> bool:
-        """Tell whether a base is read in Ceph, by what the gateway has of it."""
-        return there.place is not None and self._clones is not None \
-            and there.place.socket == self._clones.daemon.socket
-
-    def may_read_in_ceph(self, remote: Remote) -> bool:
-        """Tell whether a base is one that this host reads in Ceph where that goes."""
-        return self._clones is not None and self._clones.is_on and remote.rbd is not None
-
-    def reaches_in_ceph(self, remote: Remote) -> bool:
-        """Tell whether a base is served, and Ceph gives it out: no storage node is needed for it.
-
-        :raises StorageDaemonError: if the daemon does not answer.
-        """
-        if self._clones is None or not self._clones.daemon.runs or not self.daemon.runs:
-            return False
-        there = self._present(remote.image_id)
-        return there.is_exported and self.reads_in_ceph(there) \
-            and self._is_content(there, remote) and self._clones.is_read(remote)
-
-    def _goes_on(self, remote: Remote, there: Present) -> bool:
-        """Tell whether what serves a base is left as it is, or take renewed certificates for it."""
-        if not self._reads(remote, there):
-            return False
-        if self.is_outdated(remote, there):
-            try:
-                self.renew(remote)
-            except exception.BootcacheError as error:
-                LOG.warning('image %s: the gateway\'s connection to its base goes on with the'
-                            ' certificate that it has: %s', remote.image_id, error)
-        return True
-
-    @staticmethod
-    def _reads(remote: Remote, there: Present) -> bool:
-        """Tell whether a base is served from where it is, whatever the certificates."""
-        return there.is_exported and there.place is not None \
-            and bool(there.place.credentials) == remote.tls and there.place == Place(
-                remote.host, remote.port, remote.export, there.place.credentials)
-
-    def is_outdated(self, remote: Remote, there: Present) -> bool:
-        """Tell whether a base is read by certificates that were renewed since."""
-        if not remote.tls or not self._reads(remote, there):
-            return False
-        try:
-            return there.place != self.place(remote)
-        except exception.ConfigurationError:
-            return False
-
-    def renew(self, remote: Remote) -> None:
-        """Have a base be read with the certificates that are there now; servers do not notice.
-
-        :raises BootcacheError: if they are not taken, here or by the storage node.
-        """
-        place = self.place(remote)
-        check_reachable(remote)
-        with self._alone(remote.image_id):
-            there = self._present(remote.image_id)
-            if self.is_outdated(remote, there):
-                self._exchange(remote, place, there)
+        if not there.is_exported or there.content != remote.export:
+            self.connections.connect(remote)
+        elif self.connections.is_read(remote.export):
+            # Else its guests wait, and the watch looks for a way.
+            self.connections.renew(remote)
+        return self._export(remote)
 
     def serve_absent(self, remote: Remote, virtual_bytes: int) -> None:
         """Serve a base that cannot be reached: reads of it give errors until it can.
@@ -195,14 +101,33 @@ class Gateway:
         :raises StorageDaemonError: if the daemon does not answer, or refuses.
         """
         self.daemon.ensure_running()
-        with self._alone(remote.image_id):
-            there = self._present(remote.image_id)
-            if not there.is_exported:
-                self._serve(remote.image_id, there, graph.absent_node(
-                    remote.image_id, graph.CONNECTIONS[0], remote.export, virtual_bytes))
+        if not self._present(remote.image_id).is_exported:
+            self.connections.connect_absent(remote.export, virtual_bytes)
+            try:
+                self._export(remote)
+            finally:
+                self.connections.park(remote.export)
 
-    def _serve(self, image_id: str, there: Present, connection: dict[str, Any]) -> None:
-        """Export a base that reads through a connection."""
+    def _export(self, remote: Remote) -> str:
+        image_id = remote.image_id
+        export = naming.export_name(naming.EXPORT_BASE, image_id)
+        if not self._present(image_id).is_exported:
+            # Of an arrival below a base that is not served: nobody reads from it.
+            self.end_arrival_job(image_id)
+        with self._alone(image_id):
+            there = self._present(image_id)
+            if there.is_exported:
+                if there.content == remote.export:
+                    return export
+                if not self.daemon.remove_export(export, disconnect=False):
+                    raise exception.StorageDaemonError(
+                        f'gateway: servers that run read another content of {image_id} than'
+                        f' {remote.export}')
+            self._serve(image_id, there, remote.export)
+        return export
+
+    def _serve(self, image_id: str, there: Present, content: str) -> None:
+        """Export a base that is read by its link."""
         top = graph.top_node(image_id, graph.REMOTE)
         # A server waits: to connect once for all of it spares milliseconds.
         with self.daemon.session():
@@ -210,39 +135,11 @@ class Gateway:
             self._reconcile(image_id, Wanted(Store.GOES),
                             dataclasses.replace(there, is_exported=False))
             self._ensure_unlimited()
-            self.daemon.add_nodes(connection, graph.base_node(image_id, graph.CONNECTIONS[0]), top)
+            self.daemon.add_nodes(
+                self.linked_node(naming.node_name(graph.REMOTE, image_id), content), top)
             steps.reached('gateway: nodes')
             self.daemon.add_export(naming.export_name(naming.EXPORT_BASE, image_id),
                                    str(top['node-name']))
-
-    def _is_content(self, there: Present, remote: Remote) -> bool:
-        """Tell whether what is served of an image is the content that a base has."""
-        if there.is_absent:
-            return graph.absent_name(remote.export) in self.daemon.nodes()
-        return there.place is not None and there.place.export == remote.export
-
-    def _exchange(self, remote: Remote, place: Place, there: Present) -> None:
-        """Have a base be read from where it is now, below all that reads from it."""
-        image_id = remote.image_id
-        for step in graph.exchange(place, there):
-            name = naming.node_name(step.kind, image_id)
-            if step.action is GraphAction.CONNECT:
-                self.daemon.add_nodes(self._connection(name, remote, place))
-                self._leave(there, remote)
-                steps.reached('exchange: connected')
-            elif step.action is GraphAction.MOVE:
-                with self.daemon.session() as session:
-                    session.execute('blockdev-reopen',
-                                    options=[graph.base_node(image_id, step.kind)])
-                LOG.info('image %s: the gateway reads its base from %s now', image_id, place)
-                steps.reached('exchange: moved')
-            else:
-                self.daemon.remove_nodes(name)
-
-    def _leave(self, there: Present, remote: Remote) -> None:
-        """End reads that wait for Ceph: the base is not moved before they have ended."""
-        if self._clones is not None and self.reads_in_ceph(there) and self._clones.waits(remote):
-            self._clones.leave()
 
     def serves(self, image_id: str) -> bool:
         """Tell whether a base is served to this host's servers."""
@@ -345,9 +242,6 @@ class Gateway:
                 if step.action is GraphAction.READ:
                     session.execute('blockdev-reopen',
                                     options=[graph.top_node(image_id, step.kind)])
-                elif step.action is GraphAction.MOVE:
-                    session.execute('blockdev-reopen',
-                                    options=[graph.base_node(image_id, step.kind)])
                 else:
                     name = naming.node_name(step.kind, image_id)
                     try:

@@ -141,16 +141,15 @@ def reconcile(wanted: Wanted, there: Present) -> tuple[GraphStep, ...]:
     return tuple(steps)
 
 
-def base_node(image_id: str, content: str, socket: str, reconnect_delay: int) -> dict[str, Any]:
-    """Return the node of a base.
+def linked_node(export: str, socket: str, reconnect_delay: int) -> dict[str, Any]:
+    """Return a node that reads by a link, without its name.
 
-    :param content: the storage node's name for it.
-    :param socket: the link to its connector.
-    :param reconnect_delay: seconds for which reads wait while the link leads nowhere.
+    :param export: the storage node's name for what is read.
+    :param socket: the link.
+    :param reconnect_delay: seconds for which reads wait while nobody answers there.
     """
-    return {'driver': 'nbd', 'node-name': naming.node_name(REMOTE, image_id), 'read-only': True,
-            'export': content, 'reconnect-delay': reconnect_delay,
-            'server': {'type': 'unix', 'path': socket}}
+    return {'driver': 'nbd', 'read-only': True, 'export': export,
+            'reconnect-delay': reconnect_delay, 'server': {'type': 'unix', 'path': socket}}
 
 
 def top_node(image_id: str, below: str) -> dict[str, Any]:

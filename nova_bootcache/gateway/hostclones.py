@@ -11,7 +11,7 @@ from oslo_log import log as logging
 
 from bootcache import exception, steps
 from bootcache.breaker import Breaker
-from bootcache.ceph import places, rights
+from bootcache.ceph import rights
 from bootcache.ceph.places import RbdClone, RbdOrigin
 from bootcache.ceph.rbd import Rbd, RbdAbsent, RbdRefused
 from bootcache.ceph.rights import HarmfulKey, RbdAccess

@@ -7,7 +7,6 @@ from oslo_log import log as logging
 
 from bootcache import exception
 from bootcache.breaker import GrowingPauses
-from nova_bootcache import storagenode
 from nova_bootcache.cache.cachefiles import CacheEntry, CacheFiles
 from nova_bootcache.gateway import graph, sharedstore
 from nova_bootcache.gateway.below import Below
@@ -79,7 +78,7 @@ class StoreSpace:
             if self._may_grow(image_id):
                 self._pauses.postpone(image_id)
                 return False
-            storagenode.check_reachable(entry.remote)
+            self._gateway.connections.check(entry.remote.export)
             self._pauses.forget(node)
             # Nobody opens another one in its place meanwhile.
             with self._needs.deciding.of(image_id):

@@ -22,7 +22,6 @@ from bootcache.ending import BootJudge, ProfileJudge, ServerJudge
 from bootcache.growingstore import Mark, StoreKeeper
 from bootcache.locks import leaf
 from bootcache.workingset import Extent
-from nova_bootcache import storagenode
 from nova_bootcache.asking.client import Offered
 from nova_bootcache.gateway import sharedstore
 from nova_bootcache.gateway.hostneeds import HostNeeds
@@ -45,7 +44,7 @@ class BootWatch:
     :ivar begin: the place in it at which the boot begins.
     :ivar is_lost: what was read was to be reported, and is not.
 
-    :param remote: the base's place, which has to answer when the record is read.
+    :param check: raises an error unless the base can be read now.
     :param judge: tells when the boot is over.
     :param marker: regular expression that a console line of a finished boot matches.
     :param console: gives the end of the server's console, an empty text if there is none.
@@ -54,13 +53,13 @@ class BootWatch:
     :param over: called at the end, whatever it was.
     """
 
-    def __init__(self, server_id: str, store: RecordedStore, begin: Mark, remote: Remote,
-                 judge: BootJudge, marker: str, console: Callable[[], str],
+    def __init__(self, server_id: str, store: RecordedStore, begin: Mark,
+                 check: Callable[[], None], judge: BootJudge, marker: str, console: Callable[[], str],
                  tell: Callable[[int], None], report: Report,
                  over: Callable[['BootWatch'], None]):
         self.server_id = server_id
         self.store = store
-        self._remote = remote
+        self._check = check
         self._judge = judge
         self._marker = marker
         self._console = console
@@ -110,7 +109,7 @@ class BootWatch:
                 self._tell_discarded()
                 return
             # While the storage node is away, reading the record would hold up all readers.
-            storagenode.check_reachable(self._remote)
+            self._check()
             extents = self.store.extents_between(self.begin, found.until)
             if self._discarded:
                 self._tell_discarded()
@@ -236,13 +235,16 @@ class WatchedBoots:
     :param stores: the growing stores below them.
     :param needs: told whose boots are watched.
     :param api: gives the storage service's client.
+    :param check: raises an error unless a base can be read now, by its export's name.
     :param over: called when one is over, whatever it was.
     """
 
     def __init__(self, stores: StoreKeeper[SharedStore], needs: HostNeeds,
-                 api: Callable[[], rpcapi.StorageAPI], over: Callable[[], None]):
+                 api: Callable[[], rpcapi.StorageAPI], check: Callable[[str], None],
+                 over: Callable[[], None]):
         self.reports = BootReports(lambda *report: api().report_boot(*report))
         self._api = api
+        self._check = check
         self._stores = stores
         self._needs = needs
         self._over = over
@@ -316,8 +318,8 @@ class WatchedBoots:
     def _begin(self, server_id: str, store: RecordedStore, begin: Mark, remote: Remote,
                marker: str, judge: BootJudge, console: Callable[[], str],
                tell: Callable[[int], None], report: Report) -> None:
-        watch = BootWatch(server_id, store, begin, remote, judge, marker, console, tell, report,
-                          self._ended)
+        watch = BootWatch(server_id, store, begin, lambda: self._check(remote.export), judge,
+                          marker, console, tell, report, self._ended)
         with self._lock:
             self._watches[server_id] = watch
         self._needs.begin_boot(store.name)

@@ -53,7 +53,9 @@ class ProfileRecordings:
         :raises RuntimeError: if no thread can be started.
         """
         self._gateway.start()
-        base = self._gateway.remote_node(naming.node_name(recording.BASE, server_id), remote)
+        self._gateway.connections.hold(server_id, remote)
+        base = self._gateway.linked_node(naming.node_name(recording.BASE, server_id),
+                                         remote.export)
         found = Recording(self._gateway.daemon, server_id, [base], virtual_bytes,
                           os.path.join(self._directory, f'{server_id}.partial'))
         with self._lock:
@@ -73,6 +75,7 @@ class ProfileRecordings:
             found = self._recordings.get(server_id)
         if found is None:
             return
+        self._gateway.connections.let_go(server_id)
         try:
             self._keeper.remove(server_id)
             found.discard()

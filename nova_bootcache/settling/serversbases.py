@@ -185,7 +185,7 @@ class ServersBases:
         if entry is not None and entry.remote.rbd is not None \
                 and entry.remote.image_hash == stored['image_hash'] \
                 and stored['image_format'] == 'raw':
-            with self._host.base_access.copied(entry.remote) as node:
+            with self._host.connections.copied(entry.remote) as node:
                 if node is not None:
                     try:
                         return self._copy(image_id, stored, node, 'from Ceph')

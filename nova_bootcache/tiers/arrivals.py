@@ -20,7 +20,6 @@ from bootcache import exception, steps
 from bootcache.exchange.client import Exchanged
 from bootcache.manifest import CacheInfo
 from bootcache.tier import Medium
-from nova_bootcache import storagenode
 from nova_bootcache.asking.client import Offered
 from nova_bootcache.cache.cachefiles import CacheEntry, CacheFiles
 from nova_bootcache.gateway import arrivingimage
@@ -56,6 +55,11 @@ class _Coming:
         """What is told of it."""
         assert self.offered.cache_image is not None
         return self.offered.cache_image
+
+
+def _holder(image_id: str) -> str:
+    """Return the name by which an arrival holds the way to its source."""
+    return f'arrival-{image_id}'
 
 
 class Arrivals:
@@ -117,7 +121,6 @@ class Arrivals:
         with contextlib.ExitStack() as undone:
             undone.callback(self._end, remote.image_id)
             try:
-                storagenode.check_reachable(remote)
                 # What has to go for it goes before its file takes the room.
                 kept = contextlib.ExitStack()
                 kept.enter_context(self._room.for_arrival(remote.image_id, medium,
@@ -136,6 +139,7 @@ class Arrivals:
 
     def _end(self, image_id: str) -> None:
         self.awaited.end(image_id)
+        self._gateway.connections.let_go(_holder(image_id))
         self._needs.end_arrival(image_id)
 
     def _is_here(self, image_id: str, sha256: str) -> bool:
@@ -153,10 +157,12 @@ class Arrivals:
         try:
             if coming.is_read:
                 return
-            source = self._gateway.remote_node(
-                '', dataclasses.replace(coming.remote, export=coming.offered.cache_export))
+            export = coming.offered.cache_export
+            self._gateway.connections.hold(
+                _holder(image_id), dataclasses.replace(coming.remote, export=export, rbd=None))
             self._below.begin_arrival(image_id, coming.info.bytes,
-                                      self._files.coming_path(image_id, coming.medium), source)
+                                      self._files.coming_path(image_id, coming.medium),
+                                      self._gateway.linked_node('', export))
             coming.is_read = True
             steps.reached('arrive: begun')
         finally:

@@ -25,7 +25,7 @@ from bootcache.tier import Medium
 from bootcache.workingset import Extent
 from nova_bootcache.asking.client import Offered
 from nova_bootcache.cache.cachefiles import CacheEntry, CacheFiles, place
-from nova_bootcache.storagenode import Encryption, check_reachable, nbd_node
+from nova_bootcache.storagenode import Encryption, nbd_node
 from nova_bootcache.tiers.room import Room
 
 LOG = logging.getLogger(__name__)
@@ -121,7 +121,6 @@ class Differences:
         """Copy what differs from the storage node, and verify it."""
         remote, wanted = offered.remote, offered.difference
         assert remote is not None and wanted is not None
-        check_reachable(remote)
         node = {'driver': 'raw', 'file': nbd_node(
             remote.host, remote.port, offered.difference_export,
             self._encryption.credentials(remote.tls))}

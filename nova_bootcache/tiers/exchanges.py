@@ -16,7 +16,7 @@ from bootcache.exchange.client import ExchangeClient, Exchanged, FetchProgress
 from bootcache.manifest import CacheInfo
 from nova_bootcache.asking.client import ExchangeAsking
 from nova_bootcache.gateway import sharedstore
-from nova_bootcache.storagenode import Remote, check_reachable
+from nova_bootcache.storagenode import Remote
 
 LOG = logging.getLogger(__name__)
 
@@ -76,7 +76,6 @@ class Exchanges:
         except exception.ExchangeStalled as still:
             LOG.warning('image %s: others do not give all of its cache image, and the rest is'
                         ' copied: %s', remote.image_id, still)
-            check_reachable(remote)
             parts = joined(still.missing, _MOST_COPIES)
             _copy(parts, info.bytes, path, source, rate, seconds,
                   check if rate else _unless_stalled(path, stalled, check))

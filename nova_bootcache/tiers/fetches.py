@@ -27,7 +27,7 @@ from bootcache.tier import Medium
 from nova_bootcache.asking.client import Offered
 from nova_bootcache.asking.placement import Trust
 from nova_bootcache.cache.cachefiles import CacheEntry, CacheFiles, place
-from nova_bootcache.storagenode import PLAIN, Encryption, Remote, check_reachable, nbd_node
+from nova_bootcache.storagenode import PLAIN, Encryption, Remote, nbd_node
 from nova_bootcache.tiers.differences import Differences
 from nova_bootcache.tiers.exchanges import Exchanges
 from nova_bootcache.tiers.room import Room
@@ -305,7 +305,6 @@ class Fetches:
             others = self.ask_others(remote.image_id, cache_image)
             if others is None or not self.exchange(others, remote, cache_image, cache_export,
                                                    partial, patience, begun, rate):
-                check_reachable(remote)
                 self._copy(remote, cache_export, cache_image.bytes, partial, rate, patience)
 
         return self.receive(CacheEntry(remote, cache_image, cache_image.sha256,

@@ -143,21 +143,23 @@ class SupervisedStarter:
 
     def _ask(self, word: str, name: str = '') -> None:
         path = socket_path(self._run_dir)
-        if not listening.is_served(path):
-            self._start(path)
-        try:
-            with socket.socket(socket.AF_UNIX) as connection:
-                connection.settimeout(_ANSWER_SECONDS)
-                connection.connect(path)
-                connection.sendall(f'{word} {name}\n'.encode())
-                with connection.makefile() as stream:
-                    answer = stream.readline()
-        except OSError as error:
-            raise exception.StorageDaemonError(
-                f'{PROGRAM} does not answer at {path}: {error}') from error
-        if answer != '\n':
-            raise exception.StorageDaemonError(
-                f'{PROGRAM}: {word} {name}: {answer.strip() or "it ended"}')
+        # One that ends just now takes it no more; to do it twice harms nobody.
+        for _attempt in range(2):
+            if not listening.is_served(path):
+                self._start(path)
+            try:
+                with socket.socket(socket.AF_UNIX) as connection:
+                    connection.settimeout(_ANSWER_SECONDS)
+                    connection.connect(path)
+                    connection.sendall(f'{word} {name}\n'.encode())
+                    with connection.makefile() as stream:
+                        answer = stream.readline()
+            except OSError as error:
+                answer = str(error)
+            if answer == '\n':
+                return
+        raise exception.StorageDaemonError(
+            f'{PROGRAM} at {path}: {word} {name}: {answer.strip() or "it ended"}')
 
     def _start(self, path: str) -> None:
         if not self._autostart:

@@ -19,7 +19,7 @@ from pathlib import Path
 import apart
 import pytest
 from compute_host import Service
-from functional_tools import free_port, processes_of, qemu_img, until
+from functional_tools import end_supervisor, free_port, processes_of, qemu_img, until
 from glance_rbd import CAPS, HOST_CAPS, MIB, SIZE, GlanceStore
 from oslo_config import cfg
 from storage_node import Node
@@ -175,6 +175,7 @@ def hosts(node, storage_conf, directory, monkeypatch):
     for host in made:
         host.stop()
         host.gateway.daemon.stop()
+    end_supervisor(f'{directory}/gateway')
 
 
 @pytest.fixture

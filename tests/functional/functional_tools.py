@@ -11,6 +11,7 @@ import time
 import nbd
 
 from bootcache import naming
+from bootcache.connectors import supervisor
 
 PATIENCE = 240
 
@@ -35,6 +36,20 @@ def free_port():
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.bind(('127.0.0.1', port))
             return port
+
+
+def supervisor_pid(directory):
+    """Return the id of the process that supervises the connectors below a directory, or None."""
+    return next((pid for pid, words in command_lines().items()
+                 if supervisor.__name__ in words and words[-1] == directory), None)
+
+
+def end_supervisor(directory, number=signal.SIGTERM):
+    """End it; with SIGTERM it ends its connectors first."""
+    pid = supervisor_pid(directory)
+    if pid is not None:
+        os.kill(pid, number)
+        until(lambda: supervisor_pid(directory) is None, 'the end of the supervisor')
 
 
 def command_lines():

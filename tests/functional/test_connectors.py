@@ -6,10 +6,10 @@ import threading
 
 import nbd
 import pytest
-from functional_tools import free_port, frozen, until
+from functional_tools import end_supervisor, free_port, frozen, until
 
 from bootcache import exception
-from bootcache.connectors import connector, probe, supervisor
+from bootcache.connectors import connector, probe
 from bootcache.connectors.connectors import Connectors
 from bootcache.connectors.probe import Answer
 from bootcache.connectors.supervisor import SupervisedStarter
@@ -50,27 +50,7 @@ def connectors(directory):
     starter = SupervisedStarter(directory, autostart=True)
     found = Connectors(directory, starter)
     yield found
-    found.reconcile({})
     end_supervisor(directory)
-
-
-def supervisor_pid(directory):
-    for name in os.listdir('/proc'):
-        try:
-            with open(f'/proc/{int(name)}/cmdline') as stream:
-                words = stream.read().split('\0')
-        except (OSError, ValueError):
-            continue
-        if supervisor.__name__ in words and directory in words:
-            return int(name)
-    return None
-
-
-def end_supervisor(directory, number=signal.SIGTERM):
-    pid = supervisor_pid(directory)
-    if pid is not None:
-        os.kill(pid, number)
-        until(lambda: supervisor_pid(directory) is None, 'the end of the supervisor')
 
 
 @pytest.fixture
@@ -187,18 +167,16 @@ def test_a_base_that_is_away_can_be_opened(connectors, storage_nodes, reader, co
 
 
 def test_all_may_be_killed(connectors, storage_nodes, reader, content, directory):
-    ways = {EXPORT: way(storage_nodes[0])}
-    connectors.reconcile(ways)
+    connectors.connect(EXPORT, way(storage_nodes[0]))
     path = reader()
     name = connectors.name_of(EXPORT)
     end_supervisor(directory, signal.SIGKILL)
     assert read(path) == expected(content)
-    connectors.reconcile(ways)
-    assert connectors.name_of(EXPORT) == name
     daemon = connector.daemon(os.path.join(directory, 'connectors'), name, False)
     os.kill(daemon.pid(), signal.SIGKILL)
     until(lambda: not daemon.runs, 'its end')
-    connectors.reconcile(ways)
+    connectors.connect(EXPORT, way(storage_nodes[0]))
+    assert connectors.name_of(EXPORT) == name
     assert reads(path, content)
 
 
@@ -206,7 +184,9 @@ def test_what_nobody_needs_ends(connectors, storage_nodes, directory):
     first, second = storage_nodes
     connectors.connect(EXPORT, way(first))
     connectors.connect('other', absent_way('other', MIB))
-    connectors.reconcile({EXPORT: way(second)})
+    os.utime(connectors.socket('other'), (0, 0), follow_symlinks=False)
+    connectors.connect(EXPORT, way(second))
+    connectors.keep([EXPORT])
     assert connectors.name_of(EXPORT).startswith(way(second).origin)
     assert not connectors.name_of('other')
     assert [name.partition('.')[0] for name in os.listdir(os.path.join(directory, 'connectors'))

@@ -150,15 +150,21 @@ class BaseConnections:
             LOG.warning('%s goes on to be read as it is, for %.0f s: %s', remote.export, pause,
                         error)
 
-    def connect_absent(self, export: str, virtual_bytes: int) -> None:
-        """Have a base be one that cannot be read now: its reader learns its size.
+    def connect_absent(self, export: str, virtual_bytes: int) -> bool:
+        """Have the gateway open a base that cannot be read now: it learns its size.
 
-        Nothing happens to one that has a link; ``park`` follows when the reader has it open.
+        ``park`` follows before anybody reads it.
 
+        :returns: False if it can be read by now.
         :raises StorageDaemonError: if no connector can be started.
         """
+        way = absent_way(export, virtual_bytes)
         with self._alone(export):
-            self._connectors.connect(export, absent_way(export, virtual_bytes))
+            name = self._connectors.name_of(export)
+            if name and not name.startswith(way.origin):
+                return False
+            self._connectors.connect(export, way)
+        return True
 
     def park(self, export: str) -> None:
         """Have a base be read by no way, until the watch finds one.

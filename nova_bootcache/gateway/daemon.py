@@ -102,13 +102,9 @@ class Gateway:
         """
         self.daemon.ensure_running()
         if not self._present(remote.image_id).is_exported:
-            self.connections.connect_absent(remote.export, virtual_bytes)
-            try:
-                self._export(remote)
-            finally:
-                self.connections.park(remote.export)
+            self._export(remote, self.connections.connect_absent(remote.export, virtual_bytes))
 
-    def _export(self, remote: Remote) -> str:
+    def _export(self, remote: Remote, is_absent: bool = False) -> str:
         image_id = remote.image_id
         export = naming.export_name(naming.EXPORT_BASE, image_id)
         if not self._present(image_id).is_exported:
@@ -123,11 +119,14 @@ class Gateway:
                     raise exception.StorageDaemonError(
                         f'gateway: servers that run read another content of {image_id} than'
                         f' {remote.export}')
-            self._serve(image_id, there, remote.export)
+            self._serve(image_id, there, remote.export, is_absent)
         return export
 
-    def _serve(self, image_id: str, there: Present, content: str) -> None:
-        """Export a base that is read by its link."""
+    def _serve(self, image_id: str, there: Present, content: str, is_absent: bool) -> None:
+        """Export a base that is read by its link.
+
+        :param is_absent: whether that leads to nothing but the base's size.
+        """
         top = graph.top_node(image_id, graph.REMOTE)
         # A server waits: to connect once for all of it spares milliseconds.
         with self.daemon.session():
@@ -137,6 +136,9 @@ class Gateway:
             self._ensure_unlimited()
             self.daemon.add_nodes(
                 self.linked_node(naming.node_name(graph.REMOTE, image_id), content), top)
+            if is_absent:
+                # Before anybody can read what the base does not have.
+                self.connections.park(content)
             steps.reached('gateway: nodes')
             self.daemon.add_export(naming.export_name(naming.EXPORT_BASE, image_id),
                                    str(top['node-name']))

@@ -13,7 +13,6 @@ from oslo_config import cfg
 from bootcache import exception, qemuimg
 from bootcache.tier import Medium
 from nova_bootcache import conf as nova_conf
-from nova_bootcache import storagenode
 from nova_bootcache.asking import placement
 from nova_bootcache.asking.placement import Server
 from nova_bootcache.cache.cachefiles import CacheEntry
@@ -41,7 +40,9 @@ def host(tmp_path, monkeypatch):
     monkeypatch.setattr(host.gateway, 'start', lambda: False)
     monkeypatch.setattr(host.gateway, 'remove_base',
                         lambda image_id: not host.removed.append(image_id))
-    monkeypatch.setattr(storagenode, 'check_reachable', lambda remote: None)
+    # Each base can be read: there is no connector.
+    monkeypatch.setattr(host.connections, 'check', lambda export: None)
+    monkeypatch.setattr(host.connections, 'connect', lambda remote: None)
     host.clock = Clock()
     monkeypatch.setattr(hostneeds, 'time', host.clock)
     yield host

@@ -49,7 +49,7 @@ class Gateway:
     socket_path = '/run/bootcache/gateway.sock'
 
     def __init__(self, faults):
-        self.faults, self.served, self.absent = faults, set(), set()
+        self.faults, self.served = faults, set()
 
     def start(self):
         self.faults.check('start')
@@ -57,7 +57,7 @@ class Gateway:
 
     def present(self, image_ids):
         self.faults.check('present')
-        return {image_id: Present(is_exported=True, is_absent=image_id in self.absent)
+        return {image_id: Present(is_exported=True, content=f'base-{image_id}')
                 for image_id in image_ids if image_id in self.served}
 
 
@@ -117,18 +117,18 @@ class Needs:
 class Chains:
     """Stands for who serves a base through the gateway, where its storage node answers."""
 
-    def __init__(self, faults, gateway):
-        self.faults, self.gateway = faults, gateway
-        self.tries, self.nodes_away = [], set()
+    def __init__(self, faults, gateway, cache, connections):
+        self.faults, self.gateway, self.cache = faults, gateway, cache
+        self.connections, self.tries, self.nodes_away = connections, [], set()
 
-    def serve_base(self, entry):
-        remote = entry.remote
-        self.tries.append(remote.image_id)
+    def reach_base(self, image_id):
+        remote = self.cache.held[image_id].remote
+        self.tries.append(image_id)
         self.faults.check('ensure_base')
         if remote.host in self.nodes_away:
             raise exception.StorageNodeAway(f'{remote.host} is away')
-        self.gateway.served.add(remote.image_id)
-        self.gateway.absent.discard(remote.image_id)
+        self.gateway.served.add(image_id)
+        self.connections.parked.discard(remote.export)
 
 
 class Storage:
@@ -240,17 +240,24 @@ class Expansions:
         self.done.append('expanded')
 
 
-class BaseAccess:
+class Connections:
     """Stands for who looks after what bases are read by, as ``Reports`` does.
+
+    :ivar parked: exports of bases that cannot be read.
+    :ivar wanted: where bases are that are to be read, by their exports.
 
     :param done: the same list.
     """
 
     def __init__(self, faults, done):
-        self.faults, self.done = faults, done
+        self.faults, self.done, self.parked, self.wanted = faults, done, set(), {}
 
-    def look(self):
+    def is_read(self, export):
+        return export not in self.parked
+
+    def reconcile(self, remotes):
         self.faults.check('access')
+        self.wanted = remotes
         self.done.append('access')
 
 
@@ -288,12 +295,13 @@ class Host:
     def __init__(self, directory):
         self.faults, self.done = Faults(), []
         self.gateway, self.cache, self.needs = Gateway(self.faults), Cache(directory), Needs()
-        self.chains, self.storage = Chains(self.faults, self.gateway), Storage()
+        self.connections = Connections(self.faults, self.done)
+        self.chains = Chains(self.faults, self.gateway, self.cache, self.connections)
+        self.storage = Storage()
         self.room, self.fetches = Room(self.cache), Fetches(self.faults, self.cache)
         self.serving, self.boots = Serving(self.faults), Boots(Reports(self.faults, self.done))
         self.store_space = StoreSpace(self.faults, self.done)
         self.expansions = Expansions(self.faults, self.done)
-        self.base_access = BaseAccess(self.faults, self.done)
         self.holdings = Holdings(self.faults)
         self.expiry, self.encryption = certificates.Expiry(None, ()), PLAIN
         self.certificates = TakenCertificates(None)

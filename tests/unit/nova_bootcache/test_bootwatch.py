@@ -16,9 +16,7 @@ from bootcache.growingstore import Mark
 from bootcache.workingset import Extent
 from nova_bootcache.recording import bootwatch
 from nova_bootcache.recording.bootwatch import BootWatch, WatchedBoots
-from nova_bootcache.storagenode import Remote
 
-REMOTE = Remote('7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f', '10.0.0.1', 10810, 'base-x')
 LIMITS = BootLimits(quota=1 << 30, linger=30, silence=60, timeout=900)
 EXTENTS = [Extent(65536, 65536, 0.5), Extent(0, 65536)]
 TABLES = 300_000
@@ -90,14 +88,13 @@ def watched(monkeypatch):
     """Watches a scripted boot to its end; gives the boot, the reports, and who was told."""
     clock = Clock()
     monkeypatch.setattr(bootwatch, 'time', clock)
-    monkeypatch.setattr(bootwatch.storagenode, 'check_reachable', lambda remote: None)
 
     def watch(script=(), marker='boot finished', limits=LIMITS, report=None, console=None,
-              judge=None):
+              judge=None, check=lambda: None):
         boot = Boot(clock, dict(script))
         reports, over = [], []
         looks = Looks(clock, boot)
-        found = BootWatch('server-1', boot, boot.mark(), REMOTE, (judge or ServerJudge)(limits),
+        found = BootWatch('server-1', boot, boot.mark(), check, (judge or ServerJudge)(limits),
                           marker, console or (lambda: boot.text), boot.told.append,
                           report or (lambda *arguments: reports.append(arguments)), over.append)
         found._shutdown = looks
@@ -201,7 +198,7 @@ def test_a_profile_boot_that_stands_still_is_not_over_either(watched):
 
 
 def test_who_watches_boots_is_told_who_stands_still(monkeypatch):
-    boots = WatchedBoots(None, None, None, None)
+    boots = WatchedBoots(None, None, None, None, None)
     told = {}
     for server in 'ab':
         boots._watches[server] = types.SimpleNamespace(
@@ -264,16 +261,14 @@ def lost(boot, caplog):
     return lines[0]
 
 
-def test_a_storage_node_that_is_away_is_not_waited_for(watched, monkeypatch, caplog):
-    def away(remote):
-        assert remote is REMOTE
-        raise exception.StorageDaemonError('10.0.0.1 cannot be reached')
+def test_a_base_that_cannot_be_read_is_not_waited_for(watched, caplog):
+    def away():
+        raise exception.StorageNodeAway('base-x cannot be read now')
 
-    monkeypatch.setattr(bootwatch.storagenode, 'check_reachable', away)
-    boot = watched(reading(1))
-    assert boot.marks == [], 'reading the record waits for the storage node'
+    boot = watched(reading(1), check=away)
+    assert boot.marks == [], 'reading the record waits for the base'
     line = lost(boot, caplog)
-    assert 'cannot be reached' in line.getMessage() and line.levelname == 'WARNING'
+    assert 'cannot be read now' in line.getMessage() and line.levelname == 'WARNING'
 
 
 def test_a_store_that_cannot_be_read_is_logged(watched, monkeypatch, caplog):
@@ -303,13 +298,12 @@ def test_a_console_that_cannot_be_read_is_logged(watched, caplog):
     lost(watched(reading(1), console=console), caplog)
 
 
-def test_it_runs_in_a_thread_of_its_own_until_it_is_told_to_end(monkeypatch):
-    monkeypatch.setattr(bootwatch.storagenode, 'check_reachable', lambda remote: None)
+def test_it_runs_in_a_thread_of_its_own_until_it_is_told_to_end():
     reports, over = [], threading.Event()
     boot = Boot(bootwatch.time, {})
-    watch = BootWatch('server-1', boot, boot.mark(), REMOTE, ServerJudge(LIMITS), 'never',
-                      lambda: '', boot.told.append, lambda *arguments: reports.append(arguments),
-                      lambda watch: over.set())
+    watch = BootWatch('server-1', boot, boot.mark(), lambda: None, ServerJudge(LIMITS),
+                      'never', lambda: '', boot.told.append,
+                      lambda *arguments: reports.append(arguments), lambda watch: over.set())
     watch.start()
     watch.end()
     watch.join(60)
@@ -350,12 +344,10 @@ def test_quiet_is_five_seconds_or_the_linger(idle, linger, quiet):
     assert ending.was_quiet(BootProgress(100, 1, idle, 30), BootLimits(1, linger, 60, 900)) is quiet
 
 
-def test_what_is_read_after_the_end_does_not_count(watched, monkeypatch):
-    """The record is read a while later: the storage node is looked at first."""
+def test_what_is_read_after_the_end_does_not_count(watched):
+    """The record is read a while later: the base is looked at first."""
     boots = []
-    monkeypatch.setattr(bootwatch.storagenode, 'check_reachable',
-                        lambda remote: boots[0].read(1 << 20))
-    boot = watched({**reading(1), 2: boots.append})
+    boot = watched({**reading(1), 2: boots.append}, check=lambda: boots[0].read(1 << 20))
     assert ended_by(boot) == ('silence', 1.0)
     assert counted(boot) == 65536
 

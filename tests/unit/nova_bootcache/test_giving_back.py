@@ -11,7 +11,6 @@ from fakes_letting_go import host as host  # the fixture
 
 from bootcache import exception, growingstore
 from bootcache.tier import Medium
-from nova_bootcache import storagenode
 from nova_bootcache.gateway import graph, sharedstore
 from nova_bootcache.gateway.graph import Present
 from nova_bootcache.gateway.sharedstore import SharedStore
@@ -103,8 +102,8 @@ def test_what_may_be_written_to_keeps_it(host, space, kinds, written, paths, wha
     host.below.stores._stores.clear()
 
 
-def test_one_that_begins_to_grow_meanwhile_keeps_it(space, kinds, written, paths, monkeypatch):
-    monkeypatch.setattr(storagenode, 'check_reachable', lambda remote: kinds.update(
+def test_one_that_begins_to_grow_meanwhile_keeps_it(host, space, kinds, written, paths, monkeypatch):
+    monkeypatch.setattr(host.connections, 'check', lambda export: kinds.update(
         {IMAGE: STOPPED | {graph.FILTER}}))
     space.give_back()
     assert on_disk(paths[0]) == 8 * MIB and [name for name, _bytes in written] == [OTHER]
@@ -114,12 +113,12 @@ def test_nobody_waits_for_a_storage_node_that_is_away(host, space, kinds, writte
                                                       monkeypatch):
     asked = []
 
-    def check(remote):
-        asked.append(remote.image_id)
+    def check(export):
+        asked.append(export)
         raise exception.StorageNodeAway('away')
 
     with monkeypatch.context() as patched:
-        patched.setattr(storagenode, 'check_reachable', check)
+        patched.setattr(host.connections, 'check', check)
         space.give_back()
         assert len(asked) == 1 and written == []
         began, tried = host.clock.now, []

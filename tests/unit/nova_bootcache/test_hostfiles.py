@@ -335,7 +335,6 @@ def test_nobody_waits_for_a_paced_fetch(cache, tiers, monkeypatch, act):
             check()
             time.sleep(0.01)
 
-    monkeypatch.setattr(fetches, 'check_reachable', lambda remote: None)
     monkeypatch.setattr(fetches.qemuimg, 'copy_paced', copy)
 
     def fetch():

@@ -13,7 +13,6 @@ from fakes_letting_go import host as host  # the fixture
 from bootcache import exception, qemuimg, tier
 from bootcache.manifest import CacheInfo
 from bootcache.tier import Medium
-from nova_bootcache import storagenode
 from nova_bootcache.asking import client
 from nova_bootcache.asking.placement import Offer
 from nova_bootcache.cache.cachefiles import CacheEntry
@@ -97,11 +96,11 @@ def test_a_store_that_stopped_growing_may_be_evicted(host, store):
 @pytest.mark.parametrize('away', [False, True])
 def test_a_store_goes_with_the_whole_cache_image_unless_the_storage_node_is_away(
         host, store, monkeypatch, away):
-    def check_reachable(remote):
+    def check(export):
         if away:
-            raise exception.StorageDaemonError('away')
+            raise exception.StorageNodeAway('away')
 
-    monkeypatch.setattr(storagenode, 'check_reachable', check_reachable)
+    monkeypatch.setattr(host.connections, 'check', check)
     place(host)
     path = f'{host.cache.path(IMAGE)}.json'
     entry = CacheEntry.load(path)
@@ -182,14 +181,14 @@ def test_a_spoilt_store_stays_while_the_storage_node_is_away(host, tmp_path, mon
         with host.needs.deciding.of(IMAGE):
             free.append(True)
 
-    def check(remote):
+    def check(export):
         other = threading.Thread(target=take, daemon=True)
         other.start()
         other.join(60)
         if is_away:
             raise exception.StorageNodeAway('away')
 
-    monkeypatch.setattr(storagenode, 'check_reachable', check)
+    monkeypatch.setattr(host.connections, 'check', check)
     monkeypatch.setattr(host.room, 'room_for_store', lambda image_id, size: None)
     with contextlib.ExitStack() as until_watched:
         found = host.chains._stores.get(IMAGE, MIB, True, until_watched)
@@ -247,12 +246,12 @@ def test_a_store_stays_between_its_making_and_its_watch(host, tmp_path, monkeypa
 
 def test_a_store_that_somebody_came_for_while_it_was_looked_at_stays(host, monkeypatch, boots):
     store = host.below.open_store(IMAGE, MIB, Medium.DISK, MIB)
-    monkeypatch.setattr(storagenode, 'check_reachable',
-                        lambda remote: host.needs.begin_boot(IMAGE))
+    monkeypatch.setattr(host.connections, 'check',
+                        lambda export: host.needs.begin_boot(IMAGE))
     host.drop_useless_stores()
     assert not store.closed
     host.needs.end_boot(IMAGE)
-    monkeypatch.setattr(storagenode, 'check_reachable', lambda remote: None)
+    monkeypatch.setattr(host.connections, 'check', lambda export: None)
     host.drop_useless_stores()
     assert store.closed
 

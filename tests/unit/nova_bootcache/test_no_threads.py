@@ -13,7 +13,6 @@ from bootcache.ending import BootLimits
 from bootcache.growingstore import StoreKeeper
 from bootcache.manifest import CacheInfo
 from bootcache.tier import Medium
-from nova_bootcache import storagenode
 from nova_bootcache.asking.client import Offered, Watch
 from nova_bootcache.asking.placement import Offer, Storage
 from nova_bootcache.gateway.hostneeds import HostNeeds
@@ -36,16 +35,19 @@ def no_thread(monkeypatch):
     monkeypatch.setattr(threading.Thread, 'start', refuse)
 
 
-def test_an_arrival_is_over_and_cleared_up(tmp_path, monkeypatch, caplog):
+def test_an_arrival_is_over_and_cleared_up(tmp_path, caplog):
     """Else the image would count as arriving, and never arrive, until nova-compute is restarted."""
-    monkeypatch.setattr(storagenode, 'check_reachable', lambda remote: None)
     needs, done = HostNeeds(), []
     below = types.SimpleNamespace(begin_arrival=lambda *args: done.append('begun'),
                                   end_arrival=lambda image_id: done.append('ended'),
                                   stores=StoreKeeper())
     files = types.SimpleNamespace(coming_path=lambda image_id, medium: str(tmp_path / 'coming'),
                                   known=lambda image_id: None)
-    gateway = types.SimpleNamespace(remote_node=lambda name, remote: {})
+    held = set()
+    gateway = types.SimpleNamespace(
+        linked_node=lambda name, export: {},
+        connections=types.SimpleNamespace(hold=lambda holder, remote: held.add(holder),
+                                          let_go=held.discard))
 
     @contextlib.contextmanager
     def for_arrival(*_arguments):
@@ -57,14 +59,14 @@ def test_an_arrival_is_over_and_cleared_up(tmp_path, monkeypatch, caplog):
                         needs)
     assert not arrivals.begin(OFFERED, Medium.DISK), 'it is fetched before the server boots'
     assert done == ['room is kept', 'begun', 'ended', 'and given back']
-    assert not needs.is_arriving(IMAGE)
+    assert not needs.is_arriving(IMAGE) and not held
     assert 'can\'t start new thread' in caplog.text
 
 
 def test_a_boot_that_is_not_watched_needs_nothing():
     """Else the growing store of its image could never go."""
     needs = HostNeeds()
-    boots = WatchedBoots(None, needs, lambda: None, lambda: None)
+    boots = WatchedBoots(None, needs, lambda: None, lambda export: None, lambda: None)
     store = types.SimpleNamespace(name=IMAGE, mark=lambda: None)
     with pytest.raises(RuntimeError):
         boots.watch('server', 'host-1', store, REMOTE, OFFERED, str)

@@ -80,12 +80,12 @@ def test_start_waits_for_no_storage_node(host, monkeypatch):
     host.cache.holds(IMAGE)
     begun, end = threading.Event(), threading.Event()
 
-    def hang(entry):
+    def hang(image_id):
         begun.set()
         assert end.wait(30)
         raise exception.StorageNodeAway('away')
 
-    monkeypatch.setattr(host.chains, 'serve_base', hang)
+    monkeypatch.setattr(host.chains, 'reach_base', hang)
     keeper = upkeep_of(host)
     keeper.start()
     assert begun.wait(30), 'it is looked after at once'

@@ -81,17 +81,17 @@ def test_what_fails_keeps_nothing_else_from_being_done(host, clock, broken, capl
     assert texts and all(WORDS[broken] in text and 'does not answer' in text for text in texts)
 
 
-def test_a_base_that_was_absent_is_served_once_it_can_be_read(host, clock):
+def test_a_base_that_is_parked_is_tried_until_it_can_be_read(host, clock):
     host.cache.holds(IMAGE)
     host.gateway.served.add(IMAGE)
-    host.gateway.absent, host.chains.nodes_away = {IMAGE}, {'10.0.0.1'}
+    host.connections.parked, host.chains.nodes_away = {f'base-{IMAGE}'}, {'10.0.0.1'}
     keeper = upkeep_of(host)
     keeper.once()
-    assert host.chains.tries == [IMAGE] and host.gateway.absent == {IMAGE}
+    assert host.chains.tries == [IMAGE] and host.connections.parked
     host.chains.nodes_away = set()
     clock.now += 3600
     keeper.once()
-    assert host.chains.tries == [IMAGE] * 2 and host.gateway.absent == set()
+    assert host.chains.tries == [IMAGE] * 2 and not host.connections.parked
     clock.now += 3600
     keeper.once()
     assert host.chains.tries == [IMAGE] * 2
@@ -119,6 +119,14 @@ def test_stores_are_looked_after_each_time(host, clock):
     keeper.once()
     keeper.once()
     assert host.done == ['reconciled', 'access', 'dropped', 'gave back', 'expanded', 'told'] * 2
+
+
+def test_what_the_gateway_serves_is_what_is_to_be_read(host, clock):
+    host.cache.holds(IMAGE)
+    host.cache.holds(OTHER)
+    host.needs.needed = {OTHER}
+    upkeep_of(host).once()
+    assert host.connections.wanted == {f'base-{OTHER}': host.cache.held[OTHER].remote}
 
 
 # What is said of it.

@@ -296,7 +296,8 @@ class BaseConnections:
         for export, remote in remotes.items():
             if answers.get(export) is not Answer.READ:
                 # What is read by one connector, or was to be, is away together as a rule.
-                groups.setdefault(names[export] or f'{remote.host}:{remote.port}', []).append(remote)
+                key = names[export] or f'{remote.host}:{remote.port}'
+                groups.setdefault(key, []).append(remote)
         for key, group in groups.items():
             self._start(key, group)
 

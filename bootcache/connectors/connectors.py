@@ -28,7 +28,7 @@ _LINKS, _CONNECTORS = 'bases', 'connectors'
 # within a second.
 PARKED = 'parked.sock'
 # That a read takes before a link leads to a connector.
-_READ_SECONDS = 4
+_READ_SECONDS = 3
 # Who had a link be made that long ago has opened the base, or will not.
 _FRESH_SECONDS = 120
 # Of one origin: one that is used, and one beside it where connections of that are stuck.
@@ -137,12 +137,13 @@ class Connectors:
         """Tell whether a connector runs."""
         return bool(name) and Connector(self._directory, name).runs
 
-    def connect(self, export: str, way: Way, beside: str = '') -> None:
+    def connect(self, export: str, way: Way, beside: str = '', only_tries: bool = False) -> None:
         """Have a base be read by a way from now on; who reads it connects again.
 
         :param beside: the name of a connector that is not to be used: connections of it are stuck.
+        :param only_tries: whether nothing is changed, also if it can be read by that way.
         :raises StorageDaemonError: if the way cannot be opened, or nothing can be read by it within
-            four seconds; what was there stays.
+            three seconds; what was there stays.
         """
         before = self.name_of(export)
         name = next(name for name in self._names(way) if name != beside)
@@ -155,7 +156,7 @@ class Connectors:
             answer = green.aside(lambda: probe.read({export: found.socket}, _READ_SECONDS))[export]
             if answer is not Answer.READ:
                 raise exception.StorageDaemonError(f'{way.text}: a read of 4 KiB: {answer.value}')
-            if before != name:
+            if before != name and not only_tries:
                 self._link(export, os.path.basename(found.socket))
         except exception.StorageDaemonError:
             del self._opening[export]
@@ -163,7 +164,9 @@ class Connectors:
                 self._end(export, name)
             raise
         del self._opening[export]
-        if before != name:
+        if only_tries and before != name:
+            self._end(export, name)
+        elif before != name:
             steps.reached('connector: linked')
             if before:
                 self._end(export, before)

@@ -428,6 +428,11 @@ class Chains:
                 raise
             self._gateway.ensure_base(found.remote)
 
+    def is_read(self, image_id: str) -> bool:
+        """Tell whether an image's base can be read, as far as the watch over bases knows."""
+        entry = self._cache.known(image_id)
+        return entry is not None and self._gateway.connections.is_read(entry.remote.export)
+
     def reach_base(self, image_id: str) -> None:
         """See to it that servers that run can read an image's base, wherever it is now.
 

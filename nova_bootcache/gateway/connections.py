@@ -49,17 +49,14 @@ class BaseConnections:
     :param connectors: of this host.
     :param encryption: how it connects to storage nodes.
     :param clones: of this host in Ceph.
-    :param back: called when a base can be read again.
     :param clock: gives monotonic seconds.
     """
 
     def __init__(self, connectors: Connectors, encryption: Encryption, clones: HostClones,
-                 back: Callable[[], None] = lambda: None,
                  clock: Callable[[], float] = time.monotonic):
         self._connectors = connectors
         self._encryption = encryption
         self._clones = clones
-        self._back = back
         self._clock = clock
         # Make looking at a base's link, opening another way, and exchanging it one step.
         self._locks = KeyedLocks(Rank.CONNECTION, 'the lock of the connection to')
@@ -98,29 +95,40 @@ class BaseConnections:
             self._connect(remote, self._connectors.name_of(remote.export))
         self._remotes[remote.export] = remote
 
-    def _connect(self, remote: Remote, now: str = '', beside: str = '') -> None:
+    def _connect(self, remote: Remote, now: str = '', beside: str = '',
+                 failed: dict[str, exception.BootcacheError] | None = None,
+                 only_tries: bool = False) -> None:
         """Take the first way that goes.
 
         :param now: the connector's name by which it is read; one of such a way stays.
         :param beside: as for ``Connectors.connect``; then nothing is made in Ceph, as that waits.
+        :param failed: what has failed, by origin: it is not tried; what fails is entered.
+        :param only_tries: as for ``Connectors.connect``.
         """
-        failed: exception.BootcacheError | None = None
+        failed = {} if failed is None else failed
+        last: exception.BootcacheError | None = None
         if self.is_in_ceph(now) and self.may_read_in_ceph(remote):
             return
         for find in (self._way_in_ceph, self._way_to_node):
+            way: Way | None = None
             try:
                 way = find(remote, not beside)
-                if way is not None:
-                    if not self._connectors.is_by(now, way):
-                        self._connectors.connect(remote.export, way, beside)
-                    return
+                if way is None:
+                    continue
+                if way.origin in failed:
+                    raise failed[way.origin]
+                if not self._connectors.is_by(now, way):
+                    self._connectors.connect(remote.export, way, beside, only_tries)
+                return
             except exception.BootcacheError as error:
-                failed = error
-        assert failed is not None
-        if isinstance(failed, exception.ConfigurationError) or 'is not served now' in str(failed):
-            raise failed
+                last = error
+                if way is not None and 'is not served now' not in str(error):
+                    failed[way.origin] = error
+        assert last is not None
+        if isinstance(last, exception.ConfigurationError) or 'is not served now' in str(last):
+            raise last
         raise exception.StorageNodeAway(
-            f'gateway: the base {remote.export} cannot be reached: {failed}') from failed
+            f'gateway: the base {remote.export} cannot be reached: {last}') from last
 
     def is_in_ceph(self, name: str) -> bool:
         """Tell whether a connector is one of Ceph's, and runs."""
@@ -280,39 +288,54 @@ class BaseConnections:
         for export in self._connectors.looping(self._clones.origin) & set(remotes):
             LOG.error('%s cannot be read in Ceph, and is read through the exporter', export)
             self._bad_until[export] = self._clock() + _BAD_SECONDS
-            self._start(remotes[export])
-        read = {export: self.socket(export) for export in remotes if self.is_read(export)}
-        answers = self._read(read, _ANSWER_SECONDS)
+            self._start(export, [remotes[export]])
+        names = {export: self._connectors.name_of(export) for export in remotes}
+        answers = self._read({export: self.socket(export) for export, name in names.items()
+                              if name}, _ANSWER_SECONDS)
+        groups: dict[str, list[Remote]] = {}
         for export, remote in remotes.items():
-            if answers.get(export) is not Answer.READ and not (
-                    export in read and self._connectors.is_running(export) and self._clock()
-                    < self._exchanged_at.get(export, -_SETTLED_SECONDS) + _SETTLED_SECONDS):
-                self._start(remote)
+            if answers.get(export) is not Answer.READ:
+                # What is read by one connector, or was to be, is away together as a rule.
+                key = names[export] or f'{remote.host}:{remote.port}'
+                groups.setdefault(key, []).append(remote)
+        for key, group in groups.items():
+            self._start(key, group)
 
-    def _start(self, remote: Remote) -> None:
-        if remote.export not in self._tried:
-            self._tried.add(remote.export)
-            self._pool.submit(self._mend, remote)
+    def _start(self, key: str, group: list[Remote]) -> None:
+        if key not in self._tried:
+            self._tried.add(key)
+            self._pool.submit(self._mend, key, group)
 
-    def _mend(self, remote: Remote) -> None:
-        export = remote.export
+    def _mend(self, key: str, group: list[Remote]) -> None:
+        """Find another way for bases that have no answer; the guests of those wait that have none.
+
+        What has failed for one of them is not tried for the others.
+        """
+        failed: dict[str, exception.BootcacheError] = {}
         try:
-            with self._alone(export):
-                before = self._connectors.name_of(export)
-                try:
-                    # One that was killed is started again; else another one is.
-                    self._connect(remote, beside=before if self._connectors.runs(before)
-                                  else _ANY)
-                    self._exchanged_at[export] = self._clock()
-                    if not before:
-                        self._back()
-                except exception.BootcacheError as error:
-                    if before:
-                        LOG.warning('%s', error)
-                        self._connectors.park(export)
+            for remote in group:
+                with self._alone(remote.export):
+                    self._mend_one(remote, failed)
         except exception.BootcacheError as error:
             LOG.warning('%s', error)
         except Exception:
             LOG.exception('bootcache: unexpected error')
         finally:
-            self._tried.discard(export)
+            self._tried.discard(key)
+
+    def _mend_one(self, remote: Remote, failed: dict[str, exception.BootcacheError]) -> None:
+        export, now = remote.export, self._clock()
+        before = self._connectors.name_of(export)
+        runs = self._connectors.runs(before)
+        is_settled = not runs or now - self._exchanged_at.get(export, -_SETTLED_SECONDS) \
+            >= _SETTLED_SECONDS
+        try:
+            # One that was killed is started again; else another one is.
+            self._connect(remote, beside=before if runs else _ANY, failed=failed,
+                          only_tries=not is_settled)
+            if runs and is_settled:
+                self._exchanged_at[export] = now
+        except exception.BootcacheError as error:
+            if before:
+                LOG.warning('%s', error)
+                self._connectors.park(export)

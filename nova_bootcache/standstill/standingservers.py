@@ -168,6 +168,8 @@ PERIOD_SECONDS = 10.0
 _FIRST_TRY, _LONGEST_TRY = 1.0, 60.0
 # Between looks at what is below, while it is away.
 _FIRST_LOOK, _LONGEST_LOOK = 2.0, 15.0
+# So often it is seen whether the watch over bases has found a way.
+_WATCHED_SECONDS = 1.0
 # A request that gives an error again does so within [bootcache]reconnect_delay, 20 s at most, for
 # which the gateway keeps it: a guest that ran for longer met a new one.
 _RELAPSE_SECONDS = 30.0
@@ -424,7 +426,8 @@ class StandingServers:
             self._looks.forget(image_id)
         away: dict[Any, Exception] = {}
         for image_id in sorted(images):
-            if not self._looks.is_time(image_id):
+            if not self._looks.is_time(image_id) and not (
+                    self._obstacles.get(image_id) and self._bases.is_read(image_id)):
                 continue
             place = self._bases.place_of(image_id)
             error = away.get(place)
@@ -472,7 +475,8 @@ class StandingServers:
         if standing.hangs:
             wait.due = self._clock() + PERIOD_SECONDS
         else:
-            wait.due = self._looks.due(server.image_id) if obstacle else self._tries.due(server_id)
+            wait.due = self._clock() + _WATCHED_SECONDS if obstacle \
+                else self._tries.due(server_id)
 
     def _let_go_on(self, server_id: str) -> None:
         lock = self._steps.of(server_id)

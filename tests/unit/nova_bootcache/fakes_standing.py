@@ -95,6 +95,8 @@ class House:
         self.clock = clock
         self.domains, self.known, self.away, self.reached = {}, {}, {}, []
         self.places, self.asked = {}, 0
+        # Images whose bases the watch over bases has found a way to.
+        self.found = set()
         # To libvirt, beside Nova's.
         self.connections = []
         # What was told to who watches boots.
@@ -130,6 +132,9 @@ class House:
         self.reached.append((image_id, self.clock.now))
         if error := self.away.get(image_id):
             raise error
+
+    def is_read(self, image_id):
+        return image_id in self.found
 
     def place_of(self, image_id):
         return self.places.get(image_id, (image_id, 1))

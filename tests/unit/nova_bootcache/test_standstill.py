@@ -156,6 +156,17 @@ def test_one_waits_until_its_base_is_there_and_is_told_of(house):
     assert len(domain.resumed) == 1 and house.standing.report()['servers'] == 0
 
 
+def test_one_whose_base_the_watch_has_found_goes_on_at_once(house):
+    domain = house.stands('a')
+    house.away[IMAGE] = exception.StorageNodeAway('away')
+    house.pass_time(1000)
+    house.found.add(IMAGE)
+    del house.away[IMAGE]
+    began = house.clock.now
+    house.pass_time(3)
+    assert len(domain.resumed) == 1 and domain.resumed[0] - began <= 1
+
+
 def test_where_reads_go_on_failing_it_is_tried_ever_less_often(house):
     """As where several were under way, or where a disk of the storage node is ill."""
     domain = house.stands('a')

@@ -1,0 +1,539 @@
+"""By which way each base is read, and what the watch over all of them does.
+
+Connectors, the reads of the watch and Ceph are stand-ins; functional/test_connectors.py has real
+connectors.
+"""
+
+import dataclasses
+import threading
+import types
+
+import pytest
+from fakes_clock import Clock
+
+from bootcache import exception
+from bootcache.ceph.places import RbdOrigin
+from bootcache.connectors import probe
+from bootcache.connectors.probe import Answer
+from bootcache.connectors.ways import absent_way, rbd_origin, rbd_way
+from nova_bootcache.gateway import connections
+from nova_bootcache.gateway.connections import BaseConnections
+from nova_bootcache.storagenode import PLAIN, Encryption, Remote
+
+IMAGE = '7a5c0d3e-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+OTHER = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
+ORIGIN = RbdOrigin('f', 'images', IMAGE, 'snap', '1a', '4')
+NODE, MOVED = '10.0.0.1', '10.0.0.2'
+CEPH = 'rbd'
+
+
+def remote(image=IMAGE, **fields):
+    return Remote(image, **{'host': NODE, 'port': 10810, 'export': f'base-{image}', **fields})
+
+
+BASE = remote()
+IN_CEPH = remote(rbd=ORIGIN)
+
+
+def place(node):
+    """Where a node's base is: an address, or CEPH."""
+    return node['server']['host'] if node['driver'] == 'nbd' else node['driver']
+
+
+class Connectors:
+    """Stands for a host's connectors.
+
+    :ivar away: places that do not answer.
+    :ivar silent: names of connectors whose connections are stuck.
+    :ivar lost: exports of which a storage node gives errors.
+    :ivar loops: exports of which Ceph gives errors without end.
+    :ivar tried: places at which something was tried, each time.
+    :ivar kept: exports of which there are links at most.
+    """
+
+    def __init__(self):
+        self.links, self.places, self.running = {}, {}, set()
+        self.away, self.silent, self.lost, self.loops = set(), set(), set(), set()
+        self.tried, self.kept = [], None
+
+    def socket(self, export):
+        return f'/run/bases/{export}'
+
+    def name_of(self, export):
+        return self.links.get(export, '')
+
+    def runs(self, name):
+        return name in self.running
+
+    def is_by(self, name, way):
+        return name.startswith(f'{way.origin}-') and self.runs(name)
+
+    def connect(self, export, way, beside='', only_tries=False):
+        where = place(way.node)
+        self.tried.append(where)
+        name = next(name for name in (f'{way.origin}-0', f'{way.origin}-1') if name != beside)
+        if where in self.away or export in self.lost:
+            raise exception.StorageDaemonError(f'{way.text}: a read of 4 KiB: nothing')
+        self.running.add(name)
+        self.places[name] = where
+        if not only_tries:
+            self.links[export] = name
+
+    def park(self, export):
+        self.links[export] = ''
+
+    def keep(self, exports):
+        self.kept = set(exports)
+        self.links = {export: name for export, name in self.links.items() if export in self.kept}
+
+    def looping(self, _origin):
+        return set(self.loops)
+
+    # What the tests ask, and do.
+
+    def place_of(self, export):
+        """Where a base is read; None if it is nowhere."""
+        return self.places.get(self.name_of(export))
+
+    def kill(self, export):
+        self.running.discard(self.name_of(export))
+
+    def read(self, sockets, _seconds):
+        return {export: self._answer(export) for export in sockets}
+
+    def _answer(self, export):
+        name = self.name_of(export)
+        if not self.runs(name) or export in self.lost:
+            return Answer.FAILED
+        is_silent = name in self.silent or self.places[name] in self.away
+        return Answer.SILENT if is_silent else Answer.READ
+
+
+class Clones:
+    """Stands for this host's clones in Ceph: all are there.
+
+    :ivar made: images whose clones were looked for, and made.
+    :ivar read: images whose clones stayed.
+    """
+
+    origin = rbd_origin('/c', 'u')
+
+    def __init__(self):
+        self.is_on, self.has_any, self.made, self.read = True, True, [], set()
+
+    def way(self, base, makes=True):
+        if makes:
+            self.made.append(base.image_id)
+        return rbd_way(base.rbd.clone(base.image_id, 'p', 'n'), '/c', 'u') if self.has_any else None
+
+    def sweep(self, read):
+        self.read = {base.image_id for base in read}
+
+
+class House:
+    """A host's connections."""
+
+    def __init__(self, encryption=PLAIN):
+        self.connectors, self.clones, self.clock = Connectors(), Clones(), Clock()
+        self.of = BaseConnections(self.connectors, encryption, self.clones, self.clock)
+        self.bases = {}
+
+    def reads(self, *bases):
+        """Have bases be read, and be watched from now on."""
+        for base in bases:
+            self.of.connect(base)
+            self.bases[base.export] = base
+
+    def look(self):
+        """Have the watch look once, and do what it begins."""
+        begun, submit = [], self.of._pool.submit
+        self.of._pool.submit = lambda *work: begun.append(submit(*work))
+        self.of.look(self.bases)
+        self.of._pool.submit = submit
+        for work in begun:
+            work.result(60)
+
+    def place(self, base=BASE):
+        return self.connectors.place_of(base.export)
+
+    def name(self, base=BASE):
+        return self.connectors.name_of(base.export)
+
+
+@pytest.fixture
+def house(monkeypatch):
+    return of_host(monkeypatch)
+
+
+def of_host(monkeypatch, encryption=PLAIN):
+    found = House(encryption)
+    monkeypatch.setattr(connections, 'probe', types.SimpleNamespace(
+        read=found.connectors.read, Answer=probe.Answer))
+    return found
+
+
+# Which way is taken.
+
+def turn_off(house):
+    house.clones.is_on = False
+
+
+def has_no_clone(house):
+    house.clones.has_any = False
+
+
+def cannot_be_opened(house):
+    house.connectors.away = {CEPH}
+
+
+@pytest.mark.parametrize('base, happens, where', [
+    (IN_CEPH, None, CEPH), (BASE, None, NODE), (IN_CEPH, turn_off, NODE),
+    (IN_CEPH, has_no_clone, NODE), (IN_CEPH, cannot_be_opened, NODE)],
+    ids=['Ceph', 'nobody told', 'off', 'no clone', 'no answer'])
+def test_a_base_is_read_in_ceph_where_it_may_be_else_from_the_storage_node(
+        house, base, happens, where):
+    if happens:
+        happens(house)
+    house.of.connect(base)
+    assert house.place() == where and house.of.is_read(base.export)
+    assert house.of.is_in_ceph(house.name()) is (where == CEPH)
+
+
+@pytest.mark.parametrize('base', [BASE, IN_CEPH])
+def test_one_that_is_read_by_that_way_is_left_alone(house, base):
+    house.of.connect(base)
+    name = house.name()
+    house.connectors.away = {NODE, CEPH}
+    house.of.connect(base)
+    assert house.name() == name and len(house.connectors.tried) == 1
+
+
+def test_one_that_nobody_reaches_is_away(house):
+    house.connectors.away = {NODE, CEPH}
+    with pytest.raises(exception.StorageNodeAway, match=BASE.export):
+        house.of.connect(IN_CEPH)
+    assert house.connectors.tried == [CEPH, NODE] and not house.of.is_read(BASE.export)
+
+
+def test_a_storage_node_with_which_this_host_does_not_speak_is_named_with_the_cure(house):
+    with pytest.raises(exception.ConfigurationError, match='tls_directory'):
+        house.of.connect(remote(tls=True))
+
+
+def test_a_base_at_another_address_is_read_there(house):
+    house.of.connect(BASE)
+    house.of.renew(remote(host=MOVED))
+    assert house.place() == MOVED
+
+
+def test_certificates_that_were_renewed_are_used(monkeypatch, tmp_path):
+    for name in ('ca-cert.pem', 'client-cert.pem', 'client-key.pem'):
+        (tmp_path / name).write_text(name)
+    house = of_host(monkeypatch, Encryption(str(tmp_path)))
+    base = remote(tls=True)
+    house.of.connect(base)
+    before = house.name()
+    house.of.renew(base)
+    assert house.name() == before
+    (tmp_path / 'client-cert.pem').write_text('renewed')
+    house.of.renew(base)
+    assert house.name() != before and house.place() == NODE
+    # Half written, for instance.
+    (tmp_path / 'client-key.pem').unlink()
+    before = house.name()
+    house.of.renew(base)
+    assert house.name() == before
+
+
+def test_a_way_that_fails_leaves_what_is_there(house, caplog):
+    house.of.connect(BASE)
+    before = house.name()
+    house.connectors.away = {MOVED}
+    house.of.renew(remote(host=MOVED))
+    assert house.name() == before and 'goes on to be read as it is' in caplog.text
+
+
+def test_a_base_whose_size_is_all_that_is_known_is_read_by_no_way_after_that(house):
+    assert house.of.connect_absent(BASE.export, 1 << 30)
+    assert house.name().startswith(absent_way(BASE.export, 1 << 30).origin)
+    assert house.of.connect_absent(BASE.export, 1 << 30), 'as after a crash before it is parked'
+    house.of.park(BASE.export)
+    assert not house.of.is_read(BASE.export)
+    house.of.connect(BASE)
+    assert not house.of.connect_absent(BASE.export, 1 << 30)
+    assert house.place() == NODE
+
+
+@pytest.mark.parametrize('happens', ['parked', 'silent', 'killed'])
+def test_a_base_that_cannot_be_read_now_is_told_before_its_nodes_are_changed(house, happens):
+    house.of.connect(BASE)
+    house.of.check(BASE.export)
+    if happens == 'parked':
+        house.of.park(BASE.export)
+    elif happens == 'silent':
+        house.connectors.silent.add(house.name())
+    else:
+        house.connectors.kill(BASE.export)
+    with pytest.raises(exception.StorageNodeAway, match='cannot be read now'):
+        house.of.check(BASE.export)
+
+
+# The watch.
+
+def test_a_base_that_can_be_read_is_left_alone(house):
+    house.reads(BASE, remote(OTHER))
+    house.look()
+    assert house.connectors.tried == [NODE] * 2 and house.place() == NODE
+
+
+def test_one_that_is_silent_is_read_by_another_connector_of_its_storage_node(house):
+    house.reads(BASE)
+    before = house.name()
+    house.connectors.silent.add(before)
+    house.look()
+    assert house.name() != before and house.place() == NODE
+
+
+def test_one_that_is_silent_in_ceph_is_read_by_another_connector_and_nobody_waits_for_ceph(house):
+    house.reads(IN_CEPH)
+    before = house.name()
+    house.connectors.silent.add(before)
+    house.look()
+    assert house.name() != before and house.place() == CEPH and house.clones.made == [IMAGE]
+
+
+def test_where_ceph_is_away_it_is_read_from_the_storage_node(house):
+    house.reads(IN_CEPH)
+    house.connectors.away = {CEPH}
+    house.look()
+    assert house.place() == NODE
+
+
+def test_where_nothing_answers_reads_fail_until_something_does(house):
+    house.reads(BASE)
+    house.connectors.away = {NODE}
+    house.look()
+    assert not house.of.is_read(BASE.export)
+    house.look()
+    assert not house.of.is_read(BASE.export)
+    house.connectors.away = set()
+    house.look()
+    assert house.place() == NODE
+
+
+def test_one_whose_connector_was_killed_is_read_by_it_again(house):
+    house.reads(BASE)
+    before = house.name()
+    for _time in range(3):
+        house.connectors.kill(BASE.export)
+        house.look()
+        assert house.name() == before and house.connectors.runs(before)
+
+
+def test_one_that_is_slow_is_moved_no_sooner_again_than_after_a_minute(house):
+    """A storage node that is slow would never end a read."""
+    house.reads(BASE)
+    first = house.name()
+    house.connectors.silent.add(first)
+    house.look()
+    second = house.name()
+    house.connectors.silent = {second}
+    house.clock.now += 59
+    house.look()
+    assert house.name() == second
+    house.clock.now += 1
+    house.look()
+    assert house.name() == first
+
+
+def test_it_waits_at_once_where_nothing_answers_any_more(house):
+    house.reads(BASE)
+    house.connectors.silent.add(house.name())
+    house.look()
+    house.connectors.away = {NODE}
+    house.look()
+    assert not house.of.is_read(BASE.export)
+
+
+def test_what_failed_for_one_is_not_tried_for_others_of_a_connector(house):
+    """A hundred bases of a storage node that is away would be tried for minutes."""
+    house.reads(BASE, remote(OTHER))
+    house.connectors.away = {NODE}
+    house.connectors.tried.clear()
+    house.look()
+    assert house.connectors.tried == [NODE]
+    assert not house.of.is_read(BASE.export) and not house.of.is_read(remote(OTHER).export)
+
+
+def test_one_of_which_ceph_gives_errors_is_read_from_the_storage_node_for_ten_minutes(
+        house, caplog):
+    house.reads(IN_CEPH)
+    house.connectors.loops = {BASE.export}
+    house.look()
+    assert house.place() == NODE and 'cannot be read in Ceph' in caplog.text
+    house.connectors.loops = set()
+    house.clock.now += 599
+    house.of.connect(IN_CEPH)
+    assert house.place() == NODE
+    house.clock.now += 1
+    house.of.connect(IN_CEPH)
+    assert house.place() == CEPH
+
+
+def test_it_goes_on_until_it_is_stopped_also_after_a_fault(house, monkeypatch, caplog):
+    looked, go_on, stopped = threading.Event(), threading.Event(), threading.Event()
+
+    class Looks:
+        """Its waits: the second look is the last one."""
+
+        def __init__(self):
+            self.count = 0
+
+        def wait(self, _seconds):
+            self.count += 1
+            if self.count == 3:
+                looked.set()
+                assert go_on.wait(60)
+            return stopped.is_set()
+
+        def set(self):
+            stopped.set()
+
+    house.reads(BASE)
+    monkeypatch.setattr(house.of, '_stopped', Looks())
+    faults = iter([ValueError('a fault of ours')])
+
+    def looping(_origin):
+        for fault in faults:
+            raise fault
+        return set()
+
+    monkeypatch.setattr(house.connectors, 'looping', looping)
+    house.connectors.silent.add(house.name())
+    before = house.name()
+    house.of.start()
+    assert looked.wait(60)
+    house.of.stop()
+    go_on.set()
+    house.of._pool.shutdown()
+    assert 'unexpected error' in caplog.text and house.name() not in ('', before)
+
+
+# What is held while it is read.
+
+def test_what_somebody_reads_is_watched_and_kept_until_it_is_let_go(house):
+    cache_image = remote(export='cache-x')
+    house.of.hold('arrival', cache_image)
+    house.of.reconcile({})
+    assert house.connectors.kept == {'cache-x'} and set(house.of._all()) == {'cache-x'}
+    house.of.let_go('arrival')
+    house.of.reconcile({})
+    assert house.connectors.kept == set() and house.of._all() == {}
+
+
+def test_who_cannot_read_holds_nothing(house):
+    house.connectors.away = {NODE}
+    with pytest.raises(exception.StorageNodeAway):
+        house.of.hold('arrival', BASE)
+    assert house.of._all() == {}
+
+
+def test_a_base_that_is_copied_is_read_in_ceph_where_that_goes(house):
+    with house.of.copied(IN_CEPH) as node:
+        assert node['server']['path'] == house.connectors.socket(BASE.export)
+        assert 'reconnect-delay' not in node
+        house.of.reconcile({})
+        assert house.connectors.kept == {BASE.export} and house.clones.read == {IMAGE}
+    house.of.reconcile({})
+    assert house.connectors.kept == house.clones.read == set()
+
+
+@pytest.mark.parametrize('happens', [turn_off, has_no_clone, cannot_be_opened])
+def test_whoever_copies_goes_another_way_where_it_does_not(house, happens):
+    happens(house)
+    with house.of.copied(IN_CEPH) as node:
+        assert node is None
+    house.connectors.away = {CEPH, NODE}
+    with house.of.copied(IN_CEPH) as node:
+        assert node is None
+
+
+def test_a_base_that_has_moved_is_not_looked_for_where_who_holds_it_knew_it(house):
+    """A recording of minutes begins before its storage node gets another address."""
+    house.of.hold('server', BASE)
+    house.connectors.away = {NODE}
+    house.of.reconcile({BASE.export: remote(host=MOVED)})
+    assert house.place() == MOVED
+    assert house.of._all()[BASE.export].host == MOVED
+
+
+# All that the gateway serves.
+
+def test_what_is_served_is_read_by_its_best_way_and_all_else_is_forgotten(house):
+    house.clones.has_any = False
+    house.of.connect(IN_CEPH)
+    house.of.connect(remote(OTHER))
+    assert house.place() == NODE
+    house.clones.has_any = True
+    house.clock.now += 600
+    house.of.reconcile({BASE.export: IN_CEPH})
+    assert house.place() == CEPH
+    assert house.connectors.kept == {BASE.export} and house.clones.read == {IMAGE}
+
+
+def test_of_one_that_waits_only_the_watch_looks_for_a_way(house):
+    house.of.connect(BASE)
+    house.of.park(BASE.export)
+    house.connectors.tried.clear()
+    house.of.reconcile({BASE.export: BASE})
+    assert house.connectors.tried == [] and house.connectors.kept == {BASE.export}
+
+
+def test_a_better_way_that_fails_is_tried_ever_less_often(house):
+    """Each try takes seconds, for which all of upkeep waits."""
+    house.connectors.away = {CEPH}
+    house.of.connect(IN_CEPH)
+    house.connectors.tried.clear()
+    for _round in range(60):
+        house.clock.now += 10
+        house.of.reconcile({BASE.export: IN_CEPH})
+    assert house.place() == NODE
+    assert 1 <= house.connectors.tried.count(CEPH) <= 6
+    house.connectors.away = set()
+    house.clock.now += 600
+    house.of.reconcile({BASE.export: IN_CEPH})
+    assert house.place() == CEPH
+
+
+# What keeps one base from being read keeps no other.
+
+def test_one_whose_way_is_being_changed_keeps_no_other_waiting(house, monkeypatch):
+    monkeypatch.setattr(connections, '_BUSY_SECONDS', 0)
+    other = remote(OTHER)
+    house.reads(BASE, other)
+    before = house.name(other)
+    house.connectors.silent.add(before)
+    with house.of._alone(BASE.export):
+        house.look()
+    assert house.name() == before and house.name(other) not in ('', before)
+
+
+def test_one_that_the_storage_node_cannot_read_keeps_no_other_from_being_found(house):
+    """Its file is damaged, and all of them have waited for the storage node."""
+    other = remote(OTHER)
+    house.reads(BASE, other)
+    house.connectors.away = {NODE}
+    house.look()
+    assert not house.of.is_read(other.export)
+    house.connectors.away, house.connectors.lost = set(), {BASE.export}
+    for _time in range(100):
+        house.look()
+    assert not house.of.is_read(BASE.export) and house.place(other) == NODE
+
+
+def test_a_base_that_the_host_reads_elsewhere_than_another_is_found_where_it_is(house):
+    other = dataclasses.replace(remote(OTHER), host=MOVED)
+    house.reads(BASE, other)
+    house.connectors.away = {NODE}
+    house.look()
+    assert not house.of.is_read(BASE.export) and house.place(other) == MOVED

@@ -220,7 +220,8 @@ class BaseConnections:
             self.let_go(holder)
 
     def _all(self) -> dict[str, Remote]:
-        return {**self._remotes, **{remote.export: remote for remote in list(self._held.values())}}
+        # Who holds one may have known it for long, and where it was.
+        return {**{remote.export: remote for remote in list(self._held.values())}, **self._remotes}
 
     def check(self, export: str) -> None:
         """Check that a base can be read now: who changes nodes above it would wait for its reads.

@@ -313,16 +313,15 @@ class BaseConnections:
         What has failed for one of them is not tried for the others.
         """
         failed: dict[str, exception.BootcacheError] = {}
-        try:
-            for remote in group:
+        for remote in group:
+            try:
                 with self._alone(remote.export):
                     self._mend_one(remote, failed)
-        except exception.BootcacheError as error:
-            LOG.warning('%s', error)
-        except Exception:
-            LOG.exception('bootcache: unexpected error')
-        finally:
-            self._tried.discard(key)
+            except exception.BootcacheError as error:
+                LOG.warning('%s', error)
+            except Exception:
+                LOG.exception('bootcache: unexpected error')
+        self._tried.discard(key)
 
     def _mend_one(self, remote: Remote, failed: dict[str, exception.BootcacheError]) -> None:
         export, now = remote.export, self._clock()

@@ -7,6 +7,7 @@ connects by does.
 
 import concurrent.futures
 import contextlib
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -313,7 +314,8 @@ class BaseConnections:
         What has failed for one of them is not tried for the others.
         """
         failed: dict[str, exception.BootcacheError] = {}
-        for remote in group:
+        # In any order: it may be one base alone that fails, as one whose file is damaged.
+        for remote in random.sample(group, len(group)):
             try:
                 with self._alone(remote.export):
                     self._mend_one(remote, failed)

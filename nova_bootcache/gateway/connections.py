@@ -154,6 +154,11 @@ class BaseConnections:
         """
         try:
             self.connect(remote)
+            if self.may_read_in_ceph(remote) \
+                    and not self.is_in_ceph(self._connectors.name_of(remote.export)):
+                self._pauses.postpone(remote.export)
+            else:
+                self._pauses.forget(remote.export)
         except exception.BootcacheError as error:
             pause = self._pauses.postpone(remote.export)
             LOG.warning('%s goes on to be read as it is, for %.0f s: %s', remote.export, pause,

@@ -319,16 +319,18 @@ class BaseConnections:
         What has failed for one of them is not tried for the others.
         """
         failed: dict[str, exception.BootcacheError] = {}
-        # In any order: it may be one base alone that fails, as one whose file is damaged.
-        for remote in random.sample(group, len(group)):
-            try:
-                with self._alone(remote.export):
-                    self._mend_one(remote, failed)
-            except exception.BootcacheError as error:
-                LOG.warning('%s', error)
-            except Exception:
-                LOG.exception('bootcache: unexpected error')
-        self._tried.discard(key)
+        try:
+            # In any order: it may be one base alone that fails, as one whose file is damaged.
+            for remote in random.sample(group, len(group)):
+                try:
+                    with self._alone(remote.export):
+                        self._mend_one(remote, failed)
+                except exception.BootcacheError as error:
+                    LOG.warning('%s', error)
+                except Exception:
+                    LOG.exception('bootcache: unexpected error')
+        finally:
+            self._tried.discard(key)
 
     def _mend_one(self, remote: Remote, failed: dict[str, exception.BootcacheError]) -> None:
         export, now = remote.export, self._clock()

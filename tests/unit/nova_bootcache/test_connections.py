@@ -419,6 +419,23 @@ def test_it_goes_on_until_it_is_stopped_also_after_a_fault(house, monkeypatch, c
     assert 'unexpected error' in caplog.text and house.name() not in ('', before)
 
 
+@pytest.mark.parametrize('before', ['nowhere', 'by a connector that is silent'])
+def test_one_that_somebody_has_found_since_it_was_looked_at_stays_there(house, before):
+    """As a server that starts does; it would be moved to a second connector for nothing."""
+    house.reads(BASE)
+    if before == 'nowhere':
+        house.of.park(BASE.export)
+    else:
+        house.connectors.silent.add(house.name())
+    with house.of._alone(BASE.export):
+        house.of.look(house.bases)
+        moved = remote(host=MOVED)
+        house.of.connect(moved)
+        found = house.name()
+    house.of._pool.shutdown()
+    assert house.name() == found and house.place() == MOVED
+
+
 # What is held while it is read.
 
 def test_what_somebody_reads_is_watched_and_kept_until_it_is_let_go(house):

@@ -102,7 +102,8 @@ def test_what_may_be_written_to_keeps_it(host, space, kinds, written, paths, wha
     host.below.stores._stores.clear()
 
 
-def test_one_that_begins_to_grow_meanwhile_keeps_it(host, space, kinds, written, paths, monkeypatch):
+def test_one_that_begins_to_grow_meanwhile_keeps_it(host, space, kinds, written, paths,
+                                                    monkeypatch):
     monkeypatch.setattr(host.connections, 'check', lambda export: kinds.update(
         {IMAGE: STOPPED | {graph.FILTER}}))
     space.give_back()

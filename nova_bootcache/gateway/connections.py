@@ -295,36 +295,40 @@ class BaseConnections:
         for export in self._connectors.looping(self._clones.origin) & set(remotes):
             LOG.error('%s cannot be read in Ceph, and is read through the exporter', export)
             self._bad_until[export] = self._clock() + _BAD_SECONDS
-            self._start(export, [remotes[export]])
+            self._start(export, [(remotes[export], self._connectors.name_of(export))])
         names = {export: self._connectors.name_of(export) for export in remotes}
         answers = self._read({export: self.socket(export) for export, name in names.items()
                               if name}, _ANSWER_SECONDS)
-        groups: dict[str, list[Remote]] = {}
+        groups: dict[str, list[tuple[Remote, str]]] = {}
         for export, remote in remotes.items():
             if answers.get(export) is not Answer.READ:
                 # What is read by one connector, or was to be, is away together as a rule.
                 key = names[export] or f'{remote.host}:{remote.port}'
-                groups.setdefault(key, []).append(remote)
+                groups.setdefault(key, []).append((remote, names[export]))
         for key, group in groups.items():
             self._start(key, group)
 
-    def _start(self, key: str, group: list[Remote]) -> None:
+    def _start(self, key: str, group: list[tuple[Remote, str]]) -> None:
         if key not in self._tried:
             self._tried.add(key)
             self._pool.submit(self._mend, key, group)
 
-    def _mend(self, key: str, group: list[Remote]) -> None:
+    def _mend(self, key: str, group: list[tuple[Remote, str]]) -> None:
         """Find another way for bases that have no answer; the guests of those wait that have none.
 
         What has failed for one of them is not tried for the others.
+
+        :param group: each with the connector's name by which it was read. Somebody may have found
+            another way since: that stays.
         """
         failed: dict[str, exception.BootcacheError] = {}
         try:
             # In any order: it may be one base alone that fails, as one whose file is damaged.
-            for remote in random.sample(group, len(group)):
+            for remote, before in random.sample(group, len(group)):
                 try:
                     with self._alone(remote.export):
-                        self._mend_one(remote, failed)
+                        if self._connectors.name_of(remote.export) == before:
+                            self._mend_one(remote, before, failed)
                 except exception.BootcacheError as error:
                     LOG.warning('%s', error)
                 except Exception:
@@ -332,9 +336,9 @@ class BaseConnections:
         finally:
             self._tried.discard(key)
 
-    def _mend_one(self, remote: Remote, failed: dict[str, exception.BootcacheError]) -> None:
+    def _mend_one(self, remote: Remote, before: str,
+                  failed: dict[str, exception.BootcacheError]) -> None:
         export, now = remote.export, self._clock()
-        before = self._connectors.name_of(export)
         runs = self._connectors.runs(before)
         is_settled = not runs or now - self._exchanged_at.get(export, -_SETTLED_SECONDS) \
             >= _SETTLED_SECONDS

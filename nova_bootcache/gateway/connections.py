@@ -70,6 +70,7 @@ class BaseConnections:
         # never does: it may wait for a base.
         self._remotes: dict[str, Remote] = {}
         self._stopped = threading.Event()
+        self._watching: threading.Thread | None = None
         # When a link was exchanged by the watch, in monotonic seconds; those that are tried now.
         # Likewise.
         self._exchanged_at: dict[str, float] = {}
@@ -259,11 +260,15 @@ class BaseConnections:
 
     def start(self) -> None:
         """Watch them from now on."""
-        threading.Thread(target=self._watch, name='bootcache-watch', daemon=True).start()
+        self._watching = threading.Thread(target=self._watch, name='bootcache-watch', daemon=True)
+        self._watching.start()
 
     def stop(self) -> None:
-        """Watch them no more; they go on to be read."""
+        """Watch them no more, when what is tried has ended; they go on to be read."""
         self._stopped.set()
+        if self._watching is not None:
+            self._watching.join()
+        self._pool.shutdown(cancel_futures=True)
 
     def _watch(self) -> None:
         while not self._stopped.wait(_AGAIN_SECONDS if self._tried else _PERIOD_SECONDS):

@@ -90,14 +90,20 @@ class BaseConnections:
     # One base.
 
     def connect(self, remote: Remote) -> None:
-        """Have a base be read from where it is; nothing happens if it is.
+        """Have a base be read from where it is; nothing happens if it can be read there.
 
         :raises StorageNodeAway: if it cannot be reached.
         :raises ConfigurationError: if this host does not speak with its storage node.
         """
-        with self._alone(remote.export):
-            self._connect(remote, self._connectors.name_of(remote.export))
-        self._remotes[remote.export] = remote
+        export = remote.export
+        with self._alone(export):
+            before = self._connectors.name_of(export)
+            self._connect(remote, before)
+            # The watch has not seen it yet, or does not look at what nobody reads.
+            if before == self._connectors.name_of(export) and self._read(
+                    {export: self.socket(export)}, _ANSWER_SECONDS)[export] is not Answer.READ:
+                self._exchange(remote, before)
+        self._remotes[export] = remote
 
     def _connect(self, remote: Remote, now: str = '', beside: str = '') -> None:
         """Take the first way that goes.
@@ -123,6 +129,19 @@ class BaseConnections:
         raise exception.StorageNodeAway(
             f'gateway: the base {remote.export} cannot be reached: {failed}') from failed
 
+    def _exchange(self, remote: Remote, before: str) -> None:
+        """Have a base that cannot be read be read by another connector; by none if that fails.
+
+        :param before: the name of the one by which it was read.
+        """
+        try:
+            # One that was killed is started again; else another one is.
+            self._connect(remote, beside=before if self._connectors.runs(before) else _ANY)
+        except exception.BootcacheError:
+            if before:
+                self._connectors.park(remote.export)
+            raise
+
     def is_in_ceph(self, name: str) -> bool:
         """Tell whether a connector is one of Ceph's, and runs."""
         return name.startswith(self._clones.origin) and self._connectors.runs(name)
@@ -145,35 +164,32 @@ class BaseConnections:
         Its storage node may have another address by now, or this host other certificates.
         """
         try:
-            self.connect(remote)
+            with self._alone(remote.export):
+                self._connect(remote, self._connectors.name_of(remote.export))
+            self._remotes[remote.export] = remote
         except exception.BootcacheError as error:
             pause = self._pauses.postpone(remote.export)
             LOG.warning('%s goes on to be read as it is, for %.0f s: %s', remote.export, pause,
                         error)
 
-    def connect_absent(self, export: str, virtual_bytes: int) -> bool:
+    @contextlib.contextmanager
+    def absent(self, export: str, virtual_bytes: int) -> Iterator[Callable[[], None]]:
         """Have the gateway open a base that cannot be read now: it learns its size.
 
-        ``park`` follows before anybody reads it.
+        Nobody else changes the way to it meanwhile.
 
-        :returns: False if it can be read by now.
+        :returns: has it be read by no way, until the watch finds one; to be called before anybody
+            reads it. Nothing happens then if it can be read by now.
         :raises StorageDaemonError: if no connector can be started.
         """
         way = absent_way(export, virtual_bytes)
         with self._alone(export):
             name = self._connectors.name_of(export)
             if name and not name.startswith(way.origin):
-                return False
-            self._connectors.connect(export, way)
-        return True
-
-    def park(self, export: str) -> None:
-        """Have a base be read by no way, until the watch finds one.
-
-        :raises StorageDaemonError: if its connector cannot be ended that hangs.
-        """
-        with self._alone(export):
-            self._connectors.park(export)
+                yield lambda: None
+            else:
+                self._connectors.connect(export, way)
+                yield lambda: self._connectors.park(export)
 
     def hold(self, holder: str, remote: Remote) -> None:
         """Have something of a storage node be read, whether the gateway serves it or not.
@@ -304,17 +320,10 @@ class BaseConnections:
         try:
             with self._alone(export):
                 before = self._connectors.name_of(export)
-                try:
-                    # One that was killed is started again; else another one is.
-                    self._connect(remote, beside=before if self._connectors.runs(before)
-                                  else _ANY)
-                    self._exchanged_at[export] = self._clock()
-                    if not before:
-                        self._back()
-                except exception.BootcacheError as error:
-                    if before:
-                        LOG.warning('%s', error)
-                        self._connectors.park(export)
+                self._exchange(remote, before)
+                self._exchanged_at[export] = self._clock()
+                if not before:
+                    self._back()
         except exception.BootcacheError as error:
             LOG.warning('%s', error)
         except Exception:

@@ -74,6 +74,8 @@ class BaseConnections:
         # When a link was exchanged by the watch, in monotonic seconds; those that are tried now.
         # Likewise.
         self._exchanged_at: dict[str, float] = {}
+        # Whether this host has had clones in Ceph, since this process runs.
+        self._has_clones = clones.is_on
         # Until when those are not read in Ceph of which that has given errors. Likewise.
         self._bad_until: dict[str, float] = {}
         self._tried: set[str] = set()
@@ -266,13 +268,16 @@ class BaseConnections:
         """
         self._remotes = dict(remotes)
         wanted = self._all()
+        self._has_clones = self._has_clones or any(
+            self.is_in_ceph(self._connectors.name_of(export)) for export in wanted)
         for export, remote in wanted.items():
             # Of one that cannot be read the watch looks for a way.
             if self.is_read(export) and self._pauses.is_time(export):
                 self.renew(remote)
         self._connectors.keep(wanted)
-        self._clones.sweep(remote for export, remote in wanted.items()
-                           if self.is_in_ceph(self._connectors.name_of(export)))
+        if self._has_clones:
+            self._clones.sweep(remote for export, remote in wanted.items()
+                               if self.is_in_ceph(self._connectors.name_of(export)))
 
     def start(self) -> None:
         """Watch them from now on."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from oslo_log import log as logging
 
-from bootcache import exception, green
+from bootcache import exception, green, naming
 from bootcache.breaker import GrowingPauses
 from bootcache.connectors import probe
 from bootcache.connectors.connectors import Connectors
@@ -129,7 +129,9 @@ class BaseConnections:
         if isinstance(failed, exception.ConfigurationError) or 'is not served now' in str(failed):
             raise failed
         raise exception.StorageNodeAway(
-            f'gateway: the base {remote.export} cannot be reached: {failed}') from failed
+            f'gateway: {remote.export}: the exporter at'
+            f' {naming.tcp_address(remote.host, remote.port)} cannot be reached: {failed}'
+        ) from failed
 
     def _exchange(self, remote: Remote, before: str) -> None:
         """Have a base that cannot be read be read by another connector; by none if that fails.

@@ -79,7 +79,7 @@ class Gateway:
         """Serve a base to this host's servers.
 
         :returns: the export's name.
-        :raises StorageNodeAway: if it cannot be reached, and is not served yet, or its readers wait.
+        :raises StorageNodeAway: if it cannot be reached, and is not served yet or its readers wait.
         :raises StorageDaemonError: if the daemon refuses.
         """
         self.daemon.ensure_running()

@@ -9,7 +9,16 @@ import uuid
 
 import nbd
 import pytest
-from ceph_host import booted, daemon, is_direct, is_read_at, own_clones, reader, readers_in_ceph, whole
+from ceph_host import (
+    booted,
+    daemon,
+    is_direct,
+    is_read_at,
+    own_clones,
+    reader,
+    readers_in_ceph,
+    whole,
+)
 from ceph_host import ceph_hosts as ceph_hosts  # the fixtures
 from ceph_host import elsewhere as elsewhere
 from ceph_host import node as node

@@ -1,7 +1,6 @@
-"""A base on a storage node, how this host connects to it, and whether that node answers."""
+"""A base on a storage node, and how this host connects to it."""
 
 import dataclasses
-import struct
 from typing import Any
 
 from oslo_log import log as logging
@@ -10,12 +9,6 @@ from bootcache import certificates, exception, qemuimg, tls
 from bootcache.ceph.places import RbdOrigin
 
 LOG = logging.getLogger(__name__)
-
-_REACH_SECONDS = 3
-# Of NBD's negotiation: what a server says first, and a client's flags with the option that ends it,
-# NBD_OPT_ABORT. A server that speaks TLS only does not acknowledge it, and ends all the same.
-_GREETING_BYTES, _REPLY_BYTES = 18, 4096
-_GOODBYE = struct.pack('>L8sLL', 1, b'IHAVEOPT', 2, 0)
 
 
 @dataclasses.dataclass(frozen=True)

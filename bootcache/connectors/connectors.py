@@ -129,6 +129,11 @@ class Connectors:
             return ''
         return name if connector.NAME.fullmatch(name) else ''
 
+    def _is_parked(self, export: str) -> bool:
+        with contextlib.suppress(OSError):
+            return os.path.basename(os.readlink(self.socket(export))) == PARKED
+        return False
+
     def is_by(self, name: str, way: Way) -> bool:
         """Tell whether a connector is one of a way's, and runs."""
         return name.startswith(f'{way.origin}-') and self.runs(name)
@@ -145,7 +150,7 @@ class Connectors:
         :raises StorageDaemonError: if the way cannot be opened, or nothing can be read by it within
             three seconds; what was there stays.
         """
-        before = self.name_of(export)
+        before, was_parked = self.name_of(export), self._is_parked(export)
         name = next(name for name in self._names(way) if name != beside)
         found = Connector(self._directory, name)
         self._opening[export] = name
@@ -170,7 +175,7 @@ class Connectors:
             steps.reached('connector: linked')
             if before:
                 self._end(export, before)
-            else:
+            elif was_parked:
                 self._starter.release()
             LOG.info('%s is read by %s (connector %s)', export, way.text, name)
 
@@ -201,17 +206,6 @@ class Connectors:
         if before:
             self._end(export, before)
             LOG.warning('%s cannot be read now: its readers wait', export)
-
-    def disconnect(self, export: str) -> None:
-        """Forget a base that nobody reads.
-
-        :raises StorageDaemonError: if the connector cannot be ended that hangs.
-        """
-        before = self.name_of(export)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.socket(export))
-        if before:
-            self._end(export, before)
 
     def _end(self, export: str, name: str) -> None:
         if name not in self._used():
@@ -248,10 +242,6 @@ class Connectors:
                 with contextlib.suppress(OSError):
                     found.add(errorlog.looping(log.news()))
         return {export for export in found if export is not None}
-
-    def is_running(self, export: str) -> bool:
-        """Tell whether the connector runs that a base is read by."""
-        return self.runs(self.name_of(export))
 
     def keep(self, exports: Iterable[str]) -> None:
         """Forget all but some bases, and end what nobody reads by any more.

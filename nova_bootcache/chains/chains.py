@@ -376,6 +376,8 @@ class Chains:
             entry = self._cache.entry(image_id) or self._find_lost(image_id)
             try:
                 self.serve_base(entry)
+                if not guest_waits:
+                    self._gateway.connections.check(entry.remote.export)
             except Exception as error:
                 if not guest_waits or not chainstores.passes(error):
                     raise

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from oslo_log import log as logging
 
-from bootcache import exception, green
+from bootcache import bus, exception, green, naming
 from bootcache.breaker import GrowingPauses
 from bootcache.connectors import probe
 from bootcache.connectors.connectors import Connectors
@@ -68,13 +68,16 @@ class BaseConnections:
         # never does: it may wait for a base.
         self._remotes: dict[str, Remote] = {}
         self._stopped = threading.Event()
+        self._watching: threading.Thread | None = None
+        # Whether this host has had clones in Ceph, since this process runs.
+        self._has_clones = clones.is_on
         # When a link was exchanged by the watch, in monotonic seconds; those that are tried now.
         # Likewise.
         self._exchanged_at: dict[str, float] = {}
         # Until when those are not read in Ceph of which that has given errors. Likewise.
         self._bad_until: dict[str, float] = {}
         self._tried: set[str] = set()
-        self._pool = concurrent.futures.ThreadPoolExecutor(_MOST_AT_ONCE, 'bootcache-way')
+        self._trying: set[concurrent.futures.Future[None]] = set()
 
     def socket(self, export: str) -> str:
         """Return the path by which a base is read."""
@@ -87,14 +90,20 @@ class BaseConnections:
     # One base.
 
     def connect(self, remote: Remote) -> None:
-        """Have a base be read from where it is; nothing happens if it is.
+        """Have a base be read from where it is; nothing happens if it can be read there.
 
         :raises StorageNodeAway: if it cannot be reached.
         :raises ConfigurationError: if this host does not speak with its storage node.
         """
-        with self._alone(remote.export):
-            self._connect(remote, self._connectors.name_of(remote.export))
-        self._remotes[remote.export] = remote
+        export = remote.export
+        with self._alone(export):
+            before = self._connectors.name_of(export)
+            self._connect(remote, before)
+            # The watch has not seen it yet, or does not look at what nobody reads.
+            if before and before == self._connectors.name_of(export) and self._read(
+                    {export: self.socket(export)}, _ANSWER_SECONDS)[export] is not Answer.READ:
+                self._exchange(remote, before, {})
+        self._remotes[export] = remote
 
     def _connect(self, remote: Remote, now: str = '', beside: str = '',
                  failed: dict[str, exception.BootcacheError] | None = None,
@@ -129,7 +138,24 @@ class BaseConnections:
         if isinstance(last, exception.ConfigurationError) or 'is not served now' in str(last):
             raise last
         raise exception.StorageNodeAway(
-            f'gateway: the base {remote.export} cannot be reached: {last}') from last
+            f'gateway: {remote.export}: the exporter at'
+            f' {naming.tcp_address(remote.host, remote.port)} cannot be reached: {last}') from last
+
+    def _exchange(self, remote: Remote, before: str, failed: dict[str, exception.BootcacheError],
+                  only_tries: bool = False) -> None:
+        """Have a base that cannot be read be read by another connector; by none if that fails.
+
+        :param before: the name of the one by which it was read.
+        :param failed: as for ``_connect``, and the next one.
+        """
+        try:
+            # One that was killed is started again; else another one is.
+            self._connect(remote, beside=before if self._connectors.runs(before) else _ANY,
+                          failed=failed, only_tries=only_tries)
+        except exception.BootcacheError:
+            if before:
+                self._connectors.park(remote.export)
+            raise
 
     def is_in_ceph(self, name: str) -> bool:
         """Tell whether a connector is one of Ceph's, and runs."""
@@ -152,8 +178,12 @@ class BaseConnections:
 
         Its storage node may have another address by now, or this host other certificates.
         """
+        if not self._pauses.is_time(remote.export):
+            return
         try:
-            self.connect(remote)
+            with self._alone(remote.export):
+                self._connect(remote, self._connectors.name_of(remote.export))
+            self._remotes[remote.export] = remote
             if self.may_read_in_ceph(remote) \
                     and not self.is_in_ceph(self._connectors.name_of(remote.export)):
                 self._pauses.postpone(remote.export)
@@ -164,29 +194,24 @@ class BaseConnections:
             LOG.warning('%s goes on to be read as it is, for %.0f s: %s', remote.export, pause,
                         error)
 
-    def connect_absent(self, export: str, virtual_bytes: int) -> bool:
+    @contextlib.contextmanager
+    def absent(self, export: str, virtual_bytes: int) -> Iterator[Callable[[], None]]:
         """Have the gateway open a base that cannot be read now: it learns its size.
 
-        ``park`` follows before anybody reads it.
+        Nobody else changes the way to it meanwhile.
 
-        :returns: False if it can be read by now.
+        :returns: has it be read by no way, until the watch finds one; to be called before anybody
+            reads it. Nothing happens then if it can be read by now.
         :raises StorageDaemonError: if no connector can be started.
         """
         way = absent_way(export, virtual_bytes)
         with self._alone(export):
             name = self._connectors.name_of(export)
             if name and not name.startswith(way.origin):
-                return False
-            self._connectors.connect(export, way)
-        return True
-
-    def park(self, export: str) -> None:
-        """Have a base be read by no way, until the watch finds one.
-
-        :raises StorageDaemonError: if its connector cannot be ended that hangs.
-        """
-        with self._alone(export):
-            self._connectors.park(export)
+                yield lambda: None
+            else:
+                self._connectors.connect(export, way)
+                yield lambda: self._connectors.park(export)
 
     def hold(self, holder: str, remote: Remote) -> None:
         """Have something of a storage node be read, whether the gateway serves it or not.
@@ -266,19 +291,29 @@ class BaseConnections:
         wanted = self._all()
         for export, remote in wanted.items():
             # Of one that cannot be read the watch looks for a way.
-            if self.is_read(export) and self._pauses.is_time(export):
+            if self.is_read(export):
                 self.renew(remote)
         self._connectors.keep(wanted)
-        self._clones.sweep(remote for export, remote in wanted.items()
-                           if self.is_in_ceph(self._connectors.name_of(export)))
+        for known in self._exchanged_at, self._bad_until:
+            for export in set(known) - set(wanted):
+                known.pop(export, None)
+        in_ceph = [remote for export, remote in wanted.items()
+                   if self.is_in_ceph(self._connectors.name_of(export))]
+        self._has_clones = self._has_clones or bool(in_ceph)
+        if self._has_clones:
+            self._clones.sweep(in_ceph)
 
     def start(self) -> None:
         """Watch them from now on."""
-        threading.Thread(target=self._watch, name='bootcache-watch', daemon=True).start()
+        self._watching = threading.Thread(target=self._watch, name='bootcache-watch', daemon=True)
+        self._watching.start()
 
     def stop(self) -> None:
-        """Watch them no more; they go on to be read."""
+        """Watch them no more, when what is tried has ended; they go on to be read."""
         self._stopped.set()
+        if self._watching is not None:
+            self._watching.join()
+        concurrent.futures.wait(list(self._trying))
 
     def _watch(self) -> None:
         while not self._stopped.wait(_AGAIN_SECONDS if self._tried else _PERIOD_SECONDS):
@@ -309,9 +344,12 @@ class BaseConnections:
             self._start(key, group)
 
     def _start(self, key: str, group: list[tuple[Remote, str]]) -> None:
-        if key not in self._tried:
-            self._tried.add(key)
-            self._pool.submit(self._mend, key, group)
+        if key in self._tried or len(self._tried) >= _MOST_AT_ONCE:
+            return
+        self._tried.add(key)
+        trying = bus.begin(lambda: self._mend(key, group), 'bootcache-way')
+        self._trying.add(trying)
+        trying.add_done_callback(self._trying.discard)
 
     def _mend(self, key: str, group: list[tuple[Remote, str]]) -> None:
         """Find another way for bases that have no answer; the guests of those wait that have none.
@@ -343,12 +381,9 @@ class BaseConnections:
         is_settled = not runs or now - self._exchanged_at.get(export, -_SETTLED_SECONDS) \
             >= _SETTLED_SECONDS
         try:
-            # One that was killed is started again; else another one is.
-            self._connect(remote, beside=before if runs else _ANY, failed=failed,
-                          only_tries=not is_settled)
+            self._exchange(remote, before, failed, only_tries=not is_settled)
             if runs and is_settled:
                 self._exchanged_at[export] = now
         except exception.BootcacheError as error:
-            if before:
-                LOG.warning('%s', error)
-                self._connectors.park(export)
+            # Of one that cannot be read since earlier it has been said.
+            LOG.log(logging.WARNING if before else logging.DEBUG, '%s', error)

@@ -6,7 +6,7 @@ reaches its base by an export of the gateway on a unix socket.
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from oslo_log import log as logging
@@ -79,7 +79,7 @@ class Gateway:
         """Serve a base to this host's servers.
 
         :returns: the export's name.
-        :raises StorageNodeAway: if it is not served yet, and cannot be reached.
+        :raises StorageNodeAway: if it cannot be reached, and is not served yet.
         :raises StorageDaemonError: if the daemon refuses.
         """
         self.daemon.ensure_running()
@@ -102,9 +102,10 @@ class Gateway:
         """
         self.daemon.ensure_running()
         if not self._present(remote.image_id).is_exported:
-            self._export(remote, self.connections.connect_absent(remote.export, virtual_bytes))
+            with self.connections.absent(remote.export, virtual_bytes) as opened:
+                self._export(remote, opened)
 
-    def _export(self, remote: Remote, is_absent: bool = False) -> str:
+    def _export(self, remote: Remote, opened: Callable[[], None] = lambda: None) -> str:
         image_id = remote.image_id
         export = naming.export_name(naming.EXPORT_BASE, image_id)
         if not self._present(image_id).is_exported:
@@ -119,13 +120,14 @@ class Gateway:
                     raise exception.StorageDaemonError(
                         f'gateway: servers that run read another content of {image_id} than'
                         f' {remote.export}')
-            self._serve(image_id, there, remote.export, is_absent)
+            self._serve(image_id, there, remote.export, opened)
         return export
 
-    def _serve(self, image_id: str, there: Present, content: str, is_absent: bool) -> None:
+    def _serve(self, image_id: str, there: Present, content: str,
+               opened: Callable[[], None]) -> None:
         """Export a base that is read by its link.
 
-        :param is_absent: whether that leads to nothing but the base's size.
+        :param opened: called when it is open, before anybody can read it.
         """
         top = graph.top_node(image_id, graph.REMOTE)
         # A server waits: to connect once for all of it spares milliseconds.
@@ -136,9 +138,7 @@ class Gateway:
             self._ensure_unlimited()
             self.daemon.add_nodes(
                 self.linked_node(naming.node_name(graph.REMOTE, image_id), content), top)
-            if is_absent:
-                # Before anybody can read what the base does not have.
-                self.connections.park(content)
+            opened()
             steps.reached('gateway: nodes')
             self.daemon.add_export(naming.export_name(naming.EXPORT_BASE, image_id),
                                    str(top['node-name']))

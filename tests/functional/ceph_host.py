@@ -2,12 +2,15 @@
 
 import contextlib
 import json
+import os
 
 import pytest
 from compute_host import boot
-from functional_tools import free_port, read_base, until
+from functional_tools import end_supervisor, free_port, read_base, until
 from glance_rbd import SIZE, content_of, obtained
 
+from bootcache.connectors import connector
+from bootcache.connectors.ways import nbd_way
 from bootcache.storagedaemon import TcpListener
 from nova_bootcache.asking.placement import Server
 from nova_bootcache.storagenode import Remote
@@ -47,7 +50,7 @@ def node(ceph_conf, ceph_exporter, ceph_image):
 
 
 @pytest.fixture
-def ceph_hosts(hosts, host_key, glance_store):
+def ceph_hosts(hosts, host_key, glance_store, directory):
     """Makes the driver's host object, with its key; its daemons end, and its clones go."""
     made = []
 
@@ -58,8 +61,9 @@ def ceph_hosts(hosts, host_key, glance_store):
 
     yield make
     for host in made:
+        host.stop()
         host.gateway.daemon.stop()
-        daemon(host).stop()
+    end_supervisor(f'{directory}/gateway')
 
     def is_empty():
         for name in own_clones(glance_store):
@@ -71,20 +75,35 @@ def ceph_hosts(hosts, host_key, glance_store):
     until(is_empty, 'the end of the clones')
 
 
-def daemon(host):
-    return host.gateway._clones.daemon
+def reader(host, node):
+    """Return the name of the connector by which a host reads its base; empty if there is none."""
+    return host.connections._connectors.name_of(node.remote().export)
+
+
+def daemon(host, name):
+    """Return the daemon of a connector."""
+    return connector.daemon(os.path.join(os.path.dirname(host.gateway.socket_path), 'connectors'),
+                            name, False)
+
+
+def readers_in_ceph(host):
+    """Return the names of the connectors that a host has in Ceph."""
+    return {name for number in range(2) if host.connections._connectors.runs(
+        name := f'{host.connections._clones.origin}-{number}')}
 
 
 def own_clones(glance_store):
     return json.loads(glance_store.ceph.run('rbd', 'ls', '--format', 'json', 'bootcache/host-1'))
 
 
-def place(host, node):
-    return host.gateway.present([node.image_id])[node.image_id].place
-
-
 def is_direct(host, node):
-    return place(host, node).socket == daemon(host).socket
+    return host.connections.is_in_ceph(reader(host, node))
+
+
+def is_read_at(host, node, port):
+    """Whether the base is read from an exporter at a port."""
+    return host.connections._connectors.is_by(
+        reader(host, node), nbd_way('127.0.0.1', port, node.remote().export))
 
 
 def booted(host, node, directory):

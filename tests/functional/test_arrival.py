@@ -150,7 +150,7 @@ def test_a_server_boots_while_its_cache_image_arrives(host, node, way, go, direc
     assert sum(length for _offset, length in taken) == info.bytes
     assert all(one[0] + one[1] <= other[0] for one, other in itertools.pairwise(taken))
     # What servers of that time read comes from this host from now on, the rest from the base.
-    assert host.gateway.daemon.nodes() == nodes(host, 'g', 'l', 'n', 'h')
+    assert host.gateway.daemon.nodes() == nodes(host, 'g', 'l', 'n')
     assert not any(name.endswith('.partial') for name in os.listdir(host.cache.directory))
     before = len(way.reads('cache-')), len(way.reads('base-'))
     for extent in SET:
@@ -187,7 +187,7 @@ def test_one_that_is_damaged_is_not_kept(host, node, way, directory):
     assert host.arrivals.wait(IMAGE, 60)
     assert host.cache.entry(IMAGE).cache_image is None
     # Servers read the base from now on.
-    assert host.gateway.daemon.nodes() == nodes(host, 'g', 'n', 'h')
+    assert host.gateway.daemon.nodes() == nodes(host, 'g', 'n')
     compare(f'{directory}/disk', node)
 
 
@@ -209,7 +209,7 @@ def test_the_driver_restarts_in_the_midst(host, hosts, node, directory, monkeypa
     boot(host, f'{directory}/disk')
     assert host.needs.is_arriving(IMAGE)
     again = hosts()
-    assert again.gateway.daemon.nodes() == nodes(again, 'g', 'n', 'h')
+    assert again.gateway.daemon.nodes() == nodes(again, 'g', 'n')
     compare(f'{directory}/disk', node)
     # In one process the earlier host's thread is still there, and sees that it is over.
     assert host.arrivals.wait(IMAGE, 60)
@@ -227,7 +227,7 @@ def test_the_storage_node_goes_away_in_the_midst(host, way, node, directory, mon
     way.end()
     until(lambda: not host.needs.is_arriving(IMAGE), 'the end of the arrival')
     assert host.cache.entry(IMAGE).cache_image is None
-    assert host.gateway.daemon.nodes() == nodes(host, 'g', 'n', 'h')
+    assert host.gateway.daemon.nodes() == nodes(host, 'g', 'n')
 
 
 @pytest.mark.parametrize('way', [2_000_000], indirect=True, ids=['slow'])
@@ -280,7 +280,7 @@ def test_the_storage_node_hangs_in_the_midst(host, way, node, directory, monkeyp
     finally:
         os.kill(way.process.pid, signal.SIGCONT)
     host.upkeep.once()
-    until(lambda: host.gateway.daemon.nodes() == nodes(host, 'g', 'n', 'h') or host.upkeep.once(),
+    until(lambda: host.gateway.daemon.nodes() == nodes(host, 'g', 'n') or host.upkeep.once(),
           'that the gateway has let go of it')
     compare(f'{directory}/disk', node)
 

@@ -1,5 +1,6 @@
 """Hosts that read bases in a real Ceph themselves: by what, with which key, and what they leave."""
 
+import contextlib
 import json
 import os
 import signal
@@ -8,7 +9,16 @@ import uuid
 
 import nbd
 import pytest
-from ceph_host import booted, daemon, is_direct, own_clones, place, whole
+from ceph_host import (
+    booted,
+    daemon,
+    is_direct,
+    is_read_at,
+    own_clones,
+    reader,
+    readers_in_ceph,
+    whole,
+)
 from ceph_host import ceph_hosts as ceph_hosts  # the fixtures
 from ceph_host import elsewhere as elsewhere
 from ceph_host import node as node
@@ -16,14 +26,15 @@ from functional_tools import frozen, read_base, until
 from glance_rbd import HOST_CAPS, MIB, READ_ONLY
 
 from bootcache import exception
-from bootcache.ceph import clonedaemon
+from bootcache.connectors import connectors
 from nova_bootcache.gateway import hostclones
+from tools.ceph.cluster import CephError
 
 
 def test_a_host_reads_in_ceph_without_the_storage_node(ceph_hosts, node, glance_store, directory):
     host = ceph_hosts()
     booted(host, node, directory)
-    assert is_direct(host, node) and place(host, node).export == node.remote().export
+    assert is_direct(host, node)
     nodes = host.gateway.daemon.node_files()
     assert not [file for file in nodes.values() if 'rbd:' in file or '"rbd"' in file]
     # That another base cannot be reached by the storage node tells nothing of it.
@@ -43,8 +54,8 @@ def test_a_host_reads_in_ceph_without_the_storage_node(ceph_hosts, node, glance_
 def test_by_default_it_reads_through_the_exporter(ceph_hosts, node, glance_store, directory):
     host = ceph_hosts(base_access='exporter')
     booted(host, node, directory)
-    assert place(host, node).socket == '' and not daemon(host).runs
-    host.base_access.look()
+    assert not is_direct(host, node) and not readers_in_ceph(host)
+    host.upkeep.connect_bases()
     assert own_clones(glance_store) == [] and whole(host, node) == node.content
 
 
@@ -121,8 +132,8 @@ def test_monitors_are_away_when_a_server_boots(ceph_hosts, node, glance_store, d
         booted(host, node, directory)
         assert not is_direct(host, node) and 'Ceph did not answer just now' in caplog.text
     until(lambda: own_clones(glance_store) == [], 'an answer of Ceph')
-    host.gateway._clones._health.answered()
-    host.base_access.look()
+    host.connections._clones._health.answered()
+    host.upkeep.connect_bases()
     assert is_direct(host, node) and whole(host, node) == node.content
 
 
@@ -130,7 +141,7 @@ def test_a_service_that_tells_later(ceph_hosts, node, directory):
     host = ceph_hosts()
     host.service.extra = {'rbd': None}
     booted(host, node, directory)
-    host.base_access.look()
+    host.upkeep.connect_bases()
     assert not is_direct(host, node)
     host.service.extra = {}
     host.chains.serve_base(host.cache.update(
@@ -157,52 +168,45 @@ def reading(host, node, offset):
 
 
 def test_ceph_goes_away_under_readers_and_comes_back(ceph_hosts, node, elsewhere, glance_store,
-                                                     directory, monkeypatch, caplog):
+                                                     directory):
     host = ceph_hosts(reconnect_delay=2)
     host.service.extra = {'server': ['127.0.0.1', elsewhere]}
     booted(host, node, directory)
-    host.base_access.look()
+    host.upkeep.connect_bases()
     assert is_direct(host, node)
     glance_store.ceph.end('osd.0')
     try:
         thread, read = reading(host, node, 9 * MIB)
-        host.base_access.look()
-        assert is_direct(host, node) and thread.is_alive(), 'guests wait at first'
-        assert 'Ceph does not give out bases that servers of this host read' in caplog.text
-        monkeypatch.setattr(hostclones, '_AWAY_SECONDS', 0)
-        host.base_access.look()
         thread.join(120)
         assert read == [node.content[9 * MIB:10 * MIB]]
-        assert place(host, node).port == elsewhere and not daemon(host).runs
+        assert is_read_at(host, node, elsewhere)
         assert whole(host, node) == node.content
+        until(lambda: not readers_in_ceph(host), 'the end of what waits for Ceph')
     finally:
         glance_store.ceph.start_osd(0)
-    monkeypatch.undo()
-    host.base_access._pauses.forget(node.image_id)
-    host.gateway._clones._health.answered()
     until(lambda: own_clones(glance_store), 'an answer of Ceph')
+    host.connections._clones._health.answered()
 
     def is_back():
-        host.base_access._pauses.forget(node.image_id)
-        host.base_access.look()
+        host.upkeep.connect_bases()
         return is_direct(host, node)
 
     until(is_back, 'the way back')
     assert whole(host, node) == node.content
 
 
-def test_its_daemon_is_killed(ceph_hosts, node, directory):
+def test_its_connector_is_killed(ceph_hosts, node, directory):
     host = ceph_hosts()
     booted(host, node, directory)
-    host.base_access.look()
-    pid = daemon(host)._daemon.pid()
+    host.upkeep.connect_bases()
+    found = daemon(host, reader(host, node))
+    pid = found.pid()
     os.kill(pid, signal.SIGKILL)
-    until(lambda: not daemon(host).runs, 'the end of the daemon')
+    until(lambda: found.pid() != pid, 'the end of the connector')
     thread, read = reading(host, node, 9 * MIB)
-    host.base_access.look()
     thread.join(120)
     assert read == [node.content[9 * MIB:10 * MIB]] and is_direct(host, node)
-    assert daemon(host)._daemon.pid() not in (None, pid)
+    assert found.pid() not in (None, pid)
 
 
 def test_the_gateway_is_killed(ceph_hosts, node, directory):
@@ -216,19 +220,31 @@ def test_the_gateway_is_killed(ceph_hosts, node, directory):
     assert is_direct(host, node) and whole(host, node) == node.content
 
 
-def test_its_clone_is_removed_by_somebody(ceph_hosts, node, elsewhere, glance_store, directory):
+def test_its_clone_is_removed_by_somebody(ceph_hosts, node, glance_store, directory):
     host = ceph_hosts(reconnect_delay=2)
-    host.service.extra = {'server': ['127.0.0.1', elsewhere]}
     booted(host, node, directory)
-    host.base_access.look()
-    daemon(host).stop()
+    host.upkeep.connect_bases()
+    # The watch would have it be read elsewhere meanwhile.
+    host.connections.stop()
+    daemon(host, reader(host, node)).stop(0)
     [name] = own_clones(glance_store)
-    glance_store.ceph.run('rbd', 'rm', '--no-progress', f'bootcache/host-1/{name}')
-    monitored = host.gateway._clones
-    monitored.watch([])
-    monitored.keep([host.cache.known(node.image_id).remote])
-    host.base_access.look()
-    assert place(host, node).port == elsewhere and whole(host, node) == node.content
+    until(lambda: removed(glance_store, name), 'the end of the clone')
+    host.upkeep.connect_bases()
+    assert is_direct(host, node) and own_clones(glance_store) == [name]
+    until(lambda: readable(host, node), 'reads that go on')
+
+
+def removed(glance_store, name):
+    """Ceph knows after half a minute of a reader that was killed."""
+    with contextlib.suppress(CephError):
+        glance_store.ceph.run('rbd', 'rm', '--no-progress', f'bootcache/host-1/{name}')
+    return name not in own_clones(glance_store)
+
+
+def readable(host, node):
+    with contextlib.suppress(nbd.Error):
+        assert whole(host, node) == node.content
+        return True
 
 
 # What is left.
@@ -236,14 +252,14 @@ def test_its_clone_is_removed_by_somebody(ceph_hosts, node, elsewhere, glance_st
 def test_the_driver_starts_again(ceph_hosts, node, glance_store, directory):
     host = ceph_hosts()
     booted(host, node, directory)
-    host.base_access.look()
-    pid, [name] = daemon(host)._daemon.pid(), own_clones(glance_store)
+    host.upkeep.connect_bases()
+    pid, [name] = daemon(host, reader(host, node)).pid(), own_clones(glance_store)
     left = f'base-{uuid.uuid4()}-0123abcd'
     for image in (left, 'volume-1'):
         glance_store.ceph.run('rbd', 'create', '--size', '1M', f'bootcache/host-1/{image}')
     later = ceph_hosts()
-    later.base_access.look()
-    assert daemon(later)._daemon.pid() == pid and is_direct(later, node)
+    later.upkeep.connect_bases()
+    assert daemon(later, reader(later, node)).pid() == pid and is_direct(later, node)
     assert set(own_clones(glance_store)) == {name, 'volume-1'}
     assert whole(later, node) == node.content
 
@@ -255,7 +271,7 @@ def test_a_clone_that_is_half_made(ceph_hosts, node, glance_store, directory):
     host = ceph_hosts()
     booted(host, node, directory)
     assert not is_direct(host, node) and whole(host, node) == node.content
-    host.base_access.look()
+    host.upkeep.connect_bases()
     assert is_direct(host, node) and whole(host, node) == node.content
 
 
@@ -263,31 +279,45 @@ def test_what_nobody_reads_any_more_is_closed_and_removed(ceph_hosts, node, glan
                                                           monkeypatch):
     host = ceph_hosts()
     booted(host, node, directory)
-    host.base_access.look()
+    host.upkeep.connect_bases()
     assert host.gateway.remove_base(node.image_id)
     for module, name in ((hostclones, '_FRESH_SECONDS'), (hostclones, '_SWEEP_SECONDS')):
         monkeypatch.setattr(module, name, 0)
-    host.base_access.look()
+    host.upkeep.connect_bases()
     assert own_clones(glance_store), 'it was opened just now, and may be read soon'
-    monkeypatch.setattr(clonedaemon, '_FRESH_SECONDS', 0)
-    host.base_access.look()
-    assert own_clones(glance_store) == [] and daemon(host).exports() == set()
+    monkeypatch.setattr(connectors, '_FRESH_SECONDS', 0)
+
+    def is_gone():
+        host.upkeep.connect_bases()
+        return own_clones(glance_store) == []
+
+    # Ceph knows after half a minute of a reader that was killed.
+    until(is_gone, 'the end of the clone')
+    assert not readers_in_ceph(host)
 
 
-def test_it_is_switched_off(ceph_hosts, node, glance_store, directory):
+def test_it_is_switched_off(ceph_hosts, node, glance_store, directory, monkeypatch):
     host = ceph_hosts()
     booted(host, node, directory)
     later = ceph_hosts(base_access='exporter')
-    later.base_access.look()
+    later.upkeep.connect_bases()
     assert not is_direct(later, node) and whole(later, node) == node.content
-    later.base_access.look()
-    assert own_clones(glance_store) == [] and not daemon(later).runs
+    assert not readers_in_ceph(later)
+    monkeypatch.setattr(hostclones, '_SWEEP_SECONDS', 0)
+
+    def is_gone():
+        later.upkeep.connect_bases()
+        return own_clones(glance_store) == []
+
+    # Ceph knows after half a minute of a reader that was killed.
+    until(is_gone, 'the end of the clone')
 
 
 def test_glance_deletes_the_image(ceph_hosts, node, glance_store, directory):
     host = ceph_hosts()
     booted(host, node, directory)
     glance_store.delete(node.image_id)
-    daemon(host).stop()
-    host.base_access.look()
-    assert is_direct(host, node) and whole(host, node) == node.content
+    host.connections._connectors._starter.kill(reader(host, node))
+    host.upkeep.connect_bases()
+    assert is_direct(host, node)
+    until(lambda: readable(host, node), 'reads that go on')

@@ -5,7 +5,7 @@ import logging
 import threading
 
 import pytest
-from ceph_host import booted, daemon, is_direct, own_clones
+from ceph_host import booted, is_direct, own_clones, readers_in_ceph
 from ceph_host import ceph_hosts as ceph_hosts  # the fixtures
 from ceph_host import elsewhere as elsewhere
 from ceph_host import node as node
@@ -13,7 +13,7 @@ from functional_tools import until
 from glance_rbd import MIB, SIZE, content_of
 
 from bootcache import naming
-from bootcache.ceph import clonedaemon
+from bootcache.connectors import connectors
 from nova_bootcache.gateway import hostclones
 from nova_bootcache.settling.serversbases import ServersBases
 from nova_bootcache.settling.unsettled import Unsettled
@@ -90,23 +90,23 @@ def test_one_that_the_gateway_does_not_serve_any_more(ceph_hosts, node, bases, s
     booted(host, node, directory)
     assert host.gateway.remove_base(node.image_id)
     for module, name in ((hostclones, '_FRESH_SECONDS'), (hostclones, '_SWEEP_SECONDS'),
-                         (clonedaemon, '_FRESH_SECONDS')):
+                         (connectors, '_FRESH_SECONDS')):
         monkeypatch.setattr(module, name, 0)
     stored['server'] = ['127.0.0.1', 1]
     made, seen = bases(host, rate=4 * MIB), []
     thread = threading.Thread(target=lambda: seen.append(completed(host, made, node)))
     thread.start()
     try:
-        until(lambda: daemon(host).exports(), 'the clone to be open')
-        host.base_access.look()
-        assert daemon(host).exports() and own_clones(glance_store)
+        until(lambda: readers_in_ceph(host), 'the clone to be open')
+        host.upkeep.connect_bases()
+        assert readers_in_ceph(host) and own_clones(glance_store)
     finally:
         thread.join(120)
     assert seen == [node.content]
 
     def is_gone():
-        host.base_access.look()
-        return not daemon(host).exports() and not own_clones(glance_store)
+        host.upkeep.connect_bases()
+        return not readers_in_ceph(host) and not own_clones(glance_store)
 
     until(is_gone, 'the end of the clone')
 
@@ -129,11 +129,11 @@ def test_what_is_not_read_in_ceph_comes_from_the_storage_node(ceph_hosts, node, 
 
 
 def test_ceph_goes_away_while_a_base_is_copied(ceph_hosts, node, bases, elsewhere, directory,
-                                               glance_store, monkeypatch, caplog):
+                                               glance_store, caplog):
     host = ceph_hosts(reconnect_delay=2)
     host.service.extra = {'server': ['127.0.0.1', elsewhere]}
     booted(host, node, directory)
-    host.base_access.look()
+    host.upkeep.connect_bases()
     assert is_direct(host, node)
     seen, made = [], bases(host)
     glance_store.ceph.end('osd.0')
@@ -141,17 +141,10 @@ def test_ceph_goes_away_while_a_base_is_copied(ceph_hosts, node, bases, elsewher
     try:
         thread.start()
         until(lambda: 'completed from Ceph' in caplog.text, 'the copy')
-        monkeypatch.setattr(hostclones, '_AWAY_SECONDS', 0)
-
-        def is_over():
-            host.base_access.look()
-            return not thread.is_alive()
-
-        until(is_over, 'the end of the copy')
+        until(lambda: not thread.is_alive(), 'the end of the copy')
     finally:
         glance_store.ceph.start_osd(0)
         thread.join(120)
     assert seen == [node.content]
     assert 'as that did not come off from Ceph' in caplog.text
-    monkeypatch.undo()
     until(lambda: own_clones(glance_store), 'an answer of Ceph')

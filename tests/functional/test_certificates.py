@@ -12,9 +12,17 @@ from encrypted import opens, read, through_gateway
 from encrypted import storage_conf as storage_conf  # the fixture
 from storage_node import IMAGE, content
 
-from bootcache import certificates, exception, naming, savefile, tls
+from bootcache import certificates, exception, savefile, tls
+from bootcache.connectors.ways import nbd_way
 from glance_bootcache import startchecks
 from glance_bootcache.storage.exporters import Exporters
+
+
+def is_up_to_date(host, node):
+    """Whether a host reads its base by the certificates that are there now, or by none."""
+    remote, connectors = node.remote(), host.connections._connectors
+    return connectors.is_by(connectors.name_of(remote.export), nbd_way(
+        remote.host, remote.port, remote.export, host.encryption.credentials(remote.tls)))
 
 
 def test_renewed_certificates_of_a_host_are_taken_below_its_servers(node, ca, certified, directory):
@@ -22,18 +30,17 @@ def test_renewed_certificates_of_a_host_are_taken_below_its_servers(node, ca, ce
     host = certified()
     assert boot(host, f'{directory}/disk')
     handle = through_gateway(host, f'base-{IMAGE}')
-    before = host.gateway.present([IMAGE])[IMAGE].place
-    assert before.credentials == tls.credentials_id(f'{directory}/ca/compute-1',
-                                                    tls.Endpoint.CLIENT)
-    host.upkeep.use_renewed()
-    assert host.gateway.present([IMAGE])[IMAGE].place == before
+    before = host.connections._connectors.name_of(node.remote().export)
+    assert is_up_to_date(host, node)
+    host.upkeep.connect_bases()
+    assert host.connections._connectors.name_of(node.remote().export) == before
     ca.issue('compute-1')
-    host.upkeep.use_renewed()
-    after = host.gateway.present([IMAGE])[IMAGE].place
-    assert after.credentials != before.credentials
+    assert not is_up_to_date(host, node)
+    host.upkeep.connect_bases()
+    assert is_up_to_date(host, node)
     # The server was connected all the time.
     assert read(handle) == content(node)
-    assert host.gateway.daemon.credentials() == {after.credentials}
+    assert not host.connections._connectors.runs(before)
     handle.shutdown()
 
 
@@ -41,31 +48,13 @@ def test_a_connection_goes_on_where_renewed_files_do_not_fit(node, ca, certified
     node.serve()
     host = certified()
     assert boot(host, f'{directory}/disk')
-    before = host.gateway.present([IMAGE])[IMAGE].place
-    shutil.copy(f'{ca.issue("compute-2")}/client-key.pem', f'{directory}/ca/compute-1')
-    host.upkeep.use_renewed()
-    assert host.gateway.ensure_base(node.remote()) == f'base-{IMAGE}'
-    assert host.gateway.present([IMAGE])[IMAGE].place == before
-    assert boot(host, f'{directory}/other')
-
-
-def test_what_a_crash_left_of_an_exchange_goes(node, ca, certified, directory):
-    """QEMU does not tell by which of two connections to one place the base is read."""
-    node.serve()
-    host = certified()
-    assert boot(host, f'{directory}/disk')
-    ca.issue('compute-1')
-    host.gateway.daemon.add_nodes(host.gateway.remote_node(
-        naming.node_name('i', IMAGE), node.remote()))
-    assert host.gateway.present([IMAGE])[IMAGE].has_twins
-    host.reconcile()
-    assert not host.gateway.present([IMAGE])[IMAGE].has_twins
-    host.gateway.daemon.add_nodes(host.gateway.remote_node(
-        naming.node_name('i', IMAGE), node.remote()))
-    host.upkeep.use_renewed()
-    there = host.gateway.present([IMAGE])[IMAGE]
-    assert not there.has_twins and not host.gateway.is_outdated(node.remote(), there)
     handle = through_gateway(host, f'base-{IMAGE}')
+    before = host.connections._connectors.name_of(node.remote().export)
+    shutil.copy(f'{ca.issue("compute-2")}/client-key.pem', f'{directory}/ca/compute-1')
+    host.upkeep.connect_bases()
+    assert host.gateway.ensure_base(node.remote()) == f'base-{IMAGE}'
+    assert host.connections._connectors.name_of(node.remote().export) == before
+    assert boot(host, f'{directory}/other')
     assert read(handle) == content(node)
     handle.shutdown()
 
@@ -173,8 +162,8 @@ def test_another_ca_comes_by_steps_that_stop_nobody(node, ca, other_ca, certifie
         node.serve()
         for _round in range(2):
             # In the next one it sees that it is done.
-            host.upkeep.use_renewed()
-        assert not host.gateway.is_outdated(node.remote(), host.gateway.present([IMAGE])[IMAGE])
+            host.upkeep.connect_bases()
+        assert is_up_to_date(host, node)
         assert read(handle) == content(node)
         assert boot(host, f'{directory}/disk-{len(os.listdir(directory))}')
 
@@ -190,7 +179,7 @@ def test_another_ca_comes_by_steps_that_stop_nobody(node, ca, other_ca, certifie
         if place == places[0]:
             taken()
     for _round in range(2):
-        host.upkeep.use_renewed()
+        host.upkeep.connect_bases()
     trust(new)
     taken()
     with pytest.raises(exception.BootcacheError):
@@ -225,7 +214,7 @@ def test_guests_go_on_when_an_exporter_begins_to_speak_tls(
     node.serve()
     # As for a guest that stands still.
     host.chains.reach_base(IMAGE)
-    assert host.gateway.present([IMAGE])[IMAGE].place.credentials
+    assert node.remote().tls and is_up_to_date(host, node)
     assert read(handle) == content(node)
     handle.shutdown()
 

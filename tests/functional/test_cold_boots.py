@@ -5,12 +5,10 @@ import os
 
 from cold_boots import SET
 from compute_host import boot, compare
-from functional_tools import qemu_img, read_base, until
+from functional_tools import frozen, qemu_img, read_base, until
 from storage_node import IMAGE, MIB, SIZE, content
 
-from bootcache import exception
 from bootcache.tier import Medium
-from nova_bootcache import storagenode
 
 WATCH = {'quota': 64 * MIB, 'linger': 1, 'silence': 60, 'timeout': 100, 'marker': 'login:'}
 
@@ -88,17 +86,12 @@ def test_a_boot_that_begins_beside_another_tells_of_both(hosts, node, directory)
         == [[[5 * MIB, 65536], [0, 65536]]] * 2
 
 
-def test_what_a_boot_read_and_nobody_was_told_the_next_one_tells(hosts, node, directory,
-                                                                 monkeypatch):
+def test_what_a_boot_read_and_nobody_was_told_the_next_one_tells(hosts, node, directory):
     """It would read from the store what the first one has read, and be seen to read the rest."""
-    def away(remote):
-        raise exception.StorageNodeAway('it restarts just now')
-
     host = cold(node, hosts())
     boot(host, f'{directory}/one')
     read(host, 5 * MIB, 4096)
-    with monkeypatch.context() as patch:
-        patch.setattr(storagenode, 'check_reachable', away)
+    with frozen(node.exporter.common._daemon.pid()):
         host.boots.server_goes('server-one')
     assert host.service.boots == []
     boot(host, f'{directory}/two')

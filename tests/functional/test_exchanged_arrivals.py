@@ -121,7 +121,7 @@ def has_arrived(host, cloud):
     assert host.cache.entry(IMAGE).cache_image == cloud.info
     with open(host.cache.path(IMAGE), 'rb') as here, open(cloud.node.cache_path, 'rb') as there:
         assert here.read() == there.read()
-    assert host.gateway.daemon.nodes() == nodes(host, 'g', 'l', 'n', 'h')
+    assert host.gateway.daemon.nodes() == nodes(host, 'g', 'l', 'n')
     assert not any(name.endswith('.partial') for name in os.listdir(host.cache.directory))
     assert not host.room.arriving()
 
@@ -366,7 +366,7 @@ def test_a_host_that_ends_in_the_midst_leaves_nothing(cloud, host, hosts, way, h
                      if name in ('exchange_address', 'exchange_port', 'exchange_socket')})
     again.exchange = host.exchange
     assert not any(name.endswith('.partial') for name in os.listdir(again.cache.directory))
-    assert again.gateway.daemon.nodes() == nodes(again, 'g', 'n', 'h')
+    assert again.gateway.daemon.nodes() == nodes(again, 'g', 'n')
     compare(f'{directory}/disk', cloud.node)
     # In one process the earlier host's thread is still there; what it lands is right.
     held.go.set()

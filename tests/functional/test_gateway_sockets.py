@@ -80,7 +80,7 @@ def from_devstack(directory, tmp_path):
 @contextlib.contextmanager
 def from_the_driver(directory, tmp_path):
     """What nova-compute starts where none answers."""
-    gateway = Gateway(str(directory), str(directory / 'gateway.sock'), 1, group=QEMU)
+    gateway = Gateway(str(directory), str(directory / 'gateway.sock'), 1, None, group=QEMU)
     gateway.start()
     try:
         yield directory

@@ -5,13 +5,13 @@ import subprocess
 from concurrent import futures
 
 import pytest
-from functional_tools import qemu_img, until
+from bare_gateway import bare_gateway
+from functional_tools import end_supervisor, qemu_img, until
 from storage_node import IMAGE, MIB, SIZE, content
 
 from bootcache import exception, naming
 from bootcache.growingstore import StoreKeeper
 from nova_bootcache.gateway import graph
-from nova_bootcache.gateway.daemon import Gateway
 from nova_bootcache.gateway.graph import Store
 from nova_bootcache.gateway.sharedstore import SharedStore
 
@@ -19,10 +19,11 @@ from nova_bootcache.gateway.sharedstore import SharedStore
 @pytest.fixture
 def gateway(node, directory):
     node.serve()
-    gateway = Gateway(f'{directory}/gw', f'{directory}/gw/sock', 5)
+    gateway = bare_gateway(f'{directory}/gw', f'{directory}/gw/sock', 5)
     gateway.start()
     yield gateway
     gateway.daemon.stop()
+    end_supervisor(f'{directory}/gw')
 
 
 @pytest.fixture
@@ -122,7 +123,7 @@ def test_a_base_is_served_on_when_the_store_comes_and_goes(gateway, node, keeper
         store.close()
         assert handle.pread(MIB, 3 * MIB) == wanted[3 * MIB:4 * MIB]
     handle.shutdown()
-    assert gateway.daemon.nodes() == {naming.node_name(kind, IMAGE) for kind in 'gnh'}
+    assert gateway.daemon.nodes() == {naming.node_name(kind, IMAGE) for kind in 'gn'}
     assert gateway.remove_base(IMAGE) and gateway.daemon.nodes() == set()
 
 
@@ -188,7 +189,7 @@ def test_what_another_process_removes_at_the_same_time_is_no_error(gateway, node
     """As one that ends while the next one begins."""
     make(gateway, node, directory)
     wanted, reconcile = content(node), graph.reconcile
-    another = Gateway(f'{directory}/gw', f'{directory}/gw/sock', 5)
+    another = bare_gateway(f'{directory}/gw', f'{directory}/gw/sock', 5)
 
     def meanwhile(*arguments):
         steps = reconcile(*arguments)
@@ -200,7 +201,7 @@ def test_what_another_process_removes_at_the_same_time_is_no_error(gateway, node
     monkeypatch.setattr(graph, 'reconcile', meanwhile)
     gateway.change(IMAGE, store=Store.GOES)
     assert graph.reconcile is reconcile
-    assert gateway.daemon.nodes() == {naming.node_name(kind, IMAGE) for kind in 'gnh'}
+    assert gateway.daemon.nodes() == {naming.node_name(kind, IMAGE) for kind in 'gn'}
     assert pread(gateway, 0, SIZE) == wanted
 
 

@@ -11,7 +11,7 @@ from bootcache import exception, listening
 from bootcache.manifest import CacheInfo
 from bootcache.workingset import Extent
 from glance_bootcache import startchecks
-from nova_bootcache.storagenode import Remote, check_reachable
+from nova_bootcache.storagenode import Remote
 
 HERE = '::1'
 
@@ -62,10 +62,10 @@ def test_a_cache_image_is_fetched(node, hosts, rate):
     assert entry.file_sha256 == wanted.sha256
 
 
-def test_who_does_not_answer_is_named_with_brackets(storage_conf):
+def test_who_does_not_answer_is_named_with_brackets(hosts):
     port = free_port()
     with pytest.raises(exception.StorageNodeAway, match=rf'exporter at \[::1\]:{port} cannot'):
-        check_reachable(Remote(IMAGE, HERE, port, 'base-x'))
+        hosts().gateway.ensure_base(Remote(IMAGE, HERE, port, 'base-x'))
 
 
 def test_a_taken_port_is_named_with_brackets(node, storage_conf):

@@ -61,7 +61,7 @@ def started_by_driver(name, directory):
     """A gateway that the driver starts, as nova-compute's user."""
     script = textwrap.dedent(f"""
         from nova_bootcache.gateway.daemon import Gateway
-        gateway = Gateway({directory!r}, '{directory}/gateway.sock', 5, group={QEMU!r})
+        gateway = Gateway({directory!r}, '{directory}/gateway.sock', 5, None, group={QEMU!r})
         gateway.start()
         print(flush=True)
         input()

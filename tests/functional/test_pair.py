@@ -6,7 +6,8 @@ import threading
 
 import nbd
 import pytest
-from functional_tools import qemu_img, until
+from bare_gateway import bare_gateway
+from functional_tools import end_supervisor, qemu_img, until
 from storage_node import IMAGE, MIB, SIZE, content
 
 from bootcache import exception, naming, qemuimg, savefile
@@ -15,7 +16,6 @@ from bootcache.tier import Medium, TierLimits
 from bootcache.workingset import Extent
 from nova_bootcache.cache.cachefiles import CacheFiles
 from nova_bootcache.gateway.below import Below
-from nova_bootcache.gateway.daemon import Gateway
 from nova_bootcache.gateway.hostneeds import HostNeeds
 from nova_bootcache.tiers.fetches import Fetches, Readable, WrongFiles
 from nova_bootcache.tiers.room import Room
@@ -26,10 +26,10 @@ OTHER = '00000000-1f2b-4c3d-8e9f-0a1b2c3d4e5f'
 
 @pytest.fixture
 def gateway(storage_conf, directory):
-    os.mkdir(f'{directory}/gateway')
-    gateway = Gateway(f'{directory}/gateway', storage_conf.bootcache.gateway_socket, 30)
+    gateway = bare_gateway(f'{directory}/gateway', storage_conf.bootcache.gateway_socket, 30)
     yield gateway
     gateway.daemon.stop()
+    end_supervisor(f'{directory}/gateway')
 
 
 @pytest.fixture
@@ -187,7 +187,9 @@ def test_a_gateway_that_was_killed_is_filled_again(node, gateway):
 def test_what_a_crash_between_two_steps_left_is_replaced(node, gateway):
     node.build(*SET)
     gateway.start()
-    gateway.daemon.add_nodes(gateway.remote_node('n', node.remote()))
+    gateway.connections.connect(node.remote())
+    gateway.daemon.add_nodes(
+        gateway.linked_node(naming.node_name('n', IMAGE), node.remote().export))
     assert connect(gateway, gateway.ensure_base(node.remote())).get_size() == SIZE
     node.exporter.common._daemon.remove_export(f'base-{IMAGE}', disconnect=True)
     # As the next process does, and upkeep.

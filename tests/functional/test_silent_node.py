@@ -29,10 +29,6 @@ class StillWaits(Exception):
     """A read has no answer when its guest gives it up."""
 
 
-to_come = pytest.mark.xfail(strict=True, reason='A base is reached through a connector',
-                            raises=StillWaits)
-
-
 @pytest.fixture
 def way(storage_conf):
     """Goes over a firewall from the host, where this test is, to the storage node."""
@@ -80,7 +76,6 @@ def read_in_time(host, offset):
     return ended[0]
 
 
-@to_come
 def test_a_read_has_its_answer_or_its_guest_is_paused(hosts, node, directory):
     node.build(*SET)
     host = hosts()
@@ -89,7 +84,6 @@ def test_a_read_has_its_answer_or_its_guest_is_paused(hosts, node, directory):
         read_in_time(host, ELSEWHERE)
 
 
-@to_come
 def test_a_firewall_forgets_a_connection_that_is_idle(way, far_host):
     """A new one passes, and has the data."""
     way.forget_soon()
@@ -98,7 +92,6 @@ def test_a_firewall_forgets_a_connection_that_is_idle(way, far_host):
     assert read_in_time(far_host, ELSEWHERE) is False
 
 
-@to_come
 def test_what_is_too_long_for_a_link_goes_without_a_word(way, far_host):
     """No new connection helps there: the guest is paused."""
     assert read_in_time(far_host, FURTHER) is False

@@ -146,12 +146,8 @@ class House:
 
     def look(self):
         """Have the watch look once, and do what it begins."""
-        begun, submit = [], self.of._pool.submit
-        self.of._pool.submit = lambda *work: begun.append(submit(*work))
         self.of.look(self.bases)
-        self.of._pool.submit = submit
-        for work in begun:
-            work.result(60)
+        self.of.stop()
 
     def place(self, base=BASE):
         return self.connectors.place_of(base.export)
@@ -204,6 +200,9 @@ def test_one_that_is_read_by_that_way_is_left_alone(house, base):
     house.of.connect(base)
     name = house.name()
     house.connectors.away = {NODE, CEPH}
+    house.of.renew(base)
+    assert house.name() == name and len(house.connectors.tried) == 1
+    house.connectors.away = set()
     house.of.connect(base)
     assert house.name() == name and len(house.connectors.tried) == 1
 
@@ -254,13 +253,15 @@ def test_a_way_that_fails_leaves_what_is_there(house, caplog):
 
 
 def test_a_base_whose_size_is_all_that_is_known_is_read_by_no_way_after_that(house):
-    assert house.of.connect_absent(BASE.export, 1 << 30)
-    assert house.name().startswith(absent_way(BASE.export, 1 << 30).origin)
-    assert house.of.connect_absent(BASE.export, 1 << 30), 'as after a crash before it is parked'
-    house.of.park(BASE.export)
-    assert not house.of.is_read(BASE.export)
+    with house.of.absent(BASE.export, 1 << 30):
+        assert house.name().startswith(absent_way(BASE.export, 1 << 30).origin)
+    # As after a crash before it was parked.
+    with house.of.absent(BASE.export, 1 << 30) as opened:
+        opened()
+        assert not house.of.is_read(BASE.export)
     house.of.connect(BASE)
-    assert not house.of.connect_absent(BASE.export, 1 << 30)
+    with house.of.absent(BASE.export, 1 << 30) as opened:
+        opened()
     assert house.place() == NODE
 
 
@@ -269,7 +270,7 @@ def test_a_base_that_cannot_be_read_now_is_told_before_its_nodes_are_changed(hou
     house.of.connect(BASE)
     house.of.check(BASE.export)
     if happens == 'parked':
-        house.of.park(BASE.export)
+        house.connectors.park(BASE.export)
     elif happens == 'silent':
         house.connectors.silent.add(house.name())
     else:
@@ -413,9 +414,8 @@ def test_it_goes_on_until_it_is_stopped_also_after_a_fault(house, monkeypatch, c
     before = house.name()
     house.of.start()
     assert looked.wait(60)
-    house.of.stop()
     go_on.set()
-    house.of._pool.shutdown()
+    house.of.stop()
     assert 'unexpected error' in caplog.text and house.name() not in ('', before)
 
 
@@ -424,7 +424,7 @@ def test_one_that_somebody_has_found_since_it_was_looked_at_stays_there(house, b
     """As a server that starts does; it would be moved to a second connector for nothing."""
     house.reads(BASE)
     if before == 'nowhere':
-        house.of.park(BASE.export)
+        house.connectors.park(BASE.export)
     else:
         house.connectors.silent.add(house.name())
     with house.of._alone(BASE.export):
@@ -432,7 +432,7 @@ def test_one_that_somebody_has_found_since_it_was_looked_at_stays_there(house, b
         moved = remote(host=MOVED)
         house.of.connect(moved)
         found = house.name()
-    house.of._pool.shutdown()
+    house.of.stop()
     assert house.name() == found and house.place() == MOVED
 
 
@@ -500,7 +500,7 @@ def test_what_is_served_is_read_by_its_best_way_and_all_else_is_forgotten(house)
 
 def test_of_one_that_waits_only_the_watch_looks_for_a_way(house):
     house.of.connect(BASE)
-    house.of.park(BASE.export)
+    house.connectors.park(BASE.export)
     house.connectors.tried.clear()
     house.of.reconcile({BASE.export: BASE})
     assert house.connectors.tried == [] and house.connectors.kept == {BASE.export}

@@ -57,8 +57,8 @@ TABLE = tuple(Step(name, process, coming) for process, steps in {
     Process.HOST: {
         'clone: made': 'this host has a clone of a base in Ceph; its parent is compared next',
         'gateway: nodes': 'the gateway has the nodes of a base; they are exported',
-        'exchange: connected': 'the gateway is connected to where a base is now; it is read there',
-        'exchange: moved': 'a base is read by its new connection; the older one goes',
+        'connector: opened': 'a connector has a base open; a link leads there once it was read',
+        'connector: linked': 'a base is read by another connector; what it was read by goes',
         'fetch: copied': 'a cache image has come; it is verified',
         'fetch: verified': 'a cache image was verified, and takes its place',
         'place: entry gone': 'the older entry is gone; the file gets its name',

@@ -46,7 +46,7 @@ _AT = {Process.HOST: HOST, Process.STORAGE: STORAGE}
 _LIVES = {'': Life.FETCH, 'arrive': Life.ARRIVE, 'arrive: apart': Life.EXCHANGE,
           'arrive: exchanged': Life.EXCHANGE, 'promote': Life.ARRIVE, 'empty': Life.COLD,
           'grow': Life.COLD, 'evict: file': Life.EVICT, 'replace': Life.COLD,
-          'exchange': Life.MOVE, 'expand': Life.EXPAND, 'clone': Life.CEPH}
+          'connector': Life.MOVE, 'expand': Life.EXPAND, 'clone': Life.CEPH}
 # Steps with a file that is checked before it is used, on this side of the check.
 _CHECKED = {'build: named', 'fetch: copied', 'arrive: come', 'arrive: exchanged', 'settle: piece',
             'build: noted',             'expand: filled'}
@@ -98,7 +98,7 @@ _QUICK: tuple[tuple[Life, dict[str, str]], ...] = (
     # A host that was killed at the one does not come to the other: what it lacks is fetched.
     (Life.EXCHANGE, {'arrive: apart': 'kill'}),
     (Life.EXCHANGE, {'arrive: exchanged': 'kill'}),
-    (Life.MOVE, {'exchange: connected': 'kill', 'exchange: moved': 'kill'}),
+    (Life.MOVE, {'connector: opened': 'kill', 'connector: linked': 'kill'}),
     (Life.CEPH, {'clone: made': 'kill', READING: 'osd-killed', 'settle: piece': 'ceph-away'}),
 )
 

@@ -1,8 +1,8 @@
 """``bootcache-connectors``: starts and kills connectors at nova-compute's word, and outlives it.
 
 A request is a line, ``start NAME``, ``kill NAME`` or ``release``, on a unix socket of its user's.
-The answer is a line as well: empty, or what went wrong. A supervisor that was killed is started again, and finds
-its connectors by their pid files; one that is told to end kills them.
+The answer is a line as well: empty, or what went wrong. A supervisor that was killed is started
+again, and finds its connectors by their pid files; one that is told to end kills them.
 """
 
 import argparse

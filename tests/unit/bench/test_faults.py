@@ -81,7 +81,7 @@ def test_what_happens_to_ceph_happens_where_a_base_is_read_there(fault):
 @pytest.mark.parametrize(('step', 'life'), [
     ('arrive: landing', Life.ARRIVE), ('fetch: copied', Life.FETCH), ('grow: made', Life.COLD),
     ('evict: file gone', Life.EVICT), ('evict: base gone', Life.FETCH),
-    ('register: noted', Life.FETCH), ('clone: made', Life.CEPH), ('exchange: moved', Life.MOVE),
+    ('register: noted', Life.FETCH), ('clone: made', Life.CEPH), ('connector: linked', Life.MOVE),
     ('arrive: exchanged', Life.EXCHANGE), ('arrive: come', Life.ARRIVE)])
 def test_a_life_on_whose_way_a_step_is(step, life):
     assert plan.life_of(step) is life

@@ -2,9 +2,10 @@
 
 ``python -m bench.gateways`` serves bases by the product's exporter, and has its gateway serve each
 of them to a server's socket: by one daemon, then by one daemon an image, each with a socket of its
-own. Prints memory (what each daemon has for itself, and PSS, where what processes share is divided
-among them), files, and the time until an image is served, of the first start and of an adoption by
-a nova-compute that starts anew.
+own. Of the connectors, by which all of them read, there is the same in both cases: they do not
+count. Prints memory (what each daemon has for itself, and PSS, where what processes share is
+divided among them), files, and the time until an image is served, of the first start and of an
+adoption by a nova-compute that starts anew.
 """
 
 import argparse
@@ -21,12 +22,16 @@ from oslo_config import cfg
 
 from bootcache import conf as bootcache_conf
 from bootcache import naming
+from bootcache.ceph.rights import RbdAccess
+from bootcache.connectors.connectors import Connectors, LocalStarter
 from bootcache.manifest import Made, Manifest, Standing
 from glance_bootcache import conf as glance_conf
 from glance_bootcache.ceph.opening import OpenClones
 from glance_bootcache.storage.exporter import Exporter
+from nova_bootcache.gateway.connections import BaseConnections
 from nova_bootcache.gateway.daemon import Gateway
-from nova_bootcache.storagenode import Remote
+from nova_bootcache.gateway.hostclones import HostClones
+from nova_bootcache.storagenode import PLAIN, Remote
 
 _BYTES = 64 << 20
 _RECONNECT = 10
@@ -65,7 +70,9 @@ def _served(gateways: list[Gateway], remotes: list[Remote]) -> list[float]:
 
 def _gateway(directory: str, name: str) -> Gateway:
     os.makedirs(f'{directory}/{name}', exist_ok=True)
-    return Gateway(f'{directory}/{name}', f'{directory}/{name}/sock', _RECONNECT)
+    clones = HostClones(RbdAccess('', '', '', '', '', '', '', '', ''), is_on=False)
+    connections = BaseConnections(Connectors(directory, LocalStarter(directory)), PLAIN, clones)
+    return Gateway(f'{directory}/{name}', f'{directory}/{name}/sock', _RECONNECT, connections)
 
 
 def measure(directory: str, remotes: list[Remote], each_its_own: bool) -> str:
@@ -95,6 +102,9 @@ def measure(directory: str, remotes: list[Remote], each_its_own: bool) -> str:
     finally:
         for gateway in dict.fromkeys(there):
             gateway.daemon.stop()
+        starter = LocalStarter(directory)
+        for name in starter.names():
+            starter.kill(name)
     return (f'{len(remotes):6} {kind:4} {len(pids):7} {own:8.1f} {shared:8.1f} {files:6}'
             f' {threads:7} {1000 * started[0]:9.0f} {1000 * statistics.median(started[1:]):9.0f}'
             f' {1000 * statistics.median(adopted):9.0f} {all_adopted:9.2f}')

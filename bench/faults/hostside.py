@@ -17,7 +17,7 @@ from bench.faults import bus
 from bench.faults.storageside import files, log_to
 from bootcache import conf as bootcache_conf
 from bootcache import exception, naming, qemuimg, rpcapi
-from bootcache.ceph import clonedaemon
+from bootcache.connectors import connectors
 from nova_bootcache import conf as nova_conf
 from nova_bootcache import upkeep
 from nova_bootcache.asking.placement import Server
@@ -114,7 +114,7 @@ class HostSide:
         # Whatever disk this machine has.
         options = {'expand': 'always', **options}
         settler.LONGEST_SECONDS = 5
-        hostclones._SWEEP_SECONDS = hostclones._FRESH_SECONDS = clonedaemon._FRESH_SECONDS = 5
+        hostclones._SWEEP_SECONDS = hostclones._FRESH_SECONDS = connectors._FRESH_SECONDS = 5
         if 'transport_url' not in options:
             rpcapi.StorageAPI = lambda conf: bus.StorageAPI(  # type: ignore[misc,assignment]
                 conf, directory)

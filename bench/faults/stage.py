@@ -32,10 +32,12 @@ from bench.faults.kinds import (
 from bench.faults.plan import Life, Row, Strike
 from bench.faults.storageside import StorageSide
 from bench.replay import children, netns
+from bootcache.connectors import supervisor
+from bootcache.connectors.ways import rbd_origin
 
 _FILE_SYSTEMS = {'storage': 160, 'host': 200, 'memory': 64}  # MiB of each
 _PIDS = {GATEWAY: 'g/gateway.pid', EXPORTER: 'r/exporter.pid', READER: 'q/qemu.pid',
-         CLONES: 'g/ceph.pid', NODES_CLONES: 'r/ceph.pid'}
+         NODES_CLONES: 'r/ceph.pid'}
 # Options that are the storage service's; all others are the host's.
 _OF_STORAGE = 'profile_boots', 'compression'
 _RESTART_SECONDS = 0.3
@@ -46,6 +48,13 @@ PATIENCE = 240.0
 
 class Trouble(Exception):
     """Something did not come to its end."""
+
+
+def _read_pid(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
 
 
 class Stage:
@@ -313,10 +322,16 @@ class Stage:
         if name in (HOST, STORAGE):
             worker = self._workers.get(name)
             return None if worker is None or worker.has_ended else worker.pid
-        try:
-            return int((self.root / _PIDS[name]).read_text())
-        except (OSError, ValueError):
-            return None
+        if name == CLONES:
+            ours = self.ceph.options(HOST)
+            origin = rbd_origin(ours['base_rbd_ceph_conf'], ours['base_rbd_user']) if ours else '-'
+            return next((pid for connector, pid in self._connectors().items()
+                         if connector.startswith(origin)), None)
+        return _read_pid(self.root / _PIDS[name])
+
+    def _connectors(self) -> dict[str, int]:
+        return {path.stem: pid for path in (self.root / 'g/connectors').glob('*.pid')
+                if (pid := _read_pid(path)) is not None}
 
     def _link(self, state: str) -> None:
         subprocess.run(['ip', '-n', self.network._switch, 'link', 'set', 'p0', state], check=True)
@@ -349,6 +364,7 @@ class Stage:
         known = {worker.pid for worker in self._workers.values()} | self._exchanges.pids() \
             | self.ceph.pids()
         known |= {pid for pid in map(self._pid, _PIDS) if pid is not None}
+        known |= set(self._connectors().values())
         if self._way is not None and self._way.pid is not None:
             known.add(self._way.pid)
         found = []
@@ -357,7 +373,8 @@ class Stage:
                 with contextlib.suppress(OSError):
                     state = Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[0]
                     words = Path(f'/proc/{pid}/cmdline').read_bytes().decode().split('\0')
-                    if int(pid) not in known and state not in 'ZX':
+                    if int(pid) not in known and state not in 'ZX' \
+                            and supervisor.__name__ not in words:
                         found.append(f'process {pid} {os.path.basename(words[0])}')
         return found
 

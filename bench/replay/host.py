@@ -10,6 +10,7 @@ import dataclasses
 import logging
 import os
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from bench.replay.node import GATEWAY_SOCKET, HOST_DIRECTORY, IMAGE_PORT
 from bench.replay.trace import Trace
 from bootcache import conf as bootcache_conf
 from bootcache import rpcapi
+from bootcache.connectors import supervisor
 from bootcache.storagedaemon import StorageDaemon, UnixListener
 from nova_bootcache import conf as nova_conf
 from nova_bootcache import storagenode
@@ -32,6 +34,9 @@ from nova_bootcache.tiers import fetches
 
 _TICKS = os.sysconf('SC_CLK_TCK')
 EXPORT = 'disk'
+_RUN_DIRECTORY = f'{HOST_DIRECTORY}/g'
+# After which Ceph knows that a reader was killed, at most.
+_WATCHED_SECONDS = 60
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +98,27 @@ def daemon_cpu(pid: int | None) -> float:
     except OSError:
         return 0.0
     return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+def _connectors() -> list[int]:
+    """Return the process ids of this host's connectors."""
+    found = []
+    for path in Path(_RUN_DIRECTORY, 'connectors').glob('*.pid'):
+        # It may end at any time.
+        with contextlib.suppress(OSError, ValueError):
+            found.append(int(path.read_text()))
+    return found
+
+
+def _end_supervisor() -> None:
+    """End what supervises this host's connectors, a child of this process; it ends these first."""
+    for path in Path('/proc').glob('[0-9]*'):
+        with contextlib.suppress(OSError):
+            parent = path.joinpath('stat').read_text().rpartition(')')[2].split()[1]
+            if int(parent) == os.getpid() and supervisor.__name__.encode() \
+                    in path.joinpath('cmdline').read_bytes().split(b'\0'):
+                os.kill(int(path.name), signal.SIGTERM)
+                os.waitpid(int(path.name), 0)
 
 
 def machine_busy() -> tuple[float, float]:
@@ -195,7 +221,7 @@ class HostChild:
             conf = cfg.ConfigOpts()
             conf([], project='nova', default_config_files=[], default_config_dirs=[])
             nova_conf.register_opts(conf)
-            for name, value in {'gateway_run_dir': f'{HOST_DIRECTORY}/g',
+            for name, value in {'gateway_run_dir': _RUN_DIRECTORY,
                                 'gateway_socket': GATEWAY_SOCKET,
                                 # A compressed cache image is expanded when a row says so,
                                 # whatever disk this machine has.
@@ -259,14 +285,17 @@ class HostChild:
 
     def _leave_ceph(self) -> None:
         """Remove this host's clones, if it has any: one that never saw an image has none."""
-        clones = self.compute.gateway._clones
-        if clones is not None and clones.is_on:
-            clones.daemon.stop()
+        clones = self.compute.connections._clones
+        if clones.is_on:
             for clone in clones._rbd.clones(clones._access.clone_pool, clones._access.namespace):
-                clones._rbd.remove(clone)
+                # Ceph knows after half a minute of a reader that was killed.
+                deadline = time.monotonic() + _WATCHED_SECONDS
+                while not clones._rbd.remove(clone) and time.monotonic() < deadline:
+                    time.sleep(1)
 
     def _served_cpu(self, gateway: int | None) -> float:
-        return daemon_cpu(gateway) + sum(daemon_cpu(one.pid) for one in self.helpers)
+        return daemon_cpu(gateway) + sum(map(daemon_cpu, _connectors())) \
+            + sum(daemon_cpu(one.pid) for one in self.helpers)
 
     def _allocated(self) -> int:
         return sum(path.stat().st_blocks * 512 for path in self.directory.rglob('*')
@@ -290,6 +319,7 @@ class HostChild:
                 self._compute.arrivals.wait(image_id, 60)
             self._compute.stop()
             self._compute.gateway.daemon.stop()
+            _end_supervisor()
             self._leave_ceph()
             self._compute = None
         self.options = {}

@@ -163,11 +163,14 @@ class BaseConnections:
 
     def may_read_in_ceph(self, remote: Remote) -> bool:
         """Tell whether this host reads a base in Ceph where that goes."""
-        return self._clones.is_on and remote.rbd is not None \
-            and self._clock() >= self._bad_until.get(remote.export, -float('inf'))
+        return self._clones.is_on and remote.rbd is not None and not self._is_bad(remote.export)
+
+    def _is_bad(self, export: str) -> bool:
+        return self._clock() < self._bad_until.get(export, -float('inf'))
 
     def _way_in_ceph(self, remote: Remote, makes: bool) -> Way | None:
-        return self._clones.way(remote, makes) if self.may_read_in_ceph(remote) else None
+        # Why there is none is logged.
+        return None if self._is_bad(remote.export) else self._clones.way(remote, makes)
 
     def _way_to_node(self, remote: Remote, _makes: bool) -> Way:
         return nbd_way(remote.host, remote.port, remote.export,

@@ -55,8 +55,7 @@ class BootWatch:
 
     def __init__(self, server_id: str, store: RecordedStore, begin: Mark,
                  check: Callable[[], None], judge: BootJudge, marker: str,
-                 console: Callable[[], str],
-                 tell: Callable[[int], None], report: Report,
+                 console: Callable[[], str], tell: Callable[[int], None], report: Report,
                  over: Callable[['BootWatch'], None]):
         self.server_id = server_id
         self.store = store

@@ -145,8 +145,12 @@ def test_a_server_boots_while_its_cache_image_arrives(host, node, way, go, direc
     assert host.arrivals.wait(IMAGE, 60)
     info = node.manifest.made.cache_image
     assert host.cache.entry(IMAGE).cache_image == info
-    # All of it crossed the wire, and each byte once.
+    # All of it crossed the wire, and each byte once, but for reads of 4 KiB that try the way.
     taken = sorted(way.reads('cache-'))
+    tried = [one for one in taken if one[1] == 4096 and any(
+        one is not other and other[0] <= one[0] and one[0] + 4096 <= other[0] + other[1]
+        for other in taken)]
+    taken = [one for one in taken if one not in tried]
     assert sum(length for _offset, length in taken) == info.bytes
     assert all(one[0] + one[1] <= other[0] for one, other in itertools.pairwise(taken))
     # What servers of that time read comes from this host from now on, the rest from the base.

@@ -212,7 +212,8 @@ def test_a_gateway_that_somebody_else_restarted_has_no_stores(hosts, node, direc
     host = cold(node, hosts())
     boot(host, f'{directory}/disk')
     host.gateway.daemon.stop()
-    again = type(host.gateway)(host.gateway.daemon.directory, host.gateway.socket_path, 5)
+    again = type(host.gateway)(host.gateway.daemon.directory, host.gateway.socket_path, 5,
+                               host.connections)
     again.start()
     assert boot(host, f'{directory}/next') is True
     read(host, 3 * MIB, MIB)

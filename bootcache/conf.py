@@ -1,7 +1,12 @@
 """Options that both sides read, all in the group ``[bootcache]``."""
 
+import os
+
 from oslo_config import cfg
 
+from bootcache.exception import ConfigurationError
+
+_SOCKET_BYTES = 107
 GROUP = 'bootcache'
 
 opts = [
@@ -222,6 +227,18 @@ fetched this way, and of those that are given the oldest is given no longer.
 def register_opts(conf: cfg.ConfigOpts) -> None:
     """Register the shared options."""
     conf.register_opts(opts, group=GROUP)
+
+
+def check_sockets(conf: cfg.ConfigOpts) -> None:
+    """Check the paths of unix sockets.
+
+    :raises ConfigurationError: naming the option and the cure.
+    """
+    for option in 'gateway_socket', 'exchange_socket':
+        path = conf[GROUP][option]
+        if not os.path.isabs(path) or len(os.fsencode(path)) > _SOCKET_BYTES:
+            raise ConfigurationError(f'[{GROUP}]{option}={path} is no absolute path of at most'
+                                     f' {_SOCKET_BYTES} bytes; give one that begins with /')
 
 
 def list_opts() -> list[tuple[str, list[cfg.Opt]]]:

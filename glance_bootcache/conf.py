@@ -677,6 +677,7 @@ def check(conf: cfg.ConfigOpts) -> None:
     disk_limits(conf)
     memory_limits(conf)
     aggregates(conf)
+    shared.check_sockets(conf)
 
 
 def disk_limits(conf: cfg.ConfigOpts) -> tier.TierLimits:

@@ -91,10 +91,8 @@ def _serve(conf: cfg.ConfigOpts) -> Any:
     ours = members.Members(group.tls_directory)
     ours.check()
     _bound_descriptors(wanted)
+    bootcache_conf.check_sockets(conf)
     path = group.exchange_socket
-    if not os.path.isabs(path) or len(os.fsencode(path)) > 107:
-        raise exception.ConfigurationError(
-            f'[bootcache]exchange_socket={path} is no absolute path of at most 107 bytes')
     folder = os.path.dirname(path)
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)

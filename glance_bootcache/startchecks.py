@@ -212,16 +212,19 @@ def _check_ports(group: Any) -> None:
         raise ConfigurationError(
             f'[bootcache]export_ports={group.export_ports} has export_port={group.export_port} in'
             ' it, which all hosts share where that is unset; take others')
-    if ports and ports[0] < _UNPRIVILEGED:
+    for option, first, like in (('export_ports', ports[0] if ports else _UNPRIVILEGED,
+                                 '10820-11819'), ('export_port', group.export_port, '10810')):
+        if first >= _UNPRIVILEGED:
+            continue
         try:
-            listening.listen(group.export_host, ports[0]).close()
+            listening.listen(group.export_host, first).close()
         except PermissionError as error:
             raise ConfigurationError(
-                f'[bootcache]export_ports={group.export_ports} begins below {_UNPRIVILEGED}, where'
-                ' this process may not listen; take others, as 10820-11819') from error
+                f'[bootcache]{option}={group[option]} begins below {_UNPRIVILEGED}, where this'
+                f' process may not listen; take another, as {like}') from error
         except OSError as error:
             # An exporter of an earlier process listens there, or somebody else: its start tells.
-            LOG.debug('port %d: %s', ports[0], error)
+            LOG.debug('port %d: %s', first, error)
 
 
 def check_cloud(conf: cfg.ConfigOpts) -> None:

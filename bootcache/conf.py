@@ -3,8 +3,11 @@
 import os
 
 from oslo_config import cfg
+from oslo_log import log as logging
 
 from bootcache.exception import ConfigurationError
+
+LOG = logging.getLogger(__name__)
 
 _SOCKET_BYTES = 107
 GROUP = 'bootcache'
@@ -239,6 +242,13 @@ def check_sockets(conf: cfg.ConfigOpts) -> None:
         if not os.path.isabs(path) or len(os.fsencode(path)) > _SOCKET_BYTES:
             raise ConfigurationError(f'[{GROUP}]{option}={path} is no absolute path of at most'
                                      f' {_SOCKET_BYTES} bytes; give one that begins with /')
+
+
+def warn_unused(conf: cfg.ConfigOpts, option: str, needed: str) -> None:
+    """Warn of an option that is set and does nothing, as another one is not set."""
+    if not conf[GROUP][needed] and conf.get_location(option, GROUP).location.is_user_controlled:
+        LOG.warning('[%s]%s is set and does nothing, as %s is not set; set both, or neither', GROUP,
+                    option, needed)
 
 
 def list_opts() -> list[tuple[str, list[cfg.Opt]]]:

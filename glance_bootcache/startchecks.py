@@ -254,8 +254,12 @@ def _ask_cloud(conf: cfg.ConfigOpts) -> tuple[str, object] | None:
         session.timeout = session.timeout or _ANSWER_SECONDS
         session.get_token()
     except _AWAY as error:
-        # Another service that answers at this URL comes here as well.
-        return 'Keystone', f'{auth.auth_url}: {error}'
+        said = f'{auth.auth_url}: {error}'
+        if isinstance(error, ks_exceptions.DiscoveryFailure):
+            # Another service that answers at this URL comes here as well.
+            said += ('; if Keystone is up, that is not where it is: correct'
+                     f' [{AUTH_GROUP}]auth_url, as in http://controller:5000/v3')
+        return 'Keystone', said
     except ks_exceptions.ClientException as error:
         if _is_too_much(error):
             return 'Keystone', error

@@ -10,6 +10,7 @@ from oslo_log import log as logging
 from bootcache import conf as shared
 from bootcache import exception, optionfault, rpcapi, tier
 from bootcache.ceph.rights import RbdAccess
+from bootcache.exchange import limits
 from bootcache.tier import TierLimits
 from nova_bootcache.gateway import sharedstore
 from nova_bootcache.storagenode import Encryption
@@ -386,6 +387,9 @@ def check(conf: cfg.ConfigOpts) -> None:
     shared.check_sockets(conf)
     if not os.path.isabs(group.gateway_run_dir):
         tier.check_directory('gateway_run_dir', group.gateway_run_dir)
+    if group.exchange_address:
+        limits.read(conf)
+    shared.warn_unused(conf, 'compute_memory_quota', 'compute_memory_directory')
     # Nothing is connected yet.
     rpcapi.get_transport(conf).cleanup()
 

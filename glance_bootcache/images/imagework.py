@@ -105,10 +105,10 @@ def _link(source: str, target: str) -> str:
         level, cure, directory = logging.INFO, '', os.path.dirname(target)
         if os.stat(source).st_dev == os.stat(directory).st_dev:
             level = logging.WARNING
-            cure = (f'. Both are on one file system: {directory} is on a mount of its own (that of a'
-                    ' unit with StateDirectory= or ReadWritePaths=, a bind mount or a volume); take'
-                    ' that out' if error.errno == errno.EXDEV else
-                    '. Both are on one file system: run this service as the owner of that file')
+            cure = '. Both are on one file system: ' + (
+                f'{directory} is on a mount of its own (that of a unit with StateDirectory= or'
+                ' ReadWritePaths=, a bind mount or a volume); take that out'
+                if error.errno == errno.EXDEV else 'run this service as the owner of that file')
         LOG.log(level, '%s cannot be linked into the state directory (%s); it is used in place, and'
                 ' servers lose it when Glance deletes the image and the exporter restarts%s',
                 source, error, cure)

@@ -211,10 +211,11 @@ def test_a_rate_of_warming_that_makes_no_sense(conf):
 
 @pytest.mark.parametrize('line, why', [
     ('enabled = perhaps', 'Unexpected boolean value'), ('cold_wait = long', "'long' is no whole"),
-    ('cold_wait = 1.5', "'1.5' is no whole number"), ('chain_wait = -1', 'greater than or equal to'),
+    ('cold_wait = 1.5', "'1.5' is no whole number"), ('chain_wait = -1', 'greater than or equal'),
     ('require_download_policy = x', 'Unexpected boolean'), ('rpc_timeout = 1000', 'less than'),
     ('base_access = ceph', 'Valid values are'), ('gateway_socket = gw.sock', 'absolute path'),
     ('exchange_socket = /' + 107 * 'x', 'at most 107 bytes'), ('gateway_run_dir = gw', 'absolute'),
+    ('exchange_address = host', 'is no address'),
     ('transport_url = http://user:secret@bus/', 'begins with http://'),
     ('transport_url = rabbit://user:secret@bus:port/', 'is no URL')])
 def test_the_driver_does_not_start_with_a_value_that_cannot_be(monkeypatch, tmp_path, line, why):
@@ -236,3 +237,15 @@ def test_the_driver_does_not_start_with_a_value_that_cannot_be(monkeypatch, tmp_
     option, said = line.partition(' ')[0], str(caught.value)
     assert said.startswith(f'[bootcache]{option}') and why in said and ';' in said
     assert 'secret' not in said
+
+
+def test_a_quota_that_is_set_without_its_directory_is_told(conf, caplog, tmp_path):
+    path = tmp_path / 'nova.conf'
+    path.write_text('[bootcache]\ncompute_memory_quota = 1GiB\n')
+    nova_conf.check(conf)
+    assert not caplog.records
+    conf(['--config-file', str(path)], project='nova')
+    nova_conf.check(conf)
+    said, = caplog.records
+    assert said.levelname == 'WARNING'
+    assert said.message.startswith('[bootcache]compute_memory_quota is set and does nothing')

@@ -210,8 +210,9 @@ def get_transport(conf: cfg.ConfigOpts) -> messaging.Transport:
         kind = str(error.driver)
     except (messaging.InvalidTransportURL, ValueError):
         # Their messages have the password.
-        raise ConfigurationError(f'{option} is no URL of a message bus; {like}, with special'
-                                 ' characters of the password as %XX') from None
+        place = conf.get_location('transport_url', bootcache_conf.GROUP if url else None)
+        raise ConfigurationError(f'{option} ({place.detail}) is no URL of a message bus; {like},'
+                                 ' with special characters of the password as %XX') from None
     raise ConfigurationError(f'{option} begins with {kind}://, for which oslo.messaging has no'
                              f' driver here; {like}')
 

@@ -77,7 +77,8 @@ def within(seconds: float, call: Callable[[], Answer]) -> Answer:
         raise messaging.MessagingTimeout(f'no answer within {seconds:g} s') from None
     except Exception as error:
         if isinstance(error, OSError) or _is_transports(error):
-            raise messaging.MessageDeliveryFailure(f'the message bus fails: {error!r}') from error
+            raise messaging.MessageDeliveryFailure(
+                f'the message bus of transport_url fails: {error!r}') from error
         raise
 
 

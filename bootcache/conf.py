@@ -1,7 +1,15 @@
 """Options that both sides read, all in the group ``[bootcache]``."""
 
-from oslo_config import cfg
+import os
 
+from oslo_config import cfg
+from oslo_log import log as logging
+
+from bootcache.exception import ConfigurationError
+
+LOG = logging.getLogger(__name__)
+
+_SOCKET_BYTES = 107
 GROUP = 'bootcache'
 
 opts = [
@@ -222,6 +230,25 @@ fetched this way, and of those that are given the oldest is given no longer.
 def register_opts(conf: cfg.ConfigOpts) -> None:
     """Register the shared options."""
     conf.register_opts(opts, group=GROUP)
+
+
+def check_sockets(conf: cfg.ConfigOpts) -> None:
+    """Check the paths of unix sockets.
+
+    :raises ConfigurationError: naming the option and the cure.
+    """
+    for option in 'gateway_socket', 'exchange_socket':
+        path = conf[GROUP][option]
+        if not os.path.isabs(path) or len(os.fsencode(path)) > _SOCKET_BYTES:
+            raise ConfigurationError(f'[{GROUP}]{option}={path} is no absolute path of at most'
+                                     f' {_SOCKET_BYTES} bytes; give one that begins with /')
+
+
+def warn_unused(conf: cfg.ConfigOpts, option: str, needed: str) -> None:
+    """Warn of an option that is set and does nothing, as another one is not set."""
+    if not conf[GROUP][needed] and conf.get_location(option, GROUP).location.is_user_controlled:
+        LOG.warning('[%s]%s is set and does nothing, as %s is not set; set both, or neither', GROUP,
+                    option, needed)
 
 
 def list_opts() -> list[tuple[str, list[cfg.Opt]]]:

@@ -24,7 +24,8 @@ def told(error: Exception, conf: cfg.ConfigOpts) -> str:
         return str(error)
     name, why = found['name'], found['why']
     if python := _PYTHON.fullmatch(why):
-        why = f'{python["value"] or python["text"]} is no number'
+        whole = 'whole ' if python['kind'] == 'int' else ''
+        why = f'{python["value"] or python["text"]} is no {whole}number'
     group = bootcache_conf.GROUP
     known = group in conf and name.replace('-', '_') in conf[group]
     where = f' in {found["file"]}' if found['file'] else ''

@@ -196,21 +196,25 @@ def target(**extra: Any) -> messaging.Target:
 def get_transport(conf: cfg.ConfigOpts) -> messaging.Transport:
     """Return the transport that ``[bootcache]transport_url`` names.
 
-    :raises ConfigurationError: if there is none of its kind.
+    :raises ConfigurationError: if it is no URL, or there is no transport of its kind.
     """
-    kind = messaging.TransportURL.parse(conf, conf[bootcache_conf.GROUP].transport_url).transport
-    # stevedore would log a line of its own.
-    if not metadata.entry_points(group=_DRIVERS, name=str(kind).partition('+')[0]):
-        raise _no_driver(str(kind))
+    url = conf[bootcache_conf.GROUP].transport_url
+    option = f'[{bootcache_conf.GROUP if url else "DEFAULT"}]transport_url'
+    like = 'give one as in rabbit://user:password@host:5672/'
     try:
-        return messaging.get_rpc_transport(conf, url=conf[bootcache_conf.GROUP].transport_url)
+        kind = str(messaging.TransportURL.parse(conf, url).transport)
+        # stevedore would log a line of its own.
+        if metadata.entry_points(group=_DRIVERS, name=kind.partition('+')[0]):
+            return messaging.get_rpc_transport(conf, url=url)
     except messaging.DriverLoadFailure as error:
-        raise _no_driver(str(error.driver)) from error
-
-
-def _no_driver(kind: str) -> ConfigurationError:
-    return ConfigurationError(f'transport_url begins with {kind}://, for which oslo.messaging has'
-                              ' no driver here; give one as in rabbit://user:password@host:5672/')
+        kind = str(error.driver)
+    except (messaging.InvalidTransportURL, ValueError):
+        # Their messages have the password.
+        place = conf.get_location('transport_url', bootcache_conf.GROUP if url else None)
+        raise ConfigurationError(f'{option} ({place.detail}) is no URL of a message bus; {like},'
+                                 ' with special characters of the password as %XX') from None
+    raise ConfigurationError(f'{option} begins with {kind}://, for which oslo.messaging has no'
+                             f' driver here; {like}')
 
 
 class StorageAPI(ExchangeCalls, SnapshotCalls):

@@ -7,6 +7,7 @@ listening socket is made here with TCP_NODELAY, and no iothreads are used.
 
 import contextlib
 import dataclasses
+import errno
 import os
 import re
 import shutil
@@ -202,7 +203,11 @@ class StorageDaemon:
         try:
             nbd, fds = self._listen(admission)
         except OSError as error:
-            who = '; "ss -ltnp" shows who does' if isinstance(self.listener, TcpListener) else ''
+            who = ''
+            if isinstance(self.listener, TcpListener):
+                who = (('; "ss -ltnp" shows who does: end that, or' if error.errno
+                        == errno.EADDRINUSE else ';') + ' see [bootcache]export_host, export_port'
+                       ' and export_ports')
             raise exception.StorageDaemonError(
                 f'{self.name}: cannot listen on {self.listener} ({error.strerror or error}){who}'
             ) from error

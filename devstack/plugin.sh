@@ -322,7 +322,7 @@ function start_bootcache_unit { # SERVICE UNIT GROUP COMMAND
     local service=$1 unit=$2 group=$3 command=$4
     sed -e "s|^User=.*|User=$STACK_USER|" -e "s|^Group=.*|Group=$group|" \
         -e "s|^ExecStart=/opt/.*|ExecStart=$command|" -e 's|nova-compute\.service|devstack@n-cpu.service|' \
-        -e '/^StateDirectory/d' -e '/^Documentation=file:/d' "$BOOTCACHE_DIR/etc/systemd/$unit" \
+        -e '/^ExecStartPre=+.*install/d' -e '/^Documentation=file:/d' "$BOOTCACHE_DIR/etc/systemd/$unit" \
         | sudo tee "$SYSTEMD_DIR/devstack@$service.service" >/dev/null
     $SYSTEMCTL daemon-reload
     $SYSTEMCTL enable "devstack@$service.service"

@@ -8,6 +8,7 @@ from oslo_config import cfg
 from bootcache import cachelayout, properties, tier
 from bootcache import conf as shared
 from bootcache.exception import ConfigurationError
+from bootcache.exchange import limits
 from glance_bootcache import bootconf
 
 AUTH_GROUP = 'service_auth'
@@ -658,8 +659,8 @@ def check(conf: cfg.ConfigOpts) -> None:
         try:
             sizes[name] = properties.parse_size(group[name])
         except ValueError:
-            raise ConfigurationError(f'[bootcache]{name}={group[name]!r} is not a size;'
-                                     ' give bytes or a unit, as in 512MiB') from None
+            raise ConfigurationError(f'[bootcache]{name}={group[name]}: is not a size;'
+                                     ' give bytes or a unit, as in 4GiB') from None
     if not sizes['max_virtual_size']:
         raise ConfigurationError(f'[bootcache]max_virtual_size={group.max_virtual_size} is below 1'
                                  ' byte, so no image is served; raise it')
@@ -673,10 +674,14 @@ def check(conf: cfg.ConfigOpts) -> None:
     try:
         properties.compile_marker(group.boot_marker)
     except ValueError as error:
-        raise ConfigurationError(f'[bootcache]boot_marker: {error}') from None
+        raise ConfigurationError(f'[bootcache]boot_marker: {error}; give a regular'
+                                 ' expression that fits within a line of the console') from None
     disk_limits(conf)
     memory_limits(conf)
     aggregates(conf)
+    shared.check_sockets(conf)
+    if group.exchange_address:
+        limits.read(conf)
 
 
 def disk_limits(conf: cfg.ConfigOpts) -> tier.TierLimits:
@@ -710,6 +715,7 @@ def check_tiers(conf: cfg.ConfigOpts) -> None:
     tier.check_directory('state_dir', group.state_dir, make=True, mode=0o750)
     memory = group.storage_memory_directory
     if memory is None:
+        shared.warn_unused(conf, 'storage_memory_quota', 'storage_memory_directory')
         return
     tier.check_apart({'state_dir': group.state_dir, 'storage_memory_directory': memory})
     tier.check_directory('storage_memory_directory', memory, memory=True)

@@ -51,7 +51,7 @@ _FAULT = 'glance-bootcache cannot be started: %s'
 
 
 def tell_fault(conf: cfg.ConfigOpts, error: Exception) -> None:
-    """Say why the service cannot be started, in its log, and on standard error in any case.
+    """Say why the service cannot be started: in its log, and on standard error if that is a file.
 
     :param error: with its traceback, if it is none that was to be expected.
     """

@@ -212,16 +212,19 @@ def _check_ports(group: Any) -> None:
         raise ConfigurationError(
             f'[bootcache]export_ports={group.export_ports} has export_port={group.export_port} in'
             ' it, which all hosts share where that is unset; take others')
-    if ports and ports[0] < _UNPRIVILEGED:
+    for option, first, like in (('export_ports', ports[0] if ports else _UNPRIVILEGED,
+                                 '10820-11819'), ('export_port', group.export_port, '10810')):
+        if first >= _UNPRIVILEGED:
+            continue
         try:
-            listening.listen(group.export_host, ports[0]).close()
+            listening.listen(group.export_host, first).close()
         except PermissionError as error:
             raise ConfigurationError(
-                f'[bootcache]export_ports={group.export_ports} begins below {_UNPRIVILEGED}, where'
-                ' this process may not listen; take others, as 10820-11819') from error
+                f'[bootcache]{option}={group[option]} begins below {_UNPRIVILEGED}, where this'
+                f' process may not listen; take another, as {like}') from error
         except OSError as error:
             # An exporter of an earlier process listens there, or somebody else: its start tells.
-            LOG.debug('port %d: %s', ports[0], error)
+            LOG.debug('port %d: %s', first, error)
 
 
 def check_cloud(conf: cfg.ConfigOpts) -> None:
@@ -251,8 +254,12 @@ def _ask_cloud(conf: cfg.ConfigOpts) -> tuple[str, object] | None:
         session.timeout = session.timeout or _ANSWER_SECONDS
         session.get_token()
     except _AWAY as error:
-        # Another service that answers at this URL comes here as well.
-        return 'Keystone', f'{auth.auth_url}: {error}'
+        said = f'{auth.auth_url}: {error}'
+        if isinstance(error, ks_exceptions.DiscoveryFailure):
+            # Another service that answers at this URL comes here as well.
+            said += ('; if Keystone is up, that is not where it is: correct'
+                     f' [{AUTH_GROUP}]auth_url, as in http://controller:5000/v3')
+        return 'Keystone', said
     except ks_exceptions.ClientException as error:
         if _is_too_much(error):
             return 'Keystone', error

@@ -8,8 +8,9 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from bootcache import conf as shared
-from bootcache import exception, tier
+from bootcache import exception, optionfault, rpcapi, tier
 from bootcache.ceph.rights import RbdAccess
+from bootcache.exchange import limits
 from bootcache.tier import TierLimits
 from nova_bootcache.gateway import sharedstore
 from nova_bootcache.storagenode import Encryption
@@ -370,6 +371,27 @@ def register_opts(conf: cfg.ConfigOpts) -> None:
     """Register the driver's options, the shared ones included."""
     shared.register_opts(conf)
     conf.register_opts(opts, group=shared.GROUP)
+
+
+def check(conf: cfg.ConfigOpts) -> None:
+    """Read each option, as oslo.config looks at a value when it is read, and check some by hand.
+
+    :raises ConfigurationError: naming the option, its file and the cure.
+    """
+    group = conf[shared.GROUP]
+    try:
+        for name in group:
+            group[name]
+    except ValueError as error:
+        raise exception.ConfigurationError(optionfault.told(error, conf)) from None
+    shared.check_sockets(conf)
+    if not os.path.isabs(group.gateway_run_dir):
+        tier.check_directory('gateway_run_dir', group.gateway_run_dir)
+    if group.exchange_address:
+        limits.read(conf)
+    shared.warn_unused(conf, 'compute_memory_quota', 'compute_memory_directory')
+    # Nothing is connected yet.
+    rpcapi.get_transport(conf).cleanup()
 
 
 def list_opts() -> list[tuple[str, list[cfg.Opt]]]:

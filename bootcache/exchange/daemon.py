@@ -12,14 +12,13 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from bootcache import conf as bootcache_conf
-from bootcache import exception, logformat, optionfault, tier, tls
+from bootcache import exception, logformat, optionfault, tls
 from bootcache.exchange import limits
 
 LOG = logging.getLogger(__name__)
 
 # Beside connections: files, the socket, Python's own.
 _OTHER_DESCRIPTORS = 128
-_LEAST_RATE = 64 << 10
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -53,28 +52,8 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def read_limits(conf: cfg.ConfigOpts) -> limits.ExchangeLimits:
-    """Return what this host's exchange may take and do.
-
-    :raises ConfigurationError: naming the option and the cure.
-    """
-    group = conf[bootcache_conf.GROUP]
-    if not group.exchange_address:
-        raise exception.ConfigurationError(
-            '[bootcache]exchange_address is not set: this host exchanges nothing; give its address'
-            ' in the storage network, or do not start bootcache-exchange')
-    text = group.exchange_upload_rate.strip()
-    rate = 0 if text == '0' else tier.parse_limits('exchange_upload_rate', text, 100, 0,
-                                                   _LEAST_RATE).quota
-    found = limits.ExchangeLimits(group.exchange_address, group.exchange_port,
-                          tuple(group.exchange_networks), rate, group.exchange_connections,
-                          group.exchange_files)
-    limits.check(found)
-    return found
-
-
 def _serve(conf: cfg.ConfigOpts) -> Any:
-    wanted = read_limits(conf)
+    wanted = limits.read(conf)
     group = conf[bootcache_conf.GROUP]
     if not group.tls_directory:
         raise exception.ConfigurationError(
@@ -91,10 +70,8 @@ def _serve(conf: cfg.ConfigOpts) -> Any:
     ours = members.Members(group.tls_directory)
     ours.check()
     _bound_descriptors(wanted)
+    bootcache_conf.check_sockets(conf)
     path = group.exchange_socket
-    if not os.path.isabs(path) or len(os.fsencode(path)) > 107:
-        raise exception.ConfigurationError(
-            f'[bootcache]exchange_socket={path} is no absolute path of at most 107 bytes')
     folder = os.path.dirname(path)
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)

@@ -5,7 +5,10 @@ import ipaddress
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from bootcache import exception
+from oslo_config import cfg
+
+from bootcache import conf as bootcache_conf
+from bootcache import exception, tier
 
 # A torrent of a file of 32 GiB has 64 KiB.
 MOST_TORRENT_BYTES = 1 << 20
@@ -13,6 +16,7 @@ _LEAST_PIECE = 64 << 10
 _MOST_PIECE = 16 << 20
 # So a torrent has 64 KiB of hashes at most, for files up to 32 GiB.
 _PIECES = 2048
+_LEAST_RATE = 64 << 10
 # Blocks (16 KiB) that a peer may have asked for and not got yet. What bounds the copies that leave
 # a source: few, and each piece goes to one peer before the next asks for it as well.
 _QUEUE_OF_A_SOURCE = 4
@@ -93,6 +97,26 @@ def settings(limits: ExchangeLimits) -> dict[str, Any]:
         'aio_threads': 2, 'hashing_threads': 1, 'alert_queue_size': 1000,
         'rate_limit_ip_overhead': False, 'close_redundant_connections': False,
         **queue(False)}
+
+
+def read(conf: cfg.ConfigOpts) -> ExchangeLimits:
+    """Return what this host's exchange may take and do.
+
+    :raises ConfigurationError: naming the option and the cure.
+    """
+    group = conf[bootcache_conf.GROUP]
+    if not group.exchange_address:
+        raise exception.ConfigurationError(
+            '[bootcache]exchange_address is not set: this host exchanges nothing; give its address'
+            ' in the storage network, or do not start bootcache-exchange')
+    text = group.exchange_upload_rate.strip()
+    rate = 0 if text == '0' else tier.parse_limits('exchange_upload_rate', text, 100, 0,
+                                                   _LEAST_RATE).quota
+    found = ExchangeLimits(group.exchange_address, group.exchange_port,
+                           tuple(group.exchange_networks), rate, group.exchange_connections,
+                           group.exchange_files)
+    check(found)
+    return found
 
 
 def check(limits: ExchangeLimits) -> None:

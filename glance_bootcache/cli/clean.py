@@ -55,17 +55,17 @@ class Clean(Listing):
             self._refuse_if_served()
         images = Images(conf)
         progress = self.app.progress()
-        rows = []
+        rows, step = [], 'looking at' if parsed_args.dry_run else 'cleaning'
         try:
             found = {image.image_id: image for image in images.all()
                      if glance_images.published(image)} if parsed_args.all \
                 else {image_id: images.get(image_id) for image_id in parsed_args.images}
             for done, (image_id, image) in enumerate(found.items()):
-                progress.bar('cleaning', done, len(found), 'images')
+                progress.bar(step, done, len(found), 'images')
                 rows.append((image_id, one_line(image.name if image else ''),
                              ', '.join(glance_images.published(image) if image else ()),
                              self._clean(images, image_id, image, parsed_args.dry_run)))
-            progress.bar('cleaning', len(found), len(found), 'images')
+            progress.bar(step, len(found), len(found), 'images')
         except _ERRORS as error:
             raise exception.BootcacheError(
                 f'Glance cannot be asked: {one_line(error)}; see [service_auth]') from error

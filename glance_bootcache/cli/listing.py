@@ -71,6 +71,11 @@ class Listing(lister.Lister):  # type: ignore[misc]
                        data: Iterable[Sequence[Any]]) -> int:
         """Give it out."""
         rows = list(data)
+        known = {_plain(name) for name in column_names}
+        if unknown := [name for name in parsed_args.sort_columns if _plain(name) not in known]:
+            # cliff passes over them.
+            raise exception.BootcacheError(f'there is no column {", ".join(unknown)} to sort by;'
+                                           f' there are {", ".join(column_names)}')
         if not rows and self.nothing and self.app.options.verbose_level:
             self.app.stderr.write(f'{self.nothing}\n')
         if parsed_args.formatter == _TABLE:
@@ -79,6 +84,10 @@ class Listing(lister.Lister):  # type: ignore[misc]
                 return 0
             self.formatter = _InWords(self.formatter, self.unnamed)
         return int(super().produce_output(parsed_args, column_names, rows) or 0)
+
+
+def _plain(column: str) -> str:
+    return column.casefold().replace(' ', '_')
 
 
 _WIDEST_BAR = 30

@@ -1,6 +1,7 @@
 """The ``bootcache`` command: options that all commands share."""
 
 import argparse
+import contextlib
 import sys
 from typing import Any
 
@@ -62,6 +63,13 @@ class BootcacheApp(app.App):  # type: ignore[misc]
                 raise exception.ConfigurationError(f'configuration: {error}') from error
             self._conf = conf
         return self._conf
+
+    def interact(self) -> None:
+        """Show help, and end as with wrong arguments: cliff would begin a prompt of its own."""
+        self.options.deferred_help = True
+        with contextlib.suppress(SystemExit):
+            self.print_help_if_requested()
+        raise SystemExit(2)
 
     def storage_api(self) -> ServiceClient:
         """Return a client of the storage service.

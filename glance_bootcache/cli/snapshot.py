@@ -34,6 +34,7 @@ class SnapshotServers(DeploymentLister):
     def get_parser(self, prog_name: str) -> Any:
         """Add our arguments."""
         parser = super().get_parser(prog_name)
+        self._refuse = parser.error
         for name, metavar, text in (
                 ('aggregate', 'NAME', 'servers on hosts of this aggregate; can be repeated'),
                 ('project', 'ID', 'servers of this project; can be repeated'),
@@ -65,8 +66,11 @@ class SnapshotServers(DeploymentLister):
         chosen = parsed_args.servers or parsed_args.projects or parsed_args.aggregates
         path = parsed_args.go_on or parsed_args.delete
         if bool(chosen) == bool(path):
-            raise BootcacheError('give --aggregate, --project or --server to say of which servers,'
-                                 ' or --continue or --delete with a file, alone')
+            self._refuse('give --aggregate, --project or --server to say of which servers, or'
+                         ' --continue or --delete with a file, alone')
+        folder = os.path.dirname(os.path.abspath(parsed_args.output or ''))
+        if not os.path.isdir(folder):
+            raise BootcacheError(f'there is no folder {folder}; make it, or name another --output')
         cloud = self.cloud(parsed_args.at_once)
         if parsed_args.delete:
             return self._delete(cloud, os.path.abspath(path), parsed_args)

@@ -85,8 +85,12 @@ def choose(wanted: WantedServers, found: Sequence[Mapping[str, Any]],
             raise BootcacheError(f'{len(those)} servers are named {one_line(name)}: give the id of'
                                  f' one ({ids}), or --project')
     if not servers:
-        raise BootcacheError('there is no such server; "openstack server list --all-projects"'
-                             ' shows them, with "--host HOST" those of a host')
+        names = ', '.join(map(one_line, wanted.projects[:_MOST_NAMED]))
+        raise BootcacheError('there is no such server'
+                             + (f' of project {names}, which has to be an id ("openstack project'
+                                ' show" tells it)' if names else '')
+                             + '; "openstack server list --all-projects" shows them, with "--host'
+                             ' HOST" those of a host')
     if len(servers) > most:
         raise BootcacheError(f'these are more than {most} servers; choose fewer, or allow more'
                              ' with --most')

@@ -34,7 +34,13 @@ from oslo_log import log as logging
 from oslo_messaging.rpc import server as rpc_server
 
 from bootcache import rpcapi
-from bootcache.exception import InvalidWorkingSet, MessageRefused, RequestRefused, TooManyMessages
+from bootcache.exception import (
+    BootcacheError,
+    InvalidWorkingSet,
+    MessageRefused,
+    RequestRefused,
+    TooManyMessages,
+)
 from bootcache.quoting import quoted
 from glance_bootcache.door import arguments
 
@@ -254,7 +260,7 @@ class Doorkeeper:
     def dispatch(self, incoming: Any) -> Any:
         """Have a message answered.
 
-        :raises ExpectedException: if it is refused; the sender is told why.
+        :raises ExpectedException: if it is refused, or cannot be done; the sender is told why.
         """
         message = incoming.message
         method, said = message.get('method'), message.get('args')
@@ -273,6 +279,11 @@ class Doorkeeper:
         except (MessageRefused, InvalidWorkingSet) as error:
             self._refusals.note(known, error if isinstance(error, MessageRefused)
                                 else MessageRefused('extents', str(error)), host)
+            raise messaging.ExpectedException from None
+        except BootcacheError as error:
+            # Not oslo.messaging's traceback, with each of a host's tries.
+            LOG.warning('%s of %s is answered with an error: %s', known, host or 'an operator',
+                        error)
             raise messaging.ExpectedException from None
 
     def _pass(self, message: Any, known: str, incoming: Any) -> Any:

@@ -43,6 +43,9 @@ def session(conf: cfg.ConfigOpts) -> Any:
     """
     try:
         auth = ks_loading.load_auth_from_conf_options(conf, AUTH_GROUP)
+    except ks_exceptions.NoMatchingPlugin as error:
+        raise ConfigurationError(f'[{AUTH_GROUP}]auth_type={conf[AUTH_GROUP].auth_type}: {error};'
+                                 ' as a rule it is password') from error
     except ks_exceptions.AuthPluginException as error:
         raise ConfigurationError(f'[{AUTH_GROUP}]: {error}; complete the credentials of the storage'
                                  ' service\'s user there') from error

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import hashlib
 import os
 import shutil
@@ -101,9 +102,16 @@ def _link(source: str, target: str) -> str:
     try:
         os.link(source, target)
     except OSError as error:
-        LOG.info('%s cannot be linked into the state directory (%s); it is used in place, and'
-                 ' servers lose it when Glance deletes the image and the exporter restarts',
-                 source, error)
+        level, cure, directory = logging.INFO, '', os.path.dirname(target)
+        if os.stat(source).st_dev == os.stat(directory).st_dev:
+            level = logging.WARNING
+            cure = '. Both are on one file system: ' + (
+                f'{directory} is on a mount of its own (that of a unit with StateDirectory= or'
+                ' ReadWritePaths=, a bind mount or a volume); take that out'
+                if error.errno == errno.EXDEV else 'run this service as the owner of that file')
+        LOG.log(level, '%s cannot be linked into the state directory (%s); it is used in place, and'
+                ' servers lose it when Glance deletes the image and the exporter restarts%s',
+                source, error, cure)
         return source
     return target
 

@@ -108,6 +108,9 @@ def choose_flavor(flavors: list[Flavor], wanted_name: str | None, min_ram: int, 
         + (f' that is for such servers, of those that have: {others}' if others else ''))
 
 
+_GONE = 'its server was stopped, moved or deleted before its boot was over'
+
+
 class _RecordingLost(exception.ServiceAway):
     """The compute host that recorded is gone, or has forgotten."""
 
@@ -251,10 +254,12 @@ class NovaProfileBoots:
             try:
                 server = self._client.servers.get(server_id)
                 answered_at = now
-            except (nova_exceptions.ClientException, ks_exceptions.ClientException):
+            except (nova_exceptions.ClientException, ks_exceptions.ClientException) as error:
                 # While its host records, nothing is lost by Nova's silence.
                 if now - max(answered_at, job.heard_at) > _UNHEARD_SECONDS \
                         or now - began > self._conf.profile_timeout + _REPORT_SECONDS:
+                    if isinstance(error, nova_exceptions.NotFound):
+                        raise _RecordingLost(_GONE) from error
                     raise
                 job.wait(_POLL_SECONDS)
                 continue
@@ -316,8 +321,7 @@ class NovaProfileBoots:
             raise self._switched_off(server_id)
         if report.ended_by == ending.SHUTDOWN:
             # Nobody but an operator does that, or a host that is being emptied.
-            raise _RecordingLost('its server was stopped, moved or deleted before its boot was'
-                                 ' over')
+            raise _RecordingLost(_GONE)
         notbooted.check(report.ended_by, report.line, job.recorded_bytes)
         return report.ended_by
 

@@ -6,6 +6,7 @@ reaches its base by an export of the gateway on a unix socket.
 
 import contextlib
 import dataclasses
+import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -62,9 +63,15 @@ class Gateway:
         """Adopt the gateway that runs, or start one.
 
         :returns: True if it was started, and so serves nothing yet.
-        :raises StorageDaemonError: if it does not come up.
+        :raises StorageDaemonError: if it does not come up, or serves elsewhere than servers look.
         """
-        return self.daemon.ensure_running()
+        is_new = self.daemon.ensure_running()
+        if not os.path.exists(self.socket_path):
+            raise exception.StorageDaemonError(
+                f'gateway: it answers on {self.daemon.monitor_path}, but there is no socket'
+                f' {self.socket_path}, as [bootcache]gateway_socket has it; name the socket that it'
+                ' was started with (its unit has /run/bootcache/gateway.sock)')
+        return is_new
 
     def linked_node(self, name: str, export: str) -> dict[str, Any]:
         """Return the block node of what is read by a link: see ``BaseConnections``.

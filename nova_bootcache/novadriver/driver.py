@@ -49,6 +49,7 @@ class BootCacheLibvirtDriver(SnapshottingDriver):
         """Put our image backend in the place of Nova's for qcow2, and let snapshots see it."""
         super().__init__(virtapi, read_only, *args, **kwargs)
         bootcache_nova_conf.register_opts(CONF)
+        bootcache_nova_conf.check(CONF)
         group, bandwidth = CONF[bootcache_conf.GROUP], bootcache_nova_conf.bandwidth
         directory = group.cache_directory or os.path.abspath(
             os.path.join(CONF.instances_path, '_bootcache'))

@@ -184,11 +184,12 @@ def test_a_client_s_name_that_would_be_nobody_s_is_refused(storage_conf, node, c
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason='it gives up root\'s rights')
-@pytest.mark.parametrize('ports, is_right', [('900-950', False), ('1023-1100', False),
-                                             ('1024-1100', True)])
-def test_ports_where_the_service_may_not_listen_are_refused(storage_conf, monkeypatch, ports,
-                                                            is_right):
-    storage_conf.set_override('export_ports', ports, 'bootcache')
+@pytest.mark.parametrize('option, ports, is_right', [
+    ('export_ports', '900-950', False), ('export_ports', '1023-1100', False),
+    ('export_ports', '1024-1100', True), ('export_port', 80, False)])
+def test_ports_where_the_service_may_not_listen_are_refused(storage_conf, monkeypatch, option,
+                                                            ports, is_right):
+    storage_conf.set_override(option, ports, 'bootcache')
     # Root may listen there, and QEMU has looked at the files as it.
     startchecks.check_place(storage_conf)
     monkeypatch.setattr(certificates, 'check', lambda *arguments: None)
@@ -198,7 +199,8 @@ def test_ports_where_the_service_may_not_listen_are_refused(storage_conf, monkey
         if is_right:
             startchecks.check_place(storage_conf)
         else:
-            with pytest.raises(exception.ConfigurationError, match='below 1024, where this'):
+            with pytest.raises(exception.ConfigurationError,
+                               match=f'{option}={ports} begins below 1024, where this'):
                 startchecks.check_place(storage_conf)
     finally:
         os.seteuid(0)

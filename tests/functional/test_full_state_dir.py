@@ -85,3 +85,27 @@ def test_one_for_which_others_leave_no_room_is_given_up(small):
         obtain(glance)
     # Long before others have none.
     assert glance.least > 80 * MIB and glance.left == [] and free(small) > PLACE - 110 * MIB
+
+
+def test_a_state_directory_that_is_a_mount_of_its_own(directory, caplog):
+    """As systemd's StateDirectory= can be: Glance's store is on the same file system."""
+    glance, content = Glance([b'x' * MIB], directory), f'{directory}/store/{IMAGE}'
+    for path in (f'{directory}/state', f'{directory}/store'):
+        os.mkdir(path)
+    with open(content, 'wb') as stream:
+        stream.write(b'x' * MIB)
+    store = ImageStore(f'{directory}/state')
+
+    def base():
+        return imagework.obtain(glance.facts(), store, glance, [f'{directory}/store'],
+                                lambda: None)[0]
+
+    subprocess.run(['mount', '--bind', f'{directory}/state', f'{directory}/state'], check=True)
+    try:
+        assert os.stat(content).st_dev == os.stat(f'{directory}/state').st_dev
+        assert base() == content
+    finally:
+        subprocess.run(['umount', '-l', f'{directory}/state'], check=True)
+    said, = (record for record in caplog.records if 'cannot be linked' in record.message)
+    assert said.levelname == 'WARNING' and 'StateDirectory=' in said.message
+    assert base() != content and not glance.asked

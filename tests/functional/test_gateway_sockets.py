@@ -16,6 +16,7 @@ import tempfile
 
 import pytest
 
+from bootcache import exception
 from nova_bootcache.gateway.daemon import Gateway
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
@@ -103,3 +104,16 @@ def test_guests_reach_the_socket_that_is_theirs(way, directory, tmp_path):
     with way(directory, tmp_path) as run:
         assert connects(run / 'gateway.sock')
         assert not connects(run / 'gateway.qmp')
+
+
+def test_a_gateway_without_the_socket_that_servers_open_is_not_ready(directory):
+    gateway = Gateway(str(directory), f'{directory}/gateway.sock', 1)
+    gateway.start()
+    try:
+        other = Gateway(str(directory), f'{directory}/other.sock', 1)
+        with pytest.raises(exception.StorageDaemonError,
+                           match=r'other\.sock, as \[bootcache\]gateway_socket has it; name'):
+            other.start()
+        assert gateway.start() is False
+    finally:
+        gateway.daemon.stop()

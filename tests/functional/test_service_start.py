@@ -93,6 +93,7 @@ def test_a_port_that_another_has_ends_it(service, directory, cloud):
     assert process.wait(PATIENCE) == 1
     (line,) = lines(directory)
     assert f'exporter: cannot listen on 127.0.0.1:{port}' in line and 'ss -ltnp' in line
+    assert '[bootcache]export_host, export_port' in line
     assert line.count('ddress already in use') == 1
 
 

@@ -271,7 +271,7 @@ def test_the_storage_service_starts_when_hosts_are_found(tmp_path):
     assert unit['Restart'] == 'always'
     assert unit['RuntimeDirectory'] == 'glance-bootcache'
     # The state is in devstack's own folder.
-    assert 'StateDirectory' not in unit
+    assert 'ExecStartPre' not in unit
 
 
 def test_a_storage_service_that_does_not_answer_fails_the_stack(tmp_path):

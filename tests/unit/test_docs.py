@@ -258,10 +258,21 @@ def test_gateway_unit_keeps_the_monitor_to_itself():
 
 def test_the_exporter_outlives_the_storage_service():
     lines = unit('glance-bootcache.service')
-    assert {'KillMode=process', 'RuntimeDirectoryPreserve=yes', 'User=glance',
-            'StateDirectory=bootcache'} <= set(lines)
-    # A state directory with a mount of its own cannot hold links into Glance's store.
+    assert {'KillMode=process', 'RuntimeDirectoryPreserve=yes', 'User=glance'} <= set(lines)
+
+
+def test_the_state_directory_is_no_mount_of_its_own():
+    """systemd makes it one where an option gives the service mounts of its own."""
+    lines = unit('glance-bootcache.service')
+    options = {opt.dest: opt.default for opt in glance_conf.opts}
+    user, group = (next(line.partition('=')[2] for line in lines if line.startswith(name))
+                   for name in ('User=', 'Group='))
+    assert (f'ExecStartPre=+/usr/bin/install -d -o {user} -g {group} -m 0750'
+            f' {options["state_dir"]}') in lines
+    assert 'ProtectSystem=full' in lines
     assert not {'ProtectSystem=strict', 'DynamicUser=yes'} & set(lines)
+    assert not [line for line in lines if re.match(
+        '(State|Cache|Logs|Configuration)Directory|(Read|BindR)\\w*Paths', line)]
 
 
 @pytest.mark.skipif(not shutil.which('systemd-analyze'), reason='systemd-analyze is missing')

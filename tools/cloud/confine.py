@@ -25,9 +25,9 @@ _CLONE_NEWNS, _CLONE_NEWPID = 0x20000, 0x20000000
 _PR_SET_PDEATHSIG = 1
 # What it is a part of by itself, or what a machine under systemd has beside it.
 _NOT_HERE = {
-    "Type", "ExecStart", "ExecStartPre", "ExecStartPost", "RuntimeDirectory", "StateDirectory",
-    "RuntimeDirectoryMode", "StateDirectoryMode", "RuntimeDirectoryPreserve", "StandardOutput",
-    "StandardError", "TimeoutStartSec", "TimeoutStopSec", "Restart", "RestartSec", "KillMode",
+    "Type", "ExecStart", "ExecStartPre", "ExecStartPost", "RuntimeDirectory",
+    "RuntimeDirectoryMode", "RuntimeDirectoryPreserve", "StandardOutput", "StandardError",
+    "TimeoutStartSec", "TimeoutStopSec", "Restart", "RestartSec", "KillMode",
     "MemoryMax", "IOSchedulingClass", "IOSchedulingPriority",
 }  # fmt: skip
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")

@@ -61,6 +61,7 @@ disk_of() { DISK=/opt/stack/data/nova/instances/$(openstack server show "$1" -f 
 
 boot() { # SERVER IMAGE
     admin
+    services_are_up
     openstack server create --flavor m1.tiny --image "$2" --nic none --wait "$1"
     disk_of "$1"
     chain
@@ -99,6 +100,7 @@ boot)
     ;;
 settle)
     admin
+    services_are_up
     disk_of one
     until_true "the server's disk is settled" settled
     chain
@@ -107,7 +109,9 @@ reboot)
     admin
     services_are_up
     openstack server delete --wait one
-    boot two first
+    # Of the first image the host has the full base, since a server of its has settled.
+    register second
+    boot two second
     monitors_are_closed
     ;;
 restack)

@@ -24,7 +24,7 @@ def fault(tmp_path):
 
 
 @pytest.mark.parametrize('line, why', [
-    ('export_port = hello', 'export_port in {}: \'hello\' is no number'),
+    ('export_port = hello', 'export_port in {}: \'hello\' is no whole number'),
     ('poll_interval = -3', 'poll_interval in {}: Should be greater than or equal to 1'),
     ('compression = lzma', 'compression in {}: Valid values are [zstd, none], but found \'lzma\''),
     ('allow_plain_nbd = maybe', 'allow_plain_nbd in {}: Unexpected boolean value \'maybe\'')])

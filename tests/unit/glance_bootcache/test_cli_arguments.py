@@ -30,3 +30,14 @@ def test_an_option_of_another_command_says_what_stands_for_it(cli, command, opti
     assert done.code == 2 and f'argument {option}' in done.err and cure in done.err
     assert option not in cli(command, '--help').out
     assert cli.api.calls == []
+
+
+def test_a_snapshot_of_nothing_that_is_named_is_a_wrong_argument(cli):
+    done = cli('snapshot')
+    assert done.code == 2 and 'give --aggregate, --project or --server' in done.err
+
+
+def test_a_snapshot_makes_no_folder_for_its_file(cli, tmp_path):
+    done = cli('snapshot', '--server', 'one', '--output', str(tmp_path / 'none' / 'file'))
+    assert done.code == 1 and f'no folder {tmp_path}/none;' in done.err
+    assert not (tmp_path / 'none').exists()

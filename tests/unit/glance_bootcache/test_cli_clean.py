@@ -80,6 +80,7 @@ def test_a_dry_run_only_lists(cli, glance):
         'image', 'clean', '--all', '--dry-run')] == [(IMAGE, 'would be removed'),
                                                      (OTHER, 'would be removed')]
     assert glance.known == before
+    assert 'cleaning' not in cli('image', 'clean', '--all', '--dry-run').err
 
 
 def test_named_images(cli, glance):

@@ -38,6 +38,19 @@ def test_hosts_whose_certificates_end_first_can_come_first(cli):
             ] == ['d', 'c', 'a', 'b']
 
 
+def test_a_column_that_there_is_not_is_no_order(cli):
+    cli.api.hosts = HOSTS
+    done = cli('host', 'list', '--sort-column', 'nosuch')
+    assert done.code == 1 and 'no column nosuch' in done.err and 'certificates_end' in done.err
+    assert cli('host', 'list', '--sort-column', 'Certificates End').code == 0
+
+
+def test_without_a_command_there_is_help_and_no_prompt(cli):
+    for arguments in (), ('-q',):
+        done = cli(*arguments)
+        assert done.code == 2 and 'image list' in done.out
+
+
 def test_tables_csv_and_columns(cli):
     cli.api.hosts = HOSTS
     table = cli('host', 'list').out

@@ -19,7 +19,10 @@ def test_the_defaults_are_right(storage_conf):
     ({'default_quota': '1023KiB'}, ['default_quota', '1048576']),
     ({'default_quota': '3GiB'}, ['default_quota', 'max_quota', '3GiB', '2GiB']),
     ({'max_quota': '1MiB'}, ['default_quota', 'max_quota']),
-    ({'boot_marker': '('}, ['boot_marker', '(']),
+    ({'default_quota': '10XB'}, ['default_quota=10XB: is not a size', '4GiB']),
+    ({'boot_marker': '('}, ['boot_marker', '(', '; give a regular expression']),
+    ({'gateway_socket': 'gw.sock'}, ['gateway_socket=gw.sock', 'absolute']),
+    ({'exchange_address': '192.0.2.1', 'exchange_networks': ['foo']}, ['exchange_networks', 'foo']),
     ({'boot_marker': ''}, ['boot_marker'])])
 def test_a_wrong_value_names_its_option(storage_conf, values, named):
     for name, value in values.items():

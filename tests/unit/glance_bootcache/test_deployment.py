@@ -56,6 +56,11 @@ def test_what_is_not_there_or_not_one_is_told(wanted, found, message):
         choice.choose(WantedServers(wanted, (), None), found, 10)
 
 
+def test_a_project_without_servers_may_be_a_name():
+    with pytest.raises(exception.BootcacheError, match=r'of project admin, .* id .*project show'):
+        choice.choose(WantedServers((), ('admin',), None), [], 10)
+
+
 @pytest.mark.parametrize('more, cure', [
     ({'image': ''}, 'openstack volume snapshot create'), ({'status': 'ERROR'}, 'ACTIVE or SHUTOFF'),
     ({'OS-EXT-STS:task_state': 'rebooting'}, r'\(rebooting\): run this again')])

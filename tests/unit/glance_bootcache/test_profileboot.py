@@ -225,6 +225,17 @@ def test_a_server_that_is_deleted_is_not_waited_for(waits):
     assert nova.number == 2
 
 
+@pytest.mark.parametrize('heard', [True, False])
+def test_a_server_that_is_deleted_before_its_host_reports_is_no_fault_of_the_image(waits, heard):
+    """Its host may never tell: somebody else's hand, or another storage service's."""
+    def looks(number):
+        if number > 1:
+            raise nova_exceptions.NotFound(404)
+
+    with pytest.raises(exception.ServiceAway, match='stopped, moved or deleted'):
+        waits(Servers(looks=looks), heard=heard)
+
+
 @pytest.mark.parametrize('diagnosed', ['running', 'paused', None])
 def test_a_server_that_somebody_stopped_was_no_boot(waits, diagnosed):
     with pytest.raises(exception.ServiceAway, match='stopped, moved or deleted'):

@@ -4,6 +4,7 @@ import types
 
 import pytest
 from keystoneauth1 import exceptions as ks_exceptions
+from oslo_config import cfg
 
 from bootcache import qemuimg
 from bootcache.exception import BootcacheError, ConfigurationError
@@ -36,6 +37,26 @@ def answers(storage_conf, monkeypatch):
 def test_who_has_too_much_to_do_is_waited_for(answers, who, caplog):
     answers(**{who: 429})
     assert 'does not answer' in caplog.text
+
+
+def test_what_answers_and_is_no_keystone_is_told_by_the_option(storage_conf, monkeypatch, caplog):
+    """As Glance at auth_url, or a path that Keystone does not have: it may come to be right."""
+    def get_token():
+        raise ks_exceptions.DiscoveryFailure('Cannot use v2 authentication with domain scope')
+
+    monkeypatch.setattr(images, 'session', lambda conf: types.SimpleNamespace(
+        timeout=None, get_token=get_token))
+    storage_conf.set_override('auth_type', 'password', AUTH_GROUP)
+    # Registered by the plugin, which is not loaded here.
+    storage_conf.register_opt(cfg.StrOpt('auth_url'), AUTH_GROUP)
+    startchecks.check_cloud(storage_conf)
+    assert 'correct [service_auth]auth_url, as in http://controller:5000/v3' in caplog.text
+
+
+def test_a_kind_of_credentials_that_there_is_not_is_told_by_its_option(storage_conf):
+    storage_conf.set_override('auth_type', 'pasword', AUTH_GROUP)
+    with pytest.raises(ConfigurationError, match=r'^\[service_auth\]auth_type=pasword: .*; as a'):
+        images.session(storage_conf)
 
 
 @pytest.mark.parametrize('who', ['keystone', 'nova'])

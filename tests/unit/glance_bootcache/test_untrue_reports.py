@@ -8,6 +8,7 @@ from fakes_clock import Clock
 from fakes_hosts import IMAGE, OTHER, holding, ready
 from fakes_manager import SIZE
 
+from bootcache import exception
 from bootcache.exception import InvalidWorkingSet, MessageRefused
 from glance_bootcache.hosts import holdings
 from glance_bootcache.images import reportedboots
@@ -68,6 +69,19 @@ def test_extents_that_cannot_be_are_refused_and_counted(later, caplog, extents, 
     assert is_as_before(later)
     assert later.refusals.counts() == {('report_boot', 'extents'): 1}
     assert 'host liar: report_boot is refused: extents: ' in caplog.text
+
+
+def test_a_base_that_is_gone_is_one_line_to_a_host_that_asks_for_it(later, caplog, monkeypatch):
+    def gone(manifest, certificate=''):
+        raise exception.StorageDaemonError(f'exporter: no file of {manifest.image_id}')
+
+    monkeypatch.setattr(later.exporter, 'ensure_stored', gone)
+    with pytest.raises(exception.StorageDaemonError):
+        later.endpoints.say('serve_stored', image_id=IMAGE, host='one')
+    said, = (record for record in caplog.records if 'serve_stored' in record.message)
+    assert said.message == ('serve_stored of one is answered with an error:'
+                            f' exporter: no file of {IMAGE}')
+    assert said.exc_info is None
 
 
 def test_images_that_are_not_there_are_neither_booted_nor_served_nor_warm(house):

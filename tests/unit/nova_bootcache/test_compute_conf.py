@@ -6,12 +6,16 @@ import tempfile
 import types
 
 import pytest
+from nova.virt.libvirt import driver as libvirt_driver
+from nova.virt.libvirt import imagebackend
+from nova.virt.libvirt import utils as libvirt_utils
 from oslo_config import cfg
 
 from bootcache import tier
 from bootcache.exception import ConfigurationError
 from bootcache.tier import TierLimits
 from nova_bootcache import conf as nova_conf
+from nova_bootcache.novadriver import driver
 
 GIB = 1 << 30
 
@@ -203,3 +207,45 @@ def test_a_rate_of_warming_that_makes_no_sense(conf):
     conf.set_override('warm_bandwidth', 'fast', 'bootcache')
     with pytest.raises(ConfigurationError, match=r'^\[bootcache\]warm_bandwidth=fast: '):
         nova_conf.bandwidth(conf, 'warm_bandwidth')
+
+
+@pytest.mark.parametrize('line, why', [
+    ('enabled = perhaps', 'Unexpected boolean value'), ('cold_wait = long', "'long' is no whole"),
+    ('cold_wait = 1.5', "'1.5' is no whole number"), ('chain_wait = -1', 'greater than or equal'),
+    ('require_download_policy = x', 'Unexpected boolean'), ('rpc_timeout = 1000', 'less than'),
+    ('base_access = ceph', 'Valid values are'), ('gateway_socket = gw.sock', 'absolute path'),
+    ('exchange_socket = /' + 107 * 'x', 'at most 107 bytes'), ('gateway_run_dir = gw', 'absolute'),
+    ('exchange_address = host', 'is no address'),
+    ('transport_url = http://user:secret@bus/', 'begins with http://'),
+    ('transport_url = rabbit://user:secret@bus:port/', 'is no URL')])
+def test_the_driver_does_not_start_with_a_value_that_cannot_be(monkeypatch, tmp_path, line, why):
+    """Whether it is read then, or not before a server's first boot."""
+    path = tmp_path / 'nova.conf'
+    path.write_text(f'[DEFAULT]\ninstances_path = {tmp_path}\n[bootcache]\n{line}\n')
+
+    def stock(self, virtapi, read_only):
+        self.image_backend, self._host = imagebackend.Backend(True), None
+
+    monkeypatch.setattr(libvirt_driver.LibvirtDriver, '__init__', stock)
+    monkeypatch.setattr(libvirt_utils, 'create_image', libvirt_utils.create_image)
+    conf = cfg.ConfigOpts()
+    conf(['--config-file', str(path)], project='nova')
+    monkeypatch.setattr(driver.CONF, '_namespace', conf._namespace)
+    driver.CONF.clear_default('instances_path')  # And what was read before.
+    with pytest.raises(ConfigurationError) as caught:
+        driver.BootCacheLibvirtDriver(None)
+    option, said = line.partition(' ')[0], str(caught.value)
+    assert said.startswith(f'[bootcache]{option}') and why in said and ';' in said
+    assert 'secret' not in said
+
+
+def test_a_quota_that_is_set_without_its_directory_is_told(conf, caplog, tmp_path):
+    path = tmp_path / 'nova.conf'
+    path.write_text('[bootcache]\ncompute_memory_quota = 1GiB\n')
+    nova_conf.check(conf)
+    assert not caplog.records
+    conf(['--config-file', str(path)], project='nova')
+    nova_conf.check(conf)
+    said, = caplog.records
+    assert said.levelname == 'WARNING'
+    assert said.message.startswith('[bootcache]compute_memory_quota is set and does nothing')

@@ -193,7 +193,6 @@ class HostChild:
         self.dilation = dilation
         fetches._GRACE_SECONDS = round(fetches._GRACE_SECONDS * dilation)
         fetches._SLOWEST = round(fetches._SLOWEST / dilation)
-        storagenode._REACH_SECONDS = round(storagenode._REACH_SECONDS * dilation)
         os.makedirs(directory, exist_ok=True)
         netns.see_as(directory, HOST_DIRECTORY)
         netns.sharp_timers()
